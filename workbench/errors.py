@@ -1,0 +1,17 @@
+"""The workbench's errors: each is also the standard error that fits, so `except ValueError` keeps working."""
+
+
+class WorkbenchError(Exception):
+    """Root of every error the workbench raises on purpose."""
+
+
+class ParameterError(WorkbenchError, ValueError):
+    """A value given by the user cannot be used; the message names it, what was expected and what to do."""
+
+
+class MissingDependencyError(WorkbenchError, ImportError):
+    """An optional package (vLLM, submitit, ...) or a network resource is needed and absent."""
+
+
+class RunError(WorkbenchError, RuntimeError):
+    """A run, or its folder, is not in the state that the call needs."""

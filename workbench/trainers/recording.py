@@ -1,0 +1,150 @@
+"""Writes a training run's folder while it trains: metrics, progress, completions, complete checkpoints."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pandas as pd
+from transformers import PrinterCallback, TrainerCallback
+
+from ..runs import jsonable, read_json, write_json, write_text
+
+_COMPLETE = "complete.json"
+
+
+class RunRecorder(TrainerCallback):
+    """Appends a line to `metrics.jsonl` per logged step and keeps `progress.json` current.
+
+    A checkpoint counts only once `complete.json` stands in it, the last thing written: a kill while it is being saved
+    leaves one that `last_checkpoint` passes over.
+
+    Args:
+        out_dir: the run folder.
+    """
+
+    def __init__(self, out_dir: Path):
+        self.out_dir = Path(out_dir)
+        self._file = None
+        self._started = self._before = 0.0
+
+    def on_train_begin(self, args, state, control, **_):
+        if not state.is_world_process_zero:
+            return
+        self._before = forget_after(self.out_dir, state.global_step)
+        self._started = time.monotonic()
+        self._file = (self.out_dir / "metrics.jsonl").open("a", encoding="utf-8")
+        self._progress(state)
+
+    def on_log(self, args, state, control, logs=None, **_):
+        if self._file is None or "train_runtime" in logs:  # the closing summary is not a step
+            return
+        line = {"step": state.global_step, "elapsed_s": round(self._elapsed(), 3)} | logs
+        self._file.write(json.dumps(jsonable(line), allow_nan=False) + "\n")
+        self._file.flush()
+        if state.global_step % max(1, state.max_steps // 10) == 0:
+            shown = {k: line[k] for k in ("reward", "completions/mean_length", "loss") if line.get(k) is not None}
+            text = "  ".join(f"{k.rpartition('/')[2]} {v:.3g}" for k, v in shown.items())
+            print(f"step {state.global_step}/{state.max_steps}  {self._elapsed():.0f} s  {text}", flush=True)
+
+    def on_step_end(self, args, state, control, **_):
+        if self._file is not None:
+            self._progress(state)
+
+    def on_save(self, args, state, control, **_):
+        if state.is_world_process_zero:
+            checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            write_json(checkpoint / _COMPLETE, {"step": state.global_step})
+
+    def on_train_end(self, args, state, control, **_):
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            join_completions(self.out_dir)
+
+    def save_completions(self, step: int, rows: dict[str, list]) -> None:
+        """Write one step's completions as a part of `completions.parquet/`; `rows` maps column to values."""
+        folder = self.out_dir / "completions.parquet"
+        folder.mkdir(exist_ok=True)
+        part = folder / f"part-{step:06d}.parquet"
+        temporary = part.with_suffix(".tmp")
+        pd.DataFrame({"step": step, **rows}).to_parquet(temporary)
+        temporary.rename(part)
+
+    def _elapsed(self) -> float:
+        return self._before + time.monotonic() - self._started
+
+    def _progress(self, state) -> None:
+        progress = {"step": state.global_step, "max_steps": state.max_steps, "elapsed_s": round(self._elapsed(), 3)}
+        write_json(self.out_dir / "progress.json", progress)
+
+
+def record(trainer, out_dir: Path) -> RunRecorder:
+    """Attach a recorder to a trainer, in place of transformers' printer of raw log dictionaries."""
+    recorder = RunRecorder(out_dir)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(recorder)
+    return recorder
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The complete checkpoint with the highest step below `folder`, or None."""
+    complete = [p.parent for p in Path(folder).glob(f"checkpoint-*/{_COMPLETE}")]
+    return max(complete, key=lambda p: int(p.name.rpartition("-")[2]), default=None)
+
+
+def forget_after(out_dir: Path, step: int) -> float:
+    """Drop what was recorded after `step`, which a resumed run repeats, so that each step is recorded once.
+
+    Returns:
+        Seconds trained up to `step`.
+    """
+    metrics = out_dir / "metrics.jsonl"
+    kept = []
+    if metrics.is_file():
+        for line in metrics.read_text(encoding="utf-8").split("\n")[:-1]:  # what follows the last newline was cut short
+            if json.loads(line)["step"] <= step:
+                kept.append(line)
+        write_text(metrics, "".join(line + "\n" for line in kept))
+    folder = out_dir / "completions.parquet"
+    for part in folder.glob("*") if folder.is_dir() else ():
+        if part.suffix != ".parquet" or int(part.stem.rpartition("-")[2]) > step:
+            part.unlink()
+    return json.loads(kept[-1])["elapsed_s"] if kept else 0.0
+
+
+def join_completions(out_dir: Path) -> None:
+    """Turn the parts of `completions.parquet/` into one: thousands of small files are slow to read."""
+    folder = out_dir / "completions.parquet"
+    parts = sorted(folder.glob("*.parquet")) if folder.is_dir() else []
+    if len(parts) < 2:
+        return
+    temporary = folder / "joined.tmp"
+    pd.concat([pd.read_parquet(p) for p in parts], ignore_index=True).to_parquet(temporary)
+    for part in parts[:-1]:
+        part.unlink()
+    temporary.rename(parts[-1])
+
+
+def claim_folder(out_dir: Path, recipe: dict) -> None:
+    """Bind a training folder to one recipe; a folder that holds another recipe's training is emptied first.
+
+    Resuming with other settings would join two experiments into one curve.
+    """
+    out_dir.mkdir(parents=True, exist_ok=True)
+    path = out_dir / "recipe.json"
+    if read_json(path, recipe) != jsonable(recipe):
+        for name in ("metrics.jsonl", "progress.json"):
+            (out_dir / name).unlink(missing_ok=True)
+        for name in ("completions.parquet", "checkpoints"):
+            shutil.rmtree(out_dir / name, ignore_errors=True)
+    write_json(path, recipe)
+
+
+def quiet_libraries() -> None:
+    """Switch off the progress bars of transformers and datasets: the run has its own."""
+    import datasets
+    import transformers
+
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
