@@ -76,6 +76,7 @@ def _notebook_html(run: Run) -> str:
     if path is None:
         return "<p>The notebook was not executed by the runner; open it in JupyterLab.</p>"
     exporter = HTMLExporter(template_name="workbench", extra_template_basedirs=[str(_TEMPLATES)])
+    exporter.register_preprocessor("nbconvert.preprocessors.coalescestreams.CoalesceStreamsPreprocessor", enabled=True)
     exporter.exclude_input_prompt = exporter.exclude_output_prompt = exporter.exclude_anchor_links = True
     return exporter.from_notebook_node(nbformat.read(path, as_version=4))[0]
 
