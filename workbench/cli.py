@@ -29,9 +29,13 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run notebooks, each in a run folder of its own")
     run.add_argument("notebooks", nargs="+", metavar="NOTEBOOK", help="name, or path of an .ipynb file")
     run.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE")
-    run.add_argument("--resume", nargs="?", const="", metavar="RUN", help="go on with an interrupted run (default: the latest)")
+    run.add_argument(
+        "--resume", nargs="?", const="", metavar="RUN", help="go on with an interrupted run (default: the latest)"
+    )
     run.add_argument("--runs-dir", type=Path, help=f"folder of all runs (default {runs_root()})")
-    run.add_argument("--jobs", type=int, default=1, metavar="N", help="notebooks at a time, each in a process of its own")
+    run.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="notebooks at a time, each in a process of its own"
+    )
     run.add_argument("-q", "--quiet", action="store_true", help="no bars and no output of the notebook")
     run.set_defaults(command=_run)
 

@@ -49,7 +49,9 @@ class Shown:
         return f"Figure: {self.alt}"
 
 
-def plot_curve(ax, steps: Sequence[float], values: Sequence[float], *, label: str, series: int = 0, window: int = WINDOW):
+def plot_curve(
+    ax, steps: Sequence[float], values: Sequence[float], *, label: str, series: int = 0, window: int = WINDOW
+):
     """A curve as thin raw trace, running mean over `window` steps and band (10% to 90% of the steps in the window).
 
     Args:
@@ -120,7 +122,7 @@ def show_training(metrics: pd.DataFrame, *, title: str, label: str = "run") -> S
     figure.suptitle(title)
     alt = " ".join(describe_curve(name, metrics["step"].tolist(), metrics[column]) for column, name in _PANELS)
     caption = (
-        f"Thin line: each step. Thick line: running mean of {WINDOW} steps. Band: 10% to 90% of the steps in that window; "
-        "it shows spread within one run, not uncertainty between runs."
+        f"Thin line: each step. Thick line: running mean of {WINDOW} steps. Band: 10% to 90% of the steps in that "
+        "window; it shows spread within one run, not uncertainty between runs."
     )
     return Shown(figure, alt=alt, table=metrics[["step", *(c for c, _ in _PANELS)]], caption=caption)

@@ -98,7 +98,7 @@ def grpo_config(recipe: Recipe, output_dir: str | os.PathLike, **overrides):
     """TRL's `GRPOConfig` for a recipe: one log line a step, checkpoints in `output_dir`.
 
     On a machine without a GPU it adds what TRL needs there (fp32, no gradient checkpointing: both default to on, and
-    bf16 autocast silently costs twice the time on a CPU). Whatever is in neither recipe nor `overrides` is TRL's default.
+    bf16 autocast silently costs twice the time on a CPU). What is in neither recipe nor `overrides` is TRL's default.
     """
     from trl import GRPOConfig
 

@@ -2,8 +2,8 @@
 
     params.json  env.json  status.json  progress.json  metrics.jsonl  completions.parquet/  checkpoints/  result.json
 
-Files are written under a temporary name and renamed, so a reader never sees half of one. `status.json` names the process
-that owns the run; a run whose owner is gone reads as `interrupted`, whoever looks first.
+Files are written under a temporary name and renamed, so a reader never sees half of one. `status.json` names the process that
+owns the run; a run whose owner is gone reads as `interrupted`, whoever looks first.
 """
 
 import contextlib
@@ -207,7 +207,9 @@ def list_runs(root: Path | None = None) -> list[Run]:
     return [Run(p.parent.resolve()) for p in sorted(found, key=lambda p: (p.parent.name, p.parent.parent.name))]
 
 
-def save_result(run: Run, *, headline: Mapping, checks: Mapping, numbers: Mapping, claims: Mapping | None = None) -> Path:
+def save_result(
+    run: Run, *, headline: Mapping, checks: Mapping, numbers: Mapping, claims: Mapping | None = None
+) -> Path:
     """Write `result.json`, the run's outcome; ends a run that this process owns itself.
 
     Args:
@@ -229,6 +231,12 @@ def save_result(run: Run, *, headline: Mapping, checks: Mapping, numbers: Mappin
     if owner.get("pid") == os.getpid():
         set_status(run.path, "done")
     return path
+
+
+def claim(documented: str, measured: str, agrees: bool | str) -> dict[str, str]:
+    """One row of the claims sheet; `agrees` is a bool, or "not run: <reason>" where this machine cannot test it."""
+    verdict = agrees if isinstance(agrees, str) else "agrees" if agrees else "differs"
+    return {"documented": documented, "measured": measured, "verdict": verdict}
 
 
 # --- status --------------------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def corpus_hash(corpus: list[dict[str, str]]) -> str:
 
 
 def build_tokenizer(corpus: list[dict[str, str]]):
-    """Byte-level BPE trained on the corpus: `VOCAB_SIZE` entries with the `<|im_end|>` EOS and a pad token of its own."""
+    """Byte-level BPE trained on the corpus: `VOCAB_SIZE` entries, `<|im_end|>` as EOS and a pad token of its own."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

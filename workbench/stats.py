@@ -24,7 +24,9 @@ def curve_summary(steps: Sequence[float], rewards: Sequence[float], tail: int = 
     """
     steps, rewards = np.asarray(steps, float), np.asarray(rewards, float)
     if not len(rewards) or steps.shape != rewards.shape:
-        raise ParameterError(f"expected equally many steps and rewards, at least 1; got {len(steps)} and {len(rewards)}")
+        raise ParameterError(
+            f"expected equally many steps and rewards, at least 1; got {len(steps)} and {len(rewards)}"
+        )
     end = rewards[-tail:]
     turns = np.diff(np.sign(np.diff(end))) != 0
     return {

@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes on: a bar for cells, a bar for training steps, the notebook's own output."""
+"""What a person sees of a run as it goes on: a bar for cells, one for training steps, the notebook's own output."""
 
 import sys
 import threading

@@ -76,7 +76,9 @@ def _run_to_resume(notebook: str, full: dict, given: dict, root: Path | None, re
         found = [r for r in mine if r.id == resume] or [load_run(resume)]
         for name, value in given.items():
             if found[-1].params.get(name) != value:
-                raise ParameterError(f"parameter {name}={value!r}: the run to resume has {found[-1].params.get(name)!r}")
+                raise ParameterError(
+                    f"parameter {name}={value!r}: the run to resume has {found[-1].params.get(name)!r}"
+                )
     else:
         found = [r for r in mine if r.params == full and r.status["state"] in ("interrupted", "failed")]
         if not found:
@@ -173,5 +175,3 @@ def summary(run: Run) -> dict:
         "failed_checks": failed,
         "params": run.params,
     }
-
-

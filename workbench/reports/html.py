@@ -98,7 +98,9 @@ def _shortened(value, most: int = 2000) -> str:
 def _flat(env: dict) -> dict[str, str]:
     packages = ", ".join(f"{k} {v}" for k, v in env.get("packages", {}).items())
     shown = {k: v for k, v in env.items() if k != "packages"}
-    return {k: ", ".join(map(str, v)) if isinstance(v, list) else str(v) for k, v in shown.items()} | {"packages": packages}
+    return {k: ", ".join(map(str, v)) if isinstance(v, list) else str(v) for k, v in shown.items()} | {
+        "packages": packages
+    }
 
 
 def _write(path: Path, html: str) -> Path:

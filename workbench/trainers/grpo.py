@@ -43,7 +43,9 @@ class GRPOTrainer(trl.GRPOTrainer):
         """The last generation batch as TRL gathered it over all processes: column -> B values."""
         per_function = {name: list(values) for name, values in self._logs["rewards"].items()}
         weights = self.reward_weights.tolist()
-        total = [sum(w * r for w, r in zip(weights, row, strict=True)) for row in zip(*per_function.values(), strict=True)]
+        total = [
+            sum(w * r for w, r in zip(weights, row, strict=True)) for row in zip(*per_function.values(), strict=True)
+        ]
         return {
             "prompt": [str(p) for p in self._logs["prompt"]],
             "completion": [str(c) for c in self._logs["completion"]],
