@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer that records its run: metrics and completions as it goes, checkpoints to resume from."""
+"""TRL's GRPOTrainer with stop control, that records its run and resumes from its checkpoints."""
 
 import dataclasses
 from pathlib import Path
@@ -6,32 +6,21 @@ from pathlib import Path
 import trl
 
 from ..recipes import Recipe, grpo_config, load_prompts, resolve_model
+from ..stops import StopSpec
 from .recording import claim_folder, last_checkpoint, quiet_libraries, record
-from .vllm_sync import install_cpu_sync
+from .stopping import EndedRow, StoppingMixin
 
 
-class GRPOTrainer(trl.GRPOTrainer):
-    """`trl.GRPOTrainer`, with the run folder `out_dir` written while it trains.
+class RecordingMixin:
+    """Writes metrics and completions into a run folder; for trainers that keep TRL's completions table (`_logs`).
 
     Args:
         out_dir: run folder for `metrics.jsonl`, `progress.json` and `completions.parquet/`; None records nothing.
-        *args, **kwargs: `trl.GRPOTrainer`'s.
     """
 
     def __init__(self, *args, out_dir: Path | None = None, **kwargs):
         super().__init__(*args, **kwargs)
         self._recorder = record(self, out_dir) if out_dir else None
-        if self.use_vllm:
-            install_cpu_sync(self.vllm_generation)
-
-    def _generate(self, prompts):
-        generated = super()._generate(prompts)
-        completion_ids = generated[1]
-        ended = self._tokenizer.eos_token_id
-        reasons = ["stop" if ids and ids[-1] == ended else "length" for ids in completion_ids]
-        self._log_completion_extra("finish_reason", reasons)
-        self._log_completion_extra("completion_tokens", [len(ids) for ids in completion_ids])
-        return generated
 
     def _generate_and_score_completions(self, inputs):
         scored = super()._generate_and_score_completions(inputs)
@@ -41,28 +30,62 @@ class GRPOTrainer(trl.GRPOTrainer):
 
     def _logged_rows(self) -> dict[str, list]:
         """The last generation batch as TRL gathered it over all processes: column -> B values."""
-        per_function = {name: list(values) for name, values in self._logs["rewards"].items()}
+        rewards = {name: list(values) for name, values in self._logs["rewards"].items()}
         weights = self.reward_weights.tolist()
-        total = [
-            sum(w * r for w, r in zip(weights, row, strict=True)) for row in zip(*per_function.values(), strict=True)
-        ]
+        weighted = zip(*rewards.values(), strict=True)
+        extra = {name: list(values) for name, values in self._logs["extra"].items()}
         return {
             "prompt": [str(p) for p in self._logs["prompt"]],
-            "completion": [str(c) for c in self._logs["completion"]],
-            **{name: list(values) for name, values in self._logs["extra"].items()},
-            "reward": total,
+            "completion": extra.pop("completion_text"),
+            **extra,
+            "reward": [sum(w * r for w, r in zip(weights, row, strict=True)) for row in weighted],
             "advantage": list(self._logs["advantages"]),
-            **per_function,
+            **rewards,
         }
 
 
-def train_grpo(recipe: Recipe, *, reward_funcs, out_dir: Path, **overrides) -> GRPOTrainer:
+class GRPOTrainer(RecordingMixin, StoppingMixin, trl.GRPOTrainer):
+    """`trl.GRPOTrainer` whose rows end where `stops` says, on every back end, and whose run can be recorded.
+
+    Without custom stops a run equals the stock trainer's, step for step.
+
+    Args:
+        model, reward_funcs, args, ...: `trl.GRPOTrainer`'s.
+        stops: when completions end; default at every EOS.
+        out_dir: run folder to record into.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if self.rollout_func is not None:
+            self.rollout_func = self._with_ends(self.rollout_func)
+
+    def _with_ends(self, rollout_func):
+        """A rollout function whose rows tell their ends; an empty completion becomes one pad outside the loss."""
+
+        def rollout(prompts, trainer):
+            output = rollout_func(prompts, trainer)
+            rows, pad, eos = output["completion_ids"], self._tokenizer.pad_token_id, self._tokenizer.eos_token_id
+            self._ends = None
+            output["completion_ids"] = [EndedRow(ids or [pad], self.stop_rule.ends(list(ids)), eos) for ids in rows]
+            if not all(rows):
+                masks = output.get("env_mask") or [[1] * len(ids) for ids in rows]
+                output["env_mask"] = [mask or [0] for mask in masks]
+                if output["logprobs"] is not None:
+                    output["logprobs"] = [logprobs or [0.0] for logprobs in output["logprobs"]]
+            return output
+
+        return rollout
+
+
+def train_grpo(recipe: Recipe, *, reward_funcs, out_dir: Path, stops: StopSpec | None = None, **overrides) -> GRPOTrainer:
     """Train a recipe in a run folder; called again after an interruption it goes on from the last checkpoint.
 
     Args:
         recipe: what to train; everything about it is checked before the first step.
         reward_funcs: one reward function or several, in TRL's convention.
         out_dir: run folder; holds `checkpoints/` and the recorded metrics and completions.
+        stops: when completions end; default at every EOS.
         **overrides: further `GRPOConfig` fields.
 
     Returns:
@@ -70,11 +93,17 @@ def train_grpo(recipe: Recipe, *, reward_funcs, out_dir: Path, **overrides) -> G
     """
     quiet_libraries()
     out_dir = Path(out_dir)
-    claim_folder(out_dir, dataclasses.asdict(recipe) | {"overrides": {k: str(v) for k, v in overrides.items()}})
+    stops = stops or StopSpec()
+    asked = {"stops": str(stops), **{k: str(v) for k, v in overrides.items()}}
+    claim_folder(out_dir, dataclasses.asdict(recipe) | {"overrides": asked})
     args = grpo_config(recipe, out_dir / "checkpoints", **overrides)
-    dataset = load_prompts(recipe.dataset)
     trainer = GRPOTrainer(
-        resolve_model(recipe.model), reward_funcs=reward_funcs, args=args, train_dataset=dataset, out_dir=out_dir
+        resolve_model(recipe.model),
+        reward_funcs,
+        args,
+        train_dataset=load_prompts(recipe.dataset),
+        stops=stops,
+        out_dir=out_dir,
     )
     checkpoint = last_checkpoint(out_dir / "checkpoints")
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

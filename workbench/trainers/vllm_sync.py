@@ -1,20 +1,100 @@
-"""Weight sync from trainer to vLLM on a machine without CUDA, where TRL's own cannot work.
+"""vLLM beside a trainer: weight sync where there is no CUDA, and the finish reasons that TRL drops.
 
-vLLM's CPU backend repacks linear weights after loading, so `load_weights` finds parameters without `weight_loader`
-(AttributeError); vLLM's layerwise reload restores the loadable layout first. On CUDA nothing here is used.
+On a machine without CUDA TRL 1.12.0's own sync cannot work. In process, vLLM's CPU backend repacks linear weights after
+loading, so `load_weights` finds parameters without `weight_loader` (AttributeError); vLLM's layerwise reload restores the
+loadable layout first. With a server, TRL's sync is NCCL only; there a checkpoint on disk is reloaded, which needs the
+server's `VLLM_SERVER_DEV_MODE=1` and a folder both can read. On CUDA TRL's own sync is used, unchanged.
 """
 
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+from unittest import mock
 
-def install_cpu_sync(generation) -> None:
-    """Give a colocated `VLLMGeneration` a `sync_weights` that works on vLLM's CPU build; on CUDA do nothing."""
+
+def _has_cuda() -> bool:
     import torch
 
-    if not torch.cuda.is_available() and generation.mode == "colocate":
+    return torch.cuda.is_available()
+
+
+def install_cpu_sync(generation, folder: str | Path) -> None:
+    """Give a `VLLMGeneration` a `sync_weights` that works without CUDA; on CUDA do nothing.
+
+    Args:
+        generation: TRL's.
+        folder: where a server's checkpoints are exchanged, readable by the server.
+    """
+    if _has_cuda():
+        return
+    if generation.mode == "colocate":
         generation.sync_weights = lambda: reload_colocated(generation.llm, generation._iter_named_params())
+    else:
+        exchange = Path(folder).resolve() / "vllm-weights"
+        generation.sync_weights = lambda: reload_server(
+            generation.vllm_client, generation._iter_named_params(), generation.model.config, exchange
+        )
 
 
-def reload_colocated(llm, named_params) -> None:
+def reload_colocated(llm, named_params: Iterable) -> None:
     """Load `(name, tensor)` pairs into an in-process vLLM engine and drop its cached prefixes."""
     runner = llm.llm_engine.model_executor.driver_worker.model_runner
     runner.reload_weights(weights_iterator=named_params)
     llm.reset_prefix_cache()
+
+
+def reload_server(client, named_params: Iterable, config, folder: Path) -> None:
+    """Write `(name, tensor)` pairs as a checkpoint, have the server load it, and drop its cached prefixes."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.detach().contiguous() for name, tensor in named_params}, folder / "model.safetensors")
+    config.save_pretrained(folder)
+    call = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+    try:
+        client.session.post(f"{client.base_url}/collective_rpc", json=call).raise_for_status()
+        client.session.post(f"{client.base_url}/reset_prefix_cache").raise_for_status()
+    except OSError as error:
+        from ..errors import RunError
+
+        raise RunError(
+            f"the vLLM server at {client.base_url} did not reload the weights ({error}); without CUDA it has to be "
+            "started with VLLM_SERVER_DEV_MODE=1 and to see this machine's files"
+        ) from error
+
+
+@contextlib.contextmanager
+def server_without_nccl(args):
+    """While open, TRL's client makes no NCCL group where there is no CUDA: `init_communicator` would raise."""
+    if args is None or not args.use_vllm or args.vllm_mode != "server" or _has_cuda():
+        yield
+        return
+    from trl.generation.vllm_client import VLLMClient
+
+    with mock.patch.object(VLLMClient, "init_communicator", lambda self, device=0: None):
+        yield
+
+
+def tap_finish_reasons(generation) -> list[str]:
+    """A list that holds, after each generation, the engine's own finish reasons in the order of its completions."""
+    reasons: list[str] = []
+    if generation.mode == "colocate":
+        original = generation.llm.generate
+
+        def generate(*args, **kwargs):
+            outputs = original(*args, **kwargs)
+            reasons[:] = [completion.finish_reason for output in outputs for completion in output.outputs]
+            return outputs
+
+        generation.llm.generate = generate
+    elif generation.accelerator.is_main_process:
+        original = generation.vllm_client._post
+
+        def post(url, **kwargs):
+            answer = original(url, **kwargs)
+            if url.endswith("/v1/completions"):
+                reasons[:] = [choice["finish_reason"] for choice in answer["choices"]]
+            return answer
+
+        generation.vllm_client._post = post
+    return reasons

@@ -1,0 +1,16 @@
+"""TRL's RLOOTrainer with the same stop control and recording as GRPO's."""
+
+import trl
+
+from .grpo import RecordingMixin
+from .stopping import StoppingMixin
+
+
+class RLOOTrainer(RecordingMixin, StoppingMixin, trl.RLOOTrainer):
+    """`trl.RLOOTrainer` whose rows end where `stops` says, on every back end, and whose run can be recorded.
+
+    Args:
+        model, reward_funcs, args, ...: `trl.RLOOTrainer`'s.
+        stops: when completions end; default at every EOS.
+        out_dir: run folder to record into.
+    """
