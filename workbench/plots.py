@@ -82,6 +82,8 @@ def plot_curve(
 def describe_curve(name: str, steps: Sequence[float], values: Sequence[float]) -> str:
     """A curve in a sentence: mean of the first and last tenth, extremes; for alt texts."""
     values = np.asarray(values, float)
+    if not np.isfinite(values).any():
+        return f"{name}: no finite value in {len(values)} steps."
     tenth = max(1, len(values) // 10)
     first, last = np.nanmean(values[:tenth]), np.nanmean(values[-tenth:])
     low, high = np.nanmin(values), np.nanmax(values)

@@ -57,11 +57,15 @@ class Run:
     @property
     def status(self) -> dict:
         """`status.json`; a `queued` or `running` one whose owner is gone is rewritten as `interrupted` first."""
-        status = read_json(self.path / "status.json", {"state": "interrupted", "error": "status.json is missing"})
-        if status["state"] in ("queued", "running") and not _owner_lives(status.get("owner", {})):
-            error = "the process that ran it is gone (killed, or the machine restarted)"
-            status = set_status(self.path, "interrupted", error=error)
-        return status
+        missing = {"state": "interrupted", "error": "status.json is missing"}
+        status = read_json(self.path / "status.json", missing)
+        if status["state"] not in ("queued", "running") or _owner_lives(status.get("owner", {})):
+            return status
+        if read_json(self.path / "status.json", missing) != status:  # the owner wrote once more before it ended
+            return self.status
+        return set_status(
+            self.path, "interrupted", "the process that ran it is gone (killed, or the machine restarted)"
+        )
 
     @property
     def metrics(self):
@@ -98,23 +102,29 @@ def write_json(path: Path, value) -> None:
 
 
 def read_json(path: Path, default):
-    """The file's value, or `default` when there is no such file."""
+    """The file's value, or `default` when there is no such file.
+
+    Raises:
+        RunError: the file is no JSON; the workbench's own writes are whole, so something else changed it.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return default
+    except ValueError as error:
+        raise RunError(f"{path}: not JSON ({error}); mend or remove the file") from error
 
 
 def jsonable(value):
-    """`value` with numpy and torch scalars, paths and non-finite numbers made fit for strict JSON."""
+    """`value` with numpy and torch values, paths and non-finite numbers made fit for strict JSON."""
     if isinstance(value, Mapping):
         return {str(k): jsonable(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set):
         return [jsonable(v) for v in value]
     if isinstance(value, Path):
         return str(value)
-    if hasattr(value, "item"):
-        value = value.item()
+    if hasattr(value, "tolist"):  # arrays, tensors, and scalars of both
+        return jsonable(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

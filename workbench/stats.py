@@ -20,8 +20,10 @@ def curve_summary(steps: Sequence[float], rewards: Sequence[float], tail: int = 
         `flips`, the share of steps in the tail after which the curve turns: 0 for a smooth rise, 2/3 for pure noise.
 
     Raises:
-        ParameterError: no steps, or lengths differ.
+        ParameterError: no steps, lengths differ, or `tail` below 1.
     """
+    if tail < 1:
+        raise ParameterError(f"tail={tail}: expected at least 1 step")
     steps, rewards = np.asarray(steps, float), np.asarray(rewards, float)
     if not len(rewards) or steps.shape != rewards.shape:
         raise ParameterError(

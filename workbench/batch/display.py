@@ -1,5 +1,6 @@
 """What a person sees of a run as it goes on: a bar for cells, one for training steps, the notebook's own output."""
 
+import contextlib
 import sys
 import threading
 import time
@@ -25,7 +26,7 @@ class Display:
     def __enter__(self):
         from tqdm import tqdm
 
-        self._log = (self._run.path / "log.txt").open("a", encoding="utf-8")
+        self._log = (self._run.path / "log.txt").open("a", encoding="utf-8", errors="backslashreplace")
         bars = sys.stderr.isatty() and not self._quiet
         options = {"file": sys.stderr, "disable": not bars, "dynamic_ncols": True}
         self._cells = tqdm(desc="cells", unit="cell", position=0, **options)
@@ -65,10 +66,12 @@ class Display:
 
     def _follow_steps(self) -> None:
         """Show the training that wrote last: a notebook may train several, each in a folder of its own."""
-        found = [p for p in self._run.path.glob("**/progress.json") if p.stat().st_mtime > time.time() - 3600]
-        if not found:
-            return
-        progress = read_json(max(found, key=lambda p: p.stat().st_mtime), None)
+        times = {}
+        for path in self._run.path.glob("**/progress.json"):
+            with contextlib.suppress(FileNotFoundError):  # a training that starts anew removes it
+                times[path] = path.stat().st_mtime
+        recent = {path: when for path, when in times.items() if when > time.time() - 3600}
+        progress = read_json(max(recent, key=recent.get), None) if recent else None
         if progress:
             self._steps.total = progress["max_steps"]
             self._steps.update(progress["step"] - self._steps.n)

@@ -55,17 +55,39 @@ def notebook_parameters(path: Path) -> dict[str, Parameter]:
     if len(cells) != 1:
         raise ParameterError(f"{path}: expected one cell tagged `parameters`, found {len(cells)}")
     source = cells[0].source
-    lines = source.splitlines()
-    found = [_parameter(node, lines[node.lineno - 1], path) for node in ast.parse(source).body]
-    return {p.name: p for p in found}
+    lines = source.split("\n")
+    try:
+        nodes = ast.parse(source).body
+    except SyntaxError as error:
+        raise ParameterError(f"{path}: parameters cell, line {error.lineno}: {error.msg}") from error
+    found: dict[str, Parameter] = {}
+    for node in nodes:
+        line = lines[node.end_lineno - 1]
+        try:
+            parameter = _parameter(node, line)
+            parameter = dataclasses.replace(parameter, default=_checked(parameter, parameter.default))
+        except ParameterError as error:
+            raise ParameterError(f"{path}: parameters cell, `{line.strip()}`: {error}") from error
+        if parameter.name in found:
+            raise ParameterError(f"{path}: parameters cell: {parameter.name!r} stands there twice")
+        found[parameter.name] = parameter
+    return found
 
 
-def _parameter(node: ast.stmt, line: str, path: Path) -> Parameter:
-    if not (isinstance(node, ast.AnnAssign) and isinstance(node.annotation, ast.Name) and node.value):
-        raise ParameterError(f"{path}: parameters cell, `{line.strip()}`: expected `name: type = literal  # help`")
+def _parameter(node: ast.stmt, line: str) -> Parameter:
+    annotated = isinstance(node, ast.AnnAssign) and isinstance(node.annotation, ast.Name) and node.value
+    if not annotated or not isinstance(node.target, ast.Name):
+        raise ParameterError("expected `name: type = literal  # help`")
     if node.annotation.id not in _TYPES:
-        raise ParameterError(f"{path}: parameters cell, `{line.strip()}`: the type must be one of {', '.join(_TYPES)}")
-    text = line[node.end_col_offset :].partition("#")[2].strip()
+        raise ParameterError(f"the type must be one of {', '.join(_TYPES)}")
+    try:
+        default = ast.literal_eval(node.value)
+    except ValueError:
+        raise ParameterError("expected `name: type = literal  # help`") from None
+    if isinstance(default, str) and node.annotation.id != "str":
+        raise ParameterError(f"expected a literal of type {node.annotation.id}")
+    after = line.encode()[node.end_col_offset :].decode()  # ast counts bytes
+    text = after.partition("#")[2].strip()
     text, _, rule = text.rpartition(";") if ";" in text else (text, "", "")
     low = high = choices = None
     if match := re.fullmatch(rf"\s*{_NUMBER}\.\.{_NUMBER}", rule):
@@ -74,7 +96,8 @@ def _parameter(node: ast.stmt, line: str, path: Path) -> Parameter:
         choices = tuple(c.strip() for c in rule.strip().removeprefix("one of ").split(","))
     elif rule:
         text = f"{text};{rule}"
-    default = ast.literal_eval(node.value)
+    if (low is not None and node.annotation.id not in ("int", "float")) or (choices and node.annotation.id != "str"):
+        raise ParameterError(f"`{rule.strip()}` does not fit the type {node.annotation.id}")
     return Parameter(node.target.id, node.annotation.id, default, text, low, high, choices)
 
 

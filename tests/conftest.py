@@ -1,0 +1,89 @@
+"""What the tests share: an offline, one-thread environment, the starter model, hand-made notebooks and runs."""
+
+import os
+
+# Set before any library reads them.
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def need(present, reason: str) -> None:
+    """Skip the test when a part of the machine is absent; where everything is to be present (CI), fail."""
+    if not present:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"needs {reason}, and with CI=true nothing may be missing")
+        pytest.skip(f"needs {reason}")
+
+
+def workbench(*arguments, cwd=None, env=None, timeout=300) -> subprocess.CompletedProcess:
+    """`python -m workbench ...` in a process of its own."""
+    command = [sys.executable, "-m", "workbench", *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd or ROOT, env=os.environ | (env or {}), timeout=timeout
+    )
+
+
+@pytest.fixture(scope="session")
+def starter_folder() -> Path:
+    """The warm-started model in the user's normal cache; built on first use."""
+    from workbench.starter import starter_model
+
+    return starter_model()
+
+
+PARAMETERS = """\
+seed: int = 0  # of everything; 0..1000
+out_dir: str = ""  # run folder
+interactive: bool = True  # widgets or static twins
+steps: int = 3  # optimizer steps; 1..100"""
+SETUP = 'from workbench.runs import open_run, save_result\nrun = open_run("hand_made", out_dir, {"steps": steps})'
+SAVE = 'save_result(run, headline={"name": "steps", "value": steps}, checks={"ran": True}, numbers={})'
+
+
+def write_notebook(path: Path, *cells: str, parameters: str = PARAMETERS, setup: str = SETUP, save: str = SAVE) -> Path:
+    """A notebook whose middle cells are `cells`; an empty `save` leaves the last one out."""
+    import nbformat.v4 as v4
+
+    first = v4.new_code_cell(parameters, metadata={"tags": ["parameters"]})
+    rest = [v4.new_code_cell(source) for source in (setup, *cells, save) if source]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(v4.new_notebook(cells=[first, *rest], metadata=kernel)))
+    return path
+
+
+def write_run(
+    root: Path, name: str = "2026-1", *, notebook: str = "05_grpo_docs_example", state: str = "done", **files
+):
+    """A run folder by hand. `params`, `result`: dictionaries; `metrics`, `completions`: lists of rows."""
+    import pandas as pd
+
+    from workbench import runs
+
+    path = root / notebook / name
+    path.mkdir(parents=True)
+    runs.write_json(path / "params.json", files.get("params", {"seed": 1, "model": "starter"}))
+    runs.write_json(path / "env.json", {"python": "3.11", "packages": {"trl": "1.12.0"}})
+    runs.set_status(path, state)
+    if "result" in files:
+        runs.write_json(path / "result.json", files["result"])
+    if "metrics" in files:
+        (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in files["metrics"]))
+    if "completions" in files:
+        (path / "completions.parquet").mkdir()
+        pd.DataFrame(files["completions"]).to_parquet(path / "completions.parquet" / "part-000001.parquet")
+    return runs.load_run(path)

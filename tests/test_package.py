@@ -1,0 +1,94 @@
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+PACKAGE = ROOT / "workbench"
+HEAVY = {"transformers", "trl", "vllm", "torch", "matplotlib", "papermill", "datasets", "pandas", "numpy"}
+
+# Module -> the modules of this package it may import; "DESIGN: X <- Y" read from Y's side.
+PURE = {"errors"}
+MAY_IMPORT = {
+    "__init__": set(),
+    "__main__": {"cli"},
+    "errors": set(),
+    "stops": PURE,
+    "padding": PURE,
+    "groups": PURE,
+    "rewards": PURE,
+    "stats": PURE,
+    "runs": PURE,
+    "doctor": PURE,
+    "rollouts": {"errors", "stops"},
+    "mismatch": {"errors", "padding"},
+    "starter": {"errors", "runs"},
+    "recipes": {"errors", "starter", "stops"},
+    "trainers": {"errors", "stops", "padding", "groups", "runs", "recipes", "rollouts"},
+    "baselines": {"errors", "runs", "stats"},
+    "plots": {"errors", "runs", "stats"},
+    "batch": {"errors", "runs"},
+    "reports": {"errors", "runs"},
+    "widgets": {"errors", "stops", "rollouts", "padding", "mismatch", "groups", "runs", "baselines", "stats", "plots"},
+    "cli": {"errors", "runs", "doctor", "batch", "reports"},
+}
+
+
+def unit_of(path: Path) -> str:
+    """`workbench/batch/engine.py` -> `batch`, `workbench/runs.py` -> `runs`."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """Absolute names of all modules a file imports, wherever in the file the import stands."""
+    package = ["workbench", *path.relative_to(PACKAGE).parent.parts]
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) + 1 - node.level]) if node.level else ""
+            module = ".".join(filter(None, [base, node.module]))
+            names |= {f"{module}.{alias.name}" for alias in node.names}
+    return names
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def test_importing_the_package_loads_no_heavy_library():
+    command = [sys.executable, "-X", "importtime", "-c", "import workbench"]
+    log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in log.splitlines()}
+    assert "workbench" in loaded
+    assert not loaded & HEAVY
+
+
+def test_the_command_line_answers_without_loading_a_heavy_library():
+    code = "import sys, workbench.cli as c; c._parser(); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not set(loaded) & HEAVY
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_module_imports_only_lower_layers(path):
+    unit = unit_of(path)
+    assert unit in MAY_IMPORT, f"{unit}: say in MAY_IMPORT which layer it belongs to"
+    used = {name.split(".")[1] for name in imports(path) if name.startswith("workbench.")}
+    assert used - {unit, "__version__"} <= MAY_IMPORT[unit]
+
+
+@pytest.mark.parametrize("library, users", [("trl", "trainers recipes starter"), ("vllm", "trainers rollouts stops")])
+def test_only_the_trainers_folder_and_a_few_modules_import(library, users):
+    found = {unit_of(p) for p in FILES if any(n.split(".")[0] == library for n in imports(p))}
+    assert found <= set(users.split())
+
+
+def test_the_rule_sees_imports_inside_functions_and_of_parent_packages(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
+    (tmp_path / "batch").mkdir()
+    path = tmp_path / "batch" / "bad.py"
+    path.write_text("def f():\n    from ..recipes import Recipe\n    from . import engine\n    import trl\n")
+    assert imports(path) == {"workbench.recipes.Recipe", "workbench.batch.engine", "trl"}

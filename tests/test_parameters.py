@@ -1,0 +1,172 @@
+import nbformat
+import papermill
+import pytest
+from conftest import NOTEBOOKS, write_notebook
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.batch.parameters import check_parameters, notebook_parameters, parse_assignments
+from workbench.errors import ParameterError
+
+CELL = """\
+seed: int = 0  # of everything; 0..1000
+out_dir: str = ""  # run folder
+interactive: bool = True  # widgets
+learning_rate: float = 3e-4  # 0 for the recipe's; 0..1
+backend: str = "transformers"  # who samples; one of transformers, vllm"""
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    return notebook_parameters(write_notebook(tmp_path_factory.mktemp("nb") / "n.ipynb", parameters=CELL))
+
+
+def of_cell(folder, cell: str):
+    return notebook_parameters(write_notebook(folder / "n.ipynb", parameters=cell))
+
+
+# --- reading the cell ----------------------------------------------------------------------------------------------
+
+
+def test_a_cell_gives_names_types_defaults_help_ranges_and_choices(known):
+    assert list(known) == ["seed", "out_dir", "interactive", "learning_rate", "backend"]
+    seed, rate, backend = known["seed"], known["learning_rate"], known["backend"]
+    assert (seed.type, seed.default, seed.help, seed.low, seed.high) == ("int", 0, "of everything", 0, 1000)
+    assert (rate.type, rate.default, rate.expected) == ("float", 3e-4, "float in 0..1")
+    assert (backend.choices, backend.expected) == (("transformers", "vllm"), "one of transformers, vllm")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["steps = 3", "steps: int", "steps: list = []", "print(1)", "steps: int = 1 + 1", "a.b: int = 3", "import os",
+     "steps: int = 0.5", 'steps: int = "3"', "steps: int = True", "steps: int = 9  # x; 0..3", "flag: bool = 1",
+     'who: str = "me"  # x; one of you, them', 'who: str = "me"  # x; 0..3', "n: int = 1  # x; one of 1, 2",
+     "rate: float = 1e999", "steps: int = "]
+)  # fmt: skip
+def test_a_line_that_is_no_annotated_literal_of_its_own_type_and_range_is_refused(tmp_path, line):
+    with pytest.raises(ParameterError, match="parameters cell"):
+        of_cell(tmp_path, f"seed: int = 0\n{line}")
+
+
+def test_a_name_that_stands_twice_is_refused(tmp_path):
+    with pytest.raises(ParameterError, match="'seed' stands there twice"):
+        of_cell(tmp_path, "seed: int = 0\nseed: int = 1")
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_notebook_needs_exactly_one_parameters_cell(tmp_path, count):
+    path = write_notebook(tmp_path / "n.ipynb")
+    notebook = nbformat.read(path, 4)
+    notebook.cells = [
+        nbformat.v4.new_code_cell("seed: int = 0", metadata={"tags": ["parameters"]}) for _ in range(count)
+    ]
+    path.write_text(nbformat.writes(notebook))
+    with pytest.raises(ParameterError, match=f"one cell tagged `parameters`, found {count}"):
+        notebook_parameters(path)
+
+
+def test_help_after_text_that_is_not_ascii_is_read(tmp_path):
+    parameter = of_cell(tmp_path, 'who: str = "ééééé"  # naïve; one of ééééé, b')["who"]
+    assert (parameter.help, parameter.choices) == ("naïve", ("ééééé", "b"))
+
+
+def test_a_hash_or_semicolon_inside_the_default_is_not_help(tmp_path):
+    parameter = of_cell(tmp_path, 'stop: str = "#; 1..2"  # where to stop; at a string')["stop"]
+    assert (parameter.default, parameter.help, parameter.low) == ("#; 1..2", "where to stop; at a string", None)
+
+
+def test_a_default_over_several_lines_keeps_its_help(tmp_path):
+    assert of_cell(tmp_path, 'text: str = """a\nb"""  # two lines')["text"].help == "two lines"
+
+
+def test_a_whole_number_as_default_of_a_float_becomes_a_float(tmp_path):
+    assert type(of_cell(tmp_path, "rate: float = 0  # any")["rate"].default) is float
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_papermill_sees_the_same_names_and_types(path):
+    theirs = papermill.inspect_notebook(str(path))
+    ours = notebook_parameters(path)
+    assert list(theirs) == list(ours)
+    assert {n: p["inferred_type_name"] for n, p in theirs.items()} == {n: p.type for n, p in ours.items()}
+
+
+# --- checking values -----------------------------------------------------------------------------------------------
+
+
+def test_unknown_parameter_names_the_nearest_spelling_and_all_there_are(known):
+    with pytest.raises(ParameterError, match=r"'learnin_rate': did you mean 'learning_rate'\?.*takes seed, out_dir"):
+        check_parameters(known, {"learnin_rate": 1e-3})
+
+
+def test_unknown_parameter_like_no_other_gets_no_guess(known):
+    with pytest.raises(ParameterError, match="^unknown parameter 'zzz': this notebook takes"):
+        check_parameters(known, {"zzz": 1})
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [({"seed": "7"}, 7), ({"seed": 7}, 7), ({"learning_rate": "1e-4"}, 1e-4), ({"learning_rate": 1}, 1.0),
+     ({"interactive": "False"}, False), ({"interactive": "true"}, True), ({"backend": "vllm"}, "vllm"),
+     ({"out_dir": "12"}, "12")]
+)  # fmt: skip
+def test_a_good_value_comes_back_as_its_parameter_s_type(known, given, expected):
+    (value,) = check_parameters(known, given).values()
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"seed": "three"}, {"seed": "1e3"}, {"seed": 1.0}, {"seed": True}, {"seed": None}, {"seed": "True"}, {"seed": ""},
+     {"interactive": 1}, {"interactive": "1"}, {"interactive": "yes"}, {"out_dir": 3}, {"out_dir": None},
+     {"learning_rate": True}, {"learning_rate": "fast"}, {"learning_rate": [1]}]
+)  # fmt: skip
+def test_a_value_of_another_type_is_refused_by_name(known, given):
+    ((name, value),) = given.items()
+    with pytest.raises(ParameterError) as caught:
+        check_parameters(known, given)
+    assert str(caught.value) == f"parameter {name}={value!r}: expected {known[name].expected}"
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", float("nan"), float("inf"), "1e999"])
+def test_a_number_without_end_is_refused_even_where_any_number_goes(tmp_path, value):
+    known = of_cell(tmp_path, "rate: float = 0.0  # any")
+    with pytest.raises(ParameterError, match="parameter rate=.*expected float"):
+        check_parameters(known, {"rate": value})
+
+
+@pytest.mark.parametrize("given", [{"seed": -1}, {"seed": 1001}, {"learning_rate": "1.01"}, {"backend": "VLLM"}])
+def test_a_value_out_of_range_is_refused_with_the_range(known, given):
+    (name,) = given
+    with pytest.raises(ParameterError, match=f"parameter {name}=.*expected (int in 0..1000|float in 0..1|one of tran)"):
+        check_parameters(known, given)
+
+
+@given(st.integers(0, 1000), st.floats(0, 1), st.booleans())
+def test_what_is_checked_as_text_equals_what_is_checked_as_a_value(known, seed, rate, flag):
+    values = {"seed": seed, "learning_rate": rate, "interactive": flag}
+    assert check_parameters(known, values) == check_parameters(known, {k: str(v) for k, v in values.items()}) == values
+
+
+@given(st.text())
+def test_any_text_gives_a_value_or_our_error(known, text):
+    for name in known:
+        try:
+            check_parameters(known, {name: text})
+        except ParameterError as error:
+            assert name in str(error)
+
+
+# --- the command line's form ---------------------------------------------------------------------------------------
+
+
+def test_assignments_split_at_the_first_equals_sign():
+    assert parse_assignments(["steps=80", "stop=a=b", "out="]) == {"steps": "80", "stop": "a=b", "out": ""}
+
+
+@pytest.mark.parametrize("items, message", [(["steps"], "NAME=VALUE"), (["=3"], "NAME=VALUE"),
+                                            (["a=1", "a=2"], "a was given before, as '1'")])  # fmt: skip
+def test_a_wrong_assignment_says_what_was_expected(items, message):
+    with pytest.raises(ParameterError, match=message):
+        parse_assignments(items)
