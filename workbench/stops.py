@@ -51,9 +51,13 @@ class StopSpec:
         if self.min_tokens < 0:
             raise ParameterError(f"StopSpec min_tokens={self.min_tokens}: expected at least 0")
         if self.legacy and (self.strings or self.token_ids or self.eos):
-            raise ParameterError("StopSpec legacy=True runs to the length limit: use StopSpec.legacy_mode(), without stops")
+            raise ParameterError(
+                "StopSpec legacy=True runs to the length limit: use StopSpec.legacy_mode(), without stops"
+            )
         if not (self.legacy or self.strings or self.token_ids or self.eos):
-            raise ParameterError("StopSpec has no stop: set eos, strings or token_ids, or ask for StopSpec.legacy_mode()")
+            raise ParameterError(
+                "StopSpec has no stop: set eos, strings or token_ids, or ask for StopSpec.legacy_mode()"
+            )
 
     @classmethod
     def legacy_mode(cls) -> "StopSpec":
@@ -248,7 +252,11 @@ class StopRule:
         if not self.spec.eos:
             options["ignore_eos"] = True
         if self.spec.strings:
-            options |= {"stop": list(self.spec.strings), "include_stop_str_in_output": True, "skip_special_tokens": False}
+            options |= {
+                "stop": list(self.spec.strings),
+                "include_stop_str_in_output": True,
+                "skip_special_tokens": False,
+            }
         if self.spec.min_tokens:
             options["min_tokens"] = self.spec.min_tokens
         return options

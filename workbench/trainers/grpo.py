@@ -78,7 +78,9 @@ class GRPOTrainer(RecordingMixin, StoppingMixin, trl.GRPOTrainer):
         return rollout
 
 
-def train_grpo(recipe: Recipe, *, reward_funcs, out_dir: Path, stops: StopSpec | None = None, **overrides) -> GRPOTrainer:
+def train_grpo(
+    recipe: Recipe, *, reward_funcs, out_dir: Path, stops: StopSpec | None = None, **overrides
+) -> GRPOTrainer:
     """Train a recipe in a run folder; called again after an interruption it goes on from the last checkpoint.
 
     Args:

@@ -43,7 +43,11 @@ class RunRecorder(TrainerCallback):
         self._file.write(json.dumps(jsonable(line), allow_nan=False) + "\n")
         self._file.flush()
         if state.global_step % max(1, state.max_steps // 10) == 0:
-            shown = {k: line[k] for k in ("reward", "completions/mean_length", "loss") if line.get(k) is not None}
+            shown = {
+                k: line[k]
+                for k in ("reward", "objective/scores", "completions/mean_length", "loss")
+                if line.get(k) is not None
+            }
             text = "  ".join(f"{k.rpartition('/')[2]} {v:.3g}" for k, v in shown.items())
             print(f"step {state.global_step}/{state.max_steps}  {self._elapsed():.0f} s  {text}", flush=True)
 
@@ -64,12 +68,22 @@ class RunRecorder(TrainerCallback):
 
     def save_completions(self, step: int, rows: dict[str, list]) -> None:
         """Write one step's completions as a part of `completions.parquet/`; `rows` maps column to values."""
-        folder = self.out_dir / "completions.parquet"
-        folder.mkdir(exist_ok=True)
-        part = folder / f"part-{step:06d}.parquet"
+        part = self._part(step)
+        part.parent.mkdir(exist_ok=True)
         temporary = part.with_suffix(".tmp")
         pd.DataFrame({"step": step, **rows}).to_parquet(temporary)
         temporary.rename(part)
+
+    def add_completions(self, step: int, rows: dict[str, list]) -> None:
+        """Like `save_completions`, for trainers that score a step's batch in pieces."""
+        part = self._part(step)
+        if part.is_file():
+            before = pd.read_parquet(part).drop(columns="step").to_dict("list")
+            rows = {name: before[name] + values for name, values in rows.items()}
+        self.save_completions(step, rows)
+
+    def _part(self, step: int) -> Path:
+        return self.out_dir / "completions.parquet" / f"part-{step:06d}.parquet"
 
     def _elapsed(self) -> float:
         return self._before + time.monotonic() - self._started
@@ -142,9 +156,10 @@ def claim_folder(out_dir: Path, recipe: dict) -> None:
 
 
 def quiet_libraries() -> None:
-    """Switch off the progress bars of transformers and datasets: the run has its own."""
+    """Switch off the progress bars of transformers and datasets, and load reports: the run has its own lines."""
     import datasets
     import transformers
 
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()

@@ -6,7 +6,7 @@ end, and the row that TRL inspects answers `[-1]` with EOS exactly when it reall
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..errors import ParameterError
 from ..stops import StopRule, StopSpec, check_generation_kwargs, check_tokenizers, trl_finish_reason
@@ -36,6 +36,39 @@ def backend_of(args) -> str:
     return "transformers" if not args.use_vllm else "vllm-server" if args.vllm_mode == "server" else "vllm"
 
 
+def reject_stop_options(generation_kwargs: Mapping | None) -> None:
+    """Refuse stops among `generation_kwargs`: the engine would obey them, but masks, metrics and rewards would not."""
+    if given := [name for name in generation_kwargs or {} if name in _STOP_OPTIONS]:
+        raise ParameterError(
+            f"generation_kwargs {given[0]!r}: give stops as stops=StopSpec(...), so that masks, metrics and rewards "
+            "obey them too"
+        )
+
+
+def check_engine(model, args, tokenizer, stops: StopSpec) -> None:
+    """Before vLLM starts: do the stops fit, and does its tokenizer, read from disk, know what the trainer's knows?
+
+    A server's tokenizer is not checked here: it may stand on another machine.
+    """
+    from transformers import AutoTokenizer
+
+    on_disk = AutoTokenizer.from_pretrained(model if isinstance(model, str) else model.name_or_path)
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer) or on_disk
+    StopRule(stops, tokenizer, None if isinstance(model, str) else model.generation_config)
+    if args.vllm_mode == "colocate":
+        check_tokenizers(tokenizer, on_disk, stops)
+
+
+def check_before_compute(model, args, stops: StopSpec, tokenizer) -> None:
+    """Everything about stops that can be wrong, before an engine starts or a model is built."""
+    reject_stop_options(args.generation_kwargs)
+    check_generation_kwargs(args.generation_kwargs or {}, backend_of(args))
+    if stops.strings and args.use_transformers_continuous_batching:
+        raise ParameterError("stop strings: transformers' continuous batching stops at ids only; use token_ids")
+    if args.use_vllm:
+        check_engine(model, args, tokenizer, stops)
+
+
 class StoppingMixin:
     """Stop control for a TRL trainer that generates in `_generate_single_turn`; goes before it in the bases.
 
@@ -47,7 +80,7 @@ class StoppingMixin:
     def __init__(self, model, reward_funcs, args=None, *rest, stops: StopSpec | None = None, **kwargs):
         stops = stops or StopSpec()
         if args is not None:
-            self._check_before_compute(model, args, stops, kwargs.get("processing_class"))
+            check_before_compute(model, args, stops, kwargs.get("processing_class"))
         with server_without_nccl(args):
             super().__init__(model, reward_funcs, args, *rest, **kwargs)
         self.stop_rule = StopRule(stops, self._tokenizer, self.model.generation_config, self.max_completion_length)
@@ -59,29 +92,6 @@ class StoppingMixin:
                 **(self.vllm_generation.generation_kwargs or {}),
                 **(self.stop_rule.for_vllm() if stops.custom else {}),
             }
-
-    def _check_before_compute(self, model, args, stops: StopSpec, tokenizer) -> None:
-        """Everything about stops that can be wrong, before an engine starts or a model is built."""
-        options = args.generation_kwargs or {}
-        if given := [name for name in options if name in _STOP_OPTIONS]:
-            raise ParameterError(
-                f"generation_kwargs {given[0]!r}: give stops as stops=StopSpec(...), so that masks, metrics and rewards "
-                "obey them too"
-            )
-        backend = backend_of(args)
-        check_generation_kwargs(options, backend)
-        if stops.strings and getattr(args, "use_transformers_continuous_batching", False):
-            raise ParameterError("stop strings: transformers' continuous batching stops at ids only; use token_ids")
-        if not args.use_vllm:
-            return
-        from transformers import AutoTokenizer
-
-        path = model if isinstance(model, str) else model.name_or_path
-        on_disk = AutoTokenizer.from_pretrained(path)
-        tokenizer = getattr(tokenizer, "tokenizer", tokenizer) or on_disk
-        StopRule(stops, tokenizer, None if isinstance(model, str) else model.generation_config, args.max_completion_length)
-        if backend == "vllm":
-            check_tokenizers(tokenizer, on_disk, stops)
 
     def _generate_single_turn(self, prompt_ids, *rest, **kwargs):
         self._raw_ids = None
@@ -156,6 +166,7 @@ class StoppingMixin:
             "finish_reason": ["stop" if s else "length" for s in stopped],
             "trl_finish_reason": [trl_finish_reason(ids, eos, pad) for ids in real],
             "completion_tokens": [len(ids) for ids in real],
+            "sampled_tokens": [len(ids) for ids in (self._sampled_ids if self._ends is not None else real)],
             "completion_text": [c if isinstance(c, str) else c[-1]["content"] for c in completions],
         }
         if self.use_vllm:

@@ -69,10 +69,32 @@ def server_without_nccl(args):
     if args is None or not args.use_vllm or args.vllm_mode != "server" or _has_cuda():
         yield
         return
+    import torch
     from trl.generation.vllm_client import VLLMClient
 
-    with mock.patch.object(VLLMClient, "init_communicator", lambda self, device=0: None):
+    with (
+        mock.patch.object(VLLMClient, "init_communicator", lambda self, device=0: None),
+        # OnlineDPO asks for the accelerator to hand to it; there is none.
+        mock.patch.object(torch.accelerator, "current_accelerator", lambda *_, **__: torch.device("cpu")),
+    ):
         yield
+
+
+def cpu_sync_online_dpo(trainer) -> None:
+    """The same for OnlineDPOTrainer, which syncs by a method of its own; on CUDA do nothing."""
+    if _has_cuda():
+        return
+
+    def named_params():
+        return ((trainer._fix_param_name_to_vllm(name), param.data) for name, param in trainer.model.named_parameters())
+
+    exchange = Path(trainer.args.output_dir).resolve() / "vllm-weights"
+    if trainer.vllm_mode == "colocate":
+        trainer._move_model_to_vllm = lambda: reload_colocated(trainer.llm, named_params())
+    else:
+        trainer._move_model_to_vllm = lambda: reload_server(
+            trainer.vllm_client, named_params(), trainer.model.config, exchange
+        )
 
 
 def tap_finish_reasons(generation) -> list[str]:
