@@ -66,9 +66,7 @@ def write_notebook(path: Path, *cells: str, parameters: str = PARAMETERS, setup:
     return path
 
 
-def write_run(
-    root: Path, name: str = "2026-1", *, notebook: str = "05_grpo_docs_example", state: str = "done", **files
-):
+def write_run(root: Path, name: str = "2026-1", *, notebook="05_grpo_docs_example", state="done", **files):
     """A run folder by hand. `params`, `result`: dictionaries; `metrics`, `completions`: lists of rows."""
     import pandas as pd
 

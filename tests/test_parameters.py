@@ -57,9 +57,9 @@ def test_a_name_that_stands_twice_is_refused(tmp_path):
 def test_a_notebook_needs_exactly_one_parameters_cell(tmp_path, count):
     path = write_notebook(tmp_path / "n.ipynb")
     notebook = nbformat.read(path, 4)
-    notebook.cells = [
-        nbformat.v4.new_code_cell("seed: int = 0", metadata={"tags": ["parameters"]}) for _ in range(count)
-    ]
+    first, *rest = notebook.cells
+    again = [nbformat.v4.new_code_cell("seed: int = 0", metadata=first.metadata) for _ in range(count)]
+    notebook.cells = [*again, *rest]
     path.write_text(nbformat.writes(notebook))
     with pytest.raises(ParameterError, match=f"one cell tagged `parameters`, found {count}"):
         notebook_parameters(path)
@@ -100,7 +100,7 @@ def test_unknown_parameter_names_the_nearest_spelling_and_all_there_are(known):
 
 
 def test_unknown_parameter_like_no_other_gets_no_guess(known):
-    with pytest.raises(ParameterError, match="^unknown parameter 'zzz': this notebook takes"):
+    with pytest.raises(ParameterError, match=r"^unknown parameter 'zzz': this notebook takes"):
         check_parameters(known, {"zzz": 1})
 
 
@@ -132,7 +132,7 @@ def test_a_value_of_another_type_is_refused_by_name(known, given):
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", float("nan"), float("inf"), "1e999"])
 def test_a_number_without_end_is_refused_even_where_any_number_goes(tmp_path, value):
     known = of_cell(tmp_path, "rate: float = 0.0  # any")
-    with pytest.raises(ParameterError, match="parameter rate=.*expected float"):
+    with pytest.raises(ParameterError, match=r"parameter rate=.*expected float"):
         check_parameters(known, {"rate": value})
 
 

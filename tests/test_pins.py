@@ -1,3 +1,4 @@
+import itertools
 import re
 import shutil
 import tomllib
@@ -21,7 +22,7 @@ def pins(requirements) -> dict[str, str]:
 
 def project_pins(root: Path) -> dict[str, str]:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    return pins([*project["dependencies"], *sum(project["optional-dependencies"].values(), [])])
+    return pins([*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())])
 
 
 def conda(root: Path) -> dict:

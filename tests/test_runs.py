@@ -56,7 +56,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
 def test_a_missing_file_reads_as_the_default_and_a_damaged_one_is_named(tmp_path):
     assert runs.read_json(tmp_path / "none.json", {"a": 1}) == {"a": 1}
     (tmp_path / "bad.json").write_text('{"a": ')
-    with pytest.raises(RunError, match="bad.json: not JSON"):
+    with pytest.raises(RunError, match=r"bad.json: not JSON"):
         runs.read_json(tmp_path / "bad.json", {})
 
 

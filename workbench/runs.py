@@ -2,8 +2,8 @@
 
     params.json  env.json  status.json  progress.json  metrics.jsonl  completions.parquet/  checkpoints/  result.json
 
-Files are written under a temporary name and renamed, so a reader never sees half of one. `status.json` names the process that
-owns the run; a run whose owner is gone reads as `interrupted`, whoever looks first.
+Files are written under a temporary name and renamed, so a reader never sees half of one. `status.json` names the
+process that owns the run; a run whose owner is gone reads as `interrupted`, whoever looks first.
 """
 
 import contextlib

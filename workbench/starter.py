@@ -58,7 +58,7 @@ def load_corpus() -> list[dict[str, str]]:
     """Prompt and completion pairs from the standard library's docstrings, sorted, without duplicates.
 
     Returns:
-        About 5,900 rows `{"prompt": "json\\ndef loads(s, *, cls)\\nTL;DR:", "completion": " Deserialize ..."}` on
+        About 5,900 rows `{"prompt": "textwrap\\ndef dedent(text)\\nTL;DR:", "completion": " Remove ..."}` on
         Python 3.11; completions have 10 to 90 characters. Other Python versions give slightly other text.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
