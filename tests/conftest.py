@@ -85,3 +85,40 @@ def write_run(root: Path, name: str = "2026-1", *, notebook="05_grpo_docs_exampl
         (path / "completions.parquet").mkdir()
         pd.DataFrame(files["completions"]).to_parquet(path / "completions.parquet" / "part-000001.parquet")
     return runs.load_run(path)
+
+
+@pytest.fixture(scope="session")
+def vllm_server(starter_folder, tmp_path_factory):
+    """URL of a real vLLM server (CPU build) on the loopback interface that serves the starter model."""
+    import socket
+    import time
+    import urllib.request
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    log = tmp_path_factory.mktemp("vllm") / "server.log"
+    # The dev mode opens the endpoint that reloads weights from disk.
+    env = os.environ | {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(starter_folder)]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "256", "--dtype", "float32"]
+    with log.open("w") as out:
+        server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=log.parent)
+    try:
+        for _ in range(150):
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=2)
+                break
+            except OSError:
+                assert server.poll() is None, f"the server died:\n{log.read_text()[-3000:]}"
+                time.sleep(2)
+        else:
+            pytest.fail(f"the server did not come up:\n{log.read_text()[-3000:]}")
+        yield url
+    finally:
+        server.terminate()
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()

@@ -174,5 +174,5 @@ def test_a_data_set_without_prompts_or_rows_says_what_it_has(tmp_path):
 
 def test_a_data_set_without_rows_is_refused(tmp_path):
     Dataset.from_list(ROWS).select([]).to_parquet(tmp_path / "train.parquet")
-    with pytest.raises(ValueError, match="no rows|no data"):
+    with pytest.raises(ValueError, match=r"no rows|no data"):
         load_prompts(str(tmp_path))

@@ -63,11 +63,17 @@ def prepare_run(notebook: str, params: Mapping, *, root: Path | None = None, res
     for name in _SET_BY_RUNNER:
         if name in params:
             raise ParameterError(f"parameter {name!r} is set by the runner; choose the folder with --runs-dir")
-    given = check_parameters(known, params)
+    given = {name: _absolute(value) for name, value in check_parameters(known, params).items()}
     full = {name: p.default for name, p in known.items() if name not in _SET_BY_RUNNER} | given
     if resume is None:
         return create_run(path.stem, full, root)
     return _run_to_resume(path.stem, full, given, root, resume)
+
+
+def _absolute(value):
+    """A relative path of something that exists, made absolute: the kernel works in the run's folder, not here."""
+    here = isinstance(value, str) and ("/" in value or Path(value).suffix) and Path(value).exists()
+    return os.path.abspath(value) if here else value
 
 
 def _run_to_resume(notebook: str, full: dict, given: dict, root: Path | None, resume: str) -> Run:
