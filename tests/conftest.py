@@ -45,6 +45,16 @@ def starter_folder() -> Path:
     return starter_model()
 
 
+@pytest.fixture(scope="session")
+def example_run(starter_folder, tmp_path_factory):
+    """The documented example on the starter, 80 steps through the command line: `(run, finished process)`."""
+    from workbench.runs import list_runs
+
+    root = tmp_path_factory.mktemp("example") / "runs"
+    process = workbench("run", "05_grpo_docs_example", "-p", "steps=80", "-p", "seed=1", "--runs-dir", root)
+    return list_runs(root)[0], process
+
+
 PARAMETERS = """\
 seed: int = 0  # of everything; 0..1000
 out_dir: str = ""  # run folder
@@ -103,6 +113,7 @@ def vllm_server(starter_folder, tmp_path_factory):
     env = os.environ | {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(starter_folder)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "256", "--dtype", "float32"]
+    command += ["--gpu-memory-utilization", "0.2"]  # on the CPU build: the share of memory it insists on
     with log.open("w") as out:
         server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=log.parent)
     try:

@@ -9,7 +9,7 @@ from workbench.stops import StopRule, StopSpec
 
 pytestmark = pytest.mark.slow
 
-LIMIT, BATCH, UPDATES = 48, 16, 3
+LIMIT, BATCH, UPDATES = 40, 16, 2
 RECIPE = make_recipe("starter", max_steps=UPDATES, per_device_train_batch_size=BATCH, learning_rate=1e-5, beta=0.05)
 RECIPE = make_recipe(**{**RECIPE.__dict__, "max_completion_length": LIMIT})
 
@@ -68,7 +68,7 @@ def test_legacy_mode_runs_to_the_limit_and_gives_the_same_truncated_tokens(train
     for name, stops in {"legacy": StopSpec.legacy_mode(), "stop": StopSpec()}.items():
         trainer, _ = train(name, stops)
         rows[name] = (trainer, sampled_rows(trainer, rule))
-    assert rows["legacy"][0].forwards == [LIMIT] * UPDATES
+    assert rows["legacy"][0].forwards[:UPDATES] == [LIMIT] * UPDATES
     assert max(rows["stop"][0].forwards) < LIMIT
     assert rows["legacy"][1] == rows["stop"][1]
 

@@ -120,7 +120,7 @@ def _report(args) -> int:
         raise WorkbenchError(f"no runs in {args.runs_dir or runs_root()}; make one with `workbench run NOTEBOOK`")
     for run in runs:
         build_report(run)
-    print(build_index(runs, args.out or default_folder()))
+    print(build_index(runs, args.out or default_folder(args.runs_dir)))
     return 0
 
 

@@ -7,6 +7,7 @@ images, so text that slipped through could neither run nor load anything.
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 import nbformat
 from jinja2 import Environment, FileSystemLoader
@@ -45,7 +46,7 @@ def build_index(runs: Sequence[Run], folder: Path, title: str = "Runs") -> Path:
         link = Path(run.notebook) / f"{run.id}.html"
         (folder / link).parent.mkdir(exist_ok=True)
         _write(folder / link, text)
-        rows.append(_index_row(run) | {"link": link.as_posix()})
+        rows.append(_index_row(run) | {"link": quote(link.as_posix())})
     return _write(folder / "index.html", _page("index.html.j2", title=title, rows=rows))
 
 
@@ -108,6 +109,6 @@ def _write(path: Path, html: str) -> Path:
     return path
 
 
-def default_folder() -> Path:
-    """`reports/` beside `runs/`."""
-    return Path(os.path.abspath(runs_root())).parent / "reports"
+def default_folder(root: Path | None = None) -> Path:
+    """`reports/` beside the folder of all runs."""
+    return Path(os.path.abspath(root or runs_root())).parent / "reports"
