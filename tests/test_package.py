@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "errors": set(),
     "stops": PURE,
     "padding": PURE,
+    "padding_report": {"errors", "padding"},
     "groups": PURE,
     "rewards": PURE,
     "stats": PURE,
@@ -31,7 +32,7 @@ MAY_IMPORT = {
     "plots": {"errors", "runs", "stats"},
     "batch": {"errors", "runs"},
     "reports": {"errors", "runs"},
-    "widgets": {"errors", "stops", "rollouts", "padding", "mismatch", "groups", "runs", "baselines", "stats", "plots"},
+    "widgets": {"errors", "stops", "rollouts", "padding", "padding_report", "mismatch", "groups", "runs", "baselines", "stats", "plots"},
     "cli": {"errors", "runs", "doctor", "batch", "reports"},
 }
 

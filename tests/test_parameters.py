@@ -136,6 +136,10 @@ def test_a_number_without_end_is_refused_even_where_any_number_goes(tmp_path, va
         check_parameters(known, {"rate": value})
 
 
+def test_a_large_limit_is_written_out(tmp_path):
+    assert of_cell(tmp_path, "steps: int = 1  # x; 1..1000000")["steps"].expected == "int in 1..1000000"
+
+
 @pytest.mark.parametrize("given", [{"seed": -1}, {"seed": 1001}, {"learning_rate": "1.01"}, {"backend": "VLLM"}])
 def test_a_value_out_of_range_is_refused_with_the_range(known, given):
     (name,) = given

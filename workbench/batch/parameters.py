@@ -40,7 +40,7 @@ class Parameter:
         """What a value must be, in words."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
-        return self.type if self.low is None else f"{self.type} in {self.low:g}..{self.high:g}"
+        return self.type if self.low is None else f"{self.type} in {self.low:.12g}..{self.high:.12g}"
 
 
 def notebook_parameters(path: Path) -> dict[str, Parameter]:

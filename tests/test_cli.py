@@ -1,0 +1,138 @@
+import json
+
+import pytest
+from conftest import workbench, write_notebook, write_run
+
+from workbench import cli
+from workbench.runs import list_runs
+
+
+def call(capsys, *arguments) -> tuple[int, str, str]:
+    """`workbench ...` in this process: exit code, stdout, stderr."""
+    try:
+        code = cli.main([str(a) for a in arguments])
+    except SystemExit as end:  # argparse
+        code = end.code
+    return code, *capsys.readouterr()
+
+
+def test_list_names_the_notebooks_and_the_runs_with_their_outcome(capsys, tmp_path):
+    result = {"headline": {"name": "reward", "value": -4.0123}, "checks": {"a": True, "b": False}}
+    write_run(tmp_path, result=result)
+    write_run(tmp_path, "2026-2", state="failed")
+    code, out, _ = call(capsys, "list", "--runs-dir", tmp_path)
+    assert code == 0
+    assert "  00_tour\n" in out
+    assert "05_grpo_docs_example 2026-1: done, reward -4.012, 1 checks fail: b\n" in out
+    assert "05_grpo_docs_example 2026-2: failed\n" in out
+
+
+def test_list_of_a_notebook_shows_its_parameters(capsys):
+    code, out, _ = call(capsys, "list", "05_grpo_docs_example")
+    assert code == 0
+    assert "backend = 'transformers'  (one of transformers, vllm)  who samples" in out
+    assert "seed = 0  (int in 0..1000000)" in out
+
+
+def test_list_as_json_is_one_object_a_run(capsys, tmp_path):
+    run = write_run(tmp_path, result={"headline": None})
+    _, out, _ = call(capsys, "list", "--json", "--runs-dir", tmp_path)
+    (row,) = map(json.loads, out.splitlines())
+    assert (row["run"], row["status"]["state"], row["params"]["seed"]) == (str(run.path), "done", 1)
+
+
+def test_report_builds_every_report_and_an_index_beside_the_runs(capsys, tmp_path):
+    runs = [write_run(tmp_path / "runs", f"2026-{n}") for n in (1, 2)]
+    code, out, _ = call(capsys, "report", "--runs-dir", tmp_path / "runs")
+    assert (code, out.strip()) == (0, str(tmp_path / "reports" / "index.html"))
+    assert all((run.path / "report.html").is_file() for run in runs)
+    code, out, _ = call(capsys, "report", runs[0].path, "--out", tmp_path / "one")
+    assert "1 run," in (tmp_path / "one" / "index.html").read_text()
+
+
+def test_doctor_says_what_is_here_and_ends_0_when_nothing_is_wrong(capsys):
+    code, out, _ = call(capsys, "doctor")
+    lines = out.splitlines()
+    assert {line.split()[0] for line in lines} <= {"ok", "note", "wrong"}
+    for subject in ("python", "torch", "trl", "vllm", "gpu", "slurm", "chromium"):
+        assert any(f" {subject}: " in line for line in lines), subject
+    assert code == (1 if "wrong" in out else 0)
+
+
+def test_doctor_calls_another_version_than_the_pinned_one_wrong(capsys, monkeypatch):
+    from workbench import doctor
+
+    monkeypatch.setattr(doctor, "version", lambda name: "0.0.1")
+    code, out, _ = call(capsys, "doctor")
+    assert code == 1
+    assert "wrong trl: 0.0.1; 1.12.0 is pinned" in out
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["run", "99_none"], "notebook '99_none': not found; there are 00_tour"),
+        (["run", "05_grpo_docs_example", "-p", "stesp=3"], "did you mean 'steps'?"),
+        (["run", "05_grpo_docs_example", "-p", "steps=many"], "parameter steps='many': expected int"),
+        (["run", "05_grpo_docs_example", "-p", "learning_rate=nan"], "parameter learning_rate=nan: expected float"),
+        (["run", "05_grpo_docs_example", "-p", "backend=sglang"], "expected one of transformers, vllm"),
+        (["run", "05_grpo_docs_example", "-p", "steps"], "expected -p NAME=VALUE"),
+        (["run", "05_grpo_docs_example", "-p", "steps=1", "-p", "steps=2"], "steps was given before"),
+        (["run", "05_grpo_docs_example", "--resume"], "nothing to resume"),
+        (["run", "05_grpo_docs_example", "--resume", "no-such-run"], "not a run folder"),
+        (["run", "00_tour", "05_grpo_docs_example", "-p", "steps=1"], "-p and --resume go with one notebook"),
+        (["run", "00_tour", "99_none"], "notebook '99_none': not found"),
+        (["run", "00_tour", "05_grpo_docs_example", "--jobs", "0"], "jobs=0: expected at least 1"),
+        (["report"], "no runs in"),
+        (["list", "99_none"], "not found"),
+    ],
+)
+def test_a_mistake_gives_one_line_and_exit_code_2_and_starts_nothing(capsys, tmp_path, arguments, says):
+    code, out, err = call(capsys, *arguments, "--runs-dir", tmp_path / "runs")
+    assert (code, out) == (2, "")
+    assert err.startswith("workbench: ")
+    assert err.count("\n") == 1
+    assert says in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_is_no_run_gives_one_line_and_exit_code_2(capsys, tmp_path):
+    code, _, err = call(capsys, "report", tmp_path)
+    assert (code, err) == (2, f"workbench: {tmp_path}: not a run folder (it has no params.json)\n")
+
+
+def test_a_damaged_run_is_named(capsys, tmp_path):
+    run = write_run(tmp_path)
+    (run.path / "status.json").write_text("{")
+    code, _, err = call(capsys, "list", "--runs-dir", tmp_path)
+    assert code == 2
+    assert f"{run.path / 'status.json'}: not JSON" in err
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["run"], ["run", "00_tour", "--jobs", "two"]])
+def test_a_command_line_that_makes_no_sense_ends_2_with_the_usage(capsys, arguments):
+    code, _, err = call(capsys, *arguments)
+    assert code == 2
+    assert err.startswith("usage: workbench")
+
+
+def test_the_module_and_the_console_script_are_the_same_command():
+    from importlib.metadata import entry_points
+
+    (script,) = [e for e in entry_points(group="console_scripts") if e.name == "workbench"]
+    assert script.load() is cli.main
+    process = workbench("run", "99_none")
+    assert process.returncode == 2
+    assert "Traceback" not in process.stderr
+
+
+@pytest.mark.slow
+def test_run_says_where_the_run_is_how_it_ended_and_where_its_report_is(tmp_path):
+    path = write_notebook(tmp_path / "hand_made.ipynb", "print('from the notebook')")
+    process = workbench("run", path, "-p", "steps=7", "--runs-dir", tmp_path / "runs")
+    (run,) = list_runs(tmp_path / "runs")
+    assert process.returncode == 0
+    assert f"run folder {run.path}" in process.stderr
+    assert "from the notebook" in process.stderr
+    assert f"hand_made {run.id}: done, steps 7" in process.stdout
+    assert f"report {run.path / 'report.html'}" in process.stdout

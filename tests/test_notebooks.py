@@ -1,0 +1,140 @@
+import ast
+import re
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from conftest import NOTEBOOKS, workbench
+
+from workbench.runs import list_runs
+
+# The order of DESIGN.md; a notebook may leave sections out.
+SECTIONS = [
+    "Question",
+    "Parameters",
+    "Setup",
+    "Toy",
+    "Reproduce",
+    "Measure",
+    "Fix",
+    "Verify",
+    "On this stack",
+    "Findings",
+]
+FIRST = [("seed", "int", 0), ("out_dir", "str", ""), ("interactive", "bool", True)]
+
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(path):
+    return [cell for cell in read(path).cells if cell.cell_type == "code"]
+
+
+def tagged(path, tag):
+    return [cell for cell in code_cells(path) if tag in cell.metadata.get("tags", [])]
+
+
+def test_there_are_notebooks():
+    assert {"00_tour", "05_grpo_docs_example"} <= {path.stem for path in NOTEBOOKS}
+
+
+@each_notebook
+def test_a_notebook_is_valid_and_names_the_python3_kernel(path):
+    nbformat.validate(read(path))
+    assert read(path).metadata.kernelspec.name == "python3"  # a name of one machine would not be found elsewhere
+    assert not {"widgets", "papermill"} & read(path).metadata.keys()
+
+
+@each_notebook
+def test_outputs_and_counts_are_stripped(path):
+    assert all(cell.outputs == [] and cell.execution_count is None for cell in code_cells(path))
+
+
+@each_notebook
+def test_the_one_parameters_cell_starts_with_seed_out_dir_and_interactive(path):
+    (cell,) = tagged(path, "parameters")
+    lines = ast.parse(cell.source).body
+    assert all(isinstance(line, ast.AnnAssign) for line in lines)
+    named = [(line.target.id, line.annotation.id, ast.literal_eval(line.value)) for line in lines]
+    assert named[:3] == FIRST
+    assert all("#" in line for line in cell.source.splitlines()), "every parameter has its help"
+
+
+@each_notebook
+def test_there_is_no_def_class_or_lambda_assigned_to_a_name(path):
+    for cell in code_cells(path):
+        for node in ast.walk(ast.parse(cell.source)):
+            assert not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef), cell.source
+            assert not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda)), cell.source
+
+
+@each_notebook
+def test_no_code_cell_is_longer_than_12_lines_or_empty(path):
+    for cell in code_cells(path):
+        assert 1 <= len(cell.source.splitlines()) <= 12, cell.source
+        assert cell.source.strip()
+
+
+@each_notebook
+def test_sections_come_in_the_common_order(path):
+    text = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+    headings = [h.partition(":")[0].strip() for h in re.findall(r"^## (.+)$", text, re.M)]
+    assert headings == [section for section in SECTIONS if section in headings]
+    assert {"Question", "Parameters", "Setup", "Verify", "Findings"} <= set(headings)
+    assert len(re.findall(r"^# ", text, re.M)) == 1
+
+
+@each_notebook
+def test_it_has_a_cell_of_checks_and_its_last_cell_saves_the_result(path):
+    assert tagged(path, "check")
+    last = read(path).cells[-1]
+    assert last.cell_type == "code"
+    assert "save_result(" in last.source
+
+
+@each_notebook
+def test_every_name_is_imported_or_assigned_and_every_import_used(path):
+    command = [sys.executable, "-m", "ruff", "check", "--select", "F,E9", "--quiet", str(path)]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout
+
+
+# --- executed ------------------------------------------------------------------------------------------------------
+
+
+def held(run) -> dict:
+    return {name: outcome for name, outcome in run.result["checks"].items() if outcome is not True}
+
+
+@pytest.mark.slow
+def test_the_tour_ends_done_with_every_check_true(starter_folder, tmp_path):
+    process = workbench("run", "00_tour", "--runs-dir", tmp_path)
+    assert process.returncode == 0, process.stderr
+    (run,) = list_runs(tmp_path)
+    assert run.status["state"] == "done"
+    assert held(run) == {}
+
+
+@pytest.mark.slow
+def test_the_documented_example_rises_from_below_minus_20_to_above_minus_6(example_run):
+    run, process = example_run
+    assert process.returncode == 0, process.stderr
+    assert run.status["state"] == "done"
+    assert held(run) == {}
+    assert run.result["numbers"]["first"] < -20
+    assert -6 < run.result["headline"]["value"] <= 0
+    assert len(run.metrics) == 80
+
+
+@pytest.mark.slow
+def test_the_output_of_training_comes_while_it_trains(example_run):
+    """The log has the notebook's own lines, on stderr as well as in the run's folder."""
+    run, process = example_run
+    lines = re.findall(r"^step \d+/80 .*reward", (run.path / "log.txt").read_text(), re.M)
+    assert len(lines) == 10
+    assert lines[0] in process.stderr
