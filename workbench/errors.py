@@ -15,3 +15,12 @@ class MissingDependencyError(WorkbenchError, ImportError):
 
 class RunError(WorkbenchError, RuntimeError):
     """A run, or its folder, is not in the state that the call needs."""
+
+
+def refusal(function, *args, **kwargs) -> str:
+    """The message with which a call refuses its arguments, or "accepted": shows a check at work in a notebook."""
+    try:
+        function(*args, **kwargs)
+    except WorkbenchError as error:
+        return f"refused: {error}"
+    return "accepted"

@@ -128,3 +128,48 @@ def show_training(metrics: pd.DataFrame, *, title: str, label: str = "run") -> S
         "window; it shows spread within one run, not uncertainty between runs."
     )
     return Shown(figure, alt=alt, table=metrics[["step", *(c for c, _ in _PANELS)]], caption=caption)
+
+
+def show_groups(groups: dict[str, list], *, column: str, title: str, ylabel: str) -> Shown:
+    """One metric over steps for several groups of runs, e.g. trainers with some seeds each.
+
+    Args:
+        groups: name -> runs (`runs.Run`), each with `metrics`.
+        column: of the metrics.
+        title, ylabel: of the figure.
+
+    Raises:
+        ParameterError: a group without runs, or a run without the column.
+    """
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    ax = figure.subplots()
+    table, sentences = {}, []
+    for n, (name, runs) in enumerate(groups.items()):
+        mean, low, high = _over_seeds(name, runs, column)
+        color, style = COLORS[n % len(COLORS)], STYLES[n % len(STYLES)]
+        ax.fill_between(mean.index, low, high, color=color, alpha=0.15, linewidth=0)
+        ax.plot(mean.index, mean, color=color, linestyle=style, linewidth=2, label=f"{name}, {len(runs)} seeds")
+        ax.annotate(name, (mean.index[-1], mean.iloc[-1]), xytext=(4, 0), textcoords="offset points", color=color)
+        table[name] = mean
+        sentences.append(describe_curve(f"{name}: {ylabel}", mean.index.tolist(), mean))
+    ax.set(xlabel="step", ylabel=ylabel, title=title)
+    ax.margins(x=0.2)
+    ax.grid(alpha=0.25)
+    ax.legend(loc="best", fontsize=9)
+    caption = (
+        f"Lines: mean over seeds of the running mean of {WINDOW} steps. Bands: from the lowest to the highest seed."
+    )
+    return Shown(figure, alt=" ".join(sentences), table=pd.DataFrame(table).reset_index(names="step"), caption=caption)
+
+
+def _over_seeds(name: str, runs: list, column: str) -> tuple[pd.Series, pd.Series, pd.Series]:
+    if not runs:
+        raise ParameterError(f"group {name!r} has no runs")
+    curves = {}
+    for n, run in enumerate(runs):
+        metrics = run.metrics
+        if column not in metrics:
+            raise ParameterError(f"{run.path}: metrics lack {column!r}; they have {', '.join(metrics.columns)}")
+        curves[n] = metrics.set_index("step")[column].rolling(WINDOW, min_periods=1).mean()
+    together = pd.DataFrame(curves)
+    return together.mean(axis=1), together.min(axis=1), together.max(axis=1)

@@ -9,7 +9,7 @@ from pathlib import Path
 from .errors import MissingDependencyError, ParameterError
 
 BACKENDS = ("transformers", "vllm")
-STARTERS = {"starter": "qwen2", "starter-gpt2": "gpt2"}
+STARTERS = ("starter", "starter-gpt2", "search")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,8 +17,8 @@ class Recipe:
     """What a run trains and how. Field names and meanings are TRL's, except the first three.
 
     Attributes:
-        model: `starter`, `starter-gpt2`, a hub id or a local folder.
-        dataset: `starter`, a hub id or a local folder or file in the hub's format, with a `prompt` column.
+        model: `starter`, `starter-gpt2`, `search`, a hub id or a local folder.
+        dataset: `starter`, `search`, a hub id or a local folder or file in the hub's format, with a `prompt` column.
         backend: `transformers` or `vllm`, who samples.
         per_device_train_batch_size: completions (not prompts) per device and forward pass.
     """
@@ -142,10 +142,14 @@ def resolve_model(model: str) -> str:
         ParameterError: a local path that does not exist or holds no model.
         MissingDependencyError: a hub id that cannot be reached; the message names the offline choices.
     """
+    if model == "search":
+        from .search_task import search_model
+
+        return str(search_model())
     if model in STARTERS:
         from .starter import starter_model
 
-        return str(starter_model(STARTERS[model]))
+        return str(starter_model("gpt2" if model == "starter-gpt2" else "qwen2"))
     if Path(model).is_dir():
         if not (Path(model) / "config.json").is_file():
             raise ParameterError(f"model={model!r}: the folder holds no config.json, so it is not a saved model")
@@ -165,7 +169,7 @@ def load_prompts(dataset: str, split: str = "train"):
     """A `datasets.Dataset` with a `prompt` column.
 
     Args:
-        dataset: `starter`, a hub id, or a local folder or `.jsonl`, `.json`, `.csv` or `.parquet` file.
+        dataset: `starter`, `search`, a hub id, or a local folder or `.jsonl`, `.json`, `.csv` or `.parquet` file.
         split: of a hub data set or a folder.
 
     Raises:
@@ -178,6 +182,10 @@ def load_prompts(dataset: str, split: str = "train"):
         from .starter import starter_corpus
 
         return Dataset.from_list(starter_corpus())
+    if dataset == "search":
+        from .search_task import search_prompts
+
+        return Dataset.from_list(search_prompts())
     path = Path(dataset)
     if path.is_file():
         kind = {".jsonl": "json"}.get(path.suffix, path.suffix.lstrip("."))

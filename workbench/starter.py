@@ -153,12 +153,21 @@ def build_model(tokenizer, architecture: str = "qwen2", seed: int = 0):
 
 
 def starter_model(architecture: str = "qwen2", cache_dir: str | os.PathLike | None = None) -> Path:
-    """Folder of the warm-started model and its tokenizer, built on first use (about 40 s on one core) and cached.
+    """Folder of the starter model, warm-started on `starter_corpus()`; see `warm_started`."""
+    return warm_started("starter", starter_corpus(cache_dir), architecture, cache_dir)
+
+
+def warm_started(
+    name: str, corpus: list[dict[str, str]], architecture: str = "qwen2", cache_dir: str | os.PathLike | None = None
+) -> Path:
+    """Folder of a tiny model and its tokenizer, trained on `corpus` on first use (about 40 s on one core) and cached.
 
     A folder whose files do not match the hashes written when it was finished is built again; of several processes that
     ask at once one builds and the others wait.
 
     Args:
+        name: first part of the folder's name; the rest is a hash of everything that decides the weights.
+        corpus: rows with `prompt` and `completion`.
         architecture: `qwen2` or `gpt2`.
         cache_dir: default `$WORKBENCH_CACHE`, else `~/.cache/workbench`.
     """
@@ -166,9 +175,7 @@ def starter_model(architecture: str = "qwen2", cache_dir: str | os.PathLike | No
 
     if architecture not in ARCHITECTURES:
         raise ParameterError(f"architecture={architecture!r}: expected one of {', '.join(ARCHITECTURES)}")
-    root = _cache_root(cache_dir)
-    corpus = starter_corpus(root)
-    folder = root / f"starter-{architecture}-{_cache_key(corpus, architecture)}"
+    folder = _cache_root(cache_dir) / f"{name}-{architecture}-{_cache_key(corpus, architecture)}"
     if not _is_intact(folder):
         with FileLock(f"{folder}.lock"):
             if not _is_intact(folder):  # another process may have built it while this one waited

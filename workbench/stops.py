@@ -214,12 +214,12 @@ class StopRule:
             model: holds the generation config that `generate` fills unset fields from, EOS included.
             generate: `model.generate`.
             generation_config: of the caller; not changed.
-            **inputs: `input_ids` and further arguments.
+            **inputs: `input_ids` and further arguments; those that a generation config has go there.
         """
         options = self.for_transformers(inputs["input_ids"].shape[1])
         criteria = options.pop("stopping_criteria", None)
         config = copy.deepcopy(generation_config)
-        config.update(**options)
+        config.update(**options, **{name: inputs.pop(name) for name in list(inputs) if hasattr(config, name)})
         inherited = model.generation_config
         before, inherited.eos_token_id = inherited.eos_token_id, options["eos_token_id"]
         try:

@@ -1,14 +1,13 @@
 """TRL's OnlineDPOTrainer with the same stop control, on each of its back ends."""
 
 import contextlib
-import copy
 
 import torch
 from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPOTrainer
 from trl.trainer.utils import pad
 
-from ..stops import StopRule, StopSpec, check_generation_kwargs
-from .stopping import backend_of, check_engine, reject_stop_options
+from ..stops import StopRule, StopSpec
+from .stopping import check_before_compute
 from .vllm_sync import cpu_sync_online_dpo, server_without_nccl
 
 
@@ -24,28 +23,43 @@ class OnlineDPOTrainer(StockOnlineDPOTrainer):
     """
 
     def __init__(self, model, *, args, stops: StopSpec | None = None, processing_class=None, **kwargs):
-        from transformers import AutoTokenizer
 
         stops = stops or StopSpec()
-        reject_stop_options(args.generation_kwargs)
-        check_generation_kwargs(args.generation_kwargs or {}, backend_of(args))
-        tokenizer = processing_class or AutoTokenizer.from_pretrained(
-            model if isinstance(model, str) else model.name_or_path
-        )
-        config = None if isinstance(model, str) else model.generation_config
-        rule = StopRule(stops, getattr(tokenizer, "tokenizer", tokenizer), config, args.max_new_tokens)
-        if args.use_vllm:
-            check_engine(model, args, tokenizer, stops)
-            args = copy.copy(args)
-            args.generation_kwargs = {**(args.generation_kwargs or {}), **rule.for_vllm()}
-            if args.vllm_mode == "colocate":
-                args.generation_kwargs["detokenize"] = bool(stops.strings)
+        check_before_compute(model, args, stops, processing_class)
         with server_without_nccl(args):
             super().__init__(model, args=args, processing_class=processing_class, **kwargs)
-        self.stop_rule = StopRule(stops, self._tokenizer, self.model.generation_config, args.max_new_tokens)
         self._rows = self._ends = None
+        self._user_options = args.generation_kwargs or {}
         if args.use_vllm:
             cpu_sync_online_dpo(self)
+        self.set_stops(stops)
+
+    def set_stops(self, stops: StopSpec) -> None:
+        """From the next generation on, end completions at `stops`."""
+        self.stop_rule = StopRule(stops, self._tokenizer, self.model.generation_config, self.args.max_new_tokens)
+        if not self.args.use_vllm:
+            return
+        options = {**self._user_options, **self.stop_rule.for_vllm()}
+        self.args.generation_kwargs = options  # read at each request in server mode
+        if self.vllm_mode == "colocate":
+            self.generation_config = self._sampling_params(options)
+
+    def _sampling_params(self, options: dict):
+        """TRL's sampling parameters with `options`; TRL's own never detokenize, and vLLM then refuses stop strings."""
+        from vllm import SamplingParams
+
+        return SamplingParams(
+            n=2,
+            repetition_penalty=self.repetition_penalty,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=0.0 if self.min_p is None else self.min_p,
+            max_tokens=self.args.max_new_tokens,
+            structured_outputs=self.generation_config.structured_outputs,
+            detokenize=bool(self.stop_rule.spec.strings),
+            **options,
+        )
 
     def _generate(self, model, prompts, images=None):
         with self._stops_in_generate(model):

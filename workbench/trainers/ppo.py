@@ -170,7 +170,9 @@ def ppo_config(recipe: Recipe, output_dir: Path, **overrides) -> PPOConfig:
     return PPOConfig(**(fields | overrides))
 
 
-def train_ppo(recipe: Recipe, *, out_dir: Path, stops: StopSpec | None = None, reward_model=None, **overrides):
+def train_ppo(
+    recipe: Recipe, *, out_dir: Path, stops: StopSpec | None = None, reward_model=None, callbacks=None, **overrides
+) -> PPOTrainer:
     """Train a recipe with PPO in a run folder, from the start: TRL's PPO loop cannot resume.
 
     Args:
@@ -179,6 +181,7 @@ def train_ppo(recipe: Recipe, *, out_dir: Path, stops: StopSpec | None = None, r
         stops: when responses end; default at every EOS.
         reward_model: a sequence classifier with one label; None takes one with random weights, seeded by the recipe,
             which is enough to measure generation and masking but teaches nothing.
+        callbacks: transformers' trainer callbacks.
         **overrides: further `PPOConfig` fields.
 
     Returns:
@@ -210,6 +213,7 @@ def train_ppo(recipe: Recipe, *, out_dir: Path, stops: StopSpec | None = None, r
         reward_model or random_reward,
         dataset,
         value_model,
+        callbacks=callbacks,
         stops=stops,
         out_dir=out_dir,
     )

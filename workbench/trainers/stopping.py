@@ -63,7 +63,7 @@ def check_before_compute(model, args, stops: StopSpec, tokenizer) -> None:
     """Everything about stops that can be wrong, before an engine starts or a model is built."""
     reject_stop_options(args.generation_kwargs)
     check_generation_kwargs(args.generation_kwargs or {}, backend_of(args))
-    if stops.strings and args.use_transformers_continuous_batching:
+    if stops.strings and getattr(args, "use_transformers_continuous_batching", False):
         raise ParameterError("stop strings: transformers' continuous batching stops at ids only; use token_ids")
     if args.use_vllm:
         check_engine(model, args, tokenizer, stops)
@@ -83,15 +83,18 @@ class StoppingMixin:
             check_before_compute(model, args, stops, kwargs.get("processing_class"))
         with server_without_nccl(args):
             super().__init__(model, reward_funcs, args, *rest, **kwargs)
-        self.stop_rule = StopRule(stops, self._tokenizer, self.model.generation_config, self.max_completion_length)
         self._ends = self._sampled_ids = self._raw_ids = None
         if self.use_vllm:
             install_cpu_sync(self.vllm_generation, self.args.output_dir)
             self._engine_reasons = tap_finish_reasons(self.vllm_generation)
-            self.vllm_generation.generation_kwargs = {
-                **(self.vllm_generation.generation_kwargs or {}),
-                **(self.stop_rule.for_vllm() if stops.custom else {}),
-            }
+        self.set_stops(stops)
+
+    def set_stops(self, stops: StopSpec) -> None:
+        """From the next generation on, end completions at `stops`."""
+        self.stop_rule = StopRule(stops, self._tokenizer, self.model.generation_config, self.max_completion_length)
+        if self.use_vllm:
+            options = self.stop_rule.for_vllm() if stops.custom else {}
+            self.vllm_generation.generation_kwargs = {**(self.args.generation_kwargs or {}), **options}
 
     def _generate_single_turn(self, prompt_ids, *rest, **kwargs):
         self._raw_ids = None

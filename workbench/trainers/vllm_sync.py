@@ -120,3 +120,27 @@ def tap_finish_reasons(generation) -> list[str]:
 
         generation.vllm_client._post = post
     return reasons
+
+
+_engines: dict[str, object] = {}
+
+
+def shared_engine(model: str, **kwargs):
+    """An in-process vLLM engine for a model path, started once and kept for the life of the process.
+
+    Later calls ignore `kwargs`. Weights are whatever was synced last: meant for trainers that sync before they sample.
+    """
+    if model not in _engines:
+        from vllm import LLM
+
+        if not _has_cuda():
+            kwargs = {"gpu_memory_utilization": 0.2, "dtype": "float32", **kwargs}
+        _engines[model] = LLM(model=model, **kwargs)
+    return _engines[model]
+
+
+@contextlib.contextmanager
+def sharing_engines():
+    """While open, colocated trainers of one model path share an engine, which takes 10 to 50 s to start on a CPU."""
+    with mock.patch("trl.generation.vllm_generation.LLM", shared_engine):
+        yield
