@@ -221,6 +221,7 @@ def test_the_warm_started_model_writes_short_text_and_ends_it(starter_folder):
     batch = tokenizer(prompts, return_tensors="pt", padding=True)
     torch.manual_seed(0)
     ids = model.generate(**batch, do_sample=True, max_new_tokens=64)[:, batch.input_ids.shape[1] :]
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
     ended = (ids == tokenizer.eos_token_id).any(1).float().mean()
     lengths = [len(text) for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
     assert ended > 0.9

@@ -207,6 +207,7 @@ def _cache_key(corpus, architecture: str) -> str:
     import torch
 
     decides = {
+        "version": 2,  # of what is saved beside the weights; raise it when `_build` changes
         "corpus": corpus_hash(corpus),
         "vocab_size": VOCAB_SIZE,
         "shape": _SHAPES[architecture],
@@ -235,6 +236,7 @@ def _build(folder: Path, corpus, architecture: str) -> None:
     model = build_model(tokenizer, architecture, seed=_SFT["seed"])
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         _warm_start(model, tokenizer, corpus, scratch)
+        model.generation_config.eos_token_id = tokenizer.eos_token_id  # transformers' Trainer makes it a list
         made = Path(scratch) / "made"
         model.save_pretrained(made)
         tokenizer.save_pretrained(made)
