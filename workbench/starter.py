@@ -247,6 +247,7 @@ def _build(folder: Path, corpus, architecture: str) -> None:
 
 def _warm_start(model, tokenizer, corpus, scratch: str) -> None:
     from datasets import Dataset
+    from transformers import PrinterCallback
     from trl import SFTConfig, SFTTrainer
 
     args = SFTConfig(
@@ -256,13 +257,17 @@ def _warm_start(model, tokenizer, corpus, scratch: str) -> None:
         gradient_checkpointing=False,
         save_strategy="no",
         report_to="none",
+        disable_tqdm=True,
         logging_steps=100,
         eos_token=EOS,
         dataloader_pin_memory=False,
         **_SFT,
     )
     with one_thread(), preserved_rng():
-        SFTTrainer(model, args=args, train_dataset=Dataset.from_list(corpus), processing_class=tokenizer).train()
+        trainer = SFTTrainer(model, args=args, train_dataset=Dataset.from_list(corpus), processing_class=tokenizer)
+        trainer.remove_callback(PrinterCallback)
+        print(f"building the embedded model, {args.max_steps} steps, once; cached afterwards", flush=True)
+        trainer.train()
 
 
 @contextlib.contextmanager

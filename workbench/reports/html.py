@@ -28,7 +28,7 @@ def build_report(run: Run) -> Path:
         run=run,
         status=status,
         result=result,
-        toy=str(run.params.get("model", "")).startswith("starter"),
+        toy=run.toy,
         notebook=_notebook_html(run),
         completions=_sample(run),
         environment=_flat(run.env),

@@ -13,6 +13,7 @@ from ..rewards import exact_match_reward
 from ..runs import Run
 from ..stops import StopRule, StopSpec, check_tokenizers, save_policy, trl_finish_reason
 from .grpo import GRPOTrainer, RecordingMixin
+from .ppo import PPOTrainer, train_ppo
 from .recording import claim_folder, last_checkpoint, quiet_libraries
 from .vllm_sync import install_cpu_sync, shared_engine, sharing_engines
 
@@ -120,6 +121,42 @@ def _share_cut(reasons: pd.Series) -> float:
     return float((reasons == "length").mean())
 
 
+def compare_ppo_stops(
+    recipe: Recipe, modes: dict[str, StopSpec], *, out_dir: Path, **overrides
+) -> tuple[pd.DataFrame, dict[str, PPOTrainer]]:
+    """Train PPO once per way of stopping and tell what each costs (claims A0.1 to A0.5).
+
+    Args:
+        recipe: what to train.
+        modes: name -> stops.
+        out_dir: holds a folder per mode.
+        **overrides: further `PPOConfig` fields.
+
+    Returns:
+        A row per mode (forwards and seconds per update, share of row-steps behind a row's end, share of rows that the
+        limit cut, rows that stock's missing-EOS rule would punish, EOS id in the saved policy), and the trainers.
+    """
+    rows, trainers = {}, {}
+    for name, stops in modes.items():
+        print(name, flush=True)
+        folder = Path(out_dir) / name.replace(" ", "-")
+        trainers[name] = trainer = train_ppo(recipe, out_dir=folder, stops=stops, **overrides)
+        run = Run(folder)
+        table, metrics = run.completions, run.metrics
+        batch = len(table) // len(metrics)
+        useful = table[["completion_tokens", "tokens_to_eos"]].min(axis=1).sum()
+        saved = trainer.policy_model.generation_config.eos_token_id
+        rows[name] = {
+            "forwards per update": sum(trainer.forwards) / len(trainer.forwards),
+            "seconds per update": metrics["elapsed_s"].diff().median(),
+            "wasted row-steps": 1 - useful / (batch * sum(trainer.forwards)),
+            "cut by the limit": _share_cut(table["finish_reason"]),
+            "stock would punish": _share_cut(table["trl_finish_reason"]),
+            "EOS of the saved policy": str(saved),
+        }
+    return pd.DataFrame(rows).T, trainers
+
+
 def added_token_story(path: str, token: str, *, folder: Path) -> pd.DataFrame:
     """A token added in memory and then saved, as a real vLLM engine sees it (claims A1.2, A1.6).
 
@@ -151,11 +188,14 @@ def added_token_story(path: str, token: str, *, folder: Path) -> pd.DataFrame:
 
 
 def _forced(llm, token_id: int, **stops) -> str:
+    """What comes of a generation that is made to emit `token_id`, where the engine has such a token at all."""
     from vllm import SamplingParams
+    from vllm.exceptions import VLLMValidationError
 
-    params = SamplingParams(max_tokens=8, temperature=0, logit_bias={token_id: 100.0}, **stops)
+    known = token_id < len(llm.get_tokenizer())
+    params = SamplingParams(max_tokens=8, temperature=0, logit_bias={token_id: 100.0} if known else None, **stops)
     try:
         made = llm.generate([{"prompt_token_ids": [2, 3, 4]}], params, use_tqdm=False)[0].outputs[0]
-    except ValueError as error:  # vLLM's validation of ids outside its vocabulary
+    except VLLMValidationError as error:
         return f"error: {str(error).splitlines()[0][:90]}"
-    return f"{made.finish_reason} after {len(made.token_ids)} tokens, text {made.text!r}"
+    return f"{made.finish_reason} ({made.stop_reason or 'EOS'}) after {len(made.token_ids)} tokens"

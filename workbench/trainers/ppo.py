@@ -53,6 +53,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         super().__init__(args, processing_class, model, *rest, **kwargs)
         model.generation_config.eos_token_id = eos_token_id  # stock has overwritten it
         self.forwards: list[int] = []
+        self._eos_rule = StopRule(StopSpec(), processing_class, model.generation_config)
         self._recorder = record(self, out_dir) if out_dir else None
 
     def train(self):
@@ -139,9 +140,43 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
                 trl_finish_reason(row, tokenizer.eos_token_id, tokenizer.pad_token_id) for row in rows
             ],
             "completion_tokens": [end.index for end in ends],
+            "tokens_to_eos": [self._eos_rule.find(row).index for row in rows],
             "reward": scores.tolist(),
         }
         self._recorder.add_completions(self.state.global_step + 1, columns)
+
+
+@torch.no_grad()
+def score_tails(trainer: PPOTrainer, rows: int = 32, seed: int = 0):
+    """What text after EOS does to the reward model: each legacy row scored whole and cut at its EOS (claim A0.2).
+
+    Args:
+        trainer: in legacy mode.
+        rows: prompts, from the start of the training set.
+        seed: of sampling.
+
+    Returns:
+        DataFrame `whole, cut, tokens, tokens_to_eos`, one row a response.
+    """
+    import pandas as pd
+    from transformers import GenerationConfig
+
+    if not trainer.stop_rule.spec.legacy:
+        raise ParameterError("score_tails: the trainer stops early, so there is no text after EOS; use legacy_mode()")
+    tokenizer, pad_id = trainer.processing_class, trainer.processing_class.pad_token_id
+    prompts = [{"input_ids": trainer.train_dataset[i]["input_ids"]} for i in range(rows)]
+    queries = tokenizer.pad(prompts, return_tensors="pt")["input_ids"].to(trainer.accelerator.device)
+    how = {"do_sample": True, "temperature": trainer.args.temperature, "top_k": 0}
+    config = GenerationConfig(max_new_tokens=trainer.args.response_length, **how)
+    torch.manual_seed(seed)
+    whole, _ = trainer._batch_generation(trainer.policy_model, queries, rows, pad_id, config)
+    cut, width = whole.clone(), queries.shape[1]
+    ends = [trainer._eos_rule.find(row).index for row in whole[:, width:].tolist()]
+    for row, end in zip(cut, ends, strict=True):
+        row[width + end :] = pad_id
+    scores = [ppo_trainer.get_reward(trainer.reward_model, x, pad_id, width)[1].tolist() for x in (whole, cut)]
+    tokens = whole.shape[1] - width
+    return pd.DataFrame({"whole": scores[0], "cut": scores[1], "tokens": tokens, "tokens_to_eos": ends})
 
 
 def ppo_config(recipe: Recipe, output_dir: Path, **overrides) -> PPOConfig:
