@@ -166,18 +166,3 @@ def _sigterm_interrupts():
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def summary(run: Run) -> dict:
-    """One row about a run: id, state, headline, failed checks, parameters."""
-    result, status = run.result, run.status
-    failed = [name for name, ok in result.get("checks", {}).items() if ok is False]
-    return {
-        "notebook": run.notebook,
-        "run": run.id,
-        "state": status["state"],
-        "error": status.get("error"),
-        "headline": result.get("headline"),
-        "failed_checks": failed,
-        "params": run.params,
-    }
