@@ -25,7 +25,6 @@ MAY_IMPORT = {
     "doctor": PURE,
     "rollouts": {"errors", "stops"},
     "mismatch": {"errors", "padding"},
-    "padding_report": {"errors", "padding"},
     "starter": {"errors", "runs"},
     "search_task": {"errors", "starter"},
     "recipes": {"errors", "starter", "search_task", "stops"},
