@@ -15,7 +15,7 @@ from trl.trainer.utils import pad
 
 from ..errors import ParameterError
 from ..recipes import Recipe, has_gpu, load_prompts, resolve_model
-from ..stops import StopRule, StopSpec, trl_finish_reason
+from ..stops import StopRule, StopSpec
 from .recording import claim_folder, quiet_libraries, record
 
 
@@ -137,8 +137,8 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
             "completion": [self.stop_rule.text(row, end) for row, end in zip(rows, ends, strict=True)],
             "finish_reason": [end.finish_reason for end in ends],
             "trl_finish_reason": [
-                trl_finish_reason(row, tokenizer.eos_token_id, tokenizer.pad_token_id) for row in rows
-            ],
+                "stop" if tokenizer.eos_token_id in row else "length" for row in rows
+            ],  # stock's rule
             "completion_tokens": [end.index for end in ends],
             "tokens_to_eos": [self._eos_rule.find(row).index for row in rows],
             "reward": scores.tolist(),
