@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "mismatch": {"errors", "padding"},
     "starter": {"errors", "runs"},
     "search_task": {"errors", "starter"},
-    "recipes": {"errors", "starter", "search_task", "stops"},
+    "recipes": {"errors", "runs", "starter", "search_task", "stops"},
     "trainers": {"errors", "stops", "padding", "groups", "rewards", "runs", "recipes", "rollouts"},
     "baselines": {"errors", "runs", "stats"},
     "plots": {"errors", "runs", "stats"},
