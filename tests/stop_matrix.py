@@ -19,13 +19,13 @@ LIMIT, BATCH, G = 16, 16, 4
 
 
 def specs(tokenizer) -> dict[str, StopSpec]:
-    of, return_, set_, to = (tokenizer.encode(t)[0] for t in (" of", " Return", " Set", " to"))
+    of, return_, period, to = (tokenizer.encode(t)[0] for t in (" of", " Return", ".", " to"))
     return {
         "eos": StopSpec(),
         "id": StopSpec(token_ids=(of,)),
         "string": StopSpec(strings=("the ",)),
         "two of each": StopSpec(strings=("ing", " a "), token_ids=(return_, to)),
-        "no eos": StopSpec(eos=False, token_ids=(set_,)),
+        "no eos": StopSpec(eos=False, token_ids=(period,)),
         "minimum": StopSpec(strings=("e",), min_tokens=4),
     }
 

@@ -42,7 +42,8 @@ class Recipe:
     def __post_init__(self):
         if self.backend not in BACKENDS:
             raise ParameterError(f"backend={self.backend!r}: expected one of {', '.join(BACKENDS)}")
-        for name in ("max_steps", "max_completion_length", "per_device_train_batch_size", "save_steps"):
+        counts = ("max_steps", "max_completion_length", "per_device_train_batch_size", "save_steps")
+        for name in (*counts, "gradient_accumulation_steps"):
             if getattr(self, name) < 1:
                 raise ParameterError(f"{name}={getattr(self, name)}: expected at least 1")
         if self.num_generations < 2:
@@ -51,6 +52,8 @@ class Recipe:
             raise ParameterError(f"learning_rate={self.learning_rate}: expected a positive number")
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             raise ParameterError(f"temperature={self.temperature}: expected a positive number")
+        if not (math.isfinite(self.beta) and self.beta >= 0):
+            raise ParameterError(f"beta={self.beta}: expected a number of at least 0, the KL coefficient")
         batch = self.per_device_train_batch_size * self.gradient_accumulation_steps
         if batch % self.num_generations and int(os.environ.get("WORLD_SIZE", "1")) == 1:
             raise ParameterError(
@@ -78,13 +81,15 @@ DOCS = Recipe(
 def make_recipe(model: str = "starter", **fields) -> Recipe:
     """The recipe that fits `model` (the starter's, or the docs example's), with `fields` in place of its own.
 
-    A field given as 0 or "" keeps the recipe's own value, so that notebook parameters can leave it open.
+    A field given as None or "" keeps the recipe's own value, and so does a 0 for `max_steps` or `learning_rate`, which no
+    run can have: notebook parameters leave them open so.
     """
     known = {f.name for f in dataclasses.fields(Recipe)}
     for name in fields.keys() - known:
         raise ParameterError(f"{name}: a recipe has no such field; it has {', '.join(sorted(known))}")
     base = STARTER if model in STARTERS else DOCS
-    given = {k: v for k, v in fields.items() if k == "seed" or v not in (0, "")}
+    open_at_0 = ("max_steps", "learning_rate")
+    given = {k: v for k, v in fields.items() if v is not None and v != "" and not (v == 0 and k in open_at_0)}
     return dataclasses.replace(base, model=model, **given)
 
 
@@ -189,10 +194,15 @@ def load_prompts(dataset: str, split: str = "train"):
         return Dataset.from_list(search_prompts())
     path = Path(dataset)
     if path.is_file():
-        kind = {".jsonl": "json"}.get(path.suffix, path.suffix.lstrip("."))
-        data = load_dataset(kind, data_files=str(path), split="train")
+        kinds = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+        if path.suffix not in kinds:
+            raise ParameterError(f"dataset={dataset!r}: expected a folder or a file ending in {', '.join(kinds)}")
+        data = load_dataset(kinds[path.suffix], data_files=str(path), split="train")
     elif path.is_dir():
-        data = load_dataset(dataset, split=split)
+        try:
+            data = load_dataset(dataset, split=split)
+        except ValueError as error:  # no data files, no rows or no such split
+            raise ParameterError(f"dataset={dataset!r}, split {split!r}: {error}") from error
     else:
         _reject_missing_path("dataset", dataset)
         try:

@@ -83,8 +83,7 @@ class Run:
         """DataFrame `step, prompt, completion, finish_reason, reward, ...`; empty when none were recorded."""
         import pandas as pd
 
-        folder = self.path / "completions.parquet"
-        parts = sorted(folder.glob("*.parquet")) if folder.is_dir() else []
+        parts = completion_parts(self.path / "completions.parquet")
         return pd.concat([pd.read_parquet(p) for p in parts], ignore_index=True) if parts else pd.DataFrame()
 
 
@@ -134,6 +133,20 @@ def jsonable(value):
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def completion_parts(folder: Path) -> list[Path]:
+    """The files of a `completions.parquet/`, in order: `part-<step>`, and `part-000000` for the steps joined so far.
+
+    A part that the joined file covers is left over from a kill while joining, and left out.
+    """
+    import pandas as pd
+
+    parts = sorted(folder.glob("part-*.parquet")) if folder.is_dir() else []
+    if parts and parts[0].name == "part-000000.parquet":
+        covered = pd.read_parquet(parts[0], columns=["step"])["step"].max()
+        parts = parts[:1] + [p for p in parts[1:] if int(p.stem.rpartition("-")[2]) > covered]
+    return parts
 
 
 def load_metrics(path: Path):

@@ -8,9 +8,10 @@ from pathlib import Path
 import pandas as pd
 from transformers import PrinterCallback, TrainerCallback
 
-from ..runs import jsonable, read_json, write_json, write_text
+from ..runs import completion_parts, jsonable, read_json, write_json, write_text
 
 _COMPLETE = "complete.json"
+_JOINED = "part-000000.parquet"
 
 
 class RunRecorder(TrainerCallback):
@@ -121,23 +122,28 @@ def forget_after(out_dir: Path, step: int) -> float:
                 kept.append(line)
         write_text(metrics, "".join(line + "\n" for line in kept))
     folder = out_dir / "completions.parquet"
+    kept_parts = completion_parts(folder)
     for part in folder.glob("*") if folder.is_dir() else ():
-        if part.suffix != ".parquet" or int(part.stem.rpartition("-")[2]) > step:
+        if part not in kept_parts or int(part.stem.rpartition("-")[2]) > step:
             part.unlink()
+    if (joined := folder / _JOINED).is_file():
+        table = pd.read_parquet(joined)
+        table[table["step"] <= step].to_parquet(joined)
     return json.loads(kept[-1])["elapsed_s"] if kept else 0.0
 
 
 def join_completions(out_dir: Path) -> None:
     """Turn the parts of `completions.parquet/` into one: thousands of small files are slow to read."""
     folder = out_dir / "completions.parquet"
-    parts = sorted(folder.glob("*.parquet")) if folder.is_dir() else []
+    parts = completion_parts(folder)
     if len(parts) < 2:
         return
     temporary = folder / "joined.tmp"
     pd.concat([pd.read_parquet(p) for p in parts], ignore_index=True).to_parquet(temporary)
-    for part in parts[:-1]:
-        part.unlink()
-    temporary.rename(parts[-1])
+    temporary.rename(folder / _JOINED)  # from here on it stands for all of them
+    for part in parts:
+        if part.name != _JOINED:
+            part.unlink()
 
 
 def claim_folder(out_dir: Path, recipe: dict) -> None:
