@@ -253,7 +253,7 @@ def test_scoring_leaves_the_model_as_it_was():
     modes = [module.training for module in model.modules()]
     state, forward = torch.get_rng_state(), backbone(model).forward
     token_logprobs(model, pad_batch(TEXTS, 0))
-    padding_report(model, None, TEXTS, dtypes=["float32", "bfloat16"])
+    padding_report(model, None, TEXTS, dtypes=["float32", "bfloat16"], attentions=["eager"])
     assert [module.training for module in model.modules()] == modes
     assert "forward" not in vars(backbone(model)) and backbone(model).forward == forward
     assert torch.equal(torch.get_rng_state(), state) and model.config._attn_implementation == "sdpa"
@@ -370,8 +370,17 @@ def test_dynamic_ntk_remembers_a_longer_text_and_the_report_does_not_let_it():
     fresh = by_hand(model, between)
     by_hand(model, long)
     assert (by_hand(model, between) - fresh).abs().max() > 1e-2  # the same call, another answer
-    report = padding_report(model, None, [long, between], dtypes=["float32"])
+    report = padding_report(tiny("llama, dynamic NTK"), None, [between, long], dtypes=["float32"])
     assert report.worst(layout=CONTROL) < 1e-5
+
+
+def test_the_control_sees_what_the_batch_size_alone_does_and_the_verdict_reckons_with_it():
+    model = tiny("llama")
+    model.lm_head.register_forward_hook(lambda module, args, logits: logits * (1 + 0.01 * len(logits)))
+    report = padding_report(model, None, TEXTS, dtypes=["float32"])
+    assert report.worst(layout=CONTROL, batch=1) == 0 and report.worst(layout=CONTROL, batch=4) > 0.01
+    assert report.worst(layout="padded", batch=3) > 0.01 > 1e-5 > report.worst(layout="padded", batch=1)
+    assert report.kind == ROUNDING  # not padding's doing
 
 
 def test_a_window_too_wide_to_measure_is_said_and_not_guessed():
