@@ -98,38 +98,9 @@ def write_run(root: Path, name: str = "2026-1", *, notebook="05_grpo_docs_exampl
 
 
 @pytest.fixture(scope="session")
-def vllm_server(starter_folder, tmp_path_factory):
+def vllm_server(starter_folder):
     """URL of a real vLLM server (CPU build) on the loopback interface that serves the starter model."""
-    import socket
-    import time
-    import urllib.request
+    from workbench.trainers.serve import serve
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    log = tmp_path_factory.mktemp("vllm") / "server.log"
-    # The dev mode opens the endpoint that reloads weights from disk.
-    env = os.environ | {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(starter_folder)]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "256", "--dtype", "float32"]
-    command += ["--gpu-memory-utilization", "0.2"]  # on the CPU build: the share of memory it insists on
-    with log.open("w") as out:
-        server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=log.parent)
-    try:
-        for _ in range(150):
-            try:
-                urllib.request.urlopen(f"{url}/health", timeout=2)
-                break
-            except OSError:
-                assert server.poll() is None, f"the server died:\n{log.read_text()[-3000:]}"
-                time.sleep(2)
-        else:
-            pytest.fail(f"the server did not come up:\n{log.read_text()[-3000:]}")
+    with serve(str(starter_folder)) as url:
         yield url
-    finally:
-        server.terminate()
-        try:
-            server.wait(30)
-        except subprocess.TimeoutExpired:
-            server.kill()

@@ -21,10 +21,14 @@ LABELS = ("eos", "id", "string", "two of each", "no eos", "minimum")
 
 
 @functools.cache
-def outcome(trainer, backend, url=None):
+def ran(trainer, backend, url):
     command = [sys.executable, "-W", "ignore", str(SCRIPT), trainer, backend, *([url] if url else [])]
     env = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600)
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=600)
+
+
+def outcome(trainer, backend, url=None):
+    done = ran(trainer, backend, url)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert lines, f"{trainer} on {backend} died:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return json.loads(lines[0].removeprefix("RESULT "))

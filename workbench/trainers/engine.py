@@ -6,10 +6,10 @@ prompts share their completions on a server (article A3, still live in TRL 1.12.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from ..groups import GroupError
+from ..groups import GroupError, identical_groups
 
 _STRIDE = 1_000_003  # between the seeds of two requests; vLLM numbers the n samples of one request seed, seed + 1, ...
 
@@ -19,20 +19,23 @@ class EngineTap:
 
     Args:
         generation: TRL's, in either mode.
-        seed: every completion gets a random stream of its own, from this and from how often the engine was asked; None
-            leaves randomness to the engine.
+        step: tells the training step, so that a resumed run draws what it would have drawn.
+        seed: every completion gets a random stream of its own, from this, the step and its place; None leaves randomness to
+            the engine.
         share: send equal prompts as one request with as many samples as they need (claim A3.7).
 
     Attributes:
         reasons: the engine's finish reasons of the last generation, in the order of its completions.
+        logprobs: of its completions' tokens, as the engine gave them.
         requests: prompts sent at the last generation.
         prompt_tokens: tokens of these prompts.
     """
 
-    def __init__(self, generation, *, seed: int | None = None, share: bool = False):
-        self._generation, self._seed, self._share = generation, seed, share
-        self._calls = 0
+    def __init__(self, generation, step: Callable[[], int], *, seed: int | None = None, share: bool = False):
+        self._generation, self._step, self._seed, self._share = generation, step, seed, share
+        self._call = (-1, 0)  # step, and how often the engine was asked in it
         self.reasons: list[str] = []
+        self.logprobs: list[list[float]] = []
         self.requests = self.prompt_tokens = 0
         self._original_generate = generation.generate
         generation.generate = self._generate
@@ -50,8 +53,10 @@ class EngineTap:
 
     def _generate(self, prompts, *args, **kwargs):
         self.reasons = []
+        step = self._step()
+        self._call = (step, self._call[1] + 1 if self._call[0] == step else 0)
         result = self._original_generate(prompts, *args, **kwargs)
-        self._calls += 1
+        self.logprobs = [[token[0] for token in row] for row in result[2]] if result[2] is not None else []
         returned = [list(ids) for ids in result[0]]
         for row, (asked, got) in enumerate(zip(prompts, returned, strict=True)):
             if list(asked) != got:
@@ -65,7 +70,7 @@ class EngineTap:
         if self._seed is None:
             return None
         process = self._generation.accelerator.process_index if self._generation.mode == "colocate" else 0
-        mixed = hash((self._seed, self._calls, process))  # of integers only: the same in every process and session
+        mixed = hash((self._seed, *self._call, process))  # of integers only: the same in every process and session
         return (mixed + request * _STRIDE) % 2**31
 
     def _llm_generate(self, prompts: Sequence[dict], sampling_params, **kwargs):
@@ -148,10 +153,8 @@ def improbable_copies(ids: Sequence, logprobs: Sequence, num_generations: int, l
         log_chance: natural logarithm of the probability below which it is no chance.
     """
     found = []
-    for start in range(0, len(ids), num_generations):
-        group = [list(row) for row in ids[start : start + num_generations]]
-        if len(group) > 1 and all(row == group[0] for row in group):
-            total = sum(x for x in logprobs[start] if x is not None)
-            if total * (num_generations - 1) < log_chance:
-                found.append(start // num_generations)
+    for group in identical_groups([list(row) for row in ids], num_generations):
+        total = sum(x for x in logprobs[group * num_generations] if x is not None)
+        if total * (num_generations - 1) < log_chance:
+            found.append(group)
     return found

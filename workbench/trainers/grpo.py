@@ -7,6 +7,7 @@ import trl
 
 from ..recipes import Recipe, grpo_config, load_prompts, resolve_model
 from ..stops import StopSpec
+from .grouping import GroupingMixin
 from .recording import claim_folder, last_checkpoint, quiet_libraries, record
 from .stopping import EndedRow, StoppingMixin
 
@@ -44,14 +45,15 @@ class RecordingMixin:
         }
 
 
-class GRPOTrainer(RecordingMixin, StoppingMixin, trl.GRPOTrainer):
-    """`trl.GRPOTrainer` whose rows end where `stops` says, on every back end, and whose run can be recorded.
+class GRPOTrainer(RecordingMixin, GroupingMixin, StoppingMixin, trl.GRPOTrainer):
+    """`trl.GRPOTrainer` whose rows end where `stops` says, whose groups are checked, and whose run can be recorded.
 
     Without custom stops a run equals the stock trainer's, step for step.
 
     Args:
         model, reward_funcs, args, ...: `trl.GRPOTrainer`'s.
         stops: when completions end; default at every EOS.
+        generation_seed, share_generation: see `StoppingMixin`.
         out_dir: run folder to record into.
     """
 

@@ -2,11 +2,12 @@
 
 import trl
 
+from .grouping import GroupingMixin
 from .grpo import RecordingMixin
 from .stopping import StoppingMixin
 
 
-class RLOOTrainer(RecordingMixin, StoppingMixin, trl.RLOOTrainer):
+class RLOOTrainer(RecordingMixin, GroupingMixin, StoppingMixin, trl.RLOOTrainer):
     """`trl.RLOOTrainer` whose rows end where `stops` says, on every back end, and whose run can be recorded.
 
     Args:

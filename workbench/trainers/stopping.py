@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import ParameterError
 from ..stops import StopRule, StopSpec, check_generation_kwargs, check_tokenizers, trl_finish_reason
-from .vllm_sync import install_cpu_sync, server_without_nccl, tap_finish_reasons
+from .engine import EngineTap
+from .vllm_sync import install_cpu_sync, server_without_nccl
 
 # Options of generation_kwargs that say when to stop; they have to come as a StopSpec, which all parts then obey.
 _STOP_OPTIONS = ("eos_token_id", "stop_strings", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "min_new_tokens")
@@ -37,7 +38,15 @@ def backend_of(args) -> str:
 
 
 def reject_stop_options(generation_kwargs: Mapping | None) -> None:
-    """Refuse stops among `generation_kwargs`: the engine would obey them, but masks, metrics and rewards would not."""
+    """Refuse stops among `generation_kwargs`: the engine would obey them, but masks, metrics and rewards would not.
+
+    A seed is refused too: copies of a prompt would get one completion, and with it no advantage (article A3).
+    """
+    if "seed" in (generation_kwargs or {}):
+        raise ParameterError(
+            "generation_kwargs 'seed': vLLM would give all copies of a prompt the same completion, hence zero advantage; "
+            "give generation_seed=... to the trainer, which seeds each completion for itself"
+        )
     if given := [name for name in generation_kwargs or {} if name in _STOP_OPTIONS]:
         raise ParameterError(
             f"generation_kwargs {given[0]!r}: give stops as stops=StopSpec(...), so that masks, metrics and rewards "
@@ -74,11 +83,25 @@ class StoppingMixin:
 
     Args:
         stops: when completions end.
+        generation_seed: on vLLM, gives every completion a random stream of its own; the run then repeats exactly.
+        share_generation: on vLLM, send equal prompts of a batch as one request.
         *args, **kwargs: the TRL trainer's, `args` (the config) by name or third.
     """
 
-    def __init__(self, model, reward_funcs, args=None, *rest, stops: StopSpec | None = None, **kwargs):
+    def __init__(
+        self,
+        model,
+        reward_funcs,
+        args=None,
+        *rest,
+        stops: StopSpec | None = None,
+        generation_seed: int | None = None,
+        share_generation: bool = False,
+        **kwargs,
+    ):
         stops = stops or StopSpec()
+        if share_generation and not (args and args.use_vllm):
+            raise ParameterError("share_generation=True: equal prompts share requests on vLLM only; set use_vllm=True")
         if args is not None:
             check_before_compute(model, args, stops, kwargs.get("processing_class"))
         with server_without_nccl(args):
@@ -86,7 +109,12 @@ class StoppingMixin:
         self._ends = self._sampled_ids = self._raw_ids = None
         if self.use_vllm:
             install_cpu_sync(self.vllm_generation, self.args.output_dir)
-            self._engine_reasons = tap_finish_reasons(self.vllm_generation)
+            self.engine_tap = EngineTap(
+                self.vllm_generation,
+                lambda: self.state.global_step,
+                seed=generation_seed,
+                share=share_generation,
+            )
         self.set_stops(stops)
 
     def set_stops(self, stops: StopSpec) -> None:
@@ -173,8 +201,8 @@ class StoppingMixin:
             "completion_text": [c if isinstance(c, str) else c[-1]["content"] for c in completions],
         }
         if self.use_vllm:
-            reasons = [r for r in self._engine_reasons if r] if len(self._engine_reasons) == len(real) else []
-            columns["engine_finish_reason"] = reasons or [""] * len(real)
+            reasons = self.engine_tap.reasons  # on a server, the main process alone is told
+            columns["engine_finish_reason"] = reasons if len(reasons) == len(real) else [""] * len(real)
         for name, values in columns.items():
             self._log_completion_extra(name, values)
 

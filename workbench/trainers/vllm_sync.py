@@ -1,4 +1,4 @@
-"""vLLM beside a trainer: weight sync where there is no CUDA, and the finish reasons that TRL drops.
+"""vLLM beside a trainer: weight sync where there is no CUDA, and engines shared by several trainers.
 
 On a machine without CUDA TRL 1.12.0's own sync cannot work. In process, vLLM's CPU backend repacks linear weights after
 loading, so `load_weights` finds parameters without `weight_loader` (AttributeError); vLLM's layerwise reload restores the
@@ -95,31 +95,6 @@ def cpu_sync_online_dpo(trainer) -> None:
         trainer._move_model_to_vllm = lambda: reload_server(
             trainer.vllm_client, named_params(), trainer.model.config, exchange
         )
-
-
-def tap_finish_reasons(generation) -> list[str]:
-    """A list that holds, after each generation, the engine's own finish reasons in the order of its completions."""
-    reasons: list[str] = []
-    if generation.mode == "colocate":
-        original = generation.llm.generate
-
-        def generate(*args, **kwargs):
-            outputs = original(*args, **kwargs)
-            reasons[:] = [completion.finish_reason for output in outputs for completion in output.outputs]
-            return outputs
-
-        generation.llm.generate = generate
-    elif generation.accelerator.is_main_process:
-        original = generation.vllm_client._post
-
-        def post(url, **kwargs):
-            answer = original(url, **kwargs)
-            if url.endswith("/v1/completions"):
-                reasons[:] = [choice["finish_reason"] for choice in answer["choices"]]
-            return answer
-
-        generation.vllm_client._post = post
-    return reasons
 
 
 _engines: dict[str, object] = {}
