@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "groups": PURE,
     "rewards": PURE,
     "stats": PURE,
+    "curves": {"errors", "stats"},
     "runs": PURE,
     "doctor": PURE,
     "rollouts": {"errors", "stops"},
@@ -29,10 +30,12 @@ MAY_IMPORT = {
     "search_task": {"errors", "starter"},
     "recipes": {"errors", "runs", "starter", "search_task", "stops"},
     "trainers": {"errors", "stops", "padding", "groups", "rewards", "runs", "recipes", "rollouts"},
-    "baselines": {"errors", "runs", "stats"},
-    "plots": {"errors", "runs", "stats"},
+    "baselines": {"errors", "runs", "stats", "curves"},
+    "plots": {"errors", "runs", "stats", "curves"},
     "batch": {"errors", "runs"},
     "reports": {"errors", "runs"},
+    "claims": {"errors", "runs", "batch"},
+    "sweep_report": {"errors", "runs", "stats", "curves", "baselines", "plots", "reports"},
     "widgets": {
         "errors",
         "stops",
@@ -44,9 +47,10 @@ MAY_IMPORT = {
         "runs",
         "baselines",
         "stats",
+        "curves",
         "plots",
     },
-    "cli": {"errors", "runs", "doctor", "batch", "reports"},
+    "cli": {"errors", "runs", "doctor", "batch", "reports", "claims", "sweep_report"},
 }
 
 
