@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from .errors import ParameterError
 
@@ -173,3 +174,31 @@ def _over_seeds(name: str, runs: list, column: str) -> tuple[pd.Series, pd.Serie
         curves[n] = metrics.set_index("step")[column].rolling(WINDOW, min_periods=1).mean()
     together = pd.DataFrame(curves)
     return together.mean(axis=1), together.min(axis=1), together.max(axis=1)
+
+
+def show_layout(batches: list[list[int]], num_generations: int) -> Shown:
+    """TRL's batches as rows of cells, one colour and number per prompt: the repetition within a group is intended.
+
+    Args:
+        batches: prompt numbers in order, as from `trainers.duplicates.sampler_layout`.
+        num_generations: G; a thick line is drawn after each group.
+    """
+    width = max(map(len, batches))
+    figure = Figure(figsize=(0.62 * width + 1.5, 0.6 * len(batches) + 1), layout="constrained")
+    ax = figure.subplots()
+    for row, batch in enumerate(batches):
+        for column, prompt in enumerate(batch):
+            color = COLORS[prompt % len(COLORS)]
+            ax.add_patch(Rectangle((column, row), 1, 1, facecolor=color, alpha=0.35, edgecolor="#666"))
+            ax.text(column + 0.5, row + 0.5, str(prompt), ha="center", va="center")
+    for edge in range(0, width + 1, num_generations):
+        ax.axvline(edge, color="black", linewidth=2)
+    ax.set(xlim=(0, width), ylim=(len(batches), 0), xlabel="row of the batch", ylabel="batch")
+    ax.set_yticks([n + 0.5 for n in range(len(batches))], [str(n) for n in range(len(batches))])
+    groups = [f"batch {n}: prompts {', '.join(map(str, b[::num_generations]))}" for n, b in enumerate(batches)]
+    alt = f"Each prompt stands {num_generations} times in a row. {'; '.join(groups)}."
+    table = pd.DataFrame(batches).rename_axis("batch").reset_index()
+    caption = (
+        f"Numbers are prompts of the data set. One group of {num_generations} completions between two thick lines."
+    )
+    return Shown(figure, alt=alt, table=table, caption=caption)
