@@ -1,4 +1,4 @@
-"""The command line: `workbench list | run | report | doctor`."""
+"""The command line: `workbench list | run | sweep | report | claims | doctor`."""
 
 import argparse
 import json
@@ -39,6 +39,22 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("-q", "--quiet", action="store_true", help="no bars and no output of the notebook")
     run.set_defaults(command=_run)
 
+    sweep = commands.add_parser("sweep", help="run a notebook over a grid of parameters and compare the runs")
+    sweep.add_argument("notebook")
+    sweep.add_argument(
+        "-p",
+        "--parameter",
+        action="append",
+        default=[],
+        metavar="NAME=VALUES",
+        help="seed=0..4, learning_rate=1e-4,3e-4",
+    )
+    sweep.add_argument("--runs-dir", type=Path)
+    sweep.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, each in a process of its own")
+    sweep.add_argument("--dry-run", action="store_true", help="check everything and print the plan")
+    sweep.add_argument("--out", type=Path, help="folder of the comparison (default reports/ beside runs/)")
+    sweep.set_defaults(command=_sweep)
+
     listing = commands.add_parser("list", help="notebooks and runs; with a notebook, its parameters")
     listing.add_argument("notebook", nargs="?")
     listing.add_argument("--runs-dir", type=Path)
@@ -50,6 +66,12 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--runs-dir", type=Path)
     report.add_argument("--out", type=Path, help="folder of the index (default reports/ beside runs/)")
     report.set_defaults(command=_report)
+
+    sheet = commands.add_parser("claims", help="every claim of the articles beside what was measured here")
+    sheet.add_argument("--runs-dir", type=Path)
+    sheet.add_argument("--markdown", action="store_true", help="as a markdown table")
+    sheet.add_argument("--write", type=Path, metavar="FILE", help="put the table between the markers in FILE")
+    sheet.set_defaults(command=_claims)
 
     doctor = commands.add_parser("doctor", help="check the environment: versions, back ends, hardware")
     doctor.set_defaults(command=_doctor)
@@ -73,13 +95,57 @@ def _run(args) -> int:
     return _finish(run, state)
 
 
+def _sweep(args) -> int:
+    from .batch import parameters, sweep
+
+    given = parameters.parse_assignments(args.parameter)
+    entries = sweep.plan_sweep(args.notebook, given, args.runs_dir)
+    for entry in entries:
+        if args.dry_run or entry.action in ("skip", "leave"):
+            print(f"{entry.action:6} {entry.name}" + (f"  ({entry.run.id}, {entry.state})" if entry.run else ""))
+    if args.dry_run:
+        return 0
+    sweep.run_sweep(args.notebook, entries, jobs=args.jobs, root=args.runs_dir)
+    return _compare(args, given, entries)
+
+
+def _compare(args, given: dict, entries: list) -> int:
+    from .reports import default_folder
+    from .sweep_report import build_sweep_report
+
+    name = " ".join(f"{k}={v}" for k, v in given.items())
+    folder = args.out or default_folder(args.runs_dir)
+    print(f"report {build_sweep_report(Path(args.notebook).stem, name, entries, folder)}")
+    good = [e for e in entries if e.state == "done" and not _failed_checks(e.run)]
+    print(f"{len(good)} of {len(entries)} runs are done and their checks hold")
+    return 0 if len(good) == len(entries) else 1
+
+
+def _claims(args) -> int:
+    from . import claims
+
+    rows = claims.claims_sheet(list_runs(args.runs_dir))
+    if args.write:
+        claims.write_sheet(args.write, rows)
+        print(args.write)
+    elif args.markdown:
+        print(claims.as_markdown(rows), end="")
+    else:
+        for row in rows:
+            print(f"{row.id}  {row.verdict}: {row.claim}" + (f" | here: {row.measured}" if row.measured else ""))
+    return 0
+
+
+def _failed_checks(run: Run) -> list[str]:
+    return [name for name, ok in run.result.get("checks", {}).items() if ok is False]
+
+
 def _finish(run: Run, state: str) -> int:
     from .reports import build_report
 
     print(f"{run.notebook} {run.id}: {_outcome(run)}")
     print(f"report {build_report(run)}")
-    failed = [name for name, ok in run.result.get("checks", {}).items() if ok is False]
-    return 0 if state == "done" and not failed else 130 if state == "interrupted" else 1
+    return 0 if state == "done" and not _failed_checks(run) else 130 if state == "interrupted" else 1
 
 
 def _outcome(run: Run) -> str:
@@ -88,7 +154,7 @@ def _outcome(run: Run) -> str:
     if headline := result.get("headline"):
         value = headline["value"]
         text += f", {headline['name']} {value:.4g}" if isinstance(value, float) else f", {headline['name']} {value}"
-    failed = [name for name, ok in result.get("checks", {}).items() if ok is False]
+    failed = _failed_checks(run)
     return text + (f", {len(failed)} checks fail: {'; '.join(failed)}" if failed else "")
 
 

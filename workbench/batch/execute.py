@@ -15,7 +15,7 @@ from pathlib import Path
 from ..errors import ParameterError, RunError
 from ..runs import Run, create_run, list_runs, load_run, set_status
 from .display import Display
-from .parameters import check_parameters, notebook_parameters
+from .parameters import Parameter, check_parameters, notebook_parameters
 
 _SET_BY_RUNNER = ("out_dir", "interactive")
 
@@ -60,14 +60,23 @@ def prepare_run(notebook: str, params: Mapping, *, root: Path | None = None, res
     """
     path = find_notebook(notebook)
     known = notebook_parameters(path)
+    full = full_parameters(known, params)
+    if resume is None:
+        return create_run(path.stem, full, root)
+    return _run_to_resume(path.stem, full, {name: full[name] for name in params}, root, resume)
+
+
+def full_parameters(known: Mapping[str, Parameter], params: Mapping) -> dict:
+    """What a run records: every parameter the runner does not set, as given or by default.
+
+    Raises:
+        ParameterError: an unknown name, a wrong value, or one that only the runner sets.
+    """
     for name in _SET_BY_RUNNER:
         if name in params:
             raise ParameterError(f"parameter {name!r} is set by the runner; choose the folder with --runs-dir")
     given = {name: _absolute(value) for name, value in check_parameters(known, params).items()}
-    full = {name: p.default for name, p in known.items() if name not in _SET_BY_RUNNER} | given
-    if resume is None:
-        return create_run(path.stem, full, root)
-    return _run_to_resume(path.stem, full, given, root, resume)
+    return {name: p.default for name, p in known.items() if name not in _SET_BY_RUNNER} | given
 
 
 def _absolute(value):

@@ -5,7 +5,7 @@ images, so text that slipped through could neither run nor load anything.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -38,16 +38,36 @@ def build_report(run: Run) -> Path:
 
 def build_index(runs: Sequence[Run], folder: Path, title: str = "Runs") -> Path:
     """Copy each run's report into `folder` and write `index.html` over them, newest first."""
+    rows = _index_rows(sorted(runs, key=lambda r: r.id, reverse=True), folder)
+    return _write(folder / "index.html", _page("index.html.j2", title=title, rows=rows))
+
+
+def build_comparison(runs: Sequence[Run], path: Path, *, title: str, sections: Mapping[str, str]) -> Path:
+    """One page over runs that belong together: a table that links to their reports, copied beside it, and sections.
+
+    Args:
+        runs: in the order of the table.
+        path: of the page, an .html file.
+        title: its heading.
+        sections: heading -> HTML made by this library (figures, tables), put in as it is.
+    """
+    rows = _index_rows(runs, path.parent)
+    toy = any(run.toy for run in runs)
+    return _write(path, _page("comparison.html.j2", title=title, rows=rows, sections=sections, toy=toy))
+
+
+def _index_rows(runs: Sequence[Run], folder: Path) -> list[dict]:
+    """A row a run, with each run's report copied into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
-    for run in sorted(runs, key=lambda r: r.id, reverse=True):
+    for run in runs:
         report = run.path / "report.html"
         text = (report if report.is_file() else build_report(run)).read_text(encoding="utf-8")
         link = Path(run.notebook) / f"{run.id}.html"
         (folder / link).parent.mkdir(exist_ok=True)
         _write(folder / link, text)
         rows.append(_index_row(run) | {"link": quote(link.as_posix())})
-    return _write(folder / "index.html", _page("index.html.j2", title=title, rows=rows))
+    return rows
 
 
 def _index_row(run: Run) -> dict:

@@ -1,0 +1,114 @@
+"""The claims sheet: every claim of the articles beside what recorded runs measured. Generated, never typed."""
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from .batch.execute import find_notebook
+from .batch.parameters import notebook_parameters
+from .errors import ParameterError
+from .runs import Run, write_text
+
+BEGIN, END = "<!-- claims: written by `workbench claims --write` -->", "<!-- end of claims -->"
+_NOT_RUN = "not run: "
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One claim; `measured`, `scale` and `command` are empty when no run speaks to it."""
+
+    id: str
+    claim: str
+    measured: str = ""
+    verdict: str = "not run"
+    scale: str = ""
+    command: str = ""
+
+
+def load_claims() -> dict[str, str]:
+    """Claim id -> its text, of `data/claims.json`."""
+    path = Path(__file__).parents[1] / "data" / "claims.json"
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def claims_sheet(runs: Sequence[Run]) -> list[Row]:
+    """A row for each claim, from the `claims` in the results of runs that are done.
+
+    The latest run that could test a claim speaks for it, one of a real model before any of a toy; where runs of that
+    scale disagree the verdict counts them.
+
+    Raises:
+        ParameterError: a result that names a claim there is not.
+    """
+    known = load_claims()
+    found: dict[str, list[Run]] = {name: [] for name in known}
+    for run in runs:
+        for name in run.result.get("claims", {}) if run.status["state"] == "done" else ():
+            if name not in known:
+                raise ParameterError(
+                    f"{run.path}: result.json speaks of claim {name!r}; data/claims.json has no such id"
+                )
+            found[name].append(run)
+    return [_row(name, text, found[name]) for name, text in known.items()]
+
+
+def _row(name: str, text: str, runs: list[Run]) -> Row:
+    tested = [r for r in runs if not _verdict(r, name).startswith(_NOT_RUN)]
+    full = [r for r in tested if not r.toy]
+    speakers = full or tested or runs
+    if not speakers:
+        return Row(name, text)
+    run = max(speakers, key=lambda r: r.id)
+    verdict = _verdict(run, name)
+    agreeing = sum(_verdict(r, name) == "agrees" for r in speakers)
+    if verdict.startswith(_NOT_RUN):
+        verdict = f"not testable on this machine: {verdict.removeprefix(_NOT_RUN)}"
+    elif 0 < agreeing < len(speakers):
+        verdict = f"agrees in {agreeing} of {len(speakers)} runs"
+    measured = str(run.result["claims"][name].get("measured", ""))
+    return Row(name, text, measured, verdict, "toy" if run.toy else "full", run_command(run))
+
+
+def _verdict(run: Run, name: str) -> str:
+    return run.result["claims"][name]["verdict"]
+
+
+def run_command(run: Run) -> str:
+    """The command that repeats a run: its parameters where they differ from the notebook's defaults of today."""
+    try:
+        defaults = {p.name: p.default for p in notebook_parameters(find_notebook(run.notebook)).values()}
+    except ParameterError:  # the notebook is gone or was rebuilt: all parameters, to be on the safe side
+        defaults = {}
+    changed = {k: v for k, v in run.params.items() if k not in ("out_dir", "interactive") and defaults.get(k) != v}
+    return shlex.join(["workbench", "run", run.notebook, *(p for k, v in changed.items() for p in ("-p", f"{k}={v}"))])
+
+
+def as_markdown(rows: Sequence[Row]) -> str:
+    """The sheet as a markdown table."""
+    lines = ["| id | documented | measured here | verdict | scale | command |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        command = f"`{_cell(row.command)}`" if row.command else ""
+        cells = [row.id, _cell(row.claim), _cell(row.measured), _cell(row.verdict), row.scale, command]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def write_sheet(path: Path, rows: Sequence[Row]) -> None:
+    """Replace what stands between the two markers in a text file by the sheet.
+
+    Raises:
+        ParameterError: no such file, or not exactly one pair of markers in it.
+    """
+    if not path.is_file():
+        raise ParameterError(f"{path}: no such file")
+    text = path.read_text(encoding="utf-8")
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(END) < text.index(BEGIN):
+        raise ParameterError(f"{path}: expected the line {BEGIN} and after it {END}, once each")
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    write_text(path, f"{before}{BEGIN}\n\n{as_markdown(rows)}\n{END}{after}")

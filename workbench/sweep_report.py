@@ -1,0 +1,99 @@
+"""The comparison that a sweep ends in: its runs as a table, and the curves of groups that differ only in the seed."""
+
+import hashlib
+import html
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from .baselines import run_curve
+from .comparison import show_comparison
+from .curves import Curve, steps_to_threshold
+from .errors import RunError
+from .reports import build_comparison
+from .stats import seed_interval
+
+_TAIL = 20
+
+
+def build_sweep_report(notebook: str, grid: str, entries: Sequence, folder: Path, metric: str = "reward") -> Path:
+    """Write `<folder>/<notebook>-<grid>.html` and return its path; the same sweep always has the same name.
+
+    Args:
+        notebook: its name.
+        grid: what was varied, as given on the command line.
+        entries: of the sweep, each with `varied` (name -> value), `run` (None when it never started) and `state`.
+        folder: of the page.
+        metric: of `metrics.jsonl` to draw.
+    """
+    groups, left_out = _curves(entries, metric)
+    sections = {"Result": f"<p>{html.escape(_outcome(entries))}</p>"}
+    if groups:
+        rng = np.random.default_rng(0)
+        title = f"{notebook}: {metric} over steps"
+        sections["Curves"] = show_comparison(groups, [], rng, title=title, metric=metric)._repr_html_()
+        sections["Groups"] = group_table(groups, rng).to_html(index=False, float_format="%.4g")
+        sections["Groups"] += (
+            f"<p>Each group differs only in the seed. Result: mean of the last {_TAIL} steps of each run, its interquartile "
+            "mean over seeds and the 95% bootstrap interval between runs. Half way: steps until the running mean of 5 steps "
+            "has covered half of the group's own rise.</p>"
+        )
+    if left_out:
+        sections["Not in the figure"] = "".join(f"<p>{html.escape(line)}</p>" for line in left_out)
+    runs = [e.run for e in entries if e.run]
+    path = folder / f"{_file_name(notebook, grid)}.html"
+    return build_comparison(runs, path, title=f"Sweep of {notebook}: {grid}", sections=sections)
+
+
+def group_table(groups: dict[str, list[Curve]], rng: np.random.Generator) -> pd.DataFrame:
+    """For each group of seeds: n, the result with its interval, and the steps to half way."""
+    rows = []
+    for name, curves in groups.items():
+        ends = np.array([c.y[-_TAIL:].mean() for c in curves])
+        start = np.mean([c.y[:3].mean() for c in curves])
+        half = steps_to_threshold(curves, (start + ends.mean()) / 2, rng, rising=ends.mean() > start, window=5)
+        result = seed_interval(ends, rng) if len(ends) > 1 else None
+        rows.append(
+            {
+                "group": name,
+                "n seeds": len(curves),
+                "result": result.estimate if result else ends[0],
+                "low": result.low if result else np.nan,
+                "high": result.high if result else np.nan,
+                "half way": half.estimate,
+                "half way, low": half.low,
+                "half way, high": half.high,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _curves(entries: Sequence, metric: str) -> tuple[dict[str, list[Curve]], list[str]]:
+    """Curves of the runs that are done, by what was varied besides the seed, and what was left out and why."""
+    groups: dict[str, list[Curve]] = {}
+    left_out = []
+    for entry in entries:
+        if entry.state != "done":
+            left_out.append(f"{entry.name}: {entry.state}")
+            continue
+        try:
+            curve = run_curve(entry.run, metric)
+        except RunError as error:
+            left_out.append(f"{entry.name}: {error}")
+            continue
+        name = ", ".join(f"{k}={v}" for k, v in entry.varied.items() if k != "seed") or entry.run.notebook
+        groups.setdefault(name, []).append(curve)
+    return groups, left_out
+
+
+def _outcome(entries: Sequence) -> str:
+    states = pd.Series([e.state for e in entries]).value_counts()
+    return f"{len(entries)} runs: " + ", ".join(f"{n} {state}" for state, n in states.items())
+
+
+def _file_name(notebook: str, grid: str) -> str:
+    text = re.sub(r"[^\w.,=-]+", "_", f"{notebook}-{grid or 'defaults'}")
+    return text if len(text) <= 100 else f"{text[:90]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
