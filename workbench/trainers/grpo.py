@@ -8,6 +8,8 @@ import trl
 from ..recipes import Recipe, grpo_config, load_prompts, resolve_model
 from ..stops import StopSpec
 from .grouping import GroupingMixin
+from .monitoring import MismatchMixin, monitor_padding
+from .positions import PositionsMixin
 from .recording import claim_folder, last_checkpoint, quiet_libraries, record
 from .stopping import EndedRow, StoppingMixin
 
@@ -45,15 +47,17 @@ class RecordingMixin:
         }
 
 
-class GRPOTrainer(RecordingMixin, GroupingMixin, StoppingMixin, trl.GRPOTrainer):
+class GRPOTrainer(PositionsMixin, RecordingMixin, MismatchMixin, GroupingMixin, StoppingMixin, trl.GRPOTrainer):
     """`trl.GRPOTrainer` whose rows end where `stops` says, whose groups are checked, and whose run can be recorded.
 
-    Without custom stops a run equals the stock trainer's, step for step.
+    Without custom stops and with `explicit_positions=False` a run equals the stock trainer's, step for step. With position ids
+    it still does to fp32 rounding where positions are rotary; where they are learned, it is stock that scores wrong.
 
     Args:
         model, reward_funcs, args, ...: `trl.GRPOTrainer`'s.
         stops: when completions end; default at every EOS.
         generation_seed, share_generation: see `StoppingMixin`.
+        explicit_positions: see `PositionsMixin`.
         out_dir: run folder to record into.
     """
 
@@ -81,7 +85,14 @@ class GRPOTrainer(RecordingMixin, GroupingMixin, StoppingMixin, trl.GRPOTrainer)
 
 
 def train_grpo(
-    recipe: Recipe, *, reward_funcs, out_dir: Path, stops: StopSpec | None = None, **overrides
+    recipe: Recipe,
+    *,
+    reward_funcs,
+    out_dir: Path,
+    stops: StopSpec | None = None,
+    explicit_positions: bool = True,
+    monitor_every: int = 0,
+    **overrides,
 ) -> GRPOTrainer:
     """Train a recipe in a run folder; called again after an interruption it goes on from the last checkpoint.
 
@@ -90,6 +101,8 @@ def train_grpo(
         reward_funcs: one reward function or several, in TRL's convention.
         out_dir: run folder; holds `checkpoints/` and the recorded metrics and completions.
         stops: when completions end; default at every EOS.
+        explicit_positions: False scores as TRL does, with left pads counted as text.
+        monitor_every: measure the padding consistency of the trainer's scores every so many steps; 0 never.
         **overrides: further `GRPOConfig` fields.
 
     Returns:
@@ -99,6 +112,8 @@ def train_grpo(
     out_dir = Path(out_dir)
     stops = stops or StopSpec()
     asked = {"stops": str(stops), **{k: str(v) for k, v in overrides.items()}}
+    if not explicit_positions:
+        asked["explicit_positions"] = "False"
     claim_folder(out_dir, dataclasses.asdict(recipe) | {"overrides": asked})
     args = grpo_config(recipe, out_dir / "checkpoints", **overrides)
     trainer = GRPOTrainer(
@@ -107,8 +122,11 @@ def train_grpo(
         args,
         train_dataset=load_prompts(recipe.dataset),
         stops=stops,
+        explicit_positions=explicit_positions,
         out_dir=out_dir,
     )
+    if monitor_every:
+        monitor_padding(trainer, every=monitor_every)
     checkpoint = last_checkpoint(out_dir / "checkpoints")
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     return trainer

@@ -7,11 +7,12 @@ from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPOTraine
 from trl.trainer.utils import pad
 
 from ..stops import StopRule, StopSpec
+from .positions import PositionsMixin
 from .stopping import check_before_compute
 from .vllm_sync import cpu_sync_online_dpo, server_without_nccl
 
 
-class OnlineDPOTrainer(StockOnlineDPOTrainer):
+class OnlineDPOTrainer(PositionsMixin, StockOnlineDPOTrainer):
     """`trl.experimental.online_dpo.OnlineDPOTrainer` whose rows end where `stops` says.
 
     Against the stock trainer: stop strings work on vLLM (stock sets `detokenize=False`, which refuses them); no EOS is
@@ -20,10 +21,10 @@ class OnlineDPOTrainer(StockOnlineDPOTrainer):
     Args:
         model, ref_model, reward_funcs, args, ...: TRL's, by name.
         stops: when completions end; default at every EOS.
+        explicit_positions: see `PositionsMixin`.
     """
 
     def __init__(self, model, *, args, stops: StopSpec | None = None, processing_class=None, **kwargs):
-
         stops = stops or StopSpec()
         check_before_compute(model, args, stops, processing_class)
         with server_without_nccl(args):

@@ -16,10 +16,12 @@ from trl.trainer.utils import pad
 from ..errors import ParameterError
 from ..recipes import Recipe, has_gpu, load_prompts, resolve_model
 from ..stops import StopRule, StopSpec
+from .monitoring import monitor_padding
+from .positions import PositionsMixin
 from .recording import claim_folder, quiet_libraries, record
 
 
-class PPOTrainer(ppo_trainer.PPOTrainer):
+class PPOTrainer(PositionsMixin, ppo_trainer.PPOTrainer):
     """`trl.experimental.ppo.PPOTrainer` with early stopping by default.
 
     Against the stock trainer: several stops at once, strings too; the missing-EOS penalty falls on rows that no stop
@@ -30,6 +32,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         args, processing_class, model, ...: TRL's. `args.stop_token` and `args.stop_token_id` stay unset.
         stops: when a response ends; `StopSpec.legacy_mode()` is TRL's default of running every row to the limit.
         out_dir: run folder to record into.
+        explicit_positions: see `PositionsMixin`; TRL's PPO passes position ids itself, so both ways score alike.
 
     Attributes:
         forwards: policy forward passes spent on generation, one number per update.
@@ -206,7 +209,14 @@ def ppo_config(recipe: Recipe, output_dir: Path, **overrides) -> PPOConfig:
 
 
 def train_ppo(
-    recipe: Recipe, *, out_dir: Path, stops: StopSpec | None = None, reward_model=None, callbacks=None, **overrides
+    recipe: Recipe,
+    *,
+    out_dir: Path,
+    stops: StopSpec | None = None,
+    reward_model=None,
+    callbacks=None,
+    monitor_every: int = 0,
+    **overrides,
 ) -> PPOTrainer:
     """Train a recipe with PPO in a run folder, from the start: TRL's PPO loop cannot resume.
 
@@ -217,6 +227,7 @@ def train_ppo(
         reward_model: a sequence classifier with one label; None takes one with random weights, seeded by the recipe,
             which is enough to measure generation and masking but teaches nothing.
         callbacks: transformers' trainer callbacks.
+        monitor_every: measure the padding consistency of the policy's scores every so many updates; 0 never.
         **overrides: further `PPOConfig` fields.
 
     Returns:
@@ -252,5 +263,7 @@ def train_ppo(
         stops=stops,
         out_dir=out_dir,
     )
+    if monitor_every:
+        monitor_padding(trainer, every=monitor_every)
     trainer.train()
     return trainer
