@@ -145,7 +145,8 @@ def main() -> None:
     if not has_gpu():
         torch.set_num_threads(1)
     folder = model_folder(args.model)
-    result = {"environment": environment(0), "model": args.model, "ppo update": {}, "grpo rollout": {}}
+    hardware = {k: v for k, v in environment(0).items() if k not in ("host", "argv")}
+    result = {"environment": hardware, "model": args.model, "ppo update": {}, "grpo rollout": {}}
     for limit in args.limits:
         variants = ("stock legacy", "stock eos", "workbench legacy", "workbench")
         result["ppo update"][limit] = {v: ppo(folder, limit, v, updates=3) for v in variants}

@@ -46,6 +46,11 @@ def main(url: str | None = None) -> None:
             trainer = make(GRPOTrainer, stops=STOPS, **options)
             result[name] = score_batch(trainer, two_groups, 8)
             close(trainer, url)
+        for name, share in {"many alone": False, "many shared": True}.items():
+            trainer = make(GRPOTrainer, stops=STOPS, generation_seed=1, share_generation=share)
+            batches = [score_batch(trainer, two_groups, 8) for _ in range(8)]
+            result[name] = [len(ids) for got in batches for ids in got["ids"]]
+            close(trainer, url)
         stock = make(trl.GRPOTrainer, generation_kwargs={"stop": [CLOSE], "seed": 7})
         result["stock seed"] = score_batch(stock, two_groups, 8)
     print("RESULT " + json.dumps(result), flush=True)

@@ -102,3 +102,11 @@ def test_sharing_sends_equal_prompts_once_and_repeats(result):
     assert identical_groups(shared["ids"], 8) == []
     assert shared["ids"] == result["shared again"]["ids"]
     assert shared["trained_prompts"] == shared["asked"]
+
+
+@pytest.mark.parametrize("result", BACKENDS, indirect=True)
+def test_shared_and_separate_requests_sample_from_one_distribution(result):
+    alone, shared = (torch.tensor(result[name], dtype=torch.float) for name in ("many alone", "many shared"))
+    error = (alone.var() / len(alone) + shared.var() / len(shared)).sqrt()
+    assert abs(alone.mean() - shared.mean()) < 4 * error
+    assert 0.5 < shared.std() / alone.std() < 2

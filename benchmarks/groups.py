@@ -1,0 +1,99 @@
+"""Duplicate report on a million prompts, and the cost of group checks and of shared generation.
+
+    python benchmarks/groups.py [--rows 1000000] [--repeats 5] [--out FILE.json]
+
+The second part needs vLLM (in process); its variants take turns in one process, figures are medians.
+"""
+
+import argparse
+import json
+import random
+import resource
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from workbench.groups import duplicate_report
+from workbench.recipes import load_prompts, resolve_model
+from workbench.runs import environment
+from workbench.search_task import CLOSE
+from workbench.stops import StopSpec
+from workbench.trainers.duplicates import equal_prompt_batch, make_trainer, score_batch
+from workbench.trainers.grpo import GRPOTrainer
+from workbench.trainers.recording import quiet_libraries
+from workbench.trainers.vllm_sync import sharing_engines
+
+
+def million(rows: int) -> dict:
+    """Seconds and peak memory (MiB, of the whole process) of the report on a JSONL file of generated prompts."""
+    rng = random.Random(0)
+    words = [f"word{n}" for n in range(2000)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "prompts.jsonl"
+        with path.open("w") as file:
+            for _ in range(rows):
+                prompt = " ".join(rng.choices(words, k=rng.choice((1, 12, 20))))
+                file.write(json.dumps({"prompt": prompt}) + "\n")
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        start = time.perf_counter()
+        report = duplicate_report(path, prompts_per_batch=32)
+        seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"rows": rows, "seconds": seconds, "MiB before": before, "MiB peak": peak, "repeated": report.exact}
+
+
+def checks(repeats: int) -> dict:
+    """Share of a step's generation and scoring that the layout check takes."""
+    rows = equal_prompt_batch(load_prompts("search").to_list(), 4, 8, 0.5)
+    trainer = make_trainer(GRPOTrainer, resolve_model("search"), 32, vllm=False)
+    steps, layouts = [], []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        score_batch(trainer, rows, 8)
+        steps.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        trainer._check_layout([row["prompt"] for row in rows])
+        layouts.append(time.perf_counter() - start)
+    return {"step seconds": statistics.median(steps), "check seconds": statistics.median(layouts)}
+
+
+def sharing(repeats: int) -> dict:
+    """Seconds, requests and prompt tokens for 32 rows of one prompt, alone and shared."""
+    rows = equal_prompt_batch(load_prompts("search").to_list(), 4, 8, 1.0)
+    result: dict = {"alone": [], "shared": []}
+    with sharing_engines():
+        for _ in range(repeats):
+            for name, share in {"alone": False, "shared": True}.items():
+                options = {"stops": StopSpec(strings=(CLOSE,)), "generation_seed": 1, "share_generation": share}
+                trainer = make_trainer(GRPOTrainer, resolve_model("search"), 32, vllm=True, **options)
+                score_batch(trainer, rows, 8)  # weights are synced, caches filled
+                start = time.perf_counter()
+                got = score_batch(trainer, rows, 8)
+                seconds = time.perf_counter() - start
+                trainer.engine_tap.close()
+                result[name].append((seconds, got["requests"], got["prompt_tokens"]))
+    names = ("seconds", "requests", "prompt tokens")
+    return {k: dict(zip(names, map(statistics.median, zip(*v, strict=True)), strict=True)) for k, v in result.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    quiet_libraries()
+    hardware = {k: v for k, v in environment(0).items() if k not in ("host", "argv")}
+    result = {"environment": hardware, "duplicate report": million(args.rows)}
+    result |= {"group checks": checks(args.repeats), "shared generation": sharing(args.repeats)}
+    print(json.dumps({k: v for k, v in result.items() if k != "environment"}, indent=1))
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
