@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "stops": PURE,
     "padding": PURE,
     "padding_report": {"errors", "padding"},
+    "families": {"errors", "padding_report"},
     "groups": PURE,
     "rewards": PURE,
     "stats": PURE,

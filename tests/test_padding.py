@@ -10,6 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from workbench.errors import ParameterError
+from workbench.families import FAMILIES, VOCAB
+from workbench.families import family_model as tiny
+from workbench.families import random_texts as some_texts
 from workbench.padding import (
     backbone,
     check_batch,
@@ -34,80 +37,12 @@ from workbench.padding_report import (
     padding_report,
 )
 
-VOCAB, WINDOW = 128, 128
-_COMMON = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-_GLU = _COMMON | {"intermediate_size": 128, "num_key_value_heads": 2, "max_position_embeddings": WINDOW}
-_NEO = {
-    "num_layers": 3,
-    "num_heads": 4,
-    "attention_types": [[["global", "local", "global"], 1]],
-    "window_size": 8,
-    "max_position_embeddings": WINDOW,
-}
-_DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
-_LONG = {
-    "rope_type": "longrope",
-    "short_factor": [1.0] * 8,
-    "long_factor": [4.0] * 8,
-    "rope_theta": 1e4,
-    "original_max_position_embeddings": 32,
-}
-# name -> model type, config, verdict
-FAMILIES = {
-    "llama": ("llama", _GLU, ROUNDING),
-    "qwen2": ("qwen2", _GLU, ROUNDING),
-    "qwen3": ("qwen3", _GLU | {"head_dim": 16}, ROUNDING),
-    "mistral, sliding window": ("mistral", _GLU | {"sliding_window": 8}, ROUNDING),
-    "gemma2": ("gemma2", _GLU | {"head_dim": 16, "sliding_window": 8}, ROUNDING),
-    "gemma3": ("gemma3_text", _GLU | {"head_dim": 16, "sliding_window": 8}, ROUNDING),
-    "phi": ("phi", _GLU, ROUNDING),
-    "gpt_neox": ("gpt_neox", _GLU, ROUNDING),
-    "gptj": ("gptj", _COMMON | {"rotary_dim": 8, "n_positions": WINDOW}, ROUNDING),
-    "falcon, rope": ("falcon", _COMMON | {"alibi": False}, ROUNDING),
-    "opt": ("opt", _COMMON | {"ffn_dim": 128, "word_embed_proj_dim": 64, "max_position_embeddings": WINDOW}, ROUNDING),
-    "gpt2": ("gpt2", _COMMON | {"n_positions": WINDOW}, NEEDS_POSITIONS),
-    "gpt_neo": ("gpt_neo", _COMMON | _NEO, NEEDS_POSITIONS),
-    "gpt_bigcode": ("gpt_bigcode", _COMMON | {"n_positions": WINDOW}, NEEDS_POSITIONS),
-    "llama, dynamic NTK": ("llama", _GLU | {"max_position_embeddings": 32, "rope_parameters": _DYNAMIC}, NEAR_WINDOW),
-    "phi3, longrope": (
-        "phi3",
-        _GLU | {"original_max_position_embeddings": 32, "rope_parameters": _LONG},
-        NEAR_WINDOW,
-    ),
-    "bloom": ("bloom", _COMMON, UNUSED),
-    "mpt": ("mpt", _COMMON | {"d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": WINDOW}, UNUSED),
-    "falcon, alibi": ("falcon", _COMMON | {"alibi": True}, UNUSED),
-}
+VERDICTS = dict.fromkeys(FAMILIES, ROUNDING)
+VERDICTS |= dict.fromkeys(["gpt2", "gpt_neo", "gpt_bigcode"], NEEDS_POSITIONS)
+VERDICTS |= dict.fromkeys(["llama, dynamic NTK", "phi3, longrope"], NEAR_WINDOW)
+VERDICTS |= dict.fromkeys(["bloom", "mpt", "falcon, alibi"], UNUSED)
 # Largest |difference of a log-prob| in fp32: (without position ids at least, at most; with them at most).
 BOUNDS = {ROUNDING: (0, 1e-5), NEEDS_POSITIONS: (0.5, 99), NEAR_WINDOW: (1e-2, 99), UNUSED: (0, 1e-5)}
-
-
-def tiny(name: str, auto=AutoModelForCausalLM, **fields):
-    """A family of the table with random weights, large enough that positions matter."""
-    kind, config, _ = FAMILIES[name]
-    config = AutoConfig.for_model(kind, **config | fields)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = auto.from_config(config, dtype=torch.float32)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                noise = 0.15 * torch.randn_like(parameter)
-                parameter.copy_(noise if parameter.dim() > 1 else parameter + noise)
-    return model.eval()
-
-
-def some_texts(*lengths: int) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(3, VOCAB, (n,), generator=generator).tolist() for n in lengths]
-
 
 TEXTS = some_texts(24, 17, 9)
 
@@ -324,7 +259,7 @@ def test_virtual_tokens_are_refused():
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_each_family_gets_its_verdict(name, record_property):
-    verdict = FAMILIES[name][2]
+    verdict = VERDICTS[name]
     report = padding_report(tiny(name), None, TEXTS, dtypes=["float32"])
     implicit, explicit = report.worst(positions="implicit"), report.worst(positions="explicit")
     record_property("without position ids", implicit)
@@ -586,7 +521,9 @@ def test_three_dimensional_positions_of_text_and_images_are_left_alone():
 
 
 def _small_qwen2_vl():
-    text = _GLU | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
+    text = FAMILIES["llama"][1] | {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    }
     return AutoConfig.for_model(
         "qwen2_vl", text_config=text, vision_config={"depth": 1, "embed_dim": 16, "num_heads": 1}
     )

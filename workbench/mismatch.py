@@ -293,6 +293,27 @@ def mismatch_report(
     return MismatchReport(report, parts, float(1 - inside.mean()), dtype)
 
 
+def mismatch_report_of(model, rollouts: Sequence, **options) -> MismatchReport:
+    """`mismatch_report` of rollouts as `rollouts.generate` gives them, whichever engine sampled.
+
+    Args:
+        model: with the weights that sampled.
+        rollouts: rows with `prompt_ids`, `completion_ids` and `logprobs`.
+        **options: of `mismatch_report`. `temperature`, `top_k` and `top_p` are those that the log-probs contain: from
+            `TransformersEngine` the temperature alone; from vLLM nothing, unless the engine was started with
+            `logprobs_mode="processed_logprobs"`, as TRL does, which gives all three.
+
+    Raises:
+        ParameterError: rollouts without log-probs or of no tokens; see `mismatch_report`.
+    """
+    if not rollouts:
+        raise ParameterError("rollouts is empty: expected at least one")
+    if silent := [n for n, rollout in enumerate(rollouts) if rollout.logprobs is None]:
+        raise ParameterError(f"rollouts {silent[:5]} have no logprobs; sample them with rollouts.generate")
+    columns = ([list(getattr(r, name)) for r in rollouts] for name in ("prompt_ids", "completion_ids", "logprobs"))
+    return mismatch_report(model, *columns, **options)
+
+
 def _check_settings(prompt_ids, completion_ids, temperature, top_p, sampler_dtype, batch_size) -> None:
     if len(prompt_ids) != len(completion_ids):
         raise ParameterError(
