@@ -1,4 +1,4 @@
-"""Documented runs as data with their sources, and curves read from the logs that trainers leave.
+"""Documented runs as data with their sources, and tables read from the logs that trainers leave.
 
 A baseline is a JSON file in `data/baselines/`; `$WORKBENCH_BASELINES` names a folder of more, whose files come first.
 `data/README.md` describes the format.
@@ -13,13 +13,7 @@ from pathlib import Path
 
 from .curves import Curve
 from .errors import ParameterError, RunError
-from .runs import Run, load_metrics, read_json
-
-_UNITS = {  # what TRL's metrics are in; a reward is in whatever its function returns
-    "completions/mean_length": ("tokens", 0.0, None),
-    "completions/clipped_ratio": ("share of completions", 0.0, 1.0),
-    "frac_reward_zero_std": ("share of groups", 0.0, 1.0),
-}
+from .runs import load_metrics, read_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,68 +106,6 @@ def load_baseline(name: str) -> Baseline:
         if absent := {"unit", "low", "high", "x", "points"} - curve.keys():
             raise ParameterError(f"{files[name]}: curve {metric!r} lacks {sorted(absent)}; see data/README.md")
     return Baseline(**value)
-
-
-# --- measured curves -------------------------------------------------------------------------------------------------
-
-
-def run_curve(
-    run: Run,
-    metric: str = "reward",
-    *,
-    unit: str = "",
-    low: float | None = None,
-    high: float | None = None,
-    axis: str = "step",
-    sparse: bool = False,
-) -> Curve:
-    """One metric of a run's `metrics.jsonl` as a curve.
-
-    Args:
-        run: the run folder.
-        metric: its name in the log.
-        unit, low, high: of the metric; known for TRL's lengths and shares, needed for a reward that is to be compared.
-        axis: step, elapsed_s, or prompts (optimizer steps times prompts a step, of `recipe.json`).
-        sparse: leave out steps without the metric, as for evaluations; else a gap is refused.
-
-    Raises:
-        RunError: no metrics, no such metric, steps out of order, or a value that is not finite: it says where.
-    """
-    import numpy as np
-
-    path = run.path / "metrics.jsonl"
-    table = load_metrics(path)
-    wanted = {"step", metric} | ({"elapsed_s"} if axis == "elapsed_s" else set())
-    if missing := wanted - set(table):
-        raise RunError(f"{path}: no {', '.join(sorted(missing))}; it has {', '.join(table) or 'no line'}")
-    if sparse:
-        table = table[table[metric].notna()]
-    steps, values = table["step"].to_numpy(float), table[metric].to_numpy(float)
-    late = np.flatnonzero(np.diff(steps) <= 0)
-    if len(late):
-        n = late[0]
-        raise RunError(
-            f"{path}: step {steps[n + 1]:g} follows step {steps[n]:g}; two logs were joined, keep one of them"
-        )
-    if not np.isfinite(values).all():
-        n = np.isfinite(values).argmin()
-        raise RunError(f"{path}: {metric} at step {steps[n]:g} is not finite; nothing can be compared with that")
-    x = {"step": steps, "elapsed_s": table.get("elapsed_s")}.get(axis)
-    if axis == "prompts":
-        x = steps * _prompts_a_step(run)
-    if not unit:
-        unit, low, high = _UNITS.get(metric, ("as logged", low, high))
-    seed = run.params.get("seed")
-    return Curve(f"{run.notebook}, seed {seed}" if seed is not None else run.id, x, values, unit, low, high, axis)
-
-
-def _prompts_a_step(run: Run) -> float:
-    recipe = read_json(run.path / "recipe.json", {})
-    try:
-        rows = recipe["per_device_train_batch_size"] * recipe["gradient_accumulation_steps"]
-        return rows / recipe["num_generations"]
-    except KeyError as error:
-        raise RunError(f"{run.path}: recipe.json lacks {error}; prompts a step are unknown, use axis='step'") from None
 
 
 # --- imports: logs of other trainers, each as a table with a `step` column -------------------------------------------

@@ -1,4 +1,4 @@
-"""Measured runs against documented curves, in one figure: what can be compared on one axis, what cannot beside it."""
+"""Measured runs against documented curves, in one figure: what can be compared on one axis, what cannot stands beside it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ def show_comparison(
 ) -> Shown:
     """Seeds of each measured group as IQM, band and thin traces; documented points as markers.
 
-    Curves of another unit, range or x-axis get a panel of their own; the caption says why.
+    Curves of another unit, range or x-axis get a panel of their own, and the caption says so.
 
     Args:
         measured: name -> curves, one a seed.
@@ -139,9 +139,12 @@ def _caption(panels: list, without: list[Baseline], metric: str) -> str:
         )
     if any(baseline for panel in panels for *_, baseline in panel):
         text.append("Markers: documented, one run each, points of a long log are means over several steps.")
-    first = panels[0][0][1][0]
-    reasons = [why_incomparable(first, panel[0][1][0]) for panel in panels[1:]]
-    text += [f"Separate panels, not comparable: {reason}." for reason in reasons]
+    if len(panels) > 1:
+        heads = [panel[0][1][0] for panel in panels]
+        kinds = "; ".join(f"{c.unit} in {c.range} over {_AXIS[c.axis]}" for c in heads)
+        text.append(
+            f"Each panel has its own unit or range, no curve of one can be compared with one of another: {kinds}."
+        )
     if without:
         text.append(f"No numeric {metric} curve was published for {', '.join(b.title for b in without)}.")
     return " ".join(text)

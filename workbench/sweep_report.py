@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from .baselines import run_curve
 from .comparison import show_comparison
 from .curves import Curve, steps_to_threshold
 from .errors import RunError
+from .measured import run_curve
 from .reports import build_comparison
 from .stats import seed_interval
 
