@@ -314,11 +314,11 @@ def test_ratios_of_grpo_on_vllm_are_logged_raw_and_are_one_with_position_ids_onl
     implicit, explicit = on_vllm["live, implicit"], on_vllm["live, explicit"]
     assert len(implicit) == len(explicit) == 2  # steps
     for line in explicit:
-        assert line["mismatch/ratio_1%"] == pytest.approx(1, abs=1e-3)
-        assert line["mismatch/ratio_99%"] == pytest.approx(1, abs=1e-3)
+        assert line["mismatch/ratio_1%"] == pytest.approx(1, abs=1e-4)
+        assert line["mismatch/ratio_99%"] == pytest.approx(1, abs=1e-4)
         assert line["mismatch/ratios_outside"] == 0 and line["mismatch/ess_sequences"] > 0.999
-        assert line["sampling/sampling_logp_difference/max"] < 1e-3
+        assert line["sampling/sampling_logp_difference/max"] < 1e-4  # in the second step of moved weights
     for line in implicit:
         assert line["mismatch/ratio_1%"] < 0.8 and line["mismatch/ratio_99%"] > 1.2
-        assert line["mismatch/ratios_outside"] > 0.3 and line["mismatch/ess_sequences"] < 0.8
+        assert line["mismatch/ratios_outside"] > 0.1 and line["mismatch/ess_sequences"] < 0.95
         assert line["sampling/sampling_logp_difference/max"] > WRONG

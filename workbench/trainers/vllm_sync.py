@@ -40,6 +40,10 @@ def reload_colocated(llm, named_params: Iterable) -> None:
     """Load `(name, tensor)` pairs into an in-process vLLM engine and drop its cached prefixes."""
     runner = llm.llm_engine.model_executor.driver_worker.model_runner
     runner.reload_weights(weights_iterator=named_params)
+    for module in runner.get_model().modules():
+        # A head tied to the embedding (GPT-2, Llama) is not reloaded itself, and the CPU backend multiplies by a packed copy.
+        if type(module).__name__ == "ParallelLMHead":
+            module.quant_method.process_weights_after_loading(module)
     llm.reset_prefix_cache()
 
 
