@@ -58,7 +58,8 @@ def show_comparison(
             table = draw(ax, f"{letter}  {name}", curves, rng, n)
             ends.append((letter, table["x"].iloc[-1], table["value"].iloc[-1], COLORS[n % len(COLORS)]))
             tables.append(table.assign(series=name, kind="documented" if baseline else "measured", unit=curves[0].unit))
-            sentences.append(describe_curve(f"{letter}, {name}", table["x"].tolist(), table["value"]))
+            who = f"{letter}, {name} ({'documented' if baseline else f'{len(curves)} seeds'})"
+            sentences.append(describe_curve(who, table["x"].tolist(), table["value"]))
         _finish(ax, panel[0][1][0], metric, ends)
     for ax in axes[len(panels) :]:
         ax.remove()

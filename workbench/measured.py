@@ -80,7 +80,9 @@ def _seed(run: Run) -> int | None:
     return read_json(run.path / "recipe.json", run.params).get("seed")
 
 
-def measured_groups(runs: Sequence[Run], metric: str = "reward", **about) -> tuple[dict[str, list[Curve]], list[str]]:
+def measured_groups(
+    runs: Sequence[Run], metric: str = "reward", *, labels: Sequence[str] = (), **about
+) -> tuple[dict[str, list[Curve]], list[str]]:
     """The trainings in runs that are done, as groups that differ in nothing but the seed.
 
     A run may hold several trainings, each in a folder with its `recipe.json`. Of one seed that was run twice only the
@@ -89,14 +91,15 @@ def measured_groups(runs: Sequence[Run], metric: str = "reward", **about) -> tup
     Args:
         runs: oldest first, as `list_runs` gives them.
         metric: of their logs.
+        labels: one a run, where more than the recipe tells runs apart (a sweep over the reward's target); names groups.
         about: `unit`, `low`, `high`, `axis` for `run_curve`.
 
     Returns:
         Group name -> curves, one a seed; and a line for each training left out, with the reason.
     """
-    found: dict[str, dict] = {}
+    found: dict[tuple, dict] = {}
     left_out = []
-    for run in runs:
+    for run, label in zip(runs, labels or [""] * len(runs), strict=True):
         if (state := run.status["state"]) != "done":
             left_out.append(f"{run.notebook}/{run.id}: {state}")
             continue
@@ -109,25 +112,21 @@ def measured_groups(runs: Sequence[Run], metric: str = "reward", **about) -> tup
             except (RunError, ParameterError) as error:
                 left_out.append(str(error))
                 continue
-            found.setdefault(_group(run, folder), {})[_seed(Run(folder))] = curve
+            inside = re.sub(r"\d+", "", folder.relative_to(run.path).as_posix()).strip(".-_/")
+            recipe = {k: v for k, v in read_json(folder / "recipe.json", {}).items() if k != "seed"}
+            key = (label, inside, json.dumps(recipe, sort_keys=True))
+            found.setdefault(key, {})[_seed(Run(folder))] = curve
     return {_name(key, found): list(by_seed.values()) for key, by_seed in found.items()}, left_out
 
 
-def _group(run: Run, folder) -> str:
-    """What trainings of one experiment share: the recipe without its seed, and the folder's name without numbers."""
-    recipe = read_json(folder / "recipe.json", {})
-    inside = re.sub(r"\d+", "", folder.relative_to(run.path).as_posix()).strip(".-_/")
-    return json.dumps([inside, {k: v for k, v in recipe.items() if k != "seed"}], sort_keys=True)
+def _name(key: tuple, others) -> str:
+    """Label, folder, model, learning rate and steps; a number where that does not tell two groups apart."""
 
-
-def _name(key: str, others) -> str:
-    """Folder, model, learning rate and steps; a number where that does not tell two groups apart."""
-
-    def short(key: str) -> str:
-        inside, recipe = json.loads(key)
+    def short(key: tuple) -> str:
+        label, inside, recipe = key[0], key[1], json.loads(key[2])
         rate = recipe.get("learning_rate")
-        parts = [inside, recipe.get("model"), f"lr {rate:g}" if rate else None]
-        parts.append(f"{recipe['max_steps']} steps" if "max_steps" in recipe else None)
+        parts = [label, inside, recipe.get("model"), f"lr {rate:g}" if rate else ""]
+        parts.append(f"{recipe['max_steps']} steps" if "max_steps" in recipe else "")
         return ", ".join(p for p in parts if p) or "run"
 
     alike = [k for k in others if short(k) == short(key)]

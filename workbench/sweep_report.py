@@ -11,8 +11,7 @@ import pandas as pd
 
 from .comparison import show_comparison
 from .curves import Curve, steps_to_threshold
-from .errors import RunError
-from .measured import run_curve
+from .measured import measured_groups
 from .reports import build_comparison
 from .stats import seed_interval
 
@@ -29,7 +28,10 @@ def build_sweep_report(notebook: str, grid: str, entries: Sequence, folder: Path
         folder: of the page.
         metric: of `metrics.jsonl` to draw.
     """
-    groups, left_out = _curves(entries, metric)
+    runs = [e.run for e in entries if e.run]
+    labels = [", ".join(f"{k}={v}" for k, v in e.varied.items() if k != "seed") for e in entries if e.run]
+    groups, left_out = measured_groups(runs, metric, labels=labels)
+    left_out += [f"{e.name}: {e.state}" for e in entries if not e.run]
     sections = {"Result": f"<p>{html.escape(_outcome(entries))}</p>"}
     if groups:
         rng = np.random.default_rng(0)
@@ -43,7 +45,6 @@ def build_sweep_report(notebook: str, grid: str, entries: Sequence, folder: Path
         )
     if left_out:
         sections["Not in the figure"] = "".join(f"<p>{html.escape(line)}</p>" for line in left_out)
-    runs = [e.run for e in entries if e.run]
     path = folder / f"{_file_name(notebook, grid)}.html"
     return build_comparison(runs, path, title=f"Sweep of {notebook}: {grid}", sections=sections)
 
@@ -69,24 +70,6 @@ def group_table(groups: dict[str, list[Curve]], rng: np.random.Generator) -> pd.
             }
         )
     return pd.DataFrame(rows)
-
-
-def _curves(entries: Sequence, metric: str) -> tuple[dict[str, list[Curve]], list[str]]:
-    """Curves of the runs that are done, by what was varied besides the seed, and what was left out and why."""
-    groups: dict[str, list[Curve]] = {}
-    left_out = []
-    for entry in entries:
-        if entry.state != "done":
-            left_out.append(f"{entry.name}: {entry.state}")
-            continue
-        try:
-            curve = run_curve(entry.run, metric)
-        except RunError as error:
-            left_out.append(f"{entry.name}: {error}")
-            continue
-        name = ", ".join(f"{k}={v}" for k, v in entry.varied.items() if k != "seed") or entry.run.notebook
-        groups.setdefault(name, []).append(curve)
-    return groups, left_out
 
 
 def _outcome(entries: Sequence) -> str:
