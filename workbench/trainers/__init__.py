@@ -2,3 +2,7 @@
 
 Each private part is exercised by a test against the real library, so a new TRL or vLLM fails there first.
 """
+
+import os
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # PPO and OnlineDPO live in trl.experimental; the pin is exact

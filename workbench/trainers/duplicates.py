@@ -150,10 +150,7 @@ def _cases(vllm: bool, seed: int) -> list[tuple[str, str, dict]]:
 
 def _fresh_batch(cls, path, rows, num_generations: int, vllm: bool, url: str | None, options: dict) -> dict:
     trainer = make_trainer(cls, path, len(rows), vllm=vllm, url=url, **options)
-    got = score_batch(trainer, rows, num_generations)
-    if vllm and not url and cls is GRPOTrainer:
-        trainer.engine_tap.close()  # the engine goes on to the next trainer
-    return got
+    return score_batch(trainer, rows, num_generations)
 
 
 def _judge(got: dict, g: int) -> dict:

@@ -46,11 +46,6 @@ class EngineTap:
             self._engine_post = generation.vllm_client._post
             generation.vllm_client._post = self._post
 
-    def close(self) -> None:
-        """Take the tap off an engine that outlives its trainer."""
-        if self._generation.mode == "colocate":
-            self._generation.llm.generate = self._engine_generate
-
     def _generate(self, prompts, *args, **kwargs):
         self.reasons = []
         step = self._step()

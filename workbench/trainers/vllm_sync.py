@@ -115,6 +115,7 @@ def shared_engine(model: str, **kwargs):
         if not _has_cuda():
             kwargs = {"gpu_memory_utilization": 0.2, "dtype": "float32", **kwargs}
         _engines[model] = LLM(model=model, **kwargs)
+    vars(_engines[model]).pop("generate", None)  # the tap of the trainer before
     return _engines[model]
 
 
