@@ -118,7 +118,7 @@ def peak(curve: Curve, window: int = 10) -> tuple[float, float]:
 
 @dataclasses.dataclass(frozen=True)
 class Plateau:
-    """`start` and `volatility` are None when the curve never settles; `level` is the mean of the last quarter."""
+    """`start` and `volatility` are None when the curve does not stay settled for its last quarter, whose mean `level` is."""
 
     start: float | None
     level: float
@@ -141,7 +141,7 @@ def plateau(curve: Curve, window: int = 10, band: float = 0.15) -> Plateau:
     level = float(curve.y[-max(1, len(curve.y) // 4) :].mean())
     away = np.abs(smooth - level) > band * (smooth.max() - smooth.min())
     first = int(np.flatnonzero(away).max()) + 1 if away.any() else 0
-    if len(curve.y) - first < max(2, len(curve.y) // 8):
+    if len(curve.y) - first < max(2, len(curve.y) // 4):
         return Plateau(None, level, None)
     return Plateau(float(curve.x[first]), level, float(curve.y[first:].std(ddof=1)))
 

@@ -112,7 +112,7 @@ def measured_groups(
             except (RunError, ParameterError) as error:
                 left_out.append(str(error))
                 continue
-            inside = re.sub(r"\d+", "", folder.relative_to(run.path).as_posix()).strip(".-_/")
+            inside = re.sub(r"\d+", "", folder.relative_to(run.path).as_posix()).strip(".-_/ ")
             recipe = {k: v for k, v in read_json(folder / "recipe.json", {}).items() if k != "seed"}
             key = (label, inside, json.dumps(recipe, sort_keys=True))
             found.setdefault(key, {})[_seed(Run(folder))] = curve
