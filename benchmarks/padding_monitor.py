@@ -3,8 +3,8 @@
     python benchmarks/padding_monitor.py [--every 10] [--steps 40] [--repeats 5] [--model starter] [--out FILE.json]
 
 Two measures. Direct: seconds in the monitor over seconds of the steps it watched, in one run, which cancels what the machine
-does besides. Paired: whole trainings with and without it in turns, same seeds; medians. Learning rate 0, so that all steps
-sample alike.
+does besides. Paired: whole trainings with and without it in turns, same seeds; medians. The learning rate is next
+to 0, so that all steps sample alike.
 """
 
 import argparse
