@@ -96,7 +96,10 @@ def as_markdown(rows: Sequence[Row]) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    """Text for one cell: one line, bars escaped, and tags shown as written where no code span does that anyway."""
+    parts = " ".join(text.split()).replace("|", "\\|").split("`")
+    inside = 1 if len(parts) % 2 else len(parts)  # an odd backtick opens no span
+    return "`".join(part if n % 2 == inside else part.replace("<", "&lt;") for n, part in enumerate(parts))
 
 
 def write_sheet(path: Path, rows: Sequence[Row]) -> None:

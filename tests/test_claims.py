@@ -1,0 +1,131 @@
+import json
+import re
+
+import pytest
+from conftest import ROOT, workbench, write_notebook, write_run
+
+from workbench.claims import BEGIN, END, Row, as_markdown, claims_sheet, load_claims, run_command, write_sheet
+from workbench.errors import ParameterError
+from workbench.runs import claim, list_runs
+
+RECORDED = ROOT / "tests" / "data" / "claims" / "recorded"
+EXPECTED = ROOT / "tests" / "data" / "claims" / "sheet.md"
+PARAMETERS = 'seed: int = 0  # of all\nmodel: str = "starter"  # which\nsteps: int = 80  # optimizer steps'
+
+
+@pytest.fixture
+def notebooks(tmp_path, monkeypatch):
+    """The notebook of the recorded runs, so that its defaults are known; returns the folder."""
+    write_notebook(tmp_path / "notebooks" / "documented_example.ipynb", parameters=PARAMETERS)
+    monkeypatch.setenv("WORKBENCH_NOTEBOOKS", str(tmp_path / "notebooks"))
+    return tmp_path / "notebooks"
+
+
+@pytest.fixture
+def rows(notebooks):
+    return {row.id: row for row in claims_sheet(list_runs(RECORDED))}
+
+
+def test_the_sheet_of_the_recorded_results_is_the_recorded_sheet(notebooks):
+    assert as_markdown(claims_sheet(list_runs(RECORDED))) == EXPECTED.read_text(encoding="utf-8")
+
+
+def test_every_claim_of_the_articles_has_a_row(rows):
+    counts = {"A0": 7, "A1": 6, "A2": 6, "A3": 7, "A4": 7}
+    assert list(rows) == [f"{a}.{n}" for a, most in counts.items() for n in range(1, most + 1)]
+    assert all(row.claim for row in rows.values())
+
+
+def test_a_claim_that_no_finished_run_speaks_to_reads_not_run(rows):
+    assert rows["A2.1"].verdict == "not run"
+    assert (rows["A0.1"].verdict, rows["A0.1"].command) == ("not run", "")  # its only run failed
+
+
+def test_what_this_machine_cannot_test_says_why(rows):
+    assert rows["A4.1"].verdict == "not testable on this machine: needs 8 GPUs"
+
+
+def test_runs_that_disagree_are_counted_and_not_hidden_behind_the_latest(rows):
+    assert rows["A4.2"].verdict == "agrees in 1 of 2 runs"
+    assert rows["A4.2"].measured == "turns after 12% of late steps"
+
+
+def test_a_run_of_a_real_model_speaks_before_any_toy(rows):
+    assert (rows["A4.3"].scale, rows["A4.3"].measured) == ("full", "-31.2 to -1.1")
+    assert (rows["A4.2"].scale, rows["A1.1"].scale) == ("toy", "toy")
+
+
+def test_the_command_holds_the_parameters_that_are_not_the_notebook_s_defaults(rows):
+    assert rows["A4.1"].command == "workbench run documented_example -p seed=1"
+    assert rows["A4.3"].command.endswith("-p seed=1 -p model=Qwen/Qwen2-0.5B-Instruct -p steps=2500")
+
+
+def test_the_command_of_a_notebook_that_is_gone_holds_every_parameter(tmp_path):
+    run = write_run(tmp_path, notebook="gone", params={"seed": 1, "stop": "a b", "out_dir": "/x", "interactive": False})
+    assert run_command(run) == "workbench run gone -p seed=1 -p 'stop=a b'"
+
+
+def test_a_verdict_recorded_by_a_notebook_comes_through(tmp_path):
+    claims = {"A3.3": claim("only with vLLM", "0 of 4 fail without", True), "A3.4": claim("x", "y", "not run: no GPU")}
+    write_run(tmp_path, result={"claims": claims})
+    rows = {row.id: row for row in claims_sheet(list_runs(tmp_path))}
+    assert (rows["A3.3"].verdict, rows["A3.3"].measured) == ("agrees", "0 of 4 fail without")
+    assert rows["A3.4"].verdict == "not testable on this machine: no GPU"
+
+
+def test_a_result_that_names_an_unknown_claim_is_refused(tmp_path):
+    write_run(tmp_path, result={"claims": {"A9.9": claim("x", "y", True)}})
+    with pytest.raises(ParameterError, match=r"speaks of claim 'A9\.9'"):
+        claims_sheet(list_runs(tmp_path))
+
+
+def test_bars_and_tags_do_not_break_the_table(rows):
+    text = as_markdown([rows["A1.1"]])
+    assert "`<search>` \\| counted" in text
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 7 for line in text.splitlines())
+
+
+def test_a_tag_outside_code_is_escaped_and_shown_as_written():
+    row = Row("A1.1", "stops at <search>", "`<a>` and <b>")
+    assert "| stops at &lt;search> | `<a>` and &lt;b> |" in as_markdown([row])
+
+
+def test_the_sheet_is_written_between_its_markers_and_only_there(tmp_path, rows):
+    path = tmp_path / "README.md"
+    path.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    for _ in range(2):
+        write_sheet(path, list(rows.values()))
+    assert path.read_text() == f"before\n{BEGIN}\n\n{as_markdown(list(rows.values()))}\n{END}\nafter\n"
+
+
+@pytest.mark.parametrize("text", ["", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{END}{BEGIN}{END}"])
+def test_a_file_without_one_pair_of_markers_is_left_alone(tmp_path, text):
+    path = tmp_path / "README.md"
+    path.write_text(text)
+    with pytest.raises(ParameterError, match="once each"):
+        write_sheet(path, [])
+    assert path.read_text() == text
+    with pytest.raises(ParameterError, match="no such file"):
+        write_sheet(tmp_path / "none.md", [])
+
+
+def test_the_command_prints_the_sheet_and_writes_it(notebooks, tmp_path):
+    printed = workbench("claims", "--runs-dir", RECORDED, "--markdown")
+    assert printed.stdout == EXPECTED.read_text(encoding="utf-8")
+    (tmp_path / "R.md").write_text(f"{BEGIN}\n{END}\n")
+    assert workbench("claims", "--runs-dir", RECORDED, "--write", tmp_path / "R.md").returncode == 0
+    assert printed.stdout in (tmp_path / "R.md").read_text()
+    assert "A4.2  agrees in 1 of 2 runs: User, one A100" in workbench("claims", "--runs-dir", RECORDED).stdout
+
+
+def test_the_readme_shows_every_claim_as_worded_in_the_data():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = readme.partition(BEGIN)[2].partition(END)[0]
+    shown = re.findall(r"^\| (A\d\.\d) \| (.*?) \| ", table, re.M)
+    assert [name for name, _ in shown] == list(load_claims())
+    assert dict(shown) == load_claims()
+
+
+def test_the_claims_are_worded_in_one_line_each():
+    raw = json.loads((ROOT / "data" / "claims.json").read_text(encoding="utf-8"))
+    assert all("\n" not in text and len(text) <= 120 for text in raw.values())
