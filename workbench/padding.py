@@ -64,7 +64,7 @@ def pad_batch(sequences: Sequence, pad_id: int, side: str = "left", width: int |
 def position_ids(attention_mask: torch.Tensor) -> torch.Tensor:
     """Each real token's place in its own text; pads get 0.
 
-    `attention_mask.cumsum(-1) - 1` alone leaves -1 on left pads: an index error on CUDA, the table's last row elsewhere.
+    `attention_mask.cumsum(-1) - 1` alone leaves -1 on left pads: an index error in an embedding, the last row where indexed.
 
     Args:
         attention_mask: (B, T), 1 = real token.

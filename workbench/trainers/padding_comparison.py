@@ -45,9 +45,7 @@ def train_positions(
                 folder = Path(out_dir) / name.partition(":")[0] / f"seed-{seed}"
                 if not _is_complete(folder, seeded):
                     print(f"{name}, seed {seed}", flush=True)
-                    trainer = train_grpo(seeded, out_dir=folder, explicit_positions=name == EXPLICIT, **told)
-                    if recipe.backend == "vllm":
-                        trainer.engine_tap.close()  # the engine goes on to the next trainer
+                    train_grpo(seeded, out_dir=folder, explicit_positions=name == EXPLICIT, **told)
                 runs.append(Run(folder))
     return variants
 
