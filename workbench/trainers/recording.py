@@ -1,6 +1,7 @@
 """Writes a training run's folder while it trains: metrics, progress, completions, complete checkpoints."""
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -151,6 +152,8 @@ def claim_folder(out_dir: Path, recipe: dict) -> None:
 
     Resuming with other settings would join two experiments into one curve.
     """
+    if int(os.environ.get("RANK", "0")) > 0:
+        return  # of several processes the first one claims
     out_dir.mkdir(parents=True, exist_ok=True)
     path = out_dir / "recipe.json"
     if read_json(path, recipe) != jsonable(recipe):

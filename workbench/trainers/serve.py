@@ -35,6 +35,12 @@ def serve(model: str, *, max_model_len: int = 256, patience_s: float = 300) -> I
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1"]
     command += ["--port", str(port), "--max-model-len", str(max_model_len)]
+    command += [
+        "--logprobs-mode",
+        "processed_logprobs",
+        "--max-logprobs",
+        "-1",
+    ]  # as TRL's own engines: of what was sampled
     env = os.environ | {"VLLM_SERVER_DEV_MODE": "1"}
     if not has_gpu():
         # On the CPU build this is the share of memory that it insists on finding free.

@@ -1,0 +1,42 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from workbench.errors import ParameterError
+from workbench.runs import load_run
+from workbench.trainers.__main__ import main, parse_fields
+
+
+def test_fields_are_read_as_the_recipes_types():
+    fields = parse_fields(["model=starter", "max_steps=3", "learning_rate=1e-4"])
+    assert fields == {"model": "starter", "max_steps": 3, "learning_rate": 1e-4}
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [("steps=3", "expected NAME=VALUE"), ("max_steps", "NAME=VALUE"), ("max_steps=x", "expected int")],
+)
+def test_bad_fields_are_refused(item, message):
+    with pytest.raises(ParameterError, match=message):
+        parse_fields([item])
+
+
+def test_a_server_without_vllm_is_refused(tmp_path):
+    with pytest.raises(ParameterError, match="backend=vllm"):
+        main(["--out", str(tmp_path), "--vllm-server", "http://127.0.0.1:1"])
+
+
+@pytest.mark.slow
+def test_two_processes_leave_one_run_folder(tmp_path, starter_folder):
+    out = tmp_path / "05_grpo_docs_example" / "two"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d"]
+    command += ["--rdzv_endpoint", "localhost:0", "-m", "workbench.trainers", "--out", str(out)]
+    command += ["-p", "max_steps=3", "-p", "per_device_train_batch_size=8", "-p", "max_completion_length=16"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    run = load_run(out)
+    assert run.status["state"] == "done"
+    assert run.metrics["step"].tolist() == [1, 2, 3]
+    assert len(run.completions) == 3 * 16
