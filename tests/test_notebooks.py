@@ -138,3 +138,23 @@ def test_the_output_of_training_comes_while_it_trains(example_run):
     lines = re.findall(r"^step \d+/80 .*reward", (run.path / "log.txt").read_text(), re.M)
     assert len(lines) == 10
     assert lines[0] in process.stderr
+
+
+@pytest.mark.slow
+def test_curves_against_baselines_works_without_any_run_and_says_so(tmp_path):
+    process = workbench("run", "06_curves_against_baselines", "--runs-dir", tmp_path)
+    assert process.returncode == 0, process.stderr
+    (run,) = list_runs(tmp_path)
+    assert set(held(run).values()) == {"not run: no finished runs of 05_grpo_docs_example"}
+    assert run.result["numbers"]["measured groups"] == 0
+    assert run.result["numbers"]["Qwen2.5-3B, share at cap"] == pytest.approx(0.57, abs=0.005)
+
+
+@pytest.mark.slow
+def test_curves_against_baselines_draws_the_measured_runs(example_run, tmp_path):
+    runs_dir = example_run[0].path.parents[1]
+    process = workbench("run", "06_curves_against_baselines", "-p", f"runs_dir={runs_dir}", "--runs-dir", tmp_path)
+    assert process.returncode == 0, process.stderr
+    (run,) = list_runs(tmp_path)
+    assert held(run) == {}
+    assert run.result["numbers"]["measured groups"] >= 1
