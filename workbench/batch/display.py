@@ -65,13 +65,17 @@ class Display:
             self._follow_steps()
 
     def _follow_steps(self) -> None:
-        """Show the training that wrote last: a notebook may train several, each in a folder of its own."""
-        times = {}
-        for path in self._run.path.glob("**/progress.json"):
-            with contextlib.suppress(FileNotFoundError):  # a training that starts anew removes it
-                times[path] = path.stat().st_mtime
-        recent = {path: when for path, when in times.items() if when > time.time() - 3600}
-        progress = read_json(max(recent, key=recent.get), None) if recent else None
-        if progress:
+        """Move the bar to the training that wrote last."""
+        if progress := latest_progress(self._run):
             self._steps.total = progress["max_steps"]
             self._steps.update(progress["step"] - self._steps.n)
+
+
+def latest_progress(run: Run) -> dict | None:
+    """`progress.json` of the training that wrote last: a notebook may train several, each in a folder of its own."""
+    times = {}
+    for path in run.path.glob("**/progress.json"):
+        with contextlib.suppress(FileNotFoundError):  # a training that starts anew removes it
+            times[path] = path.stat().st_mtime
+    recent = {path: when for path, when in times.items() if when > time.time() - 3600}
+    return read_json(max(recent, key=recent.get), None) if recent else None

@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import ParameterError
-from ..runs import Run, list_runs, load_run, read_json
+from ..runs import Run, list_runs, load_run
+from .display import latest_progress
 from .execute import find_notebook, full_parameters
 from .parameters import Parameter, check_parameters, notebook_parameters
 
@@ -208,7 +209,7 @@ class _Progress:
 
 
 def _steps(run: Run | None) -> str:
-    progress = read_json(run.path / "progress.json", None) if run else None
+    progress = latest_progress(run) if run else None
     return f"step {progress['step']}/{progress['max_steps']}" if progress else "starting"
 
 
