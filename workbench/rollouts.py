@@ -5,7 +5,6 @@ everywhere, and a row's end is found from its ids by the same pure function, who
 """
 
 import dataclasses
-import time
 from collections.abc import Sequence
 
 from .errors import ParameterError
@@ -369,10 +368,3 @@ def _report_stock(table, rule: StopRule, limit: int, seconds) -> StopReport:
     by_eos = [not custom and len(row) < limit for custom, row in zip(by_custom, ids, strict=True)]
     tokens = sum(min(len(row) + eos, limit) for row, eos in zip(ids, by_eos, strict=True))
     return StopReport(len(ids), sum(by_custom) + sum(by_eos), sum(by_eos), None, tokens, tokens, seconds)
-
-
-def timed(function, *args, **kwargs):
-    """`(result, seconds)` of a call."""
-    start = time.perf_counter()
-    result = function(*args, **kwargs)
-    return result, time.perf_counter() - start
