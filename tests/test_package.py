@@ -41,6 +41,7 @@ MAY_IMPORT = {
         "recipes",
         "rollouts",
         "search_task",
+        "stats",
     },
     "baselines": {"errors", "runs", "curves"},
     "measured": {"errors", "runs", "curves"},

@@ -45,7 +45,7 @@ class Run:
     @property
     def toy(self) -> bool:
         """Whether the run used an embedded model: it supports a mechanism, never a number about a real model."""
-        return self.params.get("model", EMBEDDED_MODELS[0]) in EMBEDDED_MODELS
+        return self.params.get("model") in EMBEDDED_MODELS
 
     @property
     def params(self) -> dict:
