@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_padding import TEXTS, by_hand, some_texts, tiny
 
 from workbench.errors import ParameterError
-from workbench.mismatch import CLIP_MAX, CLIP_MIN, MODES, PARTS, mismatch_report, ratio_report
+from workbench.mismatch import CLIP_MAX, CLIP_MIN, MODES, PARTS, mismatch_report, mismatch_report_of, ratio_report
 from workbench.padding import pad_batch, with_position_ids
 
 PROMPTS = some_texts(3, 12, 7, 5)
@@ -335,3 +335,18 @@ def by_hand_at(model, ids, temperature: float) -> torch.Tensor:
     with torch.no_grad():
         logprobs = (model(input_ids=torch.tensor([ids])).logits[0] / temperature).log_softmax(-1)
     return logprobs[:-1].gather(-1, torch.tensor(ids[1:]).unsqueeze(-1)).squeeze(-1)
+
+
+def test_rollouts_are_split_like_their_columns_and_refused_without_log_probs():
+    model = tiny("gpt2")
+    columns = sampled_rollout(model)
+    rows = [
+        SimpleNamespace(prompt_ids=tuple(p), completion_ids=tuple(c), logprobs=tuple(x))
+        for p, c, x in zip(*columns.values(), strict=True)
+    ]
+    assert sizes(mismatch_report_of(model, rows)) == sizes(mismatch_report(model, **columns))
+    with pytest.raises(ParameterError, match="rollouts is empty"):
+        mismatch_report_of(model, [])
+    rows[1].logprobs = None
+    with pytest.raises(ParameterError, match=r"rollouts \[1\] have no logprobs"):
+        mismatch_report_of(model, rows)
