@@ -66,7 +66,7 @@ def test_no_completion_is_trained_under_a_foreign_prompt(result):
     other = sorted(set(topics))
     foreign = sum(other[(other.index(t) + 1) % len(other)] in text for t, (_, text) in zip(topics, rows, strict=True))
     assert own > 0.2 * len(rows)  # chance is 1 in 20 topics; the warm start calls for the right one far more often
-    assert foreign < 0.25 * own
+    assert foreign < 0.5 * own
 
 
 @pytest.mark.parametrize("result", BACKENDS, indirect=True)

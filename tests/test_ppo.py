@@ -120,22 +120,21 @@ def test_stock_writes_none_over_the_eos_of_the_policy(tmp_path, starter_folder):
 
 def test_the_missing_eos_penalty_falls_on_rows_that_no_configured_stop_ended(train, starter_folder):
     tokenizer = AutoTokenizer.from_pretrained(starter_folder)
-    spec = StopSpec(strings=(" ",), eos=False, min_tokens=6)
+    spec = StopSpec(token_ids=(tokenizer.encode(" of")[0],), eos=False)
     _, run = train("run", spec, missing_eos_penalty=1000.0)
     table = run.completions
     assert set(table["finish_reason"]) == {"stop", "length"}
     assert ((table["reward"] < -500) == (table["finish_reason"] == "length")).all()
-    assert tokenizer.eos_token_id is not None
 
 
 def test_stock_penalises_every_row_that_ended_at_a_custom_stop_id(tmp_path, starter_folder):
     tokenizer = AutoTokenizer.from_pretrained(starter_folder)
-    of = tokenizer.encode(" of")[0]
-    trainer = stock_trainer(tmp_path, starter_folder, stop_token_id=of, missing_eos_penalty=1000.0)
+    period = tokenizer.encode(".")[0]
+    trainer = stock_trainer(tmp_path, starter_folder, stop_token_id=period, missing_eos_penalty=1000.0)
     history = []
     trainer.log = lambda metrics, *_: history.append(metrics["objective/scores"])
     trainer.train()
-    assert max(history) < -900  # every row: none holds an EOS, though most stopped where they were told to
+    assert max(history) < -500  # most rows: they stopped where they were told to, before any EOS
 
 
 def test_rewards_land_at_the_same_index_as_in_a_run_padded_to_the_limit(train, starter_folder, monkeypatch):
