@@ -150,17 +150,27 @@ def show_groups(groups: dict[str, list], *, column: str, title: str, ylabel: str
         color, style = COLORS[n % len(COLORS)], STYLES[n % len(STYLES)]
         ax.fill_between(mean.index, low, high, color=color, alpha=0.15, linewidth=0)
         ax.plot(mean.index, mean, color=color, linestyle=style, linewidth=2, label=f"{name}, {len(runs)} seeds")
-        ax.annotate(name, (mean.index[-1], mean.iloc[-1]), xytext=(4, 0), textcoords="offset points", color=color)
         table[name] = mean
         sentences.append(describe_curve(f"{name}: {ylabel}", mean.index.tolist(), mean))
     ax.set(xlabel="step", ylabel=ylabel, title=title)
     ax.margins(x=0.2)
+    _label_ends(ax, table)
     ax.grid(alpha=0.25)
     ax.legend(loc="best", fontsize=9)
     caption = (
         f"Lines: mean over seeds of the running mean of {WINDOW} steps. Bands: from the lowest to the highest seed."
     )
     return Shown(figure, alt=" ".join(sentences), table=pd.DataFrame(table).reset_index(names="step"), caption=caption)
+
+
+def _label_ends(ax, curves: dict[str, pd.Series]) -> None:
+    """Names at the curves' ends, moved apart where the curves meet."""
+    gap = 0.06 * (ax.get_ylim()[1] - ax.get_ylim()[0])
+    height = -np.inf
+    for n, (name, curve) in sorted(enumerate(curves.items()), key=lambda item: item[1][1].iloc[-1]):
+        height = max(curve.iloc[-1], height + gap)
+        place = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+        ax.annotate(name, (curve.index[-1], height), color=COLORS[n % len(COLORS)], **place)
 
 
 def _over_seeds(name: str, runs: list, column: str) -> tuple[pd.Series, pd.Series, pd.Series]:
