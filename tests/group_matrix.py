@@ -48,6 +48,14 @@ def main(url: str | None = None) -> None:
             trainer = make(GRPOTrainer, stops=STOPS, generation_seed=1, share_generation=share)
             batches = [score_batch(trainer, two_groups, 8) for _ in range(8)]
             result[name] = [len(ids) for got in batches for ids in got["ids"]]
+        if not url:
+            for name, seed in {"run 7": 7, "run 7 again": 7, "run 8": 8}.items():
+                trainer = make(GRPOTrainer, stops=STOPS, generation_seed=seed)
+                trainer.reward_funcs[0] = lambda completions, **_: [float(len(c)) for c in completions]
+                trainer.train()
+                kept = ("reward", "loss", "completions/mean_length")
+                steps = [line for line in trainer.state.log_history if "reward" in line]
+                result[name] = [[line[key] for key in kept] for line in steps]
         stock = make(trl.GRPOTrainer, generation_kwargs={"stop": [CLOSE], "seed": 7})
         result["stock seed"] = score_batch(stock, two_groups, 8)
     print("RESULT " + json.dumps(result), flush=True)

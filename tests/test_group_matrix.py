@@ -110,3 +110,10 @@ def test_shared_and_separate_requests_sample_from_one_distribution(result):
     error = (alone.var() / len(alone) + shared.var() / len(shared)).sqrt()
     assert abs(alone.mean() - shared.mean()) < 4 * error
     assert 0.5 < shared.std() / alone.std() < 2
+
+
+@pytest.mark.parametrize("result", ["vllm"], indirect=True)
+def test_a_whole_run_repeats_with_its_seed_and_differs_with_another(result):
+    assert len(result["run 7"]) == 3
+    assert result["run 7"] == result["run 7 again"]
+    assert result["run 7"] != result["run 8"]

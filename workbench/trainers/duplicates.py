@@ -49,10 +49,11 @@ def equal_prompt_batch(rows: list[dict], groups: int, num_generations: int, equa
 def make_trainer(
     cls, path: str, batch_size: int, *, vllm: bool, url: str | None = None, generation_kwargs=None, **kwargs
 ):
-    """A GRPO trainer of class `cls` on the search task, ready to generate; nothing is trained."""
+    """A GRPO trainer of class `cls` on the search task, ready to generate, or to train three steps."""
     backend = "vllm" if vllm else "transformers"
     recipe = make_recipe("search", dataset="search", backend=backend, per_device_train_batch_size=batch_size)
     fields = {"generation_kwargs": generation_kwargs, "save_strategy": "no", "max_completion_length": 24}
+    fields |= {"max_steps": 3}
     if url:
         fields |= {"vllm_mode": "server", "vllm_server_base_url": url}
     args = grpo_config(recipe, tempfile.mkdtemp(prefix="workbench-"), num_generations=2, **fields)

@@ -3,7 +3,9 @@
 On a machine without CUDA TRL 1.12.0's own sync cannot work. In process, vLLM's CPU backend repacks linear weights after
 loading, so `load_weights` finds parameters without `weight_loader` (AttributeError); vLLM's layerwise reload restores the
 loadable layout first. With a server, TRL's sync is NCCL only; there a checkpoint on disk is reloaded, which needs the
-server's `VLLM_SERVER_DEV_MODE=1` and a folder both can read. On CUDA TRL's own sync is used, unchanged.
+server's `VLLM_SERVER_DEV_MODE=1` and a folder both can read; a head tied to the embedding is repacked in process only (see
+`reload_colocated`), so GPT-2 and Llama on a CPU server may sample with the head of the start: not measured. On CUDA TRL's
+own sync is used, unchanged.
 """
 
 import contextlib
