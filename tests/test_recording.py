@@ -82,3 +82,17 @@ def test_a_folder_of_another_recipe_is_emptied_before_training(tmp_path):
     claim_folder(tmp_path, {"seed": 2})
     assert not (tmp_path / "metrics.jsonl").is_file()
     assert Run(tmp_path).completions.equals(pd.DataFrame())
+
+
+def test_each_logged_step_tells_which_completions_were_really_cut(tmp_path):
+    from types import SimpleNamespace
+
+    state = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=10)
+    recorder = RunRecorder(tmp_path)
+    recorder.on_train_begin(None, state, None)
+    state.global_step = 1
+    ends = {"finish_reason": ["stop", "length"], "trl_finish_reason": ["length"] * 2, "completion_tokens": [3, 5]}
+    recorder.save_completions(1, {"completion": ["a", "b"], **ends, "sampled_tokens": [11, 5]})
+    recorder.on_log(None, state, None, logs={"loss": 0.0})
+    line = Run(tmp_path).metrics.iloc[0]
+    assert (line["stops/clipped_ratio"], line["stops/trl_clipped_ratio"], line["stops/wasted"]) == (0.5, 1.0, 0.5)

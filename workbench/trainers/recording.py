@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 from transformers import PrinterCallback, TrainerCallback
 
+from ..rollouts import stop_report
 from ..runs import completion_parts, jsonable, read_json, write_json, write_text
 
 _COMPLETE = "complete.json"
@@ -27,7 +28,7 @@ class RunRecorder(TrainerCallback):
 
     def __init__(self, out_dir: Path):
         self.out_dir = Path(out_dir)
-        self._file = None
+        self._file = self._latest = None
         self._started = self._before = 0.0
 
     def on_train_begin(self, args, state, control, **_):
@@ -41,7 +42,9 @@ class RunRecorder(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **_):
         if self._file is None or "train_runtime" in logs:  # the closing summary is not a step
             return
-        line = {"step": state.global_step, "elapsed_s": round(self._elapsed(), 3)} | logs
+        line = (
+            {"step": state.global_step, "elapsed_s": round(self._elapsed(), 3)} | logs | self._stops(state.global_step)
+        )
         self._file.write(json.dumps(jsonable(line), allow_nan=False) + "\n")
         self._file.flush()
         if state.global_step % max(1, state.max_steps // 10) == 0:
@@ -73,7 +76,8 @@ class RunRecorder(TrainerCallback):
         part = self._part(step)
         part.parent.mkdir(exist_ok=True)
         temporary = part.with_suffix(".tmp")
-        pd.DataFrame({"step": step, **rows}).to_parquet(temporary)
+        self._latest = pd.DataFrame({"step": step, **rows})
+        self._latest.to_parquet(temporary)
         temporary.rename(part)
 
     def add_completions(self, step: int, rows: dict[str, list]) -> None:
@@ -86,6 +90,18 @@ class RunRecorder(TrainerCallback):
 
     def _part(self, step: int) -> Path:
         return self.out_dir / "completions.parquet" / f"part-{step:06d}.parquet"
+
+    def _stops(self, step: int) -> dict[str, float | None]:
+        """The stop audit of the step's completions: cut in truth, cut in stock TRL's eyes, share of tokens wasted."""
+        if self._latest is None or self._latest["step"].iloc[0] != step or "finish_reason" not in self._latest:
+            return {}
+        report = stop_report(self._latest)
+        told = {
+            "clipped_ratio": report.clipped_ratio,
+            "trl_clipped_ratio": report.trl_clipped_ratio,
+            "wasted": report.wasted,
+        }
+        return {f"stops/{name}": value for name, value in told.items()}
 
     def _elapsed(self) -> float:
         return self._before + time.monotonic() - self._started
