@@ -1,11 +1,13 @@
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
+from workbench.control import request_stop
 from workbench.errors import ParameterError
-from workbench.runs import load_run
+from workbench.runs import load_run, read_json
 from workbench.trainers.__main__ import main, parse_fields
 
 
@@ -28,13 +30,36 @@ def test_a_server_without_vllm_is_refused(tmp_path):
         main(["--out", str(tmp_path), "--vllm-server", "http://127.0.0.1:1"])
 
 
+def launched(out, steps: int) -> list[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d"]
+    command += ["--rdzv_endpoint", "localhost:0", "-m", "workbench.trainers", "--out", str(out), "-p", f"max_steps={steps}"]
+    return [*command, "-p", "per_device_train_batch_size=8", "-p", "max_completion_length=16"]
+
+
+@pytest.mark.slow
+def test_two_processes_stop_together_when_asked_and_go_on_together(tmp_path, starter_folder):
+    out = tmp_path / "05_grpo_docs_example" / "two"
+    process = subprocess.Popen(launched(out, 8), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while read_json(out / "progress.json", {"step": 0})["step"] < 1:
+        assert process.poll() is None, process.stderr.read()[-3000:]
+        time.sleep(0.05)
+    request_stop(load_run(out), "enough")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "workbench.trainers: stopped after step " in errors
+    run = load_run(out)
+    assert run.status["state"] == "interrupted"
+    assert run.status["error"].startswith("stopped after step ")
+    again = subprocess.run(launched(out, 8), capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert run.status["state"] == "done"
+    assert run.metrics["step"].tolist() == list(range(1, 9))
+
+
 @pytest.mark.slow
 def test_two_processes_leave_one_run_folder(tmp_path, starter_folder):
     out = tmp_path / "05_grpo_docs_example" / "two"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d"]
-    command += ["--rdzv_endpoint", "localhost:0", "-m", "workbench.trainers", "--out", str(out)]
-    command += ["-p", "max_steps=3", "-p", "per_device_train_batch_size=8", "-p", "max_completion_length=16"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=300)
+    done = subprocess.run(launched(out, 3), capture_output=True, text=True, env=os.environ, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     run = load_run(out)
     assert run.status["state"] == "done"

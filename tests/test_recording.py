@@ -89,7 +89,7 @@ def test_each_logged_step_tells_which_completions_were_really_cut(tmp_path):
 
     state = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=10)
     recorder = RunRecorder(tmp_path)
-    recorder.on_train_begin(None, state, None)
+    recorder.on_train_begin(SimpleNamespace(world_size=1), state, None)
     state.global_step = 1
     ends = {"finish_reason": ["stop", "length"], "trl_finish_reason": ["length"] * 2, "completion_tokens": [3, 5]}
     recorder.save_completions(1, {"completion": ["a", "b"], **ends, "sampled_tokens": [11, 5]})

@@ -17,6 +17,10 @@ class RunError(WorkbenchError, RuntimeError):
     """A run, or its folder, is not in the state that the call needs."""
 
 
+class TrainingStopped(WorkbenchError):
+    """A training stopped because it was asked to, with a complete checkpoint of its last step; it can go on from there."""
+
+
 def refusal(function, *args, **kwargs) -> str:
     """The message with which a call refuses its arguments, or "accepted": shows a check at work in a notebook."""
     try:

@@ -205,7 +205,8 @@ def create_run(notebook: str, params: Mapping, root: Path | None = None, state: 
 def open_run(notebook: str, out_dir: str, params: Mapping) -> Run:
     """For a notebook's set-up cell: the runner's folder when `out_dir` names one, else a fresh folder.
 
-    Without a runner (JupyterLab, plain papermill) the kernel owns the run until `save_result` ends it.
+    Without a runner (JupyterLab, plain papermill) the kernel owns the run until `save_result` ends it; a folder whose run has
+    ended goes on with the kernel as its new owner.
     """
     if not out_dir:
         return create_run(notebook, params, state="running")
@@ -213,6 +214,7 @@ def open_run(notebook: str, out_dir: str, params: Mapping) -> Run:
     if not (path / "status.json").is_file():
         path.mkdir(parents=True, exist_ok=True)
         write_json(path / "params.json", dict(params))
+    if Run(path).status["state"] not in ("queued", "running"):  # else a runner owns it
         set_status(path, "running")
     write_json(path / "env.json", environment(params.get("seed")))
     return Run(path)

@@ -9,6 +9,8 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
+from ..errors import TrainingStopped
+
 
 class Engine(NBClientEngine):
     """Reports cell starts and ends to `display`, and marks a cell failed when its kernel died or timed out.
@@ -64,6 +66,8 @@ def execute(source: Path, output: Path, params: dict, *, env: dict, cwd: Path, d
             kernel_cwd=str(cwd),  # papermill's own `cwd` would change this whole process's folder
         )
     except PapermillExecutionError as error:
+        if error.ename == TrainingStopped.__name__:
+            return "interrupted", error.evalue
         return "failed", f"cell {error.exec_count}: {error.ename}: {error.evalue}"
     except DeadKernelError:
         return "interrupted", "the kernel died (killed, or out of memory); see log.txt"

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..control import clear_stop
 from ..errors import ParameterError, RunError
 from ..runs import Run, create_run, list_runs, load_run, set_status
 from .display import Display
@@ -114,6 +115,7 @@ def execute_run(run: Run, *, notebook: str | None = None, quiet: bool = False) -
 
     source = find_notebook(notebook or run.notebook)
     (run.path / "result.json").unlink(missing_ok=True)
+    clear_stop(run)
     set_status(run.path, "running")
     executing = run.path / "executing.ipynb"
     with _sigterm_interrupts(), Display(run, quiet=quiet) as display:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from ..errors import ParameterError, WorkbenchError
-from ..recipes import Recipe, make_recipe
+from ..recipes import Recipe, has_gpu, make_recipe
 from ..rewards import length_reward
 from ..runs import open_run, save_result
 from ..stats import curve_summary
@@ -46,6 +46,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--vllm-server", metavar="URL", help="sample on this vLLM server")
     args = parser.parse_args(argv)
+    if not has_gpu():  # else accelerate names the device cpu:0, from which torch cannot load an optimizer when it resumes
+        os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")
     recipe = make_recipe(**parse_fields(args.parameter))
     server = {"vllm_mode": "server", "vllm_server_base_url": args.vllm_server} if args.vllm_server else {}
     if server and recipe.backend != "vllm":

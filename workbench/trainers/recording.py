@@ -7,8 +7,11 @@ import time
 from pathlib import Path
 
 import pandas as pd
+from accelerate.utils import broadcast_object_list
 from transformers import PrinterCallback, TrainerCallback
 
+from ..control import go_on, honour_stop, stop_request
+from ..errors import TrainingStopped
 from ..rollouts import stop_report
 from ..runs import completion_parts, jsonable, read_json, write_json, write_text
 
@@ -17,23 +20,29 @@ _JOINED = "part-000000.parquet"
 
 
 class RunRecorder(TrainerCallback):
-    """Appends a line to `metrics.jsonl` per logged step and keeps `progress.json` current.
+    """Appends a line to `metrics.jsonl` per logged step, keeps `progress.json` current, and stops when it is asked to.
 
     A checkpoint counts only once `complete.json` stands in it, the last thing written: a kill while it is being saved
     leaves one that `last_checkpoint` passes over.
 
     Args:
         out_dir: the run folder.
+
+    Raises:
+        TrainingStopped: out of `trainer.train()`, when `control.request_stop` asked for it.
     """
 
     def __init__(self, out_dir: Path):
         self.out_dir = Path(out_dir)
-        self._file = self._latest = None
+        self._file = self._latest = self._asked = None
         self._started = self._before = 0.0
 
     def on_train_begin(self, args, state, control, **_):
+        if reason := self._stop_asked(args):
+            self._stop(state, reason)
         if not state.is_world_process_zero:
             return
+        go_on(self.out_dir)
         self._before = forget_after(self.out_dir, state.global_step)
         self._started = time.monotonic()
         self._file = (self.out_dir / "metrics.jsonl").open("a", encoding="utf-8")
@@ -59,16 +68,20 @@ class RunRecorder(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         if self._file is not None:
             self._progress(state)
+        if state.global_step < state.max_steps and (reason := self._stop_asked(args)):
+            self._asked = reason
+            control.should_save = True  # and `on_save` ends the training
 
     def on_save(self, args, state, control, **_):
         if state.is_world_process_zero:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             write_json(checkpoint / _COMPLETE, {"step": state.global_step})
+        if self._asked:
+            self._stop(state, self._asked)
 
     def on_train_end(self, args, state, control, **_):
         if self._file is not None:
-            self._file.close()
-            self._file = None
+            self._close()
             join_completions(self.out_dir)
 
     def save_completions(self, step: int, rows: dict[str, list]) -> None:
@@ -87,6 +100,24 @@ class RunRecorder(TrainerCallback):
             before = pd.read_parquet(part).drop(columns="step").to_dict("list")
             rows = {name: before[name] + values for name, values in rows.items()}
         self.save_completions(step, rows)
+
+    def _stop_asked(self, args) -> str | None:
+        """The first process looks, and all of them do as it saw: one that stopped alone would leave the rest waiting."""
+        if args.world_size == 1:
+            return stop_request(self.out_dir)
+        return broadcast_object_list([stop_request(self.out_dir) if args.process_index == 0 else None])[0]
+
+    def _stop(self, state, reason: str) -> None:
+        text = f"stopped after step {state.global_step} of {state.max_steps}: {reason}"
+        if state.is_world_process_zero:
+            self._close()
+            honour_stop(self.out_dir, text)
+        raise TrainingStopped(text)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _part(self, step: int) -> Path:
         return self.out_dir / "completions.parquet" / f"part-{step:06d}.parquet"
