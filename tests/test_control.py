@@ -7,7 +7,7 @@ from workbench.control import clear_stop, go_on, honour_stop, request_stop, stop
 from workbench.errors import TrainingStopped
 from workbench.runs import create_run, list_runs, load_metrics, read_json, write_json
 
-SMALL = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16, "save_steps": 4, "seed": 1}
+SMALL = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16, "save_steps": 4}
 
 
 def test_a_request_is_seen_from_every_folder_below_the_run_and_by_no_other_run(tmp_path):

@@ -32,8 +32,16 @@ def test_a_server_without_vllm_is_refused(tmp_path):
 
 def launched(out, steps: int) -> list[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d"]
-    command += ["--rdzv_endpoint", "localhost:0", "-m", "workbench.trainers", "--out", str(out), "-p", f"max_steps={steps}"]
-    return [*command, "-p", "per_device_train_batch_size=8", "-p", "max_completion_length=16"]
+    command += ["--rdzv_endpoint", "localhost:0", "-m", "workbench.trainers", "--out", str(out)]
+    return [
+        *command,
+        "-p",
+        f"max_steps={steps}",
+        "-p",
+        "per_device_train_batch_size=8",
+        "-p",
+        "max_completion_length=16",
+    ]
 
 
 @pytest.mark.slow

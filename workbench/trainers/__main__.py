@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--vllm-server", metavar="URL", help="sample on this vLLM server")
     args = parser.parse_args(argv)
-    if not has_gpu():  # else accelerate names the device cpu:0, from which torch cannot load an optimizer when it resumes
+    if not has_gpu():  # accelerate would name the device cpu:0, from which torch cannot load a resumed optimizer
         os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")
     recipe = make_recipe(**parse_fields(args.parameter))
     server = {"vllm_mode": "server", "vllm_server_base_url": args.vllm_server} if args.vllm_server else {}
