@@ -7,7 +7,7 @@ import time
 import pytest
 from conftest import ROOT, workbench, write_notebook, write_run
 
-from workbench.batch import sweep
+from workbench.batch.local import run_entries
 from workbench.batch.parameters import notebook_parameters
 from workbench.batch.sweep import Entry, parse_grid, plan_sweep
 from workbench.errors import ParameterError
@@ -81,7 +81,7 @@ def test_a_grid_of_too_many_points_and_what_the_runner_sets_are_refused(notebook
     with pytest.raises(ParameterError, match="'out_dir' is set by the runner"):
         plan_sweep(notebook(TRAIN), {"out_dir": "x"}, tmp_path)
     with pytest.raises(ParameterError, match="jobs=0"):
-        sweep.run_sweep("grid", [], jobs=0)
+        run_entries([], print, jobs=0)
 
 
 def test_the_plan_is_the_grid_with_the_last_parameter_changing_fastest(notebook, tmp_path):

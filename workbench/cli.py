@@ -1,6 +1,7 @@
-"""The command line: `workbench list | run | sweep | report | claims | doctor`."""
+"""The command line: `workbench list | run | sweep | status | logs | cancel | report | claims | doctor`."""
 
 import argparse
+import functools
 import json
 import sys
 from pathlib import Path
@@ -32,11 +33,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--resume", nargs="?", const="", metavar="RUN", help="go on with an interrupted run (default: the latest)"
     )
-    run.add_argument("--runs-dir", type=Path, help=f"folder of all runs (default {runs_root()})")
-    run.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="notebooks at a time, each in a process of its own"
-    )
     run.add_argument("-q", "--quiet", action="store_true", help="no bars and no output of the notebook")
+    _add_batch_options(run)
     run.set_defaults(command=_run)
 
     sweep = commands.add_parser("sweep", help="run a notebook over a grid of parameters and compare the runs")
@@ -49,11 +47,27 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUES",
         help="seed=0..4, learning_rate=1e-4,3e-4",
     )
-    sweep.add_argument("--runs-dir", type=Path)
-    sweep.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, each in a process of its own")
-    sweep.add_argument("--dry-run", action="store_true", help="check everything and print the plan")
     sweep.add_argument("--out", type=Path, help="folder of the comparison (default reports/ beside runs/)")
+    _add_batch_options(sweep)
     sweep.set_defaults(command=_sweep)
+
+    status = commands.add_parser("status", help="what every run does now, or how it ended")
+    status.add_argument("runs", nargs="*", metavar="RUN", help="run id, folder or `last` (default: all)")
+    status.add_argument("--runs-dir", type=Path)
+    status.add_argument("--json", action="store_true", help="one JSON object a run")
+    status.set_defaults(command=_status)
+
+    logs = commands.add_parser("logs", help="what a run's notebook printed")
+    logs.add_argument("run", metavar="RUN", help="run id, folder or `last`")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
+    logs.add_argument("--runs-dir", type=Path)
+    logs.set_defaults(command=_logs)
+
+    cancel = commands.add_parser("cancel", help="end runs; a training stops after its step and can be resumed")
+    cancel.add_argument("runs", nargs="+", metavar="RUN", help="run id, folder or `last`")
+    cancel.add_argument("--grace", type=float, default=60, metavar="SECONDS", help="for the current step (default 60)")
+    cancel.add_argument("--runs-dir", type=Path)
+    cancel.set_defaults(command=_cancel)
 
     listing = commands.add_parser("list", help="notebooks and runs; with a notebook, its parameters")
     listing.add_argument("notebook", nargs="?")
@@ -78,21 +92,47 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_batch_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runs-dir", type=Path, help=f"folder of all runs (default {runs_root()})")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, each in its own process")
+    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs for each run (default 1 where there are any)")
+    parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
+    parser.add_argument("--executor", choices=("local", "slurm"), default="local", help="where (default local)")
+    slurm = parser.add_argument_group("with --executor slurm")
+    slurm.add_argument("--partition", metavar="NAME")
+    slurm.add_argument("--time", type=int, default=60, metavar="MINUTES", help="limit of a job (default 60)")
+    slurm.add_argument("--cpus", type=int, default=1, metavar="N", help="cores for each run (default 1)")
+    slurm.add_argument("--mem", type=float, default=4, metavar="GB", help="memory for each run (default 4)")
+    slurm.add_argument("--requeues", type=int, default=10, metavar="N", help="after preemption or time limit (10)")
+    slurm.add_argument("--sbatch", action="append", default=[], metavar="KEY=VALUE", help="any other sbatch option")
+    slurm.add_argument("--detach", action="store_true", help="submit and return; see `workbench status`")
+
+
 def _run(args) -> int:
-    from .batch import execute, local, parameters
+    from .batch import execute, gpus, parameters
 
     given = parameters.parse_assignments(args.parameter)
-    if len(args.notebooks) > 1:
-        if args.resume is not None or given:
-            raise WorkbenchError("-p and --resume go with one notebook; run the others by a command of their own")
-        for name in args.notebooks:  # all are looked up before the first starts
-            parameters.notebook_parameters(execute.find_notebook(name))
-        return local.run_many([[name] for name in args.notebooks], jobs=args.jobs, runs_dir=args.runs_dir)
+    several = len(args.notebooks) > 1
+    if several and (args.resume is not None or given):
+        raise WorkbenchError("-p and --resume go with one notebook; run the others by a command of their own")
+    if several or args.dry_run or args.executor == "slurm":
+        return _run_batch(args, given)
+    gpus.check_gpus(args.gpus)
     notebook = args.notebooks[0]
     run = execute.prepare_run(notebook, given, root=args.runs_dir, resume=args.resume)
     print(f"run folder {run.path}", file=sys.stderr)
-    state = execute.execute_run(run, notebook=notebook, quiet=args.quiet)
+    state = execute.execute_run(run, notebook=notebook, quiet=args.quiet, gpus=args.gpus)
     return _finish(run, state)
+
+
+def _run_batch(args, given: dict) -> int:
+    from .batch import sweep
+
+    entries = [sweep.plan_run(name, given, root=args.runs_dir, resume=args.resume) for name in args.notebooks]
+    if not _execute(args, entries):
+        return 0
+    print(_tally(entries))
+    return 0 if all(_good(e.run) for e in entries) else 1
 
 
 def _sweep(args) -> int:
@@ -100,13 +140,60 @@ def _sweep(args) -> int:
 
     given = parameters.parse_assignments(args.parameter)
     entries = sweep.plan_sweep(args.notebook, given, args.runs_dir)
+    if not _execute(args, entries):
+        return 0
+    return _compare(args, given, entries)
+
+
+def _execute(args, entries: list) -> bool:
+    """Run a plan to its end where `--executor` says; False when it was only shown or handed over."""
+    from .batch import gpus, local
+
     for entry in entries:
         if args.dry_run or entry.action in ("skip", "leave"):
             print(f"{entry.action:6} {entry.name}" + (f"  ({entry.run.id}, {entry.state})" if entry.run else ""))
+    if args.executor == "slurm":
+        return _execute_on_slurm(args, entries)
+    if args.partition or args.sbatch or args.detach:
+        raise WorkbenchError("--partition, --sbatch and --detach go with --executor slurm")
+    gpus.check_gpus(args.gpus)
+    if not args.dry_run:
+        work = functools.partial(_execute_prepared, gpus=args.gpus)
+        local.run_entries(entries, work, jobs=args.jobs, root=args.runs_dir)
+    return not args.dry_run
+
+
+def _execute_prepared(folder: str, notebook: str, gpus: int | None) -> int:
+    """What each process of a batch does."""
+    from .batch.execute import execute_run
+
+    run = load_run(folder)
+    return _finish(run, execute_run(run, notebook=notebook, quiet=True, gpus=gpus))
+
+
+def _execute_on_slurm(args, entries: list) -> bool:
+    from .batch import cluster, parameters, slurm
+
+    options = slurm.SlurmOptions(
+        partition=args.partition,
+        time=args.time,
+        gpus=args.gpus or 0,
+        cpus=args.cpus,
+        mem=args.mem,
+        parallel=args.jobs if args.jobs > 1 else None,
+        requeues=args.requeues,
+        extra=parameters.parse_assignments(args.sbatch),
+    )
+    slurm.check_slurm(options)
     if args.dry_run:
-        return 0
-    sweep.run_sweep(args.notebook, entries, jobs=args.jobs, root=args.runs_dir)
-    return _compare(args, given, entries)
+        print(cluster.scripts(entries, options, args.runs_dir), end="")
+        return False
+    cluster.submit(entries, options, args.runs_dir)
+    if not args.detach:
+        cluster.follow(entries)
+        for entry in entries:
+            _build(entry.run)
+    return not args.detach
 
 
 def _compare(args, given: dict, entries: list) -> int:
@@ -116,9 +203,47 @@ def _compare(args, given: dict, entries: list) -> int:
     name = " ".join(f"{k}={v}" for k, v in given.items())
     folder = args.out or default_folder(args.runs_dir)
     print(f"report {build_sweep_report(Path(args.notebook).stem, name, entries, folder)}")
-    good = [e for e in entries if e.state == "done" and not _failed_checks(e.run)]
-    print(f"{len(good)} of {len(entries)} runs are done and their checks hold")
-    return 0 if len(good) == len(entries) else 1
+    print(_tally(entries))
+    return 0 if all(_good(e.run) for e in entries) else 1
+
+
+def _tally(entries: list) -> str:
+    return f"{sum(_good(e.run) for e in entries)} of {len(entries)} runs are done and their checks hold"
+
+
+def _good(run: Run | None) -> bool:
+    from .batch.display import failed_checks
+
+    return run is not None and run.status["state"] == "done" and not failed_checks(run)
+
+
+def _status(args) -> int:
+    from .batch import oversee
+
+    runs = [oversee.find_run(name, args.runs_dir) for name in args.runs] or list_runs(args.runs_dir)
+    oversee.refresh(runs)
+    for run in runs:
+        print(json.dumps(oversee.status_row(run)) if args.json else oversee.status_line(run))
+    if not runs and not args.json:
+        print(f"no runs in {args.runs_dir or runs_root()}")
+    return 0
+
+
+def _logs(args) -> int:
+    from .batch import oversee
+
+    for text in oversee.read_log(oversee.find_run(args.run, args.runs_dir), follow=args.follow):
+        print(text, end="", flush=True)
+    return 0
+
+
+def _cancel(args) -> int:
+    from .batch import oversee
+
+    for run in [oversee.find_run(name, args.runs_dir) for name in args.runs]:  # all are looked up before the first ends
+        oversee.cancel(run, args.grace)
+        print(oversee.status_line(run))
+    return 0
 
 
 def _claims(args) -> int:
@@ -136,30 +261,22 @@ def _claims(args) -> int:
     return 0
 
 
-def _failed_checks(run: Run) -> list[str]:
-    return [name for name, ok in run.result.get("checks", {}).items() if ok is False]
-
-
 def _finish(run: Run, state: str) -> int:
+    from .batch.display import outcome
+
+    print(f"{run.notebook} {run.id}: {outcome(run)}")
+    print(f"report {_build(run)}")
+    return 0 if _good(run) else 130 if state == "interrupted" else 1
+
+
+def _build(run: Run) -> Path:
     from .reports import build_report
 
-    print(f"{run.notebook} {run.id}: {_outcome(run)}")
-    print(f"report {build_report(run)}")
-    return 0 if state == "done" and not _failed_checks(run) else 130 if state == "interrupted" else 1
-
-
-def _outcome(run: Run) -> str:
-    status, result = run.status, run.result
-    text = status["state"] + (f": {status['error']}" if status.get("error") else "")
-    if headline := result.get("headline"):
-        value = headline["value"]
-        text += f", {headline['name']} {value:.4g}" if isinstance(value, float) else f", {headline['name']} {value}"
-    failed = _failed_checks(run)
-    return text + (f", {len(failed)} checks fail: {'; '.join(failed)}" if failed else "")
+    return build_report(run)
 
 
 def _list(args) -> int:
-    from .batch import execute, parameters
+    from .batch import display, execute, parameters
 
     if args.notebook:
         for p in parameters.notebook_parameters(execute.find_notebook(args.notebook)).values():
@@ -174,7 +291,7 @@ def _list(args) -> int:
         print(f"  {path.stem}")
     print(f"runs in {args.runs_dir or runs_root()}")
     for run in list_runs(args.runs_dir):
-        print(f"  {run.notebook} {run.id}: {_outcome(run)}")
+        print(f"  {run.notebook} {run.id}: {display.outcome(run)}")
     return 0
 
 

@@ -1,9 +1,12 @@
-"""What a person sees of a run as it goes on: a bar for cells, one for training steps, the notebook's own output."""
+"""What a person sees as runs go on: a bar for cells, one for training steps, the notebook's own output; a bar over many."""
 
 import contextlib
+import re
+import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from ..runs import Run, read_json
@@ -55,7 +58,7 @@ class Display:
         """A piece of the notebook's output; the file half of papermill's `stdout_file`."""
         self._log.write(text)
         if not self._quiet:
-            self._write(text)
+            self._write(printable(text))
 
     def flush(self) -> None:
         self._log.flush()
@@ -79,3 +82,75 @@ def latest_progress(run: Run) -> dict | None:
             times[path] = path.stat().st_mtime
     recent = {path: when for path, when in times.items() if when > time.time() - 3600}
     return read_json(max(recent, key=recent.get), None) if recent else None
+
+
+class SweepProgress:
+    """One bar over all runs on a terminal, with the step of each that is going; elsewhere a line as each ends."""
+
+    def __init__(self, entries: Sequence):
+        self._entries = entries
+        self._ended = sum(e.action == "skip" for e in entries)
+
+    def __enter__(self):
+        from tqdm import tqdm
+
+        self._write = tqdm.write
+        self._bar = tqdm(total=len(self._entries), unit="run", disable=not sys.stderr.isatty(), dynamic_ncols=True)
+        self._bar.update(self._ended)
+        return self
+
+    def __exit__(self, *_):
+        self._bar.close()
+
+    def show(self, active: Sequence) -> None:
+        if not self._bar.disable:
+            steps = [f"{e.name}: {steps_of(e.run) or 'starting'}" for e in active]
+            self._bar.set_postfix_str("; ".join(steps), refresh=True)
+
+    def finished(self, entry) -> None:
+        self._ended += 1
+        self._bar.update(1)
+        self._write(f"[{self._ended}/{len(self._entries)}] {entry.name}: {outcome(entry.run)}", file=sys.stderr)
+
+
+def steps_of(run: Run) -> str:
+    """`step 3/80` of the training that goes on in a run, or nothing."""
+    progress = latest_progress(run)
+    return f"step {progress['step']}/{progress['max_steps']}" if progress else ""
+
+
+def failed_checks(run: Run) -> list[str]:
+    """Names of the checks that do not hold."""
+    return [name for name, ok in run.result.get("checks", {}).items() if ok is False]
+
+
+def outcome(run: Run) -> str:
+    """A run in a line: state, error, headline, and which checks fail."""
+    status, result = run.status, run.result
+    text = status["state"] + (f": {status['error']}" if status.get("error") else "")
+    if headline := result.get("headline"):
+        value = headline["value"]
+        text += f", {headline['name']} {value:.4g}" if isinstance(value, float) else f", {headline['name']} {value}"
+    failed = failed_checks(run)
+    return printable(text + (f", {len(failed)} checks fail: {'; '.join(failed)}" if failed else ""))
+
+
+def printable(text: str) -> str:
+    """Text that cannot command a terminal, whatever a model wrote: colours are dropped, other control characters shown."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\r\n", "\n").replace("\r", "\n")
+    return "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and a closed terminal act as Ctrl-C does, so that no child outlives its parent unseen."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = {s: signal.signal(s, interrupt) for s in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -16,6 +16,7 @@ from ..control import clear_stop
 from ..errors import ParameterError, RunError
 from ..runs import Run, create_run, list_runs, load_run, set_status
 from .display import Display
+from .gpus import hold
 from .parameters import Parameter, check_parameters, notebook_parameters
 
 _SET_BY_RUNNER = ("out_dir", "interactive")
@@ -59,12 +60,20 @@ def prepare_run(notebook: str, params: Mapping, *, root: Path | None = None, res
         ParameterError: notebook or parameters are wrong.
         RunError: nothing to resume, or the run to resume is still going or done.
     """
+    path, full, run = check_run(notebook, params, root=root, resume=resume)
+    return run or create_run(path.stem, full, root)
+
+
+def check_run(
+    notebook: str, params: Mapping, *, root: Path | None = None, resume: str | None = None
+) -> tuple[Path, dict, Run | None]:
+    """As `prepare_run`, without making a folder: the notebook, all parameters, and the run to resume."""
     path = find_notebook(notebook)
-    known = notebook_parameters(path)
-    full = full_parameters(known, params)
+    full = full_parameters(notebook_parameters(path), params)
     if resume is None:
-        return create_run(path.stem, full, root)
-    return _run_to_resume(path.stem, full, {name: full[name] for name in params}, root, resume)
+        return path, full, None
+    run = _find_resumable(path.stem, full, {name: full[name] for name in params}, root, resume)
+    return path, run.params, run
 
 
 def full_parameters(known: Mapping[str, Parameter], params: Mapping) -> dict:
@@ -86,7 +95,7 @@ def _absolute(value):
     return os.path.abspath(value) if here else value
 
 
-def _run_to_resume(notebook: str, full: dict, given: dict, root: Path | None, resume: str) -> Run:
+def _find_resumable(notebook: str, full: dict, given: dict, root: Path | None, resume: str) -> Run:
     mine = [r for r in list_runs(root) if r.notebook == notebook]
     if resume:
         found = [r for r in mine if r.id == resume] or [load_run(resume)]
@@ -106,28 +115,33 @@ def _run_to_resume(notebook: str, full: dict, given: dict, root: Path | None, re
     return run
 
 
-def execute_run(run: Run, *, notebook: str | None = None, quiet: bool = False) -> str:
+def execute_run(run: Run, *, notebook: str | None = None, quiet: bool = False, gpus: int | None = None) -> str:
     """Execute a prepared run and return its final state, `done`, `failed` or `interrupted`.
 
     Ctrl-C or SIGTERM ends it as `interrupted`; checkpoints and everything recorded so far stay.
+
+    Args:
+        run: its folder.
+        notebook: name or path; default the notebook of the run's name.
+        quiet: show nothing, write `log.txt` only.
+        gpus: how many to hold for it, queued until they are free; None takes one where there are any.
     """
     from . import engine
 
     source = find_notebook(notebook or run.notebook)
     (run.path / "result.json").unlink(missing_ok=True)
     clear_stop(run)
-    set_status(run.path, "running")
     executing = run.path / "executing.ipynb"
-    with _sigterm_interrupts(), Display(run, quiet=quiet) as display:
+    params = run.params | {"out_dir": str(run.path), "interactive": False}
+    environment = kernel_environment(run.params.get("seed", 0))
+    with _sigterm_interrupts():
         try:
-            state, error = engine.execute(
-                source,
-                executing,
-                run.params | {"out_dir": str(run.path), "interactive": False},
-                env=kernel_environment(run.params.get("seed", 0)),
-                cwd=run.path,
-                display=display,
-            )
+            with hold(gpus, lambda why: set_status(run.path, "queued", why)) as devices:
+                set_status(run.path, "running")
+                with Display(run, quiet=quiet) as display:
+                    state, error = engine.execute(
+                        source, executing, params, env=environment | devices, cwd=run.path, display=display
+                    )
         except KeyboardInterrupt:
             state, error = "interrupted", "stopped by Ctrl-C or SIGTERM"
         except BaseException as problem:

@@ -1,30 +1,79 @@
-"""Several notebooks on this machine, each as a `workbench run` process of its own."""
+"""Runs on this machine, each in a process of its own, at most so many at a time.
 
-import subprocess
+The processes are forked from one that has papermill loaded (Python's fork server): loading it takes longer than a short
+notebook.
+"""
+
+import multiprocessing
+import os
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..errors import ParameterError
+from ..runs import create_run, set_status
+from .display import SweepProgress, interruptible
+from .sweep import Entry
+
+_LOADED_ONCE = ["workbench.batch.engine", "workbench.batch.execute", "workbench.reports"]
 
 
-def run_many(commands: Sequence[Sequence[str]], *, jobs: int = 1, runs_dir: Path | None = None) -> int:
-    """Run `workbench run <arguments>` for each entry, at most `jobs` at a time.
+def run_entries(
+    entries: Sequence[Entry], work: Callable[[str, str], object], *, jobs: int = 1, root: Path | None = None
+) -> None:
+    """Run what is to be run, at most `jobs` at a time, under one progress display. A failed run stops no other.
 
-    A process that fails does not stop the others. On Ctrl-C every child gets the signal too, as part of the terminal's
-    process group, and ends its run as `interrupted`.
+    Args:
+        entries: those whose action is `run` or `resume` are run, in this order.
+        work: executes a prepared run, given its folder and its notebook; importable, since another process calls it.
+        jobs: processes at a time.
+        root: folder of all runs.
 
-    Returns:
-        0 when all runs are done, else the first exit code that is not 0.
+    Raises:
+        ParameterError: `jobs` below 1.
+        KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; every child was stopped first, its run reads as `interrupted`.
     """
     if jobs < 1:
         raise ParameterError(f"jobs={jobs}: expected at least 1")
-    where = ["--runs-dir", str(runs_dir)] if runs_dir else []
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_LOADED_ONCE)
+    waiting = [e for e in entries if e.action in ("run", "resume")]
+    active: list[tuple[Entry, multiprocessing.Process]] = []
+    with interruptible(), SweepProgress(entries) as progress:
+        try:
+            while waiting or active:
+                while waiting and len(active) < jobs:
+                    active.append(_start(context, waiting.pop(0), work, root))
+                time.sleep(0.1)
+                for entry, process in [pair for pair in active if not pair[1].is_alive()]:
+                    active.remove((entry, process))
+                    progress.finished(entry)
+                progress.show([entry for entry, _ in active])
+        finally:
+            for _, process in active:
+                process.terminate()
+            for _, process in active:
+                process.join()
 
-    def one(arguments: Sequence[str]) -> int:
-        return subprocess.run([sys.executable, "-m", "workbench", "run", *arguments, *where]).returncode
 
-    with ThreadPoolExecutor(jobs) as pool:
-        codes = list(pool.map(one, commands))
-    return next((code for code in codes if code), 0)
+def _start(context, entry: Entry, work: Callable, root: Path | None) -> tuple:
+    if entry.run is None:
+        entry.run = create_run(entry.notebook.stem, entry.params, root)
+    else:
+        set_status(entry.run.path, "queued")
+    arguments = (work, str(entry.run.path), str(entry.notebook), dict(os.environ))
+    process = context.Process(target=_in_own_session, args=arguments)
+    process.start()
+    return entry, process
+
+
+def _in_own_session(work: Callable, folder: str, notebook: str, environ: dict[str, str]) -> None:
+    """A terminal's Ctrl-C reaches the run once, through `run_entries`; whatever it prints goes into its log."""
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environ)
+    log = os.open(Path(folder) / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    sys.exit(work(folder, notebook))

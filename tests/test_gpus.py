@@ -1,0 +1,95 @@
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+
+from workbench.batch.gpus import check_gpus, hold, visible_gpus
+from workbench.errors import ParameterError
+
+
+@pytest.fixture(autouse=True)
+def locks_of_its_own(tmp_path, monkeypatch):
+    """No lock of a real GPU is touched: the names are made up, their locks lie in the test's folder."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in ("SLURM_JOB_ID", "WORKBENCH_GPUS_HANDED_OUT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,8")
+
+
+@pytest.mark.parametrize(
+    ("value", "names"), [("0,1", ["0", "1"]), ("", []), ("-1", []), (" GPU-a , MIG-b ", ["GPU-a", "MIG-b"])]
+)
+def test_the_gpus_are_those_that_cuda_visible_devices_leaves(monkeypatch, value, names):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert visible_gpus() == names
+
+
+def test_without_the_variable_nvidia_smi_is_asked(monkeypatch, tmp_path):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert visible_gpus() == []
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\nprintf '0\\n1\\n2\\n'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    assert visible_gpus() == ["0", "1", "2"]
+
+
+def test_more_gpus_than_there_are_is_refused_with_those_there_are(monkeypatch):
+    check_gpus(None)
+    check_gpus(2)
+    with pytest.raises(ParameterError, match=r"gpus=3: .* visible here: 2 \(7, 8\)"):
+        check_gpus(3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ParameterError, match=r"gpus=1: .* none"):
+        check_gpus(1)
+
+
+def test_two_holders_never_have_the_same_gpu_and_a_third_waits_and_says_so():
+    told = []
+    with hold(None, told.append) as first, hold(1, told.append) as second:
+        assert {first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]} == {"7", "8"}
+        assert told == []
+
+        def give_up(why):
+            raise TimeoutError(why)
+
+        with pytest.raises(TimeoutError, match="waits for 1 of the GPUs 7, 8"), hold(1, give_up):
+            pass
+        with pytest.raises(TimeoutError, match="waits for 2"), hold(2, give_up):
+            pass
+    with hold(2, told.append) as both:
+        assert both["CUDA_VISIBLE_DEVICES"] == "7,8"
+
+
+def test_none_asked_hides_all_of_them():
+    with hold(0, print) as devices:
+        assert devices["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "WORKBENCH_GPUS_HANDED_OUT"])
+def test_what_slurm_or_a_run_around_has_handed_out_is_left_alone(monkeypatch, name):
+    monkeypatch.setenv(name, "1")
+    with hold(1, print) as devices, hold(1, print):
+        assert devices == {}
+
+
+def _hold_for_ever(started):
+    with hold(2, print):
+        started.set()
+        time.sleep(600)
+
+
+def test_a_killed_holder_lets_go():
+    context = multiprocessing.get_context("fork")
+    started = context.Event()
+    process = context.Process(target=_hold_for_ever, args=(started,))
+    process.start()
+    assert started.wait(30)
+    told = []
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    with hold(2, told.append) as devices:
+        assert devices["CUDA_VISIBLE_DEVICES"] == "7,8"

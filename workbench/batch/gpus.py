@@ -1,0 +1,77 @@
+"""Which GPUs a run gets: named in `CUDA_VISIBLE_DEVICES`, held by locks of this machine, so that no two runs share one."""
+
+import contextlib
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ..errors import ParameterError
+
+_HANDED_OUT = "WORKBENCH_GPUS_HANDED_OUT"
+
+
+def visible_gpus() -> list[str]:
+    """Names of the GPUs to hand out: those of `CUDA_VISIBLE_DEVICES`, else all that nvidia-smi lists."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name for part in given.split(",") if (name := part.strip()) and name != "-1"]
+    try:
+        command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return []
+
+
+def check_gpus(count: int | None) -> None:
+    """Refuse more GPUs for a run than there are.
+
+    Raises:
+        ParameterError: negative, or more than this machine shows.
+    """
+    there = visible_gpus()
+    if count is not None and not 0 <= count <= len(there):
+        shown = f"{len(there)} ({', '.join(there)})" if there else "none (see nvidia-smi and CUDA_VISIBLE_DEVICES)"
+        raise ParameterError(f"gpus={count}: expected 0 or more for a run; visible here: {shown}")
+
+
+@contextlib.contextmanager
+def hold(count: int | None, waiting: Callable[[str], None]) -> Iterator[dict[str, str]]:
+    """Hold GPUs for one run, for as long as the block lasts; a killed process lets go of its own.
+
+    Where Slurm, or a run around this one, has handed them out already, nothing is changed.
+
+    Args:
+        count: GPUs for the run; None takes one where there are any.
+        waiting: told once, in words, when all are taken and the block has to wait.
+
+    Yields:
+        What to add to the environment of the run's kernel.
+    """
+    from filelock import FileLock, Timeout
+
+    names = visible_gpus()
+    if not names or _HANDED_OUT in os.environ or "SLURM_JOB_ID" in os.environ:
+        yield {}
+        return
+    count = 1 if count is None else count
+    folder = Path(tempfile.gettempdir()) / f"workbench-gpus-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    told = False
+    while True:
+        with contextlib.ExitStack() as held:
+            taken = []
+            for name in names:
+                with contextlib.suppress(Timeout):
+                    if len(taken) < count:
+                        held.enter_context(FileLock(folder / f"{name}.lock").acquire(timeout=0))
+                        taken.append(name)
+            if len(taken) == count:
+                yield {"CUDA_VISIBLE_DEVICES": ",".join(taken), _HANDED_OUT: "1"}
+                return
+        if not told:
+            waiting(f"waits for {count} of the GPUs {', '.join(names)}: too many are taken by other runs")
+            told = True
+        time.sleep(1)
