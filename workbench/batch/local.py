@@ -16,7 +16,7 @@ from ..runs import create_run, set_status
 from .display import SweepProgress, interruptible
 from .sweep import Entry
 
-_LOADED_ONCE = ["workbench.batch.engine", "workbench.batch.execute", "workbench.reports"]
+_LOADED_ONCE = ["pandas", "workbench.batch.engine", "workbench.batch.execute", "workbench.reports"]
 
 
 def run_entries(
