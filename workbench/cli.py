@@ -1,6 +1,7 @@
 """The command line: `workbench list | run | sweep | status | logs | cancel | report | claims | doctor`."""
 
 import argparse
+import errno
 import functools
 import json
 import sys
@@ -18,6 +19,10 @@ def main(argv: list[str] | None = None) -> int:
     except WorkbenchError as error:
         print(f"workbench: {error}", file=sys.stderr)
         return 2
+    except OSError as error:  # a full disk, a folder that cannot be written
+        full = "; free space, then go on with `workbench run NOTEBOOK --resume RUN`" if error.errno == errno.ENOSPC else ""
+        print(f"workbench: {error}{full}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("workbench: interrupted", file=sys.stderr)
         return 130

@@ -69,9 +69,10 @@ class Run:
             return status
         if read_json(self.path / "status.json", missing) != status:  # the owner wrote once more before it ended
             return self.status
-        return set_status(
-            self.path, "interrupted", "the process that ran it is gone (killed, or the machine restarted)"
-        )
+        gone = "the process that ran it is gone (killed, or the machine restarted)"
+        with contextlib.suppress(OSError):  # a full or read-only disk is no reason not to tell
+            return set_status(self.path, "interrupted", gone)
+        return status | {"state": "interrupted", "error": gone}
 
     @property
     def metrics(self):

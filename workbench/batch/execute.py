@@ -144,6 +144,8 @@ def execute_run(run: Run, *, notebook: str | None = None, quiet: bool = False, g
                     )
         except KeyboardInterrupt:
             state, error = "interrupted", "stopped by Ctrl-C or SIGTERM"
+        except OSError as problem:  # above all a full disk
+            state, error = "failed", f"{type(problem).__name__}: {problem}"
         except BaseException as problem:
             set_status(run.path, "failed", f"{type(problem).__name__}: {problem}")
             raise
