@@ -131,7 +131,9 @@ def grpo_config(recipe: Recipe, output_dir: str | os.PathLike, **overrides):
 
 def _vllm_fields(recipe: Recipe) -> dict:
     if find_spec("vllm") is None:
-        raise MissingDependencyError("backend='vllm': vLLM is not installed; use backend='transformers' or `make vllm`")
+        raise MissingDependencyError(
+            "backend='vllm': vLLM is not installed; use backend='transformers' or install it with `make install`"
+        )
     fields = {"use_vllm": True, "vllm_mode": "colocate"}
     if recipe.model in STARTERS:
         fields["vllm_max_model_length"] = 256

@@ -1,0 +1,370 @@
+"""What a new user tries and what happens: each row of `docs/what_happens.md` is run here, and the page is these rows.
+
+python tests/test_new_user.py > docs/what_happens.md
+"""
+
+import dataclasses
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, workbench, write_notebook, write_run
+
+EXAMPLE = "05_grpo_docs_example"
+PAGE = ROOT / "docs" / "what_happens.md"
+HEAD = """\
+# What a new user tries, and what happens
+
+Each row is a test of `tests/test_new_user.py`, which also writes this page. "Refused" is one line on stderr and exit code 2,
+before any folder is made or any model is loaded.
+
+| | what is tried | what happens |
+|---|---|---|
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    tried: str
+    happens: str
+    test: Callable
+    slow: bool
+
+
+ROWS: list[Row] = []
+
+
+def row(tried: str, happens: str, slow: bool = False) -> Callable:
+    """The decorated test shows this row."""
+
+    def add(test: Callable) -> Callable:
+        ROWS.append(Row(tried, happens, test, slow))
+        return test
+
+    return add
+
+
+def refused(folder: Path, *arguments, says: str, env=None) -> None:
+    process = workbench(*arguments, "--runs-dir", folder / "runs", env=env)
+    assert process.returncode == 2
+    assert process.stdout == ""
+    assert process.stderr.startswith("workbench: ")
+    assert process.stderr.count("\n") == 1
+    assert re.search(says, process.stderr), process.stderr
+    assert not (folder / "runs").exists()
+
+
+def until(condition, seconds: float = 120):
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.1)
+    return value
+
+
+def only_run(folder: Path):
+    from workbench.runs import list_runs
+
+    (run,) = list_runs(folder / "runs")
+    return run
+
+
+# --- names and values ------------------------------------------------------------------------------------------------
+
+
+@row("`workbench run 05_grpo`, half a name", "refused: not found, and the notebooks there are")
+def half_a_name(folder):
+    refused(folder, "run", "05_grpo", says=f"notebook '05_grpo': not found; there are 00_tour, .*{EXAMPLE}")
+
+
+@row("`-p stesp=80`, a wrong parameter name", "refused: did you mean 'steps'? and all there are")
+def wrong_name(folder):
+    refused(folder, "run", EXAMPLE, "-p", "stesp=80", says="unknown parameter 'stesp': did you mean 'steps'?.*target")
+
+
+@row("`-p steps=eighty`", "refused: expected int in 0..1000000")
+def wrong_type(folder):
+    refused(folder, "run", EXAMPLE, "-p", "steps=eighty", says="parameter steps='eighty': expected int in 0..1000000")
+
+
+@row("`-p steps=1e3`", "refused as well: papermill would have made it the float 1000.0")
+def float_for_int(folder):
+    refused(folder, "run", EXAMPLE, "-p", "steps=1e3", says="parameter steps='1e3': expected int")
+
+
+@row("`-p learning_rate=3`", "refused: expected float in 0..1")
+def out_of_range(folder):
+    refused(folder, "run", EXAMPLE, "-p", "learning_rate=3", says=r"learning_rate=3.0: expected float in 0\.\.1")
+
+
+@row("`-p backend=sglang`", "refused: one of transformers, vllm")
+def unknown_backend(folder):
+    refused(folder, "run", EXAMPLE, "-p", "backend=sglang", says="expected one of transformers, vllm")
+
+
+@row("`-p out_dir=here`", "refused: the runner sets it; choose the folder with --runs-dir")
+def runners_parameter(folder):
+    refused(folder, "run", EXAMPLE, "-p", "out_dir=here", says="'out_dir' is set by the runner; .*--runs-dir")
+
+
+@row("`-p model=hf_…`, an access token in a parameter", "refused without repeating it: it would be in every report")
+def token(folder):
+    secret = "hf_" + "aB3dE5" * 6
+    refused(folder, "run", EXAMPLE, "-p", f"model={secret}", says="looks like an? .*environment")
+    assert secret not in workbench("run", EXAMPLE, "-p", f"model={secret}", "--runs-dir", folder / "runs").stderr
+
+
+@row("a sweep over `seed=0..9999999`", "refused: at most 10000 runs")
+def huge_sweep(folder):
+    refused(folder, "sweep", EXAMPLE, "-p", "seed=0..9999999", says="at most 10000 runs in a sweep")
+
+
+@row("`--resume` where nothing was interrupted", "refused: nothing to resume, and the states of the runs there are")
+def nothing_to_resume(folder):
+    refused(folder, "run", EXAMPLE, "--resume", says="nothing to resume: runs of 05_grpo_docs_example")
+
+
+@row("`--gpus 8` on a machine with fewer", "refused: the GPUs that are visible")
+def too_many_gpus(folder):
+    env = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    refused(folder, "run", EXAMPLE, "--gpus", "8", env=env, says=r"gpus=8: .*visible here: 2 \(0, 1\)")
+
+
+@row("`--executor slurm` on a laptop", "refused: no sbatch here; what to do instead")
+def slurm_on_a_laptop(folder):
+    env = {"PATH": str(Path(sys.executable).parent)}
+    refused(folder, "run", EXAMPLE, "--executor", "slurm", env=env, says="sbatch")
+
+
+@row("a batch that groups do not fill: `num_generations=8`, batch 12", "ParameterError that names both numbers")
+def unfilled_groups(folder):
+    from workbench.errors import ParameterError
+    from workbench.recipes import make_recipe
+
+    with pytest.raises(ParameterError, match=r"12.*num_generations|num_generations.*12"):
+        make_recipe("starter", num_generations=8, per_device_train_batch_size=12)
+
+
+@row('`StopSpec(strings="</search>")`, a string for a tuple', "ParameterError: expected a tuple of strings")
+def string_for_a_tuple(folder):
+    from workbench.errors import ParameterError
+    from workbench.stops import StopSpec
+
+    with pytest.raises(ParameterError, match="strings='</search>': expected"):
+        StopSpec(strings="</search>")
+
+
+@row(
+    "`backend=vllm` where vLLM is not installed",
+    "MissingDependencyError, before training: use transformers or install it",
+)
+def without_vllm(folder):
+    hide = "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: None if n == 'vllm' else f(n, *a)"
+    code = (
+        f"{hide}\nfrom workbench.recipes import grpo_config, make_recipe\ngrpo_config(make_recipe(backend='vllm'), 'x')"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder)
+    assert "MissingDependencyError: backend='vllm': vLLM is not installed; use backend='transformers'" in process.stderr
+
+
+# --- folders and disks -----------------------------------------------------------------------------------------------
+
+
+@row("`workbench report` before any run", "refused: no runs, and how to make one")
+def report_without_runs(folder):
+    refused(folder, "report", says="no runs in .*; make one with `workbench run NOTEBOOK`")
+
+
+@row("`workbench logs 2025`, a run that is not there", "refused: not found, and the newest there are")
+def unknown_run(folder):
+    write_run(folder / "runs", "2026-1")
+    process = workbench("logs", "2025", "--runs-dir", folder / "runs")
+    assert process.returncode == 2
+    assert f"run '2025': not found; the newest are {EXAMPLE}/2026-1" in process.stderr
+
+
+@row("`workbench cancel` of a run that has ended", "refused: is done; only a queued or running run can be cancelled")
+def cancel_what_has_ended(folder):
+    write_run(folder / "runs", "2026-1")
+    process = workbench("cancel", "2026-1", "--runs-dir", folder / "runs")
+    assert process.returncode == 2
+    assert "is done; only a queued or running run can be cancelled" in process.stderr
+
+
+@row("`--runs-dir` names a file", "one line with the system's word and the path, exit code 1")
+def runs_dir_is_a_file(folder):
+    (folder / "file").touch()
+    notebook = write_notebook(folder / "hand_made.ipynb")
+    process = workbench("run", notebook, "--runs-dir", folder / "file")
+    assert process.returncode == 1
+    assert process.stderr.startswith("workbench: [Errno 20] Not a directory")
+    assert "Traceback" not in process.stderr
+
+
+@row("a `status.json` damaged by hand", "the file is named, and what to do: mend or remove it")
+def damaged_file(folder):
+    run = write_run(folder / "runs", "2026-1")
+    (run.path / "status.json").write_text("{")
+    process = workbench("status", "--runs-dir", folder / "runs")
+    assert process.returncode == 2
+    assert "status.json: not JSON" in process.stderr
+
+
+@row("a run folder copied to another machine and reported there", "works: all that a report needs is in the folder")
+def copied_folder(folder):
+    run = write_run(folder / "runs", "2026-1", result={"headline": None, "checks": {"holds": True}, "numbers": {}})
+    shutil.move(run.path, folder / "elsewhere")
+    process = workbench("report", folder / "elsewhere", "--out", folder / "reports")
+    assert process.returncode == 0, process.stderr
+    assert "holds" in (folder / "elsewhere" / "report.html").read_text()
+
+
+@row(
+    "the disk fills up while a notebook runs",
+    "one line: free space, then go on; what was written stays, `--resume` works",
+    slow=True,
+)
+def full_disk(folder):
+    disk = folder / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small disk")
+    try:
+        fill = (
+            "from pathlib import Path\n(run.path / 'metrics.jsonl').write_text('{\"step\": 1}\\n')\n"
+            f"if not Path({str(folder / 'filled')!r}).exists():\n    Path({str(folder / 'filled')!r}).touch()\n"
+            "    (run.path / 'big').write_bytes(b'x' * 5_000_000)"
+        )
+        notebook = write_notebook(folder / "hand_made.ipynb", fill)
+        process = workbench("run", notebook, "-q", "--runs-dir", disk / "runs")
+        assert process.returncode == 1
+        assert "No space left on device; free space, then go on with" in process.stderr
+        assert "Traceback" not in process.stderr
+        assert "interrupted" in workbench("status", "--runs-dir", disk / "runs").stdout
+        (big,) = disk.rglob("big")
+        assert (big.parent / "metrics.jsonl").read_text() == '{"step": 1}\n'
+        big.unlink()
+        again = workbench("run", notebook, "-q", "--resume", "--runs-dir", disk / "runs")
+        assert again.returncode == 0, again.stderr
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+# --- notebooks and runs ----------------------------------------------------------------------------------------------
+
+
+@row("a notebook of one's own without a `parameters` cell", "refused: expected one cell tagged `parameters`, found 0")
+def no_parameters_cell(folder):
+    notebook = write_notebook(folder / "mine.ipynb")
+    notebook.write_text(notebook.read_text().replace('"parameters"', '"other"'))
+    refused(folder, "run", notebook, says="expected one cell tagged `parameters`, found 0")
+
+
+@row("a cell raises", "state failed with cell and error; exit code 1; the report shows the traceback", slow=True)
+def cell_raises(folder):
+    notebook = write_notebook(folder / "mine.ipynb", "{}['reward']")
+    process = workbench("run", notebook, "-q", "--runs-dir", folder / "runs")
+    assert process.returncode == 1
+    assert re.search("failed: cell .*KeyError: 'reward'", process.stdout)
+    assert "KeyError" in (only_run(folder).path / "report.html").read_text()
+
+
+@row(
+    "the kernel is killed, as by the kernel's memory killer",
+    "state interrupted: the kernel died; papermill says completed",
+    slow=True,
+)
+def killed_kernel(folder):
+    notebook = write_notebook(folder / "mine.ipynb", "import os\nos.kill(os.getpid(), 9)")
+    process = workbench("run", notebook, "-q", "--runs-dir", folder / "runs")
+    assert process.returncode == 130
+    assert "interrupted: the kernel died" in process.stdout
+
+
+@row(
+    "Ctrl-C in the middle of training, then `--resume`", "interrupted, then done; every step is logged once", slow=True
+)
+def ctrl_c(folder):
+    arguments = ["run", EXAMPLE, "-p", "steps=30", "-q", "--runs-dir", str(folder / "runs")]
+    process = subprocess.Popen([sys.executable, "-m", "workbench", *arguments], cwd=ROOT, stdout=subprocess.DEVNULL)
+    until(lambda: [p for p in folder.glob("runs/*/*/metrics.jsonl") if p.read_text().count("\n") > 12])
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert only_run(folder).status["state"] == "interrupted"
+    again = workbench(*arguments, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert only_run(folder).metrics["step"].tolist() == list(range(1, 31))
+
+
+@row("the same sweep a second time", "skips what is done, and says so", slow=True)
+def sweep_twice(folder):
+    notebook = write_notebook(folder / "mine.ipynb")
+    arguments = ["sweep", notebook, "-p", "seed=0..1", "--jobs", "2", "--runs-dir", folder / "runs"]
+    assert workbench(*arguments).returncode == 0
+    again = workbench(*arguments)
+    assert again.returncode == 0
+    assert again.stdout.count("skip ") == 2
+
+
+@row(
+    "`-p model=/models/none`, a folder that is not there",
+    "failed in the set-up cell: no such folder; nothing is trained",
+    slow=True,
+)
+def no_such_model(folder):
+    process = workbench("run", EXAMPLE, "-q", "-p", "model=/models/none", "--runs-dir", folder / "runs")
+    assert process.returncode == 1
+    assert "ParameterError: model='/models/none': no such folder or file" in process.stdout
+    assert not (only_run(folder).path / "metrics.jsonl").exists()
+
+
+@row("a hub id without network", "failed in the set-up cell: cannot be reached; what works offline", slow=True)
+def no_network(folder):
+    process = workbench("run", EXAMPLE, "-q", "-p", "model=Qwen/none", "--runs-dir", folder / "runs")
+    assert process.returncode == 1
+    assert "model='Qwen/none': not found on the hub, or no hub can be reached" in process.stdout
+    assert "use model='starter' or a local folder" in process.stdout
+
+
+@row("a data set without a `prompt` column", "failed in the set-up cell: the columns it has", slow=True)
+def no_prompt_column(folder):
+    (folder / "data.csv").write_text("question,answer\na,b\n")
+    process = workbench("run", EXAMPLE, "-q", "-p", f"dataset={folder / 'data.csv'}", "--runs-dir", folder / "runs")
+    assert process.returncode == 1
+    assert "expected a column `prompt`, it has ['question', 'answer']" in process.stdout
+
+
+@row(
+    "`workbench doctor` in a fresh environment",
+    "a line for each pin, back end and tool; exit code 1 only when one is wrong",
+)
+def doctor(folder):
+    process = workbench("doctor")
+    assert process.returncode == (1 if "wrong " in process.stdout else 0)
+    assert re.search("ok +trl: 1.12.0", process.stdout)
+
+
+@pytest.mark.parametrize(
+    "shown", [pytest.param(r, id=r.test.__name__, marks=[pytest.mark.slow] if r.slow else []) for r in ROWS]
+)
+def test_row(shown, tmp_path):
+    shown.test(tmp_path)
+
+
+def page() -> str:
+    return HEAD + "".join(f"| {n} | {r.tried} | {r.happens} |\n" for n, r in enumerate(ROWS, 1))
+
+
+def test_the_page_is_these_rows():
+    assert len(ROWS) >= 20
+    assert PAGE.read_text(encoding="utf-8") == page()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
