@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "curves": {"errors", "stats"},
     "runs": PURE,
     "doctor": PURE,
+    "redact": set(),
     "control": {"errors", "runs"},
     "rollouts": {"errors", "stops"},
     "mismatch": {"errors", "padding"},
@@ -49,8 +50,8 @@ MAY_IMPORT = {
     "measured": {"errors", "runs", "curves"},
     "plots": {"errors", "runs", "stats"},
     "comparison": {"errors", "stats", "curves", "baselines", "plots"},
-    "batch": {"errors", "runs", "control"},
-    "reports": {"errors", "runs"},
+    "batch": {"errors", "runs", "control", "redact"},
+    "reports": {"errors", "runs", "redact"},
     "claims": {"errors", "runs", "batch"},
     "sweep_report": {"errors", "stats", "curves", "measured", "comparison", "reports"},
     "widgets": {

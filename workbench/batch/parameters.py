@@ -18,6 +18,7 @@ from pathlib import Path
 import nbformat
 
 from ..errors import ParameterError
+from ..redact import looks_like_token
 
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
@@ -63,6 +64,8 @@ def notebook_parameters(path: Path) -> dict[str, Parameter]:
     found: dict[str, Parameter] = {}
     for node in nodes:
         line = lines[node.end_lineno - 1]
+        for constant in ast.walk(node):
+            _refuse_token("a default in the parameters cell", getattr(constant, "value", None), where=f"{path}: ")
         try:
             parameter = _parameter(node, line)
             parameter = dataclasses.replace(parameter, default=_checked(parameter, parameter.default))
@@ -109,14 +112,27 @@ def check_parameters(known: Mapping[str, Parameter], given: Mapping[str, object]
         given: name -> value; strings, as from a command line, are read as the parameter's type.
 
     Raises:
-        ParameterError: names the parameter, the value and what is allowed; for an unknown name the nearest spelling.
+        ParameterError: names the parameter, the value and what is allowed; for an unknown name the nearest spelling. An
+            access token is refused without being repeated.
     """
+    for name, value in given.items():
+        _refuse_token(f"parameter {name}", value, name)
     for name in given:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise ParameterError(f"unknown parameter {name!r}: {hint}this notebook takes {', '.join(known)}")
     return {name: _checked(known[name], value) for name, value in given.items()}
+
+
+def _refuse_token(what: str, value, name: str = "", where: str = "") -> None:
+    """Before any other check, whose message would show the value."""
+    if isinstance(value, str) and looks_like_token(name, value):
+        shown = "a parameter's name" if looks_like_token("", name) else what
+        raise ParameterError(
+            f"{where}{shown} looks like an access token; set it in the environment, e.g. HF_TOKEN: it would be written "
+            "into params.json, the notebook and the report"
+        )
 
 
 def _checked(parameter: Parameter, value):
@@ -151,11 +167,14 @@ def parse_assignments(items: Sequence[str]) -> dict[str, str]:
     """`["steps=80", "seed=1"]` as a dictionary of strings.
 
     Raises:
-        ParameterError: an item without `=`, or a name given twice.
+        ParameterError: an item without `=`, a name given twice, or an access token.
     """
     values: dict[str, str] = {}
     for item in items:
         name, sign, value = item.partition("=")
+        _refuse_token(
+            f"parameter {name}" if sign else "what -p was given", value if sign else item, name if sign else ""
+        )
         if not sign or not name:
             raise ParameterError(f"-p {item}: expected -p NAME=VALUE")
         if name in values:

@@ -1,134 +1,132 @@
-"""One self-contained HTML file per run and an index of many; no script, no request to any network.
+"""One self-contained HTML file per run: no script, no request to any network, whatever the text in it.
 
-Everything a model wrote is escaped, and the page's content security policy allows nothing but inline styles and data
-images, so text that slipped through could neither run nor load anything.
+Everything a model wrote is escaped or rebuilt from harmless elements (`clean.py`), and the page's content security policy
+allows nothing but inline styles and data images, so text that slipped through could neither run nor load anything.
 """
 
+import base64
+import functools
+import getpass
+import hashlib
 import os
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from urllib.parse import quote
 
-import nbformat
 from jinja2 import Environment, FileSystemLoader
-from nbconvert import HTMLExporter
+from markupsafe import Markup
 
+from ..redact import hide_tokens, redactor
 from ..runs import Run, runs_root, write_text
+from . import about
+from .clean import attribute, visible
+from .notebook import Budget, Notebook, notebook_parts, read_notebook
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_SAMPLE = 5
+_METHOD = ("Parameters", "Setup")  # sections of a notebook that say how, not what came out
 
 
-def build_report(run: Run) -> Path:
-    """Write `report.html` into the run folder, from whatever the run has left there, and return its path."""
-    result, status = run.result, run.status
-    html = _page(
-        "run.html.j2",
-        title=f"{run.notebook} {run.id}",
-        run=run,
-        status=status,
-        result=result,
-        toy=run.toy,
-        notebook=_notebook_html(run),
-        completions=_sample(run),
-        environment=_flat(run.env),
-    )
-    return _write(run.path / "report.html", html)
-
-
-def build_index(runs: Sequence[Run], folder: Path, title: str = "Runs") -> Path:
-    """Copy each run's report into `folder` and write `index.html` over them, newest first."""
-    rows = _index_rows(sorted(runs, key=lambda r: r.id, reverse=True), folder)
-    return _write(folder / "index.html", _page("index.html.j2", title=title, rows=rows))
-
-
-def build_comparison(runs: Sequence[Run], path: Path, *, title: str, sections: Mapping[str, str]) -> Path:
-    """One page over runs that belong together: a table that links to their reports, copied beside it, and sections.
+def build_report(run: Run, *, redact: bool = False, path: Path | None = None) -> Path:
+    """Write the report of a run, from whatever the run has left there, and return its path.
 
     Args:
-        runs: in the order of the table.
-        path: of the page, an .html file.
-        title: its heading.
-        sections: heading -> HTML made by this library (figures, tables), put in as it is.
+        run: in any state.
+        redact: take out host names, user names and absolute paths too; tokens are taken out of every report.
+        path: of the page; default `report.html` in the run folder, `report-redacted.html` for a redacted one.
     """
-    rows = _index_rows(runs, path.parent)
-    toy = any(run.toy for run in runs)
-    return _write(path, _page("comparison.html.j2", title=title, rows=rows, sections=sections, toy=toy))
+    path = path or run.path / ("report-redacted.html" if redact else "report.html")
+    return write_page(path, render("run.html.j2", **_content(run, hider([run], redact), redact)))
 
 
-def _index_rows(runs: Sequence[Run], folder: Path) -> list[dict]:
-    """A row a run, with each run's report copied into `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for run in runs:
-        report = run.path / "report.html"
-        text = (report if report.is_file() else build_report(run)).read_text(encoding="utf-8")
-        link = Path(run.notebook) / f"{run.id}.html"
-        (folder / link).parent.mkdir(exist_ok=True)
-        _write(folder / link, text)
-        rows.append(_index_row(run) | {"link": quote(link.as_posix())})
-    return rows
-
-
-def _index_row(run: Run) -> dict:
-    result = run.result
-    held = [ok for ok in result.get("checks", {}).values() if isinstance(ok, bool)]
+def _content(run: Run, hide: Callable[[str], str], redact: bool) -> dict:
+    """Everything the page shows, with `hide` applied to each text."""
+    read = read_notebook(run)
+    budget = Budget()
+    parts = notebook_parts(read, hide, budget) if read else Notebook()
+    status, result, env, params = (about.shown(v, hide) for v in (run.status, run.result, run.env, run.params))
+    rows, total = about.sample_completions(run)
+    rows = [{k: about.number(v) for k, v in about.shown(row, hide).items()} for row in rows]
+    limits = about.limits(run, status, result, env, parts if read else None)
+    if budget.left_out:
+        limits.append(f"{budget.left_out} outputs had no room in this page; they are in executed.ipynb.")
+    if redact:
+        limits.append("Host names, user names, absolute paths and tokens were replaced by labels in this copy.")
+    unfinished = status["state"] != "done"
     return {
-        "notebook": run.notebook,
-        "id": run.id,
-        "state": run.status["state"],
-        "headline": result.get("headline"),
-        "checks": f"{sum(held)} of {len(held)} hold" if held else "",
-        "params": ", ".join(f"{k}={v}" for k, v in run.params.items() if k not in ("out_dir", "interactive")),
+        "notebook": hide(run.notebook),
+        "id": hide(run.id),
+        "parts": parts,
+        "question": [s for s in parts.sections if s.title == "Question"],
+        "method": [s for s in parts.sections if s.title in _METHOD],
+        "sections": [s for s in parts.sections if s.title not in ("Question", *_METHOD)],
+        "status": status,
+        "result": result,
+        "counts": about.count_verdicts(result.get("checks", {})),
+        "toy": run.toy,
+        "times": about.times(status),
+        "progress": about.shown(about.progress(run), hide) if unfinished else {},
+        "log": hide(about.log_tail(run)) if unfinished else "",
+        "completions": rows,
+        "total": total,
+        "parameters": about.parameter_rows(params, parts.parameters),
+        "command": about.repeat_command(hide(run.notebook), params, parts.parameters),
+        "environment": about.environment(env),
+        "limits": [hide(line) for line in limits],
     }
 
 
-def _page(template: str, **values) -> str:
-    env = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True)
-    return env.get_template(template).render(number=_number, **values)
+# --- what is shown as what -----------------------------------------------------------------------------------------
 
 
-def _number(value) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def hider(runs: Sequence[Run], redact: bool) -> Callable[[str], str]:
+    """Text -> text without tokens; with `redact` also without the hosts, users and paths of these runs and this machine."""
+    if not redact:
+        return hide_tokens
+    hosts, commits = {socket.gethostname()}, set()
+    for run in runs:
+        hosts |= {str(run.env.get("host", "")), str(run.status.get("owner", {}).get("host", ""))}
+        commits |= {str(run.env.get("git_commit", "")).partition(" ")[0]}
+    users = {getpass.getuser(), os.environ.get("USER", ""), os.environ.get("LOGNAME", ""), Path.home().name}
+    return functools.lru_cache(maxsize=4096)(redactor(_texts(runs), hosts, users, commits).text)
 
 
-def _notebook_html(run: Run) -> str:
-    path = next((p for p in (run.path / "executed.ipynb", run.path / "executing.ipynb") if p.is_file()), None)
-    if path is None:
-        return "<p>The notebook was not executed by the runner; open it in JupyterLab.</p>"
-    exporter = HTMLExporter(template_name="workbench", extra_template_basedirs=[str(_TEMPLATES)])
-    exporter.register_preprocessor("nbconvert.preprocessors.coalescestreams.CoalesceStreamsPreprocessor", enabled=True)
-    exporter.exclude_input_prompt = exporter.exclude_output_prompt = exporter.exclude_anchor_links = True
-    return exporter.from_notebook_node(nbformat.read(path, as_version=4))[0]
+def _texts(runs: Sequence[Run]) -> Iterable[str]:
+    """What of a run may name a home folder."""
+    for run in runs:
+        yield str(run.path)
+        for name in ("executed.ipynb", "executing.ipynb", "log.txt", "params.json", "env.json", "status.json"):
+            if (run.path / name).is_file():
+                yield (run.path / name).read_text(encoding="utf-8", errors="replace")
 
 
-def _sample(run: Run) -> list[dict]:
-    table = run.completions
-    if table.empty:
-        return []
-    wanted = [c for c in ("step", "prompt", "completion", "finish_reason", "reward") if c in table]
-    chosen = table if len(table) <= 2 * _SAMPLE else table.iloc[[*range(_SAMPLE), *range(-_SAMPLE, 0)]]
-    return [{k: _shortened(v) for k, v in row.items()} for row in chosen[wanted].to_dict("records")]
+def render(template: str, *, script: str = "", **values) -> str:
+    """A page; every value in it is escaped and its invisible characters are labelled, except Markup.
+
+    Args:
+        template: file name.
+        script: the page's only script, allowed by its hash.
+        values: of the template.
+    """
+    env = Environment(
+        loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_inert
+    )
+    env.filters["attribute"] = lambda value: attribute(str(value))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    values |= {"number": about.number, "script": Markup(script), "script_hash": Markup(digest if script else "")}
+    return env.get_template(template).render(**values)
 
 
-def _shortened(value, most: int = 2000) -> str:
-    text = _number(value)
-    return text if len(text) <= most else f"{text[:most]} ... ({len(text)} characters)"
+def _inert(value):
+    return value if hasattr(value, "__html__") else visible(str(value))
 
 
-def _flat(env: dict) -> dict[str, str]:
-    packages = ", ".join(f"{k} {v}" for k, v in env.get("packages", {}).items())
-    shown = {k: v for k, v in env.items() if k != "packages"}
-    return {k: ", ".join(map(str, v)) if isinstance(v, list) else str(v) for k, v in shown.items()} | {
-        "packages": packages
-    }
-
-
-def _write(path: Path, html: str) -> Path:
-    write_text(path, html.encode("utf-8", "replace").decode("utf-8"))  # lone surrogates cannot be written
+def write_page(path: Path, html: str) -> Path:
+    """Write a page whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, html.encode("utf-8", "replace").decode("utf-8"))
     return path
 
 
-def default_folder(root: Path | None = None) -> Path:
-    """`reports/` beside the folder of all runs."""
-    return Path(os.path.abspath(root or runs_root())).parent / "reports"
+def default_folder(root: Path | None = None, *, redact: bool = False) -> Path:
+    """`reports/` beside the folder of all runs; redacted pages go to `reports-redacted/`, never among the others."""
+    return Path(os.path.abspath(root or runs_root())).parent / ("reports-redacted" if redact else "reports")

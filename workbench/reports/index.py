@@ -1,0 +1,209 @@
+"""Pages over many runs: the index with sorting and filtering, and the comparison of runs that belong together."""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from ..runs import Run
+from . import about
+from .clean import clean_html
+from .html import _TEMPLATES, build_report, hider, render, write_page
+from .notebook import Budget
+
+
+def build_index(runs: Sequence[Run], folder: Path, title: str = "Runs", *, redact: bool = False) -> Path:
+    """Put each run's report into `folder` and write `index.html` over them, newest first.
+
+    Args:
+        runs: in any order.
+        folder: of the pages.
+        title: heading of the index.
+        redact: make redacted copies of the reports; those in the run folders stay as they are.
+    """
+    hide = hider(runs, redact)
+    rows = _index_rows(sorted(runs, key=lambda r: r.id, reverse=True), folder, hide, redact)
+    others = sorted(p.name for p in folder.glob("*.html") if p.name != "index.html")
+    comparisons = {name.removesuffix(".html"): _link(Path(name)) for name in others}
+    values = {"title": title, "rows": rows, "comparisons": comparisons, "redacted": redact, "script": _script()}
+    return write_page(folder / "index.html", render("index.html.j2", states=_states(rows), **values))
+
+
+def build_comparison(
+    runs: Sequence[Run],
+    path: Path,
+    *,
+    title: str,
+    outcome: str,
+    sections: Mapping[str, str],
+    command: str = "",
+    limits: Sequence[str] = (),
+    redact: bool = False,
+) -> Path:
+    """One page over runs that belong together: verdicts, sections, runs, completions, method, environment, limits.
+
+    Args:
+        runs: in the order of the table; their reports are put beside the page.
+        path: of the page, an .html file.
+        title: its heading.
+        outcome: the result in a sentence.
+        sections: heading -> HTML of this library (figures, tables).
+        command: that repeats all of it.
+        limits: what cannot be concluded, in sentences; those of the runs follow.
+        redact: as for `build_index`.
+    """
+    hide, budget = hider(runs, redact), Budget()
+    params, envs = [r.params for r in runs], [r.env for r in runs]
+    shared, varied = about.differing(params)
+    env, env_varied = about.differing([{k: v for k, v in e.items() if k not in ("argv", "seed")} for e in envs])
+    rows = _index_rows(runs, path.parent, hide, redact, only=varied)
+    values = {
+        "outcome": outcome,
+        "checks": _checks_over(runs),
+        "claims": _claims_over(runs),
+        "completions": [(run.id, *_last_completion(run)) for run in runs if run.status["state"] == "done"][:10],
+        "shared": {k: about.number(v) for k, v in shared.items()},
+        "varied": {k: _distinct(p.get(k) for p in params) for k in varied},
+        "command": command,
+        "environment": about.environment(env),
+        "env_varied": {k.replace("_", " "): _distinct(e.get(k) for e in envs) for k in env_varied},
+        "limits": [*limits, *_limits_over(runs, env)],
+    }
+    html = {hide(name): budget.markup(clean_html(source, hide, budget.image)) for name, source in sections.items()}
+    page = render(
+        "comparison.html.j2",
+        title=hide(title),
+        rows=rows,
+        states=_states(rows),
+        sections=html,
+        toy=any(run.toy for run in runs),
+        redacted=redact,
+        script=_script(),
+        **about.shown(values, hide),
+    )
+    return write_page(path, page)
+
+
+def _script() -> str:
+    return (_TEMPLATES / "index.js").read_text(encoding="utf-8")
+
+
+def _states(rows: Sequence[dict]) -> list[str]:
+    return sorted({row["state"] for row in rows})
+
+
+# --- the table of runs ---------------------------------------------------------------------------------------------
+
+
+def _index_rows(
+    runs: Sequence[Run], folder: Path, hide: Callable[[str], str], redact: bool, only: Sequence[str] = ()
+) -> list[dict]:
+    """A row a run, with each run's report put into `folder`; `only`: names of the parameters to show, all if empty."""
+    rows, used = [], set()
+    for run in runs:
+        row = about.shown(_index_row(run, only), hide)
+        name = f"{row['notebook']}/{row['id']}"
+        link = next(
+            p for n in range(len(runs) + 1) if (p := Path(f"{name}-{n}.html" if n else f"{name}.html")) not in used
+        )
+        used.add(link)
+        if redact:
+            build_report(run, redact=True, path=folder / link)
+        else:
+            _copy(run, folder / link)
+        rows.append(row | {"link": _link(link)})
+    return rows
+
+
+def _link(path: Path) -> str:
+    return quote(os.fsencode(path))
+
+
+def _copy(run: Run, target: Path) -> None:
+    """The run's report, built anew if the run has moved on since, copied unless the same copy is there."""
+    report = run.path / "report.html"
+    sources = [p for p in (run.path / "status.json", run.path / "result.json") if p.is_file()]
+    if not report.is_file() or any(p.stat().st_mtime_ns > report.stat().st_mtime_ns for p in sources):
+        build_report(run)
+    made = report.stat()
+    if not target.is_file() or (target.stat().st_mtime_ns, target.stat().st_size) != (made.st_mtime_ns, made.st_size):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.copy")
+        shutil.copy2(report, temporary)
+        os.replace(temporary, target)
+
+
+def _index_row(run: Run, only: Sequence[str]) -> dict:
+    status, result = run.status, run.result
+    counts = about.count_verdicts(result.get("checks", {}))
+    seconds = about.duration(status)
+    headline = result.get("headline") or {}
+    shown = {k: v for k, v in run.params.items() if (k in only if only else k not in about.SET_BY_RUNNER)}
+    started = about.times({"state": "", "times": status.get("times", {})}).get("running", "")
+    return {
+        "notebook": run.notebook,
+        "id": run.id,
+        "state": status["state"],
+        "error": str(status.get("error") or "")[:300],
+        "headline": headline.get("name", ""),
+        "value": headline.get("value", ""),
+        "checks": ", ".join(f"{n} {word}" for word, n in counts.items()),
+        "failing": counts.get("fail", 0),
+        "started": started.removesuffix(" UTC"),
+        "took": "" if seconds is None else about.duration_text(seconds),
+        "seconds": "" if seconds is None else f"{seconds:.1f}",
+        "params": ", ".join(f"{k}={about.number(v)}" for k, v in shown.items())[:1000],
+    }
+
+
+# --- over several runs ---------------------------------------------------------------------------------------------
+
+
+def _checks_over(runs: Sequence[Run]) -> dict[str, dict]:
+    """Check -> how often it holds, fails, was not run, and in which runs it fails."""
+    table: dict[str, dict] = {}
+    for run in runs:
+        for name, ok in run.result.get("checks", {}).items():
+            row = table.setdefault(name, {"holds": 0, "fails": 0, "not run": 0, "where": []})
+            row["holds" if ok is True else "fails" if ok is False else "not run"] += 1
+            row["where"] += [run.id] if ok is False else []
+    return table
+
+
+def _claims_over(runs: Sequence[Run]) -> dict[str, dict]:
+    """Claim -> what was documented, the measurements and how often each verdict."""
+    found: dict[str, list] = {}
+    for run in runs:
+        for name, claim in run.result.get("claims", {}).items():
+            found.setdefault(name, []).append(claim)
+    return {
+        name: {
+            "documented": claims[-1].get("documented", ""),
+            "measured": _distinct(c.get("measured", "") for c in claims),
+            "verdict": ", ".join(
+                f"{verdict} ({[c.get('verdict') for c in claims].count(verdict)})"
+                for verdict in dict.fromkeys(c.get("verdict") for c in claims)
+            ),
+        }
+        for name, claims in found.items()
+    }
+
+
+def _distinct(values, most: int = 12) -> str:
+    seen = list(dict.fromkeys(about.number(v) for v in values if v not in ("", None)))
+    return ", ".join(seen[:most]) + (f" and {len(seen) - most} more" if len(seen) > most else "")
+
+
+def _last_completion(run: Run) -> tuple[dict, int]:
+    rows, total = about.sample_completions(run, 1)
+    return ({k: about.number(v) for k, v in rows[-1].items()} if rows else {}), total
+
+
+def _limits_over(runs: Sequence[Run], env: Mapping) -> list[str]:
+    told = list(dict.fromkeys(line for run in runs for line in about.check_limits(run.result)))
+    if any("uncommitted" in str(run.env.get("git_commit", "")) for run in runs):
+        told.append("The code had uncommitted changes, so the commit alone does not repeat the runs.")
+    if runs and not env:
+        told.append("The runs share no recorded environment.")
+    return told
