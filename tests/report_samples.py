@@ -48,7 +48,7 @@ SURROGATE = "a\ud800b"
 
 
 def picture() -> bytes:
-    return show_training(pd.DataFrame(METRICS), title="hand-made").png()
+    return show_training(pd.DataFrame(METRICS[:9]), title="another").png()
 
 
 def outputs_of(texts: list[str]) -> list:
