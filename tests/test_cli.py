@@ -50,6 +50,16 @@ def test_report_builds_every_report_and_an_index_beside_the_runs(capsys, tmp_pat
     assert "1 run," in (tmp_path / "one" / "index.html").read_text()
 
 
+def test_redacted_reports_go_to_a_folder_of_their_own_and_name_no_host_or_path(capsys, tmp_path):
+    write_run(tmp_path / "runs", result={"headline": {"name": "saved in", "value": str(tmp_path / "secret")}})
+    code, out, _ = call(capsys, "report", "--redact", "--runs-dir", tmp_path / "runs")
+    assert (code, out.strip()) == (0, str(tmp_path / "reports-redacted" / "index.html"))
+    pages = [p.read_text() for p in (tmp_path / "reports-redacted").rglob("*.html")]
+    assert len(pages) == 2
+    assert not any(str(tmp_path) in page for page in pages)
+    assert not list((tmp_path / "runs").rglob("report*.html"))
+
+
 def test_doctor_says_what_is_here_and_ends_0_when_nothing_is_wrong(capsys):
     code, out, _ = call(capsys, "doctor")
     lines = out.splitlines()

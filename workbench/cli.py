@@ -20,7 +20,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"workbench: {error}", file=sys.stderr)
         return 2
     except OSError as error:  # a full disk, a folder that cannot be written
-        full = "; free space, then go on with `workbench run NOTEBOOK --resume RUN`" if error.errno == errno.ENOSPC else ""
+        full = (
+            "; free space, then go on with `workbench run NOTEBOOK --resume RUN`" if error.errno == errno.ENOSPC else ""
+        )
         print(f"workbench: {error}{full}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -53,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         help="seed=0..4, learning_rate=1e-4,3e-4",
     )
     sweep.add_argument("--out", type=Path, help="folder of the comparison (default reports/ beside runs/)")
+    _add_redact(sweep)
     _add_batch_options(sweep)
     sweep.set_defaults(command=_sweep)
 
@@ -84,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("runs", nargs="*", type=Path, help="run folders (default: all)")
     report.add_argument("--runs-dir", type=Path)
     report.add_argument("--out", type=Path, help="folder of the index (default reports/ beside runs/)")
+    _add_redact(report)
     report.set_defaults(command=_report)
 
     sheet = commands.add_parser("claims", help="every claim of the articles beside what was measured here")
@@ -95,6 +99,11 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="check the environment: versions, back ends, hardware")
     doctor.set_defaults(command=_doctor)
     return parser
+
+
+def _add_redact(parser: argparse.ArgumentParser) -> None:
+    text = "copies to share, without host names, user names, absolute paths and tokens (default reports-redacted/)"
+    parser.add_argument("--redact", action="store_true", help=text)
 
 
 def _add_batch_options(parser: argparse.ArgumentParser) -> None:
@@ -206,8 +215,8 @@ def _compare(args, given: dict, entries: list) -> int:
     from .sweep_report import build_sweep_report
 
     name = " ".join(f"{k}={v}" for k, v in given.items())
-    folder = args.out or default_folder(args.runs_dir)
-    print(f"report {build_sweep_report(Path(args.notebook).stem, name, entries, folder)}")
+    folder = args.out or default_folder(args.runs_dir, redact=args.redact)
+    print(f"report {build_sweep_report(Path(args.notebook).stem, name, entries, folder, redact=args.redact)}")
     print(_tally(entries))
     return 0 if all(_good(e.run) for e in entries) else 1
 
@@ -306,9 +315,11 @@ def _report(args) -> int:
     runs = [load_run(p) for p in args.runs] or list_runs(args.runs_dir)
     if not runs:
         raise WorkbenchError(f"no runs in {args.runs_dir or runs_root()}; make one with `workbench run NOTEBOOK`")
-    for run in runs:
-        build_report(run)
-    print(build_index(runs, args.out or default_folder(args.runs_dir)))
+    if not args.redact:
+        for run in runs:
+            build_report(run)
+    folder = args.out or default_folder(args.runs_dir, redact=args.redact)
+    print(build_index(runs, folder, redact=args.redact))
     return 0
 
 
