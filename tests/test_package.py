@@ -56,6 +56,8 @@ MAY_IMPORT = {
     "sweep_report": {"errors", "stats", "curves", "measured", "comparison", "reports"},
     "widgets": {
         "errors",
+        "control",
+        "families",
         "stops",
         "rollouts",
         "padding",

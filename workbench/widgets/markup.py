@@ -1,0 +1,48 @@
+"""HTML that the views share: text shown as it is, states in words, tables as JupyterLab draws them."""
+
+import html
+import unicodedata
+
+_MARKS = {
+    "ready": "\u2713",
+    "trained": "\u2713",
+    "done": "\u2713",
+    "refused": "!",
+    "failed": "\u2717",
+    "interrupted": "\u2016",
+}
+_SHOWN = {" ": "\u2423", "\n": "\u23ce", "\t": "\u21e5"}
+
+
+def visible(text: str, most: int = 400, spaces: bool = False) -> str:
+    """Text as inert HTML: escaped, cut at `most` characters, controls and reordering characters as their code.
+
+    Args:
+        text: anything a model or a user writes.
+        most: characters kept.
+        spaces: show blanks and line ends as signs.
+    """
+    kept = (_SHOWN.get(c, c) if spaces else c for c in text[:most])
+    shown = "".join(c if c == "\n" or unicodedata.category(c)[0] != "C" else f"U+{ord(c):04X}" for c in kept)
+    more = f" ... ({len(text)} characters)" if len(text) > most else ""
+    return html.escape(shown + more, quote=True)
+
+
+def said(state: str, text: str) -> str:
+    """A state as a sign, a word and a sentence, told to screen readers when it changes."""
+    weight = "font-weight:bold" if state in ("refused", "failed") else ""
+    mark = _MARKS.get(state, "\u2022")
+    return f'<p role="status" aria-live="polite" style="{weight}">{mark} {state}: {visible(text, 1000)}</p>'
+
+
+def framed(inner: str) -> str:
+    """Inside an HTML widget JupyterLab draws tables plainly unless it is told that they are output."""
+    return f'<div class="jp-RenderedHTMLCommon" style="padding-right:0">{inner}</div>'
+
+
+def table(rows: list[list[str]], head: list[str], caption: str) -> str:
+    """A table of finished HTML cells."""
+    heads = "".join(f'<th scope="col" style="text-align:left">{h}</th>' for h in head)
+    body = "".join("<tr>" + "".join(f'<td style="text-align:left">{c}</td>' for c in row) + "</tr>" for row in rows)
+    title = f'<caption style="text-align:left">{caption}</caption>'
+    return f"<table>{title}<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"

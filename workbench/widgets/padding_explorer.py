@@ -1,0 +1,154 @@
+"""How far padding moves each log-prob of a small model, by family, side and dtype."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from ..errors import ParameterError
+from .markup import visible
+
+DTYPES = ("float32", "bfloat16", "float16")
+_NOISE = 1e-7  # nats; smaller differences are drawn as this one
+
+
+@dataclasses.dataclass(frozen=True)
+class PaddedScores:
+    """What padding does to one family.
+
+    Attributes:
+        verdict: of `padding_report` in this dtype.
+        shown: heat map of each log-prob's difference, and the same numbers as a table.
+    """
+
+    verdict: str
+    shown: object
+
+    def _repr_html_(self) -> str:
+        return f"<p><b>{visible(self.verdict)}</b></p>{self.shown._repr_html_()}"
+
+
+def score_deltas(model, texts: Sequence[Sequence[int]], *, side: str, pads: int) -> dict[str, np.ndarray]:
+    """|difference of each token's log-prob| in nats: in a padded batch against the text alone and unpadded.
+
+    Args:
+        model: causal language model.
+        texts: B lists of ids.
+        side: `left` or `right`.
+        pads: beyond the longest text.
+
+    Returns:
+        `without position ids` and `with them` -> (B, T - 1), NaN where a text is shorter.
+    """
+    from ..padding import pad_batch, token_logprobs
+
+    width = max(map(len, texts))
+    alone = [token_logprobs(model, pad_batch([text], pad_id=0))[0] for text in texts]
+    batch = pad_batch(texts, pad_id=0, side=side, width=width + pads)
+    found = {}
+    for name, positions in (("without position ids", "implicit"), ("with them", "explicit")):
+        found[name] = deltas = np.full((len(texts), width - 1), np.nan)
+        for row, (one, other) in enumerate(zip(alone, token_logprobs(model, batch, positions=positions), strict=True)):
+            deltas[row, : len(one)] = (one - other).abs().double().numpy()
+    return found
+
+
+def plot_deltas(ax, deltas: np.ndarray):
+    """A heat map on a logarithmic scale, each cell with its power of ten; returns the image."""
+    logs = np.log10(np.maximum(deltas, _NOISE))
+    image = ax.imshow(logs, cmap="viridis", vmin=np.log10(_NOISE), vmax=1, aspect="auto")
+    for (row, column), value in np.ndenumerate(logs):
+        if np.isfinite(value):
+            color = "white" if value < -2 else "black"
+            ax.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=8, color=color)
+    ax.set(xlabel="token, counted from the second", ylabel="text")
+    ax.set_yticks(range(len(deltas)), [str(n) for n in range(len(deltas))])
+    return image
+
+
+def show_padding(
+    family: str, side: str, dtype: str, *, pads: int = 6, lengths: Sequence[int] = (24, 17, 9)
+) -> PaddedScores:
+    """A family's model (random weights) scored padded and alone.
+
+    Args:
+        family: of `workbench.families.FAMILIES`.
+        side: of the pads, `left` or `right`.
+        dtype: `float32`, `bfloat16` or `float16`.
+        pads: beyond the longest text, 0 to 64.
+        lengths: tokens of the texts.
+
+    Raises:
+        ParameterError: an unknown family, side or dtype, or a row longer than the model's window.
+    """
+    from matplotlib.figure import Figure
+
+    from ..families import family_model, random_texts
+    from ..padding import cast_copy
+    from ..padding_report import padding_report
+    from ..plots import Shown
+
+    if dtype not in DTYPES:
+        raise ParameterError(f"dtype={dtype!r}: expected one of {', '.join(DTYPES)}")
+    texts, model = random_texts(*lengths), family_model(family)
+    report = padding_report(model, None, texts, dtypes=[dtype], attentions=("eager",), extra_pads=pads)
+    deltas = score_deltas(cast_copy(model, dtype), texts, side=side, pads=pads)
+    figure = Figure(figsize=(13, 0.55 * len(texts) + 1.6), layout="constrained")
+    axes = figure.subplots(1, 2)
+    for ax, (name, values) in zip(axes, deltas.items(), strict=True):
+        image = plot_deltas(ax, values)
+        ax.set_title(f"{name}: at most {np.nanmax(values):.1e} nats")
+    figure.colorbar(image, ax=axes, label="power of ten, nats")
+    figure.suptitle(f"{family}, {side} padding, {dtype}: |difference of each log-prob|")
+    return PaddedScores(
+        report.verdict,
+        Shown(
+            figure,
+            alt=f"{family}, {side} padding, {dtype}: "
+            + "; ".join(f"{k} at most {np.nanmax(v):.1e} nats" for k, v in deltas.items()),
+            table=_as_table(deltas),
+            caption=f"Each number is a power of ten: -1 means 0.1 nats. Up to {_NOISE:g} nats are drawn as {_NOISE:g}. "
+            f"{pads} pads beyond the longest text; the reference is each text alone, in the same dtype.",
+        ),
+    )
+
+
+def _as_table(deltas: dict[str, np.ndarray]) -> pd.DataFrame:
+    frames = []
+    for name, values in deltas.items():
+        frame = pd.DataFrame(values, columns=[str(n + 1) for n in range(values.shape[1])])
+        frame.insert(0, "text", range(len(values)))
+        frame.insert(0, "positions", name)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def padding_explorer(
+    *, family: str = "gpt2", side: str = "left", dtype: str = "float32", pads: int = 6, interactive: bool = True
+):
+    """Choose model family, padding side and dtype; see which log-probs move, and how far.
+
+    Args:
+        family, side, dtype, pads: see `show_padding`; the values to start with.
+        interactive: False returns the result for these values and makes no widget.
+
+    Returns:
+        A widget, or `PaddedScores`.
+    """
+    if not interactive:
+        return show_padding(family, side, dtype, pads=pads)
+    from ipywidgets import BoundedIntText, Dropdown
+
+    from ..families import FAMILIES
+    from .controls import Explorer, control
+
+    return Explorer(
+        show_padding,
+        {
+            "family": control(Dropdown, "model family", "small model, random weights", family, options=list(FAMILIES)),
+            "side": control(Dropdown, "padding side", "where the pads stand", side, options=["left", "right"]),
+            "dtype": control(Dropdown, "dtype", "of weights and activations", dtype, options=list(DTYPES)),
+            "pads": control(BoundedIntText, "pads", "beyond the longest text", pads, min=0, max=64),
+        },
+    )

@@ -1,0 +1,71 @@
+"""What the folder of a run says while it trains and after."""
+
+import contextlib
+
+import pandas as pd
+
+from ..errors import ParameterError
+from ..plots import show_training
+from ..runs import Run, completion_parts, read_json
+from .markup import table, visible
+
+
+class TrainingProgress:
+    """What a run folder says at the moment; shows itself.
+
+    Args:
+        run: its folder, or a training folder below one.
+        examples: latest completions to show.
+    """
+
+    def __init__(self, run: Run, examples: int = 4):
+        self.progress = read_json(run.path / "progress.json", {})
+        metrics = run.path / "metrics.jsonl"
+        self.metrics = run.metrics if metrics.is_file() else pd.DataFrame()
+        self.completions = _latest(run, examples)
+        self.title = f"{run.notebook}/{run.id}"
+
+    @property
+    def words(self) -> str:
+        """Step, pace and time left in a sentence."""
+        step, last = self.progress.get("step", 0), self.progress.get("max_steps", "?")
+        if not len(self.metrics) or "step_time" not in self.metrics:
+            return f"step {step} of {last}"
+        pace = self.metrics["step_time"].tail(10)
+        left = f"{pace.median() * (last - step):.0f} s left" if isinstance(last, int) else ""
+        spread = f"median of the last {len(pace)} steps, {pace.min():.2g} to {pace.max():.2g}"
+        return f"step {step} of {last}; {pace.median():.2g} s a step ({spread}); {left}"
+
+    def _repr_html_(self) -> str:
+        parts = [f"<p>{visible(self.words)}</p>"]
+        with contextlib.suppress(ParameterError):  # a trainer that logs no such columns has no figure
+            if len(self.metrics):
+                parts.append(_figure(show_training(self.metrics, title=self.title)))
+        if len(self.completions):
+            step = self.completions["step"].iloc[-1]
+            columns = [c for c in ("prompt", "completion", "finish_reason", "reward") if c in self.completions]
+            rows = [[_cell(value) for value in row] for row in self.completions[columns].to_numpy()]
+            parts.append(table(rows, columns, f"Latest completions, of step {step}"))
+        return "".join(parts)
+
+
+def _figure(shown) -> str:
+    """Without the table of a `Shown`: it would fold up at each update."""
+    return shown._repr_html_().partition("<details>")[0] + "</figure>"
+
+
+def _cell(value) -> str:
+    return (
+        f"{value:.3g}"
+        if isinstance(value, float)
+        else f'<span style="white-space:pre-wrap">{visible(str(value), 200)}</span>'
+    )
+
+
+def _latest(run: Run, examples: int) -> pd.DataFrame:
+    """Rows of the last step; none while the files are being joined."""
+    try:
+        parts = completion_parts(run.path / "completions.parquet")
+        return pd.read_parquet(parts[-1]).tail(examples) if parts else pd.DataFrame()
+    except OSError:
+        return pd.DataFrame()

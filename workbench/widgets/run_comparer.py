@@ -1,0 +1,131 @@
+"""Measured runs beside documented ones: a figure, and pair by pair whether they agree."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pandas as pd
+
+from ..baselines import Baseline
+from ..curves import Curve, agreement
+from ..measured import measured_groups
+from ..runs import Run
+from .markup import visible
+
+
+@dataclasses.dataclass(frozen=True)
+class RunComparison:
+    """Groups of runs beside documented ones.
+
+    Attributes:
+        groups: group name -> curves, one a seed.
+        left_out: a line for each training that could not be used, with the reason.
+        shown: the figure.
+        verdicts: DataFrame `measured, seeds, documented, verdict, why`, a row a pair; empty without runs.
+    """
+
+    groups: dict[str, list[Curve]]
+    left_out: list[str]
+    shown: object
+    verdicts: pd.DataFrame
+
+    def _repr_html_(self) -> str:
+        left_out = "".join(f"<li>{visible(line)}</li>" for line in self.left_out)
+        left_out = f"<p>Left out:</p><ul>{left_out}</ul>" if left_out else ""
+        verdicts = self.verdicts.to_html(index=False) if len(self.verdicts) else "<p>No finished runs to compare.</p>"
+        return self.shown._repr_html_() + left_out + verdicts
+
+
+def compare_runs(
+    runs: Sequence[Run],
+    baselines: Iterable[Baseline],
+    *,
+    tolerance: float,
+    seed: int = 0,
+    metric: str = "reward",
+    title: str = "Measured and documented reward curves",
+    **about,
+) -> RunComparison:
+    """Group runs by what differs beside the seed, draw them with documented ones and judge each pair.
+
+    Args:
+        runs: oldest first; those that are not done are left out and named.
+        baselines: documented runs.
+        tolerance: largest difference that still agrees, in the metric's unit.
+        seed: of the resamples.
+        metric: of both.
+        title: of the figure.
+        about: `unit`, `low`, `high`, `axis` of the runs' metric, see `measured.run_curve`.
+
+    Raises:
+        ParameterError: nothing to draw, or a tolerance that is not above 0.
+    """
+    from ..comparison import show_comparison
+
+    baselines, rng = list(baselines), np.random.default_rng(seed)
+    groups, left_out = measured_groups(runs, metric, **about)
+    shown = show_comparison(groups, baselines, rng, title=title, metric=metric)
+    rows = []
+    for name, curves in groups.items():
+        for baseline in baselines:
+            row = {"measured": name, "seeds": len(curves), "documented": baseline.title}
+            if metric in baseline.curves:
+                found = agreement(curves, baseline.curve(metric), rng, tolerance=tolerance)
+                rows.append(row | {"verdict": found.verdict, "why": found.reason})
+            else:
+                rows.append(row | {"verdict": "cannot compare", "why": "no numeric curve was published"})
+    return RunComparison(groups, left_out, shown, pd.DataFrame(rows))
+
+
+def run_comparer(
+    runs: Sequence[Run],
+    baselines: Iterable[Baseline],
+    *,
+    first: RunComparison | None = None,
+    interactive: bool = True,
+    **told,
+):
+    """Pick runs and documented ones; see them in one figure, and whether they agree.
+
+    Args:
+        runs: to choose from; all are chosen at first.
+        baselines: likewise.
+        first: the comparison of all, where it is known.
+        interactive: False returns the comparison of all and makes no widget.
+        **told: see `compare_runs`.
+
+    Returns:
+        A widget, or a `RunComparison`.
+    """
+    runs, by_name = list(runs), {b.name: b for b in baselines}
+    if not interactive:
+        return first or compare_runs(runs, by_name.values(), **told)
+    from ipywidgets import BoundedFloatText, SelectMultiple
+
+    from .controls import WIDE, Explorer, control
+
+    def show(runs, documented, tolerance):
+        chosen = [by_name[name] for name in documented]
+        return compare_runs(runs, chosen, **told | {"tolerance": tolerance})
+
+    several = "Ctrl or Shift chooses several"
+    titles = [(b.title, name) for name, b in by_name.items()]
+    labels = [(_label(run), run) for run in runs]
+    tall = {"rows": 8, "layout": WIDE}
+    return Explorer(
+        show,
+        {
+            "runs": control(SelectMultiple, "runs", several, tuple(runs), options=labels, **tall),
+            "documented": control(SelectMultiple, "documented", several, tuple(by_name), options=titles, **tall),
+            "tolerance": control(
+                BoundedFloatText, "tolerance", "largest difference that agrees", told["tolerance"], min=1e-9, max=1e9
+            ),
+        },
+        first,
+    )
+
+
+def _label(run: Run) -> str:
+    """A run's id, its state and the parameters that were not left empty."""
+    told = ", ".join(f"{k}={v}" for k, v in run.params.items() if v not in ("", 0, 0.0, False) or k == "seed")
+    return f"{run.id} ({run.status['state']}): {told}"

@@ -1,0 +1,229 @@
+"""What a stop keeps of a text, and what would have been computed for nothing without it."""
+
+import ast
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from ..errors import ParameterError
+from ..rollouts import Sampling, generate
+from ..stops import StopRule, StopSpec
+from .markup import table, visible
+
+_ROLES = {  # a mark and a word beside each colour
+    "kept": "border:1px solid #0072B2;background-color:rgba(0,114,178,0.12)",
+    "stop": "border:2px solid #D55E00;background-color:rgba(213,94,0,0.22);text-decoration:underline;font-weight:bold",
+    "wasted": "border:1px dashed #777777;background-color:rgba(119,119,119,0.12);text-decoration:line-through",
+}
+_CELL = "display:inline-block;text-align:center;padding:2px 5px;border-radius:3px"
+
+
+@dataclasses.dataclass(frozen=True)
+class StoppedRow:
+    """One row of ids under a stop rule.
+
+    Attributes:
+        ids: all of them, those behind the end too.
+        texts: of each id by itself.
+        roles: of each id: `kept`, `stop` or `wasted`.
+        completion: what a reward function sees.
+        ending: where and why the row ends, in words.
+        engine: what the back end did when it was told to stop, in words; empty for typed text.
+    """
+
+    ids: tuple[int, ...]
+    texts: tuple[str, ...]
+    roles: tuple[str, ...]
+    completion: str
+    ending: str
+    engine: str = ""
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f'<li style="{_CELL};{_ROLES[role]}"><code>{visible(text, 40, spaces=True) or "&nbsp;"}</code><br>'
+            f"<small>{number}<br>{role}</small></li>"
+            for number, text, role in zip(self.ids, self.texts, self.roles, strict=True)
+        )
+        engine = f"<br>{visible(self.engine)}" if self.engine else ""
+        return (
+            f'<ol aria-label="tokens: text, id, role" style="padding:0;display:flex;flex-wrap:wrap;gap:4px">{cells}</ol>'
+            f"<p>{visible(self.ending)}{engine}<br>A reward function sees: <code>{visible(self.completion)}</code></p>"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class StoppedRows:
+    """Rows of one back end under one stop rule, which show themselves token by token."""
+
+    backend: str
+    stops: StopSpec
+    rows: tuple[StoppedRow, ...]
+
+    def _repr_html_(self) -> str:
+        counts = [[str(sum(r == role for r in row.roles)) for role in _ROLES] for row in self.rows]
+        counted = [
+            [f"row {n}", *c, visible(row.ending)] for n, (row, c) in enumerate(zip(self.rows, counts, strict=True))
+        ]
+        head = f"<p>{visible(self.backend)}, <code>{visible(str(self.stops))}</code></p>"
+        marks = "Each token: its text, its id, its role. kept: plain; stop: bold, underlined; wasted: dashed, struck through."
+        shown = "".join(row._repr_html_() for row in self.rows)
+        return head + f"<p>{marks}</p>" + shown + table(counted, ["row", *_ROLES, "end"], "Tokens of each role")
+
+
+def mark_row(rule: StopRule, ids, engine: str = "") -> StoppedRow:
+    """Each id of a row as `kept`, `stop` or `wasted`.
+
+    Args:
+        rule: finds the end.
+        ids: of one completion, with what stands behind its end.
+        engine: said of the back end.
+    """
+    end = rule.find(ids)
+    marker = _marker_length(rule, ids, end)
+    roles = ["kept"] * (end.index - marker) + ["stop"] * marker + ["wasted"] * (len(ids) - end.index)
+    by = f"at {end.stop!r}" if end.stop is not None else "at the end of the tokens, no stop matched"
+    return StoppedRow(
+        ids=tuple(ids),
+        texts=tuple(rule.tokenizer.decode([i], clean_up_tokenization_spaces=False) for i in ids),
+        roles=tuple(roles),
+        completion=rule.text(ids, end),
+        ending=f"ends after {end.index} of {len(ids)} tokens, {by}: {end.finish_reason}",
+        engine=engine,
+    )
+
+
+def _marker_length(rule: StopRule, ids, end) -> int:
+    """Tokens at the end of a row that spell its stop."""
+    if not isinstance(end.stop, str):
+        return int(end.stop is not None)
+    lengths = range(1, end.index + 1)
+    spelt = (n for n in lengths if end.stop in rule.tokenizer.decode(list(ids[end.index - n : end.index])))
+    return next(spelt, end.index)
+
+
+def show_stops(backend: str, engine, stops: StopSpec, *, text: str = "", prompt: str = "", limit=32, rows=2, seed=0):
+    """How rows end under `stops`: those of a typed text, or of completions that a back end samples.
+
+    Sampling runs twice with one seed: to the limit, which shows what no stop would have cost, and told to stop, which shows
+    whether the back end ends where the rule says.
+
+    Args:
+        backend: its name, shown.
+        engine: samples, or only lends its tokenizer to a typed text.
+        stops: when a completion ends.
+        text: typed in place of sampling.
+        prompt: to be continued where no text is given.
+        limit, rows, seed: tokens, completions and random state of the sampling.
+
+    Raises:
+        ParameterError: stops that contradict each other or do not fit the tokenizer or the limit; neither text nor prompt.
+    """
+    config = getattr(getattr(engine, "model", None), "generation_config", None)
+    if text:
+        rule = StopRule(stops, engine.tokenizer, config)
+        return StoppedRows(backend, stops, (mark_row(rule, engine.tokenizer.encode(text, add_special_tokens=False)),))
+    if not prompt:
+        raise ParameterError("text and prompt are empty: type a text, or a prompt for the model to continue")
+    rule = StopRule(stops, engine.tokenizer, config, limit)
+    how = Sampling(max_completion_length=limit, num_generations=rows, seed=seed)
+    whole = generate(engine, [prompt], stops=StopSpec.legacy_mode(), sampling=how)
+    told = generate(engine, [prompt], stops=stops, sampling=how)
+    marked = [mark_row(rule, w.completion_ids, _engine_words(rule, w, t)) for w, t in zip(whole, told, strict=True)]
+    return StoppedRows(backend, stops, tuple(marked))
+
+
+def _engine_words(rule: StopRule, whole, told) -> str:
+    kept = whole.completion_ids[: rule.find(whole.completion_ids).index]
+    same = "the same tokens" if told.completion_ids == kept else "other tokens, for it sampled anew"
+    return (
+        f"told to stop, the back end computed {told.sampled_tokens} tokens and kept {len(told.completion_ids)}, {same}"
+    )
+
+
+def stop_explorer(
+    engines: Mapping[str, object],
+    *,
+    prompt: str = "",
+    text: str = "",
+    stops: StopSpec | None = None,
+    limit: int = 32,
+    seed: int = 0,
+    interactive: bool = True,
+):
+    """Type a text or sample from the model, edit the stops, and see what is kept, what stops, what is wasted.
+
+    Args:
+        engines: back end -> engine of `workbench.rollouts`, or a function that makes one when it is first chosen.
+        prompt: to be continued where no text is given.
+        text: to be looked at in place of sampling.
+        stops: to start with; default at EOS.
+        limit: tokens sampled, 1 to 512.
+        seed: of the sampling.
+        interactive: False returns the result for these values, of the first engine, and makes no widget.
+
+    Returns:
+        A widget, or `StoppedRows`.
+    """
+    stops, made = stops or StopSpec(), {}
+
+    def engine_of(backend: str):
+        if backend not in made:
+            given = engines[backend]
+            made[backend] = given if hasattr(given, "sample") else given()
+        return made[backend]
+
+    def show(backend, text, prompt, strings, token_ids, eos, keep, min_tokens, limit, seed):
+        spec = StopSpec(_strings(strings), _ids(token_ids), eos=eos, keep=keep, min_tokens=min_tokens)
+        return show_stops(backend, engine_of(backend), spec, text=text, prompt=prompt, limit=limit, seed=seed)
+
+    if not interactive:
+        first = next(iter(engines))
+        return show_stops(first, engine_of(first), stops, text=text, prompt=prompt, limit=limit, seed=seed)
+    return _explorer(show, list(engines), stops, text, prompt, limit, seed)
+
+
+def _explorer(show: Callable, backends: list[str], stops: StopSpec, text: str, prompt: str, limit: int, seed: int):
+    from ipywidgets import BoundedIntText, Checkbox, Dropdown, Text, Textarea
+
+    from .controls import WIDE, Explorer, control
+
+    prompt_help = "continued by the model when no text is typed"
+    strings_help = "one stop string a line; quotes, as in '\\n', are read as Python"
+    return Explorer(
+        show,
+        {
+            "backend": control(Dropdown, "back end", "who samples; a new one is loaded first", options=backends),
+            "text": control(Textarea, "text", "looked at in place of sampling; empty to sample", text, layout=WIDE),
+            "prompt": control(Textarea, "prompt", prompt_help, prompt, layout=WIDE),
+            "strings": control(Textarea, "stop strings", strings_help, "\n".join(map(_written, stops.strings))),
+            "token_ids": control(Text, "stop token ids", "numbers with commas", ", ".join(map(str, stops.token_ids))),
+            "min_tokens": control(
+                BoundedIntText, "min_tokens", "a stop counts after more tokens than this", stops.min_tokens
+            ),
+            "eos": control(Checkbox, "stop at EOS", "each EOS id of tokenizer and model ends a row", stops.eos),
+            "keep": control(Checkbox, "keep the stop", "whether reward functions see the stop", stops.keep),
+            "limit": control(BoundedIntText, "limit", "tokens sampled at most", limit, min=1, max=512),
+            "seed": control(BoundedIntText, "seed", "of the sampling", seed, min=0, max=1_000_000),
+        },
+    )
+
+
+def _written(string: str) -> str:
+    return repr(string) if string.strip() != string or "\n" in string or string[:1] in "'\"" else string
+
+
+def _strings(lines: str) -> tuple[str, ...]:
+    return tuple(ast.literal_eval(line) if _quoted(line) else line for line in lines.split("\n") if line)
+
+
+def _quoted(line: str) -> bool:
+    try:
+        return isinstance(ast.literal_eval(line), str)
+    except (ValueError, SyntaxError):
+        return False
+
+
+def _ids(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.replace(",", " ").split())
+    except ValueError:
+        raise ParameterError(f"stop token ids {text!r}: expected whole numbers with commas, such as 7, 12") from None

@@ -1,0 +1,155 @@
+"""The widget of `training.watch` and `training.train_live`: buttons, the state in words, what the folder says."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+import ipywidgets
+
+from ..control import clear_stop, request_stop, stop_request
+from ..errors import TrainingStopped
+from ..runs import Run
+from .markup import framed, said
+from .progress import TrainingProgress
+
+_ENDED = ("trained", "done", "failed", "interrupted")
+_WORDS = {
+    "queued": "waits for its turn",
+    "running": "trains in another process",
+    "training": "Stop ends it after its current step, with a complete checkpoint",
+    "stopping": "ends after its current step",
+    "trained": "the training is over",
+    "done": "the run is complete",
+    "failed": "see the error",
+    "interrupted": "can go on from its last checkpoint",
+}
+
+
+class TrainingView(ipywidgets.VBox):
+    """Stop and Continue above the state and the progress of a run.
+
+    Args:
+        run: the run folder.
+        train: trains in it, or goes on from its last checkpoint; None for a run that trains elsewhere.
+        every: seconds between looks at the folder; fewer looks where drawing takes long.
+
+    Attributes:
+        stop, go_on: the buttons.
+        state, result: what is said and shown, HTML widgets.
+        trainer: what `train` returned.
+        error: what it raised.
+        folded: show no progress, for it stands elsewhere.
+    """
+
+    def __init__(self, run: Run, train: Callable | None = None, every: float = 1.0):
+        self.run, self.train, self.every = run, train, every
+        self.trainer = self.error = self._training = self._following = None
+        self.folded = False
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        wide = ipywidgets.Layout(width="14em")
+        told = "ends the training after its current step; it can go on later"
+        self.stop = ipywidgets.Button(description="Stop after this step", tooltip=told, icon="stop", layout=wide)
+        told = "goes on from the last complete checkpoint"
+        self.go_on = ipywidgets.Button(description="Continue", tooltip=told, icon="play", layout=wide)
+        self.stop.on_click(self._ask_to_stop)
+        self.go_on.on_click(lambda _: self.start())
+        self.state, self.result = ipywidgets.HTML(), ipywidgets.HTML()
+        super().__init__([ipywidgets.HBox([self.stop, self.go_on]), self.state, self.result])
+        self.refresh()
+        if train is None:
+            self._follow()
+
+    @property
+    def training(self) -> bool:
+        """Whether the training goes on in a thread of this view."""
+        return self._training is not None and self._training.is_alive()
+
+    @property
+    def now(self) -> tuple[str, str]:
+        """The state, one word, and the error that belongs to it."""
+        if self.training:
+            return ("stopping" if stop_request(self.run.path) else "training"), ""
+        if isinstance(self.error, TrainingStopped):
+            return "interrupted", str(self.error)
+        if self.error is not None:
+            return "failed", f"{type(self.error).__name__}: {self.error}"
+        if self.trainer is not None:
+            return "trained", ""
+        status = self.run.status
+        asked = status["state"] == "running" and self.train is None and stop_request(self.run.path)
+        return ("stopping" if asked else status["state"]), status.get("error") or ""
+
+    def start(self) -> None:
+        """Train in a thread, from the last checkpoint if there is one; does nothing while it trains."""
+        if self.training:
+            return
+        clear_stop(self.run)
+        self.trainer, self.error, self.folded = None, None, False
+        self._training = threading.Thread(target=self._train, name="training", daemon=True)
+        self._training.start()
+        self._follow()
+
+    async def trained(self):
+        """Start, and wait for the end; the kernel's interrupt asks for a stop, as the button does.
+
+        Raises:
+            TrainingStopped: it was stopped; also whatever else ended the training.
+        """
+        self.start()
+        while self.training:
+            try:
+                await asyncio.sleep(0.05)
+            except asyncio.CancelledError:
+                request_stop(self.run, "stopped by the kernel's interrupt")
+        self.folded = self.error is None
+        self.refresh()
+        if isinstance(self.error, TrainingStopped):
+            brief = [f"TrainingStopped: {self.error}", "Continue, or running this cell again, goes on from there."]
+            self.error._render_traceback_ = lambda: brief  # IPython's hook: the frames of the trainer say nothing here
+        if self.error is not None:
+            raise self.error
+        return self.trainer
+
+    def refresh(self) -> None:
+        """Look at the folder and show what it says."""
+        with self._lock:
+            state, error = self.now
+            self.state.value = said(state, ". ".join(filter(None, [_WORDS[state], error])))
+            self.stop.disabled = state not in ("training", "running", "queued")
+            self.go_on.disabled = self.train is None or state not in ("interrupted", "failed")
+            try:
+                self.result.value = "" if self.folded else framed(TrainingProgress(self.run)._repr_html_())
+            except Exception as error:  # in a thread nobody would see it
+                self.result.value = said("failed", f"{type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """Stop following; the training, if there is one, goes on."""
+        self._closed.set()
+        super().close()
+
+    def _ask_to_stop(self, _) -> None:
+        request_stop(self.run, "stopped by its button")
+        self.stop.disabled = True
+        self.state.value = said("stopping", _WORDS["stopping"])
+
+    def _train(self) -> None:
+        try:
+            self.trainer = self.train()
+        except BaseException as error:  # shown by the view, and raised by `trained`
+            self.error = error
+
+    def _follow(self) -> None:
+        if self._following is None or not self._following.is_alive():
+            self._following = threading.Thread(target=self._look, name="training view", daemon=True)
+            self._following.start()
+
+    def _look(self) -> None:
+        cost = 0.0
+        while not self._closed.wait(max(self.every, 5 * cost)):
+            ended = self.now[0] in _ENDED  # asked first: what was written until then is shown once more
+            began = time.monotonic()
+            self.refresh()
+            cost = time.monotonic() - began
+            if ended:
+                return
