@@ -15,6 +15,7 @@ from .progress import TrainingProgress
 
 _ENDED = ("trained", "done", "failed", "interrupted")
 _WORDS = {
+    "ready": "nothing trains yet",
     "queued": "waits for its turn",
     "running": "trains in another process",
     "training": "Stop ends it after its current step, with a complete checkpoint",
@@ -77,7 +78,9 @@ class TrainingView(ipywidgets.VBox):
         if self.trainer is not None:
             return "trained", ""
         status = self.run.status
-        asked = status["state"] == "running" and self.train is None and stop_request(self.run.path)
+        if self.train is not None and status["state"] == "running":  # this kernel's own, between trainings
+            return "ready", ""
+        asked = status["state"] == "running" and stop_request(self.run.path)
         return ("stopping" if asked else status["state"]), status.get("error") or ""
 
     def start(self) -> None:
@@ -88,6 +91,7 @@ class TrainingView(ipywidgets.VBox):
         self.trainer, self.error, self.folded = None, None, False
         self._training = threading.Thread(target=self._train, name="training", daemon=True)
         self._training.start()
+        self.refresh()
         self._follow()
 
     async def trained(self):
@@ -117,7 +121,7 @@ class TrainingView(ipywidgets.VBox):
             state, error = self.now
             self.state.value = said(state, ". ".join(filter(None, [_WORDS[state], error])))
             self.stop.disabled = state not in ("training", "running", "queued")
-            self.go_on.disabled = self.train is None or state not in ("interrupted", "failed")
+            self.go_on.disabled = self.train is None or state not in ("ready", "interrupted", "failed")
             try:
                 self.result.value = "" if self.folded else framed(TrainingProgress(self.run)._repr_html_())
             except Exception as error:  # in a thread nobody would see it
@@ -140,13 +144,14 @@ class TrainingView(ipywidgets.VBox):
             self.error = error
 
     def _follow(self) -> None:
-        if self._following is None or not self._following.is_alive():
-            self._following = threading.Thread(target=self._look, name="training view", daemon=True)
-            self._following.start()
+        self._closed.set()  # one that followed before may be about to end
+        self._closed = threading.Event()
+        self._following = threading.Thread(target=self._look, args=(self._closed,), name="training view", daemon=True)
+        self._following.start()
 
-    def _look(self) -> None:
+    def _look(self, closed: threading.Event) -> None:
         cost = 0.0
-        while not self._closed.wait(max(self.every, 5 * cost)):
+        while not closed.wait(max(self.every, 5 * cost)):
             ended = self.now[0] in _ENDED  # asked first: what was written until then is shown once more
             began = time.monotonic()
             self.refresh()
