@@ -24,7 +24,7 @@ test: .venv/installed
 	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile $(PYTEST)
 
 lab: .venv/installed
-	$(PY) -m jupyter lab --notebook-dir=. notebooks
+	JUPYTER_CONFIG_PATH=lab $(PY) -m jupyter lab --notebook-dir=. notebooks
 
 lint: .venv/installed
 	$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m pytest -q tests/test_notebooks.py -m "not slow"

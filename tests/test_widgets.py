@@ -251,7 +251,11 @@ def test_the_comparer_draws_what_is_chosen_and_says_what_is_left_out(tmp_path):
     assert documented[0].title not in explorer.result.value
     explorer.controls["runs"].value = ()
     assert "refused: nothing to draw" in explorer.state.value
-    assert "(failed)" in explorer.controls["runs"].options[1][0]
+    boxes = explorer.controls["runs"].children[1].children
+    assert "(failed)" in boxes[1].description and not boxes[0].value
+    boxes[0].value = True
+    assert explorer.controls["runs"].value == (runs[0],)
+    assert "ready" in explorer.state.value
 
 
 def test_each_pair_of_group_and_documented_run_gets_a_verdict_with_its_reason(tmp_path):

@@ -1,13 +1,15 @@
 """Controls above a result that follows them, with the state in words; what the explorers have in common."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import ipywidgets
+import traitlets
 
 from ..errors import WorkbenchError
 from .markup import framed, said
 
 WIDE = ipywidgets.Layout(width="min(46em, 98%)")
+OPENS = "Space opens the list"  # JupyterLab takes the arrow keys of a closed list for itself
 _NARROW = ipywidgets.Layout(width="22em")
 
 
@@ -19,6 +21,47 @@ def control(kind: type, description: str, tooltip: str, value=None, **options):
     if value is not None:
         options["value"] = value
     return kind(description=description, tooltip=tooltip, **options)
+
+
+class Choices(ipywidgets.VBox):
+    """Several of many, each with a box to tick: of a list with several selected JupyterLab would take the arrow keys.
+
+    Args:
+        description: above the boxes.
+        tooltip: of each.
+        options: (label, value) pairs; all are chosen at first.
+    """
+
+    value = traitlets.Tuple()
+    description = traitlets.Unicode()
+
+    def __init__(self, description: str, tooltip: str, options: Iterable[tuple[str, object]]):
+        options, told = list(options), {"tooltip": tooltip, "indent": False, "layout": ipywidgets.Layout(width="97%")}
+        self._boxes = [(ipywidgets.Checkbox(True, description=label, **told), one) for label, one in options]
+        self._setting = False
+        for box, _ in self._boxes:
+            box.observe(self._ticked, names="value")
+        ticks = ipywidgets.VBox(
+            [box for box, _ in self._boxes], layout=ipywidgets.Layout(max_height="15em", overflow="auto")
+        )
+        super().__init__(
+            [ipywidgets.Label(description), ticks],
+            value=tuple(one for _, one in options),
+            description=description,
+            tooltip=tooltip,
+            layout=ipywidgets.Layout(width="min(42em, 98%)"),
+        )
+
+    def _ticked(self, _) -> None:
+        if not self._setting:
+            self.value = tuple(one for box, one in self._boxes if box.value)
+
+    @traitlets.observe("value")
+    def _tick(self, change) -> None:
+        self._setting = True
+        for box, one in self._boxes:
+            box.value = one in change["new"]
+        self._setting = False
 
 
 class Explorer(ipywidgets.VBox):

@@ -61,7 +61,7 @@ def plot_deltas(ax, deltas: np.ndarray):
     for (row, column), value in np.ndenumerate(logs):
         if np.isfinite(value):
             color = "white" if value < -2 else "black"
-            ax.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=8, color=color)
+            ax.text(column, row, str(round(value)), ha="center", va="center", fontsize=8, color=color)
     ax.set(xlabel="token, counted from the second", ylabel="text")
     ax.set_yticks(range(len(deltas)), [str(n) for n in range(len(deltas))])
     return image
@@ -141,14 +141,18 @@ def padding_explorer(
     from ipywidgets import BoundedIntText, Dropdown
 
     from ..families import FAMILIES
-    from .controls import Explorer, control
+    from .controls import OPENS, Explorer, control
 
     return Explorer(
         show_padding,
         {
-            "family": control(Dropdown, "model family", "small model, random weights", family, options=list(FAMILIES)),
-            "side": control(Dropdown, "padding side", "where the pads stand", side, options=["left", "right"]),
-            "dtype": control(Dropdown, "dtype", "of weights and activations", dtype, options=list(DTYPES)),
+            "family": control(
+                Dropdown, "model family", f"small model, random weights; {OPENS}", family, options=list(FAMILIES)
+            ),
+            "side": control(
+                Dropdown, "padding side", f"where the pads stand; {OPENS}", side, options=["left", "right"]
+            ),
+            "dtype": control(Dropdown, "dtype", f"of weights and activations; {OPENS}", dtype, options=list(DTYPES)),
             "pads": control(BoundedIntText, "pads", "beyond the longest text", pads, min=0, max=64),
         },
     )

@@ -100,23 +100,21 @@ def run_comparer(
     runs, by_name = list(runs), {b.name: b for b in baselines}
     if not interactive:
         return first or compare_runs(runs, by_name.values(), **told)
-    from ipywidgets import BoundedFloatText, SelectMultiple
+    from ipywidgets import BoundedFloatText
 
-    from .controls import WIDE, Explorer, control
+    from .controls import Choices, Explorer, control
 
     def show(runs, documented, tolerance):
         chosen = [by_name[name] for name in documented]
         return compare_runs(runs, chosen, **told | {"tolerance": tolerance})
 
-    several = "Ctrl or Shift chooses several"
     titles = [(b.title, name) for name, b in by_name.items()]
     labels = [(_label(run), run) for run in runs]
-    tall = {"rows": 8, "layout": WIDE}
     return Explorer(
         show,
         {
-            "runs": control(SelectMultiple, "runs", several, tuple(runs), options=labels, **tall),
-            "documented": control(SelectMultiple, "documented", several, tuple(by_name), options=titles, **tall),
+            "runs": Choices("runs", "in the figure and the table when ticked", labels),
+            "documented": Choices("documented", "in the figure and the table when ticked", titles),
             "tolerance": control(
                 BoundedFloatText, "tolerance", "largest difference that agrees", told["tolerance"], min=1e-9, max=1e9
             ),

@@ -184,14 +184,16 @@ def stop_explorer(
 def _explorer(show: Callable, backends: list[str], stops: StopSpec, text: str, prompt: str, limit: int, seed: int):
     from ipywidgets import BoundedIntText, Checkbox, Dropdown, Text, Textarea
 
-    from .controls import WIDE, Explorer, control
+    from .controls import OPENS, WIDE, Explorer, control
 
     prompt_help = "continued by the model when no text is typed"
     strings_help = "one stop string a line; quotes, as in '\\n', are read as Python"
     return Explorer(
         show,
         {
-            "backend": control(Dropdown, "back end", "who samples; a new one is loaded first", options=backends),
+            "backend": control(
+                Dropdown, "back end", f"who samples; a new one is loaded first; {OPENS}", options=backends
+            ),
             "text": control(Textarea, "text", "looked at in place of sampling; empty to sample", text, layout=WIDE),
             "prompt": control(Textarea, "prompt", prompt_help, prompt, layout=WIDE),
             "strings": control(Textarea, "stop strings", strings_help, "\n".join(map(_written, stops.strings))),
