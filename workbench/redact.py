@@ -107,7 +107,7 @@ _PRIVATE_HOST = re.compile(
 )
 _EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}")
 _INSIDE = re.compile(r"(?<![\w.-])[\w-]{1,63}(?:\.[\w-]{1,63}){0,6}\.(?:internal|lan|corp|intra|localdomain)(?![\w-])")
-_IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\w)(?P<port>:\d{2,5})?")
+_IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?!\d|\.\d)(?P<port>:\d{2,5})?")
 _IPV6 = re.compile(r"(?<![\w:])[0-9A-Fa-f]{3,4}:(?:[0-9A-Fa-f]{0,4}:){1,6}[0-9A-Fa-f]{0,4}(?![\w:])")
 _LOCAL = ("localhost", "localhost.localdomain", "127.0.0.1", "0.0.0.0")
 _NOBODY = ("root", "user", "users", "shared", "runner")  # not a person, and too common a word

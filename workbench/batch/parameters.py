@@ -127,7 +127,7 @@ def check_parameters(known: Mapping[str, Parameter], given: Mapping[str, object]
 
 def _refuse_token(what: str, value, name: str = "", where: str = "") -> None:
     """Before any other check, whose message would show the value."""
-    if isinstance(value, str) and looks_like_token(name, value):
+    if looks_like_token(name, value if isinstance(value, str) else ""):
         shown = "a parameter's name" if looks_like_token("", name) else what
         raise ParameterError(
             f"{where}{shown} looks like an access token; set it in the environment, e.g. HF_TOKEN: it would be written "
@@ -163,7 +163,7 @@ def _typed(parameter: Parameter, value):
     return value
 
 
-def parse_assignments(items: Sequence[str]) -> dict[str, str]:
+def parse_assignments(items: Sequence[str], option: str = "-p") -> dict[str, str]:
     """`["steps=80", "seed=1"]` as a dictionary of strings.
 
     Raises:
@@ -176,8 +176,8 @@ def parse_assignments(items: Sequence[str]) -> dict[str, str]:
             f"parameter {name}" if sign else "what -p was given", value if sign else item, name if sign else ""
         )
         if not sign or not name:
-            raise ParameterError(f"-p {item}: expected -p NAME=VALUE")
+            raise ParameterError(f"{option} {item}: expected {option} NAME=VALUE")
         if name in values:
-            raise ParameterError(f"-p {item}: {name} was given before, as {values[name]!r}")
+            raise ParameterError(f"{option} {item}: {name} was given before, as {values[name]!r}")
         values[name] = value
     return values
