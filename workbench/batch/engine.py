@@ -1,5 +1,6 @@
 """papermill with its gaps closed: truthful cell states, a kernel with its own environment and folder, live events."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class Engine(NBClientEngine):
             kernel_name=kernel_name,
             startup_timeout=start_timeout,
             timeout=None,
-            extra_arguments=["--IPKernelApp.log_level=ERROR"],  # it warns of loopback TCP at every start
+            extra_arguments=_kernel_arguments(),
             stdout_file=display,
             stderr_file=display,
         )
@@ -49,6 +50,13 @@ class Engine(NBClientEngine):
 
 
 papermill_engines.register("workbench", Engine)
+
+
+def _kernel_arguments() -> list[str]:
+    arguments = ["--IPKernelApp.log_level=ERROR"]  # it warns of loopback TCP at every start
+    if "SLURM_JOB_ID" in os.environ:
+        arguments.append("--IPKernelApp.exec_lines=from workbench.batch.shield import shield; shield(); del shield")
+    return arguments
 
 
 def execute(source: Path, output: Path, params: dict, *, env: dict, cwd: Path, display) -> tuple[str, str | None]:

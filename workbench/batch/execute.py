@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..control import clear_stop
@@ -115,16 +115,25 @@ def _find_resumable(notebook: str, full: dict, given: dict, root: Path | None, r
     return run
 
 
-def execute_run(run: Run, *, notebook: str | None = None, quiet: bool = False, gpus: int | None = None) -> str:
+def execute_run(
+    run: Run,
+    *,
+    notebook: str | None = None,
+    quiet: bool = False,
+    gpus: int | None = None,
+    ended: Callable[[str, str | None], tuple[str, str | None]] | None = None,
+) -> str:
     """Execute a prepared run and return its final state, `done`, `failed` or `interrupted`.
 
     Ctrl-C or SIGTERM ends it as `interrupted`; checkpoints and everything recorded so far stay.
+    A handler of SIGTERM that is set already is left in charge.
 
     Args:
         run: its folder.
         notebook: name or path; default the notebook of the run's name.
         quiet: show nothing, write `log.txt` only.
         gpus: how many to hold for it, queued until they are free; None takes one where there are any.
+        ended: given the state and its reason, returns those to record: a scheduler may start the run again.
     """
     from . import engine
 
@@ -153,6 +162,8 @@ def execute_run(run: Run, *, notebook: str | None = None, quiet: bool = False, g
         state, error = "failed", "the notebook ended before its last cell saved result.json"
     if executing.is_file():
         os.replace(executing, run.path / "executed.ipynb")
+    if ended:
+        state, error = ended(state, error)
     set_status(run.path, state, error)
     return state
 
@@ -184,6 +195,9 @@ def _sigterm_interrupts():
     def interrupt(*_):
         raise KeyboardInterrupt
 
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
     try:
         before = signal.signal(signal.SIGTERM, interrupt)
     except ValueError:  # not the main thread, which alone may set handlers

@@ -1,0 +1,158 @@
+"""What runs on a Slurm node: one run of a job, stopped in time when Slurm wants the node back, and queued again."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from ..control import clear_stop, request_stop, stop_request
+from ..runs import Run, load_run, read_json, set_status, slurm_job
+from .execute import execute_run
+from .shield import NOTICES
+
+_SUBMITTER_WAIT_S = 60
+_LEAVE_S = 10  # of the grace, for interrupting the notebook and saving it
+
+
+def run_on_node(folder: str, notebook: str, requeues: int) -> None:
+    """Execute a submitted run and exit as `workbench run` does: 0 done, 1 failed, 130 interrupted or queued again.
+
+    Args:
+        folder: of the run.
+        notebook: path.
+        requeues: how often the job may start again.
+    """
+    run = load_run(folder)
+    _check_mine(run)
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+    if restarts > requeues:
+        set_status(run.path, "interrupted", f"Slurm queued it again {restarts} times; --requeues allows {requeues}")
+        sys.exit(130)
+    notice = Notice(run, may_requeue=restarts < requeues)
+    state = execute_run(run, notebook=notebook, quiet=True, ended=notice.ended)
+    if notice.requeue:
+        _requeue(run)
+    sys.exit({"done": 0, "failed": 1}.get(state, 130))
+
+
+def _check_mine(run: Run) -> None:
+    """The submitter writes into the run which job is its own; a job that finds another there was overtaken by it."""
+    end = time.monotonic() + _SUBMITTER_WAIT_S
+    while not (owner := read_json(run.path / "status.json", {}).get("owner", {})).get("job"):
+        if time.monotonic() > end:
+            sys.exit(f"{run.path}: names no job; the submitter ended before it wrote this one's")
+        time.sleep(0.2)
+    if owner["job"] != slurm_job():
+        sys.exit(f"{run.path}: belongs to job {owner['job']}; this is job {slurm_job()}")
+
+
+class Notice:
+    """Slurm's notice that the job is to end: SIGUSR2 ahead of the time limit, SIGTERM at preemption or cancellation.
+
+    The training is asked to stop after its step; what has not ended shortly before Slurm kills it is interrupted.
+
+    Args:
+        run: what the job executes; from the main thread, which alone may set signal handlers.
+        may_requeue: whether the run may be queued again.
+    """
+
+    def __init__(self, run: Run, may_requeue: bool):
+        self.requeue = False
+        self._run, self._may_requeue = run, may_requeue
+        self._signal: int | None = None
+        self._cause: tuple[str, float] | None = None
+        self._over, self._lock = threading.Event(), threading.RLock()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in NOTICES:
+            signal.signal(number, self._note)
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def ended(self, state: str, error: str | None) -> tuple[str, str | None]:
+        """What to record for a notebook that ended: `queued` where the job will start again."""
+        with self._lock:  # from here on the watcher interrupts nothing
+            self._over.set()
+        clear_stop(self._run)
+        if self._signal is None or state == "done":
+            return state, error
+        cause, _ = self._why()
+        if cause == "ended":
+            return "queued", f"Slurm ended its job: {error}"  # by whom, and whether it starts again, Slurm says later
+        if cause == "SIGTERM":
+            return "interrupted", f"SIGTERM was sent to its job: {error}"
+        if not self._may_requeue:
+            return "interrupted", f"Slurm: {cause}, and no requeue is left (--requeues): {error}"
+        self.requeue = True
+        return "queued", f"requeued after {cause}: {error}"
+
+    def _note(self, number, _frame) -> None:
+        self._signal = self._signal or number
+
+    def _watch(self) -> None:
+        while self._signal is None:
+            if self._over.wait(0.2):
+                return
+        cause, deadline = self._why()
+        while time.time() < deadline:
+            if stop_request(self._run.path) is None:
+                request_stop(self._run, f"Slurm ends this job: {cause}")
+            if self._over.wait(0.5):
+                clear_stop(self._run)
+                return
+        with self._lock:
+            if not self._over.is_set():
+                os.kill(os.getpid(), signal.SIGINT)
+
+    def _why(self) -> tuple[str, float]:
+        """The cause, and until when (seconds since the epoch) the notebook may go on."""
+        with self._lock:
+            if self._cause is None:
+                self._cause = why_ended(_job_fields(), self._signal, time.time())
+            return self._cause
+
+
+def why_ended(job: dict[str, str], number: int, now: float) -> tuple[str, float]:
+    """Why Slurm sent a signal, and until when the notebook may go on.
+
+    Args:
+        job: fields of `scontrol show job`, times in seconds since the epoch; empty when Slurm does not answer.
+        number: of the signal.
+        now: seconds since the epoch.
+
+    Returns:
+        `preemption` and `time limit`, which give grace; `SIGTERM`, somebody's own; or `ended`, when Slurm has ended the job
+        already and kills what is left in seconds. And a time in seconds since the epoch.
+    """
+    if job and job.get("JobState") != "RUNNING":
+        return "ended", now
+    end = float(job["EndTime"]) if job.get("EndTime", "").isdigit() else now + 3 * _LEAVE_S
+    deadline = end - min(_LEAVE_S, (end - now) / 3)
+    if job.get("PreemptTime", "").isdigit():
+        return "preemption", deadline
+    return "time limit" if number == signal.SIGUSR2 else "SIGTERM", deadline
+
+
+def _job_fields() -> dict[str, str]:
+    answer = _scontrol(
+        "show", "job", "--oneliner", slurm_job()
+    )  # an array's last task has the array's own SLURM_JOB_ID
+    return dict(re.findall(r"(\w+)=(\S*)", answer.stdout))
+
+
+def _requeue(run: Run) -> None:
+    """Queue this very job again, which ends it; Slurm refuses where the cluster or `--sbatch no-requeue=` forbids it."""
+    answer = _scontrol("requeue", slurm_job())
+    if answer.returncode and _job_fields().get("JobState") == "RUNNING":
+        refused = answer.stderr.strip().splitlines()[-1:]
+        error = f"{run.status['error']}; but Slurm refused to requeue it: {' '.join(refused)}; go on with --resume"
+        set_status(run.path, "interrupted", error)
+
+
+def _scontrol(*arguments: str) -> subprocess.CompletedProcess:
+    command, env = ["scontrol", *arguments], os.environ | {"SLURM_TIME_FORMAT": "%s"}
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=15, env=env)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(command, 1, "", str(error))
