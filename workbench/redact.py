@@ -42,10 +42,13 @@ _HARMLESS = re.compile(
 _HEX40 = re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{40}(?![0-9A-Za-z])")
 _SAYS_COMMIT = re.compile(r"(?i)(?:commit|revision|rev|sha1?|tree|snapshots)[\"'\s=:/@]{0,6}\Z")
 _SAYS_WANDB = re.compile(r"(?i)wandb\S{0,20}\s{0,3}\S{0,20}[\"'\s=:]{0,6}\Z")
-_URL = re.compile(r"(?P<scheme>(?<![A-Za-z0-9])[A-Za-z][A-Za-z0-9+.-]{1,15}://)(?P<rest>[^\s\"'<>`]{1,4000})")
-_CREDENTIALS = re.compile(r"[^/?#@]*@")
+_URL = re.compile(
+    r"(?P<scheme>(?<![A-Za-z0-9])[A-Za-z][A-Za-z0-9+.-]{1,15}://)(?P<host>[A-Za-z0-9\[][^\s/?#\"'<>`(){},;=]{0,400})?"
+    r"(?P<tail>[/?#][^\s\"'<>`]{0,4000})?"
+)
+_CREDENTIALS = re.compile(r"(?<=://)[^\s/?#\"'<>`]{1,400}@")
 _QUERY_SECRET = re.compile(
-    r"(?i)([?&#](?:[\w-]{0,40}(?:token|key|secret|password|sig|signature|credential|auth))=)[^&#\s]+"
+    r"(?i)([?&#](?:[\w-]{0,40}(?:token|key|secret|password|sig|signature|credential|auth))=)[^&#\s\"'<>`]{1,4000}"
 )
 
 
@@ -55,7 +58,7 @@ def hide_tokens(text: str) -> str:
     A bare run of 40 hex digits is a git commit as often as a wandb key: it is taken for a key only beside that word.
     """
     text = _TOKENS.sub(TOKEN, text)
-    text = _URL.sub(lambda m: m["scheme"] + _without_credentials(m["rest"]), text)
+    text = _QUERY_SECRET.sub(rf"\1{TOKEN}", _CREDENTIALS.sub(f"{TOKEN}@", text))
     text = _ASSIGNED.sub(_assigned, text)
     return _HEX40.sub(lambda m: TOKEN if _SAYS_WANDB.search(text[max(0, m.start() - 60) : m.start()]) else m[0], text)
 
@@ -69,13 +72,6 @@ def looks_like_token(name: str, value: str) -> bool:
         or hide_tokens(value) != value
         or (not commit and bool(_HEX40.fullmatch(value.strip())))
     )
-
-
-def _without_credentials(rest: str) -> str:
-    """The part of a URL after `://`, without `user:password@` and the secrets of its query."""
-    end = min((n for n in map(rest.find, "/?#") if n >= 0), default=len(rest))
-    host = _CREDENTIALS.sub("", rest[:end])
-    return (f"{TOKEN}@{host}" if host != rest[:end] else host) + _QUERY_SECRET.sub(rf"\1{TOKEN}", rest[end:])
 
 
 def _assigned(match: re.Match) -> str:
@@ -102,6 +98,7 @@ _PATHS = re.compile(
 _FILE = re.compile(
     r"(?:(?:site|dist)-packages/.+|[^/\\]+\.(?:py|ipynb|jsonl?|parquet|html|txt|csv|log|ya?ml|toml|safetensors|sh|so))\Z"
 )
+_IN_URL = re.compile(rf"/(?:home|Users)/{_PART}(?:/{_PART})*/?")
 _PRIVATE_HOST = re.compile(
     r"[\w-]+(?:\.[\w-]+)*\.(?:local|internal|lan|corp|intra|cluster|localdomain|home)|[A-Za-z][\w-]*"
 )
@@ -154,15 +151,14 @@ class Redactor:
     def _url(self, match: re.Match) -> str:
         if match["scheme"].lower() == "file://":
             return PATH
-        rest = match["rest"]
-        end = min((n for n in map(rest.find, "/?#") if n >= 0), default=len(rest))
-        credentials, at, host = rest[:end].rpartition("@")
+        credentials, at, host = (match["host"] or "").rpartition("@")
         name, colon, port = host.partition(":") if not host.startswith("[") else (host, "", "")
         if name.lower() not in _LOCAL and (
             _PRIVATE_HOST.fullmatch(name) or self._names(name) != name or _address(name)
         ):
             name = HOST
-        return match["scheme"] + credentials + at + name + colon + port + self._names(rest[end:])
+        tail = _IN_URL.sub(PATH, match["tail"] or "")
+        return match["scheme"] + credentials + at + name + colon + port + self._names(tail)
 
     def _plain(self, text: str) -> str:
         text = _PATHS.sub(_path, text)

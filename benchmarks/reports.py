@@ -1,0 +1,107 @@
+"""What reports cost: building one, opening it in Chromium, an index of many runs sorted and filtered, redacting a megabyte.
+
+    python benchmarks/reports.py [--runs 1000] [--out FILE.json]
+
+Runs are made by hand in a temporary folder; medians of 5, page loads with the network off.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from conftest import write_run  # noqa: E402
+from report_samples import METRICS, RESULT, hostile_run, write_notebook_of  # noqa: E402
+
+from workbench.redact import Redactor  # noqa: E402
+from workbench.reports import build_index, build_report  # noqa: E402
+from workbench.runs import environment  # noqa: E402
+
+PIECES = [
+    "x",
+    "hf_",
+    "/a",
+    '"/',
+    "a.",
+    "sk-",
+    "eyJ",
+    "TOKEN_",
+    "1.",
+    "f:",
+    "http://",
+    "a@",
+    "-",
+    " ",
+    "\\",
+    "-----BEGIN PRIVATE KEY-----",
+]
+
+
+def seconds(call, repeats: int = 5) -> float:
+    took = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        took.append(time.perf_counter() - start)
+    return statistics.median(took)
+
+
+def many_runs(root: Path, count: int) -> list:
+    runs = []
+    for n in range(count):
+        run = write_run(root, f"2026-{n:04}", result=RESULT, metrics=METRICS, params={"seed": n, "model": "starter"})
+        write_notebook_of(run, ["a", "b"])
+        runs.append(run)
+    return runs
+
+
+def in_browser(report: Path, index: Path) -> dict[str, float]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = browser.new_context(offline=True).new_page()
+        told = {
+            "open a report": seconds(lambda: page.goto(report.as_uri())),
+            "open the index": seconds(lambda: page.goto(index.as_uri())),
+        }
+        heads = page.locator("th button")
+        told["sort the index"] = seconds(lambda: (heads.nth(4).click(), page.evaluate("document.body.offsetHeight")))
+        words = iter(["2026-00", "seed=7", "done 9", "starter", "x y"])
+        told["filter the index"] = seconds(
+            lambda: (page.fill("#filter-text", next(words)), page.evaluate("document.body.offsetHeight"))
+        )
+        browser.close()
+    return told
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        hostile = hostile_run(root / "hostile")
+        build_report(hostile)  # warm-up: imports
+        runs = many_runs(root / "runs", args.runs)
+        told = {"build a report of hostile text": seconds(lambda: build_report(hostile))}
+        told["build a report"] = seconds(lambda: build_report(runs[0]))
+        told[f"index of {args.runs} runs, first"] = seconds(lambda: build_index(runs, root / "out"), 1)
+        told[f"index of {args.runs} runs, again"] = seconds(lambda: build_index(runs, root / "out"), 1)
+        told |= in_browser(hostile.path / "report.html", root / "out" / "index.html")
+    redact = Redactor(("a-host",), ("a-user",)).text
+    told["redact the worst megabyte"] = max(seconds(lambda t=p * (1_000_000 // len(p)): redact(t), 1) for p in PIECES)
+    print(json.dumps({k: round(v, 3) for k, v in told.items()}, indent=1))
+    if args.out:
+        args.out.write_text(json.dumps({"environment": environment(0), "seconds": told}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
