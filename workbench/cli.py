@@ -196,7 +196,7 @@ def _execute_on_slurm(args, entries: list) -> bool:
         mem=args.mem,
         parallel=args.jobs if args.jobs > 1 else None,
         requeues=args.requeues,
-        extra=parameters.parse_assignments(args.sbatch),
+        extra=parameters.parse_assignments(args.sbatch, "--sbatch"),
     )
     slurm.check_slurm(options)
     if args.dry_run:
