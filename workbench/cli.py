@@ -198,7 +198,7 @@ def _execute_on_slurm(args, entries: list) -> bool:
         requeues=args.requeues,
         extra=parameters.parse_assignments(args.sbatch, "--sbatch"),
     )
-    slurm.check_slurm(options)
+    slurm.check_slurm(options, max(1, sum(e.action in ("run", "resume") for e in entries)))
     if args.dry_run:
         print(cluster.scripts(entries, options, args.runs_dir), end="")
         return False

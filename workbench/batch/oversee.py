@@ -77,12 +77,17 @@ def _duration(status: dict) -> list[str]:
 def read_log(run: Run, follow: bool = False) -> Iterator[str]:
     """The run's `log.txt`, piece by piece and harmless to a terminal; with `follow` until the run ends.
 
+    A Slurm job that never came to its notebook has only the log of its job, which is shown instead.
+
     Raises:
-        RunError: there is no log and the run has ended.
+        RunError: there is no log, and none is waited for.
     """
     path, position = run.path / "log.txt", 0
+    job_log = Path(run.status.get("owner", {}).get("log") or path)
     while True:
         ended = run.status["state"] not in _GOING  # looked up first: what is written before the end is still read
+        if ended and not path.is_file():
+            path = job_log
         if path.is_file():
             with path.open(encoding="utf-8", errors="backslashreplace") as file:
                 file.seek(position)
