@@ -4,7 +4,7 @@ NOTEBOOKS := $(sort $(basename $(notdir $(wildcard notebooks/[0-9]*.ipynb))))
 TEST_JOBS ?= 2
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: install report test lab lint bench clean
+.PHONY: install report test lab lint bench screenshots clean
 
 install: .venv/installed
 
@@ -31,6 +31,9 @@ lint: .venv/installed
 
 bench: .venv/installed
 	@for script in benchmarks/*.py; do echo "== $$script"; $(PY) $$script || exit 1; done
+
+screenshots: .venv/installed
+	$(PY) docs/screenshots.py
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -107,8 +107,23 @@ def test_a_control_moved_by_keyboard_changes_the_result_and_leaves_the_notebook_
     assert lab.page.evaluate("document.activeElement.labels[0].innerText") == "padding side"
 
 
+def test_a_box_ticked_off_by_keyboard_takes_a_documented_run_out_of_the_comparison(lab, folder):
+    lab.open(copy_notebook("06", folder, last="run_comparer("))
+    lab.run_all()
+    wait_for_state(lab, "ready")
+    title = "Llama-3.2-3B on GSM8K"
+    figure = lab.page.get_by_role("img", name="Measured and documented reward curves").last
+    assert title in figure.get_attribute("alt")
+    lab.page.get_by_label(title).press("Space")
+    lab.page.wait_for_function(
+        "title => ![...document.querySelectorAll('.jupyter-widgets img')].some(i => i.alt.includes(title))", arg=title
+    )
+    wait_for_state(lab, "ready")
+
+
 def test_nothing_outside_this_machine_is_asked_for_and_no_news_pop_up(lab):
     assert lab.foreign == []
+    assert lab.page.get_by_text("javascript error").count() == 0
     assert lab.page.get_by_text("Jupyter news").count() == 0
 
 

@@ -14,7 +14,7 @@ from workbench.rollouts import TransformersEngine
 from workbench.runs import Run, create_run, load_metrics
 from workbench.stops import StopRule, StopSpec
 from workbench.widgets import padding_explorer, run_comparer, stop_explorer, train_live, watch
-from workbench.widgets.controls import Explorer, control
+from workbench.widgets.controls import Choices, Explorer, control
 from workbench.widgets.markup import visible
 from workbench.widgets.padding_explorer import score_deltas, show_padding
 from workbench.widgets.progress import TrainingProgress
@@ -84,8 +84,11 @@ def test_every_control_has_a_description_and_a_tooltip(engine, prompt, tmp_path)
         run_comparer([run], [load_baseline(n) for n in list_baselines()], tolerance=1.0, unit="u", high=0.0),
     ]
     view = watch(run)
-    controls = [c for explorer in explorers for c in explorer.controls.values()] + [view.stop, view.go_on]
-    assert len(controls) == 19
+    controls = [c for explorer in explorers for c in explorer.controls.values() if not isinstance(c, Choices)]
+    choices = [c for explorer in explorers for c in explorer.controls.values() if isinstance(c, Choices)]
+    controls += [view.stop, view.go_on, *(box for c in choices for box in c.children[1].children)]
+    assert len(controls) == 17 + 1 + len(list_baselines())
+    assert all(c.children[0].value == c.description for c in choices)
     assert all(c.description.strip() and c.tooltip.strip() for c in controls)
 
 
@@ -252,7 +255,7 @@ def test_the_comparer_draws_what_is_chosen_and_says_what_is_left_out(tmp_path):
     explorer.controls["runs"].value = ()
     assert "refused: nothing to draw" in explorer.state.value
     boxes = explorer.controls["runs"].children[1].children
-    assert "(failed)" in boxes[1].description and not boxes[0].value
+    assert boxes[1].description == "05_grpo_docs_example b (failed)" and not boxes[0].value
     boxes[0].value = True
     assert explorer.controls["runs"].value == (runs[0],)
     assert "ready" in explorer.state.value
@@ -368,7 +371,7 @@ def test_progress_says_step_pace_and_time_left_and_shows_completions_as_text(tmp
     run = write_run(tmp_path, metrics=METRICS, completions=rows)
     (run.path / "progress.json").write_text('{"step": 20, "max_steps": 40, "elapsed_s": 10}')
     progress = TrainingProgress(run)
-    assert progress.words == "step 20 of 40; 0.5 s a step (median of the last 10 steps, 0.5 to 0.5); 10 s left"
+    assert progress.words == "step 20 of 40; 0.5 s a step (median of the last 10 steps, 0.5 to 0.5); 10 s to go"
     page = progress._repr_html_()
     assert "<script" not in page and "&lt;script&gt;" in page and "-1.25" in page
     assert 'alt="reward rises from' in page

@@ -48,7 +48,6 @@ class Choices(ipywidgets.VBox):
             [ipywidgets.Label(description), ticks],
             value=tuple(one for _, one in options),
             description=description,
-            tooltip=tooltip,
             layout=ipywidgets.Layout(width="min(42em, 98%)"),
         )
 

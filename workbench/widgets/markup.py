@@ -45,4 +45,4 @@ def table(rows: list[list[str]], head: list[str], caption: str) -> str:
     heads = "".join(f'<th scope="col" style="text-align:left">{h}</th>' for h in head)
     body = "".join("<tr>" + "".join(f'<td style="text-align:left">{c}</td>' for c in row) + "</tr>" for row in rows)
     title = f'<caption style="text-align:left">{caption}</caption>'
-    return f"<table>{title}<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<table style="margin-left:0">{title}<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'

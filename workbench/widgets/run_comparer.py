@@ -10,7 +10,9 @@ from ..baselines import Baseline
 from ..curves import Curve, agreement
 from ..measured import measured_groups
 from ..runs import Run
-from .markup import visible
+from .markup import table, visible
+
+_NONE = "<p>No finished run to compare with the documented ones.</p>"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +34,8 @@ class RunComparison:
     def _repr_html_(self) -> str:
         left_out = "".join(f"<li>{visible(line)}</li>" for line in self.left_out)
         left_out = f"<p>Left out:</p><ul>{left_out}</ul>" if left_out else ""
-        verdicts = self.verdicts.to_html(index=False) if len(self.verdicts) else "<p>No finished runs to compare.</p>"
+        cells = [[visible(str(value)) for value in row] for row in self.verdicts.to_numpy()]
+        verdicts = table(cells, list(self.verdicts), "Each group beside each documented run") if cells else _NONE
         return self.shown._repr_html_() + left_out + verdicts
 
 
@@ -109,11 +112,10 @@ def run_comparer(
         return compare_runs(runs, chosen, **told | {"tolerance": tolerance})
 
     titles = [(b.title, name) for name, b in by_name.items()]
-    labels = [(_label(run), run) for run in runs]
     return Explorer(
         show,
         {
-            "runs": Choices("runs", "in the figure and the table when ticked", labels),
+            "runs": Choices("runs", "in the figure and the table when ticked", _labels(runs)),
             "documented": Choices("documented", "in the figure and the table when ticked", titles),
             "tolerance": control(
                 BoundedFloatText, "tolerance", "largest difference that agrees", told["tolerance"], min=1e-9, max=1e9
@@ -123,7 +125,12 @@ def run_comparer(
     )
 
 
-def _label(run: Run) -> str:
-    """A run's id, its state and the parameters that were not left empty."""
-    told = ", ".join(f"{k}={v}" for k, v in run.params.items() if v not in ("", 0, 0.0, False) or k == "seed")
-    return f"{run.id} ({run.status['state']}): {told}"
+def _labels(runs: Sequence[Run]) -> list[tuple[str, Run]]:
+    """Each run under its notebook, id, state, and the parameters in which the runs differ."""
+    params = [run.params for run in runs]
+    differing = [k for k in dict.fromkeys(k for p in params for k in p) if len({str(p.get(k)) for p in params}) > 1]
+    labels = []
+    for run, own in zip(runs, params, strict=True):
+        told = ", ".join(f"{k}={own[k]}" for k in differing if k in own)
+        labels.append((f"{run.notebook} {run.id} ({run.status['state']}) {told}".strip(), run))
+    return labels

@@ -9,10 +9,13 @@ from ..rollouts import Sampling, generate
 from ..stops import StopRule, StopSpec
 from .markup import table, visible
 
-_ROLES = {  # a mark and a word beside each colour
-    "kept": "border:1px solid #0072B2;background-color:rgba(0,114,178,0.12)",
-    "stop": "border:2px solid #D55E00;background-color:rgba(213,94,0,0.22);text-decoration:underline;font-weight:bold",
-    "wasted": "border:1px dashed #777777;background-color:rgba(119,119,119,0.12);text-decoration:line-through",
+_ROLES = {  # of the cell and of its text: a mark beside each colour
+    "kept": ("border:1px solid #0072B2;background-color:rgba(0,114,178,0.12)", ""),
+    "stop": (
+        "border:2px solid #D55E00;background-color:rgba(213,94,0,0.22);font-weight:bold",
+        "text-decoration:underline",
+    ),
+    "wasted": ("border:1px dashed #777777;background-color:rgba(119,119,119,0.12)", "text-decoration:line-through"),
 }
 _CELL = "display:inline-block;text-align:center;padding:2px 5px;border-radius:3px"
 
@@ -39,7 +42,8 @@ class StoppedRow:
 
     def _repr_html_(self) -> str:
         cells = "".join(
-            f'<li style="{_CELL};{_ROLES[role]}"><code>{visible(text, 40, spaces=True) or "&nbsp;"}</code><br>'
+            f'<li style="{_CELL};{_ROLES[role][0]}">'
+            f'<code style="{_ROLES[role][1]}">{visible(text, 40, spaces=True) or "&nbsp;"}</code><br>'
             f"<small>{number}<br>{role}</small></li>"
             for number, text, role in zip(self.ids, self.texts, self.roles, strict=True)
         )

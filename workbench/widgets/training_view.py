@@ -118,19 +118,23 @@ class TrainingView(ipywidgets.VBox):
     def refresh(self) -> None:
         """Look at the folder and show what it says."""
         with self._lock:
-            state, error = self.now
+            state, error = self.now  # before the folder, which is then at least as new
+            shown = "" if self.folded else self._progress()
             self.state.value = said(state, ". ".join(filter(None, [_WORDS[state], error])))
             self.stop.disabled = state not in ("training", "running", "queued")
             self.go_on.disabled = self.train is None or state not in ("ready", "interrupted", "failed")
-            try:
-                self.result.value = "" if self.folded else framed(TrainingProgress(self.run)._repr_html_())
-            except Exception as error:  # in a thread nobody would see it
-                self.result.value = said("failed", f"{type(error).__name__}: {error}")
+            self.result.value = shown
 
     def close(self) -> None:
         """Stop following; the training, if there is one, goes on."""
         self._closed.set()
         super().close()
+
+    def _progress(self) -> str:
+        try:
+            return framed(TrainingProgress(self.run)._repr_html_())
+        except Exception as error:  # in a thread nobody would see it
+            return said("failed", f"{type(error).__name__}: {error}")
 
     def _ask_to_stop(self, _) -> None:
         request_stop(self.run, "stopped by its button")

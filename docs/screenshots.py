@@ -1,0 +1,117 @@
+"""Makes docs/images/*.png from the real thing: `make screenshots`, about three minutes.
+
+Each widget in JupyterLab, driven in Chromium as tests/test_lab.py does, and a run's report.
+"""
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+IMAGES = Path(__file__).parent / "images"
+LIMIT = 200_000  # bytes; these are in git
+sys.path.insert(0, str(ROOT / "tests"))
+
+import lab_browser  # noqa: E402
+from conftest import workbench, write_notebook  # noqa: E402  also an offline environment for all that is started here
+from test_lab import press, wait_for_state  # noqa: E402
+
+from workbench.reports import build_report  # noqa: E402
+from workbench.runs import list_runs  # noqa: E402
+
+STOPS = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from workbench.recipes import load_prompts, resolve_model
+from workbench.rollouts import TransformersEngine
+from workbench.stops import StopSpec
+from workbench.trainers.recording import quiet_libraries
+from workbench.widgets import stop_explorer
+
+quiet_libraries()
+path = resolve_model("search")
+engine = TransformersEngine(AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path))
+prompt = load_prompts("search")[0]["prompt"]
+stop_explorer({"transformers": engine}, prompt=prompt, stops=StopSpec(strings=("</search>",)), limit=24)"""
+PADDING = "from workbench.widgets import padding_explorer\npadding_explorer()"
+TRAINING = """\
+from functools import partial
+from workbench.recipes import make_recipe
+from workbench.rewards import length_reward
+from workbench.runs import create_run
+from workbench.trainers.grpo import train_grpo
+from workbench.widgets import train_live
+
+run = create_run("05_grpo_docs_example", {"seed": 0}, state="running")
+train = partial(train_grpo, make_recipe("starter", max_steps=80), reward_funcs=length_reward(20), out_dir=run.path)
+trainer = await train_live(run, train)"""
+COMPARER = """\
+from workbench.baselines import list_baselines, load_baseline
+from workbench.runs import list_runs
+from workbench.widgets import run_comparer
+
+runs = [run for run in list_runs() if run.status["state"] == "done"]
+unit = "characters from the target of 20"
+documented = [b for b in map(load_baseline, list_baselines()) if "TL;DR" in b.title]
+run_comparer(runs, documented, tolerance=5.0, unit=unit, high=0.0)"""
+
+
+def shoot(name: str, element) -> None:
+    """A picture of an element, refused when it is too large for git."""
+    if element.get_by_text("javascript error").count():
+        raise SystemExit(f"{name}: a part of it could not be drawn")
+    path = IMAGES / f"{name}.png"
+    element.screenshot(path=path)
+    size = path.stat().st_size
+    print(f"{path.relative_to(ROOT)}  {size / 1000:.0f} kB", flush=True)
+    if size > LIMIT:
+        raise SystemExit(f"{path}: {size} bytes, expected at most {LIMIT}")
+
+
+def show(lab, folder: Path, name: str, source: str):
+    """Run `source` in a notebook of its own; returns its widget."""
+    write_notebook(folder / f"{name}.ipynb", source, parameters="", setup="", save="")
+    lab.open(f"{name}.ipynb")
+    lab.run_all()
+    widget = lab.page.locator(".jp-OutputArea-output > .jupyter-widgets")
+    widget.wait_for()
+    return widget
+
+
+def shoot_widgets(lab, folder: Path) -> None:
+    for name, source in {"stop_explorer": STOPS, "padding_explorer": PADDING}.items():
+        widget = show(lab, folder, name, source)
+        wait_for_state(lab, "ready")
+        shoot(name, widget)
+
+    widget = show(lab, folder, "training_view", TRAINING)
+    widget.get_by_text(re.compile(r"step [4-7]\d of 80")).wait_for()
+    press(lab, "Stop after this step")
+    wait_for_state(lab, "interrupted")
+    shoot("training_view", widget)
+
+    widget = show(lab, folder, "run_comparer", COMPARER)
+    wait_for_state(lab, "ready")
+    shoot("run_comparer", widget)
+
+
+def main() -> None:
+    IMAGES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        runs = folder / "runs"
+        for seed in range(3):
+            workbench("run", "05_grpo_docs_example", "-q", "-p", f"seed={seed}", "--runs-dir", runs)
+        report = build_report(list_runs(runs)[0])
+        with (
+            lab_browser.served(folder, WORKBENCH_RUNS=str(runs)) as address,
+            lab_browser.browsing(address, viewport={"width": 1150, "height": 1800}) as lab,
+        ):
+            shoot_widgets(lab, folder)
+            lab.page.goto(report.as_uri())
+            lab.page.set_viewport_size({"width": 1150, "height": 1000})
+            shoot("report", lab.page)
+
+
+if __name__ == "__main__":
+    main()
