@@ -66,6 +66,15 @@ def _path() -> str:
     return os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])
 
 
+def free_ports(count: int) -> list[int]:
+    """So many ports of the loopback interface that nothing listens on."""
+    with contextlib.ExitStack() as sockets:
+        probes = [sockets.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
 @contextlib.contextmanager
 def cluster(folder: Path) -> Iterator[None]:
     """A running cluster that this process and its children talk to.
@@ -76,11 +85,7 @@ def cluster(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
     (folder / "state").mkdir()
-    with contextlib.ExitStack() as sockets:
-        probes = [sockets.enter_context(socket.socket()) for _ in range(3)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        ports = [probe.getsockname()[1] for probe in probes]
+    ports = free_ports(3)
     user = pwd.getpwuid(os.getuid()).pw_name
     conf = _CONF.format(host=socket.gethostname(), user=user, folder=folder, ports=ports, grace=GRACE)
     (folder / "slurm.conf").write_text(conf)

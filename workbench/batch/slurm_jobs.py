@@ -55,6 +55,8 @@ def verdict(status: dict, word: Word | None) -> tuple[str, str | None] | None:
         return "interrupted", f"Slurm: {_ENDS[word.state]}{where}"
     log = _log_tail(status["owner"].get("log"))
     last = f": {log[-1][:200]}" if log else ""
+    if "LaunchFailure" in word.reason:  # the exit code is an error number of Slurm's
+        return "interrupted", f"Slurm: failed to start ({word.reason}){last}"
     if word.exit_code == 130:  # the job's own, after an interruption
         return "interrupted", f"Slurm ended its job{last}"
     if word.exit_code > 128:
@@ -63,7 +65,7 @@ def verdict(status: dict, word: Word | None) -> tuple[str, str | None] | None:
             "interrupted",
             f"Slurm: {_ENDS['OUT_OF_MEMORY'] if memory else f'killed by signal {word.exit_code - 128}'}",
         )
-    if "running" not in status.get("times", {}) or "Launch" in word.reason:
+    if "running" not in status.get("times", {}):
         return "interrupted", f"Slurm: failed to start ({word.reason}, exit code {word.exit_code}){last}"
     return "interrupted", f"Slurm: the job ended as {word.state} (exit code {word.exit_code}){last}"
 
