@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT, write_notebook, write_run
+from conftest import ROOT, workbench, write_notebook, write_run
 from test_cli import call
 from test_execute import until
 
@@ -147,3 +147,18 @@ def test_a_run_without_a_free_gpu_is_queued_and_says_why_and_gets_it_when_it_is_
         assert "waits for 1 of the GPUs made-up" in oversee.status_line(run)
     assert process.wait(60) == 0
     assert (run.path / "gpu").read_text() == "made-up"
+
+
+@pytest.mark.slow
+def test_a_token_that_a_notebook_prints_or_raises_reaches_neither_log_nor_status_nor_report(tmp_path):
+    secret = "hf_" + "aB3dE5" * 6
+    path = write_notebook(tmp_path / "hand_made.ipynb", "import os; print(os.environ['HF_TOKEN'])",
+                          "raise RuntimeError('401 for ' + os.environ['HF_TOKEN'])")  # fmt: skip
+    command = ["run", path, "--runs-dir", tmp_path / "runs"]
+    process = workbench(*command, env={"HF_TOKEN": secret})
+    assert process.returncode == 1
+    assert "401 for [token]" in process.stdout
+    (run,) = list_runs(tmp_path / "runs")
+    for name in ("log.txt", "status.json", "params.json", "env.json", "report.html"):
+        assert secret not in (run.path / name).read_text(), name
+    assert secret not in process.stdout + process.stderr

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "rewards": PURE,
     "stats": PURE,
     "curves": {"errors", "stats"},
-    "runs": PURE,
+    "runs": {"errors", "redact"},
     "doctor": PURE,
     "redact": set(),
     "control": {"errors", "runs"},
@@ -72,7 +72,7 @@ MAY_IMPORT = {
         "comparison",
         "plots",
     },
-    "cli": {"errors", "runs", "doctor", "batch", "reports", "claims", "sweep_report"},
+    "cli": {"errors", "redact", "runs", "doctor", "batch", "reports", "claims", "sweep_report"},
 }
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from .errors import WorkbenchError
+from .redact import hide_tokens
 from .runs import Run, list_runs, load_run, runs_root
 
 
@@ -17,7 +18,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return args.command(args)
     except WorkbenchError as error:
-        print(f"workbench: {error}", file=sys.stderr)
+        print(f"workbench: {hide_tokens(str(error))}", file=sys.stderr)
         return 2
     except OSError as error:  # a full disk, a folder that cannot be written
         full = (

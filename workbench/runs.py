@@ -22,6 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from .errors import ParameterError, RunError
+from .redact import hide_tokens
 
 STATES = ("queued", "running", "done", "failed", "interrupted")
 EMBEDDED_MODELS = ("starter", "starter-gpt2", "search")  # built on this machine, no download
@@ -292,7 +293,7 @@ def set_status(path: Path, state: str, error: str | None = None, owner: Mapping 
         if submitted.get("job") and submitted["job"] == slurm_job():
             owner |= {"job": submitted["job"], "log": submitted.get("log")}
     times = before.get("times", {}) | {state: time.time()}
-    status = {"state": state, "error": error, "owner": dict(owner), "times": times}
+    status = {"state": state, "error": error and hide_tokens(error), "owner": dict(owner), "times": times}
     write_json(path / "status.json", status)
     return status
 

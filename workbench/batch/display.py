@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from ..redact import hide_tokens
 from ..runs import Run, read_json
 
 
@@ -56,6 +57,7 @@ class Display:
 
     def write(self, text: str) -> None:
         """A piece of the notebook's output; the file half of papermill's `stdout_file`."""
+        text = hide_tokens(text)
         self._log.write(text)
         if not self._quiet:
             self._write(printable(text))
