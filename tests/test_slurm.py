@@ -255,7 +255,7 @@ SHIELDED = """
 import multiprocessing, os, signal, time
 from workbench.batch.shield import shield
 shield()
-worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,))
 worker.start()
 for number in (signal.SIGTERM, signal.SIGUSR2):
     os.kill(os.getpid(), number)
@@ -266,7 +266,7 @@ print("alive,", worker.exitcode)
 
 
 def test_a_shielded_kernel_outlives_the_notice_and_its_pools_of_workers_still_end():
-    process = subprocess.run([sys.executable, "-c", SHIELDED], capture_output=True, text=True, timeout=50)
+    process = subprocess.run([sys.executable, "-c", SHIELDED], capture_output=True, text=True, timeout=90)
     assert process.stdout == "alive, -15\n"
 
 
@@ -336,6 +336,21 @@ def test_a_lost_node_is_reported_or_its_run_starts_again(cluster, submitted):
     assert ended([lost]) == [("interrupted", "Slurm: node lost (n2)")]
     subprocess.run(["scontrol", "update", "nodename=n2", "state=resume"], capture_output=True, check=False)
     assert ended([moved]) == [("done", None)]
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_as_a_new_job_and_ends_there(cluster, submitted, tmp_path):
+    (run,) = submitted(WAIT, options=SlurmOptions(mem=1, time=5))
+    running(run)
+    slurm.cancel(run)
+    assert ended([run]) == [("interrupted", "Slurm: cancelled")]
+    first = job(run)
+    path = write_notebook(tmp_path / "by_hand.ipynb", "pass")
+    slurm.submit([run], path, SlurmOptions(mem=1, time=5))
+    assert job(run) != first
+    assert ended([run]) == [("done", None)]
+    with pytest.raises(RunError, match="is no Slurm job"):
+        slurm.cancel(create_run("by_hand", {}, tmp_path / "runs"))
 
 
 @pytest.mark.slow

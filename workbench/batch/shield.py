@@ -12,10 +12,17 @@ def shield() -> None:
     def ignore(*_):
         pass
 
+    def hold_back() -> None:  # a signal between the fork and `restore` would be lost
+        signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
+
+    def let_through() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)
+
     def restore() -> None:
         for number in NOTICES:
             signal.signal(number, signal.SIG_DFL)
+        let_through()
 
     for number in NOTICES:
         signal.signal(number, ignore)
-    os.register_at_fork(after_in_child=restore)
+    os.register_at_fork(before=hold_back, after_in_parent=let_through, after_in_child=restore)

@@ -118,7 +118,8 @@ def check_slurm(options: SlurmOptions, count: int = 1) -> None:
             f"slurm partition: the cluster has no default; give --partition, one of {', '.join(names)}"
         )
     text = script(Path("notebook.ipynb"), count, options, Path())
-    answer = slurm_command("sbatch", "--test-only", stdin=text)
+    with _outside_jobs():
+        answer = slurm_command("sbatch", "--test-only", stdin=text)
     if answer.returncode:
         raise ParameterError(f"Slurm refuses such a job: {words(answer.stderr)}")
 
@@ -185,6 +186,8 @@ def submit(runs: Sequence[Run], notebook: Path, options: SlurmOptions) -> None:
     folder.mkdir(parents=True)
     executor = _executor(folder, notebook.stem, options)
     arguments = [(str(run.path), str(Path(notebook).resolve()), options.requeues) for run in runs]
+    for run in runs:
+        set_status(run.path, "queued")  # by no job yet; of one that is resumed the former job is named
     try:
         with _outside_jobs(), executor.batch():
             jobs = [executor.submit(run_on_node, *a) for a in arguments]
