@@ -75,7 +75,8 @@ def plot_curve(
     color, style = COLORS[series % len(COLORS)], STYLES[series % len(STYLES)]
     ax.plot(steps, values, color=color, linewidth=0.6, alpha=0.5)
     ax.fill_between(steps, rolling.quantile(0.1), rolling.quantile(0.9), color=color, alpha=0.18, linewidth=0)
-    ax.plot(steps, rolling.mean(), color=color, linestyle=style, linewidth=2, label=label)
+    marker = "o" if len(steps) == 1 else None  # no line is seen of one point
+    ax.plot(steps, rolling.mean(), color=color, linestyle=style, linewidth=2, label=label, marker=marker)
     ax.grid(alpha=0.25)
     return ax
 
