@@ -1,6 +1,7 @@
-"""A private Slurm for tests: one controller and two nodes with two fake GPUs each, all on this host, without accounting.
+"""A private Slurm for tests: one controller and two nodes with two fake GPUs each, all on this host.
 
-    with cluster(folder) as slurm: ...      # sets SLURM_CONF; every daemon is gone afterwards
+    with cluster(folder): ...      # sets SLURM_CONF; every daemon is gone afterwards
+    with cluster(folder, accounting=True): ...      # and a database of jobs, which the controller forgets in seconds
 
 Two partitions on the same nodes: `low` (the default), whose jobs are requeued after a grace time when `high` wants the node.
 """
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 COMMANDS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "sinfo", "munged", "mungekey")
+ACCOUNTING = ("mariadbd", "mariadb-install-db", "slurmdbd", "sacctmgr", "sacct")
 GRACE = 30  # seconds a preempted job gets
 _CONF = """\
 ClusterName=test
@@ -55,11 +57,31 @@ NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMe
 PartitionName=low Nodes=n1,n2 Default=YES MaxTime=600 PriorityTier=1 GraceTime={grace} State=UP
 PartitionName=high Nodes=n1,n2 MaxTime=600 PriorityTier=10 PreemptMode=OFF State=UP
 """
+_CONF_ACCOUNTING = """\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={port}
+AccountingStoragePass={folder}/munge.socket
+MinJobAge=2
+"""
+_CONF_DATABASE = """\
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+DbdHost=localhost
+DbdPort={port}
+SlurmUser={user}
+LogFile={folder}/slurmdbd.log
+PidFile={folder}/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser={user}
+StorageLoc=slurm_acct
+"""
 
 
-def missing() -> list[str]:
+def missing(accounting: bool = False) -> list[str]:
     """The commands that a cluster needs and this machine lacks."""
-    return [c for c in COMMANDS if shutil.which(c, path=_path()) is None]
+    return [c for c in COMMANDS + ACCOUNTING * accounting if shutil.which(c, path=_path()) is None]
 
 
 def _path() -> str:
@@ -76,25 +98,28 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path) -> Iterator[None]:
+def cluster(folder: Path, accounting: bool = False) -> Iterator[None]:
     """A running cluster that this process and its children talk to.
 
     Args:
-        folder: short (a socket lies in it), of this user alone; configuration, state and logs.
+        folder: short (sockets lie in it), of this user alone; configuration, state and logs.
+        accounting: whether `sacct` answers; the controller then forgets a job within half a minute of its end.
     """
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
     (folder / "state").mkdir()
-    ports = free_ports(3)
+    *ports, port = free_ports(4)
     user = pwd.getpwuid(os.getuid()).pw_name
     conf = _CONF.format(host=socket.gethostname(), user=user, folder=folder, ports=ports, grace=GRACE)
-    (folder / "slurm.conf").write_text(conf)
+    (folder / "slurm.conf").write_text(conf + _CONF_ACCOUNTING.format(folder=folder, port=port) * accounting)
     (folder / "gres.conf").write_text("NodeName=n[1-2] Name=gpu File=/dev/null,/dev/zero\n")
+    (folder / "slurmdbd.conf").touch(mode=0o600)  # slurmdbd refuses one that others can read
+    (folder / "slurmdbd.conf").write_text(_CONF_DATABASE.format(user=user, folder=folder, port=port))
     before = {name: os.environ.get(name) for name in ("SLURM_CONF", "PATH")}
     os.environ |= {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": _path()}
     daemons: list[subprocess.Popen] = []
     try:
-        _start(folder, daemons)
+        _start(folder, daemons, user, accounting)
         yield
     finally:
         _stop(daemons)
@@ -105,17 +130,29 @@ def cluster(folder: Path) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _start(folder: Path, daemons: list[subprocess.Popen]) -> None:
+def _start(folder: Path, daemons: list[subprocess.Popen], user: str, accounting: bool) -> None:
     log = (folder / "daemons.log").open("ab")
 
-    def start(*command) -> None:
-        daemons.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
+    def start(*command, **env) -> None:
+        options = {"stdout": log, "stderr": log, "start_new_session": True, "env": os.environ | env}
+        daemons.append(subprocess.Popen(command, **options))
 
     key = folder / "munge.key"
     subprocess.run(["mungekey", "--create", f"--keyfile={key}"], check=True)
     files = [f"--{name}-file={folder}/munge.{name}" for name in ("log", "pid", "seed")]
     start("munged", "--foreground", "--force", f"--socket={folder}/munge.socket", f"--key-file={key}", *files)
     _until((folder / "munge.socket").exists, daemons, folder)
+    if accounting:
+        data, db_socket = f"--datadir={folder}/database", folder / "database.socket"
+        root = ["--auth-root-authentication-method=socket", f"--auth-root-socket-user={user}", "--skip-test-db"]
+        install = ["mariadb-install-db", "--no-defaults", data, f"--user={user}", *root]
+        subprocess.run(install, check=True, stdout=log, stderr=log)
+        sizes = ["--innodb-buffer-pool-size=64M", "--innodb-log-file-size=32M", "--innodb-flush-log-at-trx-commit=0"]
+        where = [data, f"--socket={db_socket}", f"--pid-file={folder}/database.pid", "--skip-networking"]
+        start("mariadbd", "--no-defaults", f"--user={user}", *where, *sizes)
+        _until(db_socket.exists, daemons, folder)
+        start("slurmdbd", "-D", MYSQL_UNIX_PORT=str(db_socket))  # how the client library finds the socket
+        _until(_registered, daemons, folder)
     start("slurmctld", "-D", "-c")
     for node in ("n1", "n2"):
         (folder / f"spool-{node}").mkdir()
@@ -123,20 +160,26 @@ def _start(folder: Path, daemons: list[subprocess.Popen]) -> None:
     _until(lambda: _output("sinfo", "-h", "-N", "-p", "low", "-o", "%T").split() == ["idle"] * 2, daemons, folder)
 
 
+def _registered() -> bool:
+    """Whether the database knows the cluster, which it is told of here."""
+    _output("sacctmgr", "--immediate", "add", "cluster", "test")
+    return _output("sacctmgr", "--noheader", "--parsable2", "list", "cluster", "format=cluster").strip() == "test"
+
+
 def _stop(daemons: list[subprocess.Popen]) -> None:
     _output("scancel", "--state=RUNNING,PENDING,SUSPENDED", f"--user={os.getuid()}")
     with contextlib.suppress(AssertionError):
         _until(lambda: not _output("squeue", "-h").strip(), [], None, seconds=20)
-    for daemon in reversed(daemons):
+    for daemon in reversed(daemons):  # one after another: the later need the earlier to end well
         daemon.send_signal(signal.SIGTERM)
-    for daemon in daemons:
         try:
             daemon.wait(20)
         except subprocess.TimeoutExpired:
             daemon.kill()
+            daemon.wait()
 
 
-def _until(true, daemons: list[subprocess.Popen], folder: Path | None, seconds: float = 60) -> None:
+def _until(true, daemons: list[subprocess.Popen], folder: Path | None, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not true():
         dead = [d.args[0] for d in daemons if d.poll() is not None]

@@ -171,6 +171,7 @@ RUNNING = {"state": "running", "owner": {"job": "9_1"}, "times": {"queued": 1.0,
         (RUNNING, Word("FAILED", "NonZeroExitCode", 137), ("interrupted", "Slurm: killed by signal 9")),
         (RUNNING, Word("FAILED", "x", 3), ("interrupted", "Slurm: the job ended as FAILED (exit code 3)")),
         (RUNNING, Word("COMPLETED"), ("interrupted", "Slurm: the job ended as COMPLETED (exit code 0)")),
+        (RUNNING, Word("FAILED", "JobLaunchFailure", 137), ("interrupted", "Slurm: killed by signal 9")),
         (QUEUED, Word("FAILED", "JobLaunchFailure", 181), ("interrupted", "Slurm: failed to start (JobLaunchFailure)")),
         (QUEUED, Word("FAILED", "x", 1), ("interrupted", "Slurm: failed to start (x, exit code 1)")),
         (RUNNING, None, ("interrupted", "Slurm no longer knows job 9_1")),
@@ -187,23 +188,43 @@ def test_a_job_that_never_starts_is_reported_while_it_hangs_in_the_queue():
         assert (state, error) == ("interrupted", f"Slurm: failed to start ({reason}); its job 9_1 is held: scancel it")
 
 
+SACCT = """\
+9_0|COMPLETED|0:0|None|n1
+9_1|CANCELLED by 1000|0:0|None|n1
+9_2|FAILED|9:0|None|n2
+10|FAILED|2:0|None|n1
+11|FAILED|1:0|None|n1
+12|FAILED|0:9|None|n1
+13|FAILED|0:53|None|n2
+14|NODE_FAIL|0:0|None|n2
+15_[0,2-6:2%4]|CANCELLED by 1000|0:0|JobHeldUser|None assigned
+slurm_load: error
+"""  # of sacct 22.05
+
+
 def test_the_accounting_database_is_read_where_there_is_one():
-    told = read_sacct(
-        "9_0|COMPLETED|0:0|None|n1\n9_1|CANCELLED by 1000|0:15|None|n1\n9_2|FAILED|0:9|None|n2\n"
-        "10|OUT_OF_MEMORY|0:125|None|n1\n11_[2-5]|PENDING|0:0|Priority|None assigned\nslurm_load: error\n"
-    )
-    assert told["9_1"] == Word("CANCELLED", "None", 143, "n1")
-    assert (told["9_2"].exit_code, told["10"].state, told["9_0"].exit_code) == (137, "OUT_OF_MEMORY", 0)
+    told = read_sacct(SACCT)
+    assert told["9_1"] == Word("CANCELLED", "None", 0, "n1")
+    assert {job: word.exit_code for job, word in told.items() if word.state == "FAILED"} == {
+        "9_2": 137,  # its step was killed by signal 9
+        "10": 130,
+        "11": 1,
+        "12": 137,  # its script was
+        "13": 181,
+    }
+    assert verdict(QUEUED, told["13"]) == ("interrupted", "Slurm: failed to start (JobLaunchFailure)")
+    assert verdict(RUNNING, told["14"]) == ("interrupted", "Slurm: node lost (n2)")
+    assert [job for job, word in told.items() if word.reason == "JobHeldUser"] == ["15_0", "15_2", "15_4", "15_6"]
 
 
 def test_a_job_that_left_slurm_s_memory_is_looked_up_in_accounting(monkeypatch):
     answers = {
         "squeue": subprocess.CompletedProcess([], 1, "", "slurm_load_jobs error: Invalid job id specified"),
-        "sacct": subprocess.CompletedProcess([], 0, "9_1|NODE_FAIL|1:0|None|n1\n", ""),
+        "sacct": subprocess.CompletedProcess([], 0, "9_1|NODE_FAIL|0:0|None|n1\n", ""),
     }
     monkeypatch.setattr(slurm_jobs, "slurm_command", lambda name, *_: answers[name])
     monkeypatch.setattr(slurm_jobs.shutil, "which", lambda name: name)
-    assert slurm_jobs.ask_slurm({"9_1"}) == {"9_1": Word("NODE_FAIL", "None", 1, "n1")}
+    assert slurm_jobs.ask_slurm({"9_1"}) == {"9_1": Word("NODE_FAIL", "None", 0, "n1")}
     answers["sacct"] = subprocess.CompletedProcess([], 1, "", "Slurm accounting storage is disabled")
     assert slurm_jobs.ask_slurm({"9_1"}) == {}
 

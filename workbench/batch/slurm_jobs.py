@@ -1,6 +1,7 @@
 """What Slurm says of jobs, with or without accounting, and what that means for their runs."""
 
 import dataclasses
+import os
 import re
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ _ENDS = {
     "DEADLINE": "deadline passed",
     "REVOKED": "revoked",
 }
+_LAST_SIGNAL = 128 + 31  # above it, the exit code of a job that a signal ended is an error number of Slurm's
 _MEMORY = re.compile(r"oom.kill|exceeded memory limit|out of memory", re.IGNORECASE)
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 
@@ -55,7 +57,7 @@ def verdict(status: dict, word: Word | None) -> tuple[str, str | None] | None:
         return "interrupted", f"Slurm: {_ENDS[word.state]}{where}"
     log = _log_tail(status["owner"].get("log"))
     last = f": {log[-1][:200]}" if log else ""
-    if "LaunchFailure" in word.reason:  # the exit code is an error number of Slurm's
+    if "LaunchFailure" in word.reason and word.exit_code > _LAST_SIGNAL:
         return "interrupted", f"Slurm: failed to start ({word.reason}){last}"
     if word.exit_code == 130:  # the job's own, after an interruption
         return "interrupted", f"Slurm ended its job{last}"
@@ -97,9 +99,7 @@ def ask_slurm(jobs: Collection[str]) -> dict[str, Word]:
     told = read_squeue(answer.stdout)
     if any(job not in told for job in jobs) and shutil.which("sacct"):
         columns = "--format=JobID,State,ExitCode,Reason,NodeList"
-        answer = slurm_command(
-            "sacct", "--noheader", "--parsable2", "--allocations", "--array", f"--jobs={ids}", columns
-        )
+        answer = slurm_command("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={ids}", columns)
         told = read_sacct(answer.stdout) | told
     return told
 
@@ -118,15 +118,29 @@ def read_squeue(text: str) -> dict[str, Word]:
 
 
 def read_sacct(text: str) -> dict[str, Word]:
-    """sacct's columns between bars: `CANCELLED by 1000`, an exit code as `code:signal`."""
+    """sacct's columns between bars: `CANCELLED by 1000`, exit codes as `code:signal`, tasks that never ran in one line."""
     told = {}
     for line in text.splitlines():
         if line.count("|") == 4:
-            job, state, code, reason, nodes = line.split("|")
+            jobs, state, code, reason, nodes = line.split("|")
             number, _, killed = code.partition(":")
             exit_code = 128 + int(killed) if killed not in ("", "0") else int(number or 0)
-            told[job] = Word(state.partition(" ")[0], reason, exit_code, nodes)
+            if 2 <= exit_code < 32:  # sacct takes 128 off: our jobs exit with 0, 1 or 128 + a signal
+                exit_code += 128
+            if exit_code > _LAST_SIGNAL:
+                reason = "JobLaunchFailure"  # as squeue has it
+            told |= dict.fromkeys(_tasks(jobs), Word(state.partition(" ")[0], reason, exit_code, nodes))
     return told
+
+
+def _tasks(jobs: str) -> list[str]:
+    """Each job of `9`, `9_1` or `9_[0,2-8:2%3]`."""
+    array, _, tasks = jobs.rstrip("]").partition("_[")
+    if not tasks:
+        return [jobs]
+    spans = [re.fullmatch(r"(\d+)(?:-(\d+))?(?::(\d+))?", span) for span in tasks.partition("%")[0].split(",")]
+    numbers = [range(int(s[1]), int(s[2] or s[1]) + 1, int(s[3] or 1)) for s in spans if s]
+    return [f"{array}_{number}" for span in numbers for number in span]
 
 
 def _log_tail(path: str | None) -> list[str]:
@@ -143,8 +157,9 @@ def _log_tail(path: str | None) -> list[str]:
 
 def slurm_command(*command: str, stdin: str | None = None) -> subprocess.CompletedProcess:
     """One of Slurm's commands; what cannot be run, or hangs for a minute, reads as one that failed."""
+    env = os.environ | {"SLURM_BITSTR_LEN": "0"}  # every task of an array, not the first few and dots
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, input=stdin)
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, input=stdin, env=env)
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(command, 1, "", str(error))
 
