@@ -78,7 +78,7 @@ def test_several_notebooks_run_side_by_side_and_each_outcome_is_told(tmp_path):
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_behind_by_failures_ctrl_c_or_a_kill(tmp_path, how):
     """No kernel, no listening port, no temporary file: of a failed run, a finished one, and one that was cut."""
-    scratch = tmp_path / "scratch"
+    scratch = tmp_path / ("a temporary folder with a path too long for a socket " * 2).strip()
     scratch.mkdir()
     cell = "import time\nassert seed, 'seed 0 fails'\nif seed > 1:\n    (run.path / 'started').touch(); time.sleep(600)"
     path = write_notebook(tmp_path / "hand_made.ipynb", cell)

@@ -4,9 +4,10 @@ The processes are forked from one that has papermill loaded (Python's fork serve
 notebook.
 """
 
-import multiprocessing
+import multiprocessing.util
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,6 +37,7 @@ def run_entries(
     """
     if jobs < 1:
         raise ParameterError(f"jobs={jobs}: expected at least 1")
+    _keep_socket_paths_short()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_LOADED_ONCE)
     waiting = [e for e in entries if e.action in ("run", "resume")]
@@ -55,6 +57,17 @@ def run_entries(
                 process.terminate()
             for _, process in active:
                 process.join()
+
+
+def _keep_socket_paths_short() -> None:
+    """The fork server listens on a socket in the temporary folder; a system takes such paths up to 107 bytes only."""
+    folder = tempfile.gettempdir()
+    if len(os.fsencode(folder)) > 70:
+        tempfile.tempdir = "/tmp"
+        try:
+            multiprocessing.util.get_temp_dir()  # chosen once for this process
+        finally:
+            tempfile.tempdir = folder
 
 
 def _start(context, entry: Entry, work: Callable, root: Path | None) -> tuple:

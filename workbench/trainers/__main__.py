@@ -12,6 +12,8 @@ import os
 import sys
 from pathlib import Path
 
+import torch
+
 from ..errors import ParameterError, WorkbenchError
 from ..recipes import Recipe, has_gpu, make_recipe
 from ..rewards import length_reward
@@ -54,7 +56,11 @@ def main(argv: list[str] | None = None) -> int:
         raise ParameterError(f"backend={recipe.backend!r}: --vllm-server needs -p backend=vllm")
     first = int(os.environ.get("RANK", "0")) == 0
     run = open_run("05_grpo_docs_example", str(args.out), dataclasses.asdict(recipe)) if first else None
-    train_grpo(recipe, reward_funcs=length_reward(20), out_dir=args.out, **server)
+    try:
+        train_grpo(recipe, reward_funcs=length_reward(20), out_dir=args.out, **server)
+    finally:
+        if torch.distributed.is_initialized():  # a process that exits with its group's threads alive may abort
+            torch.distributed.destroy_process_group()
     if run:
         numbers = curve_summary(run.metrics["step"], run.metrics["reward"])
         checks = {"every step was logged exactly once": run.metrics["step"].is_unique}
