@@ -107,7 +107,7 @@ def check_slurm(options: SlurmOptions, count: int = 1) -> None:
     try:
         import submitit  # noqa: F401
     except ImportError:
-        raise MissingDependencyError("--executor slurm needs submitit: pip install 'workbench[slurm]'") from None
+        raise MissingDependencyError("--executor slurm needs submitit: pip install submitit") from None
     there = _client("sinfo", "--noheader", "--format=%P").split()
     names = sorted({name.rstrip("*") for name in there})
     asked = options.partition.split(",") if options.partition else []
