@@ -9,12 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, workbench, write_notebook, write_run
+from test_execute import until
 
 EXAMPLE = "05_grpo_docs_example"
 PAGE = ROOT / "docs" / "what_happens.md"
@@ -58,14 +58,6 @@ def refused(folder: Path, *arguments, says: str, env=None) -> None:
     assert process.stderr.count("\n") == 1
     assert re.search(says, process.stderr), process.stderr
     assert not (folder / "runs").exists()
-
-
-def until(condition, seconds: float = 120):
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.1)
-    return value
 
 
 def only_run(folder: Path):
