@@ -1,6 +1,6 @@
 """What a run costs beyond plain papermill: short notebooks through `workbench sweep` and through papermill, in turns.
 
-    python benchmarks/batch_overhead.py [--notebooks 100] [--blocks 5] [--out FILE.json]
+    python benchmarks/batch_overhead.py [--notebooks 100] [--blocks 5] [--no-command] [--out FILE.json]
 
 The notebooks are run in blocks; each block is run one notebook at a time by `workbench sweep` (one command, its start
 included), by papermill's `execute_notebook` in one warm process, and by papermill's command, a process for each. Medians over
@@ -89,10 +89,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--notebooks", type=int, default=100)
     parser.add_argument("--blocks", type=int, default=5)
+    parser.add_argument(
+        "--no-command", action="store_true", help="leave papermill's command out, the slowest of the three"
+    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     size = args.notebooks // args.blocks
     ways = {"workbench sweep": sweep, "papermill, one process": papermill_api, "papermill command": papermill_command}
+    if args.no_command:
+        del ways["papermill command"]
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder) / "scratch"

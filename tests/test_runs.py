@@ -266,3 +266,19 @@ def test_a_result_comes_back_as_it_was_saved(tmp_path):
 
 def test_a_claim_that_could_not_be_tested_says_why():
     assert runs.claim("8 GPUs", "", "not run: needs 8 GPUs")["verdict"] == "not run: needs 8 GPUs"
+
+
+def test_a_folder_counts_as_a_run_only_once_its_status_is_there(tmp_path, monkeypatch):
+    seen = []
+    plain = runs.write_json
+
+    def looking(path, value):
+        plain(path, value)
+        seen.extend(r.status["state"] for r in runs.list_runs(tmp_path))
+
+    monkeypatch.setattr(runs, "write_json", looking)
+    runs.create_run("by_hand", {}, tmp_path)
+    runs.open_run("by_hand", str(tmp_path / "by_hand" / "given"), {})
+    assert "interrupted" not in seen
+    assert "queued" in seen
+    assert "running" in seen

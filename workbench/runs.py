@@ -198,9 +198,9 @@ def create_run(notebook: str, params: Mapping, root: Path | None = None, state: 
             continue
     else:
         raise RunError(f"{parent}: 1,000 runs were started within one second")
-    write_json(path / "params.json", dict(params))
-    write_json(path / "env.json", environment(params.get("seed")))
     set_status(path, state)
+    write_json(path / "env.json", environment(params.get("seed")))
+    write_json(path / "params.json", dict(params))  # last: with it the folder counts as a run
     return Run(path.resolve())
 
 
@@ -213,11 +213,12 @@ def open_run(notebook: str, out_dir: str, params: Mapping) -> Run:
     if not out_dir:
         return create_run(notebook, params, state="running")
     path = Path(out_dir).resolve()
-    if not (path / "status.json").is_file():
-        path.mkdir(parents=True, exist_ok=True)
-        write_json(path / "params.json", dict(params))
+    fresh = not (path / "status.json").is_file()
+    path.mkdir(parents=True, exist_ok=True)
     if Run(path).status["state"] not in ("queued", "running"):  # else a runner owns it
         set_status(path, "running")
+    if fresh:
+        write_json(path / "params.json", dict(params))
     write_json(path / "env.json", environment(params.get("seed")))
     return Run(path)
 
