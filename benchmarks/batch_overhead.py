@@ -19,12 +19,12 @@ from pathlib import Path
 
 import nbformat.v4 as v4
 
-from workbench.runs import environment
+from workbench.runs.environment import environment
 
 PARAMETERS = (
     'seed: int = 0  # which of them; 0..10000\nout_dir: str = ""  # run folder\ninteractive: bool = True  # no widgets'
 )
-WORK = 'from workbench.runs import open_run, save_result\nrun = open_run("short", out_dir, {"seed": seed})'
+WORK = 'from workbench import open_run, save_result\nrun = open_run("short", out_dir, {"seed": seed})'
 SAVE = 'save_result(run, headline={"name": "seed", "value": seed}, checks={"ran": True}, numbers={})'
 
 

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import torch
 
-from workbench.groups import duplicate_report
-from workbench.recipes import load_prompts, resolve_model
-from workbench.runs import environment
-from workbench.search_task import CLOSE
-from workbench.stops import StopSpec
-from workbench.trainers.duplicates import equal_prompt_batch, make_trainer, score_batch
-from workbench.trainers.grpo import GRPOTrainer
-from workbench.trainers.recording import quiet_libraries
-from workbench.trainers.vllm_sync import sharing_engines
+from workbench.generation.stops import StopSpec
+from workbench.runs.environment import environment
+from workbench.studies.duplicate_prompts import equal_prompt_batch, make_trainer, score_batch
+from workbench.toys.search_task import CLOSE
+from workbench.training.groups import duplicate_report
+from workbench.training.grpo import GRPOTrainer
+from workbench.training.recipes import load_prompts, resolve_model
+from workbench.training.recording import quiet_libraries
+from workbench.training.vllm_sync import sharing_engines
 
 
 def million(rows: int) -> dict:

@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 from transformers import PrinterCallback
 
-from workbench.recipes import grpo_config, has_gpu, load_prompts, make_recipe, resolve_model
-from workbench.rewards import length_reward
-from workbench.runs import environment
-from workbench.trainers.grpo import GRPOTrainer
-from workbench.trainers.monitoring import monitor_padding
-from workbench.trainers.recording import quiet_libraries
+from workbench.runs.environment import environment
+from workbench.training.grpo import GRPOTrainer
+from workbench.training.monitoring import monitor_padding
+from workbench.training.recipes import grpo_config, has_gpu, load_prompts, make_recipe, resolve_model
+from workbench.training.recording import quiet_libraries
+from workbench.training.rewards import length_reward
 
 
 def train(model: str, steps: int, every: int | None) -> dict:

@@ -15,13 +15,14 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
 from conftest import write_run
 from report_samples import METRICS, RESULT, hostile_run, write_notebook_of
 
-from workbench.redact import Redactor
 from workbench.reports import build_index, build_report
-from workbench.runs import environment
+from workbench.reports.redact import Redactor
+from workbench.runs.environment import environment
 
 PIECES = [
     "x",

@@ -26,13 +26,13 @@ from transformers import (
 )
 from trl.experimental.ppo import PPOTrainer as StockPPOTrainer
 
-from workbench.recipes import grpo_config, has_gpu, load_prompts, make_recipe, resolve_model
-from workbench.rewards import length_reward
-from workbench.runs import environment
-from workbench.stops import StopSpec
-from workbench.trainers.grpo import GRPOTrainer
-from workbench.trainers.ppo import PPOTrainer, ppo_config
-from workbench.trainers.recording import quiet_libraries
+from workbench.generation.stops import StopSpec
+from workbench.runs.environment import environment
+from workbench.training.grpo import GRPOTrainer
+from workbench.training.ppo import PPOTrainer, ppo_config
+from workbench.training.recipes import grpo_config, has_gpu, load_prompts, make_recipe, resolve_model
+from workbench.training.recording import quiet_libraries
+from workbench.training.rewards import length_reward
 
 
 def model_folder(name: str) -> str:

@@ -11,43 +11,41 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 IMAGES = Path(__file__).parent / "images"
 LIMIT = 200_000  # bytes; these are in git
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "helpers")]
 
 import lab_browser  # noqa: E402
 from conftest import workbench, write_notebook  # noqa: E402  also an offline environment for all that is started here
-from test_lab import press, wait_for_state  # noqa: E402
+from widgets.test_lab import press, wait_for_state  # noqa: E402
 
+from workbench import list_runs  # noqa: E402
 from workbench.reports import build_report  # noqa: E402
-from workbench.runs import list_runs  # noqa: E402
 
 STOPS = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from workbench.recipes import load_prompts, resolve_model
-from workbench.rollouts import TransformersEngine
-from workbench.stops import StopSpec
-from workbench.trainers.recording import quiet_libraries
+from workbench import StopSpec, load_prompts
+from workbench.generation.rollouts import TransformersSampler
+from workbench.training.recipes import resolve_model
+from workbench.training.recording import quiet_libraries
 from workbench.widgets import stop_explorer
 
 quiet_libraries()
 path = resolve_model("search")
-engine = TransformersEngine(AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path))
+engine = TransformersSampler(AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path))
 prompt = load_prompts("search")[0]["prompt"]
 stop_explorer({"transformers": engine}, prompt=prompt, stops=StopSpec(strings=("</search>",)), limit=24)"""
 PADDING = "from workbench.widgets import padding_explorer\npadding_explorer()"
 TRAINING = """\
 from functools import partial
-from workbench.recipes import make_recipe
-from workbench.rewards import length_reward
-from workbench.runs import create_run
-from workbench.trainers.grpo import train_grpo
+from workbench import length_reward, make_recipe, train_grpo
+from workbench.runs.run import create_run
 from workbench.widgets import train_live
 
 run = create_run("05_grpo_docs_example", {"seed": 0}, state="running")
 train = partial(train_grpo, make_recipe("starter", max_steps=80), reward_funcs=length_reward(20), out_dir=run.path)
 trainer = await train_live(run, train)"""
 COMPARER = """\
-from workbench.baselines import list_baselines, load_baseline
-from workbench.runs import list_runs
+from workbench.curves.baselines import list_baselines, load_baseline
+from workbench import list_runs
 from workbench.widgets import run_comparer
 
 runs = [run for run in list_runs() if run.status["state"] == "done"]

@@ -13,12 +13,16 @@ os.environ |= {
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+HELPERS = (
+    Path(__file__).parent / "helpers"
+)  # scripts that need a process of their own, and cases that several tests share
 
 
 def need(present, reason: str) -> None:
@@ -37,10 +41,40 @@ def workbench(*arguments, cwd=None, env=None, timeout=300) -> subprocess.Complet
     )
 
 
+def call(capsys, *arguments) -> tuple[int, str, str]:
+    """`workbench ...` in this process: exit code, stdout, stderr."""
+    from workbench import cli
+
+    try:
+        code = cli.main([str(a) for a in arguments])
+    except SystemExit as end:  # argparse
+        code = end.code
+    return code, *capsys.readouterr()
+
+
+def result_of(script: str, *arguments: str, env=None):
+    """What a script of `helpers/` prints as JSON behind `RESULT `: an engine of vLLM stays for the life of its process."""
+    command = [sys.executable, "-W", "ignore", str(HELPERS / script), *arguments]
+    quiet = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"} | (env or {})
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | quiet, timeout=600)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    assert lines, f"{script} {arguments} died:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return json.loads(lines[0].removeprefix("RESULT "))
+
+
+def until(condition, what: str = "it", seconds: float = 120):
+    """The condition's value once it is true; the limit only keeps a broken test from hanging."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.1)
+    return value
+
+
 @pytest.fixture(scope="session")
 def starter_folder() -> Path:
     """The warm-started model in the user's normal cache; built on first use."""
-    from workbench.starter import starter_model
+    from workbench.toys.starter import starter_model
 
     return starter_model()
 
@@ -48,7 +82,7 @@ def starter_folder() -> Path:
 @pytest.fixture(scope="session")
 def example_run(starter_folder, tmp_path_factory):
     """The documented example on the starter, 80 steps through the command line: `(run, finished process)`."""
-    from workbench.runs import list_runs
+    from workbench.runs.run import list_runs
 
     root = tmp_path_factory.mktemp("example") / "runs"
     process = workbench("run", "05_grpo_docs_example", "-p", "steps=80", "-p", "seed=1", "--runs-dir", root)
@@ -60,7 +94,7 @@ seed: int = 0  # of everything; 0..1000
 out_dir: str = ""  # run folder
 interactive: bool = True  # widgets or static twins
 steps: int = 3  # optimizer steps; 1..100"""
-SETUP = 'from workbench.runs import open_run, save_result\nrun = open_run("hand_made", out_dir, {"steps": steps})'
+SETUP = 'from workbench import open_run, save_result\nrun = open_run("hand_made", out_dir, {"steps": steps})'
 SAVE = 'save_result(run, headline={"name": "steps", "value": steps}, checks={"ran": True}, numbers={})'
 
 
@@ -80,27 +114,29 @@ def write_run(root: Path, name: str = "2026-1", *, notebook="05_grpo_docs_exampl
     """A run folder by hand. `params`, `result`: dictionaries; `metrics`, `completions`: lists of rows."""
     import pandas as pd
 
-    from workbench import runs
+    from workbench import load_run
+    from workbench.runs.files import write_json
+    from workbench.runs.status import set_status
 
     path = root / notebook / name
     path.mkdir(parents=True)
-    runs.write_json(path / "params.json", files.get("params", {"seed": 1, "model": "starter"}))
-    runs.write_json(path / "env.json", {"python": "3.11", "packages": {"trl": "1.12.0"}})
-    runs.set_status(path, state)
+    write_json(path / "params.json", files.get("params", {"seed": 1, "model": "starter"}))
+    write_json(path / "env.json", {"python": "3.11", "packages": {"trl": "1.12.0"}})
+    set_status(path, state)
     if "result" in files:
-        runs.write_json(path / "result.json", files["result"])
+        write_json(path / "result.json", files["result"])
     if "metrics" in files:
         (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in files["metrics"]))
     if "completions" in files:
         (path / "completions.parquet").mkdir()
         pd.DataFrame(files["completions"]).to_parquet(path / "completions.parquet" / "part-000001.parquet")
-    return runs.load_run(path)
+    return load_run(path)
 
 
 @pytest.fixture(scope="session")
 def vllm_server(starter_folder):
     """URL of a real vLLM server (CPU build) on the loopback interface that serves the starter model."""
-    from workbench.trainers.serve import serve
+    from workbench.training.vllm_server import serve
 
     with serve(str(starter_folder)) as url:
         yield url

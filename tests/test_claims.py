@@ -6,7 +6,7 @@ from conftest import ROOT, workbench, write_notebook, write_run
 
 from workbench.claims import BEGIN, END, Row, as_markdown, claims_sheet, load_claims, run_command, write_sheet
 from workbench.errors import ParameterError
-from workbench.runs import claim, list_runs
+from workbench.runs.run import claim, list_runs
 
 RECORDED = ROOT / "tests" / "data" / "claims" / "recorded"
 EXPECTED = ROOT / "tests" / "data" / "claims" / "sheet.md"

@@ -1,19 +1,10 @@
 import json
 
 import pytest
-from conftest import workbench, write_notebook, write_run
+from conftest import call, workbench, write_notebook, write_run
 
 from workbench import cli
-from workbench.runs import list_runs
-
-
-def call(capsys, *arguments) -> tuple[int, str, str]:
-    """`workbench ...` in this process: exit code, stdout, stderr."""
-    try:
-        code = cli.main([str(a) for a in arguments])
-    except SystemExit as end:  # argparse
-        code = end.code
-    return code, *capsys.readouterr()
+from workbench.runs.run import list_runs
 
 
 def test_list_names_the_notebooks_and_the_runs_with_their_outcome(capsys, tmp_path):

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, workbench, write_notebook, write_run
-from test_execute import until
+from conftest import ROOT, until, workbench, write_notebook, write_run
 
 EXAMPLE = "05_grpo_docs_example"
 PAGE = ROOT / "docs" / "what_happens.md"
@@ -61,7 +60,7 @@ def refused(folder: Path, *arguments, says: str, env=None) -> None:
 
 
 def only_run(folder: Path):
-    from workbench.runs import list_runs
+    from workbench.runs.run import list_runs
 
     (run,) = list_runs(folder / "runs")
     return run
@@ -137,7 +136,7 @@ def slurm_on_a_laptop(folder):
 @row("a batch that groups do not fill: `num_generations=8`, batch 12", "ParameterError that names both numbers")
 def unfilled_groups(folder):
     from workbench.errors import ParameterError
-    from workbench.recipes import make_recipe
+    from workbench.training.recipes import make_recipe
 
     with pytest.raises(ParameterError, match=r"12.*num_generations|num_generations.*12"):
         make_recipe("starter", num_generations=8, per_device_train_batch_size=12)
@@ -146,7 +145,7 @@ def unfilled_groups(folder):
 @row('`StopSpec(strings="</search>")`, a string for a tuple', "ParameterError: expected a tuple of strings")
 def string_for_a_tuple(folder):
     from workbench.errors import ParameterError
-    from workbench.stops import StopSpec
+    from workbench.generation.stops import StopSpec
 
     with pytest.raises(ParameterError, match="strings='</search>': expected"):
         StopSpec(strings="</search>")
@@ -158,9 +157,7 @@ def string_for_a_tuple(folder):
 )
 def without_vllm(folder):
     hide = "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: None if n == 'vllm' else f(n, *a)"
-    code = (
-        f"{hide}\nfrom workbench.recipes import grpo_config, make_recipe\ngrpo_config(make_recipe(backend='vllm'), 'x')"
-    )
+    code = f"{hide}\nfrom workbench.training.recipes import *\ngrpo_config(make_recipe(backend='vllm'), 'x')"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder)
     assert "MissingDependencyError: backend='vllm': vLLM is not installed; use backend='transformers'" in process.stderr
 

@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from conftest import NOTEBOOKS, workbench
 
-from workbench.runs import list_runs
+from workbench.runs.run import list_runs
 
 # The order of DESIGN.md; a notebook may leave sections out.
 SECTIONS = [

@@ -9,75 +9,31 @@ from conftest import ROOT
 PACKAGE = ROOT / "workbench"
 HEAVY = {"transformers", "trl", "vllm", "torch", "matplotlib", "papermill", "datasets", "pandas", "numpy"}
 
-# Module -> the modules of this package it may import; "DESIGN: X <- Y" read from Y's side.
-PURE = {"errors"}
+# Folder or module -> those of this package that it may import: arrows point down, and there is no circle.
+BASE = {"errors", "runs"}
+THIN = {"generation", "consistency"}
 MAY_IMPORT = {
     "__init__": set(),
     "__main__": {"cli"},
     "errors": set(),
-    "stops": PURE,
-    "padding": PURE,
-    "padding_report": {"errors", "padding"},
-    "families": {"errors", "padding_report"},
-    "groups": PURE,
-    "rewards": PURE,
-    "stats": PURE,
-    "curves": {"errors", "stats"},
-    "runs": {"errors", "redact"},
-    "doctor": PURE,
-    "redact": set(),
-    "control": {"errors", "runs"},
-    "rollouts": {"errors", "stops"},
-    "mismatch": {"errors", "padding"},
-    "starter": {"errors", "runs"},
-    "search_task": {"errors", "starter"},
-    "recipes": {"errors", "runs", "starter", "search_task", "stops"},
-    "trainers": {
-        "errors",
-        "control",
-        "stops",
-        "padding",
-        "mismatch",
-        "groups",
-        "rewards",
-        "runs",
-        "recipes",
-        "rollouts",
-        "search_task",
-        "stats",
-    },
-    "baselines": {"errors", "runs", "curves"},
-    "measured": {"errors", "runs", "curves"},
-    "plots": {"errors", "runs", "stats"},
-    "comparison": {"errors", "stats", "curves", "baselines", "plots"},
-    "batch": {"errors", "runs", "control", "redact"},
-    "reports": {"errors", "runs", "redact"},
-    "claims": {"errors", "runs", "batch"},
-    "sweep_report": {"errors", "stats", "curves", "measured", "comparison", "reports"},
-    "widgets": {
-        "errors",
-        "control",
-        "families",
-        "stops",
-        "rollouts",
-        "padding",
-        "padding_report",
-        "mismatch",
-        "groups",
-        "runs",
-        "baselines",
-        "stats",
-        "curves",
-        "measured",
-        "comparison",
-        "plots",
-    },
-    "cli": {"errors", "redact", "runs", "doctor", "batch", "reports", "claims", "sweep_report"},
+    "doctor": {"errors"},
+    "runs": {"errors"},
+    "generation": {"errors"},
+    "consistency": {"errors"},
+    "toys": BASE | {"consistency"},
+    "curves": BASE,
+    "training": BASE | THIN | {"toys", "curves"},
+    "studies": BASE | THIN | {"toys", "curves", "training"},
+    "widgets": BASE | THIN | {"toys", "curves"},
+    "reports": BASE | {"curves"},
+    "batch": BASE | {"reports"},
+    "claims": BASE | {"batch"},
+    "cli": BASE | {"doctor", "reports", "batch", "claims"},
 }
 
 
 def unit_of(path: Path) -> str:
-    """`workbench/batch/engine.py` -> `batch`, `workbench/runs.py` -> `runs`."""
+    """`workbench/batch/local.py` -> `batch`, `workbench/errors.py` -> `errors`."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -120,8 +76,8 @@ def test_a_module_imports_only_lower_layers(path):
     assert used - {unit, "__version__"} <= MAY_IMPORT[unit]
 
 
-@pytest.mark.parametrize("library, users", [("trl", "trainers recipes starter"), ("vllm", "trainers rollouts stops")])
-def test_only_the_trainers_folder_and_a_few_modules_import(library, users):
+@pytest.mark.parametrize("library, users", [("trl", "training studies toys"), ("vllm", "training studies generation")])
+def test_only_these_folders_import(library, users):
     found = {unit_of(p) for p in FILES if any(n.split(".")[0] == library for n in imports(p))}
     assert found <= set(users.split())
 

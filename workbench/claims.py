@@ -9,7 +9,8 @@ from pathlib import Path
 from .batch.execute import find_notebook
 from .batch.parameters import notebook_parameters
 from .errors import ParameterError
-from .runs import Run, write_text
+from .runs.files import write_text
+from .runs.run import Run
 
 BEGIN, END = "<!-- claims: written by `workbench claims --write` -->", "<!-- end of claims -->"
 _NOT_RUN = "not run: "

@@ -2,14 +2,14 @@
 
 import argparse
 import errno
-import functools
 import json
 import sys
 from pathlib import Path
 
+from .batch.run_batch import _execute, _finish, _good, _run_batch, _tally
 from .errors import WorkbenchError
-from .redact import hide_tokens
-from .runs import Run, list_runs, load_run, runs_root
+from .runs.run import list_runs, load_run, runs_root
+from .runs.tokens import hide_tokens
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -140,16 +140,6 @@ def _run(args) -> int:
     return _finish(run, state)
 
 
-def _run_batch(args, given: dict) -> int:
-    from .batch import sweep
-
-    entries = [sweep.plan_run(name, given, root=args.runs_dir, resume=args.resume) for name in args.notebooks]
-    if not _execute(args, entries):
-        return 0
-    print(_tally(entries))
-    return 0 if all(_good(e.run) for e in entries) else 1
-
-
 def _sweep(args) -> int:
     from .batch import parameters, sweep
 
@@ -160,60 +150,9 @@ def _sweep(args) -> int:
     return _compare(args, given, entries)
 
 
-def _execute(args, entries: list) -> bool:
-    """Run a plan to its end where `--executor` says; False when it was only shown or handed over."""
-    from .batch import gpus, local
-
-    for entry in entries:
-        if args.dry_run or entry.action in ("skip", "leave"):
-            print(f"{entry.action:6} {entry.name}" + (f"  ({entry.run.id}, {entry.state})" if entry.run else ""))
-    if args.executor == "slurm":
-        return _execute_on_slurm(args, entries)
-    if args.partition or args.sbatch or args.detach:
-        raise WorkbenchError("--partition, --sbatch and --detach go with --executor slurm")
-    gpus.check_gpus(args.gpus)
-    if not args.dry_run:
-        work = functools.partial(_execute_prepared, gpus=args.gpus)
-        local.run_entries(entries, work, jobs=args.jobs, root=args.runs_dir)
-    return not args.dry_run
-
-
-def _execute_prepared(folder: str, notebook: str, gpus: int | None) -> int:
-    """What each process of a batch does."""
-    from .batch.execute import execute_run
-
-    run = load_run(folder)
-    return _finish(run, execute_run(run, notebook=notebook, quiet=True, gpus=gpus))
-
-
-def _execute_on_slurm(args, entries: list) -> bool:
-    from .batch import cluster, parameters, slurm
-
-    options = slurm.SlurmOptions(
-        partition=args.partition,
-        time=args.time,
-        gpus=args.gpus or 0,
-        cpus=args.cpus,
-        mem=args.mem,
-        parallel=args.jobs if args.jobs > 1 else None,
-        requeues=args.requeues,
-        extra=parameters.parse_assignments(args.sbatch, "--sbatch"),
-    )
-    slurm.check_slurm(options, max(1, sum(e.action in ("run", "resume") for e in entries)))
-    if args.dry_run:
-        print(cluster.scripts(entries, options, args.runs_dir), end="")
-        return False
-    cluster.submit(entries, options, args.runs_dir)
-    if not args.detach:
-        cluster.follow(entries)
-        for entry in entries:
-            _build(entry.run)
-    return not args.detach
-
-
 def _compare(args, given: dict, entries: list) -> int:
     from .reports import default_folder
-    from .sweep_report import build_sweep_report
+    from .reports.sweep import build_sweep_report
 
     name = " ".join(f"{k}={v}" for k, v in given.items())
     folder = args.out or default_folder(args.runs_dir, redact=args.redact)
@@ -222,42 +161,32 @@ def _compare(args, given: dict, entries: list) -> int:
     return 0 if all(_good(e.run) for e in entries) else 1
 
 
-def _tally(entries: list) -> str:
-    return f"{sum(_good(e.run) for e in entries)} of {len(entries)} runs are done and their checks hold"
-
-
-def _good(run: Run | None) -> bool:
-    from .batch.display import failed_checks
-
-    return run is not None and run.status["state"] == "done" and not failed_checks(run)
-
-
 def _status(args) -> int:
-    from .batch import oversee
+    from .batch import manage
 
-    runs = [oversee.find_run(name, args.runs_dir) for name in args.runs] or list_runs(args.runs_dir)
-    oversee.refresh(runs)
+    runs = [manage.find_run(name, args.runs_dir) for name in args.runs] or list_runs(args.runs_dir)
+    manage.refresh(runs)
     for run in runs:
-        print(json.dumps(oversee.status_row(run)) if args.json else oversee.status_line(run))
+        print(json.dumps(manage.status_row(run)) if args.json else manage.status_line(run))
     if not runs and not args.json:
         print(f"no runs in {args.runs_dir or runs_root()}")
     return 0
 
 
 def _logs(args) -> int:
-    from .batch import oversee
+    from .batch import manage
 
-    for text in oversee.read_log(oversee.find_run(args.run, args.runs_dir), follow=args.follow):
+    for text in manage.read_log(manage.find_run(args.run, args.runs_dir), follow=args.follow):
         print(text, end="", flush=True)
     return 0
 
 
 def _cancel(args) -> int:
-    from .batch import oversee
+    from .batch import manage
 
-    for run in [oversee.find_run(name, args.runs_dir) for name in args.runs]:  # all are looked up before the first ends
-        oversee.cancel(run, args.grace)
-        print(oversee.status_line(run))
+    for run in [manage.find_run(name, args.runs_dir) for name in args.runs]:  # all are looked up before the first ends
+        manage.cancel(run, args.grace)
+        print(manage.status_line(run))
     return 0
 
 
@@ -274,20 +203,6 @@ def _claims(args) -> int:
         for row in rows:
             print(f"{row.id}  {row.verdict}: {row.claim}" + (f" | here: {row.measured}" if row.measured else ""))
     return 0
-
-
-def _finish(run: Run, state: str) -> int:
-    from .batch.display import outcome
-
-    print(f"{run.notebook} {run.id}: {outcome(run)}")
-    print(f"report {_build(run)}")
-    return 0 if _good(run) else 130 if state == "interrupted" else 1
-
-
-def _build(run: Run) -> Path:
-    from .reports import build_report
-
-    return build_report(run)
 
 
 def _list(args) -> int:

@@ -9,8 +9,9 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from ..redact import hide_tokens
-from ..runs import Run, read_json
+from ..runs.files import read_json
+from ..runs.run import Run
+from ..runs.tokens import hide_tokens
 
 
 class Display:

@@ -12,9 +12,10 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ..control import clear_stop
 from ..errors import ParameterError, RunError
-from ..runs import Run, create_run, list_runs, load_run, set_status
+from ..runs.run import Run, create_run, list_runs, load_run
+from ..runs.status import set_status
+from ..runs.stop_request import clear_stop
 from .display import Display
 from .gpus import hold
 from .parameters import Parameter, check_parameters, notebook_parameters
@@ -135,7 +136,7 @@ def execute_run(
         gpus: how many to hold for it, queued until they are free; None takes one where there are any.
         ended: given the state and its reason, returns those to record: a scheduler may start the run again.
     """
-    from . import engine
+    from . import papermill_engine
 
     source = find_notebook(notebook or run.notebook)
     (run.path / "result.json").unlink(missing_ok=True)
@@ -148,7 +149,7 @@ def execute_run(
             with hold(gpus, lambda why: set_status(run.path, "queued", why)) as devices:
                 set_status(run.path, "running")
                 with Display(run, quiet=quiet) as display:
-                    state, error = engine.execute(
+                    state, error = papermill_engine.execute(
                         source, executing, params, env=environment | devices, cwd=run.path, display=display
                     )
         except KeyboardInterrupt:

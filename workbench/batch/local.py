@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..errors import ParameterError
-from ..runs import create_run, set_status
+from ..runs.run import create_run
+from ..runs.status import set_status
 from .display import SweepProgress, interruptible
 from .sweep import Entry
 
-_LOADED_ONCE = ["pandas", "workbench.batch.engine", "workbench.batch.execute", "workbench.reports"]
+_LOADED_ONCE = ["pandas", "workbench.batch.papermill_engine", "workbench.batch.execute", "workbench.reports"]
 
 
 def run_entries(

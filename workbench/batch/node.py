@@ -8,10 +8,11 @@ import sys
 import threading
 import time
 
-from ..control import clear_stop, request_stop, stop_request
-from ..runs import Run, load_run, read_json, set_status, slurm_job
+from ..runs.files import read_json
+from ..runs.run import Run, load_run
+from ..runs.status import set_status, slurm_job
+from ..runs.stop_request import clear_stop, request_stop, stop_request
 from .execute import execute_run
-from .shield import NOTICES
 
 _SUBMITTER_WAIT_S = 60
 _LEAVE_S = 10  # of the grace, for interrupting the notebook and saving it
@@ -156,3 +157,28 @@ def _scontrol(*arguments: str) -> subprocess.CompletedProcess:
         return subprocess.run(command, capture_output=True, text=True, timeout=15, env=env)
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(command, 1, "", str(error))
+
+
+NOTICES = (signal.SIGTERM, signal.SIGUSR2)
+
+
+def shield() -> None:
+    """Outlive Slurm's notices. Processes forked from here are ended by them as ever: pools of workers rely on that."""
+
+    def ignore(*_):
+        pass
+
+    def hold_back() -> None:  # a signal between the fork and `restore` would be lost
+        signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
+
+    def let_through() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)
+
+    def restore() -> None:
+        for number in NOTICES:
+            signal.signal(number, signal.SIG_DFL)
+        let_through()
+
+    for number in NOTICES:
+        signal.signal(number, ignore)
+    os.register_at_fork(before=hold_back, after_in_parent=let_through, after_in_child=restore)

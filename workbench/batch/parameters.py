@@ -18,7 +18,7 @@ from pathlib import Path
 import nbformat
 
 from ..errors import ParameterError
-from ..redact import looks_like_token
+from ..runs.tokens import looks_like_token
 
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"

@@ -4,10 +4,12 @@ submitit submits; its polling is not used, since without accounting it never lea
 """
 
 import dataclasses
+import itertools
 import math
 import os
 import re
 import shutil
+import sys
 import time
 import uuid
 import warnings
@@ -16,9 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import MissingDependencyError, ParameterError, RunError
-from ..runs import Run, read_json, set_status
+from ..runs.files import read_json
+from ..runs.run import Run, create_run, runs_root
+from ..runs.status import set_status
+from .display import SweepProgress, interruptible
 from .node import run_on_node
-from .slurm_jobs import ask_slurm, slurm_command, verdict, words
+from .slurm_state import ask_slurm, slurm_command, verdict, words
+from .sweep import Entry
 
 # What a job is not to be told by `--sbatch`, and what says it instead: a run is one process, and its script is ours.
 _TAKEN = {
@@ -169,7 +175,7 @@ def _folder(root: Path, name: str) -> Path:
 # --- submitting and cancelling -------------------------------------------------------------------------------------
 
 
-def submit(runs: Sequence[Run], notebook: Path, options: SlurmOptions) -> None:
+def _submit_array(runs: Sequence[Run], notebook: Path, options: SlurmOptions) -> None:
     """Submit prepared runs of one notebook as one array; each then reads as `queued`, owned by its job.
 
     Args:
@@ -259,3 +265,61 @@ def _client(*command: str) -> str:
     if answer.returncode:
         raise RunError(f"Slurm does not answer: {words(answer.stderr)}")
     return answer.stdout
+
+
+_POLL_S = 3.0
+
+
+def scripts(entries: Sequence[Entry], options: SlurmOptions, root: Path | None) -> str:
+    """The sbatch script of each array that `submit` would submit."""
+    parts = []
+    for notebook, group in _by_notebook(entries):
+        parts.append(script(notebook, len(group), options, Path(root or runs_root())))
+    return "\n".join(parts)
+
+
+def submit(entries: Sequence[Entry], options: SlurmOptions, root: Path | None) -> None:
+    """Make the folders of what is to be run and submit them, one array for each notebook.
+
+    Raises:
+        RunError: Slurm refused; the folders read as `failed`, with its words.
+    """
+    for notebook, group in _by_notebook(entries):
+        for entry in group:
+            entry.run = entry.run or create_run(notebook.stem, entry.params, root)
+        try:
+            _submit_array([e.run for e in group], notebook, options)
+        except Exception as error:
+            for entry in group:
+                set_status(entry.run.path, "failed", f"not submitted: {error}")
+            raise
+        jobs = [e.run.status["owner"].get("job", "?") for e in group]
+        print(f"submitted {notebook.stem}: {len(jobs)} jobs, {jobs[0]} to {jobs[-1]}", file=sys.stderr)
+
+
+def follow(entries: Sequence[Entry]) -> None:
+    """Show how the submitted runs go on until all have ended.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; the jobs go on by themselves.
+    """
+    active = [e for e in entries if e.action in ("run", "resume")]
+    try:
+        with interruptible(), SweepProgress(entries) as progress:
+            while active:
+                refresh([e.run for e in active])
+                for entry in [e for e in active if e.state not in ("queued", "running")]:
+                    active.remove(entry)
+                    progress.finished(entry)
+                progress.show([e for e in active if e.state == "running"])
+                if active:
+                    time.sleep(_POLL_S)
+    except KeyboardInterrupt:
+        print("the jobs go on: `workbench status` shows them, `workbench cancel RUN` ends them", file=sys.stderr)
+        raise
+
+
+def _by_notebook(entries: Sequence[Entry]) -> Iterator[tuple[Path, list[Entry]]]:
+    to_run = [e for e in entries if e.action in ("run", "resume")]
+    for notebook, group in itertools.groupby(to_run, key=lambda e: e.notebook):
+        yield notebook, list(group)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import ParameterError
-from ..runs import Run, list_runs
+from ..runs.run import Run, list_runs
 from .execute import check_run, find_notebook, full_parameters
 from .parameters import Parameter, check_parameters, notebook_parameters
 

@@ -16,13 +16,15 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from ..redact import hide_tokens, redactor
-from ..runs import Run, runs_root, write_text
-from . import about
+from ..runs.files import write_text
+from ..runs.run import Run, runs_root
+from ..runs.tokens import hide_tokens
+from . import facts
 from .clean import attribute, visible
 from .notebook import Budget, Notebook, notebook_parts, read_notebook
+from .redact import redactor
 
-_TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).parent / "templates"
 _METHOD = ("Parameters", "Setup")  # sections of a notebook that say how, not what came out
 
 
@@ -43,10 +45,10 @@ def _content(run: Run, hide: Callable[[str], str], redact: bool) -> dict:
     read = read_notebook(run)
     budget = Budget()
     parts = notebook_parts(read, hide, budget) if read else Notebook()
-    status, result, env, params = (about.shown(v, hide) for v in (run.status, run.result, run.env, run.params))
-    rows, total = about.sample_completions(run)
-    rows = [{k: about.number(v) for k, v in about.shown(row, hide).items()} for row in rows]
-    limits = about.limits(run, status, result, env, parts if read else None)
+    status, result, env, params = (facts.shown(v, hide) for v in (run.status, run.result, run.env, run.params))
+    rows, total = facts.sample_completions(run)
+    rows = [{k: facts.number(v) for k, v in facts.shown(row, hide).items()} for row in rows]
+    limits = facts.limits(run, status, result, env, parts if read else None)
     if budget.left_out:
         limits.append(f"{budget.left_out} outputs had no room in this page; they are in executed.ipynb.")
     if redact:
@@ -61,16 +63,16 @@ def _content(run: Run, hide: Callable[[str], str], redact: bool) -> dict:
         "sections": [s for s in parts.sections if s.title not in ("Question", *_METHOD)],
         "status": status,
         "result": result,
-        "counts": about.count_verdicts(result.get("checks", {})),
+        "counts": facts.count_verdicts(result.get("checks", {})),
         "toy": run.toy,
-        "times": about.times(status),
-        "progress": about.shown(about.progress(run), hide) if unfinished else {},
-        "log": hide(about.log_tail(run)) if unfinished else "",
+        "times": facts.times(status),
+        "progress": facts.shown(facts.progress(run), hide) if unfinished else {},
+        "log": hide(facts.log_tail(run)) if unfinished else "",
         "completions": rows,
         "total": total,
-        "parameters": about.parameter_rows(params, parts.parameters),
-        "command": about.repeat_command(hide(run.notebook), params, parts.parameters),
-        "environment": about.environment(env),
+        "parameters": facts.parameter_rows(params, parts.parameters),
+        "command": facts.repeat_command(hide(run.notebook), params, parts.parameters),
+        "environment": facts.environment(env),
         "limits": [hide(line) for line in limits],
     }
 
@@ -108,11 +110,11 @@ def render(template: str, *, script: str = "", **values) -> str:
         values: of the template.
     """
     env = Environment(
-        loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_inert
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_inert
     )
     env.filters["attribute"] = lambda value: attribute(str(value))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    values |= {"number": about.number, "script": Markup(script), "script_hash": Markup(digest if script else "")}
+    values |= {"number": facts.number, "script": Markup(script), "script_hash": Markup(digest if script else "")}
     return env.get_template(template).render(**values)
 
 

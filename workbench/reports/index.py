@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from ..runs import Run
-from . import about
+from ..runs.run import Run
+from . import facts
 from .clean import clean_html
-from .html import _TEMPLATES, build_report, hider, render, write_page
+from .html import TEMPLATES, build_report, hider, render, write_page
 from .notebook import Budget
 
 
@@ -55,18 +55,18 @@ def build_comparison(
     """
     hide, budget = hider(runs, redact), Budget()
     params, envs = [r.params for r in runs], [r.env for r in runs]
-    shared, varied = about.differing(params)
-    env, env_varied = about.differing([{k: v for k, v in e.items() if k not in ("argv", "seed")} for e in envs])
+    shared, varied = facts.differing(params)
+    env, env_varied = facts.differing([{k: v for k, v in e.items() if k not in ("argv", "seed")} for e in envs])
     rows = _index_rows(runs, path.parent, hide, redact, only=varied)
     values = {
         "outcome": outcome,
         "checks": _checks_over(runs),
         "claims": _claims_over(runs),
         "completions": [(run.id, *_last_completion(run)) for run in runs if run.status["state"] == "done"][:10],
-        "shared": {k: about.number(v) for k, v in shared.items()},
+        "shared": {k: facts.number(v) for k, v in shared.items()},
         "varied": {k: _distinct(p.get(k) for p in params) for k in varied},
         "command": command,
-        "environment": about.environment(env),
+        "environment": facts.environment(env),
         "env_varied": {k.replace("_", " "): _distinct(e.get(k) for e in envs) for k in env_varied},
         "limits": [*limits, *_limits_over(runs, env)],
     }
@@ -80,13 +80,13 @@ def build_comparison(
         toy=any(run.toy for run in runs),
         redacted=redact,
         script=_script(),
-        **about.shown(values, hide),
+        **facts.shown(values, hide),
     )
     return write_page(path, page)
 
 
 def _script() -> str:
-    return (_TEMPLATES / "index.js").read_text(encoding="utf-8")
+    return (TEMPLATES / "index.js").read_text(encoding="utf-8")
 
 
 def _states(rows: Sequence[dict]) -> list[str]:
@@ -102,7 +102,7 @@ def _index_rows(
     """A row a run, with each run's report put into `folder`; `only`: names of the parameters to show, all if empty."""
     rows, used = [], set()
     for run in runs:
-        row = about.shown(_index_row(run, only), hide)
+        row = facts.shown(_index_row(run, only), hide)
         name = f"{row['notebook']}/{row['id']}"
         link = next(
             p for n in range(len(runs) + 1) if (p := Path(f"{name}-{n}.html" if n else f"{name}.html")) not in used
@@ -136,11 +136,11 @@ def _copy(run: Run, target: Path) -> None:
 
 def _index_row(run: Run, only: Sequence[str]) -> dict:
     status, result = run.status, run.result
-    counts = about.count_verdicts(result.get("checks", {}))
-    seconds = about.duration(status)
+    counts = facts.count_verdicts(result.get("checks", {}))
+    seconds = facts.duration(status)
     headline = result.get("headline") or {}
-    shown = {k: v for k, v in run.params.items() if (k in only if only else k not in about.SET_BY_RUNNER)}
-    started = about.times({"state": "", "times": status.get("times", {})}).get("running", "")
+    shown = {k: v for k, v in run.params.items() if (k in only if only else k not in facts.SET_BY_RUNNER)}
+    started = facts.times({"state": "", "times": status.get("times", {})}).get("running", "")
     return {
         "notebook": run.notebook,
         "id": run.id,
@@ -151,9 +151,9 @@ def _index_row(run: Run, only: Sequence[str]) -> dict:
         "checks": ", ".join(f"{n} {word}" for word, n in counts.items()),
         "failing": counts.get("fail", 0),
         "started": started.removesuffix(" UTC"),
-        "took": "" if seconds is None else about.duration_text(seconds),
+        "took": "" if seconds is None else facts.duration_text(seconds),
         "seconds": "" if seconds is None else f"{seconds:.1f}",
-        "params": ", ".join(f"{k}={about.number(v)}" for k, v in shown.items())[:1000],
+        "params": ", ".join(f"{k}={facts.number(v)}" for k, v in shown.items())[:1000],
     }
 
 
@@ -191,17 +191,17 @@ def _claims_over(runs: Sequence[Run]) -> dict[str, dict]:
 
 
 def _distinct(values, most: int = 12) -> str:
-    seen = list(dict.fromkeys(about.number(v) for v in values if v not in ("", None)))
+    seen = list(dict.fromkeys(facts.number(v) for v in values if v not in ("", None)))
     return ", ".join(seen[:most]) + (f" and {len(seen) - most} more" if len(seen) > most else "")
 
 
 def _last_completion(run: Run) -> tuple[dict, int]:
-    rows, total = about.sample_completions(run, 1)
-    return ({k: about.number(v) for k, v in rows[-1].items()} if rows else {}), total
+    rows, total = facts.sample_completions(run, 1)
+    return ({k: facts.number(v) for k, v in rows[-1].items()} if rows else {}), total
 
 
 def _limits_over(runs: Sequence[Run], env: Mapping) -> list[str]:
-    told = list(dict.fromkeys(line for run in runs for line in about.check_limits(run.result)))
+    told = list(dict.fromkeys(line for run in runs for line in facts.check_limits(run.result)))
     if any("uncommitted" in str(run.env.get("git_commit", "")) for run in runs):
         told.append("The code had uncommitted changes, so the commit alone does not repeat the runs.")
     if runs and not env:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from markupsafe import Markup
 
-from ..runs import Run
+from ..runs.run import Run
 from .clean import attribute, clean_html, shortened, visible
 
 PAGE_LIMIT = 5_000_000  # bytes

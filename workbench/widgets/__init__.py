@@ -7,6 +7,6 @@ with `interactive=False`, as in a batch, the same result for the defaults, made 
 from .padding_explorer import padding_explorer
 from .run_comparer import run_comparer
 from .stop_explorer import stop_explorer
-from .training import train_live, watch
+from .training_view import train_live, watch
 
 __all__ = ["padding_explorer", "run_comparer", "stop_explorer", "train_live", "watch"]

@@ -41,7 +41,7 @@ def score_deltas(model, texts: Sequence[Sequence[int]], *, side: str, pads: int)
     Returns:
         `without position ids` and `with them` -> (B, T - 1), NaN where a text is shorter.
     """
-    from ..padding import pad_batch, token_logprobs
+    from ..consistency.padding import pad_batch, token_logprobs
 
     width = max(map(len, texts))
     alone = [token_logprobs(model, pad_batch([text], pad_id=0))[0] for text in texts]
@@ -84,10 +84,10 @@ def show_padding(
     """
     from matplotlib.figure import Figure
 
-    from ..families import family_model, random_texts
-    from ..padding import cast_copy
-    from ..padding_report import padding_report
-    from ..plots import Shown
+    from ..consistency.padding import cast_copy
+    from ..consistency.padding_report import padding_report
+    from ..curves.figures import Shown
+    from ..toys.families import family_model, random_texts
 
     if dtype not in DTYPES:
         raise ParameterError(f"dtype={dtype!r}: expected one of {', '.join(DTYPES)}")
@@ -140,7 +140,7 @@ def padding_explorer(
         return show_padding(family, side, dtype, pads=pads)
     from ipywidgets import BoundedIntText, Dropdown
 
-    from ..families import FAMILIES
+    from ..toys.families import FAMILIES
     from .controls import OPENS, Explorer, control
 
     return Explorer(

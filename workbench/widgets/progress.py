@@ -4,9 +4,10 @@ import contextlib
 
 import pandas as pd
 
+from ..curves.figures import show_training
 from ..errors import ParameterError
-from ..plots import show_training
-from ..runs import Run, completion_parts, read_json
+from ..runs.files import completion_parts, read_json
+from ..runs.run import Run
 from .markup import table, visible
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from ..baselines import Baseline
-from ..curves import Curve, agreement
-from ..measured import measured_groups
-from ..runs import Run
+from ..curves.baselines import Baseline
+from ..curves.curve import Curve, agreement
+from ..curves.measured import measured_groups
+from ..runs.run import Run
 from .markup import table, visible
 
 _NONE = "<p>No finished run to compare with the documented ones.</p>"
@@ -63,7 +63,7 @@ def compare_runs(
     Raises:
         ParameterError: nothing to draw, or a tolerance that is not above 0.
     """
-    from ..comparison import show_comparison
+    from ..curves.figures import show_comparison
 
     baselines, rng = list(baselines), np.random.default_rng(seed)
     groups, left_out = measured_groups(runs, metric, **about)

@@ -5,8 +5,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from ..errors import ParameterError
-from ..rollouts import Sampling, generate
-from ..stops import StopRule, StopSpec
+from ..generation.rollouts import Sampling, generate
+from ..generation.stops import StopRule, StopSpec
 from .markup import table, visible
 
 _ROLES = {  # of the cell and of its text: a mark beside each colour

@@ -1,0 +1,245 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+from conftest import ROOT, until, workbench, write_notebook
+
+from workbench.batch.execute import execute_run, find_notebook, kernel_environment, prepare_run
+from workbench.errors import ParameterError, RunError
+from workbench.runs.run import list_runs, load_run
+from workbench.runs.status import set_status
+
+WAIT = "import time\nopen('started', 'w').close()\nfor _ in range(600): time.sleep(0.1)"
+
+
+@pytest.fixture
+def notebook(tmp_path):
+    """Writes `hand_made.ipynb` from cells and returns its path as text."""
+    return lambda *cells, **parts: str(write_notebook(tmp_path / "hand_made.ipynb", *cells, **parts))
+
+
+def execute(path: str, root: Path, **params):
+    run = prepare_run(path, params, root=root)
+    execute_run(run, notebook=path, quiet=True)
+    return run
+
+
+def cell_states(run) -> list[str]:
+    cells = nbformat.read(run.path / "executed.ipynb", 4).cells
+    return [c.metadata.papermill["status"] for c in cells if c.cell_type == "code" and "papermill" in c.metadata]
+
+
+def descendants_of(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+# --- before anything starts ----------------------------------------------------------------------------------------
+
+
+def test_wrong_parameters_leave_no_run_behind(notebook, tmp_path):
+    for params in ({"stepz": 3}, {"steps": "many"}, {"steps": 101}, {"out_dir": "/x"}, {"interactive": True}):
+        with pytest.raises(ParameterError, match=next(iter(params))):
+            prepare_run(notebook(), params, root=tmp_path / "runs")
+    assert list_runs(tmp_path / "runs") == []
+
+
+def test_a_run_records_every_parameter_the_runner_does_not_set(notebook, tmp_path):
+    run = prepare_run(notebook(), {"steps": "7"}, root=tmp_path / "runs")
+    assert run.params == {"seed": 0, "steps": 7}
+    assert run.status["state"] == "queued"
+
+
+def test_a_notebook_is_found_by_name_or_path_and_else_the_ones_there_are_are_named(notebook, tmp_path):
+    assert find_notebook("00_tour") == find_notebook("00_tour.ipynb") == ROOT / "notebooks" / "00_tour.ipynb"
+    assert find_notebook(notebook()) == tmp_path / "hand_made.ipynb"
+    with pytest.raises(ParameterError, match="'99_none': not found; there are 00_tour, "):
+        find_notebook("99_none")
+
+
+def test_a_relative_path_still_means_the_same_in_the_run_s_own_folder(tmp_path, monkeypatch):
+    path = str(write_notebook(tmp_path / "n.ipynb", parameters='seed: int = 0\nmodel: str = "starter"  # what'))
+    for folder in ("mine/model", "starter"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    asked = ["mine/model", "starter", "Qwen/Qwen2-0.5B-Instruct"]
+    got = [prepare_run(path, {"model": m}, root=tmp_path / "runs").params["model"] for m in asked]
+    assert got == [str(tmp_path / "mine/model"), "starter", "Qwen/Qwen2-0.5B-Instruct"]
+
+
+def test_resume_finds_the_latest_unfinished_run_with_the_same_parameters(notebook, tmp_path):
+    path, root = notebook(), tmp_path / "runs"
+    old, new, other, done = (prepare_run(path, {"steps": n}, root=root) for n in (3, 3, 4, 3))
+    for run, state in ((old, "interrupted"), (new, "failed"), (other, "interrupted"), (done, "done")):
+        set_status(run.path, state)
+    assert prepare_run(path, {}, root=root, resume="") == new
+    assert prepare_run(path, {}, root=root, resume=old.id) == old
+    assert prepare_run(path, {}, root=root, resume=str(old.path)) == old
+    assert prepare_run(path, {"steps": 4}, root=root, resume="") == other
+
+
+def test_resume_refuses_other_parameters_and_runs_that_are_done_or_going(notebook, tmp_path):
+    path, root = notebook(), tmp_path / "runs"
+    run = prepare_run(path, {"steps": 3}, root=root)
+    with pytest.raises(RunError, match="queued"):
+        prepare_run(path, {}, root=root, resume=run.id)
+    set_status(run.path, "done")
+    with pytest.raises(RunError, match=r"nothing to resume.*\(done\)"):
+        prepare_run(path, {}, root=root, resume="")
+    set_status(run.path, "interrupted")
+    with pytest.raises(ParameterError, match="parameter steps=4: the run to resume has 3"):
+        prepare_run(path, {"steps": 4}, root=root, resume=run.id)
+    with pytest.raises(RunError, match="not a run folder"):
+        prepare_run(path, {}, root=root, resume="nowhere")
+
+
+def test_kernels_get_ports_of_their_own_and_one_thread_unless_told(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    one, other = kernel_environment(7), kernel_environment(-1)
+    assert one["MASTER_PORT"] != other["MASTER_PORT"]
+    assert (one["PYTHONHASHSEED"], other["PYTHONHASHSEED"]) == ("7", str(2**32 - 1))
+    assert one["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    assert kernel_environment(0)["OMP_NUM_THREADS"] == "8"
+
+
+# --- how a run ends ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_good_notebook_ends_done_in_its_own_folder_and_stays_unchanged_itself(notebook, tmp_path):
+    path = notebook(
+        "import os, sys\nprint('héllo')\nopen('here', 'w').close()\nnumbers = {'steps': steps}\n"
+        "numbers |= {'seed': int(os.environ['PYTHONHASHSEED']), 'widgets': interactive, 'torch': 'torch' in sys.modules}",
+        save=(
+            'save_result(run, headline={"name": "steps", "value": steps}, checks={"ran": True}, '
+            'numbers=numbers | {"out": out_dir})'
+        ),
+    )
+    before = Path(path).read_bytes()
+    run = execute(path, tmp_path / "runs", steps=5, seed=9)
+    assert run.status["state"] == "done"
+    assert run.result["numbers"] == {"steps": 5, "seed": 9, "widgets": False, "torch": False, "out": str(run.path)}
+    assert (run.path / "here").is_file()
+    assert "héllo" in (run.path / "log.txt").read_text()
+    assert set(cell_states(run)) == {"completed"}
+    assert Path(path).read_bytes() == before
+    assert not (run.path / "executing.ipynb").exists()
+
+
+@pytest.mark.slow
+def test_a_failing_cell_ends_the_run_as_failed_with_its_error(notebook, tmp_path):
+    run = execute(notebook("1 / 0"), tmp_path / "runs")
+    assert run.status["state"] == "failed"
+    assert "ZeroDivisionError: division by zero" in run.status["error"]
+    assert cell_states(run)[-2:] == ["failed", "pending"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", ["import sys\nsys.exit(0)", "import sys\nsys.exit(3)"])
+def test_leaving_in_the_middle_is_a_failure_whatever_the_exit_code(notebook, tmp_path, code):
+    run = execute(notebook(code), tmp_path / "runs")
+    assert run.status["state"] == "failed"
+    assert run.status["error"]
+
+
+@pytest.mark.slow
+def test_a_killed_kernel_ends_the_run_as_interrupted_and_its_cell_as_failed(notebook, tmp_path):
+    run = execute(notebook("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"), tmp_path / "runs")
+    assert run.status["state"] == "interrupted"
+    assert "kernel died" in run.status["error"]
+    assert cell_states(run)[-2:] == ["failed", "pending"]
+
+
+@pytest.mark.slow
+def test_a_notebook_that_saves_no_result_is_not_done(notebook, tmp_path):
+    run = execute(notebook(save=""), tmp_path / "runs")
+    assert run.status["state"] == "failed"
+    assert "result.json" in run.status["error"]
+
+
+@pytest.mark.slow
+def test_an_earlier_result_does_not_make_a_resumed_run_done(notebook, tmp_path):
+    path, root = notebook(save=""), tmp_path / "runs"
+    run = prepare_run(path, {}, root=root)
+    (run.path / "result.json").write_text('{"headline": null}')
+    execute_run(run, notebook=path, quiet=True)
+    assert run.status["state"] == "failed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "cell, save, code, says",
+    [("pass", None, 0, "hand_made .*: done, steps 3"), ("1 / 0", None, 1, "failed: cell .*ZeroDivisionError"),
+     ("pass", 'save_result(run, headline={"name": "n", "value": 1}, checks={"holds": False}, numbers={})', 1,
+      "1 checks fail: holds")]
+)  # fmt: skip
+def test_the_exit_code_is_0_only_for_a_run_that_is_done_and_whose_checks_hold(
+    notebook, tmp_path, cell, save, code, says
+):
+    import re
+
+    path = notebook(cell, **({"save": save} if save else {}))
+    process = workbench("run", path, "--runs-dir", tmp_path / "runs", "-q")
+    assert process.returncode == code
+    assert re.search(says, process.stdout)
+    assert (list_runs(tmp_path / "runs")[0].path / "report.html").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_runner_that_is_stopped_leaves_an_interrupted_run_and_no_kernel(notebook, tmp_path, how):
+    command = [sys.executable, "-m", "workbench", "run", notebook(WAIT), "--runs-dir", str(tmp_path / "runs")]
+    runner = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        until(lambda: list((tmp_path / "runs").glob("*/*/started")))
+        (run,) = list_runs(tmp_path / "runs")
+        assert run.status["state"] == "running"
+        kernels = descendants_of(runner.pid)
+        assert kernels
+        runner.send_signal(how)
+        code = runner.wait(60)
+    finally:
+        runner.kill()
+    assert run.status["state"] == "interrupted"
+    assert code == (-how if how == signal.SIGKILL else 130)
+    until(lambda: not any(k.is_running() and k.status() != psutil.STATUS_ZOMBIE for k in kernels))
+
+
+@pytest.mark.slow
+def test_two_runs_at_once_have_folders_and_ports_of_their_own(tmp_path):
+    save = (
+        'save_result(run, headline={"name": "port", "value": int(os.environ["MASTER_PORT"])}, '
+        'checks={}, numbers={"cwd": os.getcwd()})'
+    )
+    names = [str(write_notebook(tmp_path / f"{n}.ipynb", "import os", save=save)) for n in ("one", "two")]
+    process = workbench("run", *names, "--jobs", 2, "--runs-dir", tmp_path / "runs")
+    assert process.returncode == 0, process.stderr
+    found = list_runs(tmp_path / "runs")
+    assert sorted(r.notebook for r in found) == ["one", "two"]
+    assert len({r.result["headline"]["value"] for r in found}) == 2
+    assert [r.result["numbers"]["cwd"] for r in found] == [str(r.path) for r in found]
+
+
+@pytest.mark.slow
+def test_of_several_runs_one_that_fails_does_not_stop_the_others(tmp_path):
+    bad = str(write_notebook(tmp_path / "bad.ipynb", "1 / 0"))
+    good = str(write_notebook(tmp_path / "good.ipynb"))
+    assert workbench("run", bad, good, "--runs-dir", tmp_path / "runs").returncode == 1
+    assert {r.notebook: r.status["state"] for r in list_runs(tmp_path / "runs")} == {"bad": "failed", "good": "done"}
+
+
+@pytest.mark.slow
+def test_plain_papermill_runs_a_notebook_too(starter_folder, tmp_path):
+    command = [sys.executable, "-m", "papermill", str(find_notebook("05_grpo_docs_example")), "out.ipynb"]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("WORKBENCH_RUNS")}
+    process = subprocess.run([*command, "-p", "steps", "3"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    (run,) = list_runs(tmp_path / "runs")
+    assert run.status["state"] == "done"
+    assert run.metrics["step"].tolist() == [1, 2, 3]
+    assert load_run(run.path).params["steps"] == 3

@@ -1,0 +1,164 @@
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT, call, until, workbench, write_notebook, write_run
+
+from workbench.batch import manage
+from workbench.errors import RunError
+from workbench.runs.files import read_json, write_json
+from workbench.runs.run import list_runs
+from workbench.runs.status import set_status
+
+TRAIN = """\
+import json, time
+from workbench.runs.stop_request import stop_request
+from workbench.errors import TrainingStopped
+for step in range(1, 601):
+    (run.path / "progress.json").write_text(json.dumps({"step": step, "max_steps": 600, "elapsed_s": step / 10}))
+    print(f"step {step}", flush=True)
+    time.sleep(0.1)
+    if why := stop_request(run.path):
+        raise TrainingStopped(f"stopped after step {step}: {why}")"""
+
+
+def going(tmp_path, *cells, **environment):
+    """A `workbench run` process of a notebook with these cells, and its run once the notebook runs."""
+    path = write_notebook(tmp_path / "hand_made.ipynb", *cells)
+    command = [sys.executable, "-m", "workbench", "run", str(path), "-q", "--runs-dir", str(tmp_path / "runs")]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    until(lambda: list_runs(tmp_path / "runs") and list_runs(tmp_path / "runs")[0].status["state"] == "running")
+    return process, list_runs(tmp_path / "runs")[0]
+
+
+def test_a_run_is_found_by_id_by_notebook_and_id_by_folder_and_as_the_last(tmp_path):
+    first, second = write_run(tmp_path, "2026-1"), write_run(tmp_path, "2026-2")
+    names = ("2026-1", "05_grpo_docs_example/2026-1", str(first.path))
+    assert [manage.find_run(name, tmp_path).path for name in names] == [first.path] * 3
+    assert manage.find_run("last", tmp_path).path == second.path
+    with pytest.raises(RunError, match=r"run 'nine': not found; the newest are 05_grpo_docs_example/2026-2, "):
+        manage.find_run("nine", tmp_path)
+    write_run(tmp_path, "2026-1", notebook="other")
+    with pytest.raises(RunError, match="there are several: "):
+        manage.find_run("2026-1", tmp_path)
+
+
+def test_status_shows_every_run_from_its_folder(capsys, tmp_path):
+    write_run(tmp_path, "1", result={"headline": {"name": "reward", "value": -4.0}, "checks": {"a": False}})
+    run = write_run(tmp_path, "2", state="running")
+    write_json(run.path / "progress.json", {"step": 3, "max_steps": 80, "elapsed_s": 1.0})
+    failed = write_run(tmp_path, "3")
+    set_status(failed.path, "failed", "cell 3: ValueError: \x1b[31mno\x1b[0m \x1b]0;title\x07")
+    code, out, _ = call(capsys, "status", "--runs-dir", tmp_path)
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0].endswith(" 1: done, reward -4, 1 checks fail: a")
+    assert f" 2: running, step 3/80, on {socket.gethostname()}, process {os.getpid()}, " in lines[1]
+    assert lines[2].endswith(r" 3: failed: cell 3: ValueError: no \x1b]0;title\x07")
+    _, out, _ = call(capsys, "status", "--runs-dir", tmp_path, "--json", "2")
+    (row,) = map(json.loads, out.splitlines())
+    assert (row["state"], row["progress"], row["owner"]["pid"]) == ("running", "step 3/80", os.getpid())
+    assert call(capsys, "status", "--runs-dir", tmp_path / "none")[:2] == (0, f"no runs in {tmp_path / 'none'}\n")
+
+
+def test_a_killed_run_reads_as_interrupted_in_the_status(capsys, tmp_path):
+    run = write_run(tmp_path, "1", state="running")
+    status = read_json(run.path / "status.json", {})
+    write_json(run.path / "status.json", status | {"owner": status["owner"] | {"pid": 2**22 + 1}})
+    _, out, _ = call(capsys, "status", "--runs-dir", tmp_path)
+    assert "interrupted: the process that ran it is gone" in out
+
+
+def test_logs_shows_what_was_printed_and_cannot_command_the_terminal(capsys, tmp_path):
+    run = write_run(tmp_path, "1")
+    (run.path / "log.txt").write_text("h\u00e9llo\n\x1b[31mred\x1b[0m \x1b]8;;https://example.org\x07link\rend\u202e\n")
+    code, out, _ = call(capsys, "logs", "1", "--runs-dir", tmp_path)
+    assert (code, out) == (0, "h\u00e9llo\nred \\x1b]8;;https://example.org\\x07link\nend\\u202e\n")
+    write_run(tmp_path, "2")
+    code, out, err = call(capsys, "logs", "2", "--runs-dir", tmp_path)
+    assert (code, out) == (2, "")
+    assert "no log; the run is done" in err
+
+
+def test_a_run_that_has_ended_cannot_be_cancelled(capsys, tmp_path):
+    write_run(tmp_path, "1")
+    code, _, err = call(capsys, "cancel", "1", "--runs-dir", tmp_path)
+    assert (code, err) == (
+        2,
+        "workbench: 05_grpo_docs_example/1: is done; only a queued or running run can be cancelled\n",
+    )
+
+
+def test_a_run_of_another_machine_is_not_cancelled_from_here(tmp_path):
+    run = write_run(tmp_path, "1", state="running")
+    status = read_json(run.path / "status.json", {})
+    write_json(run.path / "status.json", status | {"owner": {"pid": os.getpid(), "host": "elsewhere", "started": "1"}})
+    with pytest.raises(RunError, match=rf"runs on elsewhere, as process {os.getpid()}; cancel it there"):
+        manage.cancel(run)
+
+
+@pytest.mark.slow
+def test_cancel_lets_a_training_finish_its_step_and_log_follows_it_to_its_end(capsys, tmp_path):
+    process, run = going(tmp_path, TRAIN)
+    pieces = manage.read_log(run, follow=True)
+    assert "step 1" in next(pieces) + next(pieces)
+    code, out, _ = call(capsys, "cancel", run.id, "--runs-dir", tmp_path / "runs")
+    assert code == 0
+    assert f"hand_made {run.id}: interrupted: stopped after step " in out
+    assert ": cancelled" in out
+    assert process.wait(30) == 130
+    assert "step 600" not in "".join(pieces)  # it ends with the run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["import time; time.sleep(600)", TRAIN])
+def test_what_does_not_train_or_gets_no_grace_is_ended_at_once(capsys, tmp_path, cell):
+    process, run = going(tmp_path, cell)
+    began = time.monotonic()
+    grace = ["--grace", "0"] if cell == TRAIN else []
+    assert call(capsys, "cancel", run.id, *grace, "--runs-dir", tmp_path / "runs")[0] == 0
+    assert run.status["error"] == "stopped by Ctrl-C or SIGTERM"
+    assert process.wait(30) == 130
+    assert time.monotonic() - began < 45  # it did not wait for the grace of a training
+
+
+@pytest.mark.slow
+def test_a_run_without_a_free_gpu_is_queued_and_says_why_and_gets_it_when_it_is_free(tmp_path, monkeypatch):
+    from workbench.batch.gpus import hold
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "made-up")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    cell = "import os\n(run.path / 'gpu').write_text(os.environ['CUDA_VISIBLE_DEVICES'])"
+    path = write_notebook(tmp_path / "hand_made.ipynb", cell)
+    command = [sys.executable, "-m", "workbench", "run", str(path), "-q", "--runs-dir", str(tmp_path / "runs")]
+    with hold(1, print):
+        environment = os.environ | {"TMPDIR": str(tmp_path)}
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+        until(lambda: list_runs(tmp_path / "runs"))
+        (run,) = list_runs(tmp_path / "runs")
+        until(lambda: run.status["error"])
+        assert run.status["state"] == "queued"
+        assert "waits for 1 of the GPUs made-up" in manage.status_line(run)
+    assert process.wait(60) == 0
+    assert (run.path / "gpu").read_text() == "made-up"
+
+
+@pytest.mark.slow
+def test_a_token_that_a_notebook_prints_or_raises_reaches_neither_log_nor_status_nor_report(tmp_path):
+    secret = "hf_" + "aB3dE5" * 6
+    path = write_notebook(tmp_path / "hand_made.ipynb", "import os; print(os.environ['HF_TOKEN'])",
+                          "raise RuntimeError('401 for ' + os.environ['HF_TOKEN'])")  # fmt: skip
+    command = ["run", path, "--runs-dir", tmp_path / "runs"]
+    process = workbench(*command, env={"HF_TOKEN": secret})
+    assert process.returncode == 1
+    assert "401 for [token]" in process.stdout
+    (run,) = list_runs(tmp_path / "runs")
+    for name in ("log.txt", "status.json", "params.json", "env.json", "report.html"):
+        assert secret not in (run.path / name).read_text(), name
+    assert secret not in process.stdout + process.stderr

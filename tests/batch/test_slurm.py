@@ -1,0 +1,484 @@
+"""Runs as jobs of a real Slurm: a private cluster of two nodes with fake GPUs, see slurm_cluster.py."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import slurm_cluster
+from conftest import ROOT, need, until, workbench, write_notebook
+
+from workbench.batch import slurm, slurm_state
+from workbench.batch.node import why_ended
+from workbench.batch.slurm import SlurmOptions
+from workbench.batch.slurm_state import Word, read_sacct, read_squeue, verdict
+from workbench.errors import MissingDependencyError, ParameterError, RunError
+from workbench.runs.files import read_json
+from workbench.runs.run import create_run, list_runs
+from workbench.runs.status import set_status
+
+SMALL = SlurmOptions(mem=2, time=5)
+WAIT = "import time\nfor _ in range(3000):\n    time.sleep(0.1)"
+TRAIN = """\
+import os, time
+from workbench.runs.stop_request import stop_request
+from workbench import make_recipe, train_grpo
+calls = []
+def reward(completions, **_):
+    calls.append(1)
+    while len(calls) == 2 and "SLURM_RESTART_COUNT" not in os.environ and not stop_request(run.path):
+        (run.path / "training").touch(); time.sleep(0.1)
+    return [-float(len(text)) for text in completions]
+fields = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 8, "save_steps": 50}
+train_grpo(make_recipe("starter", max_steps=4, **fields), reward_funcs=reward, out_dir=run.path)"""
+LOOP = """\
+import os, time
+from workbench.runs.stop_request import stop_request
+from workbench.errors import TrainingStopped
+while "SLURM_RESTART_COUNT" not in os.environ:
+    (run.path / "training").touch(); time.sleep(0.1)
+    if stop_request(run.path):
+        raise TrainingStopped("stopped after step 2: " + stop_request(run.path))"""
+WHERE = """\
+import json, os, time
+began = time.time(); time.sleep(4)
+where = {k: os.environ[k] for k in ("SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES", "MY_SECRET")}
+(run.path / "where.json").write_text(json.dumps(where | {"began": began, "ended": time.time()}))"""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A running cluster, its commands on PATH and SLURM_CONF set."""
+    lacking = slurm_cluster.missing()
+    need(not lacking, f"Slurm (lacks {', '.join(lacking)}; see .ci/run)")
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # short: munge's socket lies in it
+    with slurm_cluster.cluster(folder):
+        yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def submitted(tmp_path, monkeypatch):
+    """Submits one run for each list of cells, all as one array; every job has ended with the test."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    runs = []
+
+    def submit(*cells: str, options: SlurmOptions = SMALL) -> list:
+        path = tmp_path / f"by_hand_{len(runs)}.ipynb"
+        write_notebook(path, "exec(cells[seed])", setup=CELLS.format(cells=cells))
+        made = [create_run("by_hand", {"seed": n, "steps": 3}, tmp_path / "runs") for n in range(len(cells))]
+        slurm.submit(made, path, options)
+        runs.extend(made)
+        return made
+
+    yield submit
+    for run in runs:
+        if "job" in run.status["owner"]:
+            subprocess.run(["scancel", "--quiet", run.status["owner"]["job"]], check=False)
+
+
+CELLS = 'from workbench import open_run, save_result\nrun = open_run("by_hand", out_dir, {{}})\ncells = {cells!r}'
+
+
+def ended(runs, seconds: float = 120) -> list[tuple[str, str]]:
+    """State and error of each run once none goes on, by their folders and one question to Slurm a poll."""
+
+    def all_ended():
+        slurm.refresh(runs)
+        return not any(run.status["state"] in ("queued", "running") for run in runs)
+
+    until(all_ended, "the end of all runs", seconds)
+    return [(run.status["state"], run.status["error"]) for run in runs]
+
+
+def running(run) -> None:
+    until(lambda: run.status["state"] == "running", "a run to start", 60)
+
+
+def job(run) -> str:
+    return run.status["owner"]["job"]
+
+
+# --- options, without a cluster ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"time": 0}, "slurm time=0: expected a whole number of at least 1"),
+        ({"gpus": -1}, "slurm gpus=-1"),
+        ({"cpus": True}, "slurm cpus=True"),
+        ({"mem": 0}, "slurm mem=0: expected GB of memory above 0"),
+        ({"mem": float("nan")}, "slurm mem=nan"),
+        ({"parallel": 0}, "slurm parallel=0"),
+        ({"requeues": -1}, "slurm requeues=-1"),
+        ({"partition": "a b"}, "slurm partition='a b'"),
+        ({"extra": {"--qos": "x"}}, "without its dashes"),
+        ({"extra": {"qos": "x\n#SBATCH -n 9"}}, "without its dashes"),
+        ({"extra": {"nodes": "2"}}, "each run being one process of its own"),
+        ({"extra": {"time": "9"}}, "--sbatch time=9: use --time"),
+        ({"extra": {"signal": "INT@9"}}, "expected USR2@SECONDS"),
+    ],
+)
+def test_a_wrong_option_is_named_before_anything_else(fields, message):
+    with pytest.raises(ParameterError, match=message):
+        SlurmOptions(**fields)
+
+
+def test_without_slurm_or_submitit_the_error_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingDependencyError, match="no sbatch and srun on PATH"):
+        slurm.check_slurm(SlurmOptions())
+    for name in ("sbatch", "srun"):
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(MissingDependencyError, match="pip install submitit"):
+        slurm.check_slurm(SlurmOptions())
+
+
+# --- what Slurm says, from recorded answers ------------------------------------------------------------------------
+
+QUEUED = {"state": "queued", "owner": {"job": "9_1"}, "times": {"queued": 1.0}}
+RUNNING = {"state": "running", "owner": {"job": "9_1"}, "times": {"queued": 1.0, "running": 2.0}}
+
+
+@pytest.mark.parametrize(
+    ("status", "word", "change"),
+    [
+        (QUEUED, Word("PENDING", "Resources"), None),
+        (QUEUED, Word("RUNNING"), None),
+        (RUNNING, Word("COMPLETING"), None),
+        (RUNNING, Word("PENDING", "BeginTime"), ("queued", "requeued by Slurm (BeginTime)")),
+        (RUNNING, Word("CANCELLED", "", 143), ("interrupted", "Slurm: cancelled")),
+        (RUNNING, Word("OUT_OF_MEMORY"), ("interrupted", "Slurm: out of memory; give more with --mem")),
+        (RUNNING, Word("NODE_FAIL", nodes="n7"), ("interrupted", "Slurm: node lost (n7)")),
+        (RUNNING, Word("TIMEOUT"), ("interrupted", "Slurm: time limit")),
+        (RUNNING, Word("PREEMPTED"), ("interrupted", "Slurm: preempted")),
+        (RUNNING, Word("FAILED", "NonZeroExitCode", 137), ("interrupted", "Slurm: killed by signal 9")),
+        (RUNNING, Word("FAILED", "x", 3), ("interrupted", "Slurm: the job ended as FAILED (exit code 3)")),
+        (RUNNING, Word("COMPLETED"), ("interrupted", "Slurm: the job ended as COMPLETED (exit code 0)")),
+        (RUNNING, Word("FAILED", "JobLaunchFailure", 137), ("interrupted", "Slurm: killed by signal 9")),
+        (QUEUED, Word("FAILED", "JobLaunchFailure", 181), ("interrupted", "Slurm: failed to start (JobLaunchFailure)")),
+        (QUEUED, Word("FAILED", "x", 1), ("interrupted", "Slurm: failed to start (x, exit code 1)")),
+        (RUNNING, None, ("interrupted", "Slurm no longer knows job 9_1")),
+    ],
+)
+def test_every_end_of_a_job_has_its_words(status, word, change):
+    got = verdict(status, word)
+    assert got == change or (got[0] == change[0] and got[1].startswith(change[1]))
+
+
+def test_a_job_that_never_starts_is_reported_while_it_hangs_in_the_queue():
+    for reason in ("launch failed requeued held", "DependencyNeverSatisfied"):
+        state, error = verdict(QUEUED, Word("PENDING", reason))
+        assert (state, error) == ("interrupted", f"Slurm: failed to start ({reason}); its job 9_1 is held: scancel it")
+
+
+SACCT = """\
+9_0|COMPLETED|0:0|None|n1
+9_1|CANCELLED by 1000|0:0|None|n1
+9_2|FAILED|9:0|None|n2
+10|FAILED|2:0|None|n1
+11|FAILED|1:0|None|n1
+12|FAILED|0:9|None|n1
+13|FAILED|0:53|None|n2
+14|NODE_FAIL|0:0|None|n2
+15_[0,2-6:2%4]|CANCELLED by 1000|0:0|JobHeldUser|None assigned
+slurm_load: error
+"""  # of sacct 22.05
+
+
+def test_the_accounting_database_is_read_where_there_is_one():
+    told = read_sacct(SACCT)
+    assert told["9_1"] == Word("CANCELLED", "None", 0, "n1")
+    assert {job: word.exit_code for job, word in told.items() if word.state == "FAILED"} == {
+        "9_2": 137,  # its step was killed by signal 9
+        "10": 130,
+        "11": 1,
+        "12": 137,  # its script was
+        "13": 181,
+    }
+    assert verdict(QUEUED, told["13"]) == ("interrupted", "Slurm: failed to start (JobLaunchFailure)")
+    assert verdict(RUNNING, told["14"]) == ("interrupted", "Slurm: node lost (n2)")
+    assert [job for job, word in told.items() if word.reason == "JobHeldUser"] == ["15_0", "15_2", "15_4", "15_6"]
+
+
+def test_a_job_that_left_slurm_s_memory_is_looked_up_in_accounting(monkeypatch):
+    answers = {
+        "squeue": subprocess.CompletedProcess([], 1, "", "slurm_load_jobs error: Invalid job id specified"),
+        "sacct": subprocess.CompletedProcess([], 0, "9_1|NODE_FAIL|0:0|None|n1\n", ""),
+    }
+    monkeypatch.setattr(slurm_state, "slurm_command", lambda name, *_: answers[name])
+    monkeypatch.setattr(slurm_state.shutil, "which", lambda name: name)
+    assert slurm_state.ask_slurm({"9_1"}) == {"9_1": Word("NODE_FAIL", "None", 0, "n1")}
+    answers["sacct"] = subprocess.CompletedProcess([], 1, "", "Slurm accounting storage is disabled")
+    assert slurm_state.ask_slurm({"9_1"}) == {}
+
+
+def test_a_controller_that_does_not_answer_changes_nothing(tmp_path, monkeypatch):
+    run = create_run("by_hand", {}, tmp_path)
+    before = set_status(run.path, "running", owner={"job": "9_1"})
+    answer = subprocess.CompletedProcess([], 1, "", "squeue: error: Unable to contact slurm controller\n")
+    monkeypatch.setattr(slurm_state, "slurm_command", lambda *_: answer)
+    with pytest.warns(UserWarning, match="Unable to contact slurm controller; runs are shown as last known"):
+        slurm.refresh([run])
+    assert run.status == before
+
+
+def test_wait_statuses_of_squeue_become_exit_codes():
+    line = "{:40}{:40}{:80}{:20}{:200}\n".format
+    text = line("9_1", "FAILED", "NonZeroExitCode", "35072", "n1") + line("9_2", "CANCELLED", "None", "15", "n1")
+    assert [word.exit_code for word in read_squeue(text).values()] == [137, 143]
+
+
+@pytest.mark.parametrize(
+    ("job", "number", "expected"),
+    [
+        ({"JobState": "RUNNING", "EndTime": "1300", "PreemptTime": "None"}, signal.SIGUSR2, ("time limit", 1290)),
+        ({"JobState": "RUNNING", "EndTime": "1030", "PreemptTime": "1000"}, signal.SIGTERM, ("preemption", 1020)),
+        ({"JobState": "RUNNING", "EndTime": "1006", "PreemptTime": "999"}, signal.SIGTERM, ("preemption", 1004)),
+        ({"JobState": "RUNNING", "EndTime": "1300", "PreemptTime": "None"}, signal.SIGTERM, ("SIGTERM", 1290)),
+        ({"JobState": "COMPLETING", "EndTime": "1000"}, signal.SIGTERM, ("ended", 1000)),
+        ({}, signal.SIGUSR2, ("time limit", 1020)),
+    ],
+)
+def test_the_cause_of_a_notice_says_how_long_a_run_may_go_on(job, number, expected):
+    assert why_ended(job, number, 1000.0) == expected
+
+
+def test_a_run_whose_job_is_known_lives_whatever_its_process_id_says(tmp_path, monkeypatch):
+    run = create_run("by_hand", {}, tmp_path)
+    set_status(run.path, "queued", owner={"job": "12_3", "log": "x.err", "pid": 0, "host": os.uname().nodename})
+    assert run.status["state"] == "queued"
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    owner = set_status(run.path, "running")["owner"]  # on the node
+    assert (owner["job"], owner["log"], owner["pid"]) == ("12_3", "x.err", os.getpid())
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "4")
+    assert "job" not in set_status(run.path, "running")["owner"]  # started again by hand
+
+
+SHIELDED = """
+import multiprocessing, os, signal, time
+from workbench.batch.node import shield
+shield()
+worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,))
+worker.start()
+for number in (signal.SIGTERM, signal.SIGUSR2):
+    os.kill(os.getpid(), number)
+worker.terminate()
+worker.join()
+print("alive,", worker.exitcode)
+"""
+
+
+def test_a_shielded_kernel_outlives_the_notice_and_its_pools_of_workers_still_end():
+    process = subprocess.run([sys.executable, "-c", SHIELDED], capture_output=True, text=True, timeout=90)
+    assert process.stdout == "alive, -15\n"
+
+
+# --- a real cluster ------------------------------------------------------------------------------------------------
+
+
+def high_priority_job(*options: str) -> None:
+    """Wants both nodes to itself for a second, so that every job of the partition `low` has to go."""
+    command = ["sbatch", "--partition=high", "--nodes=2", "--exclusive", "--time=1", "--output=/dev/null", *options]
+    subprocess.run([*command, "--wrap", "sleep 1"], check=True, capture_output=True)
+
+
+@pytest.mark.slow
+def test_a_sweep_of_six_as_one_array_ends_as_each_of_its_runs_did(cluster, starter_folder, submitted):
+    slurm.check_slurm(SMALL, 6)
+    _, _, training, cancelled, killed, _ = runs = submitted("pass", "1 / 0", TRAIN, WAIT, WAIT, "pass")
+    assert len({job(run).partition("_")[0] for run in runs}) == 1
+    until(lambda: (training.path / "training").exists(), "the training")
+    for run in (cancelled, killed):
+        running(run)
+    slurm.cancel(cancelled)
+    os.kill(killed.status["owner"]["pid"], signal.SIGKILL)
+    slurm.refresh(runs)
+    assert training.status["state"] == "running"
+    high_priority_job()
+    until(lambda: "requeued after preemption" in (training.status["error"] or ""), "the preemption")
+    assert ended(runs) == [
+        ("done", None),
+        ("failed", "cell 4: ZeroDivisionError: division by zero"),
+        ("done", None),
+        ("interrupted", "Slurm: cancelled"),
+        ("interrupted", "Slurm: killed by signal 9"),
+        ("done", None),
+    ]
+    assert training.metrics["step"].tolist() == [1, 2, 3, 4]
+    assert training.completions.groupby("step").size().tolist() == [8] * 4
+    assert not (training.path / "stop.json").exists()
+    log = "".join(p.read_text() for p in (training.path.parents[1] / ".slurm").glob("*/*_log.*"))
+    assert "ModuleNotFoundError" not in log
+
+
+@pytest.mark.slow
+def test_a_run_that_meets_its_time_limit_is_queued_again_until_no_requeue_is_left(cluster, submitted):
+    options = SlurmOptions(mem=1, time=1)
+    (again,) = submitted(LOOP, options=options)
+    (never,) = submitted(LOOP, options=SlurmOptions(mem=1, time=1, requeues=0))
+    assert "_" not in job(again)
+    until(lambda: (again.status["error"] or "").startswith("requeued after time limit: stopped after step 2"), "USR2")
+    assert ended([again, never]) == [
+        ("done", None),
+        (
+            "interrupted",
+            "Slurm: time limit, and no requeue is left (--requeues): stopped after step 2: Slurm ends this job: time limit",
+        ),
+    ]
+
+
+@pytest.mark.slow
+def test_a_lost_node_is_reported_or_its_run_starts_again(cluster, submitted):
+    options = {"mem": 1, "time": 5}
+    (lost,) = submitted(LOOP, options=SlurmOptions(**options, extra={"nodelist": "n2", "no-requeue": ""}))
+    (moved,) = submitted(LOOP, options=SlurmOptions(**options, extra={"nodelist": "n2"}))
+    for run in (lost, moved):
+        until(lambda run=run: (run.path / "training").exists(), "both to run on n2")
+    subprocess.run(["scontrol", "update", "nodename=n2", "state=down", "reason=test"], check=True)
+    until(lambda: slurm.refresh([lost, moved]) or moved.status["state"] == "queued", "the requeue")
+    assert ended([lost]) == [("interrupted", "Slurm: node lost (n2)")]
+    subprocess.run(["scontrol", "update", "nodename=n2", "state=resume"], capture_output=True, check=False)
+    assert ended([moved]) == [("done", None)]
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_as_a_new_job_and_ends_there(cluster, submitted, tmp_path):
+    (run,) = submitted(WAIT, options=SlurmOptions(mem=1, time=5))
+    running(run)
+    slurm.cancel(run)
+    assert ended([run]) == [("interrupted", "Slurm: cancelled")]
+    first = job(run)
+    path = write_notebook(tmp_path / "by_hand.ipynb", "pass")
+    slurm.submit([run], path, SlurmOptions(mem=1, time=5))
+    assert job(run) != first
+    assert ended([run]) == [("done", None)]
+    with pytest.raises(RunError, match="is no Slurm job"):
+        slurm.cancel(create_run("by_hand", {}, tmp_path / "runs"))
+
+
+@pytest.mark.slow
+def test_too_much_memory_and_a_job_that_cannot_start_are_reported(cluster, submitted):
+    (greedy,) = submitted("import time\nx = b'x' * 10**9\ntime.sleep(60)", options=SlurmOptions(mem=0.5))
+    (homeless,) = submitted("pass", options=SlurmOptions(extra={"begin": "now+2"}))
+    shutil.rmtree(Path(read_json(homeless.path / "status.json", {})["owner"]["log"]).parent)
+    memory, start = ended([greedy, homeless])
+    assert memory == ("interrupted", "Slurm: out of memory; give more with --mem")
+    assert start[0] == "interrupted"
+    assert start[1].startswith("Slurm: failed to start (")
+
+
+@pytest.mark.slow
+def test_runs_at_one_time_have_gpus_of_their_own_and_secrets_come_by_the_environment(cluster, submitted, monkeypatch):
+    monkeypatch.setenv("MY_SECRET", "hunter2")
+    runs = submitted(*[WHERE] * 4, options=SlurmOptions(mem=1, gpus=1, time=5))
+    assert ended(runs) == [("done", None)] * 4
+    where = [json.loads((run.path / "where.json").read_text()) for run in runs]
+    together = [
+        (a["CUDA_VISIBLE_DEVICES"], b["CUDA_VISIBLE_DEVICES"])
+        for a in where
+        for b in where
+        if a is not b and a["SLURMD_NODENAME"] == b["SLURMD_NODENAME"]
+        if a["began"] < b["ended"] and b["began"] < a["ended"]
+    ]
+    assert together
+    assert all(mine != other for mine, other in together)
+    assert {w["MY_SECRET"] for w in where} == {"hunter2"}
+    root = runs[0].path.parents[1]
+    texts = [p.read_text(errors="replace") for p in root.rglob("*") if p.is_file() and p.name != "where.json"]
+    assert texts
+    assert not any("hunter2" in text for text in texts)
+
+
+@pytest.mark.slow
+def test_what_slurm_would_refuse_is_refused_before_anything_is_made(cluster, tmp_path):
+    for options, message in (
+        (SlurmOptions(partition="gpu"), "slurm partition='gpu': not on this cluster; there are high, low"),
+        (SlurmOptions(gpus=3), "Slurm refuses such a job: .*Requested node configuration is not available"),
+        (SlurmOptions(time=601), "Slurm refuses such a job: .*time limit"),
+        (SlurmOptions(extra={"colour": "red"}), "Slurm refuses such a job: .*--colour=red"),
+    ):
+        with pytest.raises(ParameterError, match=message):
+            slurm.check_slurm(options)
+    path = write_notebook(tmp_path / "by_hand.ipynb", "pass")
+    sweep = ["sweep", path, "-p", "seed=0..5", "--runs-dir", tmp_path / "runs", "--executor", "slurm"]
+    refused = workbench(*sweep, "--partition", "gpu")
+    assert refused.returncode == 2
+    assert "there are high, low" in refused.stderr
+    shown = workbench(*sweep, "--mem", "1", "--dry-run")
+    assert shown.returncode == 0, shown.stderr
+    text = shown.stdout[shown.stdout.index("#!/bin/bash") :]
+    assert "--array=0-5" in text
+    assert subprocess.run(["sbatch", "--test-only"], input=text, text=True, capture_output=True).returncode == 0
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_job_that_slurm_has_forgotten_is_said_to_be_and_an_array_too_large_is_refused(cluster, tmp_path):
+    runs = [create_run("by_hand", {}, tmp_path) for _ in range(3)]
+    for run, unknown in zip(runs, ("99999", "88888_1"), strict=False):
+        set_status(run.path, "running", owner={"job": unknown})
+        slurm.refresh([run])
+        assert run.status["error"].startswith(f"Slurm no longer knows job {unknown}")
+    path = write_notebook(tmp_path / "by_hand.ipynb", "pass")
+    with pytest.raises(RunError, match="Slurm refused 1 jobs: "):
+        slurm.submit(runs[2:], path, SlurmOptions(partition="nope"))
+    assert list((tmp_path / ".slurm").iterdir()) == []
+    with pytest.raises(ParameterError, match=r"Slurm refuses such a job: .*array"):
+        slurm.check_slurm(SMALL, 5000)
+
+
+@pytest.mark.slow
+def test_the_command_line_runs_a_sweep_on_slurm_to_its_report(cluster, tmp_path):
+    path = write_notebook(tmp_path / "by_hand.ipynb", "pass")
+    sweep = ["sweep", path, "-p", "seed=0,1", "--runs-dir", tmp_path / "runs", "--executor", "slurm", "--mem", "1"]
+    process = workbench(*sweep, "--out", tmp_path / "reports")
+    assert process.returncode == 0, process.stderr
+    assert "2 of 2 runs are done" in process.stdout
+    assert len(list_runs(tmp_path / "runs")) == 2
+
+
+SCRIPT = ROOT / "docs" / "several_nodes.sbatch"
+
+
+@pytest.mark.slow
+def test_the_script_for_several_nodes_trains_on_two_and_goes_on_after_its_notice(cluster, starter_folder, tmp_path):
+    out = tmp_path / "runs" / "05_grpo_docs_example" / "two-nodes"
+    here = {"OUT": str(out), "MODEL": "starter", "DATASET": "starter", "STEPS": "30", "BACKEND": "transformers"}
+    here |= {"LAUNCHER": "torchrun", "HEAD": "127.0.0.1", "PORT": str(slurm_cluster.free_ports(1)[0])}
+    here |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "CI": ""}
+    here |= {"FIELDS": "-p per_device_train_batch_size=8 -p num_generations=4 -p max_completion_length=16"}
+    here |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    whole = ["sbatch", "--test-only", "--gpus-per-node=2", "--cpus-per-task=4", "--time=60", str(SCRIPT)]
+    assert subprocess.run(whole, capture_output=True).returncode == 0
+    sizes = ["--gpus-per-node=1", "--cpus-per-task=1", "--mem=3000", "--time=20", f"--output={tmp_path}/log.txt"]
+    command = ["sbatch", "--parsable", *sizes, str(SCRIPT)]
+    number = subprocess.run(command, env=os.environ | here, text=True, capture_output=True, check=True).stdout.strip()
+
+    def log() -> str:
+        return (tmp_path / "log.txt").read_text() if (tmp_path / "log.txt").exists() else ""
+
+    def step() -> int:
+        assert state() not in ("FAILED", "NODE_FAIL"), log()[-3000:]
+        return read_json(out / "progress.json", {"step": 0})["step"]
+
+    def state() -> str:
+        return subprocess.run(["squeue", "-h", "-t", "all", "-j", number, "-o", "%T"], **quiet).stdout.strip()
+
+    quiet = {"text": True, "capture_output": True, "check": False}
+    until(lambda: step() >= 2, "two steps")
+    subprocess.run(["scancel", "--batch", "--signal=USR2", number], check=True)
+    until(lambda: state() in ("PENDING", "COMPLETING"), "the requeue")
+    until(lambda: state() == "COMPLETED" or step() < 0, "the end of the training")
+    (run,) = list_runs(tmp_path / "runs")
+    assert run.status["state"] == "done"
+    assert run.metrics["step"].tolist() == list(range(1, 31))
+    assert run.completions.groupby("step").size().tolist() == [16] * 30

@@ -1,0 +1,222 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT, workbench, write_notebook, write_run
+
+from workbench.batch.local import run_entries
+from workbench.batch.parameters import notebook_parameters
+from workbench.batch.sweep import Entry, parse_grid, plan_sweep
+from workbench.curves.figures import group_table
+from workbench.errors import ParameterError
+from workbench.reports.sweep import build_sweep_report
+from workbench.runs.run import list_runs
+from workbench.runs.status import set_status
+
+PARAMETERS = """\
+seed: int = 0  # of everything; 0..1000
+out_dir: str = ""  # run folder
+interactive: bool = True  # widgets or static twins
+learning_rate: float = 1e-4  # of the optimizer; 0..1
+model: str = "starter"  # what; one of starter, other
+title: str = "a"  # any text"""
+SETUP = (
+    "import json, time\nfrom pathlib import Path\nfrom workbench import open_run, save_result\n"
+    'run = open_run("grid", out_dir, {"seed": seed})'
+)
+TRAIN = (
+    'lines = [{"step": n, "elapsed_s": n, "reward": -10 / n - seed} for n in range(1, 31)]\n'
+    '(run.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))'
+)
+SAVE = 'save_result(run, headline={"name": "seed", "value": seed}, checks={"ran": True}, numbers={})'
+WAIT = 'import time\n(run.path / "started").touch()\nfor _ in range(600): time.sleep(0.1)'
+
+
+@pytest.fixture
+def notebook(tmp_path):
+    """Writes `grid.ipynb` with these cells and returns its path as text."""
+    path = tmp_path / "grid.ipynb"
+    return lambda *cells: str(write_notebook(path, *cells, parameters=PARAMETERS, setup=SETUP, save=SAVE))
+
+
+@pytest.fixture
+def known(notebook):
+    return notebook_parameters(notebook(TRAIN))
+
+
+FULL = {"seed": 0, "learning_rate": 1e-4, "model": "starter", "title": "a"}
+
+
+# --- the grid --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given, values",
+    [({"seed": "0..4"}, [0, 1, 2, 3, 4]), ({"seed": "3"}, [3]), ({"seed": "1,4..6, 9"}, [1, 4, 5, 6, 9]),
+     ({"learning_rate": "1e-4,3e-4"}, [1e-4, 3e-4]), ({"model": "starter,other"}, ["starter", "other"]),
+     ({"title": "1..3"}, ["1..3"])]
+)  # fmt: skip
+def test_ranges_are_for_ints_and_commas_separate_values(known, given, values):
+    assert list(parse_grid(known, given).values()) == [values]
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [({"seeds": "0..4"}, "unknown parameter 'seeds': did you mean 'seed'"), ({"seed": "4..0"}, "the range is empty"),
+     ({"seed": "0..1001"}, "seed=1001: expected int in 0..1000"), ({"seed": "0,1,0"}, "stands there twice"),
+     ({"seed": "0,,1"}, "seed=''"), ({"seed": "0..x"}, r"seed='0\.\.x': expected int"),
+     ({"learning_rate": "1e-4..3e-4"}, "expected float"), ({"model": "starter,none"}, "expected one of starter, other"),
+     ({"seed": "0..100000000"}, "at most 10000 runs")]
+)  # fmt: skip
+def test_a_wrong_value_anywhere_in_the_grid_is_refused_before_anything_starts(notebook, tmp_path, given, message):
+    with pytest.raises(ParameterError, match=message):
+        plan_sweep(notebook(TRAIN), given, tmp_path / "runs")
+    assert list_runs(tmp_path / "runs") == []
+
+
+def test_a_grid_of_too_many_points_and_what_the_runner_sets_are_refused(notebook, tmp_path):
+    with pytest.raises(ParameterError, match="the grid has 1002000 points"):
+        plan_sweep(notebook(TRAIN), {"seed": "0..999", "title": ",".join(map(str, range(1002)))}, tmp_path)
+    with pytest.raises(ParameterError, match="'out_dir' is set by the runner"):
+        plan_sweep(notebook(TRAIN), {"out_dir": "x"}, tmp_path)
+    with pytest.raises(ParameterError, match="jobs=0"):
+        run_entries([], print, jobs=0)
+
+
+def test_the_plan_is_the_grid_with_the_last_parameter_changing_fastest(notebook, tmp_path):
+    plan = plan_sweep(notebook(TRAIN), {"seed": "0..1", "learning_rate": "1e-4,3e-4", "title": "b"}, tmp_path)
+    assert [(e.varied["seed"], e.varied["learning_rate"]) for e in plan] == [(0, 1e-4), (0, 3e-4), (1, 1e-4), (1, 3e-4)]
+    assert plan[0].params == FULL | {"title": "b"}
+    assert plan[0].name == "seed=0, learning_rate=0.0001"
+    assert {e.action for e in plan} == {"run"}
+
+
+def test_what_is_done_is_skipped_what_was_interrupted_goes_on_and_what_runs_is_left_alone(notebook, tmp_path):
+    for seed, state in enumerate(("done", "interrupted", "failed", "running")):
+        run = write_run(tmp_path / "runs", str(seed), notebook="grid", params=FULL | {"seed": seed})
+        set_status(run.path, state)
+    write_run(tmp_path / "runs", "9", notebook="grid", params=FULL | {"seed": 4, "title": "other"})
+    plan = plan_sweep(notebook(TRAIN), {"seed": "0..4"}, tmp_path / "runs")
+    assert [e.action for e in plan] == ["skip", "resume", "resume", "leave", "run"]
+    assert plan[1].run.id == "1"
+
+
+def test_a_dry_run_prints_the_plan_and_starts_nothing(notebook, tmp_path):
+    write_run(tmp_path / "runs", "2026-1", notebook="grid", params=FULL | {"seed": 1})
+    arguments = ["sweep", notebook(TRAIN), "-p", "seed=0..2", "--dry-run", "--runs-dir", tmp_path / "runs"]
+    process = workbench(*arguments)
+    assert process.returncode == 0
+    assert process.stdout.splitlines() == ["run    seed=0", "skip   seed=1  (2026-1, done)", "run    seed=2"]
+    assert len(list_runs(tmp_path / "runs")) == 1
+    assert workbench("sweep", notebook(TRAIN), "-p", "seed=5..2", "--dry-run").returncode == 2
+
+
+# --- the report ------------------------------------------------------------------------------------------------------
+
+
+def entry(root, seed: int, rate: float, state="done") -> Entry:
+    metrics = [{"step": n, "elapsed_s": n, "reward": -10 / n - seed} for n in range(1, 31)]
+    params = FULL | {"seed": seed, "learning_rate": rate}
+    run = write_run(root, f"{seed}-{rate}", notebook="grid", params=params, metrics=metrics, state=state)
+    return Entry({"seed": seed, "learning_rate": rate}, params, "run", run)
+
+
+def test_the_report_groups_what_differs_only_in_the_seed(tmp_path):
+    entries = [entry(tmp_path / "runs", seed, rate) for seed in range(3) for rate in (1e-4, 3e-4)]
+    path = build_sweep_report("grid", "seed=0..2 learning_rate=1e-4,3e-4", entries, tmp_path / "reports")
+    page = path.read_text(encoding="utf-8")
+    assert path.name == "grid-seed=0..2_learning_rate=1e-4,3e-4.html"
+    assert "6 runs: 6 done" in page
+    assert "learning_rate=0.0001 (3 seeds)" in page
+    assert "95% bootstrap interval" in page
+    assert page.count('href="grid/') == 6
+    assert (tmp_path / "reports" / "grid" / "0-0.0001.html").is_file()
+    assert page.count("<script") == 1  # sorts and filters the table of runs
+
+
+def test_runs_that_are_not_done_or_logged_nothing_are_named_and_left_out(tmp_path):
+    silent = write_run(tmp_path / "runs", "silent", notebook="grid", params=FULL)
+    entries = [entry(tmp_path / "runs", 0, 1e-4), entry(tmp_path / "runs", 1, 1e-4, state="failed")]
+    entries += [Entry({"seed": 2}, FULL, "run", silent), Entry({"seed": 3}, FULL, "run")]
+    page = build_sweep_report("grid", "seed=0..3", entries, tmp_path / "reports").read_text()
+    assert "4 runs: 2 done, 1 failed, 1 not started" in page
+    for line in ("grid/1-0.0001: failed", "grid/silent: no metrics", "seed=3: not started"):
+        assert line in page
+
+
+def test_a_long_grid_gets_a_short_file_name_of_its_own(tmp_path):
+    grids = [f"title={'x' * 200}{n}" for n in range(2)]
+    names = {build_sweep_report("grid", grid, [], tmp_path).name for grid in grids}
+    assert len(names) == 2
+    assert all(len(name) < 120 for name in names)
+
+
+def test_the_group_table_has_the_result_with_its_interval_and_none_for_one_seed(tmp_path):
+    import numpy as np
+
+    from workbench.curves.measured import measured_groups
+
+    runs = [entry(tmp_path, seed, 1e-4).run for seed in range(5)] + [entry(tmp_path, 0, 3e-4).run]
+    groups, _ = measured_groups(runs, labels=["a"] * 5 + ["b"])
+    table = group_table(groups, np.random.default_rng(0)).set_index("group")
+    assert table.loc["a", "low"] < table.loc["a", "result"] < table.loc["a", "high"]
+    assert np.isnan(table.loc["b", "low"])
+    assert table["n seeds"].tolist() == [5, 1]
+
+
+# --- for real --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_the_grid_then_has_nothing_left_to_do(notebook, tmp_path):
+    arguments = ["sweep", notebook(TRAIN), "-p", "seed=0..2", "--jobs", "2", "--runs-dir", tmp_path / "runs"]
+    first = workbench(*arguments)
+    assert first.returncode == 0, first.stderr
+    assert "[3/3]" in first.stderr
+    assert "3 of 3 runs are done" in first.stdout
+    assert sorted(r.params["seed"] for r in list_runs(tmp_path / "runs")) == [0, 1, 2]
+    page = (tmp_path / "reports" / "grid-seed=0..2.html").read_text()
+    assert "starter (3 seeds)" in page or "(3 seeds)" in page
+    again = workbench(*arguments)
+    assert again.returncode == 0
+    assert again.stdout.count("skip ") == 3
+    assert len(list_runs(tmp_path / "runs")) == 3
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_stops_no_other_and_the_exit_code_says_so(notebook, tmp_path):
+    process = workbench("sweep", notebook(TRAIN, "1 / (seed - 1)"), "-p", "seed=0..2", "--runs-dir", tmp_path / "runs")
+    assert process.returncode == 1
+    assert "seed=1: failed: cell" in process.stderr
+    assert "2 of 3 runs are done" in process.stdout
+    states = {r.params["seed"]: r.status["state"] for r in list_runs(tmp_path / "runs")}
+    assert states == {0: "done", 1: "failed", 2: "done"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_stops_all_children_and_the_next_sweep_goes_on_in_their_folders(notebook, tmp_path, how):
+    root = tmp_path / "runs"
+    path = notebook(TRAIN, f'if not (run.path / "started").exists():\n    {WAIT.replace(chr(10), chr(10) + "    ")}')
+    command = [sys.executable, "-m", "workbench", "sweep", path, "-p", "seed=0..2", "--jobs", "2"]
+    command += ["--runs-dir", str(root)]
+    runner = subprocess.Popen(command, cwd=ROOT, env=os.environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        end = time.monotonic() + 90
+        while len(list(root.glob("grid/*/started"))) < 2:
+            assert time.monotonic() < end, "waited in vain"
+            time.sleep(0.2)
+        runner.send_signal(how)
+        assert runner.wait(60) == 130
+    finally:
+        runner.kill()
+    assert runner.stderr.read().decode().endswith("workbench: interrupted\n")
+    before = list_runs(root)
+    assert [r.status["state"] for r in before] == ["interrupted"] * 2
+    process = workbench("sweep", path, "-p", "seed=0..1", "--runs-dir", root)
+    assert process.returncode == 0, process.stderr
+    assert [r.path for r in list_runs(root)] == [r.path for r in before]
+    assert {r.status["state"] for r in before} == {"done"}

@@ -1,0 +1,362 @@
+import functools
+import inspect
+import math
+import textwrap
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workbench.consistency.mismatch import (
+    CLIP_MAX,
+    CLIP_MIN,
+    MODES,
+    PARTS,
+    mismatch_report,
+    mismatch_report_of,
+    ratio_report,
+)
+from workbench.consistency.padding import pad_batch
+from workbench.consistency.positions import with_position_ids
+from workbench.errors import ParameterError
+
+from .test_padding import TEXTS, by_hand, some_texts, tiny
+
+PROMPTS = some_texts(3, 12, 7, 5)
+
+
+def sampled_rollout(model, *, tokens: int = 12, seed: int = 0, **sampling) -> dict:
+    """Prompts, completions and their log-probs as `generate` drew them, after temperature, top-k and top-p."""
+    batch = pad_batch(PROMPTS, 0, "left")
+    torch.manual_seed(seed)
+    out = model.generate(
+        **batch,
+        max_new_tokens=tokens,
+        do_sample=True,
+        eos_token_id=None,
+        pad_token_id=0,
+        output_scores=True,
+        return_dict_in_generate=True,
+        **({"top_k": 0} | sampling),
+    )
+    completions = out.sequences[:, batch["input_ids"].shape[1] :]
+    logprobs = torch.stack(out.scores, dim=1).log_softmax(-1).gather(-1, completions.unsqueeze(-1)).squeeze(-1)
+    lengths = (12, 5, 9, 1)  # unequal, as rollouts are
+    return {
+        "prompt_ids": PROMPTS,
+        "completion_ids": [row[:n].tolist() for row, n in zip(completions, lengths, strict=True)],
+        "sampled_logprobs": [row[:n].tolist() for row, n in zip(logprobs, lengths, strict=True)],
+    }
+
+
+def sizes(report) -> dict[str, float]:
+    """Cause -> largest |difference| of a token."""
+    return {name: np.abs(np.concatenate(rows)).max() for name, rows in report.parts.items()}
+
+
+# --- ratios --------------------------------------------------------------------------------------------------------
+
+_logprobs = st.floats(-12, 0)
+_rollouts = st.lists(
+    st.lists(st.tuples(_logprobs, st.one_of(st.none(), _logprobs)), min_size=1, max_size=6), min_size=1, max_size=5
+)
+
+
+@functools.cache
+def trl_lines():
+    """The lines of the installed TRL that make importance ratios, compiled."""
+    import trl
+
+    source = inspect.getsource(trl.GRPOTrainer._generate_and_score_completions)
+    start = source.index("per_token_logps_diff = (old_per_token_logps")
+    stop = source.index("# Compute the per-token log probabilities for the reference model")
+    lines = source[:start].rpartition("\n")[2] + source[start:stop].rpartition("\n")[0]
+    return compile(textwrap.dedent(lines), "trl", "exec")
+
+
+def trl_ratios(scored, sampled, mode, clip_min, clip_max):
+    """The importance ratios that the installed TRL's own lines make of padded (B, T) log-probs and mask."""
+    fields = {"mode": mode, "clip_min": clip_min, "clip_max": clip_max}
+    me = SimpleNamespace(**{f"vllm_importance_sampling_{name}": value for name, value in fields.items()})
+    width = max(map(len, scored))
+    padded = [
+        [[math.nan if v is None else v for v in row] + [0.0] * (width - len(row)) for row in x]
+        for x in (scored, sampled)
+    ]
+    old, sampling = torch.tensor(padded, dtype=torch.float64)
+    mask = torch.tensor([[1] * len(r) + [0] * (width - len(r)) for r in scored])
+    names = {"self": me, "torch": torch, "math": math, "mask": mask}
+    names |= {"old_per_token_logps": old, "sampling_per_token_logps": sampling}
+    exec(trl_lines(), names)
+    return names["vllm_importance_sampling_ratio"].expand(-1, width), mask.bool()
+
+
+@settings(deadline=None, max_examples=40)
+@given(_rollouts, st.sampled_from([(None, 3.0), (0.5, 2.0), (0.5, None)]))
+def test_clipped_and_masked_shares_are_those_of_trls_own_code(rollout, bounds):
+    scored, sampled = ([[pair[n] for pair in row] for row in rollout] for n in (0, 1))
+    report = ratio_report(scored, sampled, clip_min=bounds[0], clip_max=bounds[1])
+    table = report.modes().set_index("mode")
+    assert list(table.index) == list(MODES)
+    for mode in MODES:
+        raw, mask = trl_ratios(scored, sampled, mode.replace("mask", "truncate"), None, math.inf)
+        ratios, _ = trl_ratios(scored, sampled, mode, *bounds)
+        changed = (ratios != raw) & mask
+        assert table.loc[mode, "tokens"] == pytest.approx(changed[mask].double().mean().item())
+        assert table.loc[mode, "sequences"] == pytest.approx(changed.any(-1).double().mean().item())
+        assert table.loc[mode, "mean ratio left"] == pytest.approx(ratios[mask].mean().item(), rel=1e-6)
+
+
+def test_modes_and_bounds_are_the_installed_trls():
+    import trl
+
+    fields = trl.GRPOConfig.__dataclass_fields__
+    assert fields["vllm_importance_sampling_clip_max"].default == CLIP_MAX
+    assert fields["vllm_importance_sampling_clip_min"].default == CLIP_MIN
+    assert fields["vllm_importance_sampling_mode"].default in MODES
+    source = inspect.getsource(trl.GRPOTrainer._generate_and_score_completions)
+    assert all(f"'{mode}'" in source for mode in MODES)
+
+
+def test_a_mean_near_zero_hides_what_the_distribution_shows():
+    scored = [[-1.0, -2.0], [-1.0, -2.0]]
+    report = ratio_report(scored, [[-1.5, -1.5], [-1.0, -2.0]])
+    numbers = report.table().set_index("quantity")["value"]
+    assert numbers["mean difference per token [nats]"] == 0 and report.outside == 0.5
+    assert report.kl() == pytest.approx((math.exp(0.5) - 1.5 + math.exp(-0.5) - 0.5) / 4)
+    assert report.quantiles().loc["token", 1] == pytest.approx(math.exp(0.5))
+    assert report.quantiles().loc["sequence"].tolist() == pytest.approx([1] * 9)
+
+
+def test_small_drifts_add_up_to_a_masked_sequence():
+    report = ratio_report([[-1.0] * 100], [[-1.012] * 100])  # 0.012 nats a token: e^1.2 > 3
+    modes = report.modes().set_index("mode")
+    assert report.outside == 0 and modes.loc["token_mask", "tokens"] == 0
+    assert modes.loc["sequence_mask", "tokens"] == modes.loc["sequence_mask", "sequences"] == 1
+    assert modes.loc["sequence_mask", "mean ratio left"] == 0
+    assert modes.loc["sequence_truncate", "mean ratio left"] == 3
+
+
+@given(st.lists(st.floats(-30, 0), min_size=1, max_size=20))
+def test_effective_sample_size_lies_between_one_sample_and_all(logs):
+    report = ratio_report([[log] for log in logs], [[-15.0]] * len(logs))
+    for level in ("token", "sequence"):
+        assert 1 / len(logs) - 1e-9 <= report.effective_sample_size(level) <= 1 + 1e-9
+    assert ratio_report([[-1.0]] * 4, [[-1.0]] * 4).effective_sample_size() == 1
+    assert ratio_report([[-0.0]] + [[-700.0]] * 3, [[-700.0]] * 4).effective_sample_size() == pytest.approx(0.25)
+
+
+def test_tokens_without_a_sampled_log_prob_count_as_no_difference():
+    report = ratio_report([[-1.0, -9.0], [-2.0]], [[-1.0, None], [math.nan]])
+    assert report.missing == 2 and (report.tokens == 0).all()
+
+
+@pytest.mark.parametrize(
+    "arguments, options, message",
+    [
+        (([], []), {}, "scored_logprobs: expected at least one sequence"),
+        (([[-1.0]], [[]]), {}, "sampled_logprobs: expected at least one sequence, none of them empty"),
+        (([[-1.0]], [[0.4]]), {}, "sampled_logprobs holds positive numbers"),
+        (([[-1.0]], [[-1.0], [-1.0]]), {}, "scored_logprobs has 1 sequences, sampled_logprobs 2"),
+        (([[-1.0]], [[-1.0, -1.0]]), {}, "sequence 0: 1 scored_logprobs, 2 sampled_logprobs"),
+        (([[-1.0]], [[-1.0]]), {"clip_min": 3.0}, "clip_min=3.0: expected less than clip_max=3.0"),
+    ],
+)
+def test_log_probs_that_cannot_be_compared_say_why(arguments, options, message):
+    with pytest.raises(ParameterError, match=message):
+        ratio_report(*arguments, **options)
+
+
+# --- causes --------------------------------------------------------------------------------------------------------
+
+
+def test_parts_add_up_to_the_whole():
+    model = tiny("gpt2")
+    rollout = sampled_rollout(model, temperature=0.8, top_k=40, top_p=0.9)
+    rollout["sampled_logprobs"][0][2] = None
+    report = mismatch_report(model, **rollout, temperature=0.8, top_k=40, top_p=0.9, sampler_dtype="bfloat16")
+    assert tuple(report.parts) == PARTS
+    for n, whole in enumerate(report.ratios.differences):
+        assert sum(rows[n] for rows in report.parts.values()) == pytest.approx(whole, abs=1e-12)
+
+
+def test_learned_positions_are_found_as_padding_and_gone_with_position_ids():
+    model = tiny("gpt2")
+    rollout = sampled_rollout(model)
+    report = mismatch_report(model, **rollout)
+    found = sizes(report)
+    assert found.pop("padding") > 0.5 and max(found.values()) < 1e-5
+    assert report.largest == "padding" and "with_position_ids" in report.verdict
+    assert report.ratios.outside > 0.2 and report.ratios.effective_sample_size() < 0.95
+    for fixed in (mismatch_report(model, **rollout, positions="explicit"), _hooked(model, rollout)):
+        assert max(sizes(fixed).values()) < 1e-5 and fixed.verdict.startswith("sampler and scorer agree")
+        assert fixed.ratios.modes()["tokens"].max() == 0
+
+
+def _hooked(model, rollout):
+    with with_position_ids(model):
+        return mismatch_report(model, **rollout)
+
+
+def test_rotary_positions_agree_without_position_ids():
+    model = tiny("qwen2")
+    report = mismatch_report(model, **sampled_rollout(model))
+    assert max(sizes(report).values()) < 1e-5
+
+
+@pytest.mark.parametrize("support, cause", [({"top_k": 5}, "top-k"), ({"top_p": 0.6}, "top-p")], ids=["top-k", "top-p"])
+def test_a_smaller_sampling_support_is_found_and_explains_all(support, cause):
+    model = tiny("llama")
+    rollout = sampled_rollout(model, **support)
+    told = mismatch_report(model, **rollout, **support)
+    found = sizes(told)
+    assert found.pop(cause) > 0.1 and max(found.values()) < 1e-5 and told.outside_support == 0
+    assert (np.concatenate(told.parts[cause]) <= 0).all()  # the scorer spreads mass over what was never sampled
+    untold = mismatch_report(model, **rollout)
+    assert untold.largest == "engine" and sizes(untold)["engine"] == pytest.approx(sizes(told)[cause], rel=1e-3)
+    if cause == "top-p":
+        wrong = mismatch_report(model, **rollout, top_p=0.05)
+        assert wrong.outside_support > 0 and np.isfinite(wrong.ratios.tokens).all()
+
+
+def test_a_top_k_and_a_nucleus_within_it_are_told_apart():
+    model = tiny("llama")
+    both = {"temperature": 1.3, "top_k": 20, "top_p": 0.7}
+    found = sizes(mismatch_report(model, **sampled_rollout(model, **both), **both))
+    assert found["top-k"] > 0.01 and found["top-p"] > 0.01 and found["engine"] < 1e-5 and found["temperature"] == 0
+
+
+def test_another_temperature_in_the_scorer_is_found():
+    model = tiny("llama")
+    rollout = sampled_rollout(model, temperature=0.7)
+    found = sizes(mismatch_report(model, **rollout, temperature=0.7, scored_temperature=1.0))
+    assert found.pop("temperature") > 0.1 and max(found.values()) < 1e-5
+
+
+def test_the_samplers_dtype_is_found():
+    model = tiny("qwen2")
+    rollout = sampled_rollout(tiny("qwen2").to(torch.bfloat16))
+    told, untold = mismatch_report(model, **rollout, sampler_dtype="bfloat16"), mismatch_report(model, **rollout)
+    assert sizes(told)["dtype"] > 1e-3 and sizes(untold)["dtype"] == 0
+    assert next(model.parameters()).dtype == torch.float32
+    total = {name: np.abs(np.concatenate(rows)).mean() for name, rows in told.parts.items()}
+    assert total["dtype"] > total["engine"] / 2
+
+
+def test_an_engine_that_shifts_every_log_prob_is_what_is_left():
+    model = tiny("llama")
+    rollout = sampled_rollout(model)
+    rollout["sampled_logprobs"] = [[value - 0.02 for value in row] for row in rollout["sampled_logprobs"]]
+    report = mismatch_report(model, **rollout)
+    assert np.concatenate(report.parts["engine"]) == pytest.approx(0.02, abs=1e-5)
+    assert report.largest == "engine" and "weights since moved" in report.verdict
+
+
+def test_batch_shape_is_found_where_neighbours_count():
+    model = tiny("llama, dynamic NTK")
+    prompts, completions = some_texts(30, 3), some_texts(10, 10)
+    texts = [p + c for p, c in zip(prompts, completions, strict=True)]
+    sampled = [by_hand(model, text)[-10:].tolist() for text in reversed(texts)][::-1]
+    report = mismatch_report(model, prompts, completions, sampled, positions="explicit")
+    found = sizes(report)
+    assert found.pop("batch shape") > 1e-2 and max(found.values()) < 1e-5
+    assert (
+        max(sizes(mismatch_report(model, prompts, completions, sampled, positions="explicit", batch_size=1)).values())
+        < 1e-5
+    )
+
+
+def test_the_report_shows_causes_and_ratios():
+    model = tiny("gpt2")
+    report = mismatch_report(model, **sampled_rollout(model))
+    assert report.table()["cause"].tolist() == [*PARTS, "all"]
+    page = report._repr_html_()
+    assert page.count("<table") == 4 and "sequence_mask" in page and "clip_max=3.0" in page
+
+
+def test_scores_are_those_of_the_plain_forward_pass():
+    model = tiny("opt")
+    completions = TEXTS[1:]
+    prompts = PROMPTS[:2]
+    texts = [p + c for p, c in zip(prompts, completions, strict=True)]
+    sampled = [by_hand(model, text)[-len(c) :].tolist() for text, c in zip(texts, completions, strict=True)]
+    assert np.abs(mismatch_report(model, prompts, completions, sampled).ratios.tokens).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"prompt_ids": PROMPTS[:1]}, "1 prompt_ids, 2 completion_ids"),
+        ({"prompt_ids": [[1], []]}, r"prompt_ids: rows \[1\] are empty"),
+        ({"sampled_logprobs": [[-1.0], [-1.0, -1.0]]}, "sequence 0: 2 completion_ids, 1 sampled_logprobs"),
+        ({"temperature": 0}, "temperature=0"),
+        ({"top_p": 0}, "top_p=0"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"sampler_dtype": "float8"}, "sampler_dtype='float8'"),
+    ],
+)
+def test_a_rollout_that_cannot_be_scored_says_why(changes, message):
+    rollout = {"prompt_ids": [[3], [4]], "completion_ids": [[5, 6], [7, 8]], "sampled_logprobs": [[-1.0, -1.0]] * 2}
+    with pytest.raises(ParameterError, match=message):
+        mismatch_report(tiny("llama"), **rollout | changes)
+
+
+@pytest.mark.slow
+def test_the_scorer_is_that_of_trls_own_trainer(tmp_path):
+    import trl
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from workbench.toys.starter import starter_corpus, starter_model
+
+    folder = starter_model("gpt2")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    rows = starter_corpus()[::700]
+    prompts = [tokenizer(row["prompt"])["input_ids"] for row in rows]
+    completions = [tokenizer(row["completion"])["input_ids"] for row in rows]
+    args = trl.GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none", temperature=0.9)
+    trainer = trl.GRPOTrainer(
+        model, reward_funcs=lambda completions, **_: [0.0] * len(completions), args=args,
+        train_dataset=Dataset.from_list([{"prompt": "a"}] * 8), processing_class=tokenizer,
+    )  # fmt: skip
+    left, right = pad_batch(prompts, 0, "left"), pad_batch(completions, 0, "right")
+    joined = [torch.cat([left[name], right[name]], dim=1) for name in ("input_ids", "attention_mask")]
+    with torch.no_grad():
+        stock = trainer._get_per_token_logps_and_entropies(model.eval(), *joined, right["input_ids"].shape[1])[0]
+    stock = [row[: len(c)].tolist() for row, c in zip(stock, completions, strict=True)]
+    # TRL's own scores given as the sampled ones: no difference where this scores as TRL does
+    report = mismatch_report(model, prompts, completions, stock, temperature=0.9)
+    assert np.abs(report.ratios.tokens).max() < 1e-5
+    alone = [by_hand_at(model, p + c, 0.9)[-len(c) :].tolist() for p, c in zip(prompts, completions, strict=True)]
+    report = mismatch_report(model, prompts, completions, alone, temperature=0.9)
+    assert sizes(report)["padding"] > 0.1 and sizes(report)["engine"] < 1e-5
+    assert (
+        np.abs(
+            mismatch_report(model, prompts, completions, alone, temperature=0.9, positions="explicit").ratios.tokens
+        ).max()
+        < 1e-5
+    )
+
+
+def by_hand_at(model, ids, temperature: float) -> torch.Tensor:
+    with torch.no_grad():
+        logprobs = (model(input_ids=torch.tensor([ids])).logits[0] / temperature).log_softmax(-1)
+    return logprobs[:-1].gather(-1, torch.tensor(ids[1:]).unsqueeze(-1)).squeeze(-1)
+
+
+def test_rollouts_are_split_like_their_columns_and_refused_without_log_probs():
+    model = tiny("gpt2")
+    columns = sampled_rollout(model)
+    rows = [
+        SimpleNamespace(prompt_ids=tuple(p), completion_ids=tuple(c), logprobs=tuple(x))
+        for p, c, x in zip(*columns.values(), strict=True)
+    ]
+    assert sizes(mismatch_report_of(model, rows)) == sizes(mismatch_report(model, **columns))
+    with pytest.raises(ParameterError, match="rollouts is empty"):
+        mismatch_report_of(model, [])
+    rows[1].logprobs = None
+    with pytest.raises(ParameterError, match=r"rollouts \[1\] have no logprobs"):
+        mismatch_report_of(model, rows)

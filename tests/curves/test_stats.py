@@ -1,0 +1,173 @@
+import numpy as np
+import pytest
+
+from workbench.curves.stats import (
+    UNKNOWN_BETWEEN_RUNS,
+    block_interval,
+    change_interval,
+    curve_summary,
+    iqm,
+    seed_interval,
+    share_at,
+    zero_variance_share,
+)
+from workbench.errors import ParameterError
+
+
+def test_a_rising_line_is_summed_up_by_its_ends():
+    summary = curve_summary(range(1, 101), np.linspace(-30, -4, 100))
+    assert summary["first"] == pytest.approx(-29.74, abs=0.01)
+    assert summary["last"] == pytest.approx(-6.49, abs=0.01)
+    assert (summary["lowest"], summary["highest"], summary["best_step"]) == (-30, -4, 100)
+    assert summary["flips"] == 0
+
+
+def test_flips_is_one_for_a_zigzag_and_two_thirds_for_noise():
+    assert curve_summary(range(20), [0, 1] * 10)["flips"] == 1
+    noise = np.random.default_rng(0).normal(size=20_000)
+    assert curve_summary(range(20_000), noise, tail=20_000)["flips"] == pytest.approx(2 / 3, abs=0.02)
+
+
+def test_a_run_shorter_than_the_tail_is_taken_whole():
+    summary = curve_summary([1], [-3.0])
+    assert (summary["first"], summary["last"], summary["flips"]) == (-3, -3, 0)
+
+
+def test_only_the_tail_counts_for_the_result():
+    assert curve_summary(range(30), [-100.0] * 10 + [-1.0] * 20)["last"] == -1
+
+
+def test_values_are_plain_numbers_that_json_takes():
+    assert {type(v) for v in curve_summary([1, 2], np.float32([1, 2])).values()} == {float}
+
+
+@pytest.mark.parametrize("steps, rewards", [([], []), ([1, 2], [1.0])])
+def test_empty_or_uneven_curves_are_refused(steps, rewards):
+    with pytest.raises(ParameterError, match="equally many steps and rewards"):
+        curve_summary(steps, rewards)
+
+
+def test_a_tail_below_one_is_refused():
+    with pytest.raises(ParameterError, match="tail=0"):
+        curve_summary([1], [1.0], tail=0)
+
+
+# --- intervals -------------------------------------------------------------------------------------------------------
+
+DISTRIBUTIONS = {
+    "normal": lambda rng, size: rng.normal(size=size),
+    "uniform": lambda rng, size: rng.uniform(size=size),
+    "lognormal": lambda rng, size: rng.lognormal(size=size),
+    "t(3)": lambda rng, size: rng.standard_t(3, size=size),
+    "exponential": lambda rng, size: rng.exponential(size=size),
+    "share of 40": lambda rng, size: rng.binomial(40, 0.3, size=size) / 40,
+}
+
+
+def test_iqm_is_the_mean_of_the_middle_half():
+    assert iqm([0, 1, 2, 3, 4, 5, 6, 700]) == 3.5
+    assert iqm([1, 2, 3]) == 2
+    assert iqm(np.array([[1.0, 10.0], [3.0, 30.0]])).tolist() == [2, 20]
+    assert iqm(np.array([[1.0, 3.0]]), axis=1).tolist() == [2]
+
+
+@pytest.mark.parametrize("seeds", [5, 10, 30])
+def test_a_nominal_95_interval_over_seeds_covers_92_to_98_per_cent(seeds):
+    """Every step is an experiment of its own; the true IQM comes from a million draws."""
+    rng = np.random.default_rng(seeds)
+    for name, draw in DISTRIBUTIONS.items():
+        truth = iqm(draw(rng, 1_000_000))
+        interval = seed_interval(draw(rng, (seeds, 2000)), rng, resamples=800)
+        covered = ((interval.low <= truth) & (truth <= interval.high)).mean()
+        assert 0.92 <= covered <= 0.98, f"{name}: {covered:.3f}"
+
+
+def test_below_five_seeds_the_interval_is_wide_and_covers_what_its_docstring_says():
+    rng = np.random.default_rng(3)
+    interval = seed_interval(rng.normal(size=(3, 2000)), rng, resamples=500)
+    assert 0.92 <= ((interval.low <= 0) & (interval.high >= 0)).mean() <= 0.98
+    lowest, highest = 0.0, 1.0
+    wide = seed_interval([lowest, 0.5, highest], rng)
+    assert wide.low < lowest < highest < wide.high
+
+
+def test_plain_percentiles_would_cover_too_little_at_three_seeds():
+    rng = np.random.default_rng(3)
+    values = rng.normal(size=(3, 2000))
+    drawn = np.stack([iqm(values[rng.integers(3, size=3)]) for _ in range(400)])
+    low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
+    assert ((low <= 0) & (high >= 0)).mean() < 0.8
+
+
+def test_the_same_generator_state_gives_the_same_interval():
+    values = np.random.default_rng(0).normal(size=(12, 3))
+    one, same, other = (seed_interval(values, np.random.default_rng(n)) for n in (1, 1, 2))
+    assert one.low.tolist() == same.low.tolist()
+    assert one.low.tolist() != other.low.tolist()
+
+
+def test_tasks_are_resampled_each_within_itself():
+    """Two tasks at 0 and 100: pooled seeds would be drawn 8 to 2 at times, and the mean with them."""
+    rng = np.random.default_rng(0)
+    tasks = [rng.normal(size=5), 100 + rng.normal(size=5)]
+    by_task = seed_interval(tasks, rng, statistic=np.mean)
+    pooled = seed_interval(np.concatenate(tasks), rng, statistic=np.mean)
+    assert by_task.high - by_task.low < 4 < pooled.high - pooled.low
+    assert by_task.about == "between runs, 10 seeds of 2 tasks"
+
+
+def test_one_seed_or_a_value_that_is_not_finite_is_refused():
+    rng = np.random.default_rng(0)
+    with pytest.raises(ParameterError, match="1 seed: an interval over seeds needs 2 or more"):
+        seed_interval([1.0], rng)
+    with pytest.raises(ParameterError, match="not finite"):
+        seed_interval([1.0, np.nan, 2.0], rng)
+    with pytest.raises(ParameterError, match="block_interval: 3 steps; expected at least 8"):
+        block_interval([1, 2, 3], rng)
+    with pytest.raises(ParameterError, match="value 4 is not finite"):
+        block_interval([1, 2, 3, 4, np.nan, 6, 7, 8, 9], rng)
+
+
+def wandering(rng, n: int, rho: float) -> np.ndarray:
+    """Noise around 0 with lag-1 autocorrelation `rho`."""
+    noise, values = rng.normal(size=n + 50), np.zeros(n + 50)
+    for t in range(1, n + 50):
+        values[t] = rho * values[t - 1] + noise[t]
+    return values[50:]
+
+
+@pytest.mark.parametrize("rho, least", [(0.0, 0.92), (0.5, 0.90)])
+def test_the_interval_within_a_run_covers_its_mean(rho, least):
+    rng = np.random.default_rng(7)
+    found = [block_interval(wandering(rng, 150, rho), rng, resamples=300) for _ in range(400)]
+    assert least <= np.mean([i.low <= 0 <= i.high for i in found]) <= 0.98
+
+
+def test_single_steps_resampled_would_flatter_a_run_that_wanders():
+    rng = np.random.default_rng(7)
+    values = wandering(rng, 200, 0.8)
+    blocks, singles = block_interval(values, rng), block_interval(values, rng, block=1)
+    assert blocks.high - blocks.low > 1.5 * (singles.high - singles.low)
+
+
+def test_an_interval_within_a_run_says_that_it_knows_nothing_of_other_runs():
+    rng = np.random.default_rng(0)
+    interval = block_interval(rng.normal(size=40), rng)
+    assert interval.about == UNKNOWN_BETWEEN_RUNS
+    assert str(interval).endswith("how far another seed would end from it is unknown")
+
+
+def test_change_tells_a_rise_from_noise():
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=100)
+    rise = change_interval(noise + np.linspace(0, 5, 100), rng)
+    assert 0 < rise.low < rise.estimate < rise.high
+    still = change_interval(noise, rng)
+    assert still.low < 0 < still.high
+
+
+def test_shares_of_steps_and_of_groups():
+    assert share_at([200, 199.5, 200, 180], 200) == 0.5
+    assert zero_variance_share([0, 0.5, 1]) == 0.5
+    with pytest.raises(ParameterError, match=r"expected shares in 0\.\.1"):
+        zero_variance_share([0, 25])

@@ -1,0 +1,237 @@
+import functools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import GenerationConfig
+
+from workbench.errors import ParameterError
+from workbench.generation.stops import (
+    End,
+    StopRule,
+    StopSpec,
+    check_generation_kwargs,
+    check_tokenizers,
+    trl_finish_reason,
+)
+from workbench.toys import starter
+
+
+@functools.cache
+def tokenizer():
+    made = starter.build_tokenizer(
+        [{"prompt": "def search(text)", "completion": " Return <search>topic</search> é 日本 🙂 done."}] * 2
+    )
+    made.add_tokens(["<call>"])
+    made.add_special_tokens({"additional_special_tokens": ["<|tool|>"]})
+    return made
+
+
+def ids_of(text):
+    return tokenizer().encode(text, add_special_tokens=False)
+
+
+def rule(*strings, **fields):
+    return StopRule(StopSpec(strings=strings, **fields), tokenizer())
+
+
+def test_without_custom_stops_a_row_ends_at_eos_and_keeps_it():
+    eos = tokenizer().eos_token_id
+    pad = tokenizer().pad_token_id
+    assert rule().find([5, 6, eos, pad, pad]) == End(3, eos, "stop")
+    assert rule().find([5, 6, 7]) == End(3, None, "length")
+    assert rule().find([]) == End(0, None, "length")
+
+
+def test_every_eos_of_the_generation_config_counts():
+    config = GenerationConfig(eos_token_id=[tokenizer().eos_token_id, 40])
+    assert StopRule(StopSpec(), tokenizer(), config).find([5, 40, 6]) == End(2, 40, "stop")
+    assert rule().find([5, 40, 6]).finish_reason == "length"
+
+
+def test_a_stop_string_that_ends_inside_a_token_keeps_the_whole_token():
+    ids = ids_of(" Return <search>topic</search>")
+    end = rule("turn").find(ids)
+    assert "turn" in tokenizer().decode(ids[: end.index])
+    assert "turn" not in tokenizer().decode(ids[: end.index - 1])
+
+
+def test_the_string_that_is_complete_first_wins_even_when_it_is_a_prefix_of_another():
+    ids = ids_of("topic</search>")
+    assert rule("</search>", "</sea").find(ids).stop == "</sea"
+    assert rule("</sea", "</search>").find(ids).stop == "</sea"
+
+
+def test_multi_byte_characters_split_over_tokens_are_found():
+    ids = ids_of("see 🙂 and 日本")
+    assert rule("🙂").find(ids).stop == "🙂"
+    assert rule("日本").find(ids) == End(len(ids), "日本", "stop")
+
+
+def test_special_tokens_are_text_for_stop_strings():
+    ids = ids_of("a<|tool|>b")
+    assert rule("<|tool|>").find(ids).stop == "<|tool|>"
+
+
+def test_stops_within_the_minimum_do_not_count():
+    eos = tokenizer().eos_token_id
+    assert rule(min_tokens=3).find([eos, 5, 6, 7, eos, 8]) == End(5, eos, "stop")
+    ids = ids_of("done. done. done.")
+    late = rule("done", min_tokens=3).find(ids)
+    assert late.index > 3 and late.stop == "done"
+
+
+def test_legacy_mode_never_stops():
+    legacy = StopRule(StopSpec.legacy_mode(), tokenizer())
+    assert legacy.find([tokenizer().eos_token_id] * 4) == End(4, None, "length")
+    assert legacy.for_transformers(3)["eos_token_id"] is None
+    assert legacy.for_vllm() == {"ignore_eos": True}
+
+
+STRINGS = ["</search>", "</s", "earch>t", "é", "本", "🙂 d", "<|tool|>", "<call>", ". "]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    ids=st.lists(st.integers(0, len(tokenizer()) - 1), max_size=25),
+    text=st.lists(st.sampled_from([*STRINGS, " a", "topic"]), max_size=5),
+    cut=st.integers(0, 30),
+    strings=st.lists(st.sampled_from(STRINGS), unique=True, max_size=3),
+    token_ids=st.lists(st.integers(2, len(tokenizer()) - 1), unique=True, max_size=2),
+    min_tokens=st.integers(0, 4),
+)
+def test_find_agrees_with_decoding_every_prefix(ids, text, cut, strings, token_ids, min_tokens):
+    row = (ids[:cut] + ids_of("".join(text)) + ids[cut:])[:40]
+    spec = StopSpec(strings=strings, token_ids=token_ids, min_tokens=min_tokens)
+    end = StopRule(spec, tokenizer()).find(row)
+    assert (end.index, end.finish_reason) == by_decoding_every_prefix(spec, row)
+
+
+def by_decoding_every_prefix(spec, row):
+    decode = functools.partial(tokenizer().decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    settled = len(decode(row[: spec.min_tokens]))
+    for n in range(spec.min_tokens + 1, len(row) + 1):
+        text = decode(row[:n])
+        by_string = any(s in text[max(0, settled - len(s) + 1) :] for s in spec.strings)
+        if by_string or row[n - 1] in (tokenizer().eos_token_id, *spec.token_ids):
+            return n, "stop"
+    return len(row), "length"
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    text=st.lists(st.sampled_from([*STRINGS, " a", "topic", "x"]), min_size=1, max_size=8),
+    strings=st.lists(st.sampled_from(STRINGS), unique=True, min_size=1, max_size=3),
+)
+def test_the_check_at_each_sampling_step_stops_where_find_does(text, strings):
+    row, stops = ids_of("".join(text)), rule(*strings)
+    stepwise = next((n for n in range(1, len(row) + 1) if stops.ends(row[:n])), None)
+    end = stops.find(row)
+    assert stepwise == (end.index if end.finish_reason == "stop" else None)
+
+
+def test_the_criterion_for_generate_marks_only_rows_that_ended():
+    stops = rule("topic")
+    rows = [ids_of("ab topic"), ids_of("ab tables")]
+    width = max(map(len, rows)) + 2
+    batch = torch.tensor([[0] * (width - len(r)) + r for r in rows])
+    criterion = stops.for_transformers(prompt_length=1)["stopping_criteria"][0]
+    assert criterion(batch, None).tolist() == [True, False]
+
+
+def test_texts_keep_or_drop_the_marker_and_never_show_eos():
+    eos = tokenizer().eos_token_id
+    tool = tokenizer().convert_tokens_to_ids("<|tool|>")
+    cases = [
+        (rule("</search>"), ids_of("a</search> b"), "a</search>"),
+        (rule("</search>", keep=False), ids_of("a</search> b"), "a"),
+        (rule(token_ids=(tool,)), ids_of("a<|tool|>b"), "a<|tool|>"),
+        (rule(token_ids=(tool,), keep=False), ids_of("a<|tool|>b"), "a"),
+        (rule(), [*ids_of("a<|tool|>b"), eos, eos], "ab"),
+    ]
+    for stops, ids, text in cases:
+        assert stops.text(ids, stops.find(ids)) == text
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"strings": ("",)}, "empty string"),
+        ({"strings": "stop"}, "expected a tuple"),
+        ({"strings": ("a", "a")}, "given twice"),
+        ({"token_ids": (-1,)}, "no token id"),
+        ({"token_ids": (True,)}, "no token id"),
+        ({"token_ids": (3, 3)}, "given twice"),
+        ({"min_tokens": -1}, "at least 0"),
+        ({"eos": False}, "no stop"),
+        ({"legacy": True}, "legacy_mode"),
+    ],
+)
+def test_bad_specs_are_refused(fields, message):
+    with pytest.raises(ParameterError, match=message):
+        StopSpec(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"token_ids": (99_999,)}, "outside the vocabulary"),
+        ({"token_ids": (1,)}, "already"),
+        ({"token_ids": (0,)}, "pad token"),
+        ({"min_tokens": 8}, "within 8 tokens"),
+    ],
+)
+def test_stops_that_do_not_fit_the_tokenizer_are_refused(fields, message):
+    with pytest.raises(ParameterError, match=message):
+        StopRule(StopSpec(**fields), tokenizer(), max_tokens=8)
+
+
+def test_a_string_the_tokenizer_cannot_produce_is_refused():
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.WordLevel({"stop": 0, "<unk>": 1, "</s>": 2}, unk_token="<unk>"))
+    core.normalizer, core.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
+    lower = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", unk_token="<unk>")
+    with pytest.raises(ParameterError, match="can never match"):
+        StopRule(StopSpec(strings=("STOP",)), lower)
+
+
+@pytest.mark.parametrize(
+    ("backend", "name", "hint"),
+    [
+        ("transformers", "stop", "stop_strings"),
+        ("transformers", "stop_token_ids", "eos_token_id"),
+        ("transformers", "temprature", "temperature"),
+        ("vllm", "stop_strings", "'stop'"),
+        ("vllm", "eos_token_id", "stop_token_ids"),
+        ("vllm-server", "stop_stings", "stop"),
+        ("vllm-server", "max_new_tokens", "max_tokens"),
+    ],
+)
+def test_options_of_the_other_back_end_and_typos_are_refused(backend, name, hint):
+    with pytest.raises(ParameterError, match=hint):
+        check_generation_kwargs({name: 1}, backend)
+
+
+def test_options_that_the_back_end_knows_pass():
+    check_generation_kwargs({"stop": ["a"], "stop_token_ids": [3], "seed": 1, "skip_special_tokens": False}, "vllm")
+    check_generation_kwargs({"stop": ["a"], "min_tokens": 3, "seed": 1}, "vllm-server")
+    check_generation_kwargs({"eos_token_id": [1, 2], "repetition_penalty": 1.1}, "transformers")
+
+
+def test_a_token_added_in_memory_is_found_missing_in_the_engine():
+    import copy
+
+    train = copy.deepcopy(tokenizer())
+    train.add_tokens(["<search>"])
+    with pytest.raises(ParameterError, match=r"'<search>'.*save_policy"):
+        check_tokenizers(train, tokenizer(), StopSpec(strings=("<search>",)))
+    check_tokenizers(train, train, StopSpec(strings=("<search>",)))
+
+
+def test_trl_takes_a_custom_stop_for_a_cut():
+    eos, pad = tokenizer().eos_token_id, tokenizer().pad_token_id
+    assert trl_finish_reason([5, eos], eos, pad) == "stop"
+    assert trl_finish_reason(ids_of("a</search>"), eos, pad) == "length"

@@ -1,0 +1,63 @@
+"""Sampled against scored log-probs on a real vLLM engine, of rollouts and of two GRPO steps; prints numbers as JSON.
+
+Run as a process of its own, `python tests/helpers/mismatch_engine.py`: a vLLM engine stays for the life of its process.
+"""
+
+import json
+import os
+import tempfile
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from workbench.consistency.mismatch import mismatch_report_of
+from workbench.generation.rollouts import Sampling, VLLMSampler, generate
+from workbench.training.grpo import GRPOTrainer
+from workbench.training.recipes import grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.training.recording import quiet_libraries
+from workbench.training.rewards import length_reward
+from workbench.training.vllm_sync import shared_engine, sharing_engines
+
+
+def rollout(path: str, llm) -> dict:
+    """Largest share of each cause in |scored - sampled| of a token, nats."""
+    prompts = load_prompts("starter")[:5600:700]["prompt"]
+    rows = generate(VLLMSampler(llm), prompts, sampling=Sampling(24, num_generations=2, seed=0))
+    model = AutoModelForCausalLM.from_pretrained(path).eval()
+    report = mismatch_report_of(model, rows)  # at temperature 1 raw and processed log-probs are the same
+    explicit = mismatch_report_of(model, rows, positions="explicit")
+    return {
+        "rollout": {name: float(np.abs(np.concatenate(part)).max()) for name, part in report.parts.items()},
+        "largest": report.largest,
+        "verdict": report.verdict,
+        "explicit": float(np.abs(explicit.ratios.tokens).max()),
+    }
+
+
+def live(path: str, explicit: bool) -> list[dict]:
+    """Two GRPO steps: what was logged about sampler and scorer."""
+    recipe = make_recipe("starter-gpt2", backend="vllm", max_steps=2, per_device_train_batch_size=16)
+    args = grpo_config(recipe, tempfile.mkdtemp(), disable_dropout=True, save_strategy="no")
+    data = load_prompts("starter")
+    trainer = GRPOTrainer(path, length_reward(), args, train_dataset=data, explicit_positions=explicit)
+    trainer.train()
+    wanted = ("mismatch/", "sampling/")
+    return [{k: v for k, v in line.items() if k.startswith(wanted)} for line in trainer.state.log_history[:-1]]
+
+
+def main() -> None:
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # as TRL sets it: weights are synced within the process
+    torch.set_num_threads(1)
+    quiet_libraries()
+    path = resolve_model("starter-gpt2")
+    with sharing_engines():
+        llm = shared_engine(model=path, max_model_len=256, logprobs_mode="processed_logprobs")
+        result = rollout(path, llm)
+        for explicit in (True, False):
+            result[f"live, {'explicit' if explicit else 'implicit'}"] = live(path, explicit)
+    print("RESULT " + json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Runs for the tests of reports: one whose every text is hostile, and one that has a secret in every place."""
+
+import base64
+import json
+import re
+
+import nbformat.v4 as v4
+import pandas as pd
+from conftest import write_run
+
+from workbench.curves.figures import show_training
+
+HOSTILE = {
+    "script": "<script>window.ran = 1</script>",
+    "broken attribute": '"><img src=x onerror="window.ran = 1">',
+    "closing tags": "</td></table></main></body><iframe src='https://example.org'></iframe>",
+    "style": "<style>@import url(https://example.org/x.css)</style>",
+    "refresh": "<meta http-equiv=refresh content='0;url=https://example.org'>",
+    "svg": "<svg><script>window.ran = 1</script><a href='javascript:window.ran=1'>x</a></svg>",
+    "mutation": "<math><mtext><table><mglyph><style><!--</style><img title='--&gt;&lt;img src=1 onerror=window.ran=1&gt;'>",
+    "cover": "<div style='position:fixed;inset:0;background:red'>over everything</div>",
+    "form": "<form action='https://example.org'><button autofocus onfocus='window.ran=1'>x</button></form>",
+    "template": "{{ 7 * 7 }} {% include 'x' %}",
+    "markdown": "[x](javascript:window.ran=1) ![x](https://example.org/x.png) <b onclick='window.ran=1'>y</b>",
+    "entity": "&lt;b&gt;",
+    "ansi": "\x1b[31mred\x1b[0m \x1b]8;;https://example.org\x07link",
+    "right to left": "\u202eabc\u202c \u2067x\u2069 \u200fy",
+    "hebrew": "\u05d0\u05d1\u05d2 12 \u05d3\u05d4",
+    "never closed": "\u202e\u2066\u202b",
+    "invisible": "a\u200bb\u2060c\ufeffd\u00ade\U000e0041f",
+    "nul": "a\x00b\x08\x7f\x9b",
+    "line separators": "a\u2028b\u2029c\rd\x85e",
+    "stacked accents": "z" + "\u0301" * 3000,
+    "one long line": "x" * 1_000_000,
+    "no text": "",
+}
+METRICS = [
+    {"step": n, "reward": -30 + n, "completions/mean_length": 9.0, "completions/clipped_ratio": 0.0, "loss": 0.1}
+    for n in range(1, 21)
+]
+RESULT = {
+    "headline": {"name": "reward, last 20 steps", "value": -4.0123},
+    "checks": {"<b>bold</b> holds": True, "fails": False, "not tried": "not run: needs 8 GPUs"},
+    "numbers": {"lowest": -30.0, "steps": 20},
+    "claims": {"A4.3": {"documented": "at most 0", "measured": "<i>-4</i>", "verdict": "agrees"}},
+}
+SURROGATE = "a\ud800b"
+
+
+def picture() -> bytes:
+    return show_training(pd.DataFrame(METRICS[:9]), title="another").png()
+
+
+def outputs_of(texts: list[str]) -> list:
+    """Every kind of output that text can come through, as a kernel would have saved it; one of them unescaped."""
+    table = pd.DataFrame({"completion": texts})
+    figure = show_training(pd.DataFrame(METRICS), title="hand-made")
+    return [
+        v4.new_output("stream", name="stdout", text="\n".join(texts) + SURROGATE),
+        v4.new_output("execute_result", {"text/plain": repr(table), "text/html": table._repr_html_()}),
+        v4.new_output("display_data", {"text/html": "<p>raw</p>".join(texts)}),
+        v4.new_output("display_data", {"text/html": figure._repr_html_()}),
+        v4.new_output("display_data", {"image/png": base64.b64encode(picture()).decode()}),
+        v4.new_output(
+            "display_data", {"image/svg+xml": "<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/>"}
+        ),
+        v4.new_output("display_data", {"application/javascript": "window.ran = 1"}),
+        v4.new_output("display_data", {"text/markdown": texts[0], "application/x-unknown": "x"}),
+        v4.new_output("error", ename="ValueError", evalue=texts[0], traceback=["\x1b[31m" + t for t in texts]),
+    ]
+
+
+def write_notebook_of(run, texts: list[str], name: str = "executed.ipynb", metadata: dict | None = None) -> None:
+    parameters = v4.new_code_cell("seed: int = 0  # of everything; 0..9", metadata={"tags": ["parameters"]})
+    cells = [
+        v4.new_markdown_cell("# A notebook\n## Question\nIs it <b>so</b>?\n\n" + "\n\n".join(texts)),
+        v4.new_markdown_cell("## Parameters"),
+        parameters,
+        v4.new_markdown_cell("## Measure"),
+        v4.new_code_cell("x = '<b>'\n" + texts[0], outputs=outputs_of(texts), execution_count=1),
+        v4.new_code_cell("never run"),
+    ]
+    (run.path / name).write_text(json.dumps(v4.new_notebook(cells=cells, metadata=metadata or {})))
+
+
+def hostile_run(root):
+    texts = list(HOSTILE.values())
+    rows = [
+        {"step": n % 2, "prompt": t, "completion": t, "finish_reason": "stop", "reward": -1.0}
+        for n, t in enumerate(texts)
+    ]
+    named = {f"{name}: {text[:3000]}": True for name, text in HOSTILE.items()} | {SURROGATE: False}
+    claims = {t[:99]: {"documented": t, "measured": SURROGATE, "verdict": t} for t in texts}
+    result = {"headline": {"name": HOSTILE["script"] + HOSTILE["right to left"], "value": SURROGATE}}
+    result |= {
+        "checks": RESULT["checks"] | named,
+        "numbers": dict.fromkeys(texts, 1.0),
+        "claims": RESULT["claims"] | claims,
+    }
+    params = {"seed": 1, "model": "starter", "surrogate": SURROGATE} | {f"odd{n}": t for n, t in enumerate(texts)}
+    run = write_run(root, metrics=METRICS, result=result, params=params, completions=rows)
+    write_notebook_of(run, texts)
+    (run.path / "log.txt").write_text("\n".join(texts), encoding="utf-8", errors="backslashreplace")
+    return run
+
+
+def without_images(page: str) -> str:
+    """A page with the data of its images left out, so that searching it finds text only."""
+    return re.sub(r'src="data:[^"]*"', "", page)

@@ -1,0 +1,68 @@
+"""Samples with a real vLLM engine and prints the rollouts as JSON; the judging is in test_rollouts.py.
+
+Run as a process of its own, `python tests/helpers/rollout_engine.py`: a vLLM engine stays for the life of its process.
+"""
+
+import json
+
+import stop_matrix
+
+from workbench.generation.rollouts import Rollout, Sampling, VLLMSampler, generate
+from workbench.generation.stops import StopSpec
+from workbench.toys.starter import starter_corpus, starter_model
+
+LIMIT = 32
+GREEDY = Sampling(max_completion_length=LIMIT, temperature=0)
+SEEDS = (5, 5, 6)
+
+
+def specs(tokenizer) -> dict[str, StopSpec]:
+    of, to = (tokenizer.encode(text)[0] for text in (" of", " to"))
+    return stop_matrix.specs(tokenizer) | {"two of each": StopSpec(strings=("ing", " a "), token_ids=(of, to))}
+
+
+def prompts(count: int = 64) -> list[str]:
+    """Prompts with the first characters of their completions: after the prompt alone greedy rows are nearly all alike."""
+    rows = starter_corpus()[:: 5600 // 64][:count]
+    return [row["prompt"] + row["completion"][: n % 24] for n, row in enumerate(rows)]
+
+
+def greedy(engine, count: int = 64) -> dict[str, list[dict]]:
+    """StopSpec's name -> a row per prompt."""
+    return {
+        name: [as_dict(r) for r in generate(engine, prompts(count), stops=spec, sampling=GREEDY)]
+        for name, spec in specs(engine.tokenizer).items()
+    }
+
+
+def seeded(engine) -> list[list[dict]]:
+    """The same eight rows, four prompts twice, once per seed."""
+    return [
+        [
+            as_dict(r)
+            for r in generate(engine, prompts(4), sampling=Sampling(LIMIT, top_p=0.9, num_generations=2, seed=seed))
+        ]
+        for seed in SEEDS
+    ]
+
+
+def as_dict(rollout: Rollout) -> dict:
+    return {
+        "ids": list(rollout.completion_ids),
+        "text": rollout.completion,
+        "reason": rollout.finish_reason,
+        "stop": rollout.stop,
+        "engine": rollout.engine_finish_reason,
+        "logprobs": list(rollout.logprobs),
+    }
+
+
+def main() -> None:
+    from vllm import LLM
+
+    engine = VLLMSampler(LLM(str(starter_model()), dtype="float32", gpu_memory_utilization=0.2, max_model_len=256))
+    print("RESULT " + json.dumps({"greedy": greedy(engine), "seeded": seeded(engine)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""One optimizer step each of stock TRL's trainers and of the workbench's, and what came of every row.
+
+test_trl_defects.py imports it; what needs a vLLM engine, which stays for the life of its process, runs in a process of its
+own: `python tests/helpers/small_runs.py vllm` (all trainers on one engine; prints JSON), and `... two-processes FOLDER` is what
+torchrun starts twice.
+"""
+
+import json
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from unittest import mock
+
+import torch
+import trl
+from trl.experimental.online_dpo import OnlineDPOConfig
+from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPO
+
+from workbench.generation.stops import StopSpec
+from workbench.training.grpo import GRPOTrainer, RLOOTrainer, train_grpo
+from workbench.training.online_dpo import OnlineDPOTrainer
+from workbench.training.recipes import load_prompts, make_recipe, resolve_model
+from workbench.training.recording import quiet_libraries
+from workbench.training.vllm_sync import cpu_sync_online_dpo, install_cpu_sync, shared_engine, sharing_engines
+
+CLOSE = "</search>"
+EVERY_END = (CLOSE, ".")  # in the search task a call ends in the one, anything else in the other
+CALL_TOKENS = 7  # of `<search>TOPIC</search>`
+TRAINERS = {
+    ("stock", "GRPO"): trl.GRPOTrainer,
+    ("stock", "RLOO"): trl.RLOOTrainer,
+    ("workbench", "GRPO"): GRPOTrainer,
+    ("workbench", "RLOO"): RLOOTrainer,
+}
+CPU = {
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "report_to": "none",
+    "disable_tqdm": True,
+    "save_strategy": "no",
+    "logging_steps": 1,
+}
+SMALL = CPU | {
+    "dataloader_pin_memory": False,
+    "model_init_kwargs": {"dtype": "float32"},
+    "max_steps": 1,
+    "per_device_train_batch_size": 32,
+    "num_generations": 4,
+    "max_completion_length": 24,
+    "learning_rate": 3e-4,
+    "beta": 0.0,
+}
+VLLM = {"use_vllm": True, "vllm_mode": "colocate"}
+
+
+def parity_reward(completions, **_):
+    """Half of each group is right, so that every group has an advantage and a gradient to lose."""
+    return [float(n % 2) for n in range(len(completions))]
+
+
+def policy_trainer(cls, fields=None, *, model="search", reward_funcs=parity_reward, **kwargs):
+    """A GRPO or RLOO trainer, stock or ours. `fields`: of its config; `kwargs`: the trainer's own."""
+    config = trl.RLOOConfig if issubclass(cls, trl.RLOOTrainer) else trl.GRPOConfig
+    args = config(**{"output_dir": tempfile.mkdtemp()} | SMALL | (fields or {}))
+    kwargs = {"train_dataset": load_prompts("search")} | kwargs
+    made = cls(resolve_model(model), reward_funcs, args, **kwargs)
+    if args.use_vllm:
+        install_cpu_sync(made.vllm_generation, args.output_dir)  # without it stock cannot run on a CPU
+    return made
+
+
+def one_step(trainer) -> dict:
+    """Train as configured, usually one step. Of its last batch: what reward functions saw, what the loss was told."""
+    seen = {}
+    reward, score = trainer.reward_funcs[0], trainer._generate_and_score_completions
+
+    def spying_reward(completions, completion_ids, **rest):
+        seen.update(text=list(completions), ids=[list(ids) for ids in completion_ids])
+        return reward(completions=completions, completion_ids=completion_ids, **rest)
+
+    def spying_score(inputs):
+        out = score(inputs)
+        mask = (out["completion_mask"] * out.get("tool_mask", 1)).bool()
+        seen["trained"] = [row[m].tolist() for row, m in zip(out["completion_ids"], mask, strict=True)]
+        return out
+
+    trainer.reward_funcs[0], trainer._generate_and_score_completions = spying_reward, spying_score
+    trainer.train()
+    return seen | {"log": trainer.state.log_history[-2]}  # the last line is the summary of the run
+
+
+def online_dpo_trainer(cls, fields=None, **kwargs):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = resolve_model("search")
+    fields = CPU | {"per_device_train_batch_size": 16, "max_length": 200} | (fields or {})
+    return cls(
+        AutoModelForCausalLM.from_pretrained(path),
+        ref_model=AutoModelForCausalLM.from_pretrained(path),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=OnlineDPOConfig(tempfile.mkdtemp(), missing_eos_penalty=100.0, **fields),
+        processing_class=AutoTokenizer.from_pretrained(path, padding_side="left"),
+        train_dataset=load_prompts("search"),
+        **kwargs,
+    )
+
+
+def online_dpo_step(trainer) -> dict:
+    """One batch: ids as reward functions get them, tokens within the mask, rewards after the missing-EOS penalty."""
+    cpu_sync_online_dpo(trainer)
+    seen = {}
+    forward, rewards = trainer._forward, trainer._calculate_rewards_from_functions
+
+    def spying_rewards(prompts, completions, completion_ids_list, **rest):
+        made = rewards(prompts, completions, completion_ids_list, **rest)
+        seen["rewards"] = made  # a tensor that stock's penalty is subtracted from in place
+        return made
+
+    def spying_function(completions, completion_ids, **_):
+        seen.update(text=list(completions), ids=[list(ids) for ids in completion_ids])
+        return [0.0] * len(completions)
+
+    trainer.reward_funcs[0] = spying_function
+    trainer._forward = lambda *a, **k: seen.update(mask=a[4]) or forward(*a, **k)
+    trainer._calculate_rewards_from_functions = spying_rewards
+    trainer.training_step(trainer.model, {"prompt": trainer.train_dataset[:96:6]["prompt"]})
+    return {
+        "text": seen["text"],
+        "ids": seen["ids"],
+        "loss_tokens": seen["mask"].sum(1).tolist(),
+        "rewards": seen["rewards"].tolist(),
+        "contain_eos": trainer.stats["val/contain_eos_token"][-1],
+    }
+
+
+def vllm_cases() -> dict:
+    """Every case that needs vLLM in process; the trainers share an engine, and each syncs its own weights first."""
+    from vllm.exceptions import VLLMValidationError
+
+    cases = {}
+    no_eos = {"logit_bias": {1: -100.0}}
+    told = {"stop": list(EVERY_END), "include_stop_str_in_output": True}
+    fields = {"mask_truncated_completions": True, "vllm_max_model_length": 256, "log_completions": True, **VLLM}
+    with ExitStack() as stack:
+        stack.enter_context(sharing_engines())
+        stack.enter_context(mock.patch("trl.experimental.online_dpo.online_dpo_trainer.LLM", shared_engine))
+        for (who, kind), cls in TRAINERS.items():
+            if who == "stock":
+                trainer = policy_trainer(cls, fields | {"generation_kwargs": told | no_eos})
+            else:
+                trainer = policy_trainer(cls, fields | {"generation_kwargs": no_eos}, stops=StopSpec(strings=EVERY_END))
+            cases[f"{who} {kind}"] = one_step(trainer) | {"folder": trainer.args.output_dir}
+        try:
+            online_dpo_trainer(StockOnlineDPO, {"generation_kwargs": {"stop": [CLOSE]}, **VLLM})
+        except VLLMValidationError as error:
+            cases["stock OnlineDPO, a stop alone"] = str(error)
+        spec = StopSpec(strings=(CLOSE,))
+        for limit in (24, CALL_TOKENS):
+            fields = {"max_new_tokens": limit, **VLLM}
+            told = {"generation_kwargs": {"stop": [CLOSE], "detokenize": True}}
+            cases[f"stock OnlineDPO {limit}"] = online_dpo_step(online_dpo_trainer(StockOnlineDPO, fields | told))
+            cases[f"workbench OnlineDPO {limit}"] = online_dpo_step(
+                online_dpo_trainer(OnlineDPOTrainer, fields, stops=spec)
+            )
+    return cases
+
+
+def two_processes(folder: Path) -> None:
+    """Two steps in a run folder; each process says how it ended and what it logged."""
+    recipe = make_recipe(
+        "search",
+        dataset="search",
+        max_steps=2,
+        num_generations=4,
+        per_device_train_batch_size=4,
+        max_completion_length=24,
+    )
+    trainer = train_grpo(recipe, reward_funcs=parity_reward, out_dir=folder, stops=StopSpec(strings=(CLOSE,)))
+    told = {"rank": trainer.accelerator.process_index, "log": trainer.state.log_history[:-1]}
+    (folder / f"rank-{told['rank']}.json").write_text(json.dumps(told))
+
+
+def main(case: str, *rest: str) -> None:
+    torch.set_num_threads(1)
+    quiet_libraries()
+    if case == "vllm":
+        print("RESULT " + json.dumps(vllm_cases()), flush=True)
+    else:
+        two_processes(Path(*rest))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

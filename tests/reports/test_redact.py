@@ -1,0 +1,388 @@
+import json
+import re
+import string
+
+import nbformat.v4 as v4
+import pandas as pd
+import pytest
+from conftest import write_run
+from hypothesis import given
+from hypothesis import strategies as st
+from report_samples import METRICS, outputs_of, without_images
+
+from workbench.batch.parameters import check_parameters, notebook_parameters, parse_assignments
+from workbench.errors import ParameterError
+from workbench.reports import build_comparison, build_index, build_report
+from workbench.reports.redact import Redactor, redactor, users_in
+from workbench.runs.files import write_json
+from workbench.runs.status import set_status
+from workbench.runs.tokens import hide_tokens, looks_like_token, map_text
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+REDACT = Redactor(hosts=("gpu17.cluster.example.org", "vm-3"), users=("zoe", "j.doe"), commits=(COMMIT,)).text
+
+LETTERS = string.ascii_letters + string.digits
+
+
+def letters(low: int, high: int = 40, alphabet: str = LETTERS):
+    return st.text(alphabet, min_size=low, max_size=high).map(lambda text: text + "7")
+
+
+hexes = st.text("0123456789abcdef", min_size=40, max_size=40)
+tokens = st.one_of(
+    letters(20).map("hf_{}".format),
+    letters(20).map("sk-proj-{}".format),
+    letters(20).map("sk-{}".format),
+    letters(30).map("ghp_{}".format),
+    letters(30).map("github_pat_{}".format),
+    letters(15, 15, string.ascii_uppercase).map("AKIA{}".format),
+    st.builds("eyJ{}.{}.{}".format, letters(10), letters(10), letters(10)),
+    letters(20).map("glpat-{}".format),
+)
+SECRET_NAMES = (
+    "HF_TOKEN WANDB_API_KEY AWS_SECRET_ACCESS_KEY MY_SECRET DB_PASSWORD PASSWORD api_key apiKey client-secret password "
+    'hub_token --api-key --password "access_token" Authorization'
+)
+assigned = st.builds(  # (text, the part that must not survive)
+    lambda name, sign, quote, value: (f"{name}{sign}{quote}{value}{quote}", value),
+    st.sampled_from(SECRET_NAMES.split()),
+    st.sampled_from(["=", ": ", " = ", ":"]),
+    st.sampled_from(["", "'", '"']),
+    letters(8, alphabet=string.ascii_lowercase).map("q{}".format),
+)
+urls = st.builds(
+    lambda user, secret, rest: (f"https://{user}:{secret}@github.com/{rest}", secret),
+    letters(3, 8), letters(8), st.sampled_from(["", "a/b.git", "x?y=1"]),
+)  # fmt: skip
+parts = st.text(string.ascii_lowercase + string.digits + "._-", min_size=3, max_size=9).map("q{}".format)
+paths = st.builds(
+    lambda root, names: f"{root}/{'/'.join(names)}",
+    st.sampled_from(["/home", "/Users", "/scratch", "/data/x", "/root", "/mnt/nfs", "/unheard-of/top"]),
+    st.lists(parts, min_size=1, max_size=4),
+)
+# What may stand around a secret: blanks, quotes, brackets, punctuation, other text.
+around = st.tuples(
+    st.text(max_size=20), st.sampled_from([" ", "\n", "'", '"', "(", "=", ", ", ": ", "\t", "[", "{", "`"])
+)
+
+
+def between(before: tuple[str, str], secret: str, after: tuple[str, str]) -> str:
+    return f"{before[0]}{before[1]}{secret}{after[1]}{after[0]}"
+
+
+# --- secrets go ----------------------------------------------------------------------------------------------------
+
+
+@given(around, tokens, around)
+def test_a_token_goes_whatever_stands_around_it(before, token, after):
+    assert token not in hide_tokens(between(before, token, after))
+
+
+@given(around, st.one_of(assigned, urls), around)
+def test_a_value_with_a_secret_s_name_and_a_password_in_a_url_go(before, planted, after):
+    text, secret = planted
+    assert secret not in hide_tokens(between(before, text, after)), text
+
+
+@given(st.text(), tokens)
+def test_a_token_goes_from_any_place_within_text_of_any_kind(text, token):
+    for n in range(0, len(text) + 1, 7):
+        assert token not in hide_tokens(f"{text[:n]} {token} {text[n:]}")
+
+
+@given(around, paths, around)
+def test_an_absolute_path_goes_whatever_stands_around_it(before, path, after):
+    told = REDACT(between(before, path, after))
+    assert path not in told
+    assert path.rsplit("/", 1)[0] not in told
+
+
+@given(around, st.sampled_from(["gpu17.cluster.example.org", "gpu17", "GPU17", "vm-3", "zoe", "Zoe", "j.doe"]), around)
+def test_a_known_host_or_user_goes_as_a_whole_word(before, name, after):
+    told = REDACT(between(before, name, after))
+    assert not re.search(rf"(?i)(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])", told)
+
+
+@given(around, hexes, around)
+def test_forty_hex_digits_go_unless_they_are_called_a_commit(before, digits, after):
+    text = f"{before[0]} x {digits} {after[0]}"
+    assert digits not in REDACT(text)
+    assert f"commit {digits}" in REDACT(f"commit {digits} x")
+    assert digits not in hide_tokens(f"wandb: {digits}")
+
+
+@given(st.text())
+def test_redacting_twice_is_redacting_once_and_any_text_is_taken(text):
+    once = REDACT(text)
+    assert REDACT(once) == once
+
+
+@given(st.lists(st.one_of(tokens, assigned.map(lambda p: p[0]), urls.map(lambda p: p[0]), paths), max_size=6))
+def test_redacting_twice_is_redacting_once_for_secrets_side_by_side(secrets):
+    once = REDACT(" ".join(secrets))
+    assert REDACT(once) == once
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ('File "/home/zoe/lab/run.py", line 3', 'File "[path]/run.py", line 3'),
+        ("/usr/lib/python3.11/site-packages/trl/trainer/grpo.py:12", "[path]/site-packages/trl/trainer/grpo.py:12"),
+        ("'/data/my runs/a b/params.json'", "'[path]/params.json'"),
+        ("PATH=/usr/bin:/home/zoe/bin", "PATH=[path]:[path]"),
+        (r"C:\Users\zoe\lab\run.py and \\server\share\x", r"[path]/run.py and [path]"),
+        ("file:///home/zoe/a.html", "[path]"),
+        ("-L/home/eve/lib ~eve/x", "-L[path] [path]"),
+        (
+            "http://gpu17:8000/v1 https://j.doe:pw@host.example.org/x",
+            "http://[host]:8000/v1 https://[token]@host.example.org/x",
+        ),
+        (
+            "x://(http://gpu17:80 y://(/home/zoe/a http://h:8888/tree/home/eve/x",
+            "x://(http://[host]:80 y://([path] http://[host]:8888/tree[path]",
+        ),
+        ("x://(https://u:p4ss@github.com", "x://(https://[token]@github.com"),
+        ("10.1.2.3 192.168.0.7:8000 fe80::1:2 8.8.8.8:53", "[host] [host]:8000 [host] [host]:53"),
+        ("node-12.cluster.internal zoe@example.org", "[host] [user]@[host]"),
+        ("zoe_run1 on vm-3", "[user]_run1 on [host]"),
+        ("Authorization: Bearer abcdefgh1234 and bearer tokens", "Authorization: [token] and bearer tokens"),
+        ("https://x.org/a?sig=abc&n=1&api_key=2", "https://x.org/a?sig=[token]&n=1&api_key=[token]"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\nabc=\n-----END RSA PRIVATE KEY-----\nx", "[token]\nx"),
+        ("hf_AbCdEfGh... was cut by a table", "[token]... was cut by a table"),
+    ],
+)
+def test_the_same_thing_gets_the_same_label_and_what_helps_stays(text, told):
+    assert REDACT(text) == told
+
+
+def test_names_in_structures_make_their_values_tokens():
+    value = {
+        "env": {"HF_TOKEN": "abc", "n": 3},
+        "argv": ["x", "--hf-token", "abc", "--steps", "3"],
+        "eos_token": "</s>",
+    }
+    told = map_text(value, hide_tokens)
+    assert told == {
+        "env": {"HF_TOKEN": "[token]", "n": 3},
+        "argv": ["x", "--hf-token", "[token]", "--steps", "3"],
+        "eos_token": "</s>",
+    }
+    assert list(map_text({"/a/b": 1, "/a/c": 2}, REDACT).values()) == [1, 2]  # keys that become equal stay two
+
+
+def test_users_are_learnt_from_home_folders():
+    assert users_in("/home/zoe/x /Users/eve/y /home/root") == {"zoe", "eve"}
+    told = redactor(["/home/zoe/x"], ["h1"], [""], [COMMIT]).text(f"zoe h1 {COMMIT}")
+    assert told == f"[user] [host] {COMMIT}"
+
+
+# --- the rest stays ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Qwen/Qwen2-0.5B-Instruct on trl-lib/tldr", "reward -3.83 (95%: -4.1 to -3.5), lr 3e-4", "</search> and <eos>",
+     "eos_token=</s>, pad_token: <pad>, stop_token=None, max_tokens=64", "and/or, 1/2, tokens/s, a / b /c",
+     "https://huggingface.co/trl-lib/tldr/resolve/main/x.json", "torch 2.13.0+cpu, nvidia-cublas 12.8.4.1",
+     "http://localhost:8000/v1 127.0.0.1:29500 0.0.0.0", "x[::2], a[1:2:3], 12:30:45, 10:20", "sk-learn-contrib, task-2024",
+     f"git commit {COMMIT} with uncommitted changes", "key=lambda row: row['step']", "HF_TOKEN=$HF_TOKEN, api_key=None",
+     "the secret of the bearer of bad news", "sorted(rows, key=len)", "../shared/data.csv ./run.sh runs/05/x.json",
+     "completions/mean_length and frac_reward_zero_std", "@property def f(x) -> int: return x @ y", "zoepfe, azoe, vm-30"]
+)  # fmt: skip
+def test_ordinary_text_stays(text):
+    assert REDACT(text) == text
+
+
+@given(
+    st.lists(st.one_of(st.integers().map(str), st.floats().map(str), st.text("abcdefgh .,", max_size=9)), max_size=9)
+)
+def test_numbers_and_words_stay(words):
+    text = " ".join(words)
+    assert REDACT(text) == text
+
+
+# --- reports -------------------------------------------------------------------------------------------------------
+
+USER, HOST, FOLDER = "zoequince", "gpu17.cluster.example.org", "/scratch/lab-q/projects"
+
+
+def planted(name: str) -> str:
+    """Text with one secret of each kind, in words of its own for the place called `name`."""
+    mark = "".join(c for c in name.title() if c.isalpha())
+    return (
+        f"hf_{mark}0123456789abcdef and https://u:pw{mark}7@github.com/x, HF_TOKEN=val{mark}9 in {FOLDER}/{mark}dir/x.py by "
+        f"{USER} on {HOST} or gpu17; /home/{USER}/{mark}home, {mark.lower()}@example.org, 10.11.12.13"
+    )
+
+
+def secrets_of(name: str) -> list[str]:
+    mark = "".join(c for c in name.title() if c.isalpha())
+    return [f"hf_{mark}", f"pw{mark}7", f"val{mark}9", f"{mark}dir", f"{mark}home", f"{mark.lower()}@"]
+
+
+PLACES = ["param value", "param name", "env", "argv", "error", "headline", "check", "reason", "number", "claim", "measured",
+          "verdict", "source", "stream", "traceback", "cell", "attribute", "caption", "title", "text plain", "markdown",
+          "heading", "help", "log", "prompt", "completion", "metric"]  # fmt: skip
+
+
+def run_with_secrets(root, state="failed"):
+    p = {name: planted(name) for name in PLACES}
+    html = (
+        f'<table title="{p["title"]}"><tr><td>{p["cell"]}</td></tr></table>'
+        f"<figure><figcaption>{p['caption']}</figcaption></figure>"
+        f'<abbr title="{p["attribute"]}">x</abbr>'
+    )
+    outputs = [
+        *outputs_of(["harmless", p["stream"]]),
+        v4.new_output("display_data", {"text/html": html}),
+        v4.new_output("display_data", {"text/plain": p["text plain"]}),
+        v4.new_output("error", ename="E", evalue="e", traceback=[p["traceback"]]),
+    ]
+    result = {
+        "headline": {"name": p["headline"], "value": 1.5},
+        "checks": {p["check"]: True, "b": f"not run: {p['reason']}"},
+        "numbers": {p["number"]: 1.0},
+        "claims": {p["claim"]: {"documented": "d", "measured": p["measured"], "verdict": p["verdict"]}},
+    }
+    rows = [
+        {"step": 1, "prompt": p["prompt"], "completion": p["completion"], "finish_reason": "stop", "reward": -1.0}
+    ] * 30
+    params = {"seed": 1, p["param name"]: 1, "folder": p["param value"]}
+    metrics = [row | {"note": p["metric"]} for row in METRICS]
+    run = write_run(root, f"2026-{USER}", state=state, params=params, result=result, metrics=metrics, completions=rows)
+    env = {"host": HOST, "git_commit": COMMIT, "note": p["env"], "argv": ["x", "--token", "valArgv9", p["argv"]]}
+    write_json(run.path / "env.json", env)
+    cells = [
+        v4.new_markdown_cell(f"# Title {p['heading']}\n## Question\n{p['markdown']}"),
+        v4.new_code_cell(f"seed: int = 0  # {p['help']}; 0..9", metadata={"tags": ["parameters"]}),
+        v4.new_code_cell(f"x = 1  # {p['source']}", outputs=outputs, execution_count=1),
+    ]
+    (run.path / "executed.ipynb").write_text(json.dumps(v4.new_notebook(cells=cells)))
+    (run.path / "log.txt").write_text(p["log"])
+    set_status(run.path, state, p["error"])
+    return run
+
+
+EVERYWHERE = [USER, HOST, "gpu17", "lab-q", "10.11.12.13", *(s for name in PLACES for s in secrets_of(name))]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return run_with_secrets(tmp_path_factory.mktemp("secret") / "runs")
+
+
+def found(page: str) -> list[str]:
+    return [secret for secret in EVERYWHERE if secret.lower() in without_images(page).lower()]
+
+
+def test_the_places_are_all_shown_in_a_report_that_is_not_redacted(run):
+    """Else the tests below would look where nothing was."""
+    page = build_report(run).read_text()
+    for name in PLACES:
+        assert f"{''.join(c for c in name.title() if c.isalpha())}dir" in page, name
+
+
+def test_no_planted_secret_survives_in_any_place_of_a_redacted_report(run):
+    path = build_report(run, redact=True)
+    page = path.read_text()
+    assert path.name == "report-redacted.html"
+    assert found(page) == []
+    for label in ("[token]", "[host]", "[user]", "[path]/x.py", COMMIT):
+        assert label in page
+    assert "were replaced by labels in this copy" in page
+
+
+def test_figures_and_numbers_of_a_redacted_report_are_those_of_the_report(run):
+    plain, redacted = build_report(run).read_text(), build_report(run, redact=True).read_text()
+    images = [re.findall(r'src="(data:[^"]*)"', page) for page in (plain, redacted)]
+    assert images[0] == images[1]
+    assert len(images[0]) == 3
+    assert "1 hold, 1 not run" in redacted
+
+
+def test_redacted_pages_are_files_of_their_own(run, tmp_path):
+    before = build_report(run).read_bytes()
+    index = build_index([run], tmp_path, redact=True)
+    copies = [p for p in tmp_path.rglob("*.html") if p != index]
+    assert [p.relative_to(tmp_path).as_posix() for p in copies] == ["05_grpo_docs_example/2026-[user].html"]
+    assert found(index.read_text()) == []
+    assert found(copies[0].read_text()) == []
+    assert (run.path / "report.html").read_bytes() == before
+
+
+def test_two_runs_whose_names_become_equal_keep_a_page_each(tmp_path):
+    runs = [write_run(tmp_path / "runs", name, params={"seed": n, "x": "/home/zoe/a /home/eve/b"}) for n, name in
+            enumerate(("2026-zoe", "2026-eve"))]  # fmt: skip
+    build_index(runs, tmp_path / "out", redact=True)
+    assert len(list((tmp_path / "out").rglob("2026-*.html"))) == 2
+
+
+def test_a_redacted_comparison_has_no_secret_either(tmp_path):
+    run = run_with_secrets(tmp_path / "runs", state="done")
+    html = pd.DataFrame({planted("cell"): [planted("caption")]}).to_html()
+    path = build_comparison(
+        [run], tmp_path / "out" / "c.html", title=planted("title"), outcome=planted("headline"),
+        sections={planted("heading"): html}, command=planted("source"), limits=[planted("reason")], redact=True,
+    )  # fmt: skip
+    assert found(path.read_text()) == []
+
+
+def test_tokens_are_taken_out_of_every_report_redacted_or_not(run):
+    page = without_images(build_report(run).read_text())
+    assert [s for name in PLACES for s in secrets_of(name)[:3] if s in page] == []
+    assert "valArgv9" not in page
+    assert HOST in page
+
+
+# --- parameters ----------------------------------------------------------------------------------------------------
+
+TOKEN = "hf_" + "AbCdEfGhIjKlMnOpQrSt0123456789"
+CELL = "seed: int = 0  # any; 0..9\nrevision: str = ''  # a commit\nmodel: str = ''  # a name"
+
+
+@pytest.fixture
+def known(tmp_path):
+    return notebook_with(tmp_path, CELL)
+
+
+def notebook_with(folder, cell: str):
+    notebook = v4.new_notebook(cells=[v4.new_code_cell(cell, metadata={"tags": ["parameters"]})])
+    (folder / "n.ipynb").write_text(json.dumps(notebook))
+    return notebook_parameters(folder / "n.ipynb")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"model": TOKEN}, {"seed": TOKEN}, {"modell": TOKEN}, {TOKEN: 1}, {"model": "f" * 40}, {"model": f"https://a:{TOKEN}@x.org"},
+     {"model": "AKIA" + "A1" * 8}, {"model": f"x HF_TOKEN={TOKEN[3:]}"}, {"api_key": TOKEN[3:]}]
+)  # fmt: skip
+def test_a_token_as_parameter_is_refused_without_being_repeated(known, given):
+    with pytest.raises(ParameterError) as caught:
+        check_parameters(known, given)
+    assert "looks like an access token; set it in the environment, e.g. HF_TOKEN" in str(caught.value)
+    assert TOKEN[3:] not in str(caught.value)
+    assert "f" * 40 not in str(caught.value)
+
+
+@pytest.mark.parametrize("items", [[TOKEN], [f"model={TOKEN}"], [f"model={TOKEN}", f"model={TOKEN}"], [f"{TOKEN}=3"]])
+def test_a_token_on_the_command_line_is_refused_without_being_repeated(items):
+    with pytest.raises(ParameterError, match="looks like an access token") as caught:
+        parse_assignments(items)
+    assert TOKEN not in str(caught.value)
+
+
+@pytest.mark.parametrize("line", [f"x: str = '{TOKEN}'  # any", f"x = '{TOKEN}'", f"x: int = '{TOKEN}'"])
+def test_a_token_as_default_in_a_notebook_is_refused_without_being_repeated(tmp_path, line):
+    with pytest.raises(ParameterError, match="looks like an access token") as caught:
+        notebook_with(tmp_path, line)
+    assert TOKEN not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"revision": COMMIT}, {"model": f"/cache/snapshots/{COMMIT}"}, {"model": "Qwen/Qwen2-0.5B"}, {"model": "</search>"},
+     {"model": "sk-learn"}, {"model": "https://huggingface.co/x/y"}]
+)  # fmt: skip
+def test_what_is_no_token_is_taken(known, given):
+    assert check_parameters(known, given) == given
+    assert not any(looks_like_token(name, value) for name, value in given.items())

@@ -1,0 +1,267 @@
+"""Reports in a real Chromium with the network blocked: inert, self-contained, readable, printable, sortable."""
+
+import json
+import re
+import shutil
+from importlib.util import find_spec
+
+import pytest
+from conftest import need, write_run
+from report_samples import HOSTILE, METRICS, RESULT, hostile_run, write_notebook_of
+
+from workbench.reports import build_comparison, build_index, build_report
+from workbench.runs.files import write_json
+
+pytestmark = pytest.mark.slow
+
+CONTRAST = """() => {
+  const light = (c) => { const [r, g, b] = c.match(/[\\d.]+/g).slice(0, 3).map((v) => { v /= 255;
+    return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const behind = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
+    if (!/, 0\\)$/.test(c)) return c; } return "rgb(255, 255, 255)"; };
+  return [...document.querySelectorAll("body *")].filter((e) => e.checkVisibility() &&
+      [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()))
+    .map((e) => { const [a, b] = [light(getComputedStyle(e).color), light(behind(e))].sort((x, y) => y - x);
+      return [(a + 0.05) / (b + 0.05), e.tagName, e.className]; }).sort((x, y) => x[0] - y[0])[0];
+}"""
+# For each row of each table: cells follow each other from left to right and stay within their table.
+GEOMETRY = """() => [...document.querySelectorAll("tr")].filter((r) => r.checkVisibility()).every((r) => {
+  const boxes = [...r.cells].map((c) => c.getBoundingClientRect()), all = r.closest("table").getBoundingClientRect();
+  return boxes.every((b, n) => (!n || b.left >= boxes[n - 1].right - 1) && b.right <= all.right + 1 && b.left >= all.left - 1);
+})"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    need(find_spec("playwright"), "playwright")
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    need(path, "Chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    run = hostile_run(tmp_path_factory.mktemp("runs"))
+    build_report(run)
+    return run
+
+
+class Visit:
+    """A page opened from disk with every request but its own aborted, and all it asked for and complained about."""
+
+    def __init__(self, browser, path, width=390, **context):
+        self.asked, self.complaints, self.path = [], [], path
+        self.context = browser.new_context(viewport={"width": width, "height": 800}, **context)
+        self.context.set_offline(True)
+        self.page = self.context.new_page()
+        self.page.route("**/*", self._answer)
+        self.page.on("console", lambda m: self.complaints.append(m.text))
+        self.page.on("pageerror", lambda e: self.complaints.append(str(e)))
+        self.page.on("dialog", lambda d: (self.complaints.append(d.message), d.dismiss()))
+        self.page.on("framenavigated", lambda f: self.asked.append(f.url))
+        self.page.goto(path.as_uri())
+        self.page.wait_for_timeout(300)  # what a script or refresh would do, it would do by now
+
+    def _answer(self, route):
+        self.asked.append(route.request.url)
+        (route.continue_ if route.request.url == self.path.as_uri() else route.abort)()
+
+    def check(self):
+        """Nothing ran, nothing else was asked for, images are there, and the page is no wider than the window."""
+        assert {url for url in self.asked if not url.startswith("data:")} == {self.path.as_uri()}
+        assert self.complaints == []
+        assert self.page.evaluate("window.ran") is None
+        assert self.page.evaluate("[...document.images].every(i => i.alt.trim() && i.naturalWidth > 0)")
+        width = self.page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert width[0] <= width[1]
+
+    def texts(self, selector: str) -> list[str]:
+        return self.page.locator(selector).all_inner_texts()
+
+
+# --- a run ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_a_report_of_hostile_text_runs_nothing_asks_nothing_and_fits_the_window(browser, run, width):
+    visit = Visit(browser, run.path / "report.html", width)
+    visit.check()
+    shown = visit.page.inner_text("body")
+    assert HOSTILE["script"] in shown
+    assert HOSTILE["refresh"] in shown
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_hostile_text_moves_none_of_its_neighbours(browser, run, width):
+    visit = Visit(browser, run.path / "report.html", width)
+    assert visit.page.evaluate(GEOMETRY)
+    table = visit.page.locator("#completions + p + div table")
+    assert table.locator("tbody tr").count() == 10
+    assert {tuple(row.split("\t")[-2:]) for row in table.locator("tbody tr").all_inner_texts()} == {("stop", "-1")}
+    shown = visit.page.evaluate("document.body.textContent")
+    assert not re.search("[\u202a-\u202e\u2066-\u2069\u200e\u200f\x00\x1b]", shown)
+    assert "U+202E" in shown
+    covered = "document.elementFromPoint(innerWidth / 2, 5).closest('.output')"
+    assert visit.page.evaluate(covered) is None  # nothing is laid over the page
+
+
+def test_the_checks_themselves_see_a_request_a_script_a_moved_cell_and_a_wide_page(browser, tmp_path):
+    path = tmp_path / "bad.html"
+    path.write_text(
+        "<meta charset=utf-8><script>window.ran = 1</script><img src='https://example.org/x.png'>"
+        "<p style='width:900px'>wide</p><table dir=rtl><tr><td>a<td>b</table>"
+    )
+    visit = Visit(browser, path)
+    assert "https://example.org/x.png" in visit.asked
+    assert visit.page.evaluate("window.ran") == 1
+    assert not visit.page.evaluate(GEOMETRY)
+    with pytest.raises(AssertionError):
+        visit.check()
+    path.write_text("<body style='color:#999;background:#fff'>faint")
+    assert Visit(browser, path).page.evaluate(CONTRAST.replace("body *", "body"))[0] < 4.5
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_contrast_in_light_and_dark(browser, run, scheme):
+    visit = Visit(browser, run.path / "report.html", color_scheme=scheme)
+    worst = visit.page.evaluate(CONTRAST)
+    assert worst[0] >= 4.5, worst
+    paper = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
+
+
+def test_a_printed_report_has_all_verdicts_and_figures_and_no_code(browser, run, tmp_path):
+    visit = Visit(browser, run.path / "report.html", 794, color_scheme="dark")
+    visit.page.emulate_media(media="print", color_scheme="dark")
+    assert visit.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    for name in ("fails", "not tried"):
+        assert visit.page.get_by_role("cell", name=name, exact=True).first.is_visible()
+    seen = "[...document.querySelectorAll('SELECTOR')].map((e) => e.checkVisibility())"
+    assert visit.page.evaluate(seen.replace("SELECTOR", "img")) == [True] * 3
+    assert set(visit.page.evaluate(seen.replace("SELECTOR", "details.code, nav"))) == {False}
+    clipped = "[...document.querySelectorAll('pre, .scroll, figure')].filter((e) => e.checkVisibility() && \
+               e.scrollHeight > e.clientHeight + 2).length"
+    assert visit.page.evaluate(clipped) == 0
+    pdf = visit.page.pdf(path=tmp_path / "report.pdf", format="A4")
+    assert pdf.startswith(b"%PDF")
+    assert len(re.findall(rb"/Subtype\s*/Image", pdf)) >= 2
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "failed", "interrupted"])
+def test_reports_of_unfinished_runs_fit_a_phone_too(browser, tmp_path, state):
+    run = write_run(tmp_path, state=state, metrics=METRICS)
+    write_notebook_of(run, list(HOSTILE.values()), name="executing.ipynb")
+    (run.path / "log.txt").write_text("x" * 10_000)
+    visit = Visit(browser, build_report(run))
+    visit.check()
+    assert visit.page.locator("h2").first.inner_text() in ("How far it is", "How it ended")
+
+
+def test_the_report_of_a_real_run_shows_its_curve(browser, example_run):
+    visit = Visit(browser, example_run[0].path / "report.html")
+    visit.check()
+    assert visit.page.evaluate("document.images.length") >= 1
+    assert "reward, last 20 steps" in visit.page.inner_text("body")
+    assert visit.page.evaluate(GEOMETRY)
+
+
+# --- the index -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def index(run, tmp_path_factory):
+    root = tmp_path_factory.mktemp("many") / "runs"
+    runs = [run]
+    for n, (state, value, took) in enumerate(
+        [("done", 9.5, 100), ("failed", None, 5), ("done", -10.0, 30), ("done", 2, 7000)]
+    ):
+        made = write_run(root, f"2026-1{n}", notebook=f"book {n % 2}", state=state, params={"seed": n, "text": "Größe"})
+        if value is not None:
+            write_json(made.path / "result.json", RESULT | {"headline": {"name": "reward", "value": value}})
+        status = json.loads((made.path / "status.json").read_text())
+        write_json(made.path / "status.json", status | {"times": {"running": 1e9 + n, state: 1e9 + n + took}})
+        runs.append(made)
+    return build_index(runs, root.parent / "reports")
+
+
+def column(visit, name: str) -> list[str]:
+    heads = visit.texts("#runs thead th")
+    return visit.texts(f"#runs tbody tr:visible td:nth-child({heads.index(name) + 1})")
+
+
+def test_the_index_leads_to_the_reports(browser, index):
+    visit = Visit(browser, index)
+    visit.check()
+    visit.page.unroute("**/*")
+    for notebook, title in (("05_grpo_docs_example", "A notebook"), ("book 1", "book 1")):
+        visit.page.goto(index.as_uri())
+        visit.page.locator("tbody tr", has_text=notebook).first.locator("a").click()
+        visit.page.wait_for_load_state()
+        assert visit.page.inner_text("h1") == title
+
+
+def test_the_index_sorts_by_click_and_says_how(browser, index):
+    visit = Visit(browser, index, 1200)
+    head = visit.page.locator("th", has_text="value")
+    head.get_by_role("button").click()
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert column(visit, "value")[:3] == ["-10", "2", "9.5"]
+    head.get_by_role("button").click()
+    assert head.get_attribute("aria-sort") == "descending"
+    assert [v for v in column(visit, "value") if v][-3:] == ["9.5", "2", "-10"]
+    assert column(visit, "value")[-1] == ""  # a run without a value is last either way
+    other = visit.page.locator("th", has_text="took")
+    other.get_by_role("button").click()
+    assert column(visit, "took")[:4] == ["5 s", "30 s", "100 s", "117 min"]
+    assert head.get_attribute("aria-sort") is None
+    visit.check()
+
+
+def test_the_index_is_used_with_the_keyboard_alone(browser, index):
+    visit = Visit(browser, index, 1200)
+    for wanted in ("filter-text", "filter-state"):
+        visit.page.keyboard.press("Tab")
+        assert visit.page.evaluate("document.activeElement.id") == wanted
+    visit.page.keyboard.press("Tab")
+    assert visit.page.evaluate("document.activeElement.textContent") == "notebook"
+    visit.page.keyboard.press("Enter")
+    assert column(visit, "notebook")[0] == "05_grpo_docs_example"
+    visit.page.keyboard.press("Space")
+    assert column(visit, "notebook")[0] == "book 1"
+
+
+def test_the_index_filters_by_words_and_state_and_announces_the_count(browser, index):
+    visit = Visit(browser, index, 1200)
+    count = visit.page.locator("#filter-count")
+    assert count.get_attribute("aria-live") == "polite"
+    assert count.inner_text() == "5 of 5 runs shown"
+    visit.page.get_by_label("State").select_option("done")
+    assert count.inner_text() == "4 of 5 runs shown"
+    visit.page.get_by_label("Filter by text").fill("größe  SEED=2")
+    assert count.inner_text() == "1 of 5 runs shown"
+    assert column(visit, "notebook") == ["book 0"]
+    visit.page.get_by_label("Filter by text").fill("(no such)")
+    assert (count.inner_text(), column(visit, "run")) == ("0 of 5 runs shown", [])
+
+
+def test_without_script_the_index_shows_every_run_and_no_dead_control(browser, index):
+    visit = Visit(browser, index, java_script_enabled=False)
+    assert visit.page.locator("#runs tbody tr").count() == 5
+    assert all(row.is_visible() for row in visit.page.locator("#runs tbody tr").all())
+    assert not visit.page.locator("input, select, button").first.is_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_comparison_fits_a_phone_has_contrast_and_runs_only_its_own_script(browser, run, tmp_path, scheme):
+    hostile = HOSTILE["script"] + HOSTILE["closing tags"] + HOSTILE["right to left"]
+    path = build_comparison([run], tmp_path / "c.html", title=hostile, outcome=hostile, sections={hostile: hostile})
+    visit = Visit(browser, path, color_scheme=scheme)
+    visit.check()
+    assert visit.page.locator("#filter-count").inner_text() == "1 of 1 runs shown"
+    assert visit.page.evaluate(CONTRAST)[0] >= 4.5
+    assert visit.page.evaluate(GEOMETRY)

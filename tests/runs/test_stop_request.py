@@ -1,0 +1,132 @@
+import json
+
+import pytest
+from conftest import write_notebook, write_run
+
+from workbench.errors import TrainingStopped
+from workbench.runs.files import load_metrics, read_json, write_json
+from workbench.runs.run import create_run, list_runs
+from workbench.runs.stop_request import clear_stop, go_on, honour_stop, request_stop, stop_request
+
+SMALL = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16, "save_steps": 4}
+
+
+def test_a_request_is_seen_from_every_folder_below_the_run_and_by_no_other_run(tmp_path):
+    run, other = write_run(tmp_path, "1", state="running"), write_run(tmp_path, "2", state="running")
+    request_stop(run, "enough")
+    below = run.path / "tuned" / "seed-1"
+    below.mkdir(parents=True)
+    assert [stop_request(f) for f in (run.path, run.path / "tuned", below)] == ["enough"] * 3
+    assert stop_request(other.path) is None
+    clear_stop(run)
+    clear_stop(run)
+    assert stop_request(below) is None
+
+
+def test_an_honoured_request_is_gone_and_the_run_of_this_process_reads_as_interrupted_until_it_goes_on(tmp_path):
+    run = create_run("by_hand", {}, tmp_path, state="running")
+    request_stop(run, "enough")
+    honour_stop(run.path / "arm", "stopped after step 3 of 9: enough")
+    assert stop_request(run.path) is None
+    assert (run.status["state"], run.status["error"]) == ("interrupted", "stopped after step 3 of 9: enough")
+    go_on(run.path)
+    assert (run.status["state"], run.status["error"]) == ("running", None)
+
+
+def test_the_status_of_a_run_that_a_runner_owns_is_left_to_the_runner(tmp_path):
+    run = create_run("by_hand", {}, tmp_path, state="running")
+    status = read_json(run.path / "status.json", {})
+    write_json(run.path / "status.json", status | {"owner": {"pid": 1, "host": "elsewhere", "started": "0"}})
+    honour_stop(run.path, "stopped")
+    assert run.status["state"] == "running"
+    clear_stop(run)
+
+
+class AskAfter:
+    """Asks for a stop in the middle of a step: a reward function sees the step before it ends."""
+
+    def __init__(self, run, step: int):
+        self.run, self.step, self.calls = run, step, 0
+
+    def __call__(self, completions, **_):
+        self.calls += 1
+        if self.calls == self.step:
+            request_stop(self.run, "enough")
+        return [-float(len(text)) for text in completions]
+
+
+def train(out_dir, reward, **fields):
+    from workbench.training.grpo import train_grpo
+    from workbench.training.recipes import make_recipe
+
+    return train_grpo(make_recipe("starter", **(SMALL | fields)), reward_funcs=reward, out_dir=out_dir)
+
+
+def log(folder) -> list[dict]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    times = ("elapsed_s", "step_time", "rewards/AskAfter/mean", "rewards/AskAfter/std")
+    return [{k: v for k, v in json.loads(line).items() if k not in times} for line in lines]
+
+
+@pytest.mark.slow
+def test_grpo_stops_after_the_step_it_was_asked_in_and_goes_on_as_if_never_stopped(starter_folder, tmp_path):
+    run = create_run("by_hand", {}, tmp_path, state="running")
+    with pytest.raises(TrainingStopped, match="stopped after step 3 of 6: enough"):
+        train(run.path, AskAfter(run, 3), max_steps=6)
+    assert load_metrics(run.path / "metrics.jsonl")["step"].tolist() == [1, 2, 3]
+    assert (run.path / "checkpoints/checkpoint-3/complete.json").is_file()
+    assert run.status["state"] == "interrupted"
+    train(run.path, AskAfter(run, -1), max_steps=6)
+    assert run.status["state"] == "running"
+    train(tmp_path / "never stopped", AskAfter(run, -1), max_steps=6)
+    assert log(run.path) == log(tmp_path / "never stopped")
+    assert run.completions.groupby("step").size().tolist() == [8] * 6
+
+
+@pytest.mark.slow
+def test_a_stop_asked_before_the_first_or_during_the_last_step_loses_nothing(starter_folder, tmp_path):
+    run = create_run("by_hand", {}, tmp_path, state="running")
+    request_stop(run, "too early")
+    with pytest.raises(TrainingStopped, match="stopped after step 0 of 2: too early"):
+        train(run.path, AskAfter(run, -1), max_steps=2)
+    train(run.path, AskAfter(run, 2), max_steps=2)
+    assert load_metrics(run.path / "metrics.jsonl")["step"].tolist() == [1, 2]
+
+
+@pytest.mark.slow
+def test_ppo_stops_too_and_leaves_its_policy(starter_folder, tmp_path):
+    from transformers import TrainerCallback
+
+    from workbench.training.ppo import train_ppo
+    from workbench.training.recipes import make_recipe
+
+    run = create_run("by_hand", {}, tmp_path, state="running")
+
+    class Ask(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            if state.global_step == 1:
+                request_stop(run, "enough")
+
+    fields = {"num_generations": 2, "per_device_train_batch_size": 4, "max_completion_length": 8, "max_steps": 4}
+    with pytest.raises(TrainingStopped, match="stopped after step 1 of 4"):
+        train_ppo(make_recipe("starter", **fields), out_dir=run.path, callbacks=[Ask()])
+    assert (run.path / "checkpoints/checkpoint-1/complete.json").is_file()
+
+
+@pytest.mark.slow
+def test_a_notebook_that_was_asked_to_stop_is_interrupted_and_resumes_to_its_end(starter_folder, tmp_path):
+    from workbench.batch.execute import execute_run, prepare_run
+
+    cells = (
+        "from workbench import length_reward, make_recipe, train_grpo\n"
+        "from workbench.runs.stop_request import request_stop",
+        f"recipe = make_recipe('starter', max_steps=4, **{SMALL})\n"
+        "if not (run.path / 'asked').exists():\n    request_stop(run, 'enough'); (run.path / 'asked').touch()\n"
+        "train_grpo(recipe, reward_funcs=length_reward(), out_dir=run.path)",
+    )
+    path = str(write_notebook(tmp_path / "hand_made.ipynb", *cells))
+    run = prepare_run(path, {}, root=tmp_path / "runs")
+    assert execute_run(run, notebook=path, quiet=True) == "interrupted"
+    assert run.status["error"] == "stopped after step 0 of 4: enough"
+    assert execute_run(run, notebook=path, quiet=True) == "done"
+    assert list_runs(tmp_path / "runs")[0].metrics["step"].tolist() == [1, 2, 3, 4]

@@ -1,0 +1,156 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT, workbench
+
+from workbench.runs.files import load_metrics
+from workbench.runs.run import list_runs
+from workbench.training.recipes import make_recipe
+from workbench.training.rewards import length_reward
+
+TIMES = {"elapsed_s", "step_time"}
+
+
+def train(out_dir, **fields):
+    from workbench.training.grpo import train_grpo
+
+    small = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16, "save_steps": 2}
+    return train_grpo(make_recipe("starter", **(small | fields)), reward_funcs=length_reward(), out_dir=out_dir)
+
+
+def without_times(out_dir) -> list[dict]:
+    lines = (out_dir / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+
+
+def completions(out_dir):
+    from workbench.runs.run import Run
+
+    return Run(out_dir).completions
+
+
+@pytest.fixture(scope="module")
+def trained(starter_folder, tmp_path_factory):
+    """Six steps, seed 1, recorded."""
+    out_dir = tmp_path_factory.mktemp("trained")
+    train(out_dir, max_steps=6, seed=1)
+    return out_dir
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_log_apart_from_times_and_another_seed_another(trained, tmp_path):
+    train(tmp_path / "same", max_steps=6, seed=1)
+    train(tmp_path / "other", max_steps=6, seed=2)
+    assert len(without_times(trained)) == 6
+    assert without_times(tmp_path / "same") == without_times(trained)
+    assert without_times(tmp_path / "other") != without_times(trained)
+
+
+@pytest.mark.slow
+def test_every_step_is_logged_once_with_the_curves_a_reader_asks_for(trained):
+    metrics = load_metrics(trained / "metrics.jsonl")
+    assert metrics["step"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert {"reward", "completions/mean_length", "completions/clipped_ratio", "loss"} <= set(metrics)
+    assert metrics["elapsed_s"].is_monotonic_increasing
+    assert (metrics["reward"] <= 0).all()
+
+
+@pytest.mark.slow
+def test_every_completion_is_recorded_with_what_was_asked_and_what_it_earned(trained):
+    table = completions(trained)
+    assert table.groupby("step").size().tolist() == [8] * 6
+    assert table["reward"].tolist() == length_reward()(table["completion"].tolist())
+    assert set(table["finish_reason"]) <= {"stop", "length"}
+    assert (table["prompt"].str.endswith("TL;DR:")).all()
+
+
+@pytest.mark.slow
+def test_the_logged_reward_is_the_mean_of_the_recorded_ones(trained):
+    means = completions(trained).groupby("step")["reward"].mean()
+    logged = load_metrics(trained / "metrics.jsonl").set_index("step")["reward"]
+    assert logged.tolist() == pytest.approx(means.tolist(), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_progress_and_complete_checkpoints_are_on_disk(trained):
+    progress = json.loads((trained / "progress.json").read_text())
+    assert (progress["step"], progress["max_steps"]) == (6, 6)
+    kept = {p.parent.name for p in trained.glob("checkpoints/*/complete.json")}
+    assert kept == {"checkpoint-4", "checkpoint-6"}
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_was_not_finished_is_passed_over(trained):
+    from workbench.training.recording import last_checkpoint
+
+    folder = trained / "checkpoints"
+    assert last_checkpoint(folder).name == "checkpoint-6"
+    (folder / "checkpoint-6" / "complete.json").rename(folder / "complete.json")
+    try:
+        assert last_checkpoint(folder).name == "checkpoint-4"
+    finally:
+        (folder / "complete.json").rename(folder / "checkpoint-6" / "complete.json")
+    assert last_checkpoint(trained) is None
+
+
+@pytest.mark.slow
+def test_a_training_cut_after_its_checkpoint_goes_on_as_if_never_cut(trained, tmp_path):
+    import shutil
+
+    shutil.copytree(trained, tmp_path / "cut")
+    # As a kill in step 6 leaves it: checkpoint 4 is the last complete one, step 6 is half logged.
+    (tmp_path / "cut/checkpoints/checkpoint-6/complete.json").unlink()
+    lines = (trained / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "cut/metrics.jsonl").write_text("".join(lines[:5]) + lines[5][:30])
+    table = completions(trained)
+    shutil.rmtree(tmp_path / "cut/completions.parquet")
+    (tmp_path / "cut/completions.parquet").mkdir()
+    for step, rows in table[table["step"] <= 5].groupby("step"):
+        rows.to_parquet(tmp_path / f"cut/completions.parquet/part-{step:06d}.parquet")
+
+    train(tmp_path / "cut", max_steps=6, seed=1)
+    assert without_times(tmp_path / "cut") == without_times(trained)
+    again = completions(tmp_path / "cut")
+    assert again["completion"].tolist() == table["completion"].tolist()
+
+
+@pytest.mark.slow
+def test_another_recipe_in_the_same_folder_starts_anew(trained, tmp_path):
+    train(tmp_path, max_steps=2, seed=1)
+    train(tmp_path, max_steps=2, seed=2)
+    assert load_metrics(tmp_path / "metrics.jsonl")["step"].tolist() == [1, 2]
+    assert completions(tmp_path).groupby("step").size().tolist() == [8, 8]
+
+
+@pytest.mark.slow
+def test_a_run_killed_in_the_middle_of_training_is_resumed_with_every_step_logged_once(starter_folder, tmp_path):
+    arguments = ["run", "05_grpo_docs_example", "-p", "steps=40", "-q", "--runs-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "workbench", *arguments]
+    runner = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not (found := list_runs(tmp_path)) or not logged(found[0].path) > 12:
+            assert runner.poll() is None, "the run ended before it could be killed"
+            time.sleep(0.05)
+    finally:
+        os.kill(runner.pid, signal.SIGKILL)
+        runner.wait()
+    (run,) = found
+    assert run.status["state"] == "interrupted"
+
+    again = workbench(*arguments, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert [r.path for r in list_runs(tmp_path)] == [run.path]
+    assert run.status["state"] == "done"
+    assert run.metrics["step"].tolist() == list(range(1, 41))
+    assert run.completions.groupby("step").size().tolist() == [32] * 40
+    assert run.metrics["elapsed_s"].is_monotonic_increasing
+
+
+def logged(folder) -> int:
+    path = folder / "metrics.jsonl"
+    return path.read_text().count("\n") if path.is_file() else 0

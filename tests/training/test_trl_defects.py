@@ -1,0 +1,513 @@
+"""What stock TRL 1.12.0 gets wrong about stops, each shown on the stock trainer and shown to be gone here, in pairs.
+
+In test_ppo.py: PPO erases EOS from the saved policy, and punishes rows that ended at a custom stop.
+"""
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import small_runs
+import torch
+import trl
+from conftest import result_of
+from small_runs import CALL_TOKENS, CLOSE, CPU, EVERY_END, TRAINERS, one_step, policy_trainer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from workbench.errors import ParameterError
+from workbench.generation.stops import StopSpec, save_policy
+from workbench.toys.starter import EOS
+from workbench.training.recipes import make_recipe, resolve_model
+from workbench.training.rewards import length_reward
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(small_runs.__file__)
+GRPO_AND_RLOO = pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
+
+
+@functools.cache
+def tokenizer():
+    return AutoTokenizer.from_pretrained(resolve_model("search"))
+
+
+@pytest.fixture(scope="module")
+def on_vllm(tmp_path_factory):
+    """The cases of small_runs.py that need vLLM: case -> what came of its batch."""
+    folder = tmp_path_factory.mktemp("vllm")
+    return result_of("small_runs.py", "vllm", env={"TMPDIR": str(folder)})
+
+
+def completion_metrics(got) -> dict[str, float]:
+    return {k.partition("/")[2]: v for k, v in got["log"].items() if k.startswith("completions/")}
+
+
+# --- 1 and 2: whatever stopped at anything but EOS counts as cut, and is masked ------------------------------------
+
+
+def ended(got, at=EVERY_END) -> bool:
+    """Whether every row is complete: it ends in one of the stop strings, before the length limit."""
+    return all(tokenizer().decode(ids).endswith(at) and len(ids) < 24 for ids in got["ids"])
+
+
+@GRPO_AND_RLOO
+def test_stock_counts_a_stopped_vllm_completion_as_clipped(kind, on_vllm):
+    got = on_vllm[f"stock {kind}"]
+    assert ended(got)
+    assert completion_metrics(got)["clipped_ratio"] == 1
+    assert completion_metrics(got)["mean_terminated_length"] == 0
+
+
+@GRPO_AND_RLOO
+def test_the_workbench_counts_it_as_stopped(kind, on_vllm):
+    got = on_vllm[f"workbench {kind}"]
+    assert ended(got)
+    lengths = [len(ids) for ids in got["ids"]]
+    assert completion_metrics(got)["clipped_ratio"] == 0
+    assert completion_metrics(got)["mean_terminated_length"] == pytest.approx(sum(lengths) / len(lengths))
+    assert completion_metrics(got)["max_terminated_length"] == max(lengths)
+
+
+@GRPO_AND_RLOO
+def test_stock_masks_the_whole_stopped_batch_and_trains_on_nothing_without_a_word(kind, on_vllm):
+    got = on_vllm[f"stock {kind}"]
+    assert [len(row) for row in got["trained"]] == [0] * len(got["ids"])
+    assert got["log"]["grad_norm"] == 0
+    assert got["log"]["loss"] == pytest.approx(0, abs=1e-6)  # a number, not NaN: nothing shows
+
+
+@GRPO_AND_RLOO
+def test_the_workbench_trains_on_every_stopped_row(kind, on_vllm):
+    got = on_vllm[f"workbench {kind}"]
+    assert got["trained"] == got["ids"]
+    assert got["log"]["grad_norm"] > 0.01
+
+
+# --- 3, 4, 5: stops among transformers' generation_kwargs ----------------------------------------------------------
+
+
+def stop_ids() -> tuple[int, int]:
+    """Of `</`, the fifth token of a call, and of the period, which ends everything else."""
+    call, period = tokenizer().encode(f"<search>amber{CLOSE}"), tokenizer().encode(".")
+    assert tokenizer().decode(call[4]) == "</" and len(period) == 1
+    return call[4], period[0]
+
+
+@functools.cache
+def stopped_by_id(who, masked=False, pad_is_eos=False):
+    """A batch on transformers that ends at `stop_ids()`."""
+    own = AutoTokenizer.from_pretrained(resolve_model("search"))
+    if pad_is_eos:
+        own.pad_token = own.eos_token
+    fields, kwargs = {"mask_truncated_completions": masked}, {"processing_class": own}
+    fields["generation_kwargs"] = {"suppress_tokens": [own.eos_token_id]}
+    if who == "stock":
+        fields["generation_kwargs"]["eos_token_id"] = [own.eos_token_id, *stop_ids()]
+    else:
+        kwargs["stops"] = StopSpec(token_ids=stop_ids())
+    got = one_step(policy_trainer(TRAINERS[who, "GRPO"], fields, **kwargs))
+    got["lengths"] = [1 + min(ids.index(i) for i in stop_ids() if i in ids) for ids in got["ids"]]
+    assert len(set(got["lengths"])) > 1  # else nothing is padded
+    return got
+
+
+def test_stock_trains_on_the_pads_behind_a_stop_id():
+    got, pad = stopped_by_id("stock"), tokenizer().pad_token_id
+    width = max(got["lengths"])
+    assert [len(row) for row in got["trained"]] == [width] * len(got["ids"])
+    pads = sum(row.count(pad) for row in got["trained"])
+    assert pads == sum(width - length for length in got["lengths"]) > 0
+    assert completion_metrics(got)["mean_length"] == width
+
+
+def test_the_workbench_trains_on_no_pad():
+    got = stopped_by_id("workbench")
+    assert [len(row) for row in got["trained"]] == got["lengths"]
+    assert not any(tokenizer().pad_token_id in row for row in got["trained"])
+    assert completion_metrics(got)["mean_length"] == pytest.approx(sum(got["lengths"]) / len(got["lengths"]))
+
+
+def test_stock_takes_padded_rows_for_ended_and_masks_the_longest_which_did_end():
+    got = stopped_by_id("stock", masked=True)
+    longest = [length == max(got["lengths"]) for length in got["lengths"]]
+    assert completion_metrics(got)["clipped_ratio"] == pytest.approx(sum(longest) / len(longest))
+    assert [not row for row in got["trained"]] == longest
+
+
+def test_the_workbench_finds_and_keeps_the_end_of_every_row():
+    got = stopped_by_id("workbench", masked=True)
+    assert completion_metrics(got)["clipped_ratio"] == 0
+    assert [len(row) for row in got["trained"]] == got["lengths"]
+
+
+def test_stock_trains_on_one_eos_a_row_that_was_never_sampled_when_pad_is_eos():
+    got, eos = stopped_by_id("stock", pad_is_eos=True), tokenizer().eos_token_id
+    shorter = [length < max(got["lengths"]) for length in got["lengths"]]
+    assert any(shorter)
+    assert [row.count(eos) for row in got["trained"]] == [int(s) for s in shorter]
+
+
+def test_the_workbench_trains_on_sampled_tokens_only_when_pad_is_eos():
+    got, eos = stopped_by_id("workbench", pad_is_eos=True), tokenizer().eos_token_id
+    assert [len(row) for row in got["trained"]] == got["lengths"]
+    assert not any(eos in row for row in got["trained"])
+
+
+# --- 6: stop strings on transformers -------------------------------------------------------------------------------
+
+
+def test_stock_has_no_stop_strings_on_transformers():
+    with pytest.raises(ValueError, match="tokenizer"):
+        one_step(policy_trainer(trl.GRPOTrainer, {"generation_kwargs": {"stop_strings": [CLOSE]}}))
+
+
+@GRPO_AND_RLOO
+def test_the_workbench_stops_at_strings_on_transformers(kind):
+    got = one_step(policy_trainer(TRAINERS["workbench", kind], stops=StopSpec(strings=EVERY_END)))
+    assert ended(got, (*EVERY_END, EOS))
+    assert got["trained"] == got["ids"]
+    assert completion_metrics(got)["clipped_ratio"] == 0
+
+
+# --- 7: reward functions and the stop marker -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def special_stop(tmp_path_factory):
+    """A model that closes every other call with the special token `<|call|>`: `(folder, its id)`."""
+    model = AutoModelForCausalLM.from_pretrained(resolve_model("search"))
+    grown = AutoTokenizer.from_pretrained(resolve_model("search"))
+    grown.add_special_tokens({"additional_special_tokens": ["<|call|>"]})
+    folder = save_policy(model, grown, tmp_path_factory.mktemp("special"))
+    new = grown.convert_tokens_to_ids("<|call|>")
+    with torch.no_grad():  # embeddings are tied: what has the vector of `</` is as likely as it
+        model.get_input_embeddings().weight[new] = model.get_input_embeddings().weight[stop_ids()[0]]
+    model.save_pretrained(folder)
+    return folder, new
+
+
+def test_stock_hides_a_special_stop_token_from_reward_functions(special_stop):
+    folder, new = special_stop
+    told = {"generation_kwargs": {"eos_token_id": [tokenizer().eos_token_id, new]}}
+    got = one_step(policy_trainer(trl.GRPOTrainer, told, model=str(folder)))
+    assert sum(new in ids for ids in got["ids"]) > 4
+    assert not any("<|call|>" in text for text in got["text"])
+
+
+@GRPO_AND_RLOO
+def test_the_workbench_shows_it_to_them(kind, special_stop):
+    folder, new = special_stop
+    trainer = policy_trainer(TRAINERS["workbench", kind], stops=StopSpec(token_ids=(new,)), model=str(folder))
+    got = one_step(trainer)
+    assert sum(new in ids for ids in got["ids"]) > 4
+    for text, ids in zip(got["text"], got["ids"], strict=True):
+        assert text.endswith("<|call|>") == (ids[-1] == new)
+        assert tokenizer().eos_token not in text
+
+
+# --- 8: empty completions ------------------------------------------------------------------------------------------
+
+
+def one_empty(prompts, trainer):
+    """A rollout function whose second row is empty and whose others are calls that end in EOS."""
+    encode = functools.partial(tokenizer().encode, add_special_tokens=False)
+    call = [*encode(f"<search>amber{CLOSE}"), tokenizer().eos_token_id]
+    return {
+        "prompt_ids": [encode(p) for p in prompts],
+        "completion_ids": [[] if n == 1 else list(call) for n in range(len(prompts))],
+        "logprobs": None,
+    }
+
+
+@pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
+def test_stock_falls_over_an_empty_completion():
+    with pytest.raises(IndexError):
+        one_step(policy_trainer(trl.GRPOTrainer, rollout_func=one_empty))
+
+
+@pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
+@pytest.mark.parametrize("masked", [False, True])
+def test_in_the_workbench_an_empty_completion_is_scored_and_trains_nothing(masked):
+    trainer = policy_trainer(
+        TRAINERS["workbench", "GRPO"], {"mask_truncated_completions": masked}, rollout_func=one_empty
+    )
+    got = one_step(trainer)
+    assert [len(row) for row in got["trained"]] == [8, 0] + [8] * 30
+    assert got["text"][1] == ""
+    assert got["log"]["reward"] == 0.5
+
+
+# --- 10: OnlineDPO on vLLM -----------------------------------------------------------------------------------------
+
+
+def closed(got) -> list[bool]:
+    return [CLOSE in tokenizer().decode(ids) for ids in got["ids"]]
+
+
+def test_stock_online_dpo_refuses_stop_strings_because_it_does_not_detokenize(on_vllm):
+    assert "detokenize" in on_vllm["stock OnlineDPO, a stop alone"]
+
+
+def test_stock_online_dpo_appends_an_eos_that_was_never_sampled(on_vllm):
+    got, eos = on_vllm["stock OnlineDPO 24"], tokenizer().eos_token_id
+    assert any(closed(got))
+    for ids, in_loss, by_string in zip(got["ids"], got["loss_tokens"], closed(got), strict=True):
+        assert len(ids) == 24
+        assert (ids[in_loss] == eos) == by_string  # behind the last token that counts for the loss
+
+
+def test_online_dpo_of_the_workbench_takes_a_stop_alone_and_appends_nothing(on_vllm):
+    got, eos = on_vllm["workbench OnlineDPO 24"], tokenizer().eos_token_id
+    assert any(closed(got)) and not all(closed(got))
+    assert [len(ids) for ids in got["ids"]] == got["loss_tokens"]
+    assert [ids[-1] == eos for ids in got["ids"]] == [not c for c in closed(got)]
+    assert got["contain_eos"] == 1 and set(got["rewards"]) == {0.0}
+
+
+def test_stock_online_dpo_punishes_a_row_that_stopped_with_its_last_token(on_vllm):
+    got = on_vllm[f"stock OnlineDPO {CALL_TOKENS}"]
+    assert any(closed(got)) and set(got["rewards"]) == {-100.0}
+    assert got["contain_eos"] == 0
+
+
+def test_online_dpo_of_the_workbench_punishes_only_rows_that_nothing_stopped(on_vllm):
+    got = on_vllm[f"workbench OnlineDPO {CALL_TOKENS}"]
+    assert got["rewards"] == [0.0 if c else -100.0 for c in closed(got)]
+    assert got["contain_eos"] == pytest.approx(sum(closed(got)) / len(closed(got)))
+
+
+# --- PPO with pad == EOS -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ppo_masks(monkeypatch):
+    """The mask of each PPO update's policy loss, `[B, T]`, as they come."""
+    from trl.experimental.ppo import ppo_trainer
+
+    masks, original = [], ppo_trainer.masked_whiten
+    monkeypatch.setattr(
+        ppo_trainer, "masked_whiten", lambda values, mask, **k: masks.append(mask) or original(values, mask, **k)
+    )
+    return masks
+
+
+@pytest.mark.parametrize("pad_is_eos", [True, False])
+def test_stock_ppo_keeps_eos_out_of_its_policy_loss_when_pad_is_eos(
+    pad_is_eos, ppo_masks, tmp_path, starter_folder, monkeypatch
+):
+    from trl.experimental.ppo import ppo_trainer
+
+    from .test_ppo import stock_trainer
+
+    trainer = stock_trainer(tmp_path, starter_folder, stop_token="eos")
+    own = trainer.processing_class
+    if pad_is_eos:
+        own.pad_token = own.eos_token
+    responses, original = [], ppo_trainer.truncate_response
+    monkeypatch.setattr(
+        ppo_trainer, "truncate_response", lambda stop, pad, r: responses.append(r) or original(stop, pad, r)
+    )
+    trainer.train()
+    is_eos = [r == own.eos_token_id for r in responses]
+    ended = sum(int(rows.any(1).sum()) for rows in is_eos)
+    in_loss = sum(int((rows & mask).sum()) for rows, mask in zip(is_eos, ppo_masks, strict=True))
+    assert ended > 8
+    assert in_loss == (0 if pad_is_eos else ended)
+
+
+def test_ppo_of_the_workbench_refuses_pad_equal_to_eos(tmp_path, starter_folder):
+    from workbench.training.ppo import train_ppo
+
+    own = AutoTokenizer.from_pretrained(starter_folder)
+    own.pad_token = own.eos_token
+    AutoModelForCausalLM.from_pretrained(starter_folder).save_pretrained(tmp_path / "model")
+    own.save_pretrained(tmp_path / "model")
+    recipe = make_recipe(str(tmp_path / "model"), dataset="starter", max_steps=1)
+    with pytest.raises(ParameterError, match="EOS token falls out of the loss"):
+        train_ppo(recipe, out_dir=tmp_path / "run")
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+def test_ppo_of_the_workbench_has_every_eos_in_its_policy_loss(ppo_masks, tmp_path, starter_folder):
+    from workbench.runs.run import Run
+    from workbench.training.ppo import train_ppo
+
+    from .test_ppo import RECIPE
+
+    train_ppo(RECIPE, out_dir=tmp_path)
+    table = Run(tmp_path).completions
+    assert (table["finish_reason"] == "stop").sum() > 8
+    assert [int(mask.sum()) for mask in ppo_masks] == table.groupby("step")["completion_tokens"].sum().tolist()
+
+
+# --- without custom stops ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@GRPO_AND_RLOO
+def test_without_custom_stops_a_run_equals_the_stock_trainers_step_for_step(kind, masked, starter_folder):
+    from workbench.training.recipes import load_prompts
+
+    fields = {"max_steps": 4, "max_completion_length": 16, "mask_truncated_completions": masked, "beta": 0.02}
+    logs = {}
+    for who in ("stock", "workbench"):
+        trainer = policy_trainer(
+            TRAINERS[who, kind],
+            fields | {"per_device_train_batch_size": 16, "seed": 3},
+            model="starter",
+            reward_funcs=length_reward(),
+            train_dataset=load_prompts("starter"),
+            # With position ids it equals stock to rounding only; test_positions.py compares that.
+            **({"explicit_positions": False} if who == "workbench" else {}),
+        )
+        trainer.train()
+        logs[who] = [{k: v for k, v in line.items() if k != "step_time"} for line in trainer.state.log_history[:-1]]
+    assert len(logs["stock"]) == 4
+    assert any(0 < line["completions/clipped_ratio"] < 1 for line in logs["stock"])
+    assert all(line["grad_norm"] > 0 for line in logs["stock"])
+    # Metrics that stock does not have may come on top.
+    assert [
+        {k: ours[k] for k in theirs} for ours, theirs in zip(logs["workbench"], logs["stock"], strict=True)
+    ] == logs["stock"]
+
+
+# --- options that are refused before anything starts ---------------------------------------------------------------
+
+
+def online_dpo_config(**fields):
+    from trl.experimental.online_dpo import OnlineDPOConfig
+
+    return OnlineDPOConfig("unused", **CPU | fields)
+
+
+def policy_config(config, **fields):
+    return config(output_dir="unused", **CPU | fields)
+
+
+CONFIGS = {
+    "GRPO": functools.partial(policy_config, trl.GRPOConfig),
+    "RLOO": functools.partial(policy_config, trl.RLOOConfig),
+    "OnlineDPO": online_dpo_config,
+}
+VLLM = {"use_vllm": True, "vllm_mode": "colocate"}
+SERVER = {"use_vllm": True, "vllm_mode": "server"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "message"),
+    [
+        ({}, {"eos_token_id": [1, 5]}, "give stops as stops=StopSpec"),
+        ({}, {"stop_strings": ["a"]}, "give stops as stops=StopSpec"),
+        ({}, {"stop": ["a"]}, "give stops as stops=StopSpec"),
+        (VLLM, {"stop": ["a"]}, "give stops as stops=StopSpec"),
+        (SERVER, {"stop_token_ids": [5]}, "give stops as stops=StopSpec"),
+        ({}, {"temprature": 0.5}, "did you mean 'temperature'"),
+        ({}, {"max_tokens": 5}, "did you mean 'max_new_tokens'"),
+        (VLLM, {"max_new_tokens": 5}, "did you mean 'max_tokens'"),
+        (VLLM, {"skip_special_token": False}, "did you mean 'skip_special_tokens'"),
+        (SERVER, {"frequency_penlty": 0.1}, "did you mean 'frequency_penalty'"),
+    ],
+)
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_bad_options_are_refused_before_anything_starts(kind, fields, options, message):
+    from workbench.training.online_dpo import OnlineDPOTrainer
+
+    cls = OnlineDPOTrainer if kind == "OnlineDPO" else TRAINERS["workbench", kind]
+    args = CONFIGS[kind](generation_kwargs=options, **fields)
+    with pytest.raises(ParameterError, match=message):
+        cls("no/such-model", reward_funcs=length_reward(), args=args)
+
+
+# --- with PEFT, conversations, two processes -----------------------------------------------------------------------
+
+
+def test_a_peft_run_obeys_a_custom_stop():
+    from peft import LoraConfig
+
+    trainer = policy_trainer(
+        TRAINERS["workbench", "GRPO"],
+        {"max_steps": 2, "mask_truncated_completions": True},
+        stops=StopSpec(strings=EVERY_END),
+        peft_config=LoraConfig(r=4, task_type="CAUSAL_LM"),
+    )
+    got = one_step(trainer)
+    assert ended(got, (*EVERY_END, EOS))
+    assert got["trained"] == got["ids"]
+    assert got["log"]["step"] == 2 and got["log"]["grad_norm"] > 0
+    assert completion_metrics(got)["clipped_ratio"] == 0
+    adapters = [p for name, p in trainer.model.named_parameters() if "lora_B" in name]
+    assert adapters and all(p.abs().sum() > 0 for p in adapters)  # they start at zero
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@GRPO_AND_RLOO
+def test_conversational_reward_functions_see_the_marker_when_it_is_kept(kind, keep):
+    from datasets import Dataset
+
+    from workbench.toys.search_task import search_prompts
+
+    own = AutoTokenizer.from_pretrained(resolve_model("search"))
+    own.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    chats = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in search_prompts()]
+    trainer = policy_trainer(
+        TRAINERS["workbench", kind],
+        stops=StopSpec(strings=(CLOSE,), keep=keep),
+        processing_class=own,
+        train_dataset=Dataset.from_list(chats),
+    )
+    got = one_step(trainer)
+    seen = 0
+    for text, ids in zip(got["text"], got["ids"], strict=True):
+        (message,) = text
+        assert message["role"] == "assistant"
+        if CLOSE in own.decode(ids):
+            seen += 1
+            assert message["content"] == own.decode(ids).removesuffix("" if keep else CLOSE)
+    assert seen > 8
+    assert completion_metrics(got)["clipped_ratio"] == 0
+
+
+def test_two_processes_end_together_log_once_and_record_every_row_once(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [*command, str(SCRIPT), "two-processes", str(tmp_path)]
+    with (tmp_path / "out").open("w") as out, subprocess.Popen(command, stdout=out, stderr=out) as torchrun:
+        try:
+            code = torchrun.wait(200)
+        finally:
+            torchrun.terminate()  # torchrun then ends its processes, as it does not when it is killed
+    assert code == 0, (tmp_path / "out").read_text()[-4000:]
+
+    from workbench.runs.run import Run
+
+    logs = [json.loads((tmp_path / f"rank-{rank}.json").read_text())["log"] for rank in (0, 1)]
+    without_times = [[{k: v for k, v in line.items() if k != "step_time"} for line in log] for log in logs]
+    assert without_times[0] == without_times[1]
+    run = Run(tmp_path)
+    assert run.metrics["step"].tolist() == [1, 2]
+    table = run.completions
+    assert table.groupby("step").size().tolist() == [8, 8]  # 4 a process
+    assert table.groupby(["step", "prompt"]).size().tolist() == [4] * 4
+    means = table.groupby("step")["completion_tokens"].mean().tolist()
+    assert run.metrics["completions/mean_length"].tolist() == pytest.approx(means)
+    cut = table.groupby("step")["finish_reason"].agg(lambda r: (r == "length").mean()).tolist()
+    assert run.metrics["completions/clipped_ratio"].tolist() == pytest.approx(cut)
+    assert table["completion"].str.endswith(CLOSE).sum() > 4
+
+
+# --- the audit of what stock wrote ---------------------------------------------------------------------------------
+
+
+def test_the_audit_of_stocks_completions_finds_the_stops_that_stock_counted_as_clipped(on_vllm):
+    from workbench.generation.stop_audit import stop_report
+
+    got = on_vllm["stock GRPO"]
+    (path,) = Path(got["folder"]).glob("completions/*.parquet")
+    stops = StopSpec(strings=EVERY_END)
+    report = stop_report(pd.read_parquet(path), tokenizer=tokenizer(), stops=stops, limit=24)
+    assert report.rows == 32
+    assert report.clipped_ratio == 0
+    assert report.trl_clipped_ratio == completion_metrics(got)["clipped_ratio"] == 1

@@ -1,0 +1,145 @@
+"""Looking after runs from outside, by their folders: what each does now, its log, and ending it."""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..errors import RunError
+from ..runs.run import Run, list_runs, load_run
+from ..runs.stop_request import request_stop
+from .display import failed_checks, outcome, printable, steps_of
+
+_GOING = ("queued", "running")
+
+
+def find_run(name: str, root: Path | None = None) -> Run:
+    """The run that `name` means: a folder, `<notebook>/<run id>`, a run id, or `last` for the newest.
+
+    Raises:
+        RunError: none or several.
+    """
+    if Path(name).is_dir():
+        return load_run(name)
+    runs = list_runs(root)
+    found = runs[-1:] if name == "last" else [r for r in runs if name in (r.id, f"{r.notebook}/{r.id}")]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise RunError(f"run {name!r}: there are several: {', '.join(f'{r.notebook}/{r.id}' for r in found)}")
+    newest = ", ".join(f"{r.notebook}/{r.id}" for r in runs[:-6:-1]) or "no runs"
+    raise RunError(f"run {name!r}: not found; the newest are {newest}")
+
+
+def refresh(runs: Sequence[Run]) -> None:
+    """Ask Slurm about those runs that are its jobs and have not ended, all in one call."""
+    jobs = [r for r in runs if (status := r.status)["state"] in _GOING and status["owner"].get("job")]
+    if jobs:
+        from . import slurm
+
+        slurm.refresh(jobs)
+
+
+def status_line(run: Run) -> str:
+    """`notebook id: running, step 12/80, 31 s`, and for an ended run its outcome."""
+    status = run.status
+    if status["state"] not in _GOING:
+        parts = [outcome(run)]
+    else:
+        owner = status["owner"]
+        where = f"job {owner['job']}" if owner.get("job") else f"on {owner['host']}, process {owner['pid']}"
+        state = status["state"] + (f" ({status['error']})" if status["error"] else "")
+        parts = [state, steps_of(run), where]
+    return f"{run.notebook} {run.id}: " + printable(", ".join([*filter(None, parts), *_duration(status)]))
+
+
+def status_row(run: Run) -> dict:
+    """The same as a JSON object, for scripts."""
+    status = run.status
+    keys = ("state", "error", "times", "owner")
+    return {"run": str(run.path), "notebook": run.notebook, "id": run.id} | {k: status.get(k) for k in keys} | {
+        "progress": steps_of(run) or None,
+        "headline": run.result.get("headline"),
+        "failed_checks": failed_checks(run),
+    }  # fmt: skip
+
+
+def _duration(status: dict) -> list[str]:
+    times = status.get("times", {})
+    if "running" not in times:
+        return []
+    end = time.time() if status["state"] in _GOING else times.get(status["state"], times["running"])
+    return [f"{max(0.0, end - times['running']):.0f} s"]
+
+
+def read_log(run: Run, follow: bool = False) -> Iterator[str]:
+    """The run's `log.txt`, piece by piece and harmless to a terminal; with `follow` until the run ends.
+
+    A Slurm job that never came to its notebook has only the log of its job, which is shown instead.
+
+    Raises:
+        RunError: there is no log, and none is waited for.
+    """
+    path, position = run.path / "log.txt", 0
+    job_log = Path(run.status.get("owner", {}).get("log") or path)
+    while True:
+        ended = run.status["state"] not in _GOING  # looked up first: what is written before the end is still read
+        if ended and not path.is_file():
+            path = job_log
+        if path.is_file():
+            with path.open(encoding="utf-8", errors="backslashreplace") as file:
+                file.seek(position)
+                if text := file.read():
+                    yield printable(text)
+                position = file.tell()
+        elif ended or not follow:
+            raise RunError(f"{path}: no log; the run is {run.status['state']} and wrote nothing yet")
+        if ended or not follow:
+            return
+        time.sleep(0.5)
+        refresh([run])
+
+
+def cancel(run: Run, grace: float = 60.0) -> None:
+    """End a run: a training stops after its current step, with a checkpoint; else, or after `grace`, its process is ended.
+
+    Args:
+        run: queued or running.
+        grace: seconds the training gets to finish its step; 0 does not ask it.
+
+    Raises:
+        RunError: the run has ended, or its process cannot be reached from here.
+    """
+    refresh([run])
+    status = run.status
+    if status["state"] not in _GOING:
+        raise RunError(f"{run.notebook}/{run.id}: is {status['state']}; only a queued or running run can be cancelled")
+    if status["state"] == "running" and grace > 0 and steps_of(run):
+        request_stop(run, "cancelled")
+        if _ends_within(run, grace):
+            return
+    owner = run.status["owner"]
+    if owner.get("job"):
+        from . import slurm
+
+        slurm.cancel(run)
+    elif owner["host"] != socket.gethostname():
+        raise RunError(f"{run.path}: runs on {owner['host']}, as process {owner['pid']}; cancel it there")
+    elif b"ipykernel" in Path(f"/proc/{owner['pid']}/cmdline").read_bytes():
+        raise RunError(f"{run.path}: runs in a notebook's kernel, process {owner['pid']}; interrupt it in JupyterLab")
+    else:
+        os.kill(owner["pid"], signal.SIGTERM)
+    if not _ends_within(run, 30):
+        raise RunError(f"{run.path}: was told to end and is still {run.status['state']}; see `workbench logs {run.id}`")
+
+
+def _ends_within(run: Run, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while run.status["state"] in _GOING:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.3)
+        refresh([run])
+    return True

@@ -1,0 +1,1 @@
+"""Same tokens, same numbers: padding, positions, and sampler against scorer."""

@@ -1,0 +1,238 @@
+"""Same tokens, same numbers: batches with padding, position ids that ignore it, log-probs read back without it.
+
+transformers' `generate` derives position ids from the attention mask, its forward pass does not: it counts pads as text.
+A model with learned positions then scores left-padded text at other positions than it was sampled at.
+"""
+
+import contextlib
+import copy
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from ..errors import ParameterError
+from .positions import backbone, position_ids, takes_position_ids, unwrapped, window
+
+SIDES = ("left", "right")
+POSITIONS = ("explicit", "implicit")
+MAX_LOGITS = 2**24  # numbers of fp32 logits held at once: 64 MiB
+
+# --- batches -------------------------------------------------------------------------------------------------------
+
+
+def pad_batch(sequences: Sequence, pad_id: int, side: str = "left", width: int | None = None) -> dict:
+    """Token sequences as one rectangle that models take as `model(**batch)`.
+
+    Args:
+        sequences: B sequences of token ids (lists or 1-D tensors), none of them empty.
+        pad_id: fills the rest; any id does, the mask hides it.
+        side: `left` or `right`, where the pads go.
+        width: T; default the longest sequence.
+
+    Returns:
+        `input_ids` (B, T) and `attention_mask` (B, T), long, 1 = real token.
+
+    Raises:
+        ParameterError: no sequences, an empty one, one longer than `width`, no pad id, or another side.
+    """
+    if side not in SIDES:
+        raise ParameterError(f"side={side!r}: expected one of {', '.join(SIDES)}")
+    if pad_id is None:
+        raise ParameterError("pad_id=None: expected a token id; without a pad token use the EOS id, the mask hides it")
+    rows = [torch.as_tensor(sequence, dtype=torch.long).flatten() for sequence in sequences]
+    if not rows:
+        raise ParameterError("sequences: the batch is empty; expected at least one sequence of token ids")
+    if empty := [n for n, row in enumerate(rows) if not len(row)]:
+        raise ParameterError(f"sequences: rows {empty} hold no tokens; leave them out")
+    longest = max(len(row) for row in rows)
+    width = longest if width is None else width
+    if width < longest:
+        raise ParameterError(f"width={width}: the longest sequence has {longest} tokens; expected at least that")
+    ids = torch.full((len(rows), width), pad_id, dtype=torch.long, device=rows[0].device)
+    mask = torch.zeros_like(ids)
+    for n, row in enumerate(rows):
+        place = slice(width - len(row), width) if side == "left" else slice(0, len(row))
+        ids[n, place], mask[n, place] = row, 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def check_batch(batch: Mapping) -> tuple[torch.Tensor, torch.Tensor]:
+    """The batch's `input_ids` and `attention_mask`, both (B, T), where padding can be told from text.
+
+    Raises:
+        ParameterError: a part is missing; empty, of unequal shape or on two devices; a mask that is not 0 and 1, has a
+            row of pads only, or a hole.
+    """
+    for name in ("input_ids", "attention_mask"):
+        if not isinstance(batch.get(name), torch.Tensor):
+            raise ParameterError(f"batch: expected a tensor `{name}`; make one with pad_batch(sequences, pad_id)")
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    if ids.dim() != 2 or ids.numel() == 0:
+        raise ParameterError(f"input_ids has shape {tuple(ids.shape)}: expected (rows, tokens), at least one of each")
+    if ids.shape != mask.shape:
+        raise ParameterError(f"attention_mask has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}: not equal")
+    if ids.device != mask.device:
+        raise ParameterError(f"attention_mask is on {mask.device}, input_ids on {ids.device}: move both to one device")
+    if ((mask != 0) & (mask != 1)).any():
+        raise ParameterError("attention_mask holds values other than 0 and 1; expected 1 = real token, 0 = pad")
+    real = mask.long()
+    if rows := (real.sum(-1) == 0).nonzero().flatten().tolist():
+        raise ParameterError(f"attention_mask: rows {rows} are pads only; leave them out, they have no log-probs")
+    starts = (real.diff(dim=-1, prepend=real.new_zeros(len(real), 1)) == 1).sum(-1)
+    if rows := (starts > 1).nonzero().flatten().tolist():
+        raise ParameterError(
+            f"attention_mask: rows {rows} have a hole (0 between 1s); expected one stretch of text a row"
+        )
+    return ids, mask
+
+
+# --- log-probs -----------------------------------------------------------------------------------------------------
+
+
+def token_logprobs(
+    model,
+    batch: Mapping,
+    positions: str = "explicit",
+    *,
+    temperature: float = 1.0,
+    max_logits: int = MAX_LOGITS,
+) -> list[torch.Tensor]:
+    """Log-prob of every token given those before it, without the padding and without gradients.
+
+    Args:
+        model: causal language model, bare or in PEFT.
+        batch: `input_ids` and `attention_mask`, each (B, T), as `pad_batch` makes them.
+        positions: `explicit` passes position ids counted from the mask, to a model whose forward takes them; `implicit`
+            passes none, as TRL's GRPO does.
+        temperature: logits are divided by it, as in TRL.
+        max_logits: fp32 logits held at once, B x t x V; never B x T x V, where the model has a backbone under its head.
+
+    Returns:
+        B tensors, fp32, of one number less than the row has real tokens: the first has nothing before it.
+
+    Raises:
+        ParameterError: see `check_batch`; also model and batch on two devices, a model without logits, and positions
+            beyond the model's window.
+    """
+    if not temperature > 0:
+        raise ParameterError(f"temperature={temperature}: expected a positive number")
+    ids, mask = check_batch(batch)
+
+    def selected(start: int, logits: torch.Tensor) -> torch.Tensor:
+        targets = ids[:, start + 1 : start + 1 + logits.shape[1]]
+        logits = logits[:, : targets.shape[1]] / temperature
+        return logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+
+    scored = torch.cat(map_logits(model, batch, selected, positions=positions, max_logits=max_logits), dim=1)
+    has_previous = (mask[:, 1:] * mask[:, :-1]).bool()
+    return [row[keep] for row, keep in zip(scored, has_previous, strict=True)]
+
+
+@torch.no_grad()  # not inference_mode: length-dependent RoPE keeps a tensor made here, which training then needs
+def map_logits(
+    model, batch: Mapping, function: Callable, *, positions: str = "explicit", max_logits: int = MAX_LOGITS
+) -> list:
+    """`function(start, logits)` over slices of the logits: one pass through the layers, the head in slices.
+
+    Args:
+        model, batch, positions, max_logits: as for `token_logprobs`.
+        function: takes the first position of a slice and its logits (B, t, V), fp32.
+
+    Returns:
+        What `function` returned, slice after slice.
+    """
+    ids, mask = check_batch(batch)
+    inputs = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
+    if positions not in POSITIONS:
+        raise ParameterError(f"positions={positions!r}: expected one of {', '.join(POSITIONS)}")
+    if positions == "explicit" and takes_position_ids(model):
+        inputs["position_ids"] = position_ids(mask)
+    device = next(model.parameters()).device
+    if ids.device != device and not hasattr(model, "hf_device_map"):
+        raise ParameterError(f"the batch is on {ids.device}, the model on {device}: move the batch to the model")
+    used = int(mask.sum(-1).max()) if "position_ids" in inputs else ids.shape[1]
+    if (limit := window(model)) and used > limit:
+        raise ParameterError(
+            f"the batch uses {used} positions, the model's window has {limit}: shorten the text"
+            + ("" if "position_ids" in inputs else ", or pad less, or pass positions='explicit'")
+        )
+    with evaluating(model), _sliced_backbone(model, ids.shape[1]) as take:
+        take(0, 1)
+        logits = _logits(model, inputs)
+        step = max(1, max_logits // (len(ids) * logits.shape[-1]))
+        results = []
+        for start in range(0, ids.shape[1], step):
+            if take.slices:
+                take(start, start + step)
+                results.append(function(start, _logits(model, inputs).float()))
+            else:
+                results.append(function(start, logits[:, start : start + step].float()))
+    return results
+
+
+def _logits(model, inputs: Mapping) -> torch.Tensor:
+    logits = getattr(model(**inputs), "logits", None)
+    if logits is None or logits.dim() != 3:
+        raise ParameterError(f"{type(model).__name__} gives no logits per token; load it with AutoModelForCausalLM")
+    return logits
+
+
+class _SlicedBackbone:
+    """Stands in for a backbone's forward: runs it once, then gives slices of what it gave."""
+
+    def __init__(self, forward: Callable, tokens: int):
+        self.forward, self.tokens, self.slices = forward, tokens, False
+        self._output, self._place = None, slice(0, 1)
+
+    def __call__(self, start: int, stop: int) -> None:
+        self._place = slice(start, stop)
+
+    def replay(self, *args, **kwargs):
+        if self._output is None:
+            self._output, self.slices = self.forward(*args, **kwargs), True
+        hidden = self._output[0]
+        if hidden.shape[1] != self.tokens:
+            raise ParameterError(
+                f"the model turns {self.tokens} tokens into {hidden.shape[1]}; such are not scored here"
+            )
+        return type(self._output)(last_hidden_state=hidden[:, self._place])
+
+
+@contextlib.contextmanager
+def _sliced_backbone(model, tokens: int):
+    """Let the model's own head see slices of one backbone pass: heads cap, scale and shift logits each in its way."""
+    body = backbone(model)
+    take = _SlicedBackbone(body.forward, tokens)
+    if body is unwrapped(model):
+        yield take
+        return
+    if getattr(unwrapped(model), "get_output_embeddings", lambda: True)() is None:
+        raise ParameterError(f"{type(model).__name__} gives no logits per token; load it with AutoModelForCausalLM")
+    own = vars(body).get("forward")  # accelerate wraps forward as an attribute of the instance
+    body.forward = take.replay
+    try:
+        yield take
+    finally:
+        del body.forward
+        if own is not None:
+            body.forward = own
+
+
+@contextlib.contextmanager
+def evaluating(model):
+    """Switch dropout off for a while; each module gets its own mode back."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def cast_copy(model, dtype: str):
+    """A copy with its parameters in another dtype; buffers stay, as they do when a model is loaded in that dtype."""
+    cast = copy.deepcopy(model)
+    for parameter in cast.parameters():
+        parameter.data = parameter.data.to(getattr(torch, dtype))
+    return cast

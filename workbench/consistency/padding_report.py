@@ -1,0 +1,392 @@
+"""How far padding moves a model's log-probs, beside what the same model does to itself in another batch."""
+
+import contextlib
+import dataclasses
+import html
+from collections.abc import Sequence
+
+import pandas as pd
+import torch
+
+from ..errors import ParameterError
+from .padding import SIDES, cast_copy, evaluating, map_logits, pad_batch
+from .positions import (
+    derives_positions,
+    fills_position_ids,
+    position_ids,
+    rope_types,
+    takes_position_ids,
+    text_config,
+    window,
+)
+
+EXACT = "exact"
+ROUNDING = "rounding only"
+NEEDS_POSITIONS = "wrong without position ids"
+NEAR_WINDOW = "wrong near the window"
+UNUSED = "position ids not used"
+BROKEN = "wrong even with position ids"
+CONTROL = "control: copies of itself, no padding"
+# Largest difference of a log-prob (nats) that rounding explains, most precise dtype first. A measured control counts too.
+TOLERANCE = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.25}
+_LENGTH_DEPENDENT = ("dynamic", "longrope")  # transformers recomputes these from the largest position in the batch
+_WIDEST = 8192
+_CASTABLE = 2**30  # parameters up to which a copy in another dtype is made unasked
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """One layout against each text alone and unpadded; differences over all tokens, sums over each text."""
+
+    dtype: str
+    attention: str
+    layout: str
+    side: str
+    positions: str
+    batch: int
+    max_logprob: float
+    p50_logprob: float
+    p99_logprob: float
+    max_logit: float
+    top1_flips: float
+    max_kl: float
+    ratios_outside: float
+    max_drift: float
+
+
+@dataclasses.dataclass(frozen=True)
+class PaddingReport:
+    """What padding does to one model.
+
+    Attributes:
+        kind: `exact`, `rounding only`, `wrong without position ids`, `wrong near the window`, `position ids not used` or
+            `wrong even with position ids`.
+        reason: the numbers and the parts of the config that decided it, and what to do.
+        rows: one `Comparison` per dtype, attention kernel and layout; `control` rows hold no padding.
+        notes: what was not run and why, and what else the numbers depend on.
+    """
+
+    kind: str
+    reason: str
+    rows: tuple[Comparison, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        return f"{self.kind}: {self.reason}"
+
+    def worst(self, dtype: str = "float32", **where) -> float:
+        """Largest |difference of a log-prob| in nats over the rows whose fields equal `where`; NaN without such rows."""
+        return _worst([row for row in self.rows if row.dtype == dtype], **where)
+
+    def table(self) -> pd.DataFrame:
+        """A row per comparison. Shares are between 0 and 1, log-probs, KL and drift in nats."""
+        names = {
+            "max_logprob": "max |Δ log-prob|",
+            "p50_logprob": "median |Δ log-prob|",
+            "p99_logprob": "99% |Δ log-prob|",
+            "max_logit": "max |Δ logit|",
+            "top1_flips": "share of top-1 flips",
+            "max_kl": "max KL",
+            "ratios_outside": "share of ratios outside [0.9, 1.1]",
+            "max_drift": "max sequence drift",
+        }
+        return pd.DataFrame([dataclasses.asdict(row) for row in self.rows]).rename(columns=names)
+
+    def _repr_html_(self) -> str:
+        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
+        table = self.table().to_html(index=False, float_format="%.2g")
+        return f"<p><b>{html.escape(self.kind)}</b>: {html.escape(self.reason)}</p>{table}<ul>{notes}</ul>"
+
+    def __str__(self) -> str:
+        table = self.table().to_string(index=False, float_format="%.2g")
+        return "\n".join([self.verdict, "", table, "", *self.notes])
+
+
+def padding_report(
+    model,
+    tokenizer,
+    texts: Sequence,
+    *,
+    dtypes: Sequence[str] | None = None,
+    attentions: Sequence[str] = ("eager", "sdpa", "flash_attention_2"),
+    extra_pads: int = 6,
+) -> PaddingReport:
+    """Score texts alone and unpadded, then in every layout a trainer might use, and say what differs and why.
+
+    The fp32 logits of all texts are held at once (tokens x vocabulary): give a handful of texts of some dozen tokens.
+    The model is left as it was.
+
+    Args:
+        model: causal language model.
+        tokenizer: of the model; None where `texts` are token ids.
+        texts: strings or lists of token ids, at least two of at least two tokens; unequal lengths show most.
+        dtypes: `float32`, `bfloat16`, `float16`. Default: the model's own for one above a billion parameters, else all, on
+            a CPU without float16, which is slow there.
+        attentions: kernels to try; what the model or the machine lacks is noted as not run.
+        extra_pads: pads beyond the longest text. A model whose RoPE depends on the length gets enough to pass its window.
+
+    Raises:
+        ParameterError: fewer than two texts, a text of fewer than two tokens or beyond the window, an unknown dtype.
+    """
+    sequences = _tokenize(tokenizer, texts)
+    own = str(next(model.parameters()).dtype).removeprefix("torch.")
+    if unknown := set(dtypes or ()) - TOLERANCE.keys():
+        raise ParameterError(f"dtypes={list(dtypes)}: {', '.join(unknown)} is none of {', '.join(TOLERANCE)}")
+    dtypes = sorted(dtypes or _default_dtypes(model, own), key=list(TOLERANCE).index)
+    width, notes = _width(model, sequences, extra_pads)
+    use = _use_of_positions(model, sequences[0])
+    rows, base = [], None
+    for dtype in dtypes:
+        cast = model if dtype == own else cast_copy(model, dtype)
+        for attention in attentions:
+            with _attention(cast, attention) as missing:
+                if missing:
+                    notes.append(f"not run: {attention} ({missing})")
+                    continue
+                try:
+                    reference, found = _compare_layouts(cast, sequences, width, (dtype, attention), use, base)
+                except RuntimeError as error:  # a kernel that lacks this dtype, or no memory
+                    notes.append(f"not run: {attention} in {dtype} ({str(error).splitlines()[0]})")
+                    continue
+                rows += found
+                base = base or (f"{dtype} {attention}", reference)
+    notes = tuple(dict.fromkeys(notes))
+    if not rows:
+        raise ParameterError(f"attentions={list(attentions)}, dtypes={dtypes}: none could be run; {'; '.join(notes)}")
+    kind, reason = _decide(model, rows, use)
+    return PaddingReport(kind, reason, tuple(rows), notes)
+
+
+def _default_dtypes(model, own: str) -> list[str]:
+    if sum(p.numel() for p in model.parameters()) >= _CASTABLE:
+        return [own]
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    return [dtype for dtype in TOLERANCE if dtype in (own, "float32", "bfloat16") or not on_cpu]
+
+
+def _tokenize(tokenizer, texts: Sequence) -> list[list[int]]:
+    sequences = [tokenizer(text)["input_ids"] if isinstance(text, str) else list(text) for text in texts]
+    if len(sequences) < 2:
+        raise ParameterError(f"texts: {len(sequences)} given; expected at least two, of unequal length")
+    if short := [n for n, sequence in enumerate(sequences) if len(sequence) < 2]:
+        raise ParameterError(f"texts: {short} have fewer than two tokens, so no log-prob; leave them out")
+    return sequences
+
+
+def _width(model, sequences, extra_pads: int) -> tuple[int, list[str]]:
+    """Tokens per row with padding, and what to note about it."""
+    longest, limit, notes = max(map(len, sequences)), window(model), []
+    if limit and longest > limit:
+        raise ParameterError(f"texts: the longest has {longest} tokens, the model's window {limit}; shorten it")
+    width = longest + extra_pads
+    if dependent := rope_types(model) & set(_LENGTH_DEPENDENT):
+        crossed = _length_threshold(model) + extra_pads
+        if crossed <= _WIDEST:
+            width = max(width, crossed)
+        else:
+            notes.append(f"not run: padding past the {', '.join(dependent)} window ({crossed} tokens, too many here)")
+    if limit and width > limit:
+        notes.append(f"padded to {limit} tokens only: the model's window")
+        width = limit
+    if fills_position_ids(model):
+        notes.append("with_position_ids is at work on this model: its 'implicit' rows are filled by it")
+    if derives_positions(model):
+        notes.append("the model counts positions itself where none are given")
+    return width, notes
+
+
+def _length_threshold(model) -> int:
+    config = text_config(model)
+    parameters = config.rope_parameters
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    known = [
+        p["original_max_position_embeddings"] for p in (parameters, *nested) if "original_max_position_embeddings" in p
+    ]
+    return min(known, default=config.max_position_embeddings)
+
+
+def _use_of_positions(model, sequence: list[int]) -> str:
+    """What the model does with position ids: `used`, `ignored`, `swallowed` by **kwargs, `refused`."""
+    ids = torch.tensor([sequence], device=next(model.parameters()).device)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+    right = position_ids(inputs["attention_mask"])
+    try:
+        with torch.no_grad(), evaluating(model):
+            forward, backward = (model(**inputs, position_ids=p).logits for p in (right, right.flip(-1)))
+    except TypeError:
+        return "refused"
+    if not torch.equal(forward, backward):
+        return "used"
+    return "ignored" if takes_position_ids(model) else "swallowed"
+
+
+@contextlib.contextmanager
+def _attention(model, name: str):
+    """Switch the attention kernel for a while; yields why that cannot be, or an empty string."""
+    before = model.config._attn_implementation
+    try:
+        yield _missing(model, name) or _switch(model, name)
+    finally:
+        _switch(model, before)
+
+
+def _missing(model, name: str) -> str:
+    from transformers.utils import is_flash_attn_2_available
+
+    if name == "flash_attention_2" and not is_flash_attn_2_available():
+        return "not installed, or no GPU"
+    if name == "flash_attention_2" and next(model.parameters()).dtype == torch.float32:
+        return "takes half precision only"
+    return ""
+
+
+def _switch(model, name: str) -> str:
+    """Set the attention kernel; returns why it could not be set, or an empty string."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # the reason is returned; transformers would print it once for each try
+    try:
+        if name != model.config._attn_implementation:
+            model.set_attn_implementation(name)
+    except (ValueError, ImportError) as error:
+        return str(error).split(". ")[0].splitlines()[0]
+    finally:
+        logging.set_verbosity(before)
+    return "" if name == model.config._attn_implementation else "the model has one kernel of its own"
+
+
+# --- measuring -----------------------------------------------------------------------------------------------------
+
+
+def _compare_layouts(model, sequences, width, run, use, base) -> tuple[list, list[Comparison]]:
+    """The reference logits and the rows of one `run` (dtype, kernel); `base` is the name and reference of the first."""
+    targets = [torch.tensor(s[1:], device=next(model.parameters()).device) for s in sequences]
+    reference = _text_logits(model, sequences)
+    rows = []
+
+    def add(logits, layout, side="", positions="", batch=1, against=reference):
+        rows.append(Comparison(*run, layout, side, positions, batch, **_differences(against, logits, targets)))
+
+    for copies in (1, 4):
+        add(_text_logits(model, sequences, copies=copies), CONTROL, batch=copies)
+    if base:
+        add(reference, f"unpadded, against {base[0]}", against=base[1])
+    sizes = (1, len(sequences)) if base else (1, 2, len(sequences))
+    for side in SIDES:
+        for positions in ("implicit", "explicit") if use in ("used", "ignored") else ("implicit",):
+            for size in sorted(set(sizes)):
+                logits = _text_logits(model, sequences, side, positions, batch_size=size, width=width)
+                add(logits, "padded", side, positions, size)
+    return reference, rows
+
+
+def _text_logits(
+    model, sequences, side="right", positions="implicit", *, batch_size=1, copies=1, width=None
+) -> list[torch.Tensor]:
+    """Logits (n, V) of each text without the padding; of several copies in one batch the last."""
+    found = []
+    for start in range(0, len(sequences), batch_size):
+        texts = sequences[start : start + batch_size]
+        batch = pad_batch(texts * copies, pad_id=0, side=side, width=width)
+        batch = {name: value.to(next(model.parameters()).device) for name, value in batch.items()}
+        if "dynamic" in rope_types(model):  # it keeps the frequencies of a longer text before; a short one resets them
+            one = torch.ones_like(batch["input_ids"][:1, :1])
+            map_logits(model, {"input_ids": one, "attention_mask": one}, lambda start, logits: None)
+        slices = map_logits(model, batch, lambda start, logits: logits, positions=positions)
+        logits, mask = torch.cat(slices, dim=1), batch["attention_mask"].bool()
+        found += [row[keep] for row, keep in zip(logits, mask, strict=True)][-len(texts) :]
+    return found
+
+
+def _differences(reference: list, other: list, targets: list) -> dict[str, float]:
+    """The numbers of a `Comparison` from logits (n, V) per text before and after, and the tokens (n - 1) that follow."""
+    before, after = torch.cat(reference), torch.cat(other)
+    before_log, after_log = before.log_softmax(-1), after.log_softmax(-1)
+    deltas, start = [], 0
+    for target in targets:
+        place = slice(start, start + len(target))
+        index = target.unsqueeze(-1)
+        deltas.append((after_log[place].gather(-1, index) - before_log[place].gather(-1, index)).flatten().double())
+        start += len(target) + 1
+    every = torch.cat(deltas)
+    ratios = every.exp()
+    return {
+        "max_logprob": every.abs().max().item(),
+        "p50_logprob": every.abs().quantile(0.5).item(),
+        "p99_logprob": every.abs().quantile(0.99).item(),
+        "max_logit": (after - before).abs().max().item(),
+        "top1_flips": (after.argmax(-1) != before.argmax(-1)).double().mean().item(),
+        "max_kl": (before_log.exp() * (before_log - after_log)).sum(-1).max().clamp(min=0).item(),
+        "ratios_outside": ((ratios < 0.9) | (ratios > 1.1)).double().mean().item(),
+        "max_drift": max(delta.sum().abs().item() for delta in deltas),
+    }
+
+
+# --- deciding ------------------------------------------------------------------------------------------------------
+
+
+def _worst(rows: Sequence[Comparison], **where) -> float:
+    found = [row.max_logprob for row in rows if all(getattr(row, k) == v for k, v in where.items())]
+    return max(found, default=float("nan"))
+
+
+def _decide(model, rows: list[Comparison], use: str) -> tuple[str, str]:
+    """Kind and reason, from the most precise dtype that was run."""
+    dtype = rows[0].dtype
+    exact = [row for row in rows if row.dtype == dtype]
+    control = max(row.max_logprob for row in exact if row.layout == CONTROL)
+    implicit, explicit = _worst(exact, positions="implicit"), _worst(exact, positions="explicit")
+    tolerance = max(TOLERANCE[dtype], 4 * control)
+    numbers = (
+        f"padding moves log-probs by up to {_nats(implicit)} nats without position ids"
+        + ("" if use in ("swallowed", "refused") else f", {_nats(explicit)} with them")
+        + f" ({dtype}); other batch sizes alone by {_nats(control)}. "
+    )
+    length_dependent = rope_types(model) & set(_LENGTH_DEPENDENT)
+    if use != "used" and implicit <= tolerance:
+        how = {
+            "ignored": "takes them and ignores them",
+            "swallowed": "swallows them in **kwargs",
+            "refused": "refuses them",
+        }
+        return UNUSED, numbers + f"The model {how[use]}; it tells padding by the mask alone, and that suffices."
+    if length_dependent and max(implicit, explicit if use == "used" else 0) > tolerance:
+        return NEAR_WINDOW, numbers + _window_advice(model, length_dependent, explicit > tolerance)
+    if use != "used" or explicit > tolerance:
+        return BROKEN, numbers + "Score such texts without padding, one length per batch."
+    if implicit > tolerance:
+        return NEEDS_POSITIONS, numbers + "Pass position ids, or train inside with_position_ids(model)."
+    if all(row.max_logprob == 0 for row in rows if row.layout == "padded"):
+        return EXACT, numbers + "No layout moves any number."
+    return ROUNDING, numbers + _rounding(rows, dtype) + _unseen(model, length_dependent)
+
+
+def _window_advice(model, kinds: set[str], explicit_too: bool) -> str:
+    text = (
+        f"Its RoPE ({', '.join(kinds)}) changes once any position in the batch passes {_length_threshold(model)}, and pads "
+        "count as positions, on the right too, unless position ids are given. "
+    )
+    if explicit_too:
+        return text + "Here a text itself passes it and changes its neighbours: batch texts by length."
+    return text + "Pass position ids, and keep texts on both sides of that length in separate batches."
+
+
+def _rounding(rows: list[Comparison], dtype: str) -> str:
+    said = []
+    for other in dict.fromkeys(row.dtype for row in rows if row.dtype != dtype):
+        some = [row for row in rows if row.dtype == other]
+        implicit, explicit = (_nats(_worst(some, positions=positions)) for positions in ("implicit", "explicit"))
+        said.append(f"{implicit} without and {explicit} with them in {other}")
+    return f"Lower precision rounds more: {', '.join(said)}. " if said else ""
+
+
+def _nats(value: float) -> str:
+    return f"{value:.1e}" if value else "0"
+
+
+def _unseen(model, kinds: set[str]) -> str:
+    if not kinds:
+        return ""
+    return f"Its RoPE ({', '.join(kinds)}) depends on the length beyond {_length_threshold(model)} tokens, not reached here."

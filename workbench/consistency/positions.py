@@ -1,0 +1,137 @@
+"""Position ids that leave pads uncounted: from a mask, in any model's forward pass, and what a model makes of them."""
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Mapping
+from functools import lru_cache
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from ..errors import ParameterError
+
+_PACKED = ("cu_seq_lens_q", "cu_seqlens", "seq_idx", "max_length_q")
+
+
+def position_ids(attention_mask: torch.Tensor) -> torch.Tensor:
+    """Each real token's place in its own text; pads get 0.
+
+    `attention_mask.cumsum(-1) - 1` alone leaves -1 on left pads: an index error in an embedding, the last row where indexed.
+
+    Args:
+        attention_mask: (B, T), 1 = real token.
+
+    Returns:
+        (B, T) long.
+    """
+    if attention_mask.dim() != 2:
+        raise ParameterError(f"attention_mask has shape {tuple(attention_mask.shape)}: expected (rows, tokens)")
+    real = attention_mask.long()
+    return (real.cumsum(-1) - 1).masked_fill(real == 0, 0)
+
+
+# --- what a model does with positions ------------------------------------------------------------------------------
+
+
+def backbone(model):
+    """The model under its head, through PEFT and DDP; a model without a head is its own backbone."""
+    model = unwrapped(model)
+    return getattr(model, getattr(model, "base_model_prefix", "") or "", model)
+
+
+def unwrapped(model):
+    model = getattr(model, "module", model)
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def takes_position_ids(model) -> bool:
+    """Whether forward names `position_ids` among its parameters; one that swallows it in `**kwargs` does not."""
+    return "position_ids" in _parameters(type(unwrapped(model)))
+
+
+def derives_positions(model) -> bool:
+    """Whether the model counts positions itself, from the mask or the ids: filling them would be idle or wrong.
+
+    Told by parts that do it: a position table which is looked up with the mask (OPT), positions made from the ids that
+    begin behind the pad id (RoBERTa), three-dimensional positions of text and images (Qwen-VL).
+    """
+    for module in backbone(model).modules():
+        if hasattr(module, "get_rope_index") or hasattr(module, "create_position_ids_from_input_ids"):
+            return True
+        if isinstance(module, torch.nn.Embedding) and "attention_mask" in _parameters(type(module)):
+            return True
+    return False
+
+
+def rope_types(model) -> set[str]:
+    """The kinds of rotary positions in the model's config (`default`, `yarn`, `dynamic`, ...); empty without any."""
+    parameters = getattr(text_config(model), "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, Mapping)]
+    return {value["rope_type"] for value in (*nested, parameters) if "rope_type" in value}
+
+
+def window(model) -> int | None:
+    """Positions the model has; None where text may be longer (ALiBi, dynamic NTK, no statement in the config)."""
+    config = text_config(model)
+    if getattr(config, "alibi", False) or "dynamic" in rope_types(model):
+        return None
+    return getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+
+
+def text_config(model):
+    """The config of the language part."""
+    config = unwrapped(model).config
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+@lru_cache
+def _parameters(kind: type) -> tuple[str, ...]:
+    return tuple(inspect.signature(kind.forward).parameters)[1:]
+
+
+# --- position ids in anybody's forward pass ------------------------------------------------------------------------
+
+
+def with_position_ids(model) -> RemovableHandle:
+    """From here on, fill in position ids counted from the mask wherever a caller gives none.
+
+    `with with_position_ids(model): ...` does it inside the block only; `with_position_ids(model)` until the handle's
+    `remove()`. It hooks the backbone, so it holds in PEFT (wrapped before or after), for value heads, and where a trainer
+    calls the backbone alone. It is no part of what `save_pretrained` writes: install it again after loading.
+
+    Nothing is filled where position ids are given, in cached decoding, in packed inputs, without a 2-D mask, and in a
+    model that derives its positions itself or takes none.
+
+    Args:
+        model: any transformers model.
+
+    Returns:
+        The hook's handle, itself a context manager.
+    """
+    body = backbone(model)
+    if derives_positions(model) or not takes_position_ids(model):
+        return RemovableHandle(OrderedDict())  # a handle of nothing
+    return body.register_forward_pre_hook(fill_position_ids, with_kwargs=True)
+
+
+def fills_position_ids(model) -> bool:
+    """Whether `with_position_ids` is at work on the model."""
+    return fill_position_ids in backbone(model)._forward_pre_hooks.values()
+
+
+def fill_position_ids(module, args: tuple, kwargs: dict):
+    """The forward pre-hook behind `with_position_ids`; at module level so that hooked models can be copied and pickled."""
+    given = dict(zip(_parameters(type(module)), args, strict=False)) | kwargs
+    mask, past = given.get("attention_mask"), given.get("past_key_values")
+    if given.get("position_ids") is not None or any(given.get(name) is not None for name in _PACKED):
+        return None
+    if past is not None and (past.get_seq_length() if hasattr(past, "get_seq_length") else len(past)) > 0:
+        return None
+    text = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
+    if not isinstance(mask, torch.Tensor) or text is None or mask.shape != text.shape[:2]:
+        return None
+    if ((mask != 0) & (mask != 1)).any():  # packed rows that number their texts 1, 2, ...; additive masks
+        return None
+    if len(args) > (at := _parameters(type(module)).index("position_ids")):
+        return (*args[:at], position_ids(mask), *args[at + 1 :]), kwargs
+    return args, kwargs | {"position_ids": position_ids(mask)}

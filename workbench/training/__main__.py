@@ -1,0 +1,76 @@
+"""The docs example in several processes, which a notebook's one kernel cannot hold.
+
+    accelerate launch --num_processes 7 -m workbench.training --out runs/05_grpo_docs_example/eight-gpus \\
+        -p model=Qwen/Qwen2-0.5B-Instruct -p dataset=trl-lib/tldr -p backend=vllm --vllm-server http://localhost:8000
+
+Leaves a run folder like the notebook's; started again it goes on from the last checkpoint. Parameters are `Recipe`'s fields.
+"""
+
+import argparse
+import dataclasses
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from ..curves.stats import curve_summary
+from ..errors import ParameterError, WorkbenchError
+from ..runs.run import open_run, save_result
+from .grpo import train_grpo
+from .recipes import Recipe, has_gpu, make_recipe
+from .rewards import length_reward
+
+
+def parse_fields(items: list[str]) -> dict:
+    """`["model=starter", "max_steps=3"]` as `Recipe` fields of their types.
+
+    Raises:
+        ParameterError: no `=`, an unknown field, or a value of another type.
+    """
+    types = {f.name: f.type for f in dataclasses.fields(Recipe)}
+    fields = {}
+    for item in items:
+        name, sign, value = item.partition("=")
+        if not sign or name not in types:
+            raise ParameterError(f"-p {item}: expected NAME=VALUE with a name of {', '.join(types)}")
+        try:
+            fields[name] = types[name](value)
+        except ValueError:
+            raise ParameterError(f"-p {item}: expected {types[name].__name__}") from None
+    return fields
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train, and let the first process keep the run's records."""
+    parser = argparse.ArgumentParser(prog="python -m workbench.training", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="run folder")
+    parser.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--vllm-server", metavar="URL", help="sample on this vLLM server")
+    args = parser.parse_args(argv)
+    if not has_gpu():  # accelerate would name the device cpu:0, from which torch cannot load a resumed optimizer
+        os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")
+    recipe = make_recipe(**parse_fields(args.parameter))
+    server = {"vllm_mode": "server", "vllm_server_base_url": args.vllm_server} if args.vllm_server else {}
+    if server and recipe.backend != "vllm":
+        raise ParameterError(f"backend={recipe.backend!r}: --vllm-server needs -p backend=vllm")
+    first = int(os.environ.get("RANK", "0")) == 0
+    run = open_run("05_grpo_docs_example", str(args.out), dataclasses.asdict(recipe)) if first else None
+    try:
+        train_grpo(recipe, reward_funcs=length_reward(20), out_dir=args.out, **server)
+    finally:
+        if torch.distributed.is_initialized():  # a process that exits with its group's threads alive may abort
+            torch.distributed.destroy_process_group()
+    if run:
+        numbers = curve_summary(run.metrics["step"], run.metrics["reward"])
+        checks = {"every step was logged exactly once": run.metrics["step"].is_unique}
+        headline = {"name": "reward, last 20 steps", "value": numbers["last"]}
+        save_result(run, headline=headline, checks=checks, numbers=numbers)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except WorkbenchError as error:
+        sys.exit(f"workbench.training: {error}")

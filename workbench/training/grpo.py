@@ -1,0 +1,165 @@
+"""Group checks for GRPO and RLOO, at every step and on every back end: one prompt a group, and samples that differ."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+import trl
+
+from ..generation.stops import StopSpec
+from .groups import GroupError, check_groups, identical_groups
+from .monitoring import MismatchMixin, monitor_padding
+from .positions import PositionsMixin
+from .recipes import Recipe, grpo_config, load_prompts, resolve_model
+from .recording import RecordingMixin, claim_folder, last_checkpoint, quiet_libraries
+from .stopping import EndedRow, StoppingMixin
+from .vllm_tap import improbable_copies
+
+
+class GroupingMixin:
+    """Refuses a batch whose groups are not G completions of one prompt, or G copies of one sample.
+
+    Logs `groups/identical`, the share of groups whose completions are all the same: a sharp policy has such groups rightly,
+    and learns nothing from them.
+    """
+
+    def _generate_and_score_completions(self, inputs):
+        self._check_layout([row["prompt"] for row in inputs])
+        return super()._generate_and_score_completions(inputs)
+
+    def _group_size(self) -> int:
+        return self.num_generations if self.model.training else self.num_generations_eval
+
+    def _check_layout(self, prompts: list) -> None:
+        if self.accelerator.num_processes == 1:
+            check_groups(prompts, None, self._group_size())
+            return
+        digests = torch.tensor([_digest(p) for p in prompts], device=self.accelerator.device)
+        everywhere = self.accelerator.gather(digests).tolist()
+        try:
+            check_groups(everywhere, None, self._group_size())  # groups may span processes
+        except GroupError as error:
+            raise GroupError(f"over all processes, prompts shown by their hashes: {error}") from None
+
+    def _generate(self, prompts):
+        generated = super()._generate(prompts)
+        rows, size = [list(ids[:]) for ids in generated[1]], self._group_size()
+        if size > 1 and len(rows) % size == 0:
+            identical = identical_groups(rows, size)
+            self._metrics["train" if self.model.training else "eval"]["groups/identical"].append(
+                len(identical) * size / len(rows)
+            )
+            if identical and self.use_vllm and self.temperature > 0:
+                self._refuse_copies(rows, size)
+        return generated
+
+    def _refuse_copies(self, rows: list[list[int]], size: int) -> None:
+        if copies := improbable_copies(rows, self.engine_tap.logprobs, size):
+            raise GroupError(
+                f"groups {copies[:5]}: their {size} completions are the same, far beyond chance at temperature "
+                f"{self.temperature}. The engine gave every copy the same random stream; give generation_seed=... to the "
+                "trainer, which seeds each completion for itself"
+            )
+
+
+def _digest(prompt) -> int:
+    text = json.dumps(prompt, sort_keys=True, default=str)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)
+
+
+class GRPOTrainer(PositionsMixin, RecordingMixin, MismatchMixin, GroupingMixin, StoppingMixin, trl.GRPOTrainer):
+    """`trl.GRPOTrainer` whose rows end where `stops` says, whose groups are checked, and whose run can be recorded.
+
+    Without custom stops and with `explicit_positions=False` a run equals the stock trainer's, step for step. With position ids
+    it still does to fp32 rounding where positions are rotary; where they are learned, it is stock that scores wrong.
+
+    Args:
+        model, reward_funcs, args, ...: `trl.GRPOTrainer`'s.
+        stops: when completions end; default at every EOS.
+        generation_seed, share_generation: see `StoppingMixin`.
+        explicit_positions: see `PositionsMixin`.
+        out_dir: run folder to record into.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if self.rollout_func is not None:
+            self.rollout_func = self._with_ends(self.rollout_func)
+
+    def _with_ends(self, rollout_func):
+        """A rollout function whose rows tell their ends; an empty completion becomes one pad outside the loss."""
+
+        def rollout(prompts, trainer):
+            output = rollout_func(prompts, trainer)
+            rows, pad, eos = output["completion_ids"], self._tokenizer.pad_token_id, self._tokenizer.eos_token_id
+            self._ends = None
+            output["completion_ids"] = [EndedRow(ids or [pad], self.stop_rule.ends(list(ids)), eos) for ids in rows]
+            if not all(rows):
+                masks = output.get("env_mask") or [[1] * len(ids) for ids in rows]
+                output["env_mask"] = [mask or [0] for mask in masks]
+                if output["logprobs"] is not None:
+                    output["logprobs"] = [logprobs or [0.0] for logprobs in output["logprobs"]]
+            return output
+
+        return rollout
+
+
+def train_grpo(
+    recipe: Recipe,
+    *,
+    reward_funcs,
+    out_dir: Path,
+    stops: StopSpec | None = None,
+    explicit_positions: bool = True,
+    monitor_every: int = 0,
+    **overrides,
+) -> GRPOTrainer:
+    """Train a recipe in a run folder; called again after an interruption it goes on from the last checkpoint.
+
+    Args:
+        recipe: what to train; everything about it is checked before the first step.
+        reward_funcs: one reward function or several, in TRL's convention.
+        out_dir: run folder; holds `checkpoints/` and the recorded metrics and completions.
+        stops: when completions end; default at every EOS.
+        explicit_positions: False scores as TRL does, with left pads counted as text.
+        monitor_every: measure the padding consistency of the trainer's scores every so many steps; 0 never.
+        **overrides: further `GRPOConfig` fields.
+
+    Returns:
+        The trainer, trained.
+    """
+    quiet_libraries()
+    out_dir = Path(out_dir)
+    stops = stops or StopSpec()
+    asked = {"stops": str(stops), **{k: str(v) for k, v in overrides.items()}}
+    if not explicit_positions:
+        asked["explicit_positions"] = "False"
+    claim_folder(out_dir, dataclasses.asdict(recipe) | {"overrides": asked})
+    args = grpo_config(recipe, out_dir / "checkpoints", **overrides)
+    trainer = GRPOTrainer(
+        resolve_model(recipe.model),
+        reward_funcs,
+        args,
+        train_dataset=load_prompts(recipe.dataset),
+        stops=stops,
+        explicit_positions=explicit_positions,
+        out_dir=out_dir,
+    )
+    if monitor_every:
+        monitor_padding(trainer, every=monitor_every)
+    checkpoint = last_checkpoint(out_dir / "checkpoints")
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    return trainer
+
+
+class RLOOTrainer(PositionsMixin, RecordingMixin, GroupingMixin, StoppingMixin, trl.RLOOTrainer):
+    """`trl.RLOOTrainer` whose rows end where `stops` says, on every back end, and whose run can be recorded.
+
+    Args:
+        model, reward_funcs, args, ...: `trl.RLOOTrainer`'s.
+        stops: when completions end; default at every EOS.
+        explicit_positions: see `PositionsMixin`.
+        out_dir: run folder to record into.
+    """

@@ -1,0 +1,236 @@
+"""TRL 1.12.0's PPOTrainer that stops generating where the `StopSpec` says (article A0), and records its run.
+
+TRL's `train` is one long method without hooks. It calls two module functions, `batch_generation` and `get_reward`; while it
+runs they are replaced, so everything else is TRL's own code.
+"""
+
+import contextlib
+import copy
+from pathlib import Path
+from unittest import mock
+
+import torch
+from trl.experimental.ppo import PPOConfig, ppo_trainer
+from trl.trainer.utils import pad
+
+from ..errors import ParameterError
+from ..generation.stops import StopRule, StopSpec
+from .monitoring import monitor_padding
+from .positions import PositionsMixin
+from .recipes import Recipe, has_gpu, load_prompts, resolve_model
+from .recording import claim_folder, quiet_libraries, record
+
+
+class PPOTrainer(PositionsMixin, ppo_trainer.PPOTrainer):
+    """`trl.experimental.ppo.PPOTrainer` with early stopping by default.
+
+    Against the stock trainer: several stops at once, strings too; the missing-EOS penalty falls on rows that no stop
+    ended, whatever stop is configured (stock looks for EOS alone, trl #3750); the saved policy keeps its EOS (stock
+    writes None into its generation config). Rewards and values land at the same index as in a run padded to the limit.
+
+    Args:
+        args, processing_class, model, ...: TRL's. `args.stop_token` and `args.stop_token_id` stay unset.
+        stops: when a response ends; `StopSpec.legacy_mode()` is TRL's default of running every row to the limit.
+        out_dir: run folder to record into.
+        explicit_positions: see `PositionsMixin`; TRL's PPO passes position ids itself, so both ways score alike.
+
+    Attributes:
+        forwards: policy forward passes spent on generation, one number per update.
+    """
+
+    def __init__(self, args, processing_class, model, *rest, stops: StopSpec | None = None, out_dir=None, **kwargs):
+        stops = stops or StopSpec()
+        if args.stop_token is not None or args.stop_token_id is not None:
+            raise ParameterError("stop_token and stop_token_id: leave both unset and give stops=StopSpec(...)")
+        if processing_class.pad_token_id is None or processing_class.pad_token_id == processing_class.eos_token_id:
+            raise ParameterError(
+                f"pad token id {processing_class.pad_token_id}: PPO masks by it, so it must be set and differ from EOS "
+                f"({processing_class.eos_token_id}); else the EOS token falls out of the loss. Add a pad token of its own"
+            )
+        if processing_class.padding_side != "left":
+            raise ParameterError(
+                "padding_side='right': PPO continues the prompt, so the tokenizer has to pad on the left"
+            )
+        self.stop_rule = StopRule(stops, processing_class, model.generation_config, args.response_length)
+        eos_token_id = model.generation_config.eos_token_id
+        super().__init__(args, processing_class, model, *rest, **kwargs)
+        model.generation_config.eos_token_id = eos_token_id  # stock has overwritten it
+        self.forwards: list[int] = []
+        self._eos_rule = StopRule(StopSpec(), processing_class, model.generation_config)
+        self._recorder = record(self, out_dir) if out_dir else None
+
+    def train(self):
+        """Train as TRL does, with this trainer's stops."""
+        with self._own_functions():
+            return super().train()
+
+    def generate_completions(self, sampling: bool = False):
+        """Sample from the evaluation set as TRL does, with this trainer's stops."""
+        with self._own_functions():
+            return super().generate_completions(sampling)
+
+    @contextlib.contextmanager
+    def _own_functions(self):
+        penalty = self.args.missing_eos_penalty
+        if not self.stop_rule.spec.legacy:
+            self.args.missing_eos_penalty = None  # `_get_reward` applies it, for the configured stops
+        self._penalty = None if self.stop_rule.spec.legacy else penalty
+        self._original_get_reward = ppo_trainer.get_reward
+        own = {"batch_generation": self._batch_generation, "get_reward": self._get_reward}
+        try:
+            with mock.patch.multiple(ppo_trainer, **own):
+                yield
+        finally:
+            self.args.missing_eos_penalty = penalty
+
+    @torch.no_grad()
+    def _batch_generation(self, model, queries, chunk_size, pad_token_id, generation_config):
+        """TRL's `batch_generation`, stopping at the rule: responses `[B, T]` behind their queries and logits `[B, T, V]`.
+
+        When every row stopped before the limit one pad column is added: TRL puts a row's final reward one past its last
+        token, where a run padded to the limit has a pad and the longest row of an unpadded one has nothing.
+        """
+        chunks = [self._generate(model, q, pad_token_id, generation_config) for q in queries.split(chunk_size)]
+        self.forwards.append(sum(logits.shape[1] for _, logits in chunks))
+        responses = pad([r for rows, _ in chunks for r in rows], padding_value=pad_token_id, padding_side="right")
+        logits = pad([x for _, rows in chunks for x in rows], padding_value=0, padding_side="right")
+        if not self.stop_rule.spec.legacy:
+            for row in responses:
+                row[self.stop_rule.find(row.tolist()).index :] = pad_token_id
+            if responses.shape[1] < generation_config.max_new_tokens:
+                responses = torch.nn.functional.pad(responses, (0, 1), value=pad_token_id)
+                logits = torch.nn.functional.pad(logits, (0, 0, 0, 1))
+        return torch.cat((queries, responses), dim=1), logits
+
+    def _generate(self, model, queries, pad_token_id, generation_config):
+        attention_mask = queries != pad_token_id
+        output = self.stop_rule.generate(
+            model,
+            model.generate,
+            generation_config,
+            input_ids=torch.masked_fill(queries, ~attention_mask, 0),
+            attention_mask=attention_mask,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        return output.sequences[:, queries.shape[1] :], torch.stack(output.scores, 1)
+
+    def _get_reward(self, model, query_responses, pad_token_id, context_length):
+        """TRL's `get_reward`; for the reward model, with the missing-stop penalty and the rows recorded."""
+        logits, scores, lengths = self._original_get_reward(model, query_responses, pad_token_id, context_length)
+        if model is not self.reward_model:
+            return logits, scores, lengths
+        rows = [self._without_pads(r, pad_token_id) for r in query_responses[:, context_length:].tolist()]
+        ends = [self.stop_rule.find(row) for row in rows]
+        if self._penalty is not None:
+            missing = torch.tensor([end.finish_reason != "stop" for end in ends], device=scores.device)
+            scores = scores - self._penalty * missing
+        if self._recorder:
+            self._record(query_responses[:, :context_length], rows, ends, scores)
+        return logits, scores, lengths
+
+    @staticmethod
+    def _without_pads(row: list[int], pad_token_id: int) -> list[int]:
+        return row[: row.index(pad_token_id)] if pad_token_id in row else row
+
+    def _record(self, queries, rows, ends, scores) -> None:
+        tokenizer = self.processing_class
+        columns = {
+            "prompt": tokenizer.batch_decode(queries, skip_special_tokens=True),
+            "completion": [self.stop_rule.text(row, end) for row, end in zip(rows, ends, strict=True)],
+            "finish_reason": [end.finish_reason for end in ends],
+            "trl_finish_reason": [
+                "stop" if tokenizer.eos_token_id in row else "length" for row in rows
+            ],  # stock's rule
+            "completion_tokens": [end.index for end in ends],
+            "tokens_to_eos": [self._eos_rule.find(row).index for row in rows],
+            "reward": scores.tolist(),
+        }
+        self._recorder.add_completions(self.state.global_step + 1, columns)
+
+
+def ppo_config(recipe: Recipe, output_dir: Path, **overrides) -> PPOConfig:
+    """TRL's `PPOConfig` for a recipe: `max_steps` updates of `per_device_train_batch_size` responses each."""
+    batch = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps
+    fields = {
+        "output_dir": str(output_dir),
+        "seed": recipe.seed,
+        "learning_rate": recipe.learning_rate,
+        "per_device_train_batch_size": recipe.per_device_train_batch_size,
+        "gradient_accumulation_steps": recipe.gradient_accumulation_steps,
+        "local_rollout_forward_batch_size": recipe.per_device_train_batch_size,
+        "total_episodes": recipe.max_steps * batch,
+        "response_length": recipe.max_completion_length,
+        "temperature": recipe.temperature,
+        "kl_coef": recipe.beta,
+        "num_mini_batches": 1,
+        "num_sample_generations": 0,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        "save_strategy": "no",  # TRL's PPO loop cannot resume
+    }
+    if not has_gpu():
+        fields |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "dataloader_pin_memory": False}
+    return PPOConfig(**(fields | overrides))
+
+
+def train_ppo(
+    recipe: Recipe,
+    *,
+    out_dir: Path,
+    stops: StopSpec | None = None,
+    reward_model=None,
+    callbacks=None,
+    monitor_every: int = 0,
+    **overrides,
+) -> PPOTrainer:
+    """Train a recipe with PPO in a run folder, from the start: TRL's PPO loop cannot resume.
+
+    Args:
+        recipe: what to train; `beta` is the KL coefficient, the backend must be `transformers`.
+        out_dir: run folder.
+        stops: when responses end; default at every EOS.
+        reward_model: a sequence classifier with one label; None takes one with random weights, seeded by the recipe,
+            which is enough to measure generation and masking but teaches nothing.
+        callbacks: transformers' trainer callbacks.
+        monitor_every: measure the padding consistency of the policy's scores every so many updates; 0 never.
+        **overrides: further `PPOConfig` fields.
+
+    Returns:
+        The trainer, trained.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+    if recipe.backend != "transformers":
+        raise ParameterError(f"backend={recipe.backend!r}: TRL's PPOTrainer samples with transformers only")
+    quiet_libraries()
+    out_dir = Path(out_dir)
+    asked = {"stops": str(stops), **{k: str(v) for k, v in overrides.items()}}
+    claim_folder(out_dir, {"recipe": str(recipe), "overrides": asked})
+    path = resolve_model(recipe.model)
+    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+    prompts = load_prompts(recipe.dataset)
+    dataset = prompts.map(lambda row: tokenizer(row["prompt"]), remove_columns=prompts.column_names)
+    policy = AutoModelForCausalLM.from_pretrained(path)
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.seed)
+        value_model, random_reward = (
+            AutoModelForSequenceClassification.from_pretrained(path, num_labels=1) for _ in range(2)
+        )
+    trainer = PPOTrainer(
+        ppo_config(recipe, out_dir / "checkpoints", **overrides),
+        tokenizer,
+        policy,
+        copy.deepcopy(policy),
+        reward_model or random_reward,
+        dataset,
+        value_model,
+        callbacks=callbacks,
+        stops=stops,
+        out_dir=out_dir,
+    )
+    if monitor_every:
+        monitor_padding(trainer, every=monitor_every)
+    trainer.train()
+    return trainer

@@ -1,0 +1,254 @@
+"""Writes a training run's folder while it trains: metrics, progress, completions, complete checkpoints."""
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pandas as pd
+from accelerate.utils import broadcast_object_list
+from transformers import PrinterCallback, TrainerCallback
+
+from ..errors import TrainingStopped
+from ..generation.stop_audit import stop_report
+from ..runs.files import completion_parts, jsonable, read_json, write_json, write_text
+from ..runs.stop_request import go_on, honour_stop, stop_request
+
+_COMPLETE = "complete.json"
+_JOINED = "part-000000.parquet"
+
+
+class RunRecorder(TrainerCallback):
+    """Appends a line to `metrics.jsonl` per logged step, keeps `progress.json` current, and stops when it is asked to.
+
+    A checkpoint counts only once `complete.json` stands in it, the last thing written: a kill while it is being saved
+    leaves one that `last_checkpoint` passes over.
+
+    Args:
+        out_dir: the run folder.
+
+    Raises:
+        TrainingStopped: out of `trainer.train()`, when `control.request_stop` asked for it.
+    """
+
+    def __init__(self, out_dir: Path):
+        self.out_dir = Path(out_dir)
+        self._file = self._latest = self._asked = None
+        self._started = self._before = 0.0
+
+    def on_train_begin(self, args, state, control, **_):
+        if reason := self._stop_asked(args):
+            self._stop(state, reason)
+        if not state.is_world_process_zero:
+            return
+        go_on(self.out_dir)
+        self._before = forget_after(self.out_dir, state.global_step)
+        self._started = time.monotonic()
+        self._file = (self.out_dir / "metrics.jsonl").open("a", encoding="utf-8")
+        self._progress(state)
+
+    def on_log(self, args, state, control, logs=None, **_):
+        if self._file is None or "train_runtime" in logs:  # the closing summary is not a step
+            return
+        line = (
+            {"step": state.global_step, "elapsed_s": round(self._elapsed(), 3)} | logs | self._stops(state.global_step)
+        )
+        self._file.write(json.dumps(jsonable(line), allow_nan=False) + "\n")
+        self._file.flush()
+        if state.global_step % max(1, state.max_steps // 10) == 0:
+            shown = {
+                k: line[k]
+                for k in ("reward", "objective/scores", "completions/mean_length", "loss")
+                if line.get(k) is not None
+            }
+            text = "  ".join(f"{k.rpartition('/')[2]} {v:.3g}" for k, v in shown.items())
+            print(f"step {state.global_step}/{state.max_steps}  {self._elapsed():.0f} s  {text}", flush=True)
+
+    def on_step_end(self, args, state, control, **_):
+        if self._file is not None:
+            self._progress(state)
+        if state.global_step < state.max_steps and (reason := self._stop_asked(args)):
+            self._asked = reason
+            control.should_save = True  # and `on_save` ends the training
+
+    def on_save(self, args, state, control, **_):
+        if state.is_world_process_zero:
+            checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            write_json(checkpoint / _COMPLETE, {"step": state.global_step})
+        if self._asked:
+            self._stop(state, self._asked)
+
+    def on_train_end(self, args, state, control, **_):
+        if self._file is not None:
+            self._close()
+            join_completions(self.out_dir)
+
+    def save_completions(self, step: int, rows: dict[str, list]) -> None:
+        """Write one step's completions as a part of `completions.parquet/`; `rows` maps column to values."""
+        part = self._part(step)
+        part.parent.mkdir(exist_ok=True)
+        temporary = part.with_suffix(".tmp")
+        self._latest = pd.DataFrame({"step": step, **rows})
+        self._latest.to_parquet(temporary)
+        temporary.rename(part)
+
+    def add_completions(self, step: int, rows: dict[str, list]) -> None:
+        """Like `save_completions`, for trainers that score a step's batch in pieces."""
+        part = self._part(step)
+        if part.is_file():
+            before = pd.read_parquet(part).drop(columns="step").to_dict("list")
+            rows = {name: before[name] + values for name, values in rows.items()}
+        self.save_completions(step, rows)
+
+    def _stop_asked(self, args) -> str | None:
+        """The first process looks, and all of them do as it saw: one that stopped alone would leave the rest waiting."""
+        if args.world_size == 1:
+            return stop_request(self.out_dir)
+        return broadcast_object_list([stop_request(self.out_dir) if args.process_index == 0 else None])[0]
+
+    def _stop(self, state, reason: str) -> None:
+        text = f"stopped after step {state.global_step} of {state.max_steps}: {reason}"
+        if state.is_world_process_zero:
+            self._close()
+            honour_stop(self.out_dir, text)
+        raise TrainingStopped(text)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _part(self, step: int) -> Path:
+        return self.out_dir / "completions.parquet" / f"part-{step:06d}.parquet"
+
+    def _stops(self, step: int) -> dict[str, float | None]:
+        """The stop audit of the step's completions: cut in truth, cut in stock TRL's eyes, share of tokens wasted."""
+        if self._latest is None or self._latest["step"].iloc[0] != step or "finish_reason" not in self._latest:
+            return {}
+        report = stop_report(self._latest)
+        told = {
+            "clipped_ratio": report.clipped_ratio,
+            "trl_clipped_ratio": report.trl_clipped_ratio,
+            "wasted": report.wasted,
+        }
+        return {f"stops/{name}": value for name, value in told.items()}
+
+    def _elapsed(self) -> float:
+        return self._before + time.monotonic() - self._started
+
+    def _progress(self, state) -> None:
+        progress = {"step": state.global_step, "max_steps": state.max_steps, "elapsed_s": round(self._elapsed(), 3)}
+        write_json(self.out_dir / "progress.json", progress)
+
+
+def record(trainer, out_dir: Path) -> RunRecorder:
+    """Attach a recorder to a trainer, in place of transformers' printer of raw log dictionaries."""
+    recorder = RunRecorder(out_dir)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(recorder)
+    return recorder
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The complete checkpoint with the highest step below `folder`, or None."""
+    complete = [p.parent for p in Path(folder).glob(f"checkpoint-*/{_COMPLETE}")]
+    return max(complete, key=lambda p: int(p.name.rpartition("-")[2]), default=None)
+
+
+def forget_after(out_dir: Path, step: int) -> float:
+    """Drop what was recorded after `step`, which a resumed run repeats, so that each step is recorded once.
+
+    Returns:
+        Seconds trained up to `step`.
+    """
+    metrics = out_dir / "metrics.jsonl"
+    kept = []
+    if metrics.is_file():
+        for line in metrics.read_text(encoding="utf-8").split("\n")[:-1]:  # what follows the last newline was cut short
+            if json.loads(line)["step"] <= step:
+                kept.append(line)
+        write_text(metrics, "".join(line + "\n" for line in kept))
+    folder = out_dir / "completions.parquet"
+    kept_parts = completion_parts(folder)
+    for part in folder.glob("*") if folder.is_dir() else ():
+        if part not in kept_parts or int(part.stem.rpartition("-")[2]) > step:
+            part.unlink()
+    if (joined := folder / _JOINED).is_file():
+        table = pd.read_parquet(joined)
+        table[table["step"] <= step].to_parquet(joined)
+    return json.loads(kept[-1])["elapsed_s"] if kept else 0.0
+
+
+def join_completions(out_dir: Path) -> None:
+    """Turn the parts of `completions.parquet/` into one: thousands of small files are slow to read."""
+    folder = out_dir / "completions.parquet"
+    parts = completion_parts(folder)
+    if len(parts) < 2:
+        return
+    temporary = folder / "joined.tmp"
+    pd.concat([pd.read_parquet(p) for p in parts], ignore_index=True).to_parquet(temporary)
+    temporary.rename(folder / _JOINED)  # from here on it stands for all of them
+    for part in parts:
+        if part.name != _JOINED:
+            part.unlink()
+
+
+def claim_folder(out_dir: Path, recipe: dict) -> None:
+    """Bind a training folder to one recipe; a folder that holds another recipe's training is emptied first.
+
+    Resuming with other settings would join two experiments into one curve.
+    """
+    if int(os.environ.get("RANK", "0")) > 0:
+        return  # of several processes the first one claims
+    out_dir.mkdir(parents=True, exist_ok=True)
+    path = out_dir / "recipe.json"
+    if read_json(path, recipe) != jsonable(recipe):
+        for name in ("metrics.jsonl", "progress.json"):
+            (out_dir / name).unlink(missing_ok=True)
+        for name in ("completions.parquet", "checkpoints"):
+            shutil.rmtree(out_dir / name, ignore_errors=True)
+    write_json(path, recipe)
+
+
+def quiet_libraries() -> None:
+    """Switch off the progress bars of transformers and datasets, and load reports: the run has its own lines."""
+    import datasets
+    import transformers
+
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+
+
+class RecordingMixin:
+    """Writes metrics and completions into a run folder; for trainers that keep TRL's completions table (`_logs`).
+
+    Args:
+        out_dir: run folder for `metrics.jsonl`, `progress.json` and `completions.parquet/`; None records nothing.
+    """
+
+    def __init__(self, *args, out_dir: Path | None = None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._recorder = record(self, out_dir) if out_dir else None
+
+    def _generate_and_score_completions(self, inputs):
+        scored = super()._generate_and_score_completions(inputs)
+        if self._recorder and self.model.training and self.accelerator.is_main_process:
+            self._recorder.save_completions(self.state.global_step + 1, self._logged_rows())
+        return scored
+
+    def _logged_rows(self) -> dict[str, list]:
+        """The last generation batch as TRL gathered it over all processes: column -> B values."""
+        rewards = {name: list(values) for name, values in self._logs["rewards"].items()}
+        weights = self.reward_weights.tolist()
+        weighted = zip(*rewards.values(), strict=True)
+        extra = {name: list(values) for name, values in self._logs["extra"].items()}
+        return {
+            "prompt": [str(p) for p in self._logs["prompt"]],
+            "completion": extra.pop("completion_text"),
+            **extra,
+            "reward": [sum(w * r for w, r in zip(weights, row, strict=True)) for row in weighted],
+            "advantage": list(self._logs["advantages"]),
+            **rewards,
+        }

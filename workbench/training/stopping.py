@@ -1,0 +1,211 @@
+"""One stop control for GRPO and RLOO: rows end where the `StopSpec` says, and TRL's masks and metrics see the truth.
+
+TRL 1.12.0 decides whether a completion was cut by the length limit from `ids[-1]` alone: anything but the tokenizer's one
+EOS or pad counts as cut (`grpo_trainer.py` lines 2320 and 2507). Two things mend all of it: each row is cut at its real
+end, and the row that TRL inspects answers `[-1]` with EOS exactly when it really stopped (`EndedRow`).
+"""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+
+from ..errors import ParameterError
+from ..generation.stops import StopRule, StopSpec, check_generation_kwargs, check_tokenizers, trl_finish_reason
+from .vllm_sync import install_cpu_sync, server_without_nccl
+from .vllm_tap import EngineTap
+
+# Options of generation_kwargs that say when to stop; they have to come as a StopSpec, which all parts then obey.
+_STOP_OPTIONS = ("eos_token_id", "stop_strings", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "min_new_tokens")
+_NO_TOKEN = -1
+
+
+class EndedRow(list):
+    """A row's token ids whose `[-1]` tells TRL whether it stopped: the EOS id if so, else no token id at all.
+
+    Iteration, length, slices and conversion to tensors give the real ids.
+    """
+
+    def __init__(self, ids: Sequence[int], stopped: bool, eos_token_id: int):
+        super().__init__(ids)
+        self._last = eos_token_id if stopped else _NO_TOKEN
+
+    def __getitem__(self, index):
+        return self._last if index == -1 else super().__getitem__(index)
+
+
+def backend_of(args) -> str:
+    """`transformers`, `vllm` or `vllm-server`, from a TRL config."""
+    return "transformers" if not args.use_vllm else "vllm-server" if args.vllm_mode == "server" else "vllm"
+
+
+def reject_stop_options(generation_kwargs: Mapping | None) -> None:
+    """Refuse stops among `generation_kwargs`: the engine would obey them, but masks, metrics and rewards would not.
+
+    A seed is refused too: copies of a prompt would get one completion, and with it no advantage (article A3).
+    """
+    if "seed" in (generation_kwargs or {}):
+        raise ParameterError(
+            "generation_kwargs 'seed': vLLM would give all copies of a prompt the same completion, hence zero advantage; "
+            "give generation_seed=... to the trainer, which seeds each completion for itself"
+        )
+    if given := [name for name in generation_kwargs or {} if name in _STOP_OPTIONS]:
+        raise ParameterError(
+            f"generation_kwargs {given[0]!r}: give stops as stops=StopSpec(...), so that masks, metrics and rewards "
+            "obey them too"
+        )
+
+
+def check_engine(model, args, tokenizer, stops: StopSpec) -> None:
+    """Before vLLM starts: do the stops fit, and does its tokenizer, read from disk, know what the trainer's knows?
+
+    A server's tokenizer is not checked here: it may stand on another machine.
+    """
+    from transformers import AutoTokenizer
+
+    on_disk = AutoTokenizer.from_pretrained(model if isinstance(model, str) else model.name_or_path)
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer) or on_disk
+    StopRule(stops, tokenizer, None if isinstance(model, str) else model.generation_config)
+    if args.vllm_mode == "colocate":
+        check_tokenizers(tokenizer, on_disk, stops)
+
+
+def check_before_compute(model, args, stops: StopSpec, tokenizer) -> None:
+    """Everything about stops that can be wrong, before an engine starts or a model is built."""
+    reject_stop_options(args.generation_kwargs)
+    check_generation_kwargs(args.generation_kwargs or {}, backend_of(args))
+    if stops.strings and getattr(args, "use_transformers_continuous_batching", False):
+        raise ParameterError("stop strings: transformers' continuous batching stops at ids only; use token_ids")
+    if args.use_vllm:
+        check_engine(model, args, tokenizer, stops)
+
+
+class StoppingMixin:
+    """Stop control for a TRL trainer that generates in `_generate_single_turn`; goes before it in the bases.
+
+    Args:
+        stops: when completions end.
+        generation_seed: on vLLM, gives every completion a random stream of its own; the run then repeats exactly.
+        share_generation: on vLLM, send equal prompts of a batch as one request.
+        *args, **kwargs: the TRL trainer's, `args` (the config) by name or third.
+    """
+
+    def __init__(
+        self,
+        model,
+        reward_funcs,
+        args=None,
+        *rest,
+        stops: StopSpec | None = None,
+        generation_seed: int | None = None,
+        share_generation: bool = False,
+        **kwargs,
+    ):
+        stops = stops or StopSpec()
+        if share_generation and not (args and args.use_vllm):
+            raise ParameterError("share_generation=True: equal prompts share requests on vLLM only; set use_vllm=True")
+        if args is not None:
+            check_before_compute(model, args, stops, kwargs.get("processing_class"))
+        with server_without_nccl(args):
+            super().__init__(model, reward_funcs, args, *rest, **kwargs)
+        self._ends = self._sampled_ids = self._raw_ids = None
+        if self.use_vllm:
+            install_cpu_sync(self.vllm_generation, self.args.output_dir)
+            self.engine_tap = EngineTap(
+                self.vllm_generation,
+                lambda: self.state.global_step,
+                seed=generation_seed,
+                share=share_generation,
+            )
+        self.set_stops(stops)
+
+    def set_stops(self, stops: StopSpec) -> None:
+        """From the next generation on, end completions at `stops`."""
+        self.stop_rule = StopRule(stops, self._tokenizer, self.model.generation_config, self.max_completion_length)
+        if self.use_vllm:
+            options = self.stop_rule.for_vllm() if stops.custom else {}
+            self.vllm_generation.generation_kwargs = {**(self.args.generation_kwargs or {}), **options}
+
+    def _generate_single_turn(self, prompt_ids, *rest, **kwargs):
+        self._raw_ids = None
+        with self._stops_in_generate():
+            sampled = super()._generate_single_turn(prompt_ids, *rest, **kwargs)
+        completion_ids, logprobs = sampled if isinstance(sampled, tuple) else (sampled, None)
+        # What generate really returned: TRL has cut it at the first EOS, which need not be a stop here.
+        rows = [list(row) for row in (completion_ids if self._raw_ids is None else self._raw_ids.tolist())]
+        self._ends = [self.stop_rule.find(row) for row in rows]
+        self._sampled_ids = rows
+        eos = self._tokenizer.eos_token_id
+        cut = [
+            EndedRow(row[: end.index], end.finish_reason == "stop", eos)
+            for row, end in zip(rows, self._ends, strict=True)
+        ]
+        if not isinstance(sampled, tuple):
+            return cut
+        if logprobs is not None:
+            logprobs = [row[: end.index] for row, end in zip(logprobs, self._ends, strict=True)]
+        return cut, logprobs
+
+    @contextlib.contextmanager
+    def _stops_in_generate(self):
+        """While open, the policy's `generate` obeys the stop rule and its raw output is kept."""
+        if self.use_vllm:
+            yield
+            return
+        self.generation_config.eos_token_id = list(self.stop_rule.stop_ids) or None  # for continuous batching
+        model = self.accelerator.unwrap_model(self.model_wrapped)
+        original = model.generate
+
+        def generate(**inputs):
+            output = self.stop_rule.generate(model, original, **inputs)
+            self._raw_ids = output[:, inputs["input_ids"].shape[1] :]
+            return output
+
+        model.generate = generate
+        try:
+            yield
+        finally:
+            del model.generate
+
+    def _tool_call_loop(self, *args, **kwargs):
+        mask, completions, completion_ids, *rest = super()._tool_call_loop(*args, **kwargs)
+        self._ends = None  # several turns: a row's last turn decides
+        eos = self._tokenizer.eos_token_id
+        completion_ids = [EndedRow(ids, self.stop_rule.ends(list(ids)), eos) for ids in completion_ids]
+        return mask, completions, completion_ids, *rest
+
+    def _generate(self, prompts):
+        generated = list(super()._generate(prompts))
+        at = 2 if len(generated) == 3 else 3  # RLOO returns three values, GRPO eight
+        completion_ids, completions = generated[1], generated[at]
+        if self._ends is not None and self.stop_rule.spec.custom:
+            generated[at] = self._with_stop_text(completion_ids, completions)
+        self._log_ends(completion_ids, generated[at])
+        return tuple(generated)
+
+    def _with_stop_text(self, completion_ids, completions) -> list:
+        """The completions as reward functions should read them: with the stop marker, which TRL drops if special."""
+        texts = [self.stop_rule.text(ids[:], end) for ids, end in zip(completion_ids, self._ends, strict=True)]
+        if isinstance(completions[0], str):
+            return texts
+        return [[*c[:-1], {**c[-1], "content": text}] for c, text in zip(completions, texts, strict=True)]
+
+    def _log_ends(self, completion_ids, completions) -> None:
+        """Add what is known of each row's end to TRL's completions table, which is gathered over processes."""
+        stopped = [ids[-1] != _NO_TOKEN for ids in completion_ids]
+        real = [ids[:] for ids in completion_ids]
+        eos, pad = self._tokenizer.eos_token_id, self._tokenizer.pad_token_id
+        columns = {
+            "finish_reason": ["stop" if s else "length" for s in stopped],
+            "trl_finish_reason": [trl_finish_reason(ids, eos, pad) for ids in real],
+            "completion_tokens": [len(ids) for ids in real],
+            "sampled_tokens": [len(ids) for ids in (self._sampled_ids if self._ends is not None else real)],
+            "completion_text": [c if isinstance(c, str) else c[-1]["content"] for c in completions],
+        }
+        if self.use_vllm:
+            reasons = self.engine_tap.reasons  # on a server, the main process alone is told
+            columns["engine_finish_reason"] = reasons if len(reasons) == len(real) else [""] * len(real)
+        for name, values in columns.items():
+            self._log_completion_extra(name, values)
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        plain = [ids[:] for ids in completion_ids_list]  # reward functions read the real last token
+        return super()._calculate_rewards(inputs, prompts, completions, plain)

@@ -1,0 +1,74 @@
+"""A vLLM server on this machine for as long as a `with` block: for notebooks and tests, on CPU or GPU."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import RunError
+from .recipes import has_gpu
+
+
+@contextlib.contextmanager
+def serve(model: str, *, max_model_len: int = 256, patience_s: float = 300) -> Iterator[str]:
+    """Start `vllm` for a model folder on a free port of the loopback interface; yields its URL, ends it at the end.
+
+    Its development mode is on, because weights are reloaded through it where there is no CUDA: nothing but this machine
+    may reach it.
+
+    Args:
+        model: folder or hub id.
+        max_model_len: prompt and completion tokens together.
+        patience_s: seconds to wait until it answers; 60 to 120 are usual on a CPU.
+
+    Raises:
+        RunError: it ended, or did not answer in time; with the end of its log.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--max-model-len", str(max_model_len)]
+    command += [
+        "--logprobs-mode",
+        "processed_logprobs",
+        "--max-logprobs",
+        "-1",
+    ]  # as TRL's own engines: of what was sampled
+    env = os.environ | {"VLLM_SERVER_DEV_MODE": "1"}
+    if not has_gpu():
+        # On the CPU build this is the share of memory that it insists on finding free.
+        command += ["--dtype", "float32", "--gpu-memory-utilization", "0.2"]
+        env |= {"VLLM_CPU_KVCACHE_SPACE": env.get("VLLM_CPU_KVCACHE_SPACE", "1")}
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "server.log"
+        with log.open("w") as out:
+            server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=folder)
+        try:
+            _wait_until_ready(server, f"http://127.0.0.1:{port}", log, patience_s)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+            try:
+                server.wait(30)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+def _wait_until_ready(server: subprocess.Popen, url: str, log: Path, patience_s: float) -> None:
+    end = time.monotonic() + patience_s
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"{url}/health", timeout=2)
+            return
+        if server.poll() is not None:
+            raise RunError(f"the vLLM server ended with {server.returncode}:\n{log.read_text()[-3000:]}")
+        time.sleep(1)
+    raise RunError(f"the vLLM server did not answer within {patience_s:.0f} s:\n{log.read_text()[-3000:]}")
