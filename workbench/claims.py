@@ -10,7 +10,7 @@ from .batch.execute import find_notebook
 from .batch.parameters import notebook_parameters
 from .errors import ParameterError
 from .runs.files import write_text
-from .runs.run import Run
+from .runs.run import SET_BY_RUNNER, Run
 
 BEGIN, END = "<!-- claims: written by `workbench claims --write` -->", "<!-- end of claims -->"
 _NOT_RUN = "not run: "
@@ -82,7 +82,7 @@ def run_command(run: Run) -> str:
         defaults = {p.name: p.default for p in notebook_parameters(find_notebook(run.notebook)).values()}
     except ParameterError:  # the notebook is gone or was rebuilt: all parameters, to be on the safe side
         defaults = {}
-    changed = {k: v for k, v in run.params.items() if k not in ("out_dir", "interactive") and defaults.get(k) != v}
+    changed = {k: v for k, v in run.params.items() if k not in SET_BY_RUNNER and defaults.get(k) != v}
     return shlex.join(["workbench", "run", run.notebook, *(p for k, v in changed.items() for p in ("-p", f"{k}={v}"))])
 
 

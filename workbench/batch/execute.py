@@ -13,14 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..errors import ParameterError, RunError
-from ..runs.run import Run, create_run, list_runs, load_run
+from ..runs.run import SET_BY_RUNNER, Run, create_run, list_runs, load_run
 from ..runs.status import set_status
 from ..runs.stop_request import clear_stop
 from .display import Display
 from .gpus import hold
 from .parameters import Parameter, check_parameters, notebook_parameters
-
-_SET_BY_RUNNER = ("out_dir", "interactive")
 
 
 def notebooks_dir() -> Path:
@@ -83,11 +81,11 @@ def full_parameters(known: Mapping[str, Parameter], params: Mapping) -> dict:
     Raises:
         ParameterError: an unknown name, a wrong value, or one that only the runner sets.
     """
-    for name in _SET_BY_RUNNER:
+    for name in SET_BY_RUNNER:
         if name in params:
             raise ParameterError(f"parameter {name!r} is set by the runner; choose the folder with --runs-dir")
     given = {name: _absolute(value) for name, value in check_parameters(known, params).items()}
-    return {name: p.default for name, p in known.items() if name not in _SET_BY_RUNNER} | given
+    return {name: p.default for name, p in known.items() if name not in SET_BY_RUNNER} | given
 
 
 def _absolute(value):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..errors import RunError
 from ..runs.files import completion_parts, read_json
-from ..runs.run import Run
+from ..runs.run import SET_BY_RUNNER, Run
 from ..runs.tokens import map_text
 from .clean import shortened
 
@@ -16,7 +16,6 @@ _SAMPLE = 5
 _MOST_TEXT = 2000  # characters of one completion or parameter
 _MOST_LOG = 4000
 _COLUMNS = ("step", "prompt", "completion", "finish_reason", "reward")
-SET_BY_RUNNER = ("out_dir", "interactive")
 _UNFINISHED = {
     "queued": "The run has not started.",
     "running": "The run is still going: this page shows how far it was when the page was built.",

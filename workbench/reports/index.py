@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from ..runs.run import Run
+from ..runs.run import SET_BY_RUNNER, Run
 from . import facts
 from .clean import clean_html
 from .html import TEMPLATES, build_report, hider, render, write_page
@@ -139,7 +139,7 @@ def _index_row(run: Run, only: Sequence[str]) -> dict:
     counts = facts.count_verdicts(result.get("checks", {}))
     seconds = facts.duration(status)
     headline = result.get("headline") or {}
-    shown = {k: v for k, v in run.params.items() if (k in only if only else k not in facts.SET_BY_RUNNER)}
+    shown = {k: v for k, v in run.params.items() if (k in only if only else k not in SET_BY_RUNNER)}
     started = facts.times({"state": "", "times": status.get("times", {})}).get("running", "")
     return {
         "notebook": run.notebook,

@@ -19,6 +19,7 @@ from .files import completion_parts, jsonable, load_metrics, read_json, write_js
 from .status import owner_lives, set_status
 
 EMBEDDED_MODELS = ("starter", "starter-gpt2", "search")  # built on this machine, no download
+SET_BY_RUNNER = ("out_dir", "interactive")  # parameters that say where a notebook runs, not what it does
 
 
 @dataclasses.dataclass(frozen=True)
