@@ -6,14 +6,15 @@ from .consistency.positions import position_ids, with_position_ids
 from .curves.baselines import load_baseline
 from .curves.curve import Curve, agreement
 from .curves.stats import seed_interval
+from .generation.backends import save_policy
 from .generation.rollouts import Sampling, ServerSampler, TransformersSampler, VLLMSampler, generate
 from .generation.stop_audit import stop_report
-from .generation.stops import StopRule, StopSpec, save_policy
+from .generation.stops import StopRule, StopSpec
 from .runs.run import list_runs, load_run, open_run, save_result
 from .training.groups import check_groups, duplicate_report
-from .training.grpo import GRPOTrainer, RLOOTrainer, train_grpo
+from .training.grpo import GRPOTrainer, RLOOTrainer, train_grpo, train_rloo
 from .training.monitoring import monitor_padding
-from .training.online_dpo import OnlineDPOTrainer
+from .training.online_dpo import OnlineDPOTrainer, train_online_dpo
 from .training.ppo import PPOTrainer, train_ppo
 from .training.recipes import load_prompts, make_recipe
 from .training.rewards import exact_match_reward, length_reward
@@ -25,6 +26,6 @@ __all__ = [
     "length_reward", "list_runs", "load_baseline", "load_prompts", "load_run", "make_recipe", "mismatch_report",
     "monitor_padding", "OnlineDPOTrainer", "open_run", "pad_batch", "padding_report", "position_ids", "PPOTrainer",
     "ratio_report", "RLOOTrainer", "Sampling", "save_policy", "save_result", "seed_interval", "ServerSampler",
-    "stop_report", "StopRule", "StopSpec", "token_logprobs", "train_grpo", "train_ppo", "TransformersSampler",
-    "VLLMSampler", "with_position_ids",
+    "stop_report", "StopRule", "StopSpec", "token_logprobs", "train_grpo", "train_online_dpo", "train_ppo",
+    "train_rloo", "TransformersSampler", "VLLMSampler", "with_position_ids",
 ]

@@ -86,7 +86,7 @@ def test_progress_and_complete_checkpoints_are_on_disk(trained):
 
 @pytest.mark.slow
 def test_a_checkpoint_that_was_not_finished_is_passed_over(trained):
-    from workbench.training.recording import last_checkpoint
+    from workbench.training.folder import last_checkpoint
 
     folder = trained / "checkpoints"
     assert last_checkpoint(folder).name == "checkpoint-6"

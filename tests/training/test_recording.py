@@ -1,10 +1,9 @@
 import json
 
-import pandas as pd
 import pytest
 
 from workbench.runs.run import Run
-from workbench.training.recording import RunRecorder, claim_folder, forget_after, join_completions, last_checkpoint
+from workbench.training.recording import RunRecorder, forget_after, join_completions
 
 
 def record(folder, steps):
@@ -63,25 +62,6 @@ def test_rows_scored_in_pieces_end_in_one_part(tmp_path):
     recorder.add_completions(1, {"completion": ["a"]})
     recorder.add_completions(1, {"completion": ["b"]})
     assert Run(tmp_path).completions["completion"].tolist() == ["a", "b"]
-
-
-def test_an_incomplete_checkpoint_is_passed_over(tmp_path):
-    for step, complete in ((5, True), (10, True), (15, False)):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-        if complete:
-            (tmp_path / f"checkpoint-{step}" / "complete.json").write_text("{}")
-    assert last_checkpoint(tmp_path).name == "checkpoint-10"
-    assert last_checkpoint(tmp_path / "nowhere") is None
-
-
-def test_a_folder_of_another_recipe_is_emptied_before_training(tmp_path):
-    claim_folder(tmp_path, {"seed": 1})
-    record(tmp_path, [1])
-    claim_folder(tmp_path, {"seed": 1})
-    assert (tmp_path / "metrics.jsonl").is_file()
-    claim_folder(tmp_path, {"seed": 2})
-    assert not (tmp_path / "metrics.jsonl").is_file()
-    assert Run(tmp_path).completions.equals(pd.DataFrame())
 
 
 def test_each_logged_step_tells_which_completions_were_really_cut(tmp_path):

@@ -19,7 +19,8 @@ from small_runs import CALL_TOKENS, CLOSE, CPU, EVERY_END, TRAINERS, one_step, p
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from workbench.errors import ParameterError
-from workbench.generation.stops import StopSpec, save_policy
+from workbench.generation.backends import save_policy
+from workbench.generation.stops import StopSpec
 from workbench.toys.starter import EOS
 from workbench.training.recipes import make_recipe, resolve_model
 from workbench.training.rewards import length_reward

@@ -1,20 +1,20 @@
-"""The same GRPO task under stock TRL and under the workbench's trainer, side by side (article A1)."""
+"""The same GRPO task under stock TRL and under the workbench's trainer, side by side (notebook 02, article A1)."""
 
-import dataclasses
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 import trl
 
 from ..errors import refusal
-from ..generation.stops import StopRule, StopSpec, check_tokenizers, save_policy, trl_finish_reason
+from ..generation.backends import check_tokenizers, save_policy
+from ..generation.stops import StopRule, StopSpec, trl_finish_reason
 from ..runs.run import Run
-from ..training.grpo import GRPOTrainer
-from ..training.recipes import Recipe, grpo_config, load_prompts, resolve_model
-from ..training.recording import RecordingMixin, claim_folder, last_checkpoint, quiet_libraries
+from ..training.recipes import Recipe
+from ..training.recording import RecordingMixin
 from ..training.rewards import exact_match_reward
-from ..training.vllm_sync import install_cpu_sync, shared_engine, sharing_engines
+from ..training.vllm_sync import install_cpu_sync, shared_engine
+from .seeds import Arm, column_means, share_cut
 
 STOCK_MASKED, STOCK_UNMASKED, OURS = "stock, masked", "stock, unmasked", "workbench, masked"
 
@@ -23,13 +23,13 @@ class ObservedGRPOTrainer(RecordingMixin, trl.GRPOTrainer):
     """Stock `trl.GRPOTrainer`, recorded: each row's real end is noted beside what TRL takes it for. Nothing is mended.
 
     Args:
-        observed: the stops that the engine was given through `generation_kwargs`.
+        stops: that the engine was given through `generation_kwargs`.
         *args, **kwargs: TRL's, and `out_dir`.
     """
 
-    def __init__(self, *args, observed: StopSpec, **kwargs):
+    def __init__(self, *args, stops: StopSpec, **kwargs):
         super().__init__(*args, **kwargs)
-        self._rule = StopRule(observed, self._tokenizer, self.model.generation_config)
+        self._rule = StopRule(stops, self._tokenizer, self.model.generation_config)
         if self.use_vllm:
             install_cpu_sync(self.vllm_generation, self.args.output_dir)
 
@@ -49,65 +49,35 @@ class ObservedGRPOTrainer(RecordingMixin, trl.GRPOTrainer):
         return generated
 
 
-def train_variants(recipe: Recipe, stop: str, *, out_dir: Path, seeds: Iterable[int]) -> dict[str, list[Run]]:
-    """Train stock TRL with and without masking and the workbench's trainer with it, each seed, on one shared engine.
-
-    A training that is complete on disk is not repeated; an interrupted one goes on from its last checkpoint.
+def custom_stop_arms(recipe: Recipe, stop: str) -> dict[str, Arm]:
+    """Stock TRL with and without masking of truncated completions, and the workbench's trainer with it.
 
     Args:
         recipe: with `backend="vllm"` and a data set that has an `answer` column; reward 1 for the exact answer.
         stop: stop string.
-        out_dir: holds a folder per variant and seed.
-        seeds: one training each.
-
-    Returns:
-        Variant -> its runs, in the order of the seeds.
     """
-    quiet_libraries()
-    variants: dict[str, list[Run]] = {STOCK_MASKED: [], STOCK_UNMASKED: [], OURS: []}
-    with sharing_engines():
-        for seed in seeds:
-            for name, runs in variants.items():
-                folder = Path(out_dir) / name.replace(", ", "-") / f"seed-{seed}"
-                print(f"{name}, seed {seed}", flush=True)
-                _train_variant(name, dataclasses.replace(recipe, seed=seed), stop, folder)
-                runs.append(Run(folder))
-    return variants
+    reward, spec = exact_match_reward("answer"), StopSpec(strings=(stop,))
+    # All of what A1's remedies come to on today's TRL.
+    stock = {"generation_kwargs": {"stop": [stop], "include_stop_str_in_output": True}}
+    masked, unmasked = ({"mask_truncated_completions": masked} for masked in (True, False))
+    return {
+        STOCK_MASKED: Arm(recipe, reward, ObservedGRPOTrainer, spec, masked | stock),
+        STOCK_UNMASKED: Arm(recipe, reward, ObservedGRPOTrainer, spec, unmasked | stock),
+        OURS: Arm(recipe, reward, stops=spec, options=masked),
+    }
 
 
-def _train_variant(name: str, recipe: Recipe, stop: str, out_dir: Path) -> None:
-    spec = StopSpec(strings=(stop,))
-    claim_folder(out_dir, dataclasses.asdict(recipe) | {"variant": name, "stop": stop})
-    checkpoint = last_checkpoint(out_dir / "checkpoints")
-    if checkpoint and int(checkpoint.name.rpartition("-")[2]) == recipe.max_steps:
-        return
-    fields = {"mask_truncated_completions": name != STOCK_UNMASKED, "save_steps": recipe.max_steps}
-    if name != OURS:  # all of what A1's remedies come to on today's TRL
-        fields["generation_kwargs"] = {"stop": [stop], "include_stop_str_in_output": True}
-    args = grpo_config(recipe, out_dir / "checkpoints", **fields)
-    cls, told = (GRPOTrainer, {"stops": spec}) if name == OURS else (ObservedGRPOTrainer, {"observed": spec})
-    trainer = cls(
-        resolve_model(recipe.model),
-        exact_match_reward("answer"),
-        args,
-        train_dataset=load_prompts(recipe.dataset),
-        out_dir=out_dir,
-        **told,
-    )
-    trainer.train()
-
-
-def variant_table(variants: dict[str, list[Run]]) -> pd.DataFrame:
-    """Per variant, over all seeds: reward at both ends, clipped ratio as logged and in truth, steps without gradient."""
+def stop_table(runs: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
+    """Per arm, over all seeds: reward at both ends, clipped ratio as logged and in truth, steps without gradient."""
     rows = {}
-    for name, runs in variants.items():
-        metrics = [run.metrics for run in runs]
-        completions = pd.concat([run.completions for run in runs])
+    for name, members in runs.items():
+        metrics = [run.metrics for run in members]
+        completions = pd.concat([run.completions for run in members])
         logged = pd.concat([m["completions/clipped_ratio"] for m in metrics])
-        per_step = pd.concat([r.completions.groupby("step")["finish_reason"].agg(share_cut) for r in runs])
+        per_step = pd.concat([run.completions.groupby("step")["finish_reason"].agg(share_cut) for run in members])
         rows[name] = {
-            "reward, first 10 steps": sum(m["reward"].head(10).mean() for m in metrics) / len(metrics),
-            "reward, last 10 steps": sum(m["reward"].tail(10).mean() for m in metrics) / len(metrics),
+            "reward, first 10 steps": column_means(members, "reward", first=10),
+            "reward, last 10 steps": column_means(members, "reward", last=10),
             "logged clipped ratio": logged.mean(),
             "true clipped ratio": share_cut(completions["finish_reason"]),
             "clipped ratio error": abs(logged.to_numpy() - per_step.to_numpy()).max(),
@@ -116,11 +86,7 @@ def variant_table(variants: dict[str, list[Run]]) -> pd.DataFrame:
     return pd.DataFrame(rows).T
 
 
-def share_cut(reasons: pd.Series) -> float:
-    return float((reasons == "length").mean())
-
-
-def added_token_story(path: str, token: str, *, folder: Path) -> pd.DataFrame:
+def added_token_table(path: str, token: str, *, folder: Path) -> pd.DataFrame:
     """A token added in memory and then saved, as a real vLLM engine sees it (claims A1.2, A1.6).
 
     The token is forced by a logit bias, so that the stop, not the model's will, is tested.

@@ -5,6 +5,7 @@ For notebook 04 and its tests (article A3). Batches go through the trainer's own
 
 import contextlib
 import tempfile
+from collections.abc import Sequence
 
 import pandas as pd
 import torch
@@ -17,7 +18,7 @@ from trl.trainer.utils import RepeatSampler
 from ..curves.figures import COLORS, Shown
 from ..generation.stops import StopSpec
 from ..toys.search_task import CLOSE
-from ..training.groups import group_advantages, identical_groups
+from ..training.groups import check_groups, group_advantages, identical_groups
 from ..training.grpo import GRPOTrainer
 from ..training.recipes import grpo_config, load_prompts, make_recipe
 from ..training.recording import quiet_libraries
@@ -25,11 +26,42 @@ from ..training.vllm_server import serve
 from ..training.vllm_sync import install_cpu_sync, server_without_nccl, sharing_engines
 
 
+def unique_prompts(prompts: Sequence) -> list:
+    """TRL's removed rule, `list(dict.fromkeys(prompts))`, kept to reproduce the shape error (trl #3045, claim A3.1).
+
+    Example:
+        >>> unique_prompts(["a", "a", "a", "a"])  # two groups of two, and one prompt left
+        ['a']
+    """
+    return list(dict.fromkeys(prompts))
+
+
+def strided_prompts(prompts: Sequence, num_generations: int) -> list:
+    """Every `num_generations`-th prompt: one per group, in order, equal prompts included (claim A3.4).
+
+    Args:
+        prompts: B = P x G prompts, each G times in a row.
+        num_generations: G.
+
+    Returns:
+        P prompts.
+
+    Raises:
+        GroupError: B is no multiple of G, or a group holds more than one prompt.
+
+    Example:
+        >>> strided_prompts(["a", "a", "a", "a"], 2)
+        ['a', 'a']
+    """
+    check_groups(prompts, None, num_generations)
+    return list(prompts[::num_generations])
+
+
 def show_layout(batches: list[list[int]], num_generations: int) -> Shown:
     """TRL's batches as rows of cells, one colour and number per prompt: the repetition within a group is intended.
 
     Args:
-        batches: prompt numbers in order, as from `trainers.duplicates.sampler_layout`.
+        batches: prompt numbers in order, as from `sampler_layout`.
         num_generations: G; a thick line is drawn after each group.
     """
     width = max(map(len, batches))

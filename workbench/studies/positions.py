@@ -1,90 +1,56 @@
-"""The same GRPO task scored with and without position ids, side by side (article A2)."""
+"""The same GRPO task scored with and without position ids, side by side (notebook 03, article A2)."""
 
-import contextlib
-import dataclasses
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 import torch
 
 from ..consistency.padding import pad_batch
 from ..consistency.positions import position_ids
-from ..runs.files import read_json
 from ..runs.run import Run
-from ..training.grpo import train_grpo
 from ..training.recipes import Recipe
-from ..training.recording import last_checkpoint
-from ..training.vllm_sync import sharing_engines
+from .seeds import Arm, column_means
 
 IMPLICIT, EXPLICIT = "stock: no position ids", "workbench: position ids"
 
 
-def train_positions(
-    recipe: Recipe, *, reward_funcs, out_dir: Path, seeds: Iterable[int], monitor_every: int = 10
-) -> dict[str, list[Run]]:
-    """Train GRPO without and with position ids, each seed, padding consistency measured on the way.
+def position_arms(recipe: Recipe, *, reward_funcs, monitor_every: int = 10) -> dict[str, Arm]:
+    """GRPO scored without and with position ids, padding consistency measured on the way.
 
-    Dropout is off: where TRL's default leaves it on, sampler and scorer differ by it too. A training that is complete on
-    disk is not repeated.
+    Dropout is off: where TRL's default leaves it on, sampler and scorer differ by it too.
 
     Args:
         recipe: what to train.
         reward_funcs: as for `train_grpo`.
-        out_dir: holds a folder per variant and seed.
-        seeds: one training of each variant per seed.
         monitor_every: steps between measurements.
-
-    Returns:
-        Variant -> its runs, in the order of the seeds.
     """
-    variants: dict[str, list[Run]] = {IMPLICIT: [], EXPLICIT: []}
-    told = {"reward_funcs": reward_funcs, "monitor_every": monitor_every, "disable_dropout": True}
-    with sharing_engines() if recipe.backend == "vllm" else contextlib.nullcontext():
-        for seed in seeds:
-            seeded = dataclasses.replace(recipe, seed=seed, save_steps=recipe.max_steps)
-            for name, runs in variants.items():
-                folder = Path(out_dir) / name.partition(":")[0] / f"seed-{seed}"
-                if not _is_complete(folder, seeded):
-                    print(f"{name}, seed {seed}", flush=True)
-                    train_grpo(seeded, out_dir=folder, explicit_positions=name == EXPLICIT, **told)
-                runs.append(Run(folder))
-    return variants
+    options = {"monitor_every": monitor_every, "disable_dropout": True}
+    return {
+        IMPLICIT: Arm(recipe, reward_funcs, options=options | {"explicit_positions": False}),
+        EXPLICIT: Arm(recipe, reward_funcs, options=options),
+    }
 
 
-def _is_complete(folder: Path, recipe: Recipe) -> bool:
-    checkpoint = last_checkpoint(folder / "checkpoints")
-    same = {k: v for k, v in read_json(folder / "recipe.json", {}).items() if k != "overrides"}
-    return (
-        same == dataclasses.asdict(recipe)
-        and checkpoint is not None
-        and checkpoint.name == f"checkpoint-{recipe.max_steps}"
+def convergence_table(runs: Mapping[str, Sequence[Run]], tail: int = 10) -> pd.DataFrame:
+    """A row per arm and seed: mean reward of all steps, of the last `tail`, and what the monitor measured at most."""
+    return pd.DataFrame(
+        {
+            "variant": name,
+            "run": n,
+            "reward, all steps": metrics["reward"].mean(),
+            f"reward, last {tail} steps": metrics["reward"].tail(tail).mean(),
+            "spread of the reward, last half": metrics["reward"].tail(len(metrics) // 2).std(),
+            "padding, max difference": metrics["padding/max_difference"].max(),
+        }
+        for name, members in runs.items()
+        for n, metrics in enumerate(run.metrics for run in members)
     )
 
 
-def convergence_table(variants: dict[str, list[Run]], tail: int = 10) -> pd.DataFrame:
-    """A row per variant and seed: mean reward of all steps, of the last `tail`, and what the monitor measured at most."""
-    rows = []
-    for name, runs in variants.items():
-        for n, run in enumerate(runs):
-            metrics = run.metrics
-            rows.append(
-                {
-                    "variant": name,
-                    "run": n,
-                    "reward, all steps": metrics["reward"].mean(),
-                    f"reward, last {tail} steps": metrics["reward"].tail(tail).mean(),
-                    "spread of the reward, last half": metrics["reward"].tail(len(metrics) // 2).std(),
-                    "padding, max difference": metrics["padding/max_difference"].max(),
-                }
-            )
-    return pd.DataFrame(rows)
-
-
-def paired_gain(variants: dict[str, list[Run]], tail: int = 10) -> list[float]:
+def paired_gain(runs: Mapping[str, Sequence[Run]], tail: int = 10) -> list[float]:
     """Per seed, the mean reward of the last `tail` steps with position ids less that without."""
-    ends = {name: [run.metrics["reward"].tail(tail).mean() for run in runs] for name, runs in variants.items()}
-    return [float(b - a) for a, b in zip(ends[IMPLICIT], ends[EXPLICIT], strict=True)]
+    pairs = zip(runs[IMPLICIT], runs[EXPLICIT], strict=True)
+    return [column_means([b], "reward", last=tail) - column_means([a], "reward", last=tail) for a, b in pairs]
 
 
 @torch.no_grad()
@@ -108,8 +74,8 @@ def value_table(path: str, sequences: Sequence, pads: Sequence[int] = (0, 4, 16)
     body = getattr(model, model.base_model_prefix)
 
     def values(batch: dict, explicit: bool) -> torch.Tensor:
-        told = {"position_ids": position_ids(batch["attention_mask"])} if explicit else {}
-        return model.score(body(**batch, **told).last_hidden_state[:, -1])[:, 0]
+        positions = {"position_ids": position_ids(batch["attention_mask"])} if explicit else {}
+        return model.score(body(**batch, **positions).last_hidden_state[:, -1])[:, 0]
 
     alone = torch.cat([values(pad_batch([sequence], 0), False) for sequence in sequences])
     width, rows = max(map(len, sequences)), []

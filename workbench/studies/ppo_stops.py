@@ -1,83 +1,91 @@
-"""PPO under several ways to stop: what each costs (notebook 01, article A0)."""
+"""PPO under several ways to stop: what each costs, and what text after EOS does to a reward model (notebook 01, article A0)."""
 
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 import torch
 from trl.experimental.ppo import ppo_trainer
 
+from ..consistency.padding import pad_batch
 from ..errors import ParameterError
-from ..generation.stops import StopSpec
+from ..generation.rollouts import Sampling, TransformersSampler, generate
+from ..generation.stops import StopRule, StopSpec
+from ..runs.files import read_json
 from ..runs.run import Run
-from ..training.ppo import PPOTrainer, train_ppo
-from ..training.recipes import Recipe
-from .custom_stops import share_cut
+from ..training.ppo import PPOTrainer, random_heads
+from ..training.recipes import Recipe, load_prompts, resolve_model
+from .seeds import Arm, share_cut
 
 
-def compare_ppo_stops(
-    recipe: Recipe, modes: dict[str, StopSpec], *, out_dir: Path, **overrides
-) -> tuple[pd.DataFrame, dict[str, PPOTrainer]]:
-    """Train PPO once per way of stopping and tell what each costs (claims A0.1 to A0.5).
+def ppo_stop_arms(recipe: Recipe, modes: Mapping[str, StopSpec], **options) -> dict[str, Arm]:
+    """An arm per way of stopping, on a reward model of random weights (claims A0.1 to A0.5).
 
     Args:
         recipe: what to train.
         modes: name -> stops.
-        out_dir: holds a folder per mode.
-        **overrides: further `PPOConfig` fields.
-
-    Returns:
-        A row per mode (forwards and seconds per update, share of row-steps behind a row's end, share of rows that the
-        limit cut, rows that stock's missing-EOS rule would punish, EOS id in the saved policy), and the trainers.
+        **options: further `PPOConfig` fields.
     """
-    rows, trainers = {}, {}
-    for name, stops in modes.items():
-        print(name, flush=True)
-        folder = Path(out_dir) / name.replace(" ", "-")
-        trainers[name] = trainer = train_ppo(recipe, out_dir=folder, stops=stops, **overrides)
-        run = Run(folder)
-        table, metrics = run.completions, run.metrics
-        batch = len(table) // len(metrics)
-        useful = table[["completion_tokens", "tokens_to_eos"]].min(axis=1).sum()
-        saved = trainer.policy_model.generation_config.eos_token_id
+    return {name: Arm(recipe, "random weights", PPOTrainer, stops, options) for name, stops in modes.items()}
+
+
+def stop_costs(runs: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
+    """What each way of stopping cost, a row each, over its seeds.
+
+    Columns: forward passes and seconds per update, share of row-steps after a row's end, share of rows that the limit cut,
+    rows that stock's missing-EOS rule would punish, EOS id in the saved policy.
+    """
+    rows = {}
+    for name, members in runs.items():
+        completions = pd.concat([run.completions for run in members])
+        metrics = pd.concat([run.metrics for run in members])
+        forwards = metrics["generation/forwards"]
+        useful = completions[["completion_tokens", "tokens_to_eos"]].min(axis=1).sum()
+        saved = read_json(members[0].path / "policy" / "generation_config.json", {})
         rows[name] = {
-            "forwards per update": sum(trainer.forwards) / len(trainer.forwards),
-            "seconds per update": metrics["elapsed_s"].diff().median(),
-            "wasted row-steps": 1 - useful / (batch * sum(trainer.forwards)),
-            "cut by the limit": share_cut(table["finish_reason"]),
-            "stock would punish": share_cut(table["trl_finish_reason"]),
-            "EOS of the saved policy": str(saved),
+            "forwards per update": forwards.mean(),
+            "seconds per update": pd.concat([run.metrics["elapsed_s"].diff() for run in members]).median(),
+            "wasted row-steps": 1 - useful / (len(completions) / len(metrics) * forwards.sum()),
+            "cut by the limit": share_cut(completions["finish_reason"]),
+            "stock would punish": share_cut(completions["trl_finish_reason"]),
+            "EOS of the saved policy": str(saved.get("eos_token_id")),
         }
-    return pd.DataFrame(rows).T, trainers
+    return pd.DataFrame(rows).T
 
 
 @torch.no_grad()
-def score_tails(trainer: PPOTrainer, rows: int = 32, seed: int = 0):
-    """What text after EOS does to the reward model: each legacy row scored whole and cut at its EOS (claim A0.2).
+def score_tails(run: Run, rows: int = 32, seed: int = 0) -> pd.DataFrame:
+    """What text after EOS does to the reward model: each response scored whole and cut at its EOS (claim A0.2).
 
     Args:
-        trainer: in legacy mode.
+        run: a finished PPO training in legacy mode on a reward model of random weights; its policy writes the responses.
         rows: prompts, from the start of the training set.
         seed: of sampling.
 
     Returns:
-        DataFrame `whole, cut, tokens, tokens_to_eos`, one row a response.
-    """
-    import pandas as pd
-    from transformers import GenerationConfig
+        `whole, cut, tokens, tokens_to_eos`, one row a response: its two scores, its tokens, and those up to its first EOS.
 
-    if not trainer.stop_rule.spec.legacy:
-        raise ParameterError("score_tails: the trainer stops early, so there is no text after EOS; use legacy_mode()")
-    tokenizer, pad_id = trainer.processing_class, trainer.processing_class.pad_token_id
-    prompts = [{"input_ids": trainer.train_dataset[i]["input_ids"]} for i in range(rows)]
-    queries = tokenizer.pad(prompts, return_tensors="pt")["input_ids"].to(trainer.accelerator.device)
-    how = {"do_sample": True, "temperature": trainer.args.temperature, "top_k": 0}
-    config = GenerationConfig(max_new_tokens=trainer.args.response_length, **how)
-    torch.manual_seed(seed)
-    whole, _ = trainer._batch_generation(trainer.policy_model, queries, rows, pad_id, config)
-    cut, width = whole.clone(), queries.shape[1]
-    ends = [trainer._eos_rule.find(row).index for row in whole[:, width:].tolist()]
+    Raises:
+        ParameterError: the run stopped early, so there is no text after EOS.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    record = read_json(run.path / "recipe.json", {})
+    if not record["stops"]["legacy"]:
+        raise ParameterError(f"{run.path}: its rows stop early, so no text follows EOS; use StopSpec.legacy_mode()")
+    recipe = Recipe(**record["recipe"])
+    tokenizer = AutoTokenizer.from_pretrained(run.path / "policy", padding_side="left")
+    policy = AutoModelForCausalLM.from_pretrained(run.path / "policy")
+    reward_model = random_heads(resolve_model(recipe.model), recipe.seed)[1].eval()
+    how = Sampling(recipe.max_completion_length, recipe.temperature, seed=seed)
+    prompts = load_prompts(recipe.dataset).select(range(rows))["prompt"]
+    sampled = generate(TransformersSampler(policy, tokenizer), prompts, stops=StopSpec.legacy_mode(), sampling=how)
+    queries = pad_batch([rollout.prompt_ids for rollout in sampled], tokenizer.pad_token_id, "left")["input_ids"]
+    whole = torch.tensor([rollout.completion_ids for rollout in sampled])
+    rule, cut = StopRule(StopSpec(), tokenizer, policy.generation_config), whole.clone()
+    ends = [rule.find(row).index for row in whole.tolist()]
     for row, end in zip(cut, ends, strict=True):
-        row[width + end :] = pad_id
-    scores = [ppo_trainer.get_reward(trainer.reward_model, x, pad_id, width)[1].tolist() for x in (whole, cut)]
-    tokens = whole.shape[1] - width
-    return pd.DataFrame({"whole": scores[0], "cut": scores[1], "tokens": tokens, "tokens_to_eos": ends})
+        row[end:] = tokenizer.pad_token_id
+    texts = {name: torch.cat([queries, responses], dim=1) for name, responses in (("whole", whole), ("cut", cut))}
+    width, pad_id = queries.shape[1], tokenizer.pad_token_id
+    scores = {name: ppo_trainer.get_reward(reward_model, x, pad_id, width)[1].tolist() for name, x in texts.items()}
+    return pd.DataFrame(scores | {"tokens": whole.shape[1], "tokens_to_eos": ends})

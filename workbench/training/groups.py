@@ -21,37 +21,6 @@ class GroupError(ParameterError):
     """A batch whose groups are not G completions of one prompt, or are G copies of one sample."""
 
 
-def unique_prompts(prompts: Sequence) -> list:
-    """TRL's removed rule, `list(dict.fromkeys(prompts))`, kept to reproduce the shape error (trl #3045, claim A3.1).
-
-    Example:
-        >>> unique_prompts(["a", "a", "a", "a"])  # two groups of two, and one prompt left
-        ['a']
-    """
-    return list(dict.fromkeys(prompts))
-
-
-def strided_prompts(prompts: Sequence, num_generations: int) -> list:
-    """Every `num_generations`-th prompt: one per group, in order, equal prompts included (claim A3.4).
-
-    Args:
-        prompts: B = P x G prompts, each G times in a row.
-        num_generations: G.
-
-    Returns:
-        P prompts.
-
-    Raises:
-        GroupError: B is no multiple of G, or a group holds more than one prompt.
-
-    Example:
-        >>> strided_prompts(["a", "a", "a", "a"], 2)
-        ['a', 'a']
-    """
-    check_groups(prompts, None, num_generations)
-    return list(prompts[::num_generations])
-
-
 def check_groups(prompts: Sequence, completions: Sequence | None, num_generations: int) -> None:
     """Refuse a batch that is not made of groups of `num_generations` rows with one prompt each.
 

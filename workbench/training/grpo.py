@@ -1,6 +1,5 @@
-"""Group checks for GRPO and RLOO, at every step and on every back end: one prompt a group, and samples that differ."""
+"""TRL's GRPOTrainer and RLOOTrainer with stop control and checked groups, that record their runs."""
 
-import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -8,12 +7,12 @@ from pathlib import Path
 import torch
 import trl
 
-from ..generation.stops import StopSpec
+from .folder import train_recipe
 from .groups import GroupError, check_groups, identical_groups
-from .monitoring import MismatchMixin, monitor_padding
+from .monitoring import MismatchMixin
 from .positions import PositionsMixin
-from .recipes import Recipe, grpo_config, load_prompts, resolve_model
-from .recording import RecordingMixin, claim_folder, last_checkpoint, quiet_libraries
+from .recipes import Recipe
+from .recording import RecordingMixin
 from .stopping import EndedRow, StoppingMixin
 from .vllm_tap import improbable_copies
 
@@ -106,54 +105,6 @@ class GRPOTrainer(PositionsMixin, RecordingMixin, MismatchMixin, GroupingMixin, 
         return rollout
 
 
-def train_grpo(
-    recipe: Recipe,
-    *,
-    reward_funcs,
-    out_dir: Path,
-    stops: StopSpec | None = None,
-    explicit_positions: bool = True,
-    monitor_every: int = 0,
-    **overrides,
-) -> GRPOTrainer:
-    """Train a recipe in a run folder; called again after an interruption it goes on from the last checkpoint.
-
-    Args:
-        recipe: what to train; everything about it is checked before the first step.
-        reward_funcs: one reward function or several, in TRL's convention.
-        out_dir: run folder; holds `checkpoints/` and the recorded metrics and completions.
-        stops: when completions end; default at every EOS.
-        explicit_positions: False scores as TRL does, with left pads counted as text.
-        monitor_every: measure the padding consistency of the trainer's scores every so many steps; 0 never.
-        **overrides: further `GRPOConfig` fields.
-
-    Returns:
-        The trainer, trained.
-    """
-    quiet_libraries()
-    out_dir = Path(out_dir)
-    stops = stops or StopSpec()
-    asked = {"stops": str(stops), **{k: str(v) for k, v in overrides.items()}}
-    if not explicit_positions:
-        asked["explicit_positions"] = "False"
-    claim_folder(out_dir, dataclasses.asdict(recipe) | {"overrides": asked})
-    args = grpo_config(recipe, out_dir / "checkpoints", **overrides)
-    trainer = GRPOTrainer(
-        resolve_model(recipe.model),
-        reward_funcs,
-        args,
-        train_dataset=load_prompts(recipe.dataset),
-        stops=stops,
-        explicit_positions=explicit_positions,
-        out_dir=out_dir,
-    )
-    if monitor_every:
-        monitor_padding(trainer, every=monitor_every)
-    checkpoint = last_checkpoint(out_dir / "checkpoints")
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    return trainer
-
-
 class RLOOTrainer(PositionsMixin, RecordingMixin, GroupingMixin, StoppingMixin, trl.RLOOTrainer):
     """`trl.RLOOTrainer` whose rows end where `stops` says, on every back end, and whose run can be recorded.
 
@@ -163,3 +114,21 @@ class RLOOTrainer(PositionsMixin, RecordingMixin, GroupingMixin, StoppingMixin, 
         explicit_positions: see `PositionsMixin`.
         out_dir: run folder to record into.
     """
+
+
+def train_grpo(recipe: Recipe, *, reward_funcs, out_dir: str | Path, **options) -> GRPOTrainer:
+    """Train a recipe with GRPO in a run folder; called again after an interruption it goes on.
+
+    Args:
+        recipe, reward_funcs, out_dir, **options: see `train_recipe`. With `stops`, `monitor_every`,
+            `explicit_positions`, `generation_seed`, `share_generation` and any field of `trl.GRPOConfig`.
+
+    Returns:
+        The trainer, trained.
+    """
+    return train_recipe(GRPOTrainer, recipe, reward_funcs=reward_funcs, out_dir=out_dir, **options)
+
+
+def train_rloo(recipe: Recipe, *, reward_funcs, out_dir: str | Path, **options) -> RLOOTrainer:
+    """As `train_grpo`, with RLOO; the recipe's `beta` is its KL coefficient."""
+    return train_recipe(RLOOTrainer, recipe, reward_funcs=reward_funcs, out_dir=out_dir, **options)

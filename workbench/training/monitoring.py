@@ -3,15 +3,42 @@
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 import torch
 from transformers import TrainerCallback
 
 from ..consistency.mismatch import ratio_report
 from ..errors import ParameterError
+from ..generation.stop_audit import stop_report
 from .positions import trainer_logprobs
 
 PROBES = 4
 _PROBE_TOKENS = 16
+
+
+def completion_metrics(completions: pd.DataFrame) -> dict[str, float | None]:
+    """What is logged about a step's completions, beside TRL's own metrics. A new per-step metric goes here, and only here.
+
+    Args:
+        completions: B rows as they are recorded, with `completion` and, where ends are known, `finish_reason` and
+            `completion_tokens`.
+
+    Returns:
+        `stops/clipped_ratio`, cut by the length limit in truth; `stops/trl_clipped_ratio`, in stock TRL's eyes;
+        `stops/wasted`, the share of computed tokens after an end; `completions/distinct`, the share of different texts,
+        1/B to 1: a policy that has collapsed writes one text over and over.
+
+    Example:
+        >>> rows = pd.DataFrame({"completion": ["a", "a", "b", "c"]})
+        >>> completion_metrics(rows)
+        {'completions/distinct': 0.75}
+    """
+    metrics = {"completions/distinct": completions["completion"].nunique() / len(completions)}
+    if "finish_reason" in completions:
+        report = stop_report(completions)
+        names = ("clipped_ratio", "trl_clipped_ratio", "wasted")
+        metrics |= {f"stops/{name}": getattr(report, name) for name in names}
+    return metrics
 
 
 class PaddingMonitor(TrainerCallback):

@@ -1,13 +1,20 @@
-"""TRL's OnlineDPOTrainer with the same stop control, on each of its back ends."""
+"""TRL's OnlineDPOTrainer with the same stop control on each of its back ends, that records its run."""
 
 import contextlib
+from pathlib import Path
 
 import torch
+from trl.experimental.online_dpo import OnlineDPOConfig
 from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPOTrainer
 from trl.trainer.utils import pad
 
-from ..generation.stops import StopRule, StopSpec
+from ..errors import ParameterError
+from ..generation.stops import StopRule, StopSpec, trl_finish_reason
+from .folder import train_recipe
 from .positions import PositionsMixin
+from .recipes import Recipe, common_fields, load_prompts, resolve_model, vllm_fields
+from .recording import TRAINER_OPTIONS, gathered, record
+from .rewards import completion_text
 from .stopping import check_before_compute
 from .vllm_sync import cpu_sync_online_dpo, server_without_nccl
 
@@ -22,9 +29,10 @@ class OnlineDPOTrainer(PositionsMixin, StockOnlineDPOTrainer):
         model, ref_model, reward_funcs, args, ...: TRL's, by name.
         stops: when completions end; default at every EOS.
         explicit_positions: see `PositionsMixin`.
+        out_dir: run folder to record into.
     """
 
-    def __init__(self, model, *, args, stops: StopSpec | None = None, processing_class=None, **kwargs):
+    def __init__(self, model, *, args, stops: StopSpec | None = None, processing_class=None, out_dir=None, **kwargs):
         stops = stops or StopSpec()
         check_before_compute(model, args, stops, processing_class)
         with server_without_nccl(args):
@@ -34,6 +42,21 @@ class OnlineDPOTrainer(PositionsMixin, StockOnlineDPOTrainer):
         if args.use_vllm:
             cpu_sync_online_dpo(self)
         self.set_stops(stops)
+        self._recorder = record(self, out_dir) if out_dir else None
+
+    @classmethod
+    def from_recipe(cls, recipe: Recipe, *, reward_funcs, out_dir: Path, stops: StopSpec | None = None, **options):
+        """The trainer that `train_recipe` trains."""
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        own = {name: options.pop(name) for name in TRAINER_OPTIONS if name in options}
+        args = online_dpo_config(recipe, out_dir / "checkpoints", **options)
+        path = resolve_model(recipe.model)
+        policy, reference = (AutoModelForCausalLM.from_pretrained(path) for _ in range(2))
+        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+        data = {"train_dataset": load_prompts(recipe.dataset), "processing_class": tokenizer}
+        kwargs = {"args": args, "reward_funcs": reward_funcs, "stops": stops, "out_dir": out_dir, **data, **own}
+        return cls(policy, ref_model=reference, **kwargs)
 
     def set_stops(self, stops: StopSpec) -> None:
         """From the next generation on, end completions at `stops`."""
@@ -132,4 +155,61 @@ class OnlineDPOTrainer(PositionsMixin, StockOnlineDPOTrainer):
         rewards = super()._calculate_rewards_from_functions(prompts, completions, kept, **reward_kwargs)
         if self._penalty is not None:
             rewards = rewards - self._penalty * ~self._stopped()
+        if self._recorder:
+            self._record(prompts, completions, kept, rewards)
         return rewards
+
+    def _record(self, prompts, completions, kept, rewards) -> None:
+        ends = (self._tokenizer.eos_token_id, self._tokenizer.pad_token_id)
+        columns = {
+            "prompt": [str(prompt) for prompt in prompts],
+            "completion": [completion_text(completion) for completion in completions],
+            "finish_reason": [end.finish_reason for end in self._ends],
+            "trl_finish_reason": [trl_finish_reason(row, *ends) for row in kept],
+            "completion_tokens": [len(row) for row in kept],
+            "sampled_tokens": [len(row) for row in self._rows],
+            "reward": rewards.tolist(),
+        }
+        columns = gathered(columns)
+        if self.accelerator.is_main_process:
+            self._recorder.add_completions(self.state.global_step + 1, columns)
+
+
+def online_dpo_config(recipe: Recipe, output_dir: Path, **overrides) -> OnlineDPOConfig:
+    """TRL's `OnlineDPOConfig` for a recipe, whose batch counts completions: two for each of TRL's prompts.
+
+    Raises:
+        ParameterError: `num_generations` is not 2.
+    """
+    if recipe.num_generations != 2:
+        raise ParameterError(f"num_generations={recipe.num_generations}: OnlineDPO compares 2 completions of a prompt")
+    fields = common_fields(output_dir) | {
+        "seed": recipe.seed,
+        "max_steps": recipe.max_steps,
+        "learning_rate": recipe.learning_rate,
+        "lr_scheduler_type": recipe.lr_scheduler_type,
+        "per_device_train_batch_size": recipe.per_device_train_batch_size // 2,
+        "gradient_accumulation_steps": recipe.gradient_accumulation_steps,
+        "max_new_tokens": recipe.max_completion_length,
+        "temperature": recipe.temperature,
+        "save_steps": recipe.save_steps,
+        "save_total_limit": 2,
+    }
+    if recipe.beta:  # DPO has no meaning at 0, GRPO's default
+        fields["beta"] = recipe.beta
+    if recipe.backend == "vllm":
+        fields |= {name: value for name, value in vllm_fields(recipe).items() if name != "vllm_max_model_length"}
+    return OnlineDPOConfig(**(fields | overrides))
+
+
+def train_online_dpo(recipe: Recipe, *, reward_funcs, out_dir: str | Path, **options) -> OnlineDPOTrainer:
+    """Train a recipe with OnlineDPO in a run folder; called again after an interruption it goes on.
+
+    Args:
+        recipe: with `num_generations=2`; a `beta` of 0 takes TRL's default for DPO.
+        reward_funcs, out_dir, **options: see `train_recipe`, and any field of TRL's `OnlineDPOConfig`.
+
+    Returns:
+        The trainer, trained.
+    """
+    return train_recipe(OnlineDPOTrainer, recipe, reward_funcs=reward_funcs, out_dir=out_dir, **options)

@@ -15,10 +15,10 @@ from trl.trainer.utils import pad
 
 from ..errors import ParameterError
 from ..generation.stops import StopRule, StopSpec
-from .monitoring import monitor_padding
+from .folder import train_recipe
 from .positions import PositionsMixin
-from .recipes import Recipe, has_gpu, load_prompts, resolve_model
-from .recording import claim_folder, quiet_libraries, record
+from .recipes import Recipe, common_fields, load_prompts, resolve_model
+from .recording import gathered, record
 
 
 class PPOTrainer(PositionsMixin, ppo_trainer.PPOTrainer):
@@ -59,10 +59,38 @@ class PPOTrainer(PositionsMixin, ppo_trainer.PPOTrainer):
         self._eos_rule = StopRule(StopSpec(), processing_class, model.generation_config)
         self._recorder = record(self, out_dir) if out_dir else None
 
+    @classmethod
+    def from_recipe(cls, recipe: Recipe, *, reward_funcs, out_dir: Path, stops: StopSpec | None = None, **options):
+        """The trainer that `train_recipe` trains; `reward_funcs` is a reward model, or text for one of random weights."""
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        if recipe.backend != "transformers":
+            raise ParameterError(f"backend={recipe.backend!r}: TRL's PPOTrainer samples with transformers only")
+        own = {name: options.pop(name) for name in ("callbacks", "explicit_positions") if name in options}
+        path = resolve_model(recipe.model)
+        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+        prompts = load_prompts(recipe.dataset)
+        dataset = prompts.map(lambda row: tokenizer(row["prompt"]), remove_columns=prompts.column_names)
+        policy = AutoModelForCausalLM.from_pretrained(path)
+        value_model, random_reward = random_heads(path, recipe.seed)
+        reward_model = random_reward if isinstance(reward_funcs, str) else reward_funcs
+        args = ppo_config(recipe, out_dir / "checkpoints", **options)
+        models = (policy, copy.deepcopy(policy), reward_model)
+        return cls(args, tokenizer, *models, dataset, value_model, stops=stops, out_dir=out_dir, **own)
+
     def train(self):
-        """Train as TRL does, with this trainer's stops."""
+        """Train as TRL does, with this trainer's stops; a recorded run keeps its policy in `policy/`."""
         with self._own_functions():
-            return super().train()
+            super().train()
+        if self._recorder and self.accelerator.is_main_process:
+            folder = self._recorder.out_dir / "policy"
+            self.policy_model.save_pretrained(folder)
+            self.processing_class.save_pretrained(folder)
+
+    def log(self, logs, *args, **kwargs):
+        """TRL's log line, with `generation/forwards`, the forward passes that this update spent on generation."""
+        spent = {"generation/forwards": self.forwards[-1]} if self.forwards else {}
+        return super().log(logs | spent, *args, **kwargs)
 
     def generate_completions(self, sampling: bool = False):
         """Sample from the evaluation set as TRL does, with this trainer's stops."""
@@ -146,14 +174,24 @@ class PPOTrainer(PositionsMixin, ppo_trainer.PPOTrainer):
             "tokens_to_eos": [self._eos_rule.find(row).index for row in rows],
             "reward": scores.tolist(),
         }
-        self._recorder.add_completions(self.state.global_step + 1, columns)
+        columns = gathered(columns)
+        if self.accelerator.is_main_process:
+            self._recorder.add_completions(self.state.global_step + 1, columns)
+
+
+def random_heads(path: str, seed: int) -> list:
+    """Two sequence classifiers on the model at `path`, value and reward, whose heads have random weights of that seed."""
+    from transformers import AutoModelForSequenceClassification
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return [AutoModelForSequenceClassification.from_pretrained(path, num_labels=1) for _ in range(2)]
 
 
 def ppo_config(recipe: Recipe, output_dir: Path, **overrides) -> PPOConfig:
     """TRL's `PPOConfig` for a recipe: `max_steps` updates of `per_device_train_batch_size` responses each."""
     batch = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps
-    fields = {
-        "output_dir": str(output_dir),
+    fields = common_fields(output_dir) | {
         "seed": recipe.seed,
         "learning_rate": recipe.learning_rate,
         "per_device_train_batch_size": recipe.per_device_train_batch_size,
@@ -165,72 +203,23 @@ def ppo_config(recipe: Recipe, output_dir: Path, **overrides) -> PPOConfig:
         "kl_coef": recipe.beta,
         "num_mini_batches": 1,
         "num_sample_generations": 0,
-        "report_to": "none",
-        "disable_tqdm": True,
-        "logging_steps": 1,
         "save_strategy": "no",  # TRL's PPO loop cannot resume
     }
-    if not has_gpu():
-        fields |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "dataloader_pin_memory": False}
     return PPOConfig(**(fields | overrides))
 
 
-def train_ppo(
-    recipe: Recipe,
-    *,
-    out_dir: Path,
-    stops: StopSpec | None = None,
-    reward_model=None,
-    callbacks=None,
-    monitor_every: int = 0,
-    **overrides,
-) -> PPOTrainer:
+def train_ppo(recipe: Recipe, *, out_dir: str | Path, reward_model=None, **options) -> PPOTrainer:
     """Train a recipe with PPO in a run folder, from the start: TRL's PPO loop cannot resume.
 
     Args:
         recipe: what to train; `beta` is the KL coefficient, the backend must be `transformers`.
         out_dir: run folder.
-        stops: when responses end; default at every EOS.
         reward_model: a sequence classifier with one label; None takes one with random weights, seeded by the recipe,
             which is enough to measure generation and masking but teaches nothing.
-        callbacks: transformers' trainer callbacks.
-        monitor_every: measure the padding consistency of the policy's scores every so many updates; 0 never.
-        **overrides: further `PPOConfig` fields.
+        **options: see `train_recipe`: `stops`, `monitor_every`, `callbacks`, and any field of TRL's `PPOConfig`.
 
     Returns:
         The trainer, trained.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
-
-    if recipe.backend != "transformers":
-        raise ParameterError(f"backend={recipe.backend!r}: TRL's PPOTrainer samples with transformers only")
-    quiet_libraries()
-    out_dir = Path(out_dir)
-    asked = {"stops": str(stops), **{k: str(v) for k, v in overrides.items()}}
-    claim_folder(out_dir, {"recipe": str(recipe), "overrides": asked})
-    path = resolve_model(recipe.model)
-    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
-    prompts = load_prompts(recipe.dataset)
-    dataset = prompts.map(lambda row: tokenizer(row["prompt"]), remove_columns=prompts.column_names)
-    policy = AutoModelForCausalLM.from_pretrained(path)
-    with torch.random.fork_rng():
-        torch.manual_seed(recipe.seed)
-        value_model, random_reward = (
-            AutoModelForSequenceClassification.from_pretrained(path, num_labels=1) for _ in range(2)
-        )
-    trainer = PPOTrainer(
-        ppo_config(recipe, out_dir / "checkpoints", **overrides),
-        tokenizer,
-        policy,
-        copy.deepcopy(policy),
-        reward_model or random_reward,
-        dataset,
-        value_model,
-        callbacks=callbacks,
-        stops=stops,
-        out_dir=out_dir,
-    )
-    if monitor_every:
-        monitor_padding(trainer, every=monitor_every)
-    trainer.train()
-    return trainer
+    reward = "random weights" if reward_model is None else reward_model
+    return train_recipe(PPOTrainer, recipe, reward_funcs=reward, out_dir=out_dir, **options)

@@ -100,36 +100,43 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def grpo_config(recipe: Recipe, output_dir: str | os.PathLike, **overrides):
-    """TRL's `GRPOConfig` for a recipe: one log line a step, checkpoints in `output_dir`.
+def common_fields(output_dir: str | os.PathLike) -> dict:
+    """Fields of every TRL config here: one log line a step, no bars, and on a machine without a GPU what TRL needs there.
 
-    On a machine without a GPU it adds what TRL needs there (fp32, no gradient checkpointing: both default to on, and
-    bf16 autocast silently costs twice the time on a CPU). What is in neither recipe nor `overrides` is TRL's default.
+    That is fp32 without gradient checkpointing: both default to on, and bf16 autocast silently costs twice the time on a CPU.
     """
-    from trl import GRPOConfig
+    fields = {"output_dir": str(output_dir), "logging_steps": 1, "report_to": "none", "disable_tqdm": True}
+    if not has_gpu():
+        fields |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "dataloader_pin_memory": False}
+    return fields
+
+
+def grpo_config(recipe: Recipe, output_dir: str | os.PathLike, config_class=None, **overrides):
+    """TRL's config of GRPO or RLOO for a recipe; checkpoints go to `output_dir`.
+
+    Args:
+        recipe: what to train.
+        output_dir: for TRL's checkpoints.
+        config_class: default `trl.GRPOConfig`.
+        **overrides: further fields. What is in neither recipe nor overrides is TRL's default.
+    """
+    import trl
 
     fields = {k: v for k, v in dataclasses.asdict(recipe).items() if k not in ("model", "dataset", "backend")}
-    fields |= {
-        "output_dir": str(output_dir),
-        "logging_steps": 1,
-        "report_to": "none",
-        "save_total_limit": 2,
-        "disable_tqdm": True,
-    }
+    fields |= common_fields(output_dir) | {"save_total_limit": 2}
     if not has_gpu():
-        fields |= {
-            "use_cpu": True,
-            "bf16": False,
-            "gradient_checkpointing": False,
-            "dataloader_pin_memory": False,
-            "model_init_kwargs": {"dtype": "float32"},
-        }
+        fields["model_init_kwargs"] = {"dtype": "float32"}
     if recipe.backend == "vllm":
-        fields |= _vllm_fields(recipe)
-    return GRPOConfig(**(fields | overrides))
+        fields |= vllm_fields(recipe)
+    return (config_class or trl.GRPOConfig)(**(fields | overrides))
 
 
-def _vllm_fields(recipe: Recipe) -> dict:
+def vllm_fields(recipe: Recipe) -> dict:
+    """Config fields that sample with vLLM in process.
+
+    Raises:
+        MissingDependencyError: vLLM is not installed.
+    """
     if find_spec("vllm") is None:
         raise MissingDependencyError(
             "backend='vllm': vLLM is not installed; use backend='transformers' or install it with `make install`"

@@ -1,26 +1,29 @@
 """Writes a training run's folder while it trains: metrics, progress, completions, complete checkpoints."""
 
 import json
-import os
-import shutil
 import time
 from pathlib import Path
 
 import pandas as pd
-from accelerate.utils import broadcast_object_list
+import trl
+from accelerate.utils import broadcast_object_list, gather_object
 from transformers import PrinterCallback, TrainerCallback
 
 from ..errors import TrainingStopped
-from ..generation.stop_audit import stop_report
-from ..runs.files import completion_parts, jsonable, read_json, write_json, write_text
+from ..generation.stops import StopSpec
+from ..runs.files import completion_parts, jsonable, write_json, write_text
 from ..runs.stop_request import go_on, honour_stop, stop_request
+from .monitoring import completion_metrics
+from .recipes import Recipe, grpo_config, load_prompts, resolve_model
 
-_COMPLETE = "complete.json"
+# What a trainer takes itself; any other option is a field of its TRL config.
+TRAINER_OPTIONS = ("explicit_positions", "generation_seed", "share_generation", "callbacks", "peft_config")
+COMPLETE = "complete.json"  # the last file of a checkpoint
 _JOINED = "part-000000.parquet"
 
 
 class RunRecorder(TrainerCallback):
-    """Appends a line to `metrics.jsonl` per logged step, keeps `progress.json` current, and stops when it is asked to.
+    """Appends a line to `metrics.jsonl` per logged step, keeps `progress.json` current, and ends when it is asked to.
 
     A checkpoint counts only once `complete.json` stands in it, the last thing written: a kill while it is being saved
     leaves one that `last_checkpoint` passes over.
@@ -29,7 +32,7 @@ class RunRecorder(TrainerCallback):
         out_dir: the run folder.
 
     Raises:
-        TrainingStopped: out of `trainer.train()`, when `control.request_stop` asked for it.
+        TrainingStopped: out of `trainer.train()`, when `stop_request.request_stop` asked for it.
     """
 
     def __init__(self, out_dir: Path):
@@ -38,10 +41,11 @@ class RunRecorder(TrainerCallback):
         self._started = self._before = 0.0
 
     def on_train_begin(self, args, state, control, **_):
-        if reason := self._stop_asked(args):
-            self._stop(state, reason)
+        if reason := self._end_asked(args):
+            self._end(state, reason)
         if not state.is_world_process_zero:
             return
+        self.out_dir.mkdir(parents=True, exist_ok=True)
         go_on(self.out_dir)
         self._before = forget_after(self.out_dir, state.global_step)
         self._started = time.monotonic()
@@ -51,9 +55,8 @@ class RunRecorder(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **_):
         if self._file is None or "train_runtime" in logs:  # the closing summary is not a step
             return
-        line = (
-            {"step": state.global_step, "elapsed_s": round(self._elapsed(), 3)} | logs | self._stops(state.global_step)
-        )
+        step = {"step": state.global_step, "elapsed_s": round(self._elapsed(), 3)}
+        line = step | logs | self._completion_metrics(state.global_step)
         self._file.write(json.dumps(jsonable(line), allow_nan=False) + "\n")
         self._file.flush()
         if state.global_step % max(1, state.max_steps // 10) == 0:
@@ -68,21 +71,22 @@ class RunRecorder(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         if self._file is not None:
             self._progress(state)
-        if state.global_step < state.max_steps and (reason := self._stop_asked(args)):
+        if state.global_step < state.max_steps and (reason := self._end_asked(args)):
             self._asked = reason
             control.should_save = True  # and `on_save` ends the training
 
     def on_save(self, args, state, control, **_):
         if state.is_world_process_zero:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            write_json(checkpoint / _COMPLETE, {"step": state.global_step})
+            write_json(checkpoint / COMPLETE, {"step": state.global_step})
         if self._asked:
-            self._stop(state, self._asked)
+            self._end(state, self._asked)
 
     def on_train_end(self, args, state, control, **_):
         if self._file is not None:
             self._close()
             join_completions(self.out_dir)
+            self._progress(state, finished=True)
 
     def save_completions(self, step: int, rows: dict[str, list]) -> None:
         """Write one step's completions as a part of `completions.parquet/`; `rows` maps column to values."""
@@ -101,13 +105,13 @@ class RunRecorder(TrainerCallback):
             rows = {name: before[name] + values for name, values in rows.items()}
         self.save_completions(step, rows)
 
-    def _stop_asked(self, args) -> str | None:
+    def _end_asked(self, args) -> str | None:
         """The first process looks, and all of them do as it saw: one that stopped alone would leave the rest waiting."""
         if args.world_size == 1:
             return stop_request(self.out_dir)
         return broadcast_object_list([stop_request(self.out_dir) if args.process_index == 0 else None])[0]
 
-    def _stop(self, state, reason: str) -> None:
+    def _end(self, state, reason: str) -> None:
         text = f"stopped after step {state.global_step} of {state.max_steps}: {reason}"
         if state.is_world_process_zero:
             self._close()
@@ -122,38 +126,29 @@ class RunRecorder(TrainerCallback):
     def _part(self, step: int) -> Path:
         return self.out_dir / "completions.parquet" / f"part-{step:06d}.parquet"
 
-    def _stops(self, step: int) -> dict[str, float | None]:
-        """The stop audit of the step's completions: cut in truth, cut in stock TRL's eyes, share of tokens wasted."""
-        if self._latest is None or self._latest["step"].iloc[0] != step or "finish_reason" not in self._latest:
-            return {}
-        report = stop_report(self._latest)
-        told = {
-            "clipped_ratio": report.clipped_ratio,
-            "trl_clipped_ratio": report.trl_clipped_ratio,
-            "wasted": report.wasted,
-        }
-        return {f"stops/{name}": value for name, value in told.items()}
+    def _completion_metrics(self, step: int) -> dict[str, float | None]:
+        known = self._latest is not None and self._latest["step"].iloc[0] == step
+        return completion_metrics(self._latest) if known else {}
 
     def _elapsed(self) -> float:
         return self._before + time.monotonic() - self._started
 
-    def _progress(self, state) -> None:
+    def _progress(self, state, finished: bool = False) -> None:
         progress = {"step": state.global_step, "max_steps": state.max_steps, "elapsed_s": round(self._elapsed(), 3)}
-        write_json(self.out_dir / "progress.json", progress)
+        write_json(self.out_dir / "progress.json", progress | {"finished": finished})
 
 
-def record(trainer, out_dir: Path) -> RunRecorder:
+def gathered(columns: dict[str, list]) -> dict[str, list]:
+    """Columns of rows, those of every process one after the other."""
+    return {name: gather_object(values) for name, values in columns.items()}
+
+
+def record(trainer, out_dir: str | Path) -> RunRecorder:
     """Attach a recorder to a trainer, in place of transformers' printer of raw log dictionaries."""
     recorder = RunRecorder(out_dir)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(recorder)
     return recorder
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """The complete checkpoint with the highest step below `folder`, or None."""
-    complete = [p.parent for p in Path(folder).glob(f"checkpoint-*/{_COMPLETE}")]
-    return max(complete, key=lambda p: int(p.name.rpartition("-")[2]), default=None)
 
 
 def forget_after(out_dir: Path, step: int) -> float:
@@ -194,23 +189,6 @@ def join_completions(out_dir: Path) -> None:
             part.unlink()
 
 
-def claim_folder(out_dir: Path, recipe: dict) -> None:
-    """Bind a training folder to one recipe; a folder that holds another recipe's training is emptied first.
-
-    Resuming with other settings would join two experiments into one curve.
-    """
-    if int(os.environ.get("RANK", "0")) > 0:
-        return  # of several processes the first one claims
-    out_dir.mkdir(parents=True, exist_ok=True)
-    path = out_dir / "recipe.json"
-    if read_json(path, recipe) != jsonable(recipe):
-        for name in ("metrics.jsonl", "progress.json"):
-            (out_dir / name).unlink(missing_ok=True)
-        for name in ("completions.parquet", "checkpoints"):
-            shutil.rmtree(out_dir / name, ignore_errors=True)
-    write_json(path, recipe)
-
-
 def quiet_libraries() -> None:
     """Switch off the progress bars of transformers and datasets, and load reports: the run has its own lines."""
     import datasets
@@ -228,9 +206,20 @@ class RecordingMixin:
         out_dir: run folder for `metrics.jsonl`, `progress.json` and `completions.parquet/`; None records nothing.
     """
 
-    def __init__(self, *args, out_dir: Path | None = None, **kwargs):
+    def __init__(self, *args, out_dir: str | Path | None = None, **kwargs):
         super().__init__(*args, **kwargs)
         self._recorder = record(self, out_dir) if out_dir else None
+
+    @classmethod
+    def from_recipe(cls, recipe: Recipe, *, reward_funcs, out_dir: Path, stops: StopSpec | None = None, **options):
+        """The trainer that `train_recipe` trains, GRPO's or RLOO's; `options` are its own and its config's."""
+        own = {name: options.pop(name) for name in TRAINER_OPTIONS if name in options}
+        config_class = trl.RLOOConfig if issubclass(cls, trl.RLOOTrainer) else trl.GRPOConfig
+        args = grpo_config(recipe, out_dir / "checkpoints", config_class, **options)
+        data = load_prompts(recipe.dataset)
+        return cls(
+            resolve_model(recipe.model), reward_funcs, args, train_dataset=data, stops=stops, out_dir=out_dir, **own
+        )
 
     def _generate_and_score_completions(self, inputs):
         scored = super()._generate_and_score_completions(inputs)

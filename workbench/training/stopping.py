@@ -9,7 +9,8 @@ import contextlib
 from collections.abc import Mapping, Sequence
 
 from ..errors import ParameterError
-from ..generation.stops import StopRule, StopSpec, check_generation_kwargs, check_tokenizers, trl_finish_reason
+from ..generation.backends import check_generation_kwargs, check_tokenizers
+from ..generation.stops import StopRule, StopSpec, trl_finish_reason
 from .vllm_sync import install_cpu_sync, server_without_nccl
 from .vllm_tap import EngineTap
 

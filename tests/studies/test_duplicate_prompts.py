@@ -1,0 +1,56 @@
+"""What runs on real vLLM is judged in test_on_vllm.py."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.studies.duplicate_prompts import (
+    equal_prompt_batch,
+    sampler_layout,
+    show_layout,
+    strided_prompts,
+    unique_prompts,
+)
+from workbench.training.groups import check_groups
+
+
+def test_the_old_rule_loses_a_group_when_two_prompts_are_equal():
+    assert unique_prompts(["a", "a", "b", "b"]) == strided_prompts(["a", "a", "b", "b"], 2) == ["a", "b"]
+    batch = ["a", "a", "a", "a"]
+    assert len(unique_prompts(batch)) * 2 != len(batch)
+    assert len(strided_prompts(batch, 2)) * 2 == len(batch)
+
+
+def test_the_old_rule_gives_the_shape_error_of_the_article():
+    prompt_ids = torch.zeros(4, 3)  # [a, a, a, a]
+    completion_ids = torch.zeros(2 * len(unique_prompts(["a"] * 4)), 5)
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        torch.cat([prompt_ids, completion_ids], dim=1)
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=6), st.integers(1, 5))
+def test_strided_prompts_undo_the_repetition(prompts, g):
+    assert strided_prompts([p for p in prompts for _ in range(g)], g) == prompts
+
+
+def test_trl_s_sampler_repeats_each_prompt_in_groups_and_uses_every_prompt_once():
+    layout = sampler_layout(prompts=6, num_generations=4, prompts_per_batch=3, seed=1)
+    for batch in layout:
+        check_groups(batch, None, 4)
+    assert sorted(prompt for batch in layout for prompt in batch[::4]) == list(range(6))
+    assert layout != sampler_layout(prompts=6, num_generations=4, prompts_per_batch=3, seed=2)
+
+
+@pytest.mark.parametrize(("equal", "different"), [(0.0, 4), (0.5, 3), (1.0, 1)])
+def test_a_batch_has_the_asked_share_of_equal_groups(equal, different):
+    rows = [{"prompt": str(n)} for n in range(50)]
+    batch = [row["prompt"] for row in equal_prompt_batch(rows, 4, 2, equal)]
+    check_groups(batch, None, 2)
+    assert len(batch) == 8 and len(set(batch)) == different
+
+
+def test_the_layout_is_drawn_with_a_text_of_every_batch():
+    shown = show_layout([[0, 0, 1, 1], [2, 2, 0, 0]], 2)
+    assert "batch 0: prompts 0, 1; batch 1: prompts 2, 0" in shown.alt
+    assert shown.table.shape == (2, 5)

@@ -1,0 +1,86 @@
+import dataclasses
+
+import pandas as pd
+import pytest
+
+from workbench import StopSpec, length_reward
+from workbench.errors import TrainingStopped
+from workbench.runs.files import read_json
+from workbench.studies.seeds import Arm, arm_table, column_means, share_cut, train_arms
+from workbench.training.recipes import Recipe
+
+SMALL = Recipe(max_steps=3, num_generations=2, per_device_train_batch_size=4, max_completion_length=8, save_steps=1)
+ARM = Arm(SMALL, length_reward(20))
+
+
+def trained(arms, folder, capsys, seeds=(0, 1)):
+    """The runs, and for each training what was printed of it."""
+    runs = train_arms(arms, out_dir=folder, seeds=seeds)
+    lines = [line for line in capsys.readouterr().out.splitlines() if ", seed " in line]
+    return runs, [line.rpartition(": ")[2] for line in lines]
+
+
+@pytest.mark.slow
+def test_a_finished_arm_is_reused_only_where_it_is_what_is_asked_now(tmp_path, capsys):
+    runs, words = trained({"a b": ARM, "one": dataclasses.replace(ARM, seeds=1)}, tmp_path, capsys)
+    assert words == ["trained"] * 3
+    assert [run.path.name for run in runs["a b"]] == ["seed-0", "seed-1"] and len(runs["one"]) == 1
+    assert [read_json(run.path / "recipe.json", {})["recipe"]["seed"] for run in runs["a b"]] == [0, 1]
+    assert trained({"a b": ARM}, tmp_path, capsys)[1] == ["there already"] * 2
+    changes = [
+        {"recipe": dataclasses.replace(SMALL, learning_rate=1e-4)},
+        {"reward_funcs": length_reward(21)},
+        {"stops": StopSpec(strings=(" the",))},
+        {"options": {"beta": 0.1}},
+    ]
+    for change in changes:
+        arm = dataclasses.replace(ARM, **change)
+        for words in (["trained"], ["there already"]):
+            assert trained({"a b": arm}, tmp_path, capsys, seeds=[0])[1] == words, change
+
+
+@pytest.mark.slow
+def test_an_interrupted_arm_goes_on_from_its_last_step(tmp_path, capsys):
+    from workbench.runs.run import Run
+    from workbench.runs.stop_request import request_stop
+
+    folder, calls = tmp_path / "a" / "seed-0", []
+
+    def reward(completions, **_):
+        calls.append(len(completions))
+        if len(calls) == 2:
+            request_stop(Run(folder), "by the test")
+        return [float(len(text)) for text in completions]
+
+    arms = {"a": Arm(SMALL, reward, options={"beta": 0.0})}
+    with pytest.raises(TrainingStopped, match="stopped after step 2 of 3"):
+        train_arms(arms, out_dir=tmp_path, seeds=[0])
+    runs, words = trained(arms, tmp_path, capsys, seeds=[0])
+    assert words == ["trained"] and calls == [4, 4, 4]
+    assert runs["a"][0].metrics["step"].tolist() == [1, 2, 3]
+
+
+class Recorded:
+    """A run by its metrics alone."""
+
+    def __init__(self, rewards):
+        columns = dict.fromkeys(("completions/mean_length", "step_time", "frac_reward_zero_std"), 0.5)
+        self.metrics = pd.DataFrame({"reward": rewards, **columns})
+
+
+def test_the_table_of_arms_is_over_their_seeds():
+    runs = {"a": [Recorded([0.0] * 10 + [1.0] * 20), Recorded([0.0] * 10 + [3.0] * 20)]}
+    row = arm_table(runs).loc["a"]
+    assert (row["seeds"], row["reward, first 3 steps"], row["reward, last 20 steps"]) == (2, 0.0, 2.0)
+    assert row["seconds per step"] == row["groups without spread"] == row["tokens, last 20 steps"] == 0.5
+
+
+def test_a_column_s_mean_counts_the_asked_steps_of_each_run():
+    runs = [Recorded([1.0, 2.0, 3.0]), Recorded([3.0, 4.0, 5.0])]
+    assert column_means(runs, "reward") == 3.0
+    assert column_means(runs, "reward", first=1) == 2.0
+    assert column_means(runs, "reward", last=1) == 4.0
+
+
+def test_the_share_that_the_limit_cut():
+    assert share_cut(pd.Series(["stop", "length", "length", "length"])) == 0.75

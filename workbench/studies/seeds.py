@@ -1,0 +1,112 @@
+"""Several ways to train one task, each over some seeds: the loop that every study uses."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pandas as pd
+
+from ..generation.stops import StopSpec
+from ..runs.run import Run
+from ..training.folder import is_finished, train_recipe, training_record
+from ..training.grpo import GRPOTrainer
+from ..training.recipes import Recipe
+from ..training.vllm_sync import sharing_engines
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One way to train.
+
+    Attributes:
+        recipe: its seed is replaced by each of the study's.
+        reward_funcs: one or several, or a reward model.
+        trainer: class with a `from_recipe`.
+        stops: when completions end; None for every EOS.
+        options: of `train_recipe` beside these: of the trainer, and fields of its TRL config.
+        seeds: how many of the study's seeds it is trained with; None for all.
+    """
+
+    recipe: Recipe
+    reward_funcs: Any
+    trainer: type = GRPOTrainer
+    stops: StopSpec | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    seeds: int | None = None
+
+
+def train_arms(arms: Mapping[str, Arm], *, out_dir: Path, seeds: Iterable[int]) -> dict[str, list[Run]]:
+    """Train every arm with its seeds, one after the other, each in a folder of its own.
+
+    A finished training is reused only where recipe, reward functions, stops and options equal what is asked now. An
+    interrupted one goes on from its last checkpoint; one that was asked otherwise starts anew.
+
+    Args:
+        arms: name -> arm.
+        out_dir: holds `<arm>/seed-<n>`.
+        seeds: of the study.
+
+    Returns:
+        Arm -> its runs, in the order of the seeds.
+    """
+    seeds = list(seeds)
+    runs: dict[str, list[Run]] = {name: [] for name in arms}
+    vllm = any(arm.recipe.backend == "vllm" for arm in arms.values())
+    with sharing_engines() if vllm else contextlib.nullcontext():
+        for name, arm in arms.items():
+            for seed in seeds[: arm.seeds]:
+                folder = Path(out_dir) / "".join(c if c.isalnum() or c in ".-" else "-" for c in name) / f"seed-{seed}"
+                print(f"{name}, seed {seed}: {_train(arm, seed, folder)}", flush=True)
+                runs[name].append(Run(folder))
+    return runs
+
+
+def _train(arm: Arm, seed: int, folder: Path) -> str:
+    recipe = dataclasses.replace(arm.recipe, seed=seed)
+    asked = {"reward_funcs": arm.reward_funcs, "stops": arm.stops, **arm.options}
+    if is_finished(folder, training_record(arm.trainer.__name__, recipe, **asked)):
+        return "there already"
+    train_recipe(arm.trainer, recipe, out_dir=folder, **asked)
+    return "trained"
+
+
+def column_means(runs: Sequence[Run], column: str, *, first: int | None = None, last: int | None = None) -> float:
+    """Mean over runs of a metric's mean over all steps, the first or the last so many.
+
+    Args:
+        runs: each with `metrics`.
+        column: of the metrics.
+        first, last: steps counted, from the start or the end; one of them at most.
+    """
+    rows = slice(None, first) if last is None else slice(-last, None)
+    return fmean(run.metrics[column].iloc[rows].mean() for run in runs)
+
+
+def share_cut(finish_reasons: pd.Series) -> float:
+    """Share of rows that the length limit cut.
+
+    Example:
+        >>> share_cut(pd.Series(["stop", "length", "stop", "stop"]))
+        0.25
+    """
+    return float((finish_reasons == "length").mean())
+
+
+def arm_table(runs: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
+    """Per arm, over its seeds: reward at both ends, length at the end, seconds a step, groups without spread."""
+    return pd.DataFrame(
+        {
+            name: {
+                "seeds": len(members),
+                "reward, first 3 steps": column_means(members, "reward", first=3),
+                "reward, last 20 steps": column_means(members, "reward", last=20),
+                "tokens, last 20 steps": column_means(members, "completions/mean_length", last=20),
+                "seconds per step": fmean(run.metrics["step_time"].median() for run in members),
+                "groups without spread": column_means(members, "frac_reward_zero_std"),
+            }
+            for name, members in runs.items()
+        }
+    ).T
