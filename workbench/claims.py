@@ -2,15 +2,14 @@
 
 import dataclasses
 import json
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from .batch.execute import find_notebook
-from .batch.parameters import notebook_parameters
 from .errors import ParameterError
 from .runs.files import write_text
-from .runs.run import SET_BY_RUNNER, Run
+from .runs.parameters import notebook_parameters, repeat_command
+from .runs.run import Run
 
 BEGIN, END = "<!-- claims: written by `workbench claims --write` -->", "<!-- end of claims -->"
 _NOT_RUN = "not run: "
@@ -18,7 +17,7 @@ _NOT_RUN = "not run: "
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One claim; `measured`, `scale` and `command` are empty when no run speaks to it."""
+    """One claim; `measured`, `scale` and `command` are empty when no run tested it."""
 
     id: str
     claim: str
@@ -37,8 +36,8 @@ def load_claims() -> dict[str, str]:
 def claims_sheet(runs: Sequence[Run]) -> list[Row]:
     """A row for each claim, from the `claims` in the results of runs that are done.
 
-    The latest run that could test a claim speaks for it, one of a real model before any of a toy; where runs of that
-    scale disagree the verdict counts them.
+    A row shows the latest run that tested the claim. Runs of a real model come before runs of a toy model. Where runs of
+    the same scale disagree, the verdict counts those that agree.
 
     Raises:
         ParameterError: a result that names a claim there is not.
@@ -77,13 +76,12 @@ def _verdict(run: Run, name: str) -> str:
 
 
 def run_command(run: Run) -> str:
-    """The command that repeats a run: its parameters where they differ from the notebook's defaults of today."""
+    """The command that repeats a run, by the notebook's defaults of today."""
     try:
-        defaults = {p.name: p.default for p in notebook_parameters(find_notebook(run.notebook)).values()}
-    except ParameterError:  # the notebook is gone or was rebuilt: all parameters, to be on the safe side
-        defaults = {}
-    changed = {k: v for k, v in run.params.items() if k not in SET_BY_RUNNER and defaults.get(k) != v}
-    return shlex.join(["workbench", "run", run.notebook, *(p for k, v in changed.items() for p in ("-p", f"{k}={v}"))])
+        known = notebook_parameters(find_notebook(run.notebook))
+    except ParameterError:  # the notebook is gone or was rebuilt
+        known = {}
+    return repeat_command(run.notebook, run.params, known)
 
 
 def as_markdown(rows: Sequence[Row]) -> str:

@@ -124,7 +124,8 @@ def _add_batch_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args) -> int:
-    from .batch import execute, gpus, parameters
+    from .batch import execute, gpus
+    from .runs import parameters
 
     given = parameters.parse_assignments(args.parameter)
     several = len(args.notebooks) > 1
@@ -141,7 +142,8 @@ def _run(args) -> int:
 
 
 def _sweep(args) -> int:
-    from .batch import parameters, sweep
+    from .batch import sweep
+    from .runs import parameters
 
     given = parameters.parse_assignments(args.parameter)
     entries = sweep.plan_sweep(args.notebook, given, args.runs_dir)
@@ -206,7 +208,8 @@ def _claims(args) -> int:
 
 
 def _list(args) -> int:
-    from .batch import display, execute, parameters
+    from .batch import display, execute
+    from .runs import parameters
 
     if args.notebook:
         for p in parameters.notebook_parameters(execute.find_notebook(args.notebook)).values():

@@ -8,11 +8,11 @@ import pytest
 from conftest import ROOT, workbench, write_notebook, write_run
 
 from workbench.batch.local import run_entries
-from workbench.batch.parameters import notebook_parameters
 from workbench.batch.sweep import Entry, parse_grid, plan_sweep
 from workbench.curves.figures import group_table
 from workbench.errors import ParameterError
 from workbench.reports.sweep import build_sweep_report
+from workbench.runs.parameters import notebook_parameters
 from workbench.runs.run import list_runs
 from workbench.runs.status import set_status
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_samples import METRICS, outputs_of, without_images
 
-from workbench.batch.parameters import check_parameters, notebook_parameters, parse_assignments
 from workbench.errors import ParameterError
 from workbench.reports import build_comparison, build_index, build_report
 from workbench.reports.redact import Redactor, redactor, users_in
 from workbench.runs.files import write_json
+from workbench.runs.parameters import check_parameters, notebook_parameters, parse_assignments
 from workbench.runs.status import set_status
 from workbench.runs.tokens import hide_tokens, looks_like_token, map_text
 

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..errors import ParameterError, RunError
+from ..runs.parameters import Parameter, check_parameters, notebook_parameters
 from ..runs.run import SET_BY_RUNNER, Run, create_run, list_runs, load_run
 from ..runs.status import set_status
 from ..runs.stop_request import clear_stop
 from .display import Display
 from .gpus import hold
-from .parameters import Parameter, check_parameters, notebook_parameters
 
 
 def notebooks_dir() -> Path:

@@ -44,7 +44,8 @@ def _execute_prepared(folder: str, notebook: str, gpus: int | None) -> int:
 
 
 def _execute_on_slurm(args, entries: list) -> bool:
-    from . import parameters, slurm
+    from ..runs import parameters
+    from . import slurm
 
     options = slurm.SlurmOptions(
         partition=args.partition,

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import ParameterError
+from ..runs.parameters import Parameter, check_parameters, notebook_parameters
 from ..runs.run import Run, list_runs
 from .execute import check_run, find_notebook, full_parameters
-from .parameters import Parameter, check_parameters, notebook_parameters
 
 _MOST = 10_000
 

@@ -5,8 +5,8 @@ from conftest import NOTEBOOKS, write_notebook
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.batch.parameters import check_parameters, notebook_parameters, parse_assignments
 from workbench.errors import ParameterError
+from workbench.runs.parameters import check_parameters, notebook_parameters, parse_assignments
 
 CELL = """\
 seed: int = 0  # of everything; 0..1000

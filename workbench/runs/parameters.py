@@ -12,13 +12,13 @@ import dataclasses
 import difflib
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import nbformat
-
 from ..errors import ParameterError
-from ..runs.tokens import looks_like_token
+from .run import SET_BY_RUNNER
+from .tokens import looks_like_token
 
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
@@ -48,31 +48,48 @@ def notebook_parameters(path: Path) -> dict[str, Parameter]:
     """The parameters of a notebook, in order.
 
     Raises:
-        ParameterError: no notebook, not exactly one `parameters` cell, or a line in it that is no annotated literal.
+        ParameterError: no notebook, not exactly one `parameters` cell, or what `parse_parameters` refuses.
     """
+    import nbformat
+
     if not Path(path).is_file():
         raise ParameterError(f"{path}: no such notebook")
     cells = [c for c in nbformat.read(path, as_version=4).cells if "parameters" in c.metadata.get("tags", [])]
     if len(cells) != 1:
         raise ParameterError(f"{path}: expected one cell tagged `parameters`, found {len(cells)}")
-    source = cells[0].source
+    try:
+        return parse_parameters(cells[0].source)
+    except ParameterError as error:
+        raise ParameterError(f"{path}: parameters cell: {error}") from error
+
+
+def parse_parameters(source: str) -> dict[str, Parameter]:
+    """The parameters that the source of a `parameters` cell declares, in order.
+
+    Raises:
+        ParameterError: a line that is no annotated literal of its own type and range, or a name that stands twice.
+
+    Example:
+        >>> parse_parameters("steps: int = 80  # optimizer steps; 1..100")["steps"].expected
+        'int in 1..100'
+    """
     lines = source.split("\n")
     try:
         nodes = ast.parse(source).body
-    except SyntaxError as error:
-        raise ParameterError(f"{path}: parameters cell, line {error.lineno}: {error.msg}") from error
+    except (SyntaxError, ValueError) as error:
+        raise ParameterError(f"not Python: {error}") from error
     found: dict[str, Parameter] = {}
     for node in nodes:
-        line = lines[node.end_lineno - 1]
+        line = lines[(node.end_lineno or 1) - 1]
         for constant in ast.walk(node):
-            _refuse_token("a default in the parameters cell", getattr(constant, "value", None), where=f"{path}: ")
+            _refuse_token("a default", getattr(constant, "value", None))
         try:
             parameter = _parameter(node, line)
             parameter = dataclasses.replace(parameter, default=_checked(parameter, parameter.default))
         except ParameterError as error:
-            raise ParameterError(f"{path}: parameters cell, `{line.strip()}`: {error}") from error
+            raise ParameterError(f"`{line.strip()}`: {error}") from error
         if parameter.name in found:
-            raise ParameterError(f"{path}: parameters cell: {parameter.name!r} stands there twice")
+            raise ParameterError(f"{parameter.name!r} stands there twice")
         found[parameter.name] = parameter
     return found
 
@@ -125,12 +142,12 @@ def check_parameters(known: Mapping[str, Parameter], given: Mapping[str, object]
     return {name: _checked(known[name], value) for name, value in given.items()}
 
 
-def _refuse_token(what: str, value, name: str = "", where: str = "") -> None:
+def _refuse_token(what: str, value, name: str = "") -> None:
     """Before any other check, whose message would show the value."""
     if looks_like_token(name, value if isinstance(value, str) else ""):
         shown = "a parameter's name" if looks_like_token("", name) else what
         raise ParameterError(
-            f"{where}{shown} looks like an access token; set it in the environment, e.g. HF_TOKEN: it would be written "
+            f"{shown} looks like an access token; set it in the environment, e.g. HF_TOKEN: it would be written "
             "into params.json, the notebook and the report"
         )
 
@@ -181,3 +198,24 @@ def parse_assignments(items: Sequence[str], option: str = "-p") -> dict[str, str
             raise ParameterError(f"{option} {item}: {name} was given before, as {values[name]!r}")
         values[name] = value
     return values
+
+
+def repeat_command(notebook: str, params: Mapping[str, object], known: Mapping[str, Parameter]) -> str:
+    """The command line that repeats a run.
+
+    Args:
+        notebook: its name.
+        params: of the run; those that have the notebook's default, or that the runner sets, are left out.
+        known: the notebook's parameters; empty when they are unknown, then all of `params` are named.
+
+    Example:
+        >>> repeat_command("00_tour", {"seed": 1, "steps": 80}, parse_parameters("steps: int = 80"))
+        'workbench run 00_tour -p seed=1'
+    """
+    changed = {k: v for k, v in params.items() if k not in known or known[k].default != v}
+    return command_line("run", notebook, [f"{k}={v}" for k, v in changed.items() if k not in SET_BY_RUNNER])
+
+
+def command_line(command: str, notebook: str, assignments: Sequence[str]) -> str:
+    """`workbench COMMAND NOTEBOOK -p NAME=VALUE ...`, quoted for a shell."""
+    return shlex.join(["workbench", command, notebook, *(word for item in assignments for word in ("-p", item))])
