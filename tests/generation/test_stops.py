@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 from transformers import GenerationConfig
 
 from workbench.errors import ParameterError
+from workbench.generation.backends import check_generation_kwargs, check_tokenizers
 from workbench.generation.stops import (
     End,
     StopRule,
     StopSpec,
-    check_generation_kwargs,
-    check_tokenizers,
     trl_finish_reason,
 )
 from workbench.toys import starter

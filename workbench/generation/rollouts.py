@@ -1,4 +1,4 @@
-"""Rollouts from each back end in one form, and the stop audit over rollouts and recorded completions.
+"""Rollouts from each back end in one form.
 
 `generate` samples with transformers, with vLLM in this process or with a vLLM server; stops are the same `StopSpec`
 everywhere, and a row's end is found from its ids by the same pure function, whoever sampled it.
@@ -6,6 +6,7 @@ everywhere, and a row's end is found from its ids by the same pure function, who
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from ..errors import ParameterError
 from .stops import StopRule, StopSpec
@@ -21,7 +22,17 @@ class Sampling:
         top_p: in (0, 1].
         top_k: 0 keeps every token.
         num_generations: completions per prompt.
-        seed: of the whole call; None leaves the engine's random state to itself.
+        seed: of the whole call; None leaves the sampler's random state as it is.
+
+    Raises:
+        ParameterError: a value out of range.
+
+    Example:
+        >>> Sampling(max_completion_length=8, temperature=0)
+        Sampling(max_completion_length=8, temperature=0, top_p=1.0, top_k=0, num_generations=1, seed=None)
+        >>> Sampling(top_p=1.5)
+        Traceback (most recent call last):
+        workbench.errors.ParameterError: temperature=1.0, top_p=1.5, top_k=0: expected temperature >= 0, 0 < top_p <= 1, ...
     """
 
     max_completion_length: int = 64
@@ -55,9 +66,9 @@ class Rollout:
         completion: text as a reward function sees it.
         finish_reason: `stop` or `length`, from the ids.
         stop: the id or string that ended it, or None.
-        engine_finish_reason: what the engine itself reported; None where it reports nothing (transformers).
+        engine_finish_reason: what the sampler itself reported; None where it reports nothing (transformers).
         sampled_tokens: tokens computed for this row: for transformers the batch's longest row, pads included.
-        logprobs: of `completion_ids` under the sampling distribution as the engine gave them, or None.
+        logprobs: of `completion_ids` under the sampling distribution as the sampler gave them, or None.
     """
 
     prompt: str
@@ -75,28 +86,20 @@ class Rollout:
 class TransformersSampler:
     """A causal LM and its tokenizer in this process."""
 
-    model: object
-    tokenizer: object
+    model: Any
+    tokenizer: Any
 
     def sample(self, prompt_ids: list[list[int]], rule: StopRule, sampling: Sampling):
-        """`(ids, logprobs, engine reason)` per prompt; ids are raw, behind the end stands whatever was computed."""
+        """`(ids, logprobs, None)` per prompt; more ids may follow the end of a row: the batch runs to its longest row."""
         import torch
         from transformers import GenerationConfig
 
-        width = max(map(len, prompt_ids))
-        pad = self.tokenizer.pad_token_id
-        device = self.model.device
+        width, pad, device = max(map(len, prompt_ids)), self.tokenizer.pad_token_id, self.model.device
         input_ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompt_ids], device=device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompt_ids], device=device)
-        how = {"do_sample": False}
-        if sampling.temperature > 0:
-            how = {
-                "do_sample": True,
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
-                "top_k": sampling.top_k,
-            }
-        config = GenerationConfig(max_new_tokens=sampling.max_completion_length, **how)
+        config = GenerationConfig(max_new_tokens=sampling.max_completion_length, do_sample=sampling.temperature > 0)
+        if config.do_sample:
+            config.update(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
         if sampling.seed is not None:
             torch.manual_seed(sampling.seed)
         with torch.no_grad():
@@ -110,10 +113,8 @@ class TransformersSampler:
                 output_logits=True,
             )
         ids = output.sequences[:, width:]
-        logprobs = [x.float() / (sampling.temperature or 1.0) for x in output.logits]
-        logprobs = torch.stack(
-            [x.log_softmax(-1).gather(1, ids[:, n : n + 1])[:, 0] for n, x in enumerate(logprobs)], 1
-        )
+        steps = ((x.float() / (sampling.temperature or 1.0)).log_softmax(-1) for x in output.logits)
+        logprobs = torch.stack([x.gather(1, ids[:, n : n + 1])[:, 0] for n, x in enumerate(steps)], dim=1)
         return [(row, lp, None) for row, lp in zip(ids.tolist(), logprobs.tolist(), strict=True)]
 
 
@@ -121,21 +122,17 @@ class TransformersSampler:
 class VLLMSampler:
     """A `vllm.LLM` in this process."""
 
-    llm: object
+    llm: Any
 
     @property
     def tokenizer(self):
         return self.llm.get_tokenizer()
 
     def sample(self, prompt_ids: list[list[int]], rule: StopRule, sampling: Sampling):
-        """`(ids, logprobs, engine reason)` per prompt; each row has a random stream of its own."""
+        """`(ids, logprobs, vLLM's finish reason)` per prompt; each row has a random stream of its own."""
         from vllm import SamplingParams
 
-        fields = _vllm_fields(rule, sampling)
-        params = [
-            SamplingParams(**fields, seed=None if sampling.seed is None else sampling.seed * 1_000_003 + n)
-            for n in range(len(prompt_ids))
-        ]
+        params = [SamplingParams(**_vllm_fields(rule, sampling, n)) for n in range(len(prompt_ids))]
         outputs = self.llm.generate([{"prompt_token_ids": p} for p in prompt_ids], params, use_tqdm=False)
         rows = []
         for output in outputs:
@@ -156,27 +153,27 @@ class ServerSampler:
     """
 
     url: str
-    tokenizer: object
+    tokenizer: Any
     model: str | None = None
 
     def sample(self, prompt_ids: list[list[int]], rule: StopRule, sampling: Sampling):
-        """`(ids, logprobs, engine reason)` per prompt; each row is a request's prompt of its own."""
+        """`(ids, logprobs, vLLM's finish reason)` per prompt; a request for each row."""
         import requests
 
         model = self.model or requests.get(f"{self.url}/v1/models", timeout=60).json()["data"][0]["id"]
-        body = {"model": model, "return_token_ids": True, **_vllm_fields(rule, sampling)}
         rows = []
         for n, ids in enumerate(prompt_ids):
-            seed = {} if sampling.seed is None else {"seed": sampling.seed * 1_000_003 + n}
-            answer = requests.post(f"{self.url}/v1/completions", json={**body, "prompt": ids, **seed}, timeout=600)
+            body = {"model": model, "prompt": ids, "return_token_ids": True, **_vllm_fields(rule, sampling, n)}
+            answer = requests.post(f"{self.url}/v1/completions", json=body, timeout=600)
             answer.raise_for_status()
             choice = answer.json()["choices"][0]
             rows.append((choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"]))
         return rows
 
 
-def _vllm_fields(rule: StopRule, sampling: Sampling) -> dict:
+def _vllm_fields(rule: StopRule, sampling: Sampling, row: int) -> dict:
     return {
+        "seed": None if sampling.seed is None else sampling.seed * 1_000_003 + row,
         "max_tokens": sampling.max_completion_length,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -187,7 +184,7 @@ def _vllm_fields(rule: StopRule, sampling: Sampling) -> dict:
 
 
 def generate(
-    engine: TransformersSampler | VLLMSampler | ServerSampler,
+    sampler: TransformersSampler | VLLMSampler | ServerSampler,
     prompts: Sequence[str],
     *,
     stops: StopSpec | None = None,
@@ -196,7 +193,7 @@ def generate(
     """Sample completions, prompt by prompt: the `num_generations` rows of a prompt stand together.
 
     Args:
-        engine: who samples.
+        sampler: who samples.
         prompts: P texts.
         stops: when completions end; default at every EOS.
         sampling: how to sample.
@@ -210,8 +207,8 @@ def generate(
     sampling = sampling or Sampling()
     if not prompts:
         raise ParameterError("prompts is empty: expected at least one text")
-    tokenizer = engine.tokenizer
-    config = engine.model.generation_config if isinstance(engine, TransformersSampler) else None
+    tokenizer = sampler.tokenizer
+    config = sampler.model.generation_config if isinstance(sampler, TransformersSampler) else None
     rule = StopRule(stops or StopSpec(), tokenizer, config, sampling.max_completion_length)
     texts = [p for p in prompts for _ in range(sampling.num_generations)]
     prompt_ids = [tokenizer.encode(p) for p in texts]
@@ -220,8 +217,8 @@ def generate(
         raise ParameterError(
             f"prompt {empty} is empty: nothing to continue; give it text, or the tokenizer a BOS token"
         )
-    sampled = engine.sample(prompt_ids, rule, sampling)
-    return [_rollout(rule, *parts, row) for *parts, row in zip(texts, prompt_ids, sampled, strict=True)]
+    sampled = sampler.sample(prompt_ids, rule, sampling)
+    return [_rollout(rule, *parts) for parts in zip(texts, prompt_ids, sampled, strict=True)]
 
 
 def _rollout(rule: StopRule, prompt: str, prompt_ids: list[int], row: tuple) -> Rollout:
