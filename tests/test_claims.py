@@ -6,7 +6,7 @@ from conftest import ROOT, workbench, write_notebook, write_run
 
 from workbench.claims import BEGIN, END, Row, as_markdown, claims_sheet, load_claims, run_command, write_sheet
 from workbench.errors import ParameterError
-from workbench.runs.run import claim, list_runs
+from workbench.runs.run import claim_row, list_runs
 
 RECORDED = ROOT / "tests" / "data" / "claims" / "recorded"
 EXPECTED = ROOT / "tests" / "data" / "claims" / "sheet.md"
@@ -66,7 +66,7 @@ def test_the_command_of_a_notebook_that_is_gone_holds_every_parameter(tmp_path):
 
 
 def test_a_verdict_recorded_by_a_notebook_comes_through(tmp_path):
-    claims = {"A3.3": claim("only with vLLM", "0 of 4 fail without", True), "A3.4": claim("x", "y", "not run: no GPU")}
+    claims = {"A3.3": claim_row("only with vLLM", "0 of 4 fail without", True), "A3.4": claim_row("x", "y", "not run: no GPU")}
     write_run(tmp_path, result={"claims": claims})
     rows = {row.id: row for row in claims_sheet(list_runs(tmp_path))}
     assert (rows["A3.3"].verdict, rows["A3.3"].measured) == ("agrees", "0 of 4 fail without")
@@ -74,7 +74,7 @@ def test_a_verdict_recorded_by_a_notebook_comes_through(tmp_path):
 
 
 def test_a_result_that_names_an_unknown_claim_is_refused(tmp_path):
-    write_run(tmp_path, result={"claims": {"A9.9": claim("x", "y", True)}})
+    write_run(tmp_path, result={"claims": {"A9.9": claim_row("x", "y", True)}})
     with pytest.raises(ParameterError, match=r"speaks of claim 'A9\.9'"):
         claims_sheet(list_runs(tmp_path))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from workbench.errors import ParameterError, RunError
 from workbench.runs import run as run_module
 from workbench.runs.files import jsonable, load_metrics, read_json, write_json, write_text
-from workbench.runs.run import claim, create_run, list_runs, load_run, open_run, runs_root, save_result
+from workbench.runs.run import claim_row, create_run, list_runs, load_run, open_run, runs_root, save_result
 from workbench.runs.status import _start_time, owner_lives, set_status
 
 HEADLINE = {"name": "reward", "value": -4.0}
@@ -263,7 +263,7 @@ def test_a_check_is_true_false_or_a_reason_why_it_was_not_run(tmp_path, value):
 def test_a_result_comes_back_as_it_was_saved(tmp_path):
     run = write_run(tmp_path)
     checks = {"a": np.bool_(True), "b": False, "c": "not run: needs a GPU"}
-    claims = {"A4.3": claim("at most 0", "-27 to -1", True), "A4.2": claim("jumpy", "smooth", False)}
+    claims = {"A4.3": claim_row("at most 0", "-27 to -1", True), "A4.2": claim_row("jumpy", "smooth", False)}
     save_result(run, headline=HEADLINE, checks=checks, numbers={"n": np.int64(3)}, claims=claims)
     assert run.result["checks"] == {"a": True, "b": False, "c": "not run: needs a GPU"}
     assert run.result["numbers"] == {"n": 3}
@@ -271,7 +271,7 @@ def test_a_result_comes_back_as_it_was_saved(tmp_path):
 
 
 def test_a_claim_that_could_not_be_tested_says_why():
-    assert claim("8 GPUs", "", "not run: needs 8 GPUs")["verdict"] == "not run: needs 8 GPUs"
+    assert claim_row("8 GPUs", "", "not run: needs 8 GPUs")["verdict"] == "not run: needs 8 GPUs"
 
 
 def test_a_folder_counts_as_a_run_only_once_its_status_is_there(tmp_path, monkeypatch):

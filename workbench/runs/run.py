@@ -175,7 +175,7 @@ def save_result(
     return path
 
 
-def claim(documented: str, measured: str, agrees: bool | str) -> dict[str, str]:
+def claim_row(documented: str, measured: str, agrees: bool | str) -> dict[str, str]:
     """One row of the claims sheet; `agrees` is a bool, or "not run: <reason>" where this machine cannot test it."""
     verdict = agrees if isinstance(agrees, str) else "agrees" if agrees else "differs"
     return {"documented": documented, "measured": measured, "verdict": verdict}
