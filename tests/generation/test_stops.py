@@ -2,29 +2,18 @@ import functools
 
 import pytest
 import torch
+from generation_cases import tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig
 
 from workbench.errors import ParameterError
-from workbench.generation.backends import check_generation_kwargs, check_tokenizers
 from workbench.generation.stops import (
     End,
     StopRule,
     StopSpec,
     trl_finish_reason,
 )
-from workbench.toys import starter
-
-
-@functools.cache
-def tokenizer():
-    made = starter.build_tokenizer(
-        [{"prompt": "def search(text)", "completion": " Return <search>topic</search> é 日本 🙂 done."}] * 2
-    )
-    made.add_tokens(["<call>"])
-    made.add_special_tokens({"additional_special_tokens": ["<|tool|>"]})
-    return made
 
 
 def ids_of(text):
@@ -195,39 +184,6 @@ def test_a_string_the_tokenizer_cannot_produce_is_refused():
     lower = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", unk_token="<unk>")
     with pytest.raises(ParameterError, match="can never match"):
         StopRule(StopSpec(strings=("STOP",)), lower)
-
-
-@pytest.mark.parametrize(
-    ("backend", "name", "hint"),
-    [
-        ("transformers", "stop", "stop_strings"),
-        ("transformers", "stop_token_ids", "eos_token_id"),
-        ("transformers", "temprature", "temperature"),
-        ("vllm", "stop_strings", "'stop'"),
-        ("vllm", "eos_token_id", "stop_token_ids"),
-        ("vllm-server", "stop_stings", "stop"),
-        ("vllm-server", "max_new_tokens", "max_tokens"),
-    ],
-)
-def test_options_of_the_other_back_end_and_typos_are_refused(backend, name, hint):
-    with pytest.raises(ParameterError, match=hint):
-        check_generation_kwargs({name: 1}, backend)
-
-
-def test_options_that_the_back_end_knows_pass():
-    check_generation_kwargs({"stop": ["a"], "stop_token_ids": [3], "seed": 1, "skip_special_tokens": False}, "vllm")
-    check_generation_kwargs({"stop": ["a"], "min_tokens": 3, "seed": 1}, "vllm-server")
-    check_generation_kwargs({"eos_token_id": [1, 2], "repetition_penalty": 1.1}, "transformers")
-
-
-def test_a_token_added_in_memory_is_found_missing_in_the_engine():
-    import copy
-
-    train = copy.deepcopy(tokenizer())
-    train.add_tokens(["<search>"])
-    with pytest.raises(ParameterError, match=r"'<search>'.*save_policy"):
-        check_tokenizers(train, tokenizer(), StopSpec(strings=("<search>",)))
-    check_tokenizers(train, train, StopSpec(strings=("<search>",)))
 
 
 def test_trl_takes_a_custom_stop_for_a_cut():

@@ -27,20 +27,20 @@ def prompts(count: int = 64) -> list[str]:
     return [row["prompt"] + row["completion"][: n % 24] for n, row in enumerate(rows)]
 
 
-def greedy(engine, count: int = 64) -> dict[str, list[dict]]:
+def greedy(sampler, count: int = 64) -> dict[str, list[dict]]:
     """StopSpec's name -> a row per prompt."""
     return {
-        name: [as_dict(r) for r in generate(engine, prompts(count), stops=spec, sampling=GREEDY)]
-        for name, spec in specs(engine.tokenizer).items()
+        name: [as_dict(r) for r in generate(sampler, prompts(count), stops=spec, sampling=GREEDY)]
+        for name, spec in specs(sampler.tokenizer).items()
     }
 
 
-def seeded(engine) -> list[list[dict]]:
+def seeded(sampler) -> list[list[dict]]:
     """The same eight rows, four prompts twice, once per seed."""
     return [
         [
             as_dict(r)
-            for r in generate(engine, prompts(4), sampling=Sampling(LIMIT, top_p=0.9, num_generations=2, seed=seed))
+            for r in generate(sampler, prompts(4), sampling=Sampling(LIMIT, top_p=0.9, num_generations=2, seed=seed))
         ]
         for seed in SEEDS
     ]
@@ -60,8 +60,8 @@ def as_dict(rollout: Rollout) -> dict:
 def main() -> None:
     from vllm import LLM
 
-    engine = VLLMSampler(LLM(str(starter_model()), dtype="float32", gpu_memory_utilization=0.2, max_model_len=256))
-    print("RESULT " + json.dumps({"greedy": greedy(engine), "seeded": seeded(engine)}), flush=True)
+    sampler = VLLMSampler(LLM(str(starter_model()), dtype="float32", gpu_memory_utilization=0.2, max_model_len=256))
+    print("RESULT " + json.dumps({"greedy": greedy(sampler), "seeded": seeded(sampler)}), flush=True)
 
 
 if __name__ == "__main__":

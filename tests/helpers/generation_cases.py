@@ -1,0 +1,31 @@
+"""The tokenizers and the sampler that the tests of generation share; each is made once."""
+
+import functools
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from workbench.generation.rollouts import TransformersSampler
+from workbench.toys import starter
+
+
+@functools.cache
+def tokenizer():
+    made = starter.build_tokenizer(
+        [{"prompt": "def search(text)", "completion": " Return <search>topic</search> é 日本 🙂 done."}] * 2
+    )
+    made.add_tokens(["<call>"])
+    made.add_special_tokens({"additional_special_tokens": ["<|tool|>"]})
+    return made
+
+
+@functools.cache
+def toy_tokenizer():
+    return starter.build_tokenizer([{"prompt": "ask", "completion": " <search>topic</search> done."}] * 2)
+
+
+@functools.cache
+def transformers_sampler():
+    folder = starter.starter_model()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return TransformersSampler(model, AutoTokenizer.from_pretrained(folder))
