@@ -1,0 +1,54 @@
+"""The studies of custom stops and of equal prompts, on real vLLM in process."""
+
+import pytest
+from conftest import result_of
+
+pytestmark = pytest.mark.slow
+
+STOCK, UNMASKED, OURS = "stock, masked", "stock, unmasked", "workbench, masked"
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    return result_of("studies_on_vllm.py", str(tmp_path_factory.mktemp("studies")))
+
+
+def test_stock_counts_rows_that_stopped_as_cut_and_the_workbench_counts_them_right(result):
+    table = result["stops"]
+    assert table.keys() == {STOCK, UNMASKED, OURS}
+    for name in (STOCK, UNMASKED):
+        assert table[name]["logged clipped ratio"] > table[name]["true clipped ratio"] + 0.3
+        assert table[name]["clipped ratio error"] > 0.3
+    assert table[OURS]["logged clipped ratio"] == pytest.approx(table[OURS]["true clipped ratio"])
+    assert table[OURS]["clipped ratio error"] < 1e-6
+
+
+def test_every_arm_records_each_row_with_its_real_end(result):
+    for rows in result["rows"].values():
+        assert rows["step"] == [1] * 16 + [2] * 16
+        by_stop = [text.endswith("</search>") for text in rows["completion"]]
+        for stopped, reason, trl in zip(by_stop, rows["finish_reason"], rows["trl_finish_reason"], strict=True):
+            assert not stopped or (reason == "stop" and trl == "length")
+        assert sum(by_stop) > 8
+
+
+def test_a_token_added_in_memory_is_unknown_to_the_engine_and_known_once_saved(result):
+    token = result["token"]
+    assert "tokenizer differs in 1 tokens: '<call>'" in token["in memory"]["checked"]
+    assert token["in memory"]["stop by id"] == "length after 8 tokens"
+    assert token["saved"]["checked"] == "accepted"
+    assert token["saved"]["spelt in tokens"] == 1
+    assert "after 1 tokens" in token["saved"]["stop by id"] and "after 1 tokens" in token["saved"]["stop by string"]
+
+
+def test_a_seed_of_stock_trl_collapses_its_groups_and_ours_does_not(result):
+    rows = {(row["trainer"], row["seed"]): row for row in result["backends"].values()}
+    assert {trainer for trainer, _ in rows} == {
+        f"{who}, {at}" for who in ("stock", "workbench") for at in ("transformers", "vLLM")
+    }
+    assert all(row["foreign"] == 0 and row["advantage error"] < 1e-4 for row in rows.values())
+    assert rows["stock, vLLM", "generation_kwargs"]["collapsed"]
+    for seeding in ("generation_seed", "generation_seed, shared"):
+        ours = rows["workbench, vLLM", seeding]
+        assert ours["repeats"] and not ours["collapsed"] and not ours["shared"]
+    assert rows["workbench, vLLM", "generation_seed, shared"]["requests"] == 3
