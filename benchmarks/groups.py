@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
+from workbench import duplicate_report
 from workbench.generation.stops import StopSpec
 from workbench.runs.environment import environment
 from workbench.studies.duplicate_prompts import equal_prompt_batch, make_trainer, score_batch
 from workbench.toys.search_task import CLOSE
-from workbench.training.groups import duplicate_report
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.recipes import load_prompts, resolve_model
 from workbench.training.recording import quiet_libraries

@@ -11,7 +11,8 @@ from .generation.rollouts import Sampling, ServerSampler, TransformersSampler, V
 from .generation.stop_audit import stop_report
 from .generation.stops import StopRule, StopSpec
 from .runs.run import list_runs, load_run, open_run, save_result
-from .training.groups import check_groups, duplicate_report
+from .studies.duplicate_report import duplicate_report
+from .training.groups import check_groups
 from .training.grpo import GRPOTrainer, RLOOTrainer, train_grpo, train_rloo
 from .training.monitoring import monitor_padding
 from .training.online_dpo import OnlineDPOTrainer, train_online_dpo

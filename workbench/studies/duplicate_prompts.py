@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from trl.generation.vllm_generation import VLLMGeneration as VLLMGeneration
 from trl.trainer.utils import RepeatSampler
 
-from ..curves.figures import COLORS, Shown
+from ..curves.figures import COLORS, DescribedFigure
 from ..generation.stops import StopSpec
 from ..toys.search_task import CLOSE
 from ..training.groups import check_groups, group_advantages, identical_groups
@@ -57,7 +57,7 @@ def strided_prompts(prompts: Sequence, num_generations: int) -> list:
     return list(prompts[::num_generations])
 
 
-def show_layout(batches: list[list[int]], num_generations: int) -> Shown:
+def show_layout(batches: list[list[int]], num_generations: int) -> DescribedFigure:
     """TRL's batches as rows of cells, one colour and number per prompt: the repetition within a group is intended.
 
     Args:
@@ -82,7 +82,7 @@ def show_layout(batches: list[list[int]], num_generations: int) -> Shown:
     caption = (
         f"Numbers are prompts of the data set. One group of {num_generations} completions between two thick lines."
     )
-    return Shown(figure, alt=alt, table=table, caption=caption)
+    return DescribedFigure(figure, alt=alt, table=table, caption=caption)
 
 
 def sampler_layout(*, prompts: int, num_generations: int, prompts_per_batch: int, seed: int = 0) -> list[list[int]]:

@@ -1,6 +1,5 @@
 """TRL's OnlineDPOTrainer with the same stop control on each of its back ends, that records its run."""
 
-import contextlib
 from pathlib import Path
 
 import torch
@@ -15,7 +14,7 @@ from .positions import PositionsMixin
 from .recipes import Recipe, common_fields, load_prompts, resolve_model, vllm_fields
 from .recording import TRAINER_OPTIONS, gathered, record
 from .rewards import completion_text
-from .stopping import check_before_compute
+from .stopping import check_before_compute, obeying, with_stop_text
 from .vllm_sync import cpu_sync_online_dpo, server_without_nccl
 
 
@@ -86,25 +85,10 @@ class OnlineDPOTrainer(PositionsMixin, StockOnlineDPOTrainer):
         )
 
     def _generate(self, model, prompts, images=None):
-        with self._stops_in_generate(model):
+        with obeying(self.stop_rule, self.accelerator.unwrap_model(model)) as raw_ids:
             prompt_ids, prompt_mask, _, _ = super()._generate(model, prompts, images)
+        self._rows = raw_ids[-1].tolist()
         return prompt_ids, prompt_mask, *self._cut(self._rows)
-
-    @contextlib.contextmanager
-    def _stops_in_generate(self, model):
-        policy = self.accelerator.unwrap_model(model)
-        original = policy.generate
-
-        def generate(**inputs):
-            output = self.stop_rule.generate(policy, original, **inputs)
-            self._rows = output[:, inputs["input_ids"].shape[1] :].tolist()
-            return output
-
-        policy.generate = generate
-        try:
-            yield
-        finally:
-            del policy.generate
 
     def _generate_vllm(self, prompts, images=None):
         prompt_ids, prompt_mask, _, _ = super()._generate_vllm(prompts, images)
@@ -147,11 +131,7 @@ class OnlineDPOTrainer(PositionsMixin, StockOnlineDPOTrainer):
     def _calculate_rewards_from_functions(self, prompts, completions, completion_ids_list, **reward_kwargs):
         kept = [row[: end.index] for row, end in zip(self._rows, self._ends, strict=True)]
         if self.stop_rule.spec.custom:
-            texts = [self.stop_rule.text(row, end) for row, end in zip(kept, self._ends, strict=True)]
-            plain = isinstance(completions[0], str)
-            completions = (
-                texts if plain else [[{**c[-1], "content": t}] for c, t in zip(completions, texts, strict=True)]
-            )
+            completions = with_stop_text(self.stop_rule, kept, self._ends, completions)
         rewards = super()._calculate_rewards_from_functions(prompts, completions, kept, **reward_kwargs)
         if self._penalty is not None:
             rewards = rewards - self._penalty * ~self._stopped()

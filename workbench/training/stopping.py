@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from ..errors import ParameterError
 from ..generation.backends import check_generation_kwargs, check_tokenizers
 from ..generation.stops import StopRule, StopSpec, trl_finish_reason
+from .rewards import completion_text
 from .vllm_sync import install_cpu_sync, server_without_nccl
 from .vllm_tap import EngineTap
 
@@ -79,6 +80,41 @@ def check_before_compute(model, args, stops: StopSpec, tokenizer) -> None:
         check_engine(model, args, tokenizer, stops)
 
 
+@contextlib.contextmanager
+def obeying(rule: StopRule, policy):
+    """While open, `policy.generate` obeys the rule; yields a list that gets the ids (B, T) which each call sampled.
+
+    The list holds what `generate` really returned: TRL cuts it at the first EOS, which need not be a stop.
+    """
+    original, sampled = policy.generate, []
+
+    def generate(**inputs):
+        output = rule.generate(policy, original, **inputs)
+        sampled.append(output[:, inputs["input_ids"].shape[1] :])
+        return output
+
+    policy.generate = generate
+    try:
+        yield sampled
+    finally:
+        del policy.generate
+
+
+def with_stop_text(rule: StopRule, rows, ends, completions: list) -> list:
+    """The completions as reward functions should read them: with the stop marker, which TRL drops where it is special.
+
+    Args:
+        rule: that found the ends.
+        rows: B rows of ids.
+        ends: of the rows.
+        completions: B texts, or B lists of messages, as TRL has them.
+    """
+    texts = [rule.text(row, end) for row, end in zip(rows, ends, strict=True)]
+    if isinstance(completions[0], str):
+        return texts
+    return [[*c[:-1], {**c[-1], "content": text}] for c, text in zip(completions, texts, strict=True)]
+
+
 class StoppingMixin:
     """Stop control for a TRL trainer that generates in `_generate_single_turn`; goes before it in the bases.
 
@@ -107,7 +143,7 @@ class StoppingMixin:
             check_before_compute(model, args, stops, kwargs.get("processing_class"))
         with server_without_nccl(args):
             super().__init__(model, reward_funcs, args, *rest, **kwargs)
-        self._ends = self._sampled_ids = self._raw_ids = None
+        self._ends = self._sampled_ids = None
         if self.use_vllm:
             install_cpu_sync(self.vllm_generation, self.args.output_dir)
             self.engine_tap = EngineTap(
@@ -126,12 +162,10 @@ class StoppingMixin:
             self.vllm_generation.generation_kwargs = {**(self.args.generation_kwargs or {}), **options}
 
     def _generate_single_turn(self, prompt_ids, *rest, **kwargs):
-        self._raw_ids = None
-        with self._stops_in_generate():
+        with self._stops_in_generate() as raw_ids:
             sampled = super()._generate_single_turn(prompt_ids, *rest, **kwargs)
         completion_ids, logprobs = sampled if isinstance(sampled, tuple) else (sampled, None)
-        # What generate really returned: TRL has cut it at the first EOS, which need not be a stop here.
-        rows = [list(row) for row in (completion_ids if self._raw_ids is None else self._raw_ids.tolist())]
+        rows = [list(row) for row in (raw_ids[-1].tolist() if raw_ids else completion_ids)]
         self._ends = [self.stop_rule.find(row) for row in rows]
         self._sampled_ids = rows
         eos = self._tokenizer.eos_token_id
@@ -145,26 +179,11 @@ class StoppingMixin:
             logprobs = [row[: end.index] for row, end in zip(logprobs, self._ends, strict=True)]
         return cut, logprobs
 
-    @contextlib.contextmanager
     def _stops_in_generate(self):
-        """While open, the policy's `generate` obeys the stop rule and its raw output is kept."""
         if self.use_vllm:
-            yield
-            return
+            return contextlib.nullcontext([])
         self.generation_config.eos_token_id = list(self.stop_rule.stop_ids) or None  # for continuous batching
-        model = self.accelerator.unwrap_model(self.model_wrapped)
-        original = model.generate
-
-        def generate(**inputs):
-            output = self.stop_rule.generate(model, original, **inputs)
-            self._raw_ids = output[:, inputs["input_ids"].shape[1] :]
-            return output
-
-        model.generate = generate
-        try:
-            yield
-        finally:
-            del model.generate
+        return obeying(self.stop_rule, self.accelerator.unwrap_model(self.model_wrapped))
 
     def _tool_call_loop(self, *args, **kwargs):
         mask, completions, completion_ids, *rest = super()._tool_call_loop(*args, **kwargs)
@@ -178,16 +197,10 @@ class StoppingMixin:
         at = 2 if len(generated) == 3 else 3  # RLOO returns three values, GRPO eight
         completion_ids, completions = generated[1], generated[at]
         if self._ends is not None and self.stop_rule.spec.custom:
-            generated[at] = self._with_stop_text(completion_ids, completions)
+            real = [ids[:] for ids in completion_ids]
+            generated[at] = with_stop_text(self.stop_rule, real, self._ends, completions)
         self._log_ends(completion_ids, generated[at])
         return tuple(generated)
-
-    def _with_stop_text(self, completion_ids, completions) -> list:
-        """The completions as reward functions should read them: with the stop marker, which TRL drops if special."""
-        texts = [self.stop_rule.text(ids[:], end) for ids, end in zip(completion_ids, self._ends, strict=True)]
-        if isinstance(completions[0], str):
-            return texts
-        return [[*c[:-1], {**c[-1], "content": text}] for c, text in zip(completions, texts, strict=True)]
 
     def _log_ends(self, completion_ids, completions) -> None:
         """Add what is known of each row's end to TRL's completions table, which is gathered over processes."""
@@ -199,7 +212,7 @@ class StoppingMixin:
             "trl_finish_reason": [trl_finish_reason(ids, eos, pad) for ids in real],
             "completion_tokens": [len(ids) for ids in real],
             "sampled_tokens": [len(ids) for ids in (self._sampled_ids if self._ends is not None else real)],
-            "completion_text": [c if isinstance(c, str) else c[-1]["content"] for c in completions],
+            "completion_text": [completion_text(c) for c in completions],
         }
         if self.use_vllm:
             reasons = self.engine_tap.reasons  # on a server, the main process alone is told

@@ -40,7 +40,7 @@ def serve(model: str, *, max_model_len: int = 256, patience_s: float = 300) -> I
         "processed_logprobs",
         "--max-logprobs",
         "-1",
-    ]  # as TRL's own engines: of what was sampled
+    ]  # of what was sampled, as TRL's engines
     env = os.environ | {"VLLM_SERVER_DEV_MODE": "1"}
     if not has_gpu():
         # On the CPU build this is the share of memory that it insists on finding free.

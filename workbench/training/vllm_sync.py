@@ -13,11 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from unittest import mock
 
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
+from ..errors import RunError
+from .recipes import has_gpu
 
 
 def install_cpu_sync(generation, folder: str | Path) -> None:
@@ -27,7 +24,7 @@ def install_cpu_sync(generation, folder: str | Path) -> None:
         generation: TRL's.
         folder: where a server's checkpoints are exchanged, readable by the server.
     """
-    if _has_cuda():
+    if has_gpu():
         return
     if generation.mode == "colocate":
         generation.sync_weights = lambda: reload_colocated(generation.llm, generation._iter_named_params())
@@ -61,8 +58,6 @@ def reload_server(client, named_params: Iterable, config, folder: Path) -> None:
         client.session.post(f"{client.base_url}/collective_rpc", json=call).raise_for_status()
         client.session.post(f"{client.base_url}/reset_prefix_cache").raise_for_status()
     except OSError as error:
-        from ..errors import RunError
-
         raise RunError(
             f"the vLLM server at {client.base_url} did not reload the weights ({error}); without CUDA it has to be "
             "started with VLLM_SERVER_DEV_MODE=1 and to see this machine's files"
@@ -72,7 +67,7 @@ def reload_server(client, named_params: Iterable, config, folder: Path) -> None:
 @contextlib.contextmanager
 def server_without_nccl(args):
     """While open, TRL's client makes no NCCL group where there is no CUDA: `init_communicator` would raise."""
-    if args is None or not args.use_vllm or args.vllm_mode != "server" or _has_cuda():
+    if args is None or not args.use_vllm or args.vllm_mode != "server" or has_gpu():
         yield
         return
     import torch
@@ -88,7 +83,7 @@ def server_without_nccl(args):
 
 def cpu_sync_online_dpo(trainer) -> None:
     """The same for OnlineDPOTrainer, which syncs by a method of its own; on CUDA do nothing."""
-    if _has_cuda():
+    if has_gpu():
         return
 
     def named_params():
@@ -114,7 +109,7 @@ def shared_engine(model: str, **kwargs):
     if model not in _engines:
         from vllm import LLM
 
-        if not _has_cuda():
+        if not has_gpu():
             kwargs = {"gpu_memory_utilization": 0.2, "dtype": "float32", **kwargs}
         _engines[model] = LLM(model=model, **kwargs)
     vars(_engines[model]).pop("generate", None)  # the tap of the trainer before
