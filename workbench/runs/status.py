@@ -6,13 +6,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
+
 from ..errors import ParameterError
 from .files import read_json, write_json
 from .tokens import hide_tokens
 
 STATES = ("queued", "running", "done", "failed", "interrupted")
-
-# --- status --------------------------------------------------------------------------------------------------------
+_CLOCK_SLACK = 2.0  # seconds that the system's boot time, and so each start time, may shift between two readings
 
 
 def set_status(path: Path, state: str, error: str | None = None, owner: Mapping | None = None) -> dict:
@@ -44,19 +45,35 @@ def slurm_job() -> str | None:
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
 
 
+def owns(path: Path) -> bool:
+    """Whether this process is the owner of the run in a folder."""
+    return read_json(path / "status.json", {}).get("owner", {}).get("pid") == os.getpid()
+
+
 def owner_lives(owner: Mapping) -> bool:
+    """Whether the process that owns a run still lives; what cannot be seen from this machine counts as alive.
+
+    Args:
+        owner: of `status.json`: `pid`, `started` and `host`, and `job` for a Slurm job. `started` is the start time of the
+            process in seconds since 1970, which tells it from a later process with the same id; older files hold it as
+            text, in clock ticks since the boot.
+    """
     if owner.get("job"):
         return True  # Slurm knows: batch.slurm.refresh asks it
     if owner.get("host") != socket.gethostname():
-        return True  # another machine's process cannot be seen from here
-    started = _start_time(owner.get("pid", -1))
-    return started is not None and started == owner.get("started")
+        return True
+    recorded, started = owner.get("started"), _start_time(owner.get("pid", 0))
+    if recorded is None or started is None:
+        return False
+    if isinstance(recorded, str):
+        recorded = psutil.boot_time() + int(recorded) / os.sysconf("SC_CLK_TCK")
+    return abs(started - recorded) <= _CLOCK_SLACK
 
 
-def _start_time(pid: int) -> str | None:
-    """Start time of a process in clock ticks since boot: tells a process from a later one with the same id."""
+def _start_time(pid: int) -> float | None:
+    """Seconds since 1970; None for a process that is gone, or a zombie."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.Error:
         return None
-    return None if fields[0] == "Z" else fields[19]

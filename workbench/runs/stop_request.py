@@ -5,13 +5,12 @@ training looks for it after every step, saves a complete checkpoint and ends wit
 """
 
 import contextlib
-import os
 import time
 from pathlib import Path
 
 from .files import read_json, write_json
 from .run import Run
-from .status import set_status
+from .status import owns, set_status
 
 _FILE = "stop.json"
 
@@ -27,7 +26,7 @@ def request_stop(run: Run, reason: str) -> None:
 
 
 def stop_request(folder: Path) -> str | None:
-    """The reason of a request that waits to be honoured, or None.
+    """The reason of a request that no training has answered yet, or None.
 
     Args:
         folder: where a training records, the run's folder or one below it.
@@ -37,28 +36,24 @@ def stop_request(folder: Path) -> str | None:
 
 
 def clear_stop(run: Run) -> None:
-    """Forget a request that nothing honoured; for who starts or continues the run."""
+    """Remove a request that no training has answered yet; called before a run starts or continues."""
     with contextlib.suppress(FileNotFoundError):
         (run.path / _FILE).unlink()
 
 
 def honour_stop(folder: Path, error: str) -> None:
-    """The training has stopped: the request is done with, and a run that this process owns is `interrupted`."""
+    """Called when the training has stopped: removes the request, and a run that this process owns becomes `interrupted`."""
     run = Run(_run_folder(folder))
     clear_stop(run)
-    if _owned(run):
+    if owns(run.path):
         set_status(run.path, "interrupted", error)
 
 
 def go_on(folder: Path) -> None:
-    """The training goes on in the process that owns the run: what was `interrupted` is `running` again."""
+    """Called when the training goes on: an `interrupted` run that this process owns becomes `running` again."""
     run = Run(_run_folder(folder))
-    if _owned(run) and run.status["state"] == "interrupted":
+    if owns(run.path) and run.status["state"] == "interrupted":
         set_status(run.path, "running")
-
-
-def _owned(run: Run) -> bool:
-    return read_json(run.path / "status.json", {}).get("owner", {}).get("pid") == os.getpid()
 
 
 def _run_folder(folder: Path) -> Path:

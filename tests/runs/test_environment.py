@@ -1,0 +1,35 @@
+import os
+import platform
+import socket
+import subprocess
+
+from conftest import ROOT
+
+from workbench.runs import environment as module
+from workbench.runs.environment import environment
+
+
+def test_the_environment_says_what_another_person_needs_to_repeat_a_run(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/home/somebody/bin/workbench", "run", "00_tour"])
+    found = environment(seed=3)
+    assert (found["seed"], found["host"], found["python"]) == (3, socket.gethostname(), platform.python_version())
+    assert (found["cores"], found["threads"]) == (os.cpu_count(), "1")
+    assert {"trl", "torch"} <= found["packages"].keys()
+    assert found["cpu"]
+    assert found["argv"] == ["workbench", "run", "00_tour"]  # no folder of a user
+
+
+def test_the_commit_says_whether_the_code_was_changed():
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    assert environment()["git_commit"].removesuffix(" with uncommitted changes") == head
+
+
+def test_a_machine_without_git_or_a_gpu_driver_has_an_environment_too(monkeypatch):
+    monkeypatch.setattr(module.os, "environ", {"PATH": ""})
+    monkeypatch.setattr(subprocess, "run", _no_such_program)
+    found = environment()
+    assert (found["gpus"], found["git_commit"], found["threads"]) == ([], "", None)
+
+
+def _no_such_program(command, **_):
+    raise FileNotFoundError(command[0])
