@@ -9,7 +9,7 @@ from conftest import ROOT, workbench, write_notebook, write_run
 
 from workbench.batch.local import run_entries
 from workbench.batch.sweep import Entry, parse_grid, plan_sweep
-from workbench.curves.figures import group_table
+from workbench.curves.measured import group_table
 from workbench.errors import ParameterError
 from workbench.reports.sweep import build_sweep_report
 from workbench.runs.parameters import notebook_parameters

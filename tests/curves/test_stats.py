@@ -7,6 +7,7 @@ from workbench.curves.stats import (
     change_interval,
     curve_summary,
     iqm,
+    one_seed,
     seed_interval,
     share_at,
     zero_variance_share,
@@ -71,6 +72,15 @@ def test_iqm_is_the_mean_of_the_middle_half():
     assert iqm(np.array([[1.0, 3.0]]), axis=1).tolist() == [2]
 
 
+def test_iqm_cuts_a_quarter_rounded_down_from_each_end():
+    rng = np.random.default_rng(0)
+    for n in range(1, 12):
+        values = rng.normal(size=(n, 3))
+        cut = n // 4
+        assert iqm(values) == pytest.approx(np.sort(values, axis=0)[cut : n - cut].mean(axis=0), abs=1e-12)
+        assert iqm(values.T, axis=1) == pytest.approx(iqm(values), abs=1e-12)
+
+
 @pytest.mark.parametrize("seeds", [5, 10, 30])
 def test_a_nominal_95_interval_over_seeds_covers_92_to_98_per_cent(seeds):
     """Every step is an experiment of its own; the true IQM comes from a million draws."""
@@ -99,21 +109,24 @@ def test_plain_percentiles_would_cover_too_little_at_three_seeds():
     assert ((low <= 0) & (high >= 0)).mean() < 0.8
 
 
+@pytest.mark.parametrize("n, name", [(2, "95% t interval"), (4, "95% t interval"), (5, "95% bootstrap interval")])
+def test_an_interval_says_whether_it_is_a_t_interval_or_a_bootstrap_interval(n, name):
+    interval = seed_interval(np.arange(float(n)), np.random.default_rng(0))
+    assert interval.name == name
+    assert f"({name}: " in str(interval) and str(interval).endswith(f"between runs, {n} seeds")
+
+
+def test_one_seed_has_an_estimate_and_no_interval():
+    one = one_seed(np.array([1.0, 2.0]))
+    assert one.name == "no interval" and np.isnan([one.low, one.high]).all() and one.low.shape == (2,)
+    assert str(one_seed(7.0)) == "7 (no interval), 1 seed; how far another seed would be from it is unknown"
+
+
 def test_the_same_generator_state_gives_the_same_interval():
     values = np.random.default_rng(0).normal(size=(12, 3))
     one, same, other = (seed_interval(values, np.random.default_rng(n)) for n in (1, 1, 2))
     assert one.low.tolist() == same.low.tolist()
     assert one.low.tolist() != other.low.tolist()
-
-
-def test_tasks_are_resampled_each_within_itself():
-    """Two tasks at 0 and 100: pooled seeds would be drawn 8 to 2 at times, and the mean with them."""
-    rng = np.random.default_rng(0)
-    tasks = [rng.normal(size=5), 100 + rng.normal(size=5)]
-    by_task = seed_interval(tasks, rng, statistic=np.mean)
-    pooled = seed_interval(np.concatenate(tasks), rng, statistic=np.mean)
-    assert by_task.high - by_task.low < 4 < pooled.high - pooled.low
-    assert by_task.about == "between runs, 10 seeds of 2 tasks"
 
 
 def test_one_seed_or_a_value_that_is_not_finite_is_refused():

@@ -7,11 +7,11 @@ A baseline is a JSON file in `data/baselines/`; `$WORKBENCH_BASELINES` names a f
 import dataclasses
 import difflib
 import os
-import struct
-from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import ParameterError, RunError
+import numpy as np
+
+from ..errors import MissingDependencyError, ParameterError, RunError
 from ..runs.files import load_metrics, read_json
 from .curve import Curve
 
@@ -47,11 +47,9 @@ class Baseline:
         """
         if metric not in self.curves:
             raise ParameterError(f"{self.name} has no curve {_unknown(metric, self.curves)}")
-        c = self.curves[metric]
-        x, y = zip(*c["points"], strict=True)
-        return Curve(
-            self.title, x, [float("nan") if v is None else v for v in y], c["unit"], c["low"], c["high"], c["x"]
-        )
+        found = self.curves[metric]
+        x, y = np.array(found["points"], float).T  # null becomes NaN
+        return Curve(self.title, x, y, found["unit"], found["low"], found["high"], found["x"])
 
     def figure(self, name: str) -> float:
         """The value of one of the figures.
@@ -127,11 +125,8 @@ def import_trainer_state(path: str | os.PathLike):
     history = read_json(Path(path), {}).get("log_history")
     if not history:
         raise RunError(f"{path}: no log_history; expected a trainer_state.json with at least one logged step")
-    rows: dict[int, dict] = {}
-    for line in history:
-        if "train_runtime" not in line:  # the closing summary is not a step
-            rows.setdefault(line["step"], {"step": line["step"]}).update(line)
-    return pd.DataFrame(sorted(rows.values(), key=lambda row: row["step"]))
+    steps = [line for line in history if "train_runtime" not in line]  # the closing summary is not a step
+    return pd.DataFrame(steps).groupby("step", as_index=False).last()
 
 
 def import_csv(path: str | os.PathLike, step: str = "step"):
@@ -153,86 +148,31 @@ def import_csv(path: str | os.PathLike, step: str = "step"):
 def import_tensorboard(path: str | os.PathLike):
     """The scalars of a TensorBoard event file as a DataFrame, a row a step; `elapsed_s` counts from the first event.
 
-    Reads the format itself (records of length, checksum, protobuf): TensorBoard is no dependency, and a dozen more
-    packages would be a high price for three fields. A last record cut short by a kill is left out.
+    A last record cut short by a kill is left out.
 
     Raises:
-        RunError: no such file, no event file, or one without scalars.
+        MissingDependencyError: TensorBoard, which reads its own files, is not installed.
+        RunError: no such file, or no scalars in it (a file of another format has none).
     """
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        from tensorboard.util.tensor_util import make_ndarray
+    except ImportError as error:
+        raise MissingDependencyError("event files are read with TensorBoard: pip install tensorboard") from error
     import pandas as pd
 
-    path = Path(path)
-    if not path.is_file():
+    if not Path(path).is_file():
         raise RunError(f"{path}: no such file; expected an events.out.tfevents... file")
+    log = EventAccumulator(str(path), {"scalars": 0, "tensors": 0}).Reload()  # 0: keep every step
+    tags = log.Tags()
+    found = [(e.step, e.wall_time, tag, e.value) for tag in tags["scalars"] for e in log.Scalars(tag)]
+    for tag in tags["tensors"]:  # TensorFlow 2 writes a scalar as a tensor of one number
+        tensors = [(e.step, e.wall_time, tag, make_ndarray(e.tensor_proto)) for e in log.Tensors(tag)]
+        found += [row for row in tensors if row[3].ndim == 0 and np.issubdtype(row[3].dtype, np.number)]
+    if not found:
+        raise RunError(f"{path}: no scalars in it; expected a TensorBoard file, whose name contains tfevents")
     rows: dict[int, dict] = {}
-    start = None
-    try:
-        for event in _records(path.read_bytes()):
-            fields = dict(_fields(event))
-            start = start or fields[1]
-            step = fields.get(2, 0)
-            for value in (v for k, v in _fields(fields.get(5, b"")) if k == 1):
-                tag, number = _scalar(value)
-                if number is not None:
-                    rows.setdefault(step, {"step": step, "elapsed_s": fields[1] - start})[tag] = number
-    except (IndexError, KeyError, struct.error, UnicodeDecodeError) as error:
-        raise RunError(f"{path}: not a TensorBoard event file ({type(error).__name__}: {error})") from error
-    if not rows:
-        raise RunError(f"{path}: no scalars in it")
-    return pd.DataFrame(sorted(rows.values(), key=lambda row: row["step"]))
-
-
-def _records(data: bytes) -> Iterator[bytes]:
-    """Payloads of a TFRecord file: length (8 bytes), its checksum (4), payload, its checksum (4)."""
-    at = 0
-    while at + 12 <= len(data):
-        (length,) = struct.unpack_from("<Q", data, at)
-        if at == 0 and length > 1 << 20:
-            raise KeyError("the first record is larger than any event")
-        if at + 16 + length > len(data):
-            return
-        yield data[at + 12 : at + 12 + length]
-        at += 16 + length
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, int | float | bytes]]:
-    """Field number and value of a protobuf message: varints as int, 8 and 4 bytes as double and float, else bytes."""
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        kind = key & 7
-        if kind == 0:
-            value, at = _varint(message, at)
-        elif kind == 1:
-            (value,), at = struct.unpack_from("<d", message, at), at + 8
-        elif kind == 5:
-            (value,), at = struct.unpack_from("<f", message, at), at + 4
-        elif kind == 2:
-            length, at = _varint(message, at)
-            value, at = message[at : at + length], at + length
-        else:
-            raise KeyError(f"wire type {kind}")
-        yield key >> 3, value
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128:
-            return value, at
-
-
-def _scalar(value: bytes) -> tuple[str, float | None]:
-    """Tag and number of a summary value: `simple_value` (2), or a tensor (8) of one float (5, or raw bytes 4)."""
-    fields = dict(_fields(value))
-    tag = fields[1].decode()
-    if 2 in fields:
-        return tag, fields[2]
-    tensor = dict(_fields(fields.get(8, b"")))
-    raw = tensor.get(5, tensor.get(4))
-    if isinstance(raw, float):
-        return tag, raw
-    return tag, struct.unpack("<f", raw)[0] if tensor.get(1) == 1 and raw and len(raw) == 4 else None
+    for step, wall_time, tag, value in sorted(found, key=lambda row: row[:2]):
+        elapsed = wall_time - log.FirstEventTimestamp()
+        rows.setdefault(step, {"step": step}).update({"elapsed_s": elapsed, tag: float(value)})
+    return pd.DataFrame(rows.values())

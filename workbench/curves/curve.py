@@ -1,12 +1,13 @@
-"""A curve with its unit and range, and what one asks of curves: where they peak and settle, whether two of them agree."""
+"""A curve with its unit and range; where curves peak and settle, and whether two of them agree."""
 
 import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..errors import ParameterError
-from .stats import Interval, block_interval, seed_interval
+from .stats import Interval, block_interval, one_seed, seed_interval
 
 AXES = ("step", "elapsed_s", "prompts")
 
@@ -25,6 +26,11 @@ class Curve:
 
     Raises:
         ParameterError: lengths differ, there is no point, `x` does not increase, or a value lies outside the bounds.
+
+    Example:
+        >>> curve = Curve("seed 0", [1, 2, 3], [-30, -12, -4], "characters from the target of 20", high=0)
+        >>> curve.y.max(), curve.range
+        (np.float64(-4.0), '(-inf, 0]')
     """
 
     label: str
@@ -63,36 +69,41 @@ class Curve:
         return f"{low}, " + ("inf)" if self.high is None else f"{self.high:g}]")
 
 
-def why_incomparable(one: Curve, other: Curve) -> str:
-    """Why two curves do not belong on one axis: unit, range or x-axis; empty when they do."""
-    if one.unit != other.unit:
-        return f"{one.label} is in {one.unit}, {other.label} in {other.unit}"
-    if (one.low, one.high) != (other.low, other.high):
-        return f"{one.label} ranges over {one.range}, {other.label} over {other.range}"
-    if one.axis != other.axis:
-        return f"{one.label} is over {one.axis}, {other.label} over {other.axis}"
+def why_incomparable(first: Curve, *others: Curve) -> str:
+    """Why curves do not belong on one axis: unit, range or x-axis; empty when they do."""
+    for other in others:
+        if first.unit != other.unit:
+            return f"{first.label} is in {first.unit}, {other.label} in {other.unit}"
+        if (first.low, first.high) != (other.low, other.high):
+            return f"{first.label} ranges over {first.range}, {other.label} over {other.range}"
+        if first.axis != other.axis:
+            return f"{first.label} is over {first.axis}, {other.label} over {other.axis}"
     return ""
 
 
-def running_mean(values: Sequence[float], window: int) -> np.ndarray:
-    """Mean of each value and the `window - 1` before it, of fewer at the start."""
-    total = np.cumsum(np.concatenate([[0.0], np.asarray(values, float)]))
-    ends = np.arange(1, len(total))
-    starts = np.maximum(ends - window, 0)
-    return (total[ends] - total[starts]) / (ends - starts)
+def running_mean(values: ArrayLike, window: int) -> np.ndarray:
+    """Mean of each value and the `window - 1` before it, of fewer at the start; a NaN is left out of the means.
+
+    Example:
+        >>> running_mean([2, 4, 6, 8], window=2)
+        array([2., 3., 5., 7.])
+    """
+    import pandas as pd
+
+    return pd.Series(np.asarray(values, float)).rolling(window, min_periods=1).mean().to_numpy()
 
 
 def on_common_x(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
-    """The positions that all curves have, and the values there, (curves, positions).
+    """The positions that all curves have, (T,), and the values there, (curves, T).
 
-    Seconds never coincide; they are read off between the steps of each curve, over the span that all cover.
+    Two runs never log at the same second; over seconds, values between two steps are interpolated, in the span that all
+    curves cover.
 
     Raises:
         ParameterError: curves that do not belong on one axis, or share no position.
     """
-    for other in curves[1:]:
-        if reason := why_incomparable(curves[0], other):
-            raise ParameterError(reason)
+    if reason := why_incomparable(*curves):
+        raise ParameterError(reason)
     if curves[0].axis == "elapsed_s":
         start, end = max(c.x[0] for c in curves), min(c.x[-1] for c in curves)
         x = curves[0].x[(curves[0].x >= start) & (curves[0].x <= end)]
@@ -111,7 +122,12 @@ def on_common_x(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def peak(curve: Curve, window: int = 10) -> tuple[float, float]:
-    """Where the running mean over `window` points is highest, and its value there."""
+    """Where the running mean over `window` points is highest, and its value there.
+
+    Example:
+        >>> peak(Curve("seed 0", [1, 2, 3, 4], [0, 4, 6, 2], "characters"), window=2)
+        (3.0, 5.0)
+    """
     smooth = running_mean(curve.y, window)
     return float(curve.x[smooth.argmax()]), float(smooth.max())
 
@@ -149,7 +165,7 @@ def plateau(curve: Curve, window: int = 10, band: float = 0.15) -> Plateau:
 def steps_to_threshold(
     curves: Sequence[Curve], threshold: float, rng: np.random.Generator, *, rising: bool = True, window: int = 1
 ) -> Interval:
-    """Where curves first reach a threshold: IQM over seeds with a bootstrap interval; infinite for never.
+    """Where curves first reach a threshold: IQM over seeds with its interval; infinite for never.
 
     Args:
         curves: one a seed, of one axis.
@@ -163,27 +179,30 @@ def steps_to_threshold(
 
     Raises:
         ParameterError: no curves, or curves that cannot be compared.
+
+    Example:
+        >>> curves = [Curve(f"seed {n}", [1, 2, 3, 4], [0, n, 5, 9], "characters") for n in (2, 4, 6)]
+        >>> steps_to_threshold(curves, 5, np.random.default_rng(0)).estimate  # reached at steps 3, 3 and 2
+        2.6666666666666665
     """
     if not curves:
         raise ParameterError("steps_to_threshold: no curves")
-    for other in curves[1:]:
-        if reason := why_incomparable(curves[0], other):
-            raise ParameterError(reason)
-    first = []
+    if reason := why_incomparable(*curves):
+        raise ParameterError(reason)
+    first: list[float] = []
     for curve in curves:
         smooth = running_mean(curve.y, window)
         reached = smooth >= threshold if rising else smooth <= threshold
         first.append(float(curve.x[reached.argmax()]) if reached.any() else np.inf)
     if len(first) == 1:
-        about = "1 seed: no interval; how far another seed would be from it is unknown"
-        return Interval(first[0], np.nan, np.nan, 0.95, 1, about)
+        return one_seed(first[0])
     # A seed that never got there is put far beyond every step: its rank counts, its distance does not.
     beyond = 1e9 * (1 + max(float(c.x[-1]) for c in curves))
     found = seed_interval(np.minimum(first, beyond), rng)
-    ends = [np.inf if v > beyond / 1000 else max(0.0, float(v)) for v in (found.estimate, found.low, found.high)]
+    middle, low, high = (np.inf if v > beyond / 1000 else max(0.0, v) for v in (found.estimate, found.low, found.high))
     never = int(np.isinf(first).sum())
     about = found.about + (f"; {never} of {len(first)} never reach it" if never else "")
-    return Interval(*ends, found.level, len(first), about)
+    return dataclasses.replace(found, estimate=middle, low=low, high=high, about=about)
 
 
 # --- two curves ------------------------------------------------------------------------------------------------------
@@ -228,6 +247,13 @@ def agreement(
 
     Raises:
         ParameterError: a tolerance that is not above 0, or no measured curve.
+
+    Example:
+        >>> rise = np.linspace(-30, -4, 10)
+        >>> documented = Curve("documented", range(10), rise, "characters")
+        >>> measured = [Curve("seed 0", range(10), rise + 3, "characters")]
+        >>> print(agreement(measured, documented, np.random.default_rng(0), tolerance=5))
+        differs: within 5, but always above: mean residual 3 to 3, over 10 points
     """
     if not tolerance > 0:
         raise ParameterError(f"tolerance={tolerance}: expected more than 0 {documented.unit}")
@@ -236,19 +262,29 @@ def agreement(
     for curve in (*measured, documented):
         if reason := _refusal(curve, documented):
             return Agreement("cannot compare", reason)
+    if len(documented.x) < 8:
+        return Agreement("cannot compare", f"{documented.label} has {len(documented.x)} points; 8 or more are needed")
     residuals, covered = _residuals(measured, documented)
-    if covered < 0.5 or residuals.shape[1] < 8:
-        reason = f"only {residuals.shape[1]} of {len(documented.x)} documented points are covered by every run"
-        return Agreement("cannot compare", reason, residuals.shape[1])
+    points = residuals.shape[1]
+    if covered < 0.5 or points < 8:
+        reason = f"only {points} of {len(documented.x)} documented points are covered by every run"
+        return Agreement("cannot compare", reason, points)
     mean = residuals.mean(axis=0)
-    inner = block_interval(mean, rng, level=level)
-    low, high = float(inner.low), float(inner.high)
+    intervals = [block_interval(mean, rng, level=level)]
     if len(measured) > 1:
-        outer = seed_interval(residuals.mean(axis=1), rng, statistic=np.mean, level=level)
-        low, high = min(low, float(outer.low)), max(high, float(outer.high))
-    worst = float(mean[np.abs(mean).argmax()])
-    numbers = (residuals.shape[1], worst, float(mean.mean()), low, high)
-    return Agreement(*_verdict(documented, numbers, tolerance, covered), *numbers)
+        intervals.append(seed_interval(residuals.mean(axis=1), rng, statistic=np.mean, level=level))
+    low, high = min(float(i.low) for i in intervals), max(float(i.high) for i in intervals)
+    worst, middle = float(mean[np.abs(mean).argmax()]), float(mean.mean())
+    verdict, unit = "differs", documented.unit
+    if abs(worst) > tolerance:
+        reason = f"a residual of {worst:.4g} {unit} exceeds the tolerance {tolerance:g}"
+    elif low > 0 or high < 0:
+        side = "above" if low > 0 else "below"
+        reason = f"within {tolerance:g}, but always {side}: mean residual {low:.4g} to {high:.4g}"
+    else:
+        verdict, reason = "agrees", f"within {tolerance:g} {unit}, mean residual {middle:.4g} ({low:.4g} to {high:.4g})"
+    over = f"over {points} points" + ("" if covered == 1 else f", {covered:.0%} of the documented ones")
+    return Agreement(verdict, f"{reason}, {over}", points, worst, middle, low, high)
 
 
 def _refusal(curve: Curve, documented: Curve) -> str:
@@ -260,30 +296,12 @@ def _refusal(curve: Curve, documented: Curve) -> str:
 
 def _residuals(measured: Sequence[Curve], documented: Curve) -> tuple[np.ndarray, float]:
     """Measured less documented, (runs, points all runs cover), and the covered share of the documented points."""
+    import pandas as pd
+
     x = documented.x
     middle = (x[1:] + x[:-1]) / 2
-    edges = np.concatenate([[-np.inf], middle, [x[-1] + (x[-1] - middle[-1] if len(middle) else 0.5)]])
-    if len(middle):
-        edges[0] = x[0] - (middle[0] - x[0])
-    rows = []
-    for curve in measured:
-        bins = np.searchsorted(edges, curve.x, side="left") - 1
-        rows.append([curve.y[bins == n].mean() if (bins == n).any() else np.nan for n in range(len(x))])
-    rows = np.asarray(rows)
-    shared = np.isfinite(rows).all(axis=0)
-    return rows[:, shared] - documented.y[shared], float(shared.mean())
-
-
-def _verdict(documented: Curve, numbers: tuple, tolerance: float, covered: float) -> tuple[str, str]:
-    points, worst, mean, low, high = numbers
-    over = f"over {points} points" + ("" if covered == 1 else f", {covered:.0%} of the documented ones")
-    drift = low > 0 or high < 0
-    if abs(worst) > tolerance:
-        return "differs", f"a residual of {worst:.4g} {documented.unit} exceeds the tolerance {tolerance:g}, {over}"
-    if drift:
-        side = "above" if low > 0 else "below"
-        return "differs", f"within {tolerance:g}, but always {side}: mean residual {low:.4g} to {high:.4g}, {over}"
-    return (
-        "agrees",
-        f"within {tolerance:g} {documented.unit}, mean residual {mean:.4g} ({low:.4g} to {high:.4g}), {over}",
-    )
+    edges = [2 * x[0] - middle[0], *middle, 2 * x[-1] - middle[-1]]
+    means = [pd.Series(c.y).groupby(pd.cut(c.x, edges), observed=False).mean() for c in measured]
+    found = np.stack(means)
+    shared = np.isfinite(found).all(axis=0)
+    return found[:, shared] - documented.y[shared], float(shared.mean())

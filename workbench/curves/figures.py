@@ -1,32 +1,43 @@
-"""Figures that say what they show: axes in, axes out, and with every figure its alt text and its data as a table."""
+"""Figures that say what they show: each has an alt text, a caption, and its data as a table.
+
+A band means one thing in all of them: the 95% interval over seeds of the interquartile mean.
+"""
 
 import base64
+import dataclasses
 import html
 import io
+import itertools
 import math
+import string
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
 from ..errors import ParameterError
+from ..runs.run import Run
 from .baselines import Baseline
-from .curve import Curve, on_common_x, running_mean, steps_to_threshold, why_incomparable
-from .stats import seed_interval
+from .curve import Curve, on_common_x, running_mean, why_incomparable
+from .measured import run_curve
+from .stats import Interval, one_seed, seed_interval
 
 # Okabe and Ito's colours, told apart with every common colour blindness; line styles tell series apart without colour.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)))
-WINDOW = 10
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
+WINDOW = 10  # steps in the running mean of a single run
+_AXIS = {"step": "step", "elapsed_s": "seconds of training", "prompts": "prompts"}
 
 
-class Shown:
+class DescribedFigure:
     """A finished figure with alt text, caption and data; shows itself in notebooks and reports.
 
     Args:
         figure: a matplotlib figure made without pyplot (pyplot would show it a second time).
-        alt: what the figure says, for who cannot see it.
+        alt: what the figure says, for readers who cannot see it.
         table: the plotted data.
         caption: how to read it: meaning of bands, number of seeds.
     """
@@ -53,39 +64,13 @@ class Shown:
         return f"Figure: {self.alt}"
 
 
-def plot_curve(
-    ax, steps: Sequence[float], values: Sequence[float], *, label: str, series: int = 0, window: int = WINDOW
-):
-    """A curve as thin raw trace, running mean over `window` steps and band (10% to 90% of the steps in the window).
+def describe_curve(name: str, steps: Sequence[float], values: ArrayLike) -> str:
+    """A curve in a sentence: mean of the first and last tenth, extremes; for alt texts.
 
-    Args:
-        ax: matplotlib axes; returned.
-        steps: N step numbers, increasing.
-        values: N values; NaN leaves a gap.
-        label: names the running mean in the legend.
-        series: index of colour and line style.
-        window: steps averaged, trailing.
-
-    Raises:
-        ParameterError: lengths differ, or steps do not increase.
+    Example:
+        >>> describe_curve("loss", [1, 2, 3], [4.0, 1.0, 2.0])
+        'loss falls from 4 (mean of the first 1 steps) to 2 (mean of the last 1) over 3 steps; single steps range from 1 to 4.'
     """
-    steps, values = np.asarray(steps, float), np.asarray(values, float)
-    if steps.shape != values.shape:
-        raise ParameterError(f"steps and values differ in length: {len(steps)} and {len(values)}")
-    if len(steps) > 1 and not (np.diff(steps) > 0).all():
-        raise ParameterError("steps must increase; the log repeats or reorders steps")
-    rolling = pd.Series(values).rolling(window, min_periods=1)
-    color, style = COLORS[series % len(COLORS)], STYLES[series % len(STYLES)]
-    ax.plot(steps, values, color=color, linewidth=0.6, alpha=0.5)
-    ax.fill_between(steps, rolling.quantile(0.1), rolling.quantile(0.9), color=color, alpha=0.18, linewidth=0)
-    marker = "o" if len(steps) == 1 else None  # no line is seen of one point
-    ax.plot(steps, rolling.mean(), color=color, linestyle=style, linewidth=2, label=label, marker=marker)
-    ax.grid(alpha=0.25)
-    return ax
-
-
-def describe_curve(name: str, steps: Sequence[float], values: Sequence[float]) -> str:
-    """A curve in a sentence: mean of the first and last tenth, extremes; for alt texts."""
     values = np.asarray(values, float)
     if not np.isfinite(values).any():
         return f"{name}: no finite value in {len(values)} steps."
@@ -106,7 +91,7 @@ _PANELS = (
 )
 
 
-def show_training(metrics: pd.DataFrame, *, title: str, label: str = "run") -> Shown:
+def show_training(metrics: pd.DataFrame, *, title: str, label: str = "run") -> DescribedFigure:
     """Reward, length and clipped ratio of one training run over its steps.
 
     Args:
@@ -115,240 +100,196 @@ def show_training(metrics: pd.DataFrame, *, title: str, label: str = "run") -> S
         label: of the run in the legend.
 
     Raises:
-        ParameterError: a column is missing.
+        ParameterError: a column is missing, or the steps do not increase.
     """
     missing = [column for column, _ in _PANELS if column not in metrics]
     if missing:
         raise ParameterError(f"metrics lack {', '.join(missing)}; they have {', '.join(metrics.columns)}")
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     for n, (ax, (column, name)) in enumerate(zip(figure.subplots(1, 3), _PANELS, strict=True)):
-        plot_curve(ax, metrics["step"], metrics[column], label=f"{label}, mean of {WINDOW} steps", series=n)
+        run = _series("", label, [Curve(label, metrics["step"], metrics[column], name)])
+        _draw(ax, run, f"{label}, mean of {WINDOW} steps", n)
         ax.set(xlabel="step", ylabel=name)
+        ax.grid(alpha=0.25)
         ax.legend(loc="best", fontsize=9)
     figure.axes[2].set_ylim(-0.03, 1.03)
     figure.suptitle(title)
     alt = " ".join(describe_curve(name, metrics["step"].tolist(), metrics[column]) for column, name in _PANELS)
     caption = (
-        f"Thin line: each step. Thick line: running mean of {WINDOW} steps. Band: 10% to 90% of the steps in that "
-        "window; it shows spread within one run, not uncertainty between runs."
+        f"Thin line: each step. Thick line: running mean of {WINDOW} steps. One run has no band: how far another seed "
+        "would be from it is unknown."
     )
-    return Shown(figure, alt=alt, table=metrics[["step", *(c for c, _ in _PANELS)]], caption=caption)
+    return DescribedFigure(figure, alt=alt, table=metrics[["step", *(c for c, _ in _PANELS)]], caption=caption)
 
 
-def show_groups(groups: dict[str, list], *, column: str, title: str, ylabel: str) -> Shown:
-    """One metric over steps for several groups of runs, e.g. trainers with some seeds each.
-
-    Args:
-        groups: name -> runs (`runs.Run`), each with `metrics`.
-        column: of the metrics.
-        title, ylabel: of the figure.
-
-    Raises:
-        ParameterError: a group without runs, or a run without the column.
-    """
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
-    ax = figure.subplots()
-    table, sentences = {}, []
-    for n, (name, runs) in enumerate(groups.items()):
-        mean, low, high = _over_seeds(name, runs, column)
-        color, style = COLORS[n % len(COLORS)], STYLES[n % len(STYLES)]
-        ax.fill_between(mean.index, low, high, color=color, alpha=0.15, linewidth=0)
-        ax.plot(mean.index, mean, color=color, linestyle=style, linewidth=2, label=f"{name}, {len(runs)} seeds")
-        table[name] = mean
-        sentences.append(describe_curve(f"{name}: {ylabel}", mean.index.tolist(), mean))
-    ax.set(xlabel="step", ylabel=ylabel, title=title)
-    ax.margins(x=0.2)
-    _label_ends(ax, table)
-    ax.grid(alpha=0.25)
-    ax.legend(loc="best", fontsize=9)
-    caption = (
-        f"Lines: mean over seeds of the running mean of {WINDOW} steps. Bands: from the lowest to the highest seed."
-    )
-    return Shown(figure, alt=" ".join(sentences), table=pd.DataFrame(table).reset_index(names="step"), caption=caption)
-
-
-def _label_ends(ax, curves: dict[str, pd.Series]) -> None:
-    """Names at the curves' ends, moved apart where the curves meet."""
-    gap = 0.06 * (ax.get_ylim()[1] - ax.get_ylim()[0])
-    height = -np.inf
-    for n, (name, curve) in sorted(enumerate(curves.items()), key=lambda item: item[1][1].iloc[-1]):
-        height = max(curve.iloc[-1], height + gap)
-        place = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
-        ax.annotate(name, (curve.index[-1], height), color=COLORS[n % len(COLORS)], **place)
-
-
-def _over_seeds(name: str, runs: list, column: str) -> tuple[pd.Series, pd.Series, pd.Series]:
-    if not runs:
-        raise ParameterError(f"group {name!r} has no runs")
-    curves = {}
-    for n, run in enumerate(runs):
-        metrics = run.metrics
-        if column not in metrics:
-            raise ParameterError(f"{run.path}: metrics lack {column!r}; they have {', '.join(metrics.columns)}")
-        curves[n] = metrics.set_index("step")[column].rolling(WINDOW, min_periods=1).mean()
-    together = pd.DataFrame(curves)
-    return together.mean(axis=1), together.min(axis=1), together.max(axis=1)
-
-
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
-_AXIS = {"step": "step", "elapsed_s": "seconds of training", "prompts": "prompts"}
-
-
-def show_comparison(
-    measured: Mapping[str, Sequence[Curve]],
-    documented: Sequence[Baseline],
-    rng: np.random.Generator,
+def show_curves(
+    measured: Mapping[str, Sequence[Curve] | Sequence[Run]],
+    documented: Sequence[Baseline] = (),
     *,
     title: str,
     metric: str = "reward",
-) -> Shown:
-    """Seeds of each measured group as IQM, band and thin traces; documented points as markers.
+    window: int = 1,
+    seed: int = 0,
+) -> DescribedFigure:
+    """One metric of groups of runs: of each group the seeds as thin lines, their interquartile mean, its 95% interval.
 
-    Curves of another unit, range or x-axis get a panel of their own, and the caption says so.
+    Documented runs are drawn as points. Curves of another unit, range or x-axis get a panel of their own, and the
+    caption says so.
 
     Args:
-        measured: name -> curves, one a seed.
-        documented: baselines; those without a numeric curve of the metric are named in the caption.
-        rng: decides the bootstrap of the bands.
+        measured: name -> runs or curves, one a seed.
+        documented: baselines; those without numbers for the metric are named in the caption.
         title: of the figure.
-        metric: curve of the baselines, and the label of the axes.
+        metric: of the runs' logs and of the baselines.
+        window: steps of the running mean that is taken of each seed first; 1 takes each step by itself.
+        seed: of the resamples.
 
     Raises:
         ParameterError: nothing to draw, a group without runs, or seeds of one group that cannot be compared.
+        RunError: a run whose log does not give a curve.
     """
-    series = [(name, list(curves), None) for name, curves in measured.items()]
-    series += [(b.title, [b.curve(metric)], b) for b in documented if metric in b.curves]
-    if not series:
+    found = []
+    for name, members in measured.items():
+        found.append((name, [one if isinstance(one, Curve) else run_curve(one, metric) for one in members], False))
+    found += [(b.title, [b.curve(metric)], True) for b in documented if metric in b.curves]
+    if not found:
         raise ParameterError(f"nothing to draw: no runs, and no baseline has a curve {metric!r}")
-    panels = _panels(series)
+    letters, rng = itertools.cycle(string.ascii_uppercase), np.random.default_rng(seed)
+    panels = [[_series(next(letters), *one, window=window, rng=rng) for one in panel] for panel in _panels(found)]
     columns = 1 if len(panels) == 1 else 2
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(9 if columns == 1 else 14, 4.6 * rows), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    tables, sentences = [], []
-    letters = iter("ABCDEFGHIJKLMNOPQRSTUVWXYZ" * 4)
-    for ax, panel in zip(axes, panels, strict=False):
-        ends = []
-        for n, (name, curves, baseline) in enumerate(panel):
-            letter = next(letters)
-            draw = _draw_documented if baseline else _draw_measured
-            table = draw(ax, f"{letter}  {name}", curves, rng, n)
-            ends.append((letter, table["x"].iloc[-1], table["value"].iloc[-1], COLORS[n % len(COLORS)]))
-            tables.append(table.assign(series=name, kind="documented" if baseline else "measured", unit=curves[0].unit))
-            who = f"{letter}, {name} ({'documented' if baseline else f'{len(curves)} seeds'})"
-            sentences.append(describe_curve(who, table["x"].tolist(), table["value"]))
-        _finish(ax, panel[0][1][0], metric, ends)
-    for ax in axes[len(panels) :]:
-        ax.remove()
+    for ax, panel in itertools.zip_longest(axes, panels):
+        _draw_panel(ax, panel, metric) if panel else ax.remove()
     figure.suptitle(title)
-    return Shown(
+    drawn = [series for panel in panels for series in panel]
+    return DescribedFigure(
         figure,
-        alt=f"{title}. {len(panels)} panel{'s' * (len(panels) > 1)}. {' '.join(sentences)}",
-        table=pd.concat(tables, ignore_index=True)[["series", "kind", "unit", "x", "value", "low", "high"]],
-        caption=_caption(panels, [b for b in documented if metric not in b.curves], metric),
+        alt=f"{title}. {len(panels)} panel{'s' * (len(panels) > 1)}. {' '.join(s.sentence for s in drawn)}",
+        table=pd.concat([s.table for s in drawn], ignore_index=True),
+        caption=_caption(panels, [b.title for b in documented if metric not in b.curves], metric, window),
     )
 
 
-def _panels(series: list) -> list[list]:
-    """Series that belong on one axis, together; each group's own seeds have to."""
+@dataclasses.dataclass(frozen=True)
+class _Series:
+    """A group of seeds, or one documented run, with what is drawn of it."""
+
+    letter: str
+    name: str
+    curves: list[Curve]
+    documented: bool
+    x: np.ndarray
+    interval: Interval
+
+    @property
+    def seeds(self) -> str:
+        return "documented" if self.documented else f"{len(self.curves)} seed{'s' * (len(self.curves) > 1)}"
+
+    @property
+    def sentence(self) -> str:
+        return describe_curve(f"{self.letter}, {self.name} ({self.seeds})", self.x.tolist(), self.interval.estimate)
+
+    @property
+    def end(self) -> float:
+        return float(np.asarray(self.interval.estimate)[-1])
+
+    @property
+    def table(self) -> pd.DataFrame:
+        kind = "documented" if self.documented else "measured"
+        return pd.DataFrame(
+            {"series": self.name, "kind": kind, "unit": self.curves[0].unit, "x": self.x}
+            | {"value": self.interval.estimate, "low": self.interval.low, "high": self.interval.high}
+        )
+
+
+def _panels(found: list[tuple]) -> list[list]:
+    """Series that belong on one axis, together; the seeds of each have to."""
     panels: list[list] = []
-    for name, curves, baseline in series:
+    for name, curves, documented in found:
         if not curves:
             raise ParameterError(f"group {name!r} has no runs")
-        for other in curves[1:]:
-            if reason := why_incomparable(curves[0], other):
-                raise ParameterError(f"group {name!r}: {reason}")
+        if reason := why_incomparable(*curves):
+            raise ParameterError(f"group {name!r}: {reason}")
         home = next((p for p in panels if not why_incomparable(p[0][1][0], curves[0])), None)
         if home is None:
             panels.append(home := [])
-        home.append((name, curves, baseline))
+        home.append((name, curves, documented))
     return panels
 
 
-def _draw_measured(ax, label: str, curves: list[Curve], rng, n: int) -> pd.DataFrame:
-    color, style = COLORS[n % len(COLORS)], STYLES[n % len(STYLES)]
-    for curve in curves:
-        ax.plot(curve.x, curve.y, color=color, linewidth=0.6, alpha=0.5)
-    if len(curves) == 1:
-        x, middle = curves[0].x, running_mean(curves[0].y, WINDOW)
-        low = high = np.full(len(x), np.nan)
-        label += ", n = 1 seed, no band"
+def _series(letter: str, name: str, curves: list[Curve], documented: bool = False, *, window=1, rng=None) -> _Series:
+    if documented:
+        x, interval = curves[0].x, one_seed(curves[0].y)
+    elif len(curves) == 1:
+        x, interval = curves[0].x, one_seed(running_mean(curves[0].y, max(window, WINDOW)))
     else:
-        x, values = on_common_x(curves)
-        band = seed_interval(values, rng)
-        middle, low, high = band.estimate, band.low, band.high
-        label += f", n = {len(curves)} seeds"
-        ax.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
-    ax.plot(x, middle, color=color, linestyle=style, linewidth=2, label=label)
-    return pd.DataFrame({"x": x, "value": middle, "low": low, "high": high})
+        x, values = on_common_x([dataclasses.replace(c, y=running_mean(c.y, window)) for c in curves])
+        interval = seed_interval(values, rng)
+    return _Series(letter, name, curves, documented, x, interval)
 
 
-def _draw_documented(ax, label: str, curves: list[Curve], rng, n: int) -> pd.DataFrame:
-    (curve,) = curves
-    style = {"marker": MARKERS[n % len(MARKERS)], "markersize": 4, "markerfacecolor": "white"}
-    ax.plot(curve.x, curve.y, color=COLORS[n % len(COLORS)], linewidth=0.8, linestyle=":", label=label, **style)
-    return pd.DataFrame({"x": curve.x, "value": curve.y, "low": np.nan, "high": np.nan})
+def _draw(ax, series: _Series, label: str, n: int) -> None:
+    color, middle = COLORS[n % len(COLORS)], series.interval.estimate
+    if series.documented:
+        marks = {"marker": MARKERS[n % len(MARKERS)], "markersize": 4, "markerfacecolor": "white"}
+        ax.plot(series.x, middle, color=color, linewidth=0.8, linestyle=":", label=label, **marks)
+        return
+    for curve in series.curves:
+        ax.plot(curve.x, curve.y, color=color, linewidth=0.6, alpha=0.5)
+    marker = "o" if len(series.x) == 1 else None  # no line is seen of one point
+    ax.plot(series.x, middle, color=color, linestyle=STYLES[n % len(STYLES)], linewidth=2, label=label, marker=marker)
 
 
-def _finish(ax, curve: Curve, metric: str, ends: list) -> None:
-    """Axis labels, legend below, and each series' letter at its end, moved apart where they would overlap."""
-    ax.set(xlabel=_AXIS[curve.axis], ylabel=f"{metric} [{curve.unit}]")
+def _draw_panel(ax, panel: list[_Series], metric: str) -> None:
+    """Every series, with its letter at its end; letters that would overlap are moved apart."""
+    for n, one in enumerate(panel):
+        seeds = "" if one.documented else f", n = {one.seeds}" + (", no band" if len(one.curves) == 1 else "")
+        _draw(ax, one, f"{one.letter}  {one.name}{seeds}", n)
+    low, high = ax.get_ylim()  # of the lines: with the t interval of 2 seeds they would be flat
+    for n, one in enumerate(panel):
+        if len(one.curves) > 1:
+            ax.fill_between(one.x, one.interval.low, one.interval.high, color=COLORS[n % len(COLORS)], alpha=0.2, lw=0)
+    ax.set_ylim(low, high)
+    first = panel[0].curves[0]
+    ax.set(xlabel=_AXIS[first.axis], ylabel=f"{metric} [{first.unit}]")
     ax.grid(alpha=0.25)
     ax.margins(x=0.06)
-    low, high = ax.get_ylim()
     gap, at = 0.055 * (high - low), -np.inf
-    for letter, x, y, color in sorted(ends, key=lambda e: e[2]):
-        at = max(y, at + gap)
-        ax.annotate(letter, (x, at), xytext=(7, 0), textcoords="offset points", color=color, weight="bold", va="center")
+    for n, one in sorted(enumerate(panel), key=lambda item: item[1].end):
+        at = max(one.end, at + gap)
+        place = {"xytext": (7, 0), "textcoords": "offset points", "va": "center", "weight": "bold"}
+        ax.annotate(one.letter, (one.x[-1], at), color=COLORS[n % len(COLORS)], **place)
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize=9, frameon=False)
 
 
-def _caption(panels: list, without: list[Baseline], metric: str) -> str:
-    groups = [curves for panel in panels for _, curves, baseline in panel if not baseline]
-    text = []
-    if any(len(curves) > 1 for curves in groups):
+def _caption(panels: list[list[_Series]], without: list[str], metric: str, window: int) -> str:
+    drawn = [one for panel in panels for one in panel]
+    banded, text = [one for one in drawn if len(one.curves) > 1], []
+    if banded:
+        letters: dict[str, list[str]] = {}
+        for one in banded:
+            letters.setdefault(one.interval.name, []).append(one.letter)
+        kinds = " or ".join(f"{name} ({', '.join(those)})" for name, those in letters.items())
+        mean = f", each first as its running mean of {window} steps" if window > 1 else ""
         text.append(
-            "Solid band: 95% bootstrap interval, step by step, of the interquartile mean over n seeds (thick line); thin "
-            "lines: single seeds."
+            f"Thick line: interquartile mean over n seeds{mean}. Band: its {kinds}, step by step; it may leave the panel. "
+            "Thin lines: single seeds."
         )
-    if any(len(curves) == 1 for curves in groups):
+    if len(banded) < sum(not one.documented for one in drawn):
         text.append(
-            f"A group of 1 seed has no band, how far another seed would be is unknown; thick line: mean of {WINDOW} steps."
+            "A group of 1 seed has no band, how far another seed would be is unknown; thick line: mean of "
+            f"{max(window, WINDOW)} steps."
         )
-    if any(baseline for panel in panels for *_, baseline in panel):
+    if any(one.documented for one in drawn):
         text.append("Markers: documented, one run each, points of a long log are means over several steps.")
     if len(panels) > 1:
-        heads = [panel[0][1][0] for panel in panels]
+        heads = [panel[0].curves[0] for panel in panels]
         kinds = "; ".join(f"{c.unit} in {c.range} over {_AXIS[c.axis]}" for c in heads)
         text.append(
             f"Each panel has its own unit or range, no curve of one can be compared with one of another: {kinds}."
         )
     if without:
-        text.append(f"No numeric {metric} curve was published for {', '.join(b.title for b in without)}.")
+        text.append(f"No numeric {metric} curve was published for {', '.join(without)}.")
     return " ".join(text)
-
-
-TAIL = 20
-
-
-def group_table(groups: dict[str, list[Curve]], rng: np.random.Generator) -> pd.DataFrame:
-    """For each group of seeds: n, the result with its interval, and the steps to half way."""
-    rows = []
-    for name, curves in groups.items():
-        ends = np.array([c.y[-TAIL:].mean() for c in curves])
-        start = np.mean([c.y[:3].mean() for c in curves])
-        half = steps_to_threshold(curves, (start + ends.mean()) / 2, rng, rising=ends.mean() > start, window=5)
-        result = seed_interval(ends, rng) if len(ends) > 1 else None
-        rows.append(
-            {
-                "group": name,
-                "n seeds": len(curves),
-                "result": result.estimate if result else ends[0],
-                "low": result.low if result else np.nan,
-                "high": result.high if result else np.nan,
-                "half way": half.estimate,
-                "half way, low": half.low,
-                "half way, high": half.high,
-            }
-        )
-    return pd.DataFrame(rows)

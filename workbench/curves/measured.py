@@ -3,15 +3,19 @@
 import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from ..errors import ParameterError, RunError
 from ..runs.files import load_metrics, read_json
 from ..runs.run import Run
-from .curve import Curve
+from .curve import Curve, steps_to_threshold
+from .stats import one_seed, seed_interval
 
-_UNITS = {  # what TRL's metrics are in; a reward is in whatever its function returns
+TAIL = 20  # steps at the end whose mean is a run's result
+
+_UNITS = {  # unit and bounds of TRL's own metrics; those of a reward stand in the run's recipe.json
     "completions/mean_length": ("tokens", 0.0, None),
     "completions/clipped_ratio": ("share of completions", 0.0, 1.0),
     "frac_reward_zero_std": ("share of groups", 0.0, 1.0),
@@ -33,7 +37,8 @@ def run_curve(
     Args:
         run: the run folder, or a training folder below one.
         metric: its name in the log.
-        unit, low, high: of the metric; known for TRL's lengths and shares, needed for a reward that is to be compared.
+        unit, low, high: of the metric, where they are not those of TRL's lengths and shares, or those that `recipe.json`
+            says of the run's one reward function. A unit that nobody knows is "as logged".
         axis: step, elapsed_s, or prompts (optimizer steps times prompts a step, of `recipe.json`).
         sparse: leave out steps without the metric, as for evaluations; else a gap is refused.
 
@@ -63,13 +68,45 @@ def run_curve(
         x = table["elapsed_s"].to_numpy(float)
     elif axis == "prompts":
         x = steps * _prompts_a_step(run)
-    if not unit:
-        unit, low, high = _UNITS.get(metric, ("as logged", low, high))
-    return Curve(f"{run.notebook}, seed {_seed(run)}", x, values, unit, low, high, axis)
+    known_unit, known_low, known_high = _UNITS.get(metric) or _recorded_reward(run, metric)
+    low, high = known_low if low is None else low, known_high if high is None else high
+    return Curve(f"{run.notebook}, seed {_seed(run)}", x, values, unit or known_unit, low, high, axis)
+
+
+def _training(folder: Path) -> dict:
+    """The training's `recipe.json`; folders of older runs hold the recipe's fields and nothing else there."""
+    found = read_json(folder / "recipe.json", {})
+    return found if "recipe" in found else {"recipe": found}
+
+
+def _recorded_reward(run: Run, metric: str) -> tuple[str, float | None, float | None]:
+    """Unit, lowest and highest value of the reward, where the run has one reward function and says what it returns."""
+    rewards = _training(run.path).get("reward_funcs", [])
+    if metric != "reward" or len(rewards) != 1 or not rewards[0]["unit"]:
+        return "as logged", None, None
+    return rewards[0]["unit"], rewards[0]["lowest"], rewards[0]["highest"]
+
+
+def typed_bound(name: str, text: str) -> float | None:
+    """A bound that a notebook takes as text, because a parameter has no None: empty for none given.
+
+    Raises:
+        ParameterError: no number.
+
+    Example:
+        >>> typed_bound("highest", "0.5"), typed_bound("highest", "")
+        (0.5, None)
+    """
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise ParameterError(
+            f"{name}={text!r}: expected a number, or nothing for the bound that was recorded"
+        ) from None
 
 
 def _prompts_a_step(run: Run) -> float:
-    recipe = read_json(run.path / "recipe.json", {})
+    recipe = _training(run.path)["recipe"]
     try:
         rows = recipe["per_device_train_batch_size"] * recipe["gradient_accumulation_steps"]
         return rows / recipe["num_generations"]
@@ -78,7 +115,7 @@ def _prompts_a_step(run: Run) -> float:
 
 
 def _seed(run: Run) -> int | None:
-    return read_json(run.path / "recipe.json", run.params).get("seed")
+    return (_training(run.path)["recipe"] or run.params).get("seed")
 
 
 def measured_groups(
@@ -93,7 +130,7 @@ def measured_groups(
         runs: oldest first, as `list_runs` gives them.
         metric: of their logs.
         labels: one a run, where more than the recipe tells runs apart (a sweep over the reward's target); names groups.
-        about: `unit`, `low`, `high`, `axis` for `run_curve`.
+        about: `unit`, `low`, `high` for runs that do not record theirs, and `axis`; see `run_curve`.
 
     Returns:
         Group name -> curves, one a seed; and a line for each training left out, with the reason.
@@ -114,8 +151,9 @@ def measured_groups(
                 left_out.append(str(error))
                 continue
             inside = re.sub(r"\d+", "", folder.relative_to(run.path).as_posix()).strip(".-_/ ")
-            recipe = {k: v for k, v in read_json(folder / "recipe.json", {}).items() if k != "seed"}
-            key = (label, inside, json.dumps(recipe, sort_keys=True))
+            training = _training(folder)
+            recipe = {k: v for k, v in training["recipe"].items() if k != "seed"}
+            key = (label, inside, json.dumps(training | {"recipe": recipe}, sort_keys=True))
             found.setdefault(key, {})[_seed(Run(folder))] = curve
     return {_name(key, found): list(by_seed.values()) for key, by_seed in found.items()}, left_out
 
@@ -124,7 +162,7 @@ def _name(key: tuple, others) -> str:
     """Label, folder, model, learning rate and steps; a number where that does not tell two groups apart."""
 
     def short(key: tuple) -> str:
-        label, inside, recipe = key[0], key[1], json.loads(key[2])
+        label, inside, recipe = key[0], key[1], json.loads(key[2])["recipe"]
         rate = recipe.get("learning_rate")
         parts = [label, inside, recipe.get("model"), f"lr {rate:g}" if rate else ""]
         parts.append(f"{recipe['max_steps']} steps" if "max_steps" in recipe else "")
@@ -132,3 +170,39 @@ def _name(key: tuple, others) -> str:
 
     alike = [k for k in others if short(k) == short(key)]
     return short(key) + (f" ({alike.index(key) + 1})" if len(alike) > 1 else "")
+
+
+def group_table(groups: dict[str, list[Curve]], rng: np.random.Generator):
+    """For each group of seeds: n, the result with its interval, and the steps to half way.
+
+    Args:
+        groups: name -> curves, one a seed.
+        rng: decides the resamples.
+
+    Returns:
+        A row a group. `result`: interquartile mean over seeds of the mean of the last `TAIL` steps; `interval` names
+        what `low` and `high` are; `half way`: steps until the running mean of 5 has covered half of the way from the
+        first 3 steps to the result.
+    """
+    import pandas as pd
+
+    rows = []
+    for name, curves in groups.items():
+        ends = np.array([c.y[-TAIL:].mean() for c in curves])
+        start = np.mean([c.y[:3].mean() for c in curves])
+        half = steps_to_threshold(curves, (start + ends.mean()) / 2, rng, rising=ends.mean() > start, window=5)
+        result = seed_interval(ends, rng) if len(ends) > 1 else one_seed(ends[0])
+        rows.append(
+            {
+                "group": name,
+                "n seeds": len(curves),
+                "result": result.estimate,
+                "low": result.low,
+                "high": result.high,
+                "interval": result.name,
+                "half way": half.estimate,
+                "half way, low": half.low,
+                "half way, high": half.high,
+            }
+        )
+    return pd.DataFrame(rows)

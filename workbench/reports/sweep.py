@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from ..curves.curve import Curve
-from ..curves.figures import TAIL, group_table, show_comparison
-from ..curves.measured import measured_groups
+from ..curves.figures import show_curves
+from ..curves.measured import TAIL, group_table, measured_groups
 from ..reports import build_comparison
 
 
@@ -37,7 +37,7 @@ def build_sweep_report(
     if groups:
         rng = np.random.default_rng(0)
         title = f"{notebook}: {metric} over steps"
-        sections["Curves"] = show_comparison(groups, [], rng, title=title, metric=metric)._repr_html_()
+        sections["Curves"] = show_curves(groups, title=title, metric=metric)._repr_html_()
         sections["Groups"] = group_table(groups, rng).to_html(index=False, float_format="%.4g")
         sections["Groups"] += (
             f"<p>Each group differs only in the seed. Result: mean of the last {TAIL} steps of each run, its interquartile "

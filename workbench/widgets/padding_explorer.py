@@ -86,7 +86,7 @@ def show_padding(
 
     from ..consistency.padding import cast_copy
     from ..consistency.padding_report import padding_report
-    from ..curves.figures import Shown
+    from ..curves.figures import DescribedFigure
     from ..toys.families import family_model, random_texts
 
     if dtype not in DTYPES:
@@ -103,7 +103,7 @@ def show_padding(
     figure.suptitle(f"{family}, {side} padding, {dtype}: |difference of each log-prob|")
     return PaddedScores(
         report.verdict,
-        Shown(
+        DescribedFigure(
             figure,
             alt=f"{family}, {side} padding, {dtype}: "
             + "; ".join(f"{k} at most {np.nanmax(v):.1e} nats" for k, v in deltas.items()),

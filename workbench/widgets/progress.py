@@ -51,7 +51,7 @@ class TrainingProgress:
 
 
 def _figure(shown) -> str:
-    """Without the table of a `Shown`: it would fold up at each update."""
+    """Without the table of a `DescribedFigure`: it would fold up at each update."""
     return shown._repr_html_().partition("<details>")[0] + "</figure>"
 
 

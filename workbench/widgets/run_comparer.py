@@ -63,11 +63,11 @@ def compare_runs(
     Raises:
         ParameterError: nothing to draw, or a tolerance that is not above 0.
     """
-    from ..curves.figures import show_comparison
+    from ..curves.figures import show_curves
 
     baselines, rng = list(baselines), np.random.default_rng(seed)
     groups, left_out = measured_groups(runs, metric, **about)
-    shown = show_comparison(groups, baselines, rng, title=title, metric=metric)
+    shown = show_curves(groups, baselines, title=title, metric=metric, seed=seed)
     rows = []
     for name, curves in groups.items():
         for baseline in baselines:

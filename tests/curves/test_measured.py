@@ -1,0 +1,175 @@
+import json
+import shutil
+
+import numpy as np
+import pytest
+from conftest import write_run
+
+from workbench.curves.baselines import load_baseline
+from workbench.curves.curve import agreement
+from workbench.curves.measured import group_table, measured_groups, run_curve, typed_bound
+from workbench.errors import ParameterError, RunError
+from workbench.runs.run import Run
+from workbench.runs.status import set_status
+
+RECIPE = {"per_device_train_batch_size": 32, "gradient_accumulation_steps": 2, "num_generations": 8}
+
+
+def rows(*rewards, start=1):
+    return [{"step": n, "elapsed_s": n / 2, "reward": r} for n, r in enumerate(rewards, start)]
+
+
+def test_a_curve_can_be_over_steps_seconds_or_prompts(tmp_path):
+    run = write_run(tmp_path, metrics=rows(-3, -2, -1))
+    (run.path / "recipe.json").write_text(json.dumps({"trainer": "GRPO", "recipe": RECIPE}))
+    assert run_curve(run).x.tolist() == [1, 2, 3]
+    assert run_curve(run, axis="elapsed_s").x.tolist() == [0.5, 1, 1.5]
+    assert run_curve(run, axis="prompts").x.tolist() == [8, 16, 24]
+    (run.path / "recipe.json").write_text(json.dumps(RECIPE))  # as older runs have it
+    assert run_curve(run, axis="prompts").x.tolist() == [8, 16, 24]
+
+
+def test_units_of_trl_s_own_metrics_are_known_and_a_reward_s_can_be_given(tmp_path):
+    run = write_run(tmp_path, metrics=[{"step": 1, "reward": -1, "completions/mean_length": 9}])
+    assert run_curve(run, "completions/mean_length").unit == "tokens"
+    assert run_curve(run).unit == "as logged"
+    assert run_curve(run, unit="characters", high=0).range == "(-inf, 0]"
+    with pytest.raises(ParameterError, match=r"values from -1 to -1 lie outside \[0, 1\]"):
+        run_curve(run, unit="share", low=0, high=1)
+
+
+def test_a_run_without_metrics_is_refused(tmp_path):
+    with pytest.raises(RunError, match="no metrics; the run logged no step"):
+        run_curve(write_run(tmp_path))
+    with pytest.raises(RunError, match=r"no reward; it has step, loss"):
+        run_curve(write_run(tmp_path, "b", metrics=[{"step": 1, "loss": 0.1}]))
+    with pytest.raises(RunError, match=r"recipe.json lacks .*use axis='step'"):
+        run_curve(write_run(tmp_path, "c", metrics=rows(1)), axis="prompts")
+
+
+def test_steps_out_of_order_and_values_that_are_not_finite_are_refused_with_their_step(tmp_path):
+    with pytest.raises(RunError, match="step 1 follows step 2; two logs were joined"):
+        run_curve(write_run(tmp_path, metrics=rows(1, 2) + rows(3)))
+    with pytest.raises(RunError, match="reward at step 2 is not finite"):
+        run_curve(write_run(tmp_path, "b", metrics=rows(1, None, 3)))
+
+
+def test_evaluations_are_read_where_they_are(tmp_path):
+    run = write_run(tmp_path, metrics=[{"step": 1}, {"step": 2, "eval": 0.5}, {"step": 3}])
+    assert run_curve(run, "eval", sparse=True).x.tolist() == [2]
+
+
+def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path):
+    run = write_run(tmp_path, metrics=rows(1, 2, 3))
+    path = run.path / "metrics.jsonl"
+    path.write_text(path.read_text()[:-20])
+    assert run_curve(run).y.tolist() == [1, 2]
+
+
+LENGTH = {"name": "reward_len", "arguments": {"target": 20, "sign": -1}}
+LENGTH |= {"unit": "characters from the target of 20", "lowest": None, "highest": 0.0}
+UNKNOWN = {"name": "mine", "arguments": {}, "unit": None, "lowest": None, "highest": None}
+
+
+def training(root, name, seed, rewards=(1, 2), inside="", reward_funcs=(UNKNOWN,), **recipe):
+    run = write_run(root, name, params={"seed": seed})
+    folder = run.path / inside
+    folder.mkdir(exist_ok=True)
+    recipe = RECIPE | {"seed": seed, "learning_rate": 1e-4} | recipe
+    record = {"trainer": "GRPO", "recipe": recipe, "stops": {}, "overrides": {}, "reward_funcs": list(reward_funcs)}
+    (folder / "recipe.json").write_text(json.dumps(record))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(*rewards)))
+    return run
+
+
+def test_groups_are_the_seeds_of_one_recipe_and_a_repeated_seed_counts_once(tmp_path):
+    runs = [training(tmp_path, str(n), seed) for n, seed in enumerate((0, 1, 1))]
+    runs += [training(tmp_path, "3", 0, learning_rate=3e-4), training(tmp_path, "4", 0, inside="stock 0")]
+    groups, left_out = measured_groups(runs)
+    assert {name: len(curves) for name, curves in groups.items()} == {
+        "lr 0.0001": 2,
+        "lr 0.0003": 1,
+        "stock, lr 0.0001": 1,
+    }
+    assert left_out == []
+
+
+def test_recipes_that_differ_elsewhere_are_told_apart(tmp_path):
+    groups, _ = measured_groups([training(tmp_path, "0", 0), training(tmp_path, "1", 0, beta=0.1)])
+    assert list(groups) == ["lr 0.0001 (1)", "lr 0.0001 (2)"]
+
+
+def test_labels_keep_runs_apart_that_share_a_recipe(tmp_path):
+    runs = [training(tmp_path, str(n), n % 2) for n in range(4)]
+    groups, _ = measured_groups(runs, labels=["target=20"] * 2 + ["target=40"] * 2)
+    assert {name: len(c) for name, c in groups.items()} == {"target=20, lr 0.0001": 2, "target=40, lr 0.0001": 2}
+
+
+def test_what_is_left_out_is_said(tmp_path):
+    failed = training(tmp_path, "0", 0)
+    set_status(failed.path, "failed")
+    runs = [failed, write_run(tmp_path, "1"), training(tmp_path, "2", 0, rewards=(1, None)), training(tmp_path, "3", 0)]
+    groups, left_out = measured_groups(runs, unit="characters", high=0)
+    assert groups == {}
+    assert [line.rpartition("/")[2].partition(": ")[0] for line in left_out[:2]] == ["0", "1"]
+    assert "failed" in left_out[0]
+    assert "logged no step" in left_out[1]
+    assert "step 2 is not finite" in left_out[2]
+    assert "lie outside (-inf, 0]" in left_out[3]
+
+
+def test_a_reward_s_unit_and_bounds_are_those_that_the_training_recorded(tmp_path):
+    run = training(tmp_path, "0", 0, rewards=(-9, -2), reward_funcs=[LENGTH])
+    found = run_curve(run)
+    assert (found.unit, found.low, found.high) == ("characters from the target of 20", None, 0)
+    assert run_curve(run, unit="letters", low=-10).range == "[-10, 0]"
+    with pytest.raises(ParameterError, match=r"lie outside \(-inf, 0\]"):
+        run_curve(training(tmp_path, "1", 0, reward_funcs=[LENGTH]))
+
+
+def test_of_several_or_unknown_reward_functions_no_unit_is_assumed_and_nothing_is_compared(tmp_path):
+    rng, documented = np.random.default_rng(0), load_baseline("w3ng-qwen2.5-1.5b-tldr-grpo").curve()
+    for name, functions in {"two": [LENGTH, LENGTH], "unknown": [UNKNOWN], "none": []}.items():
+        found = run_curve(training(tmp_path, name, 0, reward_funcs=functions))
+        assert (found.unit, found.low, found.high) == ("as logged", None, None)
+        assert "is in as logged, " in agreement([found], documented, rng, tolerance=1).reason
+
+
+def test_runs_of_other_reward_functions_are_groups_of_their_own(tmp_path):
+    other = LENGTH | {"arguments": {"target": 40, "sign": -1}, "unit": "characters from the target of 40"}
+    runs = [training(tmp_path, str(n), n, (-2, -1), reward_funcs=[f]) for n, f in enumerate((LENGTH, LENGTH, other))]
+    groups, _ = measured_groups(runs)
+    assert [[c.unit[-2:] for c in curves] for curves in groups.values()] == [["20", "20"], ["40"]]
+
+
+def test_older_folders_hold_the_recipe_s_fields_alone_and_are_grouped_too(tmp_path):
+    runs = [training(tmp_path, str(n), n) for n in range(2)]
+    for run in runs:
+        recipe = json.loads((run.path / "recipe.json").read_text())["recipe"]
+        (run.path / "recipe.json").write_text(json.dumps(recipe))
+    groups, _ = measured_groups(runs, unit="characters")
+    assert {name: [c.unit for c in curves] for name, curves in groups.items()} == {"lr 0.0001": ["characters"] * 2}
+
+
+def test_a_bound_typed_as_text_is_a_number_or_none_given():
+    assert [typed_bound("highest", text) for text in ("", "0", "-1.5")] == [None, 0, -1.5]
+    with pytest.raises(ParameterError, match="highest='zero': expected a number, or nothing"):
+        typed_bound("highest", "zero")
+
+
+def test_the_group_table_has_the_result_with_its_interval_and_none_for_one_seed(tmp_path):
+    runs = [training(tmp_path, str(seed), seed, rewards=range(seed, seed + 30)) for seed in range(5)]
+    runs += [training(tmp_path, f"other {seed}", seed, rewards=range(seed, seed + 30)) for seed in range(3)]
+    groups, _ = measured_groups(runs, labels=["a"] * 5 + ["b"] * 2 + ["c"])
+    table = group_table(groups, np.random.default_rng(0)).set_index(["group"])
+    a, b, c = (row for _, row in table.iterrows())
+    assert a["low"] < a["result"] < a["high"] and a["half way, low"] <= a["half way"] <= a["half way, high"]
+    assert [row["interval"] for row in (a, b, c)] == ["95% bootstrap interval", "95% t interval", "no interval"]
+    assert np.isnan(c["low"])
+    assert table["n seeds"].tolist() == [5, 2, 1]
+
+
+def test_a_copied_run_folder_reads_the_same_elsewhere(tmp_path):
+    run = training(tmp_path / "here", "0", 3)
+    shutil.copytree(run.path, tmp_path / "there")
+    assert run_curve(Run(tmp_path / "there")).y.tolist() == run_curve(run).y.tolist()
