@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from padding_cases import TEXTS, by_hand, some_texts, tiny
 
 from workbench.consistency.mismatch import (
     CLIP_MAX,
@@ -22,8 +23,6 @@ from workbench.consistency.mismatch import (
 from workbench.consistency.padding import pad_batch
 from workbench.consistency.positions import with_position_ids
 from workbench.errors import ParameterError
-
-from .test_padding import TEXTS, by_hand, some_texts, tiny
 
 PROMPTS = some_texts(3, 12, 7, 5)
 
@@ -211,12 +210,12 @@ def test_rotary_positions_agree_without_position_ids():
 def test_a_smaller_sampling_support_is_found_and_explains_all(support, cause):
     model = tiny("llama")
     rollout = sampled_rollout(model, **support)
-    told = mismatch_report(model, **rollout, **support)
-    found = sizes(told)
-    assert found.pop(cause) > 0.1 and max(found.values()) < 1e-5 and told.outside_support == 0
-    assert (np.concatenate(told.parts[cause]) <= 0).all()  # the scorer spreads mass over what was never sampled
-    untold = mismatch_report(model, **rollout)
-    assert untold.largest == "engine" and sizes(untold)["engine"] == pytest.approx(sizes(told)[cause], rel=1e-3)
+    known = mismatch_report(model, **rollout, **support)
+    found = sizes(known)
+    assert found.pop(cause) > 0.1 and max(found.values()) < 1e-5 and known.outside_support == 0
+    assert (np.concatenate(known.parts[cause]) <= 0).all()  # the scorer spreads mass over what was never sampled
+    unknown = mismatch_report(model, **rollout)
+    assert unknown.largest == "sampler" and sizes(unknown)["sampler"] == pytest.approx(sizes(known)[cause], rel=1e-3)
     if cause == "top-p":
         wrong = mismatch_report(model, **rollout, top_p=0.05)
         assert wrong.outside_support > 0 and np.isfinite(wrong.ratios.tokens).all()
@@ -226,7 +225,7 @@ def test_a_top_k_and_a_nucleus_within_it_are_told_apart():
     model = tiny("llama")
     both = {"temperature": 1.3, "top_k": 20, "top_p": 0.7}
     found = sizes(mismatch_report(model, **sampled_rollout(model, **both), **both))
-    assert found["top-k"] > 0.01 and found["top-p"] > 0.01 and found["engine"] < 1e-5 and found["temperature"] == 0
+    assert found["top-k"] > 0.01 and found["top-p"] > 0.01 and found["sampler"] < 1e-5 and found["temperature"] == 0
 
 
 def test_another_temperature_in_the_scorer_is_found():
@@ -239,20 +238,20 @@ def test_another_temperature_in_the_scorer_is_found():
 def test_the_samplers_dtype_is_found():
     model = tiny("qwen2")
     rollout = sampled_rollout(tiny("qwen2").to(torch.bfloat16))
-    told, untold = mismatch_report(model, **rollout, sampler_dtype="bfloat16"), mismatch_report(model, **rollout)
-    assert sizes(told)["dtype"] > 1e-3 and sizes(untold)["dtype"] == 0
+    known, unknown = mismatch_report(model, **rollout, sampler_dtype="bfloat16"), mismatch_report(model, **rollout)
+    assert sizes(known)["dtype"] > 1e-3 and sizes(unknown)["dtype"] == 0
     assert next(model.parameters()).dtype == torch.float32
-    total = {name: np.abs(np.concatenate(rows)).mean() for name, rows in told.parts.items()}
-    assert total["dtype"] > total["engine"] / 2
+    total = {name: np.abs(np.concatenate(rows)).mean() for name, rows in known.parts.items()}
+    assert total["dtype"] > total["sampler"] / 2
 
 
-def test_an_engine_that_shifts_every_log_prob_is_what_is_left():
+def test_a_sampler_that_shifts_every_log_prob_is_what_is_left():
     model = tiny("llama")
     rollout = sampled_rollout(model)
     rollout["sampled_logprobs"] = [[value - 0.02 for value in row] for row in rollout["sampled_logprobs"]]
     report = mismatch_report(model, **rollout)
-    assert np.concatenate(report.parts["engine"]) == pytest.approx(0.02, abs=1e-5)
-    assert report.largest == "engine" and "weights since moved" in report.verdict
+    assert np.concatenate(report.parts["sampler"]) == pytest.approx(0.02, abs=1e-5)
+    assert report.largest == "sampler" and "weights that changed since" in report.verdict
 
 
 def test_batch_shape_is_found_where_neighbours_count():
@@ -332,7 +331,7 @@ def test_the_scorer_is_that_of_trls_own_trainer(tmp_path):
     assert np.abs(report.ratios.tokens).max() < 1e-5
     alone = [by_hand_at(model, p + c, 0.9)[-len(c) :].tolist() for p, c in zip(prompts, completions, strict=True)]
     report = mismatch_report(model, prompts, completions, alone, temperature=0.9)
-    assert sizes(report)["padding"] > 0.1 and sizes(report)["engine"] < 1e-5
+    assert sizes(report)["padding"] > 0.1 and sizes(report)["sampler"] < 1e-5
     assert (
         np.abs(
             mismatch_report(model, prompts, completions, alone, temperature=0.9, positions="explicit").ratios.tokens

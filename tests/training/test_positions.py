@@ -71,8 +71,8 @@ def make(cls, **kwargs):
         fields = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "max_steps": 1}
         fields |= {"disable_tqdm": True, "logging_steps": 1, "max_new_tokens": 12, "per_device_train_batch_size": 4}
         args = OnlineDPOConfig(folder, **PLAIN | fields)
-        told = {"reward_funcs": length_reward(), "args": args, "processing_class": tokenizer}
-        return cls(kwargs.pop("model", None) or load(), train_dataset=prompts(), **told, **kwargs)
+        options = {"reward_funcs": length_reward(), "args": args, "processing_class": tokenizer}
+        return cls(kwargs.pop("model", None) or load(), train_dataset=prompts(), **options, **kwargs)
     fields = vars(grpo_config(RECIPE, folder, **PLAIN))
     if issubclass(cls, trl.RLOOTrainer):
         known = trl.RLOOConfig.__dataclass_fields__
@@ -122,8 +122,8 @@ def test_stock_ppo_passes_position_ids_itself_and_is_right(sampled):
 @EACH
 def test_the_option_restores_the_original_numbers(kind, sampled):
     stock, ours = (
-        trainer_logprobs(make(cls[kind], **told), *sampled[:2])
-        for cls, told in ((STOCK, {}), (OURS, {"explicit_positions": False}))
+        trainer_logprobs(make(cls[kind], **options), *sampled[:2])
+        for cls, options in ((STOCK, {}), (OURS, {"explicit_positions": False}))
     )
     assert all(torch.equal(a, b) for a, b in zip(stock, ours, strict=True))
 
@@ -227,8 +227,8 @@ PADDING = ["padding/max_difference", "padding/mean_difference"]
 @pytest.mark.parametrize("explicit", [True, False])
 def test_padding_consistency_lands_in_the_runs_metrics_every_n_steps(explicit, tmp_path):
     recipe = make_recipe(**RECIPE.__dict__ | {"max_steps": 5})
-    told = {"explicit_positions": explicit, "monitor_every": 2, "disable_dropout": True}
-    train_grpo(recipe, reward_funcs=length_reward(), out_dir=tmp_path, **told)
+    options = {"explicit_positions": explicit, "monitor_every": 2, "disable_dropout": True}
+    train_grpo(recipe, reward_funcs=length_reward(), out_dir=tmp_path, **options)
     metrics = Run(tmp_path).metrics
     measured = metrics.dropna(subset=PADDING)
     assert measured["step"].tolist() == [1, 2, 4]
@@ -292,7 +292,7 @@ def test_of_a_vllm_rollout_the_padding_part_is_large_and_the_engines_is_rounding
     for name, value in parts.items():
         record_property(name, value)
     assert parts["padding"] > WRONG
-    assert parts["engine"] < 1e-4
+    assert parts["sampler"] < 1e-4
     assert max(parts[name] for name in ("batch shape", "dtype", "temperature", "top-k", "top-p")) < EXACT
     assert on_vllm["largest"] == "padding" and "Score with position ids" in on_vllm["verdict"]
 

@@ -1,4 +1,4 @@
-"""Sampled against scored log-probs of a rollout: how far apart, what each cause contributes, what TRL would do about it."""
+"""Sampled against scored log-probs of a rollout: how far apart, how much each cause adds, and what TRL would clip."""
 
 import dataclasses
 import html
@@ -15,7 +15,7 @@ from .padding import cast_copy, map_logits, pad_batch
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")  # TRL's vllm_importance_sampling_mode
 CLIP_MIN, CLIP_MAX = None, 3.0  # TRL's defaults of vllm_importance_sampling_clip_min and _max
 QUANTILES = (0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1)
-PARTS = ("batch shape", "padding", "dtype", "temperature", "top-k", "top-p", "engine")
+PARTS = ("batch shape", "padding", "dtype", "temperature", "top-k", "top-p", "sampler")
 _AGREE = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.25}
 _ADVICE = {
     "batch shape": "The trainer differs from itself in another batch: no setting of the sampler can remove that.",
@@ -24,7 +24,7 @@ _ADVICE = {
     "temperature": "Divide the scored logits by the temperature of sampling (TRL: `temperature`).",
     "top-k": "Sample with top_k=0, or score within the same support: the trainer spreads mass over tokens never sampled.",
     "top-p": "Sample with top_p=1, or score within the same support: the trainer spreads mass over tokens never sampled.",
-    "engine": "It is what is left: the sampler's kernels and cache, its settings if other than given, weights since moved.",
+    "sampler": "This is what is left: its kernels and cache, settings that were not given here, or weights that changed since.",
 }
 
 # --- ratios --------------------------------------------------------------------------------------------------------
@@ -38,6 +38,19 @@ class RatioReport:
         differences: per sequence, scored - sampled log-prob of each token; 0 where the sampler gave none, as in TRL.
         missing: tokens without a sampled log-prob.
         clip_min, clip_max: the bounds of `modes`.
+
+    Example: two sequences; only the first token of the first one differs, by a ratio of 2.
+        >>> report = ratio_report([[-1.0, -2.0], [-1.0]], [[-1.0 - np.log(2), -2.0], [-1.0]], clip_max=1.5)
+        >>> np.exp(report.tokens).round(3).tolist(), np.exp(report.sequences).round(3).tolist()
+        ([2.0, 1.0, 1.0], [2.0, 1.0])
+        >>> round(report.outside, 3), round(report.effective_sample_size(), 3), round(report.kl(), 3)
+        (0.333, 0.9, 0.102)
+        >>> report.modes().round(3)[["mode", "tokens", "sequences", "mean ratio left"]]
+                        mode  tokens  sequences  mean ratio left
+        0     token_truncate   0.333        0.5            1.167
+        1         token_mask   0.333        0.5            0.667
+        2  sequence_truncate   0.667        0.5            1.333
+        3      sequence_mask   0.667        0.5            0.333
     """
 
     differences: tuple[np.ndarray, ...]
@@ -58,7 +71,7 @@ class RatioReport:
     @property
     def outside(self) -> float:
         """Share of token ratios outside [0.9, 1.1]."""
-        return float(((self.tokens < np.log(0.9)) | (self.tokens > np.log(1.1))).mean())
+        return _outside(self.tokens)
 
     def effective_sample_size(self, level: str = "sequence") -> float:
         """(sum w)^2 / (n sum w^2) of the ratios w, between 1/n and 1; `level` is `token` or `sequence`."""
@@ -84,22 +97,20 @@ class RatioReport:
         """
         low = -np.inf if self.clip_min is None else self.clip_min
         high = np.inf if self.clip_max is None else self.clip_max
+        of_token = np.repeat(np.arange(len(self.differences)), [len(d) for d in self.differences])
         rows = []
         for mode in MODES:
             level, action = mode.split("_")
-            ratios = [np.exp(d if level == "token" else np.full(len(d), d.sum())) for d in self.differences]
-            changed = [(r < low) | (r > high) for r in ratios]
-            weights = [
-                np.clip(r, low, high) if action == "truncate" else np.where(c, 0, r)
-                for r, c in zip(ratios, changed, strict=True)
-            ]
+            ratios = np.exp(self.tokens if level == "token" else self.sequences[of_token])
+            changed = (ratios < low) | (ratios > high)
+            left = np.clip(ratios, low, high) if action == "truncate" else np.where(changed, 0, ratios)
             rows.append(
                 {
                     "mode": mode,
                     "does": "clips" if action == "truncate" else "masks",
-                    "tokens": np.concatenate(changed).mean(),
-                    "sequences": np.mean([c.any() for c in changed]),
-                    "mean ratio left": np.concatenate(weights).mean(),
+                    "tokens": changed.mean(),
+                    "sequences": len(np.unique(of_token[changed])) / len(self.differences),
+                    "mean ratio left": left.mean(),
                 }
             )
         return pd.DataFrame(rows)
@@ -131,8 +142,16 @@ class RatioReport:
         )
 
 
+def _outside(log_ratios: np.ndarray) -> float:
+    return float(((log_ratios < np.log(0.9)) | (log_ratios > np.log(1.1))).mean())
+
+
 def ratio_report(
-    scored_logprobs: Sequence, sampled_logprobs: Sequence, *, clip_min: float | None = CLIP_MIN, clip_max=CLIP_MAX
+    scored_logprobs: Sequence,
+    sampled_logprobs: Sequence,
+    *,
+    clip_min: float | None = CLIP_MIN,
+    clip_max: float | None = CLIP_MAX,
 ) -> RatioReport:
     """Compare two log-probs of each sampled token; needs no model, so it fits saved rollouts and a running trainer.
 
@@ -143,6 +162,11 @@ def ratio_report(
 
     Raises:
         ParameterError: no sequences, unequal lengths, positive log-probs, or bounds out of order.
+
+    Example: the sampler gave no log-prob for the last token.
+        >>> report = ratio_report([[-1.0, -2.0, -0.5]], [[-1.5, -2.0, None]])
+        >>> report.tokens.tolist(), report.sequences.tolist(), report.missing
+        ([0.5, 0.0, 0.0], [0.5], 1)
     """
     if clip_min is not None and clip_max is not None and clip_min >= clip_max:
         raise ParameterError(f"clip_min={clip_min}: expected less than clip_max={clip_max}")
@@ -225,7 +249,7 @@ def _size(name: str, rows: Sequence[np.ndarray]) -> dict:
         "mean |Δ|": np.abs(tokens).mean(),
         "99% |Δ|": np.quantile(np.abs(tokens), 0.99),
         "max |Δ|": np.abs(tokens).max(),
-        "share of ratios outside [0.9, 1.1]": ((tokens < np.log(0.9)) | (tokens > np.log(1.1))).mean(),
+        "share of ratios outside [0.9, 1.1]": _outside(tokens),
         "max |sum over a sequence|": max(abs(row.sum()) for row in rows),
     }
 
@@ -248,7 +272,7 @@ def mismatch_report(
 ) -> MismatchReport:
     """Score a rollout as TRL does, then undo one cause of difference after another until the sampler's numbers are left.
 
-    In turn: batch size, padding and positions, dtype, temperature, top-k, top-p; what remains is the engine's.
+    In turn: batch size, padding and positions, dtype, temperature, top-k, top-p; what remains is the sampler's.
 
     Args:
         model: with the weights that sampled; scored as it is, in evaluation mode.
@@ -279,27 +303,25 @@ def mismatch_report(
     one_row = _score(model, rollout, 1, positions, width, **settings)
     alone = _score(model, rollout, 1, "explicit", None, **settings)
     as_sampled = alone if sampler is model else _score(sampler, rollout, 1, "explicit", None, **settings)
-    scored, _, _, _, _ = zip(*as_trained, strict=True)
-    steps = [scored, *([row[0] for row in rows] for rows in (one_row, alone, as_sampled))]
-    steps += [[row[n] for row in as_sampled] for n in (1, 2, 3)]
-    report = ratio_report(scored, sampled, clip_min=clip_min, clip_max=clip_max)
-    steps.append(sampled)
+    steps = [[row[0] for row in rows] for rows in (as_trained, one_row, alone, as_sampled)]
+    steps += [[row[n] for row in as_sampled] for n in (1, 2, 3)] + [sampled]
     parts = {  # a token that the sampler gave no log-prob counts as no difference, here as in TRL
         name: tuple(np.where(np.isnan(s), 0, a - b) for a, b, s in zip(before, after, sampled, strict=True))
         for name, (before, after) in zip(PARTS, pairwise(steps), strict=True)
     }
     inside = np.concatenate([row[4] for row in as_sampled])
+    report = ratio_report(steps[0], sampled, clip_min=clip_min, clip_max=clip_max)
     return MismatchReport(report, parts, float(1 - inside.mean()), dtype)
 
 
 def mismatch_report_of(model, rollouts: Sequence, **options) -> MismatchReport:
-    """`mismatch_report` of rollouts as `rollouts.generate` gives them, whichever engine sampled.
+    """`mismatch_report` of rollouts as `rollouts.generate` gives them, whichever back end sampled.
 
     Args:
         model: with the weights that sampled.
         rollouts: rows with `prompt_ids`, `completion_ids` and `logprobs`.
         **options: of `mismatch_report`. `temperature`, `top_k` and `top_p` are those that the log-probs contain: from
-            `TransformersSampler` the temperature alone; from vLLM nothing, unless the engine was started with
+            `TransformersSampler` the temperature alone; from vLLM nothing, unless it was started with
             `logprobs_mode="processed_logprobs"`, as TRL does, which gives all three.
 
     Raises:
@@ -318,9 +340,8 @@ def _check_settings(prompt_ids, completion_ids, temperature, top_p, sampler_dtyp
         raise ParameterError(
             f"{len(prompt_ids)} prompt_ids, {len(completion_ids)} completion_ids: expected one prompt each"
         )
-    for name, rows in (("prompt_ids", prompt_ids), ("completion_ids", completion_ids)):
-        if empty := [n for n, row in enumerate(rows) if not len(row)]:
-            raise ParameterError(f"{name}: rows {empty} are empty; leave them out")
+    if empty := [n for n, row in enumerate(prompt_ids) if not len(row)]:
+        raise ParameterError(f"prompt_ids: rows {empty} are empty; leave them out")
     if not temperature > 0:
         raise ParameterError(f"temperature={temperature}: expected a positive number")
     if not 0 < top_p <= 1:
@@ -331,8 +352,8 @@ def _check_settings(prompt_ids, completion_ids, temperature, top_p, sampler_dtyp
         raise ParameterError(f"sampler_dtype={sampler_dtype!r}: expected one of {', '.join(_AGREE)}")
 
 
-def _score(model, rollout, batch_size, positions, width, *, temperatures, top_k, top_p) -> list[tuple[np.ndarray, ...]]:
-    """Per completion: log-probs at both temperatures, then within top-k, within top-k and top-p, and who is inside.
+def _score(model, rollout, batch_size, positions, width, *, temperatures, top_k, top_p) -> list[np.ndarray]:
+    """The numbers of `_supports`, (5, t) for each completion of t tokens.
 
     With a `width` (prompt, completion) prompts are padded on the left and completions on the right, as TRL does.
     """
@@ -343,25 +364,23 @@ def _score(model, rollout, batch_size, positions, width, *, temperatures, top_k,
         parts = pad_batch(prompts, 0, "left", left), pad_batch(completions, 0, "right", right)
         batch = {name: torch.cat([part[name] for part in parts], dim=1).to(device) for name in parts[0]}
         first = parts[0]["input_ids"].shape[1]
-        ids = batch["input_ids"]
 
-        def numbers(start: int, logits: torch.Tensor, ids=ids):
+        def numbers(start: int, logits: torch.Tensor, ids=batch["input_ids"]):
             targets = ids[:, start + 1 : start + 1 + logits.shape[1]]
             return _supports(logits[:, : targets.shape[1]], targets, temperatures, top_k, top_p)
 
         slices = map_logits(model, batch, numbers, positions=positions)
-        joined = [
-            torch.cat(values, dim=1)[:, first - 1 :].double().cpu().numpy() for values in zip(*slices, strict=True)
-        ]
-        for row, completion in enumerate(completions):
-            found.append(tuple(values[row, : len(completion)] for values in joined))
+        joined = torch.cat(slices, dim=-1)[..., first - 1 :].double().cpu().numpy()
+        found += [joined[:, row, : len(completion)] for row, completion in enumerate(completions)]
     return found
 
 
-def _supports(logits, targets, temperatures, top_k: int, top_p: float) -> tuple[torch.Tensor, ...]:
-    """Log-probs (B, t) of `targets` from logits (B, t, V): at both temperatures, in the top k, in its nucleus; inside or not.
+def _supports(logits, targets, temperatures, top_k: int, top_p: float) -> torch.Tensor:
+    """Of `targets` (B, t) from logits (B, t, V) five numbers each, (5, B, t).
 
-    A token outside keeps its log-prob less the log of the mass inside, so that rounding at the edge gives no infinity.
+    Log-probs at both temperatures, within the top k, and within the nucleus of these; then 1 for a token in that nucleus,
+    0 for one outside. A token outside keeps its log-prob less the log of the mass inside, so that rounding at the edge
+    gives no infinity.
     """
     index = targets.unsqueeze(-1)
     scored = (logits / temperatures[0]).log_softmax(-1).gather(-1, index).squeeze(-1)
@@ -369,13 +388,13 @@ def _supports(logits, targets, temperatures, top_k: int, top_p: float) -> tuple[
     own = logprobs.gather(-1, index)
     plain = own.squeeze(-1)
     if not top_k and top_p == 1:
-        return scored, plain, plain, plain, torch.ones_like(plain)
+        return torch.stack([scored, plain, plain, plain, torch.ones_like(plain)])
     ranked = logprobs.sort(-1, descending=True).values.exp()
     if top_k:
         ranked = ranked[..., :top_k]
     mass = ranked.sum(-1)
-    kept = ranked.cumsum(-1) - ranked < top_p * mass.unsqueeze(-1)  # what stands before a token decides, as in samplers
+    kept = ranked.cumsum(-1) - ranked < top_p * mass.unsqueeze(-1)  # the mass before a token decides, as in samplers
     nucleus = (ranked * kept).sum(-1)
     inside = (logprobs > own).sum(-1) < kept.sum(-1)
     in_top_k = plain - mass.log() if top_k else plain
-    return scored, plain, in_top_k, plain - nucleus.log(), inside
+    return torch.stack([scored, plain, in_top_k, plain - nucleus.log(), inside.to(plain)])

@@ -7,6 +7,7 @@ A model with learned positions then scores left-padded text at other positions t
 import contextlib
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from unittest import mock
 
 import torch
 
@@ -34,6 +35,15 @@ def pad_batch(sequences: Sequence, pad_id: int, side: str = "left", width: int |
 
     Raises:
         ParameterError: no sequences, an empty one, one longer than `width`, no pad id, or another side.
+
+    Example:
+        >>> pad_batch([[5, 6, 7], [8]], pad_id=0)
+        {'input_ids': tensor([[5, 6, 7],
+                [0, 0, 8]]), 'attention_mask': tensor([[1, 1, 1],
+                [0, 0, 1]])}
+        >>> pad_batch([[5], [8]], pad_id=0, side="right", width=3)["input_ids"]
+        tensor([[5, 0, 0],
+                [8, 0, 0]])
     """
     if side not in SIDES:
         raise ParameterError(f"side={side!r}: expected one of {', '.join(SIDES)}")
@@ -62,13 +72,22 @@ def check_batch(batch: Mapping) -> tuple[torch.Tensor, torch.Tensor]:
     Raises:
         ParameterError: a part is missing; empty, of unequal shape or on two devices; a mask that is not 0 and 1, has a
             row of pads only, or a hole.
+
+    Example:
+        >>> ids, mask = check_batch(pad_batch([[5, 6], [8]], pad_id=0))
+        >>> mask
+        tensor([[1, 1],
+                [0, 1]])
+        >>> check_batch({"input_ids": ids, "attention_mask": torch.tensor([[1, 1], [0, 0]])})
+        Traceback (most recent call last):
+        workbench.errors.ParameterError: attention_mask: rows [1] are pads only; leave them out, they have no log-probs
     """
     for name in ("input_ids", "attention_mask"):
         if not isinstance(batch.get(name), torch.Tensor):
             raise ParameterError(f"batch: expected a tensor `{name}`; make one with pad_batch(sequences, pad_id)")
     ids, mask = batch["input_ids"], batch["attention_mask"]
     if ids.dim() != 2 or ids.numel() == 0:
-        raise ParameterError(f"input_ids has shape {tuple(ids.shape)}: expected (rows, tokens), at least one of each")
+        raise ParameterError(f"input_ids has shape {tuple(ids.shape)}: expected (B, T), at least one row and token")
     if ids.shape != mask.shape:
         raise ParameterError(f"attention_mask has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}: not equal")
     if ids.device != mask.device:
@@ -105,7 +124,8 @@ def token_logprobs(
         positions: `explicit` passes position ids counted from the mask, to a model whose forward takes them; `implicit`
             passes none, as TRL's GRPO does.
         temperature: logits are divided by it, as in TRL.
-        max_logits: fp32 logits held at once, B x t x V; never B x T x V, where the model has a backbone under its head.
+        max_logits: fp32 logits held at once: (B, t, V) for t of the T positions, where the model has a backbone under its
+            head; else (B, T, V).
 
     Returns:
         B tensors, fp32, of one number less than the row has real tokens: the first has nothing before it.
@@ -113,6 +133,15 @@ def token_logprobs(
     Raises:
         ParameterError: see `check_batch`; also model and batch on two devices, a model without logits, and positions
             beyond the model's window.
+
+    Example: a model that gives every token of its vocabulary of 4 the same probability, 1/4.
+        >>> from types import SimpleNamespace
+        >>> class Uniform(torch.nn.Linear):
+        ...     config = None
+        ...     def forward(self, input_ids, attention_mask, use_cache):
+        ...         return SimpleNamespace(logits=torch.zeros(*input_ids.shape, 4))
+        >>> token_logprobs(Uniform(1, 1), pad_batch([[1, 2, 3], [2, 3]], pad_id=0))
+        [tensor([-1.3863, -1.3863]), tensor([-1.3863])]
     """
     if not temperature > 0:
         raise ParameterError(f"temperature={temperature}: expected a positive number")
@@ -156,71 +185,63 @@ def map_logits(
             f"the batch uses {used} positions, the model's window has {limit}: shorten the text"
             + ("" if "position_ids" in inputs else ", or pad less, or pass positions='explicit'")
         )
-    with evaluating(model), _sliced_backbone(model, ids.shape[1]) as take:
-        take(0, 1)
+    body = backbone(model)
+    patch: contextlib.AbstractContextManager = contextlib.nullcontext()
+    once = _RunOnce(body.forward, ids.shape[1])
+    if body is not unwrapped(model):
+        if getattr(unwrapped(model), "get_output_embeddings", lambda: True)() is None:
+            raise _no_logits(model)
+        patch = mock.patch.object(body, "forward", once)
+    with evaluating(model), patch:
         logits = _logits(model, inputs)
         step = max(1, max_logits // (len(ids) * logits.shape[-1]))
         results = []
         for start in range(0, ids.shape[1], step):
-            if take.slices:
-                take(start, start + step)
-                results.append(function(start, _logits(model, inputs).float()))
+            place = slice(start, start + step)
+            if once.output is None:  # no backbone, or one that the model's forward goes round
+                part = logits[:, place]
             else:
-                results.append(function(start, logits[:, start : start + step].float()))
+                once.place = place
+                part = _logits(model, inputs)
+            results.append(function(start, part.float()))
     return results
 
 
 def _logits(model, inputs: Mapping) -> torch.Tensor:
     logits = getattr(model(**inputs), "logits", None)
     if logits is None or logits.dim() != 3:
-        raise ParameterError(f"{type(model).__name__} gives no logits per token; load it with AutoModelForCausalLM")
+        raise _no_logits(model)
     return logits
 
 
-class _SlicedBackbone:
-    """Stands in for a backbone's forward: runs it once, then gives slices of what it gave."""
+def _no_logits(model) -> ParameterError:
+    return ParameterError(f"{type(model).__name__} gives no logits per token; load it with AutoModelForCausalLM")
+
+
+class _RunOnce:
+    """Stands in for a backbone's forward: runs it once, then gives the positions in `place` of what it gave.
+
+    So the model's own head sees slices of one pass: heads cap, scale and shift logits each in its way.
+    """
 
     def __init__(self, forward: Callable, tokens: int):
-        self.forward, self.tokens, self.slices = forward, tokens, False
-        self._output, self._place = None, slice(0, 1)
+        self.forward, self.tokens = forward, tokens
+        self.output, self.place = None, slice(0, 1)
 
-    def __call__(self, start: int, stop: int) -> None:
-        self._place = slice(start, stop)
-
-    def replay(self, *args, **kwargs):
-        if self._output is None:
-            self._output, self.slices = self.forward(*args, **kwargs), True
-        hidden = self._output[0]
+    def __call__(self, *args, **kwargs):
+        if self.output is None:
+            self.output = self.forward(*args, **kwargs)
+        hidden = self.output[0]
         if hidden.shape[1] != self.tokens:
             raise ParameterError(
-                f"the model turns {self.tokens} tokens into {hidden.shape[1]}; such are not scored here"
+                f"the model turns {self.tokens} tokens into {hidden.shape[1]}: models that add tokens cannot be scored here"
             )
-        return type(self._output)(last_hidden_state=hidden[:, self._place])
-
-
-@contextlib.contextmanager
-def _sliced_backbone(model, tokens: int):
-    """Let the model's own head see slices of one backbone pass: heads cap, scale and shift logits each in its way."""
-    body = backbone(model)
-    take = _SlicedBackbone(body.forward, tokens)
-    if body is unwrapped(model):
-        yield take
-        return
-    if getattr(unwrapped(model), "get_output_embeddings", lambda: True)() is None:
-        raise ParameterError(f"{type(model).__name__} gives no logits per token; load it with AutoModelForCausalLM")
-    own = vars(body).get("forward")  # accelerate wraps forward as an attribute of the instance
-    body.forward = take.replay
-    try:
-        yield take
-    finally:
-        del body.forward
-        if own is not None:
-            body.forward = own
+        return type(self.output)(last_hidden_state=hidden[:, self.place])
 
 
 @contextlib.contextmanager
 def evaluating(model):
-    """Switch dropout off for a while; each module gets its own mode back."""
+    """Evaluation mode, without dropout, inside the block; then each module has its own mode again."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""How far padding moves a model's log-probs, beside what the same model does to itself in another batch."""
+"""How far padding moves a model's log-probs, compared with how far another batch size alone moves them."""
 
 import contextlib
 import dataclasses
@@ -9,11 +9,12 @@ import pandas as pd
 import torch
 
 from ..errors import ParameterError
-from .padding import SIDES, cast_copy, evaluating, map_logits, pad_batch
+from .padding import POSITIONS, SIDES, cast_copy, evaluating, map_logits, pad_batch
 from .positions import (
     derives_positions,
     fills_position_ids,
     position_ids,
+    rope_parameters,
     rope_types,
     takes_position_ids,
     text_config,
@@ -35,8 +36,8 @@ _CASTABLE = 2**30  # parameters up to which a copy in another dtype is made unas
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
-    """One layout against each text alone and unpadded; differences over all tokens, sums over each text."""
+class LayoutDifference:
+    """How far one layout of the texts is from each text alone and unpadded: over all tokens, the drift over each text."""
 
     dtype: str
     attention: str
@@ -62,13 +63,13 @@ class PaddingReport:
         kind: `exact`, `rounding only`, `wrong without position ids`, `wrong near the window`, `position ids not used` or
             `wrong even with position ids`.
         reason: the numbers and the parts of the config that decided it, and what to do.
-        rows: one `Comparison` per dtype, attention kernel and layout; `control` rows hold no padding.
+        rows: one `LayoutDifference` per dtype, attention kernel and layout; `control` rows hold no padding.
         notes: what was not run and why, and what else the numbers depend on.
     """
 
     kind: str
     reason: str
-    rows: tuple[Comparison, ...]
+    rows: tuple[LayoutDifference, ...]
     notes: tuple[str, ...]
 
     @property
@@ -77,10 +78,10 @@ class PaddingReport:
 
     def worst(self, dtype: str = "float32", **where) -> float:
         """Largest |difference of a log-prob| in nats over the rows whose fields equal `where`; NaN without such rows."""
-        return _worst([row for row in self.rows if row.dtype == dtype], **where)
+        return _worst(self.rows, dtype=dtype, **where)
 
     def table(self) -> pd.DataFrame:
-        """A row per comparison. Shares are between 0 and 1, log-probs, KL and drift in nats."""
+        """A row per layout. Shares are between 0 and 1, log-probs, KL and drift in nats."""
         names = {
             "max_logprob": "max |Δ log-prob|",
             "p50_logprob": "median |Δ log-prob|",
@@ -131,12 +132,14 @@ def padding_report(
     """
     sequences = _tokenize(tokenizer, texts)
     own = str(next(model.parameters()).dtype).removeprefix("torch.")
-    if unknown := set(dtypes or ()) - TOLERANCE.keys():
+    dtypes = dtypes or _default_dtypes(model, own)
+    if unknown := set(dtypes) - TOLERANCE.keys():
         raise ParameterError(f"dtypes={list(dtypes)}: {', '.join(unknown)} is none of {', '.join(TOLERANCE)}")
-    dtypes = sorted(dtypes or _default_dtypes(model, own), key=list(TOLERANCE).index)
+    dtypes = sorted(dtypes, key=list(TOLERANCE).index)
     width, notes = _width(model, sequences, extra_pads)
     use = _use_of_positions(model, sequences[0])
-    rows, base = [], None
+    rows: list[LayoutDifference] = []
+    base = None
     for dtype in dtypes:
         cast = model if dtype == own else cast_copy(model, dtype)
         for attention in attentions:
@@ -151,11 +154,11 @@ def padding_report(
                     continue
                 rows += found
                 base = base or (f"{dtype} {attention}", reference)
-    notes = tuple(dict.fromkeys(notes))
+    notes = list(dict.fromkeys(notes))
     if not rows:
         raise ParameterError(f"attentions={list(attentions)}, dtypes={dtypes}: none could be run; {'; '.join(notes)}")
     kind, reason = _decide(model, rows, use)
-    return PaddingReport(kind, reason, tuple(rows), notes)
+    return PaddingReport(kind, reason, tuple(rows), tuple(notes))
 
 
 def _default_dtypes(model, own: str) -> list[str]:
@@ -197,20 +200,17 @@ def _width(model, sequences, extra_pads: int) -> tuple[int, list[str]]:
 
 
 def _length_threshold(model) -> int:
-    config = text_config(model)
-    parameters = config.rope_parameters
-    nested = [value for value in parameters.values() if isinstance(value, dict)]
-    known = [
-        p["original_max_position_embeddings"] for p in (parameters, *nested) if "original_max_position_embeddings" in p
-    ]
-    return min(known, default=config.max_position_embeddings)
+    name = "original_max_position_embeddings"
+    known = [parameters[name] for parameters in rope_parameters(model) if name in parameters]
+    return min(known, default=text_config(model).max_position_embeddings)
 
 
 def _use_of_positions(model, sequence: list[int]) -> str:
     """What the model does with position ids: `used`, `ignored`, `swallowed` by **kwargs, `refused`."""
     ids = torch.tensor([sequence], device=next(model.parameters()).device)
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
-    right = position_ids(inputs["attention_mask"])
+    mask = torch.ones_like(ids)
+    right = position_ids(mask)
+    inputs = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
     try:
         with torch.no_grad(), evaluating(model):
             forward, backward = (model(**inputs, position_ids=p).logits for p in (right, right.flip(-1)))
@@ -223,33 +223,28 @@ def _use_of_positions(model, sequence: list[int]) -> str:
 
 @contextlib.contextmanager
 def _attention(model, name: str):
-    """Switch the attention kernel for a while; yields why that cannot be, or an empty string."""
+    """Another attention kernel inside the block; yields why that cannot be, or an empty string."""
     before = model.config._attn_implementation
     try:
-        yield _missing(model, name) or _switch(model, name)
+        yield _switch(model, name)
     finally:
         _switch(model, before)
 
 
-def _missing(model, name: str) -> str:
-    from transformers.utils import is_flash_attn_2_available
+def _switch(model, name: str) -> str:
+    """Set the attention kernel; returns why it could not be set, or an empty string."""
+    from transformers.utils import is_flash_attn_2_available, logging
 
+    if name == model.config._attn_implementation:
+        return ""
     if name == "flash_attention_2" and not is_flash_attn_2_available():
         return "not installed, or no GPU"
     if name == "flash_attention_2" and next(model.parameters()).dtype == torch.float32:
         return "takes half precision only"
-    return ""
-
-
-def _switch(model, name: str) -> str:
-    """Set the attention kernel; returns why it could not be set, or an empty string."""
-    from transformers.utils import logging
-
     before = logging.get_verbosity()
     logging.set_verbosity_error()  # the reason is returned; transformers would print it once for each try
     try:
-        if name != model.config._attn_implementation:
-            model.set_attn_implementation(name)
+        model.set_attn_implementation(name)
     except (ValueError, ImportError) as error:
         return str(error).split(". ")[0].splitlines()[0]
     finally:
@@ -260,14 +255,14 @@ def _switch(model, name: str) -> str:
 # --- measuring -----------------------------------------------------------------------------------------------------
 
 
-def _compare_layouts(model, sequences, width, run, use, base) -> tuple[list, list[Comparison]]:
+def _compare_layouts(model, sequences, width, run, use, base) -> tuple[list, list[LayoutDifference]]:
     """The reference logits and the rows of one `run` (dtype, kernel); `base` is the name and reference of the first."""
-    targets = [torch.tensor(s[1:], device=next(model.parameters()).device) for s in sequences]
     reference = _text_logits(model, sequences)
     rows = []
 
     def add(logits, layout, side="", positions="", batch=1, against=reference):
-        rows.append(Comparison(*run, layout, side, positions, batch, **_differences(against, logits, targets)))
+        difference = _differences(sequences, against, logits)
+        rows.append(LayoutDifference(*run, layout, side, positions, batch, **difference))
 
     for copies in (1, 4):
         add(_text_logits(model, sequences, copies=copies), CONTROL, batch=copies)
@@ -285,7 +280,7 @@ def _compare_layouts(model, sequences, width, run, use, base) -> tuple[list, lis
 def _text_logits(
     model, sequences, side="right", positions="implicit", *, batch_size=1, copies=1, width=None
 ) -> list[torch.Tensor]:
-    """Logits (n, V) of each text without the padding; of several copies in one batch the last."""
+    """Logits (n, V) of each text of n tokens, without the padding; of several copies in one batch the last."""
     found = []
     for start in range(0, len(sequences), batch_size):
         texts = sequences[start : start + batch_size]
@@ -300,16 +295,15 @@ def _text_logits(
     return found
 
 
-def _differences(reference: list, other: list, targets: list) -> dict[str, float]:
-    """The numbers of a `Comparison` from logits (n, V) per text before and after, and the tokens (n - 1) that follow."""
+def _differences(sequences: list, reference: list, other: list) -> dict[str, float]:
+    """The numbers of a `LayoutDifference` from the logits (n, V) of each text before and after."""
     before, after = torch.cat(reference), torch.cat(other)
-    before_log, after_log = before.log_softmax(-1), after.log_softmax(-1)
-    deltas, start = [], 0
-    for target in targets:
-        place = slice(start, start + len(target))
-        index = target.unsqueeze(-1)
-        deltas.append((after_log[place].gather(-1, index) - before_log[place].gather(-1, index)).flatten().double())
-        start += len(target) + 1
+    before_log = before.log_softmax(-1)
+    moved = after.log_softmax(-1) - before_log
+    deltas = []
+    for text, of_text in zip(sequences, moved.split([len(text) for text in sequences]), strict=True):
+        following = torch.tensor(text[1:], device=moved.device).unsqueeze(-1)
+        deltas.append(of_text[:-1].gather(-1, following).flatten().double())
     every = torch.cat(deltas)
     ratios = every.exp()
     return {
@@ -318,7 +312,7 @@ def _differences(reference: list, other: list, targets: list) -> dict[str, float
         "p99_logprob": every.abs().quantile(0.99).item(),
         "max_logit": (after - before).abs().max().item(),
         "top1_flips": (after.argmax(-1) != before.argmax(-1)).double().mean().item(),
-        "max_kl": (before_log.exp() * (before_log - after_log)).sum(-1).max().clamp(min=0).item(),
+        "max_kl": (before_log.exp() * -moved).sum(-1).max().clamp(min=0).item(),
         "ratios_outside": ((ratios < 0.9) | (ratios > 1.1)).double().mean().item(),
         "max_drift": max(delta.sum().abs().item() for delta in deltas),
     }
@@ -327,17 +321,16 @@ def _differences(reference: list, other: list, targets: list) -> dict[str, float
 # --- deciding ------------------------------------------------------------------------------------------------------
 
 
-def _worst(rows: Sequence[Comparison], **where) -> float:
+def _worst(rows: Sequence[LayoutDifference], **where) -> float:
     found = [row.max_logprob for row in rows if all(getattr(row, k) == v for k, v in where.items())]
     return max(found, default=float("nan"))
 
 
-def _decide(model, rows: list[Comparison], use: str) -> tuple[str, str]:
+def _decide(model, rows: list[LayoutDifference], use: str) -> tuple[str, str]:
     """Kind and reason, from the most precise dtype that was run."""
     dtype = rows[0].dtype
-    exact = [row for row in rows if row.dtype == dtype]
-    control = max(row.max_logprob for row in exact if row.layout == CONTROL)
-    implicit, explicit = _worst(exact, positions="implicit"), _worst(exact, positions="explicit")
+    control = _worst(rows, dtype=dtype, layout=CONTROL)
+    explicit, implicit = (_worst(rows, dtype=dtype, positions=p) for p in POSITIONS)
     tolerance = max(TOLERANCE[dtype], 4 * control)
     numbers = (
         f"padding moves log-probs by up to {_nats(implicit)} nats without position ids"
@@ -348,10 +341,10 @@ def _decide(model, rows: list[Comparison], use: str) -> tuple[str, str]:
     if use != "used" and implicit <= tolerance:
         how = {
             "ignored": "takes them and ignores them",
-            "swallowed": "swallows them in **kwargs",
+            "swallowed": "takes them in **kwargs and drops them",
             "refused": "refuses them",
         }
-        return UNUSED, numbers + f"The model {how[use]}; it tells padding by the mask alone, and that suffices."
+        return UNUSED, numbers + f"The model {how[use]}; the mask alone tells it what is padding, and that is enough."
     if length_dependent and max(implicit, explicit if use == "used" else 0) > tolerance:
         return NEAR_WINDOW, numbers + _window_advice(model, length_dependent, explicit > tolerance)
     if use != "used" or explicit > tolerance:
@@ -360,7 +353,11 @@ def _decide(model, rows: list[Comparison], use: str) -> tuple[str, str]:
         return NEEDS_POSITIONS, numbers + "Pass position ids, or train inside with_position_ids(model)."
     if all(row.max_logprob == 0 for row in rows if row.layout == "padded"):
         return EXACT, numbers + "No layout moves any number."
-    return ROUNDING, numbers + _rounding(rows, dtype) + _unseen(model, length_dependent)
+    reason = numbers + _rounding(rows, dtype)
+    if length_dependent:
+        kinds, threshold = ", ".join(length_dependent), _length_threshold(model)
+        reason += f"Its RoPE ({kinds}) depends on the length beyond {threshold} tokens, not reached here."
+    return ROUNDING, reason
 
 
 def _window_advice(model, kinds: set[str], explicit_too: bool) -> str:
@@ -373,20 +370,13 @@ def _window_advice(model, kinds: set[str], explicit_too: bool) -> str:
     return text + "Pass position ids, and keep texts on both sides of that length in separate batches."
 
 
-def _rounding(rows: list[Comparison], dtype: str) -> str:
-    said = []
+def _rounding(rows: list[LayoutDifference], dtype: str) -> str:
+    parts = []
     for other in dict.fromkeys(row.dtype for row in rows if row.dtype != dtype):
-        some = [row for row in rows if row.dtype == other]
-        implicit, explicit = (_nats(_worst(some, positions=positions)) for positions in ("implicit", "explicit"))
-        said.append(f"{implicit} without and {explicit} with them in {other}")
-    return f"Lower precision rounds more: {', '.join(said)}. " if said else ""
+        explicit, implicit = (_nats(_worst(rows, dtype=other, positions=p)) for p in POSITIONS)
+        parts.append(f"{implicit} without and {explicit} with them in {other}")
+    return f"Lower precision rounds more: {', '.join(parts)}. " if parts else ""
 
 
 def _nats(value: float) -> str:
     return f"{value:.1e}" if value else "0"
-
-
-def _unseen(model, kinds: set[str]) -> str:
-    if not kinds:
-        return ""
-    return f"Its RoPE ({', '.join(kinds)}) depends on the length beyond {_length_threshold(model)} tokens, not reached here."

@@ -3,7 +3,6 @@
 import inspect
 from collections import OrderedDict
 from collections.abc import Mapping
-from functools import lru_cache
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -16,16 +15,24 @@ _PACKED = ("cu_seq_lens_q", "cu_seqlens", "seq_idx", "max_length_q")
 def position_ids(attention_mask: torch.Tensor) -> torch.Tensor:
     """Each real token's place in its own text; pads get 0.
 
-    `attention_mask.cumsum(-1) - 1` alone leaves -1 on left pads: an index error in an embedding, the last row where indexed.
+    `attention_mask.cumsum(-1) - 1` alone leaves -1 on left pads: an index error, or the last position of a table.
 
     Args:
         attention_mask: (B, T), 1 = real token.
 
     Returns:
         (B, T) long.
+
+    Raises:
+        ParameterError: a mask of another shape.
+
+    Example:
+        >>> position_ids(torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]]))
+        tensor([[0, 0, 0, 1],
+                [0, 1, 2, 0]])
     """
     if attention_mask.dim() != 2:
-        raise ParameterError(f"attention_mask has shape {tuple(attention_mask.shape)}: expected (rows, tokens)")
+        raise ParameterError(f"attention_mask has shape {tuple(attention_mask.shape)}: expected (B, T)")
     real = attention_mask.long()
     return (real.cumsum(-1) - 1).masked_fill(real == 0, 0)
 
@@ -45,29 +52,33 @@ def unwrapped(model):
 
 
 def takes_position_ids(model) -> bool:
-    """Whether forward names `position_ids` among its parameters; one that swallows it in `**kwargs` does not."""
-    return "position_ids" in _parameters(type(unwrapped(model)))
+    """Whether forward has a parameter `position_ids` of its own; `**kwargs` that take it and drop it do not count."""
+    return "position_ids" in _parameters(unwrapped(model))
 
 
 def derives_positions(model) -> bool:
-    """Whether the model counts positions itself, from the mask or the ids: filling them would be idle or wrong.
+    """Whether the model counts positions itself, from the mask or the ids: giving it others changes nothing or is wrong.
 
-    Told by parts that do it: a position table which is looked up with the mask (OPT), positions made from the ids that
-    begin behind the pad id (RoBERTa), three-dimensional positions of text and images (Qwen-VL).
+    It is seen by the parts that do it: a position table that takes the mask (OPT), positions made from the ids that
+    begin after the pad id (RoBERTa), three-dimensional positions of text and images (Qwen-VL).
     """
     for module in backbone(model).modules():
         if hasattr(module, "get_rope_index") or hasattr(module, "create_position_ids_from_input_ids"):
             return True
-        if isinstance(module, torch.nn.Embedding) and "attention_mask" in _parameters(type(module)):
+        if isinstance(module, torch.nn.Embedding) and "attention_mask" in _parameters(module):
             return True
     return False
 
 
+def rope_parameters(model) -> list[Mapping]:
+    """The rotary parameters in the model's config: one mapping, empty without any, and one per kind of layer."""
+    parameters = getattr(text_config(model), "rope_parameters", None) or {}
+    return [parameters, *(value for value in parameters.values() if isinstance(value, Mapping))]
+
+
 def rope_types(model) -> set[str]:
     """The kinds of rotary positions in the model's config (`default`, `yarn`, `dynamic`, ...); empty without any."""
-    parameters = getattr(text_config(model), "rope_parameters", None) or {}
-    nested = [value for value in parameters.values() if isinstance(value, Mapping)]
-    return {value["rope_type"] for value in (*nested, parameters) if "rope_type" in value}
+    return {parameters["rope_type"] for parameters in rope_parameters(model) if "rope_type" in parameters}
 
 
 def window(model) -> int | None:
@@ -84,9 +95,8 @@ def text_config(model):
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-@lru_cache
-def _parameters(kind: type) -> tuple[str, ...]:
-    return tuple(inspect.signature(kind.forward).parameters)[1:]
+def _parameters(module) -> list[str]:
+    return list(inspect.signature(type(module).forward).parameters)[1:]
 
 
 # --- position ids in anybody's forward pass ------------------------------------------------------------------------
@@ -97,7 +107,7 @@ def with_position_ids(model) -> RemovableHandle:
 
     `with with_position_ids(model): ...` does it inside the block only; `with_position_ids(model)` until the handle's
     `remove()`. It hooks the backbone, so it holds in PEFT (wrapped before or after), for value heads, and where a trainer
-    calls the backbone alone. It is no part of what `save_pretrained` writes: install it again after loading.
+    calls the backbone alone. `save_pretrained` does not save it: install it again after loading.
 
     Nothing is filled where position ids are given, in cached decoding, in packed inputs, without a 2-D mask, and in a
     model that derives its positions itself or takes none.
@@ -120,8 +130,9 @@ def fills_position_ids(model) -> bool:
 
 
 def fill_position_ids(module, args: tuple, kwargs: dict):
-    """The forward pre-hook behind `with_position_ids`; at module level so that hooked models can be copied and pickled."""
-    given = dict(zip(_parameters(type(module)), args, strict=False)) | kwargs
+    """The forward pre-hook that `with_position_ids` installs; at module level, so that such models can be pickled."""
+    names = _parameters(module)
+    given = dict(zip(names, args, strict=False)) | kwargs
     mask, past = given.get("attention_mask"), given.get("past_key_values")
     if given.get("position_ids") is not None or any(given.get(name) is not None for name in _PACKED):
         return None
@@ -132,6 +143,6 @@ def fill_position_ids(module, args: tuple, kwargs: dict):
         return None
     if ((mask != 0) & (mask != 1)).any():  # packed rows that number their texts 1, 2, ...; additive masks
         return None
-    if len(args) > (at := _parameters(type(module)).index("position_ids")):
+    if len(args) > (at := names.index("position_ids")):
         return (*args[:at], position_ids(mask), *args[at + 1 :]), kwargs
     return args, kwargs | {"position_ids": position_ids(mask)}

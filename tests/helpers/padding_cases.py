@@ -1,0 +1,24 @@
+"""Texts, tiny models and reference scores that the tests of consistency share."""
+
+import torch
+
+from workbench.toys.families import family_model as tiny
+from workbench.toys.families import random_texts as some_texts
+
+__all__ = ["TEXTS", "by_hand", "furthest", "ones", "some_texts", "tiny"]
+TEXTS = some_texts(24, 17, 9)
+
+
+def by_hand(model, ids: list[int]) -> torch.Tensor:
+    """Log-probs of a text, alone and unpadded, by the plain forward pass."""
+    with torch.no_grad():
+        logprobs = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+    return logprobs[:-1].gather(-1, torch.tensor(ids[1:]).unsqueeze(-1)).squeeze(-1)
+
+
+def furthest(rows, others) -> float:
+    return max((a - b).abs().max().item() for a, b in zip(rows, others, strict=True))
+
+
+def ones(*shape, device="cpu"):
+    return torch.ones(shape, dtype=torch.long, device=device)
