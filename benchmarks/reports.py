@@ -71,18 +71,18 @@ def in_browser(report: Path, index: Path) -> dict[str, float]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_context(offline=True).new_page()
-        told = {
+        found = {
             "open a report": seconds(lambda: page.goto(report.as_uri())),
             "open the index": seconds(lambda: page.goto(index.as_uri())),
         }
         heads = page.locator("th button")
-        told["sort the index"] = seconds(lambda: (heads.nth(4).click(), page.evaluate("document.body.offsetHeight")))
+        found["sort the index"] = seconds(lambda: (heads.nth(4).click(), page.evaluate("document.body.offsetHeight")))
         words = iter(["2026-00", "seed=7", "done 9", "starter", "x y"])
-        told["filter the index"] = seconds(
+        found["filter the index"] = seconds(
             lambda: (page.fill("#filter-text", next(words)), page.evaluate("document.body.offsetHeight"))
         )
         browser.close()
-    return told
+    return found
 
 
 def main() -> None:
@@ -95,18 +95,18 @@ def main() -> None:
         hostile = hostile_run(root / "hostile")
         build_report(hostile)  # warm-up: imports
         runs = many_runs(root / "runs", args.runs)
-        told = {"build a report of hostile text": seconds(lambda: build_report(hostile))}
-        told["build a report"] = seconds(lambda: build_report(runs[0]))
-        told[f"index of {args.runs} runs, first"] = seconds(lambda: build_index(runs, root / "out"), 1)
-        told[f"index of {args.runs} runs, again"] = seconds(lambda: build_index(runs, root / "out"), 1)
-        told |= in_browser(hostile.path / "report.html", root / "out" / "index.html")
+        found = {"build a report of hostile text": seconds(lambda: build_report(hostile))}
+        found["build a report"] = seconds(lambda: build_report(runs[0]))
+        found[f"index of {args.runs} runs, first"] = seconds(lambda: build_index(runs, root / "out"), 1)
+        found[f"index of {args.runs} runs, again"] = seconds(lambda: build_index(runs, root / "out"), 1)
+        found |= in_browser(hostile.path / "report.html", root / "out" / "index.html")
     redact = Redactor(("a-host",), ("a-user",)).text
-    told["redact the worst megabyte"] = max(
+    found["redact the worst megabyte"] = max(
         seconds(lambda piece=piece: redact(piece * (1_000_000 // len(piece))), 1) for piece in PIECES
     )
-    print(json.dumps({k: round(v, 3) for k, v in told.items()}, indent=1))
+    print(json.dumps({k: round(v, 3) for k, v in found.items()}, indent=1))
     if args.out:
-        args.out.write_text(json.dumps({"environment": environment(0), "seconds": told}, indent=1) + "\n")
+        args.out.write_text(json.dumps({"environment": environment(0), "seconds": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -128,8 +128,8 @@ def _grpo(folder: str, limit: int, variant: str, max_steps: int = 1):
     recipe = make_recipe("starter", max_steps=max_steps, max_completion_length=limit)
     args = grpo_config(recipe, tempfile.mkdtemp(), save_strategy="no")
     cls = trl.GRPOTrainer if variant == "stock" else GRPOTrainer
-    told = {"stops": StopSpec.legacy_mode()} if variant == "workbench legacy" else {}
-    trainer = cls(folder, length_reward(), args, train_dataset=load_prompts("starter"), **told)
+    stops = {"stops": StopSpec.legacy_mode()} if variant == "workbench legacy" else {}
+    trainer = cls(folder, length_reward(), args, train_dataset=load_prompts("starter"), **stops)
     trainer.remove_callback(PrinterCallback)
     return trainer
 

@@ -141,14 +141,14 @@ def vllm_cases() -> dict:
 
     cases = {}
     no_eos = {"logit_bias": {1: -100.0}}
-    told = {"stop": list(EVERY_END), "include_stop_str_in_output": True}
+    options = {"stop": list(EVERY_END), "include_stop_str_in_output": True}
     fields = {"mask_truncated_completions": True, "vllm_max_model_length": 256, "log_completions": True, **VLLM}
     with ExitStack() as stack:
         stack.enter_context(sharing_engines())
         stack.enter_context(mock.patch("trl.experimental.online_dpo.online_dpo_trainer.LLM", shared_engine))
         for (who, kind), cls in TRAINERS.items():
             if who == "stock":
-                trainer = policy_trainer(cls, fields | {"generation_kwargs": told | no_eos})
+                trainer = policy_trainer(cls, fields | {"generation_kwargs": options | no_eos})
             else:
                 trainer = policy_trainer(cls, fields | {"generation_kwargs": no_eos}, stops=StopSpec(strings=EVERY_END))
             cases[f"{who} {kind}"] = one_step(trainer) | {"folder": trainer.args.output_dir}
@@ -159,8 +159,8 @@ def vllm_cases() -> dict:
         spec = StopSpec(strings=(CLOSE,))
         for limit in (24, CALL_TOKENS):
             fields = {"max_new_tokens": limit, **VLLM}
-            told = {"generation_kwargs": {"stop": [CLOSE], "detokenize": True}}
-            cases[f"stock OnlineDPO {limit}"] = online_dpo_step(online_dpo_trainer(StockOnlineDPO, fields | told))
+            options = {"generation_kwargs": {"stop": [CLOSE], "detokenize": True}}
+            cases[f"stock OnlineDPO {limit}"] = online_dpo_step(online_dpo_trainer(StockOnlineDPO, fields | options))
             cases[f"workbench OnlineDPO {limit}"] = online_dpo_step(
                 online_dpo_trainer(OnlineDPOTrainer, fields, stops=spec)
             )
@@ -178,8 +178,8 @@ def two_processes(folder: Path) -> None:
         max_completion_length=24,
     )
     trainer = train_grpo(recipe, reward_funcs=parity_reward, out_dir=folder, stops=StopSpec(strings=(CLOSE,)))
-    told = {"rank": trainer.accelerator.process_index, "log": trainer.state.log_history[:-1]}
-    (folder / f"rank-{told['rank']}.json").write_text(json.dumps(told))
+    ended = {"rank": trainer.accelerator.process_index, "log": trainer.state.log_history[:-1]}
+    (folder / f"rank-{ended['rank']}.json").write_text(json.dumps(ended))
 
 
 def main(case: str, *rest: str) -> None:

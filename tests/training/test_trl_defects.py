@@ -193,8 +193,8 @@ def special_stop(tmp_path_factory):
 
 def test_stock_hides_a_special_stop_token_from_reward_functions(special_stop):
     folder, new = special_stop
-    told = {"generation_kwargs": {"eos_token_id": [tokenizer().eos_token_id, new]}}
-    got = one_step(policy_trainer(trl.GRPOTrainer, told, model=str(folder)))
+    options = {"generation_kwargs": {"eos_token_id": [tokenizer().eos_token_id, new]}}
+    got = one_step(policy_trainer(trl.GRPOTrainer, options, model=str(folder)))
     assert sum(new in ids for ids in got["ids"]) > 4
     assert not any("<|call|>" in text for text in got["text"])
 

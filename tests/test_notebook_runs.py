@@ -1,0 +1,51 @@
+"""All seven notebooks from top to bottom, in the order of a user, with small parameters where the defaults take minutes.
+
+A broken cell fails here. Checks that only a longer training can pass are named; every other one has to hold.
+"""
+
+import pytest
+from conftest import workbench
+
+from workbench import list_runs
+from workbench.batch.display import failed_checks
+
+pytestmark = pytest.mark.slow
+
+# Notebook -> its parameters here, and the checks that so short a training need not pass.
+SMALL = {
+    "00_tour": ("steps=3", ()),
+    "01_ppo_eos_stop": ("steps=2 response_length=32", ("legacy wastes more (A0.2)",)),
+    "02_grpo_custom_stops": (
+        "steps=3 seeds=1",
+        ("stock with masking loses most gradients", "the workbench learns with masking on"),
+    ),
+    "03_position_ids_and_padding": ("steps=10 seeds=3", ()),
+    "04_duplicate_prompts": ("num_generations=2 server=False", ()),
+    "05_grpo_docs_example": (
+        "steps=4 seeds=1 comparisons=True",
+        ("the sign of TRL 0.14 makes text longer", "vLLM gives the same end"),
+    ),
+    "06_curves_against_baselines": ("", ()),
+}
+
+
+@pytest.fixture(scope="module")
+def runs_dir(tmp_path_factory):
+    return tmp_path_factory.mktemp("notebooks") / "runs"
+
+
+@pytest.mark.parametrize("notebook", SMALL)
+def test_a_notebook_runs_from_top_to_bottom_and_what_can_hold_at_this_size_holds(notebook, runs_dir, starter_folder):
+    parameters, too_short = SMALL[notebook]
+    assigned = [part for parameter in parameters.split() for part in ("-p", parameter)]
+    process = workbench("run", "-q", notebook, *assigned, "--runs-dir", runs_dir, timeout=600)
+    (run,) = [run for run in list_runs(runs_dir) if run.notebook == notebook]
+    assert run.status["state"] == "done", f"{run.status}\n{process.stdout[-2000:]}\n{process.stderr[-4000:]}"
+    assert len(run.result["checks"]) >= 3 and run.result["headline"]["value"] is not None
+    assert set(failed_checks(run)) <= set(too_short)
+
+
+def test_every_notebook_is_run():
+    from conftest import NOTEBOOKS
+
+    assert [path.stem for path in NOTEBOOKS] == list(SMALL)
