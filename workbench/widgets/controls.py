@@ -1,4 +1,4 @@
-"""Controls above a result that follows them, with the state in words; what the explorers have in common."""
+"""Controls above a result that follows them, with the state as text; what the explorers have in common."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -6,16 +6,17 @@ import ipywidgets
 import traitlets
 
 from ..errors import WorkbenchError
-from .markup import framed, said
+from .markup import as_jupyter_output, status_line
 
 WIDE = ipywidgets.Layout(width="min(46em, 98%)")
-OPENS = "Space opens the list"  # JupyterLab takes the arrow keys of a closed list for itself
 _NARROW = ipywidgets.Layout(width="22em")
 
 
 def control(kind: type, description: str, tooltip: str, value=None, **options):
     """One control with its label and tooltip; text counts once Enter is pressed or the control is left."""
     options = {"layout": _NARROW, "style": {"description_width": "9em"}} | options
+    if kind is ipywidgets.Dropdown:
+        tooltip += "; Space opens the list"  # JupyterLab takes the arrow keys of a closed list for itself
     if "continuous_update" in kind.class_trait_names():
         options["continuous_update"] = False
     if value is not None:
@@ -24,7 +25,7 @@ def control(kind: type, description: str, tooltip: str, value=None, **options):
 
 
 class Choices(ipywidgets.VBox):
-    """Several of many, each with a box to tick: of a list with several selected JupyterLab would take the arrow keys.
+    """Several of many, each with a box to tick: in a list of several selected, JupyterLab would take the arrow keys.
 
     Args:
         description: above the boxes.
@@ -36,30 +37,31 @@ class Choices(ipywidgets.VBox):
     description = traitlets.Unicode()
 
     def __init__(self, description: str, tooltip: str, options: Iterable[tuple[str, object]]):
-        options, told = list(options), {"tooltip": tooltip, "indent": False, "layout": ipywidgets.Layout(width="97%")}
-        self._boxes = [(ipywidgets.Checkbox(True, description=label, **told), one) for label, one in options]
+        labels, self._values = zip(*options, strict=True) if (options := list(options)) else ((), ())
+        wide = ipywidgets.Layout(width="97%")
+        self._boxes = [
+            ipywidgets.Checkbox(True, description=label, tooltip=tooltip, indent=False, layout=wide) for label in labels
+        ]
         self._setting = False
-        for box, _ in self._boxes:
-            box.observe(self._ticked, names="value")
-        ticks = ipywidgets.VBox(
-            [box for box, _ in self._boxes], layout=ipywidgets.Layout(max_height="15em", overflow="auto")
-        )
+        for box in self._boxes:
+            box.observe(self._read_boxes, names="value")
+        scrolled = ipywidgets.Layout(max_height="15em", overflow="auto")
         super().__init__(
-            [ipywidgets.Label(description), ticks],
-            value=tuple(one for _, one in options),
+            [ipywidgets.Label(description), ipywidgets.VBox(self._boxes, layout=scrolled)],
+            value=self._values,
             description=description,
             layout=ipywidgets.Layout(width="min(42em, 98%)"),
         )
 
-    def _ticked(self, _) -> None:
+    def _read_boxes(self, _) -> None:
         if not self._setting:
-            self.value = tuple(one for box, one in self._boxes if box.value)
+            self.value = tuple(v for box, v in zip(self._boxes, self._values, strict=True) if box.value)
 
     @traitlets.observe("value")
-    def _tick(self, change) -> None:
+    def _set_boxes(self, change) -> None:
         self._setting = True
-        for box, one in self._boxes:
-            box.value = one in change["new"]
+        for box, value in zip(self._boxes, self._values, strict=True):
+            box.value = value in change["new"]
         self._setting = False
 
 
@@ -84,21 +86,17 @@ class Explorer(ipywidgets.VBox):
             one.observe(self.refresh, names="value")
         panel = ipywidgets.HBox(list(self.controls.values()), layout=ipywidgets.Layout(flex_flow="row wrap"))
         super().__init__([panel, self.state, self.result])
-        if first is None:
-            self.refresh()
-        else:
-            self._ready(first)
+        self.refresh(first=first)
 
-    def refresh(self, _=None) -> None:
-        """Show the result for the controls as they stand; a refusal of the library is shown in its own words."""
-        self.state.value = said("busy", "computing ...")
+    def refresh(self, _=None, *, first=None) -> None:
+        """Show the result for the controls' values, or `first`; a refusal of the library is shown as it words it."""
+        self.state.value = status_line("busy", "computing ...")
         try:
-            self._ready(self.show(**{name: one.value for name, one in self.controls.items()}))
+            values = {name: one.value for name, one in self.controls.items()}
+            result = self.show(**values) if first is None else first
+            self.result.value = as_jupyter_output(result._repr_html_())
+            self.state.value = status_line("ready", "the result below belongs to the controls above")
         except WorkbenchError as error:
-            self.state.value = said("refused", str(error))
+            self.state.value = status_line("refused", str(error))
         except Exception as error:  # a traceback of a callback would end up in a log that nobody has open
-            self.state.value = said("failed", f"{type(error).__name__}: {error}")
-
-    def _ready(self, result) -> None:
-        self.result.value = framed(result._repr_html_())
-        self.state.value = said("ready", "the result below belongs to the controls above")
+            self.state.value = status_line("failed", f"{type(error).__name__}: {error}")

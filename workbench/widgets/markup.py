@@ -1,4 +1,4 @@
-"""HTML that the views share: text shown as it is, states in words, tables as JupyterLab draws them."""
+"""HTML that the views share: text shown as it is, states as text, tables as JupyterLab draws them."""
 
 import html
 import unicodedata
@@ -11,7 +11,7 @@ _MARKS = {
     "failed": "\u2717",
     "interrupted": "\u2016",
 }
-_SHOWN = {" ": "\u2423", "\n": "\u23ce", "\t": "\u21e5"}
+_SIGNS = {" ": "\u2423", "\n": "\u23ce", "\t": "\u21e5"}
 
 
 def visible(text: str, most: int = 400, spaces: bool = False) -> str:
@@ -21,22 +21,26 @@ def visible(text: str, most: int = 400, spaces: bool = False) -> str:
         text: anything a model or a user writes.
         most: characters kept.
         spaces: show blanks and line ends as signs.
+
+    Example:
+        >>> visible("<b>\\x1b")
+        '&lt;b&gt;U+001B'
     """
-    kept = (_SHOWN.get(c, c) if spaces else c for c in text[:most])
+    kept = (_SIGNS.get(c, c) if spaces else c for c in text[:most])
     shown = "".join(c if c == "\n" or unicodedata.category(c)[0] != "C" else f"U+{ord(c):04X}" for c in kept)
     more = f" ... ({len(text)} characters)" if len(text) > most else ""
     return html.escape(shown + more, quote=True)
 
 
-def said(state: str, text: str) -> str:
-    """A state as a sign, a word and a sentence, told to screen readers when it changes."""
+def status_line(state: str, text: str) -> str:
+    """A state as a sign, a word and a sentence; a screen reader reads it out when it changes."""
     weight = "font-weight:bold" if state in ("refused", "failed") else ""
     mark = _MARKS.get(state, "\u2022")
     return f'<p role="status" aria-live="polite" style="{weight}">{mark} {state}: {visible(text, 1000)}</p>'
 
 
-def framed(inner: str) -> str:
-    """Inside an HTML widget JupyterLab draws tables plainly unless it is told that they are output."""
+def as_jupyter_output(inner: str) -> str:
+    """HTML marked as a cell's output; without the mark JupyterLab draws tables inside a widget without its style."""
     return f'<div class="jp-RenderedHTMLCommon" style="padding-right:0">{inner}</div>'
 
 

@@ -5,8 +5,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from ipywidgets import BoundedIntText, Dropdown
+from matplotlib.figure import Figure
 
+from ..curves.figures import DescribedFigure
 from ..errors import ParameterError
+from ..toys.families import FAMILIES, family_model, random_texts
+from .controls import Explorer, control
 from .markup import visible
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -19,14 +24,14 @@ class PaddedScores:
 
     Attributes:
         verdict: of `padding_report` in this dtype.
-        shown: heat map of each log-prob's difference, and the same numbers as a table.
+        figure: heat map of each log-prob's difference, and the same numbers as a table.
     """
 
     verdict: str
-    shown: object
+    figure: DescribedFigure
 
     def _repr_html_(self) -> str:
-        return f"<p><b>{visible(self.verdict)}</b></p>{self.shown._repr_html_()}"
+        return f"<p><b>{visible(self.verdict)}</b></p>{self.figure._repr_html_()}"
 
 
 def score_deltas(model, texts: Sequence[Sequence[int]], *, side: str, pads: int) -> dict[str, np.ndarray]:
@@ -73,7 +78,7 @@ def show_padding(
     """A family's model (random weights) scored padded and alone.
 
     Args:
-        family: of `workbench.families.FAMILIES`.
+        family: of `workbench.toys.families.FAMILIES`.
         side: of the pads, `left` or `right`.
         dtype: `float32`, `bfloat16` or `float16`.
         pads: beyond the longest text, 0 to 64.
@@ -82,12 +87,8 @@ def show_padding(
     Raises:
         ParameterError: an unknown family, side or dtype, or a row longer than the model's window.
     """
-    from matplotlib.figure import Figure
-
     from ..consistency.padding import cast_copy
     from ..consistency.padding_report import padding_report
-    from ..curves.figures import DescribedFigure
-    from ..toys.families import family_model, random_texts
 
     if dtype not in DTYPES:
         raise ParameterError(f"dtype={dtype!r}: expected one of {', '.join(DTYPES)}")
@@ -101,27 +102,15 @@ def show_padding(
         ax.set_title(f"{name}: at most {np.nanmax(values):.1e} nats")
     figure.colorbar(image, ax=axes, label="power of ten, nats")
     figure.suptitle(f"{family}, {side} padding, {dtype}: |difference of each log-prob|")
-    return PaddedScores(
-        report.verdict,
-        DescribedFigure(
-            figure,
-            alt=f"{family}, {side} padding, {dtype}: "
-            + "; ".join(f"{k} at most {np.nanmax(v):.1e} nats" for k, v in deltas.items()),
-            table=_as_table(deltas),
-            caption=f"Each number is a power of ten: -1 means 0.1 nats. Up to {_NOISE:g} nats are drawn as {_NOISE:g}. "
-            f"{pads} pads beyond the longest text; the reference is each text alone, in the same dtype.",
-        ),
+    most = "; ".join(f"{name} at most {np.nanmax(values):.1e} nats" for name, values in deltas.items())
+    caption = (
+        f"Each number is a power of ten: -1 means 0.1 nats. Up to {_NOISE:g} nats are drawn as {_NOISE:g}. "
+        f"{pads} pads beyond the longest text; the reference is each text alone, in the same dtype."
     )
-
-
-def _as_table(deltas: dict[str, np.ndarray]) -> pd.DataFrame:
-    frames = []
-    for name, values in deltas.items():
-        frame = pd.DataFrame(values, columns=[str(n + 1) for n in range(values.shape[1])])
-        frame.insert(0, "text", range(len(values)))
-        frame.insert(0, "positions", name)
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+    frames = {name: pd.DataFrame(values).rename(columns=lambda n: str(n + 1)) for name, values in deltas.items()}
+    table = pd.concat(frames, names=["positions", "text"]).reset_index()
+    alt = f"{family}, {side} padding, {dtype}: {most}"
+    return PaddedScores(report.verdict, DescribedFigure(figure, alt=alt, table=table, caption=caption))
 
 
 def padding_explorer(
@@ -138,21 +127,10 @@ def padding_explorer(
     """
     if not interactive:
         return show_padding(family, side, dtype, pads=pads)
-    from ipywidgets import BoundedIntText, Dropdown
-
-    from ..toys.families import FAMILIES
-    from .controls import OPENS, Explorer, control
-
-    return Explorer(
-        show_padding,
-        {
-            "family": control(
-                Dropdown, "model family", f"small model, random weights; {OPENS}", family, options=list(FAMILIES)
-            ),
-            "side": control(
-                Dropdown, "padding side", f"where the pads stand; {OPENS}", side, options=["left", "right"]
-            ),
-            "dtype": control(Dropdown, "dtype", f"of weights and activations; {OPENS}", dtype, options=list(DTYPES)),
-            "pads": control(BoundedIntText, "pads", "beyond the longest text", pads, min=0, max=64),
-        },
-    )
+    controls = {
+        "family": control(Dropdown, "model family", "small model, random weights", family, options=list(FAMILIES)),
+        "side": control(Dropdown, "padding side", "where the pads stand", side, options=["left", "right"]),
+        "dtype": control(Dropdown, "dtype", "of weights and activations", dtype, options=list(DTYPES)),
+        "pads": control(BoundedIntText, "pads", "beyond the longest text", pads, min=0, max=64),
+    }
+    return Explorer(show_padding, controls)

@@ -1,10 +1,10 @@
-"""What the folder of a run says while it trains and after."""
+"""What the folder of a run says, while it trains and afterwards."""
 
 import contextlib
 
 import pandas as pd
 
-from ..curves.figures import show_training
+from ..curves.figures import DescribedFigure, show_training
 from ..errors import ParameterError
 from ..runs.files import completion_parts, read_json
 from ..runs.run import Run
@@ -12,7 +12,7 @@ from .markup import table, visible
 
 
 class TrainingProgress:
-    """What a run folder says at the moment; shows itself.
+    """Steps, pace, curves and latest completions of a run folder at the moment; shows itself.
 
     Args:
         run: its folder, or a training folder below one.
@@ -27,8 +27,8 @@ class TrainingProgress:
         self.title = f"{run.notebook}/{run.id}"
 
     @property
-    def words(self) -> str:
-        """Step, pace and time left in a sentence."""
+    def sentence(self) -> str:
+        """Step, pace and time left."""
         step, last = self.progress.get("step", 0), self.progress.get("max_steps", "?")
         if not len(self.metrics) or "step_time" not in self.metrics:
             return f"step {step} of {last}"
@@ -38,7 +38,7 @@ class TrainingProgress:
         return f"step {step} of {last}; {pace.median():.2g} s a step ({spread}); {left}"
 
     def _repr_html_(self) -> str:
-        parts = [f"<p>{visible(self.words)}</p>"]
+        parts = [f"<p>{visible(self.sentence)}</p>"]
         with contextlib.suppress(ParameterError):  # a trainer that logs no such columns has no figure
             if len(self.metrics):
                 parts.append(_figure(show_training(self.metrics, title=self.title)))
@@ -50,17 +50,15 @@ class TrainingProgress:
         return "".join(parts)
 
 
-def _figure(shown) -> str:
-    """Without the table of a `DescribedFigure`: it would fold up at each update."""
-    return shown._repr_html_().partition("<details>")[0] + "</figure>"
+def _figure(figure: DescribedFigure) -> str:
+    """Without the table of its data, which would fold up at each update."""
+    return figure._repr_html_().partition("<details>")[0] + "</figure>"
 
 
 def _cell(value) -> str:
-    return (
-        f"{value:.3g}"
-        if isinstance(value, float)
-        else f'<span style="white-space:pre-wrap">{visible(str(value), 200)}</span>'
-    )
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return f'<span style="white-space:pre-wrap">{visible(str(value), 200)}</span>'
 
 
 def _latest(run: Run, examples: int) -> pd.DataFrame:

@@ -5,11 +5,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
+from ipywidgets import BoundedFloatText
 
 from ..curves.baselines import Baseline
 from ..curves.curve import Curve, agreement
+from ..curves.figures import DescribedFigure, show_curves
 from ..curves.measured import measured_groups
 from ..runs.run import Run
+from .controls import Choices, Explorer, control
 from .markup import table, visible
 
 _NONE = "<p>No finished run to compare with the documented ones.</p>"
@@ -22,13 +25,13 @@ class RunComparison:
     Attributes:
         groups: group name -> curves, one a seed.
         left_out: a line for each training that could not be used, with the reason.
-        shown: the figure.
+        figure: of both.
         verdicts: DataFrame `measured, seeds, documented, verdict, why`, a row a pair; empty without runs.
     """
 
     groups: dict[str, list[Curve]]
     left_out: list[str]
-    shown: object
+    figure: DescribedFigure
     verdicts: pd.DataFrame
 
     def _repr_html_(self) -> str:
@@ -36,7 +39,7 @@ class RunComparison:
         left_out = f"<p>Left out:</p><ul>{left_out}</ul>" if left_out else ""
         cells = [[visible(str(value)) for value in row] for row in self.verdicts.to_numpy()]
         verdicts = table(cells, list(self.verdicts), "Each group beside each documented run") if cells else _NONE
-        return self.shown._repr_html_() + left_out + verdicts
+        return self.figure._repr_html_() + left_out + verdicts
 
 
 def compare_runs(
@@ -58,16 +61,14 @@ def compare_runs(
         seed: of the resamples.
         metric: of both.
         title: of the figure.
-        about: `unit`, `low`, `high`, `axis` of the runs' metric, see `measured.run_curve`.
+        about: `axis`, and `unit`, `low`, `high` for runs that do not record theirs; see `measured.run_curve`.
 
     Raises:
         ParameterError: nothing to draw, or a tolerance that is not above 0.
     """
-    from ..curves.figures import show_curves
-
     baselines, rng = list(baselines), np.random.default_rng(seed)
     groups, left_out = measured_groups(runs, metric, **about)
-    shown = show_curves(groups, baselines, title=title, metric=metric, seed=seed)
+    figure = show_curves(groups, baselines, title=title, metric=metric, seed=seed)
     rows = []
     for name, curves in groups.items():
         for baseline in baselines:
@@ -77,7 +78,7 @@ def compare_runs(
                 rows.append(row | {"verdict": found.verdict, "why": found.reason})
             else:
                 rows.append(row | {"verdict": "cannot compare", "why": "no numeric curve was published"})
-    return RunComparison(groups, left_out, shown, pd.DataFrame(rows))
+    return RunComparison(groups, left_out, figure, pd.DataFrame(rows))
 
 
 def run_comparer(
@@ -86,7 +87,7 @@ def run_comparer(
     *,
     first: RunComparison | None = None,
     interactive: bool = True,
-    **told,
+    **options,
 ):
     """Pick runs and documented ones; see them in one figure, and whether they agree.
 
@@ -95,34 +96,27 @@ def run_comparer(
         baselines: likewise.
         first: the comparison of all, where it is known.
         interactive: False returns the comparison of all and makes no widget.
-        **told: see `compare_runs`.
+        options: `tolerance` and others of `compare_runs`.
 
     Returns:
         A widget, or a `RunComparison`.
     """
     runs, by_name = list(runs), {b.name: b for b in baselines}
     if not interactive:
-        return first or compare_runs(runs, by_name.values(), **told)
-    from ipywidgets import BoundedFloatText
-
-    from .controls import Choices, Explorer, control
+        return first or compare_runs(runs, by_name.values(), **options)
 
     def show(runs, documented, tolerance):
         chosen = [by_name[name] for name in documented]
-        return compare_runs(runs, chosen, **told | {"tolerance": tolerance})
+        return compare_runs(runs, chosen, **options | {"tolerance": tolerance})
 
     titles = [(b.title, name) for name, b in by_name.items()]
-    return Explorer(
-        show,
-        {
-            "runs": Choices("runs", "in the figure and the table when ticked", _labels(runs)),
-            "documented": Choices("documented", "in the figure and the table when ticked", titles),
-            "tolerance": control(
-                BoundedFloatText, "tolerance", "largest difference that agrees", told["tolerance"], min=1e-9, max=1e9
-            ),
-        },
-        first,
-    )
+    ticked, largest = "in the figure and the table when ticked", "largest difference that agrees"
+    controls = {
+        "runs": Choices("runs", ticked, _labels(runs)),
+        "documented": Choices("documented", ticked, titles),
+        "tolerance": control(BoundedFloatText, "tolerance", largest, options["tolerance"], min=1e-9, max=1e9),
+    }
+    return Explorer(show, controls, first)
 
 
 def _labels(runs: Sequence[Run]) -> list[tuple[str, Run]]:
@@ -131,6 +125,6 @@ def _labels(runs: Sequence[Run]) -> list[tuple[str, Run]]:
     differing = [k for k in dict.fromkeys(k for p in params for k in p) if len({str(p.get(k)) for p in params}) > 1]
     labels = []
     for run, own in zip(runs, params, strict=True):
-        told = ", ".join(f"{k}={own[k]}" for k in differing if k in own)
-        labels.append((f"{run.notebook} {run.id} ({run.status['state']}) {told}".strip(), run))
+        varied = ", ".join(f"{k}={own[k]}" for k in differing if k in own)
+        labels.append((f"{run.notebook} {run.id} ({run.status['state']}) {varied}".strip(), run))
     return labels

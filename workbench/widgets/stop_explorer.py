@@ -1,12 +1,16 @@
 """What a stop keeps of a text, and what would have been computed for nothing without it."""
 
 import ast
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+
+from ipywidgets import BoundedIntText, Checkbox, Dropdown, Text, Textarea
 
 from ..errors import ParameterError
 from ..generation.rollouts import Sampling, generate
 from ..generation.stops import StopRule, StopSpec
+from .controls import WIDE, Explorer, control
 from .markup import table, visible
 
 _ROLES = {  # of the cell and of its text: a mark beside each colour
@@ -25,12 +29,12 @@ class StoppedRow:
     """One row of ids under a stop rule.
 
     Attributes:
-        ids: all of them, those behind the end too.
+        ids: all of them, those after the end too.
         texts: of each id by itself.
         roles: of each id: `kept`, `stop` or `wasted`.
         completion: what a reward function sees.
-        ending: where and why the row ends, in words.
-        engine: what the back end did when it was told to stop, in words; empty for typed text.
+        ending: where and why the row ends, as a sentence.
+        engine: what the back end did when it had the stops, as a sentence; empty for typed text.
     """
 
     ids: tuple[int, ...]
@@ -78,8 +82,8 @@ def mark_row(rule: StopRule, ids, engine: str = "") -> StoppedRow:
 
     Args:
         rule: finds the end.
-        ids: of one completion, with what stands behind its end.
-        engine: said of the back end.
+        ids: of one completion, with what follows its end.
+        engine: a sentence about the back end.
     """
     end = rule.find(ids)
     marker = _marker_length(rule, ids, end)
@@ -107,8 +111,8 @@ def _marker_length(rule: StopRule, ids, end) -> int:
 def show_stops(backend: str, engine, stops: StopSpec, *, text: str = "", prompt: str = "", limit=32, rows=2, seed=0):
     """How rows end under `stops`: those of a typed text, or of completions that a back end samples.
 
-    Sampling runs twice with one seed: to the limit, which shows what no stop would have cost, and told to stop, which shows
-    whether the back end ends where the rule says.
+    Sampling runs twice with one seed. Without stops, to the limit: this shows what no stop would have cost. With the
+    stops: this shows whether the back end ends where the rule says.
 
     Args:
         backend: its name, shown.
@@ -130,17 +134,15 @@ def show_stops(backend: str, engine, stops: StopSpec, *, text: str = "", prompt:
     rule = StopRule(stops, engine.tokenizer, config, limit)
     how = Sampling(max_completion_length=limit, num_generations=rows, seed=seed)
     whole = generate(engine, [prompt], stops=StopSpec.legacy_mode(), sampling=how)
-    told = generate(engine, [prompt], stops=stops, sampling=how)
-    marked = [mark_row(rule, w.completion_ids, _engine_words(rule, w, t)) for w, t in zip(whole, told, strict=True)]
-    return StoppedRows(backend, stops, tuple(marked))
+    stopped = generate(engine, [prompt], stops=stops, sampling=how)
+    pairs = zip(whole, stopped, strict=True)
+    return StoppedRows(backend, stops, tuple(mark_row(rule, w.completion_ids, _engine(rule, w, s)) for w, s in pairs))
 
 
-def _engine_words(rule: StopRule, whole, told) -> str:
+def _engine(rule: StopRule, whole, stopped) -> str:
     kept = whole.completion_ids[: rule.find(whole.completion_ids).index]
-    same = "the same tokens" if told.completion_ids == kept else "other tokens, for it sampled anew"
-    return (
-        f"told to stop, the back end computed {told.sampled_tokens} tokens and kept {len(told.completion_ids)}, {same}"
-    )
+    same = "the same tokens" if stopped.completion_ids == kept else "other tokens, for it sampled anew"
+    return f"with the stops it computed {stopped.sampled_tokens} tokens and kept {len(stopped.completion_ids)}, {same}"
 
 
 def stop_explorer(
@@ -156,7 +158,7 @@ def stop_explorer(
     """Type a text or sample from the model, edit the stops, and see what is kept, what stops, what is wasted.
 
     Args:
-        engines: back end -> engine of `workbench.rollouts`, or a function that makes one when it is first chosen.
+        engines: back end -> sampler of `workbench.generation.rollouts`, or a function that makes one when it is first chosen.
         prompt: to be continued where no text is given.
         text: to be looked at in place of sampling.
         stops: to start with; default at EOS.
@@ -176,56 +178,41 @@ def stop_explorer(
         return made[backend]
 
     def show(backend, text, prompt, strings, token_ids, eos, keep, min_tokens, limit, seed):
-        spec = StopSpec(_strings(strings), _ids(token_ids), eos=eos, keep=keep, min_tokens=min_tokens)
+        lines = tuple(_string(line) for line in strings.split("\n") if line)
+        spec = StopSpec(lines, _ids(token_ids), eos=eos, keep=keep, min_tokens=min_tokens)
         return show_stops(backend, engine_of(backend), spec, text=text, prompt=prompt, limit=limit, seed=seed)
 
     if not interactive:
         first = next(iter(engines))
         return show_stops(first, engine_of(first), stops, text=text, prompt=prompt, limit=limit, seed=seed)
-    return _explorer(show, list(engines), stops, text, prompt, limit, seed)
-
-
-def _explorer(show: Callable, backends: list[str], stops: StopSpec, text: str, prompt: str, limit: int, seed: int):
-    from ipywidgets import BoundedIntText, Checkbox, Dropdown, Text, Textarea
-
-    from .controls import OPENS, WIDE, Explorer, control
-
-    prompt_help = "continued by the model when no text is typed"
     strings_help = "one stop string a line; quotes, as in '\\n', are read as Python"
-    return Explorer(
-        show,
-        {
-            "backend": control(
-                Dropdown, "back end", f"who samples; a new one is loaded first; {OPENS}", options=backends
-            ),
-            "text": control(Textarea, "text", "looked at in place of sampling; empty to sample", text, layout=WIDE),
-            "prompt": control(Textarea, "prompt", prompt_help, prompt, layout=WIDE),
-            "strings": control(Textarea, "stop strings", strings_help, "\n".join(map(_written, stops.strings))),
-            "token_ids": control(Text, "stop token ids", "numbers with commas", ", ".join(map(str, stops.token_ids))),
-            "min_tokens": control(
-                BoundedIntText, "min_tokens", "a stop counts after more tokens than this", stops.min_tokens
-            ),
-            "eos": control(Checkbox, "stop at EOS", "each EOS id of tokenizer and model ends a row", stops.eos),
-            "keep": control(Checkbox, "keep the stop", "whether reward functions see the stop", stops.keep),
-            "limit": control(BoundedIntText, "limit", "tokens sampled at most", limit, min=1, max=512),
-            "seed": control(BoundedIntText, "seed", "of the sampling", seed, min=0, max=1_000_000),
-        },
-    )
+    lines, ids = "\n".join(map(_written, stops.strings)), ", ".join(map(str, stops.token_ids))
+    controls = {
+        "backend": control(Dropdown, "back end", "who samples; a new one is loaded first", options=list(engines)),
+        "text": control(Textarea, "text", "looked at in place of sampling; empty to sample", text, layout=WIDE),
+        "prompt": control(Textarea, "prompt", "continued by the model when no text is typed", prompt, layout=WIDE),
+        "strings": control(Textarea, "stop strings", strings_help, lines),
+        "token_ids": control(Text, "stop token ids", "numbers with commas", ids),
+        "min_tokens": control(
+            BoundedIntText, "min_tokens", "a stop counts after more tokens than this", stops.min_tokens
+        ),
+        "eos": control(Checkbox, "stop at EOS", "each EOS id of tokenizer and model ends a row", stops.eos),
+        "keep": control(Checkbox, "keep the stop", "whether reward functions see the stop", stops.keep),
+        "limit": control(BoundedIntText, "limit", "tokens sampled at most", limit, min=1, max=512),
+        "seed": control(BoundedIntText, "seed", "of the sampling", seed, min=0, max=1_000_000),
+    }
+    return Explorer(show, controls)
 
 
 def _written(string: str) -> str:
     return repr(string) if string.strip() != string or "\n" in string or string[:1] in "'\"" else string
 
 
-def _strings(lines: str) -> tuple[str, ...]:
-    return tuple(ast.literal_eval(line) if _quoted(line) else line for line in lines.split("\n") if line)
-
-
-def _quoted(line: str) -> bool:
-    try:
-        return isinstance(ast.literal_eval(line), str)
-    except (ValueError, SyntaxError):
-        return False
+def _string(line: str) -> str:
+    with contextlib.suppress(ValueError, SyntaxError):
+        if isinstance(quoted := ast.literal_eval(line), str):
+            return quoted
+    return line
 
 
 def _ids(text: str) -> tuple[int, ...]:

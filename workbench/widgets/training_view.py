@@ -1,4 +1,4 @@
-"""The widget of `training.watch` and `training.train_live`: buttons, the state in words, what the folder says."""
+"""A training with a Stop and a Continue button, its state, and what its run folder says: `train_live` and `watch`."""
 
 import asyncio
 import threading
@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable
 
 import ipywidgets
+from IPython.display import display
 
 from ..errors import TrainingStopped
 from ..runs.run import Run
 from ..runs.stop_request import clear_stop, request_stop, stop_request
-from .markup import framed, said
+from .markup import as_jupyter_output, status_line
 from .progress import TrainingProgress
 
-_ENDED = ("trained", "done", "failed", "interrupted")
-_WORDS = {
+_STATES = {
     "ready": "nothing trains yet",
     "queued": "waits for its turn",
     "running": "trains in another process",
@@ -25,6 +25,48 @@ _WORDS = {
     "failed": "see the error",
     "interrupted": "can go on from its last checkpoint",
 }
+_ENDED = ("trained", "done", "failed", "interrupted")
+
+
+async def train_live(run: Run, train: Callable, *, interactive: bool = True):
+    """Train and watch: `trainer = await train_live(run, partial(train_grpo, recipe, ..., out_dir=run.path))`.
+
+    The view has a Stop button, which ends the training after its current step with a complete checkpoint, and then a Continue
+    button; running the cell again goes on as well. The kernel's own interrupt does here what the Stop button does.
+
+    Args:
+        run: the run folder that `train` records in.
+        train: trains and returns the trainer; called again it goes on from the last checkpoint.
+        interactive: False trains in the calling thread and makes no widget. Either way the end result is shown below.
+
+    Returns:
+        What `train` returns.
+
+    Raises:
+        TrainingStopped: it was stopped; the run is `interrupted` and can go on.
+    """
+    if interactive:
+        view = watch(run, train=train)
+        display(view)
+        trainer = await view.trained()
+    else:
+        trainer = train()
+    display(TrainingProgress(run))  # an ordinary output, which is saved with the notebook as a widget is not
+    return trainer
+
+
+def watch(run: Run, *, train: Callable | None = None, every: float = 1.0):
+    """A view of a run that follows its folder until the run ends, wherever it trains.
+
+    Args:
+        run: its folder.
+        train: trains in this folder and goes on from its last checkpoint; gives the view its Continue button.
+        every: seconds between looks.
+
+    Returns:
+        A widget, `TrainingView`.
+    """
+    return TrainingView(run, train=train, every=every)
 
 
 class TrainingView(ipywidgets.VBox):
@@ -37,10 +79,10 @@ class TrainingView(ipywidgets.VBox):
 
     Attributes:
         stop, go_on: the buttons.
-        state, result: what is said and shown, HTML widgets.
+        state, result: HTML widgets, the state's line and the progress.
         trainer: what `train` returned.
         error: what it raised.
-        folded: show no progress, for it stands elsewhere.
+        folded: show no progress, because the cell shows it below.
     """
 
     def __init__(self, run: Run, train: Callable | None = None, every: float = 1.0):
@@ -48,11 +90,10 @@ class TrainingView(ipywidgets.VBox):
         self.trainer = self.error = self._training = self._following = None
         self.folded = False
         self._lock, self._closed = threading.Lock(), threading.Event()
-        wide = ipywidgets.Layout(width="14em")
-        told = "ends the training after its current step; it can go on later"
-        self.stop = ipywidgets.Button(description="Stop after this step", tooltip=told, icon="stop", layout=wide)
-        told = "goes on from the last complete checkpoint"
-        self.go_on = ipywidgets.Button(description="Continue", tooltip=told, icon="play", layout=wide)
+        self.stop = _button(
+            "Stop after this step", "stop", "ends the training after its current step; it can go on later"
+        )
+        self.go_on = _button("Continue", "play", "goes on from the last complete checkpoint")
         self.stop.on_click(self._ask_to_stop)
         self.go_on.on_click(lambda _: self.start())
         self.state, self.result = ipywidgets.HTML(), ipywidgets.HTML()
@@ -118,12 +159,11 @@ class TrainingView(ipywidgets.VBox):
     def refresh(self) -> None:
         """Look at the folder and show what it says."""
         with self._lock:
-            state, error = self.now  # before the folder, which is then at least as new
-            shown = "" if self.folded else self._progress()
-            self.state.value = said(state, ". ".join(filter(None, [_WORDS[state], error])))
+            state, error = self.now  # read before the progress, which is then at least as new
+            self.result.value = "" if self.folded else self._progress()
+            self.state.value = status_line(state, ". ".join(filter(None, [_STATES[state], error])))
             self.stop.disabled = state not in ("training", "running", "queued")
             self.go_on.disabled = self.train is None or state not in ("ready", "interrupted", "failed")
-            self.result.value = shown
 
     def close(self) -> None:
         """Stop following; the training, if there is one, goes on."""
@@ -132,14 +172,14 @@ class TrainingView(ipywidgets.VBox):
 
     def _progress(self) -> str:
         try:
-            return framed(TrainingProgress(self.run)._repr_html_())
+            return as_jupyter_output(TrainingProgress(self.run)._repr_html_())
         except Exception as error:  # in a thread nobody would see it
-            return said("failed", f"{type(error).__name__}: {error}")
+            return status_line("failed", f"{type(error).__name__}: {error}")
 
     def _ask_to_stop(self, _) -> None:
         request_stop(self.run, "stopped by its button")
         self.stop.disabled = True
-        self.state.value = said("stopping", _WORDS["stopping"])
+        self.state.value = status_line("stopping", _STATES["stopping"])
 
     def _train(self) -> None:
         try:
@@ -148,7 +188,8 @@ class TrainingView(ipywidgets.VBox):
             self.error = error
 
     def _follow(self) -> None:
-        self._closed.set()  # one that followed before may be about to end
+        """Refresh in a thread until the run ends or the view is closed; a thread that followed before ends."""
+        self._closed.set()
         self._closed = threading.Event()
         self._following = threading.Thread(target=self._look, args=(self._closed,), name="training view", daemon=True)
         self._following.start()
@@ -164,45 +205,6 @@ class TrainingView(ipywidgets.VBox):
                 return
 
 
-def watch(run: Run, *, train: Callable | None = None, every: float = 1.0):
-    """A view of a run that follows its folder until the run ends, wherever it trains.
-
-    Args:
-        run: its folder.
-        train: trains in this folder and goes on from its last checkpoint; gives the view its Continue button.
-        every: seconds between looks.
-
-    Returns:
-        A widget, `TrainingView`.
-    """
-
-    return TrainingView(run, train=train, every=every)
-
-
-async def train_live(run: Run, train: Callable, *, interactive: bool = True):
-    """Train and watch: `trainer = await train_live(run, partial(train_grpo, recipe, ..., out_dir=run.path))`.
-
-    The view has a Stop button, which ends the training after its current step with a complete checkpoint, and then a Continue
-    button; running the cell again goes on as well. So does the kernel's own interrupt, which here stops like the button.
-
-    Args:
-        run: the run folder that `train` records in.
-        train: trains and returns the trainer; called again it goes on from the last checkpoint.
-        interactive: False trains in the calling thread and makes no widget. Either way the end result is shown below.
-
-    Returns:
-        What `train` returns.
-
-    Raises:
-        TrainingStopped: it was stopped; the run is `interrupted` and can go on.
-    """
-    from IPython.display import display
-
-    if interactive:
-        view = watch(run, train=train)
-        display(view)
-        trainer = await view.trained()
-    else:
-        trainer = train()
-    display(TrainingProgress(run))  # an ordinary output, which is saved with the notebook as a widget is not
-    return trainer
+def _button(description: str, icon: str, tooltip: str) -> ipywidgets.Button:
+    wide = ipywidgets.Layout(width="14em")
+    return ipywidgets.Button(description=description, icon=icon, tooltip=tooltip, layout=wide)

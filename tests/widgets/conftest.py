@@ -1,0 +1,21 @@
+"""What the tests of the views share: a small model that searches, with its prompt."""
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def engine():
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from workbench.generation.rollouts import TransformersSampler
+    from workbench.training.recipes import resolve_model
+
+    path = resolve_model("search")
+    return TransformersSampler(AutoModelForCausalLM.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path))
+
+
+@pytest.fixture(scope="session")
+def prompt():
+    from workbench.training.recipes import load_prompts
+
+    return load_prompts("search")[0]["prompt"]

@@ -1,0 +1,84 @@
+from functools import partial
+
+import ipywidgets
+from conftest import write_run
+from widget_samples import METRICS, widgets_alive
+
+from workbench.curves.baselines import list_baselines, load_baseline
+from workbench.errors import ParameterError
+from workbench.widgets import padding_explorer, run_comparer, stop_explorer, watch
+from workbench.widgets.controls import Choices, Explorer, control
+
+
+def test_a_static_twin_makes_no_widget_and_shows_what_the_widget_starts_with(engine, prompt, tmp_path):
+    run = write_run(tmp_path, metrics=METRICS)
+    documented = [load_baseline(name) for name in list_baselines()[:3]]
+    about = {"tolerance": 5.0, "unit": "characters", "high": 0.0}
+    explorers = [
+        partial(stop_explorer, {"transformers": engine}, prompt=prompt, limit=12),
+        partial(padding_explorer, family="llama"),
+        partial(run_comparer, [run], documented, **about),
+    ]
+    for explorer in explorers:
+        before = widgets_alive()
+        static = explorer(interactive=False)
+        assert widgets_alive() == before
+        assert static._repr_html_() in explorer(interactive=True).result.value
+
+
+def test_every_control_has_a_description_and_a_tooltip(engine, prompt, tmp_path):
+    run = write_run(tmp_path, state="interrupted")
+    explorers = [
+        stop_explorer({"transformers": engine}, prompt=prompt, limit=4),
+        padding_explorer(),
+        run_comparer([run], [load_baseline(n) for n in list_baselines()], tolerance=1.0, unit="u", high=0.0),
+    ]
+    view = watch(run)
+    controls = [c for explorer in explorers for c in explorer.controls.values() if not isinstance(c, Choices)]
+    choices = [c for explorer in explorers for c in explorer.controls.values() if isinstance(c, Choices)]
+    controls += [view.stop, view.go_on, *(box for c in choices for box in c.children[1].children)]
+    assert len(controls) == 17 + 1 + len(list_baselines())
+    assert all(c.children[0].value == c.description for c in choices)
+    assert all(c.description.strip() and c.tooltip.strip() for c in controls)
+
+
+def test_a_refusal_and_a_failure_are_told_in_words_and_the_last_good_result_stays():
+    class Answer:
+        def __init__(self, text):
+            self.text = text
+
+        def _repr_html_(self):
+            return self.text
+
+    def show(number):
+        if number == 2:
+            raise ParameterError("number=2: <b>not</b> that one")
+        return Answer(f"answer {10 // (3 - number)}")
+
+    explorer = Explorer(show, {"number": control(ipywidgets.IntText, "number", "any", 1)})
+    assert "ready" in explorer.state.value and "answer 5" in explorer.result.value
+    explorer.controls["number"].value = 2
+    assert "refused: number=2: &lt;b&gt;not&lt;/b&gt; that one" in explorer.state.value
+    explorer.controls["number"].value = 3
+    assert "failed: ZeroDivisionError" in explorer.state.value
+    assert "answer 5" in explorer.result.value
+    explorer.controls["number"].value = 0
+    assert "ready" in explorer.state.value and "answer 3" in explorer.result.value
+
+
+def test_of_several_choices_those_that_are_ticked_count_and_both_directions_agree():
+    choices = Choices("runs", "shown when ticked", [("first", 1), ("second", 2), ("third", 3)])
+    boxes = choices.children[1].children
+    assert choices.value == (1, 2, 3)
+    boxes[1].value = False
+    assert choices.value == (1, 3)
+    choices.value = (2,)
+    assert [box.value for box in boxes] == [False, True, False]
+    assert Choices("none", "", []).value == ()
+
+
+def test_a_list_says_which_key_opens_it_and_text_counts_once_it_is_left():
+    assert (
+        control(ipywidgets.Dropdown, "dtype", "of weights", options=["a"]).tooltip == "of weights; Space opens the list"
+    )
+    assert control(ipywidgets.Text, "ids", "numbers", "7").continuous_update is False
