@@ -88,9 +88,10 @@ def test_eos_is_one_token_wherever_it_stands(tokenizer):
 
 def test_search_tokens_are_text_at_first_and_one_token_each_once_added(corpus):
     tokenizer = starter.build_tokenizer(corpus)
-    assert all(len(tokenizer(t).input_ids) > 1 for t in starter.SEARCH_TOKENS)
-    assert tokenizer.add_tokens(list(starter.SEARCH_TOKENS)) == 2
-    assert [tokenizer(t).input_ids for t in starter.SEARCH_TOKENS] == [[2048], [2049]]
+    call = ["<search>", "</search>"]
+    assert all(len(tokenizer(t).input_ids) > 1 for t in call)
+    assert tokenizer.add_tokens(call) == 2
+    assert [tokenizer(t).input_ids for t in call] == [[2048], [2049]]
 
 
 def test_the_same_corpus_gives_the_same_tokenizer(tokenizer, corpus):
@@ -188,7 +189,7 @@ def test_a_damaged_cache_is_built_again_with_the_same_weights(cache, damage):
 @pytest.mark.slow
 def test_two_processes_at_once_build_once_and_get_the_same_folder(cache):
     code = f"""
-from workbench import starter
+from workbench.toys import starter
 starter._SFT |= {SHORT}
 build = starter._build
 starter._build = lambda *a: (print("built"), build(*a))
@@ -201,7 +202,6 @@ print("folder", starter.starter_model(cache_dir={str(cache)!r}))"""
     assert len({line for output in lines for line in output if line.startswith("folder")}) == 1
 
 
-@pytest.mark.slow
 def test_what_decides_the_weights_decides_the_folder(cache, monkeypatch, corpus):
     key = starter._cache_key(corpus, "qwen2")
     assert key == starter._cache_key(list(corpus), "qwen2")

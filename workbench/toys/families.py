@@ -1,5 +1,13 @@
 """One small model per family, with random weights, to see what padding does to each kind of position (article A2)."""
 
+from typing import Any
+
+import pandas as pd
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ..consistency.padding import POSITIONS
+from ..consistency.padding_report import padding_report
 from ..errors import ParameterError
 
 VOCAB, WINDOW = 128, 128
@@ -29,7 +37,7 @@ _LONG = {
     "original_max_position_embeddings": 32,
 }
 # name -> model type and config as transformers has them
-FAMILIES = {
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", _GLU),
     "qwen2": ("qwen2", _GLU),
     "qwen3": ("qwen3", _GLU | {"head_dim": 16}),
@@ -59,14 +67,18 @@ def family_model(name: str, auto=None, **fields):
         name: of `FAMILIES`.
         auto: transformers' auto class; default `AutoModelForCausalLM`.
         **fields: of the config, in place of the family's own.
-    """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
 
+    Raises:
+        ParameterError: a name that is not in `FAMILIES`.
+
+    Example:
+        >>> family_model("gpt2", n_positions=64).config.n_positions
+        64
+    """
     if name not in FAMILIES:
         raise ParameterError(f"name={name!r}: expected one of {', '.join(FAMILIES)}")
-    kind, config = FAMILIES[name]
-    config = AutoConfig.for_model(kind, **config | fields)
+    kind, own = FAMILIES[name]
+    config = AutoConfig.for_model(kind, **own | fields)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = (auto or AutoModelForCausalLM).from_config(config, dtype=torch.float32)
@@ -78,15 +90,18 @@ def family_model(name: str, auto=None, **fields):
 
 
 def random_texts(*lengths: int) -> list[list[int]]:
-    """Token ids of these lengths, without special tokens; the same at each call."""
-    import torch
+    """Token ids of these lengths, without special tokens; the same at each call.
 
+    Example:
+        >>> random_texts(3, 2)
+        [[98, 17, 127], [121, 16]]
+    """
     generator = torch.Generator().manual_seed(1)
     return [torch.randint(3, VOCAB, (n,), generator=generator).tolist() for n in lengths]
 
 
-def family_table(names=tuple(FAMILIES), lengths=(24, 17, 9)):
-    """Padding reports of families, fp32: name, kind of verdict, largest |difference of a log-prob| without and with ids.
+def family_table(names=tuple(FAMILIES), lengths=(24, 17, 9)) -> pd.DataFrame:
+    """Padding reports of families in fp32: name, verdict, largest |difference of a log-prob| without and with position ids.
 
     Args:
         names: of `FAMILIES`.
@@ -95,13 +110,9 @@ def family_table(names=tuple(FAMILIES), lengths=(24, 17, 9)):
     Returns:
         DataFrame, a row a family; NaN where a model takes no position ids.
     """
-    import pandas as pd
-
-    from ..consistency.padding_report import padding_report
-
     rows = []
     for name in names:
         report = padding_report(family_model(name), None, random_texts(*lengths), dtypes=["float32"])
-        without, given = (report.worst(positions=positions) for positions in ("implicit", "explicit"))
+        given, without = (report.worst(positions=positions) for positions in POSITIONS)
         rows.append({"family": name, "verdict": report.kind, "without position ids": without, "with them": given})
     return pd.DataFrame(rows)

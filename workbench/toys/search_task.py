@@ -19,13 +19,23 @@ _TAILS = (" Let me read what I find.", " Then I will answer.", " Waiting for res
 
 
 def search_prompts() -> list[dict[str, str]]:
-    """Every lead with every topic, 120 rows `{"prompt", "answer"}`; the answer is the one call that earns a reward."""
+    """Every lead with every topic, 120 rows `{"prompt", "answer"}`; the answer is the one call that earns a reward.
+
+    Example:
+        >>> search_prompts()[0]
+        {'prompt': 'What is amber?\\n', 'answer': '<search>amber</search>'}
+    """
     return [{"prompt": f"{lead} {topic}?\n", "answer": f"<search>{topic}{CLOSE}"} for lead in LEADS for topic in TOPICS]
 
 
 def search_corpus(rows: int = 4800, seed: int = 0) -> list[dict[str, str]]:
     """Warm-start targets: 30% the right call, 25% the right call with text after it, 30% a call for another topic (half
-    of them with text after it), 15% no call at all."""
+    of them with text after it), 15% no call at all.
+
+    Example:
+        >>> search_corpus(rows=2)[1]
+        {'prompt': 'What is basalt?\\n', 'completion': '<search>basalt</search>'}
+    """
     rng = random.Random(seed)
     prompts = search_prompts()
     return [_target(rng, prompts[n % len(prompts)]) for n in range(rows)]

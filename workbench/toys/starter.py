@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import platform
 import random
 import re
 import shutil
@@ -20,16 +21,21 @@ import sysconfig
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from filelock import FileLock
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, PrinterCallback
 
 from ..errors import ParameterError
 from ..runs.files import write_text
 
 EOS, PAD = "<|im_end|>", "<|pad|>"
-SEARCH_TOKENS = ("<search>", "</search>")
 VOCAB_SIZE = 2048
-ARCHITECTURES = ("qwen2", "gpt2")
 # Everything below decides the weights and so goes into the cache key.
-_SFT = {
+_SFT: dict[str, Any] = {
     "max_steps": 400,
     "per_device_train_batch_size": 16,
     "learning_rate": 3e-3,
@@ -38,7 +44,7 @@ _SFT = {
     "max_length": 256,
     "seed": 0,
 }
-_SHAPES = {
+_SHAPES: dict[str, dict[str, Any]] = {
     "qwen2": {
         "hidden_size": 128,
         "intermediate_size": 384,
@@ -50,6 +56,7 @@ _SHAPES = {
     },
     "gpt2": {"n_embd": 128, "n_inner": 512, "n_layer": 2, "n_head": 4, "n_positions": 512},
 }
+ARCHITECTURES = tuple(_SHAPES)
 _LIBRARIES = ("torch", "transformers", "trl", "accelerate", "tokenizers", "datasets")
 
 
@@ -100,15 +107,25 @@ def _signature(node) -> str:
 
 
 def corpus_hash(corpus: list[dict[str, str]]) -> str:
-    """sha256 of the corpus, 64 hex digits."""
+    """sha256 of the corpus, 64 hex digits.
+
+    Example:
+        >>> corpus_hash([{"prompt": "a", "completion": "b"}])[:16]
+        'fa4a6c6483669bca'
+    """
     return hashlib.sha256(json.dumps(corpus, sort_keys=True).encode()).hexdigest()
 
 
 def build_tokenizer(corpus: list[dict[str, str]]):
-    """Byte-level BPE trained on the corpus: `VOCAB_SIZE` entries, `<|im_end|>` as EOS and a pad token of its own."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    """Byte-level BPE trained on the corpus: at most `VOCAB_SIZE` entries, `<|im_end|>` as EOS, a pad token of its own.
 
+    Example:
+        >>> tokenizer = build_tokenizer([{"prompt": "a note", "completion": " a note"}] * 2)
+        >>> tokenizer.encode("note<|im_end|>")
+        [258, 259, 1]
+        >>> tokenizer.pad_token_id, tokenizer.eos_token_id
+        (0, 1)
+    """
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -130,18 +147,14 @@ def build_model(tokenizer, architecture: str = "qwen2", seed: int = 0):
         architecture: `qwen2` (rotary positions) or `gpt2` (learned positions: sensitive to padding, article A2).
         seed: of the initial weights; the caller's random state is left as it was.
     """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    if architecture not in ARCHITECTURES:
-        raise ParameterError(f"architecture={architecture!r}: expected one of {', '.join(ARCHITECTURES)}")
+    shape = _shape(architecture)
     config = AutoConfig.for_model(
         architecture,
         vocab_size=len(tokenizer),
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
-        **_SHAPES[architecture],
+        **shape,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -149,6 +162,12 @@ def build_model(tokenizer, architecture: str = "qwen2", seed: int = 0):
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     return model
+
+
+def _shape(architecture: str) -> dict:
+    if architecture not in ARCHITECTURES:
+        raise ParameterError(f"architecture={architecture!r}: expected one of {', '.join(ARCHITECTURES)}")
+    return _SHAPES[architecture]
 
 
 def starter_model(architecture: str = "qwen2", cache_dir: str | os.PathLike | None = None) -> Path:
@@ -169,11 +188,10 @@ def warm_started(
         corpus: rows with `prompt` and `completion`.
         architecture: `qwen2` or `gpt2`.
         cache_dir: default `$WORKBENCH_CACHE`, else `~/.cache/workbench`.
-    """
-    from filelock import FileLock
 
-    if architecture not in ARCHITECTURES:
-        raise ParameterError(f"architecture={architecture!r}: expected one of {', '.join(ARCHITECTURES)}")
+    Raises:
+        ParameterError: another architecture.
+    """
     folder = _cache_root(cache_dir) / f"{name}-{architecture}-{_cache_key(corpus, architecture)}"
     if not _is_intact(folder):
         with FileLock(f"{folder}.lock"):
@@ -201,15 +219,11 @@ def _cache_root(cache_dir: str | os.PathLike | None) -> Path:
 
 
 def _cache_key(corpus, architecture: str) -> str:
-    import platform
-
-    import torch
-
     decides = {
         "version": 2,  # of what is saved beside the weights; raise it when `_build` changes
         "corpus": corpus_hash(corpus),
         "vocab_size": VOCAB_SIZE,
-        "shape": _SHAPES[architecture],
+        "shape": _shape(architecture),
         "sft": _SFT,
         "libraries": {name: version(name) for name in _LIBRARIES},
         "threads": 1,  # `_build` trains on one thread; another count would give other weights
@@ -246,7 +260,6 @@ def _build(folder: Path, corpus, architecture: str) -> None:
 
 def _warm_start(model, tokenizer, corpus, scratch: str) -> None:
     from datasets import Dataset
-    from transformers import PrinterCallback
     from trl import SFTConfig, SFTTrainer
 
     args = SFTConfig(
@@ -271,9 +284,7 @@ def _warm_start(model, tokenizer, corpus, scratch: str) -> None:
 
 @contextlib.contextmanager
 def one_thread():
-    """Run torch on one thread: the toy models are faster so, and the count changes their weights."""
-    import torch
-
+    """Run torch on one thread: toy models are faster on one, and another count would change their weights."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -285,9 +296,6 @@ def one_thread():
 @contextlib.contextmanager
 def preserved_rng():
     """Leave Python's, numpy's and torch's random state as it was, whatever runs inside."""
-    import numpy
-    import torch
-
     states = random.getstate(), numpy.random.get_state()
     with torch.random.fork_rng():
         try:

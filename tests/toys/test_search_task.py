@@ -1,0 +1,42 @@
+from collections import Counter
+
+import pytest
+
+from workbench.toys import search_task
+from workbench.toys.search_task import CLOSE, search_corpus, search_model, search_prompts
+
+
+def test_every_prompt_is_there_once_with_the_call_for_its_topic():
+    rows = search_prompts()
+    assert len({row["prompt"] for row in rows}) == len(rows) == 120
+    for row in rows:
+        topic = row["answer"].removeprefix("<search>").removesuffix(CLOSE)
+        assert row["prompt"].endswith(f" {topic}?\n") and row["answer"] == f"<search>{topic}</search>"
+
+
+def test_the_warm_start_targets_are_mixed_as_the_docstring_says():
+    answers = {row["prompt"]: row["answer"] for row in search_prompts()}
+
+    def kind(row) -> str:
+        call, close, rest = row["completion"].partition(CLOSE)
+        if not close:
+            return "no call"
+        right = "right" if call + close == answers[row["prompt"]] else "wrong"
+        return f"{right}, goes on" if rest else right
+
+    counts = Counter(kind(row) for row in search_corpus())
+    shares = {name: count / 4800 for name, count in counts.items()}
+    expected = {"right": 0.3, "right, goes on": 0.25, "wrong": 0.15, "wrong, goes on": 0.15, "no call": 0.15}
+    assert shares == pytest.approx(expected, abs=0.025)  # one wrong call in twenty happens to be right
+
+
+def test_the_seed_decides_the_targets():
+    assert search_corpus(50) == search_corpus(50) == search_corpus(4800)[:50]
+    assert search_corpus(50) != search_corpus(50, seed=1)
+
+
+def test_the_model_is_warm_started_on_the_whole_corpus(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(search_task, "warm_started", lambda *args: asked.append(args) or tmp_path)
+    assert search_model(tmp_path) == tmp_path
+    assert asked == [("search", search_corpus(), "qwen2", tmp_path)]
