@@ -10,13 +10,12 @@ import pandas as pd
 import torch
 
 from ..errors import ParameterError
-from .padding import cast_copy, map_logits, pad_batch
+from .padding import TOLERANCE, cast_copy, map_logits, pad_batch
 
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")  # TRL's vllm_importance_sampling_mode
 CLIP_MIN, CLIP_MAX = None, 3.0  # TRL's defaults of vllm_importance_sampling_clip_min and _max
 QUANTILES = (0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1)
 PARTS = ("batch shape", "padding", "dtype", "temperature", "top-k", "top-p", "sampler")
-_AGREE = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.25}
 _ADVICE = {
     "batch shape": "The trainer differs from itself in another batch: no setting of the sampler can remove that.",
     "padding": "Score with position ids: with_position_ids(model).",
@@ -228,7 +227,7 @@ class MismatchReport:
     def verdict(self) -> str:
         whole = np.abs(self.ratios.tokens)
         size = f"{whole.mean():.1e} nats per token on average, {whole.max():.1e} at most ({self.dtype})"
-        if whole.max() <= _AGREE[self.dtype]:
+        if whole.max() <= TOLERANCE[self.dtype]:
             return f"sampler and scorer agree: {size}."
         part = np.abs(np.concatenate(self.parts[self.largest]))
         return (
@@ -348,8 +347,8 @@ def _check_settings(prompt_ids, completion_ids, temperature, top_p, sampler_dtyp
         raise ParameterError(f"top_p={top_p}: expected a number above 0, at most 1 (1 = off)")
     if batch_size is not None and batch_size < 1:
         raise ParameterError(f"batch_size={batch_size}: expected at least 1")
-    if sampler_dtype is not None and sampler_dtype not in _AGREE:
-        raise ParameterError(f"sampler_dtype={sampler_dtype!r}: expected one of {', '.join(_AGREE)}")
+    if sampler_dtype is not None and sampler_dtype not in TOLERANCE:
+        raise ParameterError(f"sampler_dtype={sampler_dtype!r}: expected one of {', '.join(TOLERANCE)}")
 
 
 def _score(model, rollout, batch_size, positions, width, *, temperatures, top_k, top_p) -> list[np.ndarray]:

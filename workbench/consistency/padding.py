@@ -16,6 +16,8 @@ from .positions import backbone, position_ids, takes_position_ids, unwrapped, wi
 
 SIDES = ("left", "right")
 POSITIONS = ("explicit", "implicit")
+# Largest difference of a log-prob (nats) that rounding explains, most precise dtype first.
+TOLERANCE = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.25}
 MAX_LOGITS = 2**24  # numbers of fp32 logits held at once: 64 MiB
 
 # --- batches -------------------------------------------------------------------------------------------------------

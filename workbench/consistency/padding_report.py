@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 
 from ..errors import ParameterError
-from .padding import POSITIONS, SIDES, cast_copy, evaluating, map_logits, pad_batch
+from .padding import POSITIONS, SIDES, TOLERANCE, cast_copy, evaluating, map_logits, pad_batch
 from .positions import (
     derives_positions,
     fills_position_ids,
@@ -28,8 +28,6 @@ NEAR_WINDOW = "wrong near the window"
 UNUSED = "position ids not used"
 BROKEN = "wrong even with position ids"
 CONTROL = "control: copies of itself, no padding"
-# Largest difference of a log-prob (nats) that rounding explains, most precise dtype first. A measured control counts too.
-TOLERANCE = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.25}
 _LENGTH_DEPENDENT = ("dynamic", "longrope")  # transformers recomputes these from the largest position in the batch
 _WIDEST = 8192
 _CASTABLE = 2**30  # parameters up to which a copy in another dtype is made unasked
@@ -331,7 +329,7 @@ def _decide(model, rows: list[LayoutDifference], use: str) -> tuple[str, str]:
     dtype = rows[0].dtype
     control = _worst(rows, dtype=dtype, layout=CONTROL)
     explicit, implicit = (_worst(rows, dtype=dtype, positions=p) for p in POSITIONS)
-    tolerance = max(TOLERANCE[dtype], 4 * control)
+    tolerance = max(TOLERANCE[dtype], 4 * control)  # another batch size may move numbers more than rounding explains
     numbers = (
         f"padding moves log-probs by up to {_nats(implicit)} nats without position ids"
         + ("" if use in ("swallowed", "refused") else f", {_nats(explicit)} with them")
