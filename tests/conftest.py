@@ -36,9 +36,9 @@ def need(present, reason: str) -> None:
 def workbench(*arguments, cwd=None, env=None, timeout=300) -> subprocess.CompletedProcess:
     """`python -m workbench ...` in a process of its own."""
     command = [sys.executable, "-m", "workbench", *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=cwd or ROOT, env=os.environ | (env or {}), timeout=timeout
-    )
+    env = os.environ | (env or {})
+    env.pop("PYTEST_CURRENT_TEST", None)  # with it ipykernel captures output otherwise than for users, and vLLM cannot start
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd or ROOT, env=env, timeout=timeout)
 
 
 def call(capsys, *arguments) -> tuple[int, str, str]:
