@@ -4,7 +4,7 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def engine():
+def sampler():
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from workbench.generation.rollouts import TransformersSampler

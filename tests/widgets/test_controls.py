@@ -10,12 +10,12 @@ from workbench.widgets import padding_explorer, run_comparer, stop_explorer, wat
 from workbench.widgets.controls import Choices, Explorer, control
 
 
-def test_a_static_twin_makes_no_widget_and_shows_what_the_widget_starts_with(engine, prompt, tmp_path):
+def test_a_static_twin_makes_no_widget_and_shows_what_the_widget_starts_with(sampler, prompt, tmp_path):
     run = write_run(tmp_path, metrics=METRICS)
     documented = [load_baseline(name) for name in list_baselines()[:3]]
     about = {"tolerance": 5.0, "unit": "characters", "high": 0.0}
     explorers = [
-        partial(stop_explorer, {"transformers": engine}, prompt=prompt, limit=12),
+        partial(stop_explorer, {"transformers": sampler}, prompt=prompt, limit=12),
         partial(padding_explorer, family="llama"),
         partial(run_comparer, [run], documented, **about),
     ]
@@ -26,10 +26,10 @@ def test_a_static_twin_makes_no_widget_and_shows_what_the_widget_starts_with(eng
         assert static._repr_html_() in explorer(interactive=True).result.value
 
 
-def test_every_control_has_a_description_and_a_tooltip(engine, prompt, tmp_path):
+def test_every_control_has_a_description_and_a_tooltip(sampler, prompt, tmp_path):
     run = write_run(tmp_path, state="interrupted")
     explorers = [
-        stop_explorer({"transformers": engine}, prompt=prompt, limit=4),
+        stop_explorer({"transformers": sampler}, prompt=prompt, limit=4),
         padding_explorer(),
         run_comparer([run], [load_baseline(n) for n in list_baselines()], tolerance=1.0, unit="u", high=0.0),
     ]

@@ -6,17 +6,17 @@ from workbench.widgets.markup import visible
 from workbench.widgets.stop_explorer import mark_row, show_stops
 
 
-def test_each_token_is_kept_or_spells_the_stop_or_is_wasted(engine):
-    rule = StopRule(StopSpec(strings=("</search>",)), engine.tokenizer)
-    ids = engine.tokenizer.encode("<search>opals</search> Then I")
+def test_each_token_is_kept_or_spells_the_stop_or_is_wasted(sampler):
+    rule = StopRule(StopSpec(strings=("</search>",)), sampler.tokenizer)
+    ids = sampler.tokenizer.encode("<search>opals</search> Then I")
     row = mark_row(rule, ids)
     texts = {role: "".join(t for t, r in zip(row.texts, row.roles, strict=True) if r == role) for role in row.roles}
     assert texts == {"kept": "<search>opals", "stop": "</search>", "wasted": " Then I"}
     assert row.completion == "<search>opals</search>"
 
 
-def test_eos_and_a_token_id_are_stops_of_one_token_and_a_row_without_any_is_kept_whole(engine):
-    tokenizer = engine.tokenizer
+def test_eos_and_a_token_id_are_stops_of_one_token_and_a_row_without_any_is_kept_whole(sampler):
+    tokenizer = sampler.tokenizer
     words = tokenizer.encode("I think it is")
     eos = tokenizer.eos_token_id
     assert mark_row(StopRule(StopSpec(), tokenizer), [*words, eos, 5]).roles[-2:] == ("stop", "wasted")
@@ -25,22 +25,22 @@ def test_eos_and_a_token_id_are_stops_of_one_token_and_a_row_without_any_is_kept
     assert set(mark_row(StopRule(StopSpec(), tokenizer), words).roles) == {"kept"}
 
 
-def test_every_role_is_written_out_beside_its_colour(engine):
-    rule = StopRule(StopSpec(strings=("</search>",)), engine.tokenizer)
-    page = mark_row(rule, engine.tokenizer.encode("<search>a</search> b"))._repr_html_()
+def test_every_role_is_written_out_beside_its_colour(sampler):
+    rule = StopRule(StopSpec(strings=("</search>",)), sampler.tokenizer)
+    page = mark_row(rule, sampler.tokenizer.encode("<search>a</search> b"))._repr_html_()
     for role, mark in {"kept": "solid", "stop": "underline", "wasted": "line-through"}.items():
         assert f"<br>{role}</small>" in page and mark in page
 
 
-def test_a_back_end_with_the_stops_keeps_what_the_rule_keeps_of_the_whole_row(engine, prompt):
-    found = show_stops("transformers", engine, StopSpec(strings=("</search>",)), prompt=prompt, limit=24)
+def test_a_back_end_with_the_stops_keeps_what_the_rule_keeps_of_the_whole_row(sampler, prompt):
+    found = show_stops("transformers", sampler, StopSpec(strings=("</search>",)), prompt=prompt, limit=24)
     assert len(found.rows) == 2
-    assert all("the same tokens" in row.engine for row in found.rows)
+    assert all("the same tokens" in row.sampling for row in found.rows)
     assert all("wasted" in row.roles and len(row.ids) == 24 for row in found.rows)
 
 
-def test_editing_the_stops_changes_the_view_and_bad_stops_are_refused_in_the_library_s_words(engine):
-    explorer = stop_explorer({"transformers": engine}, text="<search>opals</search> Then I")
+def test_editing_the_stops_changes_the_view_and_bad_stops_are_refused_in_the_library_s_words(sampler):
+    explorer = stop_explorer({"transformers": sampler}, text="<search>opals</search> Then I")
     strings, ids = explorer.controls["strings"], explorer.controls["token_ids"]
     assert "no stop matched" in explorer.result.value
     strings.value = "</search>"
@@ -55,17 +55,17 @@ def test_editing_the_stops_changes_the_view_and_bad_stops_are_refused_in_the_lib
     assert "refused: StopSpec has no stop" in explorer.state.value
 
 
-def test_stops_survive_the_way_through_their_text_field(engine):
+def test_stops_survive_the_way_through_their_text_field(sampler):
     stops = StopSpec(strings=("\n", " the", "it's", "'quoted'"))
-    explorer = stop_explorer({"transformers": engine}, text="a the\nb", stops=stops)
+    explorer = stop_explorer({"transformers": sampler}, text="a the\nb", stops=stops)
     explorer.refresh()
     assert explorer.state.value.count("ready") == 1
     assert visible(str(stops)) in explorer.result.value
 
 
-def test_an_engine_is_made_when_it_is_chosen_and_once(engine, prompt):
+def test_a_sampler_is_made_when_it_is_chosen_and_once(sampler, prompt):
     made = []
-    explorer = stop_explorer({"one": engine, "two": lambda: made.append(1) or engine}, prompt=prompt, limit=4)
+    explorer = stop_explorer({"one": sampler, "two": lambda: made.append(1) or sampler}, prompt=prompt, limit=4)
     assert made == []
     for backend in ("two", "one", "two"):
         explorer.controls["backend"].value = backend
@@ -73,9 +73,9 @@ def test_an_engine_is_made_when_it_is_chosen_and_once(engine, prompt):
     assert made == [1]
 
 
-def test_hostile_text_makes_no_element_in_the_stop_explorer(engine):
+def test_hostile_text_makes_no_element_in_the_stop_explorer(sampler):
     explorer = stop_explorer(
-        {"transformers": engine}, text=HOSTILE.replace("\ud800", ""), stops=StopSpec(strings=("<b>",))
+        {"transformers": sampler}, text=HOSTILE.replace("\ud800", ""), stops=StopSpec(strings=("<b>",))
     )
     assert (
         "<script" not in explorer.result.value

@@ -1,6 +1,7 @@
 """A curve with its unit and range; where curves peak and settle, and whether two of them agree."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -109,9 +110,7 @@ def on_common_x(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
         x = curves[0].x[(curves[0].x >= start) & (curves[0].x <= end)]
         values = np.stack([np.interp(x, c.x, c.y) for c in curves])
     else:
-        x = curves[0].x
-        for curve in curves[1:]:
-            x = np.intersect1d(x, curve.x)
+        x = functools.reduce(np.intersect1d, [c.x for c in curves])
         values = np.stack([c.y[np.isin(c.x, x)] for c in curves])
     if not len(x):
         raise ParameterError(f"{', '.join(c.label for c in curves)}: no {curves[0].axis} in common")
@@ -288,10 +287,9 @@ def agreement(
 
 
 def _refusal(curve: Curve, documented: Curve) -> str:
-    if reason := why_incomparable(curve, documented):
-        return reason
     finite = np.isfinite(curve.y)
-    return "" if finite.all() else f"{curve.label}: not finite at {curve.axis} {curve.x[finite.argmin()]:g}"
+    broken = "" if finite.all() else f"{curve.label}: not finite at {curve.axis} {curve.x[finite.argmin()]:g}"
+    return why_incomparable(curve, documented) or broken
 
 
 def _residuals(measured: Sequence[Curve], documented: Curve) -> tuple[np.ndarray, float]:

@@ -192,17 +192,7 @@ def group_table(groups: dict[str, list[Curve]], rng: np.random.Generator):
         start = np.mean([c.y[:3].mean() for c in curves])
         half = steps_to_threshold(curves, (start + ends.mean()) / 2, rng, rising=ends.mean() > start, window=5)
         result = seed_interval(ends, rng) if len(ends) > 1 else one_seed(ends[0])
-        rows.append(
-            {
-                "group": name,
-                "n seeds": len(curves),
-                "result": result.estimate,
-                "low": result.low,
-                "high": result.high,
-                "interval": result.name,
-                "half way": half.estimate,
-                "half way, low": half.low,
-                "half way, high": half.high,
-            }
-        )
+        row = {"group": name, "n seeds": len(curves)}
+        row |= {"result": result.estimate, "low": result.low, "high": result.high, "interval": result.name}
+        rows.append(row | {"half way": half.estimate, "half way, low": half.low, "half way, high": half.high})
     return pd.DataFrame(rows)

@@ -34,7 +34,7 @@ class StoppedRow:
         roles: of each id: `kept`, `stop` or `wasted`.
         completion: what a reward function sees.
         ending: where and why the row ends, as a sentence.
-        engine: what the back end did when it had the stops, as a sentence; empty for typed text.
+        sampling: what the back end did when it had the stops, as a sentence; empty for typed text.
     """
 
     ids: tuple[int, ...]
@@ -42,7 +42,7 @@ class StoppedRow:
     roles: tuple[str, ...]
     completion: str
     ending: str
-    engine: str = ""
+    sampling: str = ""
 
     def _repr_html_(self) -> str:
         cells = "".join(
@@ -51,10 +51,10 @@ class StoppedRow:
             f"<small>{number}<br>{role}</small></li>"
             for number, text, role in zip(self.ids, self.texts, self.roles, strict=True)
         )
-        engine = f"<br>{visible(self.engine)}" if self.engine else ""
+        sampling = f"<br>{visible(self.sampling)}" if self.sampling else ""
         return (
             f'<ol aria-label="tokens: text, id, role" style="padding:0;display:flex;flex-wrap:wrap;gap:4px">{cells}</ol>'
-            f"<p>{visible(self.ending)}{engine}<br>A reward function sees: <code>{visible(self.completion)}</code></p>"
+            f"<p>{visible(self.ending)}{sampling}<br>A reward function sees: <code>{visible(self.completion)}</code></p>"
         )
 
 
@@ -77,13 +77,13 @@ class StoppedRows:
         return head + f"<p>{marks}</p>" + shown + table(counted, ["row", *_ROLES, "end"], "Tokens of each role")
 
 
-def mark_row(rule: StopRule, ids, engine: str = "") -> StoppedRow:
+def mark_row(rule: StopRule, ids, sampling: str = "") -> StoppedRow:
     """Each id of a row as `kept`, `stop` or `wasted`.
 
     Args:
         rule: finds the end.
         ids: of one completion, with what follows its end.
-        engine: a sentence about the back end.
+        sampling: a sentence about the back end.
     """
     end = rule.find(ids)
     marker = _marker_length(rule, ids, end)
@@ -95,7 +95,7 @@ def mark_row(rule: StopRule, ids, engine: str = "") -> StoppedRow:
         roles=tuple(roles),
         completion=rule.text(ids, end),
         ending=f"ends after {end.index} of {len(ids)} tokens, {by}: {end.finish_reason}",
-        engine=engine,
+        sampling=sampling,
     )
 
 
@@ -108,7 +108,7 @@ def _marker_length(rule: StopRule, ids, end) -> int:
     return next(spelt, end.index)
 
 
-def show_stops(backend: str, engine, stops: StopSpec, *, text: str = "", prompt: str = "", limit=32, rows=2, seed=0):
+def show_stops(backend: str, sampler, stops: StopSpec, *, text: str = "", prompt: str = "", limit=32, rows=2, seed=0):
     """How rows end under `stops`: those of a typed text, or of completions that a back end samples.
 
     Sampling runs twice with one seed. Without stops, to the limit: this shows what no stop would have cost. With the
@@ -116,7 +116,7 @@ def show_stops(backend: str, engine, stops: StopSpec, *, text: str = "", prompt:
 
     Args:
         backend: its name, shown.
-        engine: samples, or only lends its tokenizer to a typed text.
+        sampler: samples, or only lends its tokenizer to a typed text.
         stops: when a completion ends.
         text: typed in place of sampling.
         prompt: to be continued where no text is given.
@@ -125,28 +125,28 @@ def show_stops(backend: str, engine, stops: StopSpec, *, text: str = "", prompt:
     Raises:
         ParameterError: stops that contradict each other or do not fit the tokenizer or the limit; neither text nor prompt.
     """
-    config = getattr(getattr(engine, "model", None), "generation_config", None)
+    config = getattr(getattr(sampler, "model", None), "generation_config", None)
     if text:
-        rule = StopRule(stops, engine.tokenizer, config)
-        return StoppedRows(backend, stops, (mark_row(rule, engine.tokenizer.encode(text, add_special_tokens=False)),))
+        rule = StopRule(stops, sampler.tokenizer, config)
+        return StoppedRows(backend, stops, (mark_row(rule, sampler.tokenizer.encode(text, add_special_tokens=False)),))
     if not prompt:
         raise ParameterError("text and prompt are empty: type a text, or a prompt for the model to continue")
-    rule = StopRule(stops, engine.tokenizer, config, limit)
+    rule = StopRule(stops, sampler.tokenizer, config, limit)
     how = Sampling(max_completion_length=limit, num_generations=rows, seed=seed)
-    whole = generate(engine, [prompt], stops=StopSpec.legacy_mode(), sampling=how)
-    stopped = generate(engine, [prompt], stops=stops, sampling=how)
+    whole = generate(sampler, [prompt], stops=StopSpec.legacy_mode(), sampling=how)
+    stopped = generate(sampler, [prompt], stops=stops, sampling=how)
     pairs = zip(whole, stopped, strict=True)
-    return StoppedRows(backend, stops, tuple(mark_row(rule, w.completion_ids, _engine(rule, w, s)) for w, s in pairs))
+    return StoppedRows(backend, stops, tuple(mark_row(rule, w.completion_ids, _sampling(rule, w, s)) for w, s in pairs))
 
 
-def _engine(rule: StopRule, whole, stopped) -> str:
+def _sampling(rule: StopRule, whole, stopped) -> str:
     kept = whole.completion_ids[: rule.find(whole.completion_ids).index]
     same = "the same tokens" if stopped.completion_ids == kept else "other tokens, for it sampled anew"
     return f"with the stops it computed {stopped.sampled_tokens} tokens and kept {len(stopped.completion_ids)}, {same}"
 
 
 def stop_explorer(
-    engines: Mapping[str, object],
+    samplers: Mapping[str, object],
     *,
     prompt: str = "",
     text: str = "",
@@ -158,37 +158,37 @@ def stop_explorer(
     """Type a text or sample from the model, edit the stops, and see what is kept, what stops, what is wasted.
 
     Args:
-        engines: back end -> sampler of `workbench.generation.rollouts`, or a function that makes one when it is first chosen.
+        samplers: back end -> sampler of `workbench.generation.rollouts`, or a function that makes one when it is first chosen.
         prompt: to be continued where no text is given.
         text: to be looked at in place of sampling.
         stops: to start with; default at EOS.
         limit: tokens sampled, 1 to 512.
         seed: of the sampling.
-        interactive: False returns the result for these values, of the first engine, and makes no widget.
+        interactive: False returns the result for these values, of the first sampler, and makes no widget.
 
     Returns:
         A widget, or `StoppedRows`.
     """
     stops, made = stops or StopSpec(), {}
 
-    def engine_of(backend: str):
+    def sampler_of(backend: str):
         if backend not in made:
-            given = engines[backend]
+            given = samplers[backend]
             made[backend] = given if hasattr(given, "sample") else given()
         return made[backend]
 
     def show(backend, text, prompt, strings, token_ids, eos, keep, min_tokens, limit, seed):
         lines = tuple(_string(line) for line in strings.split("\n") if line)
         spec = StopSpec(lines, _ids(token_ids), eos=eos, keep=keep, min_tokens=min_tokens)
-        return show_stops(backend, engine_of(backend), spec, text=text, prompt=prompt, limit=limit, seed=seed)
+        return show_stops(backend, sampler_of(backend), spec, text=text, prompt=prompt, limit=limit, seed=seed)
 
     if not interactive:
-        first = next(iter(engines))
-        return show_stops(first, engine_of(first), stops, text=text, prompt=prompt, limit=limit, seed=seed)
+        first = next(iter(samplers))
+        return show_stops(first, sampler_of(first), stops, text=text, prompt=prompt, limit=limit, seed=seed)
     strings_help = "one stop string a line; quotes, as in '\\n', are read as Python"
     lines, ids = "\n".join(map(_written, stops.strings)), ", ".join(map(str, stops.token_ids))
     controls = {
-        "backend": control(Dropdown, "back end", "who samples; a new one is loaded first", options=list(engines)),
+        "backend": control(Dropdown, "back end", "who samples; a new one is loaded first", options=list(samplers)),
         "text": control(Textarea, "text", "looked at in place of sampling; empty to sample", text, layout=WIDE),
         "prompt": control(Textarea, "prompt", "continued by the model when no text is typed", prompt, layout=WIDE),
         "strings": control(Textarea, "stop strings", strings_help, lines),
