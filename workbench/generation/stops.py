@@ -256,8 +256,6 @@ class StopRule:
         Every EOS id is passed, because vLLM knows only those in the model's folder. Special tokens stay in the text in
         which vLLM looks for stop strings; by default it drops them, and a stop string with one never matches.
         """
-        if self.spec.legacy:
-            return {"ignore_eos": True}
         options: dict = {"stop_token_ids": list(self.stop_ids)} if self.stop_ids else {}
         if not self.spec.eos:
             options["ignore_eos"] = True
