@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, until, workbench, write_notebook, write_run
+from conftest import ROOT, need, until, workbench, write_notebook, write_run
 
 EXAMPLE = "05_grpo_docs_example"
 PAGE = ROOT / "docs" / "what_happens.md"
@@ -130,7 +130,18 @@ def too_many_gpus(folder):
 @row("`--executor slurm` on a laptop", "refused: no sbatch here; what to do instead")
 def slurm_on_a_laptop(folder):
     env = {"PATH": str(Path(sys.executable).parent)}
-    refused(folder, "run", EXAMPLE, "--executor", "slurm", env=env, says="sbatch")
+    says = "--executor slurm: no sbatch and srun on PATH; start it on a Slurm login node$"
+    refused(folder, "run", EXAMPLE, "--executor", "slurm", env=env, says=says)
+
+
+@row("the same with `--dry-run`", "the plan and the sbatch script; a line on stderr says what was not checked")
+def slurm_dry_run_on_a_laptop(folder):
+    arguments = ["run", EXAMPLE, "--executor", "slurm", "--dry-run", "--runs-dir", folder / "runs"]
+    process = workbench(*arguments, env={"PATH": str(Path(sys.executable).parent)})
+    assert process.returncode == 0
+    assert process.stdout.startswith(f"run    {EXAMPLE}\n#!/bin/bash\n")
+    assert process.stderr.startswith("not checked: --executor slurm: no sbatch and srun on PATH; ")
+    assert not (folder / "runs").exists()
 
 
 @row("a batch that groups do not fill: `num_generations=8`, batch 12", "ParameterError that names both numbers")
@@ -222,8 +233,8 @@ def copied_folder(folder):
 def full_disk(folder):
     disk = folder / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", disk], capture_output=True).returncode:
-        pytest.skip("needs the right to mount a small disk")
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", disk], capture_output=True)
+    need(mount.returncode == 0, "the right to mount a small disk")
     try:
         fill = (
             "from pathlib import Path\n(run.path / 'metrics.jsonl').write_text('{\"step\": 1}\\n')\n"
@@ -335,8 +346,13 @@ def no_prompt_column(folder):
 )
 def doctor(folder):
     process = workbench("doctor")
-    assert process.returncode == (1 if "wrong " in process.stdout else 0)
+    assert process.returncode == 0, process.stdout
     assert re.search("ok +trl: 1.12.0", process.stdout)
+    (folder / "trl-0.0.1.dist-info").mkdir()
+    (folder / "trl-0.0.1.dist-info" / "METADATA").write_text("Name: trl\nVersion: 0.0.1\n")
+    process = workbench("doctor", env={"PYTHONPATH": str(folder)})
+    assert process.returncode == 1
+    assert "wrong trl: 0.0.1; 1.12.0 is pinned" in process.stdout
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ import argparse
 import errno
 import json
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .batch.run_batch import _execute, _finish, _good, _run_batch, _tally
-from .errors import WorkbenchError
+from .errors import ParameterError, WorkbenchError
+from .runs.parameters import notebook_parameters, parse_assignments
 from .runs.run import list_runs, load_run, runs_root
 from .runs.tokens import hide_tokens
 
@@ -21,21 +22,30 @@ def main(argv: list[str] | None = None) -> int:
         print(f"workbench: {hide_tokens(str(error))}", file=sys.stderr)
         return 2
     except OSError as error:  # a full disk, a folder that cannot be written
-        full = (
-            "; free space, then go on with `workbench run NOTEBOOK --resume RUN`" if error.errno == errno.ENOSPC else ""
-        )
-        print(f"workbench: {error}{full}", file=sys.stderr)
+        full = error.errno == errno.ENOSPC
+        advice = "; free space, then go on with `workbench run NOTEBOOK --resume RUN`" if full else ""
+        print(f"workbench: {error}{advice}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("workbench: interrupted", file=sys.stderr)
         return 130
 
 
+# --- what may be written --------------------------------------------------------------------------------------------
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="workbench", description="RL fine-tuning runs that can be trusted")
     commands = parser.add_subparsers(required=True)
 
-    run = commands.add_parser("run", help="run notebooks, each in a run folder of its own")
+    def command(function: Callable, text: str, root: str | None = "folder of all runs") -> argparse.ArgumentParser:
+        made = commands.add_parser(function.__name__.strip("_"), help=text)
+        made.set_defaults(command=function)
+        if root:
+            made.add_argument("--runs-dir", type=Path, help=f"{root} (default {runs_root()})")
+        return made
+
+    run = command(_run, "run notebooks, each in a run folder of its own")
     run.add_argument("notebooks", nargs="+", metavar="NOTEBOOK", help="name, or path of an .ipynb file")
     run.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE")
     run.add_argument(
@@ -43,72 +53,49 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("-q", "--quiet", action="store_true", help="no bars and no output of the notebook")
     _add_batch_options(run)
-    run.set_defaults(command=_run)
 
-    sweep = commands.add_parser("sweep", help="run a notebook over a grid of parameters and compare the runs")
+    grid = "seed=0..4, learning_rate=1e-4,3e-4"
+    sweep = command(_sweep, "run a notebook over a grid of parameters and compare the runs")
     sweep.add_argument("notebook")
-    sweep.add_argument(
-        "-p",
-        "--parameter",
-        action="append",
-        default=[],
-        metavar="NAME=VALUES",
-        help="seed=0..4, learning_rate=1e-4,3e-4",
-    )
-    sweep.add_argument("--out", type=Path, help="folder of the comparison (default reports/ beside runs/)")
-    _add_redact(sweep)
+    sweep.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUES", help=grid)
+    _add_page_options(sweep, "of the comparison")
     _add_batch_options(sweep)
-    sweep.set_defaults(command=_sweep)
 
-    status = commands.add_parser("status", help="what every run does now, or how it ended")
+    status = command(_status, "what every run does now, or how it ended")
     status.add_argument("runs", nargs="*", metavar="RUN", help="run id, folder or `last` (default: all)")
-    status.add_argument("--runs-dir", type=Path)
     status.add_argument("--json", action="store_true", help="one JSON object a run")
-    status.set_defaults(command=_status)
 
-    logs = commands.add_parser("logs", help="what a run's notebook printed")
+    logs = command(_logs, "what a run's notebook printed")
     logs.add_argument("run", metavar="RUN", help="run id, folder or `last`")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
-    logs.add_argument("--runs-dir", type=Path)
-    logs.set_defaults(command=_logs)
 
-    cancel = commands.add_parser("cancel", help="end runs; a training stops after its step and can be resumed")
+    cancel = command(_cancel, "end runs; a training stops after its step and can be resumed")
     cancel.add_argument("runs", nargs="+", metavar="RUN", help="run id, folder or `last`")
     cancel.add_argument("--grace", type=float, default=60, metavar="SECONDS", help="for the current step (default 60)")
-    cancel.add_argument("--runs-dir", type=Path)
-    cancel.set_defaults(command=_cancel)
 
-    listing = commands.add_parser("list", help="notebooks and runs; with a notebook, its parameters")
+    listing = command(_list, "notebooks and runs; with a notebook, its parameters")
     listing.add_argument("notebook", nargs="?")
-    listing.add_argument("--runs-dir", type=Path)
     listing.add_argument("--json", action="store_true", help="one JSON object a run")
-    listing.set_defaults(command=_list)
 
-    report = commands.add_parser("report", help="build the HTML reports and their index")
+    report = command(_report, "build the HTML reports and their index")
     report.add_argument("runs", nargs="*", type=Path, help="run folders (default: all)")
-    report.add_argument("--runs-dir", type=Path)
-    report.add_argument("--out", type=Path, help="folder of the index (default reports/ beside runs/)")
-    _add_redact(report)
-    report.set_defaults(command=_report)
+    _add_page_options(report, "of the index")
 
-    sheet = commands.add_parser("claims", help="every claim of the articles beside what was measured here")
-    sheet.add_argument("--runs-dir", type=Path)
+    sheet = command(_claims, "every claim of the articles beside what was measured here")
     sheet.add_argument("--markdown", action="store_true", help="as a markdown table")
     sheet.add_argument("--write", type=Path, metavar="FILE", help="put the table between the markers in FILE")
-    sheet.set_defaults(command=_claims)
 
-    doctor = commands.add_parser("doctor", help="check the environment: versions, back ends, hardware")
-    doctor.set_defaults(command=_doctor)
+    command(_doctor, "check the environment: versions, back ends, hardware", root=None)
     return parser
 
 
-def _add_redact(parser: argparse.ArgumentParser) -> None:
+def _add_page_options(parser: argparse.ArgumentParser, what: str) -> None:
     text = "copies to share, without host names, user names, absolute paths and tokens (default reports-redacted/)"
+    parser.add_argument("--out", type=Path, help=f"folder {what} (default reports/ beside runs/)")
     parser.add_argument("--redact", action="store_true", help=text)
 
 
 def _add_batch_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--runs-dir", type=Path, help=f"folder of all runs (default {runs_root()})")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, each in its own process")
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs for each run (default 1 where there are any)")
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
@@ -123,44 +110,84 @@ def _add_batch_options(parser: argparse.ArgumentParser) -> None:
     slurm.add_argument("--detach", action="store_true", help="submit and return; see `workbench status`")
 
 
-def _run(args) -> int:
-    from .batch import execute, gpus
-    from .runs import parameters
+# --- what is done ---------------------------------------------------------------------------------------------------
 
-    given = parameters.parse_assignments(args.parameter)
+
+def _run(args) -> int:
+    from .batch import run_batch, sweep
+    from .batch.execute import execute_run
+
+    given = parse_assignments(args.parameter)
     several = len(args.notebooks) > 1
     if several and (args.resume is not None or given):
-        raise WorkbenchError("-p and --resume go with one notebook; run the others by a command of their own")
+        raise ParameterError("-p and --resume go with one notebook; run the others by a command of their own")
+    entries = [sweep.plan_run(name, given, root=args.runs_dir, resume=args.resume) for name in args.notebooks]
     if several or args.dry_run or args.executor == "slurm":
-        return _run_batch(args, given)
-    gpus.check_gpus(args.gpus)
-    notebook = args.notebooks[0]
-    run = execute.prepare_run(notebook, given, root=args.runs_dir, resume=args.resume)
+        return _conclude(entries) if _execute(args, entries) else 0
+    run_batch.check_here(args.jobs, args.gpus)
+    run = entries[0].prepare()
     print(f"run folder {run.path}", file=sys.stderr)
-    state = execute.execute_run(run, notebook=notebook, quiet=args.quiet, gpus=args.gpus)
-    return _finish(run, state)
+    state = execute_run(run, notebook=entries[0].notebook, quiet=args.quiet, gpus=args.gpus)
+    print(run_batch.finish(run))
+    return 0 if run_batch.succeeded(run) else 130 if state == "interrupted" else 1
 
 
 def _sweep(args) -> int:
-    from .batch import sweep
-    from .runs import parameters
-
-    given = parameters.parse_assignments(args.parameter)
-    entries = sweep.plan_sweep(args.notebook, given, args.runs_dir)
-    if not _execute(args, entries):
-        return 0
-    return _compare(args, given, entries)
-
-
-def _compare(args, given: dict, entries: list) -> int:
+    from .batch.sweep import plan_sweep
     from .reports import default_folder
     from .reports.sweep import build_sweep_report
 
-    name = " ".join(f"{k}={v}" for k, v in given.items())
+    given = parse_assignments(args.parameter)
+    entries = plan_sweep(args.notebook, given, args.runs_dir)
+    if not _execute(args, entries):
+        return 0
+    grid = " ".join(f"{k}={v}" for k, v in given.items())
     folder = args.out or default_folder(args.runs_dir, redact=args.redact)
-    print(f"report {build_sweep_report(Path(args.notebook).stem, name, entries, folder, redact=args.redact)}")
-    print(_tally(entries))
-    return 0 if all(_good(e.run) for e in entries) else 1
+    print(f"report {build_sweep_report(Path(args.notebook).stem, grid, entries, folder, redact=args.redact)}")
+    return _conclude(entries)
+
+
+def _execute(args, entries: Sequence) -> bool:
+    """Execute a plan where `--executor` says; False when it was only shown or handed over to Slurm."""
+    from .batch import run_batch
+
+    options, scripts, unchecked = _slurm_options(args), "", ""
+    if not options:
+        run_batch.check_here(args.jobs, args.gpus)
+    elif args.dry_run:
+        scripts, unchecked = run_batch.preview_on_slurm(entries, options)
+    for entry in entries:
+        if args.dry_run or not entry.to_run:
+            print(entry)
+    if args.dry_run:
+        print(scripts, end="")
+        print(f"not checked: {unchecked}\n" if unchecked else "", end="", file=sys.stderr)
+    elif options:
+        run_batch.execute_on_slurm(entries, options, wait=not args.detach)
+    else:
+        run_batch.execute_here(entries, jobs=args.jobs, gpus=args.gpus)
+    return not (args.dry_run or args.detach)
+
+
+def _slurm_options(args):
+    """The options of each job; None with `--executor local`."""
+    from .batch.slurm import SlurmOptions
+
+    if args.executor == "slurm":
+        options = {name: getattr(args, name) for name in ("partition", "time", "cpus", "mem", "requeues")}
+        parallel = None if args.jobs == 1 else args.jobs
+        extra = parse_assignments(args.sbatch, "--sbatch")
+        return SlurmOptions(gpus=args.gpus or 0, parallel=parallel, extra=extra, **options)
+    if args.partition or args.sbatch or args.detach:
+        raise ParameterError("--partition, --sbatch and --detach go with --executor slurm")
+    return None
+
+
+def _conclude(entries: Sequence) -> int:
+    from .batch import run_batch
+
+    print(run_batch.tally(entries))
+    return 0 if all(run_batch.succeeded(e.run) for e in entries) else 1
 
 
 def _status(args) -> int:
@@ -209,10 +236,9 @@ def _claims(args) -> int:
 
 def _list(args) -> int:
     from .batch import display, execute
-    from .runs import parameters
 
     if args.notebook:
-        for p in parameters.notebook_parameters(execute.find_notebook(args.notebook)).values():
+        for p in notebook_parameters(execute.find_notebook(args.notebook)).values():
             print(f"{p.name} = {p.default!r}  ({p.expected})  {p.help}")
         return 0
     if args.json:

@@ -48,10 +48,10 @@ def test_more_gpus_than_there_are_is_refused_with_those_there_are(monkeypatch):
 
 
 def test_two_holders_never_have_the_same_gpu_and_a_third_waits_and_says_so():
-    told = []
-    with hold(None, told.append) as first, hold(1, told.append) as second:
+    reasons = []
+    with hold(None, reasons.append) as first, hold(1, reasons.append) as second:
         assert {first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]} == {"7", "8"}
-        assert told == []
+        assert reasons == []
 
         def give_up(why):
             raise TimeoutError(why)
@@ -60,7 +60,7 @@ def test_two_holders_never_have_the_same_gpu_and_a_third_waits_and_says_so():
             pass
         with pytest.raises(TimeoutError, match="waits for 2"), hold(2, give_up):
             pass
-    with hold(2, told.append) as both:
+    with hold(2, reasons.append) as both:
         assert both["CUDA_VISIBLE_DEVICES"] == "7,8"
 
 
@@ -88,8 +88,8 @@ def test_a_killed_holder_lets_go():
     process = context.Process(target=_hold_for_ever, args=(started,))
     process.start()
     assert started.wait(30)
-    told = []
+    reasons = []
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    with hold(2, told.append) as devices:
+    with hold(2, reasons.append) as devices:
         assert devices["CUDA_VISIBLE_DEVICES"] == "7,8"

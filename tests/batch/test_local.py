@@ -18,11 +18,11 @@ WHEN = """\
 import json, os, time
 began = time.time()
 time.sleep(0.7)
-told = {"gpu": os.environ.get("CUDA_VISIBLE_DEVICES"), "began": began, "ended": time.time()}
-(run.path / "when.json").write_text(json.dumps(told))"""
+held = {"gpu": os.environ.get("CUDA_VISIBLE_DEVICES"), "began": began, "ended": time.time()}
+(run.path / "when.json").write_text(json.dumps(held))"""
 
 
-def told(root) -> list[dict]:
+def gpus_held(root) -> list[dict]:
     return [json.loads((run.path / "when.json").read_text()) for run in list_runs(root)]
 
 
@@ -36,7 +36,7 @@ def test_runs_of_a_batch_are_handed_gpus_and_no_two_ever_share_one(tmp_path):
     arguments = ["sweep", path, "-p", "seed=0..5", "--jobs", "3", "--runs-dir", tmp_path / "runs"]
     process = workbench(*arguments, env=environment)
     assert process.returncode == 0, process.stderr
-    runs = told(tmp_path / "runs")
+    runs = gpus_held(tmp_path / "runs")
     assert len(runs) == 6
     assert {r["gpu"] for r in runs} <= {"7", "8"}
     pairs = [(a, b) for n, a in enumerate(runs) for b in runs[n + 1 :] if a["gpu"] == b["gpu"]]
@@ -52,26 +52,9 @@ def test_two_gpus_for_each_run_are_handed_out_together_and_three_are_refused(tmp
     assert "gpus=3: expected 0 or more for a run; visible here: 2 (7, 8)" in refused.stderr
     assert list_runs(tmp_path / "runs") == []
     assert workbench(*arguments, "2", env=environment).returncode == 0
-    first, second = told(tmp_path / "runs")
+    first, second = gpus_held(tmp_path / "runs")
     assert first["gpu"] == second["gpu"] == "7,8"
     assert not overlap(first, second)
-
-
-def test_several_notebooks_run_side_by_side_and_each_outcome_is_told(tmp_path):
-    good = write_notebook(tmp_path / "good.ipynb", WHEN)
-    bad = write_notebook(tmp_path / "bad.ipynb", "print('before'); 1 / 0")
-    arguments = [good, bad, "--jobs", "2", "--runs-dir", tmp_path / "runs"]
-    plan = workbench("run", *arguments, "--dry-run")
-    assert plan.stdout.splitlines() == ["run    good", "run    bad"]
-    assert list_runs(tmp_path / "runs") == []
-    process = workbench("run", *arguments)
-    assert process.returncode == 1
-    assert "bad: failed: cell 4: ZeroDivisionError: division by zero" in process.stderr
-    assert "good: done, steps 3" in process.stderr
-    assert "1 of 2 runs are done" in process.stdout
-    failed = next(r for r in list_runs(tmp_path / "runs") if r.notebook == "bad")
-    assert "before" in workbench("logs", failed.path).stdout
-    assert all((run.path / "report.html").is_file() for run in list_runs(tmp_path / "runs"))
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])

@@ -14,9 +14,7 @@ import slurm_cluster
 from conftest import ROOT, need, until, workbench, write_notebook
 
 from workbench.batch import slurm, slurm_state
-from workbench.batch.node import why_ended
 from workbench.batch.slurm import SlurmOptions
-from workbench.batch.slurm_state import Word, read_sacct, read_squeue, verdict
 from workbench.errors import MissingDependencyError, ParameterError, RunError
 from workbench.runs.files import read_json
 from workbench.runs.run import create_run, list_runs
@@ -89,7 +87,7 @@ def ended(runs, seconds: float = 120) -> list[tuple[str, str]]:
     """State and error of each run once none goes on, by their folders and one question to Slurm a poll."""
 
     def all_ended():
-        slurm.refresh(runs)
+        slurm_state.refresh(runs)
         return not any(run.status["state"] in ("queued", "running") for run in runs)
 
     until(all_ended, "the end of all runs", seconds)
@@ -141,145 +139,17 @@ def test_without_slurm_or_submitit_the_error_says_what_to_do(monkeypatch, tmp_pa
         slurm.check_slurm(SlurmOptions())
 
 
-# --- what Slurm says, from recorded answers ------------------------------------------------------------------------
-
-QUEUED = {"state": "queued", "owner": {"job": "9_1"}, "times": {"queued": 1.0}}
-RUNNING = {"state": "running", "owner": {"job": "9_1"}, "times": {"queued": 1.0, "running": 2.0}}
-
-
-@pytest.mark.parametrize(
-    ("status", "word", "change"),
-    [
-        (QUEUED, Word("PENDING", "Resources"), None),
-        (QUEUED, Word("RUNNING"), None),
-        (RUNNING, Word("COMPLETING"), None),
-        (RUNNING, Word("PENDING", "BeginTime"), ("queued", "requeued by Slurm (BeginTime)")),
-        (RUNNING, Word("CANCELLED", "", 143), ("interrupted", "Slurm: cancelled")),
-        (RUNNING, Word("OUT_OF_MEMORY"), ("interrupted", "Slurm: out of memory; give more with --mem")),
-        (RUNNING, Word("NODE_FAIL", nodes="n7"), ("interrupted", "Slurm: node lost (n7)")),
-        (RUNNING, Word("TIMEOUT"), ("interrupted", "Slurm: time limit")),
-        (RUNNING, Word("PREEMPTED"), ("interrupted", "Slurm: preempted")),
-        (RUNNING, Word("FAILED", "NonZeroExitCode", 137), ("interrupted", "Slurm: killed by signal 9")),
-        (RUNNING, Word("FAILED", "x", 3), ("interrupted", "Slurm: the job ended as FAILED (exit code 3)")),
-        (RUNNING, Word("COMPLETED"), ("interrupted", "Slurm: the job ended as COMPLETED (exit code 0)")),
-        (RUNNING, Word("FAILED", "JobLaunchFailure", 137), ("interrupted", "Slurm: killed by signal 9")),
-        (QUEUED, Word("FAILED", "JobLaunchFailure", 181), ("interrupted", "Slurm: failed to start (JobLaunchFailure)")),
-        (QUEUED, Word("FAILED", "x", 1), ("interrupted", "Slurm: failed to start (x, exit code 1)")),
-        (RUNNING, None, ("interrupted", "Slurm no longer knows job 9_1")),
-    ],
-)
-def test_every_end_of_a_job_has_its_words(status, word, change):
-    got = verdict(status, word)
-    assert got == change or (got[0] == change[0] and got[1].startswith(change[1]))
-
-
-def test_a_job_that_never_starts_is_reported_while_it_hangs_in_the_queue():
-    for reason in ("launch failed requeued held", "DependencyNeverSatisfied"):
-        state, error = verdict(QUEUED, Word("PENDING", reason))
-        assert (state, error) == ("interrupted", f"Slurm: failed to start ({reason}); its job 9_1 is held: scancel it")
-
-
-SACCT = """\
-9_0|COMPLETED|0:0|None|n1
-9_1|CANCELLED by 1000|0:0|None|n1
-9_2|FAILED|9:0|None|n2
-10|FAILED|2:0|None|n1
-11|FAILED|1:0|None|n1
-12|FAILED|0:9|None|n1
-13|FAILED|0:53|None|n2
-14|NODE_FAIL|0:0|None|n2
-15_[0,2-6:2%4]|CANCELLED by 1000|0:0|JobHeldUser|None assigned
-slurm_load: error
-"""  # of sacct 22.05
-
-
-def test_the_accounting_database_is_read_where_there_is_one():
-    told = read_sacct(SACCT)
-    assert told["9_1"] == Word("CANCELLED", "None", 0, "n1")
-    assert {job: word.exit_code for job, word in told.items() if word.state == "FAILED"} == {
-        "9_2": 137,  # its step was killed by signal 9
-        "10": 130,
-        "11": 1,
-        "12": 137,  # its script was
-        "13": 181,
-    }
-    assert verdict(QUEUED, told["13"]) == ("interrupted", "Slurm: failed to start (JobLaunchFailure)")
-    assert verdict(RUNNING, told["14"]) == ("interrupted", "Slurm: node lost (n2)")
-    assert [job for job, word in told.items() if word.reason == "JobHeldUser"] == ["15_0", "15_2", "15_4", "15_6"]
-
-
-def test_a_job_that_left_slurm_s_memory_is_looked_up_in_accounting(monkeypatch):
-    answers = {
-        "squeue": subprocess.CompletedProcess([], 1, "", "slurm_load_jobs error: Invalid job id specified"),
-        "sacct": subprocess.CompletedProcess([], 0, "9_1|NODE_FAIL|0:0|None|n1\n", ""),
-    }
-    monkeypatch.setattr(slurm_state, "slurm_command", lambda name, *_: answers[name])
-    monkeypatch.setattr(slurm_state.shutil, "which", lambda name: name)
-    assert slurm_state.ask_slurm({"9_1"}) == {"9_1": Word("NODE_FAIL", "None", 0, "n1")}
-    answers["sacct"] = subprocess.CompletedProcess([], 1, "", "Slurm accounting storage is disabled")
-    assert slurm_state.ask_slurm({"9_1"}) == {}
-
-
-def test_a_controller_that_does_not_answer_changes_nothing(tmp_path, monkeypatch):
-    run = create_run("by_hand", {}, tmp_path)
-    before = set_status(run.path, "running", owner={"job": "9_1"})
-    answer = subprocess.CompletedProcess([], 1, "", "squeue: error: Unable to contact slurm controller\n")
-    monkeypatch.setattr(slurm_state, "slurm_command", lambda *_: answer)
-    with pytest.warns(UserWarning, match="Unable to contact slurm controller; runs are shown as last known"):
-        slurm.refresh([run])
-    assert run.status == before
-
-
-def test_wait_statuses_of_squeue_become_exit_codes():
-    line = "{:40}{:40}{:80}{:20}{:200}\n".format
-    text = line("9_1", "FAILED", "NonZeroExitCode", "35072", "n1") + line("9_2", "CANCELLED", "None", "15", "n1")
-    assert [word.exit_code for word in read_squeue(text).values()] == [137, 143]
-
-
-@pytest.mark.parametrize(
-    ("job", "number", "expected"),
-    [
-        ({"JobState": "RUNNING", "EndTime": "1300", "PreemptTime": "None"}, signal.SIGUSR2, ("time limit", 1290)),
-        ({"JobState": "RUNNING", "EndTime": "1030", "PreemptTime": "1000"}, signal.SIGTERM, ("preemption", 1020)),
-        ({"JobState": "RUNNING", "EndTime": "1006", "PreemptTime": "999"}, signal.SIGTERM, ("preemption", 1004)),
-        ({"JobState": "RUNNING", "EndTime": "1300", "PreemptTime": "None"}, signal.SIGTERM, ("SIGTERM", 1290)),
-        ({"JobState": "COMPLETING", "EndTime": "1000"}, signal.SIGTERM, ("ended", 1000)),
-        ({}, signal.SIGUSR2, ("time limit", 1020)),
-    ],
-)
-def test_the_cause_of_a_notice_says_how_long_a_run_may_go_on(job, number, expected):
-    assert why_ended(job, number, 1000.0) == expected
-
-
-def test_a_run_whose_job_is_known_lives_whatever_its_process_id_says(tmp_path, monkeypatch):
-    run = create_run("by_hand", {}, tmp_path)
-    set_status(run.path, "queued", owner={"job": "12_3", "log": "x.err", "pid": 0, "host": os.uname().nodename})
-    assert run.status["state"] == "queued"
-    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "12")
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
-    owner = set_status(run.path, "running")["owner"]  # on the node
-    assert (owner["job"], owner["log"], owner["pid"]) == ("12_3", "x.err", os.getpid())
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "4")
-    assert "job" not in set_status(run.path, "running")["owner"]  # started again by hand
-
-
-SHIELDED = """
-import multiprocessing, os, signal, time
-from workbench.batch.node import shield
-shield()
-worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,))
-worker.start()
-for number in (signal.SIGTERM, signal.SIGUSR2):
-    os.kill(os.getpid(), number)
-worker.terminate()
-worker.join()
-print("alive,", worker.exitcode)
-"""
-
-
-def test_a_shielded_kernel_outlives_the_notice_and_its_pools_of_workers_still_end():
-    process = subprocess.run([sys.executable, "-c", SHIELDED], capture_output=True, text=True, timeout=90)
-    assert process.stdout == "alive, -15\n"
+def test_the_script_is_made_without_a_client_and_asks_for_what_the_options_say(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", "")
+    options = SlurmOptions(partition="low", time=7, gpus=2, cpus=3, mem=1.5, parallel=4, extra={"qos": "x", "hold": ""})
+    lines = slurm.script(Path("by_hand.ipynb"), 6, options, tmp_path).splitlines()
+    for line in ("job-name=by_hand", "partition=low", "time=7", "gpus-per-node=2", "cpus-per-task=3", "mem=1536M",
+                 "array=0-5%4", "signal=USR2@105", "qos=x", "hold", "requeue"):  # fmt: skip
+        assert f"#SBATCH --{line}" in lines
+    assert not any(
+        line.startswith("#SBATCH --array") for line in slurm.script(Path("n"), 1, options, tmp_path).split("\n")
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- a real cluster ------------------------------------------------------------------------------------------------
@@ -299,9 +169,9 @@ def test_a_sweep_of_six_as_one_array_ends_as_each_of_its_runs_did(cluster, start
     until(lambda: (training.path / "training").exists(), "the training")
     for run in (cancelled, killed):
         running(run)
-    slurm.cancel(cancelled)
+    slurm_state.cancel_job(cancelled)
     os.kill(killed.status["owner"]["pid"], signal.SIGKILL)
-    slurm.refresh(runs)
+    slurm_state.refresh(runs)
     assert training.status["state"] == "running"
     high_priority_job()
     until(lambda: "requeued after preemption" in (training.status["error"] or ""), "the preemption")
@@ -344,7 +214,7 @@ def test_a_lost_node_is_reported_or_its_run_starts_again(cluster, submitted):
     for run in (lost, moved):
         until(lambda run=run: (run.path / "training").exists(), "both to run on n2")
     subprocess.run(["scontrol", "update", "nodename=n2", "state=down", "reason=test"], check=True)
-    until(lambda: slurm.refresh([lost, moved]) or moved.status["state"] == "queued", "the requeue")
+    until(lambda: slurm_state.refresh([lost, moved]) or moved.status["state"] == "queued", "the requeue")
     assert ended([lost]) == [("interrupted", "Slurm: node lost (n2)")]
     subprocess.run(["scontrol", "update", "nodename=n2", "state=resume"], capture_output=True, check=False)
     assert ended([moved]) == [("done", None)]
@@ -354,7 +224,7 @@ def test_a_lost_node_is_reported_or_its_run_starts_again(cluster, submitted):
 def test_an_interrupted_run_goes_on_as_a_new_job_and_ends_there(cluster, submitted, tmp_path):
     (run,) = submitted(WAIT, options=SlurmOptions(mem=1, time=5))
     running(run)
-    slurm.cancel(run)
+    slurm_state.cancel_job(run)
     assert ended([run]) == [("interrupted", "Slurm: cancelled")]
     first = job(run)
     path = write_notebook(tmp_path / "by_hand.ipynb", "pass")
@@ -362,7 +232,7 @@ def test_an_interrupted_run_goes_on_as_a_new_job_and_ends_there(cluster, submitt
     assert job(run) != first
     assert ended([run]) == [("done", None)]
     with pytest.raises(RunError, match="is no Slurm job"):
-        slurm.cancel(create_run("by_hand", {}, tmp_path / "runs"))
+        slurm_state.cancel_job(create_run("by_hand", {}, tmp_path / "runs"))
 
 
 @pytest.mark.slow
@@ -426,7 +296,7 @@ def test_a_job_that_slurm_has_forgotten_is_said_to_be_and_an_array_too_large_is_
     runs = [create_run("by_hand", {}, tmp_path) for _ in range(3)]
     for run, unknown in zip(runs, ("99999", "88888_1"), strict=False):
         set_status(run.path, "running", owner={"job": unknown})
-        slurm.refresh([run])
+        slurm_state.refresh([run])
         assert run.status["error"].startswith(f"Slurm no longer knows job {unknown}")
     path = write_notebook(tmp_path / "by_hand.ipynb", "pass")
     with pytest.raises(RunError, match="Slurm refused 1 jobs: "):

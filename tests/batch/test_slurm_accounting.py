@@ -13,7 +13,7 @@ from conftest import need, until, write_notebook
 
 from workbench.batch import slurm
 from workbench.batch.slurm import SlurmOptions
-from workbench.batch.slurm_state import ask_slurm
+from workbench.batch.slurm_state import ask_slurm, cancel_job, refresh
 from workbench.runs.run import create_run
 
 from .test_slurm import CELLS, WAIT, job, running
@@ -36,7 +36,7 @@ def remembered() -> str:
 
 
 @pytest.mark.slow
-def test_one_look_tells_how_jobs_ended_that_the_controller_has_forgotten(cluster, tmp_path, monkeypatch):
+def test_one_look_shows_how_jobs_ended_that_the_controller_has_forgotten(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     cells = ["pass", WAIT, WAIT]
     path = write_notebook(tmp_path / "by_hand.ipynb", "exec(cells[seed])", setup=CELLS.format(cells=cells))
@@ -47,21 +47,21 @@ def test_one_look_tells_how_jobs_ended_that_the_controller_has_forgotten(cluster
     for run in (cancelled, killed):
         running(run)
     until(lambda: done.status["state"] == "done", "the first run")
-    slurm.cancel(cancelled)
+    cancel_job(cancelled)
     subprocess.run(["scancel", job(never_ran[0]).partition("_")[0]], check=True)  # one record for both
     os.kill(killed.status["owner"]["pid"], signal.SIGKILL)
     until(lambda: not remembered(), "the controller to forget all jobs")
     jobs = {job(run) for run in runs}
-    until(lambda: not {"PENDING", "RUNNING"} & {word.state for word in ask_slurm(jobs).values()}, "the last record")
-    told = ask_slurm(jobs)
-    assert [(told[job(run)].state, told[job(run)].exit_code) for run in runs] == [
+    until(lambda: not {"PENDING", "RUNNING"} & {answer.state for answer in ask_slurm(jobs).values()}, "the last record")
+    states = ask_slurm(jobs)
+    assert [(states[job(run)].state, states[job(run)].exit_code) for run in runs] == [
         ("COMPLETED", 0),
         ("CANCELLED", 0),
         ("FAILED", 137),
         ("CANCELLED", 0),
         ("CANCELLED", 0),
     ]
-    slurm.refresh(runs)
+    refresh(runs)
     assert [(run.status["state"], run.status["error"]) for run in runs] == [
         ("done", None),
         ("interrupted", "Slurm: cancelled"),

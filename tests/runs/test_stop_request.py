@@ -115,7 +115,8 @@ def test_ppo_stops_too_and_leaves_its_policy(starter_folder, tmp_path):
 
 @pytest.mark.slow
 def test_a_notebook_that_was_asked_to_stop_is_interrupted_and_resumes_to_its_end(starter_folder, tmp_path):
-    from workbench.batch.execute import execute_run, prepare_run
+    from workbench.batch.execute import execute_run
+    from workbench.batch.sweep import plan_run
 
     cells = (
         "from workbench import length_reward, make_recipe, train_grpo\n"
@@ -125,7 +126,7 @@ def test_a_notebook_that_was_asked_to_stop_is_interrupted_and_resumes_to_its_end
         "train_grpo(recipe, reward_funcs=length_reward(), out_dir=run.path)",
     )
     path = str(write_notebook(tmp_path / "hand_made.ipynb", *cells))
-    run = prepare_run(path, {}, root=tmp_path / "runs")
+    run = plan_run(path, {}, root=tmp_path / "runs").prepare()
     assert execute_run(run, notebook=path, quiet=True) == "interrupted"
     assert run.status["error"] == "stopped after step 0 of 4: enough"
     assert execute_run(run, notebook=path, quiet=True) == "done"

@@ -2,12 +2,12 @@
 
 import contextlib
 import re
-import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
+
+from tqdm import tqdm
 
 from ..runs.files import read_json
 from ..runs.run import Run
@@ -29,14 +29,11 @@ class Display:
         self._stop = threading.Event()
 
     def __enter__(self):
-        from tqdm import tqdm
-
         self._log = (self._run.path / "log.txt").open("a", encoding="utf-8", errors="backslashreplace")
         bars = sys.stderr.isatty() and not self._quiet
         options = {"file": sys.stderr, "disable": not bars, "dynamic_ncols": True}
         self._cells = tqdm(desc="cells", unit="cell", position=0, **options)
         self._steps = tqdm(desc="steps", unit="step", position=1, **options)
-        self._write = partial(tqdm.write, file=sys.stderr, end="")
         self._poller = threading.Thread(target=self._poll, daemon=True)
         self._poller.start()
         return self
@@ -61,7 +58,7 @@ class Display:
         text = hide_tokens(text)
         self._log.write(text)
         if not self._quiet:
-            self._write(printable(text))
+            tqdm.write(printable(text), file=sys.stderr, end="")
 
     def flush(self) -> None:
         self._log.flush()
@@ -95,9 +92,6 @@ class SweepProgress:
         self._ended = sum(e.action == "skip" for e in entries)
 
     def __enter__(self):
-        from tqdm import tqdm
-
-        self._write = tqdm.write
         self._bar = tqdm(total=len(self._entries), unit="run", disable=not sys.stderr.isatty(), dynamic_ncols=True)
         self._bar.update(self._ended)
         return self
@@ -113,7 +107,7 @@ class SweepProgress:
     def finished(self, entry) -> None:
         self._ended += 1
         self._bar.update(1)
-        self._write(f"[{self._ended}/{len(self._entries)}] {entry.name}: {outcome(entry.run)}", file=sys.stderr)
+        tqdm.write(f"[{self._ended}/{len(self._entries)}] {entry.name}: {outcome(entry.run)}", file=sys.stderr)
 
 
 def steps_of(run: Run) -> str:
@@ -139,21 +133,11 @@ def outcome(run: Run) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that cannot command a terminal, whatever a model wrote: colours are dropped, other control characters shown."""
+    """Text that cannot command a terminal, whatever a model wrote: colours are dropped, other control characters shown.
+
+    Example:
+        >>> printable("\\x1b[31mred\\x1b[0m \\x07 é")
+        'red \\\\x07 é'
+    """
     text = re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\r\n", "\n").replace("\r", "\n")
     return "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGTERM and a closed terminal act as Ctrl-C does, so that no child outlives its parent unseen."""
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    before = {s: signal.signal(s, interrupt) for s in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,7 +1,7 @@
-"""Runs one notebook in one folder through papermill, in a kernel of its own, and says truly how it ended.
+"""Runs one notebook in one folder through papermill, in a kernel of its own, and records how it really ended.
 
-papermill ignores unknown parameters, does not check types, and saves `completed` for cells of a killed kernel; so
-parameters are checked before and `status.json`, written here, is what counts.
+papermill saves `completed` for cells of a killed kernel, so `status.json`, written here, is what counts. It also ignores
+unknown parameters and checks no types, so a run's parameters are checked when it is planned (`sweep.py`).
 """
 
 import contextlib
@@ -9,12 +9,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..errors import ParameterError, RunError
-from ..runs.parameters import Parameter, check_parameters, notebook_parameters
-from ..runs.run import SET_BY_RUNNER, Run, create_run, list_runs, load_run
+from ..runs.run import Run
 from ..runs.status import set_status
 from ..runs.stop_request import clear_stop
 from .display import Display
@@ -45,87 +45,17 @@ def find_notebook(name: str) -> Path:
     raise ParameterError(f"notebook {name!r}: not found; there are {there}")
 
 
-def prepare_run(notebook: str, params: Mapping, *, root: Path | None = None, resume: str | None = None) -> Run:
-    """Check everything and make the run folder, or find the one to resume; starts nothing.
-
-    Args:
-        notebook: name or path.
-        params: name -> value, strings allowed.
-        root: folder of all runs; default `runs_root()`.
-        resume: None for a new run; "" for the latest unfinished run of this notebook with these parameters; else a run
-            id or folder.
-
-    Raises:
-        ParameterError: notebook or parameters are wrong.
-        RunError: nothing to resume, or the run to resume is still going or done.
-    """
-    path, full, run = check_run(notebook, params, root=root, resume=resume)
-    return run or create_run(path.stem, full, root)
-
-
-def check_run(
-    notebook: str, params: Mapping, *, root: Path | None = None, resume: str | None = None
-) -> tuple[Path, dict, Run | None]:
-    """As `prepare_run`, without making a folder: the notebook, all parameters, and the run to resume."""
-    path = find_notebook(notebook)
-    full = full_parameters(notebook_parameters(path), params)
-    if resume is None:
-        return path, full, None
-    run = _find_resumable(path.stem, full, {name: full[name] for name in params}, root, resume)
-    return path, run.params, run
-
-
-def full_parameters(known: Mapping[str, Parameter], params: Mapping) -> dict:
-    """What a run records: every parameter the runner does not set, as given or by default.
-
-    Raises:
-        ParameterError: an unknown name, a wrong value, or one that only the runner sets.
-    """
-    for name in SET_BY_RUNNER:
-        if name in params:
-            raise ParameterError(f"parameter {name!r} is set by the runner; choose the folder with --runs-dir")
-    given = {name: _absolute(value) for name, value in check_parameters(known, params).items()}
-    return {name: p.default for name, p in known.items() if name not in SET_BY_RUNNER} | given
-
-
-def _absolute(value):
-    """A relative path of something that exists, made absolute: the kernel works in the run's folder, not here."""
-    here = isinstance(value, str) and ("/" in value or Path(value).suffix) and Path(value).exists()
-    return os.path.abspath(value) if here else value
-
-
-def _find_resumable(notebook: str, full: dict, given: dict, root: Path | None, resume: str) -> Run:
-    mine = [r for r in list_runs(root) if r.notebook == notebook]
-    if resume:
-        found = [r for r in mine if r.id == resume] or [load_run(resume)]
-        for name, value in given.items():
-            if found[-1].params.get(name) != value:
-                raise ParameterError(
-                    f"parameter {name}={value!r}: the run to resume has {found[-1].params.get(name)!r}"
-                )
-    else:
-        found = [r for r in mine if r.params == full and r.status["state"] in ("interrupted", "failed")]
-        if not found:
-            states = ", ".join(f"{r.id} ({r.status['state']})" for r in mine if r.params == full) or "none"
-            raise RunError(f"nothing to resume: runs of {notebook} with these parameters: {states}")
-    run = found[-1]
-    if run.status["state"] in ("queued", "running", "done"):
-        raise RunError(f"{run.path}: is {run.status['state']}; only an interrupted or failed run can be resumed")
-    return run
-
-
 def execute_run(
     run: Run,
     *,
-    notebook: str | None = None,
+    notebook: str | Path | None = None,
     quiet: bool = False,
     gpus: int | None = None,
     ended: Callable[[str, str | None], tuple[str, str | None]] | None = None,
 ) -> str:
     """Execute a prepared run and return its final state, `done`, `failed` or `interrupted`.
 
-    Ctrl-C or SIGTERM ends it as `interrupted`; checkpoints and everything recorded so far stay.
-    A handler of SIGTERM that is set already is left in charge.
+    Ctrl-C or SIGTERM ends it as `interrupted` (see `interruptible`); checkpoints and everything recorded so far stay.
 
     Args:
         run: its folder.
@@ -134,22 +64,13 @@ def execute_run(
         gpus: how many to hold for it, queued until they are free; None takes one where there are any.
         ended: given the state and its reason, returns those to record: a scheduler may start the run again.
     """
-    from . import papermill_engine
-
-    source = find_notebook(notebook or run.notebook)
+    source = find_notebook(str(notebook or run.notebook))
     (run.path / "result.json").unlink(missing_ok=True)
     clear_stop(run)
     executing = run.path / "executing.ipynb"
-    params = run.params | {"out_dir": str(run.path), "interactive": False}
-    environment = kernel_environment(run.params.get("seed", 0))
-    with _sigterm_interrupts():
+    with interruptible():
         try:
-            with hold(gpus, lambda why: set_status(run.path, "queued", why)) as devices:
-                set_status(run.path, "running")
-                with Display(run, quiet=quiet) as display:
-                    state, error = papermill_engine.execute(
-                        source, executing, params, env=environment | devices, cwd=run.path, display=display
-                    )
+            state, error = _execute_in_kernel(run, source, executing, quiet, gpus)
         except KeyboardInterrupt:
             state, error = "interrupted", "stopped by Ctrl-C or SIGTERM"
         except OSError as problem:  # above all a full disk
@@ -165,6 +86,19 @@ def execute_run(
         state, error = ended(state, error)
     set_status(run.path, state, error)
     return state
+
+
+def _execute_in_kernel(run: Run, source: Path, output: Path, quiet: bool, gpus: int | None) -> tuple[str, str | None]:
+    from . import papermill_engine
+
+    params = run.params | {"out_dir": str(run.path), "interactive": False}
+    environment = kernel_environment(run.params.get("seed", 0))
+    with hold(gpus, lambda why: set_status(run.path, "queued", why)) as devices:
+        set_status(run.path, "running")
+        with Display(run, quiet=quiet) as display:
+            return papermill_engine.execute(
+                source, output, params, env=environment | devices, cwd=run.path, display=display
+            )
 
 
 def kernel_environment(seed: int) -> dict[str, str]:
@@ -190,19 +124,22 @@ def kernel_environment(seed: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _sigterm_interrupts():
+def interruptible() -> Iterator[None]:
+    """SIGTERM and a closed terminal act as Ctrl-C does, so that no child outlives its parent unseen.
+
+    A signal that is handled or ignored already (as SIGHUP is by `nohup`) stays so. Outside the main thread, which alone may
+    set handlers, nothing is changed.
+    """
+
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not the main thread, which alone may set handlers
-        yield
-        return
+    main = threading.current_thread() is threading.main_thread()
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if main and signal.getsignal(n) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)

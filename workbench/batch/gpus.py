@@ -45,7 +45,7 @@ def hold(count: int | None, waiting: Callable[[str], None]) -> Iterator[dict[str
 
     Args:
         count: GPUs for the run; None takes one where there are any.
-        waiting: told once, in words, when all are taken and the block has to wait.
+        waiting: called once, with the reason, when all are taken and the block has to wait.
 
     Yields:
         What to add to the environment of the run's kernel.
@@ -59,7 +59,7 @@ def hold(count: int | None, waiting: Callable[[str], None]) -> Iterator[dict[str
     count = 1 if count is None else count
     folder = Path(tempfile.gettempdir()) / f"workbench-gpus-{os.getuid()}"
     folder.mkdir(exist_ok=True)
-    told = False
+    waits = False
     while True:
         with contextlib.ExitStack() as held:
             taken = []
@@ -71,7 +71,7 @@ def hold(count: int | None, waiting: Callable[[str], None]) -> Iterator[dict[str
             if len(taken) == count:
                 yield {"CUDA_VISIBLE_DEVICES": ",".join(taken), _HANDED_OUT: "1"}
                 return
-        if not told:
+        if not waits:
             waiting(f"waits for {count} of the GPUs {', '.join(names)}: too many are taken by other runs")
-            told = True
+            waits = True
         time.sleep(1)

@@ -6,48 +6,39 @@ notebook.
 
 import multiprocessing.util
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..errors import ParameterError
-from ..runs.run import create_run
-from ..runs.status import set_status
-from .display import SweepProgress, interruptible
+from .display import SweepProgress
+from .execute import interruptible
 from .sweep import Entry
 
-_LOADED_ONCE = ["pandas", "workbench.batch.papermill_engine", "workbench.batch.execute", "workbench.reports"]
+_LOADED_ONCE = ["pandas", "workbench.batch.papermill_engine", "workbench.batch.run_batch"]
 
 
-def run_entries(
-    entries: Sequence[Entry], work: Callable[[str, str], object], *, jobs: int = 1, root: Path | None = None
-) -> None:
+def run_entries(entries: Sequence[Entry], work: Callable[[str, str], object], jobs: int = 1) -> None:
     """Run what is to be run, at most `jobs` at a time, under one progress display. A failed run stops no other.
 
     Args:
         entries: those whose action is `run` or `resume` are run, in this order.
         work: executes a prepared run, given its folder and its notebook; importable, since another process calls it.
-        jobs: processes at a time.
-        root: folder of all runs.
+        jobs: processes at a time, at least 1.
 
     Raises:
-        ParameterError: `jobs` below 1.
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; every child was stopped first, its run reads as `interrupted`.
     """
-    if jobs < 1:
-        raise ParameterError(f"jobs={jobs}: expected at least 1")
     _keep_socket_paths_short()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_LOADED_ONCE)
-    waiting = [e for e in entries if e.action in ("run", "resume")]
+    waiting = [e for e in entries if e.to_run]
     active: list[tuple[Entry, multiprocessing.Process]] = []
     with interruptible(), SweepProgress(entries) as progress:
         try:
             while waiting or active:
                 while waiting and len(active) < jobs:
-                    active.append(_start(context, waiting.pop(0), work, root))
+                    active.append(_start(context, waiting.pop(0), work))
                 time.sleep(0.1)
                 for entry, process in [pair for pair in active if not pair[1].is_alive()]:
                     active.remove((entry, process))
@@ -71,12 +62,8 @@ def _keep_socket_paths_short() -> None:
             tempfile.tempdir = folder
 
 
-def _start(context, entry: Entry, work: Callable, root: Path | None) -> tuple:
-    if entry.run is None:
-        entry.run = create_run(entry.notebook.stem, entry.params, root)
-    else:
-        set_status(entry.run.path, "queued")
-    arguments = (work, str(entry.run.path), str(entry.notebook), dict(os.environ))
+def _start(context, entry: Entry, work: Callable) -> tuple[Entry, multiprocessing.Process]:
+    arguments = (work, str(entry.prepare().path), str(entry.notebook), dict(os.environ))
     process = context.Process(target=_in_own_session, args=arguments)
     process.start()
     return entry, process
@@ -90,4 +77,4 @@ def _in_own_session(work: Callable, folder: str, notebook: str, environ: dict[st
     log = os.open(Path(folder) / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for stream in (1, 2):
         os.dup2(log, stream)
-    sys.exit(work(folder, notebook))
+    work(folder, notebook)

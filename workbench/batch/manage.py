@@ -1,16 +1,17 @@
 """Looking after runs from outside, by their folders: what each does now, its log, and ending it."""
 
-import os
-import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
 
 from ..errors import RunError
 from ..runs.run import Run, list_runs, load_run
 from ..runs.stop_request import request_stop
 from .display import failed_checks, outcome, printable, steps_of
+from .slurm_state import cancel_job, refresh
 
 _GOING = ("queued", "running")
 
@@ -33,15 +34,6 @@ def find_run(name: str, root: Path | None = None) -> Run:
     raise RunError(f"run {name!r}: not found; the newest are {newest}")
 
 
-def refresh(runs: Sequence[Run]) -> None:
-    """Ask Slurm about those runs that are its jobs and have not ended, all in one call."""
-    jobs = [r for r in runs if (status := r.status)["state"] in _GOING and status["owner"].get("job")]
-    if jobs:
-        from . import slurm
-
-        slurm.refresh(jobs)
-
-
 def status_line(run: Run) -> str:
     """`notebook id: running, step 12/80, 31 s`, and for an ended run its outcome."""
     status = run.status
@@ -58,12 +50,13 @@ def status_line(run: Run) -> str:
 def status_row(run: Run) -> dict:
     """The same as a JSON object, for scripts."""
     status = run.status
-    keys = ("state", "error", "times", "owner")
-    return {"run": str(run.path), "notebook": run.notebook, "id": run.id} | {k: status.get(k) for k in keys} | {
+    row = {"run": str(run.path), "notebook": run.notebook, "id": run.id}
+    row |= {key: status.get(key) for key in ("state", "error", "times", "owner")}
+    return row | {
         "progress": steps_of(run) or None,
         "headline": run.result.get("headline"),
         "failed_checks": failed_checks(run),
-    }  # fmt: skip
+    }
 
 
 def _duration(status: dict) -> list[str]:
@@ -122,17 +115,27 @@ def cancel(run: Run, grace: float = 60.0) -> None:
             return
     owner = run.status["owner"]
     if owner.get("job"):
-        from . import slurm
-
-        slurm.cancel(run)
+        cancel_job(run)
     elif owner["host"] != socket.gethostname():
         raise RunError(f"{run.path}: runs on {owner['host']}, as process {owner['pid']}; cancel it there")
-    elif b"ipykernel" in Path(f"/proc/{owner['pid']}/cmdline").read_bytes():
-        raise RunError(f"{run.path}: runs in a notebook's kernel, process {owner['pid']}; interrupt it in JupyterLab")
     else:
-        os.kill(owner["pid"], signal.SIGTERM)
+        _terminate(run, owner["pid"])
     if not _ends_within(run, 30):
-        raise RunError(f"{run.path}: was told to end and is still {run.status['state']}; see `workbench logs {run.id}`")
+        raise RunError(
+            f"{run.path}: was asked to end and is still {run.status['state']}; see `workbench logs {run.id}`"
+        )
+
+
+def _terminate(run: Run, pid: int) -> None:
+    try:
+        process = psutil.Process(pid)
+        if any("ipykernel" in part for part in process.cmdline()):
+            raise RunError(f"{run.path}: runs in a notebook's kernel, process {pid}; interrupt it in JupyterLab")
+        process.terminate()
+    except psutil.NoSuchProcess:
+        pass  # it ended meanwhile
+    except psutil.AccessDenied:
+        raise RunError(f"{run.path}: process {pid} belongs to another user, who can cancel it") from None
 
 
 def _ends_within(run: Run, seconds: float) -> bool:

@@ -1,9 +1,11 @@
-"""What runs on a Slurm node: one run of a job, stopped in time when Slurm wants the node back, and queued again."""
+"""What runs on a Slurm node: one run of a job, stopped in time when Slurm wants the node back, and queued again.
+
+The job's first process (`run_on_node`) acts on Slurm's notices; the notebook's kernel below it survives them (`shield`).
+"""
 
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -13,9 +15,12 @@ from ..runs.run import Run, load_run
 from ..runs.status import set_status, slurm_job
 from ..runs.stop_request import clear_stop, request_stop, stop_request
 from .execute import execute_run
+from .slurm_state import error_summary, slurm_command
 
+NOTICES = (signal.SIGTERM, signal.SIGUSR2)
 _SUBMITTER_WAIT_S = 60
 _LEAVE_S = 10  # of the grace, for interrupting the notebook and saving it
+_ANSWER_S = 15  # an answer of Slurm that takes longer would use up the grace
 
 
 def run_on_node(folder: str, notebook: str, requeues: int) -> None:
@@ -40,7 +45,10 @@ def run_on_node(folder: str, notebook: str, requeues: int) -> None:
 
 
 def _check_mine(run: Run) -> None:
-    """The submitter writes into the run which job is its own; a job that finds another there was overtaken by it."""
+    """Exit unless this job is the one that the run's status names: the submitter writes it there.
+
+    A run that was submitted once more meanwhile names another job, and this one leaves it alone.
+    """
     end = time.monotonic() + _SUBMITTER_WAIT_S
     while not (owner := read_json(run.path / "status.json", {}).get("owner", {})).get("job"):
         if time.monotonic() > end:
@@ -73,7 +81,7 @@ class Notice:
 
     def ended(self, state: str, error: str | None) -> tuple[str, str | None]:
         """What to record for a notebook that ended: `queued` where the job will start again."""
-        with self._lock:  # from here on the watcher interrupts nothing
+        with self._lock:  # with `_over` set the watcher interrupts nothing
             self._over.set()
         clear_stop(self._run)
         if self._signal is None or state == "done":
@@ -123,8 +131,12 @@ def why_ended(job: dict[str, str], number: int, now: float) -> tuple[str, float]
         now: seconds since the epoch.
 
     Returns:
-        `preemption` and `time limit`, which give grace; `SIGTERM`, somebody's own; or `ended`, when Slurm has ended the job
-        already and kills what is left in seconds. And a time in seconds since the epoch.
+        The cause: `preemption` or `time limit`, which give grace; `SIGTERM`, which somebody sent by hand; or `ended`, when
+        Slurm has ended the job already and kills what is left in seconds. And a time in seconds since the epoch.
+
+    Example:
+        >>> why_ended({"JobState": "RUNNING", "EndTime": "1300"}, signal.SIGUSR2, now=1000.0)
+        ('time limit', 1290.0)
     """
     if job and job.get("JobState") != "RUNNING":
         return "ended", now
@@ -136,34 +148,29 @@ def why_ended(job: dict[str, str], number: int, now: float) -> tuple[str, float]
 
 
 def _job_fields() -> dict[str, str]:
-    answer = _scontrol(
-        "show", "job", "--oneliner", slurm_job()
-    )  # an array's last task has the array's own SLURM_JOB_ID
+    # an array's last task has the array's own SLURM_JOB_ID, so slurm_job() is asked about
+    answer = slurm_command("scontrol", "show", "job", "--oneliner", slurm_job(), timeout=_ANSWER_S)
     return dict(re.findall(r"(\w+)=(\S*)", answer.stdout))
 
 
 def _requeue(run: Run) -> None:
     """Queue this very job again, which ends it; Slurm refuses where the cluster or `--sbatch no-requeue=` forbids it."""
-    answer = _scontrol("requeue", slurm_job())
+    answer = slurm_command("scontrol", "requeue", slurm_job(), timeout=_ANSWER_S)
     if answer.returncode and _job_fields().get("JobState") == "RUNNING":
-        refused = answer.stderr.strip().splitlines()[-1:]
-        error = f"{run.status['error']}; but Slurm refused to requeue it: {' '.join(refused)}; go on with --resume"
+        refused = error_summary(answer.stderr)
+        error = f"{run.status['error']}; but Slurm refused to requeue it: {refused}; go on with --resume"
         set_status(run.path, "interrupted", error)
 
 
-def _scontrol(*arguments: str) -> subprocess.CompletedProcess:
-    command, env = ["scontrol", *arguments], os.environ | {"SLURM_TIME_FORMAT": "%s"}
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=15, env=env)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return subprocess.CompletedProcess(command, 1, "", str(error))
-
-
-NOTICES = (signal.SIGTERM, signal.SIGUSR2)
+# --- in the notebook's kernel ---------------------------------------------------------------------------------------
 
 
 def shield() -> None:
-    """Outlive Slurm's notices. Processes forked from here are ended by them as ever: pools of workers rely on that."""
+    """Let this process survive Slurm's notices. The notices still end the processes forked from here.
+
+    Slurm sends its notices to every process of the job, but only the runner above is to act on them: it asks the training
+    to stop after its step. Pools of workers are ended by SIGTERM, so forked processes get the default back.
+    """
 
     def ignore(*_):
         pass

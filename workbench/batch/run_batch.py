@@ -1,93 +1,155 @@
-"""A batch from its plan to its last report: on this machine or as Slurm jobs."""
+"""A plan of runs executed to their last report, on this machine or as Slurm jobs, and what to say of it afterwards."""
 
 import functools
+import itertools
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..errors import WorkbenchError
-from ..runs.run import Run, load_run
+from ..errors import MissingDependencyError, ParameterError, RunError
+from ..reports import build_report
+from ..runs.run import Run, load_run, runs_root
+from ..runs.status import set_status
+from . import local, slurm, slurm_state
+from .display import SweepProgress, failed_checks, outcome
+from .execute import execute_run, interruptible
+from .gpus import check_gpus
+from .sweep import Entry
+
+_POLL_S = 3.0
 
 
-def _run_batch(args, given: dict) -> int:
-    from . import sweep
-
-    entries = [sweep.plan_run(name, given, root=args.runs_dir, resume=args.resume) for name in args.notebooks]
-    if not _execute(args, entries):
-        return 0
-    print(_tally(entries))
-    return 0 if all(_good(e.run) for e in entries) else 1
+# --- on this machine ------------------------------------------------------------------------------------------------
 
 
-def _execute(args, entries: list) -> bool:
-    """Run a plan to its end where `--executor` says; False when it was only shown or handed over."""
-    from . import gpus, local
+def check_here(jobs: int, gpus: int | None) -> None:
+    """Refuse what this machine cannot do.
 
-    for entry in entries:
-        if args.dry_run or entry.action in ("skip", "leave"):
-            print(f"{entry.action:6} {entry.name}" + (f"  ({entry.run.id}, {entry.state})" if entry.run else ""))
-    if args.executor == "slurm":
-        return _execute_on_slurm(args, entries)
-    if args.partition or args.sbatch or args.detach:
-        raise WorkbenchError("--partition, --sbatch and --detach go with --executor slurm")
-    gpus.check_gpus(args.gpus)
-    if not args.dry_run:
-        work = functools.partial(_execute_prepared, gpus=args.gpus)
-        local.run_entries(entries, work, jobs=args.jobs, root=args.runs_dir)
-    return not args.dry_run
+    Raises:
+        ParameterError: `jobs` below 1, or more GPUs for a run than there are.
+    """
+    if jobs < 1:
+        raise ParameterError(f"jobs={jobs}: expected at least 1")
+    check_gpus(gpus)
 
 
-def _execute_prepared(folder: str, notebook: str, gpus: int | None) -> int:
-    """What each process of a batch does."""
-    from .execute import execute_run
+def execute_here(entries: Sequence[Entry], *, jobs: int = 1, gpus: int | None = None) -> None:
+    """Execute what a plan has to run and build the report of each run. A failed run stops no other.
 
+    Args:
+        entries: of the plan.
+        jobs: runs at a time, each in a process of its own.
+        gpus: for each run; None takes one where there are any.
+
+    Raises:
+        ParameterError: as `check_here`.
+        KeyboardInterrupt: as `local.run_entries`.
+    """
+    check_here(jobs, gpus)
+    local.run_entries(entries, functools.partial(execute_prepared, gpus=gpus), jobs)
+
+
+def execute_prepared(folder: str, notebook: str, gpus: int | None) -> None:
+    """What each process of a batch does: execute the run in `folder`, then print its outcome, which goes into its log."""
     run = load_run(folder)
-    return _finish(run, execute_run(run, notebook=notebook, quiet=True, gpus=gpus))
+    execute_run(run, notebook=notebook, quiet=True, gpus=gpus)
+    print(finish(run))
 
 
-def _execute_on_slurm(args, entries: list) -> bool:
-    from ..runs import parameters
-    from . import slurm
+# --- on Slurm -------------------------------------------------------------------------------------------------------
 
-    options = slurm.SlurmOptions(
-        partition=args.partition,
-        time=args.time,
-        gpus=args.gpus or 0,
-        cpus=args.cpus,
-        mem=args.mem,
-        parallel=args.jobs if args.jobs > 1 else None,
-        requeues=args.requeues,
-        extra=parameters.parse_assignments(args.sbatch, "--sbatch"),
-    )
-    slurm.check_slurm(options, max(1, sum(e.action in ("run", "resume") for e in entries)))
-    if args.dry_run:
-        print(slurm.scripts(entries, options, args.runs_dir), end="")
-        return False
-    slurm.submit(entries, options, args.runs_dir)
-    if not args.detach:
-        slurm.follow(entries)
+
+def preview_on_slurm(entries: Sequence[Entry], options: slurm.SlurmOptions) -> tuple[str, str]:
+    """What `execute_on_slurm` would submit; makes nothing.
+
+    Returns:
+        The sbatch script of each array, and why Slurm could not be asked or no script be made: empty where both worked.
+
+    Raises:
+        ParameterError: Slurm refuses the options.
+    """
+    scripts = ""
+    try:
+        for notebook, group in _by_notebook(entries):
+            scripts += slurm.script(notebook, len(group), options, group[0].root or runs_root()) + "\n"
+        slurm.check_slurm(options, _count(entries))
+    except (MissingDependencyError, RunError) as error:
+        return scripts, str(error)
+    return scripts, ""
+
+
+def execute_on_slurm(entries: Sequence[Entry], options: slurm.SlurmOptions, *, wait: bool = True) -> None:
+    """Submit what a plan has to run, one array for each notebook; then follow the jobs and build the reports.
+
+    Args:
+        entries: of the plan; their runs lie on a file system that the nodes share.
+        options: of each run.
+        wait: until all jobs have ended; else return once they are submitted.
+
+    Raises:
+        MissingDependencyError, ParameterError: as `slurm.check_slurm`, before any folder is made.
+        RunError: Slurm does not answer, or refused; then the folders read as `failed`, with its reason.
+        KeyboardInterrupt: Ctrl-C; the jobs go on by themselves.
+    """
+    slurm.check_slurm(options, _count(entries))
+    for notebook, group in _by_notebook(entries):
+        runs = [entry.prepare() for entry in group]
+        try:
+            slurm.submit(runs, notebook, options)
+        except Exception as error:
+            for run in runs:
+                set_status(run.path, "failed", f"not submitted: {error}")
+            raise
+        first, last = (run.status["owner"]["job"] for run in (runs[0], runs[-1]))
+        print(f"submitted {notebook.stem}: {len(runs)} jobs, {first} to {last}", file=sys.stderr)
+    if wait:
+        _follow(entries)
         for entry in entries:
-            _build(entry.run)
-    return not args.detach
+            build_report(entry.run)
 
 
-def _tally(entries: list) -> str:
-    return f"{sum(_good(e.run) for e in entries)} of {len(entries)} runs are done and their checks hold"
+def _count(entries: Sequence[Entry]) -> int:
+    return max(1, sum(e.to_run for e in entries))
 
 
-def _good(run: Run | None) -> bool:
-    from .display import failed_checks
+def _by_notebook(entries: Sequence[Entry]) -> Iterator[tuple[Path, list[Entry]]]:
+    for notebook, group in itertools.groupby([e for e in entries if e.to_run], key=lambda e: e.notebook):
+        yield notebook, list(group)
 
+
+def _follow(entries: Sequence[Entry]) -> None:
+    """Show how the submitted runs go on until all have ended."""
+    active = [e for e in entries if e.to_run]
+    try:
+        with interruptible(), SweepProgress(entries) as progress:
+            while active:
+                slurm_state.refresh([e.run for e in active])
+                for entry in [e for e in active if e.state not in ("queued", "running")]:
+                    active.remove(entry)
+                    progress.finished(entry)
+                progress.show([e for e in active if e.state == "running"])
+                if active:
+                    time.sleep(_POLL_S)
+    except KeyboardInterrupt:
+        print("the jobs go on: `workbench status` shows them, `workbench cancel RUN` ends them", file=sys.stderr)
+        raise
+
+
+# --- what came out --------------------------------------------------------------------------------------------------
+
+
+def finish(run: Run) -> str:
+    """Build the report of a run that has ended; returns a line with its outcome and one with the report's path."""
+    return f"{run.notebook} {run.id}: {outcome(run)}\nreport {build_report(run)}"
+
+
+def succeeded(run: Run | None) -> bool:
+    """Whether a run is done and all of its checks hold; one that never started has not."""
     return run is not None and run.status["state"] == "done" and not failed_checks(run)
 
 
-def _finish(run: Run, state: str) -> int:
-    from .display import outcome
-
-    print(f"{run.notebook} {run.id}: {outcome(run)}")
-    print(f"report {_build(run)}")
-    return 0 if _good(run) else 130 if state == "interrupted" else 1
-
-
-def _build(run: Run) -> Path:
-    from ..reports import build_report
-
-    return build_report(run)
+def tally(entries: Sequence[Entry]) -> str:
+    """How many runs of a plan succeeded, in a line."""
+    good = sum(succeeded(e.run) for e in entries)
+    return f"{good} of {len(entries)} runs are done and their checks hold"

@@ -1,32 +1,26 @@
-"""Runs as Slurm jobs: checked options, one array through submitit, Slurm's word on how each job ended, cancelling.
+"""Runs as Slurm jobs: options that are checked, the sbatch script, and one array of jobs through submitit.
 
 submitit submits; its polling is not used, since without accounting it never learns of a cancelled or killed job.
 """
 
 import dataclasses
-import itertools
 import math
 import os
 import re
 import shutil
-import sys
 import time
 import uuid
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import MissingDependencyError, ParameterError, RunError
-from ..runs.files import read_json
-from ..runs.run import Run, create_run, runs_root
+from ..runs.run import Run
 from ..runs.status import set_status
-from .display import SweepProgress, interruptible
 from .node import run_on_node
-from .slurm_state import ask_slurm, slurm_command, verdict, words
-from .sweep import Entry
+from .slurm_state import error_summary, slurm_command
 
-# What a job is not to be told by `--sbatch`, and what says it instead: a run is one process, and its script is ours.
+# Options of sbatch that `--sbatch` may not set -> the option that does, None where the workbench itself does.
 _TAKEN = {
     "partition": "--partition",
     "time": "--time",
@@ -36,6 +30,9 @@ _TAKEN = {
     "requeue": "--requeues",
 } | dict.fromkeys(
     ["array", "nodes", "ntasks", "ntasks-per-node", "output", "error", "open-mode", "wrap", "test-only", "parsable"]
+)
+_OF_A_JOB = re.compile(
+    r"SLURM_(ARRAY|JOB|STEP|TASK|PROC|LOCAL|NODE|N(TASKS|PROCS|NODES|PRIO)|CPU|MEM|GPU|RESTART)|SUBMITIT_"
 )
 
 
@@ -76,24 +73,19 @@ class SlurmOptions:
         if self.partition is not None and not re.fullmatch(r"[\w.,-]+", self.partition):
             raise ParameterError(f"slurm partition={self.partition!r}: expected a name, or names and commas")
         for name, value in self.extra.items():
-            _check_extra(name, value)
+            if problem := _problem_of_extra(name, value):
+                raise ParameterError(f"--sbatch {name}={value}: {problem}")
 
 
-def _check_extra(name: str, value: str) -> None:
+def _problem_of_extra(name: str, value: str) -> str:
     if not re.fullmatch(r"[a-z][a-z-]+", name) or "\n" in value:
-        raise ParameterError(
-            f"--sbatch {name}={value}: expected a long option of sbatch without its dashes, NAME=VALUE"
-        )
+        return "expected a long option of sbatch without its dashes, NAME=VALUE"
     if name in _TAKEN:
-        instead = (
-            f"use {_TAKEN[name]}" if _TAKEN[name] else "the workbench sets it, each run being one process of its own"
-        )
-        raise ParameterError(f"--sbatch {name}={value}: {instead}")
+        option = _TAKEN[name]
+        return f"use {option}" if option else "the workbench sets it, each run being one process of its own"
     if name == "signal" and not re.fullmatch(r"USR2@\d+", value):
-        raise ParameterError(f"--sbatch signal={value}: expected USR2@SECONDS before the time limit")
-
-
-# --- before anything is made ---------------------------------------------------------------------------------------
+        return "expected USR2@SECONDS before the time limit"
+    return ""
 
 
 def check_slurm(options: SlurmOptions, count: int = 1) -> None:
@@ -105,39 +97,40 @@ def check_slurm(options: SlurmOptions, count: int = 1) -> None:
 
     Raises:
         MissingDependencyError: no Slurm client or no submitit here.
-        ParameterError: no such partition, or Slurm refuses the options, in its words.
+        ParameterError: no such partition, or Slurm refuses the options; with its own reason.
         RunError: Slurm does not answer.
     """
     if shutil.which("sbatch") is None or shutil.which("srun") is None:
         raise MissingDependencyError("--executor slurm: no sbatch and srun on PATH; start it on a Slurm login node")
-    try:
-        import submitit  # noqa: F401
-    except ImportError:
-        raise MissingDependencyError("--executor slurm needs submitit: pip install submitit") from None
-    there = _client("sinfo", "--noheader", "--format=%P").split()
+    text = script(Path("notebook.ipynb"), count, options, Path())
+    answer = slurm_command("sinfo", "--noheader", "--format=%P")
+    if answer.returncode:
+        raise RunError(f"Slurm does not answer: {error_summary(answer.stderr)}")
+    there = answer.stdout.split()
     names = sorted({name.rstrip("*") for name in there})
     asked = options.partition.split(",") if options.partition else []
     if unknown := [name for name in asked if name not in names]:
         raise ParameterError(f"slurm partition={unknown[0]!r}: not on this cluster; there are {', '.join(names)}")
     if not asked and not any(name.endswith("*") for name in there):
-        raise ParameterError(
-            f"slurm partition: the cluster has no default; give --partition, one of {', '.join(names)}"
-        )
-    text = script(Path("notebook.ipynb"), count, options, Path())
+        have = ", ".join(names)
+        raise ParameterError(f"slurm partition: the cluster has no default; give --partition, one of {have}")
     with _outside_jobs():
         answer = slurm_command("sbatch", "--test-only", stdin=text)
     if answer.returncode:
-        raise ParameterError(f"Slurm refuses such a job: {words(answer.stderr)}")
+        raise ParameterError(f"Slurm refuses such a job: {error_summary(answer.stderr)}")
 
 
 def script(notebook: Path, count: int, options: SlurmOptions, root: Path) -> str:
-    """The sbatch script that `submit` would hand to Slurm; makes nothing.
+    """The sbatch script that `submit` would hand to Slurm; makes nothing and asks nobody.
 
     Args:
         notebook: of the runs.
         count: how many.
         options: of each run.
         root: folder of all runs.
+
+    Raises:
+        MissingDependencyError: no submitit here.
     """
     executor = _executor(_folder(root, "TIME"), notebook.stem, options)
     if count > 1:
@@ -145,11 +138,49 @@ def script(notebook: Path, count: int, options: SlurmOptions, root: Path) -> str
     return executor._make_submission_file_text(executor._submitit_command_str, "")
 
 
+def submit(runs: Sequence[Run], notebook: Path, options: SlurmOptions) -> None:
+    """Submit prepared runs of one notebook as one array; each then reads as `queued`, owned by its job.
+
+    Args:
+        runs: folders of one root, on a file system that the nodes share.
+        notebook: path, on such a file system too.
+        options: of each run.
+
+    Raises:
+        RunError: Slurm refused, with its own reason; no job was made.
+    """
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    folder = _folder(runs[0].path.parents[1], f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}")
+    folder.mkdir(parents=True)
+    executor = _executor(folder, notebook.stem, options)
+    arguments = [(str(run.path), str(Path(notebook).resolve()), options.requeues) for run in runs]
+    for run in runs:
+        set_status(run.path, "queued")  # a resumed run named its former job; the new job waits to be named
+    try:
+        with _outside_jobs(), executor.batch():
+            jobs = [executor.submit(run_on_node, *a) for a in arguments]
+    except (FailedJobError, FailedSubmissionError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise RunError(f"Slurm refused {len(runs)} jobs: {error_summary(str(error))}") from None
+    for run, job in zip(runs, jobs, strict=True):
+        owner = {"job": job.job_id, "log": str(job.paths.stderr)}
+        set_status(run.path, "queued", owner=owner)
+
+
 def _executor(folder: Path, name: str, options: SlurmOptions):
     """submitit's executor with these options; its files go into `folder`."""
-    import submitit
+    try:
+        import submitit
+    except ImportError:
+        raise MissingDependencyError("--executor slurm needs submitit: pip install submitit") from None
 
-    executor = submitit.SlurmExecutor(folder, max_num_timeout=options.requeues)
+    class Executor(submitit.SlurmExecutor):
+        @classmethod
+        def affinity(cls) -> int:
+            return 1  # submitit's own is -1 without srun, and then it cannot even write the script
+
+    executor = Executor(folder, max_num_timeout=options.requeues)
     ahead = min(300, options.time * 15)  # seconds; Slurm gives notice up to 60 s earlier still
     extra = {} if "no-requeue" in options.extra else {"requeue": True}
     parameters = {
@@ -172,154 +203,11 @@ def _folder(root: Path, name: str) -> Path:
     return root.resolve() / ".slurm" / name
 
 
-# --- submitting and cancelling -------------------------------------------------------------------------------------
-
-
-def _submit_array(runs: Sequence[Run], notebook: Path, options: SlurmOptions) -> None:
-    """Submit prepared runs of one notebook as one array; each then reads as `queued`, owned by its job.
-
-    Args:
-        runs: folders of one root, on a file system that the nodes share.
-        notebook: path, on such a file system too.
-        options: of each run.
-
-    Raises:
-        RunError: Slurm refused, in its words; no job was made.
-    """
-    from submitit.core.utils import FailedJobError, FailedSubmissionError
-
-    folder = _folder(runs[0].path.parents[1], f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}")
-    folder.mkdir(parents=True)
-    executor = _executor(folder, notebook.stem, options)
-    arguments = [(str(run.path), str(Path(notebook).resolve()), options.requeues) for run in runs]
-    for run in runs:
-        set_status(run.path, "queued")  # by no job yet; of one that is resumed the former job is named
-    try:
-        with _outside_jobs(), executor.batch():
-            jobs = [executor.submit(run_on_node, *a) for a in arguments]
-    except (FailedJobError, FailedSubmissionError) as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise RunError(f"Slurm refused {len(runs)} jobs: {words(str(error))}") from None
-    for run, job in zip(runs, jobs, strict=True):
-        owner = {"job": job.job_id, "log": str(job.paths.stderr)}
-        set_status(run.path, "queued", owner=owner)  # the job waits for this before it starts
-
-
 @contextmanager
 def _outside_jobs() -> Iterator[None]:
-    """Submitting from within a job, its own description must not pass for that of the new ones."""
-    own = re.compile(
-        r"SLURM_(ARRAY|JOB|STEP|TASK|PROC|LOCAL|NODE|N(TASKS|PROCS|NODES|PRIO)|CPU|MEM|GPU|RESTART)|SUBMITIT_"
-    )
-    hidden = {name: os.environ.pop(name) for name in list(os.environ) if own.match(name)}
+    """Submitting from within a job: its own variables must not describe the new jobs."""
+    hidden = {name: os.environ.pop(name) for name in list(os.environ) if _OF_A_JOB.match(name)}
     try:
         yield
     finally:
         os.environ.update(hidden)
-
-
-def cancel(run: Run) -> None:
-    """End the run's job, and no other task of its array.
-
-    Raises:
-        RunError: the run has no job, or Slurm does not cancel it.
-    """
-    job = read_json(run.path / "status.json", {}).get("owner", {}).get("job")
-    if not job:
-        raise RunError(f"{run.path}: is no Slurm job")
-    answer = slurm_command("scancel", job)
-    if answer.returncode:
-        raise RunError(f"{run.path}: job {job} was not cancelled: {words(answer.stderr)}")
-
-
-# --- how jobs go on ------------------------------------------------------------------------------------------------
-
-
-def refresh(runs: Sequence[Run]) -> None:
-    """Ask Slurm once about all runs whose job has not ended by their own word, and write what only Slurm knows.
-
-    A job that Slurm ended makes its run `interrupted` with the cause, one that Slurm queued again makes it `queued`. When
-    Slurm does not answer, nothing is changed and a warning says so.
-    """
-    statuses = {run: read_json(run.path / "status.json", {"state": "interrupted"}) for run in runs}
-    going = {
-        run: status
-        for run, status in statuses.items()
-        if status["state"] in ("queued", "running") and status.get("owner", {}).get("job")
-    }
-    if not going:
-        return
-    try:
-        told = ask_slurm({status["owner"]["job"] for status in going.values()})
-    except RunError as error:
-        warnings.warn(f"{error}; runs are shown as last known", stacklevel=2)
-        return
-    for run, status in going.items():
-        change = verdict(status, told.get(status["owner"]["job"]))
-        if change and read_json(run.path / "status.json", {}) == status:  # else the job wrote meanwhile, and knows best
-            set_status(run.path, *change, owner=status["owner"])
-
-
-def _client(*command: str) -> str:
-    answer = slurm_command(*command)
-    if answer.returncode:
-        raise RunError(f"Slurm does not answer: {words(answer.stderr)}")
-    return answer.stdout
-
-
-_POLL_S = 3.0
-
-
-def scripts(entries: Sequence[Entry], options: SlurmOptions, root: Path | None) -> str:
-    """The sbatch script of each array that `submit` would submit."""
-    parts = []
-    for notebook, group in _by_notebook(entries):
-        parts.append(script(notebook, len(group), options, Path(root or runs_root())))
-    return "\n".join(parts)
-
-
-def submit(entries: Sequence[Entry], options: SlurmOptions, root: Path | None) -> None:
-    """Make the folders of what is to be run and submit them, one array for each notebook.
-
-    Raises:
-        RunError: Slurm refused; the folders read as `failed`, with its words.
-    """
-    for notebook, group in _by_notebook(entries):
-        for entry in group:
-            entry.run = entry.run or create_run(notebook.stem, entry.params, root)
-        try:
-            _submit_array([e.run for e in group], notebook, options)
-        except Exception as error:
-            for entry in group:
-                set_status(entry.run.path, "failed", f"not submitted: {error}")
-            raise
-        jobs = [e.run.status["owner"].get("job", "?") for e in group]
-        print(f"submitted {notebook.stem}: {len(jobs)} jobs, {jobs[0]} to {jobs[-1]}", file=sys.stderr)
-
-
-def follow(entries: Sequence[Entry]) -> None:
-    """Show how the submitted runs go on until all have ended.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C; the jobs go on by themselves.
-    """
-    active = [e for e in entries if e.action in ("run", "resume")]
-    try:
-        with interruptible(), SweepProgress(entries) as progress:
-            while active:
-                refresh([e.run for e in active])
-                for entry in [e for e in active if e.state not in ("queued", "running")]:
-                    active.remove(entry)
-                    progress.finished(entry)
-                progress.show([e for e in active if e.state == "running"])
-                if active:
-                    time.sleep(_POLL_S)
-    except KeyboardInterrupt:
-        print("the jobs go on: `workbench status` shows them, `workbench cancel RUN` ends them", file=sys.stderr)
-        raise
-
-
-def _by_notebook(entries: Sequence[Entry]) -> Iterator[tuple[Path, list[Entry]]]:
-    to_run = [e for e in entries if e.action in ("run", "resume")]
-    for notebook, group in itertools.groupby(to_run, key=lambda e: e.notebook):
-        yield notebook, list(group)

@@ -1,22 +1,26 @@
-"""A grid of runs of one notebook, planned and checked as a whole before the first starts.
+"""What is to be run: one run, or a grid of runs of one notebook, planned and checked as a whole before the first starts.
 
     seed=0..4 learning_rate=1e-4,3e-4        ten runs; a..b counts in ints, commas separate values
 
-A run that is done is not repeated, one that was interrupted goes on. What is left of a sweep is in the run folders alone.
+A run that is done is not repeated, one that was interrupted goes on. All that is left of a sweep is its run folders.
 """
 
 import dataclasses
 import itertools
+import math
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..errors import ParameterError
+from ..errors import ParameterError, RunError
 from ..runs.parameters import Parameter, check_parameters, notebook_parameters
-from ..runs.run import Run, list_runs
-from .execute import check_run, find_notebook, full_parameters
+from ..runs.run import SET_BY_RUNNER, Run, create_run, list_runs, load_run
+from ..runs.status import set_status
+from .execute import find_notebook
 
 _MOST = 10_000
+_ACTIONS = {"done": "skip", "running": "leave", "queued": "leave", "interrupted": "resume", "failed": "resume"}
 
 
 @dataclasses.dataclass
@@ -28,16 +32,32 @@ class Entry:
     action: str
     run: Run | None = None
     notebook: Path | None = None
+    root: Path | None = None
+
+    @property
+    def to_run(self) -> bool:
+        return self.action in ("run", "resume")
 
     @property
     def name(self) -> str:
-        return ", ".join(f"{k}={v}" for k, v in self.varied.items()) or (
-            self.notebook.stem if self.notebook else "defaults"
-        )
+        varied = ", ".join(f"{k}={v}" for k, v in self.varied.items())
+        return varied or (self.notebook.stem if self.notebook else "defaults")
 
     @property
     def state(self) -> str:
         return self.run.status["state"] if self.run else "not started"
+
+    def prepare(self) -> Run:
+        """The run's folder, made where there is none, with the run queued; starts nothing."""
+        if self.run is None:
+            self.run = create_run(self.notebook.stem, self.params, self.root)
+        else:
+            set_status(self.run.path, "queued")
+        return self.run
+
+    def __str__(self) -> str:
+        """Its line in the plan: action, name, and the run that is there already."""
+        return f"{self.action:6} {self.name}" + (f"  ({self.run.id}, {self.state})" if self.run else "")
 
 
 def parse_grid(known: Mapping[str, Parameter], given: Mapping[str, str]) -> dict[str, list]:
@@ -49,6 +69,10 @@ def parse_grid(known: Mapping[str, Parameter], given: Mapping[str, str]) -> dict
 
     Raises:
         ParameterError: an unknown name or wrong value (of any point, before any starts), an empty range, a value twice.
+
+    Example:
+        >>> parse_grid({"seed": Parameter("seed", "int", 0)}, {"seed": "0..2,7"})
+        {'seed': [0, 1, 2, 7]}
     """
     grid = {}
     for name, text in given.items():
@@ -73,10 +97,26 @@ def _range(name: str, text: str) -> list[str]:
     return [str(n) for n in range(first, last + 1)]
 
 
-def plan_run(notebook: str, params: Mapping[str, str], *, root: Path | None = None, resume: str | None = None) -> Entry:
-    """One run as an entry, checked as `execute.prepare_run` checks it; makes no folder."""
-    path, full, run = check_run(notebook, params, root=root, resume=resume)
-    return Entry({}, full, "resume" if run else "run", run, path)
+def plan_run(notebook: str, params: Mapping, *, root: Path | None = None, resume: str | None = None) -> Entry:
+    """One run, checked; makes no folder.
+
+    Args:
+        notebook: name or path.
+        params: name -> value, strings allowed.
+        root: folder of all runs; default `runs_root()`.
+        resume: None for a new run; "" for the latest unfinished run of this notebook with these parameters; else a run
+            id or folder.
+
+    Raises:
+        ParameterError: notebook or parameters are wrong.
+        RunError: nothing to resume, or the run to resume is still going or done.
+    """
+    path = find_notebook(notebook)
+    full = full_parameters(notebook_parameters(path), params)
+    if resume is None:
+        return Entry({}, full, "run", None, path, root)
+    run = _find_resumable(path.stem, full, {name: full[name] for name in params}, root, resume)
+    return Entry({}, run.params, "resume", run, path, root)
 
 
 def plan_sweep(notebook: str, given: Mapping[str, str], root: Path | None = None) -> list[Entry]:
@@ -88,7 +128,7 @@ def plan_sweep(notebook: str, given: Mapping[str, str], root: Path | None = None
     path = find_notebook(notebook)
     known = notebook_parameters(path)
     grid = parse_grid(known, given)
-    if (count := _product(map(len, grid.values()))) > _MOST:
+    if (count := math.prod(map(len, grid.values()))) > _MOST:
         raise ParameterError(f"the grid has {count} points; at most {_MOST} runs in a sweep")
     runs = [r for r in list_runs(root) if r.notebook == path.stem]
     entries = []
@@ -96,25 +136,54 @@ def plan_sweep(notebook: str, given: Mapping[str, str], root: Path | None = None
         point = dict(zip(grid, values, strict=True))
         full = full_parameters(known, point)
         varied = {name: value for name, value in point.items() if len(grid[name]) > 1}
-        entries.append(_entry(path, varied, full, [r for r in runs if r.params == full]))
+        action, run = _action([r for r in runs if r.params == full])
+        entries.append(Entry(varied, full, action, run, path, root))
     return entries
 
 
-def _product(counts) -> int:
-    total = 1
-    for count in counts:
-        total *= count
-    return total
+def _action(runs: Sequence[Run]) -> tuple[str, Run | None]:
+    """What to do where these runs, oldest first, have the same parameters: the best of them decides, of equals the newest."""
+    newest = {_ACTIONS[run.status["state"]]: run for run in runs}
+    for action in ("skip", "leave", "resume"):
+        if action in newest:
+            return action, newest[action]
+    return "run", None
 
 
-def _entry(notebook: Path, varied: dict, full: dict, runs: list[Run]) -> Entry:
-    """What to do where these runs have the same parameters: the best of them decides."""
-    for states, action in (
-        (("done",), "skip"),
-        (("running", "queued"), "leave"),
-        (("interrupted", "failed"), "resume"),
-    ):
-        for run in reversed(runs):
-            if run.status["state"] in states:
-                return Entry(varied, full, action, run, notebook)
-    return Entry(varied, full, "run", None, notebook)
+def full_parameters(known: Mapping[str, Parameter], params: Mapping) -> dict:
+    """What a run records: every parameter the runner does not set, as given or by default.
+
+    Raises:
+        ParameterError: an unknown name, a wrong value, or one that only the runner sets.
+    """
+    for name in SET_BY_RUNNER:
+        if name in params:
+            raise ParameterError(f"parameter {name!r} is set by the runner; choose the folder with --runs-dir")
+    given = {name: _absolute(value) for name, value in check_parameters(known, params).items()}
+    return {name: p.default for name, p in known.items() if name not in SET_BY_RUNNER} | given
+
+
+def _absolute(value):
+    """A relative path of something that exists, made absolute: the kernel works in the run's folder, not here."""
+    here = isinstance(value, str) and ("/" in value or Path(value).suffix) and Path(value).exists()
+    return os.path.abspath(value) if here else value
+
+
+def _find_resumable(notebook: str, full: dict, given: dict, root: Path | None, resume: str) -> Run:
+    mine = [r for r in list_runs(root) if r.notebook == notebook]
+    if resume:
+        found = [r for r in mine if r.id == resume] or [load_run(resume)]
+        for name, value in given.items():
+            if found[-1].params.get(name) != value:
+                raise ParameterError(
+                    f"parameter {name}={value!r}: the run to resume has {found[-1].params.get(name)!r}"
+                )
+    else:
+        found = [r for r in mine if r.params == full and r.status["state"] in ("interrupted", "failed")]
+        if not found:
+            states = ", ".join(f"{r.id} ({r.status['state']})" for r in mine if r.params == full) or "none"
+            raise RunError(f"nothing to resume: runs of {notebook} with these parameters: {states}")
+    run = found[-1]
+    if run.status["state"] in ("queued", "running", "done"):
+        raise RunError(f"{run.path}: is {run.status['state']}; only an interrupted or failed run can be resumed")
+    return run

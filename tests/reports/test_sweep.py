@@ -1,0 +1,43 @@
+from conftest import write_run
+
+from workbench.batch.sweep import Entry
+from workbench.reports.sweep import build_sweep_report
+
+FULL = {"seed": 0, "learning_rate": 1e-4, "model": "starter", "title": "a"}
+
+
+def entry(root, seed: int, rate: float, state="done") -> Entry:
+    metrics = [{"step": n, "elapsed_s": n, "reward": -10 / n - seed} for n in range(1, 31)]
+    params = FULL | {"seed": seed, "learning_rate": rate}
+    run = write_run(root, f"{seed}-{rate}", notebook="grid", params=params, metrics=metrics, state=state)
+    return Entry({"seed": seed, "learning_rate": rate}, params, "run", run)
+
+
+def test_the_report_groups_what_differs_only_in_the_seed(tmp_path):
+    entries = [entry(tmp_path / "runs", seed, rate) for seed in range(3) for rate in (1e-4, 3e-4)]
+    path = build_sweep_report("grid", "seed=0..2 learning_rate=1e-4,3e-4", entries, tmp_path / "reports")
+    page = path.read_text(encoding="utf-8")
+    assert path.name == "grid-seed=0..2_learning_rate=1e-4,3e-4.html"
+    assert "6 runs: 6 done" in page
+    assert "learning_rate=0.0001 (3 seeds)" in page
+    assert "95% bootstrap interval" in page
+    assert page.count('href="grid/') == 6
+    assert (tmp_path / "reports" / "grid" / "0-0.0001.html").is_file()
+    assert page.count("<script") == 1  # sorts and filters the table of runs
+
+
+def test_runs_that_are_not_done_or_logged_nothing_are_named_and_left_out(tmp_path):
+    silent = write_run(tmp_path / "runs", "silent", notebook="grid", params=FULL)
+    entries = [entry(tmp_path / "runs", 0, 1e-4), entry(tmp_path / "runs", 1, 1e-4, state="failed")]
+    entries += [Entry({"seed": 2}, FULL, "run", silent), Entry({"seed": 3}, FULL, "run")]
+    page = build_sweep_report("grid", "seed=0..3", entries, tmp_path / "reports").read_text()
+    assert "4 runs: 2 done, 1 failed, 1 not started" in page
+    for line in ("grid/1-0.0001: failed", "grid/silent: no metrics", "seed=3: not started"):
+        assert line in page
+
+
+def test_a_long_grid_gets_a_short_file_name_of_its_own(tmp_path):
+    grids = [f"title={'x' * 200}{n}" for n in range(2)]
+    names = {build_sweep_report("grid", grid, [], tmp_path).name for grid in grids}
+    assert len(names) == 2
+    assert all(len(name) < 120 for name in names)
