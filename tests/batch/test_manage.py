@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 from conftest import ROOT, call, until, workbench, write_notebook, write_run
 
@@ -101,6 +102,48 @@ def test_a_run_of_another_machine_is_not_cancelled_from_here(tmp_path):
     write_json(run.path / "status.json", status | {"owner": {"pid": os.getpid(), "host": "elsewhere", "started": "1"}})
     with pytest.raises(RunError, match=rf"runs on elsewhere, as process {os.getpid()}; cancel it there"):
         manage.cancel(run)
+
+
+@pytest.fixture
+def process():
+    """A process that lives until the test ends and whose command names a kernel."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "ipykernel_launcher"])
+    yield psutil.Process(child.pid)
+    child.kill()
+    child.wait()
+
+
+def owned_by(process: psutil.Process, tmp_path):
+    run = write_run(tmp_path, "1")
+    owner = {"pid": process.pid, "host": socket.gethostname(), "started": process.create_time()}
+    set_status(run.path, "running", owner=owner)
+    return run
+
+
+def test_a_run_in_a_notebook_s_kernel_is_left_to_jupyterlab(process, tmp_path):
+    run = owned_by(process, tmp_path)
+    with pytest.raises(RunError, match=f"a notebook's kernel, process {process.pid}; interrupt it in JupyterLab"):
+        manage.cancel(run)
+    assert run.status["state"] == "running"
+
+
+def test_a_process_of_another_user_is_named(process, tmp_path, monkeypatch):
+    def deny(_):
+        raise psutil.AccessDenied(process.pid)
+
+    run = owned_by(process, tmp_path)
+    monkeypatch.setattr(psutil.Process, "cmdline", deny)
+    with pytest.raises(RunError, match=f"process {process.pid} belongs to another user"):
+        manage.cancel(run)
+
+
+def test_a_run_of_slurm_is_cancelled_there(tmp_path, monkeypatch):
+    run = write_run(tmp_path, "1")
+    set_status(run.path, "queued", owner={"job": "9_1"})
+    monkeypatch.setattr(manage, "refresh", lambda runs: None)
+    monkeypatch.setattr(manage, "cancel_job", lambda run: set_status(run.path, "interrupted", "Slurm: cancelled"))
+    manage.cancel(run)
+    assert run.status["error"] == "Slurm: cancelled"
 
 
 @pytest.mark.slow

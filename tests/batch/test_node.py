@@ -1,10 +1,116 @@
+import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
+from conftest import until, write_run
 
-from workbench.batch.node import why_ended
+from workbench.batch import node
+from workbench.batch.node import Notice, run_on_node, why_ended
+from workbench.runs.status import set_status
+from workbench.runs.stop_request import stop_request
+
+
+@pytest.fixture
+def job_9(monkeypatch):
+    """This process as the Slurm job 9, with its signal handlers put back afterwards."""
+    numbers = (signal.SIGINT, *node.NOTICES)
+    before = [signal.getsignal(number) for number in numbers]
+    monkeypatch.setenv("SLURM_JOB_ID", "9")
+    monkeypatch.delenv("SLURM_ARRAY_JOB_ID", raising=False)
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+# --- before the notebook starts --------------------------------------------------------------------------------------
+
+
+def test_a_job_leaves_a_run_alone_that_belongs_to_another_job_or_to_none(job_9, tmp_path, monkeypatch):
+    run = write_run(tmp_path)
+    status = set_status(run.path, "queued", owner={"job": "10"})
+    with pytest.raises(SystemExit, match="belongs to job 10; this is job 9"):
+        run_on_node(str(run.path), "none.ipynb", requeues=1)
+    assert run.status == status
+    set_status(run.path, "queued", owner={"pid": os.getpid()})
+    monkeypatch.setattr(node, "_SUBMITTER_WAIT_S", 0.1)
+    with pytest.raises(SystemExit, match="names no job"):
+        run_on_node(str(run.path), "none.ipynb", requeues=1)
+
+
+def test_a_job_that_was_queued_again_too_often_does_not_start(job_9, tmp_path, monkeypatch):
+    run = write_run(tmp_path)
+    set_status(run.path, "queued", owner={"job": "9"})
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
+    with pytest.raises(SystemExit) as ended:
+        run_on_node(str(run.path), "none.ipynb", requeues=2)
+    assert ended.value.code == 130
+    assert run.status["error"] == "Slurm queued it again 3 times; --requeues allows 2"
+
+
+# --- Slurm's notice --------------------------------------------------------------------------------------------------
+
+TRAINS = {"JobState": "RUNNING", "PreemptTime": "None"}
+
+
+@pytest.mark.parametrize(
+    ("number", "fields", "may_requeue", "recorded"),
+    [
+        (signal.SIGUSR2, TRAINS, True, ("queued", "requeued after time limit: step 2")),
+        (
+            signal.SIGUSR2,
+            TRAINS,
+            False,
+            ("interrupted", "Slurm: time limit, and no requeue is left (--requeues): step 2"),
+        ),
+        (signal.SIGTERM, TRAINS | {"PreemptTime": "1"}, True, ("queued", "requeued after preemption: step 2")),
+        (signal.SIGTERM, TRAINS, True, ("interrupted", "SIGTERM was sent to its job: step 2")),
+    ],
+)
+def test_a_notice_asks_the_training_to_stop_and_says_what_becomes_of_the_run(
+    job_9, tmp_path, monkeypatch, number, fields, may_requeue, recorded
+):
+    run = write_run(tmp_path, state="running")
+    monkeypatch.setattr(node, "_job_fields", lambda: fields | {"EndTime": str(int(time.time()) + 600)})
+    notice = Notice(run, may_requeue)
+    os.kill(os.getpid(), number)
+    assert until(lambda: stop_request(run.path)).startswith("Slurm ends this job: ")
+    assert notice.ended("interrupted", "step 2") == recorded
+    assert notice.requeue == (recorded[0] == "queued")
+    assert notice.ended("done", None) == ("done", None)
+
+
+def test_without_a_notice_a_run_ends_as_it_did(job_9, tmp_path):
+    notice = Notice(write_run(tmp_path), may_requeue=True)
+    assert notice.ended("failed", "cell 3") == ("failed", "cell 3")
+    assert not notice.requeue
+
+
+def test_a_notebook_that_outlasts_the_grace_is_interrupted(job_9, tmp_path, monkeypatch):
+    run = write_run(tmp_path, state="running")
+    monkeypatch.setattr(node, "_job_fields", lambda: {"JobState": "COMPLETING"})
+    notice = Notice(run, may_requeue=True)
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    assert notice.ended("interrupted", "Ctrl-C") == ("queued", "Slurm ended its job: Ctrl-C")
+    assert not notice.requeue
+
+
+def test_a_requeue_that_slurm_refuses_leaves_an_interrupted_run_with_the_reason(job_9, tmp_path, monkeypatch):
+    run = write_run(tmp_path)
+    set_status(run.path, "queued", "requeued after time limit: step 2")
+    answers = {
+        "requeue": subprocess.CompletedProcess([], 1, "", "slurm_requeue error: Requested operation is disabled\n"),
+        "show": subprocess.CompletedProcess([], 0, "JobId=9 JobState=RUNNING EndTime=99", ""),
+    }
+    monkeypatch.setattr(node, "slurm_command", lambda _, what, *rest, timeout: answers[what])
+    node._requeue(run)
+    assert run.status["state"] == "interrupted"
+    assert "step 2; but Slurm refused to requeue it: " in run.status["error"]
+    assert run.status["error"].endswith("Requested operation is disabled; go on with --resume")
 
 
 @pytest.mark.parametrize(

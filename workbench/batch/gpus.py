@@ -39,9 +39,9 @@ def check_gpus(count: int | None) -> None:
 
 @contextlib.contextmanager
 def hold(count: int | None, waiting: Callable[[str], None]) -> Iterator[dict[str, str]]:
-    """Hold GPUs for one run, for as long as the block lasts; a killed process lets go of its own.
+    """Hold GPUs for one run, for as long as the block lasts; those of a killed process are free again.
 
-    Where Slurm, or a run around this one, has handed them out already, nothing is changed.
+    Where Slurm, or the run that starts this one, has handed them out already, nothing is changed.
 
     Args:
         count: GPUs for the run; None takes one where there are any.

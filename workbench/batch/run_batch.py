@@ -145,7 +145,7 @@ def finish(run: Run) -> str:
 
 
 def succeeded(run: Run | None) -> bool:
-    """Whether a run is done and all of its checks hold; one that never started has not."""
+    """Whether a run is done and all of its checks hold; None stands for a run that never started."""
     return run is not None and run.status["state"] == "done" and not failed_checks(run)
 
 

@@ -147,7 +147,7 @@ def verdict(status: dict, job: JobState | None) -> tuple[str, str | None] | None
     """
     number = status["owner"]["job"]
     if job is None:
-        why = f"Slurm no longer knows job {number}; it ended without a word (cancelled, killed or node lost)"
+        why = f"Slurm no longer knows job {number}; it ended and left no reason (cancelled, killed or node lost)"
         return "interrupted", why
     if job.state in _STARTED or job.state in _WAITING:
         if any(text in job.reason for text in _NEVER_STARTS):

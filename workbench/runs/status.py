@@ -59,7 +59,7 @@ def owner_lives(owner: Mapping) -> bool:
             text, in clock ticks since the boot.
     """
     if owner.get("job"):
-        return True  # Slurm knows: batch.slurm.refresh asks it
+        return True  # Slurm knows: batch.slurm_state.refresh asks it
     if owner.get("host") != socket.gethostname():
         return True
     recorded, started = owner.get("started"), _start_time(owner.get("pid", 0))
