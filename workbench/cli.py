@@ -38,19 +38,18 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="workbench", description="RL fine-tuning runs that can be trusted")
     commands = parser.add_subparsers(required=True)
 
-    def command(function: Callable, text: str, root: str | None = "folder of all runs") -> argparse.ArgumentParser:
-        made = commands.add_parser(function.__name__.strip("_"), help=text)
+    def command(function: Callable, text: str, *, of_runs: bool = True) -> argparse.ArgumentParser:
+        made = commands.add_parser(function.__name__.removeprefix("_"), help=text)
         made.set_defaults(command=function)
-        if root:
-            made.add_argument("--runs-dir", type=Path, help=f"{root} (default {runs_root()})")
+        if of_runs:
+            made.add_argument("--runs-dir", type=Path, help=f"folder of all runs (default {runs_root()})")
         return made
 
     run = command(_run, "run notebooks, each in a run folder of its own")
     run.add_argument("notebooks", nargs="+", metavar="NOTEBOOK", help="name, or path of an .ipynb file")
     run.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE")
-    run.add_argument(
-        "--resume", nargs="?", const="", metavar="RUN", help="go on with an interrupted run (default: the latest)"
-    )
+    unfinished = "go on with an interrupted run (default: the latest)"
+    run.add_argument("--resume", nargs="?", const="", metavar="RUN", help=unfinished)
     run.add_argument("-q", "--quiet", action="store_true", help="no bars and no output of the notebook")
     _add_batch_options(run)
 
@@ -85,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     sheet.add_argument("--markdown", action="store_true", help="as a markdown table")
     sheet.add_argument("--write", type=Path, metavar="FILE", help="put the table between the markers in FILE")
 
-    command(_doctor, "check the environment: versions, back ends, hardware", root=None)
+    command(_doctor, "check the environment: versions, back ends, hardware", of_runs=False)
     return parser
 
 

@@ -2,7 +2,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import workbench, write_notebook, write_run
+from conftest import call, workbench, write_notebook, write_run
 
 from workbench.batch import run_batch, slurm
 from workbench.batch.slurm import SlurmOptions
@@ -127,8 +127,6 @@ def test_a_preview_has_an_array_for_each_notebook_and_none_for_what_is_done(plan
 def test_a_dry_run_prints_plan_and_script_and_says_what_slurm_was_not_asked(
     monkeypatch, tmp_path, capsys, scripts, line
 ):
-    from conftest import call
-
     path = write_notebook(tmp_path / "by_hand.ipynb")
     client(tmp_path / "bin", monkeypatch, **(scripts or {}))
     arguments = ["sweep", path, "-p", "seed=0..1", "--runs-dir", tmp_path / "runs", "--executor", "slurm", "--dry-run"]

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, until, workbench, write_notebook, write_run
+from conftest import ROOT, call, until, workbench, write_notebook, write_run
 
 from workbench.batch.sweep import parse_grid, plan_run, plan_sweep
 from workbench.errors import ParameterError, RunError
@@ -165,14 +165,14 @@ def test_what_is_done_is_skipped_what_was_interrupted_goes_on_and_what_runs_is_l
     assert plan[1].run.id == "1"
 
 
-def test_a_dry_run_prints_the_plan_and_starts_nothing(notebook, tmp_path):
+def test_a_dry_run_prints_the_plan_and_starts_nothing(notebook, tmp_path, capsys):
     write_run(tmp_path / "runs", "2026-1", notebook="grid", params=FULL | {"seed": 1})
     arguments = ["sweep", notebook(TRAIN), "-p", "seed=0..2", "--dry-run", "--runs-dir", tmp_path / "runs"]
-    process = workbench(*arguments)
-    assert process.returncode == 0
-    assert process.stdout.splitlines() == ["run    seed=0", "skip   seed=1  (2026-1, done)", "run    seed=2"]
+    plan = "run    seed=0\nskip   seed=1  (2026-1, done)\nrun    seed=2\n"
+    assert call(capsys, *arguments) == (0, plan, "")
     assert len(list_runs(tmp_path / "runs")) == 1
-    assert workbench("sweep", notebook(TRAIN), "-p", "seed=5..2", "--dry-run").returncode == 2
+    assert call(capsys, *arguments, "--jobs", "0")[:2] == (2, "")
+    assert call(capsys, "sweep", notebook(TRAIN), "-p", "seed=5..2", "--dry-run")[:2] == (2, "")
 
 
 # --- for real --------------------------------------------------------------------------------------------------------
