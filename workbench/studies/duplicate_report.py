@@ -88,10 +88,10 @@ def duplicate_report(data, *, prompts_per_batch: int = 8, column: str = "prompt"
     if rows < max(1, prompts_per_batch):
         raise ParameterError(f"{rows} rows: expected at least one batch of prompts_per_batch={prompts_per_batch}")
     _, first, counts = np.unique(hashes[0], return_index=True, return_counts=True)
-    repeats = [rows - len(np.unique(kind)) for kind in hashes]
+    exact, normalised, same_words = (rows - len(np.unique(kind)) for kind in hashes)
     expected, share = _expected_per_batch(counts, rows, prompts_per_batch)
     most_repeated = _most_repeated(data, column, first, counts)
-    return DuplicateReport(rows, *repeats, prompts_per_batch, expected, share, most_repeated)
+    return DuplicateReport(rows, exact, normalised, same_words, prompts_per_batch, expected, share, most_repeated)
 
 
 def duplicate_frequency(data, batch_sizes: Iterable[int], column: str = "prompt") -> pd.DataFrame:

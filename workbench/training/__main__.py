@@ -11,11 +11,13 @@ import dataclasses
 import os
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import torch
 
 from ..curves.stats import curve_summary
 from ..errors import ParameterError, WorkbenchError
+from ..runs.parameters import Parameter, check_parameters, parse_assignments
 from ..runs.run import open_run, save_result
 from .grpo import train_grpo
 from .recipes import Recipe, has_gpu, make_recipe
@@ -23,22 +25,18 @@ from .rewards import length_reward
 
 
 def parse_fields(items: list[str]) -> dict:
-    """`["model=starter", "max_steps=3"]` as `Recipe` fields of their types.
+    """Items such as `max_steps=3` as `Recipe` fields of their types.
 
     Raises:
-        ParameterError: no `=`, an unknown field, or a value of another type.
+        ParameterError: no `=`, an unknown field, a value of another type, or an access token.
+
+    Example:
+        >>> parse_fields(["model=starter", "max_steps=3"])
+        {'model': 'starter', 'max_steps': 3}
     """
-    types = {f.name: f.type for f in dataclasses.fields(Recipe)}
-    fields = {}
-    for item in items:
-        name, sign, value = item.partition("=")
-        if not sign or name not in types:
-            raise ParameterError(f"-p {item}: expected NAME=VALUE with a name of {', '.join(types)}")
-        try:
-            fields[name] = types[name](value)
-        except ValueError:
-            raise ParameterError(f"-p {item}: expected {types[name].__name__}") from None
-    return fields
+    types = get_type_hints(Recipe)
+    known = {name: Parameter(name, kind.__name__, None) for name, kind in types.items()}
+    return check_parameters(known, parse_assignments(items))
 
 
 def main(argv: list[str] | None = None) -> int:

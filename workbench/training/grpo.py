@@ -93,7 +93,7 @@ class GRPOTrainer(PositionsMixin, RecordingMixin, MismatchMixin, GroupingMixin, 
         def rollout(prompts, trainer):
             output = rollout_func(prompts, trainer)
             rows, pad, eos = output["completion_ids"], self._tokenizer.pad_token_id, self._tokenizer.eos_token_id
-            self._ends = None
+            self._ends = []
             output["completion_ids"] = [EndedRow(ids or [pad], self.stop_rule.ends(list(ids)), eos) for ids in rows]
             if not all(rows):
                 masks = output.get("env_mask") or [[1] * len(ids) for ids in rows]

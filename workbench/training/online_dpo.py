@@ -8,7 +8,7 @@ from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPOTraine
 from trl.trainer.utils import pad
 
 from ..errors import ParameterError
-from ..generation.stops import StopRule, StopSpec, trl_finish_reason
+from ..generation.stops import End, StopRule, StopSpec, trl_finish_reason
 from .folder import train_recipe
 from .positions import PositionsMixin
 from .recipes import Recipe, common_fields, load_prompts, resolve_model, vllm_fields
@@ -36,7 +36,8 @@ class OnlineDPOTrainer(PositionsMixin, StockOnlineDPOTrainer):
         check_before_compute(model, args, stops, processing_class)
         with server_without_nccl(args):
             super().__init__(model, args=args, processing_class=processing_class, **kwargs)
-        self._rows = self._ends = None
+        self._rows: list[list[int]] = []
+        self._ends: list[End] = []
         self._user_options = args.generation_kwargs or {}
         if args.use_vllm:
             cpu_sync_online_dpo(self)
@@ -151,7 +152,7 @@ class OnlineDPOTrainer(PositionsMixin, StockOnlineDPOTrainer):
             "reward": rewards.tolist(),
         }
         columns = gathered(columns)
-        if self.accelerator.is_main_process:
+        if self._recorder and self.accelerator.is_main_process:
             self._recorder.add_completions(self.state.global_step + 1, columns)
 
 

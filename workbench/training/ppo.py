@@ -175,7 +175,7 @@ class PPOTrainer(PositionsMixin, ppo_trainer.PPOTrainer):
             "reward": scores.tolist(),
         }
         columns = gathered(columns)
-        if self.accelerator.is_main_process:
+        if self._recorder and self.accelerator.is_main_process:
             self._recorder.add_completions(self.state.global_step + 1, columns)
 
 

@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from typing import TextIO
 
 import pandas as pd
 import trl
@@ -35,9 +36,11 @@ class RunRecorder(TrainerCallback):
         TrainingStopped: out of `trainer.train()`, when `stop_request.request_stop` asked for it.
     """
 
-    def __init__(self, out_dir: Path):
+    def __init__(self, out_dir: str | Path):
         self.out_dir = Path(out_dir)
-        self._file = self._latest = self._asked = None
+        self._file: TextIO | None = None
+        self._latest: pd.DataFrame | None = None  # the completions of the last step
+        self._asked: str | None = None  # why the training is to end
         self._started = self._before = 0.0
 
     def on_train_begin(self, args, state, control, **_):

@@ -50,7 +50,7 @@ def describe_reward(reward) -> dict:
         >>> describe_reward(length_reward(20))["highest"]
         0.0
     """
-    unknown = {"arguments": {}, "unit": None, "lowest": None, "highest": None}
+    unknown: dict = {"arguments": {}, "unit": None, "lowest": None, "highest": None}
     if isinstance(reward, str):
         return {"name": reward, **unknown}
     name = getattr(reward, "__name__", None) or getattr(reward, "name_or_path", None) or type(reward).__name__

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import ParameterError
 from ..generation.backends import check_generation_kwargs, check_tokenizers
-from ..generation.stops import StopRule, StopSpec, trl_finish_reason
+from ..generation.stops import End, StopRule, StopSpec, trl_finish_reason
 from .rewards import completion_text
 from .vllm_sync import install_cpu_sync, server_without_nccl
 from .vllm_tap import EngineTap
@@ -143,7 +143,8 @@ class StoppingMixin:
             check_before_compute(model, args, stops, kwargs.get("processing_class"))
         with server_without_nccl(args):
             super().__init__(model, reward_funcs, args, *rest, **kwargs)
-        self._ends = self._sampled_ids = None
+        self._ends: list[End] = []  # empty where rows had several turns: their last turn decides
+        self._sampled_ids: list[list[int]] = []
         if self.use_vllm:
             install_cpu_sync(self.vllm_generation, self.args.output_dir)
             self.engine_tap = EngineTap(
@@ -187,7 +188,7 @@ class StoppingMixin:
 
     def _tool_call_loop(self, *args, **kwargs):
         mask, completions, completion_ids, *rest = super()._tool_call_loop(*args, **kwargs)
-        self._ends = None  # several turns: a row's last turn decides
+        self._ends = []
         eos = self._tokenizer.eos_token_id
         completion_ids = [EndedRow(ids, self.stop_rule.ends(list(ids)), eos) for ids in completion_ids]
         return mask, completions, completion_ids, *rest
@@ -196,7 +197,7 @@ class StoppingMixin:
         generated = list(super()._generate(prompts))
         at = 2 if len(generated) == 3 else 3  # RLOO returns three values, GRPO eight
         completion_ids, completions = generated[1], generated[at]
-        if self._ends is not None and self.stop_rule.spec.custom:
+        if self._ends and self.stop_rule.spec.custom:
             real = [ids[:] for ids in completion_ids]
             generated[at] = with_stop_text(self.stop_rule, real, self._ends, completions)
         self._log_ends(completion_ids, generated[at])
@@ -211,7 +212,7 @@ class StoppingMixin:
             "finish_reason": ["stop" if s else "length" for s in stopped],
             "trl_finish_reason": [trl_finish_reason(ids, eos, pad) for ids in real],
             "completion_tokens": [len(ids) for ids in real],
-            "sampled_tokens": [len(ids) for ids in (self._sampled_ids if self._ends is not None else real)],
+            "sampled_tokens": [len(ids) for ids in (self._sampled_ids if self._ends else real)],
             "completion_text": [completion_text(c) for c in completions],
         }
         if self.use_vllm:
