@@ -22,8 +22,6 @@ _COMMON = {
 }
 _GLU = _COMMON | {"intermediate_size": 128, "num_key_value_heads": 2, "max_position_embeddings": WINDOW}
 _NEO = {
-    "num_layers": 3,
-    "num_heads": 4,
     "attention_types": [[["global", "local", "global"], 1]],
     "window_size": 8,
     "max_position_embeddings": WINDOW,
@@ -55,7 +53,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, dynamic NTK": ("llama", _GLU | {"max_position_embeddings": 32, "rope_parameters": _DYNAMIC}),
     "phi3, longrope": ("phi3", _GLU | {"original_max_position_embeddings": 32, "rope_parameters": _LONG}),
     "bloom": ("bloom", _COMMON),
-    "mpt": ("mpt", _COMMON | {"d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": WINDOW}),
+    "mpt": ("mpt", _COMMON | {"max_seq_len": WINDOW}),
     "falcon, alibi": ("falcon", _COMMON | {"alibi": True}),
 }
 
