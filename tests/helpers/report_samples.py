@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from html.parser import HTMLParser
 
 import nbformat.v4 as v4
 import pandas as pd
@@ -45,6 +46,9 @@ RESULT = {
     "claims": {"A4.3": {"documented": "at most 0", "measured": "<i>-4</i>", "verdict": "agrees"}},
 }
 SURROGATE = "a\ud800b"
+UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0041]"
+)
 
 
 def picture() -> bytes:
@@ -107,3 +111,26 @@ def hostile_run(root):
 def without_images(page: str) -> str:
     """A page with the data of its images left out, so that searching it finds text only."""
     return re.sub(r'src="data:[^"]*"', "", page)
+
+
+class Elements(HTMLParser):
+    """The tags, attributes and texts of a page."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.tags, self.attributes, self.text = [], [], []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes.append(dict(attrs))
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def order(page: str, *texts: str) -> bool:
+    """Whether the texts stand in a page in this order."""
+    places = [page.index(text) for text in texts]
+    return places == sorted(places)

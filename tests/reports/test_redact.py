@@ -9,85 +9,24 @@ from conftest import write_run
 from hypothesis import given
 from hypothesis import strategies as st
 from report_samples import METRICS, outputs_of, without_images
+from secret_texts import COMMIT, around, assigned, between, hexes, tokens, urls
 
-from workbench.errors import ParameterError
 from workbench.reports import build_comparison, build_index, build_report
-from workbench.reports.redact import Redactor, redactor, users_in
+from workbench.reports.redact import Redactor, users_in
 from workbench.runs.files import write_json
-from workbench.runs.parameters import check_parameters, notebook_parameters, parse_assignments
 from workbench.runs.status import set_status
-from workbench.runs.tokens import hide_tokens, looks_like_token, map_text
+from workbench.runs.tokens import hide_tokens
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REDACT = Redactor(hosts=("gpu17.cluster.example.org", "vm-3"), users=("zoe", "j.doe"), commits=(COMMIT,)).text
-
-LETTERS = string.ascii_letters + string.digits
-
-
-def letters(low: int, high: int = 40, alphabet: str = LETTERS):
-    return st.text(alphabet, min_size=low, max_size=high).map(lambda text: text + "7")
-
-
-hexes = st.text("0123456789abcdef", min_size=40, max_size=40)
-tokens = st.one_of(
-    letters(20).map("hf_{}".format),
-    letters(20).map("sk-proj-{}".format),
-    letters(20).map("sk-{}".format),
-    letters(30).map("ghp_{}".format),
-    letters(30).map("github_pat_{}".format),
-    letters(15, 15, string.ascii_uppercase).map("AKIA{}".format),
-    st.builds("eyJ{}.{}.{}".format, letters(10), letters(10), letters(10)),
-    letters(20).map("glpat-{}".format),
-)
-SECRET_NAMES = (
-    "HF_TOKEN WANDB_API_KEY AWS_SECRET_ACCESS_KEY MY_SECRET DB_PASSWORD PASSWORD api_key apiKey client-secret password "
-    'hub_token --api-key --password "access_token" Authorization'
-)
-assigned = st.builds(  # (text, the part that must not survive)
-    lambda name, sign, quote, value: (f"{name}{sign}{quote}{value}{quote}", value),
-    st.sampled_from(SECRET_NAMES.split()),
-    st.sampled_from(["=", ": ", " = ", ":"]),
-    st.sampled_from(["", "'", '"']),
-    letters(8, alphabet=string.ascii_lowercase).map("q{}".format),
-)
-urls = st.builds(
-    lambda user, secret, rest: (f"https://{user}:{secret}@github.com/{rest}", secret),
-    letters(3, 8), letters(8), st.sampled_from(["", "a/b.git", "x?y=1"]),
-)  # fmt: skip
 parts = st.text(string.ascii_lowercase + string.digits + "._-", min_size=3, max_size=9).map("q{}".format)
 paths = st.builds(
     lambda root, names: f"{root}/{'/'.join(names)}",
     st.sampled_from(["/home", "/Users", "/scratch", "/data/x", "/root", "/mnt/nfs", "/unheard-of/top"]),
     st.lists(parts, min_size=1, max_size=4),
 )
-# What may stand around a secret: blanks, quotes, brackets, punctuation, other text.
-around = st.tuples(
-    st.text(max_size=20), st.sampled_from([" ", "\n", "'", '"', "(", "=", ", ", ": ", "\t", "[", "{", "`"])
-)
-
-
-def between(before: tuple[str, str], secret: str, after: tuple[str, str]) -> str:
-    return f"{before[0]}{before[1]}{secret}{after[1]}{after[0]}"
 
 
 # --- secrets go ----------------------------------------------------------------------------------------------------
-
-
-@given(around, tokens, around)
-def test_a_token_goes_whatever_stands_around_it(before, token, after):
-    assert token not in hide_tokens(between(before, token, after))
-
-
-@given(around, st.one_of(assigned, urls), around)
-def test_a_value_with_a_secret_s_name_and_a_password_in_a_url_go(before, planted, after):
-    text, secret = planted
-    assert secret not in hide_tokens(between(before, text, after)), text
-
-
-@given(st.text(), tokens)
-def test_a_token_goes_from_any_place_within_text_of_any_kind(text, token):
-    for n in range(0, len(text) + 1, 7):
-        assert token not in hide_tokens(f"{text[:n]} {token} {text[n:]}")
 
 
 @given(around, paths, around)
@@ -155,24 +94,9 @@ def test_the_same_thing_gets_the_same_label_and_what_helps_stays(text, told):
     assert REDACT(text) == told
 
 
-def test_names_in_structures_make_their_values_tokens():
-    value = {
-        "env": {"HF_TOKEN": "abc", "n": 3},
-        "argv": ["x", "--hf-token", "abc", "--steps", "3"],
-        "eos_token": "</s>",
-    }
-    told = map_text(value, hide_tokens)
-    assert told == {
-        "env": {"HF_TOKEN": "[token]", "n": 3},
-        "argv": ["x", "--hf-token", "[token]", "--steps", "3"],
-        "eos_token": "</s>",
-    }
-    assert list(map_text({"/a/b": 1, "/a/c": 2}, REDACT).values()) == [1, 2]  # keys that become equal stay two
-
-
 def test_users_are_learnt_from_home_folders():
     assert users_in("/home/zoe/x /Users/eve/y /home/root") == {"zoe", "eve"}
-    told = redactor(["/home/zoe/x"], ["h1"], [""], [COMMIT]).text(f"zoe h1 {COMMIT}")
+    told = Redactor({"h1", ""}, users_in("/home/zoe/x"), {COMMIT, ""}).text(f"zoe h1 {COMMIT}")
     assert told == f"[user] [host] {COMMIT}"
 
 
@@ -332,57 +256,3 @@ def test_tokens_are_taken_out_of_every_report_redacted_or_not(run):
     assert [s for name in PLACES for s in secrets_of(name)[:3] if s in page] == []
     assert "valArgv9" not in page
     assert HOST in page
-
-
-# --- parameters ----------------------------------------------------------------------------------------------------
-
-TOKEN = "hf_" + "AbCdEfGhIjKlMnOpQrSt0123456789"
-CELL = "seed: int = 0  # any; 0..9\nrevision: str = ''  # a commit\nmodel: str = ''  # a name"
-
-
-@pytest.fixture
-def known(tmp_path):
-    return notebook_with(tmp_path, CELL)
-
-
-def notebook_with(folder, cell: str):
-    notebook = v4.new_notebook(cells=[v4.new_code_cell(cell, metadata={"tags": ["parameters"]})])
-    (folder / "n.ipynb").write_text(json.dumps(notebook))
-    return notebook_parameters(folder / "n.ipynb")
-
-
-@pytest.mark.parametrize(
-    "given",
-    [{"model": TOKEN}, {"seed": TOKEN}, {"modell": TOKEN}, {TOKEN: 1}, {"model": "f" * 40}, {"model": f"https://a:{TOKEN}@x.org"},
-     {"model": "AKIA" + "A1" * 8}, {"model": f"x HF_TOKEN={TOKEN[3:]}"}, {"api_key": TOKEN[3:]}]
-)  # fmt: skip
-def test_a_token_as_parameter_is_refused_without_being_repeated(known, given):
-    with pytest.raises(ParameterError) as caught:
-        check_parameters(known, given)
-    assert "looks like an access token; set it in the environment, e.g. HF_TOKEN" in str(caught.value)
-    assert TOKEN[3:] not in str(caught.value)
-    assert "f" * 40 not in str(caught.value)
-
-
-@pytest.mark.parametrize("items", [[TOKEN], [f"model={TOKEN}"], [f"model={TOKEN}", f"model={TOKEN}"], [f"{TOKEN}=3"]])
-def test_a_token_on_the_command_line_is_refused_without_being_repeated(items):
-    with pytest.raises(ParameterError, match="looks like an access token") as caught:
-        parse_assignments(items)
-    assert TOKEN not in str(caught.value)
-
-
-@pytest.mark.parametrize("line", [f"x: str = '{TOKEN}'  # any", f"x = '{TOKEN}'", f"x: int = '{TOKEN}'"])
-def test_a_token_as_default_in_a_notebook_is_refused_without_being_repeated(tmp_path, line):
-    with pytest.raises(ParameterError, match="looks like an access token") as caught:
-        notebook_with(tmp_path, line)
-    assert TOKEN not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [{"revision": COMMIT}, {"model": f"/cache/snapshots/{COMMIT}"}, {"model": "Qwen/Qwen2-0.5B"}, {"model": "</search>"},
-     {"model": "sk-learn"}, {"model": "https://huggingface.co/x/y"}]
-)  # fmt: skip
-def test_what_is_no_token_is_taken(known, given):
-    assert check_parameters(known, given) == given
-    assert not any(looks_like_token(name, value) for name, value in given.items())

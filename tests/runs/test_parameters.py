@@ -4,9 +4,17 @@ import pytest
 from conftest import NOTEBOOKS, write_notebook
 from hypothesis import given
 from hypothesis import strategies as st
+from secret_texts import COMMIT
 
 from workbench.errors import ParameterError
-from workbench.runs.parameters import check_parameters, notebook_parameters, parse_assignments
+from workbench.runs.parameters import (
+    check_parameters,
+    command_line,
+    notebook_parameters,
+    parse_assignments,
+    parse_parameters,
+    repeat_command,
+)
 
 CELL = """\
 seed: int = 0  # of everything; 0..1000
@@ -174,3 +182,58 @@ def test_assignments_split_at_the_first_equals_sign():
 def test_a_wrong_assignment_says_what_was_expected(items, message):
     with pytest.raises(ParameterError, match=message):
         parse_assignments(items)
+
+
+def test_the_command_that_repeats_a_run_names_what_is_not_a_default(known):
+    params = {"seed": 3, "learning_rate": 3e-4, "backend": "vllm", "out_dir": "/x", "interactive": False, "stop": "a b"}
+    assert repeat_command("nb", params, known) == "workbench run nb -p seed=3 -p backend=vllm -p 'stop=a b'"
+    assert repeat_command("nb", {"seed": 0}, {}) == "workbench run nb -p seed=0"
+    assert command_line("sweep", "nb", []) == "workbench sweep nb"
+
+
+@pytest.mark.parametrize("source", ["a = (", "x: int = 1\0", "x: str = '\ud800"])
+def test_a_cell_that_is_not_python_is_refused(source):
+    with pytest.raises(ParameterError, match="not Python"):
+        parse_parameters(source)
+
+
+# --- access tokens -------------------------------------------------------------------------------------------------
+
+TOKEN = "hf_" + "AbCdEfGhIjKlMnOpQrSt0123456789"
+KNOWN = parse_parameters("seed: int = 0  # any; 0..9\nrevision: str = ''  # a commit\nmodel: str = ''  # a name")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"model": TOKEN}, {"seed": TOKEN}, {"modell": TOKEN}, {TOKEN: 1}, {"model": "f" * 40}, {"model": f"https://a:{TOKEN}@x.org"},
+     {"model": "AKIA" + "A1" * 8}, {"model": f"x HF_TOKEN={TOKEN[3:]}"}, {"api_key": TOKEN[3:]}]
+)  # fmt: skip
+def test_a_token_as_parameter_is_refused_without_being_repeated(given):
+    with pytest.raises(ParameterError) as caught:
+        check_parameters(KNOWN, given)
+    assert "looks like an access token; set it in the environment, e.g. HF_TOKEN" in str(caught.value)
+    assert TOKEN[3:] not in str(caught.value)
+    assert "f" * 40 not in str(caught.value)
+
+
+@pytest.mark.parametrize("items", [[TOKEN], [f"model={TOKEN}"], [f"model={TOKEN}", f"model={TOKEN}"], [f"{TOKEN}=3"]])
+def test_a_token_on_the_command_line_is_refused_without_being_repeated(items):
+    with pytest.raises(ParameterError, match="looks like an access token") as caught:
+        parse_assignments(items)
+    assert TOKEN not in str(caught.value)
+
+
+@pytest.mark.parametrize("line", [f"x: str = '{TOKEN}'  # any", f"x = '{TOKEN}'", f"x: int = '{TOKEN}'"])
+def test_a_token_as_default_in_a_notebook_is_refused_without_being_repeated(tmp_path, line):
+    with pytest.raises(ParameterError, match="looks like an access token") as caught:
+        of_cell(tmp_path, line)
+    assert TOKEN not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"revision": COMMIT}, {"model": f"/cache/snapshots/{COMMIT}"}, {"model": "Qwen/Qwen2-0.5B"}, {"model": "</search>"},
+     {"model": "sk-learn"}, {"model": "https://huggingface.co/x/y"}]
+)  # fmt: skip
+def test_what_is_no_token_is_taken(given):
+    assert check_parameters(KNOWN, given) == given

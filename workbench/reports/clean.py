@@ -3,9 +3,9 @@
 import html
 import re
 import unicodedata
-from collections.abc import Callable
-from html.parser import HTMLParser
+from collections.abc import Callable, Iterator
 
+import nh3
 from markupsafe import Markup
 
 # Control, bidirectional and invisible characters and lone surrogates; not the joiners that scripts and emoji need.
@@ -15,27 +15,14 @@ _UNSEEN = re.compile(
 )
 _ACCENT = "[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
 _STACKED = re.compile(f"({_ACCENT}{{4}})({_ACCENT}+)")
-_TAGS = (
-    "a abbr b blockquote br caption code col colgroup dd del details div dl dt em figcaption figure h1 h2 h3 h4 h5 h6 hr i img "
-    "ins kbd li mark ol p pre s samp small span strong sub summary sup table tbody td tfoot th thead tr tt u ul var"
-)
-_TAGS = frozenset(_TAGS.split())
-_VOID = ("br", "col", "hr", "img")
-_SKIPPED = (
-    "script",
-    "style",
-    "template",
-    "title",
-    "textarea",
-    "iframe",
-    "noscript",
-    "object",
-    "svg",
-    "math",
-    "select",
-    "head",
-)
-_ATTRIBUTES = ("abbr", "aria-label", "class", "colspan", "lang", "role", "rowspan", "scope", "start", "style", "title")
+_TAGS = nh3.ALLOWED_TAGS - {"nav"} | {"tfoot"}  # the page's own nav is not printed
+_LEFT_OUT = nh3.CLEAN_CONTENT_TAGS | {"iframe", "math", "noscript", "object", "select", "svg", "template", "textarea"}
+_ATTRIBUTES = {
+    "*": {"abbr", "aria-label", "class", "colspan", "lang", "role", "rowspan", "scope", "start", "style", "title"},
+    "a": {"href"},
+    "img": {"alt", "src"},
+}
+_TOKEN = re.compile(r'<(/?)([a-z0-9]+)((?:[^">]|"[^"]*")*)>|[^<]+')  # of the well-formed HTML that nh3 writes
 _STYLES = re.compile(
     r"(?:color|background(?:-color)?|text-align|text-decoration|font-weight|font-style|white-space|vertical-align|opacity"
     r"|(?:max-|min-)?(?:width|height)|padding(?:-\w+)?|border(?:-[\w-]+)?|display|gap|flex(?:-\w+)?|overflow-x|outline)"
@@ -68,7 +55,11 @@ def _code(character: str) -> str:
 
 def attribute(text: str) -> Markup:
     """Text for an attribute, between double quotes."""
-    return Markup(_UNSEEN.sub(lambda m: f"[{_code(m[1])}]", html.escape(text, quote=True)))
+    return Markup(html.escape(_labelled(text), quote=True))
+
+
+def _labelled(text: str) -> str:
+    return _UNSEEN.sub(lambda m: f"[{_code(m[1])}]", text)
 
 
 def shortened(text: str, most: int, where: str = "", change: Callable[[str], str] = str) -> str:
@@ -93,106 +84,67 @@ def shortened(text: str, most: int, where: str = "", change: Callable[[str], str
 def clean_html(
     source: str, change: Callable[[str], str] = str, image: Callable[[str], str] = lambda data: ""
 ) -> Markup:
-    """HTML of a notebook's output or markdown, rebuilt from a list of harmless elements and attributes.
+    """HTML of a notebook's output or markdown, with only harmless elements and attributes.
 
     Args:
-        source: any text; what stands open at its end is closed, what it closes without having opened is ignored.
+        source: any text; it is read as a browser reads it.
         change: applied to every text and attribute before it is escaped.
         image: for an embedded image: a note to show in its place, or "" to keep it.
     """
-    cleaner = _Cleaner(change, image)
-    cleaner.feed(source)
-    cleaner.close()
-    return cleaner.result()
 
-
-class _Cleaner(HTMLParser):
-    """What it emits it has written itself, so a browser cannot read it otherwise than this parser did."""
-
-    def __init__(self, change, image):
-        super().__init__(convert_charrefs=True)
-        self.change, self.image = change, image
-        self.out: list[str] = []
-        self.open: list[str] = []
-        self.rows: list[int] = []  # of each open table, so far
-        self.skipping = ""  # an element left out with everything in it, or a table's row beyond the last
-        self.depth = 0
-
-    def handle_starttag(self, tag, attrs):
-        if self.skipping:
-            self.depth += tag == self.skipping
-            return
-        if tag in _SKIPPED:
-            self.skipping, self.depth = tag, 1
-        elif tag == "table":
-            self.rows.append(0)
-            self.out.append('<div class="scroll">')
-            self._start(tag, attrs)
-        elif tag == "tr" and self.rows:
-            self.rows[-1] += 1
-            if self.rows[-1] > _MOST_ROWS:
-                self.skipping, self.depth = tag, 1
-            else:
-                self._start(tag, attrs)
-        elif tag == "img":
-            self._img(dict(attrs))
-        elif tag in _TAGS:
-            self._start(tag, attrs)
-
-    def handle_startendtag(self, tag, attrs):
-        if tag in _VOID:
-            self.handle_starttag(tag, attrs)
-
-    def handle_endtag(self, tag):
-        if self.skipping:
-            self.depth -= tag == self.skipping
-            if self.depth > 0 and (self.skipping, tag) != ("tr", "table"):  # a row's own end may be missing
-                return
-            self.skipping = ""
-            if tag != "table":
-                return
-        if tag in self.open:
-            while self._end() != tag:
-                pass
-
-    def handle_data(self, data):
-        if not self.skipping:
-            self.out.append(visible(self.change(data)))
-
-    def result(self) -> Markup:
-        while self.open:
-            self._end()
-        return Markup("".join(self.out))
-
-    def _start(self, tag, attrs):
-        self.out.append(f"<{tag}{''.join(self._attribute(k, v or '') for k, v in attrs)}>")
-        if tag not in _VOID:
-            self.open.append(tag)
-
-    def _end(self) -> str:
-        tag = self.open.pop()
-        self.out.append(f"</{tag}>")
-        if tag == "table":
-            self.out.append("</div>")
-            if (rows := self.rows.pop()) > _MOST_ROWS:
-                self.out.append(f'<p class="note">{rows - _MOST_ROWS:,} of {rows:,} rows left out.</p>')
-        return tag
-
-    def _attribute(self, name: str, value: str) -> str:
-        if name == "href" and re.match(r"(?:https?://|#)[^\s]", value):
-            return f' href="{attribute(self.change(value))}" rel="noreferrer"'
+    def attribute_value(tag: str, name: str, value: str) -> str | None:
+        if (tag, name) in (("img", "src"), ("a", "rel")):
+            return value
+        if name == "href" and not re.match(r"(?:https?://|#)[^\s]", value):
+            return None
         if name == "style":
             value = "; ".join(rule for rule in map(str.strip, value.split(";")) if _harmless(rule))
-        return f' {name}="{attribute(self.change(value))}"' if name in _ATTRIBUTES and value else ""
+        return _labelled(change(value)) or None
 
-    def _img(self, attrs: dict):
-        alt, source = attribute(self.change(attrs.get("alt") or "no description")), attrs.get("src") or ""
-        if not _IMAGE.fullmatch(source):
-            self.out.append(f'<span class="note">[image that is not embedded: {alt}]</span>')
-        elif note := self.image(source):
-            self.out.append(f'<span class="note">[{visible(note)}: {alt}]</span>')
+    inert = nh3.clean(
+        source.encode("utf-8", "backslashreplace").decode(),
+        tags=_TAGS,
+        clean_content_tags=_LEFT_OUT,
+        attributes=_ATTRIBUTES,
+        attribute_filter=attribute_value,
+        link_rel="noreferrer",
+        url_schemes={"http", "https", "data"},
+    )
+    return Markup("".join(_rewritten(inert, change, image)))
+
+
+def _rewritten(inert: str, change: Callable[[str], str], image: Callable[[str], str]) -> Iterator[str]:
+    """The pieces of well-formed HTML: changed text, tables that scroll and end after `_MOST_ROWS`, images or their notes."""
+    rows: list[int] = []  # of each open table, so far
+    nested = 0  # rows open within a row that is left out, with that one
+    for token in _TOKEN.finditer(inert):
+        end, tag, attributes = token.groups()
+        if tag == "tr" and not end and not nested:
+            rows[-1] += 1
+        if nested or (tag == "tr" and not end and rows[-1] > _MOST_ROWS):
+            nested += (tag == "tr") * (-1 if end else 1)
+        elif not tag:
+            yield visible(change(html.unescape(token[0])))
+        elif tag == "img":
+            yield _image(dict(re.findall(r'(\w+)="([^"]*)"', attributes)), image)
+        elif tag != "table":
+            yield token[0]
+        elif not end:
+            rows.append(0)
+            yield f'<div class="scroll">{token[0]}'
         else:
-            self.out.append(f'<img alt="{alt}" src="{source}">')
+            yield "</table></div>"
+            if (count := rows.pop()) > _MOST_ROWS:
+                yield f'<p class="note">{count - _MOST_ROWS:,} of {count:,} rows left out.</p>'
+
+
+def _image(attributes: dict[str, str], image: Callable[[str], str]) -> str:
+    alt, source = attributes.get("alt") or "no description", attributes.get("src", "")
+    if not _IMAGE.fullmatch(source):
+        return f'<span class="note">[image that is not embedded: {alt}]</span>'
+    if note := image(source):
+        return f'<span class="note">[{visible(note)}: {alt}]</span>'
+    return f'<img alt="{alt}" src="{source}">'
 
 
 def _harmless(rule: str) -> bool:

@@ -17,15 +17,15 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from ..runs.files import write_text
+from ..runs.parameters import repeat_command
 from ..runs.run import Run, runs_root
 from ..runs.tokens import hide_tokens
 from . import facts
 from .clean import attribute, visible
-from .notebook import Budget, Notebook, notebook_parts, read_notebook
-from .redact import redactor
+from .notebook import Budget, Notebook, read_notebook
+from .redact import Redactor, users_in
 
-TEMPLATES = Path(__file__).parent / "templates"
-_METHOD = ("Parameters", "Setup")  # sections of a notebook that say how, not what came out
+_TEMPLATES = Path(__file__).parent / "templates"
 
 
 def build_report(run: Run, *, redact: bool = False, path: Path | None = None) -> Path:
@@ -42,13 +42,14 @@ def build_report(run: Run, *, redact: bool = False, path: Path | None = None) ->
 
 def _content(run: Run, hide: Callable[[str], str], redact: bool) -> dict:
     """Everything the page shows, with `hide` applied to each text."""
-    read = read_notebook(run)
     budget = Budget()
-    parts = notebook_parts(read, hide, budget) if read else Notebook()
+    parts = Notebook(hide, budget)
+    if executed := read_notebook(run):
+        parts.read(executed)
     status, result, env, params = (facts.shown(v, hide) for v in (run.status, run.result, run.env, run.params))
     rows, total = facts.sample_completions(run)
     rows = [{k: facts.number(v) for k, v in facts.shown(row, hide).items()} for row in rows]
-    limits = facts.limits(run, status, result, env, parts if read else None)
+    limits = facts.limits(run, status, result, env, parts if executed else None)
     if budget.left_out:
         limits.append(f"{budget.left_out} outputs had no room in this page; they are in executed.ipynb.")
     if redact:
@@ -58,20 +59,17 @@ def _content(run: Run, hide: Callable[[str], str], redact: bool) -> dict:
         "notebook": hide(run.notebook),
         "id": hide(run.id),
         "parts": parts,
-        "question": [s for s in parts.sections if s.title == "Question"],
-        "method": [s for s in parts.sections if s.title in _METHOD],
-        "sections": [s for s in parts.sections if s.title not in ("Question", *_METHOD)],
         "status": status,
         "result": result,
-        "counts": facts.count_verdicts(result.get("checks", {})),
+        "counts": facts.count_verdicts(result.get("checks", {}).values()),
         "toy": run.toy,
         "times": facts.times(status),
         "progress": facts.shown(facts.progress(run), hide) if unfinished else {},
         "log": hide(facts.log_tail(run)) if unfinished else "",
         "completions": rows,
         "total": total,
-        "parameters": facts.parameter_rows(params, parts.parameters),
-        "command": facts.repeat_command(hide(run.notebook), params, parts.parameters),
+        "parameters": params,
+        "command": repeat_command(hide(run.notebook), params, parts.parameters),
         "environment": facts.environment(env),
         "limits": [hide(line) for line in limits],
     }
@@ -89,7 +87,8 @@ def hider(runs: Sequence[Run], redact: bool) -> Callable[[str], str]:
         hosts |= {str(run.env.get("host", "")), str(run.status.get("owner", {}).get("host", ""))}
         commits |= {str(run.env.get("git_commit", "")).partition(" ")[0]}
     users = {getpass.getuser(), os.environ.get("USER", ""), os.environ.get("LOGNAME", ""), Path.home().name}
-    return functools.lru_cache(maxsize=4096)(redactor(_texts(runs), hosts, users, commits).text)
+    users |= {name for text in _texts(runs) for name in users_in(text)}
+    return functools.lru_cache(maxsize=4096)(Redactor(hosts, users, commits).text)
 
 
 def _texts(runs: Sequence[Run]) -> Iterable[str]:
@@ -106,16 +105,18 @@ def render(template: str, *, script: str = "", **values) -> str:
 
     Args:
         template: file name.
-        script: the page's only script, allowed by its hash.
+        script: file name of the page's only script, allowed by its hash.
         values: of the template.
     """
     env = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_inert
+        loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_inert
     )
     env.filters["attribute"] = lambda value: attribute(str(value))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    values |= {"number": facts.number, "script": Markup(script), "script_hash": Markup(digest if script else "")}
-    return env.get_template(template).render(**values)
+    if script:
+        source = (_TEMPLATES / script).read_text(encoding="utf-8")
+        digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+        values |= {"script": Markup(source), "script_hash": Markup(digest)}
+    return env.get_template(template).render(number=facts.number, **values)
 
 
 def _inert(value):

@@ -2,14 +2,16 @@
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from ..runs.run import SET_BY_RUNNER, Run
 from . import facts
 from .clean import clean_html
-from .html import TEMPLATES, build_report, hider, render, write_page
+from .html import build_report, hider, render, write_page
 from .notebook import Budget
 
 
@@ -26,8 +28,8 @@ def build_index(runs: Sequence[Run], folder: Path, title: str = "Runs", *, redac
     rows = _index_rows(sorted(runs, key=lambda r: r.id, reverse=True), folder, hide, redact)
     others = sorted(p.name for p in folder.glob("*.html") if p.name != "index.html")
     comparisons = {name.removesuffix(".html"): _link(Path(name)) for name in others}
-    values = {"title": title, "rows": rows, "comparisons": comparisons, "redacted": redact, "script": _script()}
-    return write_page(folder / "index.html", render("index.html.j2", states=_states(rows), **values))
+    values = {"title": title, "rows": rows, "comparisons": comparisons, "redacted": redact}
+    return write_page(folder / "index.html", render("index.html.j2", script="index.js", **values))
 
 
 def build_comparison(
@@ -75,22 +77,13 @@ def build_comparison(
         "comparison.html.j2",
         title=hide(title),
         rows=rows,
-        states=_states(rows),
         sections=html,
         toy=any(run.toy for run in runs),
         redacted=redact,
-        script=_script(),
+        script="index.js",
         **facts.shown(values, hide),
     )
     return write_page(path, page)
-
-
-def _script() -> str:
-    return (TEMPLATES / "index.js").read_text(encoding="utf-8")
-
-
-def _states(rows: Sequence[dict]) -> list[str]:
-    return sorted({row["state"] for row in rows})
 
 
 # --- the table of runs ---------------------------------------------------------------------------------------------
@@ -136,11 +129,11 @@ def _copy(run: Run, target: Path) -> None:
 
 def _index_row(run: Run, only: Sequence[str]) -> dict:
     status, result = run.status, run.result
-    counts = facts.count_verdicts(result.get("checks", {}))
+    counts = facts.count_verdicts(result.get("checks", {}).values())
     seconds = facts.duration(status)
     headline = result.get("headline") or {}
     shown = {k: v for k, v in run.params.items() if (k in only if only else k not in SET_BY_RUNNER)}
-    started = facts.times({"state": "", "times": status.get("times", {})}).get("running", "")
+    started = facts.times(status).get("running", "")
     return {
         "notebook": run.notebook,
         "id": run.id,
@@ -160,34 +153,35 @@ def _index_row(run: Run, only: Sequence[str]) -> dict:
 # --- over several runs ---------------------------------------------------------------------------------------------
 
 
+def _outcomes(runs: Sequence[Run], kind: str) -> dict[str, list[tuple[str, Any]]]:
+    """Name of each check or claim (`kind`) -> what came out, with the run's id."""
+    found: dict[str, list] = {}
+    for run in runs:
+        for name, value in run.result.get(kind, {}).items():
+            found.setdefault(name, []).append((run.id, value))
+    return found
+
+
 def _checks_over(runs: Sequence[Run]) -> dict[str, dict]:
     """Check -> how often it holds, fails, was not run, and in which runs it fails."""
-    table: dict[str, dict] = {}
-    for run in runs:
-        for name, ok in run.result.get("checks", {}).items():
-            row = table.setdefault(name, {"holds": 0, "fails": 0, "not run": 0, "where": []})
-            row["holds" if ok is True else "fails" if ok is False else "not run"] += 1
-            row["where"] += [run.id] if ok is False else []
-    return table
+    return {
+        name: facts.count_verdicts(ok for _, ok in found) | {"where": [run_id for run_id, ok in found if ok is False]}
+        for name, found in _outcomes(runs, "checks").items()
+    }
 
 
 def _claims_over(runs: Sequence[Run]) -> dict[str, dict]:
     """Claim -> what was documented, the measurements and how often each verdict."""
-    found: dict[str, list] = {}
-    for run in runs:
-        for name, claim in run.result.get("claims", {}).items():
-            found.setdefault(name, []).append(claim)
-    return {
-        name: {
+    table = {}
+    for name, found in _outcomes(runs, "claims").items():
+        claims = [claim for _, claim in found]
+        verdicts = Counter(claim.get("verdict") for claim in claims)
+        table[name] = {
             "documented": claims[-1].get("documented", ""),
-            "measured": _distinct(c.get("measured", "") for c in claims),
-            "verdict": ", ".join(
-                f"{verdict} ({[c.get('verdict') for c in claims].count(verdict)})"
-                for verdict in dict.fromkeys(c.get("verdict") for c in claims)
-            ),
+            "measured": _distinct(claim.get("measured", "") for claim in claims),
+            "verdict": ", ".join(f"{verdict} ({n})" for verdict, n in verdicts.items()),
         }
-        for name, claims in found.items()
-    }
+    return table
 
 
 def _distinct(values, most: int = 12) -> str:
@@ -201,9 +195,9 @@ def _last_completion(run: Run) -> tuple[dict, int]:
 
 
 def _limits_over(runs: Sequence[Run], env: Mapping) -> list[str]:
-    told = list(dict.fromkeys(line for run in runs for line in facts.check_limits(run.result)))
+    lines = list(dict.fromkeys(line for run in runs for line in facts.check_limits(run.result)))
     if any("uncommitted" in str(run.env.get("git_commit", "")) for run in runs):
-        told.append("The code had uncommitted changes, so the commit alone does not repeat the runs.")
+        lines.append("The code had uncommitted changes, so the commit alone does not repeat the runs.")
     if runs and not env:
-        told.append("The runs share no recorded environment.")
-    return told
+        lines.append("The runs share no recorded environment.")
+    return lines

@@ -1,14 +1,20 @@
 """An executed notebook as the parts of a report: sections with their outputs, the figures, the parameters' meaning."""
 
+import base64
+import contextlib
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Callable
 
 from markupsafe import Markup
 
+from ..errors import ParameterError
+from ..runs.parameters import Parameter, parse_parameters
 from ..runs.run import Run
 from .clean import attribute, clean_html, shortened, visible
+from .facts import shown
 
 PAGE_LIMIT = 5_000_000  # bytes
 _MOST_TEXT = 20_000  # characters of one output
@@ -50,20 +56,6 @@ class Section:
     blocks: list[Markup] = dataclasses.field(default_factory=list)
 
 
-@dataclasses.dataclass
-class Notebook:
-    """`parameters`: name -> (default as written, help). `failure`: code and traceback of the cell that failed."""
-
-    title: str = ""
-    sections: list[Section] = dataclasses.field(default_factory=list)
-    figures: list[Markup] = dataclasses.field(default_factory=list)
-    parameters: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
-    failure: Markup | None = None
-    cells: int = 0
-    executed: int = 0
-    controls: int = 0
-
-
 def read_notebook(run: Run) -> dict | None:
     """`executed.ipynb`, or while the run goes on `executing.ipynb`; None when there is neither or it is damaged."""
     for name in ("executed.ipynb", "executing.ipynb"):
@@ -76,24 +68,32 @@ def read_notebook(run: Run) -> dict | None:
     return None
 
 
-def notebook_parts(notebook: dict, hide: Callable[[str], str], budget: Budget) -> Notebook:
-    """The parts of a notebook (nbformat 4, as JSON).
+@dataclasses.dataclass
+class Notebook:
+    """What a report takes from a notebook (nbformat 4, as JSON).
 
     Args:
-        notebook: `read_notebook`'s.
         hide: takes out of each text what is not to be shown.
         budget: of the page, used up on the way.
+
+    `failure` is the code and traceback of the cell that failed, `cells` counts the code cells, `executed` those of them
+    that ran, `controls` the interactive controls that a page cannot show.
     """
-    return _Reader(hide, budget).read(notebook)
 
+    hide: Callable[[str], str]
+    budget: Budget
+    title: str = ""
+    sections: list[Section] = dataclasses.field(default_factory=list)
+    figures: list[Markup] = dataclasses.field(default_factory=list)
+    parameters: dict[str, Parameter] = dataclasses.field(default_factory=dict)
+    failure: Markup | None = None
+    cells: int = 0
+    executed: int = 0
+    controls: int = 0
 
-class _Reader:
-    def __init__(self, hide, budget):
-        self.hide, self.budget, self.parts = hide, budget, Notebook()
-        self.section = Section("")
-
-    def read(self, notebook: dict) -> Notebook:
-        self.parts.sections.append(self.section)
+    def read(self, notebook: dict) -> None:
+        """Take in the cells of a notebook, `read_notebook`'s."""
+        self.sections.append(Section(""))
         for cell in notebook["cells"]:
             tags = cell.get("metadata", {}).get("tags", [])
             if _ERROR_BANNER in tags:  # papermill's; the report has its own
@@ -102,40 +102,41 @@ class _Reader:
                 self._markdown(_text(cell.get("source")))
             elif cell.get("cell_type") == "code":
                 self._code(cell, tags)
-        self.parts.sections = [s for s in self.parts.sections if s.blocks]
-        return self.parts
+        self.sections = [s for s in self.sections if s.blocks]
 
     def _markdown(self, source: str) -> None:
         for part in re.split(r"^(?=#{1,2} )", source, flags=re.M):
             if heading := re.match(r"(#{1,2}) (.*)\n?", part):
-                if heading[1] == "#" and not self.parts.title:
-                    self.parts.title = self.hide(heading[2].strip())
+                if heading[1] == "#" and not self.title:
+                    self.title = self.hide(heading[2].strip())
                 else:
-                    self.section = Section(self.hide(heading[2].strip()))
-                    self.parts.sections.append(self.section)
+                    self.sections.append(Section(self.hide(heading[2].strip())))
                 part = part[heading.end() :]
             if part.strip():
                 from nbconvert.filters import markdown2html_mistune
 
-                part = part.encode("utf-8", "backslashreplace").decode()
                 html = clean_html(markdown2html_mistune(part), self.hide, self.budget.image)
-                self.section.blocks.append(self.budget.markup(html))
+                self.sections[-1].blocks.append(self.budget.markup(html))
 
     def _code(self, cell: dict, tags: list) -> None:
         source, outputs = _text(cell.get("source")), _joined(cell.get("outputs", []))
-        self.parts.cells += 1
-        self.parts.executed += cell.get("execution_count") is not None
+        self.cells += 1
+        self.executed += cell.get("execution_count") is not None
         if "parameters" in tags:
-            self.parts.parameters = {k: tuple(map(self.hide, v)) for k, v in _parameter_lines(source).items()}
+            with contextlib.suppress(ParameterError):
+                known = shown({k: dataclasses.asdict(p) for k, p in parse_parameters(source).items()}, self.hide)
+                self.parameters = {name: Parameter(**fields) for name, fields in known.items()}
         if {"parameters", "injected-parameters"} & set(tags) and not outputs:
             return  # the report has a table of them
         errors = [o for o in outputs if o.get("output_type") == "error"]
         code = self._pre(source)
-        self.section.blocks.append(Markup('<details class="code"><summary>Code</summary>{}</details>').format(code))
-        if errors and self.parts.failure is None:
-            self.parts.failure = code + self._traceback(errors[-1])
+        self.sections[-1].blocks.append(
+            Markup('<details class="code"><summary>Code</summary>{}</details>').format(code)
+        )
+        if errors and self.failure is None:
+            self.failure = code + self._traceback(errors[-1])
         for output in outputs:
-            self.section.blocks.append(self.budget.markup(self._output(output)))
+            self.sections[-1].blocks.append(self.budget.markup(self._output(output)))
 
     def _output(self, output: dict) -> Markup:
         kind, data = output.get("output_type"), output.get("data", {})
@@ -144,7 +145,7 @@ class _Reader:
         if kind == "error":
             return self._traceback(output)
         if "application/vnd.jupyter.widget-view+json" in data:
-            self.parts.controls += 1
+            self.controls += 1
             return Markup('<p class="note">An interactive control stood here; it works in JupyterLab only.</p>')
         if "text/html" in data:
             html = clean_html(_text(data["text/html"]), self.hide, self.budget.image)
@@ -158,13 +159,11 @@ class _Reader:
         return Markup('<p class="note">An output of type {} is not shown.</p>').format(visible(self.hide(kinds)))
 
     def _image(self, mime: str, short: str, data: str, output: dict) -> Markup:
-        import base64
-
         if short == "svg+xml":
             data = base64.b64encode(data.encode("utf-8", "replace")).decode()
-        told = output.get("metadata", {}).get(mime) or {}
-        alt = told.get("alt") if isinstance(told, dict) else None
-        alt = alt or f"Figure of section {self.section.title or self.parts.title}; the notebook does not describe it."
+        metadata = output.get("metadata", {}).get(mime)
+        alt = metadata.get("alt") if isinstance(metadata, dict) else None
+        alt = alt or f"Figure of section {self.sections[-1].title or self.title}; the notebook does not describe it."
         source = (
             f'<figure><img alt="{attribute(alt)}" src="data:image/{short};base64,{"".join(data.split())}"></figure>'
         )
@@ -172,9 +171,9 @@ class _Reader:
 
     def _placed(self, html: Markup) -> Markup:
         """Keeps a figure for the head of the report and leaves a link to it where it stood."""
-        self.parts.figures.append(html)
+        self.figures.append(html)
         link = '<p class="note"><a href="#figure-{0}">Figure {0}</a> belongs here.</p>'
-        return Markup(link).format(len(self.parts.figures))
+        return Markup(link).format(len(self.figures))
 
     def _traceback(self, output: dict) -> Markup:
         name, value = _text(output.get("ename")), _text(output.get("evalue"))
@@ -193,24 +192,15 @@ def _text(value) -> str:
 
 def _joined(outputs: list) -> list[dict]:
     """Neighbouring pieces of one stream as one output."""
-    made: list[dict] = []
-    for output in outputs:
-        last = made[-1] if made else {}
-        both = [o.get("output_type") == "stream" and o.get("name") for o in (last, output)]
-        if both[0] and both[0] == both[1]:
-            made[-1] = last | {"text": _text(last.get("text")) + _text(output.get("text"))}
-        else:
-            made.append(output)
-    return made
+    joined: list[dict] = []
+    for stream, neighbours in itertools.groupby(outputs, lambda o: o.get("output_type") == "stream" and o.get("name")):
+        pieces = list(neighbours)
+        text = "".join(_text(piece.get("text")) for piece in pieces)
+        joined += [pieces[0] | {"text": text}] if stream else pieces
+    return joined
 
 
 def _terminal(text: str) -> str:
     """What a terminal would show in the end: no escape sequences, and of a line that was overwritten its last state."""
     text = re.sub(r"\x1b\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)|\x1b\[[0-?]{0,40}[ -/]{0,9}[@-~]", "", text)
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
-
-
-def _parameter_lines(source: str) -> dict[str, tuple[str, str]]:
-    """name -> (default, help) of `name: type = default  # help` lines."""
-    found = re.findall(r"^(\w+)\s*:\s*\w+\s*=\s*(.*?)(?:\s+# ?(.*))?$", source, re.M)
-    return {name: (default.strip(), told.strip()) for name, default, told in found}

@@ -6,9 +6,9 @@ Pure: text in, text out. Every pattern starts at a boundary or is bounded, so th
 import dataclasses
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 
-from ..runs.tokens import HEX40, TOKEN, hide_tokens, map_text
+from ..runs.tokens import HEX40, TOKEN, hide_tokens
 
 HOST, USER, PATH = "[host]", "[user]", "[path]"
 _SAYS_COMMIT = re.compile(r"(?i)(?:commit|revision|rev|sha1?|tree|snapshots)[\"'\s=:/@]{0,6}\Z")
@@ -63,9 +63,9 @@ class Redactor:
         commits: git commits that stay; other runs of 40 hex digits go, unless the words before call them a commit.
     """
 
-    hosts: tuple[str, ...] = ()
-    users: tuple[str, ...] = ()
-    commits: tuple[str, ...] = ()
+    hosts: Collection[str] = ()
+    users: Collection[str] = ()
+    commits: Collection[str] = ()
 
     def text(self, text: str) -> str:
         """The text without them; twice is the same as once."""
@@ -76,10 +76,6 @@ class Redactor:
             pieces += [self._plain(text[end : url.start()]), self._url(url)]
             end = url.end()
         return "".join([*pieces, self._plain(text[end:])])
-
-    def value(self, value):
-        """The same for every string, key and list item within a JSON value."""
-        return map_text(value, self.text)
 
     def _commit(self, text: str, match: re.Match) -> bool:
         return match[0] in self.commits or bool(_SAYS_COMMIT.search(text[max(0, match.start() - 20) : match.start()]))
@@ -134,11 +130,3 @@ def _address(text: str, with_port: bool = False) -> bool:
         return False
     named = address.version == 6 or with_port or (address.is_private and not address.is_reserved)
     return named and not address.is_loopback and not address.is_unspecified
-
-
-def redactor(texts: Iterable[str], hosts: Iterable[str], users: Iterable[str], commits: Iterable[str] = ()) -> Redactor:
-    """A redactor that also knows the users whose home folders the texts name."""
-    found = {name for text in texts for name in users_in(text)}
-    return Redactor(
-        tuple(sorted(filter(None, hosts))), tuple(sorted({*filter(None, users), *found})), tuple(filter(None, commits))
-    )

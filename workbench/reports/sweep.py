@@ -3,17 +3,17 @@
 import hashlib
 import html
 import re
-import shlex
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from ..curves.curve import Curve
 from ..curves.figures import show_curves
 from ..curves.measured import TAIL, group_table, measured_groups
-from ..reports import build_comparison
+from ..runs.parameters import command_line
+from .index import build_comparison
 
 
 def build_sweep_report(
@@ -52,31 +52,29 @@ def build_sweep_report(
         title=f"Sweep of {notebook}: {grid or 'defaults'}",
         outcome=_outcome(entries),
         sections=sections,
-        command=shlex.join(
-            ["workbench", "sweep", notebook, *(p for a in re.split(r" (?=\w+=)", grid) if a for p in ("-p", a))]
-        ),
+        command=command_line("sweep", notebook, [item for item in re.split(r" (?=\w+=)", grid) if item]),
         limits=_limits(entries, groups),
         redact=redact,
     )
 
 
 def _outcome(entries: Sequence) -> str:
-    states = pd.Series([e.state for e in entries]).value_counts()
-    return f"{len(entries)} runs: " + ", ".join(f"{n} {state}" for state, n in states.items())
+    states = Counter(e.state for e in entries).most_common()
+    return f"{len(entries)} runs: " + ", ".join(f"{n} {state}" for state, n in states)
 
 
 def _limits(entries: Sequence, groups: dict[str, list[Curve]]) -> list[str]:
     """What the sweep cannot support, in sentences."""
-    told = []
+    lines = []
     if left := [e for e in entries if e.state != "done"]:
-        told.append(f"{len(left)} of {len(entries)} runs are not done; nothing here counts them.")
+        lines.append(f"{len(left)} of {len(entries)} runs are not done; nothing here counts them.")
     if single := [name for name, curves in groups.items() if len(curves) == 1]:
-        told.append(f"One seed only, so without an interval: {', '.join(single)}.")
+        lines.append(f"One seed only, so without an interval: {', '.join(single)}.")
     if few := [f"{name} ({len(curves)})" for name, curves in groups.items() if 1 < len(curves) < 5]:
-        told.append(f"Fewer than 5 seeds, so the interval is wide: {', '.join(few)}.")
+        lines.append(f"Fewer than 5 seeds, so the interval is wide: {', '.join(few)}.")
     if not groups:
-        told.append("No run that is done has a curve to draw.")
-    return told
+        lines.append("No run that is done has a curve to draw.")
+    return lines
 
 
 def _digest(text: str) -> str:

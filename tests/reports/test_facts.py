@@ -1,0 +1,99 @@
+import pandas as pd
+import pytest
+from conftest import write_run
+
+from workbench.reports import facts
+from workbench.runs.files import write_json
+
+TIMES = {"queued": 0, "running": 10.0, "done": 100.0}
+
+
+def test_a_value_of_a_table_is_short():
+    assert [facts.number(v) for v in (3.14159265, 3, True, None, "x")] == ["3.142", "3", "True", "None", "x"]
+    assert len(facts.number("x" * 9000)) < 2100
+    assert facts.shown({"a": ["hi", 1]}, str.upper) == {"A": ["HI", 1]}
+
+
+def test_verdicts_are_counted_and_numpy_s_or_other_values_are_not_taken_for_true():
+    assert facts.count_verdicts([True, False, "not run: x", 1, None]) == {"hold": 1, "fail": 1, "not run": 3}
+    assert facts.count_verdicts([]) == {}
+
+
+def test_times_are_in_utc_and_a_run_that_ended_has_a_duration():
+    told = facts.times({"state": "done", "times": TIMES | {"failed": "yesterday"}})
+    assert told["running"] == "1970-01-01 00:00:10 UTC"
+    assert told["took"] == "90 s"
+    assert "failed" not in told
+
+
+@pytest.mark.parametrize(
+    "state, times, seconds",
+    [("done", TIMES, 90), ("running", TIMES, None), ("done", {"done": 5}, None), ("failed", TIMES, None),
+     ("done", {"running": 200.0, "done": 100.0}, None)]
+)  # fmt: skip
+def test_a_duration_is_that_of_the_last_execution_or_unknown(state, times, seconds):
+    assert facts.duration({"state": state, "times": times}) == seconds
+
+
+def test_the_environment_is_one_line_each():
+    env = {
+        "packages": {"trl": "1.12.0", "torch": "2.13"},
+        "gpus": [],
+        "git_commit": "",
+        "argv": ["run", "a b"],
+        "seed": None,
+    }
+    assert facts.environment(env) == {"packages": "trl 1.12.0, torch 2.13", "argv": "run 'a b'"}
+
+
+def test_progress_names_the_steps_and_the_last_numbers(tmp_path):
+    run = write_run(tmp_path, metrics=[{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.23456}])
+    write_json(run.path / "progress.json", {"step": 2, "max_steps": 9})
+    assert facts.progress(run) == {"steps": "2 of 9", "last logged step": "2", "last logged loss": "1.235"}
+    assert facts.progress(write_run(tmp_path, "2026-2")) == {}
+
+
+def test_the_end_of_a_log_is_shown_even_when_it_starts_within_a_character(tmp_path):
+    run = write_run(tmp_path)
+    assert facts.log_tail(run) == ""
+    (run.path / "log.txt").write_text("é" * 5000 + "z", encoding="utf-8")
+    tail = facts.log_tail(run)
+    assert tail.endswith("éz")
+    assert len(tail) <= 2001
+
+
+@pytest.mark.parametrize("sizes", [[], [3], [10], [11], [4, 4, 4], [1, 30, 1]])
+def test_the_first_and_the_last_completions_are_shown_whatever_files_they_are_in(tmp_path, sizes):
+    run, step = write_run(tmp_path), 0
+    (run.path / "completions.parquet").mkdir()
+    for n, size in enumerate(sizes, 1):
+        rows = pd.DataFrame({"step": range(step, step + size), "completion": "x", "other": 1})
+        rows.to_parquet(run.path / f"completions.parquet/part-{n:06d}.parquet", row_group_size=2)
+        step += size
+    rows, total = facts.sample_completions(run)
+    every = list(range(step))
+    assert [row["step"] for row in rows] == (every if step <= 10 else every[:5] + every[-5:])
+    assert total == step
+    assert all(row.keys() == {"step", "completion"} for row in rows)
+
+
+def test_limits_are_sentences_about_this_run(tmp_path):
+    run = write_run(tmp_path, state="failed", params={"model": "starter"})
+    lines = facts.limits(run, run.status, {"checks": {"a": False}}, {"git_commit": "abc"}, None)
+    assert [line.split(":")[0] for line in lines] == ["The run failed", "Toy scale", "Does not hold"]
+    assert "No environment was recorded" in facts.limits(run, run.status, {}, {}, None)[-1]
+
+
+def test_what_was_not_run_is_grouped_by_its_reason():
+    checks = {"a": "not run: no GPU", "b": "not run: no GPU", "c": "not run: ", "d": True}
+    assert facts.check_limits(
+        {"checks": checks, "claims": {"A1": {"verdict": "not run"}, "A2": {"verdict": "agrees"}}}
+    ) == [
+        "Not run (no GPU): check “a”, check “b”.",
+        "Not run (no reason given): check “c”, claim A1.",
+    ]
+
+
+def test_what_differs_between_runs_is_told_from_what_they_share():
+    assert facts.differing([{"a": 1, "b": 1}, {"a": 1, "b": 2, "c": 3}]) == ({"a": 1}, ["b", "c"])
+    assert facts.differing([]) == ({}, [])

@@ -1,0 +1,86 @@
+import base64
+import hashlib
+import re
+
+from conftest import write_run
+from report_samples import HOSTILE, METRICS, RESULT, UNSEEN, Elements, order, without_images
+
+from workbench.reports import build_comparison, build_index, build_report
+from workbench.runs.files import write_json
+from workbench.runs.status import set_status
+
+# --- the index -------------------------------------------------------------------------------------------------------
+
+
+def test_the_index_lists_runs_newest_first_with_status_parameters_and_headline(hostile, tmp_path):
+    later = write_run(tmp_path / "runs", "2026-2", notebook="an odd #name 100%", state="failed", result={})
+    index = build_index([hostile, later], tmp_path / "reports")
+    page = index.read_text()
+    assert order(page, "2026-2", "2026-1")
+    for text in ("2 runs", "failed", "done", "23 hold, 2 fail, 1 not run", "seed=1", "U+D800"):
+        assert text in page, text
+    links = [a["href"] for a in Elements(page).attributes if "href" in a]
+    assert links == ["an%20odd%20%23name%20100%25/2026-2.html", "05_grpo_docs_example/2026-1.html"]
+    assert (tmp_path / "reports/an odd #name 100%/2026-2.html").is_file()
+
+
+def test_the_index_has_one_script_and_allows_it_by_its_hash(hostile, tmp_path):
+    page = build_index([hostile], tmp_path).read_text()
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.S)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in page
+    assert "script-src" not in build_report(hostile).read_text()
+
+
+def test_the_index_takes_a_report_anew_when_the_run_has_moved_on(tmp_path):
+    run = write_run(tmp_path / "runs", state="running")
+    build_index([run], tmp_path / "reports")
+    copy = tmp_path / "reports" / run.notebook / f"{run.id}.html"
+    assert ">running<" in copy.read_text()
+    set_status(run.path, "failed", "out of memory")
+    build_index([run], tmp_path / "reports")
+    assert "out of memory" in copy.read_text()
+
+
+def test_the_index_leads_to_the_comparisons_beside_it(hostile, tmp_path):
+    build_comparison([hostile], tmp_path / "grid-seed=0..4.html", title="Sweep", outcome="1 hostile", sections={})
+    assert '<a href="grid-seed%3D0..4.html">grid-seed=0..4</a>' in build_index([hostile], tmp_path).read_text()
+
+
+# --- the comparison --------------------------------------------------------------------------------------------------
+
+
+def test_a_comparison_counts_verdicts_over_its_runs_and_separates_what_differs(tmp_path):
+    runs = [
+        write_run(tmp_path / "runs", f"2026-{n}", params={"seed": n, "model": "m"}, result=RESULT, metrics=METRICS)
+        for n in (1, 2, 3)
+    ]
+    write_json(runs[2].path / "result.json", RESULT | {"checks": RESULT["checks"] | {"fails": True}})
+    path = build_comparison(
+        runs,
+        tmp_path / "c.html",
+        title="T",
+        outcome="3 runs",
+        sections={"Curves": "<p>x</p>"},
+        command="again",
+        limits=["L"],
+    )
+    page = path.read_text()
+    assert order(page, "3 runs", 'id="verdicts"', ">Curves</h2>", 'id="runs-of-it"', 'id="completions"', 'id="method"',
+                 'id="environment"', 'id="limits"')  # fmt: skip
+    assert "fails in 2: 2026-1, 2026-2" in page
+    assert "agrees (3)" in page
+    assert '<tr><th scope="row">seed</th><td>1, 2, 3</td></tr>' in page
+    assert '<tr><th scope="row">model</th><td>m</td></tr>' in page
+    assert "<li>L</li>" in page
+
+
+def test_a_comparison_of_no_runs_or_hostile_ones_is_a_page(hostile, tmp_path):
+    empty = build_comparison([], tmp_path / "e.html", title="T", outcome="0 runs", sections={}).read_text()
+    assert "No checks were recorded" in empty
+    text = HOSTILE["closing tags"] + HOSTILE["right to left"]
+    path = build_comparison([hostile], tmp_path / "h.html", title=text, outcome=text, sections={text: text})
+    page = path.read_text()
+    assert page.count("<script") == 1
+    assert not re.search(r"<(iframe|form|svg|math)", page)
+    assert not UNSEEN.search(without_images(page))

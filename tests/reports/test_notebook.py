@@ -1,0 +1,136 @@
+import base64
+import json
+
+import nbformat.v4 as v4
+from conftest import write_run
+from report_samples import METRICS, Elements, picture
+
+from workbench.reports import build_report
+from workbench.reports.notebook import PAGE_LIMIT, Budget, Notebook, read_notebook
+
+
+def read(*cells) -> Notebook:
+    notebook = Notebook(str, Budget())
+    notebook.read(json.loads(json.dumps(v4.new_notebook(cells=cells))))
+    return notebook
+
+
+# --- cells ---------------------------------------------------------------------------------------------------------
+
+
+def test_headings_of_two_levels_give_the_title_and_the_sections_that_are_not_empty():
+    notebook = read(v4.new_markdown_cell("# T\nfirst\n## A\nsecond\n## Empty\n## B\n- third"), v4.new_code_cell("x"))
+    assert notebook.title == "T"
+    assert [section.title for section in notebook.sections] == ["", "A", "B"]
+    assert notebook.sections[1].blocks == ["<p>second</p>\n"]
+    assert [len(section.blocks) for section in notebook.sections] == [1, 1, 2]
+
+
+def test_the_parameters_cell_gives_the_parameters_and_no_block_of_code():
+    cell = v4.new_code_cell("seed: int = 3  # of all; 0..9", metadata={"tags": ["parameters"]})
+    notebook = read(cell)
+    assert (notebook.parameters["seed"].default, notebook.parameters["seed"].help) == (3, "of all")
+    assert notebook.sections == []
+    cell.source = "seed = 3"  # not what the runner takes
+    assert read(cell).parameters == {}
+
+
+def test_neighbouring_pieces_of_a_stream_are_one_output():
+    pieces = [
+        v4.new_output("stream", name=n, text=t) for n, t in (("a", "1\n"), ("a", ["2\n"]), ("b", "3"), ("a", "4"))
+    ]
+    blocks = read(v4.new_code_cell("x", outputs=pieces)).sections[0].blocks
+    assert [block.partition('ltr">')[2] for block in blocks[1:]] == ["1\n2</pre>", "3</pre>", "4</pre>"]
+
+
+def test_cells_that_ran_and_controls_are_counted_and_papermills_banner_is_not_a_cell():
+    view = v4.new_output("display_data", {"application/vnd.jupyter.widget-view+json": {}, "text/plain": "x"})
+    banner = v4.new_markdown_cell("an error", metadata={"tags": ["papermill-error-cell-tag"]})
+    notebook = read(banner, v4.new_code_cell("x", outputs=[view], execution_count=1), v4.new_code_cell("y"))
+    assert (notebook.cells, notebook.executed, notebook.controls) == (2, 1, 1)
+    assert "works in JupyterLab only" in notebook.sections[0].blocks[1]
+
+
+def test_the_failure_is_the_first_cell_with_an_error():
+    errors = [v4.new_output("error", ename="E", evalue=text, traceback=[]) for text in ("one", "two")]
+    notebook = read(*(v4.new_code_cell(e.evalue.upper(), outputs=[e]) for e in errors))
+    assert "ONE" in notebook.failure
+    assert "E: one" in notebook.failure
+    assert "two" not in notebook.failure
+
+
+def test_a_run_that_is_going_on_is_read_from_the_notebook_that_is_executing(tmp_path):
+    run = write_run(tmp_path)
+    assert read_notebook(run) is None
+    (run.path / "executing.ipynb").write_text('{"cells": [1]}')
+    assert read_notebook(run) == {"cells": [1]}
+    (run.path / "executed.ipynb").write_text('{"cells": [2]}')
+    assert read_notebook(run) == {"cells": [2]}
+    (run.path / "executed.ipynb").write_text('["no notebook"]')
+    assert read_notebook(run) == {"cells": [1]}
+
+
+# --- figures -------------------------------------------------------------------------------------------------------
+
+
+def test_a_figure_stands_at_the_head_and_is_linked_where_it_belongs(hostile_page):
+    assert hostile_page.count("<img ") == 3
+    for n in (1, 2, 3):
+        assert f'<a href="#figure-{n}">' in hostile_page[hostile_page.index('<h2 id="results"') :]
+
+
+def test_every_figure_has_alt_text_and_its_data_as_a_table(hostile_page):
+    elements = Elements(hostile_page)
+    images = [a for tag, a in zip(elements.tags, elements.attributes, strict=True) if tag == "img"]
+    assert len(images) == 3
+    assert all(image["alt"].strip() for image in images)
+    assert "reward rises from" in images[0]["alt"]
+    assert "Data of this figure" in hostile_page
+
+
+def test_an_overwritten_line_of_a_terminal_is_shown_as_it_ended(tmp_path):
+    run = write_run(tmp_path)
+    text = "\x1b[1m10%\x1b[0m\r50%\r100%\ndone\r\n"
+    cell = v4.new_code_cell("x", outputs=[v4.new_output("stream", name="stderr", text=text)])
+    (run.path / "executed.ipynb").write_text(json.dumps(v4.new_notebook(cells=[cell])))
+    assert '<pre class="stderr" dir="ltr">100%\ndone</pre>' in build_report(run).read_text()
+
+
+# --- size ----------------------------------------------------------------------------------------------------------
+
+
+def cells_of(outputs: list) -> str:
+    return json.dumps(v4.new_notebook(cells=[v4.new_code_cell("x", outputs=outputs)]))
+
+
+def test_twenty_figures_and_long_outputs_stay_below_5_mb_and_all_figures_are_there(tmp_path):
+    run = write_run(tmp_path, metrics=METRICS)
+    data = base64.b64encode(picture() + bytes(50_000)).decode()
+    figures = [v4.new_output("display_data", {"image/png": data}) for _ in range(20)]
+    texts = [v4.new_output("stream", name=f"s{n}", text="<&>" * 400_000) for n in range(20)]
+    tables = [v4.new_output("display_data", {"text/html": f"<table>{'<tr><td>1<td>2</tr>' * 30_000}</table>"})] * 5
+    (run.path / "executed.ipynb").write_text(cells_of(figures + texts + tables))
+    page = build_report(run).read_text()
+    assert len(page.encode()) < PAGE_LIMIT
+    assert page.count("<img ") == 20
+    assert "1,180,000 of 1,200,000 characters left out; all of it is in executed.ipynb" in page
+    assert "29,800 of 30,000 rows left out." in page
+
+
+def test_figures_beyond_the_limit_are_left_out_and_counted(tmp_path):
+    run = write_run(tmp_path)
+    data = "A" * 1_500_000
+    (run.path / "executed.ipynb").write_text(cells_of([v4.new_output("display_data", {"image/png": data})] * 5))
+    page = build_report(run).read_text()
+    assert page.count("<img ") == 2
+    assert len(page) < PAGE_LIMIT
+    assert "3 outputs had no room in this page; they are in executed.ipynb." in page
+
+
+def test_a_budget_counts_images_apart_from_text():
+    budget = Budget(images=10, text=10)
+    assert budget.image("x" * 8) == ""
+    assert "figure left out" in budget.image("x" * 8)
+    assert budget.markup('<img src="data:xxxxxxxxxxxxxxxxxxxx">') == '<img src="data:xxxxxxxxxxxxxxxxxxxx">'
+    assert "Output left out" in budget.markup("x" * 11)
+    assert (budget.images, budget.text, budget.left_out) == (2, 4, 2)

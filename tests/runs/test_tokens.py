@@ -1,0 +1,58 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from secret_texts import COMMIT, around, assigned, between, hexes, tokens, urls
+
+from workbench.runs.tokens import hide_tokens, looks_like_token, map_text
+
+
+@given(around, tokens, around)
+def test_a_token_goes_whatever_stands_around_it(before, token, after):
+    assert token not in hide_tokens(between(before, token, after))
+
+
+@given(around, st.one_of(assigned, urls), around)
+def test_a_value_with_a_secret_s_name_and_a_password_in_a_url_go(before, planted, after):
+    text, secret = planted
+    assert secret not in hide_tokens(between(before, text, after)), text
+
+
+@given(st.text(), tokens)
+def test_a_token_goes_from_any_place_within_text_of_any_kind(text, token):
+    for n in range(0, len(text) + 1, 7):
+        assert token not in hide_tokens(f"{text[:n]} {token} {text[n:]}")
+
+
+def test_names_in_structures_make_their_values_tokens():
+    value = {
+        "env": {"HF_TOKEN": "abc", "n": 3},
+        "argv": ["x", "--hf-token", "abc", "--steps", "3"],
+        "eos_token": "</s>",
+    }
+    told = map_text(value, hide_tokens)
+    assert told == {
+        "env": {"HF_TOKEN": "[token]", "n": 3},
+        "argv": ["x", "--hf-token", "[token]", "--steps", "3"],
+        "eos_token": "</s>",
+    }
+    assert map_text({"a": 1, "A": 2}, str.upper) == {"A": 1, "A'": 2}  # keys that become equal stay two
+
+
+@given(hexes)
+def test_forty_hex_digits_are_a_key_only_beside_wandb(digits):
+    assert hide_tokens(f"wandb: {digits}") == "wandb: [token]"
+    assert hide_tokens(f"tree {digits}") == f"tree {digits}"
+
+
+@pytest.mark.parametrize(
+    "name, value", [("model", "f" * 40), ("x", "hf_" + "Ab1" * 8), ("api_key", "abc1"), ("hf_" + "Ab1" * 8, "")]
+)
+def test_a_secret_is_known_by_its_value_or_its_name(name, value):
+    assert looks_like_token(name, value)
+
+
+@pytest.mark.parametrize(
+    "name, value", [("revision", COMMIT), ("eos_token", "</s>"), ("model", "sk-learn"), ("seed", "3")]
+)
+def test_a_commit_and_a_special_token_are_no_secrets(name, value):
+    assert not looks_like_token(name, value)
