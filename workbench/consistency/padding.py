@@ -7,6 +7,7 @@ A model with learned positions then scores left-padded text at other positions t
 import contextlib
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 from unittest import mock
 
 import torch
@@ -228,7 +229,8 @@ class _RunOnce:
 
     def __init__(self, forward: Callable, tokens: int):
         self.forward, self.tokens = forward, tokens
-        self.output, self.place = None, slice(0, 1)
+        self.output: Any = None
+        self.place = slice(0, 1)
 
     def __call__(self, *args, **kwargs):
         if self.output is None:

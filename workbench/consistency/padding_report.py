@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import html
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 import torch
@@ -145,8 +146,9 @@ def padding_report(
                 if missing:
                     notes.append(f"not run: {attention} ({missing})")
                     continue
+                run = {"dtype": dtype, "attention": attention}
                 try:
-                    reference, found = _compare_layouts(cast, sequences, width, (dtype, attention), use, base)
+                    reference, found = _compare_layouts(cast, sequences, width, run, use, base)
                 except RuntimeError as error:  # a kernel that lacks this dtype, or no memory
                     notes.append(f"not run: {attention} in {dtype} ({str(error).splitlines()[0]})")
                     continue
@@ -254,13 +256,13 @@ def _switch(model, name: str) -> str:
 
 
 def _compare_layouts(model, sequences, width, run, use, base) -> tuple[list, list[LayoutDifference]]:
-    """The reference logits and the rows of one `run` (dtype, kernel); `base` is the name and reference of the first."""
+    """The reference logits and the rows of one `run`, its dtype and kernel; `base` is the name and reference of the first."""
     reference = _text_logits(model, sequences)
     rows = []
 
     def add(logits, layout, side="", positions="", batch=1, against=reference):
-        difference = _differences(sequences, against, logits)
-        rows.append(LayoutDifference(*run, layout, side, positions, batch, **difference))
+        place = {"layout": layout, "side": side, "positions": positions, "batch": batch}
+        rows.append(LayoutDifference(**run, **place, **_differences(sequences, against, logits)))
 
     for copies in (1, 4):
         add(_text_logits(model, sequences, copies=copies), CONTROL, batch=copies)
@@ -293,7 +295,7 @@ def _text_logits(
     return found
 
 
-def _differences(sequences: list, reference: list, other: list) -> dict[str, float]:
+def _differences(sequences: list, reference: list, other: list) -> dict[str, Any]:
     """The numbers of a `LayoutDifference` from the logits (n, V) of each text before and after."""
     before, after = torch.cat(reference), torch.cat(other)
     before_log = before.log_softmax(-1)
