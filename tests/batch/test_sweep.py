@@ -187,7 +187,7 @@ def test_a_sweep_runs_the_grid_then_has_nothing_left_to_do(notebook, tmp_path):
     assert "3 of 3 runs are done" in first.stdout
     assert sorted(r.params["seed"] for r in list_runs(tmp_path / "runs")) == [0, 1, 2]
     page = (tmp_path / "reports" / "grid-seed=0..2.html").read_text()
-    assert "grid (3 seeds)" in page
+    assert "run (3 seeds)" in page
     again = workbench(*arguments)
     assert again.returncode == 0
     assert again.stdout.count("skip ") == 3
