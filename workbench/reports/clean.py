@@ -36,6 +36,10 @@ def visible(text: str) -> Markup:
     """Text as HTML; each character that would control, reorder or hide text is shown as a label such as `U+202E`.
 
     Accents stacked so high that they would run through the lines above and below are counted instead.
+
+    Example:
+        >>> print(visible("a < b\\x08"))
+        a &lt; b<span class="unseen" title="control character">U+0008</span>
     """
     text = html.escape(text.replace("\r\n", "\n"), quote=True)
     text = _STACKED.sub(lambda m: f'{m[1]}<span class="unseen">+{len(m[2])} accents</span>', text)
@@ -70,6 +74,12 @@ def shortened(text: str, most: int, where: str = "", change: Callable[[str], str
         most: characters to show.
         where: ends the note.
         change: applied to what is shown, before it is cut: a secret on the cut is not shown in part.
+
+    Example:
+        >>> print(shortened("abcdefgh", 4))
+        abc
+        [... 4 of 8 characters left out ...]
+        h
     """
     if len(text) <= most:
         return change(text)
@@ -90,6 +100,10 @@ def clean_html(
         source: any text; it is read as a browser reads it.
         change: applied to every text and attribute before it is escaped.
         image: for an embedded image: a note to show in its place, or "" to keep it.
+
+    Example:
+        >>> print(clean_html("<b onclick='x()'>1 < 2<script>x()</script>"))
+        <b>1 &lt; 2</b>
     """
 
     def attribute_value(tag: str, name: str, value: str) -> str | None:

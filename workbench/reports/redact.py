@@ -61,6 +61,10 @@ class Redactor:
         hosts: names of machines, short or full; the short form of a full name counts too.
         users: login names of two characters or more.
         commits: git commits that stay; other runs of 40 hex digits go, unless the words before call them a commit.
+
+    Example:
+        >>> Redactor(hosts=["gpu17"], users=["zoe"]).text("zoe on gpu17: /home/zoe/lab/run.py")
+        '[user] on [host]: [path]/run.py'
     """
 
     hosts: Collection[str] = ()

@@ -41,7 +41,12 @@ def read_json(path: Path, default):
 
 
 def jsonable(value):
-    """`value` with numpy and torch values, paths and non-finite numbers made fit for strict JSON."""
+    """`value` with numpy and torch values, paths and non-finite numbers made fit for strict JSON.
+
+    Example:
+        >>> jsonable({1: (Path("runs"), float("nan"))})
+        {'1': ['runs', None]}
+    """
     if isinstance(value, Mapping):
         return {str(k): jsonable(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set):

@@ -132,6 +132,10 @@ def check_parameters(known: Mapping[str, Parameter], given: Mapping[str, object]
     Raises:
         ParameterError: names the parameter, the value and what is allowed; for an unknown name the nearest spelling. An
             access token is refused without being repeated.
+
+    Example:
+        >>> check_parameters(parse_parameters("rate: float = 0.1  # any; 0..1"), {"rate": "1"})
+        {'rate': 1.0}
     """
     for name, value in given.items():
         _refuse_token(f"parameter {name}", value, name)
@@ -182,10 +186,14 @@ def _typed(parameter: Parameter, value):
 
 
 def parse_assignments(items: Sequence[str], option: str = "-p") -> dict[str, str]:
-    """`["steps=80", "seed=1"]` as a dictionary of strings.
+    """Items of a command line, `NAME=VALUE`, as a dictionary of strings.
 
     Raises:
         ParameterError: an item without `=`, a name given twice, or an access token.
+
+    Example:
+        >>> parse_assignments(["steps=80", "stop=a=b"])
+        {'steps': '80', 'stop': 'a=b'}
     """
     values: dict[str, str] = {}
     for item in items:

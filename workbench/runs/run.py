@@ -8,6 +8,7 @@ process that owns the run; a run whose owner is gone reads as `interrupted`, who
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import time
 from collections.abc import Mapping
@@ -97,15 +98,11 @@ def create_run(notebook: str, params: Mapping, root: Path | None = None, state: 
     """A fresh folder `<root>/<notebook>/<time>-<n>` with `params.json`, `env.json` and `status.json`."""
     parent = Path(root or runs_root()) / notebook
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    for n in range(1000):
+    for n in itertools.count():
         path = parent / (f"{stamp}-{n}" if n else stamp)
-        try:
+        with contextlib.suppress(FileExistsError):
             path.mkdir(parents=True)
             break
-        except FileExistsError:
-            continue
-    else:
-        raise RunError(f"{parent}: 1,000 runs were started within one second")
     set_status(path, state)
     write_json(path / "env.json", environment(params.get("seed")))
     write_json(path / "params.json", dict(params))  # last: with it the folder counts as a run
@@ -175,6 +172,11 @@ def save_result(
 
 
 def claim_row(documented: str, measured: str, agrees: bool | str) -> dict[str, str]:
-    """One row of the claims sheet; `agrees` is a bool, or "not run: <reason>" where this machine cannot test it."""
+    """One row of the claims sheet; `agrees` is a bool, or "not run: <reason>" where this machine cannot test it.
+
+    Example:
+        >>> claim_row("reward at most 0", "-27 to -1", True)
+        {'documented': 'reward at most 0', 'measured': '-27 to -1', 'verdict': 'agrees'}
+    """
     verdict = agrees if isinstance(agrees, str) else "agrees" if agrees else "differs"
     return {"documented": documented, "measured": measured, "verdict": verdict}

@@ -45,6 +45,10 @@ def hide_tokens(text: str) -> str:
     """`text` with everything that looks like an access token, password or private key replaced by `[token]`.
 
     A bare run of 40 hex digits is a git commit as often as a wandb key: it is taken for a key only beside that word.
+
+    Example:
+        >>> hide_tokens("HF_TOKEN=abc1 git clone https://me:pw@example.org/x")
+        'HF_TOKEN=[token] git clone https://[token]@example.org/x'
     """
     text = _TOKENS.sub(TOKEN, text)
     text = _QUERY_SECRET.sub(rf"\1{TOKEN}", _CREDENTIALS.sub(f"{TOKEN}@", text))
@@ -53,11 +57,16 @@ def hide_tokens(text: str) -> str:
 
 
 def looks_like_token(name: str, value: str) -> bool:
-    """Whether a value, or its name, says that it is a secret; 40 hex digits are one unless the name speaks of commits."""
-    told = f"{name}={value}"
+    """Whether a value, or its name, says that it is a secret; 40 hex digits are one unless the name speaks of commits.
+
+    Example:
+        >>> looks_like_token("api_key", "abc1"), looks_like_token("eos_token", "</s>")
+        (True, False)
+    """
+    assignment = f"{name}={value}"
     commit = re.search(r"(?i)commit|revision|sha|hash", name)
     return (
-        hide_tokens(told) != told
+        hide_tokens(assignment) != assignment
         or hide_tokens(value) != value
         or (not commit and bool(HEX40.fullmatch(value.strip())))
     )
@@ -77,6 +86,10 @@ def map_text(value, change: Callable[[str], str]):
     Args:
         value: of dictionaries, lists, strings and anything else, which stays.
         change: text -> text.
+
+    Example:
+        >>> map_text({"words": ["a", 1], "password": "b"}, str.upper)
+        {'WORDS': ['A', 1], 'PASSWORD': '[token]'}
     """
     if isinstance(value, str):
         return change(value)
