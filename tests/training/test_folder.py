@@ -104,12 +104,6 @@ def test_a_wrong_setting_is_refused_before_anything_in_the_folder_is_touched(tmp
     assert Run(tmp_path).metrics["step"].tolist() == [1]
 
 
-@pytest.mark.slow
-def test_online_dpo_compares_two_completions():
-    with pytest.raises(ParameterError, match="num_generations=8: OnlineDPO compares 2 completions"):
-        train_online_dpo(Recipe(), reward_funcs=length_reward(20), out_dir="unused")
-
-
 def test_a_trainer_without_a_recipe_of_its_kind_is_refused():
     with pytest.raises(ParameterError, match="samples with transformers only"):
         PPOTrainer.from_recipe(Recipe(backend="vllm"), reward_funcs="random weights", out_dir="unused")

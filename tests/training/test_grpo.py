@@ -6,10 +6,12 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT, workbench
+import torch
+from conftest import HELPERS, ROOT, workbench
 
 from workbench.runs.files import load_metrics
-from workbench.runs.run import list_runs
+from workbench.runs.run import Run, list_runs
+from workbench.training.groups import check_groups, group_advantages
 from workbench.training.recipes import make_recipe
 from workbench.training.rewards import length_reward
 
@@ -154,3 +156,29 @@ def test_a_run_killed_in_the_middle_of_training_is_resumed_with_every_step_logge
 def logged(folder) -> int:
     path = folder / "metrics.jsonl"
     return path.read_text().count("\n") if path.is_file() else 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("g", [4, 16])
+def test_two_processes_keep_groups_whole_also_where_a_group_spans_both(g, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    command += [
+        "--rdzv_backend",
+        "c10d",
+        "--rdzv_endpoint",
+        "localhost:0",
+        str(HELPERS / "group_processes.py"),
+        str(tmp_path),
+        str(g),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    run = Run(tmp_path)
+    assert run.metrics["step"].tolist() == [1, 2, 3, 4]
+    for _, rows in run.completions.groupby("step"):
+        assert len(rows) == 16
+        check_groups(rows["prompt"].tolist(), rows["completion"].tolist(), g)
+        own = [100.0 * len(p) + len(c) for p, c in zip(rows["prompt"], rows["completion"], strict=True)]
+        assert rows["reward"].tolist() == own
+        expected = group_advantages(torch.tensor(own), g)
+        torch.testing.assert_close(torch.tensor(rows["advantage"].to_numpy()).float(), expected, rtol=1e-3, atol=1e-3)

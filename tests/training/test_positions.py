@@ -3,84 +3,28 @@
 On the learned-position starter model, whose left-padded rows are wrong without position ids. TRL's PPO passes them itself.
 """
 
-import copy
 import functools
 import tempfile
-from pathlib import Path
 
 import pytest
 import torch
 import trl
-from conftest import result_of
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
-from trl.experimental.online_dpo import OnlineDPOConfig
-from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPO
+from trainers import EXACT, OURS, RECIPE, STOCK, WRONG, load, make, prompts
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.experimental.ppo import PPOTrainer as StockPPO
 
 from workbench.consistency.positions import backbone, fills_position_ids, position_ids, with_position_ids
 from workbench.errors import ParameterError
 from workbench.generation.rollouts import Sampling, TransformersSampler, generate
-from workbench.runs.run import Run
-from workbench.training.grpo import GRPOTrainer, RLOOTrainer, train_grpo
-from workbench.training.monitoring import PaddingMonitor, monitor_padding
-from workbench.training.online_dpo import OnlineDPOTrainer
+from workbench.training.grpo import GRPOTrainer
+from workbench.training.monitoring import monitor_padding
 from workbench.training.positions import trainer_logprobs
-from workbench.training.ppo import PPOTrainer, ppo_config, train_ppo
 from workbench.training.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.training.rewards import length_reward
 
 pytestmark = pytest.mark.slow
 
-STOCK = {"GRPO": trl.GRPOTrainer, "RLOO": trl.RLOOTrainer, "OnlineDPO": StockOnlineDPO, "PPO": StockPPO}
-OURS = {"GRPO": GRPOTrainer, "RLOO": RLOOTrainer, "OnlineDPO": OnlineDPOTrainer, "PPO": PPOTrainer}
 EACH = pytest.mark.parametrize("kind", STOCK)
-RECIPE = make_recipe(
-    "starter-gpt2",
-    max_steps=1,
-    num_generations=2,
-    per_device_train_batch_size=8,
-    max_completion_length=12,
-    beta=0.05,
-)
-PLAIN = {"disable_dropout": True, "save_strategy": "no"}
-EXACT, WRONG = 1e-5, 0.1  # nats
-
-
-@functools.cache
-def prompts():
-    return load_prompts("starter").select(range(0, 5600, 350))
-
-
-def load(auto=AutoModelForCausalLM, **kwargs):
-    return auto.from_pretrained(resolve_model("starter-gpt2"), **kwargs)
-
-
-def make(cls, **kwargs):
-    """A trainer of any kind for one small step on the learned-position starter model, with a reference policy."""
-    folder, path = tempfile.mkdtemp(), resolve_model("starter-gpt2")
-    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
-    if issubclass(cls, StockPPO):
-        data = prompts().map(lambda row: tokenizer(row["prompt"]), remove_columns=prompts().column_names)
-        policy, torch_state = load(), torch.get_rng_state()
-        torch.manual_seed(0)
-        heads = [load(AutoModelForSequenceClassification, num_labels=1) for _ in range(2)]
-        torch.set_rng_state(torch_state)
-        args = ppo_config(RECIPE, Path(folder))
-        return cls(args, tokenizer, policy, copy.deepcopy(policy), heads[0], data, heads[1], **kwargs)
-    if issubclass(cls, StockOnlineDPO):
-        fields = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "max_steps": 1}
-        fields |= {"disable_tqdm": True, "logging_steps": 1, "max_new_tokens": 12, "per_device_train_batch_size": 4}
-        args = OnlineDPOConfig(folder, **PLAIN | fields)
-        options = {"reward_funcs": length_reward(), "args": args, "processing_class": tokenizer}
-        return cls(kwargs.pop("model", None) or load(), train_dataset=prompts(), **options, **kwargs)
-    fields = vars(grpo_config(RECIPE, folder, **PLAIN))
-    if issubclass(cls, trl.RLOOTrainer):
-        known = trl.RLOOConfig.__dataclass_fields__
-        fields = {k: v for k, v in fields.items() if k in known and known[k].init}
-        args = trl.RLOOConfig(**fields | {"generation_batch_size": None})
-    else:
-        args = grpo_config(RECIPE, folder, **PLAIN)
-    return cls(kwargs.pop("model", None) or path, length_reward(), args, train_dataset=prompts(), **kwargs)
 
 
 @pytest.fixture(scope="module")
@@ -219,55 +163,6 @@ def test_a_model_that_is_hooked_already_is_refused_where_the_original_is_asked_f
     assert len(backbone(model)._forward_pre_hooks) == 1  # not installed twice
 
 
-# --- monitoring ----------------------------------------------------------------------------------------------------
-
-PADDING = ["padding/max_difference", "padding/mean_difference"]
-
-
-@pytest.mark.parametrize("explicit", [True, False])
-def test_padding_consistency_lands_in_the_runs_metrics_every_n_steps(explicit, tmp_path):
-    recipe = make_recipe(**RECIPE.__dict__ | {"max_steps": 5})
-    options = {"explicit_positions": explicit, "monitor_every": 2, "disable_dropout": True}
-    train_grpo(recipe, reward_funcs=length_reward(), out_dir=tmp_path, **options)
-    metrics = Run(tmp_path).metrics
-    measured = metrics.dropna(subset=PADDING)
-    assert measured["step"].tolist() == [1, 2, 4]
-    largest = measured["padding/max_difference"]
-    assert (largest < EXACT).all() if explicit else (largest > WRONG).all()
-    assert (measured["padding/mean_difference"] <= largest).all()
-    assert metrics["reward"].notna().all()
-
-
-def test_ppo_is_monitored_too(tmp_path):
-    recipe = make_recipe(**RECIPE.__dict__ | {"max_steps": 2})
-    train_ppo(recipe, out_dir=tmp_path, monitor_every=1)
-    assert (Run(tmp_path).metrics["padding/max_difference"] < EXACT).all()
-
-
-def test_the_monitor_moves_no_random_number_and_no_dropout():
-    trainer = make(GRPOTrainer)
-    monitor = monitor_padding(trainer)
-    trainer.model.train()
-    state = torch.get_rng_state()
-    assert monitor.measure() == monitor.measure()
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(module.training for module in trainer.model.modules())
-    assert trainer.callback_handler.callbacks[0] is monitor  # whatever writes logs stands behind it
-
-
-@pytest.mark.parametrize(
-    "probe, every, message",
-    [
-        (([[5, 6], [5, 6, 7]], [[8], [9]]), 0, "every=0"),
-        (([[5, 6], [5, 6]], [[8], [9]]), 10, r"prompts with \[2, 2\] tokens.*unequal length"),
-        (([[5, 6], [5]], [[8]]), 10, "a completion for each prompt"),
-    ],
-)
-def test_a_probe_that_cannot_show_padding_is_refused(probe, every, message):
-    with pytest.raises(ParameterError, match=message):
-        PaddingMonitor(None, *probe, every=every)
-
-
 def test_another_trainer_is_refused_by_name():
     class Other:
         processing_class = AutoTokenizer.from_pretrained(resolve_model("starter"))
@@ -276,40 +171,3 @@ def test_another_trainer_is_refused_by_name():
 
     with pytest.raises(ParameterError, match="Other: expected TRL's GRPO"):
         trainer_logprobs(Other(), [[5]], [[6]])
-
-
-# --- on a real vLLM engine -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def on_vllm():
-    """What `mismatch_engine.py` measured in a process of its own."""
-    return result_of("mismatch_engine.py")
-
-
-def test_of_a_vllm_rollout_the_padding_part_is_large_and_the_engines_is_rounding(on_vllm, record_property):
-    parts = on_vllm["rollout"]
-    for name, value in parts.items():
-        record_property(name, value)
-    assert parts["padding"] > WRONG
-    assert parts["sampler"] < 1e-4
-    assert max(parts[name] for name in ("batch shape", "dtype", "temperature", "top-k", "top-p")) < EXACT
-    assert on_vllm["largest"] == "padding" and "Score with position ids" in on_vllm["verdict"]
-
-
-def test_with_position_ids_only_rounding_is_left_of_it(on_vllm):
-    assert on_vllm["explicit"] < 1e-4
-
-
-def test_ratios_of_grpo_on_vllm_are_logged_raw_and_are_one_with_position_ids_only(on_vllm):
-    implicit, explicit = on_vllm["live, implicit"], on_vllm["live, explicit"]
-    assert len(implicit) == len(explicit) == 2  # steps
-    for line in explicit:
-        assert line["mismatch/ratio_1%"] == pytest.approx(1, abs=1e-4)
-        assert line["mismatch/ratio_99%"] == pytest.approx(1, abs=1e-4)
-        assert line["mismatch/ratios_outside"] == 0 and line["mismatch/ess_sequences"] > 0.999
-        assert line["sampling/sampling_logp_difference/max"] < 1e-4  # in the second step of moved weights
-    for line in implicit:
-        assert line["mismatch/ratio_1%"] < 0.8 and line["mismatch/ratio_99%"] > 1.2
-        assert line["mismatch/ratios_outside"] > 0.1 and line["mismatch/ess_sequences"] < 0.95
-        assert line["sampling/sampling_logp_difference/max"] > WRONG

@@ -19,7 +19,11 @@ def test_fields_are_read_as_the_recipes_types():
 
 @pytest.mark.parametrize(
     ("item", "message"),
-    [("steps=3", "unknown parameter .steps.: did you mean"), ("max_steps", "NAME=VALUE"), ("max_steps=x", "expected int")],
+    [
+        ("steps=3", "unknown parameter .steps.: did you mean"),
+        ("max_steps", "NAME=VALUE"),
+        ("max_steps=x", "expected int"),
+    ],
 )
 def test_bad_fields_are_refused(item, message):
     with pytest.raises(ParameterError, match=message):

@@ -1,0 +1,64 @@
+"""A trainer of each kind, stock and the workbench's, for one small step on the starter model with learned positions."""
+
+import copy
+import functools
+import tempfile
+from pathlib import Path
+
+import torch
+import trl
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from trl.experimental.online_dpo import OnlineDPOConfig
+from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPO
+from trl.experimental.ppo import PPOTrainer as StockPPO
+
+from workbench.training.grpo import GRPOTrainer, RLOOTrainer
+from workbench.training.online_dpo import OnlineDPOTrainer
+from workbench.training.ppo import PPOTrainer, ppo_config
+from workbench.training.recipes import grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.training.rewards import length_reward
+
+STOCK = {"GRPO": trl.GRPOTrainer, "RLOO": trl.RLOOTrainer, "OnlineDPO": StockOnlineDPO, "PPO": StockPPO}
+OURS = {"GRPO": GRPOTrainer, "RLOO": RLOOTrainer, "OnlineDPO": OnlineDPOTrainer, "PPO": PPOTrainer}
+RECIPE = make_recipe(
+    "starter-gpt2",
+    max_steps=1,
+    num_generations=2,
+    per_device_train_batch_size=8,
+    max_completion_length=12,
+    beta=0.05,
+)
+PLAIN = {"disable_dropout": True, "save_strategy": "no"}
+EXACT, WRONG = 1e-5, 0.1  # nats
+
+
+@functools.cache
+def prompts():
+    return load_prompts("starter").select(range(0, 5600, 350))
+
+
+def load(auto=AutoModelForCausalLM, **kwargs):
+    return auto.from_pretrained(resolve_model("starter-gpt2"), **kwargs)
+
+
+def make(cls, **kwargs):
+    """A trainer of any kind for one small step on the learned-position starter model, with a reference policy."""
+    folder, path = tempfile.mkdtemp(), resolve_model("starter-gpt2")
+    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+    if issubclass(cls, StockPPO):
+        data = prompts().map(lambda row: tokenizer(row["prompt"]), remove_columns=prompts().column_names)
+        policy, torch_state = load(), torch.get_rng_state()
+        torch.manual_seed(0)
+        heads = [load(AutoModelForSequenceClassification, num_labels=1) for _ in range(2)]
+        torch.set_rng_state(torch_state)
+        args = ppo_config(RECIPE, Path(folder))
+        return cls(args, tokenizer, policy, copy.deepcopy(policy), heads[0], data, heads[1], **kwargs)
+    if issubclass(cls, StockOnlineDPO):
+        fields = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "max_steps": 1}
+        fields |= {"disable_tqdm": True, "logging_steps": 1, "max_new_tokens": 12, "per_device_train_batch_size": 4}
+        args = OnlineDPOConfig(folder, **PLAIN | fields)
+        options = {"reward_funcs": length_reward(), "args": args, "processing_class": tokenizer}
+        return cls(kwargs.pop("model", None) or load(), train_dataset=prompts(), **options, **kwargs)
+    config = trl.RLOOConfig if issubclass(cls, trl.RLOOTrainer) else trl.GRPOConfig
+    args = grpo_config(RECIPE, folder, config, **PLAIN)
+    return cls(kwargs.pop("model", None) or path, length_reward(), args, train_dataset=prompts(), **kwargs)

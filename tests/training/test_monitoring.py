@@ -1,0 +1,111 @@
+import pandas as pd
+import pytest
+import torch
+from conftest import result_of
+from trainers import EXACT, RECIPE, WRONG, make
+
+from workbench.errors import ParameterError
+from workbench.runs.run import Run
+from workbench.training.grpo import GRPOTrainer, train_grpo
+from workbench.training.monitoring import PaddingMonitor, completion_metrics, monitor_padding
+from workbench.training.ppo import train_ppo
+from workbench.training.recipes import make_recipe
+from workbench.training.rewards import length_reward
+
+pytestmark = pytest.mark.slow
+
+PADDING = ["padding/max_difference", "padding/mean_difference"]
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_padding_consistency_lands_in_the_runs_metrics_every_n_steps(explicit, tmp_path):
+    recipe = make_recipe(**RECIPE.__dict__ | {"max_steps": 5})
+    options = {"explicit_positions": explicit, "monitor_every": 2, "disable_dropout": True}
+    train_grpo(recipe, reward_funcs=length_reward(), out_dir=tmp_path, **options)
+    metrics = Run(tmp_path).metrics
+    measured = metrics.dropna(subset=PADDING)
+    assert measured["step"].tolist() == [1, 2, 4]
+    largest = measured["padding/max_difference"]
+    assert (largest < EXACT).all() if explicit else (largest > WRONG).all()
+    assert (measured["padding/mean_difference"] <= largest).all()
+    assert metrics["reward"].notna().all()
+
+
+def test_ppo_is_monitored_too(tmp_path):
+    recipe = make_recipe(**RECIPE.__dict__ | {"max_steps": 2})
+    train_ppo(recipe, out_dir=tmp_path, monitor_every=1)
+    assert (Run(tmp_path).metrics["padding/max_difference"] < EXACT).all()
+
+
+def test_the_monitor_moves_no_random_number_and_no_dropout():
+    trainer = make(GRPOTrainer)
+    monitor = monitor_padding(trainer)
+    trainer.model.train()
+    state = torch.get_rng_state()
+    assert monitor.measure() == monitor.measure()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(module.training for module in trainer.model.modules())
+    assert trainer.callback_handler.callbacks[0] is monitor  # whatever writes logs stands behind it
+
+
+@pytest.mark.parametrize(
+    "probe, every, message",
+    [
+        (([[5, 6], [5, 6, 7]], [[8], [9]]), 0, "every=0"),
+        (([[5, 6], [5, 6]], [[8], [9]]), 10, r"prompts with \[2, 2\] tokens.*unequal length"),
+        (([[5, 6], [5]], [[8]]), 10, "a completion for each prompt"),
+    ],
+)
+def test_a_probe_that_cannot_show_padding_is_refused(probe, every, message):
+    with pytest.raises(ParameterError, match=message):
+        PaddingMonitor(None, *probe, every=every)
+
+
+def test_what_is_logged_of_completions_says_how_many_differ_and_what_was_really_cut():
+    ends = {"finish_reason": ["stop", "length"], "trl_finish_reason": ["length"] * 2, "completion_tokens": [3, 5]}
+    rows = pd.DataFrame({"completion": ["a", "a"], **ends, "sampled_tokens": [11, 5]})
+    metrics = completion_metrics(rows)
+    assert metrics["completions/distinct"] == 0.5
+    assert (metrics["stops/clipped_ratio"], metrics["stops/trl_clipped_ratio"], metrics["stops/wasted"]) == (
+        0.5,
+        1.0,
+        0.5,
+    )
+    assert completion_metrics(rows[["completion"]]) == {"completions/distinct": 0.5}
+
+
+# --- on a real vLLM engine -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def on_vllm():
+    """What `mismatch_engine.py` measured in a process of its own."""
+    return result_of("mismatch_engine.py")
+
+
+def test_of_a_vllm_rollout_the_padding_part_is_large_and_the_engines_is_rounding(on_vllm, record_property):
+    parts = on_vllm["rollout"]
+    for name, value in parts.items():
+        record_property(name, value)
+    assert parts["padding"] > WRONG
+    assert parts["sampler"] < 1e-4
+    assert max(parts[name] for name in ("batch shape", "dtype", "temperature", "top-k", "top-p")) < EXACT
+    assert on_vllm["largest"] == "padding" and "Score with position ids" in on_vllm["verdict"]
+
+
+def test_with_position_ids_only_rounding_is_left_of_it(on_vllm):
+    assert on_vllm["explicit"] < 1e-4
+
+
+def test_ratios_of_grpo_on_vllm_are_logged_raw_and_are_one_with_position_ids_only(on_vllm):
+    implicit, explicit = on_vllm["live, implicit"], on_vllm["live, explicit"]
+    assert len(implicit) == len(explicit) == 2  # steps
+    for line in explicit:
+        assert line["mismatch/ratio_1%"] == pytest.approx(1, abs=1e-4)
+        assert line["mismatch/ratio_99%"] == pytest.approx(1, abs=1e-4)
+        assert line["mismatch/ratios_outside"] == 0 and line["mismatch/ess_sequences"] > 0.999
+        assert line["sampling/sampling_logp_difference/max"] < 1e-4  # in the second step of moved weights
+    for line in implicit:
+        assert line["mismatch/ratio_1%"] < 0.8 and line["mismatch/ratio_99%"] > 1.2
+        assert line["mismatch/ratios_outside"] > 0.1 and line["mismatch/ess_sequences"] < 0.95
+        assert line["sampling/sampling_logp_difference/max"] > WRONG

@@ -1,0 +1,56 @@
+"""Its stops on every back end are in test_stopping.py, its defects in stock TRL in test_trl_defects.py."""
+
+import pytest
+
+from workbench import StopSpec
+from workbench.errors import ParameterError
+from workbench.runs.run import Run
+from workbench.training.online_dpo import online_dpo_config, train_online_dpo
+from workbench.training.recipes import Recipe
+from workbench.training.rewards import length_reward
+
+pytestmark = pytest.mark.slow
+
+SMALL = Recipe(max_steps=2, num_generations=2, per_device_train_batch_size=8, max_completion_length=12, save_steps=1)
+
+
+def test_online_dpo_compares_two_completions():
+    with pytest.raises(ParameterError, match="num_generations=8: OnlineDPO compares 2 completions"):
+        train_online_dpo(Recipe(), reward_funcs=length_reward(20), out_dir="unused")
+
+
+def test_a_recipe_counts_completions_and_trl_prompts(tmp_path):
+    config = online_dpo_config(SMALL, tmp_path)
+    assert (config.per_device_train_batch_size, config.max_new_tokens, config.beta) == (4, 12, 0.1)
+    assert online_dpo_config(Recipe(num_generations=2, beta=0.3), tmp_path).beta == 0.3
+
+
+def test_each_row_is_recorded_with_its_end_and_the_reward_that_it_trained_on(tmp_path):
+    stops = StopSpec(strings=(" the",))
+    train_online_dpo(SMALL, reward_funcs=length_reward(20), out_dir=tmp_path, stops=stops, missing_eos_penalty=100.0)
+    rows = Run(tmp_path).completions
+    assert rows.groupby("step").size().tolist() == [8, 8]
+    raw = length_reward(20)(rows["completion"])
+    cut = rows["finish_reason"] == "length"
+    assert rows["reward"].tolist() == pytest.approx([r - 100.0 * c for r, c in zip(raw, cut, strict=True)], abs=1e-4)
+    by_string = rows["completion"].str.endswith(" the")
+    assert (rows["finish_reason"][by_string] == "stop").all()
+    assert (rows["sampled_tokens"] >= rows["completion_tokens"]).all()
+
+
+def test_an_interrupted_training_goes_on(tmp_path):
+    from workbench.errors import TrainingStopped
+    from workbench.runs.stop_request import request_stop
+
+    calls = []
+
+    def reward(completions, **_):
+        calls.append(len(completions))
+        if len(calls) == 1:
+            request_stop(Run(tmp_path), "by the test")
+        return [float(len(text)) for text in completions]
+
+    with pytest.raises(TrainingStopped, match="stopped after step 1 of 2"):
+        train_online_dpo(SMALL, reward_funcs=reward, out_dir=tmp_path)
+    train_online_dpo(SMALL, reward_funcs=reward, out_dir=tmp_path)
+    assert Run(tmp_path).metrics["step"].tolist() == [1, 2] and calls == [8, 8]

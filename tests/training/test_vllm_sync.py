@@ -1,0 +1,65 @@
+"""That synced weights are sampled from is shown by every training on vLLM (test_stopping.py, test_vllm_tap.py, notebooks)."""
+
+from types import SimpleNamespace
+
+import pytest
+import requests
+import torch
+from transformers import AutoModelForCausalLM
+
+from workbench.errors import RunError
+from workbench.generation.rollouts import Sampling, ServerSampler, generate
+from workbench.training.vllm_sync import install_cpu_sync, reload_server, server_without_nccl
+
+pytestmark = pytest.mark.slow
+
+needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="on CUDA TRL's own sync is used")
+
+
+def client(url):
+    return SimpleNamespace(base_url=url, session=requests.Session())
+
+
+def test_a_server_that_does_not_reload_is_named_with_what_it_lacks(starter_folder, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(starter_folder)
+    with pytest.raises(RunError, match=r"127\.0\.0\.1:9 did not reload the weights.*VLLM_SERVER_DEV_MODE=1"):
+        reload_server(client("http://127.0.0.1:9"), model.named_parameters(), model.config, tmp_path)
+
+
+@needs_no_gpu
+def test_a_server_samples_from_the_weights_it_was_given(vllm_server, starter_folder, tmp_path):
+    from transformers import AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(starter_folder)
+    sampler = ServerSampler(vllm_server, AutoTokenizer.from_pretrained(starter_folder))
+    greedy = Sampling(8, temperature=0.0)
+    before = generate(sampler, ["os\ndef getcwd()\nTL;DR:"], sampling=greedy)[0].completion_ids
+    try:
+        silent = ((name, torch.zeros_like(p)) for name, p in model.named_parameters() if name != "lm_head.weight")
+        reload_server(client(vllm_server), silent, model.config, tmp_path)
+        after = generate(sampler, ["os\ndef getcwd()\nTL;DR:"], sampling=greedy)[0].completion_ids
+    finally:  # other tests share the server
+        own = ((name, p) for name, p in model.named_parameters())
+        reload_server(client(vllm_server), own, model.config, tmp_path)
+    assert after != before and len(set(after)) == 1  # weights of zero prefer no token, and greedy takes the first
+    assert generate(sampler, ["os\ndef getcwd()\nTL;DR:"], sampling=greedy)[0].completion_ids == before
+
+
+@needs_no_gpu
+def test_nccl_is_left_out_only_beside_a_server():
+    from trl.generation.vllm_client import VLLMClient
+
+    own = VLLMClient.init_communicator
+    with server_without_nccl(SimpleNamespace(use_vllm=True, vllm_mode="colocate")):
+        assert VLLMClient.init_communicator is own
+    with server_without_nccl(SimpleNamespace(use_vllm=True, vllm_mode="server")):
+        assert VLLMClient.init_communicator is not own
+    assert VLLMClient.init_communicator is own
+
+
+@needs_no_gpu
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_trl_s_sync_is_replaced_in_either_mode(mode, tmp_path):
+    generation = SimpleNamespace(mode=mode, sync_weights="TRL's")
+    install_cpu_sync(generation, tmp_path)
+    assert callable(generation.sync_weights)
