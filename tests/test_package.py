@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "consistency": {"errors"},
     "toys": BASE | {"consistency"},
     "curves": BASE,
-    "training": BASE | THIN | {"toys", "curves"},
+    "training": BASE | THIN | {"toys"},
     "studies": BASE | THIN | {"toys", "curves", "training"},
     "widgets": BASE | THIN | {"toys", "curves"},
     "reports": BASE | {"curves"},

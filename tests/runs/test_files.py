@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.errors import RunError
-from workbench.runs.files import completion_parts, jsonable, load_metrics, read_json, write_json, write_text
+from workbench.runs.files import jsonable, load_metrics, read_json, write_json, write_text
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
@@ -92,13 +92,3 @@ def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, \n{"step": 3}\n')
     with pytest.raises(RunError, match=r"metrics.jsonl, line 2: not JSON"):
         load_metrics(tmp_path / "metrics.jsonl")
-
-
-def test_a_part_that_the_joined_file_covers_is_left_out(tmp_path):
-    import pandas as pd
-
-    for step in (0, 2, 3, 4):
-        covered = range(1, 4) if step == 0 else [step]
-        pd.DataFrame({"step": covered}).to_parquet(tmp_path / f"part-{step:06d}.parquet")
-    assert [p.name for p in completion_parts(tmp_path)] == ["part-000000.parquet", "part-000004.parquet"]
-    assert completion_parts(tmp_path / "nowhere") == []

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..errors import RunError
-from ..runs.files import completion_parts, read_json
+from ..runs.completions import completion_parts
+from ..runs.files import read_json
 from ..runs.run import Run
 from ..runs.tokens import map_text
 from .clean import shortened

@@ -60,20 +60,6 @@ def jsonable(value):
     return value
 
 
-def completion_parts(folder: Path) -> list[Path]:
-    """The files of a `completions.parquet/`, in order: `part-<step>`, and `part-000000` for the steps joined so far.
-
-    A part that the joined file covers is left over from a kill while joining, and left out.
-    """
-    import pandas as pd
-
-    parts = sorted(folder.glob("part-*.parquet")) if folder.is_dir() else []
-    if parts and parts[0].name == "part-000000.parquet":
-        covered = pd.read_parquet(parts[0], columns=["step"])["step"].max()
-        parts = parts[:1] + [p for p in parts[1:] if int(p.stem.rpartition("-")[2]) > covered]
-    return parts
-
-
 def load_metrics(path: Path):
     """A `metrics.jsonl` as a DataFrame. A last line cut short by a kill is left out.
 

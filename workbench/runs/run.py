@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import ParameterError, RunError
+from .completions import completion_parts
 from .environment import environment
-from .files import completion_parts, jsonable, load_metrics, read_json, write_json
+from .files import jsonable, load_metrics, read_json, write_json
 from .status import owner_lives, owns, set_status
 
 EMBEDDED_MODELS = ("starter", "starter-gpt2", "search")  # built on this machine, no download

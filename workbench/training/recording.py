@@ -12,7 +12,8 @@ from transformers import PrinterCallback, TrainerCallback
 
 from ..errors import TrainingStopped
 from ..generation.stops import StopSpec
-from ..runs.files import completion_parts, jsonable, write_json, write_text
+from ..runs.completions import forget_after, join_completions, part_path, save_part
+from ..runs.files import jsonable, write_json
 from ..runs.stop_request import go_on, honour_stop, stop_request
 from .monitoring import completion_metrics
 from .recipes import Recipe, grpo_config, load_prompts, resolve_model
@@ -20,7 +21,6 @@ from .recipes import Recipe, grpo_config, load_prompts, resolve_model
 # What a trainer takes itself; any other option is a field of its TRL config.
 TRAINER_OPTIONS = ("explicit_positions", "generation_seed", "share_generation", "callbacks", "peft_config")
 COMPLETE = "complete.json"  # the last file of a checkpoint
-_JOINED = "part-000000.parquet"
 
 
 class RunRecorder(TrainerCallback):
@@ -93,16 +93,12 @@ class RunRecorder(TrainerCallback):
 
     def save_completions(self, step: int, rows: dict[str, list]) -> None:
         """Write one step's completions as a part of `completions.parquet/`; `rows` maps column to values."""
-        part = self._part(step)
-        part.parent.mkdir(exist_ok=True)
-        temporary = part.with_suffix(".tmp")
         self._latest = pd.DataFrame({"step": step, **rows})
-        self._latest.to_parquet(temporary)
-        temporary.rename(part)
+        save_part(self.out_dir, step, self._latest)
 
     def add_completions(self, step: int, rows: dict[str, list]) -> None:
         """Like `save_completions`, for trainers that score a step's batch in pieces."""
-        part = self._part(step)
+        part = part_path(self.out_dir, step)
         if part.is_file():
             before = pd.read_parquet(part).drop(columns="step").to_dict("list")
             rows = {name: before[name] + values for name, values in rows.items()}
@@ -125,9 +121,6 @@ class RunRecorder(TrainerCallback):
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def _part(self, step: int) -> Path:
-        return self.out_dir / "completions.parquet" / f"part-{step:06d}.parquet"
 
     def _completion_metrics(self, step: int) -> dict[str, float | None]:
         known = self._latest is not None and self._latest["step"].iloc[0] == step
@@ -152,44 +145,6 @@ def record(trainer, out_dir: str | Path) -> RunRecorder:
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(recorder)
     return recorder
-
-
-def forget_after(out_dir: Path, step: int) -> float:
-    """Drop what was recorded after `step`, which a resumed run repeats, so that each step is recorded once.
-
-    Returns:
-        Seconds trained up to `step`.
-    """
-    metrics = out_dir / "metrics.jsonl"
-    kept = []
-    if metrics.is_file():
-        for line in metrics.read_text(encoding="utf-8").split("\n")[:-1]:  # what follows the last newline was cut short
-            if json.loads(line)["step"] <= step:
-                kept.append(line)
-        write_text(metrics, "".join(line + "\n" for line in kept))
-    folder = out_dir / "completions.parquet"
-    kept_parts = completion_parts(folder)
-    for part in folder.glob("*") if folder.is_dir() else ():
-        if part not in kept_parts or int(part.stem.rpartition("-")[2]) > step:
-            part.unlink()
-    if (joined := folder / _JOINED).is_file():
-        table = pd.read_parquet(joined)
-        table[table["step"] <= step].to_parquet(joined)
-    return json.loads(kept[-1])["elapsed_s"] if kept else 0.0
-
-
-def join_completions(out_dir: Path) -> None:
-    """Turn the parts of `completions.parquet/` into one: thousands of small files are slow to read."""
-    folder = out_dir / "completions.parquet"
-    parts = completion_parts(folder)
-    if len(parts) < 2:
-        return
-    temporary = folder / "joined.tmp"
-    pd.concat([pd.read_parquet(p) for p in parts], ignore_index=True).to_parquet(temporary)
-    temporary.rename(folder / _JOINED)  # from here on it stands for all of them
-    for part in parts:
-        if part.name != _JOINED:
-            part.unlink()
 
 
 def quiet_libraries() -> None:

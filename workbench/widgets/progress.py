@@ -6,7 +6,8 @@ import pandas as pd
 
 from ..curves.figures import DescribedFigure, show_training
 from ..errors import ParameterError
-from ..runs.files import completion_parts, read_json
+from ..runs.completions import completion_parts
+from ..runs.files import read_json
 from ..runs.run import Run
 from .markup import table, visible
 

@@ -1,6 +1,6 @@
 """The docs example in several processes, which a notebook's one kernel cannot hold.
 
-    accelerate launch --num_processes 7 -m workbench.training --out runs/05_grpo_docs_example/eight-gpus \\
+    accelerate launch --num_processes 7 -m workbench.studies --out runs/05_grpo_docs_example/eight-gpus \\
         -p model=Qwen/Qwen2-0.5B-Instruct -p dataset=trl-lib/tldr -p backend=vllm --vllm-server http://localhost:8000
 
 Leaves a run folder like the notebook's; started again it goes on from the last checkpoint. Parameters are `Recipe`'s fields.
@@ -19,9 +19,9 @@ from ..curves.stats import curve_summary
 from ..errors import ParameterError, WorkbenchError
 from ..runs.parameters import Parameter, check_parameters, parse_assignments
 from ..runs.run import open_run, save_result
-from .grpo import train_grpo
-from .recipes import Recipe, has_gpu, make_recipe
-from .rewards import length_reward
+from ..training.grpo import train_grpo
+from ..training.recipes import Recipe, has_gpu, make_recipe
+from ..training.rewards import length_reward
 
 
 def parse_fields(items: list[str]) -> dict:
@@ -41,7 +41,7 @@ def parse_fields(items: list[str]) -> dict:
 
 def main(argv: list[str] | None = None) -> int:
     """Train, and let the first process keep the run's records."""
-    parser = argparse.ArgumentParser(prog="python -m workbench.training", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m workbench.studies", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="run folder")
     parser.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--vllm-server", metavar="URL", help="sample on this vLLM server")
@@ -71,4 +71,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except WorkbenchError as error:
-        sys.exit(f"workbench.training: {error}")
+        sys.exit(f"workbench.studies: {error}")

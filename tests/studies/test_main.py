@@ -9,7 +9,7 @@ from workbench.errors import ParameterError
 from workbench.runs.files import read_json
 from workbench.runs.run import load_run
 from workbench.runs.stop_request import request_stop
-from workbench.training.__main__ import main, parse_fields
+from workbench.studies.__main__ import main, parse_fields
 
 
 def test_fields_are_read_as_the_recipes_types():
@@ -37,7 +37,7 @@ def test_a_server_without_vllm_is_refused(tmp_path):
 
 def launched(out, steps: int) -> list[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d"]
-    command += ["--rdzv_endpoint", "localhost:0", "-m", "workbench.training", "--out", str(out)]
+    command += ["--rdzv_endpoint", "localhost:0", "-m", "workbench.studies", "--out", str(out)]
     return [
         *command,
         "-p",
@@ -59,7 +59,7 @@ def test_two_processes_stop_together_when_asked_and_go_on_together(tmp_path, sta
     request_stop(load_run(out), "enough")
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
-    assert "workbench.training: stopped after step " in errors
+    assert "workbench.studies: stopped after step " in errors
     run = load_run(out)
     assert run.status["state"] == "interrupted"
     assert run.status["error"].startswith("stopped after step ")
