@@ -20,14 +20,16 @@ report: .venv/installed
 	$(PY) -m workbench run $(filter 06_%,$(NOTEBOOKS)) || status=$$?; \
 	$(PY) -m workbench report && exit $$status
 
+# The package beside tests/: the examples of its docstrings are tests too.
 test: .venv/installed
-	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile $(PYTEST)
+	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile --doctest-modules --ignore=tests/helpers tests workbench $(PYTEST)
 
 lab: .venv/installed
 	JUPYTER_CONFIG_PATH=lab $(PY) -m jupyter lab --notebook-dir=. notebooks
 
 lint: .venv/installed
-	$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m pytest -q tests/test_notebooks.py -m "not slow"
+	$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy && \
+	$(PY) -m pytest -q tests/test_notebooks.py tests/test_package.py -m "not slow"
 
 bench: .venv/installed
 	@for script in benchmarks/*.py; do echo "== $$script"; $(PY) $$script || exit 1; done

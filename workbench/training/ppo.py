@@ -148,7 +148,8 @@ class PPOTrainer(PositionsMixin, ppo_trainer.PPOTrainer):
         logits, scores, lengths = self._original_get_reward(model, query_responses, pad_token_id, context_length)
         if model is not self.reward_model:
             return logits, scores, lengths
-        rows = [self._without_pads(r, pad_token_id) for r in query_responses[:, context_length:].tolist()]
+        responses = query_responses[:, context_length:].tolist()
+        rows = [row[: row.index(pad_token_id)] if pad_token_id in row else row for row in responses]
         ends = [self.stop_rule.find(row) for row in rows]
         if self._penalty is not None:
             missing = torch.tensor([end.finish_reason != "stop" for end in ends], device=scores.device)
@@ -156,10 +157,6 @@ class PPOTrainer(PositionsMixin, ppo_trainer.PPOTrainer):
         if self._recorder:
             self._record(query_responses[:, :context_length], rows, ends, scores)
         return logits, scores, lengths
-
-    @staticmethod
-    def _without_pads(row: list[int], pad_token_id: int) -> list[int]:
-        return row[: row.index(pad_token_id)] if pad_token_id in row else row
 
     def _record(self, queries, rows, ends, scores) -> None:
         tokenizer = self.processing_class

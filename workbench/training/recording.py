@@ -21,6 +21,7 @@ from .recipes import Recipe, grpo_config, load_prompts, resolve_model
 # What a trainer takes itself; any other option is a field of its TRL config.
 TRAINER_OPTIONS = ("explicit_positions", "generation_seed", "share_generation", "callbacks", "peft_config")
 COMPLETE = "complete.json"  # the last file of a checkpoint
+_PRINTED = ("reward", "objective/scores", "completions/mean_length", "loss")
 
 
 class RunRecorder(TrainerCallback):
@@ -58,18 +59,15 @@ class RunRecorder(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **_):
         if self._file is None or "train_runtime" in logs:  # the closing summary is not a step
             return
-        step = {"step": state.global_step, "elapsed_s": round(self._elapsed(), 3)}
-        line = step | logs | self._completion_metrics(state.global_step)
+        line = {"step": state.global_step, "elapsed_s": round(self._elapsed(), 3)} | logs
+        if self._latest is not None and self._latest["step"].iloc[0] == state.global_step:
+            line |= completion_metrics(self._latest)
         self._file.write(json.dumps(jsonable(line), allow_nan=False) + "\n")
         self._file.flush()
         if state.global_step % max(1, state.max_steps // 10) == 0:
-            shown = {
-                k: line[k]
-                for k in ("reward", "objective/scores", "completions/mean_length", "loss")
-                if line.get(k) is not None
-            }
-            text = "  ".join(f"{k.rpartition('/')[2]} {v:.3g}" for k, v in shown.items())
-            print(f"step {state.global_step}/{state.max_steps}  {self._elapsed():.0f} s  {text}", flush=True)
+            numbers = [f"{k.rpartition('/')[2]} {line[k]:.3g}" for k in _PRINTED if line.get(k) is not None]
+            at = f"step {state.global_step}/{state.max_steps}", f"{self._elapsed():.0f} s"
+            print("  ".join([*at, *numbers]), flush=True)
 
     def on_step_end(self, args, state, control, **_):
         if self._file is not None:
@@ -121,10 +119,6 @@ class RunRecorder(TrainerCallback):
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def _completion_metrics(self, step: int) -> dict[str, float | None]:
-        known = self._latest is not None and self._latest["step"].iloc[0] == step
-        return completion_metrics(self._latest) if known else {}
 
     def _elapsed(self) -> float:
         return self._before + time.monotonic() - self._started
