@@ -128,26 +128,32 @@ def _copy(run: Run, target: Path) -> None:
 
 
 def _index_row(run: Run, only: Sequence[str]) -> dict:
+    """What the table shows of a run. A new column is a line of `cells`."""
     status, result = run.status, run.result
     counts = facts.count_verdicts(result.get("checks", {}).values())
     seconds = facts.duration(status)
     headline = result.get("headline") or {}
+    value = headline.get("value", "")
     shown = {k: v for k, v in run.params.items() if (k in only if only else k not in SET_BY_RUNNER)}
-    started = facts.times(status).get("running", "")
-    return {
-        "notebook": run.notebook,
-        "id": run.id,
-        "state": status["state"],
-        "error": str(status.get("error") or "")[:300],
-        "headline": headline.get("name", ""),
-        "value": headline.get("value", ""),
-        "checks": ", ".join(f"{n} {word}" for word, n in counts.items()),
-        "failing": counts.get("fail", 0),
-        "started": started.removesuffix(" UTC"),
-        "took": "" if seconds is None else facts.duration_text(seconds),
-        "seconds": "" if seconds is None else f"{seconds:.1f}",
-        "params": ", ".join(f"{k}={facts.number(v)}" for k, v in shown.items())[:1000],
+    cells = {
+        "headline": _cell(headline.get("name", ""), kind="name"),
+        "value": _cell(facts.number(value), value, "num value"),
+        "checks": _cell(", ".join(f"{n} {word}" for word, n in counts.items()), counts.get("fail", 0)),
+        "started (UTC)": _cell(facts.times(status).get("running", "").removesuffix(" UTC")),
+        "took": _cell(
+            "" if seconds is None else facts.duration_text(seconds), "" if seconds is None else f"{seconds:.1f}", "num"
+        ),
+        "parameters": _cell(", ".join(f"{k}={facts.number(v)}" for k, v in shown.items())[:1000], kind="params"),
     }
+    if counts:
+        cells["checks"]["mark"] = "bad" if counts.get("fail") else "good"
+    error = str(status.get("error") or "")[:300]
+    return {"notebook": run.notebook, "id": run.id, "state": status["state"], "error": error, "cells": cells}
+
+
+def _cell(text: str, sort="", kind: str = "") -> dict:
+    """Text, what it is sorted by where that is not the text, and its CSS class."""
+    return {"text": text, "sort": sort, "kind": kind, "mark": ""}
 
 
 # --- over several runs ---------------------------------------------------------------------------------------------
