@@ -53,7 +53,7 @@ def sampled_rollout(model, *, tokens: int = 12, seed: int = 0, **sampling) -> di
 
 def sizes(report) -> dict[str, float]:
     """Cause -> largest |difference| of a token."""
-    return {name: np.abs(np.concatenate(rows)).max() for name, rows in report.parts.items()}
+    return {name: np.abs(tokens).max() for name, tokens in report.parts.items()}
 
 
 # --- ratios --------------------------------------------------------------------------------------------------------
@@ -156,10 +156,10 @@ def test_tokens_without_a_sampled_log_prob_count_as_no_difference():
 @pytest.mark.parametrize(
     "arguments, options, message",
     [
-        (([], []), {}, "scored_logprobs: expected at least one sequence"),
-        (([[-1.0]], [[]]), {}, "sampled_logprobs: expected at least one sequence, none of them empty"),
+        (([], []), {}, "scored_logprobs: 0 sequences, .* keep at least one"),
+        (([[-1.0]], [[]]), {}, r"sampled_logprobs: 1 sequences, rows \[0\] empty"),
         (([[-1.0]], [[0.4]]), {}, "sampled_logprobs holds positive numbers"),
-        (([[-1.0]], [[-1.0], [-1.0]]), {}, "scored_logprobs has 1 sequences, sampled_logprobs 2"),
+        (([[-1.0]], [[-1.0], [-1.0]]), {}, "1 scored_logprobs, 2 sampled_logprobs"),
         (([[-1.0]], [[-1.0, -1.0]]), {}, "sequence 0: 1 scored_logprobs, 2 sampled_logprobs"),
         (([[-1.0]], [[-1.0]]), {"clip_min": 3.0}, "clip_min=3.0: expected less than clip_max=3.0"),
     ],
@@ -178,8 +178,7 @@ def test_parts_add_up_to_the_whole():
     rollout["sampled_logprobs"][0][2] = None
     report = mismatch_report(model, **rollout, temperature=0.8, top_k=40, top_p=0.9, sampler_dtype="bfloat16")
     assert tuple(report.parts) == PARTS
-    for n, whole in enumerate(report.ratios.differences):
-        assert sum(rows[n] for rows in report.parts.values()) == pytest.approx(whole, abs=1e-12)
+    assert report.parts.sum(axis=1).to_numpy() == pytest.approx(report.ratios.tokens, abs=1e-12)
 
 
 def test_learned_positions_are_found_as_padding_and_gone_with_position_ids():
@@ -213,7 +212,7 @@ def test_a_smaller_sampling_support_is_found_and_explains_all(support, cause):
     known = mismatch_report(model, **rollout, **support)
     found = sizes(known)
     assert found.pop(cause) > 0.1 and max(found.values()) < 1e-5 and known.outside_support == 0
-    assert (np.concatenate(known.parts[cause]) <= 0).all()  # the scorer spreads mass over what was never sampled
+    assert (known.parts[cause] <= 0).all()  # the scorer spreads mass over what was never sampled
     unknown = mismatch_report(model, **rollout)
     assert unknown.largest == "sampler" and sizes(unknown)["sampler"] == pytest.approx(sizes(known)[cause], rel=1e-3)
     if cause == "top-p":
@@ -241,7 +240,7 @@ def test_the_samplers_dtype_is_found():
     known, unknown = mismatch_report(model, **rollout, sampler_dtype="bfloat16"), mismatch_report(model, **rollout)
     assert sizes(known)["dtype"] > 1e-3 and sizes(unknown)["dtype"] == 0
     assert next(model.parameters()).dtype == torch.float32
-    total = {name: np.abs(np.concatenate(rows)).mean() for name, rows in known.parts.items()}
+    total = {name: np.abs(tokens).mean() for name, tokens in known.parts.items()}
     assert total["dtype"] > total["sampler"] / 2
 
 
@@ -250,7 +249,7 @@ def test_a_sampler_that_shifts_every_log_prob_is_what_is_left():
     rollout = sampled_rollout(model)
     rollout["sampled_logprobs"] = [[value - 0.02 for value in row] for row in rollout["sampled_logprobs"]]
     report = mismatch_report(model, **rollout)
-    assert np.concatenate(report.parts["sampler"]) == pytest.approx(0.02, abs=1e-5)
+    assert report.parts["sampler"].to_numpy() == pytest.approx(0.02, abs=1e-5)
     assert report.largest == "sampler" and "weights that changed since" in report.verdict
 
 
@@ -288,8 +287,8 @@ def test_scores_are_those_of_the_plain_forward_pass():
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"prompt_ids": PROMPTS[:1]}, "1 prompt_ids, 2 completion_ids"),
-        ({"prompt_ids": [[1], []]}, r"prompt_ids: rows \[1\] are empty"),
+        ({"prompt_ids": PROMPTS[:1]}, "1 prompt_ids, 2 sampled_logprobs"),
+        ({"prompt_ids": [[1], []]}, r"prompt_ids: 2 sequences, rows \[1\] empty"),
         ({"sampled_logprobs": [[-1.0], [-1.0, -1.0]]}, "sequence 0: 2 completion_ids, 1 sampled_logprobs"),
         ({"temperature": 0}, "temperature=0"),
         ({"top_p": 0}, "top_p=0"),

@@ -28,7 +28,7 @@ def rollout(path: str, llm) -> dict:
     report = mismatch_report_of(model, rows)  # at temperature 1 raw and processed log-probs are the same
     explicit = mismatch_report_of(model, rows, positions="explicit")
     return {
-        "rollout": {name: float(np.abs(np.concatenate(part)).max()) for name, part in report.parts.items()},
+        "rollout": {name: float(np.abs(part).max()) for name, part in report.parts.items()},
         "largest": report.largest,
         "verdict": report.verdict,
         "explicit": float(np.abs(explicit.ratios.tokens).max()),

@@ -1,9 +1,9 @@
 """Sampled against scored log-probs of a rollout: how far apart, how much each cause adds, and what TRL would clip."""
 
 import dataclasses
+import functools
 import html
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,6 @@ from .padding import TOLERANCE, cast_copy, map_logits, pad_batch
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")  # TRL's vllm_importance_sampling_mode
 CLIP_MIN, CLIP_MAX = None, 3.0  # TRL's defaults of vllm_importance_sampling_clip_min and _max
 QUANTILES = (0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1)
-PARTS = ("batch shape", "padding", "dtype", "temperature", "top-k", "top-p", "sampler")
 _ADVICE = {
     "batch shape": "The trainer differs from itself in another batch: no setting of the sampler can remove that.",
     "padding": "Score with position ids: with_position_ids(model).",
@@ -25,8 +24,7 @@ _ADVICE = {
     "top-p": "Sample with top_p=1, or score within the same support: the trainer spreads mass over tokens never sampled.",
     "sampler": "This is what is left: its kernels and cache, settings that were not given here, or weights that changed since.",
 }
-
-# --- ratios --------------------------------------------------------------------------------------------------------
+PARTS = tuple(_ADVICE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +32,13 @@ class RatioReport:
     """Importance ratios p_scored / p_sampled before any clipping, and what TRL's modes would make of them.
 
     Attributes:
-        differences: per sequence, scored - sampled log-prob of each token; 0 where the sampler gave none, as in TRL.
+        tokens: log-ratio of every token, scored - sampled log-prob; 0 where the sampler gave none, as in TRL.
+        lengths: tokens of each sequence.
         missing: tokens without a sampled log-prob.
         clip_min, clip_max: the bounds of `modes`.
+
+    Raises:
+        ParameterError: bounds out of order.
 
     Example: two sequences; only the first token of the first one differs, by a ratio of 2.
         >>> report = ratio_report([[-1.0, -2.0], [-1.0]], [[-1.0 - np.log(2), -2.0], [-1.0]], clip_max=1.5)
@@ -52,25 +54,25 @@ class RatioReport:
         3      sequence_mask   0.667        0.5            0.333
     """
 
-    differences: tuple[np.ndarray, ...]
+    tokens: np.ndarray
+    lengths: tuple[int, ...]
     missing: int
     clip_min: float | None = CLIP_MIN
     clip_max: float | None = CLIP_MAX
 
-    @property
-    def tokens(self) -> np.ndarray:
-        """Log-ratio of every token."""
-        return np.concatenate(self.differences)
+    def __post_init__(self):
+        if self.clip_min is not None and self.clip_max is not None and self.clip_min >= self.clip_max:
+            raise ParameterError(f"clip_min={self.clip_min}: expected less than clip_max={self.clip_max}")
 
     @property
     def sequences(self) -> np.ndarray:
         """Log-ratio of every sequence: the sum over its tokens."""
-        return np.array([d.sum() for d in self.differences])
+        return np.array([part.sum() for part in np.split(self.tokens, np.cumsum(self.lengths)[:-1])])
 
     @property
     def outside(self) -> float:
         """Share of token ratios outside [0.9, 1.1]."""
-        return _outside(self.tokens)
+        return float(((self.tokens < np.log(0.9)) | (self.tokens > np.log(1.1))).mean())
 
     def effective_sample_size(self, level: str = "sequence") -> float:
         """(sum w)^2 / (n sum w^2) of the ratios w, between 1/n and 1; `level` is `token` or `sequence`."""
@@ -96,23 +98,18 @@ class RatioReport:
         """
         low = -np.inf if self.clip_min is None else self.clip_min
         high = np.inf if self.clip_max is None else self.clip_max
-        of_token = np.repeat(np.arange(len(self.differences)), [len(d) for d in self.differences])
+        of_token = np.repeat(np.arange(len(self.lengths)), self.lengths)
         rows = []
         for mode in MODES:
             level, action = mode.split("_")
             ratios = np.exp(self.tokens if level == "token" else self.sequences[of_token])
-            changed = (ratios < low) | (ratios > high)
-            left = np.clip(ratios, low, high) if action == "truncate" else np.where(changed, 0, ratios)
-            rows.append(
-                {
-                    "mode": mode,
-                    "does": "clips" if action == "truncate" else "masks",
-                    "tokens": changed.mean(),
-                    "sequences": len(np.unique(of_token[changed])) / len(self.differences),
-                    "mean ratio left": left.mean(),
-                }
-            )
-        return pd.DataFrame(rows)
+            clipped = np.clip(ratios, low, high)
+            changed = clipped != ratios
+            left = clipped if action == "truncate" else np.where(changed, 0, ratios)
+            of_sequences = len(np.unique(of_token[changed])) / len(self.lengths)
+            does = "clips" if action == "truncate" else "masks"
+            rows.append((mode, does, changed.mean(), of_sequences, left.mean()))
+        return pd.DataFrame(rows, columns=["mode", "does", "tokens", "sequences", "mean ratio left"])
 
     def table(self) -> pd.DataFrame:
         """One row per number: size, differences, effective sample sizes."""
@@ -141,10 +138,6 @@ class RatioReport:
         )
 
 
-def _outside(log_ratios: np.ndarray) -> float:
-    return float(((log_ratios < np.log(0.9)) | (log_ratios > np.log(1.1))).mean())
-
-
 def ratio_report(
     scored_logprobs: Sequence,
     sampled_logprobs: Sequence,
@@ -167,33 +160,37 @@ def ratio_report(
         >>> report.tokens.tolist(), report.sequences.tolist(), report.missing
         ([0.5, 0.0, 0.0], [0.5], 1)
     """
-    if clip_min is not None and clip_max is not None and clip_min >= clip_max:
-        raise ParameterError(f"clip_min={clip_min}: expected less than clip_max={clip_max}")
-    scored, sampled = _rows("scored_logprobs", scored_logprobs), _rows("sampled_logprobs", sampled_logprobs)
-    _check_lengths("scored_logprobs", scored, "sampled_logprobs", sampled)
-    known = [~np.isnan(row) for row in sampled]
-    differences = tuple(np.where(k, a - np.where(k, b, 0), 0) for a, b, k in zip(scored, sampled, known, strict=True))
-    return RatioReport(differences, sum(int((~k).sum()) for k in known), clip_min, clip_max)
+    lengths = _check_columns(scored_logprobs=scored_logprobs, sampled_logprobs=sampled_logprobs)
+    scored, sampled = _flat("scored_logprobs", scored_logprobs), _flat("sampled_logprobs", sampled_logprobs)
+    return _ratios(scored, sampled, lengths, clip_min, clip_max)
 
 
-def _rows(name: str, values: Sequence) -> list[np.ndarray]:
-    rows = [np.asarray([np.nan if v is None else float(v) for v in row], dtype=np.float64) for row in values]
-    if not rows or any(not len(row) for row in rows):
-        raise ParameterError(f"{name}: expected at least one sequence, none of them empty; leave empty completions out")
-    if any((row > 1e-3).any() for row in rows):
-        raise ParameterError(f"{name} holds positive numbers: expected log-probs (nats, at most 0), not probabilities")
-    return rows
+def _ratios(scored: np.ndarray, sampled: np.ndarray, lengths: tuple[int, ...], clip_min, clip_max) -> RatioReport:
+    missing = np.isnan(sampled)
+    return RatioReport(np.where(missing, 0, scored - sampled), lengths, int(missing.sum()), clip_min, clip_max)
 
 
-def _check_lengths(a: str, first: Sequence, b: str, second: Sequence) -> None:
-    if len(first) != len(second):
-        raise ParameterError(f"{a} has {len(first)} sequences, {b} {len(second)}: expected one each per completion")
+def _check_columns(**columns: Sequence) -> tuple[int, ...]:
+    """Tokens of each completion; a column has a row for each completion, the last two a value for each token."""
+    *_, (a, first), (b, second) = columns.items()
+    for name, rows in columns.items():
+        if len(rows) != len(second):
+            raise ParameterError(f"{len(rows)} {name}, {len(second)} {b}: expected one sequence each per completion")
+        empty = [n for n, row in enumerate(rows) if not len(row)]
+        if empty or not len(rows):
+            raise ParameterError(f"{name}: {len(rows)} sequences, rows {empty} empty; leave these out, keep at least one")
     for n, (x, y) in enumerate(zip(first, second, strict=True)):
         if len(x) != len(y):
             raise ParameterError(f"sequence {n}: {len(x)} {a}, {len(y)} {b}; expected one each per completion token")
+    return tuple(map(len, first))
 
 
-# --- causes --------------------------------------------------------------------------------------------------------
+def _flat(name: str, logprobs: Sequence) -> np.ndarray:
+    """The log-probs of all sequences one after another, NaN for None."""
+    flat = np.array([np.nan if value is None else float(value) for row in logprobs for value in row])
+    if (flat > 1e-3).any():
+        raise ParameterError(f"{name} holds positive numbers: expected log-probs (nats, at most 0), not probabilities")
+    return flat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,26 +199,35 @@ class MismatchReport:
 
     Attributes:
         ratios: the whole difference, as ratios.
-        parts: cause -> per sequence its share of each token's difference; the parts add up to the whole.
+        parts: a row per token, a column per cause: its share of the difference; the parts add up to the whole.
         outside_support: share of tokens that top-k and top-p would not have let through, by the scorer's own numbers.
         dtype: the scorer's.
     """
 
     ratios: RatioReport
-    parts: dict[str, tuple[np.ndarray, ...]]
+    parts: pd.DataFrame
     outside_support: float
     dtype: str
 
     def table(self) -> pd.DataFrame:
         """A row per cause and one for the whole, nats."""
-        return pd.DataFrame(
-            [_size(name, rows) for name, rows in (*self.parts.items(), ("all", self.ratios.differences))]
-        )
+        tokens = self.parts.assign(all=self.ratios.tokens)
+        size = tokens.abs()
+        each = [dataclasses.replace(self.ratios, tokens=column.to_numpy()) for _, column in tokens.items()]
+        columns = {
+            "mean": tokens.mean(),
+            "mean |Δ|": size.mean(),
+            "99% |Δ|": size.quantile(0.99),
+            "max |Δ|": size.max(),
+            "share of ratios outside [0.9, 1.1]": [ratios.outside for ratios in each],
+            "max |sum over a sequence|": [np.abs(ratios.sequences).max() for ratios in each],
+        }
+        return pd.DataFrame(columns).rename_axis("cause").reset_index()
 
     @property
     def largest(self) -> str:
         """The cause with the largest mean |difference| per token."""
-        return max(self.parts, key=lambda name: np.abs(np.concatenate(self.parts[name])).mean())
+        return str(self.parts.abs().mean().idxmax())
 
     @property
     def verdict(self) -> str:
@@ -229,7 +235,7 @@ class MismatchReport:
         size = f"{whole.mean():.1e} nats per token on average, {whole.max():.1e} at most ({self.dtype})"
         if whole.max() <= TOLERANCE[self.dtype]:
             return f"sampler and scorer agree: {size}."
-        part = np.abs(np.concatenate(self.parts[self.largest]))
+        part = self.parts[self.largest].abs()
         return (
             f"sampler and scorer differ, most by {self.largest}: {size}, {self.ratios.outside:.1%} of token ratios outside "
             f"[0.9, 1.1]; {self.largest} alone {part.mean():.1e} on average. {_ADVICE[self.largest]}"
@@ -238,19 +244,6 @@ class MismatchReport:
     def _repr_html_(self) -> str:
         table = self.table().to_html(index=False, float_format="%.2g")
         return f"<p>{html.escape(self.verdict)}</p>{table}{self.ratios._repr_html_()}"
-
-
-def _size(name: str, rows: Sequence[np.ndarray]) -> dict:
-    tokens = np.concatenate(rows)
-    return {
-        "cause": name,
-        "mean": tokens.mean(),
-        "mean |Δ|": np.abs(tokens).mean(),
-        "99% |Δ|": np.quantile(np.abs(tokens), 0.99),
-        "max |Δ|": np.abs(tokens).max(),
-        "share of ratios outside [0.9, 1.1]": _outside(tokens),
-        "max |sum over a sequence|": max(abs(row.sum()) for row in rows),
-    }
 
 
 def mismatch_report(
@@ -288,29 +281,23 @@ def mismatch_report(
     Raises:
         ParameterError: lengths that do not match, an empty prompt or completion, settings out of range.
     """
-    sampled = _rows("sampled_logprobs", sampled_logprobs)
-    _check_lengths("completion_ids", completion_ids, "sampled_logprobs", sampled)
-    _check_settings(prompt_ids, completion_ids, temperature, top_p, sampler_dtype, batch_size)
-    rollout = (prompt_ids, completion_ids)
-    trained_at = scored_temperature or temperature
+    lengths = _check_columns(prompt_ids=prompt_ids, completion_ids=completion_ids, sampled_logprobs=sampled_logprobs)
+    sampled = _flat("sampled_logprobs", sampled_logprobs)
+    _check_settings(temperature, top_p, sampler_dtype, batch_size)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     sampler = model if sampler_dtype in (None, dtype) else cast_copy(model, sampler_dtype)
-    settings = {"temperatures": (trained_at, temperature), "top_k": max(top_k, 0), "top_p": top_p}
-
-    width = max(map(len, prompt_ids)), max(map(len, completion_ids))
-    as_trained = _score(model, rollout, batch_size or len(sampled), positions, width, **settings)
-    one_row = _score(model, rollout, 1, positions, width, **settings)
-    alone = _score(model, rollout, 1, "explicit", None, **settings)
-    as_sampled = alone if sampler is model else _score(sampler, rollout, 1, "explicit", None, **settings)
-    steps = [[row[0] for row in rows] for rows in (as_trained, one_row, alone, as_sampled)]
-    steps += [[row[n] for row in as_sampled] for n in (1, 2, 3)] + [sampled]
-    parts = {  # a token that the sampler gave no log-prob counts as no difference, here as in TRL
-        name: tuple(np.where(np.isnan(s), 0, a - b) for a, b, s in zip(before, after, sampled, strict=True))
-        for name, (before, after) in zip(PARTS, pairwise(steps), strict=True)
-    }
-    inside = np.concatenate([row[4] for row in as_sampled])
-    report = ratio_report(steps[0], sampled, clip_min=clip_min, clip_max=clip_max)
-    return MismatchReport(report, parts, float(1 - inside.mean()), dtype)
+    temperatures = scored_temperature or temperature, temperature
+    supports = functools.partial(_supports, temperatures=temperatures, top_k=max(top_k, 0), top_p=top_p)
+    rollout, width = (prompt_ids, completion_ids), (max(map(len, prompt_ids)), max(lengths))
+    as_trained = _score(model, rollout, supports, batch_size or len(lengths), positions, width)
+    one_row = _score(model, rollout, supports, 1, positions, width)
+    alone = _score(model, rollout, supports)
+    as_sampled = alone if sampler is model else _score(sampler, rollout, supports)
+    steps = np.stack([as_trained[0], one_row[0], alone[0], *as_sampled[:4], sampled])
+    # A token that the sampler gave no log-prob counts as no difference, here as in TRL.
+    parts = np.where(np.isnan(sampled), 0, steps[:-1] - steps[1:])
+    ratios = _ratios(as_trained[0], sampled, lengths, clip_min, clip_max)
+    return MismatchReport(ratios, pd.DataFrame(parts.T, columns=PARTS), float(1 - as_sampled[4].mean()), dtype)
 
 
 def mismatch_report_of(model, rollouts: Sequence, **options) -> MismatchReport:
@@ -334,13 +321,7 @@ def mismatch_report_of(model, rollouts: Sequence, **options) -> MismatchReport:
     return mismatch_report(model, *columns, **options)
 
 
-def _check_settings(prompt_ids, completion_ids, temperature, top_p, sampler_dtype, batch_size) -> None:
-    if len(prompt_ids) != len(completion_ids):
-        raise ParameterError(
-            f"{len(prompt_ids)} prompt_ids, {len(completion_ids)} completion_ids: expected one prompt each"
-        )
-    if empty := [n for n, row in enumerate(prompt_ids) if not len(row)]:
-        raise ParameterError(f"prompt_ids: rows {empty} are empty; leave them out")
+def _check_settings(temperature, top_p, sampler_dtype, batch_size) -> None:
     if not temperature > 0:
         raise ParameterError(f"temperature={temperature}: expected a positive number")
     if not 0 < top_p <= 1:
@@ -351,27 +332,25 @@ def _check_settings(prompt_ids, completion_ids, temperature, top_p, sampler_dtyp
         raise ParameterError(f"sampler_dtype={sampler_dtype!r}: expected one of {', '.join(TOLERANCE)}")
 
 
-def _score(model, rollout, batch_size, positions, width, *, temperatures, top_k, top_p) -> list[np.ndarray]:
-    """The numbers of `_supports`, (5, t) for each completion of t tokens.
+def _score(model, rollout, supports, batch_size=1, positions="explicit", width=(None, None)) -> np.ndarray:
+    """The numbers of `_supports`, (5, t) for the t tokens of all completions.
 
-    With a `width` (prompt, completion) prompts are padded on the left and completions on the right, as TRL does.
+    Prompts are padded on the left and completions on the right, as TRL does, to the two of `width`.
     """
     device, found = next(model.parameters()).device, []
     for start in range(0, len(rollout[0]), batch_size):
         prompts, completions = (rows[start : start + batch_size] for rows in rollout)
-        left, right = width or (None, None)
-        parts = pad_batch(prompts, 0, "left", left), pad_batch(completions, 0, "right", right)
-        batch = {name: torch.cat([part[name] for part in parts], dim=1).to(device) for name in parts[0]}
-        first = parts[0]["input_ids"].shape[1]
+        prompt, completion = pad_batch(prompts, 0, "left", width[0]), pad_batch(completions, 0, "right", width[1])
+        batch = {name: torch.cat([prompt[name], completion[name]], dim=1).to(device) for name in prompt}
 
         def numbers(start: int, logits: torch.Tensor, ids=batch["input_ids"]):
             targets = ids[:, start + 1 : start + 1 + logits.shape[1]]
-            return _supports(logits[:, : targets.shape[1]], targets, temperatures, top_k, top_p)
+            return supports(logits[:, : targets.shape[1]], targets)
 
-        slices = map_logits(model, batch, numbers, positions=positions)
-        joined = torch.cat(slices, dim=-1)[..., first - 1 :].double().cpu().numpy()
-        found += [joined[:, row, : len(completion)] for row, completion in enumerate(completions)]
-    return found
+        scored = torch.cat(map_logits(model, batch, numbers, positions=positions), dim=-1)
+        of_completion = scored[..., prompt["input_ids"].shape[1] - 1 :].cpu()
+        found.append(of_completion[:, completion["attention_mask"].bool().cpu()].double().numpy())
+    return np.concatenate(found, axis=-1)
 
 
 def _supports(logits, targets, temperatures, top_k: int, top_p: float) -> torch.Tensor:
