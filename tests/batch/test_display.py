@@ -4,7 +4,7 @@ import time
 import pytest
 from conftest import write_run
 
-from workbench.batch.display import Display, SweepProgress, failed_checks, latest_progress, outcome, printable, steps_of
+from workbench.batch.display import Display, SweepProgress, failed_checks, latest_progress, outcome, steps_of
 from workbench.batch.sweep import Entry
 from workbench.runs.files import write_json
 
@@ -64,9 +64,3 @@ def test_the_outcome_of_a_run_is_one_line(tmp_path, state, result, line):
 def test_a_check_that_was_not_run_has_not_failed(tmp_path):
     checks = {"a": True, "b": False, "c": "not run: no GPU"}
     assert failed_checks(write_run(tmp_path, result={"headline": None, "checks": checks})) == ["b"]
-
-
-def test_text_cannot_command_a_terminal():
-    assert printable("a\r\nb\rc\td é \x1b[1;32mgreen\x1b[0m \x1b]0;title\x07 \u202e") == (
-        "a\nb\nc\td é green \\x1b]0;title\\x07 \\u202e"
-    )

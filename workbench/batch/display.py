@@ -1,7 +1,6 @@
 """What a person sees as runs go on: a bar for cells, one for training steps, the notebook's own output; a bar over many."""
 
 import contextlib
-import re
 import sys
 import threading
 import time
@@ -11,6 +10,7 @@ from tqdm import tqdm
 
 from ..runs.files import read_json
 from ..runs.run import Run
+from ..runs.text import printable
 from ..runs.tokens import hide_tokens
 
 
@@ -130,14 +130,3 @@ def outcome(run: Run) -> str:
         text += f", {headline['name']} {value:.4g}" if isinstance(value, float) else f", {headline['name']} {value}"
     failed = failed_checks(run)
     return printable(text + (f", {len(failed)} checks fail: {'; '.join(failed)}" if failed else ""))
-
-
-def printable(text: str) -> str:
-    """Text that cannot command a terminal, whatever a model wrote: colours are dropped, other control characters shown.
-
-    Example:
-        >>> printable("\\x1b[31mred\\x1b[0m \\x07 é")
-        'red \\\\x07 é'
-    """
-    text = re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\r\n", "\n").replace("\r", "\n")
-    return "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -10,7 +10,8 @@ import psutil
 from ..errors import RunError
 from ..runs.run import Run, list_runs, load_run
 from ..runs.stop_request import request_stop
-from .display import failed_checks, outcome, printable, steps_of
+from ..runs.text import printable
+from .display import failed_checks, outcome, steps_of
 from .slurm_state import cancel_job, refresh
 
 _GOING = ("queued", "running")

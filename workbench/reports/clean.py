@@ -8,11 +8,8 @@ from collections.abc import Callable, Iterator
 import nh3
 from markupsafe import Markup
 
-# Control, bidirectional and invisible characters and lone surrogates; not the joiners that scripts and emoji need.
-_UNSEEN = re.compile(
-    "([\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
-    "\U000e0000-\U000e007f])\\1*"
-)
+from ..runs.text import UNSEEN, code_point, labelled
+
 _ACCENT = "[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
 _STACKED = re.compile(f"({_ACCENT}{{4}})({_ACCENT}+)")
 _TAGS = nh3.ALLOWED_TAGS - {"nav"} | {"tfoot"}  # the page's own nav is not printed
@@ -43,27 +40,17 @@ def visible(text: str) -> Markup:
     """
     text = html.escape(text.replace("\r\n", "\n"), quote=True)
     text = _STACKED.sub(lambda m: f'{m[1]}<span class="unseen">+{len(m[2])} accents</span>', text)
-    return Markup(_UNSEEN.sub(_label, text))
+    return Markup(UNSEEN.sub(_label, text))
 
 
 def _label(match: re.Match) -> str:
-    character, times = match[1], len(match[0])
-    name = unicodedata.name(character, "control character").lower()
-    count = f" &times;{times}" if times > 1 else ""
-    return f'<span class="unseen" title="{name}">{_code(character)}{count}</span>'
-
-
-def _code(character: str) -> str:
-    return f"U+{ord(character):04X}"
+    name = unicodedata.name(match[1], "control character").lower()
+    return f'<span class="unseen" title="{name}">{code_point(match[0])}</span>'
 
 
 def attribute(text: str) -> Markup:
     """Text for an attribute, between double quotes."""
-    return Markup(html.escape(_labelled(text), quote=True))
-
-
-def _labelled(text: str) -> str:
-    return _UNSEEN.sub(lambda m: f"[{_code(m[1])}]", text)
+    return Markup(html.escape(labelled(text), quote=True))
 
 
 def shortened(text: str, most: int, where: str = "", change: Callable[[str], str] = str) -> str:
@@ -113,7 +100,7 @@ def clean_html(
             return None
         if name == "style":
             value = "; ".join(rule for rule in map(str.strip, value.split(";")) if _harmless(rule))
-        return _labelled(change(value)) or None
+        return labelled(change(value)) or None
 
     inert = nh3.clean(
         source.encode("utf-8", "backslashreplace").decode(),

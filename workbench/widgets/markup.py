@@ -1,7 +1,8 @@
 """HTML that the views share: text shown as it is, states as text, tables as JupyterLab draws them."""
 
 import html
-import unicodedata
+
+from ..runs.text import labelled
 
 _MARKS = {
     "ready": "\u2713",
@@ -11,7 +12,7 @@ _MARKS = {
     "failed": "\u2717",
     "interrupted": "\u2016",
 }
-_SIGNS = {" ": "\u2423", "\n": "\u23ce", "\t": "\u21e5"}
+_SIGNS = str.maketrans(" \n\t", "\u2423\u23ce\u21e5")
 
 
 def visible(text: str, most: int = 400, spaces: bool = False) -> str:
@@ -24,10 +25,9 @@ def visible(text: str, most: int = 400, spaces: bool = False) -> str:
 
     Example:
         >>> visible("<b>\\x1b")
-        '&lt;b&gt;U+001B'
+        '&lt;b&gt;[U+001B]'
     """
-    kept = (_SIGNS.get(c, c) if spaces else c for c in text[:most])
-    shown = "".join(c if c == "\n" or unicodedata.category(c)[0] != "C" else f"U+{ord(c):04X}" for c in kept)
+    shown = labelled(text[:most].translate(_SIGNS if spaces else {}))
     more = f" ... ({len(text)} characters)" if len(text) > most else ""
     return html.escape(shown + more, quote=True)
 

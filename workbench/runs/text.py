@@ -1,0 +1,36 @@
+"""Text that a model or a stranger wrote, made safe to show: no character commands the terminal, reorders or hides others."""
+
+import re
+
+# Control, bidirectional and invisible characters and lone surrogates; not the joiners that scripts and emoji need.
+UNSEEN = re.compile(
+    "([\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "\U000e0000-\U000e007f])\\1*"
+)
+
+
+def code_point(characters: str) -> str:
+    """`U+0008`, or `U+0008 x3` for three of them in a row."""
+    times = f" x{len(characters)}" if len(characters) > 1 else ""
+    return f"U+{ord(characters[0]):04X}{times}"
+
+
+def labelled(text: str) -> str:
+    """Each character that would control, reorder or hide text as its code.
+
+    Example:
+        >>> labelled("a < b\\x08\\x08")
+        'a < b[U+0008 x2]'
+    """
+    return UNSEEN.sub(lambda m: f"[{code_point(m[0])}]", text)
+
+
+def printable(text: str) -> str:
+    """Text that cannot command a terminal, whatever a model wrote: colours are dropped, other control characters shown.
+
+    Example:
+        >>> printable("\\x1b[31mred\\x1b[0m \\x07 é")
+        'red \\\\x07 é'
+    """
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\r\n", "\n").replace("\r", "\n")
+    return "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
