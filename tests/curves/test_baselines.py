@@ -3,11 +3,10 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT, write_run
+from conftest import ROOT
 
 from workbench.curves.baselines import (
     import_csv,
-    import_metrics,
     import_tensorboard,
     import_trainer_state,
     list_baselines,
@@ -108,9 +107,7 @@ def test_a_damaged_file_is_refused(tmp_path, monkeypatch):
 # --- imports ---------------------------------------------------------------------------------------------------------
 
 
-def test_metrics_and_csv_come_as_tables_with_a_step(tmp_path):
-    run = write_run(tmp_path, metrics=[{"step": 1, "reward": 1}, {"step": 2, "reward": 2}])
-    assert import_metrics(run.path / "metrics.jsonl")["reward"].tolist() == [1, 2]
+def test_a_csv_file_comes_as_a_table_with_a_step(tmp_path):
     (tmp_path / "log.csv").write_text("iteration,reward\n1,0.5\n2,0.7\n")
     assert import_csv(tmp_path / "log.csv", step="iteration")["step"].tolist() == [1, 2]
     with pytest.raises(RunError, match="no column 'step'; it has iteration, reward"):
@@ -160,6 +157,6 @@ def test_what_is_no_event_file_is_refused(tmp_path, content):
 
 def test_without_tensorboard_the_error_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing.event_accumulator", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing.event_file_loader", None)
     with pytest.raises(MissingDependencyError, match="pip install tensorboard"):
         import_tensorboard(EVENTS)

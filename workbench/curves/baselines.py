@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import MissingDependencyError, ParameterError, RunError
-from ..runs.files import load_metrics, read_json
+from ..runs.files import read_json
 from .curve import Curve
 
 
@@ -45,9 +45,7 @@ class Baseline:
         Raises:
             ParameterError: names the curves there are, and the nearest spelling.
         """
-        if metric not in self.curves:
-            raise ParameterError(f"{self.name} has no curve {_unknown(metric, self.curves)}")
-        found = self.curves[metric]
+        found = _known(f"{self.name} has no curve", metric, self.curves)
         x, y = np.array(found["points"], float).T  # null becomes NaN
         return Curve(self.title, x, y, found["unit"], found["low"], found["high"], found["x"])
 
@@ -57,15 +55,15 @@ class Baseline:
         Raises:
             ParameterError: names the figures there are, and the nearest spelling.
         """
-        if name not in self.figures:
-            raise ParameterError(f"{self.name} has no figure {_unknown(name, self.figures)}")
-        return self.figures[name]["value"]
+        return _known(f"{self.name} has no figure", name, self.figures)["value"]
 
 
-def _unknown(name: str, known) -> str:
+def _known(complaint: str, name: str, known: dict):
+    if name in known:
+        return known[name]
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{name!r}: {hint}there are {', '.join(known) or 'none'}"
+    raise ParameterError(f"{complaint} {name!r}: {hint}there are {', '.join(known) or 'none'}")
 
 
 def baseline_folders() -> list[Path]:
@@ -75,12 +73,13 @@ def baseline_folders() -> list[Path]:
 
 
 def _files() -> dict[str, Path]:
-    return {p.stem: p for folder in reversed(baseline_folders()) for p in sorted(folder.glob("*.json"))}
+    files = {p.stem: p for folder in reversed(baseline_folders()) for p in folder.glob("*.json")}
+    return dict(sorted(files.items()))
 
 
 def list_baselines() -> list[str]:
     """Names of all baselines."""
-    return sorted(_files())
+    return list(_files())
 
 
 def load_baseline(name: str) -> Baseline:
@@ -90,28 +89,18 @@ def load_baseline(name: str) -> Baseline:
         ParameterError: unknown name (the nearest spelling is given), or a file that lacks a field or has an odd one.
         RunError: the file is no JSON.
     """
-    files = _files()
-    if name not in files:
-        raise ParameterError(f"unknown baseline {_unknown(name, sorted(files))}")
-    value = read_json(files[name], {})
+    path = _known("unknown baseline", name, _files())
+    value = read_json(path, {})
     fields = {f.name for f in dataclasses.fields(Baseline)}
     if value.keys() != fields:
         missing, odd = sorted(fields - value.keys()), sorted(value.keys() - fields)
-        raise ParameterError(f"{files[name]}: lacks {missing}, does not know {odd}; see data/README.md")
+        raise ParameterError(f"{path}: lacks {missing}, does not know {odd}; see data/README.md")
     if value["name"] != name:
-        raise ParameterError(f"{files[name]}: its name is {value['name']!r}; a baseline is named as its file")
+        raise ParameterError(f"{path}: its name is {value['name']!r}; a baseline is named as its file")
     for metric, curve in value["curves"].items():
         if absent := {"unit", "low", "high", "x", "points"} - curve.keys():
-            raise ParameterError(f"{files[name]}: curve {metric!r} lacks {sorted(absent)}; see data/README.md")
+            raise ParameterError(f"{path}: curve {metric!r} lacks {sorted(absent)}; see data/README.md")
     return Baseline(**value)
-
-
-# --- imports: logs of other trainers, each as a table with a `step` column -------------------------------------------
-
-
-def import_metrics(path: str | os.PathLike):
-    """A run's `metrics.jsonl`, or any file of one JSON object a line, as a DataFrame."""
-    return load_metrics(Path(path))
 
 
 def import_trainer_state(path: str | os.PathLike):
@@ -155,7 +144,7 @@ def import_tensorboard(path: str | os.PathLike):
         RunError: no such file, or no scalars in it (a file of another format has none).
     """
     try:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
         from tensorboard.util.tensor_util import make_ndarray
     except ImportError as error:
         raise MissingDependencyError("event files are read with TensorBoard: pip install tensorboard") from error
@@ -163,16 +152,14 @@ def import_tensorboard(path: str | os.PathLike):
 
     if not Path(path).is_file():
         raise RunError(f"{path}: no such file; expected an events.out.tfevents... file")
-    log = EventAccumulator(str(path), {"scalars": 0, "tensors": 0}).Reload()  # 0: keep every step
-    tags = log.Tags()
-    found = [(e.step, e.wall_time, tag, e.value) for tag in tags["scalars"] for e in log.Scalars(tag)]
-    for tag in tags["tensors"]:  # TensorFlow 2 writes a scalar as a tensor of one number
-        tensors = [(e.step, e.wall_time, tag, make_ndarray(e.tensor_proto)) for e in log.Tensors(tag)]
-        found += [row for row in tensors if row[3].ndim == 0 and np.issubdtype(row[3].dtype, np.number)]
-    if not found:
-        raise RunError(f"{path}: no scalars in it; expected a TensorBoard file, whose name contains tfevents")
     rows: dict[int, dict] = {}
-    for step, wall_time, tag, value in sorted(found, key=lambda row: row[:2]):
-        elapsed = wall_time - log.FirstEventTimestamp()
-        rows.setdefault(step, {"step": step}).update({"elapsed_s": elapsed, tag: float(value)})
-    return pd.DataFrame(rows.values())
+    events = list(EventFileLoader(str(path)).Load())  # it turns scalars of TensorFlow 1 into tensors, as 2 writes them
+    for event in events:
+        for value in event.summary.value:
+            number = make_ndarray(value.tensor) if value.HasField("tensor") else np.array("")
+            if number.ndim == 0 and np.issubdtype(number.dtype, np.number):
+                row = rows.setdefault(event.step, {"step": event.step})
+                row |= {"elapsed_s": event.wall_time - events[0].wall_time, value.tag: float(number)}
+    if not rows:
+        raise RunError(f"{path}: no scalars in it; expected a TensorBoard file, whose name contains tfevents")
+    return pd.DataFrame(rows.values()).sort_values("step", ignore_index=True)

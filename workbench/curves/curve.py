@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from ..errors import ParameterError
 from .stats import Interval, block_interval, one_seed, seed_interval
 
-AXES = ("step", "elapsed_s", "prompts")
+AXES = {"step": "step", "elapsed_s": "seconds of training", "prompts": "prompts"}  # in words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,9 +117,6 @@ def on_common_x(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
     return x, values
 
 
-# --- one curve, or the seeds of one ----------------------------------------------------------------------------------
-
-
 def peak(curve: Curve, window: int = 10) -> tuple[float, float]:
     """Where the running mean over `window` points is highest, and its value there.
 
@@ -204,9 +201,6 @@ def steps_to_threshold(
     return dataclasses.replace(found, estimate=middle, low=low, high=high, about=about)
 
 
-# --- two curves ------------------------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class Agreement:
     """Whether measured runs agree with a documented curve.
@@ -259,7 +253,9 @@ def agreement(
     if not measured:
         raise ParameterError(f"no measured curve to compare with {documented.label}")
     for curve in (*measured, documented):
-        if reason := _refusal(curve, documented):
+        finite = np.isfinite(curve.y)
+        broken = "" if finite.all() else f"{curve.label}: not finite at {curve.axis} {curve.x[finite.argmin()]:g}"
+        if reason := why_incomparable(curve, documented) or broken:
             return Agreement("cannot compare", reason)
     if len(documented.x) < 8:
         return Agreement("cannot compare", f"{documented.label} has {len(documented.x)} points; 8 or more are needed")
@@ -284,12 +280,6 @@ def agreement(
         verdict, reason = "agrees", f"within {tolerance:g} {unit}, mean residual {middle:.4g} ({low:.4g} to {high:.4g})"
     over = f"over {points} points" + ("" if covered == 1 else f", {covered:.0%} of the documented ones")
     return Agreement(verdict, f"{reason}, {over}", points, worst, middle, low, high)
-
-
-def _refusal(curve: Curve, documented: Curve) -> str:
-    finite = np.isfinite(curve.y)
-    broken = "" if finite.all() else f"{curve.label}: not finite at {curve.axis} {curve.x[finite.argmin()]:g}"
-    return why_incomparable(curve, documented) or broken
 
 
 def _residuals(measured: Sequence[Curve], documented: Curve) -> tuple[np.ndarray, float]:

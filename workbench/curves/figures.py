@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from ..errors import ParameterError
 from ..runs.run import Run
 from .baselines import Baseline
-from .curve import Curve, on_common_x, running_mean, why_incomparable
+from .curve import AXES, Curve, on_common_x, running_mean, why_incomparable
 from .measured import run_curve
 from .stats import Interval, one_seed, seed_interval
 
@@ -29,7 +29,6 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 WINDOW = 10  # steps in the running mean of a single run
-_AXIS = {"step": "step", "elapsed_s": "seconds of training", "prompts": "prompts"}
 
 
 class DescribedFigure:
@@ -102,8 +101,7 @@ def show_training(metrics: pd.DataFrame, *, title: str, label: str = "run") -> D
     Raises:
         ParameterError: a column is missing, or the steps do not increase.
     """
-    missing = [column for column, _ in _PANELS if column not in metrics]
-    if missing:
+    if missing := [column for column, _ in _PANELS if column not in metrics]:
         raise ParameterError(f"metrics lack {', '.join(missing)}; they have {', '.join(metrics.columns)}")
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     for n, (ax, (column, name)) in enumerate(zip(figure.subplots(1, 3), _PANELS, strict=True)):
@@ -148,9 +146,8 @@ def show_curves(
         ParameterError: nothing to draw, a group without runs, or seeds of one group that cannot be compared.
         RunError: a run whose log does not give a curve.
     """
-    found = []
-    for name, members in measured.items():
-        found.append((name, [one if isinstance(one, Curve) else run_curve(one, metric) for one in members], False))
+    curves = {n: [c if isinstance(c, Curve) else run_curve(c, metric) for c in many] for n, many in measured.items()}
+    found = [(name, seeds, False) for name, seeds in curves.items()]
     found += [(b.title, [b.curve(metric)], True) for b in documented if metric in b.curves]
     if not found:
         raise ParameterError(f"nothing to draw: no runs, and no baseline has a curve {metric!r}")
@@ -206,17 +203,15 @@ class _Series:
 
 def _panels(found: list[tuple]) -> list[list]:
     """Series that belong on one axis, together; the seeds of each have to."""
-    panels: list[list] = []
+    panels: dict[tuple, list] = {}
     for name, curves, documented in found:
         if not curves:
             raise ParameterError(f"group {name!r} has no runs")
         if reason := why_incomparable(*curves):
             raise ParameterError(f"group {name!r}: {reason}")
-        home = next((p for p in panels if not why_incomparable(p[0][1][0], curves[0])), None)
-        if home is None:
-            panels.append(home := [])
-        home.append((name, curves, documented))
-    return panels
+        first = curves[0]
+        panels.setdefault((first.unit, first.low, first.high, first.axis), []).append((name, curves, documented))
+    return list(panels.values())
 
 
 def _series(letter: str, name: str, curves: list[Curve], documented: bool = False, *, window=1, rng=None) -> _Series:
@@ -253,7 +248,7 @@ def _draw_panel(ax, panel: list[_Series], metric: str) -> None:
             ax.fill_between(one.x, one.interval.low, one.interval.high, color=COLORS[n % len(COLORS)], alpha=0.2, lw=0)
     ax.set_ylim(low, high)
     first = panel[0].curves[0]
-    ax.set(xlabel=_AXIS[first.axis], ylabel=f"{metric} [{first.unit}]")
+    ax.set(xlabel=AXES[first.axis], ylabel=f"{metric} [{first.unit}]")
     ax.grid(alpha=0.25)
     ax.margins(x=0.06)
     gap, at = 0.055 * (high - low), -np.inf
@@ -286,7 +281,7 @@ def _caption(panels: list[list[_Series]], without: list[str], metric: str, windo
         text.append("Markers: documented, one run each, points of a long log are means over several steps.")
     if len(panels) > 1:
         heads = [panel[0].curves[0] for panel in panels]
-        kinds = "; ".join(f"{c.unit} in {c.range} over {_AXIS[c.axis]}" for c in heads)
+        kinds = "; ".join(f"{c.unit} in {c.range} over {AXES[c.axis]}" for c in heads)
         text.append(
             f"Each panel has its own unit or range, no curve of one can be compared with one of another: {kinds}."
         )

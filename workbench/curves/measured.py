@@ -48,8 +48,8 @@ def run_curve(
     """
     path = run.path / "metrics.jsonl"
     table = load_metrics(path)
-    wanted = {"step", metric} | ({"elapsed_s"} if axis == "elapsed_s" else set())
-    if missing := wanted - set(table):
+    counted = "elapsed_s" if axis == "elapsed_s" else "step"
+    if missing := {"step", metric, counted} - set(table):
         raise RunError(f"{path}: no {', '.join(sorted(missing))}; it has {', '.join(table) or 'no line'}")
     if sparse:
         table = table[table[metric].notna()]
@@ -63,11 +63,7 @@ def run_curve(
     if not np.isfinite(values).all():
         n = np.isfinite(values).argmin()
         raise RunError(f"{path}: {metric} at step {steps[n]:g} is not finite; nothing can be compared with that")
-    x = steps
-    if axis == "elapsed_s":
-        x = table["elapsed_s"].to_numpy(float)
-    elif axis == "prompts":
-        x = steps * _prompts_a_step(run)
+    x = table[counted].to_numpy(float) * (_prompts_a_step(run) if axis == "prompts" else 1)
     known_unit, known_low, known_high = _UNITS.get(metric) or _recorded_reward(run, metric)
     low, high = known_low if low is None else low, known_high if high is None else high
     return Curve(f"{run.notebook}, seed {_seed(run)}", x, values, unit or known_unit, low, high, axis)
@@ -153,23 +149,21 @@ def measured_groups(
             inside = re.sub(r"\d+", "", folder.relative_to(run.path).as_posix()).strip(".-_/ ")
             training = _training(folder)
             recipe = {k: v for k, v in training["recipe"].items() if k != "seed"}
-            key = (label, inside, json.dumps(training | {"recipe": recipe}, sort_keys=True))
-            found.setdefault(key, {})[_seed(Run(folder))] = curve
-    return {_name(key, found): list(by_seed.values()) for key, by_seed in found.items()}, left_out
+            record = json.dumps(training | {"recipe": recipe}, sort_keys=True)
+            group = (_name(label, inside, recipe), label, inside, record)
+            found.setdefault(group, {})[_seed(Run(folder))] = curve
+    groups, names = {}, [name for name, *_ in found]
+    for n, (name, by_seed) in enumerate(zip(names, found.values(), strict=True)):
+        number = f" ({names[:n].count(name) + 1})" if names.count(name) > 1 else ""
+        groups[name + number] = list(by_seed.values())
+    return groups, left_out
 
 
-def _name(key: tuple, others) -> str:
-    """Label, folder, model, learning rate and steps; a number where that does not tell two groups apart."""
-
-    def short(key: tuple) -> str:
-        label, inside, recipe = key[0], key[1], json.loads(key[2])["recipe"]
-        rate = recipe.get("learning_rate")
-        parts = [label, inside, recipe.get("model"), f"lr {rate:g}" if rate else ""]
-        parts.append(f"{recipe['max_steps']} steps" if "max_steps" in recipe else "")
-        return ", ".join(p for p in parts if p) or "run"
-
-    alike = [k for k in others if short(k) == short(key)]
-    return short(key) + (f" ({alike.index(key) + 1})" if len(alike) > 1 else "")
+def _name(label: str, inside: str, recipe: dict) -> str:
+    """What tells most groups apart; those that it does not are numbered."""
+    rate, steps = recipe.get("learning_rate"), recipe.get("max_steps")
+    parts = [label, inside, recipe.get("model"), rate and f"lr {rate:g}", steps and f"{steps} steps"]
+    return ", ".join(filter(None, parts)) or "run"
 
 
 def group_table(groups: dict[str, list[Curve]], rng: np.random.Generator):

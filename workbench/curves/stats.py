@@ -131,25 +131,15 @@ def seed_interval(
         >>> found.estimate, round(found.low), round(found.high), found.name
         (2.0, 0, 4, '95% t interval')
     """
-    from scipy import stats
-
     values = np.asarray(values, float)
     n = len(values)
     if n < 2:
         raise ParameterError(f"{n} seed: an interval over seeds needs 2 or more; within one run use block_interval")
     if not np.isfinite(values).all():
         raise ParameterError("a value is not finite; leave that seed out and say so, or repeat it")
-    with np.errstate(invalid="ignore"):  # scipy's own interval, which is not used, may subtract infinities
-        drawn = stats.bootstrap(
-            (values,),
-            statistic,
-            axis=0,
-            vectorized=True,
-            n_resamples=resamples,
-            batch=max(1, 2_000_000 // values.size),
-            method="percentile",
-            rng=rng,
-        ).bootstrap_distribution
+    index = rng.integers(n, size=(resamples, n))
+    pieces = np.array_split(index, 1 + resamples * values.size // 2_000_000)  # all at once would fill the memory
+    drawn = np.concatenate([statistic(values[piece], axis=1) for piece in pieces])
     return _interval(statistic(values, axis=0), drawn, n, level, f"between runs, {n} seeds")
 
 
@@ -165,16 +155,16 @@ def one_seed(estimate) -> Interval:
 
 
 def _interval(estimate, drawn: np.ndarray, n: int, level: float, about: str) -> Interval:
-    """Bounds from the statistic's value on each resample, which stand along the last axis of `drawn`."""
+    """Bounds from the statistic's value on each resample, which stand along the first axis of `drawn`."""
     from scipy import stats
 
     t = stats.t.ppf(0.5 + level / 2, n - 1)
     if n < 5:
-        method, half = "t", t * drawn.std(axis=-1, ddof=1) * np.sqrt(n / (n - 1))
+        method, half = "t", t * drawn.std(axis=0, ddof=1) * np.sqrt(n / (n - 1))
         low, high = estimate - half, estimate + half
     else:
         method, tail = "bootstrap", stats.norm.cdf(-np.sqrt(n / (n - 1)) * t)
-        low, high = np.quantile(drawn, [tail, 1 - tail], axis=-1, method="inverted_cdf")
+        low, high = np.quantile(drawn, [tail, 1 - tail], axis=0, method="inverted_cdf")
     if np.ndim(estimate) == 0:
         estimate, low, high = float(estimate), float(low), float(high)
     return Interval(estimate, low, high, level, n, method, about)
