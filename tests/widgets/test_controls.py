@@ -55,7 +55,7 @@ def test_a_refusal_and_a_failure_are_told_in_words_and_the_last_good_result_stay
             raise ParameterError("number=2: <b>not</b> that one")
         return Answer(f"answer {10 // (3 - number)}")
 
-    explorer = Explorer(show, {"number": control(ipywidgets.IntText, "number", "any", 1)})
+    explorer = Explorer(show, {"number": control(ipywidgets.IntText, "number", "any", value=1)})
     assert "ready" in explorer.state.value and "answer 5" in explorer.result.value
     explorer.controls["number"].value = 2
     assert "refused: number=2: &lt;b&gt;not&lt;/b&gt; that one" in explorer.state.value
@@ -81,4 +81,4 @@ def test_a_list_says_which_key_opens_it_and_text_counts_once_it_is_left():
     assert (
         control(ipywidgets.Dropdown, "dtype", "of weights", options=["a"]).tooltip == "of weights; Space opens the list"
     )
-    assert control(ipywidgets.Text, "ids", "numbers", "7").continuous_update is False
+    assert control(ipywidgets.Text, "ids", "numbers", value="7").continuous_update is False

@@ -9,8 +9,8 @@ from workbench.widgets.padding_explorer import plot_deltas, score_deltas, show_p
 
 def test_learned_positions_move_by_nats_behind_left_pads_and_by_rounding_with_position_ids():
     found = show_padding("gpt2", "left", "float32")
-    assert "wrong without position ids" in found.verdict
-    numbers = found.figure.table.set_index("positions").drop(columns="text")
+    assert "wrong without position ids" in found.caption
+    numbers = found.table.set_index("positions").drop(columns="text")
     assert numbers.loc["without position ids"].max(axis=None) > 0.5
     assert numbers.loc["with them"].max(axis=None) < 1e-5
     assert numbers.shape == (6, 23)

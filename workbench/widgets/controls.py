@@ -1,6 +1,7 @@
 """Controls above a result that follows them, with the state as text; what the explorers have in common."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import ipywidgets
 import traitlets
@@ -8,20 +9,18 @@ import traitlets
 from ..errors import WorkbenchError
 from .markup import as_jupyter_output, status_line
 
-WIDE = ipywidgets.Layout(width="min(46em, 98%)")
+_WIDE = ipywidgets.Layout(width="min(46em, 98%)")
 _NARROW = ipywidgets.Layout(width="22em")
 
 
-def control(kind: type, description: str, tooltip: str, value=None, **options):
+def control(kind: type, description: str, tooltip: str, **options):
     """One control with its label and tooltip; text counts once Enter is pressed or the control is left."""
-    options = {"layout": _NARROW, "style": {"description_width": "9em"}} | options
+    layout = _WIDE if kind is ipywidgets.Textarea else _NARROW
     if kind is ipywidgets.Dropdown:
         tooltip += "; Space opens the list"  # JupyterLab takes the arrow keys of a closed list for itself
     if "continuous_update" in kind.class_trait_names():
         options["continuous_update"] = False
-    if value is not None:
-        options["value"] = value
-    return kind(description=description, tooltip=tooltip, **options)
+    return kind(description=description, tooltip=tooltip, layout=layout, style={"description_width": "9em"}, **options)
 
 
 class Choices(ipywidgets.VBox):
@@ -37,32 +36,23 @@ class Choices(ipywidgets.VBox):
     description = traitlets.Unicode()
 
     def __init__(self, description: str, tooltip: str, options: Iterable[tuple[str, object]]):
-        labels, self._values = zip(*options, strict=True) if (options := list(options)) else ((), ())
-        wide = ipywidgets.Layout(width="97%")
-        self._boxes = [
-            ipywidgets.Checkbox(True, description=label, tooltip=tooltip, indent=False, layout=wide) for label in labels
-        ]
-        self._setting = False
-        for box in self._boxes:
-            box.observe(self._read_boxes, names="value")
-        scrolled = ipywidgets.Layout(max_height="15em", overflow="auto")
+        options = list(options)
+        look = {"tooltip": tooltip, "indent": False, "layout": ipywidgets.Layout(width="97%")}
+        boxes = [ipywidgets.Checkbox(True, description=label, **look) for label, _ in options]
+        scrolled = ipywidgets.VBox(boxes, layout=ipywidgets.Layout(max_height="15em", overflow="auto"))
         super().__init__(
-            [ipywidgets.Label(description), ipywidgets.VBox(self._boxes, layout=scrolled)],
-            value=self._values,
+            [ipywidgets.Label(description), scrolled],
+            value=tuple(value for _, value in options),
             description=description,
             layout=ipywidgets.Layout(width="min(42em, 98%)"),
         )
 
-    def _read_boxes(self, _) -> None:
-        if not self._setting:
-            self.value = tuple(v for box, v in zip(self._boxes, self._values, strict=True) if box.value)
+        def with_or_without(this, ticked: bool) -> tuple:
+            return tuple(value for _, value in options if (ticked if value == this else value in self.value))
 
-    @traitlets.observe("value")
-    def _set_boxes(self, change) -> None:
-        self._setting = True
-        for box, value in zip(self._boxes, self._values, strict=True):
-            box.value = value in change["new"]
-        self._setting = False
+        for box, (_, value) in zip(boxes, options, strict=True):
+            both_ways = (partial(lambda this, chosen: this in chosen, value), partial(with_or_without, value))
+            traitlets.link((self, "value"), (box, "value"), both_ways)
 
 
 class Explorer(ipywidgets.VBox):

@@ -1,6 +1,5 @@
 """How far padding moves each log-prob of a small model, by family, side and dtype."""
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,26 +11,9 @@ from ..curves.figures import DescribedFigure
 from ..errors import ParameterError
 from ..toys.families import FAMILIES, family_model, random_texts
 from .controls import Explorer, control
-from .markup import visible
 
 DTYPES = ("float32", "bfloat16", "float16")
 _NOISE = 1e-7  # nats; smaller differences are drawn as this one
-
-
-@dataclasses.dataclass(frozen=True)
-class PaddedScores:
-    """What padding does to one family.
-
-    Attributes:
-        verdict: of `padding_report` in this dtype.
-        figure: heat map of each log-prob's difference, and the same numbers as a table.
-    """
-
-    verdict: str
-    figure: DescribedFigure
-
-    def _repr_html_(self) -> str:
-        return f"<p><b>{visible(self.verdict)}</b></p>{self.figure._repr_html_()}"
 
 
 def score_deltas(model, texts: Sequence[Sequence[int]], *, side: str, pads: int) -> dict[str, np.ndarray]:
@@ -74,8 +56,10 @@ def plot_deltas(ax, deltas: np.ndarray):
 
 def show_padding(
     family: str, side: str, dtype: str, *, pads: int = 6, lengths: Sequence[int] = (24, 17, 9)
-) -> PaddedScores:
-    """A family's model (random weights) scored padded and alone.
+) -> DescribedFigure:
+    """A family's model (random weights) scored padded and alone: a heat map of each log-prob's difference.
+
+    The caption starts with the verdict of `padding_report` in this dtype.
 
     Args:
         family: of `workbench.toys.families.FAMILIES`.
@@ -104,13 +88,13 @@ def show_padding(
     figure.suptitle(f"{family}, {side} padding, {dtype}: |difference of each log-prob|")
     most = "; ".join(f"{name} at most {np.nanmax(values):.1e} nats" for name, values in deltas.items())
     caption = (
-        f"Each number is a power of ten: -1 means 0.1 nats. Up to {_NOISE:g} nats are drawn as {_NOISE:g}. "
+        f"{report.verdict} Each number is a power of ten: -1 means 0.1 nats. Up to {_NOISE:g} nats are drawn as {_NOISE:g}. "
         f"{pads} pads beyond the longest text; the reference is each text alone, in the same dtype."
     )
     frames = {name: pd.DataFrame(values).rename(columns=lambda n: str(n + 1)) for name, values in deltas.items()}
     table = pd.concat(frames, names=["positions", "text"]).reset_index()
     alt = f"{family}, {side} padding, {dtype}: {most}"
-    return PaddedScores(report.verdict, DescribedFigure(figure, alt=alt, table=table, caption=caption))
+    return DescribedFigure(figure, alt=alt, table=table, caption=caption)
 
 
 def padding_explorer(
@@ -123,14 +107,16 @@ def padding_explorer(
         interactive: False returns the result for these values and makes no widget.
 
     Returns:
-        A widget, or `PaddedScores`.
+        A widget, or a `DescribedFigure`.
     """
     if not interactive:
         return show_padding(family, side, dtype, pads=pads)
     controls = {
-        "family": control(Dropdown, "model family", "small model, random weights", family, options=list(FAMILIES)),
-        "side": control(Dropdown, "padding side", "where the pads stand", side, options=["left", "right"]),
-        "dtype": control(Dropdown, "dtype", "of weights and activations", dtype, options=list(DTYPES)),
-        "pads": control(BoundedIntText, "pads", "beyond the longest text", pads, min=0, max=64),
+        "family": control(
+            Dropdown, "model family", "small model, random weights", value=family, options=list(FAMILIES)
+        ),
+        "side": control(Dropdown, "padding side", "where the pads stand", value=side, options=["left", "right"]),
+        "dtype": control(Dropdown, "dtype", "of weights and activations", value=dtype, options=list(DTYPES)),
+        "pads": control(BoundedIntText, "pads", "beyond the longest text", value=pads, min=0, max=64),
     }
     return Explorer(show_padding, controls)

@@ -8,7 +8,7 @@ import pandas as pd
 from ipywidgets import BoundedFloatText
 
 from ..curves.baselines import Baseline
-from ..curves.curve import Curve, agreement
+from ..curves.curve import Agreement, Curve, agreement
 from ..curves.figures import DescribedFigure, show_curves
 from ..curves.measured import measured_groups
 from ..runs.run import Run
@@ -72,12 +72,11 @@ def compare_runs(
     rows = []
     for name, curves in groups.items():
         for baseline in baselines:
-            row = {"measured": name, "seeds": len(curves), "documented": baseline.title}
+            found = Agreement("cannot compare", "no numeric curve was published")
             if metric in baseline.curves:
                 found = agreement(curves, baseline.curve(metric), rng, tolerance=tolerance)
-                rows.append(row | {"verdict": found.verdict, "why": found.reason})
-            else:
-                rows.append(row | {"verdict": "cannot compare", "why": "no numeric curve was published"})
+            row = {"measured": name, "seeds": len(curves), "documented": baseline.title}
+            rows.append(row | {"verdict": found.verdict, "why": found.reason})
     return RunComparison(groups, left_out, figure, pd.DataFrame(rows))
 
 
@@ -114,7 +113,7 @@ def run_comparer(
     controls = {
         "runs": Choices("runs", ticked, _labels(runs)),
         "documented": Choices("documented", ticked, titles),
-        "tolerance": control(BoundedFloatText, "tolerance", largest, options["tolerance"], min=1e-9, max=1e9),
+        "tolerance": control(BoundedFloatText, "tolerance", largest, value=options["tolerance"], min=1e-9, max=1e9),
     }
     return Explorer(show, controls, first)
 

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 from ipywidgets import BoundedIntText, Checkbox, Dropdown, Text, Textarea
@@ -10,7 +11,7 @@ from ipywidgets import BoundedIntText, Checkbox, Dropdown, Text, Textarea
 from ..errors import ParameterError
 from ..generation.rollouts import Sampling, generate
 from ..generation.stops import StopRule, StopSpec
-from .controls import WIDE, Explorer, control
+from .controls import Explorer, control
 from .markup import table, visible
 
 _ROLES = {  # of the cell and of its text: a mark beside each colour
@@ -67,9 +68,9 @@ class StoppedRows:
     rows: tuple[StoppedRow, ...]
 
     def _repr_html_(self) -> str:
-        counts = [[str(sum(r == role for r in row.roles)) for role in _ROLES] for row in self.rows]
         counted = [
-            [f"row {n}", *c, visible(row.ending)] for n, (row, c) in enumerate(zip(self.rows, counts, strict=True))
+            [f"row {n}", *(str(row.roles.count(role)) for role in _ROLES), visible(row.ending)]
+            for n, row in enumerate(self.rows)
         ]
         head = f"<p>{visible(self.backend)}, <code>{visible(str(self.stops))}</code></p>"
         marks = "Each token: its text, its id, its role. kept: plain; stop: bold, underlined; wasted: dashed, struck through."
@@ -169,13 +170,12 @@ def stop_explorer(
     Returns:
         A widget, or `StoppedRows`.
     """
-    stops, made = stops or StopSpec(), {}
+    stops = stops or StopSpec()
 
+    @functools.cache
     def sampler_of(backend: str):
-        if backend not in made:
-            given = samplers[backend]
-            made[backend] = given if hasattr(given, "sample") else given()
-        return made[backend]
+        given = samplers[backend]
+        return given if hasattr(given, "sample") else given()
 
     def show(backend, text, prompt, strings, token_ids, eos, keep, min_tokens, limit, seed):
         lines = tuple(_string(line) for line in strings.split("\n") if line)
@@ -189,17 +189,17 @@ def stop_explorer(
     lines, ids = "\n".join(map(_written, stops.strings)), ", ".join(map(str, stops.token_ids))
     controls = {
         "backend": control(Dropdown, "back end", "who samples; a new one is loaded first", options=list(samplers)),
-        "text": control(Textarea, "text", "looked at in place of sampling; empty to sample", text, layout=WIDE),
-        "prompt": control(Textarea, "prompt", "continued by the model when no text is typed", prompt, layout=WIDE),
-        "strings": control(Textarea, "stop strings", strings_help, lines),
-        "token_ids": control(Text, "stop token ids", "numbers with commas", ids),
+        "text": control(Textarea, "text", "looked at in place of sampling; empty to sample", value=text),
+        "prompt": control(Textarea, "prompt", "continued by the model when no text is typed", value=prompt),
+        "strings": control(Textarea, "stop strings", strings_help, value=lines),
+        "token_ids": control(Text, "stop token ids", "numbers with commas", value=ids),
         "min_tokens": control(
-            BoundedIntText, "min_tokens", "a stop counts after more tokens than this", stops.min_tokens
+            BoundedIntText, "min_tokens", "a stop needs more tokens than this", value=stops.min_tokens
         ),
-        "eos": control(Checkbox, "stop at EOS", "each EOS id of tokenizer and model ends a row", stops.eos),
-        "keep": control(Checkbox, "keep the stop", "whether reward functions see the stop", stops.keep),
-        "limit": control(BoundedIntText, "limit", "tokens sampled at most", limit, min=1, max=512),
-        "seed": control(BoundedIntText, "seed", "of the sampling", seed, min=0, max=1_000_000),
+        "eos": control(Checkbox, "stop at EOS", "each EOS id of tokenizer and model ends a row", value=stops.eos),
+        "keep": control(Checkbox, "keep the stop", "whether reward functions see the stop", value=stops.keep),
+        "limit": control(BoundedIntText, "limit", "tokens sampled at most", value=limit, min=1, max=512),
+        "seed": control(BoundedIntText, "seed", "of the sampling", value=seed, min=0, max=1_000_000),
     }
     return Explorer(show, controls)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import ipywidgets
 from IPython.display import display
+from ipywidgets import Button
 
 from ..errors import TrainingStopped
 from ..runs.run import Run
@@ -46,7 +47,7 @@ async def train_live(run: Run, train: Callable, *, interactive: bool = True):
         TrainingStopped: it was stopped; the run is `interrupted` and can go on.
     """
     if interactive:
-        view = watch(run, train=train)
+        view = TrainingView(run, train=train)
         display(view)
         trainer = await view.trained()
     else:
@@ -55,26 +56,12 @@ async def train_live(run: Run, train: Callable, *, interactive: bool = True):
     return trainer
 
 
-def watch(run: Run, *, train: Callable | None = None, every: float = 1.0):
-    """A view of a run that follows its folder until the run ends, wherever it trains.
-
-    Args:
-        run: its folder.
-        train: trains in this folder and goes on from its last checkpoint; gives the view its Continue button.
-        every: seconds between looks.
-
-    Returns:
-        A widget, `TrainingView`.
-    """
-    return TrainingView(run, train=train, every=every)
-
-
 class TrainingView(ipywidgets.VBox):
-    """Stop and Continue above the state and the progress of a run.
+    """Stop and Continue above the state and the progress of a run, followed until the run ends, wherever it trains.
 
     Args:
         run: the run folder.
-        train: trains in it, or goes on from its last checkpoint; None for a run that trains elsewhere.
+        train: trains in it, or goes on from its last checkpoint: what Continue does; None for a run that trains elsewhere.
         every: seconds between looks at the folder; fewer looks where drawing takes long.
 
     Attributes:
@@ -85,15 +72,16 @@ class TrainingView(ipywidgets.VBox):
         folded: show no progress, because the cell shows it below.
     """
 
-    def __init__(self, run: Run, train: Callable | None = None, every: float = 1.0):
+    def __init__(self, run: Run, *, train: Callable | None = None, every: float = 1.0):
         self.run, self.train, self.every = run, train, every
         self.trainer = self.error = self._training = self._following = None
         self.folded = False
         self._lock, self._closed = threading.Lock(), threading.Event()
-        self.stop = _button(
-            "Stop after this step", "stop", "ends the training after its current step; it can go on later"
-        )
-        self.go_on = _button("Continue", "play", "goes on from the last complete checkpoint")
+        stop_help = "ends the training after its current step; it can go on later"
+        wide = ipywidgets.Layout(width="14em")
+        self.stop = Button(description="Stop after this step", icon="stop", tooltip=stop_help, layout=wide)
+        go_on_help = "goes on from the last complete checkpoint"
+        self.go_on = Button(description="Continue", icon="play", tooltip=go_on_help, layout=wide)
         self.stop.on_click(self._ask_to_stop)
         self.go_on.on_click(lambda _: self.start())
         self.state, self.result = ipywidgets.HTML(), ipywidgets.HTML()
@@ -205,6 +193,4 @@ class TrainingView(ipywidgets.VBox):
                 return
 
 
-def _button(description: str, icon: str, tooltip: str) -> ipywidgets.Button:
-    wide = ipywidgets.Layout(width="14em")
-    return ipywidgets.Button(description=description, icon=icon, tooltip=tooltip, layout=wide)
+watch = TrainingView
