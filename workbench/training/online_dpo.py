@@ -164,15 +164,11 @@ def online_dpo_config(recipe: Recipe, output_dir: Path, **overrides) -> OnlineDP
     """
     if recipe.num_generations != 2:
         raise ParameterError(f"num_generations={recipe.num_generations}: OnlineDPO compares 2 completions of a prompt")
-    fields = common_fields(output_dir) | {
-        "seed": recipe.seed,
+    fields = common_fields(recipe, output_dir) | {
         "max_steps": recipe.max_steps,
-        "learning_rate": recipe.learning_rate,
         "lr_scheduler_type": recipe.lr_scheduler_type,
         "per_device_train_batch_size": recipe.per_device_train_batch_size // 2,
-        "gradient_accumulation_steps": recipe.gradient_accumulation_steps,
         "max_new_tokens": recipe.max_completion_length,
-        "temperature": recipe.temperature,
         "save_steps": recipe.save_steps,
         "save_total_limit": 2,
     }

@@ -188,15 +188,10 @@ def random_heads(path: str, seed: int) -> list:
 def ppo_config(recipe: Recipe, output_dir: Path, **overrides) -> PPOConfig:
     """TRL's `PPOConfig` for a recipe: `max_steps` updates of `per_device_train_batch_size` responses each."""
     batch = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps
-    fields = common_fields(output_dir) | {
-        "seed": recipe.seed,
-        "learning_rate": recipe.learning_rate,
-        "per_device_train_batch_size": recipe.per_device_train_batch_size,
-        "gradient_accumulation_steps": recipe.gradient_accumulation_steps,
+    fields = common_fields(recipe, output_dir) | {
         "local_rollout_forward_batch_size": recipe.per_device_train_batch_size,
         "total_episodes": recipe.max_steps * batch,
         "response_length": recipe.max_completion_length,
-        "temperature": recipe.temperature,
         "kl_coef": recipe.beta,
         "num_mini_batches": 1,
         "num_sample_generations": 0,

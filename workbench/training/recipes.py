@@ -11,6 +11,8 @@ from ..runs.run import EMBEDDED_MODELS
 
 BACKENDS = ("transformers", "vllm")
 STARTERS = EMBEDDED_MODELS
+_COUNTS = ("max_steps", "max_completion_length", "per_device_train_batch_size", "save_steps")
+_LEAST = dict.fromkeys((*_COUNTS, "gradient_accumulation_steps"), 1) | {"num_generations": 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,17 +44,13 @@ class Recipe:
     def __post_init__(self):
         if self.backend not in BACKENDS:
             raise ParameterError(f"backend={self.backend!r}: expected one of {', '.join(BACKENDS)}")
-        counts = ("max_steps", "max_completion_length", "per_device_train_batch_size", "save_steps")
-        for name in (*counts, "gradient_accumulation_steps"):
-            if getattr(self, name) < 1:
-                raise ParameterError(f"{name}={getattr(self, name)}: expected at least 1")
-        if self.num_generations < 2:
-            raise ParameterError(f"num_generations={self.num_generations}: expected at least 2 completions to compare")
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise ParameterError(f"learning_rate={self.learning_rate}: expected a positive number")
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise ParameterError(f"temperature={self.temperature}: expected a positive number")
-        if not (math.isfinite(self.beta) and self.beta >= 0):
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise ParameterError(f"{name}={getattr(self, name)}: expected at least {least}")
+        for name in ("learning_rate", "temperature"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ParameterError(f"{name}={getattr(self, name)}: expected a positive number")
+        if not 0 <= self.beta < math.inf:
             raise ParameterError(f"beta={self.beta}: expected a number of at least 0, the KL coefficient")
         batch = self.per_device_train_batch_size * self.gradient_accumulation_steps
         if batch % self.num_generations and int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -100,12 +98,14 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def common_fields(output_dir: str | os.PathLike) -> dict:
-    """Fields of every TRL config here: one log line a step, no bars, and on a machine without a GPU what TRL needs there.
+def common_fields(recipe: Recipe, output_dir: str | os.PathLike) -> dict:
+    """Fields of every TRL config here: the recipe's, one log line a step, no bars, and what TRL needs without a GPU.
 
     That is fp32 without gradient checkpointing: both default to on, and bf16 autocast silently costs twice the time on a CPU.
     """
-    fields = {"output_dir": str(output_dir), "logging_steps": 1, "report_to": "none", "disable_tqdm": True}
+    names = ("seed", "learning_rate", "temperature", "per_device_train_batch_size", "gradient_accumulation_steps")
+    fields = {name: getattr(recipe, name) for name in names}
+    fields |= {"output_dir": str(output_dir), "logging_steps": 1, "report_to": "none", "disable_tqdm": True}
     if not has_gpu():
         fields |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "dataloader_pin_memory": False}
     return fields
@@ -123,7 +123,7 @@ def grpo_config(recipe: Recipe, output_dir: str | os.PathLike, config_class=None
     import trl
 
     fields = {k: v for k, v in dataclasses.asdict(recipe).items() if k not in ("model", "dataset", "backend")}
-    fields |= common_fields(output_dir) | {"save_total_limit": 2}
+    fields |= common_fields(recipe, output_dir) | {"save_total_limit": 2}
     if not has_gpu():
         fields["model_init_kwargs"] = {"dtype": "float32"}
     if recipe.backend == "vllm":

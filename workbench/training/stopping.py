@@ -56,28 +56,23 @@ def reject_stop_options(generation_kwargs: Mapping | None) -> None:
         )
 
 
-def check_engine(model, args, tokenizer, stops: StopSpec) -> None:
-    """Before vLLM starts: do the stops fit, and does its tokenizer, read from disk, know what the trainer's knows?
+def check_before_compute(model, args, stops: StopSpec, tokenizer) -> None:
+    """Everything about stops that can be wrong, before an engine starts or a model is built.
 
-    A server's tokenizer is not checked here: it may stand on another machine.
+    On vLLM that includes its tokenizer, which it reads from disk. A server's is not looked at: it may stand elsewhere.
     """
     from transformers import AutoTokenizer
 
-    on_disk = AutoTokenizer.from_pretrained(model if isinstance(model, str) else model.name_or_path)
-    tokenizer = getattr(tokenizer, "tokenizer", tokenizer) or on_disk
-    StopRule(stops, tokenizer, None if isinstance(model, str) else model.generation_config)
-    if args.vllm_mode == "colocate":
-        check_tokenizers(tokenizer, on_disk, stops)
-
-
-def check_before_compute(model, args, stops: StopSpec, tokenizer) -> None:
-    """Everything about stops that can be wrong, before an engine starts or a model is built."""
     reject_stop_options(args.generation_kwargs)
     check_generation_kwargs(args.generation_kwargs or {}, backend_of(args))
     if stops.strings and getattr(args, "use_transformers_continuous_batching", False):
         raise ParameterError("stop strings: transformers' continuous batching stops at ids only; use token_ids")
     if args.use_vllm:
-        check_engine(model, args, tokenizer, stops)
+        on_disk = AutoTokenizer.from_pretrained(model if isinstance(model, str) else model.name_or_path)
+        tokenizer = getattr(tokenizer, "tokenizer", tokenizer) or on_disk
+        StopRule(stops, tokenizer, None if isinstance(model, str) else model.generation_config)
+        if args.vllm_mode == "colocate":
+            check_tokenizers(tokenizer, on_disk, stops)
 
 
 @contextlib.contextmanager
