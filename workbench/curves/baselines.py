@@ -66,14 +66,10 @@ def _known(complaint: str, name: str, known: dict):
     raise ParameterError(f"{complaint} {name!r}: {hint}there are {', '.join(known) or 'none'}")
 
 
-def baseline_folders() -> list[Path]:
-    """`$WORKBENCH_BASELINES` when set, then the bundled `data/baselines/`."""
-    given = os.environ.get("WORKBENCH_BASELINES")
-    return [*([Path(given)] if given else []), Path(__file__).parents[2] / "data" / "baselines"]
-
-
 def _files() -> dict[str, Path]:
-    files = {p.stem: p for folder in reversed(baseline_folders()) for p in folder.glob("*.json")}
+    """Name -> file; those of `$WORKBENCH_BASELINES` stand for bundled ones of the same name."""
+    folders = [Path(__file__).parents[2] / "data" / "baselines", os.environ.get("WORKBENCH_BASELINES")]
+    files = {p.stem: p for folder in folders if folder for p in Path(folder).glob("*.json")}
     return dict(sorted(files.items()))
 
 

@@ -47,21 +47,18 @@ class Curve:
         object.__setattr__(self, "x", x)
         object.__setattr__(self, "y", y)
         if self.axis not in AXES:
-            raise ParameterError(f"{self.label}: axis={self.axis!r}: expected one of {', '.join(AXES)}")
-        if x.shape != y.shape or x.ndim != 1 or not len(x):
-            raise ParameterError(
-                f"{self.label}: expected equally many x and y, at least 1; got {x.shape} and {y.shape}"
-            )
-        if not (np.diff(x) > 0).all():
+            wrong = f"axis={self.axis!r}: expected one of {', '.join(AXES)}"
+        elif x.shape != y.shape or x.ndim != 1 or not len(x):
+            wrong = f"expected equally many x and y, at least 1; got {x.shape} and {y.shape}"
+        elif not (np.diff(x) > 0).all():
             n = int(np.argmin(np.diff(x) > 0))
-            raise ParameterError(
-                f"{self.label}: {self.axis} {x[n + 1]:g} follows {x[n]:g}; expected increasing {self.axis}"
-            )
-        if (self.low is not None and (y < self.low).any()) or (self.high is not None and (y > self.high).any()):
-            raise ParameterError(
-                f"{self.label}: values from {np.nanmin(y):.4g} to {np.nanmax(y):.4g} lie outside {self.range}; "
-                "mend low and high"
-            )
+            wrong = f"{self.axis} {x[n + 1]:g} follows {x[n]:g}; expected increasing {self.axis}"
+        elif (self.low is not None and (y < self.low).any()) or (self.high is not None and (y > self.high).any()):
+            lowest, highest = np.nanmin(y), np.nanmax(y)
+            wrong = f"values from {lowest:.4g} to {highest:.4g} lie outside {self.range}; mend low and high"
+        else:
+            return
+        raise ParameterError(f"{self.label}: {wrong}")
 
     @property
     def range(self) -> str:

@@ -156,9 +156,8 @@ def show_curves(
     columns = 1 if len(panels) == 1 else 2
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(9 if columns == 1 else 14, 4.6 * rows), layout="constrained")
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for ax, panel in itertools.zip_longest(axes, panels):
-        _draw_panel(ax, panel, metric) if panel else ax.remove()
+    for n, panel in enumerate(panels, 1):
+        _draw_panel(figure.add_subplot(rows, columns, n), panel, metric)
     figure.suptitle(title)
     drawn = [series for panel in panels for series in panel]
     return DescribedFigure(
@@ -187,10 +186,6 @@ class _Series:
     @property
     def sentence(self) -> str:
         return describe_curve(f"{self.letter}, {self.name} ({self.seeds})", self.x.tolist(), self.interval.estimate)
-
-    @property
-    def end(self) -> float:
-        return float(np.asarray(self.interval.estimate)[-1])
 
     @property
     def table(self) -> pd.DataFrame:
@@ -252,8 +247,9 @@ def _draw_panel(ax, panel: list[_Series], metric: str) -> None:
     ax.grid(alpha=0.25)
     ax.margins(x=0.06)
     gap, at = 0.055 * (high - low), -np.inf
-    for n, one in sorted(enumerate(panel), key=lambda item: item[1].end):
-        at = max(one.end, at + gap)
+    ends = [float(np.asarray(one.interval.estimate)[-1]) for one in panel]
+    for n, one in sorted(enumerate(panel), key=lambda item: ends[item[0]]):
+        at = max(ends[n], at + gap)
         place = {"xytext": (7, 0), "textcoords": "offset points", "va": "center", "weight": "bold"}
         ax.annotate(one.letter, (one.x[-1], at), color=COLORS[n % len(COLORS)], **place)
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize=9, frameon=False)

@@ -54,12 +54,10 @@ def run_curve(
     if sparse:
         table = table[table[metric].notna()]
     steps, values = table["step"].to_numpy(float), table[metric].to_numpy(float)
-    late = np.flatnonzero(np.diff(steps) <= 0)
-    if len(late):
-        n = late[0]
-        raise RunError(
-            f"{path}: step {steps[n + 1]:g} follows step {steps[n]:g}; two logs were joined, keep one of them"
-        )
+    late = np.diff(steps) <= 0
+    if late.any():
+        before, after = steps[late.argmax() :][:2]
+        raise RunError(f"{path}: step {after:g} follows step {before:g}; two logs were joined, keep one of them")
     if not np.isfinite(values).all():
         n = np.isfinite(values).argmin()
         raise RunError(f"{path}: {metric} at step {steps[n]:g} is not finite; nothing can be compared with that")
@@ -96,9 +94,7 @@ def typed_bound(name: str, text: str) -> float | None:
     try:
         return float(text) if text else None
     except ValueError:
-        raise ParameterError(
-            f"{name}={text!r}: expected a number, or nothing for the bound that was recorded"
-        ) from None
+        raise ParameterError(f"{name}={text!r}: expected a number, or nothing for the recorded bound") from None
 
 
 def _prompts_a_step(run: Run) -> float:

@@ -231,10 +231,8 @@ def _finite(values, name: str, least: int = 1) -> np.ndarray:
     values = np.asarray(values, float)
     if len(values) < least:
         raise ParameterError(f"{name}: {len(values)} steps; expected at least {least}")
-    if not np.isfinite(values).all():
-        raise ParameterError(
-            f"{name}: value {int(np.argmin(np.isfinite(values)))} is not finite; leave it out or repeat"
-        )
+    if not (finite := np.isfinite(values)).all():
+        raise ParameterError(f"{name}: value {finite.argmin()} is not finite; leave it out or repeat")
     return values
 
 
@@ -280,8 +278,7 @@ def zero_variance_share(frac_reward_zero_std: ArrayLike) -> float:
         0.5
     """
     shares = _finite(frac_reward_zero_std, "zero_variance_share")
-    if shares.min() < 0 or shares.max() > 1:
-        raise ParameterError(
-            f"frac_reward_zero_std from {shares.min():.4g} to {shares.max():.4g}: expected shares in 0..1"
-        )
+    low, high = shares.min(), shares.max()
+    if low < 0 or high > 1:
+        raise ParameterError(f"frac_reward_zero_std from {low:.4g} to {high:.4g}: expected shares in 0..1")
     return float(shares.mean())

@@ -4,14 +4,8 @@ import html
 
 from ..runs.text import labelled
 
-_MARKS = {
-    "ready": "\u2713",
-    "trained": "\u2713",
-    "done": "\u2713",
-    "refused": "!",
-    "failed": "\u2717",
-    "interrupted": "\u2016",
-}
+_MARKS = dict.fromkeys(("ready", "trained", "done"), "\u2713")
+_MARKS |= {"refused": "!", "failed": "\u2717", "interrupted": "\u2016"}
 _SIGNS = str.maketrans(" \n\t", "\u2423\u23ce\u21e5")
 
 

@@ -1,7 +1,7 @@
 """Measured runs beside documented ones: a figure, and pair by pair whether they agree."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -118,12 +118,10 @@ def run_comparer(
     return Explorer(show, controls, first)
 
 
-def _labels(runs: Sequence[Run]) -> list[tuple[str, Run]]:
+def _labels(runs: Sequence[Run]) -> Iterator[tuple[str, Run]]:
     """Each run under its notebook, id, state, and the parameters in which the runs differ."""
     params = [run.params for run in runs]
     differing = [k for k in dict.fromkeys(k for p in params for k in p) if len({str(p.get(k)) for p in params}) > 1]
-    labels = []
     for run, own in zip(runs, params, strict=True):
         varied = ", ".join(f"{k}={own[k]}" for k in differing if k in own)
-        labels.append((f"{run.notebook} {run.id} ({run.status['state']}) {varied}".strip(), run))
-    return labels
+        yield f"{run.notebook} {run.id} ({run.status['state']}) {varied}".strip(), run

@@ -136,14 +136,14 @@ def show_stops(backend: str, sampler, stops: StopSpec, *, text: str = "", prompt
     how = Sampling(max_completion_length=limit, num_generations=rows, seed=seed)
     whole = generate(sampler, [prompt], stops=StopSpec.legacy_mode(), sampling=how)
     stopped = generate(sampler, [prompt], stops=stops, sampling=how)
-    pairs = zip(whole, stopped, strict=True)
-    return StoppedRows(backend, stops, tuple(mark_row(rule, w.completion_ids, _sampling(rule, w, s)) for w, s in pairs))
-
-
-def _sampling(rule: StopRule, whole, stopped) -> str:
-    kept = whole.completion_ids[: rule.find(whole.completion_ids).index]
-    same = "the same tokens" if stopped.completion_ids == kept else "other tokens, for it sampled anew"
-    return f"with the stops it computed {stopped.sampled_tokens} tokens and kept {len(stopped.completion_ids)}, {same}"
+    marked = []
+    for ids, found in zip((w.completion_ids for w in whole), stopped, strict=True):
+        kept, same = found.completion_ids, "other tokens, for it sampled anew"
+        if kept == ids[: rule.find(ids).index]:
+            same = "the same tokens"
+        sampling = f"with the stops it computed {found.sampled_tokens} tokens and kept {len(kept)}, {same}"
+        marked.append(mark_row(rule, ids, sampling))
+    return StoppedRows(backend, stops, tuple(marked))
 
 
 def stop_explorer(
