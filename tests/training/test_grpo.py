@@ -4,6 +4,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +13,9 @@ from conftest import HELPERS, ROOT, workbench
 
 from workbench.runs.files import load_metrics
 from workbench.runs.run import Run, list_runs
-from workbench.training.groups import check_groups, group_advantages
-from workbench.training.recipes import make_recipe
+from workbench.training.groups import GroupError, check_groups, group_advantages
+from workbench.training.grpo import GroupingMixin, GRPOTrainer
+from workbench.training.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.training.rewards import length_reward
 
 TIMES = {"elapsed_s", "step_time"}
@@ -182,3 +185,91 @@ def test_two_processes_keep_groups_whole_also_where_a_group_spans_both(g, tmp_pa
         assert rows["reward"].tolist() == own
         expected = group_advantages(torch.tensor(own), g)
         torch.testing.assert_close(torch.tensor(rows["advantage"].to_numpy()).float(), expected, rtol=1e-3, atol=1e-3)
+
+
+# --- configurations in which a review found it wrong -----------------------------------------------------------------
+
+
+def small_trainer(reward_funcs, out_dir, **fields):
+    recipe = make_recipe("starter", max_steps=2, num_generations=2, per_device_train_batch_size=4)
+    recipe = make_recipe(**vars(recipe) | {"max_completion_length": 8})
+    args = grpo_config(recipe, out_dir / "trl", save_strategy="no", **fields)
+    rewards = {} if reward_funcs is None else {"reward_funcs": reward_funcs}
+    data = load_prompts("starter").select(range(64))
+    return GRPOTrainer(resolve_model("starter"), args=args, train_dataset=data, out_dir=out_dir / "run", **rewards)
+
+
+@pytest.mark.slow
+def test_a_run_folder_is_made_when_the_training_starts(tmp_path):
+    small_trainer(length_reward(20), tmp_path).train()
+    assert Run(tmp_path / "run").metrics["step"].tolist() == [1, 2]
+    assert len(Run(tmp_path / "run").completions) == 8
+
+
+@pytest.mark.slow
+def test_a_trainer_without_a_reward_is_refused_in_trl_s_own_words(tmp_path):
+    with pytest.raises(ValueError, match="No reward source provided"):
+        small_trainer(None, tmp_path)
+
+
+@pytest.mark.slow
+def test_every_completion_is_recorded_where_a_step_generates_several_times(tmp_path):
+    fields = {"gradient_accumulation_steps": 4, "steps_per_generation": 2}
+    trainer = small_trainer(length_reward(20), tmp_path, **fields)
+    trainer.train()
+    rows = Run(tmp_path / "run").completions
+    assert rows.groupby("step").size().tolist() == [16, 16]
+    metrics = Run(tmp_path / "run").metrics
+    assert metrics["reward"].tolist() == pytest.approx(rows.groupby("step")["reward"].mean().tolist(), rel=1e-5)
+    cut = (rows["finish_reason"] == "length").groupby(rows["step"]).mean()
+    assert metrics["stops/clipped_ratio"].tolist() == pytest.approx(cut.tolist())
+
+
+@pytest.mark.slow
+def test_a_reward_function_that_has_no_answer_for_a_row_leaves_the_others_reward(tmp_path):
+    def sometimes(completions, **_):
+        return [None if n % 2 else 1.0 for n in range(len(completions))]
+
+    small_trainer([length_reward(20), sometimes], tmp_path).train()
+    rows = Run(tmp_path / "run").completions
+    assert rows["reward"].tolist() == pytest.approx((rows["reward_len"] + rows["sometimes"].fillna(0)).tolist())
+    logged = Run(tmp_path / "run").metrics["reward"]
+    assert logged.tolist() == pytest.approx(rows.groupby("step")["reward"].mean().tolist(), rel=1e-5)
+
+
+class Generates:
+    """What GroupingMixin stands before: TRL's generation, its rows of ids second."""
+
+    def __init__(self, rows, ends, logprobs):
+        self.rows, self._ends, self.engine_tap = rows, ends, SimpleNamespace(logprobs=logprobs)
+        self.model, self._metrics = SimpleNamespace(training=True), {"train": defaultdict(list)}
+        self.num_generations, self.use_vllm, self.temperature = 2, True, 1.0
+        self.accelerator = SimpleNamespace(num_processes=1)
+
+    def _generate(self, prompts):
+        return None, self.rows, None
+
+    def _generate_and_score_completions(self, inputs):
+        return inputs
+
+
+class Checked(GroupingMixin, Generates):
+    pass
+
+
+def test_copies_far_beyond_chance_are_refused_and_rows_of_several_turns_are_not_judged_by_their_last():
+    copies = [[5, 6, 7], [5, 6, 7], [8], [9]]
+    with pytest.raises(GroupError, match=r"groups \[0\]: their 2 completions are the same"):
+        Checked(copies, ["end"] * 4, [[-20.0] * 3, [-20.0] * 3, [-1.0], [-1.0]])._generate(None)
+    for logprobs in ([[-20.0]], []):  # of the last turn alone, which had fewer rows
+        trainer = Checked(copies, [], logprobs)
+        trainer._generate(None)
+        assert trainer._metrics["train"]["groups/identical"] == [0.5]
+
+
+def test_rows_without_a_prompt_which_an_environment_owns_are_grouped_as_rows():
+    trainer = Checked([], [], [])
+    a, b = {"environment": "a"}, {"environment": "b"}
+    assert trainer._generate_and_score_completions([a, a, b, b]) == [a, a, b, b]
+    with pytest.raises(GroupError, match="group 0"):
+        trainer._generate_and_score_completions([a, b])

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 import torch
@@ -109,3 +111,11 @@ def test_ratios_of_grpo_on_vllm_are_logged_raw_and_are_one_with_position_ids_onl
         assert line["mismatch/ratio_1%"] < 0.8 and line["mismatch/ratio_99%"] > 1.2
         assert line["mismatch/ratios_outside"] > 0.1 and line["mismatch/ess_sequences"] < 0.95
         assert line["sampling/sampling_logp_difference/max"] > WRONG
+
+
+def test_the_probe_is_made_with_a_processor_s_tokenizer_too():
+    trainer = make(GRPOTrainer)
+    expected = monitor_padding(trainer)._probe
+    tokenizer = trainer.processing_class
+    trainer.processing_class = SimpleNamespace(tokenizer=tokenizer)
+    assert monitor_padding(trainer)._probe == expected

@@ -1,8 +1,10 @@
 """Its stops on every back end are in test_stopping.py, its defects in stock TRL in test_trl_defects.py."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from workbench import StopSpec
+from workbench import OnlineDPOTrainer, StopSpec
 from workbench.errors import ParameterError
 from workbench.runs.run import Run
 from workbench.training.online_dpo import online_dpo_config, train_online_dpo
@@ -54,3 +56,15 @@ def test_an_interrupted_training_goes_on(tmp_path):
         train_online_dpo(SMALL, reward_funcs=reward, out_dir=tmp_path)
     train_online_dpo(SMALL, reward_funcs=reward, out_dir=tmp_path)
     assert Run(tmp_path).metrics["step"].tolist() == [1, 2] and calls == [8, 8]
+
+
+def test_generation_kwargs_take_the_place_of_trl_s_own_options_on_vllm():
+    own = {"repetition_penalty": 1.0, "temperature": 0.9, "top_p": 1.0, "top_k": 0, "min_p": None}
+    trainer = SimpleNamespace(
+        **own,
+        args=SimpleNamespace(max_new_tokens=8),
+        generation_config=SimpleNamespace(structured_outputs=None),
+        stop_rule=SimpleNamespace(spec=StopSpec(strings=(" the",))),
+    )
+    params = OnlineDPOTrainer._sampling_params(trainer, {"top_k": 5, "stop": [" the"]})
+    assert (params.top_k, params.stop, params.detokenize, params.n) == (5, [" the"], True, 2)

@@ -1,4 +1,4 @@
-"""That synced weights are sampled from is shown by every training on vLLM (test_stopping.py, test_vllm_tap.py, notebooks)."""
+"""Every training on vLLM shows that synced weights are sampled from (test_stopping.py, test_groups_on_vllm.py, notebooks)."""
 
 from types import SimpleNamespace
 

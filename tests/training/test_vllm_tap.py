@@ -1,105 +1,95 @@
-"""Groups on real vLLM, in process and on a server: equal prompts, layout, seeds, sharing (article A3)."""
+"""The tap by hand; on real vLLM, in process and on a server, it is judged in test_groups_on_vllm.py."""
 
-import functools
-import re
+from types import SimpleNamespace
 
 import pytest
-import torch
-from conftest import result_of
 
-from workbench.training.groups import group_advantages, identical_groups
-
-pytestmark = pytest.mark.slow
-
-BACKENDS = ["vllm", "vllm-server"]
+from workbench.training.vllm_tap import EngineTap
 
 
-@pytest.fixture(scope="module")
-def search_server():
-    from workbench.training.recipes import resolve_model
-    from workbench.training.vllm_server import serve
+class Params:
+    """Of vLLM's SamplingParams what the tap uses."""
 
-    with serve(resolve_model("search")) as url:
-        yield url
+    def __init__(self, n=1, seed=None):
+        self.n, self.seed = n, seed
 
-
-@functools.cache
-def outcome(url):
-    return result_of("group_matrix.py", *([url] if url else []))
+    def clone(self):
+        return Params(self.n, self.seed)
 
 
-@pytest.fixture
-def result(request):
-    return outcome(request.getfixturevalue("search_server") if request.param == "vllm-server" else None)
+class Engine:
+    """An engine in process that answers with the prompt's length, and remembers how it was asked."""
+
+    def __init__(self):
+        self.calls = []
+
+    def generate(self, prompts, sampling_params=None, **kwargs):
+        self.calls.append((prompts, sampling_params))
+        if isinstance(prompts, str) or not all("prompt_token_ids" in p for p in prompts):
+            return "answered"
+        made = [SimpleNamespace(token_ids=[len(p["prompt_token_ids"])], finish_reason="stop") for p in prompts]
+        return [SimpleNamespace(outputs=[m] * s.n) for m, s in zip(made, sampling_params, strict=True)]
 
 
-@pytest.mark.parametrize("result", BACKENDS, indirect=True)
-@pytest.mark.parametrize("equal", ["0.0", "0.5", "1.0"])
-@pytest.mark.parametrize("g", [2, 4, 8])
-def test_prompts_completions_and_advantages_line_up(result, g, equal):
-    got = result["matrix"][f"{g} {equal}"]
-    assert got["trained_prompts"] == got["asked"] == got["prompts"]
-    assert got["trained_ids"] == got["ids"]
-    expected = group_advantages(torch.tensor(got["rewards"]), g)
-    torch.testing.assert_close(torch.tensor(got["advantages"]), expected, rtol=1e-4, atol=1e-4)
+def tapped(rank=0, tensor_parallel_size=1, **options):
+    """A tap on a generation that asks the engine for what it is given, as TRL does in process: `(generation, engine)`."""
+    engine = Engine()
+    accelerator = SimpleNamespace(process_index=rank, is_main_process=rank == 0)
+
+    def generate(prompts, images=None, num_generations=1):
+        rows = [{"prompt_token_ids": p} for p in prompts]
+        if images:
+            rows = [r | {"multi_modal_data": {"image": i}} for r, i in zip(rows, images, strict=True)]
+        outputs = generation.llm.generate(rows, Params())
+        ids = [list(output.outputs[0].token_ids) for output in outputs]
+        return prompts, ids, [[[-0.5]] for _ in ids], None
+
+    generation = SimpleNamespace(mode="colocate", llm=engine, accelerator=accelerator, generate=generate)
+    generation.tensor_parallel_size = tensor_parallel_size
+    tap = EngineTap(generation, lambda: 3, **options)
+    return generation, engine, tap
 
 
-@pytest.mark.parametrize("result", BACKENDS, indirect=True)
-def test_no_completion_is_trained_under_a_foreign_prompt(result):
-    rows = [(p, t) for got in result["matrix"].values() for p, t in zip(got["prompts"], got["text"], strict=True)]
-    topics = [re.search(r"(\w+)\?", prompt).group(1) for prompt, _ in rows]
-    own = sum(topic in text for topic, (_, text) in zip(topics, rows, strict=True))
-    other = sorted(set(topics))
-    foreign = sum(other[(other.index(t) + 1) % len(other)] in text for t, (_, text) in zip(topics, rows, strict=True))
-    assert own > 0.2 * len(rows)  # chance is 1 in 20 topics; the warm start calls for the right one far more often
-    assert foreign < 0.5 * own
+def seeds_of(rank, tensor_parallel_size):
+    generation, engine, _ = tapped(rank, tensor_parallel_size, seed=7)
+    generation.generate([[1, 2], [1, 2], [3]])
+    return [params.seed for params in engine.calls[0][1]]
 
 
-@pytest.mark.parametrize("result", BACKENDS, indirect=True)
-def test_a_seed_repeats_the_batch_exactly_and_another_differs(result):
-    assert result["seed 7"]["ids"] == result["seed 7 again"]["ids"]
-    assert result["seed 7"]["ids"] != result["seed 8"]["ids"]
+def test_ranks_of_one_tensor_parallel_group_ask_with_the_same_seeds_and_other_groups_with_others():
+    assert len(set(seeds_of(0, 2))) == 3
+    assert seeds_of(0, 2) == seeds_of(1, 2) != seeds_of(2, 2) == seeds_of(3, 2)
+    assert seeds_of(0, 1) != seeds_of(1, 1)
 
 
-@pytest.mark.parametrize("result", BACKENDS, indirect=True)
-def test_with_a_seed_every_completion_has_a_stream_of_its_own(result):
-    for name in ("seed 7", "seed 8"):
-        assert identical_groups(result[name]["ids"], 8) == []
-        assert result[name]["ids"][:8] != result[name]["ids"][8:]  # two equal prompts, two groups
+def test_rows_of_equal_text_and_other_images_are_not_one_request():
+    generation, engine, _ = tapped(share=True)
+    generation.generate([[1, 2], [1, 2], [3]], images=["a cat", "a dog", None])
+    assert len(engine.calls[0][0]) == 3
+    generation.generate([[1, 2], [1, 2], [3]])
+    assert len(engine.calls[1][0]) == 2
 
 
-@pytest.mark.parametrize("result", ["vllm"], indirect=True)
-def test_in_process_stock_gives_all_copies_of_a_prompt_one_completion_under_a_seed(result):
-    got = result["stock seed"]
-    assert identical_groups(got["ids"], 8) == [0, 1]
-    assert got["advantages"] == [0.0] * 16
+@pytest.mark.parametrize("share", [False, True])
+def test_calls_of_the_engine_from_elsewhere_are_left_as_they_are(share):
+    generation, engine, tap = tapped(seed=7, share=share)
+    own = Params(n=8)
+    for arguments in (("a text", own), ([{"prompt": "a text"}], own), (["a", "b"], [own, own]), ("no params",)):
+        assert generation.llm.generate(*arguments) is not None
+        prompts, params = engine.calls[-1]
+        assert prompts == arguments[0] and params is (arguments[1] if len(arguments) > 1 else None)
+    assert own.n == 8 and own.seed is None and tap.requests == 0
 
 
-@pytest.mark.parametrize("result", ["vllm-server"], indirect=True)
-def test_on_a_server_stock_gives_equal_prompts_the_same_completions_under_a_seed(result):
-    got = result["stock seed"]
-    assert got["ids"][:8] == got["ids"][8:]
-
-
-@pytest.mark.parametrize("result", BACKENDS, indirect=True)
-def test_sharing_sends_equal_prompts_once_and_repeats(result):
-    alone, shared = result["seed 7"], result["shared"]
-    assert shared["requests"] == 1 and shared["prompt_tokens"] < alone["prompt_tokens"]
-    assert identical_groups(shared["ids"], 8) == []
-    assert shared["ids"] == result["shared again"]["ids"]
-    assert shared["trained_prompts"] == shared["asked"]
-
-
-@pytest.mark.parametrize("result", BACKENDS, indirect=True)
-def test_shared_and_separate_requests_sample_from_one_distribution(result):
-    alone, shared = (torch.tensor(result[name], dtype=torch.float) for name in ("many alone", "many shared"))
-    error = (alone.var() / len(alone) + shared.var() / len(shared)).sqrt()
-    assert abs(alone.mean() - shared.mean()) < 4 * error
-    assert 0.5 < shared.std() / alone.std() < 2
-
-
-@pytest.mark.parametrize("result", ["vllm"], indirect=True)
-def test_a_whole_run_repeats_with_its_seed_and_differs_with_another(result):
-    assert len(result["run 7"]) == 3
-    assert result["run 7"] == result["run 7 again"]
-    assert result["run 7"] != result["run 8"]
+def test_requests_of_a_server_from_elsewhere_are_left_as_they_are():
+    asked = []
+    client = SimpleNamespace(_post=lambda url, *args, **kwargs: asked.append((url, args, kwargs)) or {"choices": []})
+    accelerator = SimpleNamespace(process_index=0, is_main_process=True)
+    generation = SimpleNamespace(mode="server", vllm_client=client, accelerator=accelerator, generate=None)
+    EngineTap(generation, lambda: 0, seed=1, share=True)
+    client._post("http://x/v1/completions", {"prompt": "a text", "prompt_logprobs": 0})
+    client._post("http://x/v1/completions", json={"prompt": "a text"})
+    assert [kwargs.get("json", args[0] if args else None) for _, args, kwargs in asked] == [
+        {"prompt": "a text", "prompt_logprobs": 0},
+        {"prompt": "a text"},
+    ]

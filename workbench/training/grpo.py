@@ -25,7 +25,7 @@ class GroupingMixin:
     """
 
     def _generate_and_score_completions(self, inputs):
-        self._check_layout([row["prompt"] for row in inputs])
+        self._check_layout([row.get("prompt", row) for row in inputs])  # an environment may own the prompts
         return super()._generate_and_score_completions(inputs)
 
     def _group_size(self) -> int:
@@ -50,7 +50,8 @@ class GroupingMixin:
             self._metrics["train" if self.model.training else "eval"]["groups/identical"].append(
                 len(identical) * size / len(rows)
             )
-            if identical and self.use_vllm and self.temperature > 0:
+            # The engine's log-probs are of one turn: rows of several (tools, a rollout function) are not judged by them.
+            if identical and self.use_vllm and self._ends and self.temperature > 0:
                 self._refuse_copies(rows, size)
         return generated
 

@@ -105,6 +105,7 @@ def monitor_padding(trainer, *, every: int = 10) -> PaddingMonitor:
 def _probe_prompts(trainer, rows: int = 64) -> list[list[int]]:
     """Token ids of `PROBES` of the first prompts, spread over their lengths."""
     data, tokenizer = trainer.train_dataset, trainer.processing_class
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor has one
     first = data.select(range(min(rows, len(data))))
     if "input_ids" in first.column_names:  # PPO
         ids = [list(row) for row in first["input_ids"]]

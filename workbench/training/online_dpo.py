@@ -72,18 +72,10 @@ class OnlineDPOTrainer(PositionsMixin, StockOnlineDPOTrainer):
         """TRL's sampling parameters with `options`; TRL's own never detokenize, and vLLM then refuses stop strings."""
         from vllm import SamplingParams
 
-        return SamplingParams(
-            n=2,
-            repetition_penalty=self.repetition_penalty,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=0.0 if self.min_p is None else self.min_p,
-            max_tokens=self.args.max_new_tokens,
-            structured_outputs=self.generation_config.structured_outputs,
-            detokenize=bool(self.stop_rule.spec.strings),
-            **options,
-        )
+        names = ("repetition_penalty", "temperature", "top_p", "top_k", "min_p")
+        own = {name: value for name in names if (value := getattr(self, name)) is not None}
+        own |= {"n": 2, "max_tokens": self.args.max_new_tokens, "detokenize": bool(self.stop_rule.spec.strings)}
+        return SamplingParams(structured_outputs=self.generation_config.structured_outputs, **own | options)
 
     def _generate(self, model, prompts, images=None):
         with obeying(self.stop_rule, self.accelerator.unwrap_model(model)) as raw_ids:

@@ -42,21 +42,22 @@ class PPOTrainer(PositionsMixin, ppo_trainer.PPOTrainer):
         stops = stops or StopSpec()
         if args.stop_token is not None or args.stop_token_id is not None:
             raise ParameterError("stop_token and stop_token_id: leave both unset and give stops=StopSpec(...)")
-        if processing_class.pad_token_id is None or processing_class.pad_token_id == processing_class.eos_token_id:
-            raise ParameterError(
-                f"pad token id {processing_class.pad_token_id}: PPO masks by it, so it must be set and differ from EOS "
-                f"({processing_class.eos_token_id}); else the EOS token falls out of the loss. Add a pad token of its own"
-            )
         if processing_class.padding_side != "left":
             raise ParameterError(
                 "padding_side='right': PPO continues the prompt, so the tokenizer has to pad on the left"
+            )
+        self._eos_rule = StopRule(StopSpec(), processing_class, model.generation_config)
+        pad_id, eos_ids = processing_class.pad_token_id, self._eos_rule.eos_ids
+        if pad_id is None or pad_id in eos_ids:
+            raise ParameterError(
+                f"pad token id {pad_id}: PPO masks by it, so it must be set and be none of the EOS ids {list(eos_ids)}, of "
+                "tokenizer and generation config; else the EOS token falls out of the loss. Add a pad token of its own"
             )
         self.stop_rule = StopRule(stops, processing_class, model.generation_config, args.response_length)
         eos_token_id = model.generation_config.eos_token_id
         super().__init__(args, processing_class, model, *rest, **kwargs)
         model.generation_config.eos_token_id = eos_token_id  # stock has overwritten it
         self.forwards: list[int] = []
-        self._eos_rule = StopRule(StopSpec(), processing_class, model.generation_config)
         self._recorder = record(self, out_dir) if out_dir else None
 
     @classmethod

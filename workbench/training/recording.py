@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
+import numpy as np
 import pandas as pd
 import trl
 from accelerate.utils import broadcast_object_list, gather_object
@@ -95,7 +96,7 @@ class RunRecorder(TrainerCallback):
         save_part(self.out_dir, step, self._latest)
 
     def add_completions(self, step: int, rows: dict[str, list]) -> None:
-        """Like `save_completions`, for trainers that score a step's batch in pieces."""
+        """Like `save_completions`, for a step whose completions are generated or scored in pieces."""
         part = part_path(self.out_dir, step)
         if part.is_file():
             before = pd.read_parquet(part).drop(columns="step").to_dict("list")
@@ -176,20 +177,20 @@ class RecordingMixin:
     def _generate_and_score_completions(self, inputs):
         scored = super()._generate_and_score_completions(inputs)
         if self._recorder and self.model.training and self.accelerator.is_main_process:
-            self._recorder.save_completions(self.state.global_step + 1, self._logged_rows())
+            self._recorder.add_completions(self.state.global_step + 1, self._logged_rows())
         return scored
 
     def _logged_rows(self) -> dict[str, list]:
         """The last generation batch as TRL gathered it over all processes: column -> B values."""
         rewards = {name: list(values) for name, values in self._logs["rewards"].items()}
-        weights = self.reward_weights.tolist()
-        weighted = zip(*rewards.values(), strict=True)
+        weighted = np.array(list(rewards.values()), float).T * self.reward_weights.numpy(force=True)
+        unscorable = np.isnan(weighted).all(axis=1)
         extra = {name: list(values) for name, values in self._logs["extra"].items()}
         return {
             "prompt": [str(p) for p in self._logs["prompt"]],
             "completion": extra.pop("completion_text"),
             **extra,
-            "reward": [sum(w * r for w, r in zip(weights, row, strict=True)) for row in weighted],
+            "reward": np.where(unscorable, np.nan, np.nansum(weighted, axis=1)).tolist(),
             "advantage": list(self._logs["advantages"]),
             **rewards,
         }

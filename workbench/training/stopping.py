@@ -123,7 +123,7 @@ class StoppingMixin:
     def __init__(
         self,
         model,
-        reward_funcs,
+        reward_funcs=None,
         args=None,
         *rest,
         stops: StopSpec | None = None,

@@ -15,7 +15,7 @@ _STRIDE = 1_000_003  # between the seeds of two requests; vLLM numbers the n sam
 
 
 class EngineTap:
-    """Stands between a `VLLMGeneration` and its engine.
+    """Stands between a `VLLMGeneration` and its engine, for as long as that generates; other calls of the engine pass.
 
     Args:
         generation: TRL's, in either mode.
@@ -34,6 +34,7 @@ class EngineTap:
     def __init__(self, generation, step: Callable[[], int], *, seed: int | None = None, share: bool = False):
         self._generation, self._step, self._seed, self._share = generation, step, seed, share
         self._call = (-1, 0)  # step, and how often the engine was asked in it
+        self._generating = False
         self.reasons: list[str] = []
         self.logprobs: list[list[float]] = []
         self.requests = self.prompt_tokens = 0
@@ -50,7 +51,11 @@ class EngineTap:
         self.reasons = []
         step = self._step()
         self._call = (step, self._call[1] + 1 if self._call[0] == step else 0)
-        result = self._original_generate(prompts, *args, **kwargs)
+        self._generating = True
+        try:
+            result = self._original_generate(prompts, *args, **kwargs)
+        finally:
+            self._generating = False
         self.logprobs = [[token[0] for token in row] for row in result[2]] if result[2] is not None else []
         returned = [list(ids) for ids in result[0]]
         for row, (asked, got) in enumerate(zip(prompts, returned, strict=True)):
@@ -64,22 +69,31 @@ class EngineTap:
     def _seed_of(self, request: int) -> int | None:
         if self._seed is None:
             return None
-        process = self._generation.accelerator.process_index if self._generation.mode == "colocate" else 0
-        mixed = hash((self._seed, *self._call, process))  # of integers only: the same in every process and session
+        group = 0
+        if self._generation.mode == "colocate":  # ranks that share an engine have to ask it alike
+            group = self._generation.accelerator.process_index // self._generation.tensor_parallel_size
+        mixed = hash((self._seed, *self._call, group))  # of integers only: the same in every process and session
         return (mixed + request * _STRIDE) % 2**31
 
-    def _llm_generate(self, prompts: Sequence[dict], sampling_params, **kwargs):
+    def _llm_generate(self, prompts, sampling_params=None, *args, **kwargs):
+        if not self._generating:
+            return self._engine_generate(prompts, sampling_params, *args, **kwargs)
         if self._generation.tensor_parallel_size > 1 and self._share:
             raise GroupError("share_generation: not with vllm_tensor_parallel_size > 1, where ranks split the rows")
-        keys = [tuple(p["prompt_token_ids"]) for p in prompts]
+        # Equal ids with images are no equal prompts: such a row is a request of its own.
+        ids = [tuple(p["prompt_token_ids"]) for p in prompts]
+        keys = [
+            (key, n if p.get("multi_modal_data") else None) for n, (key, p) in enumerate(zip(ids, prompts, strict=True))
+        ]
         plan = _plan(keys) if self._share else [[n] for n in range(len(prompts))]
         params = []
         for number, rows in enumerate(plan):
             own = sampling_params.clone()
             own.n, own.seed = len(rows), sampling_params.seed if self._seed is None else self._seed_of(number)
             params.append(own)
-        self._count(keys, plan)
-        outputs = self._engine_generate([prompts[rows[0]] for rows in plan], sampling_params=params, **kwargs)
+        self._count(ids, plan)
+        asked = [prompts[rows[0]] for rows in plan]
+        outputs = self._engine_generate(asked, *args, sampling_params=params, **kwargs)
         dealt = [None] * len(prompts)
         for rows, output in zip(plan, outputs, strict=True):
             for row, sample in zip(rows, output.outputs, strict=True):
@@ -88,9 +102,9 @@ class EngineTap:
         self.reasons = [output.outputs[0].finish_reason for output in dealt]
         return dealt
 
-    def _post(self, url: str, **kwargs):
-        if not url.endswith("/v1/completions"):
-            return self._engine_post(url, **kwargs)
+    def _post(self, url: str, *args, **kwargs):
+        if not self._generating or not url.endswith("/v1/completions"):
+            return self._engine_post(url, *args, **kwargs)
         body = kwargs["json"]
         prompts, n = body["prompt"], body["n"]
         keys = [tuple(p) for p in prompts]
@@ -122,7 +136,7 @@ class EngineTap:
                 dealt[row] = choices[place * n : (place + 1) * n]
         return [choice for choices in dealt for choice in choices]
 
-    def _count(self, keys: Sequence[tuple], plan: list[list[int]]) -> None:
+    def _count(self, keys: Sequence[Sequence[int]], plan: list[list[int]]) -> None:
         self.requests = len(plan)
         self.prompt_tokens = sum(len(keys[rows[0]]) for rows in plan)
 

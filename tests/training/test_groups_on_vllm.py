@@ -1,0 +1,105 @@
+"""Groups on real vLLM, in process and on a server: equal prompts, layout, seeds, sharing (article A3)."""
+
+import functools
+import re
+
+import pytest
+import torch
+from conftest import result_of
+
+from workbench.training.groups import group_advantages, identical_groups
+
+pytestmark = pytest.mark.slow
+
+BACKENDS = ["vllm", "vllm-server"]
+
+
+@pytest.fixture(scope="module")
+def search_server():
+    from workbench.training.recipes import resolve_model
+    from workbench.training.vllm_server import serve
+
+    with serve(resolve_model("search")) as url:
+        yield url
+
+
+@functools.cache
+def outcome(url):
+    return result_of("group_matrix.py", *([url] if url else []))
+
+
+@pytest.fixture
+def result(request):
+    return outcome(request.getfixturevalue("search_server") if request.param == "vllm-server" else None)
+
+
+@pytest.mark.parametrize("result", BACKENDS, indirect=True)
+@pytest.mark.parametrize("equal", ["0.0", "0.5", "1.0"])
+@pytest.mark.parametrize("g", [2, 4, 8])
+def test_prompts_completions_and_advantages_line_up(result, g, equal):
+    got = result["matrix"][f"{g} {equal}"]
+    assert got["trained_prompts"] == got["asked"] == got["prompts"]
+    assert got["trained_ids"] == got["ids"]
+    expected = group_advantages(torch.tensor(got["rewards"]), g)
+    torch.testing.assert_close(torch.tensor(got["advantages"]), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("result", BACKENDS, indirect=True)
+def test_no_completion_is_trained_under_a_foreign_prompt(result):
+    rows = [(p, t) for got in result["matrix"].values() for p, t in zip(got["prompts"], got["text"], strict=True)]
+    topics = [re.search(r"(\w+)\?", prompt).group(1) for prompt, _ in rows]
+    own = sum(topic in text for topic, (_, text) in zip(topics, rows, strict=True))
+    other = sorted(set(topics))
+    foreign = sum(other[(other.index(t) + 1) % len(other)] in text for t, (_, text) in zip(topics, rows, strict=True))
+    assert own > 0.2 * len(rows)  # chance is 1 in 20 topics; the warm start calls for the right one far more often
+    assert foreign < 0.5 * own
+
+
+@pytest.mark.parametrize("result", BACKENDS, indirect=True)
+def test_a_seed_repeats_the_batch_exactly_and_another_differs(result):
+    assert result["seed 7"]["ids"] == result["seed 7 again"]["ids"]
+    assert result["seed 7"]["ids"] != result["seed 8"]["ids"]
+
+
+@pytest.mark.parametrize("result", BACKENDS, indirect=True)
+def test_with_a_seed_every_completion_has_a_stream_of_its_own(result):
+    for name in ("seed 7", "seed 8"):
+        assert identical_groups(result[name]["ids"], 8) == []
+        assert result[name]["ids"][:8] != result[name]["ids"][8:]  # two equal prompts, two groups
+
+
+@pytest.mark.parametrize("result", ["vllm"], indirect=True)
+def test_in_process_stock_gives_all_copies_of_a_prompt_one_completion_under_a_seed(result):
+    got = result["stock seed"]
+    assert identical_groups(got["ids"], 8) == [0, 1]
+    assert got["advantages"] == [0.0] * 16
+
+
+@pytest.mark.parametrize("result", ["vllm-server"], indirect=True)
+def test_on_a_server_stock_gives_equal_prompts_the_same_completions_under_a_seed(result):
+    got = result["stock seed"]
+    assert got["ids"][:8] == got["ids"][8:]
+
+
+@pytest.mark.parametrize("result", BACKENDS, indirect=True)
+def test_sharing_sends_equal_prompts_once_and_repeats(result):
+    alone, shared = result["seed 7"], result["shared"]
+    assert shared["requests"] == 1 and shared["prompt_tokens"] < alone["prompt_tokens"]
+    assert identical_groups(shared["ids"], 8) == []
+    assert shared["ids"] == result["shared again"]["ids"]
+    assert shared["trained_prompts"] == shared["asked"]
+
+
+@pytest.mark.parametrize("result", BACKENDS, indirect=True)
+def test_shared_and_separate_requests_sample_from_one_distribution(result):
+    alone, shared = (torch.tensor(result[name], dtype=torch.float) for name in ("many alone", "many shared"))
+    error = (alone.var() / len(alone) + shared.var() / len(shared)).sqrt()
+    assert abs(alone.mean() - shared.mean()) < 4 * error
+    assert 0.5 < shared.std() / alone.std() < 2
+
+
+@pytest.mark.parametrize("result", ["vllm"], indirect=True)
+def test_a_whole_run_repeats_with_its_seed_and_differs_with_another(result):
+    assert len(result["run 7"]) == 3
+    assert result["run 7"] == result["run 7 again"]
+    assert result["run 7"] != result["run 8"]
