@@ -156,7 +156,7 @@ def test_tokens_without_a_sampled_log_prob_count_as_no_difference():
 @pytest.mark.parametrize(
     "arguments, options, message",
     [
-        (([], []), {}, "scored_logprobs: 0 sequences, .* keep at least one"),
+        (([], []), {}, "scored_logprobs: 0 sequences, .* keep at least 1"),
         (([[-1.0]], [[]]), {}, r"sampled_logprobs: 1 sequences, rows \[0\] empty"),
         (([[-1.0]], [[0.4]]), {}, "sampled_logprobs holds positive numbers"),
         (([[-1.0]], [[-1.0], [-1.0]]), {}, "1 scored_logprobs, 2 sampled_logprobs"),
@@ -353,7 +353,7 @@ def test_rollouts_are_split_like_their_columns_and_refused_without_log_probs():
         for p, c, x in zip(*columns.values(), strict=True)
     ]
     assert sizes(mismatch_report_of(model, rows)) == sizes(mismatch_report(model, **columns))
-    with pytest.raises(ParameterError, match="rollouts is empty"):
+    with pytest.raises(ParameterError, match="prompt_ids: 0 sequences"):
         mismatch_report_of(model, [])
     rows[1].logprobs = None
     with pytest.raises(ParameterError, match=r"rollouts \[1\] have no logprobs"):

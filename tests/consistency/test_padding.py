@@ -198,8 +198,11 @@ def test_virtual_tokens_are_refused():
 
 def test_slices_reach_a_function_in_order():
     model, batch = tiny("llama"), pad_batch(TEXTS, 0)
-    found = map_logits(model, batch, lambda start, logits: (start, logits.shape[1]), max_logits=3 * VOCAB * 10)
-    assert found == [(0, 10), (10, 10), (20, 4)]
+    slices = map_logits(model, batch, lambda logits, targets: (logits, targets), max_logits=3 * VOCAB * 10)
+    assert [logits.shape[1] for logits, _ in slices] == [10, 10, 4]
+    logits, targets = (torch.cat(parts, dim=1) for parts in zip(*slices, strict=True))
+    assert torch.equal(targets[:, :-1], batch["input_ids"][:, 1:])
+    assert furthest(logits, map_logits(model, batch, lambda logits, targets: logits)[0]) < 1e-5
 
 
 def test_evaluation_mode_holds_inside_the_block_only():

@@ -11,6 +11,7 @@ from workbench.consistency.positions import (
     backbone,
     derives_positions,
     fills_position_ids,
+    length_threshold,
     position_ids,
     rope_types,
     takes_position_ids,
@@ -224,6 +225,7 @@ def test_rotary_kinds_and_windows_are_read_from_the_config():
     assert (kinds["llama, dynamic NTK"], kinds["phi3, longrope"]) == ({"dynamic"}, {"longrope"})
     windows = {name: window(tiny(name)) for name in ("gpt2", "mpt", "falcon, alibi", "llama, dynamic NTK")}
     assert windows == {"gpt2": 128, "mpt": 128, "falcon, alibi": None, "llama, dynamic NTK": None}
+    assert [length_threshold(tiny(name)) for name in ("llama, dynamic NTK", "phi3, longrope")] == [32, 32]
 
 
 def test_a_mask_of_another_shape_has_no_position_ids():

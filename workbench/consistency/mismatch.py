@@ -37,9 +37,6 @@ class RatioReport:
         missing: tokens without a sampled log-prob.
         clip_min, clip_max: the bounds of `modes`.
 
-    Raises:
-        ParameterError: bounds out of order.
-
     Example: two sequences; only the first token of the first one differs, by a ratio of 2.
         >>> report = ratio_report([[-1.0, -2.0], [-1.0]], [[-1.0 - np.log(2), -2.0], [-1.0]], clip_max=1.5)
         >>> np.exp(report.tokens).round(3).tolist(), np.exp(report.sequences).round(3).tolist()
@@ -59,10 +56,6 @@ class RatioReport:
     missing: int
     clip_min: float | None = CLIP_MIN
     clip_max: float | None = CLIP_MAX
-
-    def __post_init__(self):
-        if self.clip_min is not None and self.clip_max is not None and self.clip_min >= self.clip_max:
-            raise ParameterError(f"clip_min={self.clip_min}: expected less than clip_max={self.clip_max}")
 
     @property
     def sequences(self) -> np.ndarray:
@@ -160,12 +153,10 @@ def ratio_report(
         >>> report.tokens.tolist(), report.sequences.tolist(), report.missing
         ([0.5, 0.0, 0.0], [0.5], 1)
     """
+    if clip_min is not None and clip_max is not None and clip_min >= clip_max:
+        raise ParameterError(f"clip_min={clip_min}: expected less than clip_max={clip_max}")
     lengths = _check_columns(scored_logprobs=scored_logprobs, sampled_logprobs=sampled_logprobs)
     scored, sampled = _flat("scored_logprobs", scored_logprobs), _flat("sampled_logprobs", sampled_logprobs)
-    return _ratios(scored, sampled, lengths, clip_min, clip_max)
-
-
-def _ratios(scored: np.ndarray, sampled: np.ndarray, lengths: tuple[int, ...], clip_min, clip_max) -> RatioReport:
     missing = np.isnan(sampled)
     return RatioReport(np.where(missing, 0, scored - sampled), lengths, int(missing.sum()), clip_min, clip_max)
 
@@ -178,7 +169,7 @@ def _check_columns(**columns: Sequence) -> tuple[int, ...]:
             raise ParameterError(f"{len(rows)} {name}, {len(second)} {b}: expected one sequence each per completion")
         empty = [n for n, row in enumerate(rows) if not len(row)]
         if empty or not len(rows):
-            raise ParameterError(f"{name}: {len(rows)} sequences, rows {empty} empty; leave these out, keep at least one")
+            raise ParameterError(f"{name}: {len(rows)} sequences, rows {empty} empty; leave these out, keep at least 1")
     for n, (x, y) in enumerate(zip(first, second, strict=True)):
         if len(x) != len(y):
             raise ParameterError(f"sequence {n}: {len(x)} {a}, {len(y)} {b}; expected one each per completion token")
@@ -283,7 +274,14 @@ def mismatch_report(
     """
     lengths = _check_columns(prompt_ids=prompt_ids, completion_ids=completion_ids, sampled_logprobs=sampled_logprobs)
     sampled = _flat("sampled_logprobs", sampled_logprobs)
-    _check_settings(temperature, top_p, sampler_dtype, batch_size)
+    if not temperature > 0:
+        raise ParameterError(f"temperature={temperature}: expected a positive number")
+    if not 0 < top_p <= 1:
+        raise ParameterError(f"top_p={top_p}: expected a number above 0, at most 1 (1 = off)")
+    if batch_size is not None and batch_size < 1:
+        raise ParameterError(f"batch_size={batch_size}: expected at least 1")
+    if sampler_dtype is not None and sampler_dtype not in TOLERANCE:
+        raise ParameterError(f"sampler_dtype={sampler_dtype!r}: expected one of {', '.join(TOLERANCE)}")
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     sampler = model if sampler_dtype in (None, dtype) else cast_copy(model, sampler_dtype)
     temperatures = scored_temperature or temperature, temperature
@@ -296,7 +294,8 @@ def mismatch_report(
     steps = np.stack([as_trained[0], one_row[0], alone[0], *as_sampled[:4], sampled])
     # A token that the sampler gave no log-prob counts as no difference, here as in TRL.
     parts = np.where(np.isnan(sampled), 0, steps[:-1] - steps[1:])
-    ratios = _ratios(as_trained[0], sampled, lengths, clip_min, clip_max)
+    scored = np.split(as_trained[0], np.cumsum(lengths)[:-1])
+    ratios = ratio_report(scored, sampled_logprobs, clip_min=clip_min, clip_max=clip_max)
     return MismatchReport(ratios, pd.DataFrame(parts.T, columns=PARTS), float(1 - as_sampled[4].mean()), dtype)
 
 
@@ -313,23 +312,12 @@ def mismatch_report_of(model, rollouts: Sequence, **options) -> MismatchReport:
     Raises:
         ParameterError: rollouts without log-probs or of no tokens; see `mismatch_report`.
     """
-    if not rollouts:
-        raise ParameterError("rollouts is empty: expected at least one")
     if silent := [n for n, rollout in enumerate(rollouts) if rollout.logprobs is None]:
         raise ParameterError(f"rollouts {silent[:5]} have no logprobs; sample them with rollouts.generate")
-    columns = ([list(getattr(r, name)) for r in rollouts] for name in ("prompt_ids", "completion_ids", "logprobs"))
+    columns = (
+        [getattr(rollout, name) for rollout in rollouts] for name in ("prompt_ids", "completion_ids", "logprobs")
+    )
     return mismatch_report(model, *columns, **options)
-
-
-def _check_settings(temperature, top_p, sampler_dtype, batch_size) -> None:
-    if not temperature > 0:
-        raise ParameterError(f"temperature={temperature}: expected a positive number")
-    if not 0 < top_p <= 1:
-        raise ParameterError(f"top_p={top_p}: expected a number above 0, at most 1 (1 = off)")
-    if batch_size is not None and batch_size < 1:
-        raise ParameterError(f"batch_size={batch_size}: expected at least 1")
-    if sampler_dtype is not None and sampler_dtype not in TOLERANCE:
-        raise ParameterError(f"sampler_dtype={sampler_dtype!r}: expected one of {', '.join(TOLERANCE)}")
 
 
 def _score(model, rollout, supports, batch_size=1, positions="explicit", width=(None, None)) -> np.ndarray:
@@ -342,13 +330,8 @@ def _score(model, rollout, supports, batch_size=1, positions="explicit", width=(
         prompts, completions = (rows[start : start + batch_size] for rows in rollout)
         prompt, completion = pad_batch(prompts, 0, "left", width[0]), pad_batch(completions, 0, "right", width[1])
         batch = {name: torch.cat([prompt[name], completion[name]], dim=1).to(device) for name in prompt}
-
-        def numbers(start: int, logits: torch.Tensor, ids=batch["input_ids"]):
-            targets = ids[:, start + 1 : start + 1 + logits.shape[1]]
-            return supports(logits[:, : targets.shape[1]], targets)
-
-        scored = torch.cat(map_logits(model, batch, numbers, positions=positions), dim=-1)
-        of_completion = scored[..., prompt["input_ids"].shape[1] - 1 :].cpu()
+        scored = torch.cat(map_logits(model, batch, supports, positions=positions), dim=-1)
+        of_completion = scored[..., prompt["input_ids"].shape[1] - 1 : -1].cpu()
         found.append(of_completion[:, completion["attention_mask"].bool().cpu()].double().numpy())
     return np.concatenate(found, axis=-1)
 

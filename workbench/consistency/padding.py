@@ -21,8 +21,6 @@ POSITIONS = ("explicit", "implicit")
 TOLERANCE = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.25}
 MAX_LOGITS = 2**24  # numbers of fp32 logits held at once: 64 MiB
 
-# --- batches -------------------------------------------------------------------------------------------------------
-
 
 def pad_batch(sequences: Sequence, pad_id: int, side: str = "left", width: int | None = None) -> dict:
     """Token sequences as one rectangle that models take as `model(**batch)`.
@@ -97,18 +95,12 @@ def check_batch(batch: Mapping) -> tuple[torch.Tensor, torch.Tensor]:
         raise ParameterError(f"attention_mask is on {mask.device}, input_ids on {ids.device}: move both to one device")
     if ((mask != 0) & (mask != 1)).any():
         raise ParameterError("attention_mask holds values other than 0 and 1; expected 1 = real token, 0 = pad")
-    real = mask.long()
-    if rows := (real.sum(-1) == 0).nonzero().flatten().tolist():
+    starts = (mask.long().diff(dim=-1, prepend=mask.new_zeros(len(mask), 1).long()) == 1).sum(-1)
+    if rows := (starts == 0).nonzero().flatten().tolist():
         raise ParameterError(f"attention_mask: rows {rows} are pads only; leave them out, they have no log-probs")
-    starts = (real.diff(dim=-1, prepend=real.new_zeros(len(real), 1)) == 1).sum(-1)
     if rows := (starts > 1).nonzero().flatten().tolist():
-        raise ParameterError(
-            f"attention_mask: rows {rows} have a hole (0 between 1s); expected one stretch of text a row"
-        )
+        raise ParameterError(f"attention_mask: rows {rows} have a hole (0 between 1s); expected one stretch of text")
     return ids, mask
-
-
-# --- log-probs -----------------------------------------------------------------------------------------------------
 
 
 def token_logprobs(
@@ -148,14 +140,14 @@ def token_logprobs(
     """
     if not temperature > 0:
         raise ParameterError(f"temperature={temperature}: expected a positive number")
-    ids, mask = check_batch(batch)
+    _, mask = check_batch(batch)
 
-    def selected(start: int, logits: torch.Tensor) -> torch.Tensor:
-        targets = ids[:, start + 1 : start + 1 + logits.shape[1]]
-        logits = logits[:, : targets.shape[1]] / temperature
+    def selected(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logits = logits / temperature
         return logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
 
-    scored = torch.cat(map_logits(model, batch, selected, positions=positions, max_logits=max_logits), dim=1)
+    slices = map_logits(model, batch, selected, positions=positions, max_logits=max_logits)
+    scored = torch.cat(slices, dim=1)[:, :-1]
     has_previous = (mask[:, 1:] * mask[:, :-1]).bool()
     return [row[keep] for row, keep in zip(scored, has_previous, strict=True)]
 
@@ -164,11 +156,12 @@ def token_logprobs(
 def map_logits(
     model, batch: Mapping, function: Callable, *, positions: str = "explicit", max_logits: int = MAX_LOGITS
 ) -> list:
-    """`function(start, logits)` over slices of the logits: one pass through the layers, the head in slices.
+    """`function(logits, targets)` over slices of the logits: one pass through the layers, the head in slices.
 
     Args:
         model, batch, positions, max_logits: as for `token_logprobs`.
-        function: takes the first position of a slice and its logits (B, t, V), fp32.
+        function: takes the logits of a slice (B, t, V), fp32, and the ids (B, t) that follow its positions; what follows
+            the last position is no token of the text.
 
     Returns:
         What `function` returned, slice after slice.
@@ -189,16 +182,15 @@ def map_logits(
             + ("" if "position_ids" in inputs else ", or pad less, or pass positions='explicit'")
         )
     body = backbone(model)
-    patch: contextlib.AbstractContextManager = contextlib.nullcontext()
     once = _RunOnce(body.forward, ids.shape[1])
-    if body is not unwrapped(model):
-        if getattr(unwrapped(model), "get_output_embeddings", lambda: True)() is None:
-            raise _no_logits(model)
-        patch = mock.patch.object(body, "forward", once)
-    with evaluating(model), patch:
+    with evaluating(model), contextlib.ExitStack() as stack:
+        if body is not unwrapped(model):
+            if getattr(unwrapped(model), "get_output_embeddings", lambda: True)() is None:
+                raise _no_logits(model)
+            stack.enter_context(mock.patch.object(body, "forward", once))
         logits = _logits(model, inputs)
         step = max(1, max_logits // (len(ids) * logits.shape[-1]))
-        results = []
+        targets, results = ids.roll(-1, dims=1), []
         for start in range(0, ids.shape[1], step):
             place = slice(start, start + step)
             if once.output is None:  # no backbone, or one that the model's forward goes round
@@ -206,7 +198,7 @@ def map_logits(
             else:
                 once.place = place
                 part = _logits(model, inputs)
-            results.append(function(start, part.float()))
+            results.append(function(part.float(), targets[:, place]))
     return results
 
 
@@ -237,9 +229,8 @@ class _RunOnce:
             self.output = self.forward(*args, **kwargs)
         hidden = self.output[0]
         if hidden.shape[1] != self.tokens:
-            raise ParameterError(
-                f"the model turns {self.tokens} tokens into {hidden.shape[1]}: models that add tokens cannot be scored here"
-            )
+            added = f"{self.tokens} tokens into {hidden.shape[1]}"
+            raise ParameterError(f"the model turns {added}: models that add tokens cannot be scored here")
         return type(self.output)(last_hidden_state=hidden[:, self.place])
 
 

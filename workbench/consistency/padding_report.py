@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import html
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,16 +12,7 @@ import torch
 
 from ..errors import ParameterError
 from .padding import POSITIONS, SIDES, TOLERANCE, cast_copy, evaluating, map_logits, pad_batch
-from .positions import (
-    derives_positions,
-    fills_position_ids,
-    position_ids,
-    rope_parameters,
-    rope_types,
-    takes_position_ids,
-    text_config,
-    window,
-)
+from .positions import derives_positions, fills_position_ids, length_threshold, rope_types, takes_position_ids, window
 
 EXACT = "exact"
 ROUNDING = "rounding only"
@@ -29,29 +21,10 @@ NEAR_WINDOW = "wrong near the window"
 UNUSED = "position ids not used"
 BROKEN = "wrong even with position ids"
 CONTROL = "control: copies of itself, no padding"
+USED, IGNORED = "uses them", "takes them and ignores them"  # what a model does with position ids
 _LENGTH_DEPENDENT = ("dynamic", "longrope")  # transformers recomputes these from the largest position in the batch
 _WIDEST = 8192
 _CASTABLE = 2**30  # parameters up to which a copy in another dtype is made unasked
-
-
-@dataclasses.dataclass(frozen=True)
-class LayoutDifference:
-    """How far one layout of the texts is from each text alone and unpadded: over all tokens, the drift over each text."""
-
-    dtype: str
-    attention: str
-    layout: str
-    side: str
-    positions: str
-    batch: int
-    max_logprob: float
-    p50_logprob: float
-    p99_logprob: float
-    max_logit: float
-    top1_flips: float
-    max_kl: float
-    ratios_outside: float
-    max_drift: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,13 +35,15 @@ class PaddingReport:
         kind: `exact`, `rounding only`, `wrong without position ids`, `wrong near the window`, `position ids not used` or
             `wrong even with position ids`.
         reason: the numbers and the parts of the config that decided it, and what to do.
-        rows: one `LayoutDifference` per dtype, attention kernel and layout; `control` rows hold no padding.
+        rows: one per dtype, attention kernel and layout of the texts: how far it is from each text alone and unpadded,
+            over all tokens, the drift over each text. `control` rows hold no padding. Shares are between 0 and 1,
+            log-probs, KL and drift in nats.
         notes: what was not run and why, and what else the numbers depend on.
     """
 
     kind: str
     reason: str
-    rows: tuple[LayoutDifference, ...]
+    rows: pd.DataFrame
     notes: tuple[str, ...]
 
     @property
@@ -80,18 +55,7 @@ class PaddingReport:
         return _worst(self.rows, dtype=dtype, **where)
 
     def table(self) -> pd.DataFrame:
-        """A row per layout. Shares are between 0 and 1, log-probs, KL and drift in nats."""
-        names = {
-            "max_logprob": "max |Δ log-prob|",
-            "p50_logprob": "median |Δ log-prob|",
-            "p99_logprob": "99% |Δ log-prob|",
-            "max_logit": "max |Δ logit|",
-            "top1_flips": "share of top-1 flips",
-            "max_kl": "max KL",
-            "ratios_outside": "share of ratios outside [0.9, 1.1]",
-            "max_drift": "max sequence drift",
-        }
-        return pd.DataFrame([dataclasses.asdict(row) for row in self.rows]).rename(columns=names)
+        return self.rows
 
     def _repr_html_(self) -> str:
         notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
@@ -137,7 +101,7 @@ def padding_report(
     dtypes = sorted(dtypes, key=list(TOLERANCE).index)
     width, notes = _width(model, sequences, extra_pads)
     use = _use_of_positions(model, sequences[0])
-    rows: list[LayoutDifference] = []
+    rows: list[dict] = []
     base = None
     for dtype in dtypes:
         cast = model if dtype == own else cast_copy(model, dtype)
@@ -157,8 +121,8 @@ def padding_report(
     notes = list(dict.fromkeys(notes))
     if not rows:
         raise ParameterError(f"attentions={list(attentions)}, dtypes={dtypes}: none could be run; {'; '.join(notes)}")
-    kind, reason = _decide(model, rows, use)
-    return PaddingReport(kind, reason, tuple(rows), tuple(notes))
+    table = pd.DataFrame(rows)
+    return PaddingReport(*_decide(model, table, use), table, tuple(notes))
 
 
 def _default_dtypes(model, own: str) -> list[str]:
@@ -184,7 +148,7 @@ def _width(model, sequences, extra_pads: int) -> tuple[int, list[str]]:
         raise ParameterError(f"texts: the longest has {longest} tokens, the model's window {limit}; shorten it")
     width = longest + extra_pads
     if dependent := rope_types(model) & set(_LENGTH_DEPENDENT):
-        crossed = _length_threshold(model) + extra_pads
+        crossed = length_threshold(model) + extra_pads
         if crossed <= _WIDEST:
             width = max(width, crossed)
         else:
@@ -199,70 +163,55 @@ def _width(model, sequences, extra_pads: int) -> tuple[int, list[str]]:
     return width, notes
 
 
-def _length_threshold(model) -> int:
-    name = "original_max_position_embeddings"
-    known = [parameters[name] for parameters in rope_parameters(model) if name in parameters]
-    return min(known, default=text_config(model).max_position_embeddings)
-
-
 def _use_of_positions(model, sequence: list[int]) -> str:
-    """What the model does with position ids: `used`, `ignored`, `swallowed` by **kwargs, `refused`."""
+    """What the model does with position ids."""
     ids = torch.tensor([sequence], device=next(model.parameters()).device)
-    mask = torch.ones_like(ids)
-    right = position_ids(mask)
-    inputs = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
+    right = torch.arange(len(sequence), device=ids.device).unsqueeze(0)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
     try:
         with torch.no_grad(), evaluating(model):
             forward, backward = (model(**inputs, position_ids=p).logits for p in (right, right.flip(-1)))
     except TypeError:
-        return "refused"
+        return "refuses them"
     if not torch.equal(forward, backward):
-        return "used"
-    return "ignored" if takes_position_ids(model) else "swallowed"
+        return USED
+    return IGNORED if takes_position_ids(model) else "takes them in **kwargs and drops them"
 
 
 @contextlib.contextmanager
 def _attention(model, name: str):
     """Another attention kernel inside the block; yields why that cannot be, or an empty string."""
-    before = model.config._attn_implementation
-    try:
-        yield _switch(model, name)
-    finally:
-        _switch(model, before)
-
-
-def _switch(model, name: str) -> str:
-    """Set the attention kernel; returns why it could not be set, or an empty string."""
     from transformers.utils import is_flash_attn_2_available, logging
 
-    if name == model.config._attn_implementation:
-        return ""
-    if name == "flash_attention_2" and not is_flash_attn_2_available():
-        return "not installed, or no GPU"
-    if name == "flash_attention_2" and next(model.parameters()).dtype == torch.float32:
-        return "takes half precision only"
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()  # the reason is returned; transformers would print it once for each try
+    before, verbosity, missing = model.config._attn_implementation, logging.get_verbosity(), ""
+    logging.set_verbosity_error()  # the reason is yielded; transformers would print it once for each try
     try:
-        model.set_attn_implementation(name)
+        if name == "flash_attention_2" and not is_flash_attn_2_available():
+            missing = "not installed, or no GPU"
+        elif name == "flash_attention_2" and next(model.parameters()).dtype == torch.float32:
+            missing = "takes half precision only"
+        elif name != before:
+            model.set_attn_implementation(name)
+            missing = "" if name == model.config._attn_implementation else "the model has one kernel of its own"
     except (ValueError, ImportError) as error:
-        return str(error).split(". ")[0].splitlines()[0]
+        missing = str(error).split(". ")[0].splitlines()[0]
     finally:
-        logging.set_verbosity(before)
-    return "" if name == model.config._attn_implementation else "the model has one kernel of its own"
+        logging.set_verbosity(verbosity)
+    try:
+        yield missing
+    finally:
+        if model.config._attn_implementation != before:
+            model.set_attn_implementation(before)
 
 
-# --- measuring -----------------------------------------------------------------------------------------------------
-
-
-def _compare_layouts(model, sequences, width, run, use, base) -> tuple[list, list[LayoutDifference]]:
+def _compare_layouts(model, sequences, width, run, use, base) -> tuple[torch.Tensor, list[dict]]:
     """The reference logits and the rows of one `run`, its dtype and kernel; `base` is the name and reference of the first."""
     reference = _text_logits(model, sequences)
     rows = []
 
     def add(logits, layout, side="", positions="", batch=1, against=reference):
         place = {"layout": layout, "side": side, "positions": positions, "batch": batch}
-        rows.append(LayoutDifference(**run, **place, **_differences(sequences, against, logits)))
+        rows.append(run | place | _differences(sequences, against, logits))
 
     for copies in (1, 4):
         add(_text_logits(model, sequences, copies=copies), CONTROL, batch=copies)
@@ -270,7 +219,7 @@ def _compare_layouts(model, sequences, width, run, use, base) -> tuple[list, lis
         add(reference, f"unpadded, against {base[0]}", against=base[1])
     sizes = (1, len(sequences)) if base else (1, 2, len(sequences))
     for side in SIDES:
-        for positions in ("implicit", "explicit") if use in ("used", "ignored") else ("implicit",):
+        for positions in ("implicit", "explicit") if use in (USED, IGNORED) else ("implicit",):
             for size in sorted(set(sizes)):
                 logits = _text_logits(model, sequences, side, positions, batch_size=size, width=width)
                 add(logits, "padded", side, positions, size)
@@ -279,8 +228,8 @@ def _compare_layouts(model, sequences, width, run, use, base) -> tuple[list, lis
 
 def _text_logits(
     model, sequences, side="right", positions="implicit", *, batch_size=1, copies=1, width=None
-) -> list[torch.Tensor]:
-    """Logits (n, V) of each text of n tokens, without the padding; of several copies in one batch the last."""
+) -> torch.Tensor:
+    """Logits (n, V) of the n tokens of all texts, without the padding; of several copies in one batch the last."""
     found = []
     for start in range(0, len(sequences), batch_size):
         texts = sequences[start : start + batch_size]
@@ -288,81 +237,71 @@ def _text_logits(
         batch = {name: value.to(next(model.parameters()).device) for name, value in batch.items()}
         if "dynamic" in rope_types(model):  # it keeps the frequencies of a longer text before; a short one resets them
             one = torch.ones_like(batch["input_ids"][:1, :1])
-            map_logits(model, {"input_ids": one, "attention_mask": one}, lambda start, logits: None)
-        slices = map_logits(model, batch, lambda start, logits: logits, positions=positions)
+            map_logits(model, {"input_ids": one, "attention_mask": one}, lambda logits, targets: None)
+        slices = map_logits(model, batch, lambda logits, targets: logits, positions=positions)
         logits, mask = torch.cat(slices, dim=1), batch["attention_mask"].bool()
-        found += [row[keep] for row, keep in zip(logits, mask, strict=True)][-len(texts) :]
-    return found
+        found.append(logits[-len(texts) :][mask[-len(texts) :]])
+    return torch.cat(found)
 
 
-def _differences(sequences: list, reference: list, other: list) -> dict[str, Any]:
-    """The numbers of a `LayoutDifference` from the logits (n, V) of each text before and after."""
-    before, after = torch.cat(reference), torch.cat(other)
+def _differences(sequences: list, before: torch.Tensor, after: torch.Tensor) -> dict[str, Any]:
+    """The numbers of a row from the logits (n, V) of the n tokens of all texts."""
     before_log = before.log_softmax(-1)
     moved = after.log_softmax(-1) - before_log
-    deltas = []
-    for text, of_text in zip(sequences, moved.split([len(text) for text in sequences]), strict=True):
-        following = torch.tensor(text[1:], device=moved.device).unsqueeze(-1)
-        deltas.append(of_text[:-1].gather(-1, following).flatten().double())
+    following = torch.tensor(list(itertools.chain(*sequences)), device=moved.device).roll(-1).unsqueeze(-1)
+    each = moved.gather(-1, following).flatten().double().split([len(text) for text in sequences])
+    deltas = [of_text[:-1] for of_text in each]  # after a text's last token comes nothing
     every = torch.cat(deltas)
     ratios = every.exp()
     return {
-        "max_logprob": every.abs().max().item(),
-        "p50_logprob": every.abs().quantile(0.5).item(),
-        "p99_logprob": every.abs().quantile(0.99).item(),
-        "max_logit": (after - before).abs().max().item(),
-        "top1_flips": (after.argmax(-1) != before.argmax(-1)).double().mean().item(),
-        "max_kl": (before_log.exp() * -moved).sum(-1).max().clamp(min=0).item(),
-        "ratios_outside": ((ratios < 0.9) | (ratios > 1.1)).double().mean().item(),
-        "max_drift": max(delta.sum().abs().item() for delta in deltas),
+        "max |Δ log-prob|": every.abs().max().item(),
+        "median |Δ log-prob|": every.abs().quantile(0.5).item(),
+        "99% |Δ log-prob|": every.abs().quantile(0.99).item(),
+        "max |Δ logit|": (after - before).abs().max().item(),
+        "share of top-1 flips": (after.argmax(-1) != before.argmax(-1)).double().mean().item(),
+        "max KL": (before_log.exp() * -moved).sum(-1).max().clamp(min=0).item(),
+        "share of ratios outside [0.9, 1.1]": ((ratios < 0.9) | (ratios > 1.1)).double().mean().item(),
+        "max sequence drift": max(delta.sum().abs().item() for delta in deltas),
     }
 
 
-# --- deciding ------------------------------------------------------------------------------------------------------
+def _worst(rows: pd.DataFrame, **where) -> float:
+    chosen = (rows[list(where)] == pd.Series(where)).all(axis=1)
+    return max(rows.loc[chosen, "max |Δ log-prob|"], default=float("nan"))
 
 
-def _worst(rows: Sequence[LayoutDifference], **where) -> float:
-    found = [row.max_logprob for row in rows if all(getattr(row, k) == v for k, v in where.items())]
-    return max(found, default=float("nan"))
-
-
-def _decide(model, rows: list[LayoutDifference], use: str) -> tuple[str, str]:
+def _decide(model, rows: pd.DataFrame, use: str) -> tuple[str, str]:
     """Kind and reason, from the most precise dtype that was run."""
-    dtype = rows[0].dtype
+    dtype = rows.loc[0, "dtype"]
     control = _worst(rows, dtype=dtype, layout=CONTROL)
     explicit, implicit = (_worst(rows, dtype=dtype, positions=p) for p in POSITIONS)
     tolerance = max(TOLERANCE[dtype], 4 * control)  # another batch size may move numbers more than rounding explains
     numbers = (
         f"padding moves log-probs by up to {_nats(implicit)} nats without position ids"
-        + ("" if use in ("swallowed", "refused") else f", {_nats(explicit)} with them")
+        + (f", {_nats(explicit)} with them" if use in (USED, IGNORED) else "")
         + f" ({dtype}); other batch sizes alone by {_nats(control)}. "
     )
     length_dependent = rope_types(model) & set(_LENGTH_DEPENDENT)
-    if use != "used" and implicit <= tolerance:
-        how = {
-            "ignored": "takes them and ignores them",
-            "swallowed": "takes them in **kwargs and drops them",
-            "refused": "refuses them",
-        }
-        return UNUSED, numbers + f"The model {how[use]}; the mask alone tells it what is padding, and that is enough."
-    if length_dependent and max(implicit, explicit if use == "used" else 0) > tolerance:
+    if use != USED and implicit <= tolerance:
+        return UNUSED, numbers + f"The model {use}; the mask alone tells it what is padding, and that is enough."
+    if length_dependent and max(implicit, explicit if use == USED else 0) > tolerance:
         return NEAR_WINDOW, numbers + _window_advice(model, length_dependent, explicit > tolerance)
-    if use != "used" or explicit > tolerance:
+    if use != USED or explicit > tolerance:
         return BROKEN, numbers + "Score such texts without padding, one length per batch."
     if implicit > tolerance:
         return NEEDS_POSITIONS, numbers + "Pass position ids, or train inside with_position_ids(model)."
-    if all(row.max_logprob == 0 for row in rows if row.layout == "padded"):
+    if _worst(rows, layout="padded") == 0:
         return EXACT, numbers + "No layout moves any number."
     reason = numbers + _rounding(rows, dtype)
     if length_dependent:
-        kinds, threshold = ", ".join(length_dependent), _length_threshold(model)
+        kinds, threshold = ", ".join(length_dependent), length_threshold(model)
         reason += f"Its RoPE ({kinds}) depends on the length beyond {threshold} tokens, not reached here."
     return ROUNDING, reason
 
 
 def _window_advice(model, kinds: set[str], explicit_too: bool) -> str:
     text = (
-        f"Its RoPE ({', '.join(kinds)}) changes once any position in the batch passes {_length_threshold(model)}, and pads "
+        f"Its RoPE ({', '.join(kinds)}) changes once any position in the batch passes {length_threshold(model)}, and pads "
         "count as positions, on the right too, unless position ids are given. "
     )
     if explicit_too:
@@ -370,9 +309,9 @@ def _window_advice(model, kinds: set[str], explicit_too: bool) -> str:
     return text + "Pass position ids, and keep texts on both sides of that length in separate batches."
 
 
-def _rounding(rows: list[LayoutDifference], dtype: str) -> str:
+def _rounding(rows: pd.DataFrame, dtype: str) -> str:
     parts = []
-    for other in dict.fromkeys(row.dtype for row in rows if row.dtype != dtype):
+    for other in rows.loc[rows["dtype"] != dtype, "dtype"].unique():
         explicit, implicit = (_nats(_worst(rows, dtype=other, positions=p)) for p in POSITIONS)
         parts.append(f"{implicit} without and {explicit} with them in {other}")
     return f"Lower precision rounds more: {', '.join(parts)}. " if parts else ""

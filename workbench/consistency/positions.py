@@ -37,9 +37,6 @@ def position_ids(attention_mask: torch.Tensor) -> torch.Tensor:
     return (real.cumsum(-1) - 1).masked_fill(real == 0, 0)
 
 
-# --- what a model does with positions ------------------------------------------------------------------------------
-
-
 def backbone(model):
     """The model under its head, through PEFT and DDP; a model without a head is its own backbone."""
     model = unwrapped(model)
@@ -81,6 +78,13 @@ def rope_types(model) -> set[str]:
     return {parameters["rope_type"] for parameters in rope_parameters(model) if "rope_type" in parameters}
 
 
+def length_threshold(model) -> int:
+    """Tokens beyond which RoPE of a kind that depends on the length (`dynamic`, `longrope`) changes."""
+    name = "original_max_position_embeddings"
+    known = [parameters[name] for parameters in rope_parameters(model) if name in parameters]
+    return min(known, default=text_config(model).max_position_embeddings)
+
+
 def window(model) -> int | None:
     """Positions the model has; None where text may be longer (ALiBi, dynamic NTK, no statement in the config)."""
     config = text_config(model)
@@ -97,9 +101,6 @@ def text_config(model):
 
 def _parameters(module) -> list[str]:
     return list(inspect.signature(type(module).forward).parameters)[1:]
-
-
-# --- position ids in anybody's forward pass ------------------------------------------------------------------------
 
 
 def with_position_ids(model) -> RemovableHandle:

@@ -43,11 +43,9 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self):
-        if self.max_completion_length < 1 or self.num_generations < 1:
-            raise ParameterError(
-                f"max_completion_length={self.max_completion_length}, num_generations={self.num_generations}: "
-                "expected at least 1"
-            )
+        for name in ("max_completion_length", "num_generations"):
+            if getattr(self, name) < 1:
+                raise ParameterError(f"{name}={getattr(self, name)}: expected at least 1")
         if not 0 <= self.temperature < float("inf") or not 0 < self.top_p <= 1 or self.top_k < 0:
             raise ParameterError(
                 f"temperature={self.temperature}, top_p={self.top_p}, top_k={self.top_k}: expected temperature >= 0, "
@@ -97,21 +95,18 @@ class TransformersSampler:
         width, pad, device = max(map(len, prompt_ids)), self.tokenizer.pad_token_id, self.model.device
         input_ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompt_ids], device=device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompt_ids], device=device)
-        config = GenerationConfig(max_new_tokens=sampling.max_completion_length, do_sample=sampling.temperature > 0)
+        config = GenerationConfig(
+            max_new_tokens=sampling.max_completion_length,
+            do_sample=sampling.temperature > 0,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
         if config.do_sample:
             config.update(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
         if sampling.seed is not None:
             torch.manual_seed(sampling.seed)
         with torch.no_grad():
-            output = rule.generate(
-                self.model,
-                self.model.generate,
-                config,
-                input_ids=input_ids,
-                attention_mask=mask,
-                return_dict_in_generate=True,
-                output_logits=True,
-            )
+            output = rule.generate(self.model, self.model.generate, config, input_ids=input_ids, attention_mask=mask)
         ids = output.sequences[:, width:]
         steps = ((x.float() / (sampling.temperature or 1.0)).log_softmax(-1) for x in output.logits)
         logprobs = torch.stack([x.gather(1, ids[:, n : n + 1])[:, 0] for n, x in enumerate(steps)], dim=1)
@@ -214,9 +209,7 @@ def generate(
     prompt_ids = [tokenizer.encode(p) for p in texts]
     if [] in prompt_ids:
         empty = prompt_ids.index([]) // sampling.num_generations
-        raise ParameterError(
-            f"prompt {empty} is empty: nothing to continue; give it text, or the tokenizer a BOS token"
-        )
+        raise ParameterError(f"prompt {empty} is empty: give it text, or the tokenizer a BOS token")
     sampled = sampler.sample(prompt_ids, rule, sampling)
     return [_rollout(rule, *parts) for parts in zip(texts, prompt_ids, sampled, strict=True)]
 

@@ -97,31 +97,39 @@ def stop_report(
     """
     if not len(completions):
         raise ParameterError("completions is empty: nothing to report")
-    if not isinstance(completions, pd.DataFrame):
+    table = completions
+    if not isinstance(table, pd.DataFrame):
         if tokenizer is None:
             raise ParameterError("tokenizer: needed to tell what TRL would make of rollouts")
-        completions = _ends_of_rollouts(completions, tokenizer)
-    elif "finish_reason" not in completions:
-        if tokenizer is None or limit is None or "completion" not in completions:
+        table = _ends_of_rollouts(table, tokenizer)
+    elif "finish_reason" not in table:
+        if tokenizer is None or limit is None or "completion" not in table:
             raise ParameterError(
-                f"completions has {list(completions.columns)}: without finish_reason it is taken for stock TRL's file, "
+                f"completions has {list(table.columns)}: without finish_reason it is taken for stock TRL's file, "
                 "which needs the column completion and the arguments tokenizer and limit"
             )
-        completions = _ends_of_texts(completions["completion"], StopRule(stops or StopSpec(), tokenizer), limit)
-    return _report(completions, seconds)
+        table = _ends_of_texts(table["completion"], StopRule(stops or StopSpec(), tokenizer), limit)
+    # Runs recorded long ago lack all columns but `finish_reason` and `completion_tokens`.
+    known = table[table["engine_finish_reason"] != ""] if "engine_finish_reason" in table else table[:0]
+    return StopReport(
+        rows=len(table),
+        stopped=int((table["finish_reason"] == "stop").sum()),
+        trl_stopped=int((table["trl_finish_reason"] == "stop").sum()) if "trl_finish_reason" in table else None,
+        engine_disagrees=int((known["engine_finish_reason"] != known["finish_reason"]).sum()) if len(known) else None,
+        useful_tokens=int(table["completion_tokens"].sum()),
+        sampled_tokens=int(table.get("sampled_tokens", table["completion_tokens"]).sum()),
+        seconds=seconds,
+    )
 
 
 def _ends_of_rollouts(rollouts: Sequence[Rollout], tokenizer) -> pd.DataFrame:
     """Rollouts as the columns that a run records."""
+    table = pd.DataFrame([vars(rollout) for rollout in rollouts])
     special = (tokenizer.eos_token_id, tokenizer.pad_token_id)
-    return pd.DataFrame(
-        {
-            "finish_reason": [r.finish_reason for r in rollouts],
-            "trl_finish_reason": [trl_finish_reason(r.completion_ids, *special) for r in rollouts],
-            "engine_finish_reason": [r.engine_finish_reason or "" for r in rollouts],
-            "completion_tokens": [len(r.completion_ids) for r in rollouts],
-            "sampled_tokens": [r.sampled_tokens for r in rollouts],
-        }
+    return table.assign(
+        trl_finish_reason=[trl_finish_reason(ids, *special) for ids in table["completion_ids"]],
+        engine_finish_reason=table["engine_finish_reason"].fillna(""),
+        completion_tokens=table["completion_ids"].map(len),
     )
 
 
@@ -138,18 +146,4 @@ def _ends_of_texts(texts: Sequence[str], rule: StopRule, limit: int) -> pd.DataF
             "trl_finish_reason": by_eos.map(reason),
             "completion_tokens": (tokens + by_eos).clip(upper=limit),
         }
-    )
-
-
-def _report(table: pd.DataFrame, seconds: float | None) -> StopReport:
-    """Counts over the columns that a run records; older runs lack all but `finish_reason` and `completion_tokens`."""
-    known = table[table["engine_finish_reason"] != ""] if "engine_finish_reason" in table else table[:0]
-    return StopReport(
-        rows=len(table),
-        stopped=int((table["finish_reason"] == "stop").sum()),
-        trl_stopped=int((table["trl_finish_reason"] == "stop").sum()) if "trl_finish_reason" in table else None,
-        engine_disagrees=int((known["engine_finish_reason"] != known["finish_reason"]).sum()) if len(known) else None,
-        useful_tokens=int(table["completion_tokens"].sum()),
-        sampled_tokens=int(table.get("sampled_tokens", table["completion_tokens"]).sum()),
-        seconds=seconds,
     )

@@ -104,7 +104,9 @@ class StopRule:
 
     def __init__(self, spec: StopSpec, tokenizer, generation_config=None, max_tokens: int | None = None):
         self.spec, self.tokenizer = spec, tokenizer
-        self.eos_ids = _eos_ids(tokenizer, generation_config)
+        configured = getattr(generation_config, "eos_token_id", None)
+        configured = configured if isinstance(configured, list | tuple) else [configured]
+        self.eos_ids = tuple(dict.fromkeys(i for i in (tokenizer.eos_token_id, *configured) if i is not None))
         self._decode = functools.partial(
             tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
@@ -214,7 +216,7 @@ class StopRule:
         if self.spec.min_tokens:
             options["min_new_tokens"] = self.spec.min_tokens
         if self.spec.strings:
-            options["stopping_criteria"] = [self._criterion(prompt_length)]
+            options["stopping_criteria"] = [functools.partial(self._ended, prompt_length)]
         return options
 
     def generate(self, model, generate, generation_config, **inputs):
@@ -237,18 +239,10 @@ class StopRule:
         finally:
             inherited.eos_token_id = before
 
-    def _criterion(self, prompt_length: int):
-        import torch
-        from transformers import StoppingCriteria
-
-        class StopStrings(StoppingCriteria):
-            # transformers' own `stop_strings` misses strings in partial bytes and special tokens; this asks `ends`.
-            def __call__(self, input_ids, scores, **_):
-                rows = input_ids[:, prompt_length:].tolist()
-                return torch.tensor([rule.ends(row) for row in rows], device=input_ids.device)
-
-        rule = self
-        return StopStrings()
+    def _ended(self, prompt_length: int, input_ids, scores, **_):
+        """A stopping criterion: transformers' own `stop_strings` misses strings in partial bytes and special tokens."""
+        rows = input_ids[:, prompt_length:].tolist()
+        return input_ids.new_tensor([self.ends(row) for row in rows], dtype=bool)
 
     def for_vllm(self) -> dict:
         """`SamplingParams` fields, or a completion request's: the same in process and on a server.
@@ -256,24 +250,12 @@ class StopRule:
         Every EOS id is passed, because vLLM knows only those in the model's folder. Special tokens stay in the text in
         which vLLM looks for stop strings; by default it drops them, and a stop string with one never matches.
         """
-        options: dict = {"stop_token_ids": list(self.stop_ids)} if self.stop_ids else {}
-        if not self.spec.eos:
-            options["ignore_eos"] = True
+        options: dict = {"stop_token_ids": list(self.stop_ids), "stop": list(self.spec.strings)}
+        options |= {"ignore_eos": not self.spec.eos, "min_tokens": self.spec.min_tokens}
+        options = {name: value for name, value in options.items() if value}
         if self.spec.strings:
-            options |= {
-                "stop": list(self.spec.strings),
-                "include_stop_str_in_output": True,
-                "skip_special_tokens": False,
-            }
-        if self.spec.min_tokens:
-            options["min_tokens"] = self.spec.min_tokens
+            options |= {"include_stop_str_in_output": True, "skip_special_tokens": False}
         return options
-
-
-def _eos_ids(tokenizer, generation_config) -> tuple[int, ...]:
-    configured = getattr(generation_config, "eos_token_id", None)
-    configured = configured if isinstance(configured, list | tuple) else [configured]
-    return tuple(dict.fromkeys(i for i in (tokenizer.eos_token_id, *configured) if i is not None))
 
 
 def trl_finish_reason(ids: Sequence[int], eos_token_id: int | None, pad_token_id: int | None) -> str:
