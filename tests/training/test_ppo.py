@@ -165,17 +165,6 @@ def test_trls_own_stop_fields_are_refused(train, fields, message):
         train("run", StopSpec(), **fields)
 
 
-def test_pad_equal_to_eos_is_refused_because_it_takes_eos_out_of_the_loss(starter_folder):
-    from types import SimpleNamespace
-
-    from workbench.training.ppo import PPOTrainer
-
-    tokenizer = AutoTokenizer.from_pretrained(starter_folder, padding_side="left")
-    tokenizer.pad_token = tokenizer.eos_token
-    with pytest.raises(ParameterError, match="differ from EOS"):
-        PPOTrainer(SimpleNamespace(stop_token=None, stop_token_id=None), tokenizer, None)
-
-
 def test_a_pad_that_ends_a_response_is_refused_whichever_of_the_eos_ids_it_is(starter_folder, tmp_path):
     from workbench.training.ppo import train_ppo
 
