@@ -72,7 +72,10 @@ def test_of_several_choices_those_that_are_ticked_count_and_both_directions_agre
     assert choices.value == (1, 2, 3)
     boxes[1].value = False
     assert choices.value == (1, 3)
+    seen = []
+    choices.observe(lambda change: seen.append(change["new"]), names="value")
     choices.value = (2,)
+    assert seen == [(2,)]  # a result is computed once
     assert [box.value for box in boxes] == [False, True, False]
     assert Choices("none", "", []).value == ()
 

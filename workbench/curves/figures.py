@@ -146,8 +146,9 @@ def show_curves(
         ParameterError: nothing to draw, a group without runs, or seeds of one group that cannot be compared.
         RunError: a run whose log does not give a curve.
     """
-    curves = {n: [c if isinstance(c, Curve) else run_curve(c, metric) for c in many] for n, many in measured.items()}
-    found = [(name, seeds, False) for name, seeds in curves.items()]
+    found = []
+    for name, members in measured.items():
+        found.append((name, [one if isinstance(one, Curve) else run_curve(one, metric) for one in members], False))
     found += [(b.title, [b.curve(metric)], True) for b in documented if metric in b.curves]
     if not found:
         raise ParameterError(f"nothing to draw: no runs, and no baseline has a curve {metric!r}")

@@ -47,11 +47,11 @@ class Choices(ipywidgets.VBox):
             layout=ipywidgets.Layout(width="min(42em, 98%)"),
         )
 
-        def with_or_without(this, ticked: bool) -> tuple:
-            return tuple(value for _, value in options if (ticked if value == this else value in self.value))
+        def chosen_after(own, ticked: bool) -> tuple:
+            return tuple(value for _, value in options if (ticked if value == own else value in self.value))
 
-        for box, (_, value) in zip(boxes, options, strict=True):
-            both_ways = (partial(lambda this, chosen: this in chosen, value), partial(with_or_without, value))
+        for box, (_, own) in zip(boxes, options, strict=True):
+            both_ways = (lambda chosen, own=own: own in chosen, partial(chosen_after, own))
             traitlets.link((self, "value"), (box, "value"), both_ways)
 
 

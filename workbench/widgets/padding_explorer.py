@@ -35,9 +35,8 @@ def score_deltas(model, texts: Sequence[Sequence[int]], *, side: str, pads: int)
     batch = pad_batch(texts, pad_id=0, side=side, width=width + pads)
     found = {}
     for name, positions in (("without position ids", "implicit"), ("with them", "explicit")):
-        found[name] = deltas = np.full((len(texts), width - 1), np.nan)
-        for row, (one, other) in enumerate(zip(alone, token_logprobs(model, batch, positions=positions), strict=True)):
-            deltas[row, : len(one)] = (one - other).abs().double().numpy()
+        pairs = zip(alone, token_logprobs(model, batch, positions=positions), strict=True)
+        found[name] = pd.DataFrame([(one - other).abs().tolist() for one, other in pairs]).to_numpy()
     return found
 
 
@@ -112,9 +111,7 @@ def padding_explorer(
     if not interactive:
         return show_padding(family, side, dtype, pads=pads)
     controls = {
-        "family": control(
-            Dropdown, "model family", "small model, random weights", value=family, options=list(FAMILIES)
-        ),
+        "family": control(Dropdown, "model family", "small, random weights", value=family, options=list(FAMILIES)),
         "side": control(Dropdown, "padding side", "where the pads stand", value=side, options=["left", "right"]),
         "dtype": control(Dropdown, "dtype", "of weights and activations", value=dtype, options=list(DTYPES)),
         "pads": control(BoundedIntText, "pads", "beyond the longest text", value=pads, min=0, max=64),

@@ -193,4 +193,4 @@ class TrainingView(ipywidgets.VBox):
                 return
 
 
-watch = TrainingView
+watch = TrainingView  # what a notebook calls, as it calls the explorers
