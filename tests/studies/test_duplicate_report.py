@@ -1,4 +1,5 @@
 import json
+import math
 import random
 
 import pytest
@@ -52,3 +53,11 @@ def test_conversational_prompts_count_by_their_messages():
 def test_data_without_prompts_are_refused(data, fields, message):
     with pytest.raises(ParameterError, match=message):
         duplicate_report(data, progress=False, **fields)
+
+
+@pytest.mark.parametrize(("rows", "copies", "batch"), [(1000, 200, 8), (10_000, 100, 128), (60, 2, 60), (50, 50, 2)])
+def test_the_share_of_batches_with_duplicates_is_exact(rows, copies, batch):
+    prompts = ["same"] * copies + [f"prompt {n}" for n in range(rows - copies)]
+    without = math.comb(rows - copies, batch) + copies * math.comb(rows - copies, batch - 1)
+    share = duplicate_report(prompts, prompts_per_batch=batch, progress=False).batches_with_duplicates
+    assert share == pytest.approx(1 - without / math.comb(rows, batch), abs=1e-9)

@@ -140,17 +140,37 @@ def _forms(prompt: str) -> tuple[str, str, str]:
 
 
 def _expected_per_batch(counts: np.ndarray, rows: int, batch: int) -> tuple[float, float]:
-    """Expected repeated rows of a batch drawn without replacement, and the share of batches with any."""
+    """Expected repeated rows of a batch drawn without replacement, and the share of batches with any; both exact."""
     repeated = counts[counts > 1].astype(float)
     if not len(repeated) or batch < 2:
         return 0.0, 0.0
     # A class of m rows is missed by a batch with probability C(rows - m, batch) / C(rows, batch).
     draws = np.arange(batch)[:, None]
     missed = np.prod(np.clip((rows - repeated - draws) / (rows - draws), 0, 1), axis=0)
-    in_batch = batch * repeated / rows
-    expected = float((in_batch - (1 - missed)).sum())
-    pairs = batch * (batch - 1) / 2 * float((repeated * (repeated - 1)).sum()) / (rows * (rows - 1))
-    return max(0.0, expected), float(1 - np.exp(-pairs))
+    expected = float((batch * repeated / rows - (1 - missed)).sum())
+    return max(0.0, expected), _share_with_repeats(counts, rows, batch)
+
+
+def _share_with_repeats(counts: np.ndarray, rows: int, batch: int) -> float:
+    """1 - e(batch) / C(rows, batch), with e the ways to take one row each of so many classes.
+
+    They are the coefficients of the product of (1 + m x) over classes of m rows, here as logarithms.
+    """
+    from scipy.special import gammaln, logsumexp
+
+    ways = np.array([0.0])
+    for size, classes in zip(*np.unique(counts, return_counts=True), strict=True):
+        taken = np.arange(min(batch, classes) + 1)
+        chosen = gammaln(classes + 1) - gammaln(taken + 1) - gammaln(classes - taken + 1) + taken * np.log(size)
+        table = np.full((len(chosen), min(batch + 1, len(ways) + len(chosen) - 1)), -np.inf)
+        for n, log_ways in enumerate(chosen):
+            there = ways[: table.shape[1] - n]
+            table[n, n : n + len(there)] = log_ways + there
+        ways = logsumexp(table, axis=0)
+    if len(ways) <= batch:  # fewer classes than rows in a batch
+        return 1.0
+    every = gammaln(rows + 1) - gammaln(batch + 1) - gammaln(rows - batch + 1)
+    return float(np.clip(-np.expm1(ways[batch] - every), 0, 1))
 
 
 def _most_repeated(data, column: str, first: np.ndarray, counts: np.ndarray, most: int = 10) -> tuple:
