@@ -35,8 +35,9 @@ def score_deltas(model, texts: Sequence[Sequence[int]], *, side: str, pads: int)
     batch = pad_batch(texts, pad_id=0, side=side, width=width + pads)
     found = {}
     for name, positions in (("without position ids", "implicit"), ("with them", "explicit")):
-        pairs = zip(alone, token_logprobs(model, batch, positions=positions), strict=True)
-        found[name] = pd.DataFrame([(one - other).abs().tolist() for one, other in pairs]).to_numpy()
+        found[name] = deltas = np.full((len(texts), width - 1), np.nan)
+        for row, (one, other) in enumerate(zip(alone, token_logprobs(model, batch, positions=positions), strict=True)):
+            deltas[row, : len(one)] = (one - other).abs().double().numpy()
     return found
 
 
