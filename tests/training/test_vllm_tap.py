@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from workbench.training.groups import GroupError
 from workbench.training.vllm_tap import EngineTap
 
 
@@ -93,3 +94,12 @@ def test_requests_of_a_server_from_elsewhere_are_left_as_they_are():
         {"prompt": "a text", "prompt_logprobs": 0},
         {"prompt": "a text"},
     ]
+
+
+@pytest.mark.parametrize(("images", "hint"), [(None, "send equally many prompts"), (["a cat", None], "trl #6294")])
+def test_an_answer_to_another_prompt_is_refused_with_its_likely_cause(images, hint):
+    generation, _, _ = tapped()
+    inner = generation.generate.__self__._original_generate
+    generation.generate.__self__._original_generate = lambda *a: ([[9, 9], [3]], *inner(*a)[1:])
+    with pytest.raises(GroupError, match=f"row 0: the engine answered another prompt .*{hint}"):
+        generation.generate([[1, 2], [3]], images)

@@ -57,12 +57,15 @@ class EngineTap:
         finally:
             self._generating = False
         self.logprobs = [[token[0] for token in row] for row in result[2]] if result[2] is not None else []
-        returned = [list(ids) for ids in result[0]]
-        for row, (asked, got) in enumerate(zip(prompts, returned, strict=True)):
-            if list(asked) != got:
+        images = args[0] if args else kwargs.get("images")
+        cause = "in server mode every process must send equally many prompts"
+        if images and any(images):
+            cause = "vLLM expands image tokens that TRL has expanded already (trl #6294): sample with transformers"
+        for row, (asked, got) in enumerate(zip(prompts, result[0], strict=True)):
+            if list(asked) != list(got):
                 raise GroupError(
-                    f"row {row}: the engine answered another prompt ({got[:8]}...) than the one the completion would be "
-                    f"trained with ({list(asked)[:8]}...); in server mode every process must send equally many prompts"
+                    f"row {row}: the engine answered another prompt ({list(got)[:8]}...) than the one the completion would "
+                    f"be trained with ({list(asked)[:8]}...); {cause}"
                 )
         return result
 
