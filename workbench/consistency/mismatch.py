@@ -89,14 +89,12 @@ class RatioReport:
 
         A sequence counts in a token mode when any of its tokens does, a token in a sequence mode when its sequence does.
         """
-        low = -np.inf if self.clip_min is None else self.clip_min
-        high = np.inf if self.clip_max is None else self.clip_max
         of_token = np.repeat(np.arange(len(self.lengths)), self.lengths)
         rows = []
         for mode in MODES:
             level, action = mode.split("_")
             ratios = np.exp(self.tokens if level == "token" else self.sequences[of_token])
-            clipped = np.clip(ratios, low, high)
+            clipped = pd.Series(ratios).clip(self.clip_min, self.clip_max).to_numpy()
             changed = clipped != ratios
             left = clipped if action == "truncate" else np.where(changed, 0, ratios)
             of_sequences = len(np.unique(of_token[changed])) / len(self.lengths)
@@ -314,9 +312,7 @@ def mismatch_report_of(model, rollouts: Sequence, **options) -> MismatchReport:
     """
     if silent := [n for n, rollout in enumerate(rollouts) if rollout.logprobs is None]:
         raise ParameterError(f"rollouts {silent[:5]} have no logprobs; sample them with rollouts.generate")
-    columns = (
-        [getattr(rollout, name) for rollout in rollouts] for name in ("prompt_ids", "completion_ids", "logprobs")
-    )
+    columns = ([getattr(r, name) for r in rollouts] for name in ("prompt_ids", "completion_ids", "logprobs"))
     return mismatch_report(model, *columns, **options)
 
 

@@ -229,8 +229,9 @@ class _RunOnce:
             self.output = self.forward(*args, **kwargs)
         hidden = self.output[0]
         if hidden.shape[1] != self.tokens:
-            added = f"{self.tokens} tokens into {hidden.shape[1]}"
-            raise ParameterError(f"the model turns {added}: models that add tokens cannot be scored here")
+            raise ParameterError(
+                f"the model turns {self.tokens} tokens into {hidden.shape[1]}: models that add tokens cannot be scored here"
+            )
         return type(self.output)(last_hidden_state=hidden[:, self.place])
 
 
