@@ -101,6 +101,12 @@ def test_below_five_seeds_the_interval_is_wide_and_covers_what_its_docstring_say
     assert wide.low < lowest < highest < wide.high
 
 
+def test_long_curves_are_resampled_piece_by_piece():
+    values = np.outer([1.0, 2.0, 3.0], np.ones(700_000))
+    interval = seed_interval(values, np.random.default_rng(0), resamples=3)
+    assert interval.low.shape == (700_000,) and np.ptp(interval.low) == 0
+
+
 def test_plain_percentiles_would_cover_too_little_at_three_seeds():
     rng = np.random.default_rng(3)
     values = rng.normal(size=(3, 2000))

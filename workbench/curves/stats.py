@@ -138,7 +138,7 @@ def seed_interval(
     if not np.isfinite(values).all():
         raise ParameterError("a value is not finite; leave that seed out and say so, or repeat it")
     index = rng.integers(n, size=(resamples, n))
-    pieces = np.array_split(index, 1 + resamples * values.size // 2_000_000)  # all at once would fill the memory
+    pieces = np.array_split(index, min(resamples, 1 + resamples * values.size // 2_000_000))  # to spare the memory
     drawn = np.concatenate([statistic(values[piece], axis=1) for piece in pieces])
     return _interval(statistic(values, axis=0), drawn, n, level, f"between runs, {n} seeds")
 
