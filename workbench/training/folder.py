@@ -62,7 +62,7 @@ def open_folder(out_dir: Path, record: dict) -> None:
     if read_json(path, record) != record:
         for name in ("metrics.jsonl", "progress.json"):
             (out_dir / name).unlink(missing_ok=True)
-        for name in ("completions.parquet", "checkpoints"):
+        for name in ("completions.parquet", "checkpoints", "policy"):
             shutil.rmtree(out_dir / name, ignore_errors=True)
     write_json(path, record)
 

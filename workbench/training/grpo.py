@@ -109,11 +109,7 @@ class GRPOTrainer(PositionsMixin, RecordingMixin, MismatchMixin, GroupingMixin, 
 class RLOOTrainer(PositionsMixin, RecordingMixin, GroupingMixin, StoppingMixin, trl.RLOOTrainer):
     """`trl.RLOOTrainer` whose rows end where `stops` says, on every back end, and whose run can be recorded.
 
-    Args:
-        model, reward_funcs, args, ...: `trl.RLOOTrainer`'s.
-        stops: when completions end; default at every EOS.
-        explicit_positions: see `PositionsMixin`.
-        out_dir: run folder to record into.
+    Args: `trl.RLOOTrainer`'s, and those that `GRPOTrainer` adds.
     """
 
 

@@ -12,7 +12,7 @@ from ..generation.stops import End, StopRule, StopSpec, trl_finish_reason
 from .folder import train_recipe
 from .positions import PositionsMixin
 from .recipes import Recipe, common_fields, load_prompts, resolve_model, vllm_fields
-from .recording import TRAINER_OPTIONS, gathered, record
+from .recording import TRAINER_OPTIONS, record, record_rows
 from .rewards import completion_text
 from .stopping import check_before_compute, obeying, with_stop_text
 from .vllm_sync import cpu_sync_online_dpo, server_without_nccl
@@ -143,9 +143,7 @@ class OnlineDPOTrainer(PositionsMixin, StockOnlineDPOTrainer):
             "sampled_tokens": [len(row) for row in self._rows],
             "reward": rewards.tolist(),
         }
-        columns = gathered(columns)
-        if self._recorder and self.accelerator.is_main_process:
-            self._recorder.add_completions(self.state.global_step + 1, columns)
+        record_rows(self, columns)
 
 
 def online_dpo_config(recipe: Recipe, output_dir: Path, **overrides) -> OnlineDPOConfig:

@@ -18,7 +18,7 @@ from ..generation.stops import StopRule, StopSpec
 from .folder import train_recipe
 from .positions import PositionsMixin
 from .recipes import Recipe, common_fields, load_prompts, resolve_model
-from .recording import gathered, record
+from .recording import record, record_rows
 
 
 class PPOTrainer(PositionsMixin, ppo_trainer.PPOTrainer):
@@ -100,10 +100,9 @@ class PPOTrainer(PositionsMixin, ppo_trainer.PPOTrainer):
 
     @contextlib.contextmanager
     def _own_functions(self):
-        penalty = self.args.missing_eos_penalty
-        if not self.stop_rule.spec.legacy:
-            self.args.missing_eos_penalty = None  # `_get_reward` applies it, for the configured stops
-        self._penalty = None if self.stop_rule.spec.legacy else penalty
+        penalty, legacy = self.args.missing_eos_penalty, self.stop_rule.spec.legacy
+        self._penalty = None if legacy else penalty  # `_get_reward` applies it, for the configured stops
+        self.args.missing_eos_penalty = penalty if legacy else None
         self._original_get_reward = ppo_trainer.get_reward
         own = {"batch_generation": self._batch_generation, "get_reward": self._get_reward}
         try:
@@ -172,9 +171,7 @@ class PPOTrainer(PositionsMixin, ppo_trainer.PPOTrainer):
             "tokens_to_eos": [self._eos_rule.find(row).index for row in rows],
             "reward": scores.tolist(),
         }
-        columns = gathered(columns)
-        if self._recorder and self.accelerator.is_main_process:
-            self._recorder.add_completions(self.state.global_step + 1, columns)
+        record_rows(self, columns)
 
 
 def random_heads(path: str, seed: int) -> list:

@@ -207,16 +207,14 @@ def load_prompts(dataset: str, split: str = "train"):
         if path.suffix not in kinds:
             raise ParameterError(f"dataset={dataset!r}: expected a folder or a file ending in {', '.join(kinds)}")
         data = load_dataset(kinds[path.suffix], data_files=str(path), split="train")
-    elif path.is_dir():
-        try:
-            data = load_dataset(dataset, split=split)
-        except ValueError as error:  # no data files, no rows or no such split
-            raise ParameterError(f"dataset={dataset!r}, split {split!r}: {error}") from error
     else:
-        _reject_missing_path("dataset", dataset)
+        if not path.is_dir():
+            _reject_missing_path("dataset", dataset)
         try:
             data = load_dataset(dataset, split=split)
-        except Exception as error:  # hub, proxy and library errors share no base class
+        except Exception as error:  # of a folder: no data files, no rows, no such split; hub errors share no base class
+            if path.is_dir():
+                raise ParameterError(f"dataset={dataset!r}, split {split!r}: {error}") from error
             raise _no_hub("dataset", dataset, error) from error
     if "prompt" not in data.column_names:
         raise ParameterError(f"dataset={dataset!r}: expected a column `prompt`, it has {data.column_names}")

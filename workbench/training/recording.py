@@ -129,9 +129,11 @@ class RunRecorder(TrainerCallback):
         write_json(self.out_dir / "progress.json", progress | {"finished": finished})
 
 
-def gathered(columns: dict[str, list]) -> dict[str, list]:
-    """Columns of rows, those of every process one after the other."""
-    return {name: gather_object(values) for name, values in columns.items()}
+def record_rows(trainer, columns: dict[str, list]) -> None:
+    """Record rows of the step, of which each process has some: column -> values."""
+    columns = {name: gather_object(values) for name, values in columns.items()}
+    if trainer.accelerator.is_main_process:
+        trainer._recorder.add_completions(trainer.state.global_step + 1, columns)
 
 
 def record(trainer, out_dir: str | Path) -> RunRecorder:

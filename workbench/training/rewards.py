@@ -65,12 +65,12 @@ def _digest(function) -> str:
 
     def parts(code) -> list:
         constants = [parts(c) if hasattr(c, "co_code") else repr(c) for c in code.co_consts]
-        return [code.co_code.hex(), code.co_names, constants]
+        return [code.co_code, code.co_names, constants]
 
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    plain = [repr(value) for value in cells if isinstance(value, str | int | float | tuple | None)]
-    made_of = repr((parts(function.__code__), repr(function.__defaults__), plain))
-    return hashlib.sha256(made_of.encode()).hexdigest()[:12]
+    closed_over = [cell.cell_contents for cell in function.__closure__ or ()]
+    plain = [value for value in closed_over if isinstance(value, str | int | float | tuple | None)]
+    made_of = (parts(function.__code__), function.__defaults__, plain)
+    return hashlib.sha256(repr(made_of).encode()).hexdigest()[:12]
 
 
 def completion_text(completion: str | Sequence[dict]) -> str:

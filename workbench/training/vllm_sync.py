@@ -9,7 +9,7 @@ own sync is used, unchanged.
 """
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from unittest import mock
 
@@ -24,15 +24,26 @@ def install_cpu_sync(generation, folder: str | Path) -> None:
         generation: TRL's.
         folder: where a server's checkpoints are exchanged, readable by the server.
     """
-    if has_gpu():
-        return
-    if generation.mode == "colocate":
-        generation.sync_weights = lambda: reload_colocated(generation.llm, generation._iter_named_params())
-    else:
-        exchange = Path(folder).resolve() / "vllm-weights"
-        generation.sync_weights = lambda: reload_server(
-            generation.vllm_client, generation._iter_named_params(), generation.model.config, exchange
-        )
+    if not has_gpu():
+        generation.sync_weights = _cpu_sync(generation, generation.mode, generation._iter_named_params, folder)
+
+
+def cpu_sync_online_dpo(trainer) -> None:
+    """The same for OnlineDPOTrainer, which syncs by a method of its own; on CUDA do nothing."""
+
+    def named_params():
+        return ((trainer._fix_param_name_to_vllm(name), param.data) for name, param in trainer.model.named_parameters())
+
+    if not has_gpu():
+        trainer._move_model_to_vllm = _cpu_sync(trainer, trainer.vllm_mode, named_params, trainer.args.output_dir)
+
+
+def _cpu_sync(owner, mode: str, named_params: Callable, folder: str | Path) -> Callable[[], None]:
+    """What syncs the weights of `owner`, which has TRL's `llm` or `vllm_client`, and a `model`."""
+    if mode == "colocate":
+        return lambda: reload_colocated(owner.llm, named_params())
+    exchange = Path(folder).resolve() / "vllm-weights"
+    return lambda: reload_server(owner.vllm_client, named_params(), owner.model.config, exchange)
 
 
 def reload_colocated(llm, named_params: Iterable) -> None:
@@ -79,23 +90,6 @@ def server_without_nccl(args):
         mock.patch.object(torch.accelerator, "current_accelerator", lambda *_, **__: torch.device("cpu")),
     ):
         yield
-
-
-def cpu_sync_online_dpo(trainer) -> None:
-    """The same for OnlineDPOTrainer, which syncs by a method of its own; on CUDA do nothing."""
-    if has_gpu():
-        return
-
-    def named_params():
-        return ((trainer._fix_param_name_to_vllm(name), param.data) for name, param in trainer.model.named_parameters())
-
-    exchange = Path(trainer.args.output_dir).resolve() / "vllm-weights"
-    if trainer.vllm_mode == "colocate":
-        trainer._move_model_to_vllm = lambda: reload_colocated(trainer.llm, named_params())
-    else:
-        trainer._move_model_to_vllm = lambda: reload_server(
-            trainer.vllm_client, named_params(), trainer.model.config, exchange
-        )
 
 
 _engines: dict[str, object] = {}

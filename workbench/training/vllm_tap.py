@@ -88,13 +88,12 @@ class EngineTap:
         keys = [
             (key, n if p.get("multi_modal_data") else None) for n, (key, p) in enumerate(zip(ids, prompts, strict=True))
         ]
-        plan = _plan(keys) if self._share else [[n] for n in range(len(prompts))]
+        plan = self._plan(ids, keys)
         params = []
         for number, rows in enumerate(plan):
             own = sampling_params.clone()
             own.n, own.seed = len(rows), sampling_params.seed if self._seed is None else self._seed_of(number)
             params.append(own)
-        self._count(ids, plan)
         asked = [prompts[rows[0]] for rows in plan]
         outputs = self._engine_generate(asked, *args, sampling_params=params, **kwargs)
         dealt = [None] * len(prompts)
@@ -111,8 +110,7 @@ class EngineTap:
         body = kwargs["json"]
         prompts, n = body["prompt"], body["n"]
         keys = [tuple(p) for p in prompts]
-        plan = _plan(keys) if self._share else [[i] for i in range(len(prompts))]
-        self._count(keys, plan)
+        plan = self._plan(keys, keys)
         if self._seed is None and not self._share:
             answer = self._engine_post(url, **kwargs)
             self.reasons = [choice["finish_reason"] for choice in answer["choices"]]
@@ -139,17 +137,14 @@ class EngineTap:
                 dealt[row] = choices[place * n : (place + 1) * n]
         return [choice for choices in dealt for choice in choices]
 
-    def _count(self, keys: Sequence[Sequence[int]], plan: list[list[int]]) -> None:
-        self.requests = len(plan)
-        self.prompt_tokens = sum(len(keys[rows[0]]) for rows in plan)
-
-
-def _plan(keys: Sequence[tuple]) -> list[list[int]]:
-    """Rows of equal prompts together, in the order of their first."""
-    rows: dict[tuple, list[int]] = {}
-    for row, key in enumerate(keys):
-        rows.setdefault(key, []).append(row)
-    return list(rows.values())
+    def _plan(self, ids: Sequence[tuple], keys: Sequence) -> list[list[int]]:
+        """Rows of each request: one, or where requests are shared those of equal keys, in the order of their first."""
+        rows: dict = {}
+        for row, key in enumerate(keys):
+            rows.setdefault(key if self._share else row, []).append(row)
+        plan = list(rows.values())
+        self.requests, self.prompt_tokens = len(plan), sum(len(ids[rows[0]]) for rows in plan)
+        return plan
 
 
 def improbable_copies(ids: Sequence, logprobs: Sequence, num_generations: int, log_chance: float = -30.0) -> list[int]:
