@@ -28,8 +28,12 @@ class PositionsMixin:
     """
 
     def __init__(self, *args, explicit_positions: bool = True, **kwargs):
-        if not explicit_positions:
-            _refuse_hooked([*args, *kwargs.values()])
+        models = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.nn.Module)]
+        if not explicit_positions and any(map(fills_position_ids, models)):
+            raise ParameterError(
+                "explicit_positions=False: with_position_ids is at work on a given model, from an earlier trainer or by "
+                "your own call; load the model anew, or remove the hook"
+            )
         super().__init__(*args, **kwargs)
         if explicit_positions:
             for model in _models(self):
@@ -41,14 +45,6 @@ def _models(trainer) -> list:
     """The policy, the reference, in PPO also value and reward model; PPO's wrapper of two models is left out."""
     found = (getattr(trainer, name, None) for name in _MODELS)
     return [model for model in found if isinstance(model, torch.nn.Module) and not hasattr(model, "critic_backbone")]
-
-
-def _refuse_hooked(values: Sequence) -> None:
-    if any(isinstance(value, torch.nn.Module) and fills_position_ids(value) for value in values):
-        raise ParameterError(
-            "explicit_positions=False: with_position_ids is at work on a given model, from an earlier trainer or by your "
-            "own call; load the model anew, or remove the hook"
-        )
 
 
 @torch.no_grad()
