@@ -35,7 +35,7 @@ def test_every_arm_records_each_row_with_its_real_end(result):
 def test_a_token_added_in_memory_is_unknown_to_the_engine_and_known_once_saved(result):
     token = result["token"]
     assert "tokenizer differs in 1 tokens: '<call>'" in token["in memory"]["checked"]
-    assert token["in memory"]["stop by id"] == "length after 8 tokens"
+    assert token["in memory"]["spelt in tokens"] > 1 and "after 1 tokens" not in token["in memory"]["stop by id"]
     assert token["saved"]["checked"] == "accepted"
     assert token["saved"]["spelt in tokens"] == 1
     assert "after 1 tokens" in token["saved"]["stop by id"] and "after 1 tokens" in token["saved"]["stop by string"]

@@ -261,8 +261,9 @@ def test_copies_far_beyond_chance_are_refused_and_rows_of_several_turns_are_not_
     copies = [[5, 6, 7], [5, 6, 7], [8], [9]]
     with pytest.raises(GroupError, match=r"groups \[0\]: their 2 completions are the same"):
         Checked(copies, ["end"] * 4, [[-20.0] * 3, [-20.0] * 3, [-1.0], [-1.0]])._generate(None)
-    for logprobs in ([[-20.0]], []):  # of the last turn alone, which had fewer rows
-        trainer = Checked(copies, [], logprobs)
+    last_turn, none = [[-20.0]], []  # of fewer rows; RLOO asks for none
+    for ends, logprobs in (([], last_turn), ([], [[-20.0]] * 4), (["end"] * 4, none)):
+        trainer = Checked(copies, ends, logprobs)
         trainer._generate(None)
         assert trainer._metrics["train"]["groups/identical"] == [0.5]
 
@@ -273,3 +274,18 @@ def test_rows_without_a_prompt_which_an_environment_owns_are_grouped_as_rows():
     assert trainer._generate_and_score_completions([a, a, b, b]) == [a, a, b, b]
     with pytest.raises(GroupError, match="group 0"):
         trainer._generate_and_score_completions([a, b])
+
+
+@pytest.mark.slow
+def test_a_training_cut_after_its_last_checkpoint_trains_no_step_more(tmp_path):
+    from workbench.runs.files import read_json, write_json
+
+    fields = {"max_steps": 2, "save_steps": 1}
+    train(tmp_path, **fields)
+    progress = read_json(tmp_path / "progress.json", {})
+    assert progress["finished"]
+    write_json(tmp_path / "progress.json", progress | {"finished": False})
+    trainer = train(tmp_path, **fields)
+    assert trainer.state.global_step == 2
+    assert Run(tmp_path).metrics["step"].tolist() == [1, 2]
+    assert read_json(tmp_path / "progress.json", {})["finished"]

@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+from ..errors import TrainingStopped
 from ..generation.stops import StopSpec
 from ..runs.files import jsonable, read_json, write_json
 from .monitoring import monitor_padding
@@ -107,5 +108,10 @@ def train_recipe(
     open_folder(out_dir, record)
     trainer.accelerator.wait_for_everyone()  # before any process looks for a checkpoint
     checkpoint = last_checkpoint(out_dir / "checkpoints")
-    trainer.train(**({"resume_from_checkpoint": str(checkpoint)} if checkpoint else {}))
+    try:
+        trainer.train(**({"resume_from_checkpoint": str(checkpoint)} if checkpoint else {}))
+    except TrainingStopped:  # asked to end, or nothing was left to train
+        trainer.accelerator.wait_for_everyone()
+        if not is_finished(out_dir, record):
+            raise
     return trainer

@@ -47,11 +47,11 @@ class GroupingMixin:
         rows, size = [list(ids[:]) for ids in generated[1]], self._group_size()
         if size > 1 and len(rows) % size == 0:
             identical = identical_groups(rows, size)
-            self._metrics["train" if self.model.training else "eval"]["groups/identical"].append(
-                len(identical) * size / len(rows)
-            )
-            # The engine's log-probs are of one turn: rows of several (tools, a rollout function) are not judged by them.
-            if identical and self.use_vllm and self._ends and self.temperature > 0:
+            share = len(identical) * size / len(rows)
+            self._metrics["train" if self.model.training else "eval"]["groups/identical"].append(share)
+            # RLOO asks for no log-probs, and of several turns (tools, a rollout function) there are the last one's only.
+            judged = self._ends and self.use_vllm and len(self.engine_tap.logprobs) == len(rows)
+            if identical and judged and self.temperature > 0:
                 self._refuse_copies(rows, size)
         return generated
 

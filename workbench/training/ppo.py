@@ -164,9 +164,8 @@ class PPOTrainer(PositionsMixin, ppo_trainer.PPOTrainer):
             "prompt": tokenizer.batch_decode(queries, skip_special_tokens=True),
             "completion": [self.stop_rule.text(row, end) for row, end in zip(rows, ends, strict=True)],
             "finish_reason": [end.finish_reason for end in ends],
-            "trl_finish_reason": [
-                "stop" if tokenizer.eos_token_id in row else "length" for row in rows
-            ],  # stock's rule
+            # Stock's rule for PPO: EOS anywhere.
+            "trl_finish_reason": ["stop" if tokenizer.eos_token_id in row else "length" for row in rows],
             "completion_tokens": [end.index for end in ends],
             "tokens_to_eos": [self._eos_rule.find(row).index for row in rows],
             "reward": scores.tolist(),

@@ -7,10 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import MissingDependencyError, ParameterError
-from ..runs.run import EMBEDDED_MODELS
+from ..runs.run import EMBEDDED_MODELS as STARTERS
 
 BACKENDS = ("transformers", "vllm")
-STARTERS = EMBEDDED_MODELS
 _COUNTS = ("max_steps", "max_completion_length", "per_device_train_batch_size", "save_steps")
 _LEAST = dict.fromkeys((*_COUNTS, "gradient_accumulation_steps"), 1) | {"num_generations": 2}
 

@@ -48,14 +48,16 @@ class RunRecorder(TrainerCallback):
     def on_train_begin(self, args, state, control, **_):
         if reason := self._end_asked(args):
             self._end(state, reason)
-        if not state.is_world_process_zero:
-            return
-        self.out_dir.mkdir(parents=True, exist_ok=True)
-        go_on(self.out_dir)
-        self._before = forget_after(self.out_dir, state.global_step)
-        self._started = time.monotonic()
-        self._file = (self.out_dir / "metrics.jsonl").open("a", encoding="utf-8")
-        self._progress(state)
+        if state.is_world_process_zero:
+            self.out_dir.mkdir(parents=True, exist_ok=True)
+            go_on(self.out_dir)
+            self._before = forget_after(self.out_dir, state.global_step)
+            self._started = time.monotonic()
+            self._file = (self.out_dir / "metrics.jsonl").open("a", encoding="utf-8")
+            self._progress(state)
+        if state.global_step >= state.max_steps:  # resumed at its end; transformers would train a step more
+            self.on_train_end(args, state, control)
+            raise TrainingStopped(f"all {state.max_steps} steps were trained before; nothing is left to train")
 
     def on_log(self, args, state, control, logs=None, **_):
         if self._file is None or "train_runtime" in logs:  # the closing summary is not a step
@@ -171,10 +173,8 @@ class RecordingMixin:
         own = {name: options.pop(name) for name in TRAINER_OPTIONS if name in options}
         config_class = trl.RLOOConfig if issubclass(cls, trl.RLOOTrainer) else trl.GRPOConfig
         args = grpo_config(recipe, out_dir / "checkpoints", config_class, **options)
-        data = load_prompts(recipe.dataset)
-        return cls(
-            resolve_model(recipe.model), reward_funcs, args, train_dataset=data, stops=stops, out_dir=out_dir, **own
-        )
+        own |= {"train_dataset": load_prompts(recipe.dataset), "stops": stops, "out_dir": out_dir}
+        return cls(resolve_model(recipe.model), reward_funcs, args, **own)
 
     def _generate_and_score_completions(self, inputs):
         scored = super()._generate_and_score_completions(inputs)

@@ -165,10 +165,8 @@ class StoppingMixin:
         self._ends = [self.stop_rule.find(row) for row in rows]
         self._sampled_ids = rows
         eos = self._tokenizer.eos_token_id
-        cut = [
-            EndedRow(row[: end.index], end.finish_reason == "stop", eos)
-            for row, end in zip(rows, self._ends, strict=True)
-        ]
+        pairs = zip(rows, self._ends, strict=True)
+        cut = [EndedRow(row[: end.index], end.finish_reason == "stop", eos) for row, end in pairs]
         if not isinstance(sampled, tuple):
             return cut
         if logprobs is not None:
