@@ -5,7 +5,8 @@ import torch
 from generation_cases import tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import GenerationConfig
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from workbench.errors import ParameterError
 from workbench.generation.stops import (
@@ -98,7 +99,7 @@ def test_find_agrees_with_decoding_every_prefix(ids, text, cut, strings, token_i
 
 def by_decoding_every_prefix(spec, row):
     decode = functools.partial(tokenizer().decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    settled = len(decode(row[: spec.min_tokens]))
+    settled = len(decode(row[: spec.min_tokens]).rstrip("\ufffd"))  # bytes of a character in the making are no text yet
     for n in range(spec.min_tokens + 1, len(row) + 1):
         text = decode(row[:n])
         by_string = any(s in text[max(0, settled - len(s) + 1) :] for s in spec.strings)
@@ -190,3 +191,106 @@ def test_trl_takes_a_custom_stop_for_a_cut():
     eos, pad = tokenizer().eos_token_id, tokenizer().pad_token_id
     assert trl_finish_reason([5, eos], eos, pad) == "stop"
     assert trl_finish_reason(ids_of("a</search>"), eos, pad) == "length"
+
+
+# --- ends and find say the same, whatever the tokenizer ---------------------------------------------------------------
+
+
+def sentencepiece_like():
+    """Pieces with a leading mark for blanks and bytes for what has no piece, as Llama-2's and Gemma's tokenizers decode."""
+    pieces = [
+        "<unk>",
+        "<eos>",
+        *[f"<0x{n:02X}>" for n in range(256)],
+        "▁",
+        "▁END",
+        "END",
+        "▁a",
+        "b",
+        ">",
+        "▁>>",
+        "é",
+        "\n",
+    ]
+    core = Tokenizer(
+        models.BPE({piece: n for n, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
+    )
+    core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    core.decoder = decoders.Sequence(steps)
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", unk_token="<unk>")
+
+
+def wordpiece():
+    words = ["[UNK]", "[SEP]", "a", "end", "##ing", "##s", ">", "the", "##>"]
+    core = Tokenizer(models.WordPiece({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece()
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="[SEP]", unk_token="[UNK]")
+
+
+def byte_level():
+    words = ["END", " END", ">>", ">>>", "\n\n", "\n\n\n", "日本", "é"]
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<eos>"], initial_alphabet=alphabet, show_progress=False
+    )
+    core.train_from_iterator([" ".join(words)] * 20, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>")
+
+
+TOKENIZERS = {
+    "byte-level BPE": (byte_level(), ["END", " END", ">>", "\n\n", "本", "é>"]),
+    "SentencePiece, byte fallback": (sentencepiece_like(), ["END", " END", ">>", "é", "b é", "日"]),
+    "WordPiece": (wordpiece(), ["end", "ending", ">", "the end"]),
+}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_ends_fires_first_where_find_ends(name, data):
+    tokenizer, strings = TOKENIZERS[name]
+    text_ids = tokenizer.encode("a END>> é 日本\n\n\n the ending", add_special_tokens=False)
+    usual = sorted({*text_ids, *range(min(len(tokenizer), 12))})
+    ids = data.draw(st.lists(st.sampled_from(usual) | st.integers(0, len(tokenizer) - 1), max_size=14))
+    chosen = data.draw(st.lists(st.sampled_from(strings), unique=True, max_size=3))
+    stop_ids = data.draw(st.lists(st.integers(2, len(tokenizer) - 1), unique=True, max_size=2))
+    least = data.draw(st.integers(0, 4))
+    rule = StopRule(StopSpec(tuple(chosen), tuple(stop_ids), min_tokens=least), tokenizer)
+    end = rule.find(ids)
+    fired = [n for n in range(1, len(ids) + 1) if rule.ends(ids[:n])]
+    assert fired[:1] == ([end.index] if end.stop is not None else [])
+    assert rule.find(ids[: end.index]) == end
+
+
+def test_a_second_call_in_one_row_ends_it_too():
+    tokenizer = TOKENIZERS["byte-level BPE"][0]
+    rule = StopRule(StopSpec(strings=(">>",)), tokenizer)
+    turn = tokenizer.encode("a >>")
+    assert rule.ends(turn) and rule.ends([*turn, *tokenizer.encode(" 42 "), *turn])
+
+
+def test_a_row_that_starts_with_the_stop_s_blank_ends_there_as_on_vllm():
+    tokenizer = TOKENIZERS["SentencePiece, byte fallback"][0]
+    row = [tokenizer.convert_tokens_to_ids("▁END"), tokenizer.convert_tokens_to_ids("b")]
+    assert StopRule(StopSpec(strings=(" END",)), tokenizer).find(row).index == 1
+
+
+def test_a_stop_inside_a_longer_token_is_cut_whole():
+    tokenizer = byte_level()
+    tokenizer.add_tokens(["\n\n\n"])
+    row = [*tokenizer.encode("END"), *tokenizer.encode("\n\n\n")]
+    assert len(tokenizer.encode("\n\n\n")) == 1
+    rule = StopRule(StopSpec(strings=("\n\n",), keep=False), tokenizer)
+    assert rule.text(row, rule.find(row)) == "END"
+
+
+def test_control_tokens_that_no_attribute_names_stay_out_of_the_text():
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken("<|python_tag|>", special=True)])  # as Llama-3 has them
+    row = [*tokenizer.encode("END"), tokenizer.convert_tokens_to_ids("<|python_tag|>"), *tokenizer.encode(">>")]
+    assert tokenizer.convert_tokens_to_ids("<|python_tag|>") not in tokenizer.all_special_ids
+    rule = StopRule(StopSpec(strings=(">>",)), tokenizer)
+    assert rule.text(row, rule.find(row)) == "END>>" == tokenizer.decode(row, skip_special_tokens=True)

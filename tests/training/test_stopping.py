@@ -28,7 +28,7 @@ def judge(result, label, tokenizer):
     def first_end(ids):
         for n in range(spec.min_tokens + 1, len(ids) + 1):
             text = tokenizer.decode(ids[:n])
-            settled = len(tokenizer.decode(ids[: spec.min_tokens]))
+            settled = len(tokenizer.decode(ids[: spec.min_tokens]).rstrip("\ufffd"))
             if ids[n - 1] in stops or any(s in text[max(0, settled - len(s) + 1) :] for s in spec.strings):
                 return n
         return None

@@ -5,7 +5,6 @@ anything else counts as cut by the length limit (articles A0 and A1). Here one p
 the row serves every trainer and every back end.
 """
 
-import bisect
 import copy
 import dataclasses
 import functools
@@ -107,17 +106,25 @@ class StopRule:
         configured = getattr(generation_config, "eos_token_id", None)
         configured = configured if isinstance(configured, list | tuple) else [configured]
         self.eos_ids = tuple(dict.fromkeys(i for i in (tokenizer.eos_token_id, *configured) if i is not None))
-        self._decode = functools.partial(
-            tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        # Decoders drop the blank that a row begins with; behind other text it stays, as it does on vLLM.
+        self._before = tokenizer.encode("a", add_special_tokens=False)[-1:]
+        self._hidden_before = len(self._plain(self._before))
         self._check(max_tokens)
         self.stop_ids = ((*self.eos_ids,) if spec.eos else ()) + spec.token_ids
         self._stop_id_set = frozenset(self.stop_ids)
         # A string of n characters spans at most 4 n bytes and so at most 4 n tokens; one more for a split character.
         self._tail = 4 * max(map(len, spec.strings), default=0) + 4
-        special = set(tokenizer.all_special_ids)
+        self._completing: dict[int, bool] = {}
+        added = (i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
+        special = {*tokenizer.all_special_ids, *added}
         in_strings = {i for i in special if any(tokenizer.decode([i]) in s for s in spec.strings)}
         self._hidden = special - in_strings - set(spec.token_ids)
+
+    def _plain(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._plain([*self._before, *ids])[self._hidden_before :]
 
     def _check(self, max_tokens: int | None) -> None:
         spec, size = self.spec, len(self.tokenizer)
@@ -159,39 +166,43 @@ class StopRule:
             >>> rule.find([1, 3])
             End(index=2, stop=None, finish_reason='length')
         """
-        after = self.spec.min_tokens
-        by_id = next((n for n, i in enumerate(ids, 1) if n > after and i in self._stop_id_set), len(ids) + 1)
-        if self.spec.strings and (end := self._find_string(list(ids[:by_id]))):
-            return end
-        if by_id <= len(ids):
-            return End(by_id, ids[by_id - 1], "stop")
+        for n in range(self.spec.min_tokens + 1, len(ids) + 1):
+            if self.spec.strings and (string := self._completed(ids, n)) is not None:
+                return End(n, string, "stop")
+            if ids[n - 1] in self._stop_id_set:
+                return End(n, ids[n - 1], "stop")
         return End(len(ids), None, "length")
 
-    def _find_string(self, ids: list[int]) -> End | None:
-        text, settled = self._decode(ids), len(self._decode(ids[: self.spec.min_tokens]))
-        # A match has to end after the text of the first `min_tokens` tokens.
+    def _completed(self, ids: Sequence[int], n: int) -> str | None:
+        """The stop string that the n-th token of a row completes; of several the one that ends first."""
+        if not self._may_complete(ids[n - 1]):
+            return None
+        tail = ids[max(0, n - self._tail) : n]
+        settled = len(self._decode(tail[:-1]).rstrip("\ufffd"))  # bytes of a character in the making are no text yet
+        text = self._decode(tail)
         starts = {s: text.find(s, max(0, settled - len(s) + 1)) for s in self.spec.strings}
         ends = {s: start + len(s) for s, start in starts.items() if start >= 0}
-        if not ends:
-            return None
-        string = min(ends, key=ends.__getitem__)
-        place = slice(starts[string], ends[string])
-        index = bisect.bisect_left(
-            range(len(ids)), True, lo=self.spec.min_tokens + 1, key=lambda n: self._decode(ids[:n])[place] == string
-        )
-        return End(index, string, "stop")
+        return min(ends, key=ends.__getitem__, default=None)
 
-    def ends(self, ids: Sequence[int]) -> bool:
-        """Whether a row's last token completes a stop; reads only the tail, so it serves at every sampling step."""
-        if len(ids) <= self.spec.min_tokens:
+    def _may_complete(self, token_id: int) -> bool:
+        """Whether a stop string may end within a token: told from its own text, once for each token."""
+        if token_id not in self._completing:
+            text = self._decode([token_id])
+            begins = {text[:n] for n in range(1, len(text) + 1)}
+            ends = any(s in text or any(map(s.endswith, begins)) for s in self.spec.strings)
+            self._completing[token_id] = ends or not text or "\ufffd" in text
+        return self._completing[token_id]
+
+    def ends(self, ids: Sequence[int], tokens: int | None = None) -> bool:
+        """Whether a row's last token completes a stop; reads only the tail, so it serves at every sampling step.
+
+        Args:
+            ids: T completion ids of a row, or the last of them.
+            tokens: of the row, where `ids` are only its last.
+        """
+        if not len(ids) or (len(ids) if tokens is None else tokens) <= self.spec.min_tokens:
             return False
-        if ids[-1] in self._stop_id_set:
-            return True
-        if not self.spec.strings:
-            return False
-        tail = list(ids[-self._tail :])
-        text, before = self._decode(tail), self._decode(tail[:-1])
-        return any(s in text and s not in before for s in self.spec.strings)
+        return ids[-1] in self._stop_id_set or bool(self.spec.strings and self._completed(ids, len(ids)))
 
     def text(self, ids: Sequence[int], end: End) -> str:
         """The completion's text as a reward function should see it: the stop marker in it or not, as `keep` says.
@@ -201,9 +212,11 @@ class StopRule:
         kept = list(ids[: end.index])
         if isinstance(end.stop, int) and (end.stop in self.eos_ids or not self.spec.keep):
             kept = kept[:-1]
-        text = self._decode([i for i in kept if i not in self._hidden])
+        shown = [i for i in kept if i not in self._hidden]
+        text = self._plain(shown)
         if isinstance(end.stop, str) and not self.spec.keep:
-            text = text[: text.rfind(end.stop)]
+            settled = len(self._plain(shown[:-1]).rstrip("\ufffd"))
+            text = text[: text.find(end.stop, max(0, settled - len(end.stop) + 1))]
         return text
 
     def for_transformers(self, prompt_length: int) -> dict:
@@ -241,8 +254,9 @@ class StopRule:
 
     def _ended(self, prompt_length: int, input_ids, scores, **_):
         """A stopping criterion: transformers' own `stop_strings` misses strings in partial bytes and special tokens."""
-        rows = input_ids[:, prompt_length:].tolist()
-        return input_ids.new_tensor([self.ends(row) for row in rows], dtype=bool)
+        tokens = input_ids.shape[1] - prompt_length
+        rows = input_ids[:, max(prompt_length, input_ids.shape[1] - self._tail) :].tolist()
+        return input_ids.new_tensor([self.ends(row, tokens) for row in rows], dtype=bool)
 
     def for_vllm(self) -> dict:
         """`SamplingParams` fields, or a completion request's: the same in process and on a server.

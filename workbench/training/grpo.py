@@ -1,11 +1,9 @@
 """TRL's GRPOTrainer and RLOOTrainer with stop control and checked groups, that record their runs."""
 
-import hashlib
-import json
 from pathlib import Path
 
-import torch
 import trl
+from accelerate.utils import gather_object
 
 from .folder import train_recipe
 from .groups import GroupError, check_groups, identical_groups
@@ -32,15 +30,7 @@ class GroupingMixin:
         return self.num_generations if self.model.training else self.num_generations_eval
 
     def _check_layout(self, prompts: list) -> None:
-        if self.accelerator.num_processes == 1:
-            check_groups(prompts, None, self._group_size())
-            return
-        digests = torch.tensor([_digest(p) for p in prompts], device=self.accelerator.device)
-        everywhere = self.accelerator.gather(digests).tolist()
-        try:
-            check_groups(everywhere, None, self._group_size())  # groups may span processes
-        except GroupError as error:
-            raise GroupError(f"over all processes, prompts shown by their hashes: {error}") from None
+        check_groups(gather_object(prompts), None, self._group_size())  # groups may span processes
 
     def _generate(self, prompts):
         generated = super()._generate(prompts)
@@ -62,11 +52,6 @@ class GroupingMixin:
                 f"{self.temperature}. The engine gave every copy the same random stream; give generation_seed=... to the "
                 "trainer, which seeds each completion for itself"
             )
-
-
-def _digest(prompt) -> int:
-    text = json.dumps(prompt, sort_keys=True, default=str)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)
 
 
 class GRPOTrainer(PositionsMixin, RecordingMixin, MismatchMixin, GroupingMixin, StoppingMixin, trl.GRPOTrainer):
