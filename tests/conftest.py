@@ -37,7 +37,9 @@ def workbench(*arguments, cwd=None, env=None, timeout=300) -> subprocess.Complet
     """`python -m workbench ...` in a process of its own."""
     command = [sys.executable, "-m", "workbench", *map(str, arguments)]
     env = os.environ | (env or {})
-    env.pop("PYTEST_CURRENT_TEST", None)  # with it ipykernel captures output otherwise than for users, and vLLM cannot start
+    env.pop(
+        "PYTEST_CURRENT_TEST", None
+    )  # with it ipykernel captures output otherwise than for users, and vLLM cannot start
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd or ROOT, env=env, timeout=timeout)
 
 

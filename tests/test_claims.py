@@ -66,7 +66,10 @@ def test_the_command_of_a_notebook_that_is_gone_holds_every_parameter(tmp_path):
 
 
 def test_a_verdict_recorded_by_a_notebook_comes_through(tmp_path):
-    claims = {"A3.3": claim_row("only with vLLM", "0 of 4 fail without", True), "A3.4": claim_row("x", "y", "not run: no GPU")}
+    claims = {
+        "A3.3": claim_row("only with vLLM", "0 of 4 fail without", True),
+        "A3.4": claim_row("x", "y", "not run: no GPU"),
+    }
     write_run(tmp_path, result={"claims": claims})
     rows = {row.id: row for row in claims_sheet(list_runs(tmp_path))}
     assert (rows["A3.3"].verdict, rows["A3.3"].measured) == ("agrees", "0 of 4 fail without")
