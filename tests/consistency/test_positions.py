@@ -1,3 +1,4 @@
+import contextlib
 import copy
 import pickle
 
@@ -19,7 +20,7 @@ from workbench.consistency.positions import (
     with_position_ids,
 )
 from workbench.errors import ParameterError
-from workbench.toys.families import FAMILIES, VOCAB
+from workbench.toys.families import FAMILIES, VOCAB, family_model, random_texts
 
 
 def test_left_pads_get_position_0_where_the_plain_formula_leaves_minus_1():
@@ -231,3 +232,42 @@ def test_rotary_kinds_and_windows_are_read_from_the_config():
 def test_a_mask_of_another_shape_has_no_position_ids():
     with pytest.raises(ParameterError, match=r"shape \(3,\): expected \(B, T\)"):
         position_ids(ones(3))
+
+
+def compiled_where(part, model):
+    """The model with its backbone, or the whole of it, under torch.compile; the graphs that were made are counted."""
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    if part == "backbone":
+        model.model = torch.compile(model.model, backend=count)
+        return model, graphs
+    return torch.compile(model, backend=count), graphs
+
+
+@pytest.mark.parametrize("part", ["backbone", "whole model"])
+def test_position_ids_are_filled_in_a_compiled_model_too(part):
+    plain = family_model("llama, dynamic NTK")
+    batch = pad_batch(random_texts(24, 9), 0, "left", width=40)
+    with torch.no_grad():
+        expected = plain(**batch, position_ids=position_ids(batch["attention_mask"])).logits
+        model, _ = compiled_where(part, copy.deepcopy(plain))
+        assert backbone(model) is not model and takes_position_ids(model)
+        with with_position_ids(model):
+            torch.testing.assert_close(model(**batch).logits, expected)
+        assert not fills_position_ids(model)
+
+
+def test_a_hooked_model_is_one_graph_where_positions_are_given():
+    graphs = {}
+    batch = pad_batch(random_texts(12, 9), 0, "left")
+    batch["position_ids"] = position_ids(batch["attention_mask"])
+    for hooked in (False, True):
+        model, graphs[hooked] = compiled_where("whole model", family_model("llama"))
+        with with_position_ids(model) if hooked else contextlib.nullcontext(), torch.no_grad():
+            model(**batch, use_cache=False)
+    assert len(graphs[True]) == len(graphs[False]) == 1

@@ -38,12 +38,14 @@ def position_ids(attention_mask: torch.Tensor) -> torch.Tensor:
 
 
 def backbone(model):
-    """The model under its head, through PEFT and DDP; a model without a head is its own backbone."""
+    """The model under its head, through PEFT, DDP and torch.compile; a model without a head is its own backbone."""
     model = unwrapped(model)
-    return getattr(model, getattr(model, "base_model_prefix", "") or "", model)
+    body = getattr(model, getattr(model, "base_model_prefix", "") or "", model)
+    return getattr(body, "_orig_mod", body)
 
 
 def unwrapped(model):
+    model = getattr(model, "_orig_mod", model)  # torch.compile's
     model = getattr(model, "module", model)
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
@@ -132,8 +134,7 @@ def fills_position_ids(model) -> bool:
 
 def fill_position_ids(module, args: tuple, kwargs: dict):
     """The forward pre-hook that `with_position_ids` installs; at module level, so that such models can be pickled."""
-    names = _parameters(module)
-    given = dict(zip(names, args, strict=False)) | kwargs
+    given = dict(zip(_parameters(module), args, strict=False)) | kwargs if args else kwargs
     mask, past = given.get("attention_mask"), given.get("past_key_values")
     if given.get("position_ids") is not None or any(given.get(name) is not None for name in _PACKED):
         return None
@@ -144,6 +145,6 @@ def fill_position_ids(module, args: tuple, kwargs: dict):
         return None
     if ((mask != 0) & (mask != 1)).any():  # packed rows that number their texts 1, 2, ...; additive masks
         return None
-    if len(args) > (at := names.index("position_ids")):
+    if args and len(args) > (at := _parameters(module).index("position_ids")):
         return (*args[:at], position_ids(mask), *args[at + 1 :]), kwargs
     return args, kwargs | {"position_ids": position_ids(mask)}

@@ -16,8 +16,6 @@ from ..consistency.padding import evaluating, pad_batch
 from ..consistency.positions import fills_position_ids, with_position_ids
 from ..errors import ParameterError
 
-_MODELS = ("model", "ref_model", "policy_model", "value_model", "reward_model")
-
 
 class PositionsMixin:
     """Fills in position ids wherever the trainer's forward passes give none; goes first in the bases.
@@ -43,7 +41,8 @@ class PositionsMixin:
 
 def _models(trainer) -> list:
     """The policy, the reference, in PPO also value and reward model; PPO's wrapper of two models is left out."""
-    found = (getattr(trainer, name, None) for name in _MODELS)
+    names = ("model", "ref_model", "policy_model", "value_model", "reward_model")
+    found = (getattr(trainer, name, None) for name in names)
     return [model for model in found if isinstance(model, torch.nn.Module) and not hasattr(model, "critic_backbone")]
 
 
