@@ -32,7 +32,7 @@ class Engine:
         return [SimpleNamespace(outputs=[m] * s.n) for m, s in zip(made, sampling_params, strict=True)]
 
 
-def tapped(rank=0, tensor_parallel_size=1, **options):
+def tapped(rank=0, tensor_parallel_size=1, now=lambda: (3, True), **options):
     """A tap on a generation that asks the engine for what it is given, as TRL does in process: `(generation, engine)`."""
     engine = Engine()
     accelerator = SimpleNamespace(process_index=rank, is_main_process=rank == 0)
@@ -47,7 +47,7 @@ def tapped(rank=0, tensor_parallel_size=1, **options):
 
     generation = SimpleNamespace(mode="colocate", llm=engine, accelerator=accelerator, generate=generate)
     generation.tensor_parallel_size = tensor_parallel_size
-    tap = EngineTap(generation, lambda: 3, **options)
+    tap = EngineTap(generation, now, **options)
     return generation, engine, tap
 
 
@@ -87,7 +87,7 @@ def test_requests_of_a_server_from_elsewhere_are_left_as_they_are():
     client = SimpleNamespace(_post=lambda url, *args, **kwargs: asked.append((url, args, kwargs)) or {"choices": []})
     accelerator = SimpleNamespace(process_index=0, is_main_process=True)
     generation = SimpleNamespace(mode="server", vllm_client=client, accelerator=accelerator, generate=None)
-    EngineTap(generation, lambda: 0, seed=1, share=True)
+    EngineTap(generation, lambda: (0, True), seed=1, share=True)
     client._post("http://x/v1/completions", {"prompt": "a text", "prompt_logprobs": 0})
     client._post("http://x/v1/completions", json={"prompt": "a text"})
     assert [kwargs.get("json", args[0] if args else None) for _, args, kwargs in asked] == [
@@ -103,3 +103,18 @@ def test_an_answer_to_another_prompt_is_refused_with_its_likely_cause(images, hi
     generation.generate.__self__._original_generate = lambda *a: ([[9, 9], [3]], *inner(*a)[1:])
     with pytest.raises(GroupError, match=f"row 0: the engine answered another prompt .*{hint}"):
         generation.generate([[1, 2], [3]], images)
+
+
+def training_seeds(*modes):
+    """Seeds of the training generations among generations of one step; each mode is True for training."""
+    coming = iter(modes)
+    generation, engine, _ = tapped(now=lambda: (3, next(coming)), seed=7)
+    for _ in modes:
+        generation.generate([[1, 2], [3]])
+    return [[p.seed for p in params] for (_, params), training in zip(engine.calls, modes, strict=True) if training]
+
+
+def test_an_evaluation_moves_no_random_number_of_the_training_that_follows_in_its_step():
+    alone = training_seeds(True, True)
+    assert alone[0] != alone[1]
+    assert training_seeds(False, True, False, True) == alone

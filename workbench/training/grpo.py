@@ -23,14 +23,12 @@ class GroupingMixin:
     """
 
     def _generate_and_score_completions(self, inputs):
-        self._check_layout([row.get("prompt", row) for row in inputs])  # an environment may own the prompts
+        prompts = [row.get("prompt", row) for row in inputs]  # an environment may own the prompts
+        check_groups(gather_object(prompts), None, self._group_size())  # groups may span processes
         return super()._generate_and_score_completions(inputs)
 
     def _group_size(self) -> int:
         return self.num_generations if self.model.training else self.num_generations_eval
-
-    def _check_layout(self, prompts: list) -> None:
-        check_groups(gather_object(prompts), None, self._group_size())  # groups may span processes
 
     def _generate(self, prompts):
         generated = super()._generate(prompts)

@@ -19,7 +19,8 @@ class EngineTap:
 
     Args:
         generation: TRL's, in either mode.
-        step: tells the training step, so that a resumed run draws what it would have drawn.
+        step: tells the training step and whether it trains, so that a resumed run draws what it would have drawn, and an
+            evaluation moves no training.
         seed: every completion gets a random stream of its own, from this, the step and its place; None leaves randomness to
             the engine.
         share: send equal prompts as one request with as many samples as they need (claim A3.7).
@@ -31,9 +32,11 @@ class EngineTap:
         prompt_tokens: tokens of these prompts.
     """
 
-    def __init__(self, generation, step: Callable[[], int], *, seed: int | None = None, share: bool = False):
+    def __init__(
+        self, generation, step: Callable[[], tuple[int, bool]], *, seed: int | None = None, share: bool = False
+    ):
         self._generation, self._step, self._seed, self._share = generation, step, seed, share
-        self._call = (-1, 0)  # step, and how often the engine was asked in it
+        self._calls: dict[tuple[int, bool], int] = {}  # of this step: how often the engine was asked in it
         self._generating = False
         self.reasons: list[str] = []
         self.logprobs: list[list[float]] = []
@@ -49,8 +52,9 @@ class EngineTap:
 
     def _generate(self, prompts, *args, **kwargs):
         self.reasons = []
-        step = self._step()
-        self._call = (step, self._call[1] + 1 if self._call[0] == step else 0)
+        self._now = self._step()
+        self._calls = {now: n for now, n in self._calls.items() if now[0] == self._now[0]}
+        self._calls[self._now] = self._calls.get(self._now, -1) + 1
         self._generating = True
         try:
             result = self._original_generate(prompts, *args, **kwargs)
@@ -75,7 +79,9 @@ class EngineTap:
         group = 0
         if self._generation.mode == "colocate":  # ranks that share an engine have to ask it alike
             group = self._generation.accelerator.process_index // self._generation.tensor_parallel_size
-        mixed = hash((self._seed, *self._call, group))  # of integers only: the same in every process and session
+        step, training = self._now
+        # Of integers only: the same in every process and session.
+        mixed = hash((self._seed, step, self._calls[self._now], group, *(() if training else (1,))))
         return (mixed + request * _STRIDE) % 2**31
 
     def _llm_generate(self, prompts, sampling_params=None, *args, **kwargs):
@@ -85,17 +91,14 @@ class EngineTap:
             raise GroupError("share_generation: not with vllm_tensor_parallel_size > 1, where ranks split the rows")
         # Equal ids with images are no equal prompts: such a row is a request of its own.
         ids = [tuple(p["prompt_token_ids"]) for p in prompts]
-        keys = [
-            (key, n if p.get("multi_modal_data") else None) for n, (key, p) in enumerate(zip(ids, prompts, strict=True))
-        ]
-        plan = self._plan(ids, keys)
+        alone = [n if p.get("multi_modal_data") else None for n, p in enumerate(prompts)]
+        plan = self._plan(ids, list(zip(ids, alone, strict=True)))
         params = []
         for number, rows in enumerate(plan):
             own = sampling_params.clone()
             own.n, own.seed = len(rows), sampling_params.seed if self._seed is None else self._seed_of(number)
             params.append(own)
-        asked = [prompts[rows[0]] for rows in plan]
-        outputs = self._engine_generate(asked, *args, sampling_params=params, **kwargs)
+        outputs = self._engine_generate([prompts[rows[0]] for rows in plan], *args, sampling_params=params, **kwargs)
         dealt = [None] * len(prompts)
         for rows, output in zip(plan, outputs, strict=True):
             for row, sample in zip(rows, output.outputs, strict=True):
