@@ -142,7 +142,7 @@ class StoppingMixin:
         self._sampled_ids: list[list[int]] = []
         if self.use_vllm:
             install_cpu_sync(self.vllm_generation, self.args.output_dir)
-            how = {"seed": generation_seed, "share": share_generation}
+            how: dict = {"seed": generation_seed, "share": share_generation}
             self.engine_tap = EngineTap(
                 self.vllm_generation, lambda: (self.state.global_step, self.model.training), **how
             )
