@@ -237,3 +237,11 @@ def test_a_token_as_default_in_a_notebook_is_refused_without_being_repeated(tmp_
 )  # fmt: skip
 def test_what_is_no_token_is_taken(given):
     assert check_parameters(KNOWN, given) == given
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"cells": [{}]}', '{"cells": [1]}'])
+def test_a_file_that_is_no_notebook_is_refused(text, tmp_path):
+    path = tmp_path / "bad.ipynb"
+    path.write_text(text)
+    with pytest.raises(ParameterError, match=r"bad.ipynb: not a notebook of format 4"):
+        notebook_parameters(path)

@@ -10,6 +10,7 @@ the allowed values:
 import ast
 import dataclasses
 import difflib
+import json
 import math
 import re
 import shlex
@@ -50,15 +51,17 @@ def notebook_parameters(path: Path) -> dict[str, Parameter]:
     Raises:
         ParameterError: no notebook, not exactly one `parameters` cell, or what `parse_parameters` refuses.
     """
-    import nbformat
-
     if not Path(path).is_file():
         raise ParameterError(f"{path}: no such notebook")
-    cells = [c for c in nbformat.read(path, as_version=4).cells if "parameters" in c.metadata.get("tags", [])]
+    try:  # nbformat takes a second to load, and checks what is of no matter here
+        cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
+        cells = [c for c in cells if "parameters" in c["metadata"].get("tags", [])]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ParameterError(f"{path}: not a notebook of format 4 ({type(error).__name__}: {error})") from error
     if len(cells) != 1:
         raise ParameterError(f"{path}: expected one cell tagged `parameters`, found {len(cells)}")
     try:
-        return parse_parameters(cells[0].source)
+        return parse_parameters("".join(cells[0]["source"]))
     except ParameterError as error:
         raise ParameterError(f"{path}: parameters cell: {error}") from error
 
