@@ -112,15 +112,6 @@ def held(run) -> dict:
 
 
 @pytest.mark.slow
-def test_the_tour_ends_done_with_every_check_true(starter_folder, tmp_path):
-    process = workbench("run", "00_tour", "--runs-dir", tmp_path)
-    assert process.returncode == 0, process.stderr
-    (run,) = list_runs(tmp_path)
-    assert run.status["state"] == "done"
-    assert held(run) == {}
-
-
-@pytest.mark.slow
 def test_the_documented_example_rises_from_below_minus_20_to_above_minus_6(example_run):
     run, process = example_run
     assert process.returncode == 0, process.stderr

@@ -1,12 +1,14 @@
-"""Generates one batch per StopSpec with a workbench trainer and prints what came of each row, as JSON.
+"""Generates one batch per StopSpec with each of the workbench's trainers and prints what came of each row, as JSON.
 
-Run as a process of its own, `python tests/helpers/stop_matrix.py TRAINER BACKEND [URL]`: a vLLM engine stays for the
-life of its process. The specs and the judging are in test_stop_matrix.py.
+Run as a process of its own, `python tests/helpers/stop_matrix.py BACKEND [URL]`: a vLLM engine stays for the life of its
+process, and the trainers share it. The judging is in test_stopping.py.
 """
 
 import json
 import sys
 import tempfile
+from contextlib import ExitStack
+from unittest import mock
 
 import torch
 
@@ -14,6 +16,7 @@ from workbench.generation.stops import StopSpec
 from workbench.training.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.training.recording import quiet_libraries
 from workbench.training.rewards import length_reward
+from workbench.training.vllm_sync import shared_engine, sharing_engines
 
 LIMIT, BATCH, G = 16, 16, 4
 
@@ -41,12 +44,8 @@ def policy_trainer(name: str, backend: str, url: str | None):
     if backend != "transformers":
         fields |= {"use_vllm": True, "vllm_mode": "server" if url else "colocate", "vllm_max_model_length": 256}
         fields |= {"vllm_server_base_url": url} if url else {}
-    args = grpo_config(recipe, fields.pop("output_dir"), **fields)
-    if name == "RLOO":
-        shared = set(trl.RLOOConfig.__dataclass_fields__)
-        given = {k: v for k, v in vars(args).items() if k in shared and v != getattr(trl.RLOOConfig, k, None)}
-        unset = ("deepspeed_plugin", "_n_gpu", "generation_batch_size", "steps_per_generation", "num_generations_eval")
-        args = trl.RLOOConfig(**{k: v for k, v in given.items() if k not in unset} | {"beta": 0.0})
+    config_class = {"GRPO": trl.GRPOConfig, "RLOO": trl.RLOOConfig}[name]
+    args = grpo_config(recipe, fields.pop("output_dir"), config_class, **fields)
     cls = {"GRPO": GRPOTrainer, "RLOO": RLOOTrainer}[name]
     return cls(resolve_model("starter"), length_reward(), args, train_dataset=load_prompts("starter"))
 
@@ -123,14 +122,20 @@ def online_dpo_row(trainer, spec: StopSpec) -> dict:
     }
 
 
-def main(name: str, backend: str, url: str | None = None) -> None:
+def main(backend: str, url: str | None = None) -> None:
     torch.set_num_threads(1)
     quiet_libraries()
-    if name == "OnlineDPO":
-        trainer, row = online_dpo_trainer(backend, url), online_dpo_row
-    else:
-        trainer, row = policy_trainer(name, backend, url), policy_row
-    result = {label: row(trainer, spec) for label, spec in specs(trainer._tokenizer).items()}
+    result = {}
+    with ExitStack() as stack:
+        if backend == "vllm" and not url:
+            stack.enter_context(sharing_engines())
+            stack.enter_context(mock.patch("trl.experimental.online_dpo.online_dpo_trainer.LLM", shared_engine))
+        for name in ("GRPO", "RLOO", "OnlineDPO"):
+            if name == "OnlineDPO":
+                trainer, row = online_dpo_trainer(backend, url), online_dpo_row
+            else:
+                trainer, row = policy_trainer(name, backend, url), policy_row
+            result[name] = {label: row(trainer, spec) for label, spec in specs(trainer._tokenizer).items()}
     print("RESULT " + json.dumps(result), flush=True)
 
 

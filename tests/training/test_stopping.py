@@ -16,8 +16,9 @@ LABELS = ("eos", "id", "string", "two of each", "no eos", "minimum")
 
 
 @functools.cache
-def outcome(trainer, backend, url=None):
-    return result_of("stop_matrix.py", trainer, backend, *([url] if url else []))
+def outcome(backend, url):
+    """Trainer -> what came of its rows."""
+    return result_of("stop_matrix.py", backend, *([url] if url else []))
 
 
 def judge(result, label, tokenizer):
@@ -49,7 +50,7 @@ def judge(result, label, tokenizer):
 @pytest.mark.parametrize("trainer", ["GRPO", "RLOO", "OnlineDPO"])
 def test_every_row_ends_where_the_spec_says(trainer, backend, label, starter_folder, request):
     url = request.getfixturevalue("vllm_server") if backend == "vllm-server" else None
-    result = outcome(trainer, "vllm" if url else backend, url)
+    result = outcome("vllm" if url else backend, url)[trainer]
     tokenizer = AutoTokenizer.from_pretrained(starter_folder)
     ends = judge(result, label, tokenizer)
     got = result[label]
@@ -63,7 +64,7 @@ def test_every_row_ends_where_the_spec_says(trainer, backend, label, starter_fol
 
 @pytest.mark.parametrize("backend", ["transformers", "vllm"])
 def test_reward_functions_see_the_marker_and_no_eos(backend, starter_folder):
-    got = outcome("GRPO", backend)["string"]
+    got = outcome(backend, None)["GRPO"]["string"]
     tokenizer = AutoTokenizer.from_pretrained(starter_folder)
     for text, ids in zip(got["text"], got["ids"], strict=True):
         assert ("the " in text) == ("the " in tokenizer.decode(ids))
