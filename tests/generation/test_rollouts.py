@@ -1,15 +1,18 @@
 """Rollouts are the same on every back end."""
 
+import copy
 import functools
 
 import pytest
 import rollout_engine
+import sampling_memory
+import torch
 from conftest import result_of
 from generation_cases import toy_tokenizer, transformers_sampler
 from rollout_engine import LIMIT
 
 from workbench.errors import ParameterError
-from workbench.generation.rollouts import Sampling, ServerSampler, generate
+from workbench.generation.rollouts import Sampling, ServerSampler, TransformersSampler, generate
 from workbench.generation.stops import StopSpec
 
 LABELS = ("eos", "id", "string", "two of each", "no eos", "minimum")
@@ -107,6 +110,36 @@ def test_transformers_computes_as_many_steps_as_the_longest_row_needs():
     longest = max(len(r.completion_ids) for r in rolled)
     assert longest < LIMIT
     assert {r.sampled_tokens for r in rolled} == {longest}
+
+
+@pytest.mark.slow
+def test_log_probs_are_those_that_a_scoring_pass_gives_at_the_sampling_temperature():
+    sampler, how = transformers_sampler(), Sampling(12, temperature=0.7, top_p=0.9, seed=3)
+    rolled = generate(sampler, rollout_engine.prompts(6), stops=StopSpec(min_tokens=3), sampling=how)
+    ids = [(*r.prompt_ids, *r.completion_ids) for r in rolled]
+    assert len(set(map(len, ids))) > 1
+    for row, whole in zip(rolled, ids, strict=True):
+        with torch.no_grad():
+            logits = sampler.model(torch.tensor([whole])).logits[0, len(row.prompt_ids) - 1 : -1]
+        scored = (logits / 0.7).log_softmax(-1).gather(1, torch.tensor(row.completion_ids)[:, None])[:, 0]
+        assert row.logprobs == pytest.approx(scored.tolist(), abs=1e-4)
+
+
+@pytest.mark.slow
+def test_a_repetition_penalty_in_the_models_folder_changes_no_sample():
+    sampler, prompts = transformers_sampler(), rollout_engine.prompts(8)
+    plain = generate(sampler, prompts, sampling=rollout_engine.GREEDY)
+    penalised = copy.deepcopy(sampler.model)
+    penalised.generation_config.repetition_penalty = 1.5
+    other = TransformersSampler(penalised, sampler.tokenizer)
+    assert generate(other, prompts, sampling=rollout_engine.GREEDY) == plain
+
+
+@pytest.mark.slow
+def test_sampling_holds_no_logits_of_all_steps():
+    rows, tokens = 32, 32
+    whole = rows * tokens * sampling_memory.VOCABULARY * 4 / 2**20  # MiB, 593
+    assert result_of("sampling_memory.py", str(rows), str(tokens)) < whole / 2
 
 
 # --- refusals ------------------------------------------------------------------------------------------------------

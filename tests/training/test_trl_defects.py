@@ -5,6 +5,7 @@ In test_ppo.py: PPO erases EOS from the saved policy, and punishes rows that end
 
 import functools
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from workbench.generation.stops import StopSpec
 from workbench.toys.starter import EOS
 from workbench.training.recipes import make_recipe, resolve_model
 from workbench.training.rewards import length_reward
+from workbench.training.stopping import check_before_compute
 
 pytestmark = pytest.mark.slow
 
@@ -421,6 +423,29 @@ def test_bad_options_are_refused_before_anything_starts(kind, fields, options, m
     args = CONFIGS[kind](generation_kwargs=options, **fields)
     with pytest.raises(ParameterError, match=message):
         cls("no/such-model", reward_funcs=length_reward(), args=args)
+
+
+TOKENIZER_CODE = """
+from transformers import PreTrainedTokenizerFast
+
+class OwnTokenizer(PreTrainedTokenizerFast):
+    pass
+"""
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_tokenizer_with_code_of_its_own_is_read_only_where_that_is_trusted(kind, starter_folder, tmp_path):
+    shutil.copytree(starter_folder, tmp_path / "own")
+    (tmp_path / "own" / "own_tokenizer.py").write_text(TOKENIZER_CODE)
+    own = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": [None, "own_tokenizer.OwnTokenizer"]}}
+    for name, fields in (("tokenizer_config.json", own), ("config.json", {"model_type": "own"})):
+        path = tmp_path / "own" / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    model = str(tmp_path / "own")
+    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=True)
+    check_before_compute(model, CONFIGS[kind](trust_remote_code=True, **VLLM), StopSpec(), tokenizer)
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        check_before_compute(model, CONFIGS[kind](**VLLM), StopSpec(), tokenizer)
 
 
 # --- with PEFT, conversations, two processes -----------------------------------------------------------------------

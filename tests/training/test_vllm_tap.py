@@ -105,6 +105,20 @@ def test_an_answer_to_another_prompt_is_refused_with_its_likely_cause(images, hi
         generation.generate([[1, 2], [3]], images)
 
 
+@pytest.mark.parametrize("options", [{"seed": 7}, {"share": True}])
+def test_images_on_a_server_are_refused_where_their_request_would_take_no_seed(options):
+    def generate(prompts, images=None):
+        return prompts, [[5] for _ in prompts], None, None
+
+    client = SimpleNamespace(_post=lambda url, **_: {})
+    accelerator = SimpleNamespace(is_main_process=True)
+    generation = SimpleNamespace(mode="server", vllm_client=client, accelerator=accelerator, generate=generate)
+    EngineTap(generation, lambda: (0, True), **options)
+    generation.generate([[1, 2], [3]], None)
+    with pytest.raises(GroupError, match="asks a server for rows with images by another request"):
+        generation.generate([[1, 2], [3]], ["a cat", None])
+
+
 def training_seeds(*modes):
     """Seeds of the training generations among generations of one step; each mode is True for training."""
     coming = iter(modes)

@@ -95,22 +95,62 @@ class TransformersSampler:
         width, pad, device = max(map(len, prompt_ids)), self.tokenizer.pad_token_id, self.model.device
         input_ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompt_ids], device=device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompt_ids], device=device)
+        # A penalty in the model's folder (Qwen2.5 has one) would be another distribution than the other samplers'.
         config = GenerationConfig(
-            max_new_tokens=sampling.max_completion_length,
-            do_sample=sampling.temperature > 0,
-            return_dict_in_generate=True,
-            output_logits=True,
+            max_new_tokens=sampling.max_completion_length, do_sample=sampling.temperature > 0, repetition_penalty=1.0
         )
         if config.do_sample:
             config.update(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
         if sampling.seed is not None:
             torch.manual_seed(sampling.seed)
-        with torch.no_grad():
-            output = rule.generate(self.model, self.model.generate, config, input_ids=input_ids, attention_mask=mask)
-        ids = output.sequences[:, width:]
-        steps = ((x.float() / (sampling.temperature or 1.0)).log_softmax(-1) for x in output.logits)
-        logprobs = torch.stack([x.gather(1, ids[:, n : n + 1])[:, 0] for n, x in enumerate(steps)], dim=1)
-        return [(row, lp, None) for row, lp in zip(ids.tolist(), logprobs.tolist(), strict=True)]
+        kept = _SampledLogprobs(len(prompt_ids), sampling, device)
+        hook = self.model.register_forward_hook(kept.see_logits)
+        inputs = {"input_ids": input_ids, "attention_mask": mask, "logits_processor": [kept.before_sampling]}
+        try:
+            with torch.no_grad():
+                sequences = rule.generate(self.model, self.model.generate, config, **inputs)
+        finally:
+            hook.remove()
+        logprobs = kept.finish(sequences)
+        return [(row, lp, None) for row, lp in zip(sequences[:, width:].tolist(), logprobs.tolist(), strict=True)]
+
+
+class _SampledLogprobs:
+    """Log-probs of the tokens that `generate` samples, (B, T): the logits of all steps would be B x T x V.
+
+    The logits are the model's own, before `generate` suppresses an EOS or cuts the distribution, as vLLM gives them.
+    """
+
+    def __init__(self, rows: int, sampling: Sampling, device):
+        import torch
+
+        self._temperature = sampling.temperature or 1.0
+        # One tensor for all steps: small ones kept from each step would lie between the large ones and hold their memory.
+        self._table = torch.zeros(rows, sampling.max_completion_length, device=device)
+        self._steps = 0
+        self._logits: Any = None
+        self._previous: Any = None
+
+    def see_logits(self, model, args, output) -> None:
+        """A forward hook."""
+        self._logits = output.logits[:, -1]
+
+    def before_sampling(self, input_ids, scores):
+        """A logits processor: what was sampled in the step before is the last column now."""
+        if self._previous is not None:
+            self._keep(input_ids)
+        self._previous = self._logits
+        return scores
+
+    def finish(self, sequences):
+        """(B, T), after `generate` returned its sequences."""
+        self._keep(sequences)
+        return self._table[:, : self._steps]
+
+    def _keep(self, input_ids) -> None:
+        distribution = (self._previous.float() / self._temperature).log_softmax(-1)
+        self._table[:, self._steps] = distribution.gather(1, input_ids[:, -1:])[:, 0]
+        self._steps += 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -68,7 +68,9 @@ def check_before_compute(model, args, stops: StopSpec, tokenizer) -> None:
     if stops.strings and getattr(args, "use_transformers_continuous_batching", False):
         raise ParameterError("stop strings: transformers' continuous batching stops at ids only; use token_ids")
     if args.use_vllm:
-        on_disk = AutoTokenizer.from_pretrained(model if isinstance(model, str) else model.name_or_path)
+        # No revision: TRL starts vLLM without one, whatever the trainer's model was loaded with.
+        path = model if isinstance(model, str) else model.name_or_path
+        on_disk = AutoTokenizer.from_pretrained(path, trust_remote_code=args.trust_remote_code)
         tokenizer = getattr(tokenizer, "tokenizer", tokenizer) or on_disk
         StopRule(stops, tokenizer, None if isinstance(model, str) else model.generation_config)
         if args.vllm_mode == "colocate":

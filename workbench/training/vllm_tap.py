@@ -51,6 +51,12 @@ class EngineTap:
             generation.vllm_client._post = self._post
 
     def _generate(self, prompts, *args, **kwargs):
+        images = args[0] if args else kwargs.get("images")
+        if images and any(images) and self._generation.mode == "server" and (self._share or self._seed is not None):
+            raise GroupError(
+                "generation_seed and share_generation: TRL asks a server for rows with images by another request, which "
+                "takes neither; leave both out"
+            )
         self.reasons = []
         self._now = self._step()
         self._calls = {now: n for now, n in self._calls.items() if now[0] == self._now[0]}
@@ -61,7 +67,6 @@ class EngineTap:
         finally:
             self._generating = False
         self.logprobs = [[token[0] for token in row] for row in result[2]] if result[2] is not None else []
-        images = args[0] if args else kwargs.get("images")
         cause = "in server mode every process must send equally many prompts"
         if images and any(images):
             cause = "vLLM expands image tokens that TRL has expanded already (trl #6294): sample with transformers"
