@@ -85,12 +85,12 @@ def test_a_result_that_names_an_unknown_claim_is_refused(tmp_path):
 def test_bars_and_tags_do_not_break_the_table(rows):
     text = as_markdown([rows["A1.1"]])
     assert "`<search>` \\| counted" in text
-    assert all(len(re.findall(r"(?<!\\)\|", line)) == 7 for line in text.splitlines())
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 8 for line in text.splitlines())
 
 
 def test_a_tag_outside_code_is_escaped_and_shown_as_written():
-    row = Row("A1.1", "stops at <search>", "`<a>` and <b>")
-    assert "| stops at &lt;search> | `<a>` and &lt;b> |" in as_markdown([row])
+    row = Row("A1.1", "stops at <search>", measured="`<a>` and <b>")
+    assert "| stops at &lt;search> |  | `<a>` and &lt;b> |" in as_markdown([row])
 
 
 def test_the_sheet_is_written_between_its_markers_and_only_there(tmp_path, rows):
@@ -124,11 +124,21 @@ def test_the_command_prints_the_sheet_and_writes_it(notebooks, tmp_path):
 def test_the_readme_shows_every_claim_as_worded_in_the_data():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     table = readme.partition(BEGIN)[2].partition(END)[0]
-    shown = re.findall(r"^\| (A\d\.\d) \| (.*?) \| ", table, re.M)
-    assert [name for name, _ in shown] == list(load_claims())
-    assert dict(shown) == load_claims()
+    shown = re.findall(r"^\| (A\d\.\d) \| (.*?) \| (.*?) \| ", table, re.M)
+    wanted = [(name, about["claim"], about["when_reported"]) for name, about in load_claims().items()]
+    assert shown == wanted
 
 
-def test_the_claims_are_worded_in_one_line_each():
-    raw = json.loads((ROOT / "data" / "claims.json").read_text(encoding="utf-8"))
-    assert all("\n" not in text and len(text) <= 120 for text in raw.values())
+def test_every_claim_is_worded_in_one_line_and_says_what_was_true_of_it_when_it_was_reported():
+    for about in load_claims().values():
+        assert all("\n" not in text and len(text) <= 120 for text in about.values())
+        assert re.match(r"(true|in part|open|unknown|advice)\b", about["when_reported"])
+        if about["when_reported"].startswith("true"):  # a version, an issue or a report says of what
+            assert re.search(r"#\d+|TRL|report|three weeks", about["when_reported"])
+
+
+def test_a_claim_in_parts_agrees_only_as_a_whole():
+    assert claim_row("x", "y", {"a": True, "b": True})["verdict"] == "agrees"
+    assert claim_row("x", "y", {"a": False, "b": False})["verdict"] == "differs"
+    parts = {"a": True, "b": "undecided: one seed", "c": False}
+    assert claim_row("x", "y", parts)["verdict"] == "in part: a agrees; b undecided: one seed; c differs"

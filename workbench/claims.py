@@ -17,18 +17,27 @@ _NOT_RUN = "not run: "
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One claim; `measured`, `scale` and `command` are empty when no run tested it."""
+    """One claim. It has two verdicts: whether it was true when it was reported, and whether it is on what is installed.
+
+    Attributes:
+        id, claim: `A0.1`, and what the article says.
+        when_reported: true, in part, open, unknown or advice, with the version where it ended and the source.
+        measured, verdict: what the latest run found, on the versions that it ran with.
+        scale: toy or full, and the TRL of that run.
+        command: repeats the run.
+    """
 
     id: str
     claim: str
+    when_reported: str = ""
     measured: str = ""
     verdict: str = "not run"
     scale: str = ""
     command: str = ""
 
 
-def load_claims() -> dict[str, str]:
-    """Claim id -> its text, of `data/claims.json`."""
+def load_claims() -> dict[str, dict[str, str]]:
+    """Claim id -> its `claim` and `when_reported`, of `data/claims.json`."""
     path = Path(__file__).parents[1] / "data" / "claims.json"
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -51,15 +60,16 @@ def claims_sheet(runs: Sequence[Run]) -> list[Row]:
                     f"{run.path}: result.json speaks of claim {name!r}; data/claims.json has no such id"
                 )
             found[name].append(run)
-    return [_row(name, text, found[name]) for name, text in known.items()]
+    return [_row(Row(name, **about), found[name]) for name, about in known.items()]
 
 
-def _row(name: str, text: str, runs: list[Run]) -> Row:
+def _row(untested: Row, runs: list[Run]) -> Row:
+    name = untested.id
     tested = [r for r in runs if not _verdict(r, name).startswith(_NOT_RUN)]
     full = [r for r in tested if not r.toy]
     speakers = full or tested or runs
     if not speakers:
-        return Row(name, text)
+        return untested
     run = max(speakers, key=lambda r: r.id)
     verdict = _verdict(run, name)
     agreeing = sum(_verdict(r, name) == "agrees" for r in speakers)
@@ -68,7 +78,10 @@ def _row(name: str, text: str, runs: list[Run]) -> Row:
     elif 0 < agreeing < len(speakers):
         verdict = f"agrees in {agreeing} of {len(speakers)} runs"
     measured = str(run.result["claims"][name].get("measured", ""))
-    return Row(name, text, measured, verdict, "toy" if run.toy else "full", run_command(run))
+    trl = run.env.get("packages", {}).get("trl")
+    scale = ("toy" if run.toy else "full") + (f", TRL {trl}" if trl else "")
+    row = {"measured": measured, "verdict": verdict, "scale": scale, "command": run_command(run)}
+    return dataclasses.replace(untested, **row)
 
 
 def _verdict(run: Run, name: str) -> str:
@@ -86,11 +99,12 @@ def run_command(run: Run) -> str:
 
 def as_markdown(rows: Sequence[Row]) -> str:
     """The sheet as a markdown table."""
-    lines = ["| id | documented | measured here | verdict | scale | command |", "|---|---|---|---|---|---|"]
+    heads = ("id", "documented", "when reported", "measured here", "verdict here", "scale", "command")
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for row in rows:
         command = f"`{_cell(row.command)}`" if row.command else ""
-        cells = [row.id, _cell(row.claim), _cell(row.measured), _cell(row.verdict), row.scale, command]
-        lines.append("| " + " | ".join(cells) + " |")
+        cells = map(_cell, (row.claim, row.when_reported, row.measured, row.verdict))
+        lines.append("| " + " | ".join([row.id, *cells, row.scale, command]) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -172,12 +172,27 @@ def save_result(
     return path
 
 
-def claim_row(documented: str, measured: str, agrees: bool | str) -> dict[str, str]:
-    """One row of the claims sheet; `agrees` is a bool, or "not run: <reason>" where this machine cannot test it.
+def claim_row(documented: str, measured: str, holds: bool | str | Mapping[str, bool | str]) -> dict[str, str]:
+    """One row of the claims sheet.
+
+    Args:
+        documented: what the article says, in a few words.
+        measured: what was found, with its numbers.
+        holds: whether the claim holds here; of a claim in parts, each part with its name. A text says why it cannot be
+            told: `not run: <reason>` where this machine cannot test it, `undecided: <reason>` where the data do not tell.
+
+    Returns:
+        `documented`, `measured`, and the `verdict`: agrees, differs, the text; or of parts `in part: ...`.
 
     Example:
         >>> claim_row("reward at most 0", "-27 to -1", True)
         {'documented': 'reward at most 0', 'measured': '-27 to -1', 'verdict': 'agrees'}
+        >>> claim_row("wastes compute, adds noise", "2.8 x forwards", {"compute": True, "noise": False})["verdict"]
+        'in part: compute agrees; noise differs'
     """
-    verdict = agrees if isinstance(agrees, str) else "agrees" if agrees else "differs"
+    parts = dict(holds) if isinstance(holds, Mapping) else {"": holds}
+    words = {name: part if isinstance(part, str) else "agrees" if part else "differs" for name, part in parts.items()}
+    verdict, *others = dict.fromkeys(words.values())
+    if others:
+        verdict = "in part: " + "; ".join(f"{name} {word}" for name, word in words.items())
     return {"documented": documented, "measured": measured, "verdict": verdict}
