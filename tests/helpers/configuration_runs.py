@@ -1,0 +1,241 @@
+"""A small training of each kind, stock and the workbench's, in any configuration, and all that can be compared of it."""
+
+import copy
+import functools
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+import trl
+from trainers import OURS, STOCK
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    TrainerCallback,
+    set_seed,
+)
+from trl.experimental.online_dpo import OnlineDPOConfig
+from trl.experimental.ppo import PPOConfig
+
+from workbench.generation.stops import StopSpec
+from workbench.runs.run import Run
+from workbench.toys.search_task import CLOSE
+from workbench.training.recipes import load_prompts, resolve_model
+
+CONFIGS = {"GRPO": trl.GRPOConfig, "RLOO": trl.RLOOConfig, "OnlineDPO": OnlineDPOConfig, "PPO": PPOConfig}
+BATCH, STEPS, G, PENALTY = 8, 2, 4, 100.0
+LIMIT = 10  # some rows of the search model are cut by it, most end in EOS before
+STOP = f"s{CLOSE}"  # of several tokens; half of the topics end in an s
+TIMES = re.compile("step_time|eps|(train|eval)_(runtime|samples_per_second|steps_per_second)")
+CPU = {
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "report_to": "none",
+    "disable_tqdm": True,
+    "save_strategy": "no",
+    "logging_steps": 1,
+    "learning_rate": 1e-3,
+    "dataloader_pin_memory": False,
+    "seed": 5,
+}
+SHAPES = {
+    "GRPO": {"max_steps": STEPS, "per_device_train_batch_size": BATCH, "num_generations": G},
+    "OnlineDPO": {"max_steps": STEPS, "per_device_train_batch_size": BATCH // 2, "max_length": 200},
+    "PPO": {"total_episodes": STEPS * 2 * BATCH, "per_device_train_batch_size": 2 * BATCH, "num_mini_batches": 1},
+}
+SHAPES["RLOO"] = SHAPES["GRPO"]
+SHAPES["GRPO"] |= {"beta": 0.05}
+SHAPES["PPO"] |= {"local_rollout_forward_batch_size": BATCH, "num_sample_generations": 0, "num_ppo_epochs": 1}
+LENGTH = {"GRPO": "max_completion_length", "OnlineDPO": "max_new_tokens", "PPO": "response_length"}
+LENGTH["RLOO"] = LENGTH["GRPO"]
+# What shows in a run whether a row counts as cut: it is masked, or its reward is lowered.
+TELL = {"GRPO": {"mask_truncated_completions": True}, "PPO": {"missing_eos_penalty": PENALTY}}
+TELL |= {"RLOO": TELL["GRPO"], "OnlineDPO": TELL["PPO"]}
+
+
+def reward(completions, **_):
+    """Depends on each row's place and text: half of each group is right, and rows that change places are seen."""
+    texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+    return [n % 2 + len(text) / 100 for n, text in enumerate(texts)]
+
+
+@functools.cache
+def tokenizer():
+    """Of the search model; not to be changed."""
+    return AutoTokenizer.from_pretrained(resolve_model("search"), padding_side="left")
+
+
+def config(kind: str, **fields):
+    folder = tempfile.mkdtemp()
+    return CONFIGS[kind](**{"output_dir": folder, LENGTH[kind]: LIMIT} | CPU | SHAPES[kind] | fields)
+
+
+def build(who: str, kind: str, fields=None, *, model="search", tokenizer=None, data=None, rewards=reward, **kwargs):
+    """A trainer of any kind; `who` is `stock` or `ours`.
+
+    Args:
+        fields: of its config.
+        model: a name or folder, or a function that makes one anew.
+        tokenizer: default the model's.
+        data: of TRL; for PPO its prompts are tokenized.
+        rewards: of all but PPO, which has models of random weights.
+        **kwargs: the trainer's own; ours scores as stock does unless `explicit_positions=True` is among them.
+    """
+    cls = (OURS if who == "ours" else STOCK)[kind]
+    if who == "ours":
+        kwargs = {"explicit_positions": False} | kwargs
+    if who == "stock" and kind == "PPO":
+        fields = {"stop_token": "eos"} | (fields or {})
+    args = config(kind, **(fields or {}))
+    data = data if data is not None else load_prompts("search")
+    path = None if callable(model) else resolve_model(model)
+    tokenizer = tokenizer or AutoTokenizer.from_pretrained(path, padding_side="left")
+    set_seed(11)
+    policy = model() if callable(model) else AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    if kind == "PPO":
+        return cls(args, tokenizer, policy, *_ppo_parts(policy, tokenizer, data, kwargs), **kwargs)
+    rewards = list(rewards) if isinstance(rewards, list) else rewards  # a trainer keeps the list
+    kwargs = {"reward_funcs": rewards, "args": args, "train_dataset": data, "processing_class": tokenizer} | kwargs
+    return cls(policy, **kwargs)
+
+
+def _ppo_parts(policy, tokenizer, data, kwargs):
+    """Reference, reward model, data and value model of a PPO trainer; with LoRA the policy is its own reference."""
+    prompts = data.map(lambda row: tokenizer(row["prompt"]), remove_columns=data.column_names)
+    heads = []
+    for _ in range(2):
+        head = AutoModelForSequenceClassification.from_config(copy.deepcopy(policy.config), dtype=torch.float32)
+        head.config.pad_token_id, head.config.num_labels = tokenizer.pad_token_id, 1
+        head.score = torch.nn.Linear(policy.config.hidden_size, 1, bias=False)
+        heads.append(head)
+    reference = None if "peft_config" in kwargs else copy.deepcopy(policy)
+    return reference, heads[0], prompts, heads[1]
+
+
+class Watched(TrainerCallback):
+    """What reward functions saw and the loss was told, batch by batch, of a trainer that is trained once."""
+
+    def __init__(self, trainer):
+        self.trainer, self.texts, self.ids, self.trained, self.scores = trainer, [], [], [], []
+        self.history, self.before = [], self.weights()
+        for n, function in enumerate(getattr(trainer, "reward_funcs", [])):
+            if n == 0:
+                trainer.reward_funcs[0] = self._spying(function)
+        if hasattr(trainer, "_generate_and_score_completions"):
+            self._score, trainer._generate_and_score_completions = (
+                trainer._generate_and_score_completions,
+                self._scoring,
+            )
+        trainer.add_callback(self)
+
+    def on_log(self, args, state, control, logs=None, **_):
+        self.history.append({k: v for k, v in logs.items() if not TIMES.fullmatch(k)})
+
+    def _spying(self, function):
+        def spy(completions, completion_ids, **rest):
+            made = function(completions=completions, completion_ids=completion_ids, **rest)
+            self.texts += copy.deepcopy(list(completions))
+            self.ids += [list(ids) for ids in completion_ids]
+            self.scores += made
+            return made
+
+        spy.__name__ = getattr(function, "__name__", "reward")
+        return spy
+
+    def _scoring(self, inputs):
+        out = self._score(inputs)
+        mask = (out["completion_mask"] * out.get("tool_mask", 1)).bool()
+        self.trained += [row[m].tolist() for row, m in zip(out["completion_ids"], mask, strict=True)]
+        return out
+
+    def train(self) -> "Watched":
+        self.trainer.train()
+        return self
+
+    @property
+    def log(self) -> list[dict]:
+        """A line a step, without the closing summary."""
+        return [line for line in self.history if "train_loss" not in line]
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: value.detach().clone() for name, value in self.trainer.model.state_dict().items()}
+
+
+def watched(who: str, kind: str, fields=None, **kwargs) -> Watched:
+    """Build a trainer, train it, and say what came of it."""
+    trainer = build(who, kind, fields, **kwargs)
+    return Watched(trainer).train()
+
+
+def assert_equal_runs(kind: str, fields=None, **kwargs) -> tuple[Watched, Watched]:
+    """Ours without custom stops trains as stock does: the same numbers in every log line, the same weights at the end.
+
+    With position ids, which rotary positions do not need, the first step is the same to rounding.
+
+    Returns:
+        Stock's training and ours. `kwargs` are those of `build`; a function among them is called once for each.
+    """
+    stock, ours = (watched(who, kind, fields, **kwargs) for who in ("stock", "ours"))
+    assert len(stock.log) == len(ours.log) > 0
+    for theirs, own in zip(stock.log, ours.log, strict=True):
+        assert repr({name: own[name] for name in theirs}) == repr(theirs)  # NaN is NaN
+    assert (stock.texts, stock.scores) == (ours.texts, ours.scores)
+    theirs, own = stock.weights(), ours.weights()
+    assert theirs.keys() == own.keys()
+    assert [name for name in theirs if not torch.equal(theirs[name], own[name])] == []
+    assert any(not torch.equal(theirs[name], stock.before[name]) for name in theirs)  # it has learned something
+    placed = watched("ours", kind, fields, explicit_positions=True, **kwargs)
+    for name in ("loss", "grad_norm", "entropy", "logps/chosen", "loss/policy_avg", "loss/value_avg"):
+        if name in stock.log[0]:
+            assert placed.log[0][name] == pytest.approx(stock.log[0][name], rel=1e-3, abs=1e-5)
+    return stock, ours
+
+
+def assert_promises(kind: str, got: Watched, out_dir: Path, tokenizer, strings=(STOP,), eos=None, limit: int = LIMIT):
+    """What ours promises with custom stops, judged from the ids alone: ends, masks, what rewards saw, what is recorded.
+
+    PPO has no reward functions; of it the recorded rows are judged.
+    """
+    rows, eos = Run(out_dir).completions, eos or [tokenizer.eos_token_id]
+    stopped = (rows["finish_reason"] == "stop").tolist()
+    assert 0 < sum(stopped) < len(stopped)  # else one of the two is not tested
+    if kind != "PPO":
+        texts = [c if isinstance(c, str) else c[-1]["content"] for c in got.texts]
+        assert rows["completion"].tolist() == texts
+        assert rows["completion_tokens"].tolist() == [len(ids) for ids in got.ids]
+        for ids, text, stop in zip(got.ids, texts, stopped, strict=True):
+            whole, before = tokenizer.decode(ids), tokenizer.decode(ids[:-1])
+            assert stop == (whole.endswith(strings) or ids[-1] in eos)
+            assert stop or len(ids) == limit
+            assert not any(s in before for s in strings) and not set(eos) & set(ids[:-1])
+            assert text == tokenizer.decode(ids[:-1] if ids[-1] in eos else ids)
+    penalty = 0.0 if kind in ("GRPO", "RLOO") else PENALTY
+    if kind == "PPO":
+        by_text = rows["completion"].str.endswith(strings)
+        assert (rows["finish_reason"][by_text] == "stop").all() and by_text.any()
+        assert (rows["completion_tokens"][rows["finish_reason"] == "length"] == limit).all()
+        assert ((rows["reward"] < -penalty / 2) == (rows["finish_reason"] == "length")).all()
+        return
+    expected = [score - penalty * (not stop) for score, stop in zip(got.scores, stopped, strict=True)]
+    assert rows["reward"].tolist() == pytest.approx(expected, abs=1e-4)
+    if kind in ("GRPO", "RLOO"):  # they mask what is cut, and nothing else
+        assert got.trained == [ids if stop else [] for ids, stop in zip(got.ids, stopped, strict=True)]
+    name = "val/contain_eos_token" if kind == "OnlineDPO" else "completions/clipped_ratio"
+    for step, part in rows.groupby("step")["finish_reason"]:
+        share = (part == ("stop" if kind == "OnlineDPO" else "length")).mean()
+        assert Run(out_dir).metrics.set_index("step")[name][step] == pytest.approx(share)
+
+
+def assert_stops_hold(kind: str, out_dir: Path, fields=None, *, stops=None, **kwargs) -> Watched:
+    """Train ours as its users do, with a stop string and a run folder, and judge it by `assert_promises`."""
+    stops = stops or StopSpec(strings=(STOP,))
+    own = {"stops": stops, "out_dir": out_dir, "explicit_positions": True}
+    got = watched("ours", kind, TELL[kind] | (fields or {}), **kwargs | own)
+    limit = (fields or {}).get(LENGTH[kind], LIMIT)
+    tokenizer = getattr(got.trainer.processing_class, "tokenizer", got.trainer.processing_class)
+    assert_promises(kind, got, out_dir, tokenizer, stops.strings, limit=limit)
+    return got

@@ -1,0 +1,213 @@
+"""Configurations that users run, on the real TRL with tiny models, stock beside ours; this file also writes the page.
+
+python tests/training/test_configurations.py > docs/what_is_tested.md
+"""
+
+import re
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # as pytest sets it
+    sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "helpers")]
+
+import pytest
+import trl
+from configuration_runs import (
+    BATCH,
+    CONFIGS,
+    STEPS,
+    STOP,
+    TELL,
+    assert_equal_runs,
+    assert_stops_hold,
+    reward,
+    tokenizer,
+    watched,
+)
+from configuration_table import ABSENT, options_of, shows, shows_each, trl_has_none
+from peft import LoraConfig
+from trainers import STOCK
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
+
+from workbench.generation.stops import StopSpec
+from workbench.runs.run import Run
+from workbench.training.recipes import load_prompts
+
+pytestmark = pytest.mark.slow
+
+ALL, POLICY = ("GRPO", "RLOO", "OnlineDPO", "PPO"), ("GRPO", "RLOO")
+SETTINGS = {  # configuration -> trainers, fields of their configs, their own arguments
+    "LoRA": (ALL, {}, lambda: {"peft_config": LoraConfig(r=4, task_type="CAUSAL_LM")}),
+    "checkpointing": (ALL, {"gradient_checkpointing": True}, dict),
+    "compile": (ALL, {"torch_compile": True, "torch_compile_backend": "eager"}, dict),
+    "accumulation": (ALL, {"gradient_accumulation_steps": 2}, dict),
+    "accumulation < generation": (POLICY, {"gradient_accumulation_steps": 1, "steps_per_generation": 2}, dict),
+    "accumulation > generation": (POLICY, {"gradient_accumulation_steps": 4, "steps_per_generation": 2}, dict),
+    "iterations": (POLICY, {"num_iterations": 2}, dict),
+}
+ROWS = {"accumulation": [16, 16], "accumulation < generation": [16], "accumulation > generation": [32, 32]}
+ROWS |= {"iterations": [8]}  # recorded in each step that generates; else a batch a step
+OF_PPO = {"accumulation": {"total_episodes": STEPS * 4 * BATCH}}  # which counts rows where the others count steps
+
+trl_has_none("accumulation < generation", "steps_per_generation", "OnlineDPO", "PPO")
+trl_has_none("accumulation > generation", "steps_per_generation", "OnlineDPO", "PPO")
+trl_has_none("iterations", "num_iterations", "OnlineDPO")
+trl_has_none("loss types", "loss_type", "RLOO", "PPO")
+trl_has_none("eval groups", "num_generations_eval", "OnlineDPO", "PPO")
+trl_has_none("None", "reward_funcs", "PPO")
+
+
+def setting(configuration: str, kind: str) -> tuple[dict, dict]:
+    _, fields, own = SETTINGS[configuration]
+    return fields | (OF_PPO.get(configuration, {}) if kind == "PPO" else {}), own()
+
+
+# --- settings that change nothing about stops ------------------------------------------------------------------------
+
+
+@shows_each(SETTINGS)
+def test_without_custom_stops_it_trains_as_stock_does(configuration, kind):
+    fields, own = setting(configuration, kind)
+    assert_equal_runs(kind, fields, **own)
+
+
+@shows_each(SETTINGS)
+def test_with_a_custom_stop_rows_end_there_count_as_stopped_and_are_recorded_once(configuration, kind, tmp_path):
+    fields, own = setting(configuration, kind)
+    assert_stops_hold(kind, tmp_path, fields, **own)
+    sizes = Run(tmp_path).completions.groupby("step").size().tolist()
+    expected = ROWS.get(configuration, [BATCH] * STEPS)
+    assert sizes == ([2 * n for n in expected] if kind == "PPO" else expected)
+
+
+@shows("LoRA")
+def test_only_the_adapters_learn(kind, tmp_path):
+    _, own = setting("LoRA", kind)
+    got = watched("ours", kind, **own)
+    learned = {name for name, value in got.weights().items() if not value.equal(got.before[name])}
+    assert any("lora_B" in name for name in learned)
+    of_value = ("value_model", "critic_backbone")  # PPO trains it whole
+    assert {name for name in learned if "lora_" not in name and not name.startswith(of_value)} == set()
+
+
+@pytest.mark.parametrize("who", ["stock", "ours"])
+@shows("checkpointing")
+def test_layers_are_computed_again_in_the_backward_pass_which_trl_s_ppo_leaves_out(kind, who, monkeypatch):
+    calls = []
+    forward = Qwen2DecoderLayer.forward
+    monkeypatch.setattr(Qwen2DecoderLayer, "forward", lambda *a, **k: calls.append(1) or forward(*a, **k))
+    counts = []
+    for on in (False, True):
+        calls.clear()
+        watched(who, kind, {"gradient_checkpointing": on})
+        counts.append(len(calls))
+    assert (counts[1] > counts[0]) == (kind != "PPO")
+
+
+@pytest.mark.parametrize("who", ["stock", "ours"])
+@shows("compile")
+def test_the_trained_model_is_compiled_which_trl_s_ppo_leaves_out(kind, who):
+    fields, _ = setting("compile", kind)
+    trainer = watched(who, kind, fields | {"torch_compile_backend": "eager"}).trainer
+    assert hasattr(trainer.model_wrapped if kind != "PPO" else trainer.model, "_orig_mod") == (kind != "PPO")
+
+
+# --- losses ----------------------------------------------------------------------------------------------------------
+
+SUPPORTED = re.search("Supported values are ([^.]*)", trl.GRPOConfig.__dataclass_fields__["loss_type"].metadata["help"])
+LOSSES = re.findall(r"'(\w+)'", SUPPORTED.group(1))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@shows("loss types", "GRPO")
+def test_grpo_trains_with_every_loss_as_stock_does_also_off_policy(kind, loss, tmp_path):
+    level = {"importance_sampling_level": "sequence"} if loss == "luspo" else {}
+    fields = {"loss_type": loss, "num_iterations": 2, **level}
+    assert_equal_runs(kind, fields)
+    assert_stops_hold(kind, tmp_path, fields)
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "ipo"])
+@shows("loss types", "OnlineDPO")
+def test_online_dpo_trains_with_both_losses_as_stock_does(kind, loss, tmp_path):
+    assert_equal_runs(kind, {"loss_type": loss})
+    assert_stops_hold(kind, tmp_path, {"loss_type": loss})
+
+
+@shows("iterations", "PPO")
+def test_ppo_trains_for_several_epochs_as_stock_does(kind, tmp_path):
+    assert_equal_runs(kind, {"num_ppo_epochs": 2})
+    assert_stops_hold(kind, tmp_path, {"num_ppo_epochs": 2})
+
+
+# --- evaluation and rewards ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of_eval", [1, 2, 8])
+@shows("eval groups", *POLICY)
+def test_an_evaluation_in_groups_of_another_size_logs_what_stock_logs_and_is_not_recorded(kind, of_eval, tmp_path):
+    fields = {"num_generations_eval": of_eval, "per_device_eval_batch_size": 8, "eval_strategy": "steps"}
+    fields |= {"eval_steps": 1}
+    data = load_prompts("search").select(range(0, 120, 15))
+    stock, _ = assert_equal_runs(kind, fields, eval_dataset=data)
+    assert sum("eval_reward" in line for line in stock.log) == STEPS
+    stops = {"stops": StopSpec(strings=(STOP,)), "out_dir": tmp_path}
+    got = watched("ours", kind, fields | TELL[kind], eval_dataset=data, **stops)
+    rows = Run(tmp_path).completions
+    assert rows.groupby("step").size().tolist() == [BATCH] * STEPS
+    assert len(got.texts) == STEPS * (BATCH + 8 * of_eval)
+    evaluated = [line for line in got.log if "eval_reward" in line]
+    judged = (len(got.texts) - STEPS * BATCH) // STEPS
+    for step, line in enumerate(evaluated):
+        start = step * (BATCH + judged) + BATCH
+        ids = got.ids[start : start + judged]
+        cut = [not (tokenizer().decode(row).endswith(STOP) or row[-1] == tokenizer().eos_token_id) for row in ids]
+        assert line["eval_completions/clipped_ratio"] == pytest.approx(sum(cut) / len(cut))
+
+
+def sometimes(completions, **_):
+    return [None if n % 4 in (0, 1) else 1.0 for n in range(len(completions))]
+
+
+def seldom(completions, **_):
+    return [None if n % 4 in (0, 2) else score for n, score in enumerate(reward(completions))]
+
+
+@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
+@shows("None", *POLICY)
+def test_rewards_of_none_count_as_in_stock_and_are_recorded_as_no_number(kind, aggregation, tmp_path):
+    fields = {"reward_weights": [0.5, 2.0]}
+    if kind == "GRPO":
+        fields["multi_objective_aggregation"] = aggregation
+    assert_equal_runs(kind, fields, rewards=[seldom, sometimes])
+    got = watched("ours", kind, fields, rewards=[seldom, sometimes], out_dir=tmp_path)
+    rows = Run(tmp_path).completions
+    place = [n % 4 for n in range(len(rows))]
+    assert rows["seldom"].isna().tolist() == [at in (0, 2) for at in place]
+    assert rows["sometimes"].isna().tolist() == [at in (0, 1) for at in place]
+    known = [n for n, at in enumerate(place) if at != 0]
+    filled = 0.5 * rows["seldom"].fillna(0.0) + 2.0 * rows["sometimes"].fillna(0.0)
+    assert rows["reward"][known].tolist() == pytest.approx(filled[known].tolist())
+    assert rows["reward"].isna().tolist() == [at == 0 for at in place]  # nobody could score it
+    assert (rows["advantage"][rows["reward"].isna()] == 0).all()
+    assert got.log[0]["reward"] == pytest.approx(rows[rows["step"] == 1]["reward"].mean())
+
+
+@shows("None", "OnlineDPO")
+def test_online_dpo_counts_none_as_nothing_as_stock_does(kind, tmp_path):
+    assert_equal_runs(kind, rewards=[seldom, sometimes])
+    got = watched("ours", kind, rewards=[seldom, sometimes], out_dir=tmp_path)
+    scores = [score or 0.0 for score in got.scores]
+    ones = [one or 0.0 for one in sometimes(range(BATCH))] * STEPS
+    assert Run(tmp_path).completions["reward"].tolist() == pytest.approx(
+        [a + b for a, b in zip(scores, ones, strict=True)]
+    )
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_every_option_that_the_page_says_trl_lacks_is_lacking():
+    assert ABSENT
+    for configuration, kind, option in ABSENT:
+        assert option not in options_of(STOCK[kind], CONFIGS[kind]), f"{configuration}: {kind} has {option} now"
