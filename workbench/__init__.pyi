@@ -3,8 +3,9 @@ from .consistency.mismatch import mismatch_report, ratio_report
 from .consistency.padding import pad_batch, token_logprobs
 from .consistency.padding_report import padding_report
 from .consistency.positions import position_ids, with_position_ids
+from .curves.agreement import agreement
 from .curves.baselines import load_baseline
-from .curves.curve import Curve, agreement
+from .curves.curve import Curve
 from .curves.stats import seed_interval
 from .generation.backends import save_policy
 from .generation.rollouts import Sampling, ServerSampler, TransformersSampler, VLLMSampler, generate

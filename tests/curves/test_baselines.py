@@ -39,6 +39,15 @@ def test_a_baseline_says_where_it_is_from_and_what_is_not_known(name):
 
 
 @each_baseline
+def test_a_mean_over_several_steps_stands_at_their_centre_unless_a_trainer_logged_it_at_their_end(name):
+    for metric, curve in load_baseline(name).curves.items():
+        x = [point[0] for point in curve["points"]]
+        thinned = curve["steps_per_point"] > 1 and name != "w3ng-qwen2.5-1.5b-tldr-grpo"
+        assert load_baseline(name).curve(metric).at == ("centre" if thinned else "end")
+        assert not thinned or x[0] < curve["steps_per_point"]  # an end would be the last of the first steps
+
+
+@each_baseline
 def test_its_curves_are_short_in_order_and_inside_their_range(name):
     baseline = load_baseline(name)
     for metric in baseline.curves:
@@ -87,7 +96,7 @@ def test_a_user_adds_a_baseline_by_dropping_a_file_in(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "change, message",
     [({"colour": 1}, r"does not know \['colour'\]"), ({"name": "other"}, "its name is 'other'"),
-     ({"curves": {"reward": {"points": []}}}, r"curve 'reward' lacks \['high', 'low', 'unit', 'x'\]")]
+     ({"curves": {"reward": {"points": []}}}, r"curve 'reward' lacks \['at', 'high', 'low', 'unit', 'x'\]")]
 )  # fmt: skip
 def test_an_odd_file_is_refused_with_what_is_odd(tmp_path, monkeypatch, change, message):
     monkeypatch.setenv("WORKBENCH_BASELINES", str(tmp_path))

@@ -1,18 +1,24 @@
+import sys
+
 import numpy as np
 import pytest
+from conftest import ROOT
 
 from workbench.curves.stats import (
     UNKNOWN_BETWEEN_RUNS,
-    block_interval,
     change_interval,
     curve_summary,
     iqm,
+    noise_covariance,
     one_seed,
     seed_interval,
     share_at,
     zero_variance_share,
 )
 from workbench.errors import ParameterError
+
+sys.path.append(str(ROOT / "benchmarks"))
+from error_rates import changes, noise
 
 
 def test_a_rising_line_is_summed_up_by_its_ends():
@@ -141,48 +147,43 @@ def test_one_seed_or_a_value_that_is_not_finite_is_refused():
         seed_interval([1.0], rng)
     with pytest.raises(ParameterError, match="not finite"):
         seed_interval([1.0, np.nan, 2.0], rng)
-    with pytest.raises(ParameterError, match="block_interval: 3 steps; expected at least 8"):
-        block_interval([1, 2, 3], rng)
+    with pytest.raises(ParameterError, match="change_interval: 3 steps; expected at least 8"):
+        change_interval([1, 2, 3])
     with pytest.raises(ParameterError, match="value 4 is not finite"):
-        block_interval([1, 2, 3, 4, np.nan, 6, 7, 8, 9], rng)
-
-
-def wandering(rng, n: int, rho: float) -> np.ndarray:
-    """Noise around 0 with lag-1 autocorrelation `rho`."""
-    noise, values = rng.normal(size=n + 50), np.zeros(n + 50)
-    for t in range(1, n + 50):
-        values[t] = rho * values[t - 1] + noise[t]
-    return values[50:]
-
-
-@pytest.mark.parametrize("rho, least", [(0.0, 0.92), (0.5, 0.90)])
-def test_the_interval_within_a_run_covers_its_mean(rho, least):
-    rng = np.random.default_rng(7)
-    found = [block_interval(wandering(rng, 150, rho), rng, resamples=300) for _ in range(400)]
-    assert least <= np.mean([i.low <= 0 <= i.high for i in found]) <= 0.98
-
-
-def test_single_steps_resampled_would_flatter_a_run_that_wanders():
-    rng = np.random.default_rng(7)
-    values = wandering(rng, 200, 0.8)
-    blocks, singles = block_interval(values, rng), block_interval(values, rng, block=1)
-    assert blocks.high - blocks.low > 1.5 * (singles.high - singles.low)
-
-
-def test_an_interval_within_a_run_says_that_it_knows_nothing_of_other_runs():
-    rng = np.random.default_rng(0)
-    interval = block_interval(rng.normal(size=40), rng)
-    assert interval.about == UNKNOWN_BETWEEN_RUNS
-    assert str(interval).endswith("how far another seed would end from it is unknown")
+        change_interval([1, 2, 3, 4, np.nan, 6, 7, 8, 9])
 
 
 def test_change_tells_a_rise_from_noise():
-    rng = np.random.default_rng(0)
-    noise = rng.normal(size=100)
-    rise = change_interval(noise + np.linspace(0, 5, 100), rng)
+    noise = np.random.default_rng(0).normal(size=100)
+    rise = change_interval(noise + np.linspace(0, 5, 100))
     assert 0 < rise.low < rise.estimate < rise.high
-    still = change_interval(noise, rng)
+    still = change_interval(noise)
     assert still.low < 0 < still.high
+    assert change_interval(np.arange(40.0)).estimate == 32
+
+
+@pytest.mark.parametrize("n, rho, most", [(80, 0.0, 0.07), (80, 0.8, 0.08), (250, 0.8, 0.08)])
+def test_a_run_that_only_wanders_has_changed_in_8_per_cent_at_most(n, rho, most):
+    """From blocks of the 16 steps at each end it had in 20%, at 80 steps of AR(0.8)."""
+    found = changes(np.random.default_rng(4), n, rho, 250)
+    assert found["changed"] <= most, found
+    assert found["covers"] >= 0.92 and found["rise seen"] > 0.95, found
+
+
+def test_an_interval_within_a_run_says_that_it_knows_nothing_of_other_runs():
+    interval = change_interval(np.random.default_rng(0).normal(size=40))
+    assert interval.about == UNKNOWN_BETWEEN_RUNS
+    assert (interval.n, interval.name) == (40, "95% t interval")
+    assert str(interval).endswith("how far another seed would end from it is unknown")
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.8])
+def test_the_noise_of_a_run_is_found_beneath_its_trend(rho):
+    rng = np.random.default_rng(6)
+    runs = [np.linspace(0, 30, 250) + noise(rng, 250, rho) for _ in range(40)]
+    covariances = [noise_covariance(run)[0] for run in runs]
+    assert np.mean([c[0, 0] for c in covariances]) == pytest.approx(1 / (1 - rho**2), rel=0.15)
+    assert np.mean([c[0, 1] / c[0, 0] for c in covariances]) == pytest.approx(rho, abs=0.06)
 
 
 def test_shares_of_steps_and_of_groups():

@@ -47,7 +47,8 @@ class Baseline:
         """
         found = _known(f"{self.name} has no curve", metric, self.curves)
         x, y = np.array(found["points"], float).T  # null becomes NaN
-        return Curve(self.title, x, y, found["unit"], found["low"], found["high"], found["x"])
+        span = found.get("steps_per_point") if found["x"] == "step" else None
+        return Curve(self.title, x, y, found["unit"], found["low"], found["high"], found["x"], found["at"], span)
 
     def figure(self, name: str) -> float:
         """The value of one of the figures.
@@ -94,7 +95,7 @@ def load_baseline(name: str) -> Baseline:
     if value["name"] != name:
         raise ParameterError(f"{path}: its name is {value['name']!r}; a baseline is named as its file")
     for metric, curve in value["curves"].items():
-        if absent := {"unit", "low", "high", "x", "points"} - curve.keys():
+        if absent := {"unit", "low", "high", "x", "at", "points"} - curve.keys():
             raise ParameterError(f"{path}: curve {metric!r} lacks {sorted(absent)}; see data/README.md")
     return Baseline(**value)
 

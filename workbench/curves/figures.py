@@ -114,8 +114,8 @@ def show_training(metrics: pd.DataFrame, *, title: str, label: str = "run") -> D
     figure.suptitle(title)
     alt = " ".join(describe_curve(name, metrics["step"].tolist(), metrics[column]) for column, name in _PANELS)
     caption = (
-        f"Thin line: each step. Thick line: running mean of {WINDOW} steps. One run has no band: how far another seed "
-        "would be from it is unknown."
+        f"Thin line: each step. Thick line: running mean of {WINDOW} steps, of fewer at the start. One run has no band: "
+        "how far another seed would be from it is unknown."
     )
     return DescribedFigure(figure, alt=alt, table=metrics[["step", *(c for c, _ in _PANELS)]], caption=caption)
 
@@ -272,7 +272,7 @@ def _caption(panels: list[list[_Series]], without: list[str], metric: str, windo
     if len(banded) < sum(not one.documented for one in drawn):
         text.append(
             "A group of 1 seed has no band, how far another seed would be is unknown; thick line: mean of "
-            f"{max(window, WINDOW)} steps."
+            f"{max(window, WINDOW)} steps, of fewer at the start."
         )
     if any(one.documented for one in drawn):
         text.append("Markers: documented, one run each, points of a long log are means over several steps.")

@@ -171,7 +171,7 @@ def group_table(groups: dict[str, list[Curve]], rng: np.random.Generator):
 
     Returns:
         A row a group. `result`: interquartile mean over seeds of the mean of the last `TAIL` steps; `interval` names
-        what `low` and `high` are; `half way`: steps until the running mean of 5 has covered half of the way from the
+        what `low` and `high` are; `half way`: steps until the mean of 5 in a row has covered half of the way from the
         first 3 steps to the result.
     """
     import pandas as pd
@@ -180,7 +180,8 @@ def group_table(groups: dict[str, list[Curve]], rng: np.random.Generator):
     for name, curves in groups.items():
         ends = np.array([c.y[-TAIL:].mean() for c in curves])
         start = np.mean([c.y[:3].mean() for c in curves])
-        half = steps_to_threshold(curves, (start + ends.mean()) / 2, rng, rising=ends.mean() > start, window=5)
+        window = min(5, *(len(c.y) for c in curves))
+        half = steps_to_threshold(curves, (start + ends.mean()) / 2, rng, rising=ends.mean() > start, window=window)
         result = seed_interval(ends, rng) if len(ends) > 1 else one_seed(ends[0])
         row = {"group": name, "n seeds": len(curves)}
         row |= {"result": result.estimate, "low": result.low, "high": result.high, "interval": result.name}

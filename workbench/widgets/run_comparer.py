@@ -3,12 +3,12 @@
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
-import numpy as np
 import pandas as pd
 from ipywidgets import BoundedFloatText
 
+from ..curves.agreement import Agreement, agreement
 from ..curves.baselines import Baseline
-from ..curves.curve import Agreement, Curve, agreement
+from ..curves.curve import Curve
 from ..curves.figures import DescribedFigure, show_curves
 from ..curves.measured import measured_groups
 from ..runs.run import Run
@@ -66,7 +66,7 @@ def compare_runs(
     Raises:
         ParameterError: nothing to draw, or a tolerance that is not above 0.
     """
-    baselines, rng = list(baselines), np.random.default_rng(seed)
+    baselines = list(baselines)
     groups, left_out = measured_groups(runs, metric, **about)
     figure = show_curves(groups, baselines, title=title, metric=metric, seed=seed)
     rows = []
@@ -74,7 +74,7 @@ def compare_runs(
         for baseline in baselines:
             found = Agreement("cannot compare", "no numeric curve was published")
             if metric in baseline.curves:
-                found = agreement(curves, baseline.curve(metric), rng, tolerance=tolerance)
+                found = agreement(curves, baseline.curve(metric), tolerance=tolerance)
             row = {"measured": name, "seeds": len(curves), "documented": baseline.title}
             rows.append(row | {"verdict": found.verdict, "why": found.reason})
     return RunComparison(groups, left_out, figure, pd.DataFrame(rows))
