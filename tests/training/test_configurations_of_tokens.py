@@ -1,0 +1,160 @@
+"""Tokenizers and EOS ids as Llama-3, Qwen2.5 and Llama-2 have them, with each trainer, stock beside ours."""
+
+import re
+
+import pytest
+from configuration_models import CONTROL, TURN_END, control_like, llama2_like, llama3_like, qwen25_like
+from configuration_runs import (
+    STOP,
+    TELL,
+    assert_equal_runs,
+    assert_promises,
+    assert_stops_hold,
+    build,
+    watched,
+)
+from configuration_table import shows, shows_refusal
+from transformers import AutoTokenizer
+from trl.experimental.ppo import ppo_trainer
+
+from workbench.errors import ParameterError
+from workbench.generation.stops import StopSpec
+from workbench.runs.run import Run
+
+pytestmark = pytest.mark.slow
+
+SAMPLED = ("GRPO", "RLOO", "OnlineDPO")  # whose reward functions are given the ids
+
+
+@pytest.fixture(scope="module")
+def llama3(tmp_path_factory):
+    return str(llama3_like(tmp_path_factory.mktemp("llama3")))
+
+
+@pytest.fixture(scope="module")
+def control(tmp_path_factory):
+    return str(control_like(tmp_path_factory.mktemp("control")))
+
+
+@pytest.fixture(scope="module")
+def qwen25(tmp_path_factory):
+    return str(qwen25_like(tmp_path_factory.mktemp("qwen25")))
+
+
+@pytest.fixture(scope="module")
+def llama2(tmp_path_factory):
+    return str(llama2_like(tmp_path_factory.mktemp("llama2")))
+
+
+def responses(monkeypatch) -> list[list[int]]:
+    """What PPO sampled, as it comes: rows of ids, pads behind their ends."""
+    rows, original = [], ppo_trainer.get_reward
+
+    def get_reward(model, query_responses, pad_id, context_length):
+        rows.extend(query_responses[:, context_length:].tolist())
+        return original(model, query_responses, pad_id, context_length)
+
+    monkeypatch.setattr(ppo_trainer, "get_reward", get_reward)
+    return rows
+
+
+# --- several EOS ids -------------------------------------------------------------------------------------------------
+
+
+@shows("several EOS", *SAMPLED)
+def test_stock_samples_on_behind_the_eos_that_its_tokenizer_does_not_name(kind, llama3):
+    turn_end = AutoTokenizer.from_pretrained(llama3).convert_tokens_to_ids(TURN_END)
+    assert sum(turn_end in ids[:-1] for ids in watched("stock", kind, model=llama3).ids) > 3
+
+
+@shows("several EOS", "PPO")
+def test_so_does_stock_ppo(kind, llama3, monkeypatch):
+    turn_end = AutoTokenizer.from_pretrained(llama3).convert_tokens_to_ids(TURN_END)
+    rows = responses(monkeypatch)
+    watched("stock", kind, model=llama3)
+    assert sum(turn_end in ids and any(ids[ids.index(turn_end) + 1 :]) for ids in rows) > 3
+
+
+@pytest.mark.parametrize("strings", [(), (STOP,)])
+@shows("several EOS")
+def test_the_workbench_ends_at_every_eos_and_shows_none_to_rewards(kind, strings, llama3, tmp_path):
+    own = AutoTokenizer.from_pretrained(llama3)
+    eos = [own.eos_token_id, own.convert_tokens_to_ids(TURN_END)]
+    got = watched("ours", kind, TELL[kind], model=llama3, stops=StopSpec(strings=strings), out_dir=tmp_path)
+    assert_promises(kind, got, tmp_path, own, strings, eos=eos)
+    if kind != "PPO":
+        ended = [ids[-1] for ids in got.ids if ids[-1] in eos]
+        assert set(ended) == set(eos)
+
+
+# --- the pad token is an EOS -----------------------------------------------------------------------------------------
+
+
+@shows("pad is EOS", *SAMPLED)
+def test_stock_samples_on_behind_a_pad_that_ends_rows(kind, qwen25):
+    pad = AutoTokenizer.from_pretrained(qwen25).pad_token_id
+    assert (
+        sum(
+            pad in ids and any(i != pad for i in ids[ids.index(pad) :])
+            for ids in watched("stock", kind, model=qwen25).ids
+        )
+        > 3
+    )
+
+
+@pytest.mark.parametrize("strings", [(), (STOP,)])
+@shows("pad is EOS", *SAMPLED)
+def test_the_workbench_ends_at_the_pad_and_trains_on_it_as_on_any_eos(kind, strings, qwen25, tmp_path):
+    own = AutoTokenizer.from_pretrained(qwen25)
+    got = watched("ours", kind, TELL[kind], model=qwen25, stops=StopSpec(strings=strings), out_dir=tmp_path)
+    assert_promises(kind, got, tmp_path, own, strings, eos=[own.eos_token_id, own.pad_token_id])
+    assert any(ids[-1] == own.pad_token_id for ids in got.ids)
+
+
+@shows_refusal(
+    "pad is EOS",
+    "pad token id 0: PPO masks by it, so it must be set and be none of the EOS ids [1, 0], of tokenizer and generation "
+    "config; else the EOS token falls out of the loss. Add a pad token of its own",
+    "PPO",
+)
+def test_ppo_refuses_a_pad_that_ends_rows(kind, message, qwen25):
+    with pytest.raises(ParameterError, match=f"^{re.escape(message)}$"):
+        build("ours", kind, model=qwen25)
+
+
+# --- control tokens --------------------------------------------------------------------------------------------------
+
+
+@shows("control tokens")
+def test_with_control_tokens_it_trains_as_stock_does_and_rewards_do_not_see_them(kind, control, tmp_path):
+    own = AutoTokenizer.from_pretrained(control)
+    token = own.convert_tokens_to_ids(CONTROL)
+    assert token not in own.all_special_ids
+    assert_equal_runs(kind, model=control)
+    got = assert_stops_hold(kind, tmp_path, model=control)
+    assert not Run(tmp_path).completions["completion"].str.contains(CONTROL, regex=False).any()
+    if kind != "PPO":
+        assert sum(token in ids for ids in got.ids) > 1
+
+
+@shows("control tokens")
+def test_a_control_token_that_is_a_stop_ends_rows_and_is_shown(kind, control, tmp_path):
+    stops = StopSpec(token_ids=(AutoTokenizer.from_pretrained(control).convert_tokens_to_ids(CONTROL),))
+    watched("ours", kind, TELL[kind], model=control, stops=stops, out_dir=tmp_path)
+    rows = Run(tmp_path).completions
+    ended = rows["completion"].str.endswith(CONTROL)
+    assert 3 < ended.sum() < len(rows)
+    assert (ended == rows["completion"].str.contains(CONTROL, regex=False)).all()
+    assert (rows["finish_reason"][ended] == "stop").all()
+
+
+# --- SentencePiece with byte fallback --------------------------------------------------------------------------------
+
+
+@shows("SentencePiece")
+def test_with_byte_fallback_it_trains_as_stock_does_and_ends_at_stop_strings(kind, llama2, tmp_path):
+    assert_equal_runs(kind, model=llama2)
+    stops = StopSpec(strings=("e", " s"))
+    assert_stops_hold(kind, tmp_path, model=llama2, stops=stops)
+    texts = Run(tmp_path).completions["completion"]
+    assert texts.str.contains("\ufffd").any()  # bytes that make no character
