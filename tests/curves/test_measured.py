@@ -9,6 +9,7 @@ from workbench.curves.agreement import agreement
 from workbench.curves.baselines import load_baseline
 from workbench.curves.measured import group_table, measured_groups, run_curve, typed_bound
 from workbench.errors import ParameterError, RunError
+from workbench.runs.files import write_json
 from workbench.runs.run import Run
 from workbench.runs.status import set_status
 
@@ -21,12 +22,20 @@ def rows(*rewards, start=1):
 
 def test_a_curve_can_be_over_steps_seconds_or_prompts(tmp_path):
     run = write_run(tmp_path, metrics=rows(-3, -2, -1))
-    (run.path / "recipe.json").write_text(json.dumps({"trainer": "GRPO", "recipe": RECIPE}))
+    write_json(run.path / "progress.json", {"step": 3, "prompts_per_step": 8.0})
     assert run_curve(run).x.tolist() == [1, 2, 3]
     assert run_curve(run, axis="elapsed_s").x.tolist() == [0.5, 1, 1.5]
     assert run_curve(run, axis="prompts").x.tolist() == [8, 16, 24]
-    (run.path / "recipe.json").write_text(json.dumps(RECIPE))  # as older runs have it
-    assert run_curve(run, axis="prompts").x.tolist() == [8, 16, 24]
+
+
+@pytest.mark.parametrize("progress", [{}, {"step": 3}, {"step": 3, "prompts_per_step": None}])
+def test_prompts_that_nobody_recorded_are_not_guessed_from_the_recipe(tmp_path, progress):
+    """It knows neither the number of processes nor `num_iterations`."""
+    run = write_run(tmp_path, metrics=rows(-3, -2, -1))
+    write_json(run.path / "recipe.json", {"trainer": "GRPOTrainer", "recipe": RECIPE})
+    write_json(run.path / "progress.json", progress)
+    with pytest.raises(RunError, match=r"how many prompts a step took is unknown; .* Use axis='step'"):
+        run_curve(run, axis="prompts")
 
 
 def test_units_of_trl_s_own_metrics_are_known_and_a_reward_s_can_be_given(tmp_path):
@@ -43,8 +52,6 @@ def test_a_run_without_metrics_is_refused(tmp_path):
         run_curve(write_run(tmp_path))
     with pytest.raises(RunError, match=r"no reward; it has step, loss"):
         run_curve(write_run(tmp_path, "b", metrics=[{"step": 1, "loss": 0.1}]))
-    with pytest.raises(RunError, match=r"recipe.json lacks .*use axis='step'"):
-        run_curve(write_run(tmp_path, "c", metrics=rows(1)), axis="prompts")
 
 
 def test_steps_out_of_order_and_values_that_are_not_finite_are_refused_with_their_step(tmp_path):

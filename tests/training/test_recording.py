@@ -1,7 +1,19 @@
 from types import SimpleNamespace
 
+import pytest
+
+from workbench.curves.measured import run_curve
+from workbench.runs.files import read_json
 from workbench.runs.run import Run
+from workbench.training.grpo import train_grpo
+from workbench.training.recipes import make_recipe
 from workbench.training.recording import RunRecorder
+from workbench.training.rewards import length_reward
+
+
+def config(processes: int = 1) -> SimpleNamespace:
+    batch = {"per_device_train_batch_size": 32, "gradient_accumulation_steps": 2, "num_generations": 8}
+    return SimpleNamespace(**batch, world_size=processes)
 
 
 def test_rows_scored_in_pieces_end_in_one_part(tmp_path):
@@ -14,10 +26,31 @@ def test_rows_scored_in_pieces_end_in_one_part(tmp_path):
 def test_each_logged_step_tells_which_completions_were_really_cut(tmp_path):
     state = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=10)
     recorder = RunRecorder(tmp_path)
-    recorder.on_train_begin(SimpleNamespace(world_size=1), state, None)
+    recorder.on_train_begin(config(), state, None)
     state.global_step = 1
     ends = {"finish_reason": ["stop", "length"], "trl_finish_reason": ["length"] * 2, "completion_tokens": [3, 5]}
     recorder.save_completions(1, {"completion": ["a", "b"], **ends, "sampled_tokens": [11, 5]})
     recorder.on_log(None, state, None, logs={"loss": 0.0})
     line = Run(tmp_path).metrics.iloc[0]
     assert (line["stops/clipped_ratio"], line["stops/trl_clipped_ratio"], line["stops/wasted"]) == (0.5, 1.0, 0.5)
+
+
+@pytest.mark.slow
+def test_prompts_are_counted_as_trl_draws_them_with_several_iterations_and_steps_a_generation(tmp_path):
+    batch = {"num_generations": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    recipe = make_recipe("starter", max_steps=8, max_completion_length=4, **batch)
+    train_grpo(recipe, reward_funcs=length_reward(20), out_dir=tmp_path, num_iterations=2, steps_per_generation=4)
+    drawn = len(Run(tmp_path).completions) / recipe.num_generations
+    assert run_curve(Run(tmp_path), "loss", axis="prompts").x[-1] == drawn == 16
+
+
+@pytest.mark.parametrize("processes, prompts", [(1, 8.0), (2, None)])
+def test_a_training_resumed_with_more_processes_has_no_one_number_of_prompts_a_step(tmp_path, processes, prompts):
+    for step, world in ((0, 1), (1, processes)):
+        state = SimpleNamespace(global_step=step, max_steps=3, is_world_process_zero=True)
+        recorder = RunRecorder(tmp_path)
+        recorder._end_asked = lambda args: None  # asks the other processes, of which there are none here
+        recorder.on_train_begin(config(world), state, None)
+        recorder.on_step_end(None, state, None)
+        recorder._close()
+    assert read_json(tmp_path / "progress.json", {})["prompts_per_step"] == prompts

@@ -39,11 +39,13 @@ def run_curve(
         metric: its name in the log.
         unit, low, high: of the metric, where they are not those of TRL's lengths and shares, or those that `recipe.json`
             says of the run's one reward function. A unit that nobody knows is "as logged".
-        axis: step, elapsed_s, or prompts (optimizer steps times prompts a step, of `recipe.json`).
+        axis: step, elapsed_s, or prompts (optimizer steps times the prompts a step takes, which the trainer left in
+            `progress.json`: it depends on the number of processes too).
         sparse: leave out steps without the metric, as for evaluations; else a gap is refused.
 
     Raises:
-        RunError: no metrics, no such metric, steps out of order, or a value that is not finite: it says where.
+        RunError: no metrics, no such metric, steps out of order, a value that is not finite (it says where), or prompts
+            that are not known.
         ParameterError: a value outside `low` and `high`.
     """
     path = run.path / "metrics.jsonl"
@@ -61,7 +63,7 @@ def run_curve(
     if not np.isfinite(values).all():
         n = np.isfinite(values).argmin()
         raise RunError(f"{path}: {metric} at step {steps[n]:g} is not finite; nothing can be compared with that")
-    x = table[counted].to_numpy(float) * (_prompts_a_step(run) if axis == "prompts" else 1)
+    x = table[counted].to_numpy(float) * (_prompts_per_step(run) if axis == "prompts" else 1)
     known_unit, known_low, known_high = _UNITS.get(metric) or _recorded_reward(run, metric)
     low, high = known_low if low is None else low, known_high if high is None else high
     return Curve(f"{run.notebook}, seed {_seed(run)}", x, values, unit or known_unit, low, high, axis)
@@ -97,13 +99,14 @@ def typed_bound(name: str, text: str) -> float | None:
         raise ParameterError(f"{name}={text!r}: expected a number, or nothing for the recorded bound") from None
 
 
-def _prompts_a_step(run: Run) -> float:
-    recipe = _training(run.path)["recipe"]
-    try:
-        rows = recipe["per_device_train_batch_size"] * recipe["gradient_accumulation_steps"]
-        return rows / recipe["num_generations"]
-    except KeyError as error:
-        raise RunError(f"{run.path}: recipe.json lacks {error}; prompts a step are unknown, use axis='step'") from None
+def _prompts_per_step(run: Run) -> float:
+    path = run.path / "progress.json"
+    if not (prompts := read_json(path, {}).get("prompts_per_step")):
+        raise RunError(
+            f"{path}: how many prompts a step took is unknown; an older version recorded the run, or it was resumed with "
+            "another batch or number of processes. Use axis='step'"
+        )
+    return prompts
 
 
 def _seed(run: Run) -> int | None:

@@ -14,7 +14,7 @@ from transformers import PrinterCallback, TrainerCallback
 from ..errors import TrainingStopped
 from ..generation.stops import StopSpec
 from ..runs.completions import forget_after, join_completions, part_path, save_part
-from ..runs.files import jsonable, write_json
+from ..runs.files import jsonable, read_json, write_json
 from ..runs.stop_request import go_on, honour_stop, stop_request
 from .monitoring import completion_metrics
 from .recipes import Recipe, grpo_config, load_prompts, resolve_model
@@ -23,6 +23,22 @@ from .recipes import Recipe, grpo_config, load_prompts, resolve_model
 TRAINER_OPTIONS = ("explicit_positions", "generation_seed", "share_generation", "callbacks", "peft_config")
 COMPLETE = "complete.json"  # the last file of a checkpoint
 _PRINTED = ("reward", "objective/scores", "completions/mean_length", "loss")
+
+
+def prompts_per_step(args) -> float:
+    """How many new prompts one optimizer step takes, over all processes, of any TRL trainer's config.
+
+    GRPO and RLOO count completions in their batches, `num_generations` a prompt, and see each batch `num_iterations`
+    times; `steps_per_generation` changes when prompts are drawn, not how many. OnlineDPO and PPO count prompts.
+
+    Example:
+        >>> from types import SimpleNamespace as Config
+        >>> batch = {"per_device_train_batch_size": 32, "gradient_accumulation_steps": 2, "world_size": 3}
+        >>> prompts_per_step(Config(**batch, num_generations=8, num_iterations=2)), prompts_per_step(Config(**batch))
+        (12.0, 192.0)
+    """
+    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    return rows / getattr(args, "num_generations", 1) / getattr(args, "num_iterations", 1)
 
 
 class RunRecorder(TrainerCallback):
@@ -44,6 +60,7 @@ class RunRecorder(TrainerCallback):
         self._latest: pd.DataFrame | None = None  # the completions of the last step
         self._asked: str | None = None  # why the training is to end
         self._started = self._before = 0.0
+        self._prompts: float | None = None  # a step takes; None where it changed when the training was resumed
 
     def on_train_begin(self, args, state, control, **_):
         if reason := self._end_asked(args):
@@ -52,6 +69,9 @@ class RunRecorder(TrainerCallback):
             self.out_dir.mkdir(parents=True, exist_ok=True)
             go_on(self.out_dir)
             self._before = forget_after(self.out_dir, state.global_step)
+            self._prompts = prompts_per_step(args)
+            if state.global_step and read_json(self._progress_file, {}).get("prompts_per_step") != self._prompts:
+                self._prompts = None
             self._started = time.monotonic()
             self._file = (self.out_dir / "metrics.jsonl").open("a", encoding="utf-8")
             self._progress(state)
@@ -128,7 +148,12 @@ class RunRecorder(TrainerCallback):
 
     def _progress(self, state, finished: bool = False) -> None:
         progress = {"step": state.global_step, "max_steps": state.max_steps, "elapsed_s": round(self._elapsed(), 3)}
-        write_json(self.out_dir / "progress.json", progress | {"finished": finished})
+        progress |= {"prompts_per_step": self._prompts, "finished": finished}
+        write_json(self._progress_file, progress)
+
+    @property
+    def _progress_file(self) -> Path:
+        return self.out_dir / "progress.json"
 
 
 def record_rows(trainer, columns: dict[str, list]) -> None:
