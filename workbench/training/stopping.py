@@ -109,7 +109,14 @@ def with_stop_text(rule: StopRule, rows, ends, completions: list) -> list:
     texts = [rule.text(row, end) for row, end in zip(rows, ends, strict=True)]
     if isinstance(completions[0], str):
         return texts
-    return [[*c[:-1], {**c[-1], "content": text}] for c, text in zip(completions, texts, strict=True)]
+    # A message with calls or thoughts keeps its content: the text would tell them a second time.
+    pairs = zip(completions, texts, strict=True)
+    return [[{**c[0], "content": text}] if _is_plain(c) else c for c, text in pairs]
+
+
+def _is_plain(completion) -> bool:
+    """Whether a completion is a text, or a message that has nothing but a text."""
+    return isinstance(completion, str) or (len(completion) == 1 and completion[0].keys() <= {"role", "content"})
 
 
 class StoppingMixin:
@@ -193,26 +200,36 @@ class StoppingMixin:
         if self._ends and self.stop_rule.spec.custom:
             real = [ids[:] for ids in completion_ids]
             generated[at] = with_stop_text(self.stop_rule, real, self._ends, completions)
-        self._log_ends(completion_ids, generated[at])
+        self._log_ends(completion_ids, generated[at], generated[2] if at == 3 else None)
         return tuple(generated)
 
-    def _log_ends(self, completion_ids, completions) -> None:
-        """Add what is known of each row's end to TRL's completions table, which is gathered over processes."""
+    def _log_ends(self, completion_ids, completions, own_tokens) -> None:
+        """Add what is known of each row's end to TRL's completions table, which is gathered over processes.
+
+        `own_tokens` is 1 for a token of the policy's and 0 for a tool's or environment's; None where all are its own.
+        """
         stopped = [ids[-1] != _NO_TOKEN for ids in completion_ids]
         real = [ids[:] for ids in completion_ids]
         eos, pad = self._tokenizer.eos_token_id, self._tokenizer.pad_token_id
+        tokens = [len(ids) for ids in real] if own_tokens is None else [sum(mask) for mask in own_tokens]
         columns = {
             "finish_reason": ["stop" if s else "length" for s in stopped],
             "trl_finish_reason": [trl_finish_reason(ids, eos, pad) for ids in real],
-            "completion_tokens": [len(ids) for ids in real],
-            "sampled_tokens": [len(ids) for ids in (self._sampled_ids if self._ends else real)],
-            "completion_text": [completion_text(c) for c in completions],
+            "completion_tokens": tokens,
+            "sampled_tokens": [len(ids) for ids in self._sampled_ids] if self._ends else tokens,
+            "completion_text": [self._row_text(*row) for row in zip(completions, real, strict=True)],
         }
         if self.use_vllm:
             reasons = self.engine_tap.reasons  # on a server, the main process alone is told
             columns["engine_finish_reason"] = reasons if len(reasons) == len(real) else [""] * len(real)
         for name, values in columns.items():
             self._log_completion_extra(name, values)
+
+    def _row_text(self, completion, ids) -> str:
+        """A row's text for the record; of several turns all of it, and calls too, which messages hold apart."""
+        if _is_plain(completion):
+            return completion_text(completion)
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         plain = [ids[:] for ids in completion_ids_list]  # reward functions read the real last token

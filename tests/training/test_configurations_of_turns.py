@@ -1,0 +1,186 @@
+"""Tools, environments, rollout functions and conversations on transformers, stock beside ours."""
+
+import re
+
+import pytest
+import torch
+from configuration_runs import STOP, TELL, assert_equal_runs, assert_stops_hold, tokenizer, watched
+from configuration_table import shows, trl_has_none
+from configuration_turns import TWO_TURNS, Library, answer_to, chat_tokenizer, chats, search, topics
+
+from workbench.generation.stops import StopSpec
+from workbench.runs.run import Run
+from workbench.toys.search_task import CLOSE
+
+pytestmark = pytest.mark.slow
+
+for name in ("tools", "tools on vLLM"):
+    trl_has_none(name, "tools", "RLOO", "OnlineDPO", "PPO")
+trl_has_none("environment", "environment_factory", "RLOO", "OnlineDPO", "PPO")
+trl_has_none("rollout", "rollout_func", "RLOO", "OnlineDPO", "PPO")
+trl_has_none("conversations", "chat_template_kwargs", "PPO")
+
+STOPS = StopSpec(strings=(CLOSE,))
+CALLING = {"data": chats(), "tools": [search]}
+MASKED = TWO_TURNS | TELL["GRPO"]
+
+
+def turns(text: str) -> list[str]:
+    """A row's text at its tool's answer, which is not the policy's: what it wrote before and after."""
+    called = re.match("<search>(.*?)</search>", text)
+    return text.split(f"{answer_to(called.group(1))}\n") if called else [text]
+
+
+def assert_two_turns(got, run: Run) -> None:
+    """Each row: a call up to the stop, the tool's answer outside the loss, a second turn up to a stop; recorded whole."""
+    own, eos = tokenizer(), tokenizer().eos_token_id
+    rows = run.completions
+    assert rows["completion"].tolist() == [own.decode(ids, skip_special_tokens=True) for ids in got.ids]
+    assert rows["completion_tokens"].tolist() == [len(own.encode("".join(turns(own.decode(ids))))) for ids in got.ids]
+    stopped = []
+    for ids, trained in zip(got.ids, got.trained, strict=True):
+        written = turns(own.decode(ids))
+        assert len(written) == (2 if CLOSE in own.decode(ids) else 1)
+        assert all(CLOSE not in turn.removesuffix(CLOSE) for turn in written)
+        stopped.append(ids[-1] == eos or written[-1].endswith(CLOSE))
+        assert own.decode(trained) == ("".join(written) if stopped[-1] else "")
+    assert rows["finish_reason"].tolist() == ["stop" if s else "length" for s in stopped]
+    assert sum(len(turns(own.decode(ids))) == 2 for ids in got.ids) > 8
+    means = rows.groupby("step")["completion_tokens"].mean().tolist()
+    assert run.metrics["completions/mean_length"].tolist() == pytest.approx(means)
+    cut = (rows["finish_reason"] == "length").groupby(rows["step"]).mean().tolist()
+    assert run.metrics["completions/clipped_ratio"].tolist() == pytest.approx(cut)
+    distinct = rows.groupby("step")["completion"].agg(lambda texts: texts.nunique() / len(texts)).tolist()
+    assert run.metrics["completions/distinct"].tolist() == pytest.approx(distinct)
+
+
+# --- tools -----------------------------------------------------------------------------------------------------------
+
+
+@shows("tools", "GRPO")
+def test_with_tools_and_no_custom_stop_it_trains_as_stock_does(kind):
+    stock, _ = assert_equal_runs(kind, MASKED, tokenizer=chat_tokenizer(), **CALLING)
+    assert stock.log[0]["tools/call_frequency"] > 0.5 and stock.log[0]["tools/failure_frequency"] == 0
+
+
+@shows("tools", "GRPO")
+def test_both_turns_end_at_the_stop_and_the_answer_between_them_is_not_trained_on(kind, tmp_path):
+    own = {"stops": STOPS, "out_dir": tmp_path, "explicit_positions": True}
+    got = watched("ours", kind, MASKED, tokenizer=chat_tokenizer(), **CALLING, **own)
+    assert_two_turns(got, Run(tmp_path))
+    assert got.log[0]["completions/clipped_ratio"] == 0
+
+
+@shows("tools", "GRPO")
+def test_a_second_turn_that_the_limit_cuts_counts_as_cut_and_one_without_room_ends_with_its_call(kind, tmp_path):
+    fields = MASKED | {"max_completion_length": 17}  # the call has 7 tokens and the answer 6 or 7
+    own = {"stops": STOPS, "out_dir": tmp_path}
+    got = watched("ours", kind, fields, tokenizer=chat_tokenizer(), **CALLING, **own)
+    rows = Run(tmp_path).completions
+    cut = [len(turns(tokenizer().decode(ids))) == 2 for ids in got.ids]
+    assert sum(cut) > 0
+    assert rows["finish_reason"].tolist() == ["length" if c else "stop" for c in cut]
+    assert [not row for row in got.trained] == cut
+
+
+# --- environments ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("factory", [Library, {"library": Library}], ids=["one", "by name"])
+@shows("environment", "GRPO")
+def test_an_environment_that_owns_prompt_tool_and_reward_trains_as_in_stock(kind, factory):
+    own = {"data": topics(), "environment_factory": factory, "rewards": None}
+    stock, _ = assert_equal_runs(kind, MASKED, tokenizer=chat_tokenizer(), **own)
+    assert any(stock.scores) and not all(stock.scores)
+
+
+@pytest.mark.parametrize("factory", [Library, {"library": Library}], ids=["one", "by name"])
+@shows("environment", "GRPO")
+def test_an_environment_s_turns_end_at_the_stop_and_its_rewards_are_recorded_with_their_rows(kind, factory, tmp_path):
+    own = {"data": topics(), "environment_factory": factory, "rewards": None, "stops": STOPS, "out_dir": tmp_path}
+    got = watched("ours", kind, MASKED, tokenizer=chat_tokenizer(), **own)
+    assert_two_turns(got, Run(tmp_path))
+    rows = Run(tmp_path).completions
+    asked = [re.findall("What is (.*?)[?]", prompt)[-1] for prompt in rows["prompt"]]
+    right = [
+        float(f"<search>{topic}{CLOSE}" in turns(text)[0])
+        for topic, text in zip(asked, rows["completion"], strict=True)
+    ]
+    assert rows["reward"].tolist() == rows["Library"].tolist() == right
+
+
+# --- rollout functions -----------------------------------------------------------------------------------------------
+
+
+def two_turns(prompts, trainer):
+    """A rollout function: what the model writes, an answer from outside, and what it writes then; a field for rewards."""
+    made = {"prompt_ids": [], "completion_ids": [], "logprobs": None, "env_mask": [], "turns": []}
+    for prompt in prompts:
+        asked = tokenizer().encode(prompt)
+        first = written(trainer, asked)
+        answer = tokenizer().encode("Find facts on jade?\n") if CLOSE in tokenizer().decode(first) else []
+        second = written(trainer, asked + first + answer) if answer else []
+        made["prompt_ids"].append(asked)
+        made["completion_ids"].append(first + answer + second)
+        made["env_mask"].append([1] * len(first) + [0] * len(answer) + [1] * len(second))
+        made["turns"].append(2 if answer else 1)
+    return made
+
+
+def written(trainer, ids):
+    model, ends = trainer.accelerator.unwrap_model(trainer.model), {"stop_strings": [CLOSE], "tokenizer": tokenizer()}
+    with torch.no_grad():
+        out = model.generate(torch.tensor([ids]), do_sample=True, max_new_tokens=14, **ends)
+    return out[0, len(ids) :].tolist()
+
+
+def of_turns(completions, turns, **_):
+    return [n % 2 + number for n, number in enumerate(turns)]
+
+
+@shows("rollout", "GRPO")
+def test_a_rollout_function_trains_as_in_stock(kind):
+    assert_equal_runs(kind, rollout_func=two_turns, rewards=of_turns)
+
+
+@shows("rollout", "GRPO")
+def test_stock_counts_a_rollout_that_ends_in_a_stop_string_as_cut_and_masks_it(kind):
+    got = watched("stock", kind, TELL[kind], rollout_func=two_turns, rewards=of_turns)
+    assert [not row for row in got.trained] == [ids[-1] != tokenizer().eos_token_id for ids in got.ids]
+    assert sum(tokenizer().decode(ids).endswith(CLOSE) for ids in got.ids) > 8
+
+
+@shows("rollout", "GRPO")
+def test_ours_counts_it_as_ended_trains_on_its_own_tokens_and_records_it(kind, tmp_path):
+    own = {"stops": STOPS, "out_dir": tmp_path, "explicit_positions": True}
+    got = watched("ours", kind, TELL[kind], rollout_func=two_turns, rewards=of_turns, **own)
+    rows = Run(tmp_path).completions
+    ended = [tokenizer().decode(ids).endswith(CLOSE) or ids[-1] == tokenizer().eos_token_id for ids in got.ids]
+    assert rows["finish_reason"].tolist() == ["stop" if e else "length" for e in ended]
+    assert rows["completion"].tolist() == got.texts
+    assert rows["reward"].tolist() == got.scores
+    for text, ids, trained in zip(got.texts, got.ids, got.trained, strict=True):
+        assert text == tokenizer().decode(ids, skip_special_tokens=True)
+        assert tokenizer().decode(trained) == tokenizer().decode(ids).replace("Find facts on jade?\n", "")
+
+
+# --- conversations ---------------------------------------------------------------------------------------------------
+
+
+@shows("conversations", "GRPO", "RLOO", "OnlineDPO")
+def test_with_conversations_it_trains_as_stock_does_and_rewards_see_messages(kind, tmp_path):
+    own = {"tokenizer": chat_tokenizer(calls=False), "data": chats()}
+    assert_equal_runs(kind, **own)
+    got = assert_stops_hold(kind, tmp_path, **own)
+    assert {tuple(message) for completion in got.texts for message in completion} == {("role", "content")}
+
+
+@shows("conversations", "GRPO")
+def test_a_message_that_is_parsed_stays_so_with_a_custom_stop(kind, tmp_path):
+    own = {"tokenizer": chat_tokenizer(), "data": chats(), "stops": StopSpec(strings=(STOP,)), "out_dir": tmp_path}
+    got = watched("ours", kind, **own)
+    for (message,), ids in zip(got.texts, got.ids, strict=True):
+        assert "<search>" not in message["content"]
+        assert ("tool_calls" in message) == ("<search>" in tokenizer().decode(ids))
+    texts = [tokenizer().decode(ids, skip_special_tokens=True) for ids in got.ids]
+    assert Run(tmp_path).completions["completion"].tolist() == texts
