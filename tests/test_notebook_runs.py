@@ -16,7 +16,7 @@ SMALL = {
     "00_tour": ("steps=3", ()),
     "01_ppo_eos_stop": ("steps=2 response_length=32", ("legacy wastes more (A0.2)",)),
     "02_grpo_custom_stops": (
-        "steps=3 seeds=1",
+        "steps=3 seeds=1 server=False",
         ("stock with masking loses most gradients", "the workbench learns with masking on"),
     ),
     "03_position_ids_and_padding": ("steps=10 seeds=3", ()),

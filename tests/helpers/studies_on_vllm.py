@@ -10,11 +10,13 @@ from pathlib import Path
 import torch
 
 from workbench.runs.files import jsonable
-from workbench.studies.custom_stops import added_token_table, custom_stop_arms, stop_table
+from workbench.studies.custom_stops import added_token_table, custom_stop_arms, stop_ids_table, stop_table
 from workbench.studies.duplicate_prompts import compare_backends
 from workbench.studies.seeds import train_arms
 from workbench.training.recipes import make_recipe, resolve_model
 from workbench.training.recording import quiet_libraries
+
+STOP_ID = 31  # `>`, the last token of `<search>`
 
 
 def main(folder: str) -> None:
@@ -27,7 +29,8 @@ def main(folder: str) -> None:
         "stops": stop_table(runs).to_dict("index"),
         "rows": {name: members[0].completions.to_dict("list") for name, members in runs.items()},
         "token": added_token_table(resolve_model("search"), "<call>", folder=Path(folder) / "grown").to_dict(),
-        "backends": compare_backends(resolve_model("search"), num_generations=2, seed=5, server=False).to_dict("index"),
+        "backends": compare_backends(resolve_model("search"), num_generations=2, seed=5, url=None).to_dict("index"),
+        "ids": stop_ids_table(resolve_model("search"), STOP_ID, url=None).to_dict("index"),
     }
     print("RESULT " + json.dumps(jsonable(result)), flush=True)
 

@@ -1,37 +1,9 @@
 """What runs on real vLLM is judged in test_on_vllm.py."""
 
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from workbench.studies.duplicate_prompts import (
-    equal_prompt_batch,
-    sampler_layout,
-    show_layout,
-    strided_prompts,
-    unique_prompts,
-)
+from workbench.studies.duplicate_prompts import equal_prompt_batch, sampler_layout, show_layout
 from workbench.training.groups import check_groups
-
-
-def test_the_old_rule_loses_a_group_when_two_prompts_are_equal():
-    assert unique_prompts(["a", "a", "b", "b"]) == strided_prompts(["a", "a", "b", "b"], 2) == ["a", "b"]
-    batch = ["a", "a", "a", "a"]
-    assert len(unique_prompts(batch)) * 2 != len(batch)
-    assert len(strided_prompts(batch, 2)) * 2 == len(batch)
-
-
-def test_the_old_rule_gives_the_shape_error_of_the_article():
-    prompt_ids = torch.zeros(4, 3)  # [a, a, a, a]
-    completion_ids = torch.zeros(2 * len(unique_prompts(["a"] * 4)), 5)
-    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
-        torch.cat([prompt_ids, completion_ids], dim=1)
-
-
-@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=6), st.integers(1, 5))
-def test_strided_prompts_undo_the_repetition(prompts, g):
-    assert strided_prompts([p for p in prompts for _ in range(g)], g) == prompts
 
 
 def test_trl_s_sampler_repeats_each_prompt_in_groups_and_uses_every_prompt_once():

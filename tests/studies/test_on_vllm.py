@@ -41,6 +41,12 @@ def test_a_token_added_in_memory_is_unknown_to_the_engine_and_known_once_saved(r
     assert "after 1 tokens" in token["saved"]["stop by id"] and "after 1 tokens" in token["saved"]["stop by string"]
 
 
+def test_stop_token_ids_reach_vllm_through_stock_trl_and_end_its_rows(result):
+    (at, seen), *others = result["ids"].items()
+    assert at == "vLLM" and not others
+    assert seen["carries"] is True and seen["rows with the id"] > 4 and seen["tokens after it"] == 0
+
+
 def test_a_seed_of_stock_trl_collapses_its_groups_and_ours_does_not(result):
     rows = {(row["trainer"], row["seed"]): row for row in result["backends"].values()}
     assert {trainer for trainer, _ in rows} == {

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from unittest import mock
 
 import pandas as pd
 import trl
@@ -13,7 +14,8 @@ from ..runs.run import Run
 from ..training.recipes import Recipe
 from ..training.recording import RecordingMixin
 from ..training.rewards import exact_match_reward
-from ..training.vllm_sync import install_cpu_sync, shared_engine
+from ..training.vllm_sync import install_cpu_sync, shared_engine, sharing_engines
+from .duplicate_prompts import make_trainer
 from .seeds import Arm, column_means, share_cut
 
 STOCK_MASKED, STOCK_UNMASKED, OURS = "stock, masked", "stock, unmasked", "workbench, masked"
@@ -84,6 +86,39 @@ def stop_table(runs: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
             "steps without gradient": pd.concat([m["grad_norm"] == 0 for m in metrics]).mean(),
         }
     return pd.DataFrame(rows).T
+
+
+def stop_ids_table(path: str, stop_id: int, *, url: str | None) -> pd.DataFrame:
+    """Stock GRPO with `generation_kwargs={"stop_token_ids": [stop_id]}`: does vLLM get it, and do rows end there (A1.1, A1.3)?
+
+    Args:
+        path: saved model of the search task.
+        stop_id: that its completions hold.
+        url: of a vLLM server of that model (claim A1.5); None leaves it out.
+
+    Returns:
+        A row per back end: whether the request `carries` the id, how many of the 16 rows hold it, and the most tokens that
+        follow it in one of them.
+    """
+    table = {}
+    places = {"vLLM": None} | ({"vLLM server": url} if url else {})
+    with sharing_engines():
+        for place, server in places.items():
+            options = {"generation_kwargs": {"stop_token_ids": [stop_id]}}
+            trainer = make_trainer(trl.GRPOTrainer, path, 16, vllm=True, url=server, **options)
+            at = trainer.vllm_generation.vllm_client if server else trainer.vllm_generation.llm
+            name = "_post" if server else "generate"
+            with mock.patch.object(at, name, wraps=getattr(at, name)) as request:
+                rows = trainer._generate([row["prompt"] for row in trainer.train_dataset.select(range(16))])[1]
+            asked = request.call_args.kwargs
+            carried = asked["json"].get("stop_token_ids") if server else asked["sampling_params"].stop_token_ids
+            after = [len(row) - 1 - row.index(stop_id) for row in rows if stop_id in row]
+            table[place] = {
+                "carries": stop_id in (carried or ()),
+                "rows with the id": len(after),
+                "tokens after it": max(after, default=0),
+            }
+    return pd.DataFrame(table).T
 
 
 def added_token_table(path: str, token: str, *, folder: Path) -> pd.DataFrame:

@@ -3,58 +3,23 @@
 For notebook 04 and its tests (article A3). Batches go through the trainer's own generation and scoring; nothing is trained.
 """
 
-import contextlib
 import tempfile
-from collections.abc import Sequence
 
 import pandas as pd
 import torch
 import trl
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from trl.generation.vllm_generation import VLLMGeneration as VLLMGeneration
 from trl.trainer.utils import RepeatSampler
 
 from ..curves.figures import COLORS, DescribedFigure
 from ..generation.stops import StopSpec
 from ..toys.search_task import CLOSE
-from ..training.groups import check_groups, group_advantages, identical_groups
+from ..training.groups import group_advantages, identical_groups
 from ..training.grpo import GRPOTrainer
 from ..training.recipes import grpo_config, load_prompts, make_recipe
 from ..training.recording import quiet_libraries
-from ..training.vllm_server import serve
 from ..training.vllm_sync import install_cpu_sync, server_without_nccl, sharing_engines
-
-
-def unique_prompts(prompts: Sequence) -> list:
-    """TRL's removed rule, `list(dict.fromkeys(prompts))`, kept to reproduce the shape error (trl #3045, claim A3.1).
-
-    Example:
-        >>> unique_prompts(["a", "a", "a", "a"])  # two groups of two, and one prompt left
-        ['a']
-    """
-    return list(dict.fromkeys(prompts))
-
-
-def strided_prompts(prompts: Sequence, num_generations: int) -> list:
-    """Every `num_generations`-th prompt: one per group, in order, equal prompts included (claim A3.4).
-
-    Args:
-        prompts: B = P x G prompts, each G times in a row.
-        num_generations: G.
-
-    Returns:
-        P prompts.
-
-    Raises:
-        GroupError: B is no multiple of G, or a group holds more than one prompt.
-
-    Example:
-        >>> strided_prompts(["a", "a", "a", "a"], 2)
-        ['a', 'a']
-    """
-    check_groups(prompts, None, num_generations)
-    return list(prompts[::num_generations])
 
 
 def show_layout(batches: list[list[int]], num_generations: int) -> DescribedFigure:
@@ -114,12 +79,13 @@ def make_trainer(
 ):
     """A GRPO trainer of class `cls` on the search task, ready to generate, or to train three steps."""
     backend = "vllm" if vllm else "transformers"
-    recipe = make_recipe("search", dataset="search", backend=backend, per_device_train_batch_size=batch_size)
+    sizes = {"per_device_train_batch_size": batch_size, "num_generations": 2}
+    recipe = make_recipe("search", dataset="search", backend=backend, **sizes)
     fields = {"generation_kwargs": generation_kwargs, "save_strategy": "no", "max_completion_length": 24}
     fields |= {"max_steps": 3}
     if url:
         fields |= {"vllm_mode": "server", "vllm_server_base_url": url}
-    args = grpo_config(recipe, tempfile.mkdtemp(prefix="workbench-"), num_generations=2, **fields)
+    args = grpo_config(recipe, tempfile.mkdtemp(prefix="workbench-"), **fields)
     with server_without_nccl(args):  # stock TRL could not even start beside a server where there is no CUDA
         trainer = cls(
             path,
@@ -167,14 +133,14 @@ def score_batch(trainer, rows: list[dict], num_generations: int) -> dict:
     }
 
 
-def compare_backends(path: str, *, num_generations: int, seed: int, server: bool) -> pd.DataFrame:
+def compare_backends(path: str, *, num_generations: int, seed: int, url: str | None) -> pd.DataFrame:
     """Four groups, two of one prompt, through stock and workbench trainers on each back end, with and without a seed.
 
     Args:
         path: of the search task's model.
         num_generations: G.
         seed: for the seeded cases.
-        server: start a vLLM server too.
+        url: of a vLLM server of that model; None leaves it out.
 
     Returns:
         A row per trainer, back end and way to seed: `foreign` rows, whether equal prompts `shared` all completions, whether
@@ -183,16 +149,15 @@ def compare_backends(path: str, *, num_generations: int, seed: int, server: bool
     quiet_libraries()
     rows = equal_prompt_batch(load_prompts("search").to_list(), 4, num_generations, 0.5)
     table = []
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(sharing_engines())
+    with sharing_engines():
         places = {"transformers": (False, None), "vLLM": (True, None)}
-        if server:
-            places["vLLM server"] = (True, stack.enter_context(serve(path)))
-        for place, (vllm, url) in places.items():
+        if url:
+            places["vLLM server"] = (True, url)
+        for place, (vllm, at) in places.items():
             for trainer, seeding, options in _cases(vllm, seed):
                 print(f"{trainer}, {place}, seed: {seeding}", flush=True)
                 cls = GRPOTrainer if trainer == "workbench" else trl.GRPOTrainer
-                got = [_fresh_batch(cls, path, rows, num_generations, vllm, url, options) for _ in range(2)]
+                got = [_fresh_batch(cls, path, rows, num_generations, vllm, at, options) for _ in range(2)]
                 facts = _judge(got[0], num_generations) | {"repeats": got[0]["ids"] == got[1]["ids"]}
                 table.append({"trainer": f"{trainer}, {place}", "seed": seeding, **facts})
     return pd.DataFrame(table)
