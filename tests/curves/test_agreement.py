@@ -1,3 +1,4 @@
+import json
 import sys
 
 import numpy as np
@@ -10,7 +11,7 @@ from workbench.curves.curve import Curve
 from workbench.errors import ParameterError
 
 sys.path.append(str(ROOT / "benchmarks"))
-from error_rates import CASES, NOISES, verdicts
+from error_rates import CASES, NOISES, page, verdicts
 
 STEPS = np.arange(1, 81)
 
@@ -61,6 +62,14 @@ def test_seeds_that_lie_further_apart_than_the_tolerance_leave_a_documented_one_
 def test_a_documented_run_of_smaller_batches_scatters_more_and_is_no_other_process():
     found = verdicts(np.random.default_rng(9), 10, 0.0, 100, CASES["the same, documented run with twice the noise"])
     assert found["differs"] <= 0.07, found
+
+
+def test_the_page_of_error_rates_shows_what_the_simulation_recorded_and_all_of_it_is_within_bounds():
+    recorded = json.loads((ROOT / "data" / "benchmarks" / "error_rates.json").read_text())
+    assert (ROOT / "docs" / "error_rates.md").read_text() == page(recorded)
+    same = [row["seeds"] for row in recorded["agreement"].values() if row["truth"] == "same"]
+    assert len(same) == 10 and max(cell["differs"] for row in same for cell in row.values()) <= 0.07
+    assert recorded["change_interval"]["80; 0.8"]["changed"] <= 0.08
 
 
 # --- another process -------------------------------------------------------------------------------------------------

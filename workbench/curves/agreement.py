@@ -58,9 +58,9 @@ def agreement(measured: Sequence[Curve], documented: Curve, *, tolerance: float,
     - agrees: neither, and no fifth's mean residual exceeds the tolerance.
     - undecided: a fifth exceeds the tolerance, but another seed of the same process could be as far.
 
-    Where the process is the same, 1 to 3% of verdicts are "differs" (2 to 10 seeds, independent or autocorrelated
-    noise), and 0% for one seed; where seeds also learn at speeds that are 20% apart, 6 to 7%. `docs/error_rates.md` has
-    the table, and how often a true difference is seen: with 2 or 3 seeds only a large one.
+    Where the process is the same, 1 to 4% of verdicts are "differs" for 2 to 10 seeds, with independent noise and with
+    AR(0.8), and none for one seed; where seeds also learn at speeds that are 20% apart, up to 6%. `docs/error_rates.md`
+    has the table, and how often a true difference is seen: with 2 or 3 seeds only a large one.
 
     Args:
         measured: one curve a seed.

@@ -175,9 +175,9 @@ def change_interval(values: ArrayLike, *, share: float = 0.2, level: float = 0.9
     """How much a run changed: mean of its last `share` of steps less that of its first, with a t interval.
 
     An interval above 0 shows a rise. One that holds 0 does not show that nothing was learned; it shows no learning.
-    The noise of neighbouring steps may depend on each other, see `noise_covariance`. How often a run that does not
-    change is said to have changed stands in `docs/error_rates.md`: 2 to 4% at 40 steps or more with lag-1
-    autocorrelation up to 0.8, and about 10% at 20 steps with 0.8, where so short a run cannot tell noise from trend.
+    The noise of neighbouring steps may be alike, see `noise_covariance`. Of runs that do not change, up to 6% are said
+    to have changed, at 40 steps or more with lag-1 autocorrelation up to 0.8; at 20 steps with 0.8 it is 11%, because so
+    short a run cannot tell noise from trend. `docs/error_rates.md` has the table.
 
     Args:
         values: N steps of one run, at least 8, finite; in any unit.
@@ -205,7 +205,7 @@ def change_interval(values: ArrayLike, *, share: float = 0.2, level: float = 0.9
 
 
 def noise_covariance(values: ArrayLike, degree: int = 3) -> tuple[np.ndarray, int]:
-    """How the steps of one run scatter around their trend, and how far neighbours scatter together.
+    """How the steps of one run scatter around their trend, and how much neighbours scatter alike.
 
     The trend is a polynomial, the noise autoregressive of order 1. Every autocorrelation from 0 to 0.95 counts by its
     restricted likelihood: the likeliest alone would be too sure of itself in a short run, and ordinary likelihood finds

@@ -57,7 +57,7 @@ def compare_runs(
     Args:
         runs: oldest first; those that are not done are left out and named.
         baselines: documented runs.
-        tolerance: largest difference that still agrees, in the metric's unit.
+        tolerance: largest difference that still agrees, as the mean over a fifth of the points, in the metric's unit.
         seed: of the resamples.
         metric: of both.
         title: of the figure.
