@@ -31,6 +31,7 @@ CONFIGURATIONS = {
     "correction": "importance-sampling correction on and off, vLLM in process",
     "None": "reward functions that return None",
     "several EOS": "several EOS ids, as Llama-3 has them",
+    "several EOS on vLLM": "the same, vLLM in process",
     "pad is EOS": "the pad token among the EOS ids, as in Qwen2.5",
     "control tokens": "control tokens beside the tokenizer's special tokens, as Llama-3 has them",
     "SentencePiece": "a SentencePiece tokenizer with byte fallback, transformers",

@@ -2,6 +2,7 @@
 
 import re
 
+import pandas as pd
 import pytest
 import torch
 from configuration_runs import STOP, TELL, assert_equal_runs, assert_stops_hold, tokenizer, watched
@@ -32,26 +33,30 @@ def turns(text: str) -> list[str]:
 
 
 def assert_two_turns(got, run: Run) -> None:
+    assert_two_turns_of(got.ids, got.trained, run.completions, run.metrics)
+
+
+def assert_two_turns_of(sampled: list, in_loss: list, rows, metrics) -> None:
     """Each row: a call up to the stop, the tool's answer outside the loss, a second turn up to a stop; recorded whole."""
     own, eos = tokenizer(), tokenizer().eos_token_id
-    rows = run.completions
-    assert rows["completion"].tolist() == [own.decode(ids, skip_special_tokens=True) for ids in got.ids]
-    assert rows["completion_tokens"].tolist() == [len(own.encode("".join(turns(own.decode(ids))))) for ids in got.ids]
+    rows, metrics = pd.DataFrame(rows), pd.DataFrame(metrics)
+    assert rows["completion"].tolist() == [own.decode(ids, skip_special_tokens=True) for ids in sampled]
+    assert rows["completion_tokens"].tolist() == [len(own.encode("".join(turns(own.decode(ids))))) for ids in sampled]
     stopped = []
-    for ids, trained in zip(got.ids, got.trained, strict=True):
+    for ids, trained in zip(sampled, in_loss, strict=True):
         written = turns(own.decode(ids))
         assert len(written) == (2 if CLOSE in own.decode(ids) else 1)
         assert all(CLOSE not in turn.removesuffix(CLOSE) for turn in written)
         stopped.append(ids[-1] == eos or written[-1].endswith(CLOSE))
         assert own.decode(trained) == ("".join(written) if stopped[-1] else "")
     assert rows["finish_reason"].tolist() == ["stop" if s else "length" for s in stopped]
-    assert sum(len(turns(own.decode(ids))) == 2 for ids in got.ids) > 8
+    assert sum(len(turns(own.decode(ids))) == 2 for ids in sampled) > 8
     means = rows.groupby("step")["completion_tokens"].mean().tolist()
-    assert run.metrics["completions/mean_length"].tolist() == pytest.approx(means)
+    assert metrics["completions/mean_length"].tolist() == pytest.approx(means)
     cut = (rows["finish_reason"] == "length").groupby(rows["step"]).mean().tolist()
-    assert run.metrics["completions/clipped_ratio"].tolist() == pytest.approx(cut)
+    assert metrics["completions/clipped_ratio"].tolist() == pytest.approx(cut)
     distinct = rows.groupby("step")["completion"].agg(lambda texts: texts.nunique() / len(texts)).tolist()
-    assert run.metrics["completions/distinct"].tolist() == pytest.approx(distinct)
+    assert metrics["completions/distinct"].tolist() == pytest.approx(distinct)
 
 
 # --- tools -----------------------------------------------------------------------------------------------------------

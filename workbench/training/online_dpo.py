@@ -34,6 +34,11 @@ class OnlineDPOTrainer(PositionsMixin, StockOnlineDPOTrainer):
     def __init__(self, model, *, args, stops: StopSpec | None = None, processing_class=None, out_dir=None, **kwargs):
         stops = stops or StopSpec()
         check_before_compute(model, args, stops, processing_class)
+        if args.use_vllm and "image" in (getattr(kwargs.get("train_dataset"), "column_names", None) or ()):
+            raise ParameterError(
+                "images with use_vllm=True: TRL's OnlineDPO would sample with them and score the rows without them; "
+                "sample with transformers"
+            )
         with server_without_nccl(args):
             super().__init__(model, args=args, processing_class=processing_class, **kwargs)
         self._rows: list[list[int]] = []

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from unittest import mock
 
+from accelerate.utils import is_peft_model
+
 from ..errors import RunError
 from .recipes import has_gpu
 
@@ -31,11 +33,27 @@ def install_cpu_sync(generation, folder: str | Path) -> None:
 def cpu_sync_online_dpo(trainer) -> None:
     """The same for OnlineDPOTrainer, which syncs by a method of its own; on CUDA do nothing."""
 
-    def named_params():
-        return ((trainer._fix_param_name_to_vllm(name), param.data) for name, param in trainer.model.named_parameters())
-
     if not has_gpu():
-        trainer._move_model_to_vllm = _cpu_sync(trainer, trainer.vllm_mode, named_params, trainer.args.output_dir)
+        trainer._move_model_to_vllm = _cpu_sync(
+            trainer, trainer.vllm_mode, lambda: _vllm_params(trainer), trainer.args.output_dir
+        )
+
+
+def _vllm_params(trainer):
+    """The weights of an OnlineDPOTrainer under vLLM's names; while they are read, LoRA's are merged into them."""
+    model = trainer.model
+    if not is_peft_model(model):
+        for name, param in model.named_parameters():
+            yield trainer._fix_param_name_to_vllm(name), param.data
+        return
+    model.merge_adapter()
+    try:
+        for name, param in model.named_parameters():
+            if model.prefix not in name and "original_module" not in name:
+                name = name.removeprefix("base_model.model.").replace(".base_layer", "")
+                yield trainer._fix_param_name_to_vllm(name, ["modules_to_save.default."]), param.data
+    finally:
+        model.unmerge_adapter()
 
 
 def _cpu_sync(owner, mode: str, named_params: Callable, folder: str | Path) -> Callable[[], None]:
@@ -62,7 +80,9 @@ def reload_server(client, named_params: Iterable, config, folder: Path) -> None:
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.detach().contiguous() for name, tensor in named_params}, folder / "model.safetensors")
+    # Copies: LoRA's weights are merged only while they are read.
+    weights = {name: tensor.detach().clone().contiguous() for name, tensor in named_params}
+    save_file(weights, folder / "model.safetensors")
     config.save_pretrained(folder)
     call = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
     try:

@@ -1,0 +1,185 @@
+"""Configurations that need vLLM in process, as JSON: `python tests/helpers/configurations_on_vllm.py FOLDER`.
+
+In a process of its own: an engine of vLLM stays for the life of its process. Judged in test_configurations_on_vllm.py.
+"""
+
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from unittest import mock
+
+import torch
+from configuration_models import llama2_like, llama3_like
+from configuration_runs import STOP, TELL, Watched, build, tokenizer
+from configuration_turns import TWO_TURNS, Library, chat_tokenizer, chats, search, topics
+from peft import LoraConfig
+from vllm import SamplingParams
+
+from workbench.generation.stops import StopSpec
+from workbench.runs.files import jsonable
+from workbench.runs.run import Run
+from workbench.toys.search_task import CLOSE, search_prompts
+from workbench.training.recording import quiet_libraries
+from workbench.training.vllm_sync import install_cpu_sync, shared_engine, sharing_engines
+
+ON_VLLM = {"use_vllm": True, "vllm_mode": "colocate"}
+POLICY = ON_VLLM | {"vllm_max_model_length": 256}
+SAMPLED = ("GRPO", "RLOO", "OnlineDPO")
+CLOSED = StopSpec(strings=(CLOSE,))
+MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+
+
+def on_vllm(who: str, kind: str, fields: dict, **kwargs) -> Watched:
+    """A trainer that samples with vLLM, not yet trained."""
+    trainer = build(who, kind, (ON_VLLM if kind == "OnlineDPO" else POLICY) | fields, **kwargs)
+    if who == "stock":
+        install_cpu_sync(trainer.vllm_generation, trainer.args.output_dir)  # without it stock cannot run on a CPU
+    return Watched(trainer)
+
+
+def told(got: Watched, out_dir: Path | None = None) -> dict:
+    """What came of a training, fit for JSON."""
+    rows = Run(out_dir).completions.to_dict("list") if out_dir else {}
+    metrics = Run(out_dir).metrics.to_dict("list") if out_dir else {}
+    made = {"texts": got.texts, "ids": got.ids, "trained": got.trained, "scores": got.scores, "log": got.log}
+    return made | {"rows": rows, "metrics": metrics}
+
+
+def recorded(kind: str, folder: Path, fields: dict, **kwargs) -> dict:
+    return told(on_vllm("ours", kind, TELL[kind] | fields, out_dir=folder, **kwargs).train(), folder)
+
+
+# --- several turns ---------------------------------------------------------------------------------------------------
+
+
+def tools(folder: Path) -> dict:
+    calling = {"tokenizer": chat_tokenizer(), "data": chats(), "tools": [search]}
+    stops = {"generation_kwargs": {"stop": [CLOSE], "include_stop_str_in_output": True}}
+    return {
+        "stock": told(on_vllm("stock", "GRPO", TWO_TURNS | TELL["GRPO"] | stops, **calling).train()),
+        "ours": recorded("GRPO", folder / "tools", TWO_TURNS, stops=CLOSED, **calling),
+        "environment": recorded(
+            "GRPO",
+            folder / "environment",
+            TWO_TURNS,
+            tokenizer=chat_tokenizer(),
+            data=topics(),
+            environment_factory=Library,
+            rewards=None,
+            stops=CLOSED,
+        ),
+        "rollout": recorded("GRPO", folder / "rollout", {}, rollout_func=rollout, stops=CLOSED),
+    }
+
+
+def rollout(prompts, trainer) -> dict:
+    """A rollout function that asks the engine itself, with parameters of its own."""
+    ids = [tokenizer().encode(prompt) for prompt in prompts]
+    params = SamplingParams(max_tokens=12, logprobs=0, stop=[CLOSE], include_stop_str_in_output=True)
+    outputs = trainer.vllm_generation.llm.generate([{"prompt_token_ids": p} for p in ids], params, use_tqdm=False)
+    rows = [output.outputs[0] for output in outputs]
+    logprobs = [[s[t].logprob for s, t in zip(row.logprobs, row.token_ids, strict=True)] for row in rows]
+    return {"prompt_ids": ids, "completion_ids": [list(row.token_ids) for row in rows], "logprobs": logprobs}
+
+
+# --- weights and their correction ------------------------------------------------------------------------------------
+
+
+def lora(folder: Path) -> dict:
+    """For each trainer: greedy ids of the engine after a sync, of the policy, and of the policy without its adapter."""
+    made = {}
+    for kind in SAMPLED:
+        adapter = LoraConfig(r=4, task_type="CAUSAL_LM", target_modules="all-linear")
+        stops = StopSpec(strings=(STOP,))
+        fields = TELL[kind] | {"learning_rate": 0.2, "lr_scheduler_type": "constant"}
+        got = on_vllm("ours", kind, fields, peft_config=adapter, stops=stops, out_dir=folder / f"lora {kind}").train()
+        trainer = got.trainer
+        weights = got.weights()
+        if kind == "OnlineDPO":
+            trainer._move_model_to_vllm()
+        else:
+            trainer.vllm_generation.sync_weights()
+        with trainer.model.disable_adapter():
+            base = greedy(trainer.model)
+        llm = trainer.llm if kind == "OnlineDPO" else trainer.vllm_generation.llm
+        kept = all(torch.allclose(value, weights[name], atol=1e-5) for name, value in got.weights().items())
+        ids = {"engine": greedy_of_engine(llm), "policy": greedy(trainer.model), "base": base, "kept": kept}
+        made[kind] = ids | told(got, folder / f"lora {kind}")
+    return made
+
+
+def asked() -> list[list[int]]:
+    return [tokenizer().encode(row["prompt"]) for row in search_prompts()[::10]]
+
+
+def greedy(model) -> list[list[int]]:
+    rows = []
+    with torch.no_grad():
+        for ids in asked():
+            output = model.generate(input_ids=torch.tensor([ids]), do_sample=False, max_new_tokens=8)
+            rows.append(output[0, len(ids) :].tolist())
+    return rows
+
+
+def greedy_of_engine(llm) -> list[list[int]]:
+    params = SamplingParams(temperature=0.0, max_tokens=8)
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in asked()], params, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def correction(folder: Path) -> dict:
+    """For each mode: whether ours trains as stock does, on the same samples, and what it logs."""
+    made = {}
+    for mode in (None, *MODES):
+        fields = {"vllm_importance_sampling_correction": mode is not None, "learning_rate": 0.05, "num_iterations": 2}
+        if mode:
+            fields |= {"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": 1.0}
+        runs = []
+        for who in ("stock", "ours"):
+            got = on_vllm(who, "GRPO", fields)
+            generation = got.trainer.vllm_generation
+            # Ours refuses a seed here, since it makes the copies of a prompt one; here that gives both the same samples.
+            generation.generation_kwargs = {**(generation.generation_kwargs or {}), "seed": 7}
+            runs.append(got.train())
+        stock, ours = runs
+        weights = stock.weights().items()
+        made[str(mode)] = {
+            "stock": stock.log,
+            "ours": [{name: own[name] for name in line} for own, line in zip(ours.log, stock.log, strict=True)],
+            "equal": all(torch.equal(value, ours.weights()[name]) for name, value in weights),
+            "texts": [stock.texts, ours.texts],
+            "weights": sum(value.double().abs().sum().item() for _, value in weights),
+        }
+    return made
+
+
+# --- tokens ---------------------------------------------------------------------------------------------------------
+
+
+def tokens(folder: Path) -> dict:
+    made = {}
+    llama2, llama3 = str(llama2_like(folder / "llama2")), str(llama3_like(folder / "llama3"))
+    for kind in SAMPLED:
+        stops = StopSpec(strings=("e", " s"))
+        made[f"llama2 {kind}"] = recorded(kind, folder / f"llama2 {kind}", {}, model=llama2, stops=stops)
+    for kind in SAMPLED:
+        made[f"llama3 {kind}"] = recorded(kind, folder / f"llama3 {kind}", {}, model=llama3)
+    return made
+
+
+CASES = {"tools": tools, "lora": lora, "correction": correction, "tokens": tokens}
+
+
+def main(folder: str, *names: str) -> None:
+    torch.set_num_threads(1)
+    quiet_libraries()
+    with ExitStack() as stack:
+        stack.enter_context(sharing_engines())
+        stack.enter_context(mock.patch("trl.experimental.online_dpo.online_dpo_trainer.LLM", shared_engine))
+        result = {name: CASES[name](Path(folder)) for name in names or CASES}
+    print("RESULT " + json.dumps(jsonable(result)), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
