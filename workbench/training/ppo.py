@@ -6,6 +6,7 @@ runs they are replaced, so everything else is TRL's own code.
 
 import contextlib
 import copy
+import os
 from pathlib import Path
 from unittest import mock
 
@@ -183,8 +184,9 @@ def random_heads(path: str, seed: int) -> list:
 
 
 def ppo_config(recipe: Recipe, output_dir: Path, **overrides) -> PPOConfig:
-    """TRL's `PPOConfig` for a recipe: `max_steps` updates of `per_device_train_batch_size` responses each."""
-    batch = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps
+    """TRL's `PPOConfig` for a recipe: `max_steps` updates of `per_device_train_batch_size` responses a process."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))  # TRL counts the episodes of all
+    batch = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps * processes
     fields = common_fields(recipe, output_dir) | {
         "local_rollout_forward_batch_size": recipe.per_device_train_batch_size,
         "total_episodes": recipe.max_steps * batch,
