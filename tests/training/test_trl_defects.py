@@ -507,6 +507,7 @@ def test_two_processes_end_together_log_once_and_record_every_row_once(tmp_path)
             torchrun.terminate()  # torchrun then ends its processes, as it does not when it is killed
     assert code == 0, (tmp_path / "out").read_text()[-4000:]
 
+    from workbench.curves.measured import run_curve
     from workbench.runs.run import Run
 
     logs = [json.loads((tmp_path / f"rank-{rank}.json").read_text())["log"] for rank in (0, 1)]
@@ -517,6 +518,7 @@ def test_two_processes_end_together_log_once_and_record_every_row_once(tmp_path)
     table = run.completions
     assert table.groupby("step").size().tolist() == [8, 8]  # 4 a process
     assert table.groupby(["step", "prompt"]).size().tolist() == [4] * 4
+    assert run_curve(run, "loss", axis="prompts").x.tolist() == [2, 4]  # a prompt of each process
     means = table.groupby("step")["completion_tokens"].mean().tolist()
     assert run.metrics["completions/mean_length"].tolist() == pytest.approx(means)
     cut = table.groupby("step")["finish_reason"].agg(lambda r: (r == "length").mean()).tolist()
