@@ -4,20 +4,25 @@ A test says so with `shows` or `shows_refusal`, which also parametrise it; so a 
 """
 
 import inspect
+import re
 from collections.abc import Callable
 
 import pytest
+import torch
+import transformers
+import trl
+import vllm
 
 TRAINERS = ("GRPO", "RLOO", "OnlineDPO", "PPO")
 CONFIGURATIONS = {
     "tools": "tools in two turns with a stop string, transformers",
-    "tools on vLLM": "the same, vLLM in process",
+    "tools on vLLM": "tools in two turns with a stop string, vLLM in process",
     "environment": "an environment (`environment_factory`), with tools and a reward of its own",
     "rollout": "`rollout_func`",
     "conversations": "conversational prompts",
     "vision, text": "a vision-language model (LLaVA, Qwen2-VL, Gemma 3), text only",
-    "vision, images": "the same with images, transformers",
-    "vision on vLLM": "the same with images, vLLM in process",
+    "vision, images": "a vision-language model with images, transformers",
+    "vision on vLLM": "a vision-language model with images, vLLM in process",
     "LoRA": "LoRA, transformers",
     "LoRA on vLLM": "LoRA with the weight sync to vLLM in process",
     "checkpointing": "gradient checkpointing",
@@ -30,16 +35,17 @@ CONFIGURATIONS = {
     "eval groups": "`num_generations_eval` different from `num_generations`",
     "correction": "importance-sampling correction on and off, vLLM in process",
     "None": "reward functions that return None",
-    "several EOS": "several EOS ids, as Llama-3 has them",
-    "several EOS on vLLM": "the same, vLLM in process",
+    "several EOS": "several EOS ids, as Llama-3 has them, transformers",
+    "several EOS on vLLM": "several EOS ids, vLLM in process",
     "pad is EOS": "the pad token among the EOS ids, as in Qwen2.5",
     "control tokens": "control tokens beside the tokenizer's special tokens, as Llama-3 has them",
     "SentencePiece": "a SentencePiece tokenizer with byte fallback, transformers",
-    "SentencePiece on vLLM": "the same, vLLM in process",
+    "SentencePiece on vLLM": "a SentencePiece tokenizer with byte fallback, vLLM in process",
     "two processes": "two processes (torchrun) with `out_dir`",
 }
 CELLS: dict[tuple[str, str], str] = {}  # (configuration, trainer) -> what the page says
-SENTENCES: dict[str, list[str]] = {name: [] for name in CONFIGURATIONS}  # the tests that show a configuration
+TESTS: dict[str, list[Callable]] = {name: [] for name in CONFIGURATIONS}  # that show a configuration
+NOTES: dict[tuple[str, str], str] = {}  # the same with what has to be said with it
 ABSENT: list[tuple[str, str, str]] = []  # configuration, trainer, what TRL's trainer would have to have
 
 
@@ -58,7 +64,7 @@ def _add(configuration: str, cells: dict[str, str], argument: Callable, names: s
     def add(test: Callable) -> Callable:
         for kind, cell in cells.items():
             _fill(configuration, kind, cell)
-        SENTENCES[configuration].append(sentence(test))
+        TESTS[configuration].append(test)
         values = [argument(kind, cell) for kind, cell in cells.items()]
         return pytest.mark.parametrize(names, values, ids=list(cells))(test)
 
@@ -70,16 +76,10 @@ def _fill(configuration: str, kind: str, cell: str) -> None:
     assert CELLS.setdefault((configuration, kind), cell) == cell, f"{configuration}, {kind}: two verdicts"
 
 
-def sentence(test: Callable) -> str:
-    """A test's name as text; pytest runs it only when it begins so."""
-    assert test.__name__.startswith("test_")
-    return test.__name__.removeprefix("test_").replace("_", " ")
-
-
 def trl_has_none(configuration: str, option: str, *trainers: str) -> None:
     """TRL's trainers have no such parameter or config field; a test looks."""
     for kind in trainers:
-        _fill(configuration, kind, f"TRL has no `{option}` here")
+        _fill(configuration, kind, f"TRL has none: no `{option}`")
         ABSENT.append((configuration, kind, option))
 
 
@@ -87,6 +87,12 @@ def not_tested(configuration: str, reason: str, *trainers: str) -> None:
     """Nobody tried, and why."""
     for kind in trainers:
         _fill(configuration, kind, f"not tested: {reason}")
+
+
+def note(configuration: str, text: str, *trainers: str) -> None:
+    """What a test shows that "tested" alone does not say."""
+    for kind in trainers:
+        NOTES[configuration, kind] = f"{CELLS[configuration, kind]} ({text})"
 
 
 def options_of(trainer: type, config: type) -> set[str]:
@@ -102,7 +108,57 @@ def shows_each(table: dict[str, tuple]) -> Callable:
         for name, kind in pairs:
             _fill(name, kind, "tested")
         for name in table:
-            SENTENCES[name].append(sentence(test))
+            TESTS[name].append(test)
         return pytest.mark.parametrize("configuration,kind", pairs, ids=[f"{n}-{k}" for n, k in pairs])(test)
 
     return add
+
+
+HEAD = """\
+# What is tested
+
+Configurations that users run, with {versions}, on a CPU. A cell says
+"tested" where a test of `tests/training/test_configurations*.py` trains it for two steps with the real TRL; these tests also
+write this page, with `python tests/training/test_what_is_tested.py > docs/what_is_tested.md`. The models are tiny, below a
+million weights: they show that a configuration works, and nothing about what a large model learns in it.
+
+If no test below says otherwise, "tested" means two things. Without custom stops, on the same seed, every logged number and
+every weight equals stock TRL's (`explicit_positions=False`; with position ids, to rounding). With a stop string, rows end
+where it does, count as stopped, are neither masked nor punished, reach reward functions with the right text, and are
+recorded once each with their rewards in `out_dir`.
+
+| | {trainers} |
+|---|{lines}|
+"""
+
+
+def page() -> str:
+    """`docs/what_is_tested.md`."""
+    versions = [f"{of.__name__} {of.__version__.partition('+')[0]}" for of in (trl, transformers, vllm, torch)]
+    head = {
+        "versions": ", ".join(versions),
+        "trainers": " | ".join(TRAINERS),
+        "lines": "|".join("-" * 3 for _ in TRAINERS),
+    }
+    cells = CELLS | NOTES
+    rows = [
+        f"| {text} | {' | '.join(cells[name, kind] for kind in TRAINERS)} |" for name, text in CONFIGURATIONS.items()
+    ]
+    parts = [HEAD.format(**head) + "\n".join(rows), "## The tests of each row"]
+    for name, text in CONFIGURATIONS.items():
+        tests = sorted(TESTS[name], key=lambda test: (test.__module__, test.__code__.co_firstlineno))
+        parts.append("\n".join([f"{text[0].upper()}{text[1:]}:", "", *(f"- {sentence(test)}" for test in tests)]))
+    return "\n\n".join(parts) + "\n"
+
+
+_SPELLED = {"trl s": "TRL's", "environment s": "environment's", "online dpo": "OnlineDPO", "trl": "TRL", "ppo": "PPO"}
+_SPELLED |= {"grpo": "GRPO", "eos": "EOS", "llava": "LLaVA", "vllm": "vLLM", "cuda": "CUDA", "of none": "of None"}
+_SPELLED |= {"counts none": "counts None"}
+
+
+def sentence(test: Callable) -> str:
+    """A test's name as text."""
+    text = test.__name__.removeprefix("test_").replace("_", " ")
+    for name, spelled in _SPELLED.items():
+        text = re.sub(rf"\b{name}\b", spelled, text)
+    return text

@@ -2,7 +2,7 @@
 
 import pytest
 from configuration_runs import assert_equal_runs, assert_stops_hold, watched
-from configuration_table import not_tested, shows
+from configuration_table import not_tested, note, shows
 from configuration_turns import chats
 from configuration_vision import FAMILIES, load_vision_model, pictures, save_vision_model
 
@@ -59,3 +59,6 @@ def test_with_images_online_dpo_trains_llava_as_stock_does_and_neither_trains_th
     for who in ("stock", "ours"):
         with pytest.raises(ValueError, match=WRONG[family]):
             watched(who, kind, not_images(own), **own)
+
+
+note("vision, images", "LLaVA; with Qwen2-VL and Gemma 3 TRL's own code raises", "OnlineDPO")
