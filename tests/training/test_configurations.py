@@ -9,6 +9,7 @@ import pytest
 import trl
 from configuration_runs import (
     BATCH,
+    LIMIT,
     STEPS,
     STOP,
     TELL,
@@ -20,11 +21,13 @@ from configuration_runs import (
 )
 from configuration_table import note, shows, shows_each, trl_has_none
 from peft import LoraConfig
+from trainers import OURS
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
 from workbench.generation.stops import StopSpec
 from workbench.runs.run import Run
-from workbench.training.recipes import load_prompts
+from workbench.training.folder import is_finished, train_recipe, training_record
+from workbench.training.recipes import load_prompts, make_recipe
 
 pytestmark = pytest.mark.slow
 
@@ -81,6 +84,28 @@ def test_only_the_adapters_learn(kind, tmp_path):
     assert any("lora_B" in name for name in learned)
     of_value = ("value_model", "critic_backbone")  # PPO trains it whole
     assert {name for name in learned if "lora_" not in name and not name.startswith(of_value)} == set()
+
+
+@shows("LoRA")
+def test_a_recipe_with_lora_is_one_training_of_its_folder_and_with_another_rank_another(kind, tmp_path):
+    fields = {
+        "max_steps": 1,
+        "num_generations": 2,
+        "per_device_train_batch_size": BATCH,
+        "max_completion_length": LIMIT,
+    }
+    recipe = make_recipe("search", dataset="search", **fields)
+    rewards = "random weights" if kind == "PPO" else reward
+    name = OURS[kind].__name__
+    options = {"peft_config": LoraConfig(r=4, task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"])}
+    trained = train_recipe(OURS[kind], recipe, out_dir=tmp_path, reward_funcs=rewards, **options)
+    assert any("lora_B" in weight for weight in trained.model.state_dict())
+    finished = []
+    for rank in (4, 8):
+        config = LoraConfig(r=rank, task_type="CAUSAL_LM", target_modules=["v_proj", "q_proj"])
+        record = training_record(name, recipe, reward_funcs=rewards, peft_config=config)
+        finished.append(is_finished(tmp_path, record))
+    assert finished == [True, False]
 
 
 @pytest.mark.parametrize("who", ["stock", "ours"])

@@ -1,10 +1,12 @@
 """Vision-language models of three families, text only and with images on transformers, stock beside ours."""
 
 import pytest
-from configuration_runs import assert_equal_runs, assert_stops_hold, watched
+from configuration_runs import assert_equal_runs, assert_stops_hold, build, watched
 from configuration_table import not_tested, note, shows
 from configuration_turns import chats
 from configuration_vision import FAMILIES, load_vision_model, pictures, save_vision_model
+
+from workbench.training.monitoring import monitor_padding
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +36,14 @@ def test_without_images_it_trains_as_stock_does_and_ends_at_stop_strings(kind, s
     assert_equal_runs(kind, not_images(own), **own)
     if family != "Gemma 3":  # whose random weights write no stop
         assert_stops_hold(kind, tmp_path, not_images(own), **own)
+
+
+@shows("vision, text", *SAMPLED)
+def test_its_padding_is_monitored_with_conversations_whether_they_have_images_or_not(kind, seeing):
+    _, own = seeing
+    for data in (chats(), pictures()):
+        numbers = monitor_padding(build("ours", kind, explicit_positions=True, data=data, **own)).measure()
+        assert 0 <= numbers["padding/max_difference"] < 1e-4
 
 
 @shows("vision, images", "GRPO", "RLOO")

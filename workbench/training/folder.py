@@ -1,5 +1,6 @@
 """A training folder: what it was asked to hold, whether it holds it, and going on where it ended."""
 
+import copy
 import dataclasses
 import json
 import os
@@ -48,7 +49,22 @@ def training_record(trainer: str, recipe: Recipe, *, reward_funcs, stops: StopSp
         "stops": dataclasses.asdict(stops or StopSpec()),
         "overrides": options,
     }
-    return json.loads(json.dumps(jsonable(record), default=lambda value: type(value).__name__))
+    return json.loads(json.dumps(jsonable(record), default=_recorded))
+
+
+def _recorded(value):
+    """What a record says of an option that JSON has no form for: of a LoRA config its fields, else the kind of thing."""
+    if isinstance(value, set | frozenset):  # whose order is another in each session
+        return sorted(map(str, value))
+    if not dataclasses.is_dataclass(value):
+        return type(value).__name__
+    chosen = {}
+    for field in dataclasses.fields(value):  # a new version of PEFT, and its new fields, make no other training
+        made = field.default_factory
+        default = field.default if made is dataclasses.MISSING else made()
+        if field.name != "peft_version" and (given := getattr(value, field.name)) != default:
+            chosen[field.name] = given
+    return {"kind": type(value).__name__, **chosen}
 
 
 def open_folder(out_dir: Path, record: dict) -> None:
@@ -100,6 +116,8 @@ def train_recipe(
     """
     quiet_libraries()
     out_dir = Path(out_dir)
+    if "peft_config" in options:  # PEFT writes into it, and the next call is to ask for what this one asks
+        options["peft_config"] = copy.deepcopy(options["peft_config"])
     asked = options | ({"monitor_every": monitor_every} if monitor_every else {})
     record = training_record(trainer_class.__name__, recipe, reward_funcs=reward_funcs, stops=stops, **asked)
     trainer = trainer_class.from_recipe(recipe, reward_funcs=reward_funcs, out_dir=out_dir, stops=stops, **options)

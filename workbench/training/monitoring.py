@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import torch
 from transformers import TrainerCallback
+from trl.data_utils import prepare_multimodal_messages
 
 from ..consistency.mismatch import ratio_report
 from ..errors import ParameterError
@@ -112,9 +113,17 @@ def _probe_prompts(trainer, rows: int = 64) -> list[list[int]]:
     elif isinstance(first[0]["prompt"], str):
         ids = [tokenizer(text=prompt)["input_ids"] for prompt in first["prompt"]]
     else:
-        ids = [tokenizer.apply_chat_template(p, add_generation_prompt=True)["input_ids"] for p in first["prompt"]]
+        ids = [_chat_ids(trainer.processing_class, tokenizer, prompt) for prompt in first["prompt"]]
     ids = sorted((row for row in ids if row), key=len)
     return [ids[round(n * (len(ids) - 1) / (PROBES - 1))] for n in range(PROBES)]
+
+
+def _chat_ids(processing_class, tokenizer, messages: list[dict]) -> list[int]:
+    """Token ids of a conversation, without its images where it has some."""
+    if processing_class is not tokenizer:
+        messages = prepare_multimodal_messages(messages)
+    text = processing_class.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return tokenizer(text=text, add_special_tokens=False)["input_ids"]
 
 
 class MismatchMixin:

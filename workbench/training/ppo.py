@@ -68,7 +68,8 @@ class PPOTrainer(PositionsMixin, ppo_trainer.PPOTrainer):
 
         if recipe.backend != "transformers":
             raise ParameterError(f"backend={recipe.backend!r}: TRL's PPOTrainer samples with transformers only")
-        own = {name: options.pop(name) for name in ("callbacks", "explicit_positions") if name in options}
+        names = ("callbacks", "explicit_positions", "peft_config")
+        own = {name: options.pop(name) for name in names if name in options}
         path = resolve_model(recipe.model)
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
         prompts = load_prompts(recipe.dataset)
@@ -77,7 +78,8 @@ class PPOTrainer(PositionsMixin, ppo_trainer.PPOTrainer):
         value_model, random_reward = random_heads(path, recipe.seed)
         reward_model = random_reward if isinstance(reward_funcs, str) else reward_funcs
         args = ppo_config(recipe, out_dir / "checkpoints", **options)
-        models = (policy, copy.deepcopy(policy), reward_model)
+        reference = None if "peft_config" in own else copy.deepcopy(policy)  # with LoRA the policy without its adapter
+        models = (policy, reference, reward_model)
         return cls(args, tokenizer, *models, dataset, value_model, stops=stops, out_dir=out_dir, **own)
 
     def train(self):
@@ -207,7 +209,7 @@ def train_ppo(recipe: Recipe, *, out_dir: str | Path, reward_model=None, **optio
         out_dir: run folder.
         reward_model: a sequence classifier with one label; None takes one with random weights, seeded by the recipe,
             which is enough to measure generation and masking but teaches nothing.
-        **options: see `train_recipe`: `stops`, `monitor_every`, `callbacks`, and any field of TRL's `PPOConfig`.
+        **options: see `train_recipe`: `stops`, `monitor_every`, `callbacks`, `peft_config`, and any field of TRL's `PPOConfig`.
 
     Returns:
         The trainer, trained.
