@@ -15,6 +15,8 @@ from workbench.runs.run import Run
 
 pytestmark = pytest.mark.slow
 
+EOS_SHARE = "val/contain_eos_token"
+
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
@@ -33,12 +35,29 @@ def two(tmp_path_factory):
     return folder, [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
 
 
+def without(lines: list[dict], name: str) -> list[dict]:
+    return [{key: value for key, value in line.items() if key != name} for line in lines]
+
+
 @shows("two processes")
 def test_without_custom_stops_both_processes_train_as_stock_does(kind, two):
     for said in two[1]:
-        assert repr(said[kind]["ours"]) == repr(said[kind]["stock"])  # NaN is NaN
+        theirs, own = (without(said[kind][who], EOS_SHARE) for who in ("stock", "ours"))  # which the next test compares
+        assert repr(own) == repr(theirs)  # NaN is NaN
         assert len(said[kind]["stock"]) == STEPS and said[kind]["learned"]
         assert said[kind]["apart"] == []
+
+
+@shows("two processes", "OnlineDPO")
+def test_stock_logs_the_ended_rows_of_the_first_process_and_ours_those_of_both(kind, two):
+    folder, said = two
+    shares = [[line[EOS_SHARE] for line in of[kind]["stock"]] for of in said]
+    assert shares[0] != shares[1]
+    for of in said:
+        mean = [sum(pair) / 2 for pair in zip(*shares, strict=True)]
+        assert [line[EOS_SHARE] for line in of[kind]["ours"]] == pytest.approx(mean)
+    ended = Run(folder / kind).completions.groupby("step")["finish_reason"].agg(lambda rows: (rows == "stop").mean())
+    assert Run(folder / kind).metrics[EOS_SHARE].tolist() == pytest.approx(ended.tolist())
 
 
 @shows("two processes")

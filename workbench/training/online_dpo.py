@@ -120,7 +120,8 @@ class OnlineDPOTrainer(PositionsMixin, StockOnlineDPOTrainer):
             loss = super().training_step(model, inputs, num_items_in_batch)
         finally:
             self.args.missing_eos_penalty = penalty
-        self.stats["val/contain_eos_token"][-1] = self._stopped().float().mean().item()
+        # Of all processes; stock logs the first one's.
+        self.stats["val/contain_eos_token"][-1] = self.accelerator.gather(self._stopped().float()).mean().item()
         return loss
 
     def _stopped(self) -> torch.Tensor:
