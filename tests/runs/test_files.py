@@ -1,14 +1,26 @@
 import json
+import os
 import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.errors import RunError
-from workbench.runs.files import jsonable, load_metrics, read_json, write_json, write_text
+from workbench.runs import files
+from workbench.runs.files import (
+    jsonable,
+    last_metrics,
+    load_metrics,
+    read_json,
+    read_tail,
+    read_text,
+    write_json,
+    write_text,
+)
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
@@ -91,4 +103,94 @@ def test_a_last_line_cut_short_by_a_kill_is_left_out(tmp_path, half):
 def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, \n{"step": 3}\n')
     with pytest.raises(RunError, match=r"metrics.jsonl, line 2: not JSON"):
+        load_metrics(tmp_path / "metrics.jsonl")
+
+
+# --- a folder from anyone -------------------------------------------------------------------------------------------
+
+
+def test_a_link_a_pipe_and_a_folder_are_not_opened_and_nothing_waits(tmp_path):
+    (tmp_path / "private").write_text('{"secret": 1}')
+    (tmp_path / "link.json").symlink_to(tmp_path / "private")
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "folder.json").mkdir()
+    for name in ("link.json", "pipe.json", "folder.json"):
+        for read in (lambda p: read_json(p, {}), read_text, lambda p: read_tail(p, 10), load_metrics, last_metrics):
+            with pytest.raises(RunError, match=rf"{name}: .*not opened"):
+                read(tmp_path / name)
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a": ' * 60 + "1" + "}" * 60, "[" * 41 + "]" * 41, "9" * 5000])
+def test_json_that_no_run_writes_is_an_error_that_names_the_file(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(RunError, match=r"a.json: (not JSON|nested too deep)"):
+        read_json(tmp_path / "a.json", {})
+
+
+def test_a_wide_value_is_not_a_deep_one(tmp_path):
+    write_json(tmp_path / "a.json", [{"a": [n]} for n in range(1000)])
+    assert len(read_json(tmp_path / "a.json", [])) == 1000
+
+
+def test_a_file_larger_than_any_that_a_run_writes_is_refused_unread(tmp_path):
+    with (tmp_path / "a.json").open("wb") as file:
+        file.truncate(10**12)  # sparse
+    with pytest.raises(RunError, match=r"a.json: larger than 64 MB"):
+        read_json(tmp_path / "a.json", {})
+
+
+def test_the_tail_of_a_file_starts_with_a_whole_character(tmp_path):
+    (tmp_path / "log.txt").write_text("é" * 10, encoding="utf-8")
+    assert read_tail(tmp_path / "log.txt", 5) == "éé"
+    assert read_tail(tmp_path / "log.txt", 1000) == "é" * 10
+
+
+# --- long metrics ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["", "\n", '\n{"step": 9', "\n\n", "\n{"])
+def test_the_last_line_is_found_from_the_end_however_the_file_ends(tmp_path, end):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n' * 50_000 + '{"step": 2, "text": "' + "x" * 200_000 + '"}' + end)
+    assert last_metrics(path)["step"] == 2
+    assert load_metrics(path)["step"].iloc[-1] == 2
+    path.write_text(end.lstrip('{"step: 9'))
+    assert last_metrics(path) == {}
+
+
+def test_a_damaged_last_line_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n[2]\n')
+    with pytest.raises(RunError, match=r"metrics.jsonl, last line: \[2\] is no object"):
+        last_metrics(tmp_path / "metrics.jsonl")
+
+
+plain = {
+    "loss": st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53),
+    "text": st.sampled_from(["", "2026-01-01", "a\nb", "é\u2028", "12:00:00"]),
+    "done": st.booleans(),
+    "mixed": st.text(max_size=3) | st.integers() | st.lists(st.integers(), max_size=2),
+}
+
+
+@given(st.lists(st.fixed_dictionaries({"step": st.integers(0, 9)}, optional=plain), min_size=1), st.integers(1, 400))
+def test_long_metrics_are_read_as_line_by_line(tmp_path_factory, rows, block):
+    path = tmp_path_factory.getbasetemp() / "metrics.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "_BLOCK", block)  # columns and their types change from one block to the next
+        found = load_metrics(path)
+    alike = [table.astype(object).where(table.notna(), None) for table in (found, pd.DataFrame(rows))]
+    pd.testing.assert_frame_equal(*alike)
+
+
+def test_numbers_and_texts_of_long_metrics_keep_their_types(tmp_path):
+    rows = [{"step": 1, "loss": 1, "when": "a"}, {"step": 2, "loss": 0.5, "when": "b", "late": 1}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert load_metrics(tmp_path / "metrics.jsonl").dtypes.to_dict() == pd.DataFrame(rows).dtypes.to_dict()
+
+
+@pytest.mark.parametrize("line", ['{"step": 1}{"step": 2}', '{"step": ', "[1]", "nothing", '{"step": "\\ud8'])
+def test_a_damaged_line_among_many_is_named_by_its_number(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' * 5 + line + "\n" + '{"step": 1}\n' * 5)
+    with pytest.raises(RunError, match=r"metrics.jsonl, line 6: "):
         load_metrics(tmp_path / "metrics.jsonl")

@@ -1,13 +1,28 @@
-"""A run's files: written whole or not at all, read with errors that name the file."""
+"""A run's files: written whole or not at all, read in this one place, with errors that name the file.
 
+A run's folder may come from anyone. Its files are opened only if they are plain files, never through a link, and what is in
+them is checked, so that an odd one is an error that names it and nothing worse.
+"""
+
+import errno
+import io
 import json
 import math
 import os
+import stat
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from ..errors import RunError
+from .shapes import problem_of, too_deep
+
+_LARGEST = 64_000_000  # bytes of a JSON file, of one line of metrics
+_BLOCK = 16_000_000  # bytes of metrics parsed at a time
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
 
 
 def write_text(path: Path, text: str) -> None:
@@ -24,20 +39,6 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value) -> None:
     """`value` as strict JSON; numbers that are not finite become null."""
     write_text(path, json.dumps(jsonable(value), indent=1, allow_nan=False) + "\n")
-
-
-def read_json(path: Path, default):
-    """The file's value, or `default` when there is no such file.
-
-    Raises:
-        RunError: the file is no JSON; the workbench's own writes are whole, so something else changed it.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return default
-    except ValueError as error:
-        raise RunError(f"{path}: not JSON ({error}); mend or remove the file") from error
 
 
 def jsonable(value):
@@ -60,6 +61,116 @@ def jsonable(value):
     return value
 
 
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """A file of a run, opened for its bytes.
+
+    A link could lead to a private file, and opening a pipe would wait for ever: neither is opened.
+
+    Raises:
+        RunError: a link, or no plain file.
+        OSError: as of `open`: no such file, or one that may not be read.
+    """
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise RunError(f"{path}: a link or a socket, not a plain file; it is not opened") from None
+        raise
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise RunError(f"{path}: not a plain file; it is not opened")
+    return os.fdopen(number, "rb")
+
+
+def read_text(path: Path, most: int = _LARGEST) -> str:
+    """A file of a run as text; bytes that are no UTF-8 are shown as such.
+
+    Args:
+        path: of the file.
+        most: bytes that such a file can have.
+
+    Raises:
+        RunError, OSError: as `open_plain`, or a larger file.
+    """
+    with open_plain(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise RunError(f"{path}: larger than {most / 1e6:.0f} MB; no run records that much there")
+    return data.decode("utf-8", "backslashreplace")
+
+
+def read_json(path: Path, default):
+    """The file's value, or `default` when there is no such file.
+
+    Raises:
+        RunError: the file is no JSON, or not what a file of that name holds. The workbench's own writes are whole, so
+            something else made or changed it. Also as `read_text`.
+    """
+    try:
+        text = read_text(path)
+    except FileNotFoundError:
+        return default
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path}: not JSON ({error}); mend or remove the file") from error
+    problem = "nested too deep" if too_deep(text, value) else problem_of(path.name, value)
+    if problem:
+        raise RunError(f"{path}: {problem}; mend or remove the file")
+    return value
+
+
+def read_tail(path: Path, most: int) -> str:
+    """The last `most` bytes of a file of a run, as text; a character cut at their start is left out.
+
+    Raises:
+        RunError, OSError: as `open_plain`.
+    """
+    with open_plain(path) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+        data = file.read(most)
+    return data.lstrip(bytes(range(0x80, 0xC0))).decode("utf-8", "replace")
+
+
+# --- metrics --------------------------------------------------------------------------------------------------------
+
+
+def metric_lines(path: Path) -> Iterator[dict]:
+    """The lines of a `metrics.jsonl`, one after the other. A last line cut short by a kill is left out.
+
+    Raises:
+        RunError: no such file, or a damaged line before the last.
+    """
+    with _open_metrics(path) as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    yield _row(line)
+                except ValueError as error:
+                    if line.endswith(b"\n"):  # only a line without its newline may be half written
+                        raise RunError(f"{path}, line {number}: {error}; remove or mend that line") from error
+
+
+def _open_metrics(path: Path) -> BinaryIO:
+    try:
+        return open_plain(path)
+    except FileNotFoundError:
+        raise RunError(f"{path}: no metrics; the run logged no step") from None
+
+
+def _row(line: bytes) -> dict:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON ({error})") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"{repr(row)[:80]} is no object, {{...}}")
+    return row
+
+
 def load_metrics(path: Path):
     """A `metrics.jsonl` as a DataFrame. A last line cut short by a kill is left out.
 
@@ -68,16 +179,57 @@ def load_metrics(path: Path):
     """
     import pandas as pd
 
-    if not path.is_file():
-        raise RunError(f"{path}: no metrics; the run logged no step")
-    lines = path.read_text(encoding="utf-8").split("\n")
-    rows = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:
-            if number < len(lines):  # only a line without its newline may be half written
-                raise RunError(f"{path}, line {number}: not JSON ({error}); remove or mend that line") from error
-    return pd.DataFrame(rows)
+    table = _plain_table(path)
+    return pd.DataFrame(list(metric_lines(path))) if table is None else table
+
+
+def _plain_table(path: Path):
+    """The same by pyarrow, faster and with less memory; None where a line is damaged or a column not of one plain type."""
+    import pyarrow as pa
+    import pyarrow.json as pj
+
+    tables = []
+    try:
+        with _open_metrics(path) as file:
+            while lines := file.readlines(_BLOCK):
+                if not lines[-1].endswith(b"\n") and not _is_whole(lines[-1]):
+                    lines.pop()
+                data, count = b"".join(lines), sum(not line.isspace() for line in lines)
+                if count:
+                    tables.append(pj.read_json(io.BytesIO(data), pj.ReadOptions(block_size=len(data) + 1)))
+                    if len(tables[-1]) != count:
+                        return None
+        table = pa.concat_tables(tables, promote_options="permissive")
+        plain = (pa.int64(), pa.float64(), pa.bool_(), pa.string(), pa.null())
+        return table.to_pandas() if tables and set(table.schema.types) <= set(plain) else None
+    except (pa.ArrowException, UnicodeDecodeError):
+        return None
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        return bool(_row(line))
+    except ValueError:
+        return False
+
+
+def last_metrics(path: Path) -> dict:
+    """The last whole line of a `metrics.jsonl`, found from the end of the file; empty when there is none.
+
+    Raises:
+        RunError: no such file, or its last line is damaged.
+    """
+    with _open_metrics(path) as file:
+        end = file.seek(0, os.SEEK_END)
+        for size in (65_536, 1_000_000, _LARGEST):
+            file.seek(max(0, end - size))
+            lines = file.read(size).split(b"\n")
+            if not _is_whole(lines[-1]):
+                lines.pop()  # cut short, or nothing after the last newline
+            whole = lines if end <= size else lines[1:]
+            if line := next((line for line in reversed(whole) if line.strip()), b""):
+                break
+    try:
+        return _row(line) if line else {}
+    except ValueError as error:
+        raise RunError(f"{path}, last line: {error}; remove or mend that line") from error
