@@ -64,6 +64,13 @@ def result_of(script: str, *arguments: str, env=None):
     return json.loads(lines[0].removeprefix("RESULT "))
 
 
+def start_and_end_a_process() -> int:
+    """The id of a process that is gone."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
 def until(condition, what: str = "it", seconds: float = 120):
     """The condition's value once it is true; the limit only keeps a broken test from hanging."""
     end = time.monotonic() + seconds

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .errors import ParameterError, WorkbenchError
+from .runs.ownership import describe_owner
 from .runs.parameters import notebook_parameters, parse_assignments
 from .runs.run import list_runs, load_run, runs_root
 from .runs.tokens import hide_tokens
@@ -50,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE")
     unfinished = "go on with an interrupted run (default: the latest)"
     run.add_argument("--resume", nargs="?", const="", metavar="RUN", help=unfinished)
+    run.add_argument("--force", action="store_true", help="with --resume RUN: take it over from a process that owns it")
     run.add_argument("-q", "--quiet", action="store_true", help="no bars and no output of the notebook")
     _add_batch_options(run)
 
@@ -71,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     cancel = command(_cancel, "end runs; a training stops after its step and can be resumed")
     cancel.add_argument("runs", nargs="+", metavar="RUN", help="run id, folder or `last`")
     cancel.add_argument("--grace", type=float, default=60, metavar="SECONDS", help="for the current step (default 60)")
+
+    cancel.add_argument("--force", action="store_true", help="also a run whose process cannot be reached from here")
 
     listing = command(_list, "notebooks and runs; with a notebook, its parameters")
     listing.add_argument("notebook", nargs="?")
@@ -120,10 +124,15 @@ def _run(args) -> int:
     several = len(args.notebooks) > 1
     if several and (args.resume is not None or given):
         raise ParameterError("-p and --resume go with one notebook; run the others by a command of their own")
-    entries = [sweep.plan_run(name, given, root=args.runs_dir, resume=args.resume) for name in args.notebooks]
+    if args.force and not args.resume:
+        raise ParameterError("--force goes with --resume RUN: name the run that is to be taken over")
+    how = {"root": args.runs_dir, "resume": args.resume, "force": args.force}
+    entries = [sweep.plan_run(name, given, **how) for name in args.notebooks]
     if several or args.dry_run or args.executor == "slurm":
         return _conclude(entries) if _execute(args, entries) else 0
     run_batch.check_here(args.jobs, args.gpus)
+    if args.force:
+        print(f"taken over from {describe_owner(entries[0].run.status)}", file=sys.stderr)
     run = entries[0].prepare()
     print(f"run folder {run.path}", file=sys.stderr)
     state = execute_run(run, notebook=entries[0].notebook, quiet=args.quiet, gpus=args.gpus)
@@ -213,7 +222,7 @@ def _cancel(args) -> int:
     from .batch import manage
 
     for run in [manage.find_run(name, args.runs_dir) for name in args.runs]:  # all are looked up before the first ends
-        manage.cancel(run, args.grace)
+        manage.cancel(run, args.grace, force=args.force)
         print(manage.status_line(run))
     return 0
 

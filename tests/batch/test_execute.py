@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -7,11 +8,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import ROOT, until, workbench, write_notebook
+from conftest import ROOT, call, until, workbench, write_notebook
 
 from workbench.batch.execute import execute_run, find_notebook, interruptible, kernel_environment
 from workbench.batch.sweep import plan_run
 from workbench.errors import ParameterError
+from workbench.runs.ownership import update_run
 from workbench.runs.run import list_runs, load_run
 
 WAIT = "import time\nopen('started', 'w').close()\nfor _ in range(600): time.sleep(0.1)"
@@ -184,3 +186,42 @@ def test_plain_papermill_runs_a_notebook_too(starter_folder, tmp_path):
     assert run.status["state"] == "done"
     assert run.metrics["step"].tolist() == [1, 2, 3]
     assert load_run(run.path).params["steps"] == 3
+
+
+def test_of_two_resumes_at_once_one_executes_the_run_and_the_other_is_refused(notebook, tmp_path):
+    steps = (
+        "import json, time\n"
+        "for n in range(3):\n"
+        "    open(run.path / 'steps.txt', 'a').write(f'{n}\\n')\n"
+        "    time.sleep(0.5)"
+    )
+    path, root = notebook(steps), tmp_path / "runs"
+    run = plan_run(path, {}, root=root).prepare()
+    update_run(run.path, run.status["owner"]["token"], "interrupted", "for the test")
+    with ThreadPoolExecutor(2) as pool:
+        ended = list(pool.map(lambda _: workbench("run", path, "-q", "--resume", "--runs-dir", root), range(2)))
+    assert sorted(process.returncode for process in ended) == [0, 2]
+    (refused,) = [process.stderr for process in ended if process.returncode == 2]
+    assert re.search(r"owned by process \d+ on host|is (queued|running|done)|nothing to resume", refused)
+    assert (run.path / "steps.txt").read_text().split() == ["0", "1", "2"]
+    assert run.status["state"] == "done"
+
+
+def test_a_run_is_taken_over_by_force_and_its_first_runner_ends_without_writing(notebook, tmp_path):
+    waits = "import time\nfirst = not (run.path / 'first').exists()\nopen(run.path / 'first', 'w').close()\n"
+    path, root = notebook(waits + "for _ in range(600 * first): time.sleep(0.1)"), tmp_path / "runs"
+    beat = "import workbench.runs.ownership as o; o.HEARTBEAT_S = 0.2; from workbench.cli import main; import sys; "
+    run_it = [sys.executable, "-c", beat + "sys.exit(main(sys.argv[1:]))", "run", path, "-q", "--runs-dir", str(root)]
+    first = subprocess.Popen(run_it, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    run = until(lambda: next((r for r in list_runs(root) if (r.path / "first").exists()), None), "the first runner")
+    second = workbench("run", path, "-q", "--resume", run.id, "--force", "--runs-dir", root)
+    assert second.returncode == 0, second.stderr
+    assert f"taken over from process {first.pid} on host" in second.stderr
+    _, said = first.communicate(timeout=60)
+    assert first.returncode == 2 and "another process has taken this run" in said
+    assert run.status["state"] == "done"
+
+
+def test_force_names_the_run_that_it_takes(notebook, tmp_path, capsys):
+    code, _, err = call(capsys, "run", notebook(), "--force", "--runs-dir", tmp_path)
+    assert (code, err) == (2, "workbench: --force goes with --resume RUN: name the run that is to be taken over\n")

@@ -100,8 +100,22 @@ def test_a_run_of_another_machine_is_not_cancelled_from_here(tmp_path):
     run = write_run(tmp_path, "1", state="running")
     status = read_json(run.path / "status.json", {})
     write_json(run.path / "status.json", status | {"owner": {"pid": os.getpid(), "host": "elsewhere", "started": "1"}})
-    with pytest.raises(RunError, match=rf"runs on elsewhere, as process {os.getpid()}; cancel it there"):
+    with pytest.raises(
+        RunError, match=rf"owned by process {os.getpid()} on host elsewhere; cancel it there, or use --force"
+    ):
         manage.cancel(run)
+
+
+def test_a_run_whose_host_is_gone_is_cancelled_by_force_and_says_what_was_overridden(tmp_path):
+    run = write_run(tmp_path, "1", state="running")
+    status = read_json(run.path / "status.json", {})
+    owner = status["owner"] | {"host": "elsewhere", "boot": "another", "token": "theirs"}
+    write_json(run.path / "status.json", status | {"owner": owner})
+    assert run.status["state"] == "running"
+    manage.cancel(run, grace=0, force=True)
+    assert run.status["state"] == "interrupted"
+    assert f"cancelled with --force while owned by process {os.getpid()} on host elsewhere" in run.status["error"]
+    assert run.status["owner"]["token"] != "theirs"  # whoever still lives there notices
 
 
 @pytest.fixture

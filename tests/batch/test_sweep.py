@@ -98,6 +98,19 @@ def test_resume_finds_the_latest_unfinished_run_with_the_same_parameters(hand_ma
     assert plan_run(path, {}, root=root, resume=old.id).prepare().status["state"] == "queued"
 
 
+@pytest.mark.parametrize(("meanwhile", "then"), [("done", "skip"), ("running", "leave"), ("failed", "resume")])
+def test_a_plan_is_looked_at_again_when_a_run_s_turn_comes(hand_made, tmp_path, meanwhile, then):
+    path, root = hand_made(), tmp_path / "runs"
+    set_status(plan_run(path, {}, root=root).prepare().path, "interrupted")
+    entry = plan_run(path, {}, root=root, resume="")
+    set_status(entry.run.path, meanwhile)  # hours later
+    assert entry.look_again() == (then == "resume")
+    assert entry.action == then
+    if meanwhile == "done":
+        with pytest.raises(RunError, match=r"is done; process .* has run it meanwhile"):
+            entry.prepare()
+
+
 def test_resume_refuses_other_parameters_and_runs_that_are_done_or_going(hand_made, tmp_path):
     path, root = hand_made(), tmp_path / "runs"
     run = plan_run(path, {"steps": 3}, root=root).prepare()

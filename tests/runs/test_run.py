@@ -8,6 +8,7 @@ from conftest import write_run
 from workbench.errors import ParameterError, RunError
 from workbench.runs import run as run_module
 from workbench.runs.files import read_json, write_json
+from workbench.runs.ownership import TOKEN_VARIABLE
 from workbench.runs.run import claim_row, create_run, list_runs, load_run, open_run, runs_root, save_result
 
 HEADLINE = {"name": "reward", "value": -4.0}
@@ -79,11 +80,12 @@ def test_a_notebook_without_a_runner_owns_its_run_and_ends_it(tmp_path, monkeypa
     assert run.status["state"] == "done"
 
 
-def test_a_notebook_under_a_runner_leaves_the_state_to_it(tmp_path):
+def test_a_notebook_under_a_runner_leaves_the_state_to_it(tmp_path, monkeypatch):
     folder = write_run(tmp_path, state="running").path
     status = read_json(folder / "status.json", {})
-    parent = {"pid": os.getppid(), "started": psutil.Process(os.getppid()).create_time()}
+    parent = {"pid": os.getppid(), "started": psutil.Process(os.getppid()).create_time() - psutil.boot_time()}
     write_json(folder / "status.json", status | {"owner": status["owner"] | parent})
+    monkeypatch.setenv(TOKEN_VARIABLE, status["owner"]["token"])
     run = open_run("nb", str(folder), {"seed": 9})
     save_result(run, headline=HEADLINE, checks={}, numbers={})
     assert run.path == folder

@@ -1,23 +1,15 @@
 import json
 import os
-import socket
-import subprocess
-import sys
+import time
 
-import psutil
 import pytest
-from conftest import until, write_run
+from conftest import start_and_end_a_process, write_run
 
 from workbench.errors import ParameterError
 from workbench.runs import run as run_module
 from workbench.runs.files import read_json, write_json
-from workbench.runs.status import owner_lives, owns, set_status, slurm_job
-
-
-def start_and_end_a_process() -> int:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
+from workbench.runs.owner import PATIENCE_S, beat, owner_lives
+from workbench.runs.status import owns, set_status, slurm_job
 
 
 def own(path, **owner):
@@ -26,46 +18,7 @@ def own(path, **owner):
     write_json(path / "status.json", status | {"owner": status["owner"] | owner})
 
 
-def this_process(**other) -> dict:
-    started = psutil.Process().create_time()
-    return {"pid": os.getpid(), "started": started, "host": socket.gethostname()} | other
-
-
 # --- the owner -----------------------------------------------------------------------------------------------------
-
-
-def test_this_process_lives_and_one_of_its_id_that_started_at_another_time_does_not():
-    started = psutil.Process().create_time()
-    assert owner_lives(this_process())
-    assert owner_lives(this_process(started=started + 1))  # the clock was set a little in between
-    assert not owner_lives(this_process(started=started - 60))
-    assert not owner_lives(this_process(pid=start_and_end_a_process()))
-
-
-def test_a_process_that_ended_and_was_not_waited_for_is_gone():
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    owner = {"pid": process.pid, "started": psutil.Process(process.pid).create_time(), "host": socket.gethostname()}
-    until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE, "a zombie")
-    assert not owner_lives(owner)
-    process.wait()
-
-
-def test_an_owner_whose_start_was_written_in_clock_ticks_is_still_known():
-    since_boot = psutil.Process().create_time() - psutil.boot_time()
-    ticks = str(round(since_boot * os.sysconf("SC_CLK_TCK")))
-    assert owner_lives(this_process(started=ticks))
-    assert not owner_lives(this_process(started="1"))
-
-
-@pytest.mark.parametrize("owner", [{}, {"started": 1.0}, {"pid": os.getpid()}, {"pid": 2**22 + 1, "started": 1.0}])
-def test_an_owner_without_a_process_of_this_machine_is_gone(owner):
-    assert not owner_lives({"host": socket.gethostname()} | owner)
-
-
-def test_what_cannot_be_seen_from_here_counts_as_alive():
-    gone = start_and_end_a_process()
-    assert owner_lives({"pid": gone, "started": 1.0, "host": "another"})
-    assert owner_lives({"pid": gone, "started": 1.0, "host": socket.gethostname(), "job": "7"})
 
 
 def test_a_run_is_owned_by_the_process_that_its_status_names(tmp_path):
@@ -97,13 +50,20 @@ def test_a_run_whose_owner_is_gone_reads_as_interrupted_and_stays_so(tmp_path, s
 
 def test_a_later_process_with_the_same_id_is_not_the_owner(tmp_path):
     run = write_run(tmp_path, state="running")
-    own(run.path, started="1")  # this very process id, another start time
+    own(run.path, started=1.0)  # this very process id, another start time
     assert run.status["state"] == "interrupted"
 
 
-def test_a_run_of_another_machine_is_taken_at_its_word(tmp_path):
+def test_a_run_of_another_machine_is_running_while_it_shows_life_and_is_told_interrupted_after(tmp_path):
     run = write_run(tmp_path, state="running")
-    own(run.path, pid=start_and_end_a_process(), host="another")
+    own(run.path, pid=start_and_end_a_process(), host="another", boot="another")
+    assert run.status["state"] == "running"
+    long_ago = time.time() - 2 * PATIENCE_S
+    os.utime(run.path / "status.json", (long_ago, long_ago))
+    assert run.status["state"] == "interrupted"
+    assert "no sign of life of its process on host another" in run.status["error"]
+    assert read_json(run.path / "status.json", {})["state"] == "running"  # it may only be slow
+    beat(run.path)
     assert run.status["state"] == "running"
 
 
@@ -119,8 +79,8 @@ def test_an_owner_that_ends_well_while_we_look_is_not_called_interrupted(tmp_pat
     own(run.path, pid=start_and_end_a_process())
     lives = owner_lives
 
-    def look(owner):  # between our reading of the file and our look for the process, the owner finished
-        answer = lives(owner)
+    def look(owner, folder):  # between our reading of the file and our look for the process, the owner finished
+        answer = lives(owner, folder)
         set_status(run.path, "done")
         return answer
 

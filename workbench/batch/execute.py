@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..errors import ParameterError, RunError
+from ..runs.ownership import TOKEN_VARIABLE, kept, still_owned, take_run, update_run
 from ..runs.run import Run
-from ..runs.status import set_status
 from ..runs.stop_request import clear_stop
 from .display import Display
 from .gpus import hold
@@ -51,6 +51,8 @@ def execute_run(
     notebook: str | Path | None = None,
     quiet: bool = False,
     gpus: int | None = None,
+    token: str = "",
+    force: bool = False,
     ended: Callable[[str, str | None], tuple[str, str | None]] | None = None,
 ) -> str:
     """Execute a prepared run and return its final state, `done`, `failed` or `interrupted`.
@@ -62,39 +64,47 @@ def execute_run(
         notebook: name or path; default the notebook of the run's name.
         quiet: show nothing, write `log.txt` only.
         gpus: how many to hold for it, queued until they are free; None takes one where there are any.
+        token: of the process that prepared the run and hands it on.
+        force: execute it although another process owns it; see `take_run`.
         ended: given the state and its reason, returns those to record: a scheduler may start the run again.
+
+    Raises:
+        RunError: another process owns the run, or has taken it meanwhile; nothing in it is touched then.
     """
     source = find_notebook(str(notebook or run.notebook))
+    token = take_run(run.path, "queued", token=token, force=force)
     (run.path / "result.json").unlink(missing_ok=True)
     clear_stop(run)
     executing = run.path / "executing.ipynb"
-    with interruptible():
+    with interruptible(), kept(run.path, token):
         try:
-            state, error = _execute_in_kernel(run, source, executing, quiet, gpus)
+            state, error = _execute_in_kernel(run, source, executing, quiet, gpus, token)
         except KeyboardInterrupt:
             state, error = "interrupted", "stopped by Ctrl-C or SIGTERM"
         except OSError as problem:  # above all a full disk
             state, error = "failed", f"{type(problem).__name__}: {problem}"
         except BaseException as problem:
-            set_status(run.path, "failed", f"{type(problem).__name__}: {problem}")
+            update_run(run.path, token, "failed", f"{type(problem).__name__}: {problem}")
             raise
     if state == "done" and not run.result:
         state, error = "failed", "the notebook ended before its last cell saved result.json"
-    if executing.is_file():
+    if executing.is_file() and still_owned(run.path, token):
         os.replace(executing, run.path / "executed.ipynb")
     if ended:
         state, error = ended(state, error)
-    set_status(run.path, state, error)
+    update_run(run.path, token, state, error)
     return state
 
 
-def _execute_in_kernel(run: Run, source: Path, output: Path, quiet: bool, gpus: int | None) -> tuple[str, str | None]:
+def _execute_in_kernel(
+    run: Run, source: Path, output: Path, quiet: bool, gpus: int | None, token: str
+) -> tuple[str, str | None]:
     from . import papermill_engine
 
     params = run.params | {"out_dir": str(run.path), "interactive": False}
-    environment = kernel_environment(run.params.get("seed", 0))
-    with hold(gpus, lambda why: set_status(run.path, "queued", why)) as devices:
-        set_status(run.path, "running")
+    environment = kernel_environment(run.params.get("seed", 0)) | {TOKEN_VARIABLE: token}
+    with hold(gpus, lambda why: update_run(run.path, token, "queued", why)) as devices:
+        update_run(run.path, token, "running")
         with Display(run, quiet=quiet) as display:
             return papermill_engine.execute(
                 source, output, params, env=environment | devices, cwd=run.path, display=display

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..errors import RunError
 from .display import SweepProgress
 from .execute import interruptible
 from .sweep import Entry
@@ -18,12 +19,13 @@ from .sweep import Entry
 _LOADED_ONCE = ["pandas", "workbench.batch.papermill_engine", "workbench.batch.run_batch"]
 
 
-def run_entries(entries: Sequence[Entry], work: Callable[[str, str], object], jobs: int = 1) -> None:
+def run_entries(entries: Sequence[Entry], work: Callable[[str, str, str], object], jobs: int = 1) -> None:
     """Run what is to be run, at most `jobs` at a time, under one progress display. A failed run stops no other.
 
     Args:
         entries: those whose action is `run` or `resume` are run, in this order.
-        work: executes a prepared run, given its folder and its notebook; importable, since another process calls it.
+        work: executes a prepared run, given its folder, its notebook and the token that hands the run on; importable, since
+            another process calls it.
         jobs: processes at a time, at least 1.
 
     Raises:
@@ -38,7 +40,11 @@ def run_entries(entries: Sequence[Entry], work: Callable[[str, str], object], jo
         try:
             while waiting or active:
                 while waiting and len(active) < jobs:
-                    active.append(_start(context, waiting.pop(0), work))
+                    entry = waiting.pop(0)
+                    if process := _start(context, entry, work):
+                        active.append((entry, process))
+                    else:
+                        progress.finished(entry)
                 time.sleep(0.1)
                 for entry, process in [pair for pair in active if not pair[1].is_alive()]:
                     active.remove((entry, process))
@@ -62,14 +68,22 @@ def _keep_socket_paths_short() -> None:
             tempfile.tempdir = folder
 
 
-def _start(context, entry: Entry, work: Callable) -> tuple[Entry, multiprocessing.Process]:
-    arguments = (work, str(entry.prepare().path), str(entry.notebook), dict(os.environ))
+def _start(context, entry: Entry, work: Callable):
+    """The process of a run; None where another process has run it, or runs it, since the batch was planned."""
+    try:
+        if not entry.look_again():
+            return None
+        run = entry.prepare()
+    except RunError:  # taken in the moment between
+        entry.action = "leave"
+        return None
+    arguments = (work, str(run.path), str(entry.notebook), run.status["owner"]["token"], dict(os.environ))
     process = context.Process(target=_in_own_session, args=arguments)
     process.start()
-    return entry, process
+    return process
 
 
-def _in_own_session(work: Callable, folder: str, notebook: str, environ: dict[str, str]) -> None:
+def _in_own_session(work: Callable, folder: str, notebook: str, token: str, environ: dict[str, str]) -> None:
     """A terminal's Ctrl-C reaches the run once, through `run_entries`; whatever it prints goes into its log."""
     os.setsid()
     os.environ.clear()
@@ -77,4 +91,4 @@ def _in_own_session(work: Callable, folder: str, notebook: str, environ: dict[st
     log = os.open(Path(folder) / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for stream in (1, 2):
         os.dup2(log, stream)
-    work(folder, notebook)
+    work(folder, notebook, token)

@@ -8,6 +8,8 @@ from pathlib import Path
 import psutil
 
 from ..errors import RunError
+from ..runs.owner import boot
+from ..runs.ownership import describe_owner, take_run, update_run
 from ..runs.run import Run, list_runs, load_run
 from ..runs.stop_request import request_stop
 from ..runs.text import printable
@@ -96,12 +98,13 @@ def read_log(run: Run, follow: bool = False) -> Iterator[str]:
         refresh([run])
 
 
-def cancel(run: Run, grace: float = 60.0) -> None:
+def cancel(run: Run, grace: float = 60.0, *, force: bool = False) -> None:
     """End a run: a training stops after its current step, with a checkpoint; else, or after `grace`, its process is ended.
 
     Args:
         run: queued or running.
         grace: seconds the training gets to finish its step; 0 does not ask it.
+        force: take a run away from a process on another host; if that one still lives, it ends itself when it notices.
 
     Raises:
         RunError: the run has ended, or its process cannot be reached from here.
@@ -117,8 +120,13 @@ def cancel(run: Run, grace: float = 60.0) -> None:
     owner = run.status["owner"]
     if owner.get("job"):
         cancel_job(run)
-    elif owner["host"] != socket.gethostname():
-        raise RunError(f"{run.path}: runs on {owner['host']}, as process {owner['pid']}; cancel it there")
+    elif owner.get("boot", owner["host"]) not in (boot(), socket.gethostname()):
+        if not force:
+            raise RunError(f"{run.path}: is owned by {describe_owner(run.status)}; cancel it there, or use --force")
+        token = take_run(run.path, "running", force=True)
+        update_run(
+            run.path, token, "interrupted", f"cancelled with --force while owned by {describe_owner({'owner': owner})}"
+        )
     else:
         _terminate(run, owner["pid"])
     if not _ends_within(run, 30):

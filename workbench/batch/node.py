@@ -38,7 +38,8 @@ def run_on_node(folder: str, notebook: str, requeues: int) -> None:
         set_status(run.path, "interrupted", f"Slurm queued it again {restarts} times; --requeues allows {requeues}")
         sys.exit(130)
     notice = Notice(run, may_requeue=restarts < requeues)
-    state = execute_run(run, notebook=notebook, quiet=True, ended=notice.ended)
+    token = run.status["owner"].get("token", "")  # of the submission
+    state = execute_run(run, notebook=notebook, quiet=True, ended=notice.ended, token=token)
     if notice.requeue:
         _requeue(run)
     sys.exit({"done": 0, "failed": 1}.get(state, 130))

@@ -50,10 +50,10 @@ def execute_here(entries: Sequence[Entry], *, jobs: int = 1, gpus: int | None = 
     local.run_entries(entries, functools.partial(execute_prepared, gpus=gpus), jobs)
 
 
-def execute_prepared(folder: str, notebook: str, gpus: int | None) -> None:
+def execute_prepared(folder: str, notebook: str, token: str, gpus: int | None) -> None:
     """What each process of a batch does: execute the run in `folder`, then print its outcome, which goes into its log."""
     run = load_run(folder)
-    execute_run(run, notebook=notebook, quiet=True, gpus=gpus)
+    execute_run(run, notebook=notebook, quiet=True, gpus=gpus, token=token)
     print(finish(run))
 
 
@@ -94,6 +94,9 @@ def execute_on_slurm(entries: Sequence[Entry], options: slurm.SlurmOptions, *, w
     """
     slurm.check_slurm(options, _count(entries))
     for notebook, group in _by_notebook(entries):
+        group = [entry for entry in group if entry.look_again()]
+        if not group:
+            continue
         runs = [entry.prepare() for entry in group]
         try:
             slurm.submit(runs, notebook, options)

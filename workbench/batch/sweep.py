@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..errors import ParameterError, RunError
+from ..runs.ownership import describe_owner, take_run
 from ..runs.parameters import Parameter, check_parameters, notebook_parameters
 from ..runs.run import SET_BY_RUNNER, Run, create_run, list_runs, load_run
-from ..runs.status import set_status
+from ..runs.status import GOING
 from .execute import find_notebook
 
 _MOST = 10_000
@@ -25,7 +26,10 @@ _ACTIONS = {"done": "skip", "running": "leave", "queued": "leave", "interrupted"
 
 @dataclasses.dataclass
 class Entry:
-    """One run of a batch: `action` is run, resume, skip (done) or leave (another process runs it)."""
+    """One run of a batch: `action` is run, resume, skip (done) or leave (another process runs it).
+
+    With `force` a run is resumed although another process owns it.
+    """
 
     varied: dict
     params: dict
@@ -33,6 +37,7 @@ class Entry:
     run: Run | None = None
     notebook: Path | None = None
     root: Path | None = None
+    force: bool = False
 
     @property
     def to_run(self) -> bool:
@@ -47,12 +52,22 @@ class Entry:
     def state(self) -> str:
         return self.run.status["state"] if self.run else "not started"
 
+    def look_again(self) -> bool:
+        """Whether it is still to be run: since it was planned, hours ago perhaps, another process may have taken it."""
+        if self.run is not None and self.to_run and not self.force:
+            self.action = _ACTIONS[self.run.status["state"]]
+        return self.to_run
+
     def prepare(self) -> Run:
-        """The run's folder, made where there is none, with the run queued; starts nothing."""
+        """The run's folder, made where there is none, with the run queued and owned by this process; starts nothing.
+
+        Raises:
+            RunError: another process owns it, or has run it meanwhile.
+        """
         if self.run is None:
             self.run = create_run(self.notebook.stem, self.params, self.root)
         else:
-            set_status(self.run.path, "queued")
+            take_run(self.run.path, "queued", force=self.force, not_if_done=True)
         return self.run
 
     def __str__(self) -> str:
@@ -97,7 +112,9 @@ def _range(name: str, text: str) -> list[str]:
     return [str(n) for n in range(first, last + 1)]
 
 
-def plan_run(notebook: str, params: Mapping, *, root: Path | None = None, resume: str | None = None) -> Entry:
+def plan_run(
+    notebook: str, params: Mapping, *, root: Path | None = None, resume: str | None = None, force: bool = False
+) -> Entry:
     """One run, checked; makes no folder.
 
     Args:
@@ -106,6 +123,7 @@ def plan_run(notebook: str, params: Mapping, *, root: Path | None = None, resume
         root: folder of all runs; default `runs_root()`.
         resume: None for a new run; "" for the latest unfinished run of this notebook with these parameters; else a run
             id or folder.
+        force: resume a named run that another process owns, too.
 
     Raises:
         ParameterError: notebook or parameters are wrong.
@@ -115,8 +133,8 @@ def plan_run(notebook: str, params: Mapping, *, root: Path | None = None, resume
     full = full_parameters(notebook_parameters(path), params)
     if resume is None:
         return Entry({}, full, "run", None, path, root)
-    run = _find_resumable(path.stem, full, {name: full[name] for name in params}, root, resume)
-    return Entry({}, run.params, "resume", run, path, root)
+    run = _find_resumable(path.stem, full, {name: full[name] for name in params}, root, resume, force)
+    return Entry({}, run.params, "resume", run, path, root, force)
 
 
 def plan_sweep(notebook: str, given: Mapping[str, str], root: Path | None = None) -> list[Entry]:
@@ -169,7 +187,7 @@ def _absolute(value):
     return os.path.abspath(value) if here else value
 
 
-def _find_resumable(notebook: str, full: dict, given: dict, root: Path | None, resume: str) -> Run:
+def _find_resumable(notebook: str, full: dict, given: dict, root: Path | None, resume: str, force: bool) -> Run:
     mine = [r for r in list_runs(root) if r.notebook == notebook]
     if resume:
         found = [r for r in mine if r.id == resume] or [load_run(resume)]
@@ -184,6 +202,8 @@ def _find_resumable(notebook: str, full: dict, given: dict, root: Path | None, r
             states = ", ".join(f"{r.id} ({r.status['state']})" for r in mine if r.params == full) or "none"
             raise RunError(f"nothing to resume: runs of {notebook} with these parameters: {states}")
     run = found[-1]
-    if run.status["state"] in ("queued", "running", "done"):
-        raise RunError(f"{run.path}: is {run.status['state']}; only an interrupted or failed run can be resumed")
+    state = run.status["state"]
+    if state == "done" or (state in GOING and not force):
+        hint = f" ({describe_owner(run.status)}; `--force` takes it over)" if state in GOING else ""
+        raise RunError(f"{run.path}: is {state}; only an interrupted or failed run can be resumed{hint}")
     return run

@@ -18,7 +18,9 @@ from ..errors import ParameterError, RunError
 from .completions import completion_parts
 from .environment import environment
 from .files import jsonable, load_metrics, read_json, write_json
-from .status import owner_lives, owns, set_status
+from .owner import boot, owner_lives
+from .ownership import TOKEN_VARIABLE, keep, still_owned, take_run
+from .status import GOING, owns, set_status
 
 EMBEDDED_MODELS = ("starter", "starter-gpt2", "search")  # built on this machine, no download
 SET_BY_RUNNER = ("out_dir", "interactive")  # parameters that say where a notebook runs, not what it does
@@ -58,13 +60,16 @@ class Run:
 
     @property
     def status(self) -> dict:
-        """`status.json`; a `queued` or `running` one whose owner is gone is rewritten as `interrupted` first."""
+        """`status.json`; a `queued` or `running` one whose owner is gone reads as `interrupted`, and is rewritten so."""
         missing = {"state": "interrupted", "error": "status.json is missing"}
         status = read_json(self.path / "status.json", missing)
-        if status["state"] not in ("queued", "running") or owner_lives(status.get("owner", {})):
+        owner = status.get("owner", {})
+        if status["state"] not in GOING or owner_lives(owner, self.path):
             return status
         if read_json(self.path / "status.json", missing) != status:  # the owner wrote once more before it ended
             return self.status
+        if owner.get("boot", boot()) != boot():  # it may only be slow: told, not written
+            return status | {"state": "interrupted", "error": f"no sign of life of its process on host {owner['host']}"}
         gone = "the process that ran it is gone (killed, or the machine restarted)"
         with contextlib.suppress(OSError):  # a full or read-only disk is no reason not to tell
             return set_status(self.path, "interrupted", gone)
@@ -107,6 +112,8 @@ def create_run(notebook: str, params: Mapping, root: Path | None = None, state: 
     set_status(path, state)
     write_json(path / "env.json", environment(params.get("seed")))
     write_json(path / "params.json", dict(params))  # last: with it the folder counts as a run
+    if state == "running":
+        keep(path.resolve(), Run(path).status["owner"]["token"])
     return Run(path.resolve())
 
 
@@ -115,14 +122,18 @@ def open_run(notebook: str, out_dir: str, params: Mapping) -> Run:
 
     Without a runner (JupyterLab, plain papermill) the kernel owns the run until `save_result` ends it; a folder whose run has
     ended goes on with the kernel as its new owner.
+
+    Raises:
+        RunError: another process owns the run in that folder.
     """
     if not out_dir:
         return create_run(notebook, params, state="running")
     path = Path(out_dir).resolve()
     fresh = not (path / "status.json").is_file()
     path.mkdir(parents=True, exist_ok=True)
-    if Run(path).status["state"] not in ("queued", "running"):  # else a runner owns it
-        set_status(path, "running")
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if not (token and still_owned(path, token)):  # else it belongs to the runner, for which this kernel works
+        keep(path, take_run(path, "running"))
     if fresh:
         write_json(path / "params.json", dict(params))
     write_json(path / "env.json", environment(params.get("seed")))

@@ -1,19 +1,21 @@
-"""What state a run is in, and whether the process that answers for it still lives."""
+"""What state a run is in, and who answers for it."""
 
 import os
-import socket
 import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
-
 from ..errors import ParameterError
 from .files import read_json, write_json
+from .owner import is_this_process, this_process
 from .tokens import hide_tokens
 
 STATES = ("queued", "running", "done", "failed", "interrupted")
-_CLOCK_SLACK = 2.0  # seconds that the system's boot time, and so each start time, may shift between two readings
+GOING = ("queued", "running")
+_ended_here: set[str] = (
+    set()
+)  # tokens of runs whose end this process wrote: whoever takes such a run takes nothing away
 
 
 def set_status(path: Path, state: str, error: str | None = None, owner: Mapping | None = None) -> dict:
@@ -24,19 +26,27 @@ def set_status(path: Path, state: str, error: str | None = None, owner: Mapping 
         state: one of `STATES`.
         error: why, in a line.
         owner: who answers for the run; default this process, and the Slurm job it is when that was submitted for the run.
+            One without a `token` keeps that of the owner before.
     """
     if state not in STATES:
         raise ParameterError(f"state={state!r}: expected one of {', '.join(STATES)}")
     before = read_json(path / "status.json", {})
-    if owner is None:
-        owner = {"pid": os.getpid(), "started": _start_time(os.getpid()), "host": socket.gethostname()}
-        submitted = before.get("owner", {})
-        if submitted.get("job") and submitted["job"] == slurm_job():
-            owner |= {"job": submitted["job"], "log": submitted.get("log")}
+    submitted = before.get("owner", {})
+    owner = dict(owner or this_process())
+    owner.setdefault("token", submitted.get("token") or uuid.uuid4().hex)
+    if "job" not in owner and submitted.get("job") and submitted["job"] == slurm_job():
+        owner |= {"job": submitted["job"], "log": submitted.get("log")}
     times = before.get("times", {}) | {state: time.time()}
-    status = {"state": state, "error": error and hide_tokens(error), "owner": dict(owner), "times": times}
+    status = {"state": state, "error": error and hide_tokens(error), "owner": owner, "times": times}
     write_json(path / "status.json", status)
+    if state not in GOING:
+        _ended_here.add(owner["token"])
     return status
+
+
+def ended_here(token: str) -> bool:
+    """Whether this process has written the end of the run with this token."""
+    return token in _ended_here
 
 
 def slurm_job() -> str | None:
@@ -47,33 +57,4 @@ def slurm_job() -> str | None:
 
 def owns(path: Path) -> bool:
     """Whether this process is the owner of the run in a folder."""
-    return read_json(path / "status.json", {}).get("owner", {}).get("pid") == os.getpid()
-
-
-def owner_lives(owner: Mapping) -> bool:
-    """Whether the process that owns a run still lives; what cannot be seen from this machine counts as alive.
-
-    Args:
-        owner: of `status.json`: `pid`, `started` and `host`, and `job` for a Slurm job. `started` is the start time of the
-            process in seconds since 1970, which tells it from a later process with the same id; older files hold it as
-            text, in clock ticks since the boot.
-    """
-    if owner.get("job"):
-        return True  # Slurm knows: batch.slurm_state.refresh asks it
-    if owner.get("host") != socket.gethostname():
-        return True
-    recorded, started = owner.get("started"), _start_time(owner.get("pid", 0))
-    if recorded is None or started is None:
-        return False
-    if isinstance(recorded, str):
-        recorded = psutil.boot_time() + int(recorded) / os.sysconf("SC_CLK_TCK")
-    return abs(started - recorded) <= _CLOCK_SLACK
-
-
-def _start_time(pid: int) -> float | None:
-    """Seconds since 1970; None for a process that is gone, or a zombie."""
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
-    except psutil.Error:
-        return None
+    return is_this_process(read_json(path / "status.json", {}).get("owner", {}))

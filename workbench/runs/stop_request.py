@@ -5,14 +5,18 @@ training looks for it after every step, saves a complete checkpoint and ends wit
 """
 
 import contextlib
+import os
 import time
 from pathlib import Path
 
+from ..errors import RunError
 from .files import read_json, write_json
+from .ownership import keep, take_run, taken_away
 from .run import Run
 from .status import owns, set_status
 
 _FILE = "stop.json"
+_DEEPEST = 4
 
 
 def request_stop(run: Run, reason: str) -> None:
@@ -31,8 +35,26 @@ def stop_request(folder: Path) -> str | None:
     Args:
         folder: where a training records, the run's folder or one below it.
     """
-    request = read_json(_run_folder(folder) / _FILE, None)
-    return request and request["reason"]
+    try:
+        request = read_json(_run_folder(folder) / _FILE, None)
+    except (
+        OSError,
+        RunError,
+    ):  # a file system that is away for a moment must not end a training; the next step looks again
+        return None
+    return str(request.get("reason", "asked to stop")) if isinstance(request, dict) else None
+
+
+def run_is_lost(folder: Path) -> bool:
+    """Whether the training in this folder works for a run that another process has taken: it then writes no more.
+
+    Args:
+        folder: as for `stop_request`.
+    """
+    try:
+        return taken_away(_run_folder(folder))
+    except (OSError, RunError):
+        return False
 
 
 def clear_stop(run: Run) -> None:
@@ -44,6 +66,8 @@ def clear_stop(run: Run) -> None:
 def honour_stop(folder: Path, error: str) -> None:
     """Called when the training has stopped: removes the request, and a run that this process owns becomes `interrupted`."""
     run = Run(_run_folder(folder))
+    if taken_away(run.path):
+        return
     clear_stop(run)
     if owns(run.path):
         set_status(run.path, "interrupted", error)
@@ -53,11 +77,15 @@ def go_on(folder: Path) -> None:
     """Called when the training goes on: an `interrupted` run that this process owns becomes `running` again."""
     run = Run(_run_folder(folder))
     if owns(run.path) and run.status["state"] == "interrupted":
-        set_status(run.path, "running")
+        keep(run.path, take_run(run.path, "running"))
 
 
 def _run_folder(folder: Path) -> Path:
-    """A notebook may train several times, each in a folder below the run's."""
+    """A notebook may train several times, each in a folder below the run's: at most `_DEEPEST` levels, all of one user."""
     folder = Path(folder).resolve()
-    whole = (f for f in (folder, *folder.parents) if (f / "status.json").is_file() and (f / "params.json").is_file())
-    return next(whole, folder)
+    return next(filter(_is_my_run, (folder, *folder.parents[:_DEEPEST])), folder)
+
+
+def _is_my_run(folder: Path) -> bool:
+    files = folder / "status.json", folder / "params.json"
+    return all(f.is_file() and f.stat().st_uid == os.getuid() for f in files)

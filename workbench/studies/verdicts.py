@@ -222,7 +222,7 @@ def a2_1(llama: float, learned: float) -> dict[str, str]:
 
 
 def a2_2(padded: float, control: float) -> dict[str, str]:
-    """Agrees where, in bf16, left pads move a rotary model's log-probs over 1e-4 nats and twice as far as another batch size does.
+    """Agrees where, in bf16, left pads move a rotary model's log-probs by over 1e-4 nats, and twice as far as another batch.
 
     >>> a2_2(3e-2, 8e-4)["verdict"], a2_2(8e-4, 7e-4)["verdict"], a2_2(5e-5, 0.0)["verdict"]
     ('agrees', 'differs', 'differs')

@@ -15,7 +15,7 @@ from ..errors import TrainingStopped
 from ..generation.stops import StopSpec
 from ..runs.completions import forget_after, join_completions, part_path, save_part
 from ..runs.files import jsonable, read_json, write_json
-from ..runs.stop_request import go_on, honour_stop, stop_request
+from ..runs.stop_request import go_on, honour_stop, run_is_lost, stop_request
 from .monitoring import completion_metrics
 from .recipes import Recipe, grpo_config, load_prompts, resolve_model
 
@@ -93,6 +93,9 @@ class RunRecorder(TrainerCallback):
             print("  ".join([*at, *numbers]), flush=True)
 
     def on_step_end(self, args, state, control, **_):
+        if run_is_lost(self.out_dir):  # before anything of this step is written
+            self._close()
+            raise TrainingStopped(f"stopped at step {state.global_step}: another process has taken this run")
         if self._file is not None:
             self._progress(state)
         if state.global_step < state.max_steps and (reason := self._end_asked(args)):
