@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import trl
 from conftest import HELPERS, ROOT, workbench
 
 from workbench.runs.files import load_metrics
@@ -289,3 +290,19 @@ def test_a_training_cut_after_its_last_checkpoint_trains_no_step_more(tmp_path):
     assert trainer.state.global_step == 2
     assert Run(tmp_path).metrics["step"].tolist() == [1, 2]
     assert read_json(tmp_path / "progress.json", {})["finished"]
+
+
+@pytest.mark.parametrize("cls", [GRPOTrainer, trl.GRPOTrainer])
+def test_a_trainer_made_without_its_init_dispatches_to_its_rollout_function(cls):
+    """An idiom of TRL's own tests, which people copy."""
+    trainer = object.__new__(cls)
+    vars(trainer).update(use_vllm=False, tools=None, use_transformers_continuous_batching=False)
+    trainer.accelerator = SimpleNamespace(device=torch.device("cpu"), is_main_process=True, gather=lambda t: t)
+    trainer.args, trainer.model = SimpleNamespace(report_to=[]), SimpleNamespace(training=True)
+    trainer.state = SimpleNamespace(global_step=2, num_input_tokens_seen=0)
+    trainer.processing_class = SimpleNamespace(batch_decode=lambda *_, **__: ["decoded"])
+    trainer._tokenizer = SimpleNamespace(eos_token_id=2, pad_token_id=0)
+    trainer._metrics = {"train": defaultdict(list)}
+    made = {"prompt_ids": [[1]], "completion_ids": [[2]], "logprobs": [[-0.1]], "env_mask": [[1]]}
+    trainer.rollout_func = lambda prompts, trainer: made
+    assert list(trainer._generate(["prompt"])[:3]) == [[[1]], [[2]], [[1]]]

@@ -195,6 +195,8 @@ class StoppingMixin:
 
     def _generate(self, prompts):
         generated = list(super()._generate(prompts))
+        if not hasattr(self, "stop_rule"):  # made without `__init__`, as tests of a rollout function do
+            return tuple(generated)
         at = 2 if len(generated) == 3 else 3  # RLOO returns three values, GRPO eight
         completion_ids, completions = generated[1], generated[at]
         if self._ends and self.stop_rule.spec.custom:
