@@ -70,7 +70,7 @@ def test_the_first_and_the_last_completions_are_shown_whatever_files_they_are_in
         rows = pd.DataFrame({"step": range(step, step + size), "completion": "x", "other": 1})
         rows.to_parquet(run.path / f"completions.parquet/part-{n:06d}.parquet", row_group_size=2)
         step += size
-    rows, total = facts.sample_completions(run)
+    rows, total, _ = facts.sample_completions(run)
     every = list(range(step))
     assert [row["step"] for row in rows] == (every if step <= 10 else every[:5] + every[-5:])
     assert total == step

@@ -1,14 +1,13 @@
 """What a reader needs to judge a run, from its folder alone: verdicts, method, environment, sample, limits."""
 
-import itertools
 import re
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..errors import RunError
-from ..runs.completions import completion_parts
 from ..runs.files import read_json
+from ..runs.parts import ends_of_completions
 from ..runs.run import Run
 from ..runs.tokens import map_text
 from .clean import shortened
@@ -111,24 +110,10 @@ def log_tail(run: Run) -> str:
         return ""
 
 
-def sample_completions(run: Run, most: int = _SAMPLE) -> tuple[list[dict], int]:
-    """The first and the last recorded completions, `most` of each, and how many there are; reads no more than that."""
-    import pyarrow.parquet as pq
-
-    files = [pq.ParquetFile(p) for p in completion_parts(run.path / "completions.parquet")]
-    total = sum(f.metadata.num_rows for f in files)
-    every = (row for f in files for batch in f.iter_batches(batch_size=most) for row in batch.to_pylist())
-    if total <= 2 * most:
-        rows = list(every)
-    else:
-        rows = list(itertools.islice(every, most))
-        last: list[dict] = []
-        groups = [(f, n) for f in files for n in range(f.num_row_groups)]
-        while len(last) < most:
-            file, n = groups.pop()
-            last = file.read_row_group(n).to_pylist()[-most:] + last
-        rows += last[-most:]
-    return [{k: row[k] for k in _COLUMNS if k in row} for row in rows], total
+def sample_completions(run: Run, most: int = _SAMPLE) -> tuple[list[dict], int, list[str]]:
+    """The first and the last recorded completions, `most` of each, how many there are, and a sentence for each damaged part."""
+    rows, total, damaged = ends_of_completions(run.path, most)
+    return [{k: row[k] for k in _COLUMNS if k in row} for row in rows], total, damaged
 
 
 def limits(run: Run, status: Mapping, result: Mapping, env: Mapping, parts) -> list[str]:

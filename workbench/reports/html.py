@@ -47,9 +47,10 @@ def _content(run: Run, hide: Callable[[str], str], redact: bool) -> dict:
     if executed := read_notebook(run):
         parts.read(executed)
     status, result, env, params = (facts.shown(v, hide) for v in (run.status, run.result, run.env, run.params))
-    rows, total = facts.sample_completions(run)
+    rows, total, damaged = facts.sample_completions(run)
     rows = [{k: facts.number(v) for k, v in facts.shown(row, hide).items()} for row in rows]
     limits = facts.limits(run, status, result, env, parts if executed else None)
+    limits += damaged
     if budget.left_out:
         limits.append(f"{budget.left_out} outputs had no room in this page; they are in executed.ipynb.")
     if redact:

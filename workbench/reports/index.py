@@ -196,7 +196,7 @@ def _distinct(values, most: int = 12) -> str:
 
 
 def _last_completion(run: Run) -> tuple[dict, int]:
-    rows, total = facts.sample_completions(run, 1)
+    rows, total, _ = facts.sample_completions(run, 1)
     return ({k: facts.number(v) for k, v in rows[-1].items()} if rows else {}), total
 
 

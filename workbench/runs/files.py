@@ -4,6 +4,7 @@ A run's folder may come from anyone. Its files are opened only if they are plain
 them is checked, so that an odd one is an error that names it and nothing worse.
 """
 
+import contextlib
 import errno
 import io
 import json
@@ -25,15 +26,30 @@ _BLOCK = 16_000_000  # bytes of metrics parsed at a time
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a whole file or nothing: temporary name in the same folder, then rename."""
+@contextlib.contextmanager
+def whole_file(path: Path, *, on_disk: bool = False) -> Iterator[Path]:
+    """A temporary name in the same folder, to write the file under; it becomes `path` when the block ends, or is removed.
+
+    Args:
+        path: of the file; what stands there is replaced at once, and stays when the block fails.
+        on_disk: wait until the disk has it, for a file in whose place others are removed.
+    """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        yield temporary
+        if on_disk:
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole file or nothing."""
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value) -> None:
@@ -138,8 +154,8 @@ def read_tail(path: Path, most: int) -> str:
 # --- metrics --------------------------------------------------------------------------------------------------------
 
 
-def metric_lines(path: Path) -> Iterator[dict]:
-    """The lines of a `metrics.jsonl`, one after the other. A last line cut short by a kill is left out.
+def metric_lines(path: Path) -> Iterator[tuple[bytes, dict]]:
+    """The lines of a `metrics.jsonl`, each as it stands and parsed. A last line cut short by a kill is left out.
 
     Raises:
         RunError: no such file, or a damaged line before the last.
@@ -148,7 +164,7 @@ def metric_lines(path: Path) -> Iterator[dict]:
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:
-                    yield _row(line)
+                    yield line, _row(line)
                 except ValueError as error:
                     if line.endswith(b"\n"):  # only a line without its newline may be half written
                         raise RunError(f"{path}, line {number}: {error}; remove or mend that line") from error
@@ -180,7 +196,7 @@ def load_metrics(path: Path):
     import pandas as pd
 
     table = _plain_table(path)
-    return pd.DataFrame(list(metric_lines(path))) if table is None else table
+    return pd.DataFrame([row for _, row in metric_lines(path)]) if table is None else table
 
 
 def _plain_table(path: Path):

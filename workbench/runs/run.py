@@ -11,15 +11,16 @@ import dataclasses
 import itertools
 import os
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import ParameterError, RunError
-from .completions import completion_parts
 from .environment import environment
 from .files import jsonable, load_metrics, read_json, write_json
 from .owner import boot, owner_lives
 from .ownership import TOKEN_VARIABLE, keep, still_owned, take_run
+from .parts import read_completions
 from .status import GOING, owns, set_status
 
 EMBEDDED_MODELS = ("starter", "starter-gpt2", "search")  # built on this machine, no download
@@ -82,11 +83,14 @@ class Run:
 
     @property
     def completions(self):
-        """DataFrame `step, prompt, completion, finish_reason, reward, ...`; empty when none were recorded."""
-        import pandas as pd
+        """DataFrame `step, prompt, completion, finish_reason, reward, ...`; empty when none were recorded.
 
-        parts = completion_parts(self.path / "completions.parquet")
-        return pd.concat([pd.read_parquet(p) for p in parts], ignore_index=True) if parts else pd.DataFrame()
+        A part that cannot be read is left out, and a warning names it.
+        """
+        table, damaged = read_completions(self.path)
+        for sentence in damaged:
+            warnings.warn(sentence, stacklevel=2)
+        return table
 
 
 # --- making and finding runs ---------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from transformers import PrinterCallback, TrainerCallback
 
 from ..errors import TrainingStopped
 from ..generation.stops import StopSpec
-from ..runs.completions import forget_after, join_completions, part_path, save_part
+from ..runs.completions import forget_after, join_completions, save_part
 from ..runs.files import jsonable, read_json, write_json
 from ..runs.stop_request import go_on, honour_stop, run_is_lost, stop_request
 from .monitoring import completion_metrics
@@ -122,9 +122,8 @@ class RunRecorder(TrainerCallback):
 
     def add_completions(self, step: int, rows: dict[str, list]) -> None:
         """Like `save_completions`, for a step whose completions are generated or scored in pieces."""
-        part = part_path(self.out_dir, step)
-        if part.is_file():
-            before = pd.read_parquet(part).drop(columns="step").to_dict("list")
+        if self._latest is not None and step in self._latest["step"].to_numpy():
+            before = self._latest.drop(columns="step").to_dict("list")
             rows = {name: before[name] + values for name, values in rows.items()}
         self.save_completions(step, rows)
 

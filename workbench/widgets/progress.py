@@ -6,8 +6,8 @@ import pandas as pd
 
 from ..curves.figures import DescribedFigure, show_training
 from ..errors import ParameterError
-from ..runs.completions import completion_parts
 from ..runs.files import read_json
+from ..runs.parts import ends_of_completions
 from ..runs.run import Run
 from .markup import table, visible
 
@@ -63,9 +63,6 @@ def _cell(value) -> str:
 
 
 def _latest(run: Run, examples: int) -> pd.DataFrame:
-    """Rows of the last step; none while the files are being joined."""
-    try:
-        parts = completion_parts(run.path / "completions.parquet")
-        return pd.read_parquet(parts[-1]).tail(examples) if parts else pd.DataFrame()
-    except OSError:
-        return pd.DataFrame()
+    """The last rows recorded; of parts that cannot be read, those before them."""
+    rows, _, _ = ends_of_completions(run.path, examples)
+    return pd.DataFrame(rows[-examples:])
