@@ -12,7 +12,7 @@ from workbench.errors import ParameterError
 @pytest.fixture(autouse=True)
 def locks_of_its_own(tmp_path, monkeypatch):
     """No lock of a real GPU is touched: the names are made up, their locks lie in the test's folder."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
     for name in ("SLURM_JOB_ID", "WORKBENCH_GPUS_HANDED_OUT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,8")
@@ -93,3 +93,19 @@ def test_a_killed_holder_lets_go():
     process.join()
     with hold(2, reasons.append) as devices:
         assert devices["CUDA_VISIBLE_DEVICES"] == "7,8"
+
+
+def test_runs_with_different_temporary_folders_share_one_set_of_locks(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "mine"))
+    waited = []
+    with hold(1, waited.append) as first:
+        assert first["CUDA_VISIBLE_DEVICES"] == "7"
+        monkeypatch.setenv("TMPDIR", str(tmp_path / "other"))
+        monkeypatch.setattr("tempfile.tempdir", None)
+
+        def refuse(why):
+            raise InterruptedError(why)
+
+        with pytest.raises(InterruptedError, match="too many are taken"), hold(1, refuse):
+            pass

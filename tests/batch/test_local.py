@@ -32,7 +32,7 @@ def overlap(a: dict, b: dict) -> bool:
 
 def test_runs_of_a_batch_are_handed_gpus_and_no_two_ever_share_one(tmp_path):
     path = write_notebook(tmp_path / "hand_made.ipynb", WHEN)
-    environment = {"CUDA_VISIBLE_DEVICES": "7,8", "TMPDIR": str(tmp_path)}
+    environment = {"CUDA_VISIBLE_DEVICES": "7,8", "WORKBENCH_CACHE": str(tmp_path)}
     arguments = ["sweep", path, "-p", "seed=0..5", "--jobs", "3", "--runs-dir", tmp_path / "runs"]
     process = workbench(*arguments, env=environment)
     assert process.returncode == 0, process.stderr
@@ -45,7 +45,7 @@ def test_runs_of_a_batch_are_handed_gpus_and_no_two_ever_share_one(tmp_path):
 
 def test_two_gpus_for_each_run_are_handed_out_together_and_three_are_refused(tmp_path):
     path = write_notebook(tmp_path / "hand_made.ipynb", WHEN)
-    environment = {"CUDA_VISIBLE_DEVICES": "7,8", "TMPDIR": str(tmp_path)}
+    environment = {"CUDA_VISIBLE_DEVICES": "7,8", "WORKBENCH_CACHE": str(tmp_path)}
     arguments = ["sweep", path, "-p", "seed=0..1", "--jobs", "2", "--runs-dir", tmp_path / "runs", "--gpus"]
     refused = workbench(*arguments, "3", env=environment)
     assert refused.returncode == 2

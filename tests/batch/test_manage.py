@@ -190,13 +190,12 @@ def test_a_run_without_a_free_gpu_is_queued_and_says_why_and_gets_it_when_it_is_
     from workbench.batch.gpus import hold
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "made-up")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
     cell = "import os\n(run.path / 'gpu').write_text(os.environ['CUDA_VISIBLE_DEVICES'])"
     path = write_notebook(tmp_path / "hand_made.ipynb", cell)
     command = [sys.executable, "-m", "workbench", "run", str(path), "-q", "--runs-dir", str(tmp_path / "runs")]
     with hold(1, print):
-        environment = os.environ | {"TMPDIR": str(tmp_path)}
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
         until(lambda: list_runs(tmp_path / "runs"))
         (run,) = list_runs(tmp_path / "runs")
         until(lambda: run.status["error"])

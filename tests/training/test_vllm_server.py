@@ -1,7 +1,13 @@
+import http.server
+import subprocess
+import sys
+import threading
+
 import pytest
 import requests
 
 from workbench.errors import RunError
+from workbench.training import vllm_server as vllm_server_module
 from workbench.training.vllm_server import serve
 
 pytestmark = pytest.mark.slow
@@ -16,3 +22,30 @@ def test_a_server_answers_at_its_address_with_its_model(vllm_server, starter_fol
 def test_a_server_that_ends_before_it_answers_shows_the_end_of_its_log(tmp_path):
     with pytest.raises(RunError, match=r"the vLLM server ended with \d+:(.|\n)*config"), serve(str(tmp_path)):
         pass
+
+
+class Stranger(http.server.BaseHTTPRequestHandler):
+    """Answers that it is healthy, whoever asks."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_stranger_that_took_the_port_and_says_it_is_healthy_is_not_taken_for_ours(tmp_path):
+    stranger = http.server.HTTPServer(("127.0.0.1", 0), Stranger)
+    threading.Thread(target=stranger.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{stranger.server_port}"
+    assert requests.get(f"{url}/health", timeout=5).ok
+    (tmp_path / "log").write_text("address in use")
+    ours = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(2); raise SystemExit(1)"])
+    try:
+        with pytest.raises(RunError, match="the vLLM server ended with 1:\naddress in use"):
+            vllm_server_module._wait_until_ready(ours, url, tmp_path / "log", 60)
+    finally:
+        stranger.shutdown()
+        ours.kill()
+        ours.wait()

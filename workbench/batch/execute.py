@@ -39,7 +39,7 @@ def find_notebook(name: str) -> Path:
     """
     path = Path(name if name.endswith(".ipynb") else f"{name}.ipynb")
     for candidate in (path, notebooks_dir() / path):
-        if candidate.is_file():
+        if os.path.isfile(candidate):
             return candidate.resolve()
     there = ", ".join(p.stem for p in sorted(notebooks_dir().glob("*.ipynb")))
     raise ParameterError(f"notebook {name!r}: not found; there are {there}")

@@ -2,8 +2,8 @@
 
 import contextlib
 import os
+import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,6 +37,16 @@ def check_gpus(count: int | None) -> None:
         raise ParameterError(f"gpus={count}: expected 0 or more for a run; visible here: {shown}")
 
 
+def lock_folder() -> Path:
+    """Where the locks of this machine's GPUs lie: in the user's cache, which is one for all runs, as TMPDIR is not.
+
+    Nobody else can make it beforehand, as in a folder that all users share. Runs of other users, or in containers with homes
+    of their own, are not seen: give these different `CUDA_VISIBLE_DEVICES`.
+    """
+    cache = Path(os.environ.get("WORKBENCH_CACHE") or Path.home() / ".cache" / "workbench")
+    return cache / "gpus" / socket.gethostname()
+
+
 @contextlib.contextmanager
 def hold(count: int | None, waiting: Callable[[str], None]) -> Iterator[dict[str, str]]:
     """Hold GPUs for one run, for as long as the block lasts; those of a killed process are free again.
@@ -57,8 +67,8 @@ def hold(count: int | None, waiting: Callable[[str], None]) -> Iterator[dict[str
         yield {}
         return
     count = 1 if count is None else count
-    folder = Path(tempfile.gettempdir()) / f"workbench-gpus-{os.getuid()}"
-    folder.mkdir(exist_ok=True)
+    folder = lock_folder()
+    folder.mkdir(parents=True, exist_ok=True)
     waits = False
     while True:
         with contextlib.ExitStack() as held:

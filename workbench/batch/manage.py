@@ -1,5 +1,6 @@
 """Looking after runs from outside, by their folders: what each does now, its log, and ending it."""
 
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ def find_run(name: str, root: Path | None = None) -> Run:
     Raises:
         RunError: none or several.
     """
-    if Path(name).is_dir():
+    if os.path.isdir(name):
         return load_run(name)
     runs = list_runs(root)
     found = runs[-1:] if name == "last" else [r for r in runs if name in (r.id, f"{r.notebook}/{r.id}")]

@@ -183,7 +183,7 @@ def full_parameters(known: Mapping[str, Parameter], params: Mapping) -> dict:
 
 def _absolute(value):
     """A relative path of something that exists, made absolute: the kernel works in the run's folder, not here."""
-    here = isinstance(value, str) and ("/" in value or Path(value).suffix) and Path(value).exists()
+    here = isinstance(value, str) and ("/" in value or Path(value).suffix) and os.path.exists(value)
     return os.path.abspath(value) if here else value
 
 

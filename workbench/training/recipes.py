@@ -164,7 +164,7 @@ def resolve_model(model: str) -> str:
         from ..toys.starter import starter_model
 
         return str(starter_model("gpt2" if model == "starter-gpt2" else "qwen2"))
-    if Path(model).is_dir():
+    if os.path.isdir(model):  # unlike Path's, no error for a name that no file can have
         if not (Path(model) / "config.json").is_file():
             raise ParameterError(f"model={model!r}: the folder holds no config.json, so it is not a saved model")
         return model
@@ -201,18 +201,18 @@ def load_prompts(dataset: str, split: str = "train"):
 
         return Dataset.from_list(search_prompts())
     path = Path(dataset)
-    if path.is_file():
+    if os.path.isfile(path):
         kinds = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
         if path.suffix not in kinds:
             raise ParameterError(f"dataset={dataset!r}: expected a folder or a file ending in {', '.join(kinds)}")
         data = load_dataset(kinds[path.suffix], data_files=str(path), split="train")
     else:
-        if not path.is_dir():
+        if not os.path.isdir(path):
             _reject_missing_path("dataset", dataset)
         try:
             data = load_dataset(dataset, split=split)
         except Exception as error:  # of a folder: no data files, no rows, no such split; hub errors share no base class
-            if path.is_dir():
+            if os.path.isdir(path):
                 raise ParameterError(f"dataset={dataset!r}, split {split!r}: {error}") from error
             raise _no_hub("dataset", dataset, error) from error
     if "prompt" not in data.column_names:

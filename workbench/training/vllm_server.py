@@ -11,6 +11,8 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 from ..errors import RunError
 from .recipes import has_gpu
 
@@ -62,13 +64,25 @@ def serve(model: str, *, max_model_len: int = 256, patience_s: float = 300) -> I
                 server.wait()
 
 
+def _listens(pid: int, port: int) -> bool:
+    """Whether a process, or one that it started, accepts connections at a port."""
+    try:
+        process = psutil.Process(pid)
+        open_ports = [c for p in (process, *process.children(recursive=True)) for c in p.net_connections(kind="tcp")]
+    except psutil.Error:
+        return False
+    return any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in open_ports)
+
+
 def _wait_until_ready(server: subprocess.Popen, url: str, log: Path, patience_s: float) -> None:
-    end = time.monotonic() + patience_s
+    end, port = time.monotonic() + patience_s, int(url.rpartition(":")[2])
     while time.monotonic() < end:
-        with contextlib.suppress(OSError):
-            urllib.request.urlopen(f"{url}/health", timeout=2)
-            return
         if server.poll() is not None:
             raise RunError(f"the vLLM server ended with {server.returncode}:\n{log.read_text()[-3000:]}")
+        # Another server may have taken the port in between, and would answer: it has to be ours that listens.
+        if _listens(server.pid, port):
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"{url}/health", timeout=2)
+                return
         time.sleep(1)
     raise RunError(f"the vLLM server did not answer within {patience_s:.0f} s:\n{log.read_text()[-3000:]}")
