@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import ROOT, call, until, workbench, write_notebook
+from conftest import ROOT, call, until, workbench, write_notebook, write_run
 
 from workbench.batch.execute import execute_run, find_notebook, interruptible, kernel_environment
 from workbench.batch.sweep import plan_run
@@ -17,6 +17,9 @@ from workbench.runs.ownership import update_run
 from workbench.runs.run import list_runs, load_run
 
 WAIT = "import time\nopen('started', 'w').close()\nfor _ in range(600): time.sleep(0.1)"
+
+
+INJECTED = "fail = 0\nopen('PWNED', 'w').close()\nfail"
 
 
 @pytest.fixture
@@ -40,6 +43,27 @@ def test_a_notebook_is_found_by_name_or_path_and_else_the_ones_there_are_are_nam
     assert find_notebook(notebook()) == tmp_path / "hand_made.ipynb"
     with pytest.raises(ParameterError, match="'99_none': not found; there are 00_tour, "):
         find_notebook("99_none")
+
+
+@pytest.mark.parametrize("params", [{INJECTED: 1}, {"steps": "many"}, {"steps": [1]}, {"nothing": 1}, {"steps": 101}])
+def test_parameters_that_the_notebook_does_not_take_are_not_written_into_it_and_the_run_stays_as_it_is(
+    notebook, tmp_path, params
+):
+    run = write_run(tmp_path / "runs", notebook="hand_made", state="interrupted", params=params)
+    before = {p.name: p.read_bytes() for p in run.path.iterdir()}
+    with pytest.raises(ParameterError, match="parameter"):
+        execute_run(run, notebook=notebook(), quiet=True)
+    assert {p.name: p.read_bytes() for p in run.path.iterdir()} == before
+
+
+def test_a_run_s_output_is_not_written_through_a_link_in_its_folder(notebook, tmp_path):
+    (tmp_path / "private").write_text("mine")
+    for name in ("log.txt", "executing.ipynb"):
+        run = plan_run(notebook("print('theirs')"), {}, root=tmp_path / "runs").prepare()
+        (run.path / name).symlink_to(tmp_path / "private")
+        execute_run(run, notebook=notebook("print('theirs')"), quiet=True)
+        assert (tmp_path / "private").read_text() == "mine"
+        assert run.status["state"] == ("failed" if name == "log.txt" else "done")
 
 
 def test_kernels_get_ports_of_their_own_and_one_thread_unless_the_environment_says_more(monkeypatch):

@@ -141,6 +141,18 @@ def test_a_run_in_a_notebook_s_kernel_is_left_to_jupyterlab(process, tmp_path):
     assert run.status["state"] == "running"
 
 
+def test_a_folder_from_elsewhere_cannot_have_a_process_of_mine_ended(tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "workbench"])
+    try:
+        run = owned_by(psutil.Process(child.pid), tmp_path)
+        with pytest.raises(RunError, match=f"process {child.pid} does not work in this folder; it is left alone"):
+            manage.cancel(run)
+        assert child.poll() is None
+    finally:
+        child.kill()
+        child.wait()
+
+
 def test_a_process_of_another_user_is_named(process, tmp_path, monkeypatch):
     def deny(_):
         raise psutil.AccessDenied(process.pid)

@@ -9,7 +9,7 @@ from conftest import ROOT, call, until, workbench, write_notebook, write_run
 from workbench.batch.sweep import parse_grid, plan_run, plan_sweep
 from workbench.errors import ParameterError, RunError
 from workbench.runs.parameters import notebook_parameters
-from workbench.runs.run import list_runs
+from workbench.runs.run import Run, list_runs
 from workbench.runs.status import set_status
 
 PARAMETERS = """\
@@ -126,6 +126,22 @@ def test_resume_refuses_other_parameters_and_runs_that_are_done_or_going(hand_ma
         plan_run(path, {}, root=root, resume="nowhere")
 
 
+def test_a_run_with_parameters_that_the_notebook_does_not_take_is_not_resumed(hand_made, tmp_path):
+    path, root = hand_made(), tmp_path / "runs"
+    for params in ({"fail = 0\nimport os\nfail": 1}, {"steps": 1000}, {"steps": None}):
+        run = write_run(root, f"2026-{len(list_runs(root))}", notebook="hand_made", state="failed", params=params)
+        with pytest.raises(ParameterError, match=rf"{run.id}/params.json: .*such a run cannot be resumed"):
+            plan_run(path, {}, root=root, resume=run.id)
+
+
+def test_a_notebook_whose_name_would_put_its_runs_elsewhere_is_refused(tmp_path):
+    for name in ("...ipynb", ".hidden.ipynb", "a\x1b[31m.ipynb", "a\nb.ipynb"):
+        path = write_notebook(tmp_path / "notebooks" / name)
+        with pytest.raises(ParameterError, match="it names the folder of its runs"):
+            plan_run(str(path), {}, root=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
 # --- the grid --------------------------------------------------------------------------------------------------------
 
 
@@ -176,6 +192,28 @@ def test_what_is_done_is_skipped_what_was_interrupted_goes_on_and_what_runs_is_l
     plan = plan_sweep(notebook(TRAIN), {"seed": "0..4"}, tmp_path / "runs")
     assert [e.action for e in plan] == ["skip", "resume", "resume", "leave", "run"]
     assert plan[1].run.id == "1"
+
+
+def test_a_plan_reads_the_parameters_of_each_run_of_the_notebook_once(notebook, tmp_path, monkeypatch):
+    for seed in range(20):
+        write_run(tmp_path / "runs", f"2026-{seed:02}", notebook="grid", params=FULL | {"seed": seed})
+        write_run(tmp_path / "runs", f"2026-{seed:02}", notebook="other", params=FULL | {"seed": seed})
+    read, plain = [], Run.params.fget
+    monkeypatch.setattr(Run, "params", property(lambda run: read.append(run) or plain(run)))
+    plan = plan_sweep(notebook(TRAIN), {"seed": "10..29"}, tmp_path / "runs")
+    assert [e.action for e in plan] == ["skip"] * 10 + ["run"] * 10
+    assert len(read) == len(set(read)) == 20
+
+
+def test_runs_that_cannot_be_read_are_named_and_stop_no_plan(notebook, tmp_path):
+    runs = [write_run(tmp_path / "runs", str(n), notebook="grid", params=FULL | {"seed": n}) for n in range(4)]
+    (runs[0].path / "params.json").write_text("[]")
+    (runs[1].path / "status.json").write_text("{}")
+    (runs[2].path / "params.json").write_text('{"seed": [2]}')
+    with pytest.warns(UserWarning) as warned:
+        plan = plan_sweep(notebook(TRAIN), {"seed": "0..3"}, tmp_path / "runs")
+    assert [e.action for e in plan] == ["run", "run", "run", "skip"]
+    assert [str(runs[n].path) in str(w.message) for n, w in enumerate(warned)] == [True, True]
 
 
 def test_a_dry_run_prints_the_plan_and_starts_nothing(notebook, tmp_path, capsys):

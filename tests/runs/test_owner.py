@@ -9,7 +9,7 @@ import pytest
 from conftest import start_and_end_a_process, until
 
 from workbench.runs import owner as owner_module
-from workbench.runs.owner import PATIENCE_S, beat, boot, owner_lives, this_process
+from workbench.runs.owner import PATIENCE_S, beat, boot, owner_lives, this_process, works_in
 
 
 def me(**other) -> dict:
@@ -92,3 +92,21 @@ def test_where_there_is_no_boot_id_host_and_boot_time_stand_for_it(monkeypatch):
     finally:
         monkeypatch.undo()
         boot.cache_clear()
+
+
+def test_a_process_works_in_a_run_while_it_has_one_of_its_files_open(tmp_path):
+    run, other = tmp_path / "run", tmp_path / "run-2"
+    for folder in (run, other):
+        folder.mkdir()
+    me = psutil.Process()
+    assert not works_in(me, run)
+    with (run / "log.txt").open("a"):
+        assert works_in(me, run)
+        assert not works_in(me, other)
+        assert not works_in(psutil.Process(os.getppid()), run)
+
+
+def test_a_process_of_another_user_does_not_work_in_my_run(tmp_path, monkeypatch):
+    with (tmp_path / "log.txt").open("a"):
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+        assert not works_in(psutil.Process(), tmp_path)

@@ -1,3 +1,4 @@
+import errno
 import os
 
 import numpy as np
@@ -55,6 +56,55 @@ def test_runs_are_listed_oldest_first_and_other_folders_are_passed_over(tmp_path
     (tmp_path / "00_tour" / "notes").mkdir()
     assert list_runs(tmp_path) == [earlier, later]
     assert list_runs(tmp_path / "nowhere") == []
+
+
+def test_the_runs_of_one_notebook_and_those_behind_links_are_listed(tmp_path):
+    run = write_run(tmp_path / "runs", "2026-1", notebook="00_tour")
+    moved = write_run(tmp_path / "archive", "2026-0", notebook="00_tour")
+    (tmp_path / "runs" / "00_tour" / "2026-0").symlink_to(moved.path)
+    (tmp_path / "runs" / "README").write_text("no notebook")
+    (tmp_path / "root").symlink_to(tmp_path / "runs")
+    assert list_runs(tmp_path / "root") == list_runs(tmp_path / "root", "00_tour") == [moved, run]
+    assert list_runs(tmp_path / "root", "01_none") == []
+
+
+def test_runs_and_folders_that_may_not_be_looked_into_are_not_passed_over_in_silence(tmp_path, monkeypatch):
+    run, locked = write_run(tmp_path, "2026-1", notebook="a"), write_run(tmp_path, "2026-2", notebook="a")
+    write_run(tmp_path, "2026-3", notebook="b")
+
+    def denied(function, path):
+        def call(given, *args):
+            if str(given).startswith(str(path)):
+                raise PermissionError(errno.EACCES, "Permission denied")
+            return function(given, *args)
+
+        return call
+
+    monkeypatch.setattr(os, "lstat", denied(os.lstat, locked.path))
+    monkeypatch.setattr(os, "scandir", denied(os.scandir, tmp_path / "b"))
+    with pytest.warns(UserWarning, match="b: its runs are not listed: Permission denied"):
+        assert list_runs(tmp_path) == [run, locked]
+
+
+@pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "/tmp/a", "a\x1b[31m", "a\n"])
+def test_a_name_that_would_put_a_run_elsewhere_makes_no_folder(tmp_path, name):
+    with pytest.raises(ParameterError, match="it names the folder of its runs"):
+        create_run(name, {}, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_job_s_log_is_believed_only_where_the_workbench_puts_such_logs(tmp_path):
+    run = write_run(tmp_path / "runs", "2026-1")
+    jobs = tmp_path / "runs" / ".slurm" / "2026"
+    jobs.mkdir(parents=True)
+    (tmp_path / "private").write_text("secret")
+    (jobs / "link.err").symlink_to(tmp_path / "private")
+    (jobs / "9.err").write_text("of the job")
+    status = read_json(run.path / "status.json", {})
+    for log, kept in ((tmp_path / "private", False), (jobs / "link.err", False), (jobs / "9.err", True),
+                      (jobs / "../../../private", False), ("../private", False)):  # fmt: skip
+        write_json(run.path / "status.json", status | {"owner": {"job": "9", "log": str(log)}})
+        assert run.status["owner"]["log"] == (str(log) if kept else None)
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):

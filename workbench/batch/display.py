@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tqdm import tqdm
 
-from ..runs.files import read_json
+from ..runs.files import append_plain, read_json
 from ..runs.run import Run
 from ..runs.text import printable
 from ..runs.tokens import hide_tokens
@@ -29,7 +29,7 @@ class Display:
         self._stop = threading.Event()
 
     def __enter__(self):
-        self._log = (self._run.path / "log.txt").open("a", encoding="utf-8", errors="backslashreplace")
+        self._log = append_plain(self._run.path / "log.txt")
         bars = sys.stderr.isatty() and not self._quiet
         options = {"file": sys.stderr, "disable": not bars, "dynamic_ncols": True}
         self._cells = tqdm(desc="cells", unit="cell", position=0, **options)

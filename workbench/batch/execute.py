@@ -5,6 +5,7 @@ unknown parameters and checks no types, so a run's parameters are checked when i
 """
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from ..errors import ParameterError, RunError
 from ..runs.ownership import TOKEN_VARIABLE, kept, still_owned, take_run, update_run
+from ..runs.parameters import check_parameters, notebook_parameters
 from ..runs.run import Run
 from ..runs.stop_request import clear_stop
 from .display import Display
@@ -69,16 +71,19 @@ def execute_run(
         ended: given the state and its reason, returns those to record: a scheduler may start the run again.
 
     Raises:
+        ParameterError: `params.json` holds what the notebook does not take.
         RunError: another process owns the run, or has taken it meanwhile; nothing in it is touched then.
     """
     source = find_notebook(str(notebook or run.notebook))
+    params = check_parameters(notebook_parameters(source), run.params)  # their names become code in the notebook
     token = take_run(run.path, "queued", token=token, force=force)
     (run.path / "result.json").unlink(missing_ok=True)
     clear_stop(run)
     executing = run.path / "executing.ipynb"
+    executing.unlink(missing_ok=True)
     with interruptible(), kept(run.path, token):
         try:
-            state, error = _execute_in_kernel(run, source, executing, quiet, gpus, token)
+            state, error = _execute_in_kernel(run, source, executing, params, quiet, gpus, token)
         except KeyboardInterrupt:
             state, error = "interrupted", "stopped by Ctrl-C or SIGTERM"
         except OSError as problem:  # above all a full disk
@@ -97,18 +102,18 @@ def execute_run(
 
 
 def _execute_in_kernel(
-    run: Run, source: Path, output: Path, quiet: bool, gpus: int | None, token: str
+    run: Run, source: Path, output: Path, params: dict, quiet: bool, gpus: int | None, token: str
 ) -> tuple[str, str | None]:
     from . import papermill_engine
 
-    params = run.params | {"out_dir": str(run.path), "interactive": False}
-    environment = kernel_environment(run.params.get("seed", 0)) | {TOKEN_VARIABLE: token}
-    with hold(gpus, lambda why: update_run(run.path, token, "queued", why)) as devices:
+    environment = kernel_environment(params.get("seed", 0)) | {TOKEN_VARIABLE: token}
+    params = params | {"out_dir": str(run.path), "interactive": False}
+    waiting = functools.partial(update_run, run.path, token, "queued")
+    with Display(run, quiet=quiet) as display, hold(gpus, waiting) as devices:
         update_run(run.path, token, "running")
-        with Display(run, quiet=quiet) as display:
-            return papermill_engine.execute(
-                source, output, params, env=environment | devices, cwd=run.path, display=display
-            )
+        return papermill_engine.execute(
+            source, output, params, env=environment | devices, cwd=run.path, display=display
+        )
 
 
 def kernel_environment(seed: int) -> dict[str, str]:

@@ -88,7 +88,7 @@ def _in_own_session(work: Callable, folder: str, notebook: str, token: str, envi
     os.setsid()
     os.environ.clear()
     os.environ.update(environ)
-    log = os.open(Path(folder) / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    log = os.open(Path(folder) / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
     for stream in (1, 2):
         os.dup2(log, stream)
     work(folder, notebook, token)

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from ..errors import RunError
-from ..runs.owner import boot
+from ..runs.owner import boot, works_in
 from ..runs.ownership import describe_owner, take_run, update_run
 from ..runs.run import Run, list_runs, load_run
 from ..runs.stop_request import request_stop
@@ -141,6 +141,8 @@ def _terminate(run: Run, pid: int) -> None:
         process = psutil.Process(pid)
         if any("ipykernel" in part for part in process.cmdline()):
             raise RunError(f"{run.path}: runs in a notebook's kernel, process {pid}; interrupt it in JupyterLab")
+        if not works_in(process, run.path):
+            raise RunError(f"{run.path}: process {pid} does not work in this folder; it is left alone. End it yourself")
         process.terminate()
     except psutil.NoSuchProcess:
         pass  # it ended meanwhile

@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -130,11 +131,16 @@ def plan_run(
         RunError: nothing to resume, or the run to resume is still going or done.
     """
     path = find_notebook(notebook)
-    full = full_parameters(notebook_parameters(path), params)
+    known = notebook_parameters(path)
+    full = full_parameters(known, params)
     if resume is None:
         return Entry({}, full, "run", None, path, root)
     run = _find_resumable(path.stem, full, {name: full[name] for name in params}, root, resume, force)
-    return Entry({}, run.params, "resume", run, path, root, force)
+    try:
+        recorded = check_parameters(known, run.params)
+    except ParameterError as error:
+        raise ParameterError(f"{run.path / 'params.json'}: {error}; such a run cannot be resumed") from None
+    return Entry({}, recorded, "resume", run, path, root, force)
 
 
 def plan_sweep(notebook: str, given: Mapping[str, str], root: Path | None = None) -> list[Entry]:
@@ -148,20 +154,38 @@ def plan_sweep(notebook: str, given: Mapping[str, str], root: Path | None = None
     grid = parse_grid(known, given)
     if (count := math.prod(map(len, grid.values()))) > _MOST:
         raise ParameterError(f"the grid has {count} points; at most {_MOST} runs in a sweep")
-    runs = [r for r in list_runs(root) if r.notebook == path.stem]
+    runs = _runs_by_parameters(path.stem, root)
     entries = []
     for values in itertools.product(*grid.values()):
         point = dict(zip(grid, values, strict=True))
         full = full_parameters(known, point)
         varied = {name: value for name, value in point.items() if len(grid[name]) > 1}
-        action, run = _action([r for r in runs if r.params == full])
+        action, run = _action(runs.get(frozenset(full.items()), []))
         entries.append(Entry(varied, full, action, run, path, root))
     return entries
 
 
+def _runs_by_parameters(notebook: str, root: Path | None) -> dict[frozenset, list[Run]]:
+    """The runs of a notebook, oldest first, by their parameters; each run is read once, however many points there are."""
+    found: dict[frozenset, list[Run]] = {}
+    for run in list_runs(root, notebook):
+        try:
+            found.setdefault(frozenset(run.params.items()), []).append(run)
+        except TypeError:  # a list or an object: no parameter of a notebook has such a value
+            continue
+        except (RunError, OSError) as error:
+            warnings.warn(f"not compared with what is to be run: {error}", stacklevel=3)
+    return found
+
+
 def _action(runs: Sequence[Run]) -> tuple[str, Run | None]:
     """What to do where these runs, oldest first, have the same parameters: the best of them decides, of equals the newest."""
-    newest = {_ACTIONS[run.status["state"]]: run for run in runs}
+    newest = {}
+    for run in runs:
+        try:
+            newest[_ACTIONS[run.status["state"]]] = run
+        except (RunError, OSError) as error:
+            warnings.warn(f"not taken into account: {error}", stacklevel=4)
     for action in ("skip", "leave", "resume"):
         if action in newest:
             return action, newest[action]
@@ -188,18 +212,18 @@ def _absolute(value):
 
 
 def _find_resumable(notebook: str, full: dict, given: dict, root: Path | None, resume: str, force: bool) -> Run:
-    mine = [r for r in list_runs(root) if r.notebook == notebook]
     if resume:
-        found = [r for r in mine if r.id == resume] or [load_run(resume)]
+        found = [r for r in list_runs(root, notebook) if r.id == resume] or [load_run(resume)]
         for name, value in given.items():
             if found[-1].params.get(name) != value:
                 raise ParameterError(
                     f"parameter {name}={value!r}: the run to resume has {found[-1].params.get(name)!r}"
                 )
     else:
-        found = [r for r in mine if r.params == full and r.status["state"] in ("interrupted", "failed")]
+        same = _runs_by_parameters(notebook, root).get(frozenset(full.items()), [])
+        found = [r for r in same if r.status["state"] in ("interrupted", "failed")]
         if not found:
-            states = ", ".join(f"{r.id} ({r.status['state']})" for r in mine if r.params == full) or "none"
+            states = ", ".join(f"{r.id} ({r.status['state']})" for r in same) or "none"
             raise RunError(f"nothing to resume: runs of {notebook} with these parameters: {states}")
     run = found[-1]
     state = run.status["state"]

@@ -14,7 +14,7 @@ import stat
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 from ..errors import RunError
 from .shapes import problem_of, too_deep
@@ -55,6 +55,16 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value) -> None:
     """`value` as strict JSON; numbers that are not finite become null."""
     write_text(path, json.dumps(jsonable(value), indent=1, allow_nan=False) + "\n")
+
+
+def append_plain(path: Path) -> TextIO:
+    """A text file of a run, opened to be written on; made where there is none.
+
+    Raises:
+        OSError: as of `open`; a link is not followed, it could lead out of the run.
+    """
+    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    return os.fdopen(number, "a", encoding="utf-8", errors="backslashreplace")
 
 
 def jsonable(value):

@@ -55,6 +55,18 @@ def owner_lives(owner: Mapping, folder: Path | None = None) -> bool:
     return owner.get("host") != socket.gethostname() or _ran_here(owner)
 
 
+def works_in(process: psutil.Process, folder: Path) -> bool:
+    """Whether a process is this user's and has a file of the run open, as whoever executes a run has its log.
+
+    Only such a process may be ended for the run: a folder that came from elsewhere can name any.
+
+    Raises:
+        psutil.Error: the process is gone, or another user's.
+    """
+    inside = (Path(f.path).is_relative_to(folder) for f in process.open_files())
+    return process.uids().real == os.getuid() and any(inside)
+
+
 def beat(folder: Path) -> None:
     """One sign of life."""
     path = folder / _FILE

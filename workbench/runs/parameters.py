@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..errors import ParameterError
-from .run import SET_BY_RUNNER
+from .run import SET_BY_RUNNER, check_notebook_name
 from .tokens import looks_like_token
 
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
@@ -49,10 +49,12 @@ def notebook_parameters(path: Path) -> dict[str, Parameter]:
     """The parameters of a notebook, in order.
 
     Raises:
-        ParameterError: no notebook, not exactly one `parameters` cell, or what `parse_parameters` refuses.
+        ParameterError: no notebook, not exactly one `parameters` cell, or what `check_notebook_name` or `parse_parameters`
+            refuses.
     """
     if not Path(path).is_file():
         raise ParameterError(f"{path}: no such notebook")
+    check_notebook_name(Path(path).stem)
     try:  # nbformat takes a second to load, and checks what is of no matter here
         cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
         cells = [c for c in cells if "parameters" in c["metadata"].get("tags", [])]

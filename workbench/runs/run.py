@@ -62,12 +62,11 @@ class Run:
     @property
     def status(self) -> dict:
         """`status.json`; a `queued` or `running` one whose owner is gone reads as `interrupted`, and is rewritten so."""
-        missing = {"state": "interrupted", "error": "status.json is missing"}
-        status = read_json(self.path / "status.json", missing)
-        owner = status.get("owner", {})
+        status = self._recorded_status
+        owner = status["owner"]
         if status["state"] not in GOING or owner_lives(owner, self.path):
             return status
-        if read_json(self.path / "status.json", missing) != status:  # the owner wrote once more before it ended
+        if self._recorded_status != status:  # the owner wrote once more before it ended
             return self.status
         if owner.get("boot", boot()) != boot():  # it may only be slow: told, not written
             return status | {"state": "interrupted", "error": f"no sign of life of its process on host {owner['host']}"}
@@ -75,6 +74,16 @@ class Run:
         with contextlib.suppress(OSError):  # a full or read-only disk is no reason not to tell
             return set_status(self.path, "interrupted", gone)
         return status | {"state": "interrupted", "error": gone}
+
+    @property
+    def _recorded_status(self) -> dict:
+        """`status.json` with what it may leave out; a log of its Slurm job only where the workbench puts those."""
+        missing = {"state": "interrupted", "error": "status.json is missing"}
+        status = {"error": None, "owner": {}, "times": {}} | read_json(self.path / "status.json", missing)
+        if log := status["owner"].get("log"):
+            jobs = self.path.parents[1] / ".slurm"
+            status["owner"] |= {"log": log if Path(os.path.realpath(log)).is_relative_to(jobs) else None}
+        return status
 
     @property
     def metrics(self):
@@ -104,8 +113,26 @@ def runs_root() -> Path:
     return (here.parent if here.name == "notebooks" else here) / "runs"
 
 
+def check_notebook_name(name: str) -> None:
+    """Refuse the name of a notebook, without `.ipynb`, that would put its runs elsewhere or write on a terminal.
+
+    Raises:
+        ParameterError: empty, starting with a dot, or with a slash or a character that cannot be printed.
+    """
+    if not name or name.startswith(".") or "/" in name or not name.isprintable():
+        raise ParameterError(
+            f"notebook {name!r}: it names the folder of its runs, so it must not start with a dot or hold a slash or a "
+            "character that cannot be printed; rename it"
+        )
+
+
 def create_run(notebook: str, params: Mapping, root: Path | None = None, state: str = "queued") -> Run:
-    """A fresh folder `<root>/<notebook>/<time>-<n>` with `params.json`, `env.json` and `status.json`."""
+    """A fresh folder `<root>/<notebook>/<time>-<n>` with `params.json`, `env.json` and `status.json`.
+
+    Raises:
+        ParameterError: a notebook's name that cannot name a folder below `root`.
+    """
+    check_notebook_name(notebook)
     parent = Path(root or runs_root()) / notebook
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for n in itertools.count():
@@ -156,10 +183,34 @@ def load_run(path: str | os.PathLike) -> Run:
     return Run(path.resolve())
 
 
-def list_runs(root: Path | None = None) -> list[Run]:
-    """Every run below `root`, oldest first."""
-    found = Path(root or runs_root()).glob("*/*/params.json")
-    return [Run(p.parent.resolve()) for p in sorted(found, key=lambda p: (p.parent.name, p.parent.parent.name))]
+def list_runs(root: Path | None = None, notebook: str | None = None) -> list[Run]:
+    """Every run below `root`, of one notebook or all, oldest first; one that may not be looked into counts as a run."""
+    top = os.path.realpath(root or runs_root())
+    folders = [entry.path for entry in _entries(top)] if notebook is None else [os.path.join(top, notebook)]
+    found = [entry for folder in folders for entry in _entries(folder) if _holds_run(entry.path)]
+    found.sort(key=lambda entry: (entry.name, os.path.dirname(entry.path)))
+    return [Run(Path(os.path.realpath(e.path) if e.is_symlink() else e.path)) for e in found]
+
+
+def _entries(folder: str) -> list[os.DirEntry]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        warnings.warn(f"{folder}: its runs are not listed: {error.strerror}", stacklevel=3)
+        return []
+
+
+def _holds_run(folder: str) -> bool:
+    try:
+        os.lstat(f"{folder}/params.json")
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # its readers say why
+        return True
+    return True
 
 
 def save_result(

@@ -8,6 +8,8 @@ UNSEEN = re.compile(
     "\U000e0000-\U000e007f])\\1*"
 )
 
+_UNUSUAL = re.compile(r"[^\n\t\x20-\x7e]+")
+
 
 def code_point(characters: str) -> str:
     """`U+0008`, or `U+0008 x3` for three of them in a row."""
@@ -33,4 +35,18 @@ def printable(text: str) -> str:
         'red \\\\x07 é'
     """
     text = re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\r\n", "\n").replace("\r", "\n")
-    return "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return _UNUSUAL.sub(lambda m: "".join(c if c.isprintable() else _escaped(c) for c in m[0]), text)
+
+
+def one_line(text: str) -> str:
+    """The same in one line, for names and errors that a stranger wrote: a line of theirs could pass for one of ours.
+
+    Example:
+        >>> one_line("a\\nb")
+        'a\\\\nb'
+    """
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
