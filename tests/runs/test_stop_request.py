@@ -4,9 +4,10 @@ import pytest
 from conftest import write_notebook, write_run
 
 from workbench.errors import TrainingStopped
+from workbench.runs import stop_request as stop_request_module
 from workbench.runs.files import load_metrics, read_json, write_json
 from workbench.runs.run import create_run, list_runs
-from workbench.runs.stop_request import clear_stop, go_on, honour_stop, request_stop, stop_request
+from workbench.runs.stop_request import clear_stop, go_on, honour_stop, request_stop, run_is_lost, stop_request
 
 SMALL = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16, "save_steps": 4}
 
@@ -131,3 +132,35 @@ def test_a_notebook_that_was_asked_to_stop_is_interrupted_and_resumes_to_its_end
     assert run.status["error"] == "stopped after step 0 of 4: enough"
     assert execute_run(run, notebook=path, quiet=True) == "done"
     assert list_runs(tmp_path / "runs")[0].metrics["step"].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "7", '{"reason": null}', '{"other": 1}'])
+def test_a_malformed_request_raises_nothing_inside_a_training(tmp_path, text):
+    run = write_run(tmp_path, state="running")
+    (run.path / "stop.json").write_text(text)
+    assert stop_request(run.path) == ("asked to stop" if ":" in text else None)
+
+
+def test_a_file_system_that_is_away_for_a_moment_ends_no_training(tmp_path, monkeypatch):
+    run = write_run(tmp_path, state="running")
+    request_stop(run, "its button")
+    with monkeypatch.context() as away:
+        away.setattr(
+            stop_request_module, "_run_folder", lambda _: (_ for _ in ()).throw(OSError(116, "Stale file handle"))
+        )
+        assert stop_request(run.path) is None
+        assert run_is_lost(run.path) is False
+    assert stop_request(run.path) == "its button"
+
+
+def test_files_far_above_a_training_or_of_another_user_do_not_speak_to_it(tmp_path, monkeypatch):
+    run = write_run(tmp_path, state="running")
+    request_stop(run, "its button")
+    deep = run.path / "arms" / "one" / "seed-0"
+    deep.mkdir(parents=True)
+    assert stop_request(deep) == "its button"
+    deeper = deep / "a" / "b"
+    deeper.mkdir(parents=True)
+    assert stop_request(deeper) is None  # a stranger's folder far above is not its run
+    monkeypatch.setattr(stop_request_module.os, "getuid", lambda: 12345)
+    assert stop_request(deep) is None

@@ -42,7 +42,7 @@ def stop_request(folder: Path) -> str | None:
         RunError,
     ):  # a file system that is away for a moment must not end a training; the next step looks again
         return None
-    return str(request.get("reason", "asked to stop")) if isinstance(request, dict) else None
+    return str(request.get("reason") or "asked to stop") if isinstance(request, dict) else None
 
 
 def run_is_lost(folder: Path) -> bool:
