@@ -6,7 +6,7 @@ from conftest import write_run
 
 from workbench.batch.display import Display, SweepProgress, failed_checks, latest_progress, outcome, steps_of
 from workbench.batch.sweep import Entry
-from workbench.runs.files import write_json
+from workbench.runs.files import read_json, write_json
 
 
 def test_the_notebook_s_output_goes_to_the_log_and_to_stderr_without_tokens_or_control_characters(tmp_path, capsys):
@@ -64,3 +64,18 @@ def test_the_outcome_of_a_run_is_one_line(tmp_path, state, result, line):
 def test_a_check_that_was_not_run_has_not_failed(tmp_path):
     checks = {"a": True, "b": False, "c": "not run: no GPU"}
     assert failed_checks(write_run(tmp_path, result={"headline": None, "checks": checks})) == ["b"]
+
+
+def test_a_training_whose_step_takes_hours_still_shows_and_one_of_an_earlier_start_does_not(tmp_path):
+    run = write_run(tmp_path, state="running")
+    for name, hours in (("before", 50.0), ("now", 5.0)):
+        (run.path / name).mkdir()
+        write_json(run.path / name / "progress.json", {"step": int(hours), "max_steps": 80})
+        then = time.time() - 3600 * hours
+        os.utime(run.path / name / "progress.json", (then, then))
+    status = read_json(run.path / "status.json", {})
+    started = status["times"] | {"running": time.time() - 3600 * 10}
+    write_json(run.path / "status.json", status | {"times": started})
+    assert steps_of(run) == "step 5/80"
+    write_json(run.path / "status.json", status | {"times": status["times"]})  # started again a moment ago
+    assert steps_of(run) == ""

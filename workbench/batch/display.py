@@ -3,7 +3,6 @@
 import contextlib
 import sys
 import threading
-import time
 from collections.abc import Sequence
 
 from tqdm import tqdm
@@ -75,12 +74,12 @@ class Display:
 
 
 def latest_progress(run: Run) -> dict | None:
-    """`progress.json` of the training that wrote last: a notebook may train several, each in a folder of its own."""
-    times = {}
+    """`progress.json` of the training that wrote last since the run started: a notebook may train several, one after another."""
+    times, started = {}, run.status.get("times", {}).get("running", 0.0)
     for path in run.path.glob("**/progress.json"):
         with contextlib.suppress(FileNotFoundError):  # a training that starts anew removes it
             times[path] = path.stat().st_mtime
-    recent = {path: when for path, when in times.items() if when > time.time() - 3600}
+    recent = {path: when for path, when in times.items() if when > started}
     return read_json(max(recent, key=recent.get), None) if recent else None
 
 
