@@ -77,6 +77,17 @@ def test_a_run_of_a_dead_process_is_free(tmp_path):
     assert still_owned(run.path, take_run(run.path, "running"))
 
 
+def test_whoever_takes_a_run_removes_what_a_killed_process_left_half_written(tmp_path):
+    run = write_run(tmp_path, state="interrupted")
+    (run.path / "arm").mkdir()
+    left = [run.path / f".status.json.{'0a' * 16}", run.path / "arm" / f".progress.json.{'1b' * 16}"]
+    other = [run.path / ".hidden", run.path / "arm" / f"status.json.{'0a' * 16}"]
+    for path in (*left, *other):
+        path.touch()
+    take_run(run.path, "running")
+    assert [path.exists() for path in (*left, *other)] == [False, False, True, True]
+
+
 def test_a_run_is_handed_on_by_its_token_and_by_no_other(tmp_path):
     run = write_run(tmp_path, state="queued")
     token = take_run(run.path, "queued")

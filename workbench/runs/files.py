@@ -10,6 +10,7 @@ import io
 import json
 import math
 import os
+import re
 import stat
 import uuid
 from collections.abc import Iterator, Mapping
@@ -44,6 +45,14 @@ def whole_file(path: Path, *, on_disk: bool = False) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a killed process left under temporary names (see `whole_file`) in a run's folder and below it."""
+    for path in folder.rglob(".*"):
+        if re.fullmatch(r"\..+\.[0-9a-f]{32}", path.name):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -99,16 +108,22 @@ def open_plain(path: Path) -> BinaryIO:
         RunError: a link, or no plain file.
         OSError: as of `open`: no such file, or one that may not be read.
     """
+    return os.fdopen(_open_plain(path)[0], "rb")
+
+
+def _open_plain(path: Path) -> tuple[int, int]:
+    """Number and size in bytes of a plain file that is open."""
     try:
         number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise RunError(f"{path}: a link or a socket, not a plain file; it is not opened") from None
         raise
-    if not stat.S_ISREG(os.fstat(number).st_mode):
+    about = os.fstat(number)
+    if not stat.S_ISREG(about.st_mode):
         os.close(number)
         raise RunError(f"{path}: not a plain file; it is not opened")
-    return os.fdopen(number, "rb")
+    return number, about.st_size
 
 
 def read_text(path: Path, most: int = _LARGEST) -> str:
@@ -121,10 +136,17 @@ def read_text(path: Path, most: int = _LARGEST) -> str:
     Raises:
         RunError, OSError: as `open_plain`, or a larger file.
     """
-    with open_plain(path) as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise RunError(f"{path}: larger than {most / 1e6:.0f} MB; no run records that much there")
+    number, size = _open_plain(
+        path
+    )  # without Python's file object, which takes longer to make than a small file to read
+    try:
+        if size > most:
+            raise RunError(f"{path}: larger than {most / 1e6:.0f} MB; no run records that much there")
+        data = os.read(number, size + 1)
+        while len(data) <= size and (more := os.read(number, size + 1)):
+            data += more
+    finally:
+        os.close(number)
     return data.decode("utf-8", "backslashreplace")
 
 

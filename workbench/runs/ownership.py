@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import RunError
-from .files import read_json
+from .files import read_json, remove_unfinished
 from .owner import HEARTBEAT_S, beat, is_this_process, owner_lives, this_process
 from .status import GOING, ended_here, set_status
 
@@ -54,6 +54,7 @@ def take_run(folder: Path, state: str, *, token: str = "", force: bool = False, 
         token = token or uuid.uuid4().hex
         set_status(folder, state, owner=this_process() | {"token": token})
         beat(folder)
+    remove_unfinished(folder)
     return token
 
 
