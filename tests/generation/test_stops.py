@@ -1,4 +1,5 @@
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -263,6 +264,44 @@ def test_ends_fires_first_where_find_ends(name, data):
     fired = [n for n in range(1, len(ids) + 1) if rule.ends(ids[:n])]
     assert fired[:1] == ([end.index] if end.stop is not None else [])
     assert rule.find(ids[: end.index]) == end
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_row_ends_where_vllm_s_own_detokenizer_ends_it(name):
+    from vllm import SamplingParams
+    from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
+
+    tokenizer, strings = TOKENIZERS[name]
+    prompt = tokenizer.encode("a", add_special_tokens=False)
+    text_ids = tokenizer.encode("a END>> é 日本\n\n\n the ending", add_special_tokens=False)
+
+    @settings(max_examples=300, deadline=None)
+    @given(
+        ids=st.lists(st.sampled_from(text_ids) | st.sampled_from([*range(2, min(len(tokenizer), 12))]), max_size=14),
+        chosen=st.lists(st.sampled_from(strings), unique=True, min_size=1, max_size=3),
+        least=st.integers(0, 4),
+    )
+    def check(ids, chosen, least):
+        rule = StopRule(StopSpec(tuple(chosen), eos=False, min_tokens=least), tokenizer)
+        request = SimpleNamespace(request_id="1", prompt_token_ids=prompt, prompt_embeds=None)
+        request.sampling_params = SamplingParams(**rule.for_vllm())
+        engine = FastIncrementalDetokenizer(tokenizer, request)
+        theirs = next((n for n, i in enumerate(ids, 1) if engine.update([i], False) is not None), None)
+        end = rule.find(ids)
+        assert theirs == (end.index if end.stop is not None else None)
+
+    check()
+
+
+def test_two_hundred_stop_ids_are_as_good_as_one():
+    tokenizer = byte_level()
+    many = tuple(range(10, 210))
+    rule = StopRule(StopSpec(token_ids=many), tokenizer)
+    for n in (10, 100, 209):
+        assert rule.find([5, 6, n, 7]).index == 3 and rule.ends([5, 6, n])
+    assert rule.find([5, 6, 7]).stop is None
+    assert rule.for_vllm()["stop_token_ids"][-200:] == list(many)
 
 
 def test_a_second_call_in_one_row_ends_it_too():
