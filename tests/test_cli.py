@@ -79,12 +79,12 @@ def test_a_folder_that_is_no_run_gives_one_line_and_exit_code_2(capsys, tmp_path
     assert (code, err) == (2, f"workbench: {tmp_path}: not a run folder (it has no params.json)\n")
 
 
-def test_a_damaged_run_is_named(capsys, tmp_path):
+def test_a_damaged_run_is_named_in_its_row(capsys, tmp_path):
     run = write_run(tmp_path)
     (run.path / "status.json").write_text("{")
-    code, _, err = call(capsys, "list", "--runs-dir", tmp_path)
-    assert code == 2
-    assert f"{run.path / 'status.json'}: not JSON" in err
+    code, out, _ = call(capsys, "list", "--runs-dir", tmp_path)
+    assert code == 1
+    assert f"05_grpo_docs_example 2026-1: cannot be read: {run.path / 'status.json'}: not JSON" in out
 
 
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["run"], ["run", "00_tour", "--jobs", "two"]])

@@ -2,14 +2,14 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .batch.execute import find_notebook
 from .errors import ParameterError
 from .runs.files import write_text
 from .runs.parameters import notebook_parameters, repeat_command
-from .runs.run import Run
+from .runs.run import Run, check_readable
 
 BEGIN, END = "<!-- claims: written by `workbench claims --write` -->", "<!-- end of claims -->"
 _NOT_RUN = "not run: "
@@ -54,13 +54,29 @@ def claims_sheet(runs: Sequence[Run]) -> list[Row]:
     known = load_claims()
     found: dict[str, list[Run]] = {name: [] for name in known}
     for run in runs:
-        for name in run.result.get("claims", {}) if run.status["state"] == "done" else ():
-            if name not in known:
-                raise ParameterError(
-                    f"{run.path}: result.json speaks of claim {name!r}; data/claims.json has no such id"
-                )
+        for name in claims_of(run, known):
             found[name].append(run)
     return [_row(Row(name, **about), found[name]) for name, about in known.items()]
+
+
+def claims_of(run: Run, known: Mapping[str, object]) -> list[str]:
+    """Ids of the claims that a run which is done has tested.
+
+    Args:
+        run: its folder.
+        known: ids that there are.
+
+    Raises:
+        ParameterError: the result names a claim there is not.
+        RunError, OSError: the run cannot be read.
+    """
+    if run.status["state"] != "done" or not (names := list(run.result.get("claims", {}))):
+        return []
+    check_readable(run)
+    for name in names:
+        if name not in known:
+            raise ParameterError(f"{run.path}: result.json speaks of claim {name!r}; data/claims.json has no such id")
+    return names
 
 
 def _row(untested: Row, runs: list[Run]) -> Row:

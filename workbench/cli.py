@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .errors import ParameterError, WorkbenchError
+from .errors import ParameterError, RunError, WorkbenchError
 from .runs.ownership import describe_owner
 from .runs.parameters import notebook_parameters, parse_assignments
-from .runs.run import list_runs, load_run, runs_root
+from .runs.run import Run, check_readable, list_runs, load_run, runs_root
+from .runs.text import one_line, printable
 from .runs.tokens import hide_tokens
 
 
@@ -20,12 +21,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return args.command(args)
     except WorkbenchError as error:
-        print(f"workbench: {hide_tokens(str(error))}", file=sys.stderr)
+        print(f"workbench: {one_line(hide_tokens(str(error)))}", file=sys.stderr)
         return 2
     except OSError as error:  # a full disk, a folder that cannot be written
         full = error.errno == errno.ENOSPC
         advice = "; free space, then go on with `workbench run NOTEBOOK --resume RUN`" if full else ""
-        print(f"workbench: {error}{advice}", file=sys.stderr)
+        print(f"workbench: {one_line(str(error))}{advice}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("workbench: interrupted", file=sys.stderr)
@@ -202,12 +203,28 @@ def _status(args) -> int:
     from .batch import manage
 
     runs = [manage.find_run(name, args.runs_dir) for name in args.runs] or list_runs(args.runs_dir)
-    manage.refresh(runs)
-    for run in runs:
-        print(json.dumps(manage.status_row(run)) if args.json else manage.status_line(run))
+    seen = dict(manage.look(runs))
+    row = manage.status_row if args.json else manage.status_line
     if not runs and not args.json:
         print(f"no runs in {args.runs_dir or runs_root()}")
-    return 0
+    return _print_rows(runs, lambda run: row(run, seen[run]), as_json=args.json)
+
+
+def _print_rows(runs: Sequence[Run], row: Callable[[Run], object], *, as_json: bool = False) -> int:
+    """A line for each run; the exit code is 1 where one cannot be read, and its line says why."""
+    from .batch.display import unreadable
+
+    code = 0
+    for run in runs:
+        try:
+            shown = row(run)
+        except (RunError, ParameterError, OSError) as error:
+            about = {"run": str(run.path), "notebook": run.notebook, "id": run.id, "state": "unreadable"}
+            shown = about | {"error": str(error)} if as_json else unreadable(run, error)
+            code = 1
+        if shown:
+            print(json.dumps(shown) if as_json else shown)
+    return code
 
 
 def _logs(args) -> int:
@@ -230,16 +247,25 @@ def _cancel(args) -> int:
 def _claims(args) -> int:
     from . import claims
 
-    rows = claims.claims_sheet(list_runs(args.runs_dir))
+    known = claims.load_claims()
+    sound: list[Run] = []
+
+    def examined(run: Run) -> None:
+        claims.claims_of(run, known)
+        sound.append(run)
+
+    code = _print_rows(list_runs(args.runs_dir), examined)
+    rows = claims.claims_sheet(sound)
     if args.write:
         claims.write_sheet(args.write, rows)
         print(args.write)
     elif args.markdown:
-        print(claims.as_markdown(rows), end="")
+        print(printable(claims.as_markdown(rows)), end="")
     else:
         for row in rows:
-            print(f"{row.id}  {row.verdict}: {row.claim}" + (f" | here: {row.measured}" if row.measured else ""))
-    return 0
+            here = f" | here: {row.measured}" if row.measured else ""
+            print(one_line(f"{row.id}  {row.verdict}: {row.claim}{here}"))
+    return code
 
 
 def _list(args) -> int:
@@ -247,19 +273,20 @@ def _list(args) -> int:
 
     if args.notebook:
         for p in notebook_parameters(execute.find_notebook(args.notebook)).values():
-            print(f"{p.name} = {p.default!r}  ({p.expected})  {p.help}")
+            print(one_line(f"{p.name} = {p.default!r}  ({p.expected})  {p.help}"))
         return 0
+    runs = list_runs(args.runs_dir)
     if args.json:
-        for run in list_runs(args.runs_dir):
-            print(json.dumps({"run": str(run.path), "status": run.status, "params": run.params, "result": run.result}))
-        return 0
+        return _print_rows(
+            runs,
+            lambda run: {"run": str(run.path), "status": run.status, "params": run.params, "result": run.result},
+            as_json=True,
+        )
     print("notebooks")
     for path in sorted(execute.notebooks_dir().glob("*.ipynb")):
-        print(f"  {path.stem}")
+        print(f"  {one_line(path.stem)}")
     print(f"runs in {args.runs_dir or runs_root()}")
-    for run in list_runs(args.runs_dir):
-        print(f"  {run.notebook} {run.id}: {display.outcome(run)}")
-    return 0
+    return _print_rows(runs, lambda run: f"  {display.title(run)}: {display.outcome(run)}")
 
 
 def _report(args) -> int:
@@ -268,12 +295,18 @@ def _report(args) -> int:
     runs = [load_run(p) for p in args.runs] or list_runs(args.runs_dir)
     if not runs:
         raise WorkbenchError(f"no runs in {args.runs_dir or runs_root()}; make one with `workbench run NOTEBOOK`")
-    if not args.redact:
-        for run in runs:
+    sound: list[Run] = []
+
+    def reported(run: Run) -> None:
+        check_readable(run)
+        if not args.redact:
             build_report(run)
+        sound.append(run)
+
+    code = _print_rows(runs, reported)
     folder = args.out or default_folder(args.runs_dir, redact=args.redact)
-    print(build_index(runs, folder, redact=args.redact))
-    return 0
+    print(build_index(sound, folder, redact=args.redact))
+    return code
 
 
 def _doctor(args) -> int:

@@ -108,7 +108,7 @@ def test_wait_statuses_of_squeue_become_exit_codes():
 
 def test_a_run_whose_job_is_known_lives_whatever_its_process_id_says(tmp_path, monkeypatch):
     run = create_run("by_hand", {}, tmp_path)
-    set_status(run.path, "queued", owner={"job": "12_3", "log": "x.err", "pid": 0, "host": os.uname().nodename})
+    set_status(run.path, "queued", owner={"job": "12_3", "log": "x.err", "pid": 2**22 + 1, "host": os.uname().nodename})
     assert run.status["state"] == "queued"
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "12")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")

@@ -3,13 +3,14 @@
 import contextlib
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tqdm import tqdm
 
+from ..errors import RunError
 from ..runs.files import append_plain, read_json
 from ..runs.run import Run
-from ..runs.text import printable
+from ..runs.text import one_line, printable
 from ..runs.tokens import hide_tokens
 
 
@@ -74,13 +75,17 @@ class Display:
 
 
 def latest_progress(run: Run) -> dict | None:
-    """`progress.json` of the training that wrote last since the run started: a notebook may train several, one after another."""
+    """`progress.json` of the training that wrote last since the run started: a notebook may train several in turn."""
     times, started = {}, run.status.get("times", {}).get("running", 0.0)
     for path in run.path.glob("**/progress.json"):
         with contextlib.suppress(FileNotFoundError):  # a training that starts anew removes it
             times[path] = path.stat().st_mtime
     recent = {path: when for path, when in times.items() if when > started}
-    return read_json(max(recent, key=recent.get), None) if recent else None
+    for path in sorted(recent, key=recent.__getitem__, reverse=True):
+        with contextlib.suppress(RunError, OSError):  # a file of the notebook's own that is called so
+            if found := read_json(path, None):
+                return found
+    return None
 
 
 class SweepProgress:
@@ -117,15 +122,35 @@ def steps_of(run: Run) -> str:
 
 def failed_checks(run: Run) -> list[str]:
     """Names of the checks that do not hold."""
-    return [name for name, ok in run.result.get("checks", {}).items() if ok is False]
+    return failing(run.result)
 
 
-def outcome(run: Run) -> str:
-    """A run in a line: state, error, headline, and which checks fail."""
-    status, result = run.status, run.result
+def failing(result: Mapping) -> list[str]:
+    """The same, of a run's result."""
+    return [name for name, ok in result.get("checks", {}).items() if ok is False]
+
+
+def title(run: Run) -> str:
+    """`notebook id`, which name its folder and so may be anyone's words."""
+    return one_line(f"{run.notebook} {run.id}")
+
+
+def unreadable(run: Run, error: Exception) -> str:
+    """The line of a run whose files cannot be read."""
+    return f"{title(run)}: cannot be read: {one_line(hide_tokens(str(error)))}"
+
+
+def outcome(run: Run, status: Mapping | None = None) -> str:
+    """A run in a line: state, error, headline, and which checks fail.
+
+    Args:
+        run: its folder.
+        status: the run's, where it was read before.
+    """
+    status, result = status or run.status, run.result
     text = status["state"] + (f": {status['error']}" if status.get("error") else "")
     if headline := result.get("headline"):
         value = headline["value"]
         text += f", {headline['name']} {value:.4g}" if isinstance(value, float) else f", {headline['name']} {value}"
-    failed = failed_checks(run)
-    return printable(text + (f", {len(failed)} checks fail: {'; '.join(failed)}" if failed else ""))
+    failed = failing(result)
+    return one_line(text + (f", {len(failed)} checks fail: {'; '.join(failed)}" if failed else ""))

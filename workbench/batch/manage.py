@@ -1,23 +1,26 @@
 """Looking after runs from outside, by their folders: what each does now, its log, and ending it."""
 
+import codecs
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 
 from ..errors import RunError
+from ..runs.files import open_plain
 from ..runs.owner import boot, works_in
 from ..runs.ownership import describe_owner, take_run, update_run
 from ..runs.run import Run, list_runs, load_run
 from ..runs.stop_request import request_stop
-from ..runs.text import printable
-from .display import failed_checks, outcome, steps_of
+from ..runs.text import one_line, printable
+from .display import failing, outcome, steps_of, title
 from .slurm_state import cancel_job, refresh
 
 _GOING = ("queued", "running")
+_PIECE = 1_000_000  # bytes of a log at a time
 
 
 def find_run(name: str, root: Path | None = None) -> Run:
@@ -38,28 +41,47 @@ def find_run(name: str, root: Path | None = None) -> Run:
     raise RunError(f"run {name!r}: not found; the newest are {newest}")
 
 
-def status_line(run: Run) -> str:
-    """`notebook id: running, step 12/80, 31 s`, and for an ended run its outcome."""
-    status = run.status
+def look(runs: Sequence[Run]) -> list[tuple[Run, dict | None]]:
+    """Each run with its status, which is read once for those that have ended; None where it cannot be read."""
+    found = [(run, _readable_status(run)) for run in runs]
+    jobs = {run for run, status in found if status and status["state"] in _GOING and status["owner"].get("job")}
+    refresh(list(jobs))
+    return [(run, _readable_status(run) if run in jobs else status) for run, status in found]
+
+
+def _readable_status(run: Run) -> dict | None:
+    try:
+        return run.status
+    except (RunError, OSError):
+        return None
+
+
+def status_line(run: Run, status: dict | None = None) -> str:
+    """`notebook id: running, step 12/80, 31 s`, and for an ended run its outcome; `status` where it was read before.
+
+    Raises:
+        RunError, OSError: the run cannot be read.
+    """
+    status = status or run.status
     if status["state"] not in _GOING:
-        parts = [outcome(run)]
+        parts = [outcome(run, status)]
     else:
         owner = status["owner"]
-        where = f"job {owner['job']}" if owner.get("job") else f"on {owner['host']}, process {owner['pid']}"
+        where = f"job {owner['job']}" if owner.get("job") else f"on {owner.get('host')}, process {owner.get('pid')}"
         state = status["state"] + (f" ({status['error']})" if status["error"] else "")
         parts = [state, steps_of(run), where]
-    return f"{run.notebook} {run.id}: " + printable(", ".join([*filter(None, parts), *_duration(status)]))
+    return f"{title(run)}: " + one_line(", ".join([*filter(None, parts), *_duration(status)]))
 
 
-def status_row(run: Run) -> dict:
+def status_row(run: Run, status: dict | None = None) -> dict:
     """The same as a JSON object, for scripts."""
-    status = run.status
+    status, result = status or run.status, run.result
     row = {"run": str(run.path), "notebook": run.notebook, "id": run.id}
     row |= {key: status.get(key) for key in ("state", "error", "times", "owner")}
     return row | {
-        "progress": steps_of(run) or None,
-        "headline": run.result.get("headline"),
-        "failed_checks": failed_checks(run),
+        "progress": (status["state"] in _GOING and steps_of(run)) or None,
+        "headline": result.get("headline"),
+        "failed_checks": failing(result),
     }
 
 
@@ -80,17 +102,18 @@ def read_log(run: Run, follow: bool = False) -> Iterator[str]:
         RunError: there is no log, and none is waited for.
     """
     path, position = run.path / "log.txt", 0
-    job_log = Path(run.status.get("owner", {}).get("log") or path)
+    job_log = Path(run.status["owner"].get("log") or path)
+    decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
     while True:
         ended = run.status["state"] not in _GOING  # looked up first: what is written before the end is still read
-        if ended and not path.is_file():
+        if ended and not os.path.lexists(path):
             path = job_log
-        if path.is_file():
-            with path.open(encoding="utf-8", errors="backslashreplace") as file:
+        if os.path.lexists(path):
+            with open_plain(path) as file:
                 file.seek(position)
-                if text := file.read():
-                    yield printable(text)
-                position = file.tell()
+                while data := file.read(_PIECE):
+                    position += len(data)
+                    yield printable(decoder.decode(data))
         elif ended or not follow:
             raise RunError(f"{path}: no log; the run is {run.status['state']} and wrote nothing yet")
         if ended or not follow:
@@ -121,6 +144,8 @@ def cancel(run: Run, grace: float = 60.0, *, force: bool = False) -> None:
     owner = run.status["owner"]
     if owner.get("job"):
         cancel_job(run)
+    elif not {"pid", "host"} <= owner.keys():
+        raise RunError(f"{run.path}: its status.json names no process; end it yourself")
     elif owner.get("boot", owner["host"]) not in (boot(), socket.gethostname()):
         if not force:
             raise RunError(f"{run.path}: is owned by {describe_owner(run.status)}; cancel it there, or use --force")

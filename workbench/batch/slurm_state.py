@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ..errors import RunError
+from ..runs.files import read_tail
 from ..runs.run import Run
 from ..runs.status import set_status
 
@@ -179,8 +180,8 @@ def _why_ended(status: dict, job: JobState) -> str:
 def _log_tail(path: str | None) -> list[str]:
     """The last lines of a job's own log, if it wrote any."""
     try:
-        lines = Path(path or "").read_text(errors="backslashreplace").splitlines()[-50:]
-    except OSError:
+        lines = read_tail(Path(path or ""), 50_000).splitlines()[-50:]
+    except (OSError, RunError):
         return []
     return [line.strip() for line in lines if line.strip()]
 

@@ -1,12 +1,13 @@
 """What a reader needs to judge a run, from its folder alone: verdicts, method, environment, sample, limits."""
 
+import contextlib
 import re
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..errors import RunError
-from ..runs.files import read_json
+from ..runs.files import last_metrics, read_json, read_tail
 from ..runs.parts import ends_of_completions
 from ..runs.run import Run
 from ..runs.tokens import map_text
@@ -91,11 +92,12 @@ def environment(env: Mapping) -> dict[str, str]:
 def progress(run: Run) -> dict[str, str]:
     """Of a run that is not done: steps so far and the last line of its metrics."""
     rows = {}
-    if at := read_json(run.path / "progress.json", {}):
-        rows["steps"] = f"{at.get('step')} of {at.get('max_steps')}"
+    with contextlib.suppress(RunError, OSError):  # a file of the notebook's own that is called so
+        if at := read_json(run.path / "progress.json", {}):
+            rows["steps"] = f"{at['step']} of {at['max_steps']}"
     try:
-        last = run.metrics.iloc[-1].dropna()
-    except (RunError, IndexError):
+        last = {k: v for k, v in last_metrics(run.path / "metrics.jsonl").items() if v is not None}
+    except (RunError, OSError):
         return rows
     return rows | {f"last logged {name}": number(value) for name, value in list(last.items())[:12]}
 
@@ -103,16 +105,19 @@ def progress(run: Run) -> dict[str, str]:
 def log_tail(run: Run) -> str:
     """The end of `log.txt`."""
     try:
-        with (run.path / "log.txt").open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _MOST_LOG))
-            return file.read().decode("utf-8", "replace")
+        return read_tail(run.path / "log.txt", _MOST_LOG)
     except FileNotFoundError:
         return ""
+    except (RunError, OSError) as error:
+        return str(error)
 
 
 def sample_completions(run: Run, most: int = _SAMPLE) -> tuple[list[dict], int, list[str]]:
     """The first and the last recorded completions, `most` of each, how many there are, and a sentence for each damaged part."""
-    rows, total, damaged = ends_of_completions(run.path, most)
+    try:
+        rows, total, damaged = ends_of_completions(run.path, most)
+    except RunError as error:
+        return [], 0, [f"{error}."]
     return [{k: row[k] for k in _COLUMNS if k in row} for row in rows], total, damaged
 
 

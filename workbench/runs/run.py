@@ -102,6 +102,15 @@ class Run:
         return table
 
 
+def check_readable(run: Run) -> None:
+    """Refuse a run whose parameters, environment, status or result is damaged, or is no run's.
+
+    Raises:
+        RunError, OSError: names the file.
+    """
+    _ = run.params, run.env, run.status, run.result
+
+
 # --- making and finding runs ---------------------------------------------------------------------------------------
 
 

@@ -15,8 +15,8 @@ class _Leaf(NamedTuple):
     fits: Callable[[Any], bool]
 
 
-def _or_null(shape):
-    return shape, None
+def _or_null(leaf: _Leaf) -> _Leaf:
+    return _Leaf(f"{leaf.expected}, or null", lambda v: v is None or leaf.fits(v))
 
 
 def _number(value) -> bool:
@@ -25,7 +25,6 @@ def _number(value) -> bool:
 
 _TEXT = _Leaf("a text", lambda v: isinstance(v, str))
 _COUNT = _Leaf("a whole number from 0", lambda v: type(v) is int and v >= 0)
-_ANY = _Leaf("anything", lambda v: True)
 _OWNER = {
     "pid": _Leaf("the number of a process", lambda v: type(v) is int and 0 < v < 2**31),
     "started": _or_null(_Leaf("a number or a text", lambda v: _number(v) or isinstance(v, str))),
@@ -35,27 +34,28 @@ _OWNER = {
     "job": _or_null(_Leaf("a Slurm job, such as 12 or 12_3", lambda v: bool(re.fullmatch(r"\d+(_\d+)?", str(v))))),
     "log": _or_null(_TEXT),
 }
-# File -> its shape. An object names what it must hold where that occurs; `*` stands for every other name.
+# File -> its shape. An object says what stands under its names, `*` for every other name; `!` are the names that it must
+# have, and with `?` null may stand in its place.
 _SHAPES: dict[str, dict] = {
     "params.json": {},
     "env.json": {"packages": {}},
     "status.json": {
+        "!": ("state",),
         "state": _Leaf(f"one of {', '.join(STATES)}", lambda v: v in STATES),
         "error": _or_null(_TEXT),
         "owner": _OWNER,
         "times": {"*": _Leaf("seconds since 1970", lambda v: _number(v) and 0 <= v < _LATEST)},
     },
     "result.json": {
-        "headline": _or_null({"name": _TEXT, "value": _ANY}),
+        "headline": {"!": ("name", "value"), "?": True, "name": _TEXT},
         "checks": {},
         "numbers": {},
-        "claims": {"*": {"documented": _TEXT, "measured": _TEXT, "verdict": _TEXT}},
+        "claims": {"*": {"!": ("verdict",), "documented": _TEXT, "measured": _TEXT, "verdict": _TEXT}},
     },
-    "progress.json": {"step": _COUNT, "max_steps": _COUNT},
+    "progress.json": {"!": ("step", "max_steps"), "step": _COUNT, "max_steps": _COUNT},
     "recipe.json": {},
     "stop.json": {"reason": _TEXT},
 }
-_REQUIRED = ("state", "step", "max_steps", "name", "value", "verdict")
 
 
 def problem_of(name: str, value) -> str:
@@ -68,19 +68,23 @@ def problem_of(name: str, value) -> str:
     return _mismatch(value, _SHAPES[name], "") if name in _SHAPES else ""
 
 
-def _mismatch(value, shape, where: str) -> str:
-    if isinstance(shape, tuple) and not isinstance(shape, _Leaf):
-        return "" if value is None else _mismatch(value, shape[0], where)
+def _mismatch(value, shape: _Leaf | dict, where: str) -> str:
     if isinstance(shape, _Leaf):
         return "" if shape.fits(value) else f"{where}={repr(value)[:80]}: expected {shape.expected}"
     if not isinstance(value, dict):
+        if value is None and "?" in shape:
+            return ""
         return f"{where or 'it'} is {repr(value)[:80]}: expected an object, {{...}}"
-    if missing := [name for name in _REQUIRED if name in shape and name not in value]:
-        return f"{'.'.join(filter(None, [where, missing[0]]))} is missing"
+    for name in shape.get("!", ()):
+        if name not in value:
+            return f"{where}.{name} is missing" if where else f"{name} is missing"
+    if not shape:
+        return ""
+    every = shape.get("*")
     for name, inner in value.items():
-        expected = shape.get(name, shape.get("*"))
-        if expected is not None and (found := _mismatch(inner, expected, f"{where}.{name}" if where else name)):
-            return found
+        expected = every or shape.get(name)
+        if isinstance(expected, _Leaf | dict) and (problem := _mismatch(inner, expected, f"{where}.{name}".strip("."))):
+            return problem
     return ""
 
 

@@ -34,6 +34,8 @@ def printable(text: str) -> str:
         >>> printable("\\x1b[31mred\\x1b[0m \\x07 é")
         'red \\\\x07 é'
     """
+    if text.isascii() and text.isprintable():
+        return text
     text = re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\r\n", "\n").replace("\r", "\n")
     return _UNUSUAL.sub(lambda m: "".join(c if c.isprintable() else _escaped(c) for c in m[0]), text)
 

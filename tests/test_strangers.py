@@ -1,0 +1,209 @@
+"""Run folders from anyone: each odd one is a row that says so, and the commands go on with exit code 1."""
+
+import json
+import os
+import shutil
+
+import pytest
+from conftest import call, write_notebook, write_run
+
+from workbench import cli
+
+DEEP = "[" * 5000 + "]" * 5000
+STATUS = {"state": "done", "error": None, "owner": {}, "times": {}}
+RESULT = {"headline": None, "checks": {}, "numbers": {}, "claims": {}}
+RECORD = ("params.json", "env.json", "status.json", "result.json")
+# What is odd -> the file and what stands in it; such a run cannot be read.
+UNREADABLE = {
+    "params is a list": ("params.json", "[]"),
+    "params is empty": ("params.json", ""),
+    "params is cut": ("params.json", '{"seed": '),
+    "params is deep": ("params.json", DEEP),
+    "params is no text": ("params.json", b"\xff\xfe\x00"),
+    "env is a list": ("env.json", "[]"),
+    "env is a text": ("env.json", '"x"'),
+    "env has a list of packages": ("env.json", '{"packages": []}'),
+    "status is empty": ("status.json", ""),
+    "status is a list": ("status.json", "[]"),
+    "status is null": ("status.json", "null"),
+    "status has no state": ("status.json", "{}"),
+    "status has another state": ("status.json", '{"state": "x"}'),
+    "status has a text as owner": ("status.json", '{"state": "running", "owner": "me"}'),
+    "status has a text as times": ("status.json", '{"state": "done", "times": "now"}'),
+    "status has times beyond any calendar": ("status.json", '{"state": "done", "times": {"running": 1e99}}'),
+    "status has an error that is no text": ("status.json", '{"state": "failed", "error": [1]}'),
+    "status is deep": ("status.json", DEEP),
+    "result is a list": ("result.json", "[]"),
+    "result is a number": ("result.json", "3"),
+    "result has a list of checks": ("result.json", json.dumps(RESULT | {"checks": [1]})),
+    "result has a text as headline": ("result.json", json.dumps(RESULT | {"headline": "x"})),
+    "result has a claim without verdict": ("result.json", json.dumps(RESULT | {"claims": {"A0.1": {}}})),
+    "result is a folder": ("result.json", None),
+}
+# Odd in what a report can do without; such a run is shown.
+HARMLESS = {
+    "progress is a list": ("progress.json", "[]"),
+    "progress is deep": ("progress.json", DEEP),
+    "progress is the notebook's own": ("progress.json", '{"done": 3}'),
+    "a training's progress is empty": ("training/progress.json", ""),
+    "metrics is a list": ("metrics.jsonl", "[]\n"),
+    "metrics is damaged": ("metrics.jsonl", '{"step": 1}\n{"st\n{"step": 3}\n'),
+    "metrics is a folder": ("metrics.jsonl", None),
+    "a part of four bytes": ("completions.parquet/part-000001.parquet", b"PAR1"),
+    "an empty part": ("completions.parquet/part-000001.parquet", b""),
+    "completions is a file": ("completions.parquet", b"PAR1"),
+    "the notebook is deep": ("executed.ipynb", DEEP),
+    "the notebook is a list": ("executed.ipynb", "[]"),
+    "the notebook has no cells": ("executed.ipynb", "{}"),
+    "the log is a folder": ("log.txt", None),
+    "the recipe is a list": ("recipe.json", "[]"),
+}
+
+
+def odd_run(root, file: str, content):
+    run = write_run(root, "odd", state="running" if "log" in file or "progress" in file else "done")
+    path = run.path / file
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    if content is None:
+        path.mkdir()
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.write_text(content)
+    return run
+
+
+@pytest.fixture
+def sound(tmp_path):
+    """A run that is listed before the odd one and one that is listed after it."""
+    root = tmp_path / "runs"
+    return root, write_run(root, "a", result=RESULT), write_run(root, "z", result=RESULT)
+
+
+# Command -> the files without which it cannot show a run.
+NEEDS = dict.fromkeys(["status", "list", "claims"], ("status.json", "result.json")) | {"report": RECORD}
+NEEDS |= {"status --json": NEEDS["status"], "list --json": ("status.json", "result.json", "params.json")}
+
+
+@pytest.mark.parametrize("command", NEEDS)
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_run_that_cannot_be_read_is_a_row_that_says_so_and_the_others_are_shown(capsys, sound, name, command):
+    file, content = UNREADABLE[name]
+    root, *_ = sound
+    odd_run(root, file, content)
+    code, out, err = call(capsys, *command.split(), "--runs-dir", root)
+    unreadable = [line for line in out.splitlines() if "cannot be read: " in line or '"unreadable"' in line]
+    needed = file in NEEDS[command]
+    assert (code, err, len(unreadable)) == ((1, "", 1) if needed else (0, "", 0))
+    assert all("odd" in line and file in line for line in unreadable)
+    if command == "report":
+        assert "2 runs" in (root.parent / "reports" / "index.html").read_text()
+    elif command != "claims":
+        rows = [line for line in out.splitlines() if "docs_example " in line or "docs_example/" in line]
+        assert (
+            len(rows) == 3 if "json" in command else [row.split()[1].rstrip(":") for row in rows] == ["a", "odd", "z"]
+        )
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_a_run_with_something_odd_beside_its_record_is_shown(capsys, sound, name):
+    root, *_ = sound
+    odd_run(root, *HARMLESS[name])
+    for command in ("status", "list", "report", "claims"):
+        code, _, err = call(capsys, command, "--runs-dir", root)
+        assert (code, err) == (0, ""), command
+    assert "3 runs" in (root.parent / "reports" / "index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "file", ["log.txt", "env.json", "params.json", "executed.ipynb", "progress.json", "metrics.jsonl"]
+)
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_link_shows_no_private_file_and_a_pipe_hangs_nothing(capsys, sound, file, kind):
+    root, *_ = sound
+    private = root.parent / "private"
+    run = odd_run(root, file, "{}")
+    secret = {
+        "executed.ipynb": {"cells": [{"cell_type": "markdown", "source": "s3cr3t"}]},
+        "progress.json": {"step": 5157, "max_steps": "s3cr3t"},
+    }.get(file, {"s3cr3t": "s3cr3t"})
+    private.write_text(json.dumps(secret) + "\n")
+    (run.path / file).unlink()
+    (run.path / file).symlink_to(private) if kind == "link" else os.mkfifo(run.path / file)
+    shown = ""
+    for command in ("status", "list", "report", "claims"):
+        code, out, err = call(capsys, command, "--runs-dir", root)
+        assert code == (command == "report" and file in RECORD), command
+        shown += out + err
+    shown += "".join(call(capsys, "logs", run.path)[1:])
+    shown += "".join(page.read_text() for page in root.parent.rglob("*.html"))
+    assert "s3cr3t" not in shown
+
+
+def test_a_folder_behind_a_link_and_parts_behind_links_are_not_shown(capsys, sound, tmp_path):
+    root, *_ = sound
+    run = write_run(root, "odd", completions=[{"step": 1, "completion": "s3cr3t"}])
+    shutil.move(run.path / "completions.parquet", tmp_path / "elsewhere")
+    (run.path / "completions.parquet").symlink_to(tmp_path / "elsewhere")
+    assert call(capsys, "report", "--runs-dir", root)[0] == 0
+    pages = [page.read_text() for page in root.parent.rglob("*.html")]
+    assert not any("s3cr3t" in page for page in pages)
+    assert any("completions.parquet: a link; it is not opened" in page for page in pages)
+
+
+def test_a_damaged_part_is_named_in_the_report_and_the_rest_is_shown(capsys, tmp_path):
+    run = write_run(tmp_path / "runs", completions=[{"step": 1, "completion": "of the first part"}])
+    (run.path / "completions.parquet/part-000002.parquet").write_bytes(b"PAR1")
+    assert call(capsys, "report", "--runs-dir", tmp_path / "runs")[0] == 0
+    page = (run.path / "report.html").read_text()
+    assert "of the first part" in page
+    assert "part-000002.parquet: cannot be read" in page
+
+
+def test_the_state_of_a_run_names_no_line_of_a_private_file(tmp_path, monkeypatch):
+    from workbench.batch import slurm_state
+
+    (tmp_path / "private").write_text("s3cr3t")
+    run = write_run(tmp_path / "runs", state="running")
+    owner = {"job": "9", "log": str(tmp_path / "private")}
+    (run.path / "status.json").write_text(json.dumps(STATUS | {"state": "running", "owner": owner}))
+    ended = {"9": slurm_state.JobState("FAILED", exit_code=1)}
+    monkeypatch.setattr(slurm_state, "ask_slurm", lambda jobs: ended)
+    slurm_state.refresh([run])
+    assert run.status["error"].startswith("Slurm: ")
+    assert "s3cr3t" not in (run.path / "status.json").read_text()
+
+
+HOSTILE = "\x1b]0;title\x07\u202e"
+
+
+def test_names_and_texts_of_a_stranger_cannot_command_the_terminal_or_pass_for_other_lines(
+    capsys, tmp_path, monkeypatch
+):
+    root, line = tmp_path / "runs", "\nall: done"
+    result = RESULT | {"headline": {"name": HOSTILE + line, "value": HOSTILE}, "checks": {HOSTILE + line: False}}
+    result["claims"] = {"A0.1": {"documented": "", "measured": HOSTILE + line, "verdict": "agrees" + HOSTILE}}
+    run = write_run(root, "1" + HOSTILE + line, notebook="nb" + HOSTILE + line, result=result)
+    odd = write_run(root, "2" + HOSTILE + line, notebook="nb" + HOSTILE + line)
+    (odd.path / "status.json").write_text("[]")
+    help_text = f"seed: int = 0  # {HOSTILE}"
+    monkeypatch.setenv("WORKBENCH_NOTEBOOKS", str(tmp_path))
+    notebook = write_notebook(tmp_path / "given.ipynb", parameters=help_text)
+    write_notebook(tmp_path / ("x" + HOSTILE + line + ".ipynb"))
+    for arguments in (["status"], ["list"], ["claims"], ["claims", "--markdown"], ["list", notebook], ["status", odd.path],
+                      ["logs", run.path], ["cancel", run.path], ["status", "none"], ["run", "none"]):  # fmt: skip
+        code, out, err = call(capsys, *arguments, "--runs-dir", root)
+        assert code in (0, 1, 2)
+        assert out + err
+        assert not any(c in out + err for c in "\x1b\x07\u202e")
+        assert not any(text.startswith("all: done") for text in (out + err).splitlines())
+
+
+def test_a_claim_that_there_is_not_is_a_row_and_hides_no_other(capsys, sound):
+    root, *_ = sound
+    write_run(root, "odd", result=RESULT | {"claims": {"Z9.9": {"verdict": "agrees"}}})
+    code, out, _ = call(capsys, "claims", "--runs-dir", root)
+    assert code == 1
+    assert out.startswith("05_grpo_docs_example odd: cannot be read: ")
+    assert out.count("\n") > len(cli.__doc__.split("|"))  # the sheet follows
