@@ -4,6 +4,7 @@ from conftest import write_run
 
 from workbench.reports import facts
 from workbench.runs.files import write_json
+from workbench.runs.tokens import hide_tokens
 
 TIMES = {"queued": 0, "running": 10.0, "done": 100.0}
 
@@ -12,6 +13,19 @@ def test_a_value_of_a_table_is_short():
     assert [facts.number(v) for v in (3.14159265, 3, True, None, "x")] == ["3.142", "3", "True", "None", "x"]
     assert len(facts.number("x" * 9000)) < 2100
     assert facts.shown({"a": ["hi", 1]}, str.upper) == {"A": ["HI", 1]}
+
+
+def test_of_many_entries_the_first_are_shown_and_the_others_counted():
+    told = facts.shown({str(n): [n] * 3000 for n in range(2000)}, str)
+    assert (len(told), len(told["0"])) == (501, 26)
+    assert list(told)[-1] == "[... 1,500 of 2,000 left out, all are in the run's folder ...]"
+    assert told["0"][-1].startswith("[... 2,975 of 3,000 left out")
+    assert len(facts.shown(list(range(2000)), str, share=4)) == 126
+
+
+def test_checks_that_fail_come_first_where_there_is_no_room_for_all():
+    checks = {f"holds {n}": True for n in range(600)} | {"last": "not run: x", "fails": False}
+    assert list(facts.failing_first(checks))[:3] == ["fails", "last", "holds 0"]
 
 
 def test_verdicts_are_counted_and_numpy_s_or_other_values_are_not_taken_for_true():
@@ -55,11 +69,11 @@ def test_progress_names_the_steps_and_the_last_numbers(tmp_path):
 
 def test_the_end_of_a_log_is_shown_even_when_it_starts_within_a_character(tmp_path):
     run = write_run(tmp_path)
-    assert facts.log_tail(run) == ""
-    (run.path / "log.txt").write_text("é" * 5000 + "z", encoding="utf-8")
-    tail = facts.log_tail(run)
+    assert facts.log_tail(run, str) == ""
+    (run.path / "log.txt").write_text("é" * 50_000 + "z", encoding="utf-8")
+    tail = facts.log_tail(run, str)
     assert tail.endswith("éz")
-    assert len(tail) <= 2001
+    assert len(tail) <= 4000
 
 
 @pytest.mark.parametrize("sizes", [[], [3], [10], [11], [4, 4, 4], [1, 30, 1]])
@@ -97,3 +111,10 @@ def test_what_was_not_run_is_grouped_by_its_reason():
 def test_what_differs_between_runs_is_told_from_what_they_share():
     assert facts.differing([{"a": 1, "b": 1}, {"a": 1, "b": 2, "c": 3}]) == ({"a": 1}, ["b", "c"])
     assert facts.differing([]) == ({}, [])
+
+
+def test_a_secret_on_the_cut_of_a_log_is_not_shown_in_part(tmp_path):
+    run = write_run(tmp_path)
+    for characters in range(3970, 4010, 3):
+        (run.path / "log.txt").write_text("x" * 9000 + " hf_" + "S3cret" * 6 + " " + "y" * characters)
+        assert "S3cret" not in facts.log_tail(run, hide_tokens)

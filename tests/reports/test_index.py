@@ -1,8 +1,10 @@
 import base64
 import hashlib
+import os
 import re
 
 from conftest import write_run
+from jinja2 import Environment
 from report_samples import HOSTILE, METRICS, RESULT, UNSEEN, Elements, order, without_images
 
 from workbench.reports import build_comparison, build_index, build_report
@@ -84,3 +86,46 @@ def test_a_comparison_of_no_runs_or_hostile_ones_is_a_page(hostile, tmp_path):
     assert page.count("<script") == 1
     assert not re.search(r"<(iframe|form|svg|math)", page)
     assert not UNSEEN.search(without_images(page))
+
+
+# --- pages of others -------------------------------------------------------------------------------------------------
+
+
+def test_a_page_that_lies_in_a_run_is_never_shown_whatever_its_age(tmp_path):
+    """Whoever made the folder made its times too."""
+    run = write_run(tmp_path / "runs", result=RESULT)
+    forged = run.path / "report.html"
+    forged.write_text("<script>window.ran = 1</script>all 12 checks hold")
+    os.utime(forged, (4e9, 4e9))
+    build_index([run], tmp_path / "reports")
+    page = (tmp_path / "reports" / run.notebook / f"{run.id}.html").read_text()
+    assert "window.ran" not in page
+    assert "Checks: 1 hold, 1 fail, 1 not run." in page
+
+
+def test_a_page_among_the_reports_is_written_anew_each_time(tmp_path):
+    run = write_run(tmp_path / "runs", result=RESULT)
+    build_index([run], tmp_path / "reports")
+    page = tmp_path / "reports" / run.notebook / f"{run.id}.html"
+    page.write_text("forged")
+    build_index([run], tmp_path / "reports")
+    assert "forged" not in page.read_text()
+
+
+def test_a_run_that_cannot_be_shown_has_a_row_that_says_why_and_the_others_are_shown(tmp_path):
+    runs = [write_run(tmp_path / "runs", f"2026-{n}", result=RESULT) for n in (1, 2)]
+    (runs[0].path / "result.json").write_text("[1")
+    page = build_index(runs, tmp_path / "reports").read_text()
+    assert order(page, "2026-2", "2026-1", "result.json: not JSON")
+    assert not (tmp_path / "reports" / runs[0].notebook / "2026-1.html").exists()
+    assert "Checks: 1 hold" in (tmp_path / "reports" / runs[1].notebook / "2026-2.html").read_text()
+
+
+def test_templates_are_compiled_once_for_all_pages(tmp_path, monkeypatch):
+    runs = [write_run(tmp_path / "runs", f"2026-{n}", result=RESULT) for n in range(5)]
+    count, compiled = [], Environment.compile
+    monkeypatch.setattr(Environment, "compile", lambda *a, **k: (count.append(1), compiled(*a, **k))[1])
+    build_index(runs[:1], tmp_path / "reports")
+    before = len(count)
+    build_index(runs, tmp_path / "reports")
+    assert len(count) == before

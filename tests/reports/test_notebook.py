@@ -1,11 +1,14 @@
 import base64
 import json
+import re
 
 import nbformat.v4 as v4
+import pytest
 from conftest import write_run
 from report_samples import METRICS, Elements, picture
 
 from workbench.reports import build_report
+from workbench.reports import notebook as module
 from workbench.reports.notebook import PAGE_LIMIT, Budget, Notebook, read_notebook
 
 
@@ -22,7 +25,7 @@ def test_headings_of_two_levels_give_the_title_and_the_sections_that_are_not_emp
     notebook = read(v4.new_markdown_cell("# T\nfirst\n## A\nsecond\n## Empty\n## B\n- third"), v4.new_code_cell("x"))
     assert notebook.title == "T"
     assert [section.title for section in notebook.sections] == ["", "A", "B"]
-    assert notebook.sections[1].blocks == ["<p>second</p>\n"]
+    assert notebook.sections[1].blocks == ['<div class="foreign"><p>second</p>\n</div>']
     assert [len(section.blocks) for section in notebook.sections] == [1, 1, 2]
 
 
@@ -114,7 +117,8 @@ def test_twenty_figures_and_long_outputs_stay_below_5_mb_and_all_figures_are_the
     assert len(page.encode()) < PAGE_LIMIT
     assert page.count("<img ") == 20
     assert "1,180,000 of 1,200,000 characters left out; all of it is in executed.ipynb" in page
-    assert "29,800 of 30,000 rows left out." in page
+    assert "rows left out." in page
+    assert "510,015 of 570,015 characters left out." in page
 
 
 def test_figures_beyond_the_limit_are_left_out_and_counted(tmp_path):
@@ -124,7 +128,7 @@ def test_figures_beyond_the_limit_are_left_out_and_counted(tmp_path):
     page = build_report(run).read_text()
     assert page.count("<img ") == 2
     assert len(page) < PAGE_LIMIT
-    assert "3 outputs had no room in this page; they are in executed.ipynb." in page
+    assert "3 parts of the notebook had no room in this page; they are in executed.ipynb." in page
 
 
 def test_a_budget_counts_images_apart_from_text():
@@ -132,5 +136,72 @@ def test_a_budget_counts_images_apart_from_text():
     assert budget.image("x" * 8) == ""
     assert "figure left out" in budget.image("x" * 8)
     assert budget.markup('<img src="data:xxxxxxxxxxxxxxxxxxxx">') == '<img src="data:xxxxxxxxxxxxxxxxxxxx">'
-    assert "Output left out" in budget.markup("x" * 11)
+    assert budget.markup("x" * 11) is None
     assert (budget.images, budget.text, budget.left_out) == (2, 4, 2)
+
+
+def large_run(root):
+    """A run that has too much of everything."""
+    text = "<&>\x00\x01" * 200
+    result = {
+        "headline": {"name": text, "value": text},
+        "checks": {f"{n} {text}": True for n in range(700)} | {"the last one": False},
+        "numbers": {f"{n} {text}": n for n in range(700)},
+        "claims": {f"{n}": {"documented": text, "measured": text, "verdict": text} for n in range(700)},
+    }
+    params = {f"p{n} {text}": [text] * 9 for n in range(700)}
+    rows = [{"step": 1, "prompt": text, "completion": text, "finish_reason": "stop", "reward": 1.0}] * 20
+    run = write_run(root, result=result, params=params, completions=rows, state="failed")
+    (run.path / "log.txt").write_text(text * 900)
+    return run, text
+
+
+def test_a_page_stays_below_5_mb_whatever_the_run_holds_and_shows_the_check_that_fails(tmp_path):
+    run, text = large_run(tmp_path)
+    failing = v4.new_output("error", ename="E", evalue="e", traceback=[text * 900])
+    (run.path / "executed.ipynb").write_text(cells_of([failing]))
+    page = build_report(run).read_text()
+    assert len(page.encode()) < PAGE_LIMIT
+    assert "Does not hold: the last one." in page
+    assert "Checks: 700 hold, 1 fail." in page
+    assert "of 701 left out, all are in the run&#x27;s folder" in page
+    assert re.search("The page would have passed 5 MB: texts were cut to 1/(4|16|64)", page)
+
+
+@pytest.mark.parametrize("cell", ["code", "heading", "output", "figure", "drawing", "markdown"])
+def test_a_page_stays_below_5_mb_whatever_the_number_of_cells(tmp_path, cell):
+    data = {
+        "figure": {"image/png": "A" * 40},
+        "drawing": {"image/svg+xml": "<svg xmlns='http://www.w3.org/2000/svg'/>"},
+    }
+    made = {
+        "code": lambda n: v4.new_code_cell(f"x = {n}\n" * 2000),
+        "heading": lambda n: v4.new_markdown_cell(f"## {n} {'<&>' * 300}\ntext"),
+        "markdown": lambda n: v4.new_markdown_cell("*a* " * 5000),
+        "output": lambda n: v4.new_code_cell("x", outputs=[v4.new_output("stream", name="good", text="&<" * 9000)]),
+    }
+
+    def figures(n):
+        return v4.new_code_cell("x", outputs=[v4.new_output("display_data", data[cell])] * 10)
+
+    run = write_run(tmp_path)
+    cells = [made.get(cell, figures)(n) for n in range(40)] * 50
+    (run.path / "executed.ipynb").write_text(json.dumps({"cells": cells}))
+    page = build_report(run).read_text()
+    assert len(page.encode()) < PAGE_LIMIT
+    assert re.search(r"<li>[\d,]+ parts of the notebook had no room in this page; they are in executed.ipynb", page)
+    assert re.search(r"[\d,]+ parts of this section \(code, text, outputs\) had no room", page) or cell == "heading"
+
+
+def test_a_notebook_that_is_none_or_too_large_is_not_parsed(tmp_path, monkeypatch):
+    run = write_run(tmp_path)
+    (run.path / "executed.ipynb").write_text('{"cells": [3, {"cell_type": "code", "outputs": [1]}, {"metadata": 0}]}')
+    assert "3 parts of the notebook had no room" in build_report(run).read_text()
+    monkeypatch.setattr(module, "_MOST_READ", 10)
+    assert read_notebook(run) is None
+
+
+def test_an_output_cannot_choose_a_style_of_the_page():
+    output = v4.new_output("stream", name="good", text="all 12 checks hold")
+    blocks = read(v4.new_code_cell("x", outputs=[output])).sections[0].blocks
+    assert 'class="good"' not in "".join(blocks)

@@ -1,6 +1,7 @@
 """What a reader needs to judge a run, from its folder alone: verdicts, method, environment, sample, limits."""
 
 import contextlib
+import itertools
 import re
 import shlex
 import time
@@ -16,6 +17,8 @@ from .clean import shortened
 _SAMPLE = 5
 _MOST_TEXT = 2000  # characters of one completion or parameter
 _MOST_LOG = 4000
+_MOST_ENTRIES = 500  # of a mapping or list
+_DEEPEST = 4
 _COLUMNS = ("step", "prompt", "completion", "finish_reason", "reward")
 _UNFINISHED = {
     "queued": "The run has not started.",
@@ -30,9 +33,42 @@ def number(value) -> str:
     return f"{value:.4g}" if isinstance(value, float) else shortened(str(value), _MOST_TEXT)
 
 
-def shown(value, hide: Callable[[str], str]):
-    """A JSON value as the page shows it: each text without what is hidden, and cut."""
-    return map_text(value, lambda text: shortened(text, _MOST_TEXT, change=hide))
+def shown(value, hide: Callable[[str], str], share: int = 1):
+    """A JSON value as the page shows it: each text without what is hidden, and cut; of many entries the first.
+
+    Args:
+        value: of dictionaries, lists, texts and numbers.
+        hide: text -> text without what is to be hidden.
+        share: of the usual length and number, one part in so many.
+    """
+    return map_text(
+        _first_entries(value, _MOST_ENTRIES // share, _DEEPEST),
+        lambda text: shortened(text, _MOST_TEXT // share, change=hide),
+    )
+
+
+def _first_entries(value, most: int, deepest: int):
+    if deepest == 0 and isinstance(value, Mapping | list | tuple):
+        return str(value)
+    inner = max(most // 20, 8)  # a claim has a few entries, and a table of tables has no place in a report
+    left = len(value) - most if isinstance(value, Mapping | list | tuple) else 0
+    note = f"[... {left:,} of {left + most:,} left out, all are in the run's folder ...]"
+    if isinstance(value, Mapping):
+        first = {k: _first_entries(v, inner, deepest - 1) for k, v in itertools.islice(value.items(), most)}
+        return first | ({note: ""} if left > 0 else {})
+    if isinstance(value, list | tuple):
+        return [_first_entries(v, inner, deepest - 1) for v in value[:most]] + ([note] if left > 0 else [])
+    return value
+
+
+def failing_first(checks: Mapping) -> dict:
+    """The checks that fail, those that were not run, and those that hold: where only some are shown, not the last.
+
+    Example:
+        >>> failing_first({"a": True, "b": False})
+        {'b': False, 'a': True}
+    """
+    return dict(sorted(checks.items(), key=lambda item: (item[1] is True, item[1] is not False)))
 
 
 def count_verdicts(outcomes: Iterable) -> dict[str, int]:
@@ -102,14 +138,15 @@ def progress(run: Run) -> dict[str, str]:
     return rows | {f"last logged {name}": number(value) for name, value in list(last.items())[:12]}
 
 
-def log_tail(run: Run) -> str:
-    """The end of `log.txt`."""
+def log_tail(run: Run, hide: Callable[[str], str], share: int = 1) -> str:
+    """The end of `log.txt`, without what is hidden: more is read than shown, so that no secret is cut in two."""
     try:
-        return read_tail(run.path / "log.txt", _MOST_LOG)
+        text = read_tail(run.path / "log.txt", _MOST_LOG + 16_000)
     except FileNotFoundError:
         return ""
     except (RunError, OSError) as error:
-        return str(error)
+        text = str(error)
+    return hide(text)[-_MOST_LOG // share :]
 
 
 def sample_completions(run: Run, most: int = _SAMPLE) -> tuple[list[dict], int, list[str]]:

@@ -5,9 +5,11 @@ allows nothing but inline styles and data images, so text that slipped through c
 """
 
 import base64
+import contextlib
 import functools
 import getpass
 import hashlib
+import json
 import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
@@ -16,14 +18,16 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from ..runs.files import write_text
+from ..errors import RunError
+from ..runs.files import read_text, write_text
 from ..runs.parameters import repeat_command
 from ..runs.run import Run, runs_root
 from ..runs.tokens import hide_tokens
 from . import facts
 from .clean import attribute, visible
-from .notebook import Budget, Notebook, read_notebook
+from .notebook import PAGE_LIMIT, Budget, Notebook, read_notebook
 from .redact import Redactor, users_in
+from .redacted_notebook import redacted_notebook
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -33,28 +37,63 @@ def build_report(run: Run, *, redact: bool = False, path: Path | None = None) ->
 
     Args:
         run: in any state.
-        redact: take out host names, user names and absolute paths too; tokens are taken out of every report.
+        redact: take out host names, user names and absolute paths too; tokens are taken out of every report. A copy of the
+            executed notebook, redacted alike, goes beside the page, under its name with the ending `.ipynb`.
         path: of the page; default `report.html` in the run folder, `report-redacted.html` for a redacted one.
+
+    Raises:
+        RunError: a file of the run is damaged; names it.
     """
     path = path or run.path / ("report-redacted.html" if redact else "report.html")
-    return write_page(path, render("run.html.j2", **_content(run, hider([run], redact), redact)))
+    notebook = path.with_suffix(".ipynb") if redact else None
+    page, copy = render_report(run, notebook.name if notebook else "")
+    if notebook and copy:
+        write_page(notebook, json.dumps(copy, indent=1))
+    return write_page(path, page)
 
 
-def _content(run: Run, hide: Callable[[str], str], redact: bool) -> dict:
-    """Everything the page shows, with `hide` applied to each text."""
-    budget = Budget()
-    parts = Notebook(hide, budget)
-    if executed := read_notebook(run):
+def render_report(run: Run, redacted: str = "") -> tuple[str, dict | None]:
+    """The page of a run, below `PAGE_LIMIT` whatever the run holds, and the redacted copy of its notebook.
+
+    Args:
+        run: in any state.
+        redacted: name of the file for that copy; empty for a page that is not redacted, of which there is none.
+    """
+    hide, executed = hider([run], bool(redacted)), read_notebook(run)
+    copy = None
+    if redacted and executed:
+        with contextlib.suppress(AttributeError, TypeError):  # no notebook as nbformat has it: not shown, so not copied
+            copy = redacted_notebook(executed, hide)
+    for share in (1, 4, 16, 64):
+        page = render("run.html.j2", **_content(run, executed, hide, redacted if copy else "", bool(redacted), share))
+        if len(page.encode("utf-8", "replace")) <= PAGE_LIMIT:
+            break
+    return page, copy
+
+
+def _content(run: Run, executed: dict | None, hide: Callable[[str], str], copy: str, redact: bool, share: int) -> dict:
+    """Everything the page shows, with `hide` applied to each text, at 1/`share` of the usual length."""
+    budget = Budget(text=800_000 // share, source="executed.ipynb" if not redact else copy or "no file of this copy")
+    parts = Notebook(hide, budget, most=20_000 // share)
+    if executed:
         parts.read(executed)
-    status, result, env, params = (facts.shown(v, hide) for v in (run.status, run.result, run.env, run.params))
+    checks = run.result.get("checks", {})
+    result = run.result | {"checks": facts.failing_first(checks) if len(checks) > 100 else checks}
+    status, result, env, params = (facts.shown(v, hide, share) for v in (run.status, result, run.env, run.params))
     rows, total, damaged = facts.sample_completions(run)
-    rows = [{k: facts.number(v) for k, v in facts.shown(row, hide).items()} for row in rows]
+    rows = [{k: facts.number(v) for k, v in facts.shown(row, hide, share).items()} for row in rows]
     limits = facts.limits(run, status, result, env, parts if executed else None)
     limits += damaged
     if budget.left_out:
-        limits.append(f"{budget.left_out} outputs had no room in this page; they are in executed.ipynb.")
+        limits.append(
+            f"{budget.left_out:,} parts of the notebook had no room in this page; they are in {budget.source}."
+        )
+    if share > 1:
+        limits.append(f"The page would have passed 5 MB: texts were cut to 1/{share} of what is usually shown.")
     if redact:
         limits.append("Host names, user names, absolute paths and tokens were replaced by labels in this copy.")
+    if copy:
+        limits.append(f"The notebook with all its outputs, with the same labels, is in {copy}.")
     unfinished = status["state"] != "done"
     return {
         "notebook": hide(run.notebook),
@@ -62,17 +101,17 @@ def _content(run: Run, hide: Callable[[str], str], redact: bool) -> dict:
         "parts": parts,
         "status": status,
         "result": result,
-        "counts": facts.count_verdicts(result.get("checks", {}).values()),
+        "counts": facts.count_verdicts(checks.values()),
         "toy": run.toy,
         "times": facts.times(status),
-        "progress": facts.shown(facts.progress(run), hide) if unfinished else {},
-        "log": hide(facts.log_tail(run)) if unfinished else "",
+        "progress": facts.shown(facts.progress(run), hide, share) if unfinished else {},
+        "log": facts.log_tail(run, hide, share) if unfinished else "",
         "completions": rows,
         "total": total,
         "parameters": params,
         "command": repeat_command(hide(run.notebook), params, parts.parameters),
         "environment": facts.environment(env),
-        "limits": [hide(line) for line in limits],
+        "limits": facts.shown(limits, hide, share),
     }
 
 
@@ -85,8 +124,9 @@ def hider(runs: Sequence[Run], redact: bool) -> Callable[[str], str]:
         return hide_tokens
     hosts, commits = {socket.gethostname()}, set()
     for run in runs:
-        hosts |= {str(run.env.get("host", "")), str(run.status.get("owner", {}).get("host", ""))}
-        commits |= {str(run.env.get("git_commit", "")).partition(" ")[0]}
+        with contextlib.suppress(OSError, RunError):  # of a damaged run nothing is shown
+            hosts |= {str(run.env.get("host", "")), str(run.status.get("owner", {}).get("host", ""))}
+            commits |= {str(run.env.get("git_commit", "")).partition(" ")[0]}
     users = {getpass.getuser(), os.environ.get("USER", ""), os.environ.get("LOGNAME", ""), Path.home().name}
     users |= {name for text in _texts(runs) for name in users_in(text)}
     return functools.lru_cache(maxsize=4096)(Redactor(hosts, users, commits).text)
@@ -97,8 +137,8 @@ def _texts(runs: Sequence[Run]) -> Iterable[str]:
     for run in runs:
         yield str(run.path)
         for name in ("executed.ipynb", "executing.ipynb", "log.txt", "params.json", "env.json", "status.json"):
-            if (run.path / name).is_file():
-                yield (run.path / name).read_text(encoding="utf-8", errors="replace")
+            with contextlib.suppress(OSError, RunError):  # what cannot be read is not shown either
+                yield read_text(run.path / name)
 
 
 def render(template: str, *, script: str = "", **values) -> str:
@@ -109,15 +149,20 @@ def render(template: str, *, script: str = "", **values) -> str:
         script: file name of the page's only script, allowed by its hash.
         values: of the template.
     """
-    env = Environment(
-        loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_inert
-    )
-    env.filters["attribute"] = lambda value: attribute(str(value))
     if script:
         source = (_TEMPLATES / script).read_text(encoding="utf-8")
         digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
         values |= {"script": Markup(source), "script_hash": Markup(digest)}
-    return env.get_template(template).render(number=facts.number, **values)
+    return _templates().get_template(template).render(number=facts.number, **values)
+
+
+@functools.lru_cache(1)  # compiling a template takes longer than filling it in
+def _templates() -> Environment:
+    env = Environment(
+        loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_inert
+    )
+    env.filters["attribute"] = lambda value: attribute(str(value))
+    return env
 
 
 def _inert(value):
@@ -125,7 +170,7 @@ def _inert(value):
 
 
 def write_page(path: Path, html: str) -> Path:
-    """Write a page whole or not at all."""
+    """Write a page, or what goes beside it, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, html.encode("utf-8", "replace").decode("utf-8"))
     return path

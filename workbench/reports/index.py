@@ -1,13 +1,13 @@
 """Pages over many runs: the index with sorting and filtering, and the comparison of runs that belong together."""
 
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ..errors import RunError
 from ..runs.run import SET_BY_RUNNER, Run
 from . import facts
 from .clean import clean_html
@@ -72,7 +72,10 @@ def build_comparison(
         "env_varied": {k.replace("_", " "): _distinct(e.get(k) for e in envs) for k in env_varied},
         "limits": [*limits, *_limits_over(runs, env)],
     }
-    html = {hide(name): budget.markup(clean_html(source, hide, budget.image)) for name, source in sections.items()}
+    html = {
+        hide(name): budget.markup(clean_html(source, hide, budget.image)) or "Left out: the page would pass 5 MB."
+        for name, source in sections.items()
+    }
     page = render(
         "comparison.html.j2",
         title=hide(title),
@@ -95,36 +98,26 @@ def _index_rows(
     """A row a run, with each run's report put into `folder`; `only`: names of the parameters to show, all if empty."""
     rows, used = [], set()
     for run in runs:
-        row = facts.shown(_index_row(run, only), hide)
+        try:
+            row, problem = facts.shown(_index_row(run, only), hide), ""
+        except (RunError, OSError) as error:  # of a damaged run the others know nothing
+            row, problem = facts.shown(_damaged_row(run, str(error)), hide), str(error)
         name = f"{row['notebook']}/{row['id']}"
         link = next(
             p for n in range(len(runs) + 1) if (p := Path(f"{name}-{n}.html" if n else f"{name}.html")) not in used
         )
         used.add(link)
-        if redact:
-            build_report(run, redact=True, path=folder / link)
-        else:
-            _copy(run, folder / link)
-        rows.append(row | {"link": _link(link)})
+        try:
+            build_report(run, redact=redact, path=folder / link)
+        except (RunError, OSError) as error:
+            problem = problem or str(error)
+            (folder / link).unlink(missing_ok=True)
+        rows.append(row | {"link": "" if problem else _link(link), "error": hide(problem)[:300] or row["error"]})
     return rows
 
 
 def _link(path: Path) -> str:
     return quote(os.fsencode(path))
-
-
-def _copy(run: Run, target: Path) -> None:
-    """The run's report, built anew if the run has moved on since, copied unless the same copy is there."""
-    report = run.path / "report.html"
-    sources = [p for p in (run.path / "status.json", run.path / "result.json") if p.is_file()]
-    if not report.is_file() or any(p.stat().st_mtime_ns > report.stat().st_mtime_ns for p in sources):
-        build_report(run)
-    made = report.stat()
-    if not target.is_file() or (target.stat().st_mtime_ns, target.stat().st_size) != (made.st_mtime_ns, made.st_size):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.copy")
-        shutil.copy2(report, temporary)
-        os.replace(temporary, target)
 
 
 def _index_row(run: Run, only: Sequence[str]) -> dict:
@@ -149,6 +142,10 @@ def _index_row(run: Run, only: Sequence[str]) -> dict:
         cells["checks"]["mark"] = "bad" if counts.get("fail") else "good"
     error = str(status.get("error") or "")[:300]
     return {"notebook": run.notebook, "id": run.id, "state": status["state"], "error": error, "cells": cells}
+
+
+def _damaged_row(run: Run, error: str) -> dict:
+    return {"notebook": run.notebook, "id": run.id, "state": "damaged", "error": error, "cells": {}}
 
 
 def _cell(text: str, sort="", kind: str = "") -> dict:

@@ -6,7 +6,7 @@ Pure: text in, text out. Every pattern starts at a boundary or is bounded, so th
 import dataclasses
 import ipaddress
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 
 from ..runs.tokens import HEX40, TOKEN, hide_tokens
 
@@ -16,6 +16,33 @@ _URL = re.compile(
     r"(?P<scheme>(?<![A-Za-z0-9])[A-Za-z][A-Za-z0-9+.-]{1,15}://)(?P<host>[A-Za-z0-9\[][^\s/?#\"'<>`(){},;=]{0,400})?"
     r"(?P<tail>[/?#][^\s\"'<>`]{0,4000})?"
 )
+
+
+def changed_together(texts: Sequence[str], change: Callable[[str], str], before: str = "") -> list[str]:
+    """Pieces that a reader sees as one text, changed as one.
+
+    Args:
+        texts: the pieces, in the order of reading.
+        change: text -> text without what is to be hidden.
+        before: the text that stands before them, which may name what they hold, as the cell `password` beside another.
+
+    Returns:
+        As many texts. What only several pieces together say makes the first of them the whole text, the others empty.
+
+    Example:
+        >>> changed_together(["api_key", "=s3cr3t"], hide_tokens)
+        ['api_key=[token]', '']
+    """
+    told = [change(text) for text in texts]
+    name = f"{before}{' ' if before.endswith(('=', ':')) else ': '}" if 0 < len(before) < 100 else ""
+    named = change(name + "".join(texts))
+    whole = named.removeprefix(name) if named.startswith(name) else change("".join(texts))
+    if whole == "".join(told):
+        return told
+    for text, hidden in zip(texts, told, strict=True):
+        whole = whole.replace(text, hidden) if text != hidden else whole
+    return [whole, *[""] * (len(texts) - 1)]
+
 
 # --- hosts, users, paths -------------------------------------------------------------------------------------------
 
