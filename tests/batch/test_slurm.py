@@ -161,6 +161,26 @@ def high_priority_job(*options: str) -> None:
     subprocess.run([*command, "--wrap", "sleep 1"], check=True, capture_output=True)
 
 
+def test_a_notebook_s_name_is_no_part_of_the_script_that_a_shell_reads(tmp_path):
+    name = "$(touch PWNED); `touch PWNED` 'a' #"
+    text = slurm.script(tmp_path / f"{name}.ipynb", 1, SMALL, tmp_path)
+    assert all(line.startswith("#SBATCH --job-name='") for line in text.splitlines() if "PWNED" in line)
+    shell = "".join(line + "\n" for line in text.splitlines() if not line.startswith("srun "))
+    subprocess.run(["bash", "-c", shell], cwd=tmp_path, check=True)
+    assert not (tmp_path / "PWNED").exists()
+
+
+def test_only_the_user_can_change_what_a_job_executes(tmp_path, monkeypatch):
+    before, seen = os.umask(0o002), []
+    monkeypatch.setattr(slurm, "_executor", lambda folder, *_: seen.append(folder) or 1 / 0)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            slurm.submit([create_run("by_hand", {}, tmp_path)], tmp_path / "by_hand.ipynb", SMALL)
+    finally:
+        os.umask(before)
+    assert seen[0].stat().st_mode & 0o077 == 0
+
+
 @pytest.mark.slow
 def test_a_sweep_of_six_as_one_array_ends_as_each_of_its_runs_did(cluster, starter_folder, submitted):
     slurm.check_slurm(SMALL, 6)

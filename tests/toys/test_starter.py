@@ -1,4 +1,5 @@
 import json
+import os
 import random
 import subprocess
 import sys
@@ -187,6 +188,32 @@ def test_a_damaged_cache_is_built_again_with_the_same_weights(cache, damage):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("open_to_others", [".", "manifest.json", "model.safetensors"])
+def test_a_cached_model_that_others_could_have_rewritten_with_its_hashes_is_built_again(cache, open_to_others):
+    folder = starter.starter_model(cache_dir=cache)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rope_theta": 1.0}))
+    (folder / "manifest.json").write_text(json.dumps(starter._file_hashes(folder)))
+    (folder / open_to_others).chmod(0o777)
+    assert starter.starter_model(cache_dir=cache) == folder
+    assert json.loads((folder / "config.json").read_text()) == config
+    assert not folder.stat().st_mode & 0o022
+
+
+def test_a_cached_model_of_another_user_is_refused(cache, monkeypatch):
+    folder = starter.starter_model(cache_dir=cache)
+    real = type(folder).lstat
+
+    def others(path):
+        about = list(real(path))
+        about[4] = os.getuid() + 1 if path == folder else about[4]
+        return os.stat_result(about)
+
+    monkeypatch.setattr(type(folder), "lstat", others)
+    with pytest.raises(ParameterError, match=r"belongs to another user.*WORKBENCH_CACHE"):
+        starter.starter_model(cache_dir=cache)
+
+
 def test_two_processes_at_once_build_once_and_get_the_same_folder(cache):
     code = f"""
 from workbench.toys import starter

@@ -152,7 +152,8 @@ def submit(runs: Sequence[Run], notebook: Path, options: SlurmOptions) -> None:
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     folder = _folder(runs[0].path.parents[1], f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}")
-    folder.mkdir(parents=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700)  # what a job executes lies there as pickles
     executor = _executor(folder, notebook.stem, options)
     arguments = [(str(run.path), str(Path(notebook).resolve()), options.requeues) for run in runs]
     for run in runs:

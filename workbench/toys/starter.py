@@ -16,6 +16,7 @@ import platform
 import random
 import re
 import shutil
+import stat
 import sys
 import sysconfig
 import tempfile
@@ -180,8 +181,8 @@ def warm_started(
 ) -> Path:
     """Folder of a tiny model and its tokenizer, trained on `corpus` on first use (about 40 s on one core) and cached.
 
-    A folder whose files do not match the hashes written when it was finished is built again; of several processes that
-    ask at once one builds and the others wait.
+    A folder whose files do not match the hashes written when it was finished, or that others may write to, is built again;
+    of several processes that ask at once one builds and the others wait.
 
     Args:
         name: first part of the folder's name; the rest is a hash of everything that decides the weights.
@@ -190,7 +191,7 @@ def warm_started(
         cache_dir: default `$WORKBENCH_CACHE`, else `~/.cache/workbench`.
 
     Raises:
-        ParameterError: another architecture.
+        ParameterError: another architecture, or a folder that belongs to another user.
     """
     folder = _cache_root(cache_dir) / f"{name}-{architecture}-{_cache_key(corpus, architecture)}"
     if not _is_intact(folder):
@@ -205,10 +206,13 @@ def starter_corpus(cache_dir: str | os.PathLike | None = None) -> list[dict[str,
     this = hashlib.sha256(sys.version.encode() + Path(__file__).read_bytes()).hexdigest()[:16]
     path = _cache_root(cache_dir) / f"corpus-{this}.json"
     try:
+        if not _only_mine(path):
+            raise ValueError("somebody else may have written it")
         return json.loads(path.read_text())
     except (OSError, ValueError):
         corpus = load_corpus()
         write_text(path, json.dumps(corpus))
+        path.chmod(path.stat().st_mode & ~0o022)
         return corpus
 
 
@@ -239,12 +243,23 @@ def _file_hashes(folder: Path) -> dict[str, str]:
 
 def _is_intact(folder: Path) -> bool:
     try:
-        return json.loads((folder / "manifest.json").read_text()) == _file_hashes(folder)
+        untouched = all(_only_mine(path) for path in (folder, *folder.iterdir()))
+        return untouched and json.loads((folder / "manifest.json").read_text()) == _file_hashes(folder)
     except (OSError, ValueError):
         return False
 
 
+def _only_mine(path: Path) -> bool:
+    """Whether nobody but this user and root can have changed a file of the cache: its hashes lie beside it."""
+    about = path.lstat()
+    return about.st_uid in (os.getuid(), 0) and not stat.S_ISLNK(about.st_mode) and not about.st_mode & 0o022
+
+
 def _build(folder: Path, corpus, architecture: str) -> None:
+    if os.path.lexists(folder) and folder.lstat().st_uid not in (os.getuid(), 0):
+        raise ParameterError(
+            f"{folder}: belongs to another user, who can change the model; set WORKBENCH_CACHE to a folder of your own"
+        )
     tokenizer = build_tokenizer(corpus)
     model = build_model(tokenizer, architecture, seed=_SFT["seed"])
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
@@ -254,6 +269,8 @@ def _build(folder: Path, corpus, architecture: str) -> None:
         model.save_pretrained(made)
         tokenizer.save_pretrained(made)
         (made / "manifest.json").write_text(json.dumps(_file_hashes(made)))
+        for path in (made, *made.iterdir()):
+            path.chmod(path.stat().st_mode & ~0o022)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(made, folder)
 
