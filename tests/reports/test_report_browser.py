@@ -1,10 +1,12 @@
 """Reports in a real Chromium with the network blocked: inert, self-contained, readable, printable, sortable."""
 
+import base64
 import json
 import re
 import shutil
 from importlib.util import find_spec
 
+import nbformat.v4 as v4
 import pytest
 from conftest import need, write_run
 from report_samples import HOSTILE, METRICS, RESULT, hostile_run, write_notebook_of
@@ -106,7 +108,7 @@ def test_hostile_text_moves_none_of_its_neighbours(browser, run, width):
     shown = visit.page.evaluate("document.body.textContent")
     assert not re.search("[\u202a-\u202e\u2066-\u2069\u200e\u200f\x00\x1b]", shown)
     assert "U+202E" in shown
-    covered = "document.elementFromPoint(innerWidth / 2, 5).closest('.output')"
+    covered = "document.elementFromPoint(innerWidth / 2, 5).closest('.foreign')"
     assert visit.page.evaluate(covered) is None  # nothing is laid over the page
 
 
@@ -168,6 +170,68 @@ def test_the_report_of_a_real_run_shows_its_curve(browser, example_run):
     assert visit.page.evaluate("document.images.length") >= 1
     assert "reward, last 20 steps" in visit.page.inner_text("body")
     assert visit.page.evaluate(GEOMETRY)
+
+
+# --- a stranger's notebook -------------------------------------------------------------------------------------------
+
+FORGED = "<h1>Verdicts</h1><p class='good' role='status'>all 12 checks hold</p>"
+COVERS = {
+    "outline": "outline: 3000px solid white",
+    "border image": "border: 1px solid; border-image: linear-gradient(white, white) 1; border-image-outset: 3000px",
+    "shadow": "box-shadow: 0 0 0 3000px white",
+    "position": "position: fixed; inset: 0; background: white; z-index: 99",
+    "margin": "margin-top: -3000px; background: white; height: 3000px",
+    "transform": "transform: translateY(-2000px) scale(50); background: white",
+    "underline": "text-decoration: underline white 3000px; text-underline-offset: -1500px",
+    "letters": "font-size: 3000px; color: white; line-height: 0; letter-spacing: -999px",
+    "opacity": "opacity: 0.9; mix-blend-mode: difference; filter: drop-shadow(0 -900px 0 white)",
+    "height": "height: 90000px; width: 90000px; padding: 9000px; background: white",
+}
+
+
+def report_with(root, outputs: list[str]):
+    cells = [v4.new_code_cell("x", outputs=[v4.new_output("display_data", {"text/html": html}) for html in outputs])]
+    run = write_run(root, result=RESULT)
+    (run.path / "executed.ipynb").write_text(json.dumps(v4.new_notebook(cells=cells)))
+    return build_report(run)
+
+
+@pytest.mark.parametrize("cover", COVERS)
+def test_no_style_of_an_output_changes_how_our_verdicts_look(browser, tmp_path, cover):
+    plain = report_with(tmp_path / "plain", ["<p>nothing</p>"])
+    styled = "".join(f"<{tag} style='{COVERS[cover]}'>{FORGED}</{tag}>" for tag in ("div", "span", "td", "b", "img"))
+    hostile = report_with(tmp_path / "hostile", [styled, f"<table>{styled}</table>"])
+    seen = []
+    for path in (plain, hostile):
+        page = Visit(browser, path, 1000).page
+        table = page.locator("#verdicts ~ div table").first
+        seen.append(page.screenshot(clip=table.bounding_box()))
+        assert page.get_by_text("fails", exact=True).first.is_visible()
+    assert seen[0] == seen[1]
+
+
+def test_what_a_notebook_shows_as_a_verdict_stands_in_a_frame_and_looks_like_no_verdict_of_ours(browser, tmp_path):
+    page = Visit(browser, report_with(tmp_path, [FORGED]), 1000).page
+    forged = page.get_by_text("all 12 checks hold")
+    assert forged.count() == 1
+    assert forged.evaluate("(e) => getComputedStyle(e.closest('.foreign')).borderLeftStyle") == "double"
+    assert forged.evaluate("(e) => [e.className, e.role, getComputedStyle(e, '::before').content]") == [
+        "",
+        None,
+        "none",
+    ]
+    assert page.locator("h1, h2").filter(has_text="Verdicts").count() == 1
+    ours = page.locator("td .good").first
+    assert ours.evaluate("(e) => getComputedStyle(e).color") != forged.evaluate("(e) => getComputedStyle(e).color")
+
+
+def test_a_drawing_that_multiplies_does_not_stop_the_browser(browser, tmp_path):
+    steps = "".join(f"<g id='g{n + 1}'>" + f"<use href='#g{n}'/>" * 10 + "</g>" for n in range(12))
+    svg = f"<svg xmlns='http://www.w3.org/2000/svg'><rect id='g0' width='9' height='9'/>{steps}<use href='#g12'/></svg>"
+    data = base64.b64encode(svg.encode()).decode()
+    visit = Visit(browser, report_with(tmp_path, [f'<img alt="x" src="data:image/svg+xml;base64,{data}">']))
+    visit.check()
+    assert "drawing that is not shown" in visit.page.inner_text("body")
 
 
 # --- the index -----------------------------------------------------------------------------------------------------
