@@ -64,3 +64,18 @@ def test_a_cell_whose_kernel_was_killed_is_failed_and_its_run_interrupted(tmp_pa
     assert state == "interrupted"
     assert "kernel died" in error
     assert states[-2:] == ["failed", "pending"]
+
+
+def test_a_token_that_a_cell_shows_is_in_no_file(tmp_path):
+    lines = [
+        "from IPython.display import HTML, display",
+        "token = 'hf_' + 'AbCd1234' * 4",
+        "print(token); display(HTML(f'<b>{token}</b>')); display({'image/png': 'iVBORw0KGgo='}, raw=True)",
+        "raise ValueError(token)",
+    ]
+    (state, error), _, shown = execute(tmp_path, "\n".join(lines))
+    saved = (tmp_path / "out.ipynb").read_text()
+    assert state == "failed"
+    assert "AbCd1234AbCd" not in saved + shown.text + str(error)
+    assert saved.count("[token]") >= 4
+    assert "iVBORw0KGgo=" in saved

@@ -2,6 +2,7 @@ import json
 import re
 import string
 
+import nbformat
 import nbformat.v4 as v4
 import pandas as pd
 import pytest
@@ -13,6 +14,7 @@ from secret_texts import COMMIT, around, assigned, between, hexes, tokens, urls
 
 from workbench.reports import build_comparison, build_index, build_report
 from workbench.reports.redact import Redactor, users_in
+from workbench.reports.redacted_notebook import redacted_notebook
 from workbench.runs.files import write_json
 from workbench.runs.status import set_status
 from workbench.runs.tokens import hide_tokens
@@ -256,3 +258,45 @@ def test_tokens_are_taken_out_of_every_report_redacted_or_not(run):
     assert [s for name in PLACES for s in secrets_of(name)[:3] if s in page] == []
     assert "valArgv9" not in page
     assert HOST in page
+
+
+# --- the notebook ----------------------------------------------------------------------------------------------------
+
+
+def test_a_redacted_report_has_a_redacted_copy_of_its_notebook_beside_it(run, tmp_path):
+    page = build_report(run, redact=True, path=tmp_path / "page.html").read_text()
+    assert "with the same labels, is in page.ipynb." in page
+    copy = json.loads((tmp_path / "page.ipynb").read_text())
+    nbformat.validate(copy)
+    assert found(json.dumps(copy, ensure_ascii=False)) == []
+    original = json.loads((run.path / "executed.ipynb").read_text())
+    assert [c["cell_type"] for c in copy["cells"]] == [c["cell_type"] for c in original["cells"]]
+    assert [len(c.get("outputs", [])) for c in copy["cells"]] == [len(c.get("outputs", [])) for c in original["cells"]]
+    pictures = [
+        o["data"].get("image/png")
+        for nb in (copy, original)
+        for c in nb["cells"]
+        for o in c.get("outputs", [])
+        if "data" in o
+    ]
+    assert pictures[: len(pictures) // 2] == pictures[len(pictures) // 2 :]
+
+
+def test_a_copy_hides_what_several_elements_colours_or_drawings_say():
+    svg = "<svg xmlns='http://www.w3.org/2000/svg'><text>api_key<tspan>=s3cr3tz9</tspan></text></svg>"
+    outputs = [
+        v4.new_output(
+            "display_data", {"text/html": "<b>api_key</b>=<i>s3cr3tz9</i>", "text/plain": ["api_key=", "s3cr3tz9"]}
+        ),
+        v4.new_output("display_data", {"image/svg+xml": svg, "application/json": {"api_key": "s3cr3tz9"}}),
+        v4.new_output("display_data", {"image/svg+xml": "<svg>"}),
+        v4.new_output("error", ename="E", evalue="api_key=s3cr3tz9", traceback=["api_key=", "\x1b[31ms3cr3tz9"]),
+        v4.new_output("stream", name="stdout", text="api_key=\x1b[31ms3cr"),
+        v4.new_output("stream", name="stdout", text="3tz9"),
+    ]
+    cell = v4.new_code_cell("api_key = 's3cr3tz9'", outputs=outputs, metadata={"note": "api_key=s3cr3tz9"})
+    notebook = v4.new_notebook(cells=[cell], metadata={"papermill": {"parameters": {"api_key": "s3cr3tz9"}}})
+    copy = json.dumps(redacted_notebook(json.loads(json.dumps(notebook)), hide_tokens))
+    assert "tz9" not in copy
+    assert copy.count("[token]") >= 9
+    assert "left out: it is" in copy

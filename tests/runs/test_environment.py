@@ -33,3 +33,19 @@ def test_a_machine_without_git_or_a_gpu_driver_has_an_environment_too(monkeypatc
 
 def _no_such_program(command, **_):
     raise FileNotFoundError(command[0])
+
+
+def test_no_password_or_token_of_the_command_line_is_recorded(monkeypatch):
+    arguments = [
+        "--vllm-server",
+        "http://me:s3cr3tz9@host:8000",
+        "--hf-token",
+        "s3cr3tz9",
+        "-p",
+        "model=hf_AbCdEfGhIjKl1234s3cr3tz9",
+    ]
+    monkeypatch.setattr("sys.argv", ["/bin/workbench", "run", *arguments, "seed=1"])
+    told = environment()["argv"]
+    assert "tz9" not in " ".join(told)
+    assert told[:4] == ["workbench", "run", "--vllm-server", "http://[token]@host:8000"]
+    assert told[-1] == "seed=1"

@@ -183,3 +183,13 @@ def test_a_folder_counts_as_a_run_only_once_its_status_is_there(tmp_path, monkey
     assert "interrupted" not in seen
     assert "queued" in seen
     assert "running" in seen
+
+
+def test_a_token_among_the_parameters_is_not_written(tmp_path, monkeypatch):
+    """A runner refuses it; in JupyterLab nobody was asked."""
+    monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path))
+    given = {"model": "hf_" + "AbCd1234" * 3, "server": "http://me:s3cr3tz9@host", "seed": 3, "out": tmp_path / "x"}
+    for out_dir in ("", str(tmp_path / "here")):
+        run = open_run("hand_made", out_dir, given)
+        expected = {"model": "[token]", "server": "http://[token]@host", "seed": 3, "out": str(tmp_path / "x")}
+        assert run.params == expected

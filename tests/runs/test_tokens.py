@@ -56,3 +56,11 @@ def test_a_secret_is_known_by_its_value_or_its_name(name, value):
 )
 def test_a_commit_and_a_special_token_are_no_secrets(name, value):
     assert not looks_like_token(name, value)
+
+
+@pytest.mark.parametrize("unseen", ["\u200b", "\x00", "\u202e", "\xad"])
+def test_characters_that_cannot_be_seen_do_not_save_a_token(unseen):
+    assert hide_tokens(f"a hf_AbCdEfGh{unseen}IjKl12345678") == "a [token]"
+    assert hide_tokens(f"api{unseen}_key={unseen}abc{unseen}1") == "api_key=[token]"
+    assert hide_tokens(f"a{unseen}b") == f"a{unseen}b"
+    assert hide_tokens(f"x{unseen}hf_AbCdEfGhIjKl12345678") == f"x{unseen}[token]"

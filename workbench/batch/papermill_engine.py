@@ -11,6 +11,7 @@ from papermill.engines import NBClientEngine, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
 from ..errors import TrainingStopped
+from ..runs.tokens import hide_tokens, map_text
 
 
 class Engine(NBClientEngine):
@@ -37,7 +38,7 @@ class Engine(NBClientEngine):
             return result
 
         nb_man.cell_start, nb_man.cell_complete = cell_start, cell_complete
-        client = PapermillNotebookClient(
+        client = _Client(
             nb_man,
             kernel_name=kernel_name,
             startup_timeout=start_timeout,
@@ -47,6 +48,20 @@ class Engine(NBClientEngine):
             stderr_file=display,
         )
         return client.execute(env=env, cwd=kernel_cwd)
+
+
+class _Client(PapermillNotebookClient):
+    """Hides access tokens in what a cell puts out, before the notebook is saved, which happens while the cell runs."""
+
+    def process_message(self, msg, *arguments, **named):
+        content = msg.get("content", {})
+        for key in ("text", "evalue", "traceback"):
+            if key in content:
+                content[key] = map_text(content[key], hide_tokens)
+        for mime, value in content.get("data", {}).items() if msg.get("msg_type") != "comm_open" else ():
+            if not mime.startswith("image/") or mime == "image/svg+xml":
+                content["data"][mime] = map_text(value, hide_tokens)
+        return super().process_message(msg, *arguments, **named)
 
 
 papermill_engines.register("workbench", Engine)

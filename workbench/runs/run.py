@@ -22,6 +22,7 @@ from .owner import boot, owner_lives
 from .ownership import TOKEN_VARIABLE, keep, still_owned, take_run
 from .parts import read_completions
 from .status import GOING, owns, set_status
+from .tokens import hide_tokens, map_text
 
 EMBEDDED_MODELS = ("starter", "starter-gpt2", "search")  # built on this machine, no download
 SET_BY_RUNNER = ("out_dir", "interactive")  # parameters that say where a notebook runs, not what it does
@@ -151,7 +152,7 @@ def create_run(notebook: str, params: Mapping, root: Path | None = None, state: 
             break
     set_status(path, state)
     write_json(path / "env.json", environment(params.get("seed")))
-    write_json(path / "params.json", dict(params))  # last: with it the folder counts as a run
+    write_json(path / "params.json", map_text(dict(params), hide_tokens))  # last: with it the folder counts as a run
     if state == "running":
         keep(path.resolve(), Run(path).status["owner"]["token"])
     return Run(path.resolve())
@@ -175,7 +176,7 @@ def open_run(notebook: str, out_dir: str, params: Mapping) -> Run:
     if not (token and still_owned(path, token)):  # else it belongs to the runner, for which this kernel works
         keep(path, take_run(path, "running"))
     if fresh:
-        write_json(path / "params.json", dict(params))
+        write_json(path / "params.json", map_text(dict(params), hide_tokens))
     write_json(path / "env.json", environment(params.get("seed")))
     return Run(path)
 

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Callable
 
+from .text import UNSEEN
+
 TOKEN = "[token]"
 # Tokens with a form of their own.
 _TOKENS = re.compile(
@@ -44,12 +46,21 @@ _QUERY_SECRET = re.compile(
 def hide_tokens(text: str) -> str:
     """`text` with everything that looks like an access token, password or private key replaced by `[token]`.
 
+    Characters that cannot be seen do not save a secret in which they stand.
+
     A bare run of 40 hex digits is a git commit as often as a wandb key: it is taken for a key only beside that word.
 
     Example:
         >>> hide_tokens("HF_TOKEN=abc1 git clone https://me:pw@example.org/x")
         'HF_TOKEN=[token] git clone https://[token]@example.org/x'
     """
+    text = _hide(text)
+    read = UNSEEN.sub("", text)  # what a reader sees, and copies
+    hidden = text if read == text else _hide(read)
+    return text if hidden == read else hidden
+
+
+def _hide(text: str) -> str:
     text = _TOKENS.sub(TOKEN, text)
     text = _QUERY_SECRET.sub(rf"\1{TOKEN}", _CREDENTIALS.sub(f"{TOKEN}@", text))
     text = _ASSIGNED.sub(_assigned, text)
