@@ -98,7 +98,7 @@ def test_a_run_that_cannot_be_read_is_a_row_that_says_so_and_the_others_are_show
     assert (code, err, len(unreadable)) == ((1, "", 1) if needed else (0, "", 0))
     assert all("odd" in line and file in line for line in unreadable)
     if command == "report":
-        assert "2 runs" in (root.parent / "reports" / "index.html").read_text()
+        assert "3 runs" in (root.parent / "reports" / "index.html").read_text()
     elif command != "claims":
         rows = [line for line in out.splitlines() if "docs_example " in line or "docs_example/" in line]
         assert (

@@ -143,13 +143,14 @@ def _run(args) -> int:
 
 def _sweep(args) -> int:
     from .batch.sweep import plan_sweep
-    from .reports import default_folder
-    from .reports.sweep import build_sweep_report
 
     given = parse_assignments(args.parameter)
     entries = plan_sweep(args.notebook, given, args.runs_dir)
     if not _execute(args, entries):
         return 0
+    from .reports import default_folder
+    from .reports.sweep import build_sweep_report  # loads what draws; a plan is shown without
+
     grid = " ".join(f"{k}={v}" for k, v in given.items())
     folder = args.out or default_folder(args.runs_dir, redact=args.redact)
     print(f"report {build_sweep_report(Path(args.notebook).stem, grid, entries, folder, redact=args.redact)}")
@@ -295,17 +296,15 @@ def _report(args) -> int:
     runs = [load_run(p) for p in args.runs] or list_runs(args.runs_dir)
     if not runs:
         raise WorkbenchError(f"no runs in {args.runs_dir or runs_root()}; make one with `workbench run NOTEBOOK`")
-    sound: list[Run] = []
 
     def reported(run: Run) -> None:
         check_readable(run)
         if not args.redact:
             build_report(run)
-        sound.append(run)
 
     code = _print_rows(runs, reported)
     folder = args.out or default_folder(args.runs_dir, redact=args.redact)
-    print(build_index(sound, folder, redact=args.redact))
+    print(build_index(runs, folder, redact=args.redact))
     return code
 
 

@@ -65,25 +65,23 @@ def problem_of(name: str, value) -> str:
         >>> problem_of("status.json", {"state": "lost"})
         "state='lost': expected one of queued, running, done, failed, interrupted"
     """
-    return _mismatch(value, _SHAPES[name], "") if name in _SHAPES else ""
+    return _mismatch(value, _SHAPES[name], ()) if name in _SHAPES else ""
 
 
-def _mismatch(value, shape: _Leaf | dict, where: str) -> str:
+def _mismatch(value, shape: _Leaf | dict, where: tuple[str, ...]) -> str:
     if isinstance(shape, _Leaf):
-        return "" if shape.fits(value) else f"{where}={repr(value)[:80]}: expected {shape.expected}"
+        return "" if shape.fits(value) else f"{'.'.join(where)}={repr(value)[:80]}: expected {shape.expected}"
     if not isinstance(value, dict):
         if value is None and "?" in shape:
             return ""
-        return f"{where or 'it'} is {repr(value)[:80]}: expected an object, {{...}}"
+        return f"{'.'.join(where) or 'it'} is {repr(value)[:80]}: expected an object, {{...}}"
     for name in shape.get("!", ()):
         if name not in value:
-            return f"{where}.{name} is missing" if where else f"{name} is missing"
-    if not shape:
-        return ""
+            return f"{'.'.join((*where, name))} is missing"
     every = shape.get("*")
-    for name, inner in value.items():
+    for name, inner in value.items() if shape else ():
         expected = every or shape.get(name)
-        if isinstance(expected, _Leaf | dict) and (problem := _mismatch(inner, expected, f"{where}.{name}".strip("."))):
+        if isinstance(expected, _Leaf | dict) and (problem := _mismatch(inner, expected, (*where, name))):
             return problem
     return ""
 
