@@ -1,4 +1,5 @@
-"""What reports cost: building one, opening it in Chromium, an index of many runs sorted and filtered, redacting a megabyte.
+"""What reports cost: building one, opening it in Chromium, an index of many runs sorted and filtered, markup that is
+slow to parse, redacting a megabyte.
 
     python benchmarks/reports.py [--runs 1000] [--out FILE.json]
 
@@ -21,6 +22,7 @@ from conftest import write_run
 from report_samples import METRICS, RESULT, hostile_run, write_notebook_of
 
 from workbench.reports import build_index, build_report
+from workbench.reports.clean import clean_html
 from workbench.reports.redact import Redactor
 from workbench.runs.environment import environment
 
@@ -43,6 +45,8 @@ PIECES = [
     "-----BEGIN PRIVATE KEY-----",
 ]
 
+MARKUP = ["<a ", "<div>", "<div><b>", "<b x=#><p>", "<table>x<b x=#>", "<p><b x=#></p>"]  # what parsers dislike
+
 
 def seconds(call, repeats: int = 5) -> float:
     took = []
@@ -63,6 +67,13 @@ def many_runs(root: Path, count: int) -> list:
             write_notebook_of(run, ["a", "b"])
         runs.append(run)
     return runs
+
+
+def long_notebook(root: Path):
+    run = write_run(root / "long")
+    cells = [{"cell_type": "code", "source": "x = 1\n" * 3000, "outputs": [], "metadata": {}}] * 2000
+    (run.path / "executed.ipynb").write_text(json.dumps({"cells": cells}))
+    return run
 
 
 def in_browser(report: Path, index: Path) -> dict[str, float]:
@@ -97,10 +108,17 @@ def main() -> None:
         runs = many_runs(root / "runs", args.runs)
         found = {"build a report of hostile text": seconds(lambda: build_report(hostile))}
         found["build a report"] = seconds(lambda: build_report(runs[0]))
-        found[f"index of {args.runs} runs, first"] = seconds(lambda: build_index(runs, root / "out"), 1)
-        found[f"index of {args.runs} runs, again"] = seconds(lambda: build_index(runs, root / "out"), 1)
+        bare = [write_run(root / "bare", f"2026-{n:04}", result=RESULT) for n in range(args.runs)]
+        found[f"reports and index of {args.runs} bare runs"] = seconds(lambda: build_index(bare, root / "bare-out"), 1)
+        found[f"reports and index of {args.runs} runs with notebooks"] = seconds(
+            lambda: build_index(runs, root / "out"), 1
+        )
+        found["build a report of 2,000 code cells"] = seconds(lambda: build_report(long_notebook(root)), 1)
         found |= in_browser(hostile.path / "report.html", root / "out" / "index.html")
     redact = Redactor(("a-host",), ("a-user",)).text
+    for piece in MARKUP:
+        source = "".join(piece.replace("#", str(n)) for n in range(100_000 // len(piece)))
+        found[f"clean 100 kB of {piece}"] = seconds(lambda source=source: clean_html(source), 1)
     found["redact the worst megabyte"] = max(
         seconds(lambda piece=piece: redact(piece * (1_000_000 // len(piece))), 1) for piece in PIECES
     )

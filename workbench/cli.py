@@ -291,18 +291,12 @@ def _list(args) -> int:
 
 
 def _report(args) -> int:
-    from .reports import build_index, build_report, default_folder
+    from .reports import build_index, default_folder
 
     runs = [load_run(p) for p in args.runs] or list_runs(args.runs_dir)
     if not runs:
         raise WorkbenchError(f"no runs in {args.runs_dir or runs_root()}; make one with `workbench run NOTEBOOK`")
-
-    def reported(run: Run) -> None:
-        check_readable(run)
-        if not args.redact:
-            build_report(run)
-
-    code = _print_rows(runs, reported)
+    code = _print_rows(runs, check_readable)
     folder = args.out or default_folder(args.runs_dir, redact=args.redact)
     print(build_index(runs, folder, redact=args.redact))
     return code

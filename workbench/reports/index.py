@@ -1,5 +1,6 @@
 """Pages over many runs: the index with sorting and filtering, and the comparison of runs that belong together."""
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,9 @@ from .notebook import Budget
 
 
 def build_index(runs: Sequence[Run], folder: Path, title: str = "Runs", *, redact: bool = False) -> Path:
-    """Put each run's report into `folder` and write `index.html` over them, newest first.
+    """Put each run's report into `folder`, and into the run's own, and write `index.html` over them, newest first.
+
+    Each is rendered anew: a page that lies there may be anyone's.
 
     Args:
         runs: in any order.
@@ -108,7 +111,10 @@ def _index_rows(
         )
         used.add(link)
         try:
-            build_report(run, redact=redact, path=folder / link)
+            page = build_report(run, redact=redact, path=folder / link)
+            if not redact:
+                with contextlib.suppress(OSError):  # the run's folder may be another's, or read-only
+                    write_page(run.path / "report.html", page.read_text(encoding="utf-8"))
         except (RunError, OSError) as error:
             problem = problem or str(error)
             (folder / link).unlink(missing_ok=True)

@@ -8,7 +8,7 @@ import ipaddress
 import re
 from collections.abc import Callable, Collection, Sequence
 
-from ..runs.tokens import HEX40, TOKEN, hide_tokens
+from ..runs.tokens import HEX40, TOKEN, hide_tokens, names_secret
 
 HOST, USER, PATH = "[host]", "[user]", "[path]"
 _SAYS_COMMIT = re.compile(r"(?i)(?:commit|revision|rev|sha1?|tree|snapshots)[\"'\s=:/@]{0,6}\Z")
@@ -34,7 +34,9 @@ def changed_together(texts: Sequence[str], change: Callable[[str], str], before:
         ['api_key=[token]', '']
     """
     told = [change(text) for text in texts]
-    name = f"{before}{' ' if before.endswith(('=', ':')) else ': '}" if 0 < len(before) < 100 else ""
+    name = f"{before.rstrip(' :=')}: " if names_secret(before) else ""
+    if len(texts) == 1 and not name:
+        return told
     named = change(name + "".join(texts))
     whole = named.removeprefix(name) if named.startswith(name) else change("".join(texts))
     if whole == "".join(told):

@@ -67,6 +67,16 @@ def _hide(text: str) -> str:
     return HEX40.sub(lambda m: TOKEN if _SAYS_WANDB.search(text[max(0, m.start() - 60) : m.start()]) else m[0], text)
 
 
+def names_secret(text: str) -> bool:
+    """Whether a text is the name of a secret and nothing else, so that what stands beside it is one.
+
+    Example:
+        >>> names_secret("api_key:"), names_secret("the api key is private")
+        (True, False)
+    """
+    return len(text) < 100 and bool(_NAME_ALONE.fullmatch(text.strip(" :=\"'")))
+
+
 def looks_like_token(name: str, value: str) -> bool:
     """Whether a value, or its name, says that it is a secret; 40 hex digits are one unless the name speaks of commits.
 
