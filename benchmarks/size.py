@@ -3,8 +3,9 @@
     python benchmarks/size.py [--before FOLDER] [--quick] [--out FILE.json]
 
 `--before` is a checkout of an earlier version (`git worktree add FOLDER COMMIT`), measured in turn with this one on the same
-files. Each number is the median of 3 processes of their own: commands as a whole, the rest without imports. A case that takes
-a version longer than 30 s is measured once.
+files. Each number is the median of 3 processes of their own: commands as a whole, the rest without imports. Seconds of the
+clock and of the processor: on a machine that does other things too, only the latter tell. A case that takes a version longer
+than 30 s is measured once.
 """
 
 import argparse
@@ -35,9 +36,9 @@ import pandas, pyarrow.json, pyarrow.parquet
 from workbench.reports import facts
 from workbench.runs.run import Run
 run = Run(Path(sys.argv[1]))
-began = time.perf_counter()
+began, busy = time.perf_counter(), time.process_time()
 {code}
-print("SECONDS", time.perf_counter() - began)
+print("SECONDS", time.perf_counter() - began, time.process_time() - busy)
 """
 
 
@@ -84,7 +85,7 @@ def measured(command: list[str], version: Path, open_files: int | None = None) -
     shell = ["bash", "-c", f'ulimit -n {open_files}; exec "$@"', "-", *command] if open_files else command
     env = os.environ | {"PYTHONPATH": str(version), "PYTHONWARNINGS": "ignore"}
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryDirectory() as cwd:
-        began = time.perf_counter()
+        began, before = time.perf_counter(), os.times()
         process = subprocess.Popen(shell, stdout=output, stderr=subprocess.STDOUT, env=env, cwd=cwd, text=True)
         peak = 0
         while process.poll() is None:
@@ -92,13 +93,15 @@ def measured(command: list[str], version: Path, open_files: int | None = None) -
                 process.kill()
             peak = max(peak, peak_kb(process.pid))
             time.sleep(0.005)
-        seconds = time.perf_counter() - began
+        seconds, after = time.perf_counter() - began, os.times()
         output.seek(0)
         text = output.read()
     if process.returncode:
         return {"failed": f"after {LIMIT_S} s" if seconds > LIMIT_S else text.strip().splitlines()[-1][-80:]}
-    inside = [float(line.split()[1]) for line in text.splitlines() if line.startswith("SECONDS ")]
-    return {"seconds": (inside or [seconds])[0], "MB": peak / 1000}
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    inside = [[float(word) for word in line.split()[1:]] for line in text.splitlines() if line.startswith("SECONDS ")]
+    clock, processor = (inside or [[seconds, cpu]])[0]
+    return {"seconds": clock, "processor_s": processor, "MB": peak / 1000}
 
 
 def peak_kb(pid: int) -> int:
@@ -116,7 +119,7 @@ def median(measure: Callable[[], dict]) -> dict:
         found.append(measure())
     if "failed" in found[0]:
         return found[0]
-    return {name: round(statistics.median(f[name] for f in found), 2) for name in ("seconds", "MB")}
+    return {name: round(statistics.median(f[name] for f in found), 2) for name in found[0]}
 
 
 def cases(folder: Path, quick: bool) -> dict[str, tuple[list[str], int | None]]:
