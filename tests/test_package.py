@@ -1,4 +1,5 @@
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,29 @@ def test_a_module_imports_only_lower_layers(path):
 def test_only_these_folders_import(library, users):
     found = {unit_of(p) for p in FILES if any(n.split(".")[0] == library for n in imports(p))}
     assert found <= set(users.split())
+
+
+OPENS = re.compile(
+    r"\.read_text\(|\.read_bytes\(|(?<![\w])open\(|read_parquet\(|ParquetFile\(|json\.load\(|load_table\("
+)
+OPENED_THERE = {  # file -> what it opens
+    "runs/files.py": "the files of a run",
+    "runs/parts.py": "parts of completions, through runs/files.py",
+    "runs/completions.py": "a file it has just made",
+    "runs/owner.py": "/proc",
+    "runs/environment.py": "/proc",
+    "runs/parameters.py": "the notebook that the user names",
+    "batch/local.py": "the log, to write it",
+    "reports/html.py": "templates",
+    "reports/index.py": "the page it has just made",
+}
+
+
+def test_the_files_of_a_run_are_opened_in_one_place_since_anyone_may_have_made_them():
+    folders = ("runs", "batch", "reports", "widgets", "curves/measured.py")
+    paths = [path for path in FILES if str(path.relative_to(PACKAGE)).startswith(folders)]
+    found = {str(path.relative_to(PACKAGE)) for path in paths if OPENS.search(path.read_text())}
+    assert found == OPENED_THERE.keys()
 
 
 def test_the_rule_sees_imports_inside_functions_and_of_parent_packages(tmp_path, monkeypatch):

@@ -125,6 +125,12 @@ def test_a_csv_file_comes_as_a_table_with_a_step(tmp_path):
         import_csv(tmp_path / "none.csv")
 
 
+def test_a_trainer_state_behind_a_link_as_hugging_face_caches_them_is_read(tmp_path):
+    (tmp_path / "blob").write_text(json.dumps({"log_history": [{"step": 1, "loss": 0.5}]}))
+    (tmp_path / "trainer_state.json").symlink_to(tmp_path / "blob")
+    assert import_trainer_state(tmp_path / "trainer_state.json")["loss"].tolist() == [0.5]
+
+
 def test_a_trainer_state_gives_a_row_a_step_without_the_closing_summary(tmp_path):
     path = tmp_path / "trainer_state.json"
     history = [{"step": 1, "reward": 1.0}, {"step": 2, "reward": 2.0}, {"step": 2, "eval_loss": 0.5},

@@ -87,7 +87,7 @@ def load_baseline(name: str) -> Baseline:
         RunError: the file is no JSON.
     """
     path = _known("unknown baseline", name, _files())
-    value = read_json(path, {})
+    value = read_json(path.resolve(), {})  # the user's own file, which may be a link
     fields = {f.name for f in dataclasses.fields(Baseline)}
     if value.keys() != fields:
         missing, odd = sorted(fields - value.keys()), sorted(value.keys() - fields)
@@ -108,7 +108,7 @@ def import_trainer_state(path: str | os.PathLike):
     """
     import pandas as pd
 
-    history = read_json(Path(path), {}).get("log_history")
+    history = read_json(Path(path).resolve(), {}).get("log_history")  # a link in the cache of Hugging Face
     if not history:
         raise RunError(f"{path}: no log_history; expected a trainer_state.json with at least one logged step")
     steps = [line for line in history if "train_runtime" not in line]  # the closing summary is not a step

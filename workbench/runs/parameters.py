@@ -58,7 +58,7 @@ def notebook_parameters(path: Path) -> dict[str, Parameter]:
     try:  # nbformat takes a second to load, and checks what is of no matter here
         cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
         cells = [c for c in cells if "parameters" in c["metadata"].get("tags", [])]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ParameterError(f"{path}: not a notebook of format 4 ({type(error).__name__}: {error})") from error
     if len(cells) != 1:
         raise ParameterError(f"{path}: expected one cell tagged `parameters`, found {len(cells)}")

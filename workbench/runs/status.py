@@ -9,9 +9,9 @@ from pathlib import Path
 from ..errors import ParameterError
 from .files import read_json, write_json
 from .owner import is_this_process, this_process
+from .shapes import STATES
 from .tokens import hide_tokens
 
-STATES = ("queued", "running", "done", "failed", "interrupted")
 GOING = ("queued", "running")
 _ended_here: set[str] = (
     set()
