@@ -41,7 +41,7 @@ def a0_2(forwards: float, seconds: float, noise: float) -> dict[str, str]:
     'in part: compute agrees; time differs; noise differs'
     """
     measured = (
-        f"{forwards:.1f} x forwards, {seconds:.1f} x seconds; scores (random weights) move by {noise:.0%} of spread"
+        f"{forwards:.1f} x forwards, {seconds:.1f} x seconds; scores (random weights) move by {noise:.2g} x their spread"
     )
     parts = {"compute": forwards > 1.2, "time": seconds > 1.2, "noise": noise > 0.1}
     return claim_row("wastes compute, slows training, adds noise", measured, parts)
