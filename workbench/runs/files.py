@@ -136,14 +136,12 @@ def read_text(path: Path, most: int = _LARGEST) -> str:
     Raises:
         RunError, OSError: as `open_plain`, or a larger file.
     """
-    number, size = _open_plain(
-        path
-    )  # without Python's file object, which takes longer to make than a small file to read
+    number, size = _open_plain(path)  # no file object of Python's: it takes longer to make than a small file to read
     try:
         if size > most:
             raise RunError(f"{path}: larger than {most / 1e6:.0f} MB; no run records that much there")
-        data = os.read(number, size + 1)
-        while len(data) <= size and (more := os.read(number, size + 1)):
+        data = os.read(number, size)
+        while len(data) < size and (more := os.read(number, size - len(data))):
             data += more
     finally:
         os.close(number)
