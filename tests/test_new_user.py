@@ -207,13 +207,17 @@ def runs_dir_is_a_file(folder):
     assert "Traceback" not in process.stderr
 
 
-@row("a `status.json` damaged by hand", "the file is named, and what to do: mend or remove it")
+@row(
+    "a `status.json` damaged by hand",
+    "a row that names the file and says to mend or remove it; other runs are shown; exit code 1",
+)
 def damaged_file(folder):
-    run = write_run(folder / "runs", "2026-1")
+    run, _ = write_run(folder / "runs", "2026-1"), write_run(folder / "runs", "2026-2")
     (run.path / "status.json").write_text("{")
     process = workbench("status", "--runs-dir", folder / "runs")
-    assert process.returncode == 2
-    assert "status.json: not JSON" in process.stderr
+    assert process.returncode == 1
+    assert "status.json: not JSON" in process.stdout and "mend or remove the file" in process.stdout
+    assert "2026-2: done" in process.stdout
 
 
 @row("a run folder copied to another machine and reported there", "works: all that a report needs is in the folder")
