@@ -22,18 +22,18 @@ def rows(*rewards, start=1):
 
 def test_a_curve_can_be_over_steps_seconds_or_prompts(tmp_path):
     run = write_run(tmp_path, metrics=rows(-3, -2, -1))
-    write_json(run.path / "progress.json", {"step": 3, "prompts_per_step": 8.0})
+    write_json(run.path / "progress.json", {"step": 3, "max_steps": 3, "prompts_per_step": 8.0})
     assert run_curve(run).x.tolist() == [1, 2, 3]
     assert run_curve(run, axis="elapsed_s").x.tolist() == [0.5, 1, 1.5]
     assert run_curve(run, axis="prompts").x.tolist() == [8, 16, 24]
 
 
-@pytest.mark.parametrize("progress", [{}, {"step": 3}, {"step": 3, "prompts_per_step": None}])
+@pytest.mark.parametrize("progress", [{}, {"prompts_per_step": None}])
 def test_prompts_that_nobody_recorded_are_not_guessed_from_the_recipe(tmp_path, progress):
     """It knows neither the number of processes nor `num_iterations`."""
     run = write_run(tmp_path, metrics=rows(-3, -2, -1))
     write_json(run.path / "recipe.json", {"trainer": "GRPOTrainer", "recipe": RECIPE})
-    write_json(run.path / "progress.json", progress)
+    write_json(run.path / "progress.json", {"step": 3, "max_steps": 3} | progress)
     with pytest.raises(RunError, match=r"how many prompts a step took is unknown; .* Use axis='step'"):
         run_curve(run, axis="prompts")
 
