@@ -32,7 +32,7 @@ class GroupingMixin:
 
     def _generate(self, prompts):
         generated = super()._generate(prompts)
-        if not hasattr(self, "stop_rule"):  # see `StoppingMixin._generate`
+        if not hasattr(self, "num_generations"):  # see `StoppingMixin._generate`
             return generated
         rows, size = [list(ids[:]) for ids in generated[1]], self._group_size()
         if size > 1 and len(rows) % size == 0:
