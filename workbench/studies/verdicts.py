@@ -40,9 +40,7 @@ def a0_2(forwards: float, seconds: float, noise: float) -> dict[str, str]:
     >>> a0_2(2.8, 1.02, 0.01)["verdict"]
     'in part: compute agrees; time differs; noise differs'
     """
-    measured = (
-        f"{forwards:.1f} x forwards, {seconds:.1f} x seconds; scores (random weights) move by {noise:.2g} x their spread"
-    )
+    measured = f"{forwards:.1f} x forwards, {seconds:.1f} x seconds; scores (random weights) move by {noise:.2g} x their spread"
     parts = {"compute": forwards > 1.2, "time": seconds > 1.2, "noise": noise > 0.1}
     return claim_row("wastes compute, slows training, adds noise", measured, parts)
 
