@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import small_runs
 import torch
 import trl
 from trainers import OURS, STOCK
@@ -31,18 +32,7 @@ BATCH, STEPS, G, PENALTY = 8, 2, 4, 100.0
 LIMIT = 10  # some rows of the search model are cut by it, most end in EOS before
 STOP = f"s{CLOSE}"  # of several tokens; half of the topics end in an s
 TIMES = re.compile("step_time|eps|(train|eval)_(runtime|samples_per_second|steps_per_second)")
-CPU = {
-    "use_cpu": True,
-    "bf16": False,
-    "gradient_checkpointing": False,
-    "report_to": "none",
-    "disable_tqdm": True,
-    "save_strategy": "no",
-    "logging_steps": 1,
-    "learning_rate": 1e-3,
-    "dataloader_pin_memory": False,
-    "seed": 5,
-}
+CPU = small_runs.CPU | {"learning_rate": 1e-3, "dataloader_pin_memory": False, "seed": 5}
 SHAPES = {
     "GRPO": {"max_steps": STEPS, "per_device_train_batch_size": BATCH, "num_generations": G},
     "OnlineDPO": {"max_steps": STEPS, "per_device_train_batch_size": BATCH // 2, "max_length": 200},

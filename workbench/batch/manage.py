@@ -14,12 +14,12 @@ from ..runs.files import open_plain
 from ..runs.owner import boot, works_in
 from ..runs.ownership import describe_owner, take_run, update_run
 from ..runs.run import Run, list_runs, load_run
+from ..runs.status import GOING
 from ..runs.stop_request import request_stop
 from ..runs.text import one_line, printable
 from .display import failing, outcome, steps_of, title
 from .slurm_state import cancel_job, refresh
 
-_GOING = ("queued", "running")
 _PIECE = 1_000_000  # bytes of a log at a time
 
 
@@ -44,7 +44,7 @@ def find_run(name: str, root: Path | None = None) -> Run:
 def look(runs: Sequence[Run]) -> list[tuple[Run, dict | None]]:
     """Each run with its status, which is read once for those that have ended; None where it cannot be read."""
     found = [(run, _readable_status(run)) for run in runs]
-    jobs = {run for run, status in found if status and status["state"] in _GOING and status["owner"].get("job")}
+    jobs = {run for run, status in found if status and status["state"] in GOING and status["owner"].get("job")}
     refresh(list(jobs))
     return [(run, _readable_status(run) if run in jobs else status) for run, status in found]
 
@@ -63,7 +63,7 @@ def status_line(run: Run, status: dict | None = None) -> str:
         RunError, OSError: the run cannot be read.
     """
     status = status or run.status
-    if status["state"] not in _GOING:
+    if status["state"] not in GOING:
         parts = [outcome(run, status)]
     else:
         owner = status["owner"]
@@ -79,7 +79,7 @@ def status_row(run: Run, status: dict | None = None) -> dict:
     row = {"run": str(run.path), "notebook": run.notebook, "id": run.id}
     row |= {key: status.get(key) for key in ("state", "error", "times", "owner")}
     return row | {
-        "progress": (status["state"] in _GOING and steps_of(run)) or None,
+        "progress": (status["state"] in GOING and steps_of(run)) or None,
         "headline": result.get("headline"),
         "failed_checks": failing(result),
     }
@@ -89,7 +89,7 @@ def _duration(status: dict) -> list[str]:
     times = status.get("times", {})
     if "running" not in times:
         return []
-    end = time.time() if status["state"] in _GOING else times.get(status["state"], times["running"])
+    end = time.time() if status["state"] in GOING else times.get(status["state"], times["running"])
     return [f"{max(0.0, end - times['running']):.0f} s"]
 
 
@@ -105,7 +105,7 @@ def read_log(run: Run, follow: bool = False) -> Iterator[str]:
     job_log = Path(run.status["owner"].get("log") or path)
     decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
     while True:
-        ended = run.status["state"] not in _GOING  # looked up first: what is written before the end is still read
+        ended = run.status["state"] not in GOING  # looked up first: what is written before the end is still read
         if ended and not os.path.lexists(path):
             path = job_log
         if os.path.lexists(path):
@@ -135,7 +135,7 @@ def cancel(run: Run, grace: float = 60.0, *, force: bool = False) -> None:
     """
     refresh([run])
     status = run.status
-    if status["state"] not in _GOING:
+    if status["state"] not in GOING:
         raise RunError(f"{run.notebook}/{run.id}: is {status['state']}; only a queued or running run can be cancelled")
     if status["state"] == "running" and grace > 0 and steps_of(run):
         request_stop(run, "cancelled")
@@ -177,7 +177,7 @@ def _terminate(run: Run, pid: int) -> None:
 
 def _ends_within(run: Run, seconds: float) -> bool:
     end = time.monotonic() + seconds
-    while run.status["state"] in _GOING:
+    while run.status["state"] in GOING:
         if time.monotonic() > end:
             return False
         time.sleep(0.3)

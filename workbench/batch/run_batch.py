@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import MissingDependencyError, ParameterError, RunError
 from ..reports import build_report
 from ..runs.run import Run, load_run, runs_root
-from ..runs.status import set_status
+from ..runs.status import GOING, set_status
 from . import local, slurm, slurm_state
 from .display import SweepProgress, failed_checks, outcome
 from .execute import execute_run, interruptible
@@ -128,7 +128,7 @@ def _follow(entries: Sequence[Entry]) -> None:
         with interruptible(), SweepProgress(entries) as progress:
             while active:
                 slurm_state.refresh([e.run for e in active])
-                for entry in [e for e in active if e.state not in ("queued", "running")]:
+                for entry in [e for e in active if e.state not in GOING]:
                     active.remove(entry)
                     progress.finished(entry)
                 progress.show([e for e in active if e.state == "running"])

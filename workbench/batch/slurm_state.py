@@ -12,7 +12,7 @@ from pathlib import Path
 from ..errors import RunError
 from ..runs.files import read_tail
 from ..runs.run import Run
-from ..runs.status import set_status
+from ..runs.status import GOING, set_status
 
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _STARTED = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT")
@@ -193,7 +193,7 @@ def refresh(runs: Sequence[Run]) -> None:
     Slurm does not answer, nothing is changed and a warning says so.
     """
     statuses = [(run, run.status) for run in runs]
-    going = [(r, s) for r, s in statuses if s["state"] in ("queued", "running") and s["owner"].get("job")]
+    going = [(r, s) for r, s in statuses if s["state"] in GOING and s["owner"].get("job")]
     if not going:
         return
     try:

@@ -11,6 +11,7 @@ from ..errors import RunError
 from ..runs.files import last_metrics, read_json, read_tail
 from ..runs.parts import ends_of_completions
 from ..runs.run import Run
+from ..runs.status import GOING
 from ..runs.tokens import map_text
 from .clean import shortened
 
@@ -94,7 +95,7 @@ def times(status: Mapping) -> dict[str, str]:
 def duration(status: Mapping) -> float | None:
     """Seconds from the start to the end of the last execution; None when one of them is unknown."""
     found, state = status.get("times", {}), status["state"]
-    if state in ("queued", "running") or "running" not in found or found.get(state, 0) < found["running"]:
+    if state in GOING or "running" not in found or found.get(state, 0) < found["running"]:
         return None
     return found[state] - found["running"]
 
