@@ -115,11 +115,21 @@ def test_an_owner_that_lost_its_run_is_interrupted_within_a_beat(tmp_path, monke
         until(lambda: (run.path / "heartbeat").stat().st_mtime_ns > first, "a beat")
         give_to(run, token="of another", pid=os.getppid())
         time.sleep(60)
-    until(lambda: not _beating(), "the heart to stop")
+    until(lambda: not _beating(run), "the heart to stop")
 
 
-def _beating() -> bool:
-    return any(thread.name.startswith("heartbeat") for thread in threading.enumerate())
+def _beating(run) -> bool:
+    return any(thread.name == f"heartbeat of {run.path}" for thread in threading.enumerate())
+
+
+def test_a_heart_stops_though_another_run_of_this_process_beats_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(ownership, "HEARTBEAT_S", 0.05)
+    ended, going = (open_run("notebook", str(tmp_path / "notebook" / name), {"seed": 1}) for name in "12")
+    save_result(ended, headline={"name": "n", "value": 1}, checks={}, numbers={})
+    until(lambda: not _beating(ended), "the heart to stop")
+    assert _beating(going)
+    save_result(going, headline={"name": "n", "value": 1}, checks={}, numbers={})
+    until(lambda: not _beating(going), "the heart to stop")
 
 
 def test_a_set_up_cell_that_runs_twice_keeps_its_run(tmp_path, monkeypatch):
@@ -129,11 +139,11 @@ def test_a_set_up_cell_that_runs_twice_keeps_its_run(tmp_path, monkeypatch):
     open_run("notebook", str(run.path), {"seed": 1})
     assert owner_of(run)["token"] == token
     save_result(run, headline={"name": "n", "value": 1}, checks={}, numbers={})
-    until(lambda: not _beating(), "the heart to stop")
+    until(lambda: not _beating(run), "the heart to stop")
     open_run("notebook", str(run.path), {"seed": 1})  # it ended; this is a new start
     assert owner_of(run)["token"] != token and run.status["state"] == "running"
     save_result(run, headline={"name": "n", "value": 1}, checks={}, numbers={})
-    until(lambda: not _beating(), "the heart to stop")
+    until(lambda: not _beating(run), "the heart to stop")
 
 
 def test_a_run_that_this_process_ended_may_be_taken_by_another_at_once(tmp_path, monkeypatch):
@@ -143,7 +153,7 @@ def test_a_run_that_this_process_ended_may_be_taken_by_another_at_once(tmp_path,
     status = read_json(run.path / "status.json", {})  # before the heart has looked again
     write_json(run.path / "status.json", status | {"state": "running"})
     give_to(run, token="of another", pid=os.getppid())
-    until(lambda: not _beating(), "the heart to stop")  # and no KeyboardInterrupt
+    until(lambda: not _beating(run), "the heart to stop")  # and no KeyboardInterrupt
 
 
 def test_a_kernel_of_a_runner_works_for_it_and_knows_when_the_run_is_lost(tmp_path, monkeypatch):

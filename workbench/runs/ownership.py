@@ -94,7 +94,7 @@ def taken_away(folder: Path) -> bool:
 def kept(folder: Path, token: str) -> Iterator[None]:
     """While open, show life; when another process has taken the run, raise KeyboardInterrupt in the main thread."""
     over = threading.Event()
-    threading.Thread(target=_beat_until, args=(folder, token, over), daemon=True, name="heartbeat").start()
+    _start_heart(folder, token, over)
     try:
         yield
     finally:
@@ -103,7 +103,12 @@ def kept(folder: Path, token: str) -> Iterator[None]:
 
 def keep(folder: Path, token: str) -> None:
     """As `kept`, until the run ends: for a notebook's kernel, which no runner started."""
-    threading.Thread(target=_beat_until, args=(folder, token, threading.Event()), daemon=True, name="heartbeat").start()
+    _start_heart(folder, token, threading.Event())
+
+
+def _start_heart(folder: Path, token: str, over: threading.Event) -> None:
+    name = f"heartbeat of {folder}"
+    threading.Thread(target=_beat_until, args=(folder, token, over), daemon=True, name=name).start()
 
 
 def _beat_until(folder: Path, token: str, over: threading.Event) -> None:
