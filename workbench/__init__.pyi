@@ -5,6 +5,7 @@ from .consistency.padding_report import padding_report
 from .consistency.positions import position_ids, with_position_ids
 from .curves.agreement import agreement
 from .curves.baselines import load_baseline
+from .curves.beside import show_beside
 from .curves.curve import Curve
 from .curves.stats import seed_interval
 from .generation.backends import save_policy
@@ -28,6 +29,6 @@ __all__ = [
     "length_reward", "list_runs", "load_baseline", "load_prompts", "load_run", "make_recipe", "mismatch_report",
     "monitor_padding", "OnlineDPOTrainer", "open_run", "pad_batch", "padding_report", "position_ids", "PPOTrainer",
     "ratio_report", "resolve_model", "RLOOTrainer", "Sampling", "save_policy", "save_result", "seed_interval",
-    "ServerSampler", "stop_report", "StopRule", "StopSpec", "token_logprobs", "train_grpo", "train_online_dpo",
+    "ServerSampler", "show_beside", "stop_report", "StopRule", "StopSpec", "token_logprobs", "train_grpo", "train_online_dpo",
     "train_ppo", "train_rloo", "TransformersSampler", "VLLMSampler", "with_position_ids",
 ]

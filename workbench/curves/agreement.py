@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import ParameterError
-from .curve import Curve, why_incomparable
+from .curve import Curve, stretches, why_incomparable
 from .stats import noise_covariance
 
 PARTS = 5  # a curve's shape is the means of its fifths
@@ -157,7 +157,7 @@ def _reason(found: Agreement, told: dict[str, bool], tolerance: float, unit: str
 
 def _residuals(measured: Sequence[Curve], documented: Curve) -> tuple[np.ndarray, float]:
     """Measured less documented, (runs, points all runs cover), and the covered share of the documented points."""
-    low, high = _stretches(documented)
+    low, high = stretches(documented)
     means = []
     for curve in measured:
         # A stretch that begins at its point holds its first step, the others hold their last.
@@ -171,18 +171,3 @@ def _residuals(measured: Sequence[Curve], documented: Curve) -> tuple[np.ndarray
     found = np.stack(means)
     shared = np.isfinite(found).all(axis=0)
     return found[:, shared] - documented.y[shared], float(shared.mean())
-
-
-def _stretches(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
-    """The x from which and up to which each point of a curve is a mean; they do not overlap."""
-    x, gaps = curve.x, np.diff(curve.x)
-    before, after = np.concatenate([gaps[:1], gaps]), np.concatenate([gaps, gaps[-1:]])
-    if curve.span is not None:
-        before = after = np.full(len(x), curve.span)
-    share = {"end": 1, "centre": 0.5, "start": 0}[curve.at]  # of the stretch that lies before its point
-    low, high = x - share * before, x + (1 - share) * after
-    if curve.at == "start":
-        high[:-1] = np.minimum(high[:-1], low[1:])
-    else:
-        low[1:] = np.maximum(low[1:], high[:-1])
-    return low, high

@@ -89,6 +89,27 @@ def why_incomparable(first: Curve, *others: Curve) -> str:
     return ""
 
 
+def stretches(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
+    """The x from which and up to which each point of a curve is a mean, (N,) each; they do not overlap.
+
+    Example:
+        >>> stretches(Curve("documented", [10, 20, 30], [-368, -370, -313], "characters"))
+        (array([ 0., 10., 20.]), array([10., 20., 30.]))
+    """
+    x, gaps = curve.x, np.diff(curve.x)
+    if curve.span is not None or len(x) == 1:
+        before = after = np.full(len(x), curve.span or 1.0)
+    else:
+        before, after = np.concatenate([gaps[:1], gaps]), np.concatenate([gaps, gaps[-1:]])
+    share = {"end": 1, "centre": 0.5, "start": 0}[curve.at]  # of the stretch that lies before its point
+    low, high = x - share * before, x + (1 - share) * after
+    if curve.at == "start":
+        high[:-1] = np.minimum(high[:-1], low[1:])
+    else:
+        low[1:] = np.maximum(low[1:], high[:-1])
+    return low, high
+
+
 def running_mean(values: ArrayLike, window: int) -> np.ndarray:
     """Mean of each value and the `window - 1` before it, of fewer at the start; a NaN is left out of the means.
 

@@ -105,7 +105,7 @@ def show_training(metrics: pd.DataFrame, *, title: str, label: str = "run") -> D
         raise ParameterError(f"metrics lack {', '.join(missing)}; they have {', '.join(metrics.columns)}")
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     for n, (ax, (column, name)) in enumerate(zip(figure.subplots(1, 3), _PANELS, strict=True)):
-        run = _series("", label, [Curve(label, metrics["step"], metrics[column], name)])
+        run = series_of("", label, [Curve(label, metrics["step"], metrics[column], name)])
         _draw(ax, run, f"{label}, mean of {WINDOW} steps", n)
         ax.set(xlabel="step", ylabel=name)
         ax.grid(alpha=0.25)
@@ -146,31 +146,28 @@ def show_curves(
         ParameterError: nothing to draw, a group without runs, or seeds of one group that cannot be compared.
         RunError: a run whose log does not give a curve.
     """
-    found = []
-    for name, members in measured.items():
-        found.append((name, [one if isinstance(one, Curve) else run_curve(one, metric) for one in members], False))
-    found += [(b.title, [b.curve(metric)], True) for b in documented if metric in b.curves]
+    found = to_draw(measured, documented, metric)
     if not found:
         raise ParameterError(f"nothing to draw: no runs, and no baseline has a curve {metric!r}")
     letters, rng = itertools.cycle(string.ascii_uppercase), np.random.default_rng(seed)
-    panels = [[_series(next(letters), *one, window=window, rng=rng) for one in panel] for panel in _panels(found)]
+    panels = [[series_of(next(letters), *one, window=window, rng=rng) for one in panel] for panel in panels_of(found)]
     columns = 1 if len(panels) == 1 else 2
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(9 if columns == 1 else 14, 4.6 * rows), layout="constrained")
     for n, panel in enumerate(panels, 1):
-        _draw_panel(figure.add_subplot(rows, columns, n), panel, metric)
+        draw_panel(figure.add_subplot(rows, columns, n), panel, metric)
     figure.suptitle(title)
     drawn = [series for panel in panels for series in panel]
     return DescribedFigure(
         figure,
         alt=f"{title}. {len(panels)} panel{'s' * (len(panels) > 1)}. {' '.join(s.sentence for s in drawn)}",
         table=pd.concat([s.table for s in drawn], ignore_index=True),
-        caption=_caption(panels, [b.title for b in documented if metric not in b.curves], metric, window),
+        caption=caption_of(panels, [b.title for b in documented if metric not in b.curves], metric, window),
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class _Series:
+class Series:
     """A group of seeds, or one documented run, with what is drawn of it."""
 
     letter: str
@@ -197,7 +194,21 @@ class _Series:
         )
 
 
-def _panels(found: list[tuple]) -> list[list]:
+def to_draw(
+    measured: Mapping[str, Sequence[Curve] | Sequence[Run]], documented: Sequence[Baseline], metric: str
+) -> list[tuple[str, list[Curve], bool]]:
+    """Name, curves and whether documented: of each group, and of each documented run with numbers for the metric.
+
+    Raises:
+        RunError: a run whose log does not give a curve.
+    """
+    found = []
+    for name, members in measured.items():
+        found.append((name, [one if isinstance(one, Curve) else run_curve(one, metric) for one in members], False))
+    return found + [(b.title, [b.curve(metric)], True) for b in documented if metric in b.curves]
+
+
+def panels_of(found: list[tuple]) -> list[list]:
     """Series that belong on one axis, together; the seeds of each have to."""
     panels: dict[tuple, list] = {}
     for name, curves, documented in found:
@@ -210,7 +221,7 @@ def _panels(found: list[tuple]) -> list[list]:
     return list(panels.values())
 
 
-def _series(letter: str, name: str, curves: list[Curve], documented: bool = False, *, window=1, rng=None) -> _Series:
+def series_of(letter: str, name: str, curves: list[Curve], documented: bool = False, *, window=1, rng=None) -> Series:
     if documented:
         x, interval = curves[0].x, one_seed(curves[0].y)
     elif len(curves) == 1:
@@ -218,10 +229,10 @@ def _series(letter: str, name: str, curves: list[Curve], documented: bool = Fals
     else:
         x, values = on_common_x([dataclasses.replace(c, y=running_mean(c.y, window)) for c in curves])
         interval = seed_interval(values, rng)
-    return _Series(letter, name, curves, documented, x, interval)
+    return Series(letter, name, curves, documented, x, interval)
 
 
-def _draw(ax, series: _Series, label: str, n: int) -> None:
+def _draw(ax, series: Series, label: str, n: int) -> None:
     color, middle = COLORS[n % len(COLORS)], series.interval.estimate
     if series.documented:
         marks = {"marker": MARKERS[n % len(MARKERS)], "markersize": 4, "markerfacecolor": "white"}
@@ -233,7 +244,7 @@ def _draw(ax, series: _Series, label: str, n: int) -> None:
     ax.plot(series.x, middle, color=color, linestyle=STYLES[n % len(STYLES)], linewidth=2, label=label, marker=marker)
 
 
-def _draw_panel(ax, panel: list[_Series], metric: str) -> None:
+def draw_panel(ax, panel: list[Series], metric: str) -> None:
     """Every series, with its letter at its end; letters that would overlap are moved apart."""
     for n, one in enumerate(panel):
         seeds = "" if one.documented else f", n = {one.seeds}" + (", no band" if len(one.curves) == 1 else "")
@@ -256,7 +267,7 @@ def _draw_panel(ax, panel: list[_Series], metric: str) -> None:
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize=9, frameon=False)
 
 
-def _caption(panels: list[list[_Series]], without: list[str], metric: str, window: int) -> str:
+def caption_of(panels: list[list[Series]], without: list[str], metric: str, window: int) -> str:
     drawn = [one for panel in panels for one in panel]
     banded, text = [one for one in drawn if len(one.curves) > 1], []
     if banded:
