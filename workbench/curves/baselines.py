@@ -38,6 +38,7 @@ class Baseline:
     curves: dict
     figures: dict
     unknown: list
+    recorded: dict = dataclasses.field(default_factory=dict)
 
     def curve(self, metric: str = "reward") -> Curve:
         """One of the documented curves.
@@ -45,10 +46,26 @@ class Baseline:
         Raises:
             ParameterError: names the curves there are, and the nearest spelling.
         """
-        found = _known(f"{self.name} has no curve", metric, self.curves)
-        x, y = np.array(found["points"], float).T  # null becomes NaN
+        y = np.array(self._stored(metric)["points"], float)[:, 1]  # null becomes NaN
+        return self._drawn(metric, self.title, y)
+
+    def curves_by_seed(self, metric: str = "reward") -> list[Curve]:
+        """The same curve of each seed, where the file holds them; `curve` is their mean. Empty where it does not.
+
+        Raises:
+            ParameterError: names the curves there are, and the nearest spelling.
+        """
+        by_seed = self._stored(metric).get("by_seed", {})
+        return [self._drawn(metric, f"{self.name}, seed {seed}", np.array(y, float)) for seed, y in by_seed.items()]
+
+    def _stored(self, metric: str) -> dict:
+        return _known(f"{self.name} has no curve", metric, self.curves)
+
+    def _drawn(self, metric: str, label: str, y: np.ndarray) -> Curve:
+        found = self._stored(metric)
         span = found.get("steps_per_point") if found["x"] == "step" else None
-        return Curve(self.title, x, y, found["unit"], found["low"], found["high"], found["x"], found["at"], span)
+        x = np.array([point[0] for point in found["points"]], float)
+        return Curve(label, x, y, found["unit"], found["low"], found["high"], found["x"], found["at"], span)
 
     def figure(self, name: str) -> float:
         """The value of one of the figures.
@@ -89,15 +106,45 @@ def load_baseline(name: str) -> Baseline:
     path = _known("unknown baseline", name, _files())
     value = read_json(path.resolve(), {})  # the user's own file, which may be a link
     fields = {f.name for f in dataclasses.fields(Baseline)}
-    if value.keys() != fields:
-        missing, odd = sorted(fields - value.keys()), sorted(value.keys() - fields)
+    if value.keys() | {"recorded"} != fields:
+        missing, odd = sorted(fields - value.keys() - {"recorded"}), sorted(value.keys() - fields)
         raise ParameterError(f"{path}: lacks {missing}, does not know {odd}; see data/README.md")
     if value["name"] != name:
         raise ParameterError(f"{path}: its name is {value['name']!r}; a baseline is named as its file")
     for metric, curve in value["curves"].items():
         if absent := {"unit", "low", "high", "x", "at", "points"} - curve.keys():
             raise ParameterError(f"{path}: curve {metric!r} lacks {sorted(absent)}; see data/README.md")
+        _check_seeds(path, metric, curve)
+    _check_units(path, value)
     return Baseline(**value)
+
+
+def _check_units(path: Path, value: dict) -> None:
+    """Two curves are judged to be comparable by their units: each has one, and the reward's curve has the reward's."""
+    curves, figures = value["curves"].items(), value["figures"].items()
+    places = {"reward": value["reward"]}
+    places |= {f"curve {name!r}": part for name, part in curves} | {f"figure {name!r}": part for name, part in figures}
+    for place, part in places.items():
+        unit = part.get("unit")
+        if not isinstance(unit, str) or not unit.strip():
+            shown = f"unit={unit!r}" if "unit" in part else "no unit"
+            raise ParameterError(
+                f"{path}: {place}: {shown}; expected words such as 'characters from the target of 20', see data/README.md"
+            )
+    reward = value["reward"]["unit"]
+    if (drawn := value["curves"].get("reward", {}).get("unit", reward)) != reward:
+        raise ParameterError(
+            f"{path}: curve 'reward' has unit={drawn!r}, the reward itself {reward!r}; expected one unit for both"
+        )
+
+
+def _check_seeds(path: Path, metric: str, curve: dict) -> None:
+    for seed, values in curve.get("by_seed", {}).items():
+        if len(values) != len(curve["points"]):
+            raise ParameterError(
+                f"{path}: curve {metric!r}, seed {seed}: {len(values)} values; expected {len(curve['points'])}, one for "
+                "each of the curve's points"
+            )
 
 
 def import_trainer_state(path: str | os.PathLike):

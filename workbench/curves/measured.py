@@ -15,10 +15,12 @@ from .stats import one_seed, seed_interval
 
 TAIL = 20  # steps at the end whose mean is a run's result
 
-_UNITS = {  # unit and bounds of TRL's own metrics; those of a reward stand in the run's recipe.json
+_UNITS = {  # unit and bounds of metrics of TRL and of the padding monitor; those of a reward stand in the run's recipe.json
     "completions/mean_length": ("tokens", 0.0, None),
     "completions/clipped_ratio": ("share of completions", 0.0, 1.0),
     "frac_reward_zero_std": ("share of groups", 0.0, 1.0),
+    "padding/max_difference": ("nats", 0.0, None),
+    "padding/mean_difference": ("nats", 0.0, None),
 }
 
 
@@ -69,15 +71,15 @@ def run_curve(
     return Curve(f"{run.notebook}, seed {_seed(run)}", x, values, unit or known_unit, low, high, axis)
 
 
-def _training(folder: Path) -> dict:
-    """The training's `recipe.json`; folders of older runs hold the recipe's fields and nothing else there."""
+def training_of(folder: Path) -> dict:
+    """A training's `recipe.json`; folders of older runs hold the recipe's fields and nothing else there."""
     found = read_json(folder / "recipe.json", {})
     return found if "recipe" in found else {"recipe": found}
 
 
 def _recorded_reward(run: Run, metric: str) -> tuple[str, float | None, float | None]:
     """Unit, lowest and highest value of the reward, where the run has one reward function and says what it returns."""
-    rewards = _training(run.path).get("reward_funcs", [])
+    rewards = training_of(run.path).get("reward_funcs", [])
     if metric != "reward" or len(rewards) != 1 or not rewards[0]["unit"]:
         return "as logged", None, None
     return rewards[0]["unit"], rewards[0]["lowest"], rewards[0]["highest"]
@@ -110,7 +112,7 @@ def _prompts_per_step(run: Run) -> float:
 
 
 def _seed(run: Run) -> int | None:
-    return (_training(run.path)["recipe"] or run.params).get("seed")
+    return (training_of(run.path)["recipe"] or run.params).get("seed")
 
 
 def measured_groups(
@@ -146,7 +148,7 @@ def measured_groups(
                 left_out.append(str(error))
                 continue
             inside = re.sub(r"\d+", "", folder.relative_to(run.path).as_posix()).strip(".-_/ ")
-            training = _training(folder)
+            training = training_of(folder)
             recipe = {k: v for k, v in training["recipe"].items() if k != "seed"}
             record = json.dumps(training | {"recipe": recipe}, sort_keys=True)
             group = (_name(label, inside, recipe), label, inside, record)
