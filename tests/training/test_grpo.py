@@ -242,7 +242,8 @@ class Generates:
     """What GroupingMixin stands before: TRL's generation, its rows of ids second."""
 
     def __init__(self, rows, ends, logprobs):
-        self.rows, self._ends, self.engine_tap = rows, ends, SimpleNamespace(logprobs=logprobs)
+        self.rows, self._ends = rows, ends
+        self.engine_tap = SimpleNamespace(logprobs=logprobs, requests=2, prompt_tokens=12)
         self.model, self._metrics = SimpleNamespace(training=True), {"train": defaultdict(list)}
         self.num_generations, self.use_vllm, self.temperature = 2, True, 1.0
         self.accelerator = SimpleNamespace(num_processes=1)
@@ -266,7 +267,11 @@ def test_copies_far_beyond_chance_are_refused_and_rows_of_several_turns_are_not_
     for ends, logprobs in (([], last_turn), ([], [[-20.0]] * 4), (["end"] * 4, none)):
         trainer = Checked(copies, ends, logprobs)
         trainer._generate(None)
-        assert trainer._metrics["train"]["groups/identical"] == [0.5]
+        assert trainer._metrics["train"] == {
+            "groups/identical": [0.5],
+            "vllm/requests": [2],
+            "vllm/prompt_tokens": [12],
+        }
 
 
 def test_rows_without_a_prompt_which_an_environment_owns_are_grouped_as_rows():

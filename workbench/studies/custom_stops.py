@@ -24,6 +24,8 @@ STOCK_MASKED, STOCK_UNMASKED, OURS = "stock, masked", "stock, unmasked", "workbe
 class ObservedGRPOTrainer(RecordingMixin, trl.GRPOTrainer):
     """Stock `trl.GRPOTrainer`, recorded: each row's real end is noted beside what TRL takes it for. Nothing is mended.
 
+    It also logs `vllm/requests` and `vllm/prompt_tokens`, as the workbench's trainer does.
+
     Args:
         stops: that the engine was given through `generation_kwargs`.
         *args, **kwargs: TRL's, and `out_dir`.
@@ -34,6 +36,14 @@ class ObservedGRPOTrainer(RecordingMixin, trl.GRPOTrainer):
         self._rule = StopRule(stops, self._tokenizer, self.model.generation_config)
         if self.use_vllm:
             install_cpu_sync(self.vllm_generation, self.args.output_dir)
+            self._ask = self.vllm_generation.llm.generate
+            self.vllm_generation.llm.generate = self._ask_and_count
+
+    def _ask_and_count(self, prompts, *args, **kwargs):
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        metrics["vllm/requests"].append(len(prompts))
+        metrics["vllm/prompt_tokens"].append(sum(len(prompt["prompt_token_ids"]) for prompt in prompts))
+        return self._ask(prompts, *args, **kwargs)
 
     def _generate(self, prompts):
         generated = super()._generate(prompts)

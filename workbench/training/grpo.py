@@ -19,7 +19,7 @@ class GroupingMixin:
     """Refuses a batch whose groups are not G completions of one prompt, or G copies of one sample.
 
     Logs `groups/identical`, the share of groups whose completions are all the same: a sharp policy has such groups rightly,
-    and learns nothing from them.
+    and learns nothing from them. On vLLM also `vllm/requests` and `vllm/prompt_tokens`, what this process asked for.
     """
 
     def _generate_and_score_completions(self, inputs):
@@ -35,10 +35,13 @@ class GroupingMixin:
         if not hasattr(self, "num_generations"):  # see `StoppingMixin._generate`
             return generated
         rows, size = [list(ids[:]) for ids in generated[1]], self._group_size()
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        if self.use_vllm:
+            metrics["vllm/requests"].append(self.engine_tap.requests)
+            metrics["vllm/prompt_tokens"].append(self.engine_tap.prompt_tokens)
         if size > 1 and len(rows) % size == 0:
             identical = identical_groups(rows, size)
-            share = len(identical) * size / len(rows)
-            self._metrics["train" if self.model.training else "eval"]["groups/identical"].append(share)
+            metrics["groups/identical"].append(len(identical) * size / len(rows))
             # RLOO asks for no log-probs, and of several turns (tools, a rollout function) there are the last one's only.
             judged = self._ends and self.use_vllm and len(self.engine_tap.logprobs) == len(rows)
             if identical and judged and self.temperature > 0:
