@@ -15,7 +15,7 @@ from ..runs.run import Run
 from .baselines import Baseline
 from .curve import Curve, why_incomparable
 from .figures import COLORS, DescribedFigure, caption_of, describe_curve, draw_panel, panels_of, series_of, to_draw
-from .shape import outline, running_means, start_and_rise, window_of
+from .shape import outlines, running_means, start_and_rise, window_of
 
 COLUMNS = 3  # of the small panels
 
@@ -103,11 +103,9 @@ def _drawn(panels: list[list], apart: list[tuple], metric: str) -> Figure:
 
 def _shapes(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
     """Share of the steps (points,), and y of each seed (seeds, points), normalised as the mean over seeds is."""
-    points = min(len(outline(c).y) for c in curves)
-    outlines = [outline(c, points) for c in curves]
-    y = np.stack([o.y for o in outlines])
+    share, y = outlines(curves)
     start, rise = start_and_rise(y.mean(axis=0))
-    return outlines[0].share, (y - start) / (rise or 1.0)
+    return share, (y - start) / (rise or 1.0)
 
 
 def _draw_shape(ax, name: str, curves: Sequence[Curve], documented: bool) -> None:
