@@ -134,6 +134,17 @@ def test_a_reward_s_unit_and_bounds_are_those_that_the_training_recorded(tmp_pat
         run_curve(training(tmp_path, "1", 0, reward_funcs=[LENGTH]))
 
 
+def test_a_weighted_reward_has_no_unit_but_its_function_s_own_metric_has(tmp_path):
+    run = training(tmp_path, "0", 0, rewards=(-9, -2), reward_funcs=[LENGTH])
+    log = [row | {"rewards/reward_len/mean": 10 * row["reward"]} for row in rows(-9, -2)]
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
+    record = json.loads((run.path / "recipe.json").read_text())
+    for weights, unit in (([0.1], "as logged"), ([1.0], LENGTH["unit"])):
+        (run.path / "recipe.json").write_text(json.dumps(record | {"overrides": {"reward_weights": weights}}))
+        assert run_curve(run).unit == unit
+        assert run_curve(run, "rewards/reward_len/mean").unit == LENGTH["unit"]
+
+
 def test_of_several_or_unknown_reward_functions_no_unit_is_assumed_and_nothing_is_compared(tmp_path):
     documented = load_baseline("w3ng-qwen2.5-1.5b-tldr-grpo").curve()
     for name, functions in {"two": [LENGTH, LENGTH], "unknown": [UNKNOWN], "none": []}.items():

@@ -24,9 +24,11 @@ from peft import LoraConfig
 from trainers import OURS
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
+from workbench.errors import ParameterError
 from workbench.generation.stops import StopSpec
 from workbench.runs.run import Run
 from workbench.training.folder import is_finished, train_recipe, training_record
+from workbench.training.ppo import train_ppo
 from workbench.training.recipes import load_prompts, make_recipe
 
 pytestmark = pytest.mark.slow
@@ -50,7 +52,6 @@ trl_has_none("accumulation > generation", "steps_per_generation", "OnlineDPO", "
 trl_has_none("iterations", "num_iterations", "OnlineDPO")
 trl_has_none("loss types", "loss_type", "RLOO", "PPO")
 trl_has_none("eval groups", "num_generations_eval", "OnlineDPO", "PPO")
-trl_has_none("None", "reward_funcs", "PPO")
 
 
 def setting(configuration: str, kind: str) -> tuple[dict, dict]:
@@ -212,6 +213,28 @@ def test_rewards_of_none_count_as_in_stock_and_are_recorded_as_no_number(kind, a
     assert rows["reward"].isna().tolist() == [at == 0 for at in place]  # nobody could score it
     assert (rows["advantage"][rows["reward"].isna()] == 0).all()
     assert got.log[0]["reward"] == pytest.approx(rows[rows["step"] == 1]["reward"].mean())
+
+
+@shows("None", "PPO")
+def test_ppo_counts_none_as_nothing_and_refuses_a_row_that_no_function_scored(kind, tmp_path):
+    def half(completions, **_):
+        return [None if n % 2 else 3.0 for n in range(len(completions))]
+
+    recipe = make_recipe("search", dataset="search", max_steps=STEPS, per_device_train_batch_size=BATCH)
+    train_ppo(recipe, reward_funcs=[half, reward], reward_weights=[1.0, 0.5], out_dir=tmp_path / "half")
+    rows = Run(tmp_path / "half").completions
+    assert rows["half"].isna().tolist() == [n % 2 == 1 for n in range(len(rows))]
+    expected = rows["half"].fillna(0.0) + 0.5 * rows["reward (function)"]
+    assert rows["reward"].tolist() == pytest.approx(expected.tolist())
+    with pytest.raises(ParameterError, match="half returned None; at least one reward function has to score it"):
+        train_ppo(recipe, reward_funcs=half, out_dir=tmp_path / "nobody")
+
+
+@shows("None", *POLICY)
+def test_a_function_that_is_called_like_the_sum_does_not_take_its_column(kind, tmp_path):
+    watched("ours", kind, {"reward_weights": [2.0]}, out_dir=tmp_path)
+    rows = Run(tmp_path).completions
+    assert rows["reward"].tolist() == pytest.approx((2.0 * rows["reward (function)"]).tolist())
 
 
 @shows("None", "OnlineDPO")

@@ -181,3 +181,123 @@ def test_a_pad_that_ends_a_response_is_refused_whichever_of_the_eos_ids_it_is(st
     recipe = make_recipe(str(tmp_path / "model"), dataset="starter", max_steps=1)
     with pytest.raises(ParameterError, match=r"pad token id 0: PPO masks by it, so it must .* none of the EOS ids"):
         train_ppo(recipe, out_dir=tmp_path / "run")
+
+
+# --- reward functions ------------------------------------------------------------------------------------------------
+
+
+def characters(completions, **_):
+    return [float(len(text)) for text in completions]
+
+
+def train_on_search(out_dir, reward_funcs, steps=UPDATES, **options):
+    from workbench.training.ppo import train_ppo
+
+    recipe = make_recipe("search", dataset="search", max_steps=steps, per_device_train_batch_size=BATCH)
+    recipe = make_recipe(**{**recipe.__dict__, "max_completion_length": 16})
+    return train_ppo(recipe, out_dir=out_dir, reward_funcs=reward_funcs, **options), Run(out_dir)
+
+
+def test_reward_functions_get_the_rows_that_they_score_with_their_columns(tmp_path):
+    seen = []
+
+    def matching(prompts, completions, completion_ids, answer, trainer_state, **_):
+        seen.append((prompts, completions, completion_ids, answer, trainer_state.global_step))
+        return [0.0] * len(prompts)
+
+    # Two pieces an update, and as many updates as one epoch and a half has: the order of rows changes in between.
+    fields = {"local_rollout_forward_batch_size": 8}
+    trainer, run = train_on_search(tmp_path, matching, steps=11, num_ppo_epochs=1, **fields)
+    assert [len(prompts) for prompts, *_ in seen] == [8] * 22
+    assert [step for *_, step in seen] == [n // 2 for n in range(22)]
+    pairs = [pair for prompts, _, _, answer, _ in seen for pair in zip(prompts, answer, strict=True)]
+    assert all(call.removeprefix("<search>").removesuffix("</search>") in prompt for prompt, call in pairs)
+    assert len(set(pairs)) > 100
+    assert run.completions["prompt"].tolist() == [prompt for prompt, _ in pairs]
+    assert run.completions["completion"].tolist() == [text for _, texts, *_ in seen for text in texts]
+    ids = [row for _, _, rows, *_ in seen for row in rows]
+    assert run.completions["completion_tokens"].tolist() == [len(row) for row in ids]
+    assert all(trainer.processing_class.pad_token_id not in row for row in ids)
+
+
+def test_the_reward_is_the_weighted_sum_and_each_function_has_its_column_and_metric(tmp_path):
+    from workbench import exact_match_reward
+
+    exact = exact_match_reward("answer")
+    _, run = train_on_search(tmp_path, [characters, exact], reward_weights=[0.1, 2.0])
+    rows, metrics = run.completions, run.metrics
+    assert rows["characters"].tolist() == rows["completion"].str.len().tolist()
+    assert rows["reward"].tolist() == pytest.approx(
+        (0.1 * rows["characters"] + 2.0 * rows["reward_exact_match"]).tolist()
+    )
+    for name, column in {"reward": "reward", "rewards/characters/mean": "characters"}.items():
+        assert metrics[name].tolist() == pytest.approx(rows.groupby("step")[column].mean().tolist(), rel=1e-5)
+    spread = rows.groupby("step")["reward_exact_match"].std().tolist()
+    assert metrics["rewards/reward_exact_match/std"].tolist() == pytest.approx(spread)
+    assert metrics["reward"].tolist() == metrics["objective/scores"].tolist()
+
+
+def test_with_a_reward_function_the_policy_learns(tmp_path, starter_folder):
+    from workbench import length_reward
+    from workbench.training.ppo import train_ppo
+
+    recipe = make_recipe("starter", max_steps=20, per_device_train_batch_size=BATCH, learning_rate=1e-3)
+    train_ppo(recipe, out_dir=tmp_path, reward_funcs=length_reward(20), reward_weights=[0.1], num_ppo_epochs=2)
+    rewards = Run(tmp_path).metrics["rewards/reward_len/mean"]
+    assert rewards[:3].mean() < -20 and rewards[-5:].mean() > -12
+
+
+def test_the_penalty_for_a_missing_stop_falls_on_the_sum_of_the_functions(tmp_path):
+    _, run = train_on_search(tmp_path, characters, missing_eos_penalty=1000.0, response_length=8)
+    rows = run.completions
+    assert set(rows["finish_reason"]) == {"stop", "length"}
+    expected = rows["characters"] - 1000.0 * (rows["finish_reason"] == "length")
+    assert rows["reward"].tolist() == pytest.approx(expected.tolist())
+
+
+def test_rows_sampled_for_evaluation_are_scored_with_their_own_columns_and_not_recorded(tmp_path):
+    seen = []
+
+    def matching(prompts, completions, answer, **_):
+        seen.append(list(zip(prompts, answer, strict=True)))
+        return [1.0] * len(prompts)
+
+    trainer, run = train_on_search(tmp_path, matching, steps=1)
+    before = len(run.completions)
+    rows = trainer.train_dataset.select(range(100, 108))
+    trainer.eval_dataset, trainer.eval_dataloader._loader = (
+        rows,
+        torch.utils.data.DataLoader(rows, batch_size=4, collate_fn=trainer.data_collator),
+    )
+    trainer.generate_completions()
+    assert [prompt for part in seen[-2:] for prompt, _ in part] == rows["prompt"]
+    assert len(run.completions) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reward_model": torch.nn.Linear(1, 1)}, "reward_model and reward_funcs: give one of the two"),
+        ({"reward_weights": [1.0, 2.0]}, r"reward_weights=\[1.0, 2.0\]: expected 1"),
+        ({"reward_funcs": []}, "reward_funcs: NoneType: expected functions"),
+        ({"reward_funcs": ["a/model"]}, "reward_funcs: str: expected functions; PPO takes one model"),
+    ],
+)
+def test_rewards_that_ppo_cannot_take_are_refused_before_anything_is_written(tmp_path, options, message):
+    with pytest.raises(ParameterError, match=message):
+        train_on_search(tmp_path / "run", **{"reward_funcs": characters} | options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_without_functions_are_refused(tmp_path):
+    with pytest.raises(ParameterError, match=r"reward_weights=.*of reward functions; a reward model has none"):
+        train_on_search(tmp_path / "run", None, reward_weights=[1.0])
+
+
+def test_an_odd_reward_ends_the_training_with_its_row_and_keeps_what_was_recorded(tmp_path):
+    def odd(completions, trainer_state, **_):
+        return [float("nan") if trainer_state.global_step and n == 3 else 1.0 for n in range(len(completions))]
+
+    with pytest.raises(ParameterError, match=r"reward function odd, row 3 \(.*\): returned nan"):
+        train_on_search(tmp_path, odd)
+    assert Run(tmp_path).metrics["step"].tolist() == [1]

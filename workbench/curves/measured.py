@@ -78,11 +78,18 @@ def training_of(folder: Path) -> dict:
 
 
 def _recorded_reward(run: Run, metric: str) -> tuple[str, float | None, float | None]:
-    """Unit, lowest and highest value of the reward, where the run has one reward function and says what it returns."""
-    rewards = training_of(run.path).get("reward_funcs", [])
-    if metric != "reward" or len(rewards) != 1 or not rewards[0]["unit"]:
-        return "as logged", None, None
-    return rewards[0]["unit"], rewards[0]["lowest"], rewards[0]["highest"]
+    """Unit, lowest and highest value of the one reward function that a metric is of, where that says what it returns.
+
+    A weighted reward has no unit of its function; the function's own metric, `rewards/<name>/mean`, has.
+    """
+    record = training_of(run.path)
+    rewards, weights = record.get("reward_funcs", []), record.get("overrides", {}).get("reward_weights")
+    alone = len(rewards) == 1 and all(weight == 1 for weight in weights or ())
+    for reward in rewards:
+        own = metric == f"rewards/{reward['name']}/mean"
+        if reward["unit"] and (own or (alone and metric == "reward")):
+            return reward["unit"], reward["lowest"], reward["highest"]
+    return "as logged", None, None
 
 
 def typed_bound(name: str, text: str) -> float | None:

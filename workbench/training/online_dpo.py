@@ -13,6 +13,7 @@ from .folder import train_recipe
 from .positions import PositionsMixin
 from .recipes import Recipe, common_fields, load_prompts, resolve_model, vllm_fields
 from .recording import TRAINER_OPTIONS, record, record_rows
+from .reward_calls import checked_all
 from .rewards import completion_text
 from .stopping import check_before_compute, obeying, with_stop_text
 from .vllm_sync import cpu_sync_online_dpo, server_without_nccl
@@ -39,6 +40,8 @@ class OnlineDPOTrainer(PositionsMixin, StockOnlineDPOTrainer):
                 "images with use_vllm=True: TRL's OnlineDPO would sample with them and score the rows without them; "
                 "sample with transformers"
             )
+        if "reward_funcs" in kwargs:
+            kwargs["reward_funcs"] = checked_all(kwargs["reward_funcs"])
         with server_without_nccl(args):
             super().__init__(model, args=args, processing_class=processing_class, **kwargs)
         self._rows: list[list[int]] = []

@@ -1,4 +1,5 @@
-"""TRL 1.12.0's PPOTrainer that stops generating where the `StopSpec` says (article A0), and records its run.
+"""TRL 1.12.0's PPOTrainer that stops generating where the `StopSpec` says (article A0), learns from reward functions too, and
+records its run.
 
 TRL's `train` is one long method without hooks. It calls two module functions, `batch_generation` and `get_reward`; while it
 runs they are replaced, so everything else is TRL's own code.
@@ -6,11 +7,14 @@ runs they are replaced, so everything else is TRL's own code.
 
 import contextlib
 import copy
+import gc
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
 import torch
+from transformers import DataCollatorWithPadding
 from trl.experimental.ppo import PPOConfig, ppo_trainer
 from trl.trainer.utils import pad
 
@@ -18,19 +22,25 @@ from ..errors import ParameterError
 from ..generation.stops import StopRule, StopSpec
 from .folder import train_recipe
 from .positions import PositionsMixin
+from .ppo_rewards import Announcing, ColumnsAside, RewardFunctions
 from .recipes import Recipe, common_fields, load_prompts, resolve_model
-from .recording import record, record_rows
+from .recording import record, record_rows, with_functions
 
 
 class PPOTrainer(PositionsMixin, ppo_trainer.PPOTrainer):
     """`trl.experimental.ppo.PPOTrainer` with early stopping by default.
 
-    Against the stock trainer: several stops at once, strings too; the missing-EOS penalty falls on rows that no stop
-    ended, whatever stop is configured (stock looks for EOS alone, trl #3750); the saved policy keeps its EOS (stock
-    writes None into its generation config). Rewards and values land at the same index as in a run padded to the limit.
+    Against the stock trainer: several stops at once, strings too; reward functions beside reward models; the missing-EOS
+    penalty falls on rows that no stop ended, whatever stop is configured (stock looks for EOS alone, trl #3750); the saved
+    policy keeps its EOS (stock writes None into its generation config). Rewards and values land at the same index as in a
+    run padded to the limit.
 
     Args:
         args, processing_class, model, ...: TRL's. `args.stop_token` and `args.stop_token_id` stay unset.
+        reward_model: TRL's, None where there are reward functions.
+        reward_funcs: one reward function or several in the convention of TRL's GRPO, in place of a reward model. They get
+            `prompts`, `completions`, `completion_ids`, `trainer_state` and the other columns of the data set.
+        reward_weights: a factor for each function; default 1.
         stops: when a response ends; `StopSpec.legacy_mode()` is TRL's default of running every row to the limit.
         out_dir: run folder to record into.
         explicit_positions: see `PositionsMixin`; TRL's PPO passes position ids itself, so both ways score alike.
@@ -39,8 +49,25 @@ class PPOTrainer(PositionsMixin, ppo_trainer.PPOTrainer):
         forwards: policy forward passes spent on generation, one number per update.
     """
 
-    def __init__(self, args, processing_class, model, *rest, stops: StopSpec | None = None, out_dir=None, **kwargs):
+    def __init__(
+        self,
+        args,
+        processing_class,
+        model,
+        ref_model=None,
+        reward_model=None,
+        train_dataset=None,
+        value_model=None,
+        data_collator=None,
+        *rest,
+        stops: StopSpec | None = None,
+        reward_funcs=None,
+        reward_weights: Sequence[float] | None = None,
+        out_dir=None,
+        **kwargs,
+    ):
         stops = stops or StopSpec()
+        self._functions = _functions(reward_model, reward_funcs, reward_weights)
         if args.stop_token is not None or args.stop_token_id is not None:
             raise ParameterError("stop_token and stop_token_id: leave both unset and give stops=StopSpec(...)")
         if processing_class.padding_side != "left":
@@ -56,27 +83,38 @@ class PPOTrainer(PositionsMixin, ppo_trainer.PPOTrainer):
             )
         self.stop_rule = StopRule(stops, processing_class, model.generation_config, args.response_length)
         eos_token_id = model.generation_config.eos_token_id
-        super().__init__(args, processing_class, model, *rest, **kwargs)
+        if self._functions:
+            reward_model = self._functions
+            data_collator = ColumnsAside(data_collator or DataCollatorWithPadding(processing_class))
+        parts = (ref_model, reward_model, train_dataset, value_model, data_collator)
+        super().__init__(args, processing_class, model, *parts, *rest, **kwargs)
         model.generation_config.eos_token_id = eos_token_id  # stock has overwritten it
+        if self._functions:
+            self.dataloader = Announcing(self.dataloader, self._functions)
+            self.eval_dataloader = Announcing(self.eval_dataloader, self._functions)
         self.forwards: list[int] = []
         self._recorder = record(self, out_dir) if out_dir else None
 
     @classmethod
     def from_recipe(cls, recipe: Recipe, *, reward_funcs, out_dir: Path, stops: StopSpec | None = None, **options):
-        """The trainer that `train_recipe` trains; `reward_funcs` is a reward model, or text for one of random weights."""
+        """The trainer that `train_recipe` trains; `reward_funcs` may be a model too, or text for one of random weights."""
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         if recipe.backend != "transformers":
             raise ParameterError(f"backend={recipe.backend!r}: TRL's PPOTrainer samples with transformers only")
-        names = ("callbacks", "explicit_positions", "peft_config")
+        names = ("callbacks", "explicit_positions", "peft_config", "reward_weights")
         own = {name: options.pop(name) for name in names if name in options}
         path = resolve_model(recipe.model)
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
         prompts = load_prompts(recipe.dataset)
-        dataset = prompts.map(lambda row: tokenizer(row["prompt"]), remove_columns=prompts.column_names)
+        dataset = prompts.map(lambda row: tokenizer(row["prompt"]))
         policy = AutoModelForCausalLM.from_pretrained(path)
-        value_model, random_reward = random_heads(path, recipe.seed)
-        reward_model = random_reward if isinstance(reward_funcs, str) else reward_funcs
+        value_model, reward_model = random_heads(path, recipe.seed)
+        if not isinstance(reward_funcs, str | torch.nn.Module):
+            own, reward_model = own | {"reward_funcs": reward_funcs}, None
+        else:
+            dataset = dataset.remove_columns(prompts.column_names)
+            reward_model = reward_model if isinstance(reward_funcs, str) else reward_funcs
         args = ppo_config(recipe, out_dir / "checkpoints", **options)
         reference = None if "peft_config" in own else copy.deepcopy(policy)  # with LoRA the policy without its adapter
         models = (policy, reference, reward_model)
@@ -84,22 +122,33 @@ class PPOTrainer(PositionsMixin, ppo_trainer.PPOTrainer):
 
     def train(self):
         """Train as TRL does, with this trainer's stops; a recorded run keeps its policy in `policy/`."""
-        with self._own_functions():
-            super().train()
+        gc.freeze()  # TRL collects garbage twice an update, half a second each among all that its libraries have loaded
+        try:
+            with self._own_functions():
+                super().train()
+        finally:
+            gc.unfreeze()
         if self._recorder and self.accelerator.is_main_process:
             folder = self._recorder.out_dir / "policy"
             self.policy_model.save_pretrained(folder)
             self.processing_class.save_pretrained(folder)
 
     def log(self, logs, *args, **kwargs):
-        """TRL's log line, with `generation/forwards`, the forward passes that this update spent on generation."""
-        spent = {"generation/forwards": self.forwards[-1]} if self.forwards else {}
-        return super().log(logs | spent, *args, **kwargs)
+        """TRL's log line, with `reward`, each reward function's mean, and the forward passes spent on generation."""
+        own: dict[str, float] = {"generation/forwards": self.forwards[-1]} if self.forwards else {}
+        if "objective/scores" in logs:  # the name of the other trainers
+            own["reward"] = logs["objective/scores"]
+        own |= self._functions.metrics() if self._functions else {}
+        return super().log(logs | own, *args, **kwargs)
 
     def generate_completions(self, sampling: bool = False):
-        """Sample from the evaluation set as TRL does, with this trainer's stops."""
-        with self._own_functions():
-            return super().generate_completions(sampling)
+        """Sample from the evaluation set as TRL does, with this trainer's stops; nothing of it is recorded."""
+        recorder, self._recorder = self._recorder, None
+        try:
+            with self._own_functions():
+                return super().generate_completions(sampling)
+        finally:
+            self._recorder = recorder
 
     @contextlib.contextmanager
     def _own_functions(self):
@@ -147,33 +196,53 @@ class PPOTrainer(PositionsMixin, ppo_trainer.PPOTrainer):
         return output.sequences[:, queries.shape[1] :], torch.stack(output.scores, 1)
 
     def _get_reward(self, model, query_responses, pad_token_id, context_length):
-        """TRL's `get_reward`; for the reward model, with the missing-stop penalty and the rows recorded."""
-        logits, scores, lengths = self._original_get_reward(model, query_responses, pad_token_id, context_length)
+        """TRL's `get_reward`; for the reward, with functions, the missing-stop penalty and the rows recorded."""
         if model is not self.reward_model:
-            return logits, scores, lengths
-        responses = query_responses[:, context_length:].tolist()
+            return self._original_get_reward(model, query_responses, pad_token_id, context_length)
+        queries, responses = query_responses[:, :context_length], query_responses[:, context_length:].tolist()
         rows = [row[: row.index(pad_token_id)] if pad_token_id in row else row for row in responses]
         ends = [self.stop_rule.find(row) for row in rows]
+        prompts = self.processing_class.batch_decode(queries, skip_special_tokens=True)
+        completions = [self.stop_rule.text(row, end) for row, end in zip(rows, ends, strict=True)]
+        if self._functions:
+            ids = [row[: end.index] for row, end in zip(rows, ends, strict=True)]
+            sums, each = self._functions.score_next(prompts, completions, ids, self.state)
+            logits, scores, lengths = (
+                None,
+                torch.tensor(sums, device=queries.device),
+                None,
+            )  # TRL reads the scores alone
+        else:
+            logits, scores, lengths = self._original_get_reward(model, query_responses, pad_token_id, context_length)
+            each = {}
         if self._penalty is not None:
             missing = torch.tensor([end.finish_reason != "stop" for end in ends], device=scores.device)
             scores = scores - self._penalty * missing
         if self._recorder:
-            self._record(query_responses[:, :context_length], rows, ends, scores)
+            columns = {"prompt": prompts, "completion": completions, **self._about(rows, ends)}
+            record_rows(self, with_functions(columns | {"reward": scores.tolist()}, each))
         return logits, scores, lengths
 
-    def _record(self, queries, rows, ends, scores) -> None:
-        tokenizer = self.processing_class
-        columns = {
-            "prompt": tokenizer.batch_decode(queries, skip_special_tokens=True),
-            "completion": [self.stop_rule.text(row, end) for row, end in zip(rows, ends, strict=True)],
+    def _about(self, rows, ends) -> dict[str, list]:
+        """What is recorded of each row's end: column -> B values."""
+        return {
             "finish_reason": [end.finish_reason for end in ends],
             # Stock's rule for PPO: EOS anywhere.
-            "trl_finish_reason": ["stop" if tokenizer.eos_token_id in row else "length" for row in rows],
+            "trl_finish_reason": ["stop" if self.processing_class.eos_token_id in row else "length" for row in rows],
             "completion_tokens": [end.index for end in ends],
             "tokens_to_eos": [self._eos_rule.find(row).index for row in rows],
-            "reward": scores.tolist(),
         }
-        record_rows(self, columns)
+
+
+def _functions(reward_model, reward_funcs, reward_weights) -> RewardFunctions | None:
+    """The reward functions as TRL's reward model, None where there is a real one."""
+    if (reward_model is None) == (reward_funcs is None):
+        raise ParameterError("reward_model and reward_funcs: give one of the two; PPO learns from one of them")
+    if reward_funcs is not None:
+        return RewardFunctions(reward_funcs, reward_weights)
+    if reward_weights is not None:
+        raise ParameterError(f"reward_weights={list(reward_weights)}: of reward functions; a reward model has none")
+    return None
 
 
 def random_heads(path: str, seed: int) -> list:
@@ -201,18 +270,28 @@ def ppo_config(recipe: Recipe, output_dir: Path, **overrides) -> PPOConfig:
     return PPOConfig(**(fields | overrides))
 
 
-def train_ppo(recipe: Recipe, *, out_dir: str | Path, reward_model=None, **options) -> PPOTrainer:
+def train_ppo(recipe: Recipe, *, out_dir: str | Path, reward_funcs=None, reward_model=None, **options) -> PPOTrainer:
     """Train a recipe with PPO in a run folder, from the start: TRL's PPO loop cannot resume.
 
     Args:
         recipe: what to train; `beta` is the KL coefficient, the backend must be `transformers`.
         out_dir: run folder.
-        reward_model: a sequence classifier with one label; None takes one with random weights, seeded by the recipe,
-            which is enough to measure generation and masking but teaches nothing.
-        **options: see `train_recipe`: `stops`, `monitor_every`, `callbacks`, `peft_config`, and any field of TRL's `PPOConfig`.
+        reward_funcs: one reward function or several, as for `train_grpo`.
+        reward_model: a sequence classifier with one label. With neither of the two it is one with random weights, seeded
+            by the recipe, which is enough to measure generation and masking but teaches nothing.
+        **options: see `train_recipe`: `stops`, `monitor_every`, `callbacks`, `peft_config`, `reward_weights`, and any
+            field of TRL's `PPOConfig`. Rewards of tens, as lengths in characters, want a weight of 0.1 or so: PPO's value
+            model starts at 0.
 
     Returns:
         The trainer, trained.
+
+    Raises:
+        ParameterError: both a reward model and reward functions.
     """
-    reward = "random weights" if reward_model is None else reward_model
-    return train_recipe(PPOTrainer, recipe, reward_funcs=reward, out_dir=out_dir, **options)
+    if reward_funcs is not None and reward_model is not None:
+        _functions(reward_model, reward_funcs, None)
+    given = [reward for reward in (reward_funcs, reward_model) if reward is not None]
+    return train_recipe(
+        PPOTrainer, recipe, reward_funcs=given[0] if given else "random weights", out_dir=out_dir, **options
+    )

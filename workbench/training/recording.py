@@ -22,7 +22,7 @@ from .recipes import Recipe, grpo_config, load_prompts, resolve_model
 # What a trainer takes itself; any other option is a field of its TRL config.
 TRAINER_OPTIONS = ("explicit_positions", "generation_seed", "share_generation", "callbacks", "peft_config")
 COMPLETE = "complete.json"  # the last file of a checkpoint
-_PRINTED = ("reward", "objective/scores", "completions/mean_length", "loss")
+_PRINTED = ("reward", "completions/mean_length", "loss")
 
 
 def prompts_per_step(args) -> float:
@@ -165,6 +165,16 @@ def record_rows(trainer, columns: dict[str, list]) -> None:
         trainer._recorder.add_completions(trainer.state.global_step + 1, columns)
 
 
+def with_functions(columns: dict[str, list], rewards: dict[str, list]) -> dict[str, list]:
+    """Columns of completions with those of each reward function, which takes no column from another.
+
+    Example:
+        >>> with_functions({"reward": [2.0]}, {"reward": [1.0], "words": [4]})
+        {'reward': [2.0], 'reward (function)': [1.0], 'words': [4]}
+    """
+    return columns | {f"{name} (function)" if name in columns else name: values for name, values in rewards.items()}
+
+
 def record(trainer, out_dir: str | Path) -> RunRecorder:
     """Attach a recorder to a trainer, in place of transformers' printer of raw log dictionaries."""
     recorder = RunRecorder(out_dir)
@@ -215,11 +225,11 @@ class RecordingMixin:
         weighted = np.array(list(rewards.values()), float).T * self.reward_weights.numpy(force=True)
         unscorable = np.isnan(weighted).all(axis=1)
         extra = {name: list(values) for name, values in self._logs["extra"].items()}
-        return {
+        columns = {
             "prompt": [str(p) for p in self._logs["prompt"]],
             "completion": extra.pop("completion_text"),
             **extra,
             "reward": np.where(unscorable, np.nan, np.nansum(weighted, axis=1)).tolist(),
             "advantage": list(self._logs["advantages"]),
-            **rewards,
         }
+        return with_functions(columns, rewards)

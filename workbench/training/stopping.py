@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from ..errors import ParameterError
 from ..generation.backends import check_generation_kwargs, check_tokenizers
 from ..generation.stops import End, StopRule, StopSpec, trl_finish_reason
+from .reward_calls import checked_all
 from .rewards import completion_text
 from .vllm_sync import install_cpu_sync, server_without_nccl
 from .vllm_tap import EngineTap
@@ -146,7 +147,7 @@ class StoppingMixin:
         if args is not None:
             check_before_compute(model, args, stops, kwargs.get("processing_class"))
         with server_without_nccl(args):
-            super().__init__(model, reward_funcs, args, *rest, **kwargs)
+            super().__init__(model, checked_all(reward_funcs), args, *rest, **kwargs)
         self._ends: list[End] = []  # empty where rows had several turns: their last turn decides
         self._sampled_ids: list[list[int]] = []
         if self.use_vllm:

@@ -1,0 +1,106 @@
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from workbench.errors import ParameterError
+from workbench.training.reward_calls import checked, checked_all, score
+from workbench.training.rewards import describe_reward, length_reward
+
+TEXTS = ["first", "second", "third"]
+
+
+def answering(values):
+    def odd(completions, **_):
+        return values
+
+    return odd
+
+
+def test_what_a_function_returns_rightly_passes_as_it_is():
+    for values in ([1, 2.5, None], [np.float32(1), np.int64(2), 3.0], list(torch.tensor([1.0, 2.0, 3.0]))):
+        assert checked(answering(values))(completions=TEXTS) == values
+    assert checked(answering(np.array([1.0, 2.0, 3.0])))(completions=TEXTS) == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (None, "reward function odd: returned None; expected a list of 3"),
+        ([1.0, 2.0], "reward function odd: returned 2 values; expected a list of 3, one for each completion"),
+        (1.0, "reward function odd: returned 1.0; expected a list of 3"),
+        ("abc", "reward function odd: returned 3 values"),
+        ([1.0, float("nan"), 2.0], r"reward function odd, row 1 \('second'\): returned nan; expected a finite number"),
+        ([1.0, 2.0, float("-inf")], r"row 2 \('third'\): returned -inf"),
+        ([1.0, "2", 3.0], r"row 1 \('second'\): returned '2'"),
+    ],
+)
+def test_an_odd_answer_is_an_error_that_names_function_and_row(values, message):
+    with pytest.raises(ParameterError, match=message):
+        checked(answering(values))(completions=TEXTS)
+
+
+def test_a_function_that_raises_is_named_with_the_row_that_it_raises_for():
+    def picky(completions, answer, **_):
+        return [1 / (text != "second") + a for text, a in zip(completions, answer, strict=True)]
+
+    with pytest.raises(ParameterError, match=r"picky, row 1 \('second'\): raised ZeroDivisionError") as caught:
+        checked(picky)(completions=TEXTS, answer=[1, 2, 3], trainer_state=None)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_function_that_raises_for_a_batch_alone_is_named_without_a_row():
+    def picky(completions, **_):
+        return [1 / (len(completions) == 1)] * len(completions)
+
+    with pytest.raises(ParameterError, match="reward function picky: raised ZeroDivisionError"):
+        checked(picky)(completions=TEXTS)
+
+
+def test_a_service_that_is_away_is_not_asked_again_for_each_row():
+    calls = []
+
+    def judge(completions, **_):
+        calls.append(completions)
+        raise TimeoutError("no answer")
+
+    with pytest.raises(ParameterError, match="judge: raised TimeoutError: no answer"):
+        checked(judge)(completions=TEXTS)
+    assert len(calls) == 1
+
+
+def test_a_checked_function_keeps_its_name_and_what_it_says_of_itself():
+    assert describe_reward(checked(length_reward(7)))["arguments"] == {"target": 7, "sign": -1}
+    assert checked(functools.partial(length_reward(7), unused=1)).__name__ == "reward_len"
+
+
+def test_models_their_names_and_asynchronous_functions_are_left_to_trl():
+    async def later(completions, **_):
+        return [0.0]
+
+    model = torch.nn.Linear(1, 1)
+    assert checked_all(["a/model", model, later]) == ["a/model", model, later]
+    assert checked_all(None) is None
+
+
+def test_the_sum_is_weighted_and_a_none_adds_nothing():
+    def some(completions, **_):
+        return [1.0, None, 3.0]
+
+    def every(completions, answer, **_):
+        return answer
+
+    sums, each = score([some, every], [2.0, 0.5], completions=TEXTS, answer=[10, 20, 30])
+    assert sums == [7.0, 10.0, 21.0]
+    assert each == {"some": [1.0, None, 3.0], "every": [10, 20, 30]}
+
+
+def test_a_row_that_nobody_scores_is_named():
+    with pytest.raises(ParameterError, match=r"row 1 \('second'\): odd returned None; at least one"):
+        score([answering([1.0, None, 2.0])], [1.0], completions=TEXTS)
+
+
+def test_two_functions_of_one_name_are_refused():
+    with pytest.raises(ParameterError, match="odd, odd: each needs a name of its own"):
+        score([answering([1] * 3), answering([2] * 3)], [1, 1], completions=TEXTS)
