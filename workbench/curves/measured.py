@@ -125,6 +125,14 @@ def _seed(run: Run) -> int | None:
 def measured_groups(
     runs: Sequence[Run], metric: str = "reward", *, labels: Sequence[str] = (), **about
 ) -> tuple[dict[str, list[Curve]], list[str]]:
+    """The curves of `measured_trainings`, which takes the same: name -> one a seed; and a line for each training left out."""
+    found, left_out = measured_trainings(runs, metric, labels=labels, **about)
+    return {name: [curve for _, curve in members] for name, members in found.items()}, left_out
+
+
+def measured_trainings(
+    runs: Sequence[Run], metric: str = "reward", *, labels: Sequence[str] = (), **about
+) -> tuple[dict[str, list[tuple[Run, Curve]]], list[str]]:
     """The trainings in runs that are done, as groups that differ in nothing but the seed.
 
     A run may hold several trainings, each in a folder with its `recipe.json`. Of one seed that was run twice only the
@@ -137,7 +145,7 @@ def measured_groups(
         about: `unit`, `low`, `high` for runs that do not record theirs, and `axis`; see `run_curve`.
 
     Returns:
-        Group name -> curves, one a seed; and a line for each training left out, with the reason.
+        Group name -> folder and curve of each seed; and a line for each training left out, with the reason.
     """
     found: dict[tuple, dict] = {}
     left_out = []
@@ -159,7 +167,7 @@ def measured_groups(
             recipe = {k: v for k, v in training["recipe"].items() if k != "seed"}
             record = json.dumps(training | {"recipe": recipe}, sort_keys=True)
             group = (_name(label, inside, recipe), label, inside, record)
-            found.setdefault(group, {})[_seed(Run(folder))] = curve
+            found.setdefault(group, {})[_seed(Run(folder))] = Run(folder), curve
     groups, names = {}, [name for name, *_ in found]
     for n, (name, by_seed) in enumerate(zip(names, found.values(), strict=True)):
         number = f" ({names[:n].count(name) + 1})" if names.count(name) > 1 else ""

@@ -210,7 +210,9 @@ def _changes(y: np.ndarray, rng: np.random.Generator) -> tuple[Interval, str]:
     parts = np.array_split(np.arange(n), PARTS)
     to_parts = np.stack([np.isin(np.arange(n), part) / len(part) for part in parts])
     noise = np.sqrt(np.mean([noise_covariance(one, _degree(n))[0][0, 0] for one in y]))
-    noise = max(noise, 1e-9 * np.ptp(y)) or 1.0  # runs without any noise
+    if not np.ptp(y):
+        return one_seed(np.nan), "not shown"  # a constant
+    noise = max(noise, 1e-9 * np.ptp(y))  # runs without any noise
 
     def change(part: int, level: float) -> Interval:
         weights = (to_parts[part] - to_parts[0]) / noise
