@@ -22,9 +22,16 @@ def test_the_comparer_draws_what_is_chosen_and_says_what_is_left_out(tmp_path):
     assert "ready" in explorer.state.value
 
 
-def test_each_pair_of_group_and_documented_run_gets_a_verdict_with_its_reason(tmp_path):
+def test_pairs_on_one_axis_get_a_verdict_and_every_other_reason_stands_once(tmp_path):
     documented = [load_baseline(name) for name in list_baselines()]
-    found = compare_runs([write_run(tmp_path, metrics=METRICS)], documented, tolerance=5.0, unit="characters", high=0.0)
-    assert len(found.verdicts) == len(documented)
-    assert found.verdicts["why"].str.len().min() > 0
-    assert compare_runs([], documented, tolerance=5.0).verdicts.empty
+    metrics = [{"step": n, "elapsed_s": n, "reward": -300 + 2 * n + n % 3} for n in range(1, 111)]
+    about = {"unit": "characters from the target of 200", "high": 0.0}
+    found = compare_runs([write_run(tmp_path, metrics=metrics)], documented, tolerance=5.0, **about)
+    (only,) = found.levels.verdicts["documented"]
+    assert only == load_baseline("w3ng-qwen2.5-1.5b-tldr-grpo").title
+    assert found.levels.verdicts["why"].str.len().min() > 0
+    assert found.levels.reasons["cannot compare"].is_unique
+    assert found._repr_html_().count("another unit, range or axis") == 1
+    with_curve = [b.title for b in documented if "reward" in b.curves]
+    assert found.levels.shapes["curve"].tolist() == [*found.groups, *with_curve]
+    assert compare_runs([], documented, tolerance=5.0).levels.verdicts.empty

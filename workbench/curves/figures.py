@@ -286,7 +286,8 @@ def caption_of(panels: list[list[Series]], without: list[str], metric: str, wind
             f"{max(window, WINDOW)} steps, of fewer at the start."
         )
     if any(one.documented for one in drawn):
-        text.append("Markers: documented, one run each, points of a long log are means over several steps.")
+        means = "points of a long log are means over several steps"
+        text.append(f"Markers: documented, one run each or the mean of a control's seeds; {means}.")
     if len(panels) > 1:
         heads = [panel[0].curves[0] for panel in panels]
         kinds = "; ".join(f"{c.unit} in {c.range} over {AXES[c.axis]}" for c in heads)

@@ -37,6 +37,10 @@ class Interval:
         """`95% t interval`, `95% bootstrap interval` or `no interval`."""
         return f"{self.level:.0%} {self.method} interval" if self.method else "no interval"
 
+    def in_brief(self, digits: str = ".3g") -> str:
+        """`0.91 (0.83 to 1.02)`, of a number; without the bounds where there are none."""
+        return f"{self.estimate:{digits}}" + (f" ({self.low:{digits}} to {self.high:{digits}})" if self.method else "")
+
     def __str__(self) -> str:
         if isinstance(self.estimate, np.ndarray):
             return f"{len(self.estimate)} intervals ({self.name}), {self.about}"

@@ -1,4 +1,4 @@
-"""Measured runs beside documented ones: a figure, and pair by pair whether they agree."""
+"""Measured runs beside documented ones: a figure, and what can be compared at which level."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import pandas as pd
 from ipywidgets import BoundedFloatText
 
-from ..curves.agreement import Agreement, agreement
 from ..curves.baselines import Baseline
+from ..curves.beside import show_beside
 from ..curves.curve import Curve
 from ..curves.figures import DescribedFigure, show_curves
-from ..curves.measured import measured_groups
+from ..curves.levels import Levels, compare_levels
+from ..curves.measured import measured_trainings
 from ..runs.run import Run
 from .controls import Choices, Explorer, control
 from .markup import table, visible
@@ -26,20 +27,30 @@ class RunComparison:
         groups: group name -> curves, one a seed.
         left_out: a line for each training that could not be used, with the reason.
         figure: of both.
-        verdicts: DataFrame `measured, seeds, documented, verdict, why`, a row a pair; empty without runs.
+        levels: the tables; `levels.verdicts` has a row a pair on one axis, `levels.reasons` why others have none.
     """
 
     groups: dict[str, list[Curve]]
     left_out: list[str]
     figure: DescribedFigure
-    verdicts: pd.DataFrame
+    levels: Levels
 
     def _repr_html_(self) -> str:
         left_out = "".join(f"<li>{visible(line)}</li>" for line in self.left_out)
         left_out = f"<p>Left out:</p><ul>{left_out}</ul>" if left_out else ""
-        cells = [[visible(str(value)) for value in row] for row in self.verdicts.to_numpy()]
-        verdicts = table(cells, list(self.verdicts), "Each group beside each documented run") if cells else _NONE
-        return self.figure._repr_html_() + left_out + verdicts
+        tables = (
+            (self.levels.verdicts, "On one axis: unit and range are the same"),
+            (self.levels.likeness, "By shape: which documented run a group is most and least like"),
+            (self.levels.shapes, "The shapes, without units, with 95% intervals"),
+            (self.levels.figures, "Figures that sources state, and the same of the groups"),
+            (self.levels.reasons, "What cannot be compared on one axis, and why"),
+        )
+        shown = "".join(_as_html(found, caption) for found, caption in tables if len(found))
+        return self.figure._repr_html_() + shown + ("" if self.groups else _NONE) + left_out
+
+
+def _as_html(found: pd.DataFrame, caption: str) -> str:
+    return table([[visible(str(value), 2000) for value in row] for row in found.to_numpy()], list(found), caption)
 
 
 def compare_runs(
@@ -52,7 +63,7 @@ def compare_runs(
     title: str = "Measured and documented reward curves",
     **about,
 ) -> RunComparison:
-    """Group runs by what differs beside the seed, draw them with documented ones and judge each pair.
+    """Group runs by what differs beside the seed, draw them with documented ones and compare them at three levels.
 
     Args:
         runs: oldest first; those that are not done are left out and named.
@@ -67,17 +78,13 @@ def compare_runs(
         ParameterError: nothing to draw, or a tolerance that is not above 0.
     """
     baselines = list(baselines)
-    groups, left_out = measured_groups(runs, metric, **about)
-    figure = show_curves(groups, baselines, title=title, metric=metric, seed=seed)
-    rows = []
-    for name, curves in groups.items():
-        for baseline in baselines:
-            found = Agreement("cannot compare", "no numeric curve was published")
-            if metric in baseline.curves:
-                found = agreement(curves, baseline.curve(metric), tolerance=tolerance)
-            row = {"measured": name, "seeds": len(curves), "documented": baseline.title}
-            rows.append(row | {"verdict": found.verdict, "why": found.reason})
-    return RunComparison(groups, left_out, figure, pd.DataFrame(rows))
+    trainings, left_out = measured_trainings(runs, metric, **about)
+    groups = {name: [curve for _, curve in members] for name, members in trainings.items()}
+    both = groups and any(metric in b.curves for b in baselines)
+    draw = show_beside if both else show_curves
+    figure = draw(groups, baselines, title=title, metric=metric, seed=seed)
+    levels = compare_levels(trainings, baselines, tolerance=tolerance, metric=metric, seed=seed)
+    return RunComparison(groups, left_out, figure, levels)
 
 
 def run_comparer(
@@ -88,7 +95,7 @@ def run_comparer(
     interactive: bool = True,
     **options,
 ):
-    """Pick runs and documented ones; see them in one figure, and whether they agree.
+    """Pick runs and documented ones; see them in one figure, and what can be compared at which level.
 
     Args:
         runs: to choose from; all are chosen at first.
