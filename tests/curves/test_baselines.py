@@ -52,7 +52,7 @@ def test_its_curves_are_short_in_order_and_inside_their_range(name):
     baseline = load_baseline(name)
     for metric in baseline.curves:
         curve = baseline.curve(metric)  # order and range are checked there
-        assert 1 <= len(curve.x) <= 60
+        assert 1 <= len(curve.x) <= (80 if baseline.recorded else 60)
         assert np.isfinite(curve.y).all()
     if "reward" in baseline.curves:
         assert baseline.curve().unit == baseline.reward["unit"]
@@ -104,6 +104,64 @@ def test_an_odd_file_is_refused_with_what_is_odd(tmp_path, monkeypatch, change, 
     (tmp_path / "mine.json").write_text(json.dumps(mine | change))
     with pytest.raises(ParameterError, match=message):
         load_baseline("mine")
+
+
+W3NG = json.loads((FOLDER / "w3ng-qwen2.5-1.5b-tldr-grpo.json").read_text()) | {"name": "mine"}
+CURVE = W3NG["curves"]["reward"]
+
+
+@pytest.mark.parametrize("unit", [None, 3, "", "  ", [], "missing"])
+@pytest.mark.parametrize("place", ["reward", "curve 'completion_length'", "figure 'peak'"])
+def test_a_file_with_an_unknown_unit_is_refused_with_the_place_and_what_was_expected(
+    tmp_path, monkeypatch, place, unit
+):
+    monkeypatch.setenv("WORKBENCH_BASELINES", str(tmp_path))
+    mine = json.loads(json.dumps(W3NG))
+    mine["figures"]["peak"] = {"value": 1, "unit": "steps", "what": "peak", "from": "published"}
+    parts = {"reward": mine["reward"], "curve 'completion_length'": mine["curves"]["completion_length"],
+             "figure 'peak'": mine["figures"]["peak"]}  # fmt: skip
+    parts[place]["unit"] = unit
+    lacks = place.startswith("curve") and unit == "missing"
+    if unit == "missing":
+        del parts[place]["unit"]
+    (tmp_path / "mine.json").write_text(json.dumps(mine))
+    shown = "no unit" if unit == "missing" else f"unit={unit!r}"
+    wanted = r"lacks \['unit'\]" if lacks else f": {shown}; expected words such as 'characters from the target of 20'"
+    with pytest.raises(ParameterError, match=rf"mine.json: {place}{' ' if lacks else ''}".replace("'", ".")) as error:
+        load_baseline("mine")
+    assert lacks or wanted in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [({"unit": "tokens"}, "mine.json: curve 'reward' has unit='tokens', the reward itself 'characters from the target of 200'"),
+     ({"by_seed": {"0": [1.0, 2.0]}}, "mine.json: curve 'reward', seed 0: 2 values; expected 11, one for each"),
+     ({"by_seed": {"0": 4}}, "mine.json: curve 'reward', seed 0: 4; expected a list of 11 numbers"),
+     ({"by_seed": [[1.0] * 11]}, "mine.json: curve 'reward': by_seed is a list; expected seed -> values")],
+)  # fmt: skip
+def test_a_curve_in_another_unit_than_its_reward_or_with_seeds_that_do_not_fit_is_refused(
+    tmp_path, monkeypatch, change, message
+):
+    monkeypatch.setenv("WORKBENCH_BASELINES", str(tmp_path))
+    mine = W3NG | {"curves": {"reward": CURVE | change}}
+    (tmp_path / "mine.json").write_text(json.dumps(mine))
+    with pytest.raises(ParameterError) as error:
+        load_baseline("mine")
+    assert message in str(error.value)
+
+
+def test_curves_of_each_seed_come_with_the_unit_and_the_steps_of_the_curve_and_there_need_be_none(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WORKBENCH_BASELINES", str(tmp_path))
+    by_seed = {"4": [-50.0] * 11, "5": [-60.0] * 11}
+    (tmp_path / "mine.json").write_text(json.dumps(W3NG | {"curves": {"reward": CURVE | {"by_seed": by_seed}}}))
+    four, five = load_baseline("mine").curves_by_seed()
+    assert (four.label, five.label) == ("mine, seed 4", "mine, seed 5")
+    assert (four.unit, four.high, four.x[-1], four.y[0], five.y[0]) == (CURVE["unit"], 0.0, 110, -50, -60)
+    assert load_baseline("w3ng-qwen2.5-1.5b-tldr-grpo").curves_by_seed() == []
+    with pytest.raises(ParameterError, match="has no curve 'loss'"):
+        load_baseline("mine").curves_by_seed("loss")
 
 
 def test_a_damaged_file_is_refused(tmp_path, monkeypatch):

@@ -139,11 +139,18 @@ def _check_units(path: Path, value: dict) -> None:
 
 
 def _check_seeds(path: Path, metric: str, curve: dict) -> None:
-    for seed, values in curve.get("by_seed", {}).items():
-        if len(values) != len(curve["points"]):
+    by_seed, points = curve.get("by_seed", {}), len(curve["points"])
+    if not isinstance(by_seed, dict):
+        raise ParameterError(
+            f"{path}: curve {metric!r}: by_seed is a {type(by_seed).__name__}; expected seed -> values"
+        )
+    for seed, values in by_seed.items():
+        place = f"{path}: curve {metric!r}, seed {seed}"
+        if not isinstance(values, list):
+            raise ParameterError(f"{place}: {values!r}; expected a list of {points} numbers")
+        if len(values) != points:
             raise ParameterError(
-                f"{path}: curve {metric!r}, seed {seed}: {len(values)} values; expected {len(curve['points'])}, one for "
-                "each of the curve's points"
+                f"{place}: {len(values)} values; expected {points}, one for each of the curve's points"
             )
 
 

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..errors import ParameterError, RunError
 from ..runs.run import Run
@@ -31,7 +32,7 @@ class Judged:
     Attributes:
         verdict: agrees, differs, undecided or cannot compare.
         reason: why, with the numbers.
-        worst: the mean of a fifth less that of the recorded seeds, of the fifth that lies furthest, in `unit`.
+        worst: mean of a fifth less that of the recorded seeds, of the fifth nearest to its tolerance or furthest beyond.
         reach: how far the same fifth of another seed would lie at most, by a prediction interval over the recorded seeds.
         tolerance: how far it may lie on another machine.
         unit: of the three numbers above.
@@ -48,18 +49,18 @@ class Judged:
         return f"{self.verdict}: {self.reason}"
 
 
-def judge(curve: Curve, recorded: Sequence[Curve], *, tolerance: float, level: float = LEVEL) -> Judged:
+def judge(curve: Curve, recorded: Sequence[Curve], *, tolerance: ArrayLike, level: float = LEVEL) -> Judged:
     """Is this curve what another seed of the recorded ones could be? Judged by the means of its fifths.
 
-    - differs: a fifth lies beyond what another seed would show, and beyond the tolerance.
-    - agrees: no fifth lies beyond the tolerance.
-    - undecided: a fifth lies beyond the tolerance, but another seed could.
+    - differs: a fifth lies beyond what another seed would show, and beyond its tolerance.
+    - agrees: no fifth lies beyond its tolerance.
+    - undecided: a fifth lies beyond its tolerance, but another seed could.
 
     Args:
         curve: of one run.
         recorded: of the same unit and the same x, one a seed, 3 or more.
-        tolerance: how far a fifth may lie from the recorded seeds' mean though nothing is wrong, as on another machine;
-            above 0, in the curve's unit.
+        tolerance: how far the fifths may lie from the recorded seeds' mean though nothing is wrong, as on another machine;
+            above 0, one number or (5,), in the curve's unit.
         level: share of seeds of the same process that are not said to differ, 0..1.
 
     Raises:
@@ -68,41 +69,34 @@ def judge(curve: Curve, recorded: Sequence[Curve], *, tolerance: float, level: f
     Example:
         >>> rise, unit = np.linspace(-30, -4, 10), "characters"
         >>> recorded = [Curve(f"seed {n}", range(10), rise + n / 10, unit) for n in range(5)]
-        >>> print(judge(Curve("mine", range(10), rise, unit), recorded, tolerance=1))
-        agrees: no fifth lies further than 1 characters from the mean of 5 recorded seeds; the worst is 5 of 5, by -0.2
+        >>> print(judge(Curve("mine", range(10), 1.01 * rise, unit), recorded, tolerance=1))  # doctest: +NORMALIZE_WHITESPACE
+        agrees: no fifth lies beyond its tolerance; the nearest to it, fifth 1 of 5 is 0.486 below the mean of 5 seeds; the
+        tolerance is 1 (characters)
         >>> judge(Curve("mine", range(10), -rise, unit), recorded, tolerance=1).verdict
         'differs'
     """
+    limit = np.broadcast_to(np.asarray(tolerance, float), PARTS)
     if len(recorded) < LEAST:
         raise ParameterError(f"{len(recorded)} recorded seeds: expected {LEAST} or more")
-    if not tolerance > 0:
-        raise ParameterError(f"tolerance={tolerance}: expected more than 0 {curve.unit}")
+    if not (limit > 0).all():
+        raise ParameterError(f"tolerance={limit.min():g}: expected more than 0 {curve.unit}")
     if reason := _why_not(curve, recorded):
         return Judged("cannot compare", reason)
     seeds = np.stack([fifths(one) for one in recorded])
     away, reach = fifths(curve) - seeds.mean(axis=0), another_seed(seeds, level)
-    n = int(np.abs(away).argmax())
-    beyond = (np.abs(away) > tolerance) & (np.abs(away) > reach)
-    far = f"{n + 1} of {PARTS}, by {away[n]:.3g}"
-    if beyond.any():
-        n = int(np.argmax(np.where(beyond, np.abs(away), 0)))
-        verdict = "differs"
-        reason = (
-            f"fifth {n + 1} of {PARTS} lies {away[n]:+.3g} {curve.unit} from the mean of {len(recorded)} recorded seeds; "
-            f"another seed would lie within {reach[n]:.2g}, and {tolerance:.2g} is the tolerance"
-        )
-    elif abs(away[n]) > tolerance:
-        verdict = "undecided"
-        reason = (
-            f"beyond the tolerance of {tolerance:.2g} {curve.unit}, but another seed could be; the worst fifth is {far}"
-        )
-    else:
-        verdict = "agrees"
-        reason = (
-            f"no fifth lies further than {tolerance:.2g} {curve.unit} from the mean of {len(recorded)} recorded seeds; "
-            f"the worst is {far}"
-        )
-    return Judged(verdict, reason, float(away[n]), float(reach[n]), tolerance, curve.unit)
+    share = np.abs(away) / limit
+    told = share * (np.abs(away) > reach)
+    n = int(told.argmax() if told.max() > 1 else share.argmax())
+    side = "above" if away[n] > 0 else "below"
+    where = f"fifth {n + 1} of {PARTS} is {abs(away[n]):.3g} {side} the mean of {len(seeds)} seeds"
+    seed, limits = f"another seed would lie within {reach[n]:.2g}", f"the tolerance is {limit[n]:.2g} ({curve.unit})"
+    verdict = "differs" if told[n] > 1 else "undecided" if share[n] > 1 else "agrees"
+    reason = {
+        "differs": f"{where}; {seed}, {limits}",
+        "undecided": f"{where}; {limits}, but {seed}",
+        "agrees": f"no fifth lies beyond its tolerance; the nearest to it, {where}; {limits}",
+    }[verdict]
+    return Judged(verdict, reason, float(away[n]), float(reach[n]), float(limit[n]), curve.unit)
 
 
 def _why_not(curve: Curve, recorded: Sequence[Curve]) -> str:
@@ -160,14 +154,16 @@ def as_judged(curve: Curve, metric: str) -> Curve:
 
 
 def judge_metric(curve: Curve, control: Baseline, metric: str = "reward") -> Judged:
-    """`judge` against one metric of a control, with the tolerance that stands in the control's file."""
+    """`judge` against one metric of a control, with the tolerance that stands in the control's file.
+
+    Raises:
+        ParameterError: the control does not judge this metric.
+    """
+    if metric not in control_metrics(control):
+        judged = ", ".join(control_metrics(control)) or "nothing"
+        raise ParameterError(f"metric={metric!r}: {control.name} judges {judged}")
     recorded = [as_judged(one, metric) for one in control.curves_by_seed(metric)]
-    return judge(as_judged(curve, metric), recorded, tolerance=control.figure(tolerance_name(metric)))
-
-
-def tolerance_name(metric: str) -> str:
-    """Name of the figure of a control that holds a metric's tolerance."""
-    return f"tolerance: {metric}"
+    return judge(as_judged(curve, metric), recorded, tolerance=control.recorded["tolerance"][metric])
 
 
 def list_controls() -> list[Baseline]:
@@ -177,7 +173,7 @@ def list_controls() -> list[Baseline]:
 
 def control_metrics(control: Baseline) -> list[str]:
     """The metrics that a control judges, those with a tolerance."""
-    return [metric for metric in control.curves if tolerance_name(metric) in control.figures]
+    return list(control.recorded.get("tolerance", {}))
 
 
 def why_not_control(training: dict, control: Baseline) -> str:
@@ -242,8 +238,12 @@ def _judged(run: Run, control: Baseline, metric: str) -> tuple[str, str]:
     return found.verdict, found.reason
 
 
-def control_check(verdicts) -> bool | str:
+def control_check(verdicts, otherwise: str = "no training here has a control's own recipe") -> bool | str:
     """Of a table of `control_verdicts`, what a notebook's check says: True, False, or `not run: <reason>`.
+
+    Args:
+        verdicts: with `verdict` and `reason`.
+        otherwise: why there is no row.
 
     Example:
         >>> import pandas as pd
@@ -255,10 +255,8 @@ def control_check(verdicts) -> bool | str:
         "not run: no training here has a control's own recipe"
     """
     if not len(verdicts):
-        return "not run: no training here has a control's own recipe"
+        return f"not run: {otherwise}"
     if (verdicts["verdict"] == "differs").any():
         return False
-    if (verdicts["verdict"] == "agrees").all():
-        return True
-    open_rows = verdicts[verdicts["verdict"] != "agrees"]
-    return f"not run: {open_rows['verdict'].iloc[0]}: {open_rows['reason'].iloc[0]}"
+    unclear = verdicts[verdicts["verdict"] != "agrees"]
+    return f"not run: {unclear['verdict'].iloc[0]}: {unclear['reason'].iloc[0]}" if len(unclear) else True
