@@ -106,6 +106,17 @@ def test_recipes_that_differ_elsewhere_are_told_apart(tmp_path):
     assert list(groups) == ["lr 0.0001 (1)", "lr 0.0001 (2)"]
 
 
+def test_which_seed_of_sampling_tells_no_trainings_apart_but_that_there_is_one_does(tmp_path):
+    kwargs = [{"generation_kwargs": {"seed": 1}}, {"generation_kwargs": {"seed": 2}}, {"generation_kwargs": {}}]
+    kinds = [{"generation_seed": 1}, {"generation_seed": 2}, {}, *kwargs]
+    runs = [training(tmp_path, str(n), n) for n in range(len(kinds))]
+    for run, overrides in zip(runs, kinds, strict=True):
+        path = run.path / "recipe.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"overrides": overrides}))
+    groups, _ = measured_groups(runs)
+    assert [len(curves) for curves in groups.values()] == [2, 1, 2, 1]
+
+
 def test_labels_keep_runs_apart_that_share_a_recipe(tmp_path):
     runs = [training(tmp_path, str(n), n % 2) for n in range(4)]
     groups, _ = measured_groups(runs, labels=["target=20"] * 2 + ["target=40"] * 2)

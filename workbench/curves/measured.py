@@ -133,7 +133,7 @@ def measured_groups(
 def measured_trainings(
     runs: Sequence[Run], metric: str = "reward", *, labels: Sequence[str] = (), **about
 ) -> tuple[dict[str, list[tuple[Run, Curve]]], list[str]]:
-    """The trainings in runs that are done, as groups that differ in nothing but the seed.
+    """The trainings in runs that are done, as groups that differ in nothing but their seeds, of data order or sampling.
 
     A run may hold several trainings, each in a folder with its `recipe.json`. Of one seed that was run twice only the
     later one counts: a repetition is no further sample.
@@ -165,7 +165,8 @@ def measured_trainings(
             inside = re.sub(r"\d+", "", folder.relative_to(run.path).as_posix()).strip(".-_/ ")
             training = training_of(folder)
             recipe = {k: v for k, v in training["recipe"].items() if k != "seed"}
-            record = json.dumps(training | {"recipe": recipe}, sort_keys=True)
+            overrides = _without_seeds(training.get("overrides", {}))
+            record = json.dumps(training | {"recipe": recipe, "overrides": overrides}, sort_keys=True)
             group = (_name(label, inside, recipe), label, inside, record)
             found.setdefault(group, {})[_seed(Run(folder))] = Run(folder), curve
     groups, names = {}, [name for name, *_ in found]
@@ -173,6 +174,14 @@ def measured_trainings(
         number = f" ({names[:n].count(name) + 1})" if names.count(name) > 1 else ""
         groups[name + number] = list(by_seed.values())
     return groups, left_out
+
+
+def _without_seeds(overrides):
+    """Options of a training with every seed of sampling as one: that there is a seed tells trainings apart, which does not."""
+    if not isinstance(overrides, dict):
+        return overrides
+    seeds = {name: "any" for name in ("seed", "generation_seed") if overrides.get(name) is not None}
+    return {name: _without_seeds(value) for name, value in overrides.items()} | seeds
 
 
 def _name(label: str, inside: str, recipe: dict) -> str:
