@@ -1,3 +1,5 @@
+import json
+
 from conftest import write_run
 
 from workbench.batch.sweep import Entry
@@ -7,7 +9,7 @@ FULL = {"seed": 0, "learning_rate": 1e-4, "model": "starter", "title": "a"}
 
 
 def entry(root, seed: int, rate: float, state="done") -> Entry:
-    metrics = [{"step": n, "elapsed_s": n, "reward": -10 / n - seed} for n in range(1, 31)]
+    metrics = [{"step": n, "elapsed_s": n, "reward": -10 / n - seed} for n in range(1, 91)]
     params = FULL | {"seed": seed, "learning_rate": rate}
     run = write_run(root, f"{seed}-{rate}", notebook="grid", params=params, metrics=metrics, state=state)
     return Entry({"seed": seed, "learning_rate": rate}, params, "run", run)
@@ -41,3 +43,17 @@ def test_a_long_grid_gets_a_short_file_name_of_its_own(tmp_path):
     names = {build_sweep_report("grid", grid, [], tmp_path).name for grid in grids}
     assert len(names) == 2
     assert all(len(name) < 120 for name in names)
+
+
+def test_the_groups_shapes_stand_beside_documented_ones_and_a_verdict_where_the_unit_is_the_same(tmp_path):
+    entries = [entry(tmp_path / "runs", seed, 1e-4) for seed in range(2)]
+    page = build_sweep_report("grid", "seed=0..1", entries, tmp_path / "reports").read_text()
+    assert "Most and least like" in page and "half reached" in page
+    assert "Beside documented runs in the same unit" not in page
+    length = {"name": "reward_len", "arguments": {"target": 200, "sign": -1}, "lowest": None, "highest": 0.0}
+    length["unit"] = "characters from the target of 200"
+    for one in entries:
+        record = {"recipe": {"seed": one.varied["seed"]}, "reward_funcs": [length]}
+        (one.run.path / "recipe.json").write_text(json.dumps(record))
+    page = build_sweep_report("grid", "seed=0..1", entries, tmp_path / "reports").read_text()
+    assert "Tolerance: a tenth of the range of the documented curve" in page

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 
 from ..runs.run import Run
@@ -16,14 +17,18 @@ NO_CURVE, OTHER_UNIT = "no numeric curve was published", "another unit, range or
 
 
 def verdict_tables(
-    groups: Mapping[str, Sequence[Curve]], baselines: Iterable[Baseline], *, tolerance: float, metric: str = "reward"
+    groups: Mapping[str, Sequence[Curve]],
+    baselines: Iterable[Baseline],
+    *,
+    tolerance: float | None = None,
+    metric: str = "reward",
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Whether each measured group agrees with each documented run on its axis, and why the others cannot be asked.
 
     Args:
         groups: name -> curves, one a seed.
         baselines: documented runs.
-        tolerance: of `agreement`, in the curves' unit.
+        tolerance: of `agreement`, in the curves' unit; without one a tenth of the documented curve's range.
         metric: of the baselines.
 
     Returns:
@@ -48,12 +53,15 @@ def verdict_tables(
     return verdicts, pd.DataFrame(concerned, columns=["cannot compare", "measured", "documented"])
 
 
-def _verdict(curves: Sequence[Curve], baseline: Baseline, metric: str, tolerance: float) -> Agreement:
+def _verdict(curves: Sequence[Curve], baseline: Baseline, metric: str, tolerance: float | None) -> Agreement:
     if metric not in baseline.curves:
         return Agreement("cannot compare", NO_CURVE)
-    if why_incomparable(curves[0], baseline.curve(metric)):
+    documented = baseline.curve(metric)
+    if why_incomparable(curves[0], documented):
         return Agreement("cannot compare", OTHER_UNIT)
-    return agreement(curves, baseline.curve(metric), tolerance=tolerance)
+    return agreement(
+        curves, documented, tolerance=0.1 * np.ptp(documented.y) or 1e-9 if tolerance is None else tolerance
+    )
 
 
 def _concerned(pairs: Mapping[str, Sequence[str]], groups: Sequence[str]) -> dict[str, str]:
@@ -91,7 +99,7 @@ def compare_levels(
     trainings: Mapping[str, Sequence[tuple[Run, Curve]]],
     baselines: Sequence[Baseline],
     *,
-    tolerance: float,
+    tolerance: float | None = None,
     metric: str = "reward",
     seed: int = 0,
 ) -> Levels:
@@ -100,7 +108,7 @@ def compare_levels(
     Args:
         trainings: of `measured_trainings`.
         baselines: documented runs.
-        tolerance: largest difference that still agrees, in the curves' unit.
+        tolerance: as for `verdict_tables`.
         metric: of the baselines.
         seed: of the draws.
 

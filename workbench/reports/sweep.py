@@ -4,15 +4,19 @@ import hashlib
 import html
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from ..curves.baselines import list_baselines, load_baseline
 from ..curves.curve import Curve
 from ..curves.figures import show_curves
-from ..curves.measured import TAIL, group_table, measured_groups
+from ..curves.levels import compare_levels
+from ..curves.measured import TAIL, group_table, measured_trainings
+from ..curves.shape import NUMBERS
 from ..runs.parameters import command_line
+from ..runs.run import Run
 from .index import build_comparison
 
 
@@ -31,7 +35,8 @@ def build_sweep_report(
     """
     runs = [e.run for e in entries if e.run]
     labels = [", ".join(f"{k}={v}" for k, v in e.varied.items() if k != "seed") for e in entries if e.run]
-    groups, left_out = measured_groups(runs, metric, labels=labels)
+    trainings, left_out = measured_trainings(runs, metric, labels=labels)
+    groups = {name: [curve for _, curve in members] for name, members in trainings.items()}
     left_out += [f"{e.name}: {e.state}" for e in entries if not e.run]
     sections = {}
     if groups:
@@ -44,6 +49,7 @@ def build_sweep_report(
             "mean over seeds and the 95% bootstrap interval between runs. Half way: steps until the running mean of 5 steps "
             "has covered half of the group's own rise.</p>"
         )
+        sections |= _beside_documented(trainings, metric)
     if left_out:
         sections["Not in the figure"] = "".join(f"<p>{html.escape(line)}</p>" for line in left_out)
     return build_comparison(
@@ -56,6 +62,28 @@ def build_sweep_report(
         limits=_limits(entries, groups),
         redact=redact,
     )
+
+
+def _beside_documented(trainings: Mapping[str, Sequence[tuple[Run, Curve]]], metric: str) -> dict[str, str]:
+    """The shapes of the groups, which documented run each is like, and the verdicts where one shares the axis."""
+    levels = compare_levels(trainings, [load_baseline(name) for name in list_baselines()], metric=metric)
+    shapes = levels.shapes[levels.shapes["kind"] == "measured"].drop(columns="kind")
+    what = "; ".join(f"{name}: {text}" for name, text in NUMBERS.items())
+    sections = {
+        "Shapes": shapes.to_html(index=False) + f"<p>Without units, with 95% intervals. {html.escape(what)}.</p>"
+    }
+    if len(levels.likeness):
+        sections["Most and least like"] = levels.likeness.to_html(index=False, float_format="%.3g")
+        sections["Most and least like"] += (
+            "<p>Of the documented runs, by the numbers of the shapes. Distance: root mean square of their differences, in "
+            "widths of the error bars; below about 1 two shapes cannot be told apart.</p>"
+        )
+    if len(levels.verdicts):
+        sections["Beside documented runs in the same unit"] = levels.verdicts.to_html(index=False)
+        sections["Beside documented runs in the same unit"] += (
+            "<p>Tolerance: a tenth of the range of the documented curve.</p>"
+        )
+    return sections
 
 
 def _outcome(entries: Sequence) -> str:
