@@ -42,8 +42,13 @@ def test_a_reason_stands_once_with_all_names_it_concerns():
 def test_without_groups_there_is_neither_verdict_nor_reason():
     verdicts, reasons = verdict_tables({}, BASELINES, tolerance=5)
     assert verdicts.empty and reasons.empty
-    with pytest.raises(ParameterError, match="tolerance=0"):
-        verdict_tables({"mine": [rise(0)]}, [W3NG], tolerance=0)
+    with pytest.raises(ParameterError, match="tolerance=-1"):
+        verdict_tables({"mine": [rise(0)]}, [W3NG], tolerance=-1)
+
+
+def test_without_a_tolerance_it_is_a_tenth_of_the_documented_range():
+    verdicts, _ = verdict_tables({"mine": [rise(0), rise(1), rise(2)]}, [W3NG])
+    assert f"tolerance of {0.1 * np.ptp(W3NG.curve().y):g}" in verdicts["why"][0]
 
 
 def test_all_levels_of_a_recorded_run(tmp_path):

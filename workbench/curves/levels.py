@@ -20,7 +20,7 @@ def verdict_tables(
     groups: Mapping[str, Sequence[Curve]],
     baselines: Iterable[Baseline],
     *,
-    tolerance: float | None = None,
+    tolerance: float = 0.0,
     metric: str = "reward",
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Whether each measured group agrees with each documented run on its axis, and why the others cannot be asked.
@@ -28,7 +28,7 @@ def verdict_tables(
     Args:
         groups: name -> curves, one a seed.
         baselines: documented runs.
-        tolerance: of `agreement`, in the curves' unit; without one a tenth of the documented curve's range.
+        tolerance: of `agreement`, in the curves' unit; 0 for a tenth of the documented curve's range.
         metric: of the baselines.
 
     Returns:
@@ -36,7 +36,7 @@ def verdict_tables(
         `cannot compare, measured, documented`, a row a reason with all the names it concerns.
 
     Raises:
-        ParameterError: a tolerance that is not above 0.
+        ParameterError: a tolerance below 0.
     """
     rows: list[dict] = []
     reasons: dict[str, dict[str, list[str]]] = {}  # why -> documented -> measured
@@ -53,15 +53,13 @@ def verdict_tables(
     return verdicts, pd.DataFrame(concerned, columns=["cannot compare", "measured", "documented"])
 
 
-def _verdict(curves: Sequence[Curve], baseline: Baseline, metric: str, tolerance: float | None) -> Agreement:
+def _verdict(curves: Sequence[Curve], baseline: Baseline, metric: str, tolerance: float) -> Agreement:
     if metric not in baseline.curves:
         return Agreement("cannot compare", NO_CURVE)
     documented = baseline.curve(metric)
     if why_incomparable(curves[0], documented):
         return Agreement("cannot compare", OTHER_UNIT)
-    return agreement(
-        curves, documented, tolerance=0.1 * np.ptp(documented.y) or 1e-9 if tolerance is None else tolerance
-    )
+    return agreement(curves, documented, tolerance=tolerance or 0.1 * np.ptp(documented.y) or 1e-9)
 
 
 def _concerned(pairs: Mapping[str, Sequence[str]], groups: Sequence[str]) -> dict[str, str]:
@@ -99,7 +97,7 @@ def compare_levels(
     trainings: Mapping[str, Sequence[tuple[Run, Curve]]],
     baselines: Sequence[Baseline],
     *,
-    tolerance: float | None = None,
+    tolerance: float = 0.0,
     metric: str = "reward",
     seed: int = 0,
 ) -> Levels:
@@ -113,7 +111,7 @@ def compare_levels(
         seed: of the draws.
 
     Raises:
-        ParameterError: a tolerance that is not above 0.
+        ParameterError: a tolerance below 0.
     """
     groups = {name: [curve for _, curve in members] for name, members in trainings.items()}
     shares: dict[str, dict[str, list[float]]] = {name: {} for name in trainings}

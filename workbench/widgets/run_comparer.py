@@ -57,7 +57,7 @@ def compare_runs(
     runs: Sequence[Run],
     baselines: Iterable[Baseline],
     *,
-    tolerance: float,
+    tolerance: float = 0.0,
     seed: int = 0,
     metric: str = "reward",
     title: str = "Measured and documented reward curves",
@@ -68,14 +68,15 @@ def compare_runs(
     Args:
         runs: oldest first; those that are not done are left out and named.
         baselines: documented runs.
-        tolerance: largest difference that still agrees, as the mean over a fifth of the points, in the metric's unit.
+        tolerance: largest difference that still agrees, as the mean over a fifth of the points, in the metric's unit; 0
+            for a tenth of the documented curve's range.
         seed: of the resamples.
         metric: of both.
         title: of the figure.
         about: `axis`, and `unit`, `low`, `high` for runs that do not record theirs; see `measured.run_curve`.
 
     Raises:
-        ParameterError: nothing to draw, or a tolerance that is not above 0.
+        ParameterError: nothing to draw, or a tolerance below 0.
     """
     baselines = list(baselines)
     trainings, left_out = measured_trainings(runs, metric, **about)
@@ -116,11 +117,14 @@ def run_comparer(
         return compare_runs(runs, chosen, **options | {"tolerance": tolerance})
 
     titles = [(b.title, name) for name, b in by_name.items()]
-    ticked, largest = "in the figure and the table when ticked", "largest difference that agrees"
+    ticked, largest = (
+        "in the figure and the tables when ticked",
+        "largest difference that agrees; 0: a tenth of the range",
+    )
     controls = {
         "runs": Choices("runs", ticked, _labels(runs)),
         "documented": Choices("documented", ticked, titles),
-        "tolerance": control(BoundedFloatText, "tolerance", largest, value=options["tolerance"], min=1e-9, max=1e9),
+        "tolerance": control(BoundedFloatText, "tolerance", largest, value=options.get("tolerance", 0), min=0, max=1e9),
     }
     return Explorer(show, controls, first)
 
