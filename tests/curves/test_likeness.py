@@ -66,7 +66,7 @@ def test_the_distance_names_the_number_that_adds_most():
     assert distance(early, early).value == 0
     found = distance(early, late)
     assert found.value > 1 and found.number == "half reached"
-    assert found.why == "half reached 0.10 and 0.49"
+    assert found.why == "half reached 0.09 and 0.49"
 
 
 def test_wider_error_bars_bring_curves_nearer():

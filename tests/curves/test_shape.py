@@ -96,7 +96,7 @@ def test_a_longer_log_is_averaged_to_as_many_points_so_that_it_does_not_look_rou
 def test_no_point_counts_in_two_means():
     share, y = outlines([curve(np.arange(60.0), np.arange(1, 61)), curve(np.ones(70), np.arange(1, 71))], 50)
     assert share.shape == (50,) and y.shape == (2, 50)
-    assert sorted(set(np.diff(y[0]))) == [1.0, 1.5, 2.0]
+    assert set(np.diff(y[0])) == {1.0, 1.5}
     assert y[1].tolist() == [1.0] * 50
 
 

@@ -143,6 +143,7 @@ def distance(first: Shape, second: Shape) -> Distance:
     """Over the numbers that both have; shapes of equally many points.
 
     Example:
+        >>> from workbench.curves.stats import Interval
         >>> def shape(half):
         ...     return Shape("yes", 50, 1, {"half reached": Interval(half, half - 0.03, half + 0.04, 0.95, 1, "t", "")})
         >>> distance(shape(0.1), shape(0.3))

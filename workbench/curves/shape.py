@@ -128,7 +128,8 @@ def outlines(curves: Sequence[Curve], points: int = POINTS) -> tuple[np.ndarray,
 
 def _rebinned(values: np.ndarray, points: int) -> np.ndarray:
     """Means of neighbours, (N,) -> (points,). Each value counts in one alone: shared ones would make them smoother."""
-    return np.array([part.mean() for part in np.array_split(values, points)])
+    ends = np.linspace(0, len(values), points + 1).round().astype(int)[1:-1]
+    return np.array([part.mean() for part in np.split(values, ends)])
 
 
 def window_of(points: int) -> int:
