@@ -14,7 +14,7 @@ from .seeds import Arm, column_means
 IMPLICIT, EXPLICIT = "stock: no position ids", "workbench: position ids"
 
 
-def position_arms(recipe: Recipe, *, reward_funcs, monitor_every: int = 10) -> dict[str, Arm]:
+def position_arms(recipe: Recipe, *, reward_funcs, monitor_every: int = 5) -> dict[str, Arm]:
     """GRPO scored without and with position ids, padding consistency measured on the way.
 
     Dropout is off: where TRL's default leaves it on, sampler and scorer differ by it too.
