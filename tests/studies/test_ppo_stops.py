@@ -1,14 +1,12 @@
 import pytest
 
 from workbench import StopSpec
-from workbench.errors import ParameterError
 from workbench.studies.ppo_stops import (
     early_ends,
     one_spec_arms,
     past_the_stop,
-    ppo_stop_arms,
     saved_eos,
-    score_tails,
+    several_stops,
     stock_arms,
     stop_costs,
 )
@@ -27,8 +25,11 @@ SPEC = StopSpec(strings=(" the",))
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    modes = {"legacy": StopSpec.legacy_mode(), "string": SPEC}
-    arms = ppo_stop_arms(RECIPE, modes, missing_eos_penalty=1.0) | stock_arms(RECIPE)
+    named = {"legacy": StopSpec.legacy_mode(), "string": SPEC}
+    arms = {
+        name: several_stops(RECIPE, stops, missing_eos_penalty=1.0)["several stops"] for name, stops in named.items()
+    }
+    arms |= stock_arms(RECIPE)
     return train_arms(arms, out_dir=tmp_path_factory.mktemp("arms"), seeds=[0])
 
 
@@ -63,13 +64,3 @@ def test_legacy_mode_costs_the_whole_limit_and_a_stop_the_longest_row(runs):
     assert (table["wasted row-steps"] > 0).all() and (table["wasted row-steps"] < 1).all()
     assert table.loc["string", "stock would punish"] > 0.3
     assert table["EOS of the saved policy"].nunique() == 1 and table.loc["legacy", "EOS of the saved policy"] != "None"
-
-
-def test_text_after_eos_moves_scores_and_a_row_without_such_text_keeps_its_own(runs):
-    tails = score_tails(runs["legacy"][0], rows=16, seed=1)
-    same = tails["tokens_to_eos"] == LIMIT
-    assert (tails["tokens"] == LIMIT).all() and not same.all()
-    assert (tails["whole"] - tails["cut"])[same].abs().max() < 1e-5 or not same.any()
-    assert (tails["whole"] - tails["cut"])[~same].abs().max() > 1e-3
-    with pytest.raises(ParameterError, match="its rows stop early"):
-        score_tails(runs["string"][0])

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from workbench.errors import ParameterError
+from workbench.toys import cache as toy_cache
 from workbench.toys import starter
 
 
@@ -193,7 +194,7 @@ def test_a_cached_model_that_others_could_have_rewritten_with_its_hashes_is_buil
     folder = starter.starter_model(cache_dir=cache)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"rope_theta": 1.0}))
-    (folder / "manifest.json").write_text(json.dumps(starter._file_hashes(folder)))
+    (folder / "manifest.json").write_text(json.dumps(toy_cache._file_hashes(folder)))
     (folder / open_to_others).chmod(0o777)
     assert starter.starter_model(cache_dir=cache) == folder
     assert json.loads((folder / "config.json").read_text()) == config

@@ -216,6 +216,19 @@ def plateau(curve: Curve, window: int = 10, band: float = 0.15) -> Plateau:
     return Plateau(float(ends[first]), level, float(after.std(ddof=1)))
 
 
+def reached_at(curve: Curve, threshold: float, *, rising: bool = True, window: int = 1) -> float:
+    """The x at which the mean of `window` points in a row first reaches a threshold; infinite for never.
+
+    Example:
+        >>> curve = Curve("seed 0", [1, 2, 3, 4], [0, 4, 5, 9], "characters")
+        >>> reached_at(curve, 4.5), reached_at(curve, 4.5, window=2), reached_at(curve, 10)
+        (3.0, 3.0, inf)
+    """
+    ends, smooth = _full_means(curve, window)
+    reached = smooth >= threshold if rising else smooth <= threshold
+    return float(ends[reached.argmax()]) if reached.any() else float("inf")
+
+
 def steps_to_threshold(
     curves: Sequence[Curve], threshold: float, rng: np.random.Generator, *, rising: bool = True, window: int = 1
 ) -> Interval:
@@ -244,11 +257,7 @@ def steps_to_threshold(
         raise ParameterError("steps_to_threshold: no curves")
     if reason := why_incomparable(*curves):
         raise ParameterError(reason)
-    first: list[float] = []
-    for curve in curves:
-        ends, smooth = _full_means(curve, window)
-        reached = smooth >= threshold if rising else smooth <= threshold
-        first.append(float(ends[reached.argmax()]) if reached.any() else np.inf)
+    first = [reached_at(curve, threshold, rising=rising, window=window) for curve in curves]
     if len(first) == 1:
         return one_seed(first[0])
     # A seed that never got there is put far beyond every step: its rank counts, its distance does not.

@@ -1,4 +1,4 @@
-"""PPO under several ways to stop: what each costs, and what text after EOS does to a reward model (notebook 01, article A0)."""
+"""PPO under several ways to stop: what each costs, and what becomes of rows that end early (notebook 01, article A0)."""
 
 import dataclasses
 import tempfile
@@ -10,17 +10,14 @@ import pandas as pd
 import torch
 from trl.experimental.ppo import ppo_trainer
 
-from ..consistency.padding import pad_batch
-from ..errors import ParameterError
-from ..generation.rollouts import Sampling, TransformersSampler, generate
-from ..generation.stops import StopRule, StopSpec
+from ..generation.stops import StopSpec
 from ..runs.files import read_json
 from ..runs.run import Run
 from ..training.folder import train_recipe
 from ..training.grpo import GRPOTrainer, RLOOTrainer
 from ..training.online_dpo import OnlineDPOTrainer
-from ..training.ppo import PPOTrainer, random_heads
-from ..training.recipes import Recipe, load_prompts, resolve_model
+from ..training.ppo import PPOTrainer
+from ..training.recipes import Recipe
 from ..training.recording import record
 from ..training.rewards import length_reward
 from .seeds import Arm, share_cut
@@ -59,7 +56,7 @@ class ObservedPPOTrainer(ppo_trainer.PPOTrainer):
 
 
 def stock_arms(recipe: Recipe, **options) -> dict[str, Arm]:
-    """Stock PPO as it comes, and told to stop at EOS (claims A0.1, A0.6); as `ppo_stop_arms`."""
+    """Stock PPO as it comes, and told to stop at EOS (claims A0.1, A0.6), on a reward model of random weights."""
     named = {"stock": (StopSpec.legacy_mode(), {}), "stock, stop_token='eos'": (StopSpec(), {"stop_token": "eos"})}
     return {
         name: Arm(recipe, "random weights", ObservedPPOTrainer, stops, options | own)
@@ -72,15 +69,9 @@ def saved_eos(run: Run) -> int | list[int] | None:
     return read_json(run.path / "policy" / "generation_config.json", {}).get("eos_token_id")
 
 
-def ppo_stop_arms(recipe: Recipe, modes: Mapping[str, StopSpec], **options) -> dict[str, Arm]:
-    """An arm per way of stopping, on a reward model of random weights (claims A0.1 to A0.5).
-
-    Args:
-        recipe: what to train.
-        modes: name -> stops.
-        **options: further `PPOConfig` fields.
-    """
-    return {name: Arm(recipe, "random weights", PPOTrainer, stops, options) for name, stops in modes.items()}
+def several_stops(recipe: Recipe, stops: StopSpec, **options) -> dict[str, Arm]:
+    """The workbench's PPO under several stops at once, on a reward model of random weights (claim A0.4)."""
+    return {"several stops": Arm(recipe, "random weights", PPOTrainer, stops, options)}
 
 
 def stop_costs(runs: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
@@ -104,45 +95,6 @@ def stop_costs(runs: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
             "EOS of the saved policy": str(saved_eos(members[0])),
         }
     return pd.DataFrame(rows).T
-
-
-@torch.no_grad()
-def score_tails(run: Run, rows: int = 32, seed: int = 0) -> pd.DataFrame:
-    """What text after EOS does to the reward model: each response scored whole and cut at its EOS (claim A0.2).
-
-    Args:
-        run: a finished PPO training in legacy mode on a reward model of random weights; its policy writes the responses.
-        rows: prompts, from the start of the training set.
-        seed: of sampling.
-
-    Returns:
-        `whole, cut, tokens, tokens_to_eos`, one row a response: its two scores, its tokens, and those up to its first EOS.
-
-    Raises:
-        ParameterError: the run stopped early, so there is no text after EOS.
-    """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    record = read_json(run.path / "recipe.json", {})
-    if not record["stops"]["legacy"]:
-        raise ParameterError(f"{run.path}: its rows stop early, so no text follows EOS; use StopSpec.legacy_mode()")
-    recipe = Recipe(**record["recipe"])
-    tokenizer = AutoTokenizer.from_pretrained(run.path / "policy", padding_side="left")
-    policy = AutoModelForCausalLM.from_pretrained(run.path / "policy")
-    reward_model = random_heads(resolve_model(recipe.model), recipe.seed)[1].eval()
-    how = Sampling(recipe.max_completion_length, recipe.temperature, seed=seed)
-    prompts = load_prompts(recipe.dataset).select(range(rows))["prompt"]
-    sampled = generate(TransformersSampler(policy, tokenizer), prompts, stops=StopSpec.legacy_mode(), sampling=how)
-    queries = pad_batch([rollout.prompt_ids for rollout in sampled], tokenizer.pad_token_id, "left")["input_ids"]
-    whole = torch.tensor([rollout.completion_ids for rollout in sampled])
-    rule, cut = StopRule(StopSpec(), tokenizer, policy.generation_config), whole.clone()
-    ends = [rule.find(row).index for row in whole.tolist()]
-    for row, end in zip(cut, ends, strict=True):
-        row[end:] = tokenizer.pad_token_id
-    texts = {name: torch.cat([queries, responses], dim=1) for name, responses in (("whole", whole), ("cut", cut))}
-    width, pad_id = queries.shape[1], tokenizer.pad_token_id
-    scores = {name: ppo_trainer.get_reward(reward_model, x, pad_id, width)[1].tolist() for name, x in texts.items()}
-    return pd.DataFrame(scores | {"tokens": whole.shape[1], "tokens_to_eos": ends})
 
 
 class _WatchedPPOTrainer(PPOTrainer):

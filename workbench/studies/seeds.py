@@ -39,7 +39,9 @@ class Arm:
 
 
 def train_arms(arms: Mapping[str, Arm], *, out_dir: Path, seeds: Iterable[int]) -> dict[str, list[Run]]:
-    """Train every arm with its seeds, one after the other, each in a folder of its own.
+    """Train every arm with its seeds, one after the other, each in a folder of its own; all arms with one seed, then the next.
+
+    So what else the machine does meanwhile, and an interruption, meet all arms alike.
 
     A finished training is reused only where recipe, reward functions, stops and options equal what is asked now. An
     interrupted one goes on from its last checkpoint; one that was asked otherwise starts anew.
@@ -56,8 +58,10 @@ def train_arms(arms: Mapping[str, Arm], *, out_dir: Path, seeds: Iterable[int]) 
     runs: dict[str, list[Run]] = {name: [] for name in arms}
     vllm = any(arm.recipe.backend == "vllm" for arm in arms.values())
     with sharing_engines() if vllm else contextlib.nullcontext():
-        for name, arm in arms.items():
-            for seed in seeds[: arm.seeds]:
+        for number, seed in enumerate(seeds):
+            for name, arm in arms.items():
+                if arm.seeds is not None and number >= arm.seeds:
+                    continue
                 folder = Path(out_dir) / "".join(c if c.isalnum() or c in ".-" else "-" for c in name) / f"seed-{seed}"
                 print(f"{name}, seed {seed}: {_train(arm, seed, folder)}", flush=True)
                 runs[name].append(Run(folder))

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..curves.stats import Interval
 from ..runs.run import claim_row
 
 ROUNDING = 1e-4  # fp32, in nats or units of a score; above it two ways to compute one number differ
@@ -28,21 +29,33 @@ def a0_1(stock_forwards: Sequence[int], limit: int) -> dict[str, str]:
     return claim_row("every response runs to the limit", spent, min(stock_forwards) == limit)
 
 
-def a0_2(forwards: float, seconds: float, noise: float) -> dict[str, str]:
-    """In three parts: forward passes and seconds an update (legacy over EOS), and the noise in scores.
+def a0_2(forwards: float, time: Interval, noise: Interval, loss: Interval) -> dict[str, str]:
+    """In three parts: legacy mode spends more forwards an update, takes longer to one reward, adds noise to reward and loss.
 
     Args:
-        forwards, seconds: ratios; at least 1.2 counts as waste.
-        noise: how much text after EOS moves a score, over the spread of scores; at least 0.1 counts as noise.
+        forwards: an update, legacy over EOS; at least 1.2 counts as waste.
+        time: seconds to the same reward, legacy over EOS; slower where the whole interval lies above 1. Of one seed there is
+            no interval, and nothing is decided.
+        noise: how much text after EOS moves rewards, over the spread of rewards; noise where all of it lies above 0.1.
+        loss: value loss, legacy over EOS; told, not judged.
 
-    >>> a0_2(2.8, 1.5, 0.7)["verdict"]
+    >>> spread = lambda low, high: Interval((low + high) / 2, low, high, 0.95, 3, "t", "")
+    >>> a0_2(3.3, spread(2.0, 6.0), spread(0.8, 1.4), spread(2, 9))["verdict"]
     'agrees'
-    >>> a0_2(2.8, 1.02, 0.01)["verdict"]
+    >>> a0_2(3.3, spread(0.8, 6.0), spread(0.0, 0.05), spread(0.5, 2))["verdict"]
     'in part: compute agrees; time differs; noise differs'
     """
-    measured = f"{forwards:.1f} x forwards, {seconds:.1f} x seconds; scores (random weights) move by {noise:.2g} x their spread"
-    parts = {"compute": forwards > 1.2, "time": seconds > 1.2, "noise": noise > 0.1}
+    measured = f"legacy over EOS: {forwards:.1f} x forwards, {_bounds(time)} x seconds to one reward"
+    measured += f", {_bounds(loss)} x value loss; text after EOS moves rewards by {_bounds(noise)} x their spread"
+    if time.n < 2:
+        return claim_row("wastes compute, slows training, adds noise", measured, "undecided: one seed")
+    parts = {"compute": forwards > 1.2, "time": bool(time.low > 1), "noise": bool(noise.low > 0.1)}
     return claim_row("wastes compute, slows training, adds noise", measured, parts)
+
+
+def _bounds(found: Interval) -> str:
+    bounds = f" ({found.low:.2g} to {found.high:.2g})" if found.method else ""
+    return f"{found.estimate:.2g}{bounds}"
 
 
 def a0_3(forwards: Sequence[int], longest: Sequence[int], score_error: float, loss_tokens: bool) -> dict[str, str]:
@@ -387,24 +400,65 @@ def a3_6(foreign: Mapping[str, int], shared: Mapping[str, bool]) -> dict[str, st
     return claim_row("the vLLM integration copes", measured, not any(foreign.values()) and not any(shared.values()))
 
 
-def a3_7(repeated: int, rows: int, with_replacement: float, batch: int, errors: int) -> dict[str, str]:
-    """In parts: batches with equal prompts are common (over 5%) in this data, and sampled with replacement; none is refused.
+def a3_7(
+    repeated: int,
+    rows: int,
+    with_replacement: float,
+    batch: int,
+    errors: int,
+    *,
+    repeats: Sequence[float],
+    sharing: Sequence[float],
+    requests: Sequence[float],
+) -> dict[str, str]:
+    """In parts: batches with equal prompts are common (over 5%) here, and drawn with replacement; none has to be removed.
+
+    That is so where TRL refuses no such batch, training with repeats ends as high as without, sharing the generation of
+    equal prompts ends as high as not, and it saves requests. As high: less than 0.1 below, by the whole interval.
 
     Args:
         repeated, rows: of the data set.
         with_replacement: share of batches that hold equal prompts where each is drawn from all rows.
         batch: prompts in such a batch.
         errors: batches of equal prompts that today's TRL cannot train on.
+        repeats: reward at the end where half of the prompts repeat, less that where none does: estimate, low and high bound
+            over seeds, NaN where there is one seed.
+        sharing: the same of shared generation, less that of the same trainer without.
+        requests: a step: not shared; shared where no prompt repeats; shared where half of them do.
 
-    >>> a3_7(0, 5897, 0.75, 128, errors=0)["verdict"]
-    'in part: in this data differs; drawn with replacement agrees; no need to remove them agrees'
-    >>> a3_7(0, 5897, 0.01, 8, errors=1)["verdict"]
+    >>> trained = {"repeats": (0.0, -0.04, 0.04), "sharing": (0.01, -0.01, 0.03), "requests": (64, 16, 13.9)}
+    >>> a3_7(300, 5897, 0.75, 128, errors=0, **trained)["verdict"]
+    'agrees'
+    >>> a3_7(0, 5897, 0.75, 128, errors=0, **trained)["verdict"].split("; ")[:2]
+    ['in part: in this data differs', 'drawn with replacement agrees']
+    >>> worse = {"repeats": (-0.3, -0.4, -0.2), "sharing": (-0.3, -0.4, -0.2), "requests": (64, 16, 16)}
+    >>> a3_7(0, 5897, 0.01, 8, errors=1, **worse)["verdict"]
     'differs'
+    >>> wide = trained | {"repeats": (-0.1, -0.3, 0.1)}
+    >>> a3_7(300, 5897, 0.75, 128, errors=0, **wide)["verdict"].split("; ")[3]
+    'trains as well with them undecided: the interval reaches from -0.3 to 0.1'
     """
     parts = {"in this data": repeated / rows > 0.05, "drawn with replacement": with_replacement > 0.05}
-    parts["no need to remove them"] = errors == 0
-    measured = f"{repeated} of {rows} rows repeat; drawn with replacement {with_replacement:.0%} of batches of {batch}"
+    parts |= {"no need to remove them": errors == 0, "trains as well with them": _as_high(repeats)}
+    parts |= {
+        "sharing costs no reward": _as_high(sharing),
+        "sharing saves requests": requests[0] > requests[1] > requests[2],
+    }
+    measured = (
+        f"{repeated} of {rows} rows repeat; drawn with replacement {with_replacement:.0%} of batches of {batch}; "
+    )
+    for name, (middle, low, high) in {"trained with repeats": repeats, "generation shared": sharing}.items():
+        measured += f"{name}: reward {middle:+.2g} ({low:.2g} to {high:.2g}); "
+    measured += "requests a step {:g}, shared {:.3g}, shared with repeats {:.3g}".format(*requests)
     return claim_row("duplicates are common, removing them an option", measured, parts)
+
+
+def _as_high(gain: Sequence[float], loss: float = 0.1) -> bool | str:
+    """Whether a gain's interval (estimate, low, high) rules out a loss of so much; a text where it does not tell."""
+    _, low, high = gain
+    if np.isnan(low):
+        return "undecided: one seed has no interval"
+    return low > -loss or (high >= 0 and f"undecided: the interval reaches from {low:.2g} to {high:.2g}")
 
 
 # --- A4: the documented example ------------------------------------------------------------------------------------

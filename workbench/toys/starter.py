@@ -12,26 +12,22 @@ import contextlib
 import hashlib
 import json
 import os
-import platform
 import random
 import re
-import shutil
-import stat
 import sys
 import sysconfig
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
-from filelock import FileLock
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, PrinterCallback
 
 from ..errors import ParameterError
 from ..runs.files import write_text
+from .cache import cache_root, key_of, made_once, only_mine
 
 EOS, PAD = "<|im_end|>", "<|pad|>"
 VOCAB_SIZE = 2048
@@ -58,7 +54,6 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 128, "n_inner": 512, "n_layer": 2, "n_head": 4, "n_positions": 512},
 }
 ARCHITECTURES = tuple(_SHAPES)
-_LIBRARIES = ("torch", "transformers", "trl", "accelerate", "tokenizers", "datasets")
 
 
 def load_corpus() -> list[dict[str, str]]:
@@ -181,9 +176,6 @@ def warm_started(
 ) -> Path:
     """Folder of a tiny model and its tokenizer, trained on `corpus` on first use (about 40 s on one core) and cached.
 
-    A folder whose files do not match the hashes written when it was finished, or that others may write to, is built again;
-    of several processes that ask at once one builds and the others wait.
-
     Args:
         name: first part of the folder's name; the rest is a hash of everything that decides the weights.
         corpus: rows with `prompt` and `completion`.
@@ -193,20 +185,16 @@ def warm_started(
     Raises:
         ParameterError: another architecture, or a folder that belongs to another user.
     """
-    folder = _cache_root(cache_dir) / f"{name}-{architecture}-{_cache_key(corpus, architecture)}"
-    if not _is_intact(folder):
-        with FileLock(f"{folder}.lock"):
-            if not _is_intact(folder):  # another process may have built it while this one waited
-                _build(folder, corpus, architecture)
-    return folder
+    folder = cache_root(cache_dir) / f"{name}-{architecture}-{_cache_key(corpus, architecture)}"
+    return made_once(folder, lambda made: _build(made, corpus, architecture))
 
 
 def starter_corpus(cache_dir: str | os.PathLike | None = None) -> list[dict[str, str]]:
     """`load_corpus()`, read from the cache when this Python's library was parsed before (4 s saved)."""
     this = hashlib.sha256(sys.version.encode() + Path(__file__).read_bytes()).hexdigest()[:16]
-    path = _cache_root(cache_dir) / f"corpus-{this}.json"
+    path = cache_root(cache_dir) / f"corpus-{this}.json"
     try:
-        if not _only_mine(path):
+        if not only_mine(path):
             raise ValueError("somebody else may have written it")
         return json.loads(path.read_text())
     except (OSError, ValueError):
@@ -216,63 +204,20 @@ def starter_corpus(cache_dir: str | os.PathLike | None = None) -> list[dict[str,
         return corpus
 
 
-def _cache_root(cache_dir: str | os.PathLike | None) -> Path:
-    root = Path(cache_dir or os.environ.get("WORKBENCH_CACHE") or Path.home() / ".cache" / "workbench")
-    root.mkdir(parents=True, exist_ok=True)
-    return root
-
-
 def _cache_key(corpus, architecture: str) -> str:
-    decides = {
-        "version": 2,  # of what is saved beside the weights; raise it when `_build` changes
-        "corpus": corpus_hash(corpus),
-        "vocab_size": VOCAB_SIZE,
-        "shape": _shape(architecture),
-        "sft": _SFT,
-        "libraries": {name: version(name) for name in _LIBRARIES},
-        "threads": 1,  # `_build` trains on one thread; another count would give other weights
-        "cpu": [platform.machine(), torch.backends.cpu.get_cpu_capability()],
-    }
-    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
+    # Version: of what is saved beside the weights; raise it when `_build` changes. `_build` trains on one thread.
+    decides = {"version": 2, "corpus": corpus_hash(corpus), "vocab_size": VOCAB_SIZE, "shape": _shape(architecture)}
+    return key_of(decides | {"sft": _SFT, "threads": 1})
 
 
-def _file_hashes(folder: Path) -> dict[str, str]:
-    files = (p for p in sorted(folder.iterdir()) if p.name != "manifest.json")
-    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
-
-
-def _is_intact(folder: Path) -> bool:
-    try:
-        untouched = all(_only_mine(path) for path in (folder, *folder.iterdir()))
-        return untouched and json.loads((folder / "manifest.json").read_text()) == _file_hashes(folder)
-    except (OSError, ValueError):
-        return False
-
-
-def _only_mine(path: Path) -> bool:
-    """Whether nobody but this user and root can have changed a file of the cache: its hashes lie beside it."""
-    about = path.lstat()
-    return about.st_uid in (os.getuid(), 0) and not stat.S_ISLNK(about.st_mode) and not about.st_mode & 0o022
-
-
-def _build(folder: Path, corpus, architecture: str) -> None:
-    if os.path.lexists(folder) and folder.lstat().st_uid not in (os.getuid(), 0):
-        raise ParameterError(
-            f"{folder}: belongs to another user, who can change the model; set WORKBENCH_CACHE to a folder of your own"
-        )
+def _build(made: Path, corpus, architecture: str) -> None:
     tokenizer = build_tokenizer(corpus)
     model = build_model(tokenizer, architecture, seed=_SFT["seed"])
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+    with tempfile.TemporaryDirectory() as scratch:
         _warm_start(model, tokenizer, corpus, scratch)
-        model.generation_config.eos_token_id = tokenizer.eos_token_id  # transformers' Trainer makes it a list
-        made = Path(scratch) / "made"
-        model.save_pretrained(made)
-        tokenizer.save_pretrained(made)
-        (made / "manifest.json").write_text(json.dumps(_file_hashes(made)))
-        for path in (made, *made.iterdir()):
-            path.chmod(path.stat().st_mode & ~0o022)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(made, folder)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id  # transformers' Trainer makes it a list
+    model.save_pretrained(made)
+    tokenizer.save_pretrained(made)
 
 
 def _warm_start(model, tokenizer, corpus, scratch: str) -> None:
