@@ -20,7 +20,7 @@ SMALL = {
         ("stock with masking loses most gradients", "the workbench learns with masking on"),
     ),
     "03_position_ids_and_padding": ("steps=10 seeds=3", ()),
-    "04_duplicate_prompts": ("num_generations=2 server=False", ()),
+    "04_duplicate_prompts": ("num_generations=2 server=False steps=2 seeds=1", ()),
     "05_grpo_docs_example": (
         "steps=4 seeds=1 comparisons=True",
         ("the sign of TRL 0.14 makes text longer", "vLLM gives the same end"),

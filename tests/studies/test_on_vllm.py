@@ -3,6 +3,8 @@
 import pytest
 from conftest import result_of
 
+from workbench.studies import repeated_prompts
+
 pytestmark = pytest.mark.slow
 
 STOCK, UNMASKED, OURS = "stock, masked", "stock, unmasked", "workbench, masked"
@@ -58,3 +60,20 @@ def test_a_seed_of_stock_trl_collapses_its_groups_and_ours_does_not(result):
         ours = rows["workbench, vLLM", seeding]
         assert ours["repeats"] and not ours["collapsed"] and not ours["shared"]
     assert rows["workbench, vLLM", "generation_seed, shared"]["requests"] == 3
+
+
+def test_with_a_seed_stock_trl_trains_without_any_gradient_and_the_workbench_has_one(result):
+    steps = result["repeated"]
+    assert steps[repeated_prompts.SEEDED]["grad_norm"] == [0, 0]
+    assert steps[repeated_prompts.SEEDED]["frac_reward_zero_std"] == [1, 1]
+    for name in repeated_prompts.LEARNING:
+        assert min(steps[name]["grad_norm"]) > 0, name
+
+
+def test_a_request_a_row_is_asked_of_vllm_or_where_generation_is_shared_one_a_prompt(result):
+    shared = repeated_prompts.SHARED
+    for name, steps in result["repeated"].items():
+        assert steps["vllm/requests"] == (result["asked"][name] if name == shared else [16, 16]), name
+    assert sum(result["repeated"][shared]["vllm/prompt_tokens"]) < 0.3 * sum(
+        result["repeated"][repeated_prompts.STOCK]["vllm/prompt_tokens"]
+    )
