@@ -48,7 +48,7 @@ def test_without_groups_there_is_neither_verdict_nor_reason():
 
 def test_without_a_tolerance_it_is_a_tenth_of_the_documented_range():
     verdicts, _ = verdict_tables({"mine": [rise(0), rise(1), rise(2)]}, [W3NG])
-    assert f"tolerance of {0.1 * np.ptp(W3NG.curve().y):g}" in verdicts["why"][0]
+    assert np.ptp(W3NG.curve().y) == pytest.approx(328.3) and "tolerance of 33" in verdicts["why"][0]
 
 
 def test_all_levels_of_a_recorded_run(tmp_path):

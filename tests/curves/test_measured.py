@@ -202,3 +202,14 @@ def test_a_copied_run_folder_reads_the_same_elsewhere(tmp_path):
     run = training(tmp_path / "here", "0", 3)
     shutil.copytree(run.path, tmp_path / "there")
     assert run_curve(Run(tmp_path / "there")).y.tolist() == run_curve(run).y.tolist()
+
+
+def test_a_group_has_the_name_of_its_folder_without_the_seed(tmp_path):
+    run = training(tmp_path, "0", 0)
+    record = (run.path / "recipe.json").read_text()
+    for folder in ("arms/target-200/seed-0", "arms/sign-of-TRL-0.14/seed-1", "stock 3"):
+        (run.path / folder).mkdir(parents=True)
+        (run.path / folder / "recipe.json").write_text(record)
+        (run.path / folder / "metrics.jsonl").write_text(json.dumps(rows(1)[0]) + "\n")
+    groups, _ = measured_groups([run])
+    assert {name.removesuffix("lr 0.0001") for name in groups} == {"", "sign-of-TRL-0.14, ", "target-200, ", "stock, "}

@@ -27,7 +27,7 @@ def test_what_a_source_states_stands_in_the_column_of_its_measured_counterpart()
 
 def test_what_makes_figures_comparable_is_said():
     table = figures_table({"mine": seeds(1)}, BASELINES).set_index("run")["comparable"]
-    assert "values with mine" in table[load_baseline("trl-3406-qwen2-0.5b-tldr-grpo").title]
+    assert "values: with the groups of its unit" in table[load_baseline("trl-3406-qwen2-0.5b-tldr-grpo").title]
     assert "hours: no, on 8 GPUs" in table[load_baseline("trl-docs-qwen2-0.5b-tldr-grpo").title]
     verl = table[load_baseline("verl-docs-qwen2.5-0.5b-gsm8k").title]
     assert "nothing was measured in their unit" in verl and "accuracies on held-out data" in verl

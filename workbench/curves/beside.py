@@ -91,13 +91,14 @@ def _fit(one: tuple, other: tuple) -> bool:
 
 
 def _drawn(panels: list[list[Series]], shaped: Sequence[Shaped], metric: str) -> Figure:
-    """Panels with units above, two in a row, then the shapes."""
-    above, below = math.ceil(len(panels) / 2), math.ceil(len(shaped) / COLUMNS)
-    heights = [height for height in (4.4 * above, 2.6 * below) if height]
+    """Panels with units above, one a row since their legends are wide, then the shapes."""
+    tall, below = [3.0 + 0.2 * len(panel) for panel in panels], math.ceil(len(shaped) / COLUMNS)
+    heights = [height for height in (sum(tall), 2.6 * below) if height]
     figure = Figure(figsize=(10, sum(heights) + 0.5), layout="constrained")
     parts = list(figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
-    for n, panel in enumerate(panels, 1):
-        draw_panel(parts[0].add_subplot(above, min(2, len(panels)), n), panel, metric)
+    if panels:
+        for row, panel in zip(parts[0].add_gridspec(len(panels), 1, height_ratios=tall), panels, strict=True):
+            draw_panel(parts[0].add_subplot(row), panel, metric)
     for n, one in enumerate(shaped):
         ax = parts[-1].add_subplot(below, COLUMNS, n + 1)
         _draw_shape(ax, one)

@@ -40,8 +40,9 @@ def verdict_tables(
     """
     rows: list[dict] = []
     reasons: dict[str, dict[str, list[str]]] = {}  # why -> documented -> measured
-    for baseline in baselines:
-        for name, curves in groups.items():
+    baselines = list(baselines)
+    for name, curves in groups.items():
+        for baseline in baselines:
             found = _verdict(curves, baseline, metric, tolerance)
             if found.verdict == "cannot compare":
                 reasons.setdefault(found.reason, {}).setdefault(baseline.title, []).append(name)
@@ -59,7 +60,7 @@ def _verdict(curves: Sequence[Curve], baseline: Baseline, metric: str, tolerance
     documented = baseline.curve(metric)
     if why_incomparable(curves[0], documented):
         return Agreement("cannot compare", OTHER_UNIT)
-    return agreement(curves, documented, tolerance=tolerance or 0.1 * np.ptp(documented.y) or 1e-9)
+    return agreement(curves, documented, tolerance=tolerance or float(f"{0.1 * np.ptp(documented.y) or 1e-9:.2g}"))
 
 
 def _concerned(pairs: Mapping[str, Sequence[str]], groups: Sequence[str]) -> dict[str, str]:

@@ -117,7 +117,7 @@ def shape_table(shaped: Sequence[Shaped]) -> pd.DataFrame:
 def _cell(shape: Shape, name: str) -> str:
     number = shape.numbers[name]
     if np.isfinite(number.estimate):
-        return number.in_brief(".2f")
+        return number.in_brief("z.2f")  # z: no minus before 0.00
     return "no rise" if name in RISE_NUMBERS and not shape.rises else "unknown"
 
 
@@ -140,14 +140,15 @@ class Distance:
 
 
 def distance(first: Shape, second: Shape) -> Distance:
-    """Over the numbers that both have; shapes of equally many points.
+    """Over the numbers that both have, the change among them; shapes of equally many points.
 
     Example:
         >>> from workbench.curves.stats import Interval
         >>> def shape(half):
-        ...     return Shape("yes", 50, 1, {"half reached": Interval(half, half - 0.03, half + 0.04, 0.95, 1, "t", "")})
+        ...     numbers = {"change": (8, 7, 9), "half reached": (half, half - 0.03, half + 0.04)}
+        ...     return Shape("yes", 50, 1, {name: Interval(*n, 0.95, 1, "t", "") for name, n in numbers.items()})
         >>> distance(shape(0.1), shape(0.3))
-        Distance(value=4.04, number='half reached', why='half reached 0.10 and 0.30')
+        Distance(value=2.86, number='half reached', why='half reached 0.10 and 0.30')
     """
     found = {}
     for name, one in first.numbers.items():
@@ -156,7 +157,7 @@ def distance(first: Shape, second: Shape) -> Distance:
         apart = abs(one.estimate - other.estimate) / max(widths, 1e-9)
         if np.isfinite(apart):
             found[name] = apart
-    if not found:
+    if "change" not in found:  # of a constant, or of too few points
         return Distance(np.nan)
     most = max(found, key=found.__getitem__)
     why = f"{most} {first.numbers[most].estimate:.2f} and {second.numbers[most].estimate:.2f}"

@@ -162,7 +162,8 @@ def measured_trainings(
             except (RunError, ParameterError) as error:
                 left_out.append(str(error))
                 continue
-            inside = re.sub(r"\d+", "", folder.relative_to(run.path).as_posix()).strip(".-_/ ")
+            inside = re.sub(r"[\s._/-]*(seed)?[\s._-]*\d+$", "", folder.relative_to(run.path).as_posix())
+            inside = inside.removeprefix("arms/").strip(".-_/ ")
             training = training_of(folder)
             recipe = {k: v for k, v in training["recipe"].items() if k != "seed"}
             overrides = _without_seeds(training.get("overrides", {}))

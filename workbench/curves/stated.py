@@ -53,15 +53,16 @@ def figures_table(
             rows.append(row | {"unit": b.reward["unit"], "comparable": _comparable(b, stated, groups)})
     for name, curves in groups.items():
         row = {"run": name, "kind": f"measured, {len(curves)} seed{'s' * (len(curves) > 1)}"}
-        values = _measured_figures(curves) | {"hours": list((hours or {}).get(name, ()))}
-        row |= {column: _over_seeds(values[column], rng) for column in _STATED}
+        values, times = _measured_figures(curves), (hours or {}).get(name, ())
+        row |= {column: _over_seeds(values[column], rng) for column in values}
+        row["hours"] = f"{np.mean(times):.2g}" if len(times) else ""  # how far they spread depends on what else ran
         rows.append(row | {"unit": curves[0].unit, "comparable": ""})
     return pd.DataFrame(rows, columns=["run", "kind", *_STATED, "unit", "comparable"])
 
 
 def _measured_figures(curves: Sequence[Curve]) -> dict[str, list[float]]:
     """One value a seed; NaN where there is none, as where a curve does not settle."""
-    found: dict[str, list[float]] = {column: [] for column in _STATED}
+    found: dict[str, list[float]] = {column: [] for column in _STATED if column != "hours"}
     for c in curves:
         window = min(10, len(c.y))
         settled = plateau(c, window).start if len(c.y) >= 8 else None
@@ -81,10 +82,10 @@ def _over_seeds(values: Sequence[float], rng: np.random.Generator) -> str:
 
 
 def _comparable(b: Baseline, stated: dict, groups: Mapping[str, Sequence[Curve]]) -> str:
-    unit, said = b.reward["unit"], []
-    same = [name for name, curves in groups.items() if curves[0].unit == unit]
+    reward, said = (b.reward["unit"], b.reward["low"], b.reward["high"]), []
+    same = any((curves[0].unit, curves[0].low, curves[0].high) == reward for curves in groups.values())
     if stated["start"] or stated["end"] or stated["highest"]:
-        said.append(f"values with {', '.join(same)}" if same else "values: no, nothing was measured in their unit")
+        said.append("values: with the groups of its unit" if same else "values: no, nothing was measured in their unit")
         if any("accuracy" in name for name in (*stated["start"], *stated["end"])):
             said.append("they are accuracies on held-out data, not rewards of training")
     if stated["peak at step"] or stated["settles at step"] or stated["steps"]:

@@ -53,7 +53,7 @@ class TrainingProgress:
 
 def _figure(figure: DescribedFigure) -> str:
     """Without the table of its data, which would fold up at each update."""
-    return figure._repr_html_().partition("<details>")[0] + "</figure>"
+    return figure._repr_html_().partition("<details>")[0]
 
 
 def _cell(value) -> str:

@@ -46,7 +46,7 @@ class RunComparison:
             (self.levels.reasons, "What cannot be compared on one axis, and why"),
         )
         shown = "".join(_as_html(found, caption) for found, caption in tables if len(found))
-        return self.figure._repr_html_() + shown + ("" if self.groups else _NONE) + left_out
+        return self.figure.html(shown + ("" if self.groups else _NONE) + left_out)
 
 
 def _as_html(found: pd.DataFrame, caption: str) -> str:
