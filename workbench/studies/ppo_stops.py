@@ -8,7 +8,6 @@ from unittest import mock
 
 import pandas as pd
 import torch
-from trl.experimental.ppo import ppo_trainer
 
 from ..generation.stops import StopSpec
 from ..runs.files import read_json
@@ -16,7 +15,7 @@ from ..runs.run import Run
 from ..training.folder import train_recipe
 from ..training.grpo import GRPOTrainer, RLOOTrainer
 from ..training.online_dpo import OnlineDPOTrainer
-from ..training.ppo import PPOTrainer
+from ..training.ppo import PPOTrainer, ppo_trainer
 from ..training.recipes import Recipe
 from ..training.recording import record
 from ..training.rewards import length_reward

@@ -5,4 +5,9 @@ Each private part is exercised by a test against the real library, so a new TRL 
 
 import os
 
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # PPO and OnlineDPO live in trl.experimental; the pin is exact
+from .versions import check_trl
+
+os.environ.setdefault(
+    "TRL_EXPERIMENTAL_SILENCE", "1"
+)  # PPO and OnlineDPO live in trl.experimental; the versions are known
+check_trl()

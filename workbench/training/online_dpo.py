@@ -86,10 +86,11 @@ class OnlineDPOTrainer(PositionsMixin, StockOnlineDPOTrainer):
         return SamplingParams(structured_outputs=self.generation_config.structured_outputs, **own | options)
 
     def _generate(self, model, prompts, images=None):
+        # TRL 1.16 returns the images' inputs too.
         with obeying(self.stop_rule, self.accelerator.unwrap_model(model)) as raw_ids:
-            prompt_ids, prompt_mask, _, _ = super()._generate(model, prompts, images)
+            prompt_ids, prompt_mask, _, _, *images_after = super()._generate(model, prompts, images)
         self._rows = raw_ids[-1].tolist()
-        return prompt_ids, prompt_mask, *self._cut(self._rows)
+        return prompt_ids, prompt_mask, *self._cut(self._rows), *images_after
 
     def _generate_vllm(self, prompts, images=None):
         prompt_ids, prompt_mask, _, _ = super()._generate_vllm(prompts, images)

@@ -9,12 +9,16 @@ from collections.abc import Sequence
 import torch
 import trl
 from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPO
-from trl.experimental.ppo import PPOTrainer as StockPPO
-from trl.experimental.ppo import ppo_trainer
 
 from ..consistency.padding import evaluating, pad_batch
 from ..consistency.positions import fills_position_ids, with_position_ids
 from ..errors import ParameterError
+
+try:
+    from trl.experimental.ppo import PPOTrainer as StockPPO
+    from trl.experimental.ppo import ppo_trainer
+except ImportError:  # since TRL 1.13 there is none, and no trainer is one
+    StockPPO = ()
 
 
 class PositionsMixin:

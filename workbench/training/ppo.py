@@ -15,7 +15,6 @@ from unittest import mock
 
 import torch
 from transformers import DataCollatorWithPadding
-from trl.experimental.ppo import PPOConfig, ppo_trainer
 from trl.trainer.utils import pad
 
 from ..errors import ParameterError
@@ -25,6 +24,12 @@ from .positions import PositionsMixin
 from .ppo_rewards import Announcing, ColumnsAside, RewardFunctions
 from .recipes import Recipe, common_fields, load_prompts, resolve_model
 from .recording import record, record_rows, with_functions
+from .versions import no_ppo
+
+try:
+    from trl.experimental.ppo import PPOConfig, ppo_trainer
+except ImportError as error:
+    raise no_ppo(error) from error
 
 
 class PPOTrainer(PositionsMixin, ppo_trainer.PPOTrainer):
