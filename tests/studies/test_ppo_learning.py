@@ -9,6 +9,7 @@ from workbench.studies.ppo_learning import (
     AT_EOS,
     UP_TO_EOS,
     WHOLE,
+    curves_up_to_eos,
     learned_curves,
     learning_arms,
     learning_table,
@@ -70,11 +71,13 @@ def test_each_arm_learns_from_its_own_reward_and_records_both(runs):
         assert (rows[NAME] != rows[f"{NAME}_up_to_eos"]).any() == legacy
     curves = learned_curves(runs, NAME)
     assert {curve.unit for members in curves.values() for curve in members} == {"characters from the target of 20"}
+    equal = {name: (curves[name][0].y == one[0].y).all() for name, one in curves_up_to_eos(runs, NAME).items()}
+    assert [name for name, same in equal.items() if not same] == [WHOLE]
     assert all(curves[name][0].y[-3:].mean() > curves[name][0].y[:3].mean() for name in (WHOLE, AT_EOS))
 
 
 def test_the_table_says_what_an_update_costs_and_when_a_reward_is_reached(runs):
-    rng, goal = np.random.default_rng(0), reached_by_all(learned_curves(runs, NAME))
+    rng, goal = np.random.default_rng(0), reached_by_all(curves_up_to_eos(runs, NAME))
     table = learning_table(runs, NAME, goal, rng)
     assert table.loc[WHOLE, "forwards per update"] == 24 > table.loc[AT_EOS, "forwards per update"]
     assert np.isfinite(table["seconds to it"]).all() and table["low"].isna().all()

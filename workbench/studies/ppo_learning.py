@@ -78,7 +78,7 @@ def learning_arms(
 
 
 def learned_curves(runs: Mapping[str, Sequence[Run]], name: str, axis: str = "step") -> dict[str, list[Curve]]:
-    """Per arm, the reward that it learned from, without its weight, over updates or seconds; one curve a seed.
+    """Per arm, the reward that it learned from, without its weight; one curve a seed.
 
     Args:
         runs: of `learning_arms`.
@@ -89,6 +89,12 @@ def learned_curves(runs: Mapping[str, Sequence[Run]], name: str, axis: str = "st
     return {
         arm: [run_curve(run, f"rewards/{own[arm]}/mean", axis=axis) for run in members] for arm, members in runs.items()
     }
+
+
+def curves_up_to_eos(runs: Mapping[str, Sequence[Run]], name: str, axis: str = "step") -> dict[str, list[Curve]]:
+    """As `learned_curves`, of the text up to EOS in every arm: what a user gets, whatever was scored."""
+    metric = f"rewards/{name}_up_to_eos/mean"
+    return {arm: [run_curve(run, metric, axis=axis) for run in members] for arm, members in runs.items()}
 
 
 def reached_by_all(curves: Mapping[str, Sequence[Curve]]) -> float:
@@ -108,23 +114,23 @@ def reached_by_all(curves: Mapping[str, Sequence[Curve]]) -> float:
 
 
 def learning_table(runs: Mapping[str, Sequence[Run]], name: str, goal: float, rng: np.random.Generator) -> pd.DataFrame:
-    """Per arm over its seeds: reward at both ends, what an update costs, and when the reward `goal` is reached.
+    """Per arm over its seeds: the reward it learned from, what an update costs, and when its text up to EOS is worth `goal`.
 
-    `updates to it` and `seconds to it` are the IQM over seeds, `low` and `high` its 95% interval; NaN for one seed.
+    `seconds to it` is the IQM over seeds, `low` and `high` its 95% interval; NaN for one seed.
     """
-    by_step, by_time = (learned_curves(runs, name, axis) for axis in ("step", "elapsed_s"))
+    own, by_time = learned_curves(runs, name), curves_up_to_eos(runs, name, "elapsed_s")
     rows = {}
     for arm, members in runs.items():
         metrics = [run.metrics for run in members]
-        updates, seconds = (steps_to_threshold(c[arm], goal, rng, window=WINDOW) for c in (by_step, by_time))
+        seconds = steps_to_threshold(by_time[arm], goal, rng, window=WINDOW)
         rows[arm] = {
             "seeds": len(members),
-            "first 3": np.mean([c.y[:3].mean() for c in by_step[arm]]),
-            "last 5": np.mean([c.y[-5:].mean() for c in by_step[arm]]),
+            "learned from, first 3": np.mean([c.y[:3].mean() for c in own[arm]]),
+            "learned from, last 5": np.mean([c.y[-5:].mean() for c in own[arm]]),
+            "up to EOS, last 5": np.mean([c.y[-5:].mean() for c in by_time[arm]]),
             "forwards per update": np.mean([m["generation/forwards"].mean() for m in metrics]),
             "seconds per update": np.median(np.concatenate([m["elapsed_s"].diff().dropna() for m in metrics])),
             "value loss": np.mean([m["loss/value_avg"].mean() for m in metrics]),
-            "updates to it": updates.estimate,
             "seconds to it": seconds.estimate,
             "low": seconds.low,
             "high": seconds.high,
@@ -132,10 +138,12 @@ def learning_table(runs: Mapping[str, Sequence[Run]], name: str, goal: float, rn
     return pd.DataFrame(rows).T
 
 
-def time_ratio(runs: Mapping[str, Sequence[Run]], name: str, goal: float, rng: np.random.Generator) -> Interval:
-    """Seconds to the reward `goal` in legacy mode with the whole text scored, over those with EOS as the stop."""
-    curves = learned_curves(runs, name, "elapsed_s")
-    times = [[reached_at(curve, goal, window=WINDOW) for curve in curves[arm]] for arm in (WHOLE, AT_EOS)]
+def time_ratio(
+    runs: Mapping[str, Sequence[Run]], name: str, goal: float, rng: np.random.Generator, *, arm: str = WHOLE
+) -> Interval:
+    """Seconds until the text up to EOS is worth `goal`, in an arm of legacy mode over those with EOS as the stop."""
+    curves = curves_up_to_eos(runs, name, "elapsed_s")
+    times = [[reached_at(curve, goal, window=WINDOW) for curve in curves[one]] for one in (arm, AT_EOS)]
     return ratio_of(*times, rng)
 
 
