@@ -1,12 +1,18 @@
 import dataclasses
+import json
+import sys
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from scipy.signal import lfilter
 
 from workbench.curves.curve import Curve
 from workbench.curves.shape import LEAST, NUMBERS, RISE_NUMBERS, outlines, rise_numbers, shape_of, start_and_rise
 from workbench.errors import ParameterError
+
+sys.path.append(str(ROOT / "benchmarks"))
+from shapes import page
 
 STEPS = np.arange(1, 101)
 SHARE = (STEPS - 0.5) / 100
@@ -122,7 +128,7 @@ def truth(y: np.ndarray) -> dict[str, float]:
 
 @pytest.mark.parametrize("rho", [0.0, 0.6])
 def test_error_bars_of_one_curve_hold_the_truth_in_85_per_cent_at_least(rho):
-    """`benchmarks/error_rates.py` has more cases and repetitions."""
+    """`benchmarks/shapes.py` has more cases and repetitions."""
     for name in ("saturating", "late"):
         true = truth(RISES[name])
         found = [shape(RISES[name] + noise(seed, 0.2, rho=rho)) for seed in range(40)]
@@ -168,3 +174,12 @@ def test_too_few_points_nothing_and_gaps():
 def test_the_start_is_the_first_steps_and_the_rise_ends_at_the_best_running_mean():
     y = np.array([0.0] * 10 + [9] * 5 + [4] * 35)
     assert [float(v) for v in start_and_rise(y)] == [0, 9]
+
+
+def test_the_page_of_rates_shows_what_the_simulation_recorded_and_says_what_the_docstring_says():
+    recorded = json.loads((ROOT / "data" / "benchmarks" / "shapes.json").read_text())
+    assert (ROOT / "docs" / "shapes.md").read_text() == page(recorded)
+    seen = [rates for rates in recorded["rises"].values() if rates["shown"] >= 0.97]
+    assert len(seen) >= 10 and min(rates[number] for rates in seen for number in RISE_NUMBERS) >= 0.88
+    for rates in recorded["flat"].values():
+        assert rates["yes"] <= 0.05 and rates["yes, then loses it"] <= 0.05 and rates["no, falls"] <= 0.05

@@ -92,7 +92,7 @@ def _fit(one: tuple, other: tuple) -> bool:
 
 def _drawn(panels: list[list[Series]], shaped: Sequence[Shaped], metric: str) -> Figure:
     """Panels with units above, one a row since their legends are wide, then the shapes."""
-    tall, below = [3.0 + 0.2 * len(panel) for panel in panels], math.ceil(len(shaped) / COLUMNS)
+    tall, below = [4.0 + 0.2 * len(panel) for panel in panels], math.ceil(len(shaped) / COLUMNS)
     heights = [height for height in (sum(tall), 2.6 * below) if height]
     figure = Figure(figsize=(10, sum(heights) + 0.5), layout="constrained")
     parts = list(figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
@@ -131,8 +131,9 @@ def _draw_shape(ax, one: Shaped) -> None:
     ax.set(xlim=(0, 1), ylim=(-0.6, 1.6) if one.shape.rises else (-1.6, 1.6), xticks=[0, 0.5, 1])
     ax.set(yticks=[0, 0.5, 1] if one.shape.rises else [0])
     ax.grid(alpha=0.25)
-    kind = "documented" if one.documented else f"{one.shape.seeds} seed{'s' * (one.shape.seeds > 1)}"
-    ax.set_title("\n".join([*textwrap.wrap(f"{one.name} ({kind})", 44), _IN_WORDS[one.shape.learns]]), fontsize=8.5)
+    kind = "documented" if one.documented else f"{one.shape.seeds}\xa0seed{'s' * (one.shape.seeds > 1)}"
+    lines = [*textwrap.wrap(f"{one.name} ({kind})", 44), _IN_WORDS[one.shape.learns]]
+    ax.set_title("\n".join(lines).replace("\xa0", " "), fontsize=8.5)
 
 
 def _table(one: Shaped) -> pd.DataFrame:

@@ -118,7 +118,7 @@ def _cell(shape: Shape, name: str) -> str:
     number = shape.numbers[name]
     if np.isfinite(number.estimate):
         return number.in_brief("z.2f")  # z: no minus before 0.00
-    return "no rise" if name in RISE_NUMBERS and not shape.rises else "unknown"
+    return "no rise" if name in RISE_NUMBERS and shape.learns in ("no, falls", "not shown") else "unknown"
 
 
 @dataclasses.dataclass(frozen=True)
