@@ -11,6 +11,7 @@ import pytest
 import small_runs
 import torch
 import trl
+from ppo_parts import PPOConfig
 from trainers import OURS, STOCK
 from transformers import (
     AutoModelForCausalLM,
@@ -20,7 +21,6 @@ from transformers import (
     set_seed,
 )
 from trl.experimental.online_dpo import OnlineDPOConfig
-from trl.experimental.ppo import PPOConfig
 
 from workbench.generation.stops import StopSpec
 from workbench.runs.run import Run

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import torch
 import trl
+from ppo_parts import HAS_PPO, PPOTrainer, StockPPO, ppo_config
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from trl.experimental.online_dpo import OnlineDPOConfig
 from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPO
-from trl.experimental.ppo import PPOTrainer as StockPPO
 
 from workbench.training.grpo import GRPOTrainer, RLOOTrainer
 from workbench.training.online_dpo import OnlineDPOTrainer
-from workbench.training.ppo import PPOTrainer, ppo_config
 from workbench.training.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.training.rewards import length_reward
 
@@ -45,7 +44,7 @@ def make(cls, **kwargs):
     """A trainer of any kind for one small step on the learned-position starter model, with a reference policy."""
     folder, path = tempfile.mkdtemp(), resolve_model("starter-gpt2")
     tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
-    if issubclass(cls, StockPPO):
+    if HAS_PPO and issubclass(cls, StockPPO):
         data = prompts().map(lambda row: tokenizer(row["prompt"]), remove_columns=prompts().column_names)
         policy, torch_state = load(), torch.get_rng_state()
         torch.manual_seed(0)

@@ -21,6 +21,7 @@ from configuration_runs import (
 )
 from configuration_table import note, shows, shows_each, trl_has_none
 from peft import LoraConfig
+from ppo_parts import train_ppo
 from trainers import OURS
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
@@ -28,7 +29,6 @@ from workbench.errors import ParameterError
 from workbench.generation.stops import StopSpec
 from workbench.runs.run import Run
 from workbench.training.folder import is_finished, train_recipe, training_record
-from workbench.training.ppo import train_ppo
 from workbench.training.recipes import load_prompts, make_recipe
 
 pytestmark = pytest.mark.slow

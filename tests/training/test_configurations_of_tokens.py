@@ -14,8 +14,8 @@ from configuration_runs import (
     watched,
 )
 from configuration_table import shows, shows_refusal
+from ppo_parts import ppo_trainer
 from transformers import AutoTokenizer
-from trl.experimental.ppo import ppo_trainer
 
 from workbench.errors import ParameterError
 from workbench.generation.stops import StopSpec

@@ -1,14 +1,14 @@
 import pandas as pd
 import pytest
+from ppo_parts import HAS_PPO, PPOTrainer, needs_ppo, train_ppo
 
-from workbench import PPOTrainer, StopSpec, exact_match_reward, length_reward, train_grpo
+from workbench import StopSpec, exact_match_reward, length_reward, train_grpo
 from workbench.errors import ParameterError
 from workbench.runs.files import read_json, write_json
 from workbench.runs.run import Run
 from workbench.training.folder import is_finished, last_checkpoint, open_folder, training_record
 from workbench.training.grpo import train_rloo
 from workbench.training.online_dpo import train_online_dpo
-from workbench.training.ppo import train_ppo
 from workbench.training.recipes import Recipe
 from workbench.training.recording import RunRecorder
 
@@ -80,7 +80,7 @@ def test_two_functions_of_one_name_that_do_other_things_are_other_trainings():
 @pytest.mark.slow
 def test_all_four_trainers_leave_a_recipe_of_one_shape_their_steps_and_their_completions(tmp_path):
     stops = StopSpec(strings=(" the",))
-    for train in (train_grpo, train_rloo, train_online_dpo, train_ppo):
+    for train in (train_grpo, train_rloo, train_online_dpo, *([train_ppo] if HAS_PPO else [])):
         reward = {} if train is train_ppo else {"reward_funcs": length_reward(20)}
         train(SMALL, out_dir=tmp_path / train.__name__, stops=stops, **reward)
         run, written = Run(tmp_path / train.__name__), read_json(tmp_path / train.__name__ / "recipe.json", {})
@@ -104,6 +104,7 @@ def test_a_wrong_setting_is_refused_before_anything_in_the_folder_is_touched(tmp
     assert Run(tmp_path).metrics["step"].tolist() == [1]
 
 
+@needs_ppo
 def test_a_trainer_without_a_recipe_of_its_kind_is_refused():
     with pytest.raises(ParameterError, match="samples with transformers only"):
         PPOTrainer.from_recipe(Recipe(backend="vllm"), reward_funcs="random weights", out_dir="unused")

@@ -4,13 +4,13 @@ import pandas as pd
 import pytest
 import torch
 from conftest import result_of
+from ppo_parts import needs_ppo, train_ppo
 from trainers import EXACT, RECIPE, WRONG, make
 
 from workbench.errors import ParameterError
 from workbench.runs.run import Run
 from workbench.training.grpo import GRPOTrainer, train_grpo
 from workbench.training.monitoring import PaddingMonitor, completion_metrics, monitor_padding
-from workbench.training.ppo import train_ppo
 from workbench.training.recipes import make_recipe
 from workbench.training.rewards import length_reward
 
@@ -33,6 +33,7 @@ def test_padding_consistency_lands_in_the_runs_metrics_every_n_steps(explicit, t
     assert metrics["reward"].notna().all()
 
 
+@needs_ppo
 def test_ppo_is_monitored_too(tmp_path):
     recipe = make_recipe(**RECIPE.__dict__ | {"max_steps": 2})
     train_ppo(recipe, out_dir=tmp_path, monitor_every=1)

@@ -9,9 +9,9 @@ import tempfile
 import pytest
 import torch
 import trl
+from ppo_parts import StockPPO, needs_ppo
 from trainers import EXACT, OURS, RECIPE, STOCK, WRONG, load, make, prompts
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl.experimental.ppo import PPOTrainer as StockPPO
 
 from workbench.consistency.positions import backbone, fills_position_ids, position_ids, with_position_ids
 from workbench.errors import ParameterError
@@ -59,6 +59,7 @@ def test_the_workbench_scores_left_padded_rows_as_they_were_sampled(kind, sample
     assert difference < EXACT
 
 
+@needs_ppo
 def test_stock_ppo_passes_position_ids_itself_and_is_right(sampled):
     assert furthest(make(StockPPO), sampled) < EXACT
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from ..curves.curve import Curve, reached_at, steps_to_threshold
+from ..curves.curve import Curve, peak, reached_at, steps_to_threshold
 from ..curves.measured import run_curve
 from ..curves.stats import Interval, one_seed, seed_interval
 from ..generation.stops import StopRule, StopSpec
@@ -105,12 +105,7 @@ def reached_by_all(curves: Mapping[str, Sequence[Curve]]) -> float:
         >>> reached_by_all({"arm": [low], "other": [high]})
         3.0
     """
-    full = [
-        np.convolve(curve.y, np.ones(WINDOW) / WINDOW, "valid").max()
-        for members in curves.values()
-        for curve in members
-    ]
-    return float(min(full))
+    return min(peak(curve, WINDOW)[1] for members in curves.values() for curve in members)
 
 
 def learning_table(runs: Mapping[str, Sequence[Run]], name: str, goal: float, rng: np.random.Generator) -> pd.DataFrame:

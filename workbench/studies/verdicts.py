@@ -34,23 +34,29 @@ def a0_2(forwards: float, time: Interval, noise: Interval, loss: Interval) -> di
 
     Args:
         forwards: an update, legacy over EOS; at least 1.2 counts as waste.
-        time: seconds to the same reward, legacy over EOS; slower where the whole interval lies above 1. Of one seed there is
-            no interval, and nothing is decided.
-        noise: how much text after EOS moves rewards, over the spread of rewards; noise where all of it lies above 0.1.
-        loss: value loss, legacy over EOS; told, not judged.
+        time: seconds to the same reward, legacy over EOS, where both are scored up to EOS. Slower where the whole interval
+            lies above 1, not slower where none of it does; else, and of one seed, undecided.
+        noise: how much text after EOS moves rewards, over the spread of rewards up to EOS; noise where all of it lies above
+            0.1, none where all of it lies below.
+        loss: value loss, whole text scored over EOS; told, not judged.
 
     >>> spread = lambda low, high: Interval((low + high) / 2, low, high, 0.95, 3, "t", "")
     >>> a0_2(3.3, spread(2.0, 6.0), spread(0.8, 1.4), spread(2, 9))["verdict"]
     'agrees'
-    >>> a0_2(3.3, spread(0.8, 6.0), spread(0.0, 0.05), spread(0.5, 2))["verdict"]
+    >>> a0_2(3.3, spread(0.5, 0.9), spread(0.0, 0.05), spread(0.5, 2))["verdict"]
     'in part: compute agrees; time differs; noise differs'
+    >>> a0_2(1.0, spread(0.8, 6.0), spread(0.0, 0.5), spread(0.5, 2))["verdict"]
+    'in part: compute differs; time undecided; noise undecided'
     """
     measured = f"legacy over EOS: {forwards:.1f} x forwards, {_bounds(time)} x seconds to one reward"
     measured += f", {_bounds(loss)} x value loss; text after EOS moves rewards by {_bounds(noise)} x their spread"
-    if time.n < 2:
-        return claim_row("wastes compute, slows training, adds noise", measured, "undecided: one seed")
-    parts = {"compute": forwards > 1.2, "time": bool(time.low > 1), "noise": bool(noise.low > 0.1)}
+    parts = {"compute": forwards > 1.2, "time": _above(time, 1.0), "noise": _above(noise, 0.1)}
     return claim_row("wastes compute, slows training, adds noise", measured, parts)
+
+
+def _above(found: Interval, bound: float) -> bool | str:
+    """Whether a value lies above a bound, "undecided" where its interval holds the bound or there is none."""
+    return found.low > bound if found.low > bound or found.high < bound else "undecided"
 
 
 def _bounds(found: Interval) -> str:
