@@ -306,7 +306,7 @@ def test_a_trainer_made_without_its_init_dispatches_to_its_rollout_function(cls)
     trainer.args, trainer.model = SimpleNamespace(report_to=[]), SimpleNamespace(training=True)
     trainer.state = SimpleNamespace(global_step=2, num_input_tokens_seen=0)
     trainer.processing_class = SimpleNamespace(batch_decode=lambda *_, **__: ["decoded"])
-    trainer._tokenizer = SimpleNamespace(eos_token_id=2, pad_token_id=0)
+    trainer._tokenizer, trainer.eos_token_ids = SimpleNamespace(eos_token_id=2, pad_token_id=0), [2]
     trainer._metrics = {"train": defaultdict(list)}
     made = {"prompt_ids": [[1]], "completion_ids": [[2]], "logprobs": [[-0.1]], "env_mask": [[1]]}
     trainer.rollout_func = lambda prompts, trainer: made
