@@ -25,7 +25,7 @@ from workbench.curves.curve import Curve
 from workbench.curves.measured import run_curve
 from workbench.runs.environment import environment
 from workbench.runs.run import Run
-from workbench.studies.control import OTHER_SEED, SEEDS, control_arms, tolerance_for, with_recipe
+from workbench.studies.control import SEEDS, control_arms, tolerance_for, with_recipe
 from workbench.studies.seeds import Arm, train_arms
 from workbench.toys.starter import one_thread
 from workbench.training.grpo import GRPOTrainer
@@ -59,8 +59,8 @@ def damaged() -> dict[str, tuple[str, Arm]]:
     }
 
 
-def noisy_starter(folder: Path, scale: float = 1e-7) -> str:
-    """The starter with every weight changed by as much as rounding changes it, in a folder."""
+def noisy_starter(folder: Path, scale: float) -> str:
+    """The starter with every weight changed by about this share of it, in a folder."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if not (folder / "config.json").is_file():
@@ -79,7 +79,10 @@ def rounded(folder: Path, seeds: list[int]) -> dict[str, list[Run]]:
     arm = control_arms()["starter"]
     found = {}
     with one_thread():
-        noisy = {"weights changed by 1e-7": with_recipe(arm, model=noisy_starter(folder / "noisy"))}
+        noisy = {
+            f"weights changed by {scale:g}": with_recipe(arm, model=noisy_starter(folder / f"noisy-{scale:g}", scale))
+            for scale in (1e-7, 1e-4)
+        }
         found |= train_arms(noisy, out_dir=folder, seeds=seeds)
     torch.set_num_threads(2)
     found |= train_arms({"two threads": arm}, out_dir=folder, seeds=seeds)
@@ -155,7 +158,7 @@ def measure(folder: Path, seeds: int, repeats: int) -> dict:
         result["rounding"][name] = {"metrics": judged(runs, controls["starter"]), "parts at step": steps}
     with one_thread():
         for name, (model, arm) in damaged().items():
-            runs = train_arms({name: arm}, out_dir=folder, seeds=range(OTHER_SEED, OTHER_SEED + seeds))[name]
+            runs = train_arms({name: arm}, out_dir=folder, seeds=range(2000, 2000 + seeds))[name]
             result["damaged"][name] = {"control": model, "metrics": judged(runs, controls[model])}
     return result
 

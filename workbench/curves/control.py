@@ -1,7 +1,8 @@
 """The positive control: whether a training is what the recorded seeds of its own recipe are.
 
 A control is a baseline that holds a curve of each of its seeds, recorded here by `python -m workbench.studies.control`.
-Another seed, and another machine's rounding, end up as one more seed of the same process; a damaged trainer does not.
+Another seed is one more of the same process, and so is another machine, whose rounding makes another starter; a damaged
+trainer is not.
 `benchmarks/control.py` measures how often this judgement is wrong; `docs/error_rates.md` has the figures.
 """
 
