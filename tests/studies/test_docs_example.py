@@ -13,7 +13,7 @@ def test_the_arms_differ_from_the_tuned_one_in_what_their_name_says_and_share_mo
     tuned = arms["tuned"]
     assert (tuned.recipe, tuned.reward_funcs, tuned.seeds) == (STARTER, right, None)
     rate = dataclasses.replace(STARTER, learning_rate=DOCS.learning_rate)
-    assert arms["documented rate"] == dataclasses.replace(tuned, recipe=rate)
+    assert arms["documented rate"] == dataclasses.replace(tuned, recipe=rate, seeds=2)
     assert arms["sign of TRL 0.14"] == dataclasses.replace(tuned, reward_funcs=wrong, seeds=1)
     vllm = dataclasses.replace(STARTER, backend="vllm")
     assert arms["tuned, vLLM"] == dataclasses.replace(tuned, recipe=vllm, seeds=1)
@@ -29,5 +29,5 @@ def test_the_arm_with_target_200_has_the_steps_and_the_unit_of_the_documented_cu
     assert arm.recipe.max_steps == documented.x[-1]
     assert describe_reward(arm.reward_funcs)["unit"] == documented.unit
     assert arm.recipe.per_device_train_batch_size % arm.recipe.num_generations == 0
-    assert (arm.seeds, arm.recipe.max_completion_length) == (1, 96)
+    assert (arm.seeds, arm.recipe.max_completion_length) == (2, 96)
     assert set(OTHER_REWARD) < arms.keys()
