@@ -183,3 +183,16 @@ def test_the_page_of_rates_shows_what_the_simulation_recorded_and_says_what_the_
     assert len(seen) >= 10 and min(rates[number] for rates in seen for number in RISE_NUMBERS) >= 0.88
     for rates in recorded["flat"].values():
         assert rates["yes"] <= 0.05 and rates["yes, then loses it"] <= 0.05 and rates["no, falls"] <= 0.05
+
+
+def test_a_group_rises_where_each_of_its_seeds_does_though_they_start_too_far_apart_for_an_interval_between_them():
+    rng, steps = np.random.default_rng(0), np.arange(1, 51)
+    starts = (-15, -30, -60)
+    seeds = [
+        Curve(f"seed {n}", steps, -4 + (start + 4) * np.exp(-steps / 8) + rng.normal(0, 0.5, 50), "characters")
+        for n, start in enumerate(starts)
+    ]
+    found = shape_of(seeds, rng)
+    assert found.numbers["change"].low < 0 and found.learns == "yes"
+    noise = Curve("seed 3", steps, rng.normal(0, 5, 50), "characters")
+    assert shape_of([*seeds[:2], noise], rng).learns == "not shown"

@@ -74,8 +74,9 @@ def shape_of(
     that of the roughness.
 
     A curve is shown to rise or fall by its last fifth less its first, as in `change_interval` but with a trend that
-    bends more, since a curve that rises at once and then stays would count as noise. A rise that is lost again is looked
-    for in the fifths between, at a third of the error rate each.
+    bends more, since a curve that rises at once and then stays would count as noise. A group rises where the interval
+    between its seeds says so, or where each of its seeds rises by itself: with 2 or 3 seeds that start apart the first
+    is too wide to tell. A rise that is lost again is looked for in the fifths between, at a third of the error rate each.
 
     Args:
         curves: one a seed, of one metric; finite.
@@ -223,7 +224,7 @@ def _changes(y: np.ndarray, rng: np.random.Generator) -> tuple[Interval, str]:
         return seed_interval(y @ weights, rng, level=level)
 
     last = change(PARTS - 1, 0.95)
-    if last.low > 0:
+    if last.low > 0 or (seeds > 1 and all(_changes(one[None], rng)[1] == "yes" for one in y)):
         return last, "yes"
     between = [change(part, 1 - 0.05 / (PARTS - 2)) for part in range(1, PARTS - 1)]
     if any(one.low > 0 for one in between):

@@ -76,9 +76,11 @@ def a0_3(forwards: Sequence[int], longest: Sequence[int], score_error: float, lo
     ('agrees', 'in part: generation agrees; reward differs; loss agrees')
     """
     parts = {"generation": list(forwards) == list(longest), "reward": score_error < ROUNDING, "loss": loss_tokens}
+    equal = sum(a == b for a, b in zip(forwards, longest, strict=True))
     measured = (
-        f"forwards {list(forwards)}, longest rows {list(longest)}; scores in batch and alone within {score_error:.0e}"
+        f"forwards those of the longest row in {equal} of {len(forwards)} updates, {min(forwards)} to {max(forwards)}; "
     )
+    measured += f"scores in batch and alone within {score_error:.0e}"
     return claim_row("EOS ends generation; reward and loss handle it", measured, parts)
 
 
@@ -98,7 +100,8 @@ def a0_5(default: Sequence[int], legacy: Sequence[int], limit: int) -> dict[str,
     >>> a0_5([23, 22], [64, 64], 64)["verdict"], a0_5([64, 64], [64, 64], 64)["verdict"]
     ('agrees', 'differs')
     """
-    measured = f"default {list(default)}, legacy {list(legacy)} forwards; see the table of modes"
+    spent = [f"{min(one)} to {max(one)}" for one in (default, legacy)]
+    measured = f"default {spent[0]} forwards an update, legacy {spent[1]}; see the table of modes"
     return claim_row("stopping is the default, legacy by name", measured, max(default) < limit and min(legacy) == limit)
 
 
