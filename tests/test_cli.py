@@ -1,9 +1,10 @@
 import json
 
 import pytest
-from conftest import call, workbench, write_notebook, write_run
+from conftest import NOTEBOOKS, call, workbench, write_notebook, write_run
 
 from workbench import cli
+from workbench.batch.notebooks import find_notebook, list_notebooks
 from workbench.runs.run import list_runs
 
 
@@ -114,3 +115,26 @@ def test_run_says_where_the_run_is_how_it_ended_and_where_its_report_is(tmp_path
     assert "from the notebook" in process.stderr
     assert f"hand_made {run.id}: done, steps 7" in process.stdout
     assert f"report {run.path / 'report.html'}" in process.stdout
+
+
+def test_notebooks_are_copied_into_a_new_folder_and_named(capsys, tmp_path):
+    folder = tmp_path / "my" / "notebooks"
+    code, out, _ = call(capsys, "notebooks", folder)
+    assert (code, out.splitlines()) == (0, [str(folder / path.name) for path in NOTEBOOKS])
+    assert [(folder / path.name).read_text() for path in NOTEBOOKS] == [path.read_text() for path in NOTEBOOKS]
+
+
+def test_a_notebook_of_the_folder_here_comes_before_one_of_the_library_and_all_are_listed(
+    capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    own = [write_notebook(tmp_path / "notebooks" / f"{name}.ipynb") for name in ("00_tour", "zz_mine")]
+    assert [find_notebook(path.stem) for path in own] == own
+    assert find_notebook("01_ppo_eos_stop") == NOTEBOOKS[1]
+    assert list(list_notebooks()) == [*(path.stem for path in NOTEBOOKS), "zz_mine"]
+
+
+def test_a_variable_that_names_no_folder_of_notebooks_is_refused_by_name(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_NOTEBOOKS", str(tmp_path / "none"))
+    code, _, err = call(capsys, "list", "00_tour")
+    assert (code, err.startswith("workbench: WORKBENCH_NOTEBOOKS=")) == (2, True)

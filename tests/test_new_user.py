@@ -181,6 +181,17 @@ def report_without_runs(folder):
     refused(folder, "report", says="no runs in .*; make one with `workbench run NOTEBOOK`")
 
 
+@row("`workbench notebooks` where notebooks of these names lie", "refused by name; nothing is copied or overwritten")
+def copy_over_own_notebooks(folder):
+    own = write_notebook(folder / "notebooks" / "00_tour.ipynb")
+    text = own.read_text()
+    process = workbench("notebooks", own.parent)
+    assert (process.returncode, process.stdout) == (2, "")
+    assert re.search("00_tour.ipynb there already; move them away", process.stderr)
+    assert [p.name for p in own.parent.iterdir()] == [own.name]
+    assert own.read_text() == text
+
+
 @row("`workbench logs 2025`, a run that is not there", "refused: not found, and the newest there are")
 def unknown_run(folder):
     write_run(folder / "runs", "2026-1")

@@ -11,12 +11,13 @@ PACKAGE = ROOT / "workbench"
 HEAVY = {"transformers", "trl", "vllm", "torch", "matplotlib", "papermill", "datasets", "pandas", "numpy"}
 
 # Folder or module -> those of this package that it may import: arrows point down, and there is no circle.
-BASE = {"errors", "runs"}
+BASE = {"errors", "runs", "packaged"}
 THIN = {"generation", "consistency"}
 MAY_IMPORT = {
     "__init__": set(),
     "__main__": {"cli"},
     "errors": set(),
+    "packaged": set(),
     "doctor": {"errors"},
     "runs": {"errors"},
     "generation": {"errors"},

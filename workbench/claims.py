@@ -5,8 +5,9 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .batch.execute import find_notebook
+from .batch.notebooks import find_notebook
 from .errors import ParameterError
+from .packaged import packaged
 from .runs.files import write_text
 from .runs.parameters import notebook_parameters, repeat_command
 from .runs.run import Run, check_readable
@@ -38,8 +39,7 @@ class Row:
 
 def load_claims() -> dict[str, dict[str, str]]:
     """Claim id -> its `claim` and `when_reported`, of `data/claims.json`."""
-    path = Path(__file__).parents[1] / "data" / "claims.json"
-    return json.loads(path.read_text(encoding="utf-8"))
+    return json.loads((packaged("data") / "claims.json").read_text(encoding="utf-8"))
 
 
 def claims_sheet(runs: Sequence[Run]) -> list[Row]:

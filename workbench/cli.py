@@ -1,4 +1,4 @@
-"""The command line: `workbench list | run | sweep | status | logs | cancel | report | claims | doctor`."""
+"""The command line: `workbench list | notebooks | run | sweep | status | logs | cancel | report | claims | doctor`."""
 
 import argparse
 import errno
@@ -80,6 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     listing = command(_list, "notebooks and runs; with a notebook, its parameters")
     listing.add_argument("notebook", nargs="?")
     listing.add_argument("--json", action="store_true", help="one JSON object a run")
+
+    copies = command(_notebooks, "copy the notebooks out, to edit them", of_runs=False)
+    copies.add_argument("folder", nargs="?", type=Path, default=Path("notebooks"), help="where to (default notebooks/)")
 
     report = command(_report, "build the HTML reports and their index")
     report.add_argument("runs", nargs="*", type=Path, help="run folders (default: all)")
@@ -270,10 +273,10 @@ def _claims(args) -> int:
 
 
 def _list(args) -> int:
-    from .batch import display, execute
+    from .batch import display, notebooks
 
     if args.notebook:
-        for p in notebook_parameters(execute.find_notebook(args.notebook)).values():
+        for p in notebook_parameters(notebooks.find_notebook(args.notebook)).values():
             print(one_line(f"{p.name} = {p.default!r}  ({p.expected})  {p.help}"))
         return 0
     runs = list_runs(args.runs_dir)
@@ -284,10 +287,18 @@ def _list(args) -> int:
             as_json=True,
         )
     print("notebooks")
-    for path in sorted(execute.notebooks_dir().glob("*.ipynb")):
-        print(f"  {one_line(path.stem)}")
+    for name in notebooks.list_notebooks():
+        print(f"  {one_line(name)}")
     print(f"runs in {args.runs_dir or runs_root()}")
     return _print_rows(runs, lambda run: f"  {display.title(run)}: {display.outcome(run)}")
+
+
+def _notebooks(args) -> int:
+    from .batch.notebooks import copy_notebooks
+
+    for path in copy_notebooks(args.folder):
+        print(path)
+    return 0
 
 
 def _report(args) -> int:

@@ -10,7 +10,8 @@ import psutil
 import pytest
 from conftest import ROOT, call, until, workbench, write_notebook, write_run
 
-from workbench.batch.execute import execute_run, find_notebook, interruptible, kernel_environment
+from workbench.batch.execute import execute_run, interruptible, kernel_environment
+from workbench.batch.notebooks import find_notebook
 from workbench.batch.sweep import plan_run
 from workbench.errors import ParameterError
 from workbench.runs.ownership import update_run

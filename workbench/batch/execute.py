@@ -14,37 +14,13 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..errors import ParameterError, RunError
 from ..runs.ownership import TOKEN_VARIABLE, kept, still_owned, take_run, update_run
 from ..runs.parameters import check_parameters, notebook_parameters
 from ..runs.run import Run
 from ..runs.stop_request import clear_stop
 from .display import Display
 from .gpus import hold
-
-
-def notebooks_dir() -> Path:
-    """`$WORKBENCH_NOTEBOOKS`, else `notebooks/` here, else the one beside the library's source."""
-    given = os.environ.get("WORKBENCH_NOTEBOOKS")
-    candidates = [Path(given)] if given else [Path("notebooks"), Path(__file__).parents[2] / "notebooks"]
-    for path in candidates:
-        if path.is_dir():
-            return path.resolve()
-    raise RunError(f"no notebooks folder ({', '.join(map(str, candidates))}); set WORKBENCH_NOTEBOOKS")
-
-
-def find_notebook(name: str) -> Path:
-    """The notebook called `name` (with or without `.ipynb`, or a path).
-
-    Raises:
-        ParameterError: names the notebooks there are.
-    """
-    path = Path(name if name.endswith(".ipynb") else f"{name}.ipynb")
-    for candidate in (path, notebooks_dir() / path):
-        if os.path.isfile(candidate):
-            return candidate.resolve()
-    there = ", ".join(p.stem for p in sorted(notebooks_dir().glob("*.ipynb")))
-    raise ParameterError(f"notebook {name!r}: not found; there are {there}")
+from .notebooks import find_notebook
 
 
 def execute_run(

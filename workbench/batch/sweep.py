@@ -19,7 +19,7 @@ from ..runs.ownership import describe_owner, take_run
 from ..runs.parameters import Parameter, check_parameters, notebook_parameters
 from ..runs.run import SET_BY_RUNNER, Run, create_run, list_runs, load_run
 from ..runs.status import GOING
-from .execute import find_notebook
+from .notebooks import find_notebook
 
 _MOST = 10_000
 _ACTIONS = {"done": "skip", "running": "leave", "queued": "leave", "interrupted": "resume", "failed": "resume"}

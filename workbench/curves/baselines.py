@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import MissingDependencyError, ParameterError, RunError
+from ..packaged import packaged
 from ..runs.files import read_json
 from .curve import Curve
 
@@ -86,7 +87,7 @@ def _known(complaint: str, name: str, known: dict):
 
 def _files() -> dict[str, Path]:
     """Name -> file; those of `$WORKBENCH_BASELINES` stand for bundled ones of the same name."""
-    folders = [Path(__file__).parents[2] / "data" / "baselines", os.environ.get("WORKBENCH_BASELINES")]
+    folders = [packaged("data") / "baselines", os.environ.get("WORKBENCH_BASELINES")]
     files = {p.stem: p for folder in folders if folder for p in Path(folder).glob("*.json")}
     return dict(sorted(files.items()))
 

@@ -51,8 +51,10 @@ def _gpu_names() -> list[str]:
 
 
 def _git_commit() -> str:
+    """The checkout's commit; nothing for an installed package, which may lie in a repository of the user's."""
     here = Path(__file__).parent
-    commit = _output(["git", "-C", str(here), "rev-parse", "HEAD"])
+    ours = _output(["git", "-C", str(here), "ls-files", Path(__file__).name])
+    commit = ours and _output(["git", "-C", str(here), "rev-parse", "HEAD"])
     changed = commit and _output(["git", "-C", str(here), "status", "--porcelain", "--untracked-files=no"])
     return f"{commit} with uncommitted changes" if changed else commit
 
