@@ -6,7 +6,7 @@ them from the mask, so what is sampled and what is scored part.
 Harm: with GPT-2 the log-probability of a token depends on the length of the other prompts in its batch. Measured on random
 weights: up to 3.2 nats a token, importance ratios from 0.04 to 15. Rotary positions are relative: rounding alone.
 Reported: huggingface/trl#6800, #6819 (OnlineDPO; 34 nats a sequence).
-Patch: position ids from the mask, for models whose forward takes them.
+Patch: position ids from the mask, for models whose forward takes them and that are given no images.
 """
 
 import tempfile

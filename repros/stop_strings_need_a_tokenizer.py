@@ -4,7 +4,7 @@ Cause: transformers' `generate` needs `tokenizer=` for stop strings, and GRPOTra
 (trl/trainer/grpo_trainer.py:1873 on 1.16.0; RLOO, rloo_trainer.py:1385; OnlineDPO, online_dpo_trainer.py:1046).
 Harm: the first step ends in a ValueError, after the model is loaded. Whoever wants a text to stop at has to find token ids
 for it, which most texts do not have. Asked for in huggingface/trl#2820.
-Patch: pass the tokenizer.
+Patch: pass the tokenizer, and cut the pads that `generate` fills the shorter rows with: behind a stop string there is no EOS.
 """
 
 import tempfile
@@ -12,14 +12,25 @@ import tempfile
 import tiny
 from trl import GRPOConfig, GRPOTrainer
 
-own = tiny.tokenizer()
-args = GRPOConfig(tempfile.mkdtemp(), **tiny.GRPO, generation_kwargs={"stop_strings": ["a", "e", "o"]})
-trainer = GRPOTrainer(tiny.model(own), tiny.parity, args, tiny.prompts(), processing_class=own)
-should = "generation stops at the strings"
+own, rows = tiny.tokenizer(), []
+
+
+def reward(completions, completion_ids, **_):
+    rows.extend(list(ids) for ids in completion_ids)
+    return tiny.parity(completions)
+
+
+options = {"stop_strings": tiny.STOPS, "suppress_tokens": [own.eos_token_id, own.pad_token_id]}
+args = GRPOConfig(tempfile.mkdtemp(), **tiny.GRPO, generation_kwargs=options)
+trainer = GRPOTrainer(tiny.model(own), reward, args, tiny.prompts(), processing_class=own)
+should = "generation stops at the strings, and a completion has no pads behind its stop"
 try:
     trainer.train()
 except ValueError as error:
     if "tokenizer" not in str(error):
         raise
     tiny.verdict(True, f"ValueError: {' '.join(str(error).split())}", should)
-tiny.verdict(False, f"a step was trained: {trainer.state.log_history[0]}", should)
+pads = sum(ids.count(own.pad_token_id) for ids in rows)
+tiny.verdict(
+    pads > 0, f"a step was trained, on completions of {[len(ids) for ids in rows]} tokens, {pads} of them pads", should
+)

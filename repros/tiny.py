@@ -6,6 +6,7 @@ Exit codes: 1 the defect lives, 0 it is mended, 2 this version cannot run the re
 import os
 import sys
 import traceback
+from importlib.metadata import version
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
 # On a CPU TRL 1.15 scores with a Triton kernel and nothing else; interpreted, it runs there.
@@ -26,7 +27,7 @@ GRPO = ONE_STEP | {"num_generations": 4, "max_completion_length": 16, "beta": 0.
 
 def stop(code: int, *lines: str) -> None:
     """Print and leave at once: no thread of an engine may change the exit code."""
-    print(*lines, sep="\n", flush=True)
+    print(*lines, f"TRL: {version('trl')}", sep="\n", flush=True)
     os._exit(code)
 
 
