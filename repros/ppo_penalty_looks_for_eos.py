@@ -3,7 +3,8 @@
 Cause: the filter looks for the tokenizer's EOS, not for `self.stop_token_id` (trl/experimental/ppo/ppo_trainer.py:757 on
 1.12.0, the last release with PPO), though its comment says "Ensure that the sample contains stop_token_id".
 Harm: with a stop id of one's own every completion is punished, whether it stopped or ran to the limit: the penalty, which
-is there to teach the policy to stop, teaches nothing, and drowns the reward. Reported: huggingface/trl#3750, #5338.
+is there to teach the policy to stop, teaches nothing, and drowns the reward.
+Reported: huggingface/trl#3750, #5338.
 Patch (for 1.12.0): look for the stop id, where there is one.
 """
 

@@ -1,0 +1,91 @@
+"""The scripts of repros/ stand alone, each has its patch, and docs/defects.md says what they were seen to say."""
+
+import ast
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+_spec = importlib.util.spec_from_file_location("matrix", ROOT / "repros/matrix.py")
+matrix = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(matrix)
+
+NAMES = matrix.repros()
+DATA = json.loads((ROOT / "data/defects.json").read_text())
+THEIRS = {"trl", "vllm", "torch", "transformers", "datasets", "tokenizers", "tiny", "engine"}
+every_repro = pytest.mark.parametrize("name", NAMES)
+
+
+def imported(path: Path) -> set[str]:
+    """The packages that a script imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def test_there_are_at_least_twelve():
+    assert len(NAMES) >= 12
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "repros").glob("*.py")), ids=lambda p: p.stem)
+def test_nothing_of_ours_is_imported(path):
+    assert imported(path) <= THEIRS | sys.stdlib_module_names
+
+
+@every_repro
+def test_a_repro_is_short_and_says_cause_harm_and_patch(name):
+    assert len((ROOT / f"repros/{name}.py").read_text().splitlines()) < 60
+    assert re.search(r"^Cause: .*^Harm: .*^Patch", matrix.docstring(name), re.MULTILINE | re.DOTALL)
+
+
+@every_repro
+def test_a_repro_has_a_patch_that_was_seen_to_mend_it(name):
+    tried = DATA["patched"][name][matrix.base(name)]
+    assert tried["state"] == "mended"
+    assert DATA["results"][name][matrix.base(name)]["state"] == "lives"
+
+
+@every_repro
+def test_results_are_of_the_code_that_is_there_on_six_releases_or_more(name):
+    cells = DATA["results"][name]
+    assert len(cells) >= 6
+    assert {cell["code"] for cell in cells.values()} == {matrix.digest(name)}
+
+
+def test_the_page_is_what_the_results_say():
+    assert (ROOT / "docs/defects.md").read_text() == matrix.page(DATA)
+
+
+def test_only_neighbouring_releases_that_came_out_the_same_share_a_column():
+    states = {"1.0.0": "lives", "1.2.0": "lives", "1.10.0": "mended", "1.11.0": "lives"}
+    data = {"results": {name: {v: {"state": state} for v, state in states.items()} for name in NAMES}}
+    assert [label for label, _ in matrix.ranges(data)] == ["1.0.0 to 1.2.0", "1.10.0", "1.11.0"]
+
+
+@pytest.mark.slow
+def test_a_repro_that_cannot_import_trl_could_not_run(tmp_path):
+    (tmp_path / "trl").mkdir()
+    (tmp_path / "trl/__init__.py").write_text("raise RuntimeError('half of a TRL')")
+    made = matrix.run("empty_completion", tmp_path, "1.2.3")
+    assert made["state"] == "cannot run"
+    assert "half of a TRL" in made["says"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["empty_completion", "hidden_stop_token", "several_eos_ids"])
+def test_the_installed_trl_is_as_the_table_says(name):
+    import trl
+
+    known = DATA["results"][name].get(trl.__version__)
+    if known is None:
+        pytest.skip(f"the table has no TRL {trl.__version__}: python repros/matrix.py --trl {trl.__version__}")
+    made = matrix.run(name, Path(trl.__file__).parents[1], trl.__version__)
+    assert (made["state"], made["says"]) == (known["state"], known["says"])
