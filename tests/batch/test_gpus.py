@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from workbench.batch.gpus import check_gpus, hold, visible_gpus
+from workbench.batch.gpus import check_gpus, describe_gpus, hold, visible_gpus
 from workbench.errors import ParameterError
 
 
@@ -43,8 +43,20 @@ def test_more_gpus_than_there_are_is_refused_with_those_there_are(monkeypatch):
     with pytest.raises(ParameterError, match=r"gpus=3: .* visible here: 2 \(7, 8\)"):
         check_gpus(3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(ParameterError, match=r"gpus=1: .* none"):
+    with pytest.raises(ParameterError, match=r"gpus=1: 1 asked for each run, none visible here"):
         check_gpus(1)
+    with pytest.raises(ParameterError, match="gpus=-1: expected 0 or more"):
+        check_gpus(-1)
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "words"),
+    [("7,8", None, "1 for each run, of 7, 8"), ("7,8", 2, "2 for each run, of 7, 8"), ("7,8", 0, "none, of 7, 8"),
+     ("", None, "none visible here")]
+)  # fmt: skip
+def test_what_a_run_would_get_is_said_in_words(monkeypatch, visible, count, words):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert describe_gpus(count) == words
 
 
 def test_two_holders_never_have_the_same_gpu_and_a_third_waits_and_says_so():

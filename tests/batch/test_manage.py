@@ -46,8 +46,18 @@ def test_a_run_is_found_by_id_by_notebook_and_id_by_folder_and_as_the_last(tmp_p
     with pytest.raises(RunError, match=r"run 'nine': not found; the newest are 05_grpo_docs_example/2026-2, "):
         manage.find_run("nine", tmp_path)
     write_run(tmp_path, "2026-1", notebook="other")
-    with pytest.raises(RunError, match="there are several: "):
+    with pytest.raises(RunError, match=r"there are several: .*; write NOTEBOOK/RUN$"):
         manage.find_run("2026-1", tmp_path)
+
+
+def test_a_notebook_s_name_means_all_of_its_runs(tmp_path):
+    runs = [write_run(tmp_path, f"2026-{n}") for n in (1, 2)]
+    other = write_run(tmp_path, "2026-3", notebook="other")
+    for name in (runs[0].notebook, f"{runs[0].notebook}.ipynb"):
+        assert manage.find_runs(name, tmp_path) == runs
+    assert manage.find_runs("2026-3", tmp_path) == [other]
+    with pytest.raises(RunError, match="run 'nine': not found"):
+        manage.find_runs("nine", tmp_path)
 
 
 def test_status_shows_every_run_from_its_folder(capsys, tmp_path):

@@ -128,6 +128,28 @@ def test_a_wrong_option_is_named_before_anything_else(fields, message):
         SlurmOptions(**fields)
 
 
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("60", 60), ("4:00", 4), ("4:30", 5), ("4:00:00", 240), ("1-0", 1440), ("1-2:3", 1563), ("1-2:3:1", 1564)],
+)
+def test_a_time_limit_is_read_as_sbatch_reads_it(text, minutes):
+    assert slurm.parse_time(text) == minutes
+
+
+@pytest.mark.parametrize(("text", "gb"), [("64", 64), ("64G", 64), ("64gb", 64), ("512M", 0.5), ("1T", 1024)])
+def test_memory_may_have_a_unit_of_sbatch(text, gb):
+    assert slurm.parse_memory(text) == gb
+
+
+def test_other_forms_of_time_and_memory_are_refused_with_an_example():
+    for text in ("four hours", "", "1:2:3:4", "-5", "1-", "nan"):
+        with pytest.raises(ParameterError, match=r"--time .*hours:minutes:seconds"):
+            slurm.parse_time(text)
+    for text in ("lots", "", "-4", "64GB/s", "nan", "inf"):
+        with pytest.raises(ParameterError, match=r"--mem .*e.g. 64G"):
+            slurm.parse_memory(text)
+
+
 def test_without_slurm_or_submitit_the_error_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingDependencyError, match="no sbatch and srun on PATH"):

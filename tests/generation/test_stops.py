@@ -148,7 +148,14 @@ def test_texts_keep_or_drop_the_marker_and_never_show_eos():
     ("fields", "message"),
     [
         ({"strings": ("",)}, "empty string"),
-        ({"strings": "stop"}, "expected a tuple"),
+        ({"strings": "stop"}, r"strings='stop': expected a tuple of strings, e.g. \('stop',\)"),
+        ({"strings": 13}, r"strings=13: expected a tuple of strings; an id goes to token_ids=\(13,\)"),
+        ({"strings": (13,)}, r"13 is no string; .*an id goes to token_ids=\(13,\)"),
+        (
+            {"token_ids": "</s>"},
+            r"token_ids='</s>': expected a tuple of integers from 0; a string goes to strings=\('</s>',\)",
+        ),
+        ({"token_ids": ("</s>",)}, r"'</s>' is no token id; .*a string goes to strings=\('</s>',\)"),
         ({"strings": ("a", "a")}, "given twice"),
         ({"token_ids": (-1,)}, "no token id"),
         ({"token_ids": (True,)}, "no token id"),

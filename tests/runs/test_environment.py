@@ -5,6 +5,7 @@ import subprocess
 
 from conftest import ROOT
 
+from workbench import __version__
 from workbench.runs import environment as module
 from workbench.runs.environment import environment
 
@@ -15,6 +16,7 @@ def test_the_environment_says_what_another_person_needs_to_repeat_a_run(monkeypa
     assert (found["seed"], found["host"], found["python"]) == (3, socket.gethostname(), platform.python_version())
     assert (found["cores"], found["threads"]) == (os.cpu_count(), "1")
     assert {"trl", "torch"} <= found["packages"].keys()
+    assert found["packages"]["workbench"] == __version__
     assert found["cpu"]
     assert found["argv"] == ["workbench", "run", "00_tour"]  # no folder of a user
 

@@ -8,6 +8,7 @@ from secret_texts import COMMIT
 
 from workbench.errors import ParameterError
 from workbench.runs.parameters import (
+    Parameter,
     check_parameters,
     command_line,
     notebook_parameters,
@@ -135,6 +136,27 @@ def test_a_value_of_another_type_is_refused_by_name(known, given):
     with pytest.raises(ParameterError) as caught:
         check_parameters(known, given)
     assert str(caught.value) == f"parameter {name}={value!r}: expected {known[name].expected}"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"seed": "0..4"}, r"seed='0\.\.4': expected int in .*; several values are for `workbench sweep`"),
+        ({"learning_rate": "1e-4,3e-4"}, "expected float in .*; several values are for `workbench sweep`"),
+        ({"backend": "vllm,transformers"}, "expected one of .*; several values are for `workbench sweep`"),
+        ({"interactive": "1"}, "interactive='1': expected true or false$"),
+        ({"backend": ""}, "backend='': expected one of transformers, vllm$"),
+        ({"title": ""}, "title='': expected a text, such as the default 'a'$"),
+    ],
+)
+def test_a_refusal_says_what_to_write_instead(known, given, message):
+    known |= {"title": Parameter("title", "str", "a")}
+    with pytest.raises(ParameterError, match=message):
+        check_parameters(known, given)
+
+
+def test_an_empty_text_is_taken_where_the_default_is_one(known):
+    assert check_parameters(known, {"out_dir": ""}) == {"out_dir": ""}
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", float("nan"), float("inf"), "1e999"])

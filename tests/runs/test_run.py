@@ -1,5 +1,6 @@
 import errno
 import os
+import time
 
 import numpy as np
 import psutil
@@ -48,6 +49,13 @@ def test_a_new_run_has_a_folder_of_its_own_with_params_env_and_status(tmp_path):
     assert (first.notebook, first.params, first.status["state"]) == ("nb", {"seed": 3}, "queued")
     assert first.env["seed"] == 3
     assert {"trl", "torch"} <= first.env["packages"].keys()
+
+
+def test_runs_of_two_notebooks_made_in_the_same_second_have_different_ids(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "strftime", lambda *_: "20261121-120000")
+    made = [create_run(notebook, {}, tmp_path) for notebook in ("a", "b", "a", "c")]
+    assert [run.id for run in made] == ["20261121-120000", *(f"20261121-120000-{n}" for n in (1, 2, 3))]
+    assert sorted(path.name for path in tmp_path.glob("*/*")) == sorted(run.id for run in made)
 
 
 def test_runs_are_listed_oldest_first_and_other_folders_are_passed_over(tmp_path):

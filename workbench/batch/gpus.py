@@ -31,10 +31,25 @@ def check_gpus(count: int | None) -> None:
     Raises:
         ParameterError: negative, or more than this machine shows.
     """
+    if count is None:
+        return
+    if count < 0:
+        raise ParameterError(f"gpus={count}: expected 0 or more for each run")
     there = visible_gpus()
-    if count is not None and not 0 <= count <= len(there):
-        shown = f"{len(there)} ({', '.join(there)})" if there else "none (see nvidia-smi and CUDA_VISIBLE_DEVICES)"
-        raise ParameterError(f"gpus={count}: expected 0 or more for a run; visible here: {shown}")
+    if count > len(there):
+        shown = f"visible here: {len(there)} ({', '.join(there)})" if there else "none visible here"
+        raise ParameterError(
+            f"gpus={count}: {count} asked for each run, {shown}; see nvidia-smi and CUDA_VISIBLE_DEVICES, or leave --gpus out"
+        )
+
+
+def describe_gpus(count: int | None) -> str:
+    """What `hold` would give each run here, in words: `1 for each run, of 0, 1`."""
+    there = visible_gpus()
+    if not there:
+        return "none visible here"
+    count = 1 if count is None else count
+    return f"{count} for each run, of {', '.join(there)}" if count else f"none, of {', '.join(there)}"
 
 
 def lock_folder() -> Path:

@@ -36,9 +36,20 @@ def find_run(name: str, root: Path | None = None) -> Run:
     if len(found) == 1:
         return found[0]
     if found:
-        raise RunError(f"run {name!r}: there are several: {', '.join(f'{r.notebook}/{r.id}' for r in found)}")
+        those = ", ".join(f"{r.notebook}/{r.id}" for r in found)
+        raise RunError(f"run {name!r}: there are several: {those}; write NOTEBOOK/RUN")
     newest = ", ".join(f"{r.notebook}/{r.id}" for r in runs[:-6:-1]) or "no runs"
     raise RunError(f"run {name!r}: not found; the newest are {newest}")
+
+
+def find_runs(name: str, root: Path | None = None) -> list[Run]:
+    """All runs of the notebook that `name` means, oldest first; else the one run of `find_run`.
+
+    Raises:
+        RunError: neither.
+    """
+    of_notebook = [r for r in list_runs(root) if r.notebook == name.removesuffix(".ipynb")]
+    return of_notebook or [find_run(name, root)]
 
 
 def look(runs: Sequence[Run]) -> list[tuple[Run, dict | None]]:

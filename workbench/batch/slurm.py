@@ -88,6 +88,49 @@ def _problem_of_extra(name: str, value: str) -> str:
     return ""
 
 
+def parse_time(text: str) -> int:
+    """A time limit as sbatch takes it, in minutes, rounded up.
+
+    Args:
+        text: `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`, `days-hours:minutes` or
+            `days-hours:minutes:seconds`.
+
+    Raises:
+        ParameterError: another form.
+
+    Example:
+        >>> parse_time("240"), parse_time("4:00:00"), parse_time("0:30"), parse_time("1-12")
+        (240, 240, 1, 2160)
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if not match:
+        raise ParameterError(
+            f"--time {text}: expected minutes, or hours:minutes:seconds, or days-hours, as sbatch takes it"
+        )
+    days, *given = match.groups()
+    numbers = [int(number) for number in given if number is not None]
+    if days is None and len(numbers) < 3:
+        numbers = [0, *numbers]  # the first number is of minutes
+    hours, minutes, seconds = (*numbers, 0, 0)[:3]
+    return (int(days or 0) * 24 + hours) * 60 + minutes + math.ceil(seconds / 60)
+
+
+def parse_memory(text: str) -> float:
+    """An amount of memory in GB, with one of sbatch's units K, M, G, T or without.
+
+    Raises:
+        ParameterError: another form.
+
+    Example:
+        >>> parse_memory("64"), parse_memory("64G"), parse_memory("1.5"), parse_memory("512M")
+        (64.0, 64.0, 1.5, 0.5)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)B?", text.upper())
+    if not match:
+        raise ParameterError(f"--mem {text}: expected GB, or a number with K, M, G or T, e.g. 64G")
+    return float(match[1]) * 1024.0 ** ("KMGT".index(match[2] or "G") - 2)
+
+
 def check_slurm(options: SlurmOptions, count: int = 1) -> None:
     """Ask Slurm whether it would take such jobs; makes nothing.
 

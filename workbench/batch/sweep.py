@@ -24,6 +24,11 @@ from .notebooks import find_notebook
 _MOST = 10_000
 _ACTIONS = {"done": "skip", "running": "leave", "queued": "leave", "interrupted": "resume", "failed": "resume"}
 
+_INSTEAD = {  # what to do where a parameter of SET_BY_RUNNER is given
+    "out_dir": "choose the folder with --runs-dir",
+    "interactive": "a run of the command line is not interactive: open the notebook in JupyterLab for its widgets",
+}
+
 
 @dataclasses.dataclass
 class Entry:
@@ -200,7 +205,7 @@ def full_parameters(known: Mapping[str, Parameter], params: Mapping) -> dict:
     """
     for name in SET_BY_RUNNER:
         if name in params:
-            raise ParameterError(f"parameter {name!r} is set by the runner; choose the folder with --runs-dir")
+            raise ParameterError(f"parameter {name!r} is set by the runner; {_INSTEAD[name]}")
     given = {name: _absolute(value) for name, value in check_parameters(known, params).items()}
     return {name: p.default for name, p in known.items() if name not in SET_BY_RUNNER} | given
 

