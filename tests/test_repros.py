@@ -16,7 +16,7 @@ _spec.loader.exec_module(matrix)
 
 NAMES = matrix.repros()
 DATA = json.loads((ROOT / "data/defects.json").read_text())
-THEIRS = {"trl", "vllm", "torch", "transformers", "datasets", "tokenizers", "tiny", "engine"}
+THEIRS = {"trl", "vllm", "peft", "torch", "transformers", "datasets", "tokenizers", "tiny", "engine"}
 every_repro = pytest.mark.parametrize("name", NAMES)
 
 
