@@ -4,7 +4,7 @@ NOTEBOOKS := $(sort $(basename $(notdir $(wildcard notebooks/[0-9]*.ipynb))))
 TEST_JOBS ?= 2
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: install report test lab lint bench screenshots clean
+.PHONY: install report test test-newest lanes lab lint bench screenshots clean
 
 install: .venv/installed
 
@@ -24,6 +24,23 @@ report: .venv/installed
 # The package beside tests/: the examples of its docstrings are tests too.
 test: .venv/installed
 	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile --doctest-modules --ignore=tests/helpers tests workbench $(PYTEST)
+
+# TRL is pure python: another release is a folder on the path. To try a new one, add it to LANES.
+LANES := 1.13.0 1.14.2 1.15.0 1.16.0
+NEWEST := $(lastword $(LANES))
+.venv/lanes/trl-%: | .venv/installed
+	$(PY) -m pip install --quiet --no-deps --upgrade --target $@ trl==$*
+
+# Everything that rests on TRL, but PPO, which it has no more.
+test-newest: .venv/lanes/trl-$(NEWEST)
+	PYTHONPATH=$(CURDIR)/$< $(PY) -m pytest -n $(TEST_JOBS) --dist loadfile tests/training tests/generation tests/consistency \
+	tests/studies tests/toys tests/test_notebook_runs.py $(PYTEST)
+
+# Stops, positions and groups on each release.
+lanes: $(LANES:%=.venv/lanes/trl-%)
+	@status=0; for lane in $^; do echo "== $$lane"; PYTHONPATH=$(CURDIR)/$$lane $(PY) -m pytest -q -n $(TEST_JOBS) --dist loadfile \
+	tests/training/test_stopping.py tests/training/test_positions.py tests/training/test_groups.py \
+	tests/training/test_groups_on_vllm.py $(PYTEST) || status=$$?; done; exit $$status
 
 lab: .venv/installed
 	JUPYTER_CONFIG_PATH=lab $(PY) -m jupyter lab --notebook-dir=. notebooks

@@ -4,7 +4,7 @@ A broken cell fails here. Checks that only a longer training can pass are named;
 """
 
 import pytest
-from conftest import workbench
+from conftest import HAS_PPO, workbench
 
 from workbench import list_runs
 from workbench.batch.display import failed_checks
@@ -36,6 +36,8 @@ def runs_dir(tmp_path_factory):
 
 @pytest.mark.parametrize("notebook", SMALL)
 def test_a_notebook_runs_from_top_to_bottom_and_what_can_hold_at_this_size_holds(notebook, runs_dir, starter_folder):
+    if not HAS_PPO and notebook in ("00_tour", "01_ppo_eos_stop"):
+        pytest.skip("00 is about the pinned versions, 01 about PPO, which this TRL has no more")
     parameters, too_short = SMALL[notebook]
     assigned = [part for parameter in parameters.split() for part in ("-p", parameter)]
     process = workbench("run", "-q", notebook, *assigned, "--runs-dir", runs_dir, timeout=600)
