@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "__init__": set(),
     "__main__": {"cli"},
     "errors": set(),
+    "help_texts": set(),
     "packaged": set(),
     "doctor": {"errors"},
     "runs": {"errors"},
@@ -27,10 +28,11 @@ MAY_IMPORT = {
     "training": BASE | THIN | {"toys"},
     "studies": BASE | THIN | {"toys", "curves", "training"},
     "widgets": BASE | THIN | {"toys", "curves"},
+    "audit": BASE | THIN | {"curves"},
     "reports": BASE | {"curves"},
     "batch": BASE | {"reports"},
     "claims": BASE | {"batch"},
-    "cli": BASE | {"doctor", "reports", "batch", "claims"},
+    "cli": BASE | {"help_texts", "doctor", "reports", "batch", "claims"},
 }
 
 

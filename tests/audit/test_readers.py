@@ -1,0 +1,141 @@
+import json
+import pickle
+
+import pandas as pd
+import pytest
+
+from workbench.audit.names import canonical
+from workbench.audit.readers import read_logs
+from workbench.errors import RunError
+
+LINE = {"loss": 0.1, "grad_norm": 0.5, "reward": 0.25, "completions/mean_length": 7.0, "completions/clipped_ratio": 0.5}
+
+
+def write_state(folder, rows, **more):
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "trainer_state.json"
+    path.write_text(json.dumps({"log_history": rows, **more}))
+    return path
+
+
+def one(path):
+    (log,) = read_logs(path)
+    return log
+
+
+def test_a_trl_folder_is_read_with_its_completions_and_its_settings(tmp_path):
+    write_state(tmp_path / "checkpoint-2", [{"step": 1, **LINE}, {"step": 2, **LINE}, {"step": 2, "eval_reward": 1}])
+    write_state(
+        tmp_path / "checkpoint-10", [{"step": s, **LINE} for s in (1, 2, 10)] + [{"step": 10, "train_runtime": 9}]
+    )
+    (tmp_path / "checkpoint-10" / "config.json").write_text('{"model_type": "gpt2", "eos_token_id": 3}')
+    (tmp_path / "checkpoint-10" / "training_args.bin").write_bytes(pickle.dumps({"num_generations": 99}))
+    (tmp_path / "completions").mkdir()
+    for step in (1, 2):
+        rows = {"step": step, "prompt": ["p", "p", "q", "q"], "completion": list("abcd"), "match": [1.0, 0, 0, 0]}
+        pd.DataFrame(rows).to_parquet(tmp_path / "completions" / f"completions_{step:05d}.parquet")
+    log = one(tmp_path)
+    assert list(log.steps["step"]) == [1, 2, 10]
+    assert log.metric("mean_length").tolist() == [7, 7, 7]
+    assert (len(log.completions), log.num_generations) == (8, 2)
+    assert log.completions["reward"].sum() == 2
+    assert log.facts == {"model_type": "gpt2", "eos_token_ids": [3]}
+
+
+def test_a_pasted_console_log_is_read_with_other_lines_bars_and_numbers_as_text_between(tmp_path):
+    path = tmp_path / "console.txt"
+    path.write_text(
+        "Some weights were not initialised\n"
+        " 10%|█         | 1/10 [00:01<00:09]\r{'loss': 0.1, 'reward': 0.5, 'completions/mean_length': 7.0, 'epoch': 0.1}\n"
+        "{'loss': '0.2', 'reward': '0.75', 'grad_norm': 'nan', 'epoch': '0.2'}\n"
+        "{'nothing': 'here'}\n" + "x" * 3_000_000 + "\n{'train_runtime': 3.0, 'reward': 9}\n"
+    )
+    log = one(path)
+    assert log.metric("reward").tolist() == [0.5, 0.75]
+    assert any("no step numbers" in d for d in log.damage)
+    assert any("longer than 1 MB" in d for d in log.damage)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "rewards"),
+    [
+        ("history.csv", "\ufeff_step,train/global_step,train/reward\r\n0,10,0.5\r\n1,20,\r\n2,30,1\r\n", [0.5, 1]),
+        ("chart.csv", 'Step,"a run - train/reward","a run - train/reward__MIN"\n10,0.5,0\n20,1,0\n', [0.5, 1]),
+        ("verl.jsonl", '{"step": 1, "data": {"critic/score/mean": 0.5}}\n{"step": 2, "data": {"critic/score/mean": 1}}\n{"st', [0.5, 1]),
+        ("own.jsonl", '{"step": 1, "reward": 0.5}\n{"step": 2, "reward": 1}\n', [0.5, 1]),
+    ],
+)  # fmt: skip
+def test_other_tools_logs_are_read_under_the_same_names(tmp_path, name, text, rewards):
+    path = tmp_path / name
+    path.write_text(text, newline="")
+    log = one(path)
+    assert log.metric("reward").tolist() == rewards
+    assert "completions" in log.lacks
+    assert bool(log.damage) == (name == "verl.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("trainer_state.json", b'{"log_history": [{"st', "not JSON"),
+        ("trainer_state.json", b"[1, 2]", "no log_history"),
+        ("trainer_state.json", b'{"log_history": [{"step": 1, "loss": 0.5}]}', "no reward"),
+        ("state.json", pickle.dumps({"log_history": []}), "not JSON"),
+        ("state.log", pickle.dumps({"log_history": []}), "pickle"),
+        ("a.csv", b"", "no table"),
+        ("a.csv", b"step,loss,accuracy\n1,0.5,0.9\n", "no reward"),
+        ("a.csv", b"step,reward\nx,y\n", "no step with a number"),
+        ("a.txt", b"nothing here\n", "no line like"),
+        ("a.jsonl", b'{"a\n', "no line of it"),
+        ("chart.csv", b"Step,a - reward,b - reward\n1,2,3\n", "several runs"),
+    ],
+)
+def test_what_cannot_be_read_is_an_error_that_says_what_was_expected(tmp_path, name, content, says):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(RunError, match=says):
+        read_logs(tmp_path / name)
+
+
+def test_an_empty_folder_and_no_folder_are_errors(tmp_path):
+    with pytest.raises(RunError, match=r"no log in this folder; expected trainer_state\.json"):
+        read_logs(tmp_path)
+    with pytest.raises(RunError, match="no such file or folder"):
+        read_logs(tmp_path / "absent")
+
+
+def test_numbers_that_are_not_finite_are_damage_and_no_values(tmp_path):
+    rows = [{"step": s, "reward": 0.5, "grad_norm": 1.0, "loss": 0.1} for s in range(1, 11)]
+    rows[4] |= {"reward": float("inf"), "grad_norm": float("nan")}
+    log = one(write_state(tmp_path, rows))
+    assert log.damage == ("grad_norm is no number in 1 of 10 steps", "reward is infinite in 1 of 10 steps")
+
+
+def test_a_part_of_completions_cut_in_half_is_damage_and_the_others_are_read(tmp_path):
+    write_state(tmp_path, [{"step": 1, **LINE}])
+    folder = tmp_path / "completions"
+    folder.mkdir()
+    for step in (1, 2):
+        pd.DataFrame({"step": [step], "prompt": ["p"], "completion": ["c"]}).to_parquet(
+            folder / f"completions_{step:05d}.parquet"
+        )
+    path = folder / "completions_00002.parquet"
+    path.write_bytes(path.read_bytes()[:200])
+    log = one(tmp_path)
+    assert len(log.completions) == 1
+    assert "cut short or damaged" in log.damage[0]
+
+
+def test_links_inside_a_folder_are_not_followed(tmp_path):
+    (tmp_path / "real.csv").write_text("step,reward\n1,2\n")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "a.csv").symlink_to(tmp_path / "real.csv")
+    with pytest.raises(RunError, match="no log in this folder"):
+        read_logs(tmp_path / "run")
+
+
+def test_every_name_of_a_metric_stands_once_in_the_table():
+    from workbench.audit.names import NAMES
+
+    spellings = [spelling for known in NAMES.values() for spelling in known]
+    assert len(spellings) == len(set(spellings))
+    assert canonical(["a"]) == {}

@@ -1,0 +1,88 @@
+"""What the settings of a run are, from the JSON files that lie beside its log; nothing is unpickled."""
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import RunError
+from ..runs.files import read_json
+
+
+def facts_of(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Settings that a run's folder tells, see `Log.facts`, and a sentence for each file that cannot be read.
+
+    `training_args.bin` is a pickle, which can run anything, and is never opened.
+    """
+    damage: list[str] = []
+
+    def value(path: Path) -> dict:
+        try:
+            found = read_json(path, {})
+        except (RunError, OSError) as error:
+            damage.append(f"{error}")
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    facts = _of_recipe(value(folder / "recipe.json"))
+    model = _model_folder(folder)
+    config, generation = value(model / "config.json"), value(model / "generation_config.json")
+    tokenizer = value(model / "tokenizer.json")
+    eos = [*_ids(generation.get("eos_token_id")), *_ids(config.get("eos_token_id"))]
+    facts |= {
+        "model_type": config.get("model_type"),
+        "dtype": config.get("dtype") or config.get("torch_dtype"),
+        "eos_token_ids": list(dict.fromkeys(eos)),
+        "tokenizer_ids": _tokenizer_ids(tokenizer),
+    }
+    return {name: known for name, known in facts.items() if known not in (None, [], {})}, damage
+
+
+def _model_folder(folder: Path) -> Path:
+    """Where the model's files are: the folder itself, a policy in it, or its last checkpoint."""
+    checkpoints = [p for pattern in ("checkpoint-*", "checkpoints/checkpoint-*") for p in folder.glob(pattern)]
+    numbered = sorted((p for p in checkpoints if p.name[11:].isdigit()), key=lambda p: -int(p.name[11:]))
+    places = [folder, folder / "policy", *numbered]
+    return next((p for p in places if (p / "config.json").is_file()), folder)
+
+
+def _ids(value) -> list[int]:
+    values = value if isinstance(value, list) else [value]
+    return [i for i in values if type(i) is int]
+
+
+def _tokenizer_ids(tokenizer: dict) -> frozenset[int] | None:
+    """All ids of a `tokenizer.json`; None where it has no plain vocabulary."""
+    model = tokenizer.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, list):  # unigram models number their pieces
+        ids = set(range(len(vocabulary)))
+    elif isinstance(vocabulary, dict):
+        ids = {i for i in vocabulary.values() if type(i) is int}
+    else:
+        return None
+    added = tokenizer.get("added_tokens")
+    added = [t.get("id") for t in added if isinstance(t, dict)] if isinstance(added, list) else []
+    return frozenset(ids | {i for i in added if type(i) is int})
+
+
+def _of_recipe(recorded: dict) -> dict[str, Any]:
+    """The settings that the workbench records; `overrides` are those given to TRL's config by hand."""
+
+    def part(name: str) -> dict:
+        found = recorded.get(name)
+        return found if isinstance(found, dict) else {}
+
+    recipe, stops, overrides = part("recipe"), part("stops"), part("overrides")
+    functions = [f for f in recorded.get("reward_funcs") or [] if isinstance(f, dict)]
+    tops = [f.get("highest") for f in functions]
+    trainer = str(recorded.get("trainer") or "")
+    known = {
+        name: recipe.get(name) for name in ("num_generations", "max_completion_length", "learning_rate", "backend")
+    }
+    return known | {
+        "trainer": trainer or None,
+        "stop_strings": stops.get("strings"),
+        "stop_token_ids": stops.get("token_ids"),
+        "mask_truncated": overrides.get("mask_truncated_completions"),
+        "explicit_positions": overrides.get("explicit_positions"),
+        "reward_highest": sum(tops) if tops and all(isinstance(t, int | float) for t in tops) else None,
+    }

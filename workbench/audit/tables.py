@@ -1,0 +1,85 @@
+"""From the rows of a log, whoever wrote them, to the table of steps and the table of completions that rules ask."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..errors import RunError
+from .names import NAMES, canonical
+
+_FINITE = ("loss", "grad_norm", "reward")  # a run whose numbers these are not is damaged
+_RL = {"reward", "mean_length", "clipped_ratio", "zero_std_share", "reward_std", "eos_tokens"}
+_NOT_REWARDS = {"step", "advantage", "completion_tokens", "sampled_tokens", "index"}
+
+
+def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, tuple[float, ...], list[str]]:
+    """The steps of a log under canonical names, in order and each once.
+
+    Args:
+        raw: a row a line of the log, with the names and values that it has.
+        source: the file, for errors.
+
+    Returns:
+        The table; the step numbers as they stood; a sentence for each thing that is wrong with the values.
+
+    Raises:
+        RunError: no known metric of a reinforcement learning run.
+
+    Example:
+        >>> table, order, damage = steps_table(pd.DataFrame({"global_step": [2, 1], "train/reward": ["0.5", 1]}), "a.csv")
+        >>> table.to_dict("list"), order, damage
+        ({'step': [1.0, 2.0], 'reward': [1.0, 0.5]}, (2.0, 1.0), [])
+    """
+    known = canonical(map(str, raw.columns))
+    if not _RL & set(known.values()):
+        has = ", ".join(str(c) for c in list(raw.columns)[:12]) or "no column"
+        raise RunError(f"{source}: no reward, completion length or group metric in it, it has {has}; expected the log of "
+                       "a GRPO, RLOO, PPO or OnlineDPO training")  # fmt: skip
+    table = raw[list(known)].rename(columns=known)
+    table = table.apply(pd.to_numeric, errors="coerce").astype(float)
+    damage = []
+    if "step" not in table:
+        table.insert(0, "step", np.arange(1, len(table) + 1, dtype=float))
+        damage.append("the log has no step numbers: its lines are counted")
+    logged = table[[c for c in table if c not in ("step", "epoch", "elapsed_s", "num_tokens")]].notna().any(axis=1)
+    table = table[logged & table["step"].notna() & np.isfinite(table["step"])]
+    if not len(table):
+        raise RunError(f"{source}: no step with a number in it; expected at least one logged step")
+    for name in set(_FINITE) & set(table):
+        if bad := int(np.isinf(table[name]).sum()):
+            damage.append(f"{name} is infinite in {bad} of {len(table)} steps")
+        elif name != "reward" and 0 < (bad := int(table[name].isna().sum())) < 0.2 * len(table):
+            damage.append(f"{name} is no number in {bad} of {len(table)} steps")
+    table = table.replace([np.inf, -np.inf], np.nan)
+    order = tuple(table["step"])
+    table = table.groupby("step", as_index=False).last()  # of a step that is there twice the last value of each metric
+    return table[[name for name in NAMES if name in table]], order, sorted(damage)
+
+
+def completions_table(raw: pd.DataFrame, facts: Mapping[str, Any]) -> pd.DataFrame | None:
+    """Recorded completions with `step`, `prompt` and `completion` as text, and `reward` where it can be told.
+
+    TRL writes a column for each reward function; their weighted sum is the reward, with weight 1 where none is known.
+    """
+    if not {"step", "prompt", "completion"} <= set(raw.columns) or not len(raw):
+        return None
+    table = raw.rename(columns={"advantages": "advantage"}).sort_values("step", kind="stable", ignore_index=True)
+    for name in ("prompt", "completion"):
+        table[name] = table[name].map(_text)
+    if "reward" not in table:
+        numeric = [c for c in table if c not in _NOT_REWARDS and pd.api.types.is_numeric_dtype(table[c])]
+        functions = [c for c in numeric if table[c].dtype != bool]
+        if functions:
+            table["reward"] = table[functions].sum(axis=1, min_count=1)
+    return table
+
+
+def _text(value) -> str:
+    """A text, or the last message of a conversation."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, np.ndarray | list) and len(value) and all(isinstance(m, Mapping) for m in value):
+        return "\n".join(str(message.get("content", "")) for message in value)
+    return str(value)
