@@ -1,10 +1,13 @@
 import json
+import re
+import shlex
 
 import pytest
 from conftest import NOTEBOOKS, call, workbench, write_notebook, write_run
 
 from workbench import cli
 from workbench.batch.notebooks import find_notebook, list_notebooks
+from workbench.help_texts import COMMANDS
 from workbench.runs.run import list_runs
 
 
@@ -63,6 +66,11 @@ def test_redacted_reports_go_to_a_folder_of_their_own_and_name_no_host_or_path(c
         (["run", "00_tour", "99_none"], "notebook '99_none': not found"),
         (["run", "00_tour", "05_grpo_docs_example", "--jobs", "0"], "jobs=0: expected at least 1"),
         (["run", "00_tour", "05_grpo_docs_example", "--detach"], "--detach go with --executor slurm"),
+        (["run", "00_tour", "--learning-rate=3"], "written `-p learning_rate=3`"),
+        (["sweep", "00_tour", "--seed"], "written `-p seed=VALUE`"),
+        (["run", "00_tour", "-q", "01_ppo_eos_stop"], "unrecognized arguments: 01_ppo_eos_stop\n"),
+        (["run", "00_tour", "--executor", "slurm", "--time", "long"], "--time long: expected minutes"),
+        (["run", "00_tour", "--executor", "slurm", "--mem", "much"], "--mem much: expected GB"),
         (["list", "99_none"], "not found"),
     ],
 )
@@ -88,7 +96,32 @@ def test_a_damaged_run_is_named_in_its_row(capsys, tmp_path):
     assert f"05_grpo_docs_example 2026-1: cannot be read: {run.path / 'status.json'}: not JSON" in out
 
 
-@pytest.mark.parametrize("arguments", [[], ["fly"], ["run"], ["run", "00_tour", "--jobs", "two"]])
+def test_an_access_token_in_an_option_that_is_not_there_is_not_repeated(capsys):
+    secret = "hf_" + "aB3dE5" * 6
+    for command in ("run", "list"):
+        code, _, err = call(capsys, command, "00_tour", f"--token={secret}")
+        assert code == 2
+        assert "unrecognized arguments: --token=" in err
+        assert secret not in err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_says_what_it_is_for_and_has_an_example_that_can_be_typed(capsys, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, _ = call(capsys, name, "--help")
+    assert code == 0
+    assert COMMANDS[name].purpose in out
+    (example,) = re.findall("^Example: workbench (.*)$", out, re.M)
+    args = cli._parser().parse_args(shlex.split(example))
+    assert args.command is getattr(cli, f"_{name}")
+
+
+def test_every_command_is_in_the_help_with_a_few_words(capsys):
+    _, out, _ = call(capsys, "--help")
+    assert all(help.short in " ".join(out.split()) for help in COMMANDS.values())
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["run"], ["run", "00_tour", "--jobs", "two"], ["list", "--fly"]])
 def test_a_command_line_that_makes_no_sense_ends_2_with_the_usage(capsys, arguments):
     code, _, err = call(capsys, *arguments)
     assert code == 2

@@ -104,6 +104,35 @@ def runners_parameter(folder):
     refused(folder, "run", EXAMPLE, "-p", "out_dir=here", says="'out_dir' is set by the runner; .*--runs-dir")
 
 
+@row("`-p interactive=yes`", "refused: a run of the command line is not interactive, JupyterLab is")
+def interactive_run(folder):
+    says = "'interactive' is set by the runner; .*JupyterLab"
+    refused(folder, "run", EXAMPLE, "-p", "interactive=yes", says=says)
+
+
+@row("`-p comparisons=1`", "refused: expected true or false")
+def number_for_bool(folder):
+    refused(folder, "run", EXAMPLE, "-p", "comparisons=1", says="comparisons='1': expected true or false$")
+
+
+@row("`-p model=`, also with `--dry-run`", "refused: expected a text")
+def empty_value(folder):
+    for more in ([], ["--dry-run"]):
+        refused(folder, "run", EXAMPLE, "-p", "model=", *more, says="model='': expected a text, such as .*'starter'$")
+
+
+@row("`workbench run` with `-p seed=0..4`", "refused: several values are for `workbench sweep`")
+def several_values_for_run(folder):
+    refused(
+        folder, "run", EXAMPLE, "-p", "seed=0..4", says="expected int in .*several values are for `workbench sweep`"
+    )
+
+
+@row("`workbench run NOTEBOOK --steps 80`", "refused: written `-p steps=80`")
+def parameter_as_an_option(folder):
+    refused(folder, "run", EXAMPLE, "--steps", "80", says="unrecognized arguments: --steps 80; .* `-p steps=80`$")
+
+
 @row("`-p model=hf_…`, an access token in a parameter", "refused without repeating it: it would be in every report")
 def token(folder):
     secret = "hf_" + "aB3dE5" * 6
@@ -127,6 +156,50 @@ def too_many_gpus(folder):
     refused(folder, "run", EXAMPLE, "--gpus", "8", env=env, says=r"gpus=8: .*visible here: 2 \(0, 1\)")
 
 
+@row("a sweep with `--gpus 1`, also with `--dry-run`, where no GPU is visible", "refused: 1 asked, none visible here")
+def gpus_without_any(folder):
+    for more in ([], ["--dry-run"]):
+        arguments = ["sweep", EXAMPLE, "-p", "seed=0..4", "--gpus", "1", *more]
+        says = "gpus=1: 1 asked for each run, none visible here"
+        refused(folder, *arguments, says=says, env={"CUDA_VISIBLE_DEVICES": ""})
+
+
+@row(
+    "`--jobs 0`, also with `--dry-run`",
+    "refused: expected at least 1",
+)
+def no_jobs(folder):
+    for more in ([], ["--dry-run"]):
+        refused(folder, "run", EXAMPLE, "--jobs", "0", *more, says="jobs=0: expected at least 1")
+
+
+@row(
+    "`-p model=Qwen/Qwen2-0.5B-Instruct -p backend=vllm --dry-run`",
+    "the plan: run folder, all parameters, GPUs, and a hint that `dataset` is still the starter's",
+)
+def plan_of_another_model(folder):
+    model = "Qwen/Qwen2-0.5B-Instruct"
+    arguments = [
+        "run",
+        EXAMPLE,
+        "-p",
+        f"model={model}",
+        "-p",
+        "backend=vllm",
+        "--dry-run",
+        "--runs-dir",
+        folder / "runs",
+    ]
+    process = workbench(*arguments, env={"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert process.returncode == 0, process.stderr
+    lines = [" ".join(line.split()) for line in process.stdout.splitlines()]
+    assert lines[:2] == [f"run {EXAMPLE}", f"folder {folder / 'runs' / EXAMPLE / 'TIME'}"]
+    assert lines[2].startswith(f"parameters seed=0, model='{model}', dataset='starter', backend='vllm', steps=0, ")
+    assert lines[3] == "GPUs 1 for each run, of 0, 1"
+    assert re.match("hint dataset='starter' is still the toy's, .* -p dataset=", lines[4])
+    assert not (folder / "runs").exists()
+
+
 @row("`--executor slurm` on a laptop", "refused: no sbatch here; what to do instead")
 def slurm_on_a_laptop(folder):
     env = {"PATH": str(Path(sys.executable).parent)}
@@ -139,9 +212,18 @@ def slurm_dry_run_on_a_laptop(folder):
     arguments = ["run", EXAMPLE, "--executor", "slurm", "--dry-run", "--runs-dir", folder / "runs"]
     process = workbench(*arguments, env={"PATH": str(Path(sys.executable).parent)})
     assert process.returncode == 0
-    assert process.stdout.startswith(f"run    {EXAMPLE}\n#!/bin/bash\n")
+    assert process.stdout.startswith(f"run    {EXAMPLE}\n       folder ")
+    assert "\n       GPUs        none for each run, from Slurm\n#!/bin/bash\n" in process.stdout
     assert process.stderr.startswith("not checked: --executor slurm: no sbatch and srun on PATH; ")
     assert not (folder / "runs").exists()
+
+
+@row("`--mem 64G --time 4:00:00`, as sbatch takes them", "65536 MB and 240 minutes in the sbatch script")
+def sbatch_forms(folder):
+    arguments = ["--executor", "slurm", "--mem", "64G", "--time", "4:00:00", "--dry-run", "--runs-dir", folder / "runs"]
+    process = workbench("run", EXAMPLE, *arguments, env={"PATH": str(Path(sys.executable).parent)})
+    assert process.returncode == 0, process.stderr
+    assert {"#SBATCH --mem=65536M", "#SBATCH --time=240"} <= set(process.stdout.splitlines())
 
 
 @row("a batch that groups do not fill: `num_generations=8`, batch 12", "ParameterError that names both numbers")
@@ -160,6 +242,15 @@ def string_for_a_tuple(folder):
 
     with pytest.raises(ParameterError, match="strings='</search>': expected"):
         StopSpec(strings="</search>")
+
+
+@row("`StopSpec(token_ids='</s>')`, a string for ids", "ParameterError: ids are integers; a string goes to `strings`")
+def string_for_ids(folder):
+    from workbench.errors import ParameterError
+    from workbench.generation.stops import StopSpec
+
+    with pytest.raises(ParameterError, match="expected a tuple of integers from 0; a string goes to strings="):
+        StopSpec(token_ids="</s>")
 
 
 @row(
@@ -198,6 +289,26 @@ def unknown_run(folder):
     process = workbench("logs", "2025", "--runs-dir", folder / "runs")
     assert process.returncode == 2
     assert f"run '2025': not found; the newest are {EXAMPLE}/2026-1" in process.stderr
+
+
+@row(
+    "`workbench logs RUN` where runs of two notebooks have this id", "refused: write NOTEBOOK/RUN; new runs share no id"
+)
+def run_of_two_notebooks(folder):
+    for notebook in ("a", "b"):
+        write_run(folder / "runs", "2026-1", notebook=notebook)
+    process = workbench("logs", "2026-1", "--runs-dir", folder / "runs")
+    assert process.returncode == 2
+    assert process.stderr.endswith("there are several: a/2026-1, b/2026-1; write NOTEBOOK/RUN\n")
+
+
+@row("`workbench status 05_grpo_docs_example`", "a line for each run of this notebook")
+def status_of_a_notebook(folder):
+    for notebook, run in ((EXAMPLE, "2026-1"), (EXAMPLE, "2026-2"), ("other", "2026-3")):
+        write_run(folder / "runs", run, notebook=notebook)
+    process = workbench("status", EXAMPLE, "--runs-dir", folder / "runs")
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.splitlines() == [f"{EXAMPLE} 2026-1: done", f"{EXAMPLE} 2026-2: done"]
 
 
 @row("`workbench cancel` of a run that has ended", "refused: is done; only a queued or running run can be cancelled")
@@ -353,6 +464,14 @@ def no_prompt_column(folder):
     process = workbench("run", EXAMPLE, "-q", "-p", f"dataset={folder / 'data.csv'}", "--runs-dir", folder / "runs")
     assert process.returncode == 1
     assert "expected a column `prompt`, it has ['question', 'answer']" in process.stdout
+
+
+@row("`workbench --version`", "its version")
+def which_version(folder):
+    from workbench import __version__
+
+    process = workbench("--version")
+    assert (process.returncode, process.stdout) == (0, f"workbench {__version__}\n")
 
 
 @row(

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from . import __version__
 from .errors import ParameterError, RunError, WorkbenchError
+from .help_texts import COMMANDS
 from .runs.ownership import describe_owner
 from .runs.parameters import notebook_parameters, parse_assignments
 from .runs.run import Run, check_readable, list_runs, load_run, runs_root
@@ -17,8 +19,13 @@ from .runs.tokens import hide_tokens
 
 def main(argv: list[str] | None = None) -> int:
     """Parse, dispatch, and turn the workbench's own errors into one line and exit code 2."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args, unknown = parser.parse_known_args(argv)
+    if unknown and args.command not in (_run, _sweep):
+        parser.error(f"unrecognized arguments: {hide_tokens(' '.join(unknown))}")
     try:
+        if unknown:
+            raise ParameterError(_meant_as_parameter(unknown))
         return args.command(args)
     except WorkbenchError as error:
         print(f"workbench: {one_line(hide_tokens(str(error)))}", file=sys.stderr)
@@ -33,66 +40,86 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
+def _meant_as_parameter(unknown: Sequence[str]) -> str:
+    """What to say of options that `run` and `sweep` do not have: most likely a parameter of the notebook is meant."""
+    option, sign, value = unknown[0].partition("=")
+    if not sign:
+        value = unknown[1] if len(unknown) > 1 and not unknown[1].startswith("--") else "VALUE"
+    name = option.lstrip("-").replace("-", "_")
+    meant = option.startswith("--") and name.isidentifier()
+    hint = f"; a parameter of the notebook is written `-p {name}={value}`" if meant else ""
+    return f"unrecognized arguments: {' '.join(unknown)}{hint}"
+
+
 # --- what may be written --------------------------------------------------------------------------------------------
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="workbench", description="RL fine-tuning runs that can be trusted")
-    commands = parser.add_subparsers(required=True)
+    more = "`workbench COMMAND --help` has the options of a command and an example"
+    parser = argparse.ArgumentParser(
+        prog="workbench", description="RL fine-tuning runs that can be trusted", epilog=more
+    )
+    parser.add_argument("--version", action="version", version=f"workbench {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(function: Callable, text: str, *, of_runs: bool = True) -> argparse.ArgumentParser:
-        made = commands.add_parser(function.__name__.removeprefix("_"), help=text)
+    def command(function: Callable, *, of_runs: bool = True) -> argparse.ArgumentParser:
+        name = function.__name__.removeprefix("_")
+        short, purpose, example = COMMANDS[name]
+        epilog = f"Example: workbench {name} {example}".rstrip()
+        made = commands.add_parser(name, help=short, description=purpose, epilog=epilog)
         made.set_defaults(command=function)
         if of_runs:
             made.add_argument("--runs-dir", type=Path, help=f"folder of all runs (default {runs_root()})")
         return made
 
-    run = command(_run, "run notebooks, each in a run folder of its own")
+    run = command(_run)
     run.add_argument("notebooks", nargs="+", metavar="NOTEBOOK", help="name, or path of an .ipynb file")
-    run.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE")
+    one = "a parameter of the notebook, e.g. steps=80; `workbench list NOTEBOOK` names them"
+    run.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE", help=one)
     unfinished = "go on with an interrupted run (default: the latest)"
     run.add_argument("--resume", nargs="?", const="", metavar="RUN", help=unfinished)
     run.add_argument("--force", action="store_true", help="with --resume RUN: take it over from a process that owns it")
     run.add_argument("-q", "--quiet", action="store_true", help="no bars and no output of the notebook")
     _add_batch_options(run)
 
-    grid = "seed=0..4, learning_rate=1e-4,3e-4"
-    sweep = command(_sweep, "run a notebook over a grid of parameters and compare the runs")
-    sweep.add_argument("notebook")
+    grid = "values of a parameter: seed=0..4 or learning_rate=1e-4,3e-4"
+    sweep = command(_sweep)
+    sweep.add_argument("notebook", metavar="NOTEBOOK", help="name, or path of an .ipynb file")
     sweep.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUES", help=grid)
     _add_page_options(sweep, "of the comparison")
     _add_batch_options(sweep)
 
-    status = command(_status, "what every run does now, or how it ended")
-    status.add_argument("runs", nargs="*", metavar="RUN", help="run id, folder or `last` (default: all)")
+    status = command(_status)
+    which = "a notebook for all of its runs, or a run id, folder or `last` (default: all)"
+    status.add_argument("runs", nargs="*", metavar="RUN", help=which)
     status.add_argument("--json", action="store_true", help="one JSON object a run")
 
-    logs = command(_logs, "what a run's notebook printed")
+    logs = command(_logs)
     logs.add_argument("run", metavar="RUN", help="run id, folder or `last`")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
 
-    cancel = command(_cancel, "end runs; a training stops after its step and can be resumed")
+    cancel = command(_cancel)
     cancel.add_argument("runs", nargs="+", metavar="RUN", help="run id, folder or `last`")
     cancel.add_argument("--grace", type=float, default=60, metavar="SECONDS", help="for the current step (default 60)")
 
     cancel.add_argument("--force", action="store_true", help="also a run whose process cannot be reached from here")
 
-    listing = command(_list, "notebooks and runs; with a notebook, its parameters")
-    listing.add_argument("notebook", nargs="?")
+    listing = command(_list)
+    listing.add_argument("notebook", nargs="?", metavar="NOTEBOOK", help="name, or path of an .ipynb file")
     listing.add_argument("--json", action="store_true", help="one JSON object a run")
 
-    copies = command(_notebooks, "copy the notebooks out, to edit them", of_runs=False)
+    copies = command(_notebooks, of_runs=False)
     copies.add_argument("folder", nargs="?", type=Path, default=Path("notebooks"), help="where to (default notebooks/)")
 
-    report = command(_report, "build the HTML reports and their index")
+    report = command(_report)
     report.add_argument("runs", nargs="*", type=Path, help="run folders (default: all)")
     _add_page_options(report, "of the index")
 
-    sheet = command(_claims, "every claim of the articles beside what was measured here")
+    sheet = command(_claims)
     sheet.add_argument("--markdown", action="store_true", help="as a markdown table")
     sheet.add_argument("--write", type=Path, metavar="FILE", help="put the table between the markers in FILE")
 
-    command(_doctor, "check the environment: versions, back ends, hardware", of_runs=False)
+    command(_doctor, of_runs=False)
     return parser
 
 
@@ -109,9 +136,9 @@ def _add_batch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--executor", choices=("local", "slurm"), default="local", help="where (default local)")
     slurm = parser.add_argument_group("with --executor slurm")
     slurm.add_argument("--partition", metavar="NAME")
-    slurm.add_argument("--time", type=int, default=60, metavar="MINUTES", help="limit of a job (default 60)")
+    slurm.add_argument("--time", default="60", help="limit of a job: minutes, or as 4:00:00 or 1-12 (default 60)")
     slurm.add_argument("--cpus", type=int, default=1, metavar="N", help="cores for each run (default 1)")
-    slurm.add_argument("--mem", type=float, default=4, metavar="GB", help="memory for each run (default 4)")
+    slurm.add_argument("--mem", default="4", help="memory for each run: GB, or as 64G or 512M (default 4)")
     slurm.add_argument("--requeues", type=int, default=10, metavar="N", help="after preemption or time limit (10)")
     slurm.add_argument("--sbatch", action="append", default=[], metavar="KEY=VALUE", help="any other sbatch option")
     slurm.add_argument("--detach", action="store_true", help="submit and return; see `workbench status`")
@@ -169,25 +196,27 @@ def _execute(args, entries: Sequence) -> bool:
         run_batch.check_here(args.jobs, args.gpus)
     elif args.dry_run:
         scripts, unchecked = run_batch.preview_on_slurm(entries, options)
-    for entry in entries:
-        if args.dry_run or not entry.to_run:
-            print(entry)
     if args.dry_run:
-        print(scripts, end="")
+        print(run_batch.plan_text(entries, args.gpus, on_slurm=bool(options)) + scripts, end="")
         print(f"not checked: {unchecked}\n" if unchecked else "", end="", file=sys.stderr)
-    elif options:
+        return False
+    for entry in entries:
+        if not entry.to_run:
+            print(entry)
+    if options:
         run_batch.execute_on_slurm(entries, options, wait=not args.detach)
     else:
         run_batch.execute_here(entries, jobs=args.jobs, gpus=args.gpus)
-    return not (args.dry_run or args.detach)
+    return not args.detach
 
 
 def _slurm_options(args):
     """The options of each job; None with `--executor local`."""
-    from .batch.slurm import SlurmOptions
+    from .batch.slurm import SlurmOptions, parse_memory, parse_time
 
     if args.executor == "slurm":
-        options = {name: getattr(args, name) for name in ("partition", "time", "cpus", "mem", "requeues")}
+        options = {name: getattr(args, name) for name in ("partition", "cpus", "requeues")}
+        options |= {"time": parse_time(args.time), "mem": parse_memory(args.mem)}
         parallel = None if args.jobs == 1 else args.jobs
         extra = parse_assignments(args.sbatch, "--sbatch")
         return SlurmOptions(gpus=args.gpus or 0, parallel=parallel, extra=extra, **options)
@@ -206,7 +235,8 @@ def _conclude(entries: Sequence) -> int:
 def _status(args) -> int:
     from .batch import manage
 
-    runs = [manage.find_run(name, args.runs_dir) for name in args.runs] or list_runs(args.runs_dir)
+    named = [run for name in args.runs for run in manage.find_runs(name, args.runs_dir)]
+    runs = named or list_runs(args.runs_dir)
     seen = dict(manage.look(runs))
     row = manage.status_row if args.json else manage.status_line
     if not runs and not args.json:

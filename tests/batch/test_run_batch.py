@@ -50,7 +50,7 @@ def test_several_notebooks_run_side_by_side_and_the_outcome_of_each_is_shown(tmp
     bad = write_notebook(tmp_path / "bad.ipynb", "print('before'); 1 / 0")
     arguments = [bad, good, "--jobs", "2", "--runs-dir", tmp_path / "runs"]
     plan = workbench("run", *arguments, "--dry-run")
-    assert plan.stdout.splitlines() == ["run    bad", "run    good"]
+    assert [line for line in plan.stdout.splitlines() if line.startswith("run ")] == ["run    bad", "run    good"]
     assert list_runs(tmp_path / "runs") == []
     process = workbench("run", *arguments)
     assert process.returncode == 1
@@ -62,6 +62,39 @@ def test_several_notebooks_run_side_by_side_and_the_outcome_of_each_is_shown(tmp
     assert "before" in log
     assert log.endswith(f"report {failed.path / 'report.html'}\n")
     assert all((run.path / "report.html").is_file() for run in list_runs(tmp_path / "runs"))
+
+
+# --- a plan ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_shows_the_folders_that_runs_go_on_in_and_nothing_where_all_is_done(plan, tmp_path):
+    runs = [write_run(tmp_path / "runs", f"2026-{n}", notebook="by_hand") for n in range(2)]
+    plan[2].action = "skip"
+    assert f"folder      {tmp_path}/runs/by_hand/TIME\n" in run_batch.plan_text(plan, None)
+    for entry, run in zip(plan, runs, strict=False):
+        entry.action, entry.run = "resume", run
+    assert f"folder      {tmp_path}/runs/by_hand\n" in run_batch.plan_text(plan, None)
+    plan[1].action = "skip"
+    assert f"folder      {runs[0].path}\n" in run_batch.plan_text(plan, None)
+    plan[0].action = "skip"
+    assert run_batch.plan_text(plan, None).count("\n") == 3
+
+
+@pytest.mark.parametrize(
+    ("params", "hint"),
+    [
+        ({"model": "starter", "dataset": "starter"}, ""),
+        ({"model": "Qwen/a", "dataset": "starter"}, "dataset='starter' is still the toy's"),
+        ({"model": "Qwen/a", "dataset": "mine.jsonl"}, ""),
+        ({"dataset": "starter"}, ""),
+    ],
+)
+def test_a_plan_hints_at_the_data_set_of_a_toy_beside_another_model(plan, params, hint):
+    plan[0].params = params
+    text = run_batch.plan_text(plan[:1], 2, on_slurm=True)
+    assert "GPUs        2 for each run, from Slurm\n" in text
+    assert ("\n       hint " in text) == bool(hint)
+    assert hint in text
 
 
 # --- on Slurm: what can be shown and checked without one -------------------------------------------------------------
@@ -132,7 +165,8 @@ def test_a_dry_run_prints_plan_and_script_and_says_what_slurm_was_not_asked(
     arguments = ["sweep", path, "-p", "seed=0..1", "--runs-dir", tmp_path / "runs", "--executor", "slurm", "--dry-run"]
     code, out, err = call(capsys, *arguments)
     assert (code, err) == (0, line)
-    assert out.startswith("run    seed=0\nrun    seed=1\n#!/bin/bash\n")
+    assert out.startswith("run    seed=0\nrun    seed=1\n       folder ")
+    assert "       GPUs        none for each run, from Slurm\n#!/bin/bash\n" in out
     assert "#SBATCH --array=0-1%2" in out
     for wrong in (["--time", "0"], ["--jobs", "0"], ["--sbatch", "nodes=2"]):
         code, out, err = call(capsys, *arguments, *wrong)

@@ -216,10 +216,16 @@ def test_runs_that_cannot_be_read_are_named_and_stop_no_plan(notebook, tmp_path)
     assert [str(runs[n].path) in str(w.message) for n, w in enumerate(warned)] == [True, True]
 
 
-def test_a_dry_run_prints_the_plan_and_starts_nothing(notebook, tmp_path, capsys):
+def test_a_dry_run_prints_the_plan_and_starts_nothing(notebook, tmp_path, capsys, monkeypatch):
     write_run(tmp_path / "runs", "2026-1", notebook="grid", params=FULL | {"seed": 1})
     arguments = ["sweep", notebook(TRAIN), "-p", "seed=0..2", "--dry-run", "--runs-dir", tmp_path / "runs"]
-    plan = "run    seed=0\nskip   seed=1  (2026-1, done)\nrun    seed=2\n"
+    plan = (
+        "run    seed=0\nskip   seed=1  (2026-1, done)\nrun    seed=2\n"
+        f"       folder      {tmp_path / 'runs' / 'grid' / 'TIME'}\n"
+        "       parameters  learning_rate=0.0001, model='starter', title='a'\n"
+        "       GPUs        none visible here\n"
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert call(capsys, *arguments) == (0, plan, "")
     assert len(list_runs(tmp_path / "runs")) == 1
     assert call(capsys, *arguments, "--jobs", "0")[:2] == (2, "")

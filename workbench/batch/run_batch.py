@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -9,15 +10,64 @@ from pathlib import Path
 
 from ..errors import MissingDependencyError, ParameterError, RunError
 from ..reports import build_report
-from ..runs.run import Run, load_run, runs_root
+from ..runs.run import EMBEDDED_MODELS, Run, load_run, runs_root
 from ..runs.status import GOING, set_status
+from ..runs.text import one_line
 from . import local, slurm, slurm_state
 from .display import SweepProgress, failed_checks, outcome
 from .execute import execute_run, interruptible
-from .gpus import check_gpus
+from .gpus import check_gpus, describe_gpus
 from .sweep import Entry
 
 _POLL_S = 3.0
+
+
+# --- what would be done ----------------------------------------------------------------------------------------------
+
+
+def plan_text(entries: Sequence[Entry], gpus: int | None, *, on_slurm: bool = False) -> str:
+    """A plan as `--dry-run` shows it: a line for each run, then for each notebook what its runs share.
+
+    Args:
+        entries: of the plan, those of a notebook behind each other.
+        gpus: asked for each run; None takes one where there are any.
+        on_slurm: whether Slurm hands them out.
+
+    Returns:
+        The lines, and for each notebook with a run to start: run folder, parameters that do not vary, GPUs, and a hint where
+        a toy's data set is left beside another model.
+    """
+    devices = f"{gpus or 'none'} for each run, from Slurm" if on_slurm else describe_gpus(gpus)
+    text = ""
+    for _, group in itertools.groupby(entries, key=lambda entry: entry.notebook):
+        group = list(group)
+        text += "".join(f"{entry}\n" for entry in group)
+        if to_run := [entry for entry in group if entry.to_run]:
+            fixed = {k: v for k, v in to_run[0].params.items() if k not in to_run[0].varied}
+            shared = {
+                "folder": _folder_of(to_run),
+                "parameters": ", ".join(f"{k}={v!r}" for k, v in fixed.items()),
+                "GPUs": devices,
+                "hint": _toy_data_left(to_run),
+            }
+            text += "".join(f"       {name:10}  {one_line(value)}\n" for name, value in shared.items() if value)
+    return text
+
+
+def _folder_of(entries: Sequence[Entry]) -> str:
+    """Where these runs go on; `TIME` stands for the name of a folder to be made."""
+    there = [entry.run.path for entry in entries if entry.run]
+    if len(there) == len(entries):
+        return os.path.commonpath(there)
+    return str(Path(entries[0].root or runs_root()).resolve() / entries[0].notebook.stem / "TIME")
+
+
+def _toy_data_left(entries: Sequence[Entry]) -> str:
+    for params in (entry.params for entry in entries):
+        model, data = params.get("model"), params.get("dataset")
+        if model not in (None, *EMBEDDED_MODELS) and data in EMBEDDED_MODELS:
+            return f"dataset={data!r} is still the toy's, beside model={model!r}: give yours with -p dataset=..."
+    return ""
 
 
 # --- on this machine ------------------------------------------------------------------------------------------------

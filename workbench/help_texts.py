@@ -1,0 +1,69 @@
+"""What `workbench --help` says of each command."""
+
+from typing import NamedTuple
+
+
+class Help(NamedTuple):
+    """A command in a few words, what it is for in sentences, and the arguments of an example."""
+
+    short: str
+    purpose: str
+    example: str
+
+
+COMMANDS = {
+    "run": Help(
+        "run notebooks, each in a run folder of its own",
+        "Runs notebooks with the parameters given, each in a new run folder with its log, metrics, completions and report.",
+        "05_grpo_docs_example -p steps=80 -p seed=1",
+    ),
+    "sweep": Help(
+        "run a notebook over a grid of parameters and compare the runs",
+        "Runs a notebook once for each point of a grid and writes a page that compares the runs. Called again, it skips "
+        "what is done and goes on with what was interrupted.",
+        "05_grpo_docs_example -p seed=0..4 --jobs 2",
+    ),
+    "status": Help(
+        "what every run does now, or how it ended",
+        "Shows each run in a line: its state, step and place, or its result and the checks that fail.",
+        "05_grpo_docs_example",
+    ),
+    "logs": Help(
+        "what a run's notebook printed",
+        "Prints the log of a run: what its notebook and the training in it wrote, also while it runs.",
+        "last --follow",
+    ),
+    "cancel": Help(
+        "end runs; a training stops after its step and can be resumed",
+        "Ends runs. A training gets time to finish its step and writes a checkpoint, from which "
+        "`workbench run NOTEBOOK --resume RUN` goes on.",
+        "last",
+    ),
+    "list": Help(
+        "notebooks and runs; with a notebook, its parameters",
+        "Names the notebooks and the runs. With a notebook: its parameters, with default, allowed values and meaning.",
+        "05_grpo_docs_example",
+    ),
+    "notebooks": Help(
+        "copy the notebooks out, to edit them",
+        "Copies the notebooks into a folder, to be read and changed there. The other commands look into notebooks/ first.",
+        "notebooks",
+    ),
+    "report": Help(
+        "build the HTML reports and their index",
+        "Builds the report of each run again, and an index of them: pages that open without a network. With --redact, "
+        "copies to share.",
+        "--redact",
+    ),
+    "claims": Help(
+        "every claim of the articles beside what was measured here",
+        "Lists the claims of the articles, each with what the runs here say of it: agrees, differs, or why it is open.",
+        "--markdown",
+    ),
+    "doctor": Help(
+        "check the environment: versions, back ends, hardware",
+        "Compares what is installed with the versions that the workbench is tested with, and says which back ends can "
+        "run here. The exit code is 1 where something is wrong.",
+        "",
+    ),
+}
