@@ -61,7 +61,7 @@ def test_a_pasted_console_log_is_read_with_other_lines_bars_and_numbers_as_text_
     [
         ("history.csv", "\ufeff_step,train/global_step,train/reward\r\n0,10,0.5\r\n1,20,\r\n2,30,1\r\n", [0.5, 1]),
         ("chart.csv", 'Step,"a run - train/reward","a run - train/reward__MIN"\n10,0.5,0\n20,1,0\n', [0.5, 1]),
-        ("verl.jsonl", '{"step": 1, "data": {"critic/score/mean": 0.5}}\n{"step": 2, "data": {"critic/score/mean": 1}}\n{"st', [0.5, 1]),
+        ("verl.jsonl", '{"step": 1, "data": {"reward": 0.5}}\n{"step": 2, "data": {"reward": 1}}\n{"st', [0.5, 1]),
         ("own.jsonl", '{"step": 1, "reward": 0.5}\n{"step": 2, "reward": 1}\n', [0.5, 1]),
     ],
 )  # fmt: skip

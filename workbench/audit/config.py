@@ -6,6 +6,8 @@ from typing import Any
 from ..errors import RunError
 from ..runs.files import read_json
 
+_ROTARY = {"rope_theta", "rope_parameters", "rope_scaling", "rotary_dim"}  # of which a model's config has one
+
 
 def facts_of(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """Settings that a run's folder tells, see `Log.facts`, and a sentence for each file that cannot be read.
@@ -29,11 +31,12 @@ def facts_of(folder: Path) -> tuple[dict[str, Any], list[str]]:
     eos = [*_ids(generation.get("eos_token_id")), *_ids(config.get("eos_token_id"))]
     facts |= {
         "model_type": config.get("model_type"),
+        "rotary": bool(_ROTARY & config.keys()) or None,
         "dtype": config.get("dtype") or config.get("torch_dtype"),
         "eos_token_ids": list(dict.fromkeys(eos)),
         "tokenizer_ids": _tokenizer_ids(tokenizer),
     }
-    return {name: known for name, known in facts.items() if known not in (None, [], {})}, damage
+    return {name: known for name, known in facts.items() if known is not None and known != []}, damage
 
 
 def _model_folder(folder: Path) -> Path:
@@ -75,6 +78,7 @@ def _of_recipe(recorded: dict) -> dict[str, Any]:
     functions = [f for f in recorded.get("reward_funcs") or [] if isinstance(f, dict)]
     tops = [f.get("highest") for f in functions]
     trainer = str(recorded.get("trainer") or "")
+    own = bool(trainer) and not trainer.startswith("Observed")
     known = {
         name: recipe.get(name) for name in ("num_generations", "max_completion_length", "learning_rate", "backend")
     }
@@ -83,6 +87,7 @@ def _of_recipe(recorded: dict) -> dict[str, Any]:
         "stop_strings": stops.get("strings"),
         "stop_token_ids": stops.get("token_ids"),
         "mask_truncated": overrides.get("mask_truncated_completions"),
-        "explicit_positions": overrides.get("explicit_positions"),
+        # The workbench's own trainers pass positions unless told not to; a stock one is recorded as Observed...
+        "explicit_positions": overrides.get("explicit_positions", own or None),
         "reward_highest": sum(tops) if tops and all(isinstance(t, int | float) for t in tops) else None,
     }

@@ -1,0 +1,70 @@
+"""How a metric changes over a run, on `curves.stats.change_interval`, as the rules ask it."""
+
+import numpy as np
+
+from ..curves.stats import Interval, change_interval
+
+LEAST = 8  # steps
+_MOST = 400  # points that the interval is computed from: its matrix has their square
+
+
+def change(values: np.ndarray | None, level: float = 0.99) -> Interval | None:
+    """How much a metric changed over its finite steps; None with fewer than 8 of them, or with no noise to judge by.
+
+    Example:
+        >>> round(change(np.array([0, 1] * 5 + [5, 6] * 5)).estimate, 2)
+        5.0
+        >>> print(change(np.ones(4)))
+        None
+    """
+    if values is None:
+        return None
+    finite = values[~np.isnan(values)]
+    if len(finite) < LEAST or np.ptp(finite) == 0:
+        return None
+    return change_interval(thinned(finite), level=level)
+
+
+def thinned(values: np.ndarray, most: int = _MOST) -> np.ndarray:
+    """At most `most` means of neighbouring values.
+
+    Example:
+        >>> thinned(np.arange(6.0), most=3)
+        array([0.5, 2.5, 4.5])
+    """
+    if len(values) <= most:
+        return values
+    return np.array([block.mean() for block in np.array_split(values, most)])
+
+
+def rises(values: np.ndarray | None) -> bool:
+    """Whether a metric surely grew; False also where too few steps tell."""
+    found = change(values)
+    return found is not None and found.low > 0
+
+
+def quarters(values: np.ndarray) -> tuple[float, float]:
+    """Means of the first and the last quarter of the finite values, NaN where there are none.
+
+    Example:
+        >>> print(*quarters(np.array([1.0, 2, 3, np.nan, 9])))
+        1.0 9.0
+    """
+    finite = values[~np.isnan(values)]
+    if not len(finite):
+        return np.nan, np.nan
+    n = max(1, len(finite) // 4)
+    return float(finite[:n].mean()), float(finite[-n:].mean())
+
+
+def highest_reward(log) -> float | None:
+    """The largest reward that the run can give, where the settings or rewards of only 0 and 1 tell it."""
+    known = log.facts.get("reward_highest")
+    if known is not None:
+        return float(known)
+    table = log.completions
+    if table is not None and "reward" in table:
+        values = set(table["reward"].dropna().unique())
+        if values <= {0.0, 1.0} and len(values):
+            return 1.0
+    return None

@@ -1,0 +1,111 @@
+"""Rules about the log itself and the rows in it: damage, groups of one prompt, repeated prompts, rewards that are missing."""
+
+import numpy as np
+
+from .finding import FOUND, INFORMATION, PROBLEM, WARNING, Finding, absent, unknown
+from .log import Log
+
+
+def log_damage(log: Log) -> Finding:
+    """Whether steps are missing, twice or out of order, two runs share the file, or something could not be read."""
+    rule, order = "log-damage", np.array(log.order)
+    counted = [d for d in log.damage if "are counted" in d]  # a console log has no step numbers: that is no damage
+    broken = [d for d in log.damage if d not in counted]
+    distances = np.diff(np.unique(order))
+    usual = float(np.median(distances)) if len(distances) else 1.0
+    back = np.flatnonzero(np.diff(order) < 0) if len(order) > 1 else np.array([], int)
+    restarts = [int(n) for n in back if order[n + 1] <= order.min() + usual and len(order) - n > 3 and n > 1]
+    gaps = [int(a) for a, d in zip(np.unique(order), distances, strict=False) if d > 1.5 * usual]
+    twice = len(order) - len(np.unique(order))
+    if restarts:
+        says = f"The file holds {len(restarts) + 1} runs: steps begin anew after step {order[restarts[0]]:.0f}."
+        return _damaged(log, PROBLEM, "two-runs", says, "Give each run in a file of its own; other findings mix them.")
+    wrong = []
+    wrong += [f"{twice} steps are there twice; the last was taken"] if twice else []
+    wrong += [f"steps are out of order at {len(back)} places"] if len(back) else []
+    wrong += [f"steps are missing after {', '.join(map(str, gaps[:5]))}"] if gaps else []
+    wrong += broken
+    if not wrong:
+        return absent(rule, "; ".join(counted) or "Every step is there once and in order.")
+    cause = "twice" if twice else "order" if len(back) else "missing" if gaps else "unreadable"
+    return _damaged(
+        log, WARNING, cause, "; ".join(wrong) + ".", "Findings are of what could be read; check how the file was made."
+    )
+
+
+def _damaged(log: Log, severity: str, cause: str, says: str, advice: str) -> Finding:
+    return Finding("log-damage", FOUND, says, severity, cause, evidence={"lines": len(log.order)}, advice=advice)
+
+
+def mixed_groups(log: Log) -> Finding:
+    """Whether rows of a group have different prompts: then rewards of different tasks are compared."""
+    rule = "mixed-groups"
+    if not log.grouped:
+        return absent(rule, "This trainer does not compare groups.")
+    if log.groups is None:
+        return unknown(rule, "Give completions, and num_generations where prompts do not show it.")
+    mixed = log.groups["prompts"] > 1
+    if not mixed.any():
+        return absent(rule, "Each group has one prompt.", groups=len(mixed))
+    return Finding(
+        rule,
+        FOUND,
+        f"{mixed.mean():.0%} of the groups hold more than one prompt, so rewards of different prompts are compared.",
+        severity=PROBLEM,
+        steps=tuple(int(s) for s in log.groups["step"][mixed].unique()),
+        evidence={"groups": len(mixed), "mixed": int(mixed.sum()), "num_generations": log.num_generations},
+        cost={"share of groups": float(mixed.mean())},
+        advice="Make the sampler repeat each prompt num_generations times in a row; workbench.check_groups names the group.",
+        notebook="04_duplicate_prompts",
+    )
+
+
+def duplicate_prompts(log: Log) -> Finding:
+    """Whether a batch holds a prompt in more than one group: information, today's TRL deals with it."""
+    rule = "duplicate-prompts"
+    if not log.grouped:
+        return absent(rule, "This trainer does not compare groups.")
+    if log.groups is None:
+        return unknown(rule, "Give completions, and num_generations where prompts do not show it.")
+    table = log.completions
+    prompts = table.groupby("step")["prompt"].nunique()
+    groups = log.groups.groupby("step").size()
+    repeats = (groups - prompts).clip(lower=0)
+    share = float(repeats.sum() / groups.sum())
+    if not share:
+        return absent(rule, "No prompt has two groups in a step.")
+    return Finding(
+        rule,
+        FOUND,
+        f"{share:.0%} of the groups repeat a prompt of the same step.",
+        severity=INFORMATION,
+        steps=tuple(int(s) for s in repeats.index[repeats > 0]),
+        evidence={"share of groups": share},
+        advice="Harmless in TRL from 0.17 on; early 2025 versions dropped such groups. Shuffle or deduplicate the data.",
+        notebook="04_duplicate_prompts",
+    )
+
+
+def missing_rewards(log: Log) -> Finding:
+    """Whether rows or steps have no reward at all: their advantage is zero, and means hide it."""
+    rule, reward, table = "missing-rewards", log.logged("reward"), log.completions
+    rows = None
+    if table is not None and "reward" in table:
+        rows = table["reward"].isna()
+    if reward is None and rows is None:
+        return unknown(rule, "Log the reward.")
+    steps = np.zeros(len(log.steps), bool) if reward is None else np.isnan(reward)
+    share = float(rows.mean()) if rows is not None else float(steps.mean())
+    if not share and not steps.any():
+        return absent(rule, "Every step has a reward.")
+    where = log.at(steps) if rows is None else tuple(int(s) for s in table["step"][rows].unique())
+    return Finding(
+        rule,
+        FOUND,
+        f"{share:.1%} of the {'steps' if rows is None else 'completions'} have no reward.",
+        severity=PROBLEM if share >= 0.05 else WARNING,
+        steps=where,
+        evidence={"share": share, "steps": int(steps.sum())},
+        cost={"share of rows" if rows is not None else "share of steps": share},
+        advice="Let a reward function return a number for every completion, or drop the prompts that it cannot score.",
+    )

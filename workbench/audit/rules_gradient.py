@@ -1,0 +1,158 @@
+"""Rules about steps that teach nothing: which of several causes makes the gradient zero."""
+
+import numpy as np
+
+from .finding import FOUND, INFORMATION, PROBLEM, WARNING, Finding, absent, unknown
+from .levels import highest_reward
+from .log import Log
+
+_FEW, _MANY = 0.05, 0.2  # share of steps
+
+
+def equal_groups(log: Log) -> np.ndarray | None:
+    """Share of groups at each step whose rewards are all equal, (N,), as logged or from the completions."""
+    logged = log.metric("zero_std_share")
+    if logged is not None or log.groups is None or "rewards" not in log.groups:
+        return logged
+    share = (log.groups["rewards"] <= 1).groupby(log.groups["step"]).mean()
+    return share.reindex(log.steps["step"]).to_numpy(float)
+
+
+def same_texts(log: Log) -> np.ndarray | None:
+    """Share of groups at each step whose completions are all the same text, (N,)."""
+    if log.groups is None:
+        return log.metric("identical_groups")
+    share = (log.groups["texts"] <= 1).groupby(log.groups["step"]).mean()
+    return share.reindex(log.steps["step"]).to_numpy(float)
+
+
+def copies(log: Log) -> Finding:
+    """Whether each group is one completion, copied: from the first steps on, by a policy that is not sure of itself.
+
+    A policy that has learned one answer repeats it too, but not from the start. Where the entropy is near zero from the
+    start, nothing tells the two apart.
+    """
+    rule, same = "copies", same_texts(log)
+    if not log.grouped:
+        return absent(rule, "This trainer does not compare groups.")
+    if same is None or np.isnan(same).all():
+        equal = equal_groups(log)
+        if equal is not None and np.nanmean(equal) < 0.9:
+            return absent(rule, "Rewards differ within groups, so completions do.")
+        return unknown(
+            rule, "Give completions (log_completions=True), and num_generations where prompts do not show it."
+        )
+    known = same[~np.isnan(same)]
+    start = known[: max(1, len(known) // 4)]
+    if known.mean() < 0.9 or start.mean() < 0.9:
+        return absent(rule, f"{known.mean():.0%} of the groups are one text repeated.", share=float(known.mean()))
+    entropy = log.metric("entropy")
+    if entropy is not None and np.nanmedian(entropy) < 0.01:
+        return unknown(
+            rule,
+            "Sample the prompts again without a seed and with temperature 1.",
+            "All completions of a group are the same, but the policy's entropy is near 0, so it would repeat itself anyway.",
+        )
+    shown = "" if entropy is None else f", although the policy's entropy is {np.nanmedian(entropy):.2g}"
+    return Finding(
+        rule,
+        FOUND,
+        f"{known.mean():.0%} of the groups are one completion, copied{shown}: there is nothing to compare, so nothing is "
+        "learned.",
+        severity=PROBLEM,
+        steps=log.at(np.nan_to_num(same) >= 0.9),
+        evidence={
+            "share of groups of one text": float(known.mean()),
+            "the same in the first quarter": float(start.mean()),
+        },
+        cost={"share of groups": float(known.mean())},
+        advice="Remove `seed` from generation_kwargs (each request gets the same one), and check that temperature is not 0.",
+        notebook="04_duplicate_prompts",
+    )
+
+
+def zero_gradient(log: Log) -> Finding:
+    """Which steps had a gradient of zero, and why: `masked`, `copies`, `equal-rewards`, `learning-rate`, `clip`."""
+    rule, norm, equal = "zero-gradient", log.metric("grad_norm"), equal_groups(log)
+    if norm is None and equal is None:
+        return unknown(rule, "Log grad_norm or frac_reward_zero_std.")
+    dead = (equal >= 1 - 1e-6) if norm is None else (norm == 0)
+    share = float(dead.mean())
+    rate = log.metric("learning_rate")
+    idle = np.zeros(len(dead), bool) if rate is None else (rate == 0)
+    if idle[1:-1].mean() >= _MANY if len(idle) > 2 else False:
+        return _dead(log, idle, "learning-rate", {"learning-rate": int(idle.sum())})
+    if share < _FEW:
+        return absent(rule, f"{share:.0%} of the steps have no gradient.", share=share)
+    causes = _causes(log, dead, equal)
+    counts = {name: int(where.sum()) for name, where in causes.items() if where.any()}
+    return _dead(log, dead, max(counts, key=counts.__getitem__), counts)
+
+
+def _causes(log: Log, dead: np.ndarray, equal: np.ndarray | None) -> dict[str, np.ndarray]:
+    """Cause -> the dead steps that it explains, each step once."""
+    none = np.zeros(len(dead), bool)
+    alike = none if equal is None else (equal >= 1 - 1e-6)
+    # The mask follows the clipped ratio as it was logged, true or not.
+    clipped, region = log.logged("clipped_ratio"), log.metric("clip_region")
+    left = dead.copy()
+    found: dict[str, np.ndarray] = {}
+
+    def take(name: str, where: np.ndarray) -> None:
+        found[name] = left & where
+        left[found[name]] = False
+
+    take("copies", alike if copies(log).verdict == FOUND else none)
+    take("equal-rewards", alike)
+    if equal is not None:
+        take("masked", none if clipped is None else (clipped >= 1 - 1e-6))
+        take("clip", none if region is None else (region >= 0.999))
+    take("unknown", ~none)
+    return found
+
+
+_WORDS = {
+    "masked": "all completions were left out of the loss as truncated, although rewards differ",
+    "copies": "all completions of a group are the same",
+    "equal-rewards": "all completions of each group got the same reward",
+    "learning-rate": "the learning rate is 0",
+    "clip": "every token's ratio was clipped",
+    "unknown": "the log does not show why",
+}
+_ADVICE = {
+    "masked": "Set mask_truncated_completions=False, or make completions that stop count as such; see masked-stops.",
+    "copies": "Remove `seed` from generation_kwargs.",
+    "equal-rewards": "Use prompts of which some completions succeed and some fail, a finer reward, or more generations.",
+    "learning-rate": "Check learning_rate, the scheduler and its warm-up.",
+    "clip": "Lower the learning rate or num_iterations, or raise epsilon.",
+    "unknown": "Log frac_reward_zero_std, completions/clipped_ratio and completions.",
+}
+_NOTEBOOKS = {"masked": "02_grpo_custom_stops", "copies": "04_duplicate_prompts"}
+
+
+def _dead(log: Log, dead: np.ndarray, cause: str, counts: dict) -> Finding:
+    share, words, severity = float(dead.mean()), _WORDS[cause], PROBLEM
+    reward, top = log.metric("reward"), highest_reward(log)
+    if cause == "equal-rewards" and reward is not None:
+        at_top = None if top is None else bool(np.nanmean(reward[dead]) >= 0.95 * top) if top > 0 else None
+        words += ": all right" if at_top else ", all wrong" if at_top is False and np.nanmean(reward[dead]) <= 0 else ""
+        severity = INFORMATION if at_top else PROBLEM
+    if severity == PROBLEM and share < _MANY:
+        severity = WARNING
+    return Finding(
+        "zero-gradient",
+        FOUND,
+        f"{share:.0%} of the steps change nothing: {words}.",
+        severity=severity,
+        cause=cause,
+        steps=log.at(dead),
+        evidence={"steps": int(dead.sum()), "of": len(dead), "steps by cause": counts},
+        cost={"share of steps": share} | _seconds(log, dead),
+        advice=_ADVICE[cause],
+        notebook=_NOTEBOOKS.get(cause),
+    )
+
+
+def _seconds(log: Log, where: np.ndarray) -> dict[str, float]:
+    time = log.metric("step_time")
+    return {} if time is None else {"seconds": float(np.nansum(time[where]))}

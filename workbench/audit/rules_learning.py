@@ -1,0 +1,149 @@
+"""Rules about what the run came to: no learning, collapse, lengths that run away, a task that is solved."""
+
+import numpy as np
+
+from .finding import FOUND, INFORMATION, PROBLEM, WARNING, Finding, absent, unknown
+from .levels import LEAST, change, highest_reward, quarters
+from .log import Log
+
+_SURE = 40  # steps from which a flat reward says something
+
+
+def solved(log: Log) -> Finding:
+    """Whether the reward is at its highest in the last quarter: information, further steps teach little."""
+    rule, reward, top = "solved", log.metric("reward"), highest_reward(log)
+    if reward is None:
+        return unknown(rule, "Log the reward.")
+    if top is None or top <= 0:
+        return unknown(rule, "The largest possible reward is not known.")
+    first, last = quarters(reward)
+    if last < 0.95 * top:
+        return absent(rule, f"The reward ends at {last:.3g} of at most {top:.3g}.", last=last, highest=top)
+    return Finding(
+        rule,
+        FOUND,
+        f"The task is solved: the reward ends at {last:.3g} of at most {top:.3g}.",
+        severity=INFORMATION,
+        steps=log.at(np.nan_to_num(reward, nan=-np.inf) >= 0.95 * top),
+        evidence={"first quarter": first, "last quarter": last, "highest": top},
+        advice="End the run earlier, or take harder prompts.",
+    )
+
+
+def no_learning(log: Log) -> Finding:
+    """Whether the reward of a long enough run did not change: a warning, since a flat curve is no proof of a fault."""
+    rule, reward = "no-learning", log.metric("reward")
+    rate = log.metric("learning_rate")
+    if rate is not None and len(rate) > 2 and np.nanmax(rate[1:]) == 0:
+        says = "The learning rate is 0 in all steps."
+        return Finding(rule, FOUND, says, PROBLEM, "learning-rate", log.at(rate == 0), advice="Set learning_rate.")
+    if reward is None:
+        return unknown(rule, "Log the reward.")
+    if solved(log).verdict == FOUND:
+        return absent(rule, "The task is solved.")
+    found = change(reward, level=0.95)
+    steps = int((~np.isnan(reward)).sum())
+    if found is None and steps >= LEAST:
+        says = f"The reward is {np.nanmax(reward):.4g} in every step."
+        advice = "Check what the reward function sees: a reward that never varies teaches nothing."
+        return Finding(rule, FOUND, says, PROBLEM, "constant", advice=advice)
+    if found is None:
+        return unknown(rule, f"At least {LEAST} steps with a reward; there are {steps}.")
+    evidence = {"change of the reward": found.estimate, "95% interval": [found.low, found.high], "steps": steps}
+    if not found.low <= 0 <= found.high:
+        return absent(rule, f"The reward changed by {found.estimate:+.3g}.", **evidence)
+    noise = float(np.nanstd(np.diff(reward)) / np.sqrt(2))
+    if steps < _SURE or found.high - found.low > 2 * noise:
+        says = f"The reward changed by {found.estimate:+.3g}; its 95% interval, {found.low:.3g} to {found.high:.3g}, holds 0."
+        return unknown(rule, "More steps, or more seeds.", says, **evidence)
+    return Finding(
+        rule,
+        FOUND,
+        f"No learning shows: over {steps} steps the reward changed by {found.estimate:+.3g}, no more than its noise.",
+        severity=WARNING,
+        evidence=evidence,
+        advice="Look at the other findings first; else raise the learning rate, or train longer.",
+        notebook="05_grpo_docs_example",
+    )
+
+
+def collapse(log: Log) -> Finding:
+    """Whether the reward fell, over the run or from its peak, or the entropy vanished while the task is not solved."""
+    rule, reward = "collapse", log.metric("reward")
+    fall = _fall(reward)
+    if fall is not None:
+        kind, found = fall
+        return Finding(
+            rule,
+            FOUND,
+            f"The reward fell by {-found.estimate:.3g} {kind}.",
+            severity=PROBLEM,
+            cause="reward",
+            evidence={"change of the reward": found.estimate, "99% interval": [found.low, found.high]},
+            advice="Look at the other findings first; else lower the learning rate, or add a KL penalty (beta).",
+        )
+    entropy, norm = log.metric("entropy"), log.logged("grad_norm")
+    if entropy is None:
+        return (
+            absent(rule, "The reward did not fall.") if reward is not None else unknown(rule, "Log reward or entropy.")
+        )
+    if norm is not None:
+        entropy = np.where(norm == 0, np.nan, entropy)  # without a token in the loss its entropy is a mean over nothing
+    first, last = quarters(entropy)
+    grown = change(reward)
+    learns = solved(log).verdict == FOUND or (grown is not None and grown.low > 0)
+    if not (first > 0 and last < 0.05 * first) or learns:
+        return absent(rule, f"Entropy {first:.3g} to {last:.3g}; the reward did not fall.", first=first, last=last)
+    return Finding(
+        rule,
+        FOUND,
+        f"The policy stopped exploring: its entropy fell from {first:.3g} to {last:.3g}, and the reward did not rise.",
+        severity=PROBLEM,
+        cause="entropy",
+        evidence={"entropy, first quarter": first, "entropy, last quarter": last},
+        advice="Lower the learning rate, raise epsilon_high or the temperature.",
+    )
+
+
+def _fall(reward: np.ndarray | None):
+    """A sure fall of the reward and where: over the run, or in its second half to below the middle of what was gained."""
+    whole = change(reward)
+    if whole is None:
+        return None
+    if whole.high < 0:
+        return "over the run", whole
+    values = reward[~np.isnan(reward)]
+    if len(values) < _SURE:
+        return None
+    half = change(values[len(values) // 2 :])
+    window = max(4, len(values) // 10)
+    smooth = np.convolve(values, np.ones(window) / window, "valid")
+    if half is not None and half.high < 0 and smooth[-1] < (smooth.max() + smooth[0]) / 2:
+        return "in the second half of the run", half
+    return None
+
+
+def length_runaway(log: Log) -> Finding:
+    """Whether completions at least doubled in length while the reward did not rise."""
+    rule, length, reward = "length-runaway", log.metric("mean_length"), log.metric("reward")
+    found = change(length)
+    if found is None:
+        return unknown(rule, f"Log the mean length of completions over at least {LEAST} steps.")
+    first, last = quarters(length)
+    evidence = {"mean length, first quarter": first, "mean length, last quarter": last}
+    if found.low <= 0 or last < 2 * first:
+        return absent(rule, f"Mean length {first:.3g} to {last:.3g}.", **evidence)
+    if reward is None:
+        return unknown(rule, "Log the reward.", f"Completions grew from {first:.3g} to {last:.3g} tokens.", **evidence)
+    grown = change(reward)
+    if grown is not None and grown.low > 0:
+        return absent(rule, f"Completions grew from {first:.3g} to {last:.3g} tokens, and the reward rose.", **evidence)
+    return Finding(
+        rule,
+        FOUND,
+        f"Completions grew from {first:.3g} to {last:.3g} tokens, and the reward did not rise.",
+        severity=PROBLEM,
+        evidence=evidence,
+        cost={"tokens per completion": last - first},
+        advice="Use a loss that does not favour length (loss_type='dr_grpo' or 'dapo'), or a length penalty.",
+    )
