@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "reports": BASE | {"curves"},
     "batch": BASE | {"reports"},
     "claims": BASE | {"batch"},
-    "cli": BASE | {"help_texts", "doctor", "reports", "batch", "claims"},
+    "cli": BASE | {"help_texts", "doctor", "reports", "batch", "claims", "audit"},
 }
 
 

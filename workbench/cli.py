@@ -1,4 +1,4 @@
-"""The command line: `workbench list | notebooks | run | sweep | status | logs | cancel | report | claims | doctor`."""
+"""The command line: `workbench list | notebooks | run | sweep | status | logs | cancel | report | claims | audit | doctor`."""
 
 import argparse
 import errno
@@ -118,6 +118,15 @@ def _parser() -> argparse.ArgumentParser:
     sheet = command(_claims)
     sheet.add_argument("--markdown", action="store_true", help="as a markdown table")
     sheet.add_argument("--write", type=Path, metavar="FILE", help="put the table between the markers in FILE")
+
+    audit = command(_audit, of_runs=False)
+    audit.add_argument(
+        "paths", nargs="+", type=Path, metavar="PATH", help="TRL output or checkpoint, run folder, or log file"
+    )
+    audit.add_argument("--model", metavar="FOLDER", help="with the model's config.json, where PATH has none")
+    audit.add_argument("--limit", type=int, metavar="N", help="max_completion_length of the run")
+    audit.add_argument("--stop", action="append", default=[], metavar="STRING", help="a stop string of the run")
+    audit.add_argument("--json", action="store_true", help="one JSON object a run")
 
     command(_doctor, of_runs=False)
     return parser
@@ -341,6 +350,12 @@ def _report(args) -> int:
     folder = args.out or default_folder(args.runs_dir, redact=args.redact)
     print(build_index(runs, folder, redact=args.redact))
     return code
+
+
+def _audit(args) -> int:
+    from .audit.command import audit_paths
+
+    return audit_paths(args.paths, limit=args.limit, stops=args.stop, model=args.model, as_json=args.json)
 
 
 def _doctor(args) -> int:

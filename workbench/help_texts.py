@@ -60,6 +60,12 @@ COMMANDS = {
         "Lists the claims of the articles, each with what the runs here say of it: agrees, differs, or why it is open.",
         "--markdown",
     ),
+    "audit": Help(
+        "what is wrong with a training, from its log, whoever made it",
+        "Checks the log of an RL training against itself, names faults with cause and remedy, says what the log cannot "
+        "tell. Exit code 0: no problem, 1: problems, 2: unusable input.",
+        "outputs/checkpoint-500 --stop '</answer>'",
+    ),
     "doctor": Help(
         "check the environment: versions, back ends, hardware",
         "Compares what is installed with the versions that the workbench is tested with, and says which back ends can "

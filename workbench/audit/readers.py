@@ -1,5 +1,6 @@
 """Readers of logs that anybody may have written: plain files only, never executed, with errors that name the file."""
 
+import dataclasses
 import io
 import json
 import os
@@ -43,10 +44,10 @@ def read_logs(path: str | os.PathLike) -> list[Log]:
                 f"{given}: no log in this folder; expected trainer_state.json, checkpoint-*/, metrics.jsonl, a .jsonl or "
                 ".csv file or TensorBoard events"
             )
-        return logs
+        return [dataclasses.replace(log, name=str(given / log.name)) for log in logs]
     if not found.exists():
         raise RunError(f"{given}: no such file or folder")
-    return [_file(found)]
+    return [dataclasses.replace(_file(found), name=str(given))]
 
 
 # --- folders --------------------------------------------------------------------------------------------------------
@@ -86,15 +87,16 @@ def _own_run(folder: Path, top: Path) -> Log:
     table, damage = _json_lines(folder / "metrics.jsonl")
     facts, more = facts_of(folder)
     recorded, broken = read_completions(folder)
-    name = top.name if folder == top else f"{top.name}/{folder.relative_to(top)}"
-    return _log(name, "metrics.jsonl", table, folder, facts, recorded, [*damage, *more, *broken])
+    return _log(
+        str(folder.relative_to(top)), "metrics.jsonl", table, folder, facts, recorded, [*damage, *more, *broken]
+    )
 
 
 def _trl_folder(folder: Path, state: Path) -> Log:
     facts, damage = facts_of(folder)
     home = folder if (folder / "completions").is_dir() or not folder.name.startswith("checkpoint-") else folder.parent
     recorded, broken = _trl_completions(home / "completions")
-    return _log(folder.name, "trainer_state.json", _trainer_state(state), state, facts, recorded, [*damage, *broken])
+    return _log("", "trainer_state.json", _trainer_state(state), state, facts, recorded, [*damage, *broken])
 
 
 def _trl_completions(folder: Path) -> tuple[pd.DataFrame, list[str]]:

@@ -53,13 +53,13 @@ def no_learning(log: Log) -> Finding:
     if not found.low <= 0 <= found.high:
         return absent(rule, f"The reward changed by {found.estimate:+.3g}.", **evidence)
     noise = float(np.nanstd(np.diff(reward)) / np.sqrt(2))
-    if steps < _SURE or found.high - found.low > 2 * noise:
+    if steps < _SURE or found.high - found.low > 3 * noise:
         says = f"The reward changed by {found.estimate:+.3g}; its 95% interval, {found.low:.3g} to {found.high:.3g}, holds 0."
         return unknown(rule, "More steps, or more seeds.", says, **evidence)
     return Finding(
         rule,
         FOUND,
-        f"No learning shows: over {steps} steps the reward changed by {found.estimate:+.3g}, no more than its noise.",
+        f"No learning shows: over {steps} steps the reward changed by {found.estimate:+.3g}, less than steps scatter.",
         severity=WARNING,
         evidence=evidence,
         advice="Look at the other findings first; else raise the learning rate, or train longer.",

@@ -1,0 +1,112 @@
+import json
+
+import numpy as np
+import pytest
+
+from workbench import cli
+from workbench.audit.check import RULES
+from workbench.audit.report import audit_run
+from workbench.errors import ParameterError, RunError
+
+HOSTILE = "\x1b]0;owned\x07<script>alert(1)</script>"
+
+
+def state(folder, rows):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
+    return folder
+
+
+def logged(*, masked=False, reward=lambda n: 0.2 + 0.01 * n):
+    """60 steps as stock TRL logs them when all rows stop at a stop string, masked or not."""
+    scatter = np.random.default_rng(0).normal(size=60)
+    return [
+        {"step": n + 1, "reward": reward(n) + 0.03 * scatter[n], "grad_norm": 0.0 if masked and n % 4 else 0.3}
+        | {"frac_reward_zero_std": 0.1, "completions/clipped_ratio": 1.0, "completions/mean_length": 7.0}
+        | {"completions/max_length": 9.0 if n % 3 else 8.0, "learning_rate": 1e-4}
+        for n in range(60)
+    ]
+
+
+def audit(capsys, *arguments):
+    code = cli.main(["audit", *map(str, arguments)])
+    return code, *capsys.readouterr()
+
+
+def test_a_masked_run_is_told_its_cause_first_and_its_healthy_twin_is_left_alone(capsys, tmp_path):
+    sick, well = state(tmp_path / "sick", logged(masked=True)), state(tmp_path / "well", logged())
+    code, out, _ = audit(capsys, sick)
+    assert code == 1
+    assert out.startswith(f"{sick}: masked-stops; 2 problems, 1 warning")
+    assert "PROBLEM zero-gradient (masked), because of masked-stops" in out
+    assert "Do not mask truncated completions" in out
+    code, out, _ = audit(capsys, well)
+    assert code == 0
+    assert out.startswith(f"{well}: no problem, 1 warning")
+    assert "WARNING false-clipping" in out
+
+
+def test_json_is_an_object_a_run_with_every_rule(capsys, tmp_path):
+    sick, well = state(tmp_path / "sick", logged(masked=True)), state(tmp_path / "well", logged())
+    code, out, _ = audit(capsys, sick, well, "--json")
+    first, second = map(json.loads, out.splitlines())
+    assert code == 1
+    assert [first["run"], second["run"]] == [str(sick), str(well)]
+    assert [first["verdict"], second["verdict"]] == ["problem", "no problem"]
+    for run in (first, second):
+        assert len(run["findings"]) == len(RULES)
+        fields = {"rule", "cause", "verdict", "severity", "steps", "evidence", "advice"}
+        assert all(fields <= finding.keys() for finding in run["findings"])
+    assert first["findings"][0]["rule"] == "masked-stops"
+
+
+def test_a_path_that_cannot_be_used_ends_2_and_the_others_are_still_audited(capsys, tmp_path):
+    well = state(tmp_path / "well", logged())
+    code, out, err = audit(capsys, tmp_path / "absent", well)
+    assert code == 2
+    assert str(well) in out
+    assert err.startswith("workbench: ") and "no such file or folder" in err
+
+
+def test_a_limit_and_a_stop_string_decide_what_the_log_leaves_open(capsys, tmp_path):
+    alike = [row | {"completions/max_length": 7.0} for row in logged()]
+    folder = state(tmp_path, alike)
+    assert "false-clipping: Give the limit of the run with --limit N" in audit(capsys, folder)[1]
+    assert "WARNING false-clipping" in audit(capsys, folder, "--limit", 32)[1]
+    assert "PROBLEM true-clipping" not in audit(capsys, folder, "--limit", 32)[1]
+    code, _, err = audit(capsys, folder, "--limit", 0)
+    assert (code, "limit=0" in err) == (2, True)
+
+
+def test_what_a_stranger_wrote_is_inert_in_every_output(capsys, tmp_path):
+    folder = state(tmp_path, [row | {HOSTILE: 1} for row in logged()])
+    (folder / "config.json").write_text(json.dumps({"model_type": HOSTILE, "dtype": HOSTILE}))
+    code, out, err = audit(capsys, folder)
+    assert code == 0
+    out += audit(capsys, folder, "--json")[1]
+    assert "script" in out, "the model type is named"
+    assert "\x1b" not in out + err and "\x07" not in out + err
+    assert "<script>" not in audit_run(folder)._repr_html_()
+
+
+def test_the_value_in_python_is_a_table_of_what_was_found_and_what_is_open(tmp_path):
+    report = audit_run(state(tmp_path, logged(masked=True)))
+    assert report.problems == ["masked-stops", "zero-gradient"]
+    assert set(report.table()["verdict"]) == {"found", "undecidable"}
+    assert "masked-stops" in str(report)
+
+
+def test_the_model_s_folder_tells_what_the_log_does_not(tmp_path):
+    folder, model = state(tmp_path / "run", logged()), tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "llama", "rope_theta": 10000.0}')
+    (run,) = audit_run(folder, model=model).runs
+    assert {f.rule: f.verdict for f in run.findings}["padding-positions"] == "not found"
+    with pytest.raises(ParameterError, match=r"no config\.json there"):
+        audit_run(folder, model=tmp_path / "absent")
+
+
+def test_the_training_of_a_classifier_is_refused(tmp_path):
+    rows = [{"step": n, "loss": 0.5, "learning_rate": 1e-4} for n in range(9)] + [{"step": 9, "eval_accuracy": 0.9}]
+    with pytest.raises(RunError, match="expected the log of a GRPO"):
+        audit_run(state(tmp_path, rows))

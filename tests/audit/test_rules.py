@@ -1,0 +1,281 @@
+import numpy as np
+import pytest
+from made_up import falling, flat, log, rising, rows
+
+from workbench.audit import rules_data, rules_ends, rules_gradient, rules_learning, rules_sampler
+from workbench.audit.check import RULES, check
+
+STOPPED = {
+    "clipped_ratio": 1.0,
+    "mean_length": 7.0,
+    "min_length": 7.0,
+    "max_length": 9.0,
+}  # a stop string, read as a cut
+CUT = {"clipped_ratio": 0.6, "mean_length": 50.0, "max_length": 64.0}
+LIMIT = {"max_completion_length": 64}
+MASKED = np.tile([0.0, 0.0, 0.0, 0.4], 15)  # gradients
+EQUAL = {"grad_norm": 0.0, "zero_std_share": 1.0}
+GPT2 = {"model_type": "gpt2"}
+SIZE = {"num_generations": 4}
+LONG = rows(prompt=lambda s, g, r: "one length", reward=lambda s, g, r: float(r % 2))
+
+# rule, a log that shows it, a log that does not, a log that cannot tell
+CASES = [
+    (
+        rules_ends.false_clipping,
+        log(**STOPPED),
+        log(**CUT, facts=LIMIT),
+        log(clipped_ratio=1.0, mean_length=7, max_length=7),
+    ),
+    (
+        rules_ends.masked_stops,
+        log(**STOPPED, grad_norm=MASKED, zero_std_share=0.1),
+        log(**STOPPED, grad_norm=0.4, zero_std_share=0.1),
+        log(**STOPPED),
+    ),
+    (
+        rules_ends.true_clipping,
+        log(**CUT, facts=LIMIT, reward=flat),
+        log(**(CUT | {"clipped_ratio": 0.05}), facts=LIMIT, reward=flat),
+        log(clipped_ratio=1.0, mean_length=7, max_length=7, reward=flat),
+    ),
+    (
+        rules_ends.never_stops,
+        log(eos_tokens=180, episodes=16 * np.arange(1, 61)),
+        log(eos_tokens=15, episodes=16 * np.arange(1, 61)),
+        log(reward=flat),
+    ),
+    (
+        rules_ends.added_token,
+        log(facts={"eos_token_ids": [1, 500], "tokenizer_ids": frozenset(range(400))}),
+        log(facts={"eos_token_ids": [1], "tokenizer_ids": frozenset(range(400))}),
+        log(facts={"eos_token_ids": [1]}),
+    ),
+    (
+        rules_gradient.copies,
+        log(completions=rows(text=lambda s, g, r: f"{s} {g}"), facts=SIZE, entropy=0.4),
+        log(completions=rows(), facts=SIZE, entropy=0.4),
+        log(zero_std_share=1.0),
+    ),
+    (rules_gradient.zero_gradient, log(**EQUAL), log(grad_norm=0.4, zero_std_share=0.3), log(reward=flat)),
+    (rules_sampler.stale_sampler, log(logp_difference=lambda x: 0.2 * x), log(logp_difference=0.01), log(reward=flat)),
+    (rules_sampler.mismatch, log(logp_difference=0.3), log(logp_difference=0.01), log(reward=flat)),
+    (
+        rules_sampler.padding_positions,
+        log(completions=rows(), facts=GPT2),
+        log(completions=rows(), facts={"model_type": "qwen2", "rotary": True}),
+        log(facts=GPT2),
+    ),
+    (rules_learning.no_learning, log(reward=flat), log(reward=rising), log(steps=5, reward=flat)),
+    (rules_learning.collapse, log(reward=falling), log(reward=rising), log(mean_length=3.0)),
+    (
+        rules_learning.length_runaway,
+        log(mean_length=lambda x: 10 + 90 * x, reward=flat),
+        log(mean_length=lambda x: 10 + 90 * x, reward=rising),
+        log(mean_length=lambda x: 10 + 90 * x),
+    ),
+    (
+        rules_learning.solved,
+        log(reward=0.99, facts={"reward_highest": 1.0}),
+        log(reward=rising, facts={"reward_highest": 1.0}),
+        log(reward=0.99),
+    ),
+    (rules_data.log_damage, log(order=[1, 2, 3, 4, 2, 3, 4, 5, 9]), log(), None),
+    (
+        rules_data.mixed_groups,
+        log(completions=rows(prompt=lambda s, g, r: f"prompt {r}"), facts=SIZE),
+        log(completions=rows(), facts=SIZE),
+        log(completions=rows(prompt=lambda s, g, r: f"prompt {r}")),
+    ),
+    (
+        rules_data.duplicate_prompts,
+        log(completions=rows(prompt=lambda s, g, r: f"prompt {g % 2}"), facts=SIZE),
+        log(completions=rows(), facts=SIZE),
+        log(),
+    ),
+    (
+        rules_data.missing_rewards,
+        log(completions=rows(reward=lambda s, g, r: None if r == 2 else 1.0)),
+        log(completions=LONG),
+        log(mean_length=3.0),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0].__name__)
+def test_each_rule_finds_its_fault_leaves_a_healthy_log_alone_and_says_when_it_cannot_tell(case):
+    rule, shows, healthy, open_ = case
+    found = rule(shows)
+    assert found.verdict == "found"
+    assert found.says and found.advice
+    assert rule(healthy).verdict == "not found"
+    if open_ is not None:
+        undecided = rule(open_)
+        assert undecided.verdict == "undecidable"
+        assert undecided.advice, "it has to say what would decide it"
+
+
+def test_every_rule_has_a_case():
+    assert {case[0] for case in CASES} == set(RULES)
+
+
+# --- counter-examples: what looks like the fault and is none ---------------------------------------------------------
+
+
+def test_rows_that_are_really_cut_are_never_called_falsely_clipped():
+    limits = np.repeat([64.0, 256.0], 30)  # a limit raised in the middle of the run
+    raised = log(clipped_ratio=0.9, mean_length=0.95 * limits, max_length=limits)
+    assert rules_ends.false_clipping(raised).verdict != "found"
+    averaged = log(clipped_ratio=0.1, mean_length=12.0, max_length=40.5, facts=LIMIT)  # means over ten steps
+    assert rules_ends.false_clipping(averaged).verdict != "found"
+    rounded = log(clipped_ratio=1.0, mean_length=63.98, max_length=64.0, facts=LIMIT)
+    assert rules_ends.false_clipping(rounded).verdict == "not found"
+
+
+def test_lengths_without_the_words_of_tools_do_not_make_clipping_false():
+    assert rules_ends.false_clipping(log(**STOPPED, tool_calls=1.0)).verdict == "undecidable"
+
+
+def test_the_limit_or_the_stop_string_decides_what_lengths_alone_leave_open():
+    alike = {"clipped_ratio": 1.0, "mean_length": 7.0, "max_length": 7.0}
+    assert rules_ends.false_clipping(log(**alike)).verdict == "undecidable"
+    assert rules_ends.false_clipping(log(**alike, facts=LIMIT)).verdict == "found"
+    assert rules_ends.false_clipping(log(**alike, facts={"max_completion_length": 7})).verdict == "not found"
+    texts = rows(text=lambda s, g, r: f"<search>{s}{g}{r}</search>")
+    stops = {"stop_strings": ["</search>"]}
+    assert rules_ends.false_clipping(log(**alike, completions=texts, facts=stops)).verdict == "found"
+    assert rules_ends.false_clipping(log(**alike, completions=rows(), facts=stops)).verdict == "undecidable"
+
+
+def test_stops_that_only_look_clipped_are_a_warning_and_masked_ones_a_problem():
+    assert rules_ends.false_clipping(log(**STOPPED)).severity == "warning"
+    assert rules_ends.masked_stops(log(**STOPPED, grad_norm=MASKED, zero_std_share=0.1)).severity == "problem"
+
+
+def test_steps_whose_rewards_are_equal_are_no_sign_of_a_mask():
+    alike = log(**STOPPED, grad_norm=MASKED, zero_std_share=np.where(MASKED == 0, 1.0, 0.0))
+    assert rules_ends.masked_stops(alike).verdict == "not found"  # a full step had a gradient
+    assert rules_gradient.zero_gradient(alike).cause == "equal-rewards"
+
+
+def test_high_clipping_that_still_learns_is_no_problem():
+    assert rules_ends.true_clipping(log(**CUT, facts=LIMIT, reward=rising)).severity == "warning"
+    assert rules_ends.true_clipping(log(**CUT, facts=LIMIT, reward=flat)).severity == "problem"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "cause"),
+    [
+        ({"grad_norm": 0.0, "zero_std_share": 0.2, "clipped_ratio": 1.0}, "masked"),
+        ({"grad_norm": 0.0, "zero_std_share": 1.0}, "equal-rewards"),
+        ({"grad_norm": 0.0, "zero_std_share": 0.2, "clip_region": 1.0}, "clip"),
+        ({"grad_norm": 0.3, "learning_rate": 0.0}, "learning-rate"),
+        ({"grad_norm": 0.0, "zero_std_share": 0.2}, "unknown"),
+    ],
+)
+def test_a_zero_gradient_is_told_by_its_cause(metrics, cause):
+    found = rules_gradient.zero_gradient(log(**metrics))
+    assert (found.verdict, found.cause) == ("found", cause)
+
+
+def test_a_zero_gradient_of_a_solved_task_is_no_problem():
+    rewards = {"reward": 1.0, "facts": {"reward_highest": 1.0}}
+    assert rules_gradient.zero_gradient(log(**EQUAL, **rewards)).severity == "information"
+    assert rules_gradient.zero_gradient(log(**EQUAL, **(rewards | {"reward": 0.0}))).severity == "problem"
+
+
+def test_a_policy_that_learned_one_answer_does_not_copy():
+    learned = rows(text=lambda s, g, r: f"{s} {g} {r if s < 30 else 0}")
+    assert rules_gradient.copies(log(completions=learned, facts=SIZE, entropy=0.4)).verdict == "not found"
+    sure = rows(text=lambda s, g, r: f"{s} {g}")
+    assert rules_gradient.copies(log(completions=sure, facts=SIZE, entropy=0.001)).verdict == "undecidable"
+
+
+def test_entropy_that_falls_while_the_reward_rises_is_learning():
+    entropy = {"entropy": lambda x: np.exp(-9 * x)}
+    assert rules_learning.collapse(log(**entropy, reward=rising)).verdict == "not found"
+    stuck = log(entropy=np.exp(-9 * np.linspace(0, 1, 60)), reward=flat)
+    assert (rules_learning.collapse(stuck).verdict, rules_learning.collapse(stuck).cause) == ("found", "entropy")
+
+
+def test_a_reward_that_rises_and_then_falls_is_a_collapse():
+    peak = log(steps=100, reward=lambda x: np.where(x < 0.5, 0.2 + 1.2 * x, 0.8 - 1.1 * (x - 0.5)))
+    assert rules_learning.collapse(peak).verdict == "found"
+
+
+def test_an_entropy_of_steps_whose_tokens_were_all_masked_is_not_taken_for_a_collapse():
+    masked = log(**STOPPED, grad_norm=MASKED, zero_std_share=0.1, entropy=np.where(MASKED == 0, 0.0, 0.4), reward=flat)
+    found = {f.rule: f for f in check(masked) if f.verdict == "found"}
+    assert "masked-stops" in found and "collapse" not in found
+    assert found["zero-gradient"].follows_from == "masked-stops"
+
+
+def test_a_difference_that_is_large_all_along_is_no_stale_sampler_and_a_growing_one_is_named_by_it():
+    assert rules_sampler.stale_sampler(log(logp_difference=0.3)).verdict == "undecidable"
+    noisy = log(logp_difference=lambda x: 0.3 + 0 * x)
+    assert rules_sampler.stale_sampler(noisy).verdict == "not found"
+    growing = {f.rule: f for f in check(log(logp_difference=lambda x: 0.5 * x))}
+    assert growing["mismatch"].follows_from == "stale-sampler"
+
+
+def test_what_the_dtype_explains_is_no_mismatch():
+    small = {"logp_difference": 0.03}
+    assert rules_sampler.mismatch(log(**small, facts={"dtype": "bfloat16"})).verdict == "not found"
+    assert rules_sampler.mismatch(log(**small, facts={"dtype": "float32"})).verdict == "found"
+
+
+@pytest.mark.parametrize(
+    ("order", "cause"),
+    [
+        ([*range(1, 30), *range(1, 30)], "two-runs"),
+        ([1, 2, 3, 3, 4], "twice"),
+        ([1, 3, 2, 4], "order"),
+        ([1, 2, 3, 9, 10], "missing"),
+        ([1, 10, 20, 30, 40], ""),
+    ],
+)
+def test_damage_is_told_apart(order, cause):
+    found = rules_data.log_damage(log(order=order))
+    assert found.cause == cause
+    assert found.verdict == ("found" if cause else "not found")
+
+
+def test_prompts_of_one_length_are_not_padded():
+    assert rules_sampler.padding_positions(log(completions=LONG, facts=GPT2)).verdict == "not found"
+
+
+# --- together ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_rule_uses_a_metric_that_another_has_shown_to_be_false():
+    found = {f.rule: f for f in check(log(**STOPPED, reward=rising, grad_norm=0.4, zero_std_share=0.1))}
+    assert found["false-clipping"].contradicts == ("clipped_ratio", "mean_terminated_length")
+    assert found["true-clipping"].verdict == "undecidable"
+    assert found["never-stops"].verdict == "undecidable"
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        log(reward=rising, grad_norm=0.5, zero_std_share=0.3, entropy=0.4, clipped_ratio=0.0, mean_length=20),
+        log(reward=lambda x: np.minimum(0.3 + 2 * x, 1), grad_norm=0.5, facts={"reward_highest": 1.0}),
+        log(**STOPPED, reward=rising, grad_norm=0.4, zero_std_share=0.2),
+        log(**CUT, facts=LIMIT, reward=rising, grad_norm=0.4),
+        log(reward=lambda x: 10 * np.sin(999 * x) + 5 * x, grad_norm=0.5),
+    ],
+    ids=["plain", "solved early", "stop strings without a mask", "true clipping that learns", "noisy"],
+)
+def test_a_healthy_run_has_no_problem(healthy):
+    assert [f.rule for f in check(healthy) if f.is_problem] == []
+
+
+def test_problems_come_first_and_those_that_follow_from_others_after_them():
+    copied = log(completions=rows(text=lambda s, g, r: f"{s} {g}"), facts=SIZE, entropy=0.4, **EQUAL, reward=0.5)
+    first, second, *_ = check(copied)
+    assert (first.rule, first.follows_from) == ("copies", None)
+    assert (second.rule, second.cause, second.follows_from) == ("zero-gradient", "copies", "copies")
+
+
+def test_five_thousand_steps_are_answered():
+    many = log(steps=5000, reward=rising, mean_length=rising, entropy=rising, clipped_ratio=0.1)
+    assert len(check(many)) == len(RULES)

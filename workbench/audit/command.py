@@ -1,0 +1,40 @@
+"""`workbench audit`: one or several paths, as text or as JSON, and the exit code."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import WorkbenchError
+from ..runs.text import one_line, printable
+from ..runs.tokens import hide_tokens
+from .report import AuditReport, audit_run
+
+NO_PROBLEM, PROBLEMS, UNUSABLE = 0, 1, 2  # exit codes
+
+
+def audit_paths(paths: Sequence[Path], *, limit: int | None, stops: Sequence[str], model, as_json: bool) -> int:
+    """Audit each path and print what was found; a path that cannot be used is a line on standard error.
+
+    Returns:
+        0 where no run has a problem, 1 where one has, 2 where a path could not be used.
+    """
+    code = NO_PROBLEM
+    for path in paths:
+        try:
+            report = audit_run(path, limit=limit, stops=stops, model=model)
+        except WorkbenchError as error:
+            print(f"workbench: {one_line(hide_tokens(str(error)))}", file=sys.stderr)
+            code = UNUSABLE
+            continue
+        _print(report, as_json)
+        code = max(code, PROBLEMS if report.problems else NO_PROBLEM)
+    return code
+
+
+def _print(report: AuditReport, as_json: bool) -> None:
+    for run in report.runs:
+        if as_json:
+            print(json.dumps(run.as_json(), allow_nan=False))
+        else:
+            print(printable(hide_tokens(run.text())), end="\n\n", flush=True)
