@@ -126,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("--model", metavar="FOLDER", help="with the model's config.json, where PATH has none")
     audit.add_argument("--limit", type=int, metavar="N", help="max_completion_length of the run")
     audit.add_argument("--stop", action="append", default=[], metavar="STRING", help="a stop string of the run")
+    audit.add_argument("--baseline", metavar="NAME", help="documented run to compare the reward with")
     audit.add_argument("--json", action="store_true", help="one JSON object a run")
 
     command(_doctor, of_runs=False)
@@ -355,7 +356,8 @@ def _report(args) -> int:
 def _audit(args) -> int:
     from .audit.command import audit_paths
 
-    return audit_paths(args.paths, limit=args.limit, stops=args.stop, model=args.model, as_json=args.json)
+    given = {"limit": args.limit, "stops": args.stop, "model": args.model, "baseline": args.baseline}
+    return audit_paths(args.paths, as_json=args.json, **given)
 
 
 def _doctor(args) -> int:

@@ -15,6 +15,7 @@ CUT = {"clipped_ratio": 0.6, "mean_length": 50.0, "max_length": 64.0}
 LIMIT = {"max_completion_length": 64}
 MASKED = np.tile([0.0, 0.0, 0.0, 0.4], 15)  # gradients
 EQUAL = {"grad_norm": 0.0, "zero_std_share": 1.0}
+UNIT = {"name": "a documented run", "low": 0.0, "high": 1.0, "unit": "share"}
 GPT2 = {"model_type": "gpt2"}
 SIZE = {"num_generations": 4}
 LONG = rows(prompt=lambda s, g, r: "one length", reward=lambda s, g, r: float(r % 2))
@@ -86,6 +87,12 @@ CASES = [
         log(completions=rows(prompt=lambda s, g, r: f"prompt {r}"), facts=SIZE),
         log(completions=rows(), facts=SIZE),
         log(completions=rows(prompt=lambda s, g, r: f"prompt {r}")),
+    ),
+    (
+        rules_data.reward_scale,
+        log(reward=-30.0, facts={"documented": UNIT}),
+        log(reward=rising, facts={"documented": UNIT}),
+        log(reward=rising),
     ),
     (
         rules_data.duplicate_prompts,
@@ -238,6 +245,15 @@ def test_damage_is_told_apart(order, cause):
     found = rules_data.log_damage(log(order=order))
     assert found.cause == cause
     assert found.verdict == ("found" if cause else "not found")
+
+
+def test_groups_told_by_their_prompts_alone_are_no_proof_and_advantages_are():
+    pairs = rows(advantage=lambda s, g, r: (1.0, -1.0, 1.0, -1.0)[r])
+    assert rules_data.mixed_groups(log(completions=pairs)).verdict == "not found"
+    assert rules_data.mixed_groups(log(completions=rows())).verdict == "undecidable"
+    halves = rows(advantage=lambda s, g, r: 1.0 if g % 2 else -1.0)  # groups of 8, each with two prompts
+    assert rules_data.mixed_groups(log(completions=halves)).verdict == "undecidable"
+    assert rules_data.mixed_groups(log(completions=halves, facts={"num_generations": 8})).verdict == "found"
 
 
 def test_prompts_of_one_length_are_not_padded():

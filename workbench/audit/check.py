@@ -25,6 +25,7 @@ RULES: tuple[Callable[[Log], Finding], ...] = (
     rules_learning.length_runaway,
     rules_learning.no_learning,
     rules_learning.solved,
+    rules_data.reward_scale,
     rules_data.duplicate_prompts,
 )
 

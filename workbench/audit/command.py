@@ -13,8 +13,13 @@ from .report import AuditReport, audit_run
 NO_PROBLEM, PROBLEMS, UNUSABLE = 0, 1, 2  # exit codes
 
 
-def audit_paths(paths: Sequence[Path], *, limit: int | None, stops: Sequence[str], model, as_json: bool) -> int:
+def audit_paths(paths: Sequence[Path], *, as_json: bool, **given) -> int:
     """Audit each path and print what was found; a path that cannot be used is a line on standard error.
+
+    Args:
+        paths: as for `audit_run`.
+        as_json: print an object a run, each on a line.
+        **given: further arguments of `audit_run`.
 
     Returns:
         0 where no run has a problem, 1 where one has, 2 where a path could not be used.
@@ -22,7 +27,7 @@ def audit_paths(paths: Sequence[Path], *, limit: int | None, stops: Sequence[str
     code = NO_PROBLEM
     for path in paths:
         try:
-            report = audit_run(path, limit=limit, stops=stops, model=model)
+            report = audit_run(path, **given)
         except WorkbenchError as error:
             print(f"workbench: {one_line(hide_tokens(str(error)))}", file=sys.stderr)
             code = UNUSABLE

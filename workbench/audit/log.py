@@ -86,10 +86,24 @@ class Log:
         table = self.completions
         if table is None or not len(table):
             return None
-        new = (table["prompt"] != table["prompt"].shift()) | (table["step"] != table["step"].shift())
-        lengths = np.diff([*np.flatnonzero(new), len(table)])
-        size = math.gcd(*map(int, lengths))
+        new_step = (table["step"] != table["step"].shift()).to_numpy()
+        starts = np.flatnonzero(new_step | (table["prompt"] != table["prompt"].shift()).to_numpy())
+        lengths = np.diff([*starts, len(table)])
+        whole = ~np.append(new_step[starts[1:]], True)  # the last rows of a step may be cut short
+        size = math.gcd(*map(int, lengths[whole] if whole.any() else lengths))
         return size if size > 1 else None
+
+    @cached_property
+    def sure_of_groups(self) -> bool:
+        """Whether G is configured, or advantages confirm it: those of a group add up to 0."""
+        if self.facts.get("num_generations"):
+            return True
+        table, size = self.completions, self.num_generations
+        if table is None or size is None or "advantage" not in table or not table["advantage"].any():
+            return False
+        number = table.groupby("step").cumcount() // size
+        sums = table["advantage"].groupby([table["step"], number]).sum()
+        return bool((sums.abs() < 0.01).mean() > 0.99)
 
     @cached_property
     def groups(self) -> pd.DataFrame | None:

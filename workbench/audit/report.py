@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from ..curves.baselines import load_baseline
 from ..errors import ParameterError
 from .check import check, verdict_of
 from .config import facts_of
@@ -100,6 +101,7 @@ def audit_run(
     limit: int | None = None,
     stops: Sequence[str] = (),
     model: str | os.PathLike | None = None,
+    baseline: str | None = None,
 ) -> AuditReport:
     """Read the log of anybody's run and say what is wrong with it, why, and what the log cannot tell.
 
@@ -109,13 +111,17 @@ def audit_run(
         limit: `max_completion_length` of the run, in tokens, where the path does not tell it.
         stops: its stop strings, where the path does not tell them.
         model: folder with the config.json of the model, where the path has none.
+        baseline: documented run whose reward this run's is compared with, see `load_baseline`.
 
     Raises:
-        ParameterError: a limit below 1, an empty stop string, a model folder without config.json.
+        ParameterError: a limit below 1, an empty stop string, a model folder without config.json, an unknown baseline.
         RunError: nothing that can be read.
         MissingDependencyError: a TensorBoard file, without TensorBoard.
     """
     given = _given(limit, stops, model)
+    if baseline is not None:
+        curve = load_baseline(baseline).curve()
+        given["documented"] = {"name": baseline, "low": curve.low, "high": curve.high, "unit": curve.unit}
     return AuditReport(tuple(_audit(dataclasses.replace(log, facts={**log.facts, **given})) for log in read_logs(path)))
 
 

@@ -45,6 +45,10 @@ def mixed_groups(log: Log) -> Finding:
     if log.groups is None:
         return unknown(rule, "Give completions, and num_generations where prompts do not show it.")
     mixed = log.groups["prompts"] > 1
+    if not mixed.any() and not log.sure_of_groups:
+        return unknown(
+            rule, "Name num_generations: groups were told by their prompts, so no other prompt can show in them."
+        )
     if not mixed.any():
         return absent(rule, "Each group has one prompt.", groups=len(mixed))
     return Finding(
@@ -57,6 +61,30 @@ def mixed_groups(log: Log) -> Finding:
         cost={"share of groups": float(mixed.mean())},
         advice="Make the sampler repeat each prompt num_generations times in a row; workbench.check_groups names the group.",
         notebook="04_duplicate_prompts",
+    )
+
+
+def reward_scale(log: Log) -> Finding:
+    """Whether rewards lie outside the range of the documented curve that the run is compared with: another scale or sign."""
+    rule, reward, documented = "reward-scale", log.metric("reward"), log.facts.get("documented")
+    if documented is None or reward is None:
+        return unknown(rule, "Name the documented run to compare with: --baseline NAME.")
+    low = -np.inf if documented["low"] is None else documented["low"]
+    high = np.inf if documented["high"] is None else documented["high"]
+    outside = (reward < low) | (reward > high)
+    evidence = {"rewards": [float(np.nanmin(reward)), float(np.nanmax(reward))], "documented": [low, high]}
+    if not outside.any():
+        return absent(rule, f"Rewards lie in the range of {documented['name']}.", **evidence)
+    return Finding(
+        rule,
+        FOUND,
+        f"Rewards from {np.nanmin(reward):.4g} to {np.nanmax(reward):.4g} cannot be compared with {documented['name']}, "
+        f"whose reward lies in {low:g} to {high:g} ({documented['unit']}): scale or sign differ.",
+        severity=WARNING,
+        steps=log.at(outside),
+        evidence=evidence,
+        advice="Compare with a run of the same reward function, or rescale one of them.",
+        notebook="06_curves_against_baselines",
     )
 
 
