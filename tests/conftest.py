@@ -18,6 +18,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("workbench", deadline=None)  # no test is about time, least of all on a busy machine
+settings.load_profile("workbench")
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -82,7 +82,7 @@ def test_legacy_mode_never_stops():
 STRINGS = ["</search>", "</s", "earch>t", "é", "本", "🙂 d", "<|tool|>", "<call>", ". "]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     ids=st.lists(st.integers(0, len(tokenizer()) - 1), max_size=25),
     text=st.lists(st.sampled_from([*STRINGS, " a", "topic"]), max_size=5),
@@ -109,7 +109,7 @@ def by_decoding_every_prefix(spec, row):
     return len(row), "length"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     text=st.lists(st.sampled_from([*STRINGS, " a", "topic", "x"]), min_size=1, max_size=8),
     strings=st.lists(st.sampled_from(STRINGS), unique=True, min_size=1, max_size=3),
@@ -256,7 +256,7 @@ TOKENIZERS = {
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_ends_fires_first_where_find_ends(name, data):
     tokenizer, strings = TOKENIZERS[name]
@@ -283,7 +283,7 @@ def test_a_row_ends_where_vllm_s_own_detokenizer_ends_it(name):
     prompt = tokenizer.encode("a", add_special_tokens=False)
     text_ids = tokenizer.encode("a END>> é 日本\n\n\n the ending", add_special_tokens=False)
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(
         ids=st.lists(st.sampled_from(text_ids) | st.sampled_from([*range(2, min(len(tokenizer), 12))]), max_size=14),
         chosen=st.lists(st.sampled_from(strings), unique=True, min_size=1, max_size=3),

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.errors import RunError
@@ -172,7 +172,6 @@ plain = {
 }
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(st.lists(st.fixed_dictionaries({"step": st.integers(0, 9)}, optional=plain), min_size=1), st.integers(1, 400))
 def test_long_metrics_are_read_as_line_by_line(tmp_path_factory, rows, block):
     path = tmp_path_factory.getbasetemp() / "metrics.jsonl"

@@ -33,7 +33,7 @@ def test_identical_groups_are_named():
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     rewards=st.lists(st.one_of(st.floats(-100, 100, width=32), st.just(math.nan)), min_size=12, max_size=12),
 )
