@@ -1,4 +1,5 @@
 # The public face: the list that `__init__.py` loads from, and what type checkers and tab completion see.
+from .audit.report import audit_run
 from .consistency.mismatch import mismatch_report, ratio_report
 from .consistency.padding import pad_batch, token_logprobs
 from .consistency.padding_report import padding_report
@@ -25,7 +26,7 @@ from .training.rewards import exact_match_reward, length_reward
 __version__: str
 # fmt: off
 __all__ = [
-    "agreement", "check_groups", "Curve", "duplicate_report", "exact_match_reward", "generate", "GRPOTrainer",
+    "agreement", "audit_run", "check_groups", "Curve", "duplicate_report", "exact_match_reward", "generate", "GRPOTrainer",
     "length_reward", "list_runs", "load_baseline", "load_prompts", "load_run", "make_recipe", "mismatch_report",
     "monitor_padding", "OnlineDPOTrainer", "open_run", "pad_batch", "padding_report", "position_ids", "PPOTrainer",
     "ratio_report", "resolve_model", "RLOOTrainer", "Sampling", "save_policy", "save_result", "seed_interval",
