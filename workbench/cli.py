@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -128,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("--stop", action="append", default=[], metavar="STRING", help="a stop string of the run")
     audit.add_argument("--baseline", metavar="NAME", help="documented run to compare the reward with")
     audit.add_argument("--json", action="store_true", help="one JSON object a run")
+    audit.add_argument("--html", type=Path, metavar="FILE", help="a page with the same, which opens without a network")
 
     command(_doctor, of_runs=False)
     return parser
@@ -357,7 +359,12 @@ def _audit(args) -> int:
     from .audit.command import audit_paths
 
     given = {"limit": args.limit, "stops": args.stop, "model": args.model, "baseline": args.baseline}
-    return audit_paths(args.paths, as_json=args.json, **given)
+    write = None
+    if args.html:
+        from .reports.audit_page import write_audit
+
+        write = functools.partial(write_audit, args.html)
+    return audit_paths(args.paths, as_json=args.json, write=write, **given)
 
 
 def _doctor(args) -> int:

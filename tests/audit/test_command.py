@@ -68,6 +68,15 @@ def test_a_path_that_cannot_be_used_ends_2_and_the_others_are_still_audited(caps
     assert err.startswith("workbench: ") and "no such file or folder" in err
 
 
+def test_the_page_shows_the_same_and_needs_no_network(capsys, tmp_path):
+    page = tmp_path / "new" / "page.html"
+    assert audit(capsys, state(tmp_path / "sick", logged(masked=True)), "--html", page)[0] == 1
+    text = page.read_text()
+    assert "masked-stops" in text and "Because of masked-stops" in text
+    assert "default-src &#39;none&#39;" in text or "default-src 'none'" in text
+    assert "http://" not in text and "https://" not in text
+
+
 def test_a_limit_and_a_stop_string_decide_what_the_log_leaves_open(capsys, tmp_path):
     alike = [row | {"completions/max_length": 7.0} for row in logged()]
     folder = state(tmp_path, alike)
@@ -87,6 +96,9 @@ def test_what_a_stranger_wrote_is_inert_in_every_output(capsys, tmp_path):
     assert "script" in out, "the model type is named"
     assert "\x1b" not in out + err and "\x07" not in out + err
     assert "<script>" not in audit_run(folder)._repr_html_()
+    audit(capsys, folder, "--html", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "alert(1)" in page and "<script" not in page and "\x1b" not in page
 
 
 def test_the_value_in_python_is_a_table_of_what_was_found_and_what_is_open(tmp_path):
