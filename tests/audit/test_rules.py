@@ -135,6 +135,9 @@ def test_rows_that_are_really_cut_are_never_called_falsely_clipped():
     assert rules_ends.false_clipping(raised).verdict != "found"
     averaged = log(clipped_ratio=0.1, mean_length=12.0, max_length=40.5, facts=LIMIT)  # means over ten steps
     assert rules_ends.false_clipping(averaged).verdict != "found"
+    averaged.steps["step"] *= 10
+    averaged.steps["max_length"] = 40.0  # by chance a whole number
+    assert rules_ends.false_clipping(averaged).verdict != "found"
     rounded = log(clipped_ratio=1.0, mean_length=63.98, max_length=64.0, facts=LIMIT)
     assert rules_ends.false_clipping(rounded).verdict == "not found"
 
@@ -189,6 +192,11 @@ def test_a_zero_gradient_of_a_solved_task_is_no_problem():
     rewards = {"reward": 1.0, "facts": {"reward_highest": 1.0}}
     assert rules_gradient.zero_gradient(log(**EQUAL, **rewards)).severity == "information"
     assert rules_gradient.zero_gradient(log(**EQUAL, **(rewards | {"reward": 0.0}))).severity == "problem"
+    late = {"grad_norm": np.repeat([0.3, 0.0], 30), "zero_std_share": np.repeat([0.2, 1.0], 30)}
+    climbs = np.minimum(np.linspace(0.2, 1.8, 60), 1.0)  # what the reward can reach is not known here
+    assert [f.rule for f in check(log(**late, reward=climbs)) if f.is_problem] == []
+    drops = log(**late, reward=np.repeat([0.3, 0.0], 30))
+    assert "zero-gradient" in [f.rule for f in check(drops) if f.is_problem]
 
 
 def test_a_policy_that_learned_one_answer_does_not_copy():
@@ -228,7 +236,8 @@ def test_a_difference_that_is_large_all_along_is_no_stale_sampler_and_a_growing_
 def test_what_the_dtype_explains_is_no_mismatch():
     small = {"logp_difference": 0.03}
     assert rules_sampler.mismatch(log(**small, facts={"dtype": "bfloat16"})).verdict == "not found"
-    assert rules_sampler.mismatch(log(**small, facts={"dtype": "float32"})).verdict == "found"
+    assert rules_sampler.mismatch(log(**small, facts={"dtype": "float32"})).verdict == "undecidable"
+    assert rules_sampler.mismatch(log(logp_difference=0.001, facts={"dtype": "float32"})).verdict == "not found"
 
 
 @pytest.mark.parametrize(

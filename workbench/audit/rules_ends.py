@@ -111,8 +111,8 @@ def _less(value: np.ndarray, bound: np.ndarray) -> np.ndarray:
 
 def _one_step_a_line(log: Log, longest: np.ndarray) -> bool:
     """Whether a line is of one batch: the longest length of a batch is a whole number, a mean of several seldom is."""
-    known = longest[~np.isnan(longest)]
-    return bool((known == np.round(known)).all())
+    known, steps = longest[~np.isnan(longest)], log.steps["step"].to_numpy()
+    return bool((known == np.round(known)).all()) and (len(steps) < 2 or float(np.median(np.diff(steps))) == 1)
 
 
 def _consistent(log: Log, logged: np.ndarray, clipped: np.ndarray) -> Finding:
@@ -168,8 +168,12 @@ def masked_stops(log: Log) -> Finding:
     return Finding(
         rule,
         FOUND,
-        f"Completions that stopped properly are left out of the loss, because they count as truncated: in {share:.0%} of "
-        "the steps all of them, so that the gradient is exactly 0 although rewards differ.",
+        "Completions that stopped properly are left out of the loss, because they count as truncated"
+        + (
+            f": in {share:.0%} of the steps all of them, so that the gradient is 0 although rewards differ."
+            if share
+            else "."
+        ),
         severity=PROBLEM,
         steps=log.at(dead),
         evidence=evidence,

@@ -133,10 +133,9 @@ _NOTEBOOKS = {"masked": "02_grpo_custom_stops", "copies": "04_duplicate_prompts"
 def _dead(log: Log, dead: np.ndarray, cause: str, counts: dict) -> Finding:
     share, words, severity = float(dead.mean()), _WORDS[cause], PROBLEM
     reward, top = log.metric("reward"), highest_reward(log)
-    if cause == "equal-rewards" and reward is not None:
-        at_top = None if top is None else bool(np.nanmean(reward[dead]) >= 0.95 * top) if top > 0 else None
-        words += ": all right" if at_top else ", all wrong" if at_top is False and np.nanmean(reward[dead]) <= 0 else ""
-        severity = INFORMATION if at_top else PROBLEM
+    if cause == "equal-rewards" and reward is not None and not np.isnan(reward[dead]).all():
+        where, severity = _level(float(np.nanmean(reward[dead])), reward, top)
+        words += where
     if severity == PROBLEM and share < _MANY:
         severity = WARNING
     return Finding(
@@ -151,6 +150,28 @@ def _dead(log: Log, dead: np.ndarray, cause: str, counts: dict) -> Finding:
         advice=_ADVICE[cause],
         notebook=_NOTEBOOKS.get(cause),
     )
+
+
+def _level(dead: float, reward: np.ndarray, top: float | None) -> tuple[str, str]:
+    """Where the reward of steps without gradient stands, in words, and how severe that is.
+
+    Args:
+        dead: mean reward of those steps.
+        reward: of all steps.
+        top: the largest possible, or None: then the largest of the run may be a solved task, which is no problem.
+
+    Example:
+        >>> _level(1.0, np.array([0.0, 1.0]), 1.0), _level(0.0, np.array([0.0, 0.5]), 1.0)
+        ((', the highest there is', 'information'), (', the lowest of the run', 'problem'))
+        >>> _level(1.0, np.array([0.0, 1.0]), None)
+        (', the highest of the run', 'warning')
+    """
+    low, high = float(np.nanmin(reward)), float(np.nanmax(reward))
+    if top is not None and top > 0 and dead >= 0.95 * top:
+        return ", the highest there is", INFORMATION
+    if top is None and high - dead <= 0.05 * (high - low) and (high > low or high > 0):
+        return ", the highest of the run", WARNING
+    return (", the lowest of the run" if dead - low <= 0.05 * (high - low) else ""), PROBLEM
 
 
 def _seconds(log: Log, where: np.ndarray) -> dict[str, float]:

@@ -46,7 +46,7 @@ def no_learning(log: Log) -> Finding:
     if found is None and steps >= LEAST:
         says = f"The reward is {np.nanmax(reward):.4g} in every step."
         advice = "Check what the reward function sees: a reward that never varies teaches nothing."
-        return Finding(rule, FOUND, says, PROBLEM, "constant", advice=advice)
+        return Finding(rule, FOUND, says, WARNING if np.nanmax(reward) > 0 else PROBLEM, "constant", advice=advice)
     if found is None:
         return unknown(rule, f"At least {LEAST} steps with a reward; there are {steps}.")
     evidence = {"change of the reward": found.estimate, "95% interval": [found.low, found.high], "steps": steps}

@@ -48,19 +48,26 @@ def mismatch(log: Log) -> Finding:
     rule, difference = "mismatch", log.metric("logp_difference")
     if difference is None:
         return unknown(rule, _ADVICE)
-    dtype = log.facts.get("dtype")
-    bound = EXPLAINED.get(dtype, EXPLAINED["bfloat16"])
+    dtype, bound = log.facts.get("dtype"), EXPLAINED["bfloat16"]
     mean = float(np.nanmean(difference))
-    shown = dtype or "bfloat16, the dtype is not known"
-    evidence = {"mean difference of a token's log-prob": mean, "explained": bound, "dtype": dtype}
+    evidence = {"mean difference of a token's log-prob": mean, "explained": bound, "dtype of the saved model": dtype}
+    if mean <= EXPLAINED.get(dtype, bound):
+        return absent(
+            rule, f"Sampler and scorer differ by {mean:.2g} a token, which {dtype or 'bf16'} explains.", **evidence
+        )
     if mean <= bound:
-        return absent(rule, f"Sampler and scorer differ by {mean:.2g} a token, which {shown} explains.", **evidence)
+        return unknown(
+            rule,
+            "Say in which dtype the engine and the trainer computed (bf16=True, vLLM's dtype): bf16 explains the difference.",
+            f"Sampler and scorer differ by {mean:.2g} a token, more than the {dtype} of the saved model explains.",
+            **evidence,
+        )
     first, last = quarters(difference)
     growing = last > 3 * first
     return Finding(
         rule,
         FOUND,
-        f"Sampler and scorer differ by {mean:.2g} a token, more than the {bound} that {shown} explains"
+        f"Sampler and scorer differ by {mean:.2g} a token, more than the {bound} that bf16 explains"
         + (", and ever more." if growing else ", from the start."),
         severity=PROBLEM if mean > 2 * bound else WARNING,
         cause="growing" if growing else "constant",
