@@ -82,6 +82,7 @@ def test_other_tools_logs_are_read_under_the_same_names(tmp_path, name, text, re
         ("trainer_state.json", b'{"log_history": [{"step": 1, "loss": 0.5}]}', "no reward"),
         ("state.json", pickle.dumps({"log_history": []}), "not JSON"),
         ("state.log", pickle.dumps({"log_history": []}), "pickle"),
+        ("part.parquet", b"PAR1\x15\x04", "completions alone"),
         ("a.csv", b"", "no table"),
         ("a.csv", b"step,loss,accuracy\n1,0.5,0.9\n", "no reward"),
         ("a.csv", b"step,reward\nx,y\n", "no step with a number"),

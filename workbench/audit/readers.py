@@ -139,6 +139,8 @@ def _kind(path: Path) -> tuple[str, Callable[[Path], tuple[pd.DataFrame, list[st
         return "trainer_state.json", lambda p: (_trainer_state(p), [])
     with open_plain(path) as file:
         start = file.read(4096).lstrip(b"\xef\xbb\xbf \r\n\t")
+    if start.startswith(b"PAR1"):
+        raise RunError(f"{path}: completions alone; give the folder that holds them and trainer_state.json")
     if start[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK"):
         raise RunError(f"{path}: a pickle or an archive, which is never opened; give trainer_state.json or another log")
     if start.startswith(b'{"'):
