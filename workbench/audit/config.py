@@ -76,7 +76,7 @@ def _of_recipe(recorded: dict) -> dict[str, Any]:
 
     recipe, stops, overrides = part("recipe"), part("stops"), part("overrides")
     functions = [f for f in recorded.get("reward_funcs") or [] if isinstance(f, dict)]
-    tops = [f.get("highest") for f in functions]
+    tops: list = [f.get("highest") for f in functions]
     trainer = str(recorded.get("trainer") or "")
     own = bool(trainer) and not trainer.startswith("Observed")
     known = {

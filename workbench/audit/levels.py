@@ -40,7 +40,7 @@ def thinned(values: np.ndarray, most: int = _MOST) -> np.ndarray:
 def rises(values: np.ndarray | None) -> bool:
     """Whether a metric surely grew; False also where too few steps tell."""
     found = change(values)
-    return found is not None and found.low > 0
+    return found is not None and bool(found.low > 0)
 
 
 def quarters(values: np.ndarray) -> tuple[float, float]:

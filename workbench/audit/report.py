@@ -174,5 +174,5 @@ def _paragraph(finding: Finding) -> list[str]:
 
 
 def _wrapped(texts: Sequence[str], indent: str) -> list[str]:
-    options = {"width": _WIDTH, "initial_indent": indent, "subsequent_indent": indent + "  "}
-    return [line for text in texts for line in textwrap.wrap(text, **options)]
+    wrapper = textwrap.TextWrapper(width=_WIDTH, initial_indent=indent, subsequent_indent=indent + "  ")
+    return [line for text in texts for line in wrapper.wrap(text)]

@@ -93,9 +93,9 @@ def duplicate_prompts(log: Log) -> Finding:
     rule = "duplicate-prompts"
     if not log.grouped:
         return absent(rule, "This trainer does not compare groups.")
-    if log.groups is None:
-        return unknown(rule, "Give completions, and num_generations where prompts do not show it.")
     table = log.completions
+    if log.groups is None or table is None:
+        return unknown(rule, "Give completions, and num_generations where prompts do not show it.")
     prompts = table.groupby("step")["prompt"].nunique()
     groups = log.groups.groupby("step").size()
     repeats = (groups - prompts).clip(lower=0)
@@ -126,7 +126,9 @@ def missing_rewards(log: Log) -> Finding:
     share = float(rows.mean()) if rows is not None else float(steps.mean())
     if not share and not steps.any():
         return absent(rule, "Every step has a reward.")
-    where = log.at(steps) if rows is None else tuple(int(s) for s in table["step"][rows].unique())
+    where = log.at(steps)
+    if table is not None and rows is not None:
+        where = tuple(int(s) for s in table["step"][rows].unique())
     return Finding(
         rule,
         FOUND,

@@ -146,12 +146,12 @@ def masked_stops(log: Log) -> Finding:
 
     Looks at the logged clipped ratio even where it is false, because the mask follows it.
     """
-    rule, false = "masked-stops", false_clipping(log)
-    if false.verdict != FOUND:
+    rule, false, logged = "masked-stops", false_clipping(log), log.logged("clipped_ratio")
+    if false.verdict != FOUND or logged is None:
         if false.verdict == "not found":
             return absent(rule, "No row that stopped counts as truncated.")
         return unknown(rule, false.advice, "It is open whether rows that stopped count as truncated.")
-    known, logged, norm = log.facts.get("mask_truncated"), log.logged("clipped_ratio"), log.logged("grad_norm")
+    known, norm = log.facts.get("mask_truncated"), log.logged("grad_norm")
     dead, alive = dead_though_rewards_differ(log)
     if known is False or (alive.any() and not dead.any()):
         return absent(rule, "Rows that count as truncated are in the loss: steps full of them have a gradient.")
@@ -168,12 +168,8 @@ def masked_stops(log: Log) -> Finding:
     return Finding(
         rule,
         FOUND,
-        "Completions that stopped properly are left out of the loss, because they count as truncated"
-        + (
-            f": in {share:.0%} of the steps all of them, so that the gradient is 0 although rewards differ."
-            if share
-            else "."
-        ),
+        "Completions that stopped properly are left out of the loss, because they count as truncated: in "
+        f"{share:.0%} of the steps all of them, so that the gradient is 0 although rewards differ.",
         severity=PROBLEM,
         steps=log.at(dead),
         evidence=evidence,

@@ -74,13 +74,16 @@ def copies(log: Log) -> Finding:
 def zero_gradient(log: Log) -> Finding:
     """Which steps had a gradient of zero, and why: `masked`, `copies`, `equal-rewards`, `learning-rate`, `clip`."""
     rule, norm, equal = "zero-gradient", log.metric("grad_norm"), equal_groups(log)
-    if norm is None and equal is None:
+    if norm is not None:
+        dead = np.asarray(norm == 0)
+    elif equal is not None:
+        dead = np.asarray(equal >= 1 - 1e-6)
+    else:
         return unknown(rule, "Log grad_norm or frac_reward_zero_std.")
-    dead = (equal >= 1 - 1e-6) if norm is None else (norm == 0)
     share = float(dead.mean())
     rate = log.metric("learning_rate")
     idle = np.zeros(len(dead), bool) if rate is None else (rate == 0)
-    if idle[1:-1].mean() >= _MANY if len(idle) > 2 else False:
+    if len(idle) > 2 and idle[1:-1].mean() >= _MANY:
         return _dead(log, idle, "learning-rate", {"learning-rate": int(idle.sum())})
     if share < _FEW:
         return absent(rule, f"{share:.0%} of the steps have no gradient.", share=share)

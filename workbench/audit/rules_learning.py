@@ -108,7 +108,7 @@ def collapse(log: Log) -> Finding:
 def _fall(reward: np.ndarray | None):
     """A sure fall of the reward and where: over the run, or in its second half to below the middle of what was gained."""
     whole = change(reward)
-    if whole is None:
+    if whole is None or reward is None:
         return None
     if whole.high < 0:
         return "over the run", whole
@@ -127,7 +127,7 @@ def length_runaway(log: Log) -> Finding:
     """Whether completions at least doubled in length while the reward did not rise."""
     rule, length, reward = "length-runaway", log.metric("mean_length"), log.metric("reward")
     found = change(length)
-    if found is None:
+    if found is None or length is None:
         return unknown(rule, f"Log the mean length of completions over at least {LEAST} steps.")
     first, last = quarters(length)
     evidence = {"mean length, first quarter": first, "mean length, last quarter": last}

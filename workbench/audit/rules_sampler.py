@@ -48,7 +48,7 @@ def mismatch(log: Log) -> Finding:
     rule, difference = "mismatch", log.metric("logp_difference")
     if difference is None:
         return unknown(rule, _ADVICE)
-    dtype, bound = log.facts.get("dtype"), EXPLAINED["bfloat16"]
+    dtype, bound = str(log.facts.get("dtype") or ""), EXPLAINED["bfloat16"]
     mean = float(np.nanmean(difference))
     evidence = {"mean difference of a token's log-prob": mean, "explained": bound, "dtype of the saved model": dtype}
     if mean <= EXPLAINED.get(dtype, bound):
