@@ -1,5 +1,7 @@
+import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from workbench.audit.report import audit_run
@@ -43,3 +45,28 @@ def test_its_healthy_twin_has_no_problem():
     run, found = verdicts("stock_no_seed")
     assert run.problems == []
     assert found["copies"] == found["mixed-groups"] == "not found"
+
+
+def as_printed(rows):
+    numbers = [{name: f"{value:.4g}" for name, value in row.items() if name != "step"} for row in rows]
+    return "\n".join(f" {n}%|##  | {n}/80 [00:01<00:09, 1.2it/s]{row}" for n, row in enumerate(numbers))
+
+
+def as_wandb(rows):
+    table = pd.DataFrame(rows).rename(columns=lambda name: f"train/{'global_step' if name == 'step' else name}")
+    return table.assign(_step=range(len(table)), _runtime=0.5).to_csv(index=False)
+
+
+def as_verl(rows):
+    data = [(row["step"], {name: value for name, value in row.items() if name != "step"}) for row in rows]
+    return "\n".join(json.dumps({"step": step, "data": metrics}) for step, metrics in data)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("console.txt", as_printed), ("history.csv", as_wandb), ("run.jsonl", as_verl)]
+)
+@pytest.mark.parametrize("run", ["stock_masked", "stock_unmasked"])
+def test_the_same_run_in_another_tool_s_shape_has_the_same_problems(tmp_path, run, name, shape):
+    rows = json.loads((RUNS / run / "trainer_state.json").read_text())["log_history"]
+    (tmp_path / name).write_text(shape(rows))
+    assert audit_run(tmp_path / name).problems == verdicts(run)[0].problems

@@ -21,7 +21,6 @@ _LARGEST_TABLE = 512_000_000  # bytes of a CSV
 _LONGEST_LINE = 1_000_000  # bytes of a line that is parsed; longer ones are skipped
 _CONSOLE_LINE = re.compile(rb"\{'[^{}]{1,20000}\}")
 _ENTRY = re.compile(r"'([^']{1,80})': '?(-?(?:\d[\d.e+-]*|nan|inf))'?[,}]")
-_PROGRESS = re.compile(rb"(\d+)/(\d+) \[")
 _PART = re.compile(r"completions_(\d+)\.parquet")
 
 
@@ -190,22 +189,15 @@ def _json_lines(path: Path) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _console(path: Path) -> tuple[pd.DataFrame, list[str]]:
-    """TRL's `{'loss': ..., 'reward': ...}` between anything else; a progress bar on the same line gives the step."""
+    """TRL's `{'loss': ..., 'reward': ...}` between anything else, progress bars too; steps have no numbers there."""
     rows, skipped = [], 0
     for line, whole in _lines(path):
         skipped += not whole
-        bar = None
-        for piece in re.split(rb"\r", line):
-            bars = _PROGRESS.findall(piece)
-            bar = int(bars[-1][0]) if bars else bar
-            for match in _CONSOLE_LINE.findall(piece):
-                row = {
-                    name: float(value)
-                    for name, value in _ENTRY.findall(match.decode("utf-8", "replace"))
-                    if _fits(value)
-                }
-                if row and not any(n.startswith("eval_") or n == "train_runtime" for n in row):
-                    rows.append(row)
+        for match in _CONSOLE_LINE.findall(line):
+            entries = _ENTRY.findall(match.decode("utf-8", "replace"))
+            row = {name: float(value) for name, value in entries if _fits(value)}
+            if row and not any(n.startswith("eval_") or n == "train_runtime" for n in row):
+                rows.append(row)
     if not rows:
         raise RunError(
             f"{path}: no line like {{'loss': 0.1, 'reward': 0.5}} in it; expected what TRL prints while it trains"
