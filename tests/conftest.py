@@ -14,11 +14,11 @@ import json
 import subprocess
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from trl_version import HAS_PPO
 
 settings.register_profile("workbench", deadline=None)  # no test is about time, least of all on a busy machine
 settings.load_profile("workbench")
@@ -30,7 +30,6 @@ HELPERS = (
 )  # scripts that need a process of their own, and cases that several tests share
 
 
-HAS_PPO = int(version("trl").split(".")[1]) <= 12
 collect_ignore = (
     [] if HAS_PPO else ["training/test_ppo.py", "studies/test_ppo_learning.py", "studies/test_ppo_stops.py"]
 )

@@ -1,7 +1,7 @@
 """PPO of TRL and of the workbench, None where the installed TRL has none: from 1.13 on."""
 
 import pytest
-from conftest import HAS_PPO
+from trl_version import HAS_PPO
 
 PPOConfig = PPOTrainer = StockPPO = ppo_config = ppo_trainer = train_ppo = None
 if HAS_PPO:
