@@ -224,8 +224,9 @@ def main() -> None:
         found = {d.metadata["Name"]: d.version for d in distributions()}
         data["stack"] = {"python": sys.version.split()[0]} | {name: found[name] for name in sorted(STACK & {*found})}
         names = args.repro or repros()
-        cells = [("results", n, release) for release in (args.trl or releases()[::-1]) for n in names]
-        for kind, name, release in cells + [("patched", n, base(n)) for n in names if not args.trl]:
+        cells = [("patched", n, base(n)) for n in names if not args.trl]
+        cells += [("results", n, release) for release in (args.trl or releases()[::-1]) for n in names]
+        for kind, name, release in cells:
             known = data[kind].setdefault(name, {}).get(release, {})
             if known.get("code") == digest(name) and not args.again:
                 continue
