@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import need
 
 ROOT = Path(__file__).parents[1]
 _spec = importlib.util.spec_from_file_location("matrix", ROOT / "repros/matrix.py")
@@ -85,7 +86,6 @@ def test_the_installed_trl_is_as_the_table_says(name):
     import trl
 
     known = DATA["results"][name].get(trl.__version__)
-    if known is None:
-        pytest.skip(f"the table has no TRL {trl.__version__}: python repros/matrix.py --trl {trl.__version__}")
+    need(known, f"TRL {trl.__version__} in the table: python repros/matrix.py --trl {trl.__version__}")
     made = matrix.run(name, Path(trl.__file__).parents[1], trl.__version__)
     assert (made["state"], made["says"]) == (known["state"], known["says"])
