@@ -167,7 +167,9 @@ def test_a_result_comes_back_as_it_was_saved(tmp_path):
     run = write_run(tmp_path)
     checks = {"a": np.bool_(True), "b": False, "c": "not run: needs a GPU"}
     claims = {"A4.3": claim_row("at most 0", "-27 to -1", True), "A4.2": claim_row("jumpy", "smooth", False)}
-    save_result(run, headline=HEADLINE, checks=checks, numbers={"n": np.int64(3)}, claims=claims)
+    numbers = {"n": np.int64(3)}
+    save_result(run, headline=HEADLINE, checks=checks, numbers=numbers, claims=claims, finding="It ends at 3.")
+    assert run.result["finding"] == "It ends at 3."
     assert run.result["checks"] == {"a": True, "b": False, "c": "not run: needs a GPU"}
     assert run.result["numbers"] == {"n": 3}
     assert [c["verdict"] for c in run.result["claims"].values()] == ["agrees", "differs"]

@@ -14,9 +14,9 @@ ARM = Arm(SMALL, length_reward(20))
 
 
 def trained(arms, folder, capsys, seeds=(0, 1)):
-    """The runs, and for each training what was printed of it."""
+    """The runs, and for each training what was printed of it: one line."""
     runs = train_arms(arms, out_dir=folder, seeds=seeds)
-    lines = [line for line in capsys.readouterr().out.splitlines() if ", seed " in line]
+    lines = capsys.readouterr().out.splitlines()
     return runs, [line.rpartition(": ")[2] for line in lines]
 
 
@@ -57,6 +57,7 @@ def test_an_interrupted_arm_goes_on_from_its_last_step(tmp_path, capsys):
         train_arms(arms, out_dir=tmp_path, seeds=[0])
     runs, words = trained(arms, tmp_path, capsys, seeds=[0])
     assert words == ["trained"] and calls == [4, 4, 4]
+    assert "step 3/3" in (folder / "log.txt").read_text()
     assert runs["a"][0].metrics["step"].tolist() == [1, 2, 3]
 
 

@@ -96,7 +96,8 @@ def kernel_environment(seed: int) -> dict[str, str]:
     """The kernel's environment: what decides determinism has to be set before torch is imported.
 
     One thread unless `OMP_NUM_THREADS` says otherwise: the toy models are faster so and thread counts change weights.
-    Every run gets a free `MASTER_PORT` (trl #3979: a fixed port lets runs on one machine collide).
+    Every run gets a free `MASTER_PORT` (trl #3979: a fixed port lets runs on one machine collide). Of the C++ libraries'
+    log lines, which would stand among a report's results, only errors are shown.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -111,7 +112,7 @@ def kernel_environment(seed: int) -> dict[str, str]:
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
     }
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {"OMP_NUM_THREADS": "1", **os.environ, **fixed, "PATH": path}
+    return {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, **fixed, "PATH": path}
 
 
 @contextlib.contextmanager

@@ -229,7 +229,13 @@ def _holds_run(folder: str) -> bool:
 
 
 def save_result(
-    run: Run, *, headline: Mapping, checks: Mapping, numbers: Mapping, claims: Mapping | None = None
+    run: Run,
+    *,
+    headline: Mapping,
+    checks: Mapping,
+    numbers: Mapping,
+    claims: Mapping | None = None,
+    finding: str = "",
 ) -> Path:
     """Write `result.json`, the run's outcome; ends a run that this process owns itself.
 
@@ -239,6 +245,7 @@ def save_result(
         checks: name -> True, False, or "not run: <reason>"; never a pass for what was not exercised.
         numbers: name -> number.
         claims: claim id of the articles -> `{"documented": ..., "measured": ..., "verdict": ...}`.
+        finding: what came out, in a sentence or two with their numbers; a report opens with it.
 
     Raises:
         ParameterError: a check that is neither a bool nor a "not run: ..." reason.
@@ -247,7 +254,8 @@ def save_result(
         if not isinstance(jsonable(value), bool) and not str(value).startswith("not run: "):
             raise ParameterError(f"check {name!r} = {value!r}: expected True, False or 'not run: <reason>'")
     path = run.path / "result.json"
-    write_json(path, {"headline": headline, "checks": checks, "numbers": numbers, "claims": claims or {}})
+    result = {"headline": headline, "finding": finding, "checks": checks, "numbers": numbers, "claims": claims or {}}
+    write_json(path, result)
     if owns(run.path):
         set_status(run.path, "done")
     return path

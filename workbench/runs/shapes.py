@@ -56,6 +56,7 @@ _STATUS = {
 _CLAIM = _Object({"documented": _TEXT, "measured": _TEXT, "verdict": _TEXT}, required=("verdict",))
 _RESULT = {
     "headline": _Object({"name": _TEXT}, required=("name", "value"), nullable=True),
+    "finding": _TEXT,
     "checks": _ANY,
     "numbers": _ANY,
     "claims": _Object(every=_CLAIM),

@@ -44,7 +44,8 @@ def train_arms(arms: Mapping[str, Arm], *, out_dir: Path, seeds: Iterable[int]) 
     So what else the machine does meanwhile, and an interruption, meet all arms alike.
 
     A finished training is reused only where recipe, reward functions, stops and options equal what is asked now. An
-    interrupted one goes on from its last checkpoint; one that was asked otherwise starts anew.
+    interrupted one goes on from its last checkpoint; one that was asked otherwise starts anew. One line is printed of each;
+    what a training prints itself goes to the `log.txt` of its folder.
 
     Args:
         arms: name -> arm.
@@ -73,7 +74,9 @@ def _train(arm: Arm, seed: int, folder: Path) -> str:
     asked = {"reward_funcs": arm.reward_funcs, "stops": arm.stops, **arm.options}
     if is_finished(folder, training_record(arm.trainer.__name__, recipe, **asked)):
         return "there already"
-    train_recipe(arm.trainer, recipe, out_dir=folder, **asked)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "log.txt").open("a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
+        train_recipe(arm.trainer, recipe, out_dir=folder, **asked)
     return "trained"
 
 

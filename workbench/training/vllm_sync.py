@@ -125,7 +125,7 @@ def shared_engine(model: str, **kwargs):
 
         if not has_gpu():
             kwargs = {"gpu_memory_utilization": 0.2, "dtype": "float32", **kwargs}
-        _engines[model] = LLM(model=model, **kwargs)
+        _engines[model] = LLM(model=model, **{"use_tqdm_on_load": False} | kwargs)
     vars(_engines[model]).pop("generate", None)  # the tap of the trainer before
     return _engines[model]
 
