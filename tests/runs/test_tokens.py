@@ -64,3 +64,21 @@ def test_characters_that_cannot_be_seen_do_not_save_a_token(unseen):
     assert hide_tokens(f"api{unseen}_key={unseen}abc{unseen}1") == "api_key=[token]"
     assert hide_tokens(f"a{unseen}b") == f"a{unseen}b"
     assert hide_tokens(f"x{unseen}hf_AbCdEfGhIjKl12345678") == f"x{unseen}[token]"
+
+
+LONG = "Ab1" * 12
+FORMS = f"""hf_{LONG} api_org_{LONG}
+gho_{LONG} ghu_{LONG} ghs_{LONG} ghr_{LONG} sk_{LONG} rk-{LONG} rk_{LONG} pk-{LONG} pk_{LONG}
+ASIA{"A1" * 8} AIza{LONG} xoxb-{LONG} nvapi-{LONG} wandb_v1_{LONG} pypi-{LONG} access-key=q8 access_key_id=q8 private-key=q8
+secret=q8 passwd=q8 passphrase=q8 credential=q8 authorization=q8 gitlab_token=q8 x-amz-signature=q8
+pa\u017f\u017fword=q8 api_\u212aey=q8 X_PASSWD=q8 MY_CREDENTIALS=q8 --client-secret=q8""".split()
+
+
+@pytest.mark.parametrize(
+    "secret", [*FORMS, f"-----BEGIN RSA PRIVATE KEY-----{LONG}", f"BEARER {LONG}", "--my-token q8"]
+)
+def test_no_form_of_a_secret_is_passed_over_unread(secret):
+    hidden = hide_tokens(f"a {secret} b")
+    assert "[token]" in hidden
+    assert LONG not in hidden
+    assert "q8" not in hidden

@@ -41,6 +41,12 @@ _CREDENTIALS = re.compile(r"(?<=://)[^\s/?#\"'<>`]{1,400}@")
 _QUERY_SECRET = re.compile(
     r"(?i)([?&#](?:[\w-]{0,40}(?:token|key|secret|password|sig|signature|credential|auth))=)[^&#\s\"'<>`]{1,4000}"
 )
+# One of these stands in whatever `_TOKENS`, `_ASSIGNED` and `_SAYS_WANDB` match, so that most texts need no more than a look.
+_MARKS = (
+    *("-----begin", "hf_", "api_org_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "sk-", "sk_"),
+    *("rk-", "rk_", "pk-", "pk_", "akia", "asia", "aiza", "xox", "nvapi-", "wandb", "pypi-", "eyj", "bearer"),
+    *("key", "token", "secret", "pass", "credent", "author", "x-amz"),
+)
 
 
 def hide_tokens(text: str) -> str:
@@ -61,8 +67,15 @@ def hide_tokens(text: str) -> str:
 
 
 def _hide(text: str) -> str:
-    text = _TOKENS.sub(TOKEN, text)
-    text = _QUERY_SECRET.sub(rf"\1{TOKEN}", _CREDENTIALS.sub(f"{TOKEN}@", text))
+    folded = text.casefold()
+    marked = any(mark in folded for mark in _MARKS)
+    if marked:
+        text = _TOKENS.sub(TOKEN, text)
+    if "://" in text:
+        text = _CREDENTIALS.sub(f"{TOKEN}@", text)
+    text = _QUERY_SECRET.sub(rf"\1{TOKEN}", text)
+    if not marked:
+        return text
     text = _ASSIGNED.sub(_assigned, text)
     return HEX40.sub(lambda m: TOKEN if _SAYS_WANDB.search(text[max(0, m.start() - 60) : m.start()]) else m[0], text)
 
