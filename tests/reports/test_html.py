@@ -28,10 +28,20 @@ def test_a_report_shows_state_headline_checks_numbers_claims_parameters_and_envi
     assert "Checks: 1 hold, 1 fail, 1 not run." in page
 
 
-def test_verdicts_come_first_then_figures_results_completions_method_environment_limits(hostile_page):
-    names = ("verdicts", "figures", "results", "completions", "method", "environment", "limits")
-    assert order(hostile_page, *(f'<h2 id="{name}"' for name in names))
-    assert order(hostile_page, '<section id="figure-1">', '<h2 id="results"')
+def test_the_figure_comes_first_then_verdicts_results_completions_method_environment_limits(hostile_page):
+    names = ("verdicts", "results", "completions", "method", "environment", "limits")
+    assert order(hostile_page, '<section id="figure"', *(f'<h2 id="{name}"' for name in names))
+
+
+def test_a_report_opens_with_the_finding_and_its_verdicts_and_keeps_the_number(tmp_path):
+    run = write_run(tmp_path, result=RESULT | {"finding": "Stock ends at <0.31>, ours at 0.75."})
+    page = build_report(run).read_text()
+    head = page[page.index("<header>") : page.index("</header>")]
+    assert order(
+        head, "Stock ends at &lt;0.31&gt;, ours at 0.75.", "1 check holds, 1 fails, 1 not run", "claims: 1 agrees"
+    )
+    assert "reward, last 20 steps" not in head
+    assert order(page, '<h2 id="results"', "reward, last 20 steps", "-4.012")
 
 
 def test_a_toy_run_is_called_one(hostile_page, tmp_path):
@@ -41,16 +51,18 @@ def test_a_toy_run_is_called_one(hostile_page, tmp_path):
 
 
 def test_the_method_says_how_to_repeat_the_run_and_what_each_parameter_means(tmp_path):
-    run = write_run(tmp_path, params={"seed": 7, "stop": "a b"})
+    run = write_run(tmp_path, params={"seed": 7, "stop": "a b", "before": " the"})
     write_notebook_of(run, ["x", "y"])
     page = build_report(run).read_text()
     assert "workbench run 05_grpo_docs_example -p seed=7 -p &#x27;stop=a b&#x27;" in page
     assert "of everything; int in 0..9" in page
-    assert "<strong>7</strong></td><td>0</td>" in page
+    assert "<td>&quot; the&quot;</td>" in page  # its space is seen
+    assert '<strong>7</strong></td><td data-name="default: ">0</td>' in page
 
 
 def test_limits_name_what_fails_what_was_not_run_and_what_the_environment_lacks(tmp_path):
-    run = write_run(tmp_path, result=RESULT | {"claims": {"A1": {"verdict": "not run: needs 8 GPUs"}}})
+    claims = {"A1": {"verdict": "not run: needs 8 GPUs"}}
+    run = write_run(tmp_path, result=RESULT | {"claims": claims}, metrics=METRICS)
     told = limits(build_report(run).read_text())
     for text in ("Does not hold: fails.", "Not run (needs 8 GPUs): check “not tried”, claim A1.", "one run with one seed",
                  "No git commit was recorded"):  # fmt: skip

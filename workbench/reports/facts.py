@@ -5,6 +5,7 @@ import itertools
 import re
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..errors import RunError
@@ -14,6 +15,7 @@ from ..runs.run import Run
 from ..runs.status import GOING
 from ..runs.tokens import map_text
 from .clean import shortened
+from .sparkline import trainings
 
 _SAMPLE = 5
 _MOST_TEXT = 2000  # characters of one completion or parameter
@@ -32,6 +34,16 @@ _UNFINISHED = {
 def number(value) -> str:
     """A value for a table: floats to four digits, long text cut."""
     return f"{value:.4g}" if isinstance(value, float) else shortened(str(value), _MOST_TEXT)
+
+
+def quoted(value) -> str:
+    """The same, with quotes where spaces at an end of a text would not be seen.
+
+    Example:
+        >>> quoted(" the"), quoted("the"), quoted(0.5)
+        ('" the"', 'the', '0.5')
+    """
+    return f'"{number(value)}"' if isinstance(value, str) and value != value.strip() else number(value)
 
 
 def shown(value, hide: Callable[[str], str], share: int = 1):
@@ -82,6 +94,16 @@ def count_verdicts(outcomes: Iterable) -> dict[str, int]:
     held = [value if isinstance(value, bool) else None for value in outcomes]
     counts = {"hold": held.count(True), "fail": held.count(False), "not run": held.count(None)}
     return {word: n for word, n in counts.items() if n}
+
+
+def count_claims(claims: Mapping) -> dict[str, int]:
+    """How many published claims have each of the most frequent verdicts, without what a verdict adds to its first words.
+
+    Example:
+        >>> count_claims({"A1": {"verdict": "agrees"}, "A2": {"verdict": "not run: no GPU"}, "A3": {"verdict": "agrees"}})
+        {'agrees': 2, 'not run': 1}
+    """
+    return dict(Counter(str(claim.get("verdict", "")).partition(":")[0] for claim in claims.values()).most_common(6))
 
 
 def times(status: Mapping) -> dict[str, str]:
@@ -172,8 +194,7 @@ def limits(run: Run, status: Mapping, result: Mapping, env: Mapping, parts) -> l
     if run.toy:
         lines.append("Toy scale: the model is an embedded one; nothing here is a number about a real model.")
     lines += check_limits(result)
-    if "seed" in run.params:
-        lines.append("This is one run with one seed; how far another seed would be from it is unknown.")
+    lines += _seeds(run)
     if not env:
         lines.append("No environment was recorded: versions and hardware are unknown.")
     elif not env.get("git_commit"):
@@ -181,8 +202,18 @@ def limits(run: Run, status: Mapping, result: Mapping, env: Mapping, parts) -> l
     elif "uncommitted" in str(env["git_commit"]):
         lines.append("The code had uncommitted changes, so the commit alone does not repeat the run.")
     if parts and parts.controls:
-        lines.append(f"{parts.controls} interactive controls of the notebook are not in this page.")
+        lines.append(f"Controls of the notebook that are not in this page: {parts.controls}.")
     return lines
+
+
+def _seeds(run: Run) -> list[str]:
+    """A sentence where something was trained with one seed alone."""
+    found = trainings(run)
+    if not found and (run.path / "metrics.jsonl").exists():
+        return ["This is one run with one seed; how far another seed would be from it is unknown."]
+    single = [name for name, logs in found.items() if len(logs) == 1]
+    names = ", ".join(single[:12]) + (f" and {len(single) - 12} more" if len(single) > 12 else "")
+    return [f"Trained with one seed only, so how far another would be is unknown: {names}."] if single else []
 
 
 def check_limits(result: Mapping) -> list[str]:

@@ -102,6 +102,7 @@ def _content(run: Run, executed: dict | None, hide: Callable[[str], str], copy: 
         "status": status,
         "result": result,
         "counts": facts.count_verdicts(checks.values()),
+        "claim_counts": facts.shown(facts.count_claims(run.result.get("claims", {})), hide, 25 * share),
         "toy": run.toy,
         "times": facts.times(status),
         "progress": facts.shown(facts.progress(run), hide, share) if unfinished else {},
@@ -153,7 +154,7 @@ def render(template: str, *, script: str = "", **values) -> str:
         source = (_TEMPLATES / script).read_text(encoding="utf-8")
         digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
         values |= {"script": Markup(source), "script_hash": Markup(digest)}
-    return _templates().get_template(template).render(number=facts.number, **values)
+    return _templates().get_template(template).render(number=facts.number, quoted=facts.quoted, **values)
 
 
 @functools.lru_cache(1)  # compiling a template takes longer than filling it in

@@ -14,6 +14,7 @@ from . import facts
 from .clean import clean_html
 from .html import build_report, hider, render, write_page
 from .notebook import Budget
+from .sparkline import sparkline
 
 
 def build_index(runs: Sequence[Run], folder: Path, title: str = "Runs", *, redact: bool = False) -> Path:
@@ -118,6 +119,7 @@ def _index_rows(
         except (RunError, OSError) as error:
             problem = problem or str(error)
             (folder / link).unlink(missing_ok=True)
+        row["curve"] = sparkline(run)
         rows.append(row | {"link": "" if problem else _link(link), "error": hide(problem)[:300] or row["error"]})
     return rows
 
@@ -135,12 +137,15 @@ def _index_row(run: Run, only: Sequence[str]) -> dict:
     value = headline.get("value", "")
     shown = {k: v for k, v in run.params.items() if (k in only if only else k not in SET_BY_RUNNER)}
     cells = {
-        "headline": _cell(headline.get("name", ""), kind="name"),
+        "headline": _cell(headline.get("name", ""), kind="finding", note=str(result.get("finding") or "")[:1000]),
         "value": _cell(facts.number(value), value, "num value"),
-        "checks": _cell(", ".join(f"{n} {word}" for word, n in counts.items()), counts.get("fail", 0)),
-        "started (UTC)": _cell(facts.times(status).get("running", "").removesuffix(" UTC")),
+        "checks": _cell(", ".join(f"{n} {word}" for word, n in counts.items()), counts.get("fail", 0), "word"),
+        "started (UTC)": _cell(facts.times(status).get("running", "").removesuffix(" UTC"), label="started"),
         "took": _cell(
-            "" if seconds is None else facts.duration_text(seconds), "" if seconds is None else f"{seconds:.1f}", "num"
+            "" if seconds is None else facts.duration_text(seconds),
+            "" if seconds is None else f"{seconds:.1f}",
+            "num",
+            label="took",
         ),
         "parameters": _cell(", ".join(f"{k}={facts.number(v)}" for k, v in shown.items())[:1000], kind="params"),
     }
@@ -154,9 +159,9 @@ def _damaged_row(run: Run, error: str) -> dict:
     return {"notebook": run.notebook, "id": run.id, "state": "damaged", "error": error, "cells": {}}
 
 
-def _cell(text: str, sort="", kind: str = "") -> dict:
-    """Text, what it is sorted by where that is not the text, and its CSS class."""
-    return {"text": text, "sort": sort, "kind": kind, "mark": ""}
+def _cell(text: str, sort="", kind: str = "", label: str = "", note: str = "") -> dict:
+    """Text, what it is sorted by where that is not the text, its CSS class, its name on a phone, and text below it."""
+    return {"text": text, "sort": sort, "kind": kind, "mark": "", "label": label, "note": note}
 
 
 # --- over several runs ---------------------------------------------------------------------------------------------

@@ -3,9 +3,9 @@
 import base64
 import contextlib
 import dataclasses
-import itertools
 import json
 import re
+import textwrap
 from collections.abc import Callable
 
 import mistune
@@ -17,12 +17,15 @@ from ..runs.parameters import Parameter, parse_parameters
 from ..runs.run import Run
 from .clean import MOST_MARKUP, attribute, clean_html, shortened, visible
 from .facts import shown
+from .outputs import WIDGET, readable, stream_lines, terminal_text, text_of
 
 PAGE_LIMIT = 5_000_000  # bytes
 _MOST_TITLE = 200
 _MOST_READ = 100_000_000  # bytes of a notebook
 _IMAGES = {"image/png": "png", "image/jpeg": "jpeg", "image/svg+xml": "svg+xml"}
 _ERROR_BANNER = "papermill-error-cell-tag"
+_MAIN = "main"  # tag of the cell whose figure opens the report; without one it is the first figure
+_MOST_LINES = 12  # of a stream that is not folded
 
 
 @dataclasses.dataclass
@@ -90,8 +93,8 @@ class Notebook:
         budget: of the page, used up on the way.
         most: characters shown of one text.
 
-    `failure` is the code and traceback of the cell that failed, `cells` counts the code cells, `executed` those of them
-    that ran, `controls` the interactive controls that a page cannot show.
+    `figure` is the one that opens the report; `failure` is the code and traceback of the cell that failed, `cells` counts
+    the code cells, `executed` those of them that ran, `controls` the interactive controls that a page cannot show.
     """
 
     hide: Callable[[str], str]
@@ -99,18 +102,21 @@ class Notebook:
     most: int = 20_000
     title: str = ""
     sections: list[Section] = dataclasses.field(default_factory=list)
-    figures: list[Markup] = dataclasses.field(default_factory=list)
+    figure: Markup | None = None
     parameters: dict[str, Parameter] = dataclasses.field(default_factory=dict)
     failure: Markup | None = None
     cells: int = 0
     executed: int = 0
     controls: int = 0
+    _in_main: bool = True
 
     def read(self, notebook: dict) -> None:
         """Take in the cells of a notebook, `read_notebook`'s."""
         self.sections.append(Section(""))
+        any_main = any(_MAIN in _tags(cell) for cell in notebook["cells"])
         for cell in notebook["cells"]:
             try:
+                self._in_main = not any_main or _MAIN in _tags(cell)
                 self._cell(cell)
             except (AttributeError, TypeError):  # not as nbformat has it: somebody else wrote this notebook
                 self.budget.left_out += 1
@@ -145,15 +151,18 @@ class Notebook:
                     self.sections.append(Section(title))
                 part = part[heading.end() :]
             if part.strip():
-                text = shortened(part, self.most, self._where)
-                self._add(self._foreign(_as_html(text)) if self.budget.spend(text) else None)
+                self._add(self._as_markdown(part))
+
+    def _as_markdown(self, source: str) -> Markup | None:
+        text = shortened(source, self.most, self._where)
+        return self._foreign(_as_html(text)) if self.budget.spend(text) else None
 
     def _foreign(self, html: str) -> Markup | None:
         """HTML that is not ours, cleaned; None when there is no time to parse it."""
         return clean_html(html, self.hide, self.budget.image) if self.budget.spend(html) else None
 
     def _code(self, cell: dict, tags: list) -> None:
-        source, outputs = text_of(cell.get("source")), joined_streams(cell.get("outputs", []))
+        source, outputs = text_of(cell.get("source")), readable(cell.get("outputs", []), tags)
         self.cells += 1
         self.executed += cell.get("execution_count") is not None
         if "parameters" in tags and len(source) <= self.most:
@@ -176,10 +185,10 @@ class Notebook:
         kind, data = output.get("output_type"), output.get("data", {})
         if kind == "stream":
             text = text_of(output.get("text"))
-            return self._pre(terminal_text(text), output.get("name", "")) if self.budget.spend(text) else None
+            return self._stream(text, output.get("name", "")) if self.budget.spend(text) else None
         if kind == "error":
             return self._traceback(output) if self.budget.spend(text_of(output.get("traceback"))) else None
-        if "application/vnd.jupyter.widget-view+json" in data:
+        if WIDGET in data:
             self.controls += 1
             return Markup('<p class="note">An interactive control stood here; it works in JupyterLab only.</p>')
         if "text/html" in data:
@@ -188,11 +197,29 @@ class Notebook:
         for mime, short in _IMAGES.items():
             if mime in data:
                 return self._image(mime, short, text_of(data[mime]), output)
-        if "text/markdown" in data or "text/plain" in data:
-            text = text_of(data.get("text/markdown") or data.get("text/plain"))
+        if "text/markdown" in data:
+            return self._as_markdown(text_of(data["text/markdown"]))
+        if "text/plain" in data:
+            text = text_of(data["text/plain"])
             return self._pre(terminal_text(text)) if self.budget.spend(text) else None
         kinds = shortened(", ".join(map(str, data)) or str(kind), _MOST_TITLE, change=self.hide)
         return Markup('<p class="note">An output of type {} is not shown.</p>').format(visible(kinds))
+
+    def _stream(self, text: str, name: str) -> Markup:
+        """A short text as it is; a long one, and what libraries say on stderr, folded under its number of lines."""
+        lines = stream_lines(text)
+        if not any(map(str.strip, lines)):
+            return Markup("")
+        shown = self._pre("\n".join(lines), name)
+        if len(lines) <= _MOST_LINES and name != "stderr":
+            return shown
+        summary = Markup(
+            f"{len(lines):,} line{'s' * (len(lines) > 1)} {'on stderr' if name == 'stderr' else 'of output'}"
+        )
+        if name != "stderr":
+            last = self.hide(next(line for line in reversed(lines) if line.strip())[:_MOST_TITLE])
+            summary += Markup(", the last: {}").format(visible(textwrap.shorten(last, 80, placeholder=" …")))
+        return Markup('<details class="log"><summary>{}</summary>{}</details>').format(summary, shown)
 
     def _image(self, mime: str, short: str, data: str, output: dict) -> Markup | None:
         if short == "svg+xml":
@@ -205,12 +232,13 @@ class Notebook:
         return self._placed(clean_html(source, self.hide, self.budget.image))
 
     def _placed(self, html: Markup) -> Markup | None:
-        """Keeps a figure for the head of the report and leaves a link to it where it stood; None: no room."""
+        """Keeps the main figure for the head of the report and leaves a link where it stood; None: no room."""
+        if self.figure is not None or not self._in_main:
+            return html
         if self.budget.markup(html) is None:
             return None
-        self.figures.append(html)
-        link = '<p class="note"><a href="#figure-{0}">Figure {0}</a> belongs here.</p>'
-        return Markup(link).format(len(self.figures))
+        self.figure = html
+        return Markup('<p class="note">The <a href="#figure">figure at the top</a> of this page belongs here.</p>')
 
     def _traceback(self, output: dict) -> Markup:
         name, value = text_of(output.get("ename")), text_of(output.get("evalue"))
@@ -227,25 +255,9 @@ class Notebook:
         return f"; all of it is in {self.budget.source}"
 
 
+def _tags(cell) -> list:
+    metadata = cell.get("metadata") if isinstance(cell, dict) else None
+    return metadata.get("tags", []) if isinstance(metadata, dict) else []
+
+
 _as_html = mistune.create_markdown(escape=False, plugins=["strikethrough", "table", "url", "task_lists", "math"])
-
-
-def text_of(value) -> str:
-    """A multi-line value of nbformat: text, or a list of lines."""
-    return "".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
-
-
-def joined_streams(outputs: list) -> list[dict]:
-    """Neighbouring pieces of one stream as one output."""
-    joined: list[dict] = []
-    for stream, neighbours in itertools.groupby(outputs, lambda o: o.get("output_type") == "stream" and o.get("name")):
-        pieces = list(neighbours)
-        text = "".join(text_of(piece.get("text")) for piece in pieces)
-        joined += [pieces[0] | {"text": text}] if stream else pieces
-    return joined
-
-
-def terminal_text(text: str) -> str:
-    """What a terminal would show in the end: no escape sequences, and of a line that was overwritten its last state."""
-    text = re.sub(r"\x1b\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)|\x1b\[[0-?]{0,40}[ -/]{0,9}[@-~]", "", text)
-    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from ..runs.tokens import map_text
 from .clean import clean_html
-from .notebook import joined_streams, terminal_text, text_of
+from .outputs import joined_streams, terminal_text, text_of
 from .svg import clean_svg
 
 

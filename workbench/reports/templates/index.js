@@ -39,6 +39,7 @@
   };
 
   [...table.tHead.rows[0].cells].forEach((heading, column) => {
+    if (heading.dataset.plain !== undefined) return; // a curve has no order
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = heading.textContent;
