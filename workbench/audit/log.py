@@ -1,13 +1,14 @@
 """What the audit knows of a run: `Log`, made by the readers, and asked by the rules."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
+
+from ..runs.recorded import generations_in_a_row
 
 TRAINERS_WITHOUT_GROUPS = ("PPO", "OnlineDPO")
 
@@ -24,7 +25,7 @@ class Log:
         completions: `step, prompt, completion` and, where known, `reward`, `advantage`, `completion_tokens`,
             `finish_reason`; rows in the order of the file. None where there are none.
         facts: settings that are known: `num_generations`, `max_completion_length`, `learning_rate`, `mask_truncated`,
-            `stop_strings`, `stop_token_ids`, `eos_token_ids`, `tokenizer_ids`, `model_type`, `dtype`, `trainer`, ...
+            `stop_strings`, `stop_token_ids`, `eos_token_ids`, `pad_token_id`, `tokenizer_ids`, `tokenizer_file`, `model_type`, `dtype`, `trainer`, ...
         damage: a sentence for each thing that could not be read.
         disputed: metrics that a finding contradicts; `metric` no longer gives them.
     """
@@ -72,38 +73,51 @@ class Log:
         return missing + (["completions"] if self.completions is None else [])
 
     @property
+    def each_step(self) -> bool:
+        """Whether every step has a line; else a line holds means over several."""
+        steps = self.steps["step"].to_numpy()
+        return len(steps) < 2 or float(np.median(np.diff(steps))) == 1
+
+    @property
+    def trainer(self) -> str:
+        """Its name where settings or metrics tell it, without `Observed`; else an empty string."""
+        known = str(self.facts.get("trainer") or "").removeprefix("Observed")
+        return known or ("PPO" if self.logged("eos_tokens") is not None else "")
+
+    @property
     def grouped(self) -> bool:
         """Whether the trainer compares completions of one prompt."""
-        return not str(self.facts.get("trainer", "")).removeprefix("Observed").startswith(TRAINERS_WITHOUT_GROUPS)
+        return not self.trainer.startswith(TRAINERS_WITHOUT_GROUPS)
 
     @cached_property
     def num_generations(self) -> int | None:
-        """G, as configured or else as equal prompts stand in a row in the completions; None where neither tells."""
+        """G, as configured, or as equal prompts stand in a row in the completions, or as advantages add up to 0; or None."""
         if not self.grouped:
             return None
         if known := self.facts.get("num_generations"):
             return int(known)
-        table = self.completions
-        if table is None or not len(table):
-            return None
-        new_step = (table["step"] != table["step"].shift()).to_numpy()
-        starts = np.flatnonzero(new_step | (table["prompt"] != table["prompt"].shift()).to_numpy())
-        lengths = np.diff([*starts, len(table)])
-        whole = ~np.append(new_step[starts[1:]], True)  # the last rows of a step may be cut short
-        size = math.gcd(*map(int, lengths[whole] if whole.any() else lengths))
-        return size if size > 1 else None
+        return generations_in_a_row(self.completions) or self._generations_by_advantage()
 
-    @cached_property
-    def sure_of_groups(self) -> bool:
-        """Whether G is configured, or advantages confirm it: those of a group add up to 0."""
-        if self.facts.get("num_generations"):
-            return True
-        table, size = self.completions, self.num_generations
-        if table is None or size is None or "advantage" not in table or not table["advantage"].any():
+    def _generations_by_advantage(self) -> int | None:
+        """The smallest number of rows in a row, less than a step has, whose advantages add up to 0 throughout."""
+        if self.completions is None or not len(self.completions):
+            return None
+        rows = int(self.completions.groupby("step").size().min())
+        return next((size for size in range(2, rows // 2 + 1) if rows % size == 0 and self._balanced(size)), None)
+
+    def _balanced(self, size: int) -> bool:
+        table = self.completions
+        if table is None or "advantage" not in table or not table["advantage"].any():
             return False
         number = table.groupby("step").cumcount() // size
         sums = table["advantage"].groupby([table["step"], number]).sum()
         return bool((sums.abs() < 0.01).mean() > 0.99)
+
+    @cached_property
+    def sure_of_groups(self) -> bool:
+        """Whether G is configured, or advantages confirm it: those of a group add up to 0."""
+        known, size = self.facts.get("num_generations"), self.num_generations
+        return bool(known) or (size is not None and self._balanced(size))
 
     @cached_property
     def groups(self) -> pd.DataFrame | None:

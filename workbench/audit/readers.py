@@ -12,16 +12,16 @@ import pandas as pd
 
 from ..errors import RunError
 from ..runs.files import open_plain, read_json
-from ..runs.parts import Part, each, read_completions
+from ..runs.parts import read_completions
+from ..runs.recorded import completions_table, read_trl_completions
 from .config import facts_of
 from .log import Log
-from .tables import completions_table, steps_table
+from .tables import steps_table
 
 _LARGEST_TABLE = 512_000_000  # bytes of a CSV
 _LONGEST_LINE = 1_000_000  # bytes of a line that is parsed; longer ones are skipped
 _CONSOLE_LINE = re.compile(rb"\{'[^{}]{1,20000}\}")
 _ENTRY = re.compile(r"'([^']{1,80})': '?(-?(?:\d[\d.e+-]*|nan|inf))'?[,}]")
-_PART = re.compile(r"completions_(\d+)\.parquet")
 
 
 def read_logs(path: str | os.PathLike) -> list[Log]:
@@ -94,24 +94,13 @@ def _own_run(folder: Path, top: Path) -> Log:
 def _trl_folder(folder: Path, state: Path) -> Log:
     facts, damage = facts_of(folder)
     home = folder if (folder / "completions").is_dir() or not folder.name.startswith("checkpoint-") else folder.parent
-    recorded, broken = _trl_completions(home / "completions")
+    recorded, broken = read_trl_completions(home / "completions")
     return _log("", "trainer_state.json", _trainer_state(state), state, facts, recorded, [*damage, *broken])
-
-
-def _trl_completions(folder: Path) -> tuple[pd.DataFrame, list[str]]:
-    """The parts that TRL's `log_completions` writes, one a step."""
-    if not folder.is_dir() or folder.is_symlink():
-        return pd.DataFrame(), []
-    names = [(m, p) for p in folder.iterdir() if (m := _PART.fullmatch(p.name))]
-    parts = sorted(Part(p, int(m[1]), int(m[1])) for m, p in names)
-    parts.sort(key=lambda part: part.first)
-    tables, damage = each(parts, lambda file: file.read(use_threads=False).to_pandas())
-    return (pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()), damage
 
 
 def _log(name: str, kind: str, raw, source: Path, facts: dict, recorded=None, damage: Sequence[str] = ()) -> Log:
     steps, order, wrong = steps_table(raw, str(source))
-    completions = None if recorded is None else completions_table(recorded, facts)
+    completions = None if recorded is None else completions_table(recorded)
     return Log(name, kind, steps, order, completions, facts, (*damage, *wrong))
 
 

@@ -1,7 +1,4 @@
-"""From the rows of a log, whoever wrote them, to the table of steps and the table of completions that rules ask."""
-
-from collections.abc import Mapping
-from typing import Any
+"""From the rows of a log, whoever wrote them, to the table of steps that rules ask."""
 
 import numpy as np
 import pandas as pd
@@ -11,7 +8,6 @@ from .names import NAMES, canonical
 
 _FINITE = ("loss", "grad_norm", "reward")  # a run whose numbers these are not is damaged
 _RL = {"reward", "mean_length", "clipped_ratio", "zero_std_share", "reward_std", "eos_tokens"}
-_NOT_REWARDS = {"step", "advantage", "completion_tokens", "sampled_tokens", "index"}
 
 
 def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, tuple[float, ...], list[str]]:
@@ -56,30 +52,3 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, tuple[flo
     order = tuple(table["step"])
     table = table.groupby("step", as_index=False).last()  # of a step that is there twice the last value of each metric
     return table[[name for name in NAMES if name in table]], order, sorted(damage)
-
-
-def completions_table(raw: pd.DataFrame, facts: Mapping[str, Any]) -> pd.DataFrame | None:
-    """Recorded completions with `step`, `prompt` and `completion` as text, and `reward` where it can be told.
-
-    TRL writes a column for each reward function; their weighted sum is the reward, with weight 1 where none is known.
-    """
-    if not {"step", "prompt", "completion"} <= set(raw.columns) or not len(raw):
-        return None
-    table = raw.rename(columns={"advantages": "advantage"}).sort_values("step", kind="stable", ignore_index=True)
-    for name in ("prompt", "completion"):
-        table[name] = table[name].map(_text)
-    if "reward" not in table:
-        numeric = [c for c in table if c not in _NOT_REWARDS and pd.api.types.is_numeric_dtype(table[c])]
-        functions = [c for c in numeric if table[c].dtype != bool]
-        if functions:
-            table["reward"] = table[functions].sum(axis=1, min_count=1)
-    return table
-
-
-def _text(value) -> str:
-    """A text, or the last message of a conversation."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, np.ndarray | list) and len(value) and all(isinstance(m, Mapping) for m in value):
-        return "\n".join(str(message.get("content", "")) for message in value)
-    return str(value)

@@ -1,0 +1,96 @@
+"""Recorded completions as one table, whoever wrote them: the workbench's parts, or those of TRL's `log_completions`."""
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .parts import Part, each
+
+_TRL_PART = re.compile(r"completions_(\d+)\.parquet")
+_NOT_REWARDS = {"step", "advantage", "completion_tokens", "sampled_tokens", "tokens_to_eos", "index"}
+
+
+def read_trl_completions(folder: Path) -> tuple[Any, list[str]]:
+    """The parts that TRL's `log_completions` writes, one a step.
+
+    Args:
+        folder: `completions/` of a training's output.
+
+    Returns:
+        DataFrame `step, prompt, completion, advantage` and a column a reward function, empty where there are no parts; a
+        sentence for each part that cannot be read.
+    """
+    import pandas as pd
+
+    if not folder.is_dir() or folder.is_symlink():
+        return pd.DataFrame(), []
+    names = [(m, p) for p in folder.iterdir() if (m := _TRL_PART.fullmatch(p.name))]
+    parts = sorted((Part(p, int(m[1]), int(m[1])) for m, p in names), key=lambda part: part.first)
+    tables, damage = each(parts, lambda file: file.read(use_threads=False).to_pandas())
+    return (pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()), damage
+
+
+def completions_table(raw) -> Any | None:
+    """Recorded completions with `step`, `prompt` and `completion` as text, and `reward` where it can be told.
+
+    TRL writes a column for each reward function; their sum is the reward, since their weights are in no file.
+
+    Returns:
+        DataFrame in the order of steps; None where one of the three columns is missing, or there is no row.
+    """
+    if not {"step", "prompt", "completion"} <= set(raw.columns) or not len(raw):
+        return None
+    table = raw.rename(columns={"advantages": "advantage"}).sort_values("step", kind="stable", ignore_index=True)
+    for name in ("prompt", "completion"):
+        table[name] = table[name].map(_text)
+    if "reward" not in table and (functions := reward_functions(table)):
+        table["reward"] = table[functions].sum(axis=1, min_count=1)
+    return table
+
+
+def reward_functions(table) -> list[str]:
+    """The columns that hold what single reward functions gave: all numbers that are nothing else.
+
+    Example:
+        >>> import pandas as pd
+        >>> reward_functions(pd.DataFrame({"step": [1], "reward": [2.0], "words": [2.0], "completion": ["a b"]}))
+        ['words']
+    """
+    from pandas.api.types import is_bool_dtype, is_numeric_dtype
+
+    known = _NOT_REWARDS | {"reward"}
+    return [c for c in table if c not in known and is_numeric_dtype(table[c]) and not is_bool_dtype(table[c])]
+
+
+def generations_in_a_row(table) -> int | None:
+    """G as equal prompts stand in a row in the completions; None where no prompt stands twice.
+
+    Where prompts repeat in a batch, what is found may be a multiple of G, or where none does, G itself.
+
+    Example:
+        >>> import pandas as pd
+        >>> generations_in_a_row(pd.DataFrame({"step": [1] * 6, "prompt": list("aabbcc")}))
+        2
+    """
+    import numpy as np
+
+    if table is None or not len(table):
+        return None
+    new_step = (table["step"] != table["step"].shift()).to_numpy()
+    starts = np.flatnonzero(new_step | (table["prompt"] != table["prompt"].shift()).to_numpy())
+    lengths = np.diff([*starts, len(table)])
+    whole = ~np.append(new_step[starts[1:]], True)  # the last rows of a step may be cut short
+    size = math.gcd(*map(int, lengths[whole] if whole.any() else lengths))
+    return size if size > 1 else None
+
+
+def _text(value) -> str:
+    """A text, or the messages of a conversation."""
+    if isinstance(value, str):
+        return value
+    several = not isinstance(value, bytes | Mapping) and hasattr(value, "__len__") and len(value) > 0
+    if several and all(isinstance(message, Mapping) for message in value):
+        return "\n".join(str(message.get("content", "")) for message in value)
+    return str(value)
