@@ -1,3 +1,5 @@
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given
@@ -113,8 +115,7 @@ class Largest(TorchDispatchMode):
 
 def test_logits_of_a_large_vocabulary_are_never_held_whole():
     vocabulary, rows, tokens = 32_000, 8, 512
-    narrow = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
-    model = tiny("llama", vocab_size=vocabulary, intermediate_size=16, max_position_embeddings=tokens, **narrow)
+    model = wide(vocabulary, tokens)
     batch = {"input_ids": ones(rows, tokens), "attention_mask": ones(rows, tokens)}
     with Largest() as largest:
         token_logprobs(model, batch)
@@ -122,6 +123,22 @@ def test_logits_of_a_large_vocabulary_are_never_held_whole():
     with Largest() as largest, torch.no_grad():
         model(**{name: value[:2] for name, value in batch.items()})
     assert largest.numel == 2 * tokens * vocabulary  # the measure sees whole logits where there are some
+
+
+def test_a_report_holds_the_logits_of_the_texts_and_not_of_their_padding():
+    vocabulary, tokens, texts = 32_000, 512, TEXTS[:2]
+    with Largest() as largest:
+        report = padding_report(
+            wide(vocabulary, tokens), None, texts, dtypes=["float32"], attentions=["eager"], extra_pads=tokens
+        )
+    assert report.rows["layout"].eq("padded").any()
+    assert largest.numel <= 2**24 < len(texts) * tokens * vocabulary
+
+
+def wide(vocabulary: int, tokens: int):
+    """A model of next to nothing but its vocabulary."""
+    narrow = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    return tiny("llama", vocab_size=vocabulary, intermediate_size=16, max_position_embeddings=tokens, **narrow)
 
 
 def test_scoring_leaves_the_model_as_it_was():
@@ -220,3 +237,11 @@ def test_a_copy_in_another_dtype_leaves_the_model_and_the_buffers_alone():
     assert {p.dtype for p in cast.parameters()} == {torch.bfloat16}
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert {b.dtype for b in cast.buffers()} == {torch.float32}
+
+
+def test_a_copy_in_another_dtype_keeps_tied_weights_tied_and_makes_no_copy_in_the_old_one():
+    model = tiny("gpt2")
+    with mock.patch.object(torch.nn.Parameter, "__deepcopy__", side_effect=AssertionError("copied before it is cast")):
+        cast = cast_copy(model, "float16")
+    assert cast.lm_head.weight is cast.transformer.wte.weight
+    assert torch.equal(cast.lm_head.weight, model.lm_head.weight.half())

@@ -248,8 +248,12 @@ def evaluating(model):
 
 
 def cast_copy(model, dtype: str):
-    """A copy with its parameters in another dtype; buffers stay, as they do when a model is loaded in that dtype."""
-    cast = copy.deepcopy(model)
-    for parameter in cast.parameters():
-        parameter.data = parameter.data.to(getattr(torch, dtype))
-    return cast
+    """A copy with its parameters in another dtype; buffers stay, as they do when a model is loaded in that dtype.
+
+    Memory: of the copy, at no time of a second one in the model's own dtype.
+    """
+    cast = {}
+    for parameter in model.parameters():
+        made = parameter.detach().to(getattr(torch, dtype), copy=True)
+        cast[id(parameter)] = torch.nn.Parameter(made, requires_grad=parameter.requires_grad)
+    return copy.deepcopy(model, cast)

@@ -25,6 +25,7 @@ USED, IGNORED = "uses them", "takes them and ignores them"  # what a model does 
 _LENGTH_DEPENDENT = ("dynamic", "longrope")  # transformers recomputes these from the largest position in the batch
 _WIDEST = 8192
 _CASTABLE = 2**30  # parameters up to which a copy in another dtype is made unasked
+_ROWS = 64  # tokens compared at once where all logits are there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +79,8 @@ def padding_report(
 ) -> PaddingReport:
     """Score texts alone and unpadded, then in every layout a trainer might use, and say what differs and why.
 
-    The fp32 logits of all texts are held at once (tokens x vocabulary): give a handful of texts of some dozen tokens.
-    The model is left as it was.
+    The fp32 logits of all texts without padding are held, twice where several dtypes or kernels are run (tokens x vocabulary):
+    give a handful of texts of some dozen tokens. The model is left as it was.
 
     Args:
         model: causal language model.
@@ -206,31 +207,48 @@ def _attention(model, name: str):
 
 def _compare_layouts(model, sequences, width, run, use, base) -> tuple[torch.Tensor, list[dict]]:
     """The reference logits and the rows of one `run`, its dtype and kernel; `base` is the name and reference of the first."""
-    reference = _text_logits(model, sequences)
+    reference = _reference_logits(model, sequences)
     rows = []
 
-    def add(logits, layout, side="", positions="", batch=1, against=reference):
+    def add(found, layout, side="", positions="", batch=1):
         place = {"layout": layout, "side": side, "positions": positions, "batch": batch}
-        rows.append(run | place | _differences(sequences, against, logits))
+        rows.append(run | place | found.numbers())
 
     for copies in (1, 4):
-        add(_text_logits(model, sequences, copies=copies), CONTROL, batch=copies)
+        found = _Differences(sequences, reference)
+        _text_logits(model, sequences, found.see, copies=copies)
+        add(found, CONTROL, batch=copies)
     if base:
-        add(reference, f"unpadded, against {base[0]}", against=base[1])
+        found = _Differences(sequences, base[1])
+        for at in torch.arange(len(reference), device=reference.device).split(_ROWS):
+            found.see(at, reference[at])
+        add(found, f"unpadded, against {base[0]}")
     sizes = (1, len(sequences)) if base else (1, 2, len(sequences))
     for side in SIDES:
         for positions in ("implicit", "explicit") if use in (USED, IGNORED) else ("implicit",):
             for size in sorted(set(sizes)):
-                logits = _text_logits(model, sequences, side, positions, batch_size=size, width=width)
-                add(logits, "padded", side, positions, size)
+                found = _Differences(sequences, reference)
+                _text_logits(model, sequences, found.see, side, positions, batch_size=size, width=width)
+                add(found, "padded", side, positions, size)
     return reference, rows
 
 
+def _reference_logits(model, sequences) -> torch.Tensor:
+    """Logits (n, V) of the n tokens of all texts, each text alone and unpadded."""
+    found: list[torch.Tensor] = []
+    _text_logits(model, sequences, lambda at, logits: found.append(logits))
+    return torch.cat(found)
+
+
 def _text_logits(
-    model, sequences, side="right", positions="implicit", *, batch_size=1, copies=1, width=None
-) -> torch.Tensor:
-    """Logits (n, V) of the n tokens of all texts, without the padding; of several copies in one batch the last."""
-    found = []
+    model, sequences, function, side="right", positions="implicit", *, batch_size=1, copies=1, width=None
+) -> None:
+    """Calls `function(at, logits)` for each slice of the texts' own tokens, of several copies in one batch for the last.
+
+    `at` (k,) are places among the tokens of all texts one after another, `logits` (k, V) those of these tokens. Never are
+    all logits there at once: a batch padded past a model's window would have many times the texts' tokens.
+    """
+    before = 0
     for start in range(0, len(sequences), batch_size):
         texts = sequences[start : start + batch_size]
         batch = pad_batch(texts * copies, pad_id=0, side=side, width=width)
@@ -238,31 +256,61 @@ def _text_logits(
         if "dynamic" in rope_types(model):  # it keeps the frequencies of a longer text before; a short one resets them
             one = torch.ones_like(batch["input_ids"][:1, :1])
             map_logits(model, {"input_ids": one, "attention_mask": one}, lambda logits, targets: None)
-        slices = map_logits(model, batch, lambda logits, targets: logits, positions=positions)
-        logits, mask = torch.cat(slices, dim=1), batch["attention_mask"].bool()
-        found.append(logits[-len(texts) :][mask[-len(texts) :]])
-    return torch.cat(found)
+        chosen = batch["attention_mask"].bool()
+        chosen[: -len(texts)] = False
+        places = chosen.flatten().cumsum(0).view_as(chosen) - 1 + before
+        before += sum(map(len, texts))
+        columns = iter(range(chosen.shape[1]))
+
+        def see(logits, targets, chosen=chosen, places=places, columns=columns):
+            of_slice = list(itertools.islice(columns, logits.shape[1]))
+            keep = chosen[:, of_slice]
+            if keep.any():
+                function(places[:, of_slice][keep], logits[keep])
+
+        map_logits(model, batch, see, positions=positions)
 
 
-def _differences(sequences: list, before: torch.Tensor, after: torch.Tensor) -> dict[str, Any]:
-    """The numbers of a row from the logits (n, V) of the n tokens of all texts."""
-    before_log = before.log_softmax(-1)
-    moved = after.log_softmax(-1) - before_log
-    following = torch.tensor(list(itertools.chain(*sequences)), device=moved.device).roll(-1).unsqueeze(-1)
-    each = moved.gather(-1, following).flatten().double().split([len(text) for text in sequences])
-    deltas = [of_text[:-1] for of_text in each]  # after a text's last token comes nothing
-    every = torch.cat(deltas)
-    ratios = every.exp()
-    return {
-        "max |Δ log-prob|": every.abs().max().item(),
-        "median |Δ log-prob|": every.abs().quantile(0.5).item(),
-        "99% |Δ log-prob|": every.abs().quantile(0.99).item(),
-        "max |Δ logit|": (after - before).abs().max().item(),
-        "share of top-1 flips": (after.argmax(-1) != before.argmax(-1)).double().mean().item(),
-        "max KL": (before_log.exp() * -moved).sum(-1).max().clamp(min=0).item(),
-        "share of ratios outside [0.9, 1.1]": ((ratios < 0.9) | (ratios > 1.1)).double().mean().item(),
-        "max sequence drift": max(delta.sum().abs().item() for delta in deltas),
-    }
+class _Differences:
+    """The numbers of a row, from slices of logits seen one after another.
+
+    Args:
+        sequences: the texts, of n tokens together.
+        before: their reference logits (n, V).
+    """
+
+    def __init__(self, sequences: list, before: torch.Tensor):
+        self._before, self._lengths = before, [len(text) for text in sequences]
+        self._following = torch.tensor(list(itertools.chain(*sequences)), device=before.device).roll(-1)
+        self._moved = torch.zeros(len(before), dtype=torch.double, device=before.device)
+        self._flipped, self._kl, self._logit = (torch.zeros_like(self._moved) for _ in range(3))
+
+    def see(self, at: torch.Tensor, after: torch.Tensor) -> None:
+        """Logits (k, V) of the tokens at these places (k,)."""
+        before = self._before[at]
+        before_log = before.log_softmax(-1)
+        moved = after.log_softmax(-1) - before_log
+        self._moved[at] = moved.gather(-1, self._following[at].unsqueeze(-1)).squeeze(-1).double()
+        self._flipped[at] = (after.argmax(-1) != before.argmax(-1)).double()
+        self._kl[at] = -(before_log.exp_() * moved).sum(-1).double()
+        self._logit[at] = (after - before).abs().amax(-1).double()
+
+    def numbers(self) -> dict[str, Any]:
+        deltas = [
+            of_text[:-1] for of_text in self._moved.split(self._lengths)
+        ]  # after a text's last token comes nothing
+        every = torch.cat(deltas)
+        ratios = every.exp()
+        return {
+            "max |Δ log-prob|": every.abs().max().item(),
+            "median |Δ log-prob|": every.abs().quantile(0.5).item(),
+            "99% |Δ log-prob|": every.abs().quantile(0.99).item(),
+            "max |Δ logit|": self._logit.max().item(),
+            "share of top-1 flips": self._flipped.mean().item(),
+            "max KL": self._kl.max().clamp(min=0).item(),
+            "share of ratios outside [0.9, 1.1]": ((ratios < 0.9) | (ratios > 1.1)).double().mean().item(),
+            "max sequence drift": max(delta.sum().abs().item() for delta in deltas),
+        }
 
 
 def _worst(rows: pd.DataFrame, **where) -> float:
