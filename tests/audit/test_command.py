@@ -22,7 +22,8 @@ def logged(*, masked=False, reward=lambda n: 0.2 + 0.01 * n):
     scatter = np.random.default_rng(0).normal(size=60)
     return [
         {"step": n + 1, "reward": reward(n) + 0.03 * scatter[n], "grad_norm": 0.0 if masked and n % 4 else 0.3}
-        | {"frac_reward_zero_std": 0.1, "completions/clipped_ratio": 1.0, "completions/mean_length": 7.0}
+        | {"frac_reward_zero_std": 0.1, "completions/clipped_ratio": 0.9 if masked and n % 4 == 0 else 1.0}
+        | {"completions/mean_length": 7.0}
         | {"completions/max_length": 9.0 if n % 3 else 8.0, "learning_rate": 1e-4}
         for n in range(60)
     ]

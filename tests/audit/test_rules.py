@@ -13,11 +13,13 @@ STOPPED = {
 }  # a stop string, read as a cut
 CUT = {"clipped_ratio": 0.6, "mean_length": 50.0, "max_length": 64.0}
 LIMIT = {"max_completion_length": 64}
-MASKED = np.tile([0.0, 0.0, 0.0, 0.4], 15)  # gradients
+MASKED = np.tile([0.0, 0.0, 0.0, 0.4], 15)  # gradients; a step has one where a row of it ended in EOS
+MASKS = STOPPED | {"clipped_ratio": np.where(MASKED == 0, 1.0, 0.9), "grad_norm": MASKED, "zero_std_share": 0.1}
 EQUAL = {"grad_norm": 0.0, "zero_std_share": 1.0}
 UNIT = {"name": "a documented run", "low": 0.0, "high": 1.0, "unit": "share"}
 GPT2 = {"model_type": "gpt2"}
 SIZE = {"num_generations": 4}
+UNEQUAL = rows(prompt=lambda s, g, r: "a prompt " * (g + 1))
 LONG = rows(prompt=lambda s, g, r: "one length", reward=lambda s, g, r: float(r % 2))
 
 # rule, a log that shows it, a log that does not, a log that cannot tell
@@ -30,7 +32,7 @@ CASES = [
     ),
     (
         rules_ends.masked_stops,
-        log(**STOPPED, grad_norm=MASKED, zero_std_share=0.1),
+        log(**MASKS),
         log(**STOPPED, grad_norm=0.4, zero_std_share=0.1),
         log(**STOPPED),
     ),
@@ -42,7 +44,7 @@ CASES = [
     ),
     (
         rules_ends.never_stops,
-        log(eos_tokens=180, episodes=16 * np.arange(1, 61)),
+        log(eos_tokens=180, episodes=16 * np.arange(1, 61), facts={"pad_token_id": 0, "eos_token_ids": [1]}),
         log(eos_tokens=15, episodes=16 * np.arange(1, 61)),
         log(reward=flat),
     ),
@@ -63,8 +65,8 @@ CASES = [
     (rules_sampler.mismatch, log(logp_difference=0.3), log(logp_difference=0.01), log(reward=flat)),
     (
         rules_sampler.padding_positions,
-        log(completions=rows(), facts=GPT2),
-        log(completions=rows(), facts={"model_type": "qwen2", "rotary": True}),
+        log(completions=UNEQUAL, facts=GPT2),
+        log(completions=UNEQUAL, facts={"model_type": "qwen2", "rotary": True}),
         log(facts=GPT2),
     ),
     (rules_learning.no_learning, log(reward=flat), log(reward=rising), log(steps=5, reward=flat)),
@@ -159,7 +161,7 @@ def test_the_limit_or_the_stop_string_decides_what_lengths_alone_leave_open():
 
 def test_stops_that_only_look_clipped_are_a_warning_and_masked_ones_a_problem():
     assert rules_ends.false_clipping(log(**STOPPED)).severity == "warning"
-    assert rules_ends.masked_stops(log(**STOPPED, grad_norm=MASKED, zero_std_share=0.1)).severity == "problem"
+    assert rules_ends.masked_stops(log(**MASKS)).severity == "problem"
 
 
 def test_steps_whose_rewards_are_equal_are_no_sign_of_a_mask():
@@ -219,7 +221,7 @@ def test_a_reward_that_rises_and_then_falls_is_a_collapse():
 
 
 def test_an_entropy_of_steps_whose_tokens_were_all_masked_is_not_taken_for_a_collapse():
-    masked = log(**STOPPED, grad_norm=MASKED, zero_std_share=0.1, entropy=np.where(MASKED == 0, 0.0, 0.4), reward=flat)
+    masked = log(**MASKS, entropy=np.where(MASKED == 0, 0.0, 0.4), reward=flat)
     found = {f.rule: f for f in check(masked) if f.verdict == "found"}
     assert "masked-stops" in found and "collapse" not in found
     assert found["zero-gradient"].follows_from == "masked-stops"

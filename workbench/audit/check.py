@@ -9,6 +9,7 @@ from .log import Log
 
 RULES: tuple[Callable[[Log], Finding], ...] = (
     rules_data.log_damage,
+    rules_data.reward_scale,
     rules_ends.false_clipping,  # first of those that ask the metrics: it may take some away
     rules_ends.masked_stops,
     rules_gradient.copies,
@@ -25,7 +26,6 @@ RULES: tuple[Callable[[Log], Finding], ...] = (
     rules_learning.length_runaway,
     rules_learning.no_learning,
     rules_learning.solved,
-    rules_data.reward_scale,
     rules_data.duplicate_prompts,
 )
 
@@ -36,10 +36,18 @@ _EXPLAINS = {
     "mixed-groups": ("collapse", "no-learning"),
     "never-stops": ("true-clipping",),
     "stale-sampler": ("mismatch", "collapse", "no-learning"),
-    "zero-gradient": ("collapse", "no-learning"),
-    "collapse": ("no-learning",),
+    "padding-positions": ("mismatch",),
+    "true-clipping": ("zero-gradient", "no-learning"),
+    "length-runaway": ("true-clipping",),
+    "collapse": ("zero-gradient", "length-runaway", "true-clipping", "no-learning"),
+    "zero-gradient": ("no-learning",),
 }
-_CAUSES = {("masked-stops", "zero-gradient"): "masked", ("copies", "zero-gradient"): "copies"}
+_CAUSES = {
+    ("masked-stops", "zero-gradient"): "masked",
+    ("copies", "zero-gradient"): "copies",
+    ("true-clipping", "zero-gradient"): "equal-rewards",
+    ("collapse", "zero-gradient"): "equal-rewards",
+}
 _ORDER = [(FOUND, PROBLEM), (FOUND, WARNING), (FOUND, INFORMATION)]
 
 

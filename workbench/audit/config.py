@@ -34,7 +34,9 @@ def facts_of(folder: Path) -> tuple[dict[str, Any], list[str]]:
         "rotary": bool(_ROTARY & config.keys()) or None,
         "dtype": config.get("dtype") or config.get("torch_dtype"),
         "eos_token_ids": list(dict.fromkeys(eos)),
+        "pad_token_id": next(iter(_ids(generation.get("pad_token_id")) or _ids(config.get("pad_token_id"))), None),
         "tokenizer_ids": _tokenizer_ids(tokenizer),
+        "tokenizer_file": str(model / "tokenizer.json") if tokenizer else None,
     }
     return {name: known for name, known in facts.items() if known is not None and known != []}, damage
 

@@ -21,6 +21,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "mean_terminated_length": ("completions/mean_terminated_length",),
     "clip_region": ("clip_ratio/region_mean", "clip_ratio", "actor/pg_clipfrac", "policy/clipfrac_avg"),
     "logp_difference": ("sampling/sampling_logp_difference/mean", "training/rollout_probs_diff_mean"),
+    "ratio_mean": ("sampling/importance_sampling_ratio/mean",),
+    "ratio_max": ("sampling/importance_sampling_ratio/max",),
     "tool_calls": ("tools/call_frequency",),
     "eos_tokens": ("val/num_eos_tokens",),
     "episodes": ("episode",),

@@ -114,6 +114,12 @@ def duplicate_prompts(log: Log) -> Finding:
     )
 
 
+def _reused(log: Log) -> np.ndarray:
+    """Steps on completions of a step before, (N,) of bool: with num_iterations or steps_per_generation above 1."""
+    lengths = log.logged("mean_length")
+    return np.zeros(len(log.steps), bool) if lengths is None else np.isnan(lengths)
+
+
 def missing_rewards(log: Log) -> Finding:
     """Whether rows or steps have no reward at all: their advantage is zero, and means hide it."""
     rule, reward, table = "missing-rewards", log.logged("reward"), log.completions
@@ -122,10 +128,13 @@ def missing_rewards(log: Log) -> Finding:
         rows = table["reward"].isna()
     if reward is None and rows is None:
         return unknown(rule, "Log the reward.")
-    steps = np.zeros(len(log.steps), bool) if reward is None else np.isnan(reward)
+    steps = np.zeros(len(log.steps), bool) if reward is None else np.isnan(reward) & ~_reused(log)
     share = float(rows.mean()) if rows is not None else float(steps.mean())
     if not share and not steps.any():
-        return absent(rule, "Every step has a reward.")
+        if rows is None:
+            advice = "Give completions (log_completions=True): the mean of a step leaves out rows without a reward."
+            return unknown(rule, advice, "Every step has a reward.")
+        return absent(rule, "Every completion has a reward.")
     where = log.at(steps)
     if table is not None and rows is not None:
         where = tuple(int(s) for s in table["step"][rows].unique())

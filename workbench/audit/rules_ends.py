@@ -3,7 +3,7 @@
 import numpy as np
 
 from .finding import FOUND, PROBLEM, WARNING, Finding, absent, unknown
-from .levels import rises
+from .levels import quarters, rises
 from .log import Log
 
 _ROUNDING = 2e-3  # of four printed digits, relative
@@ -87,7 +87,7 @@ def _contradictions(log: Log, logged: np.ndarray) -> dict[str, np.ndarray]:
     if true is not None:
         reasons["the recorded ends of the rows say otherwise"] = logged - true > 0.005
     ended = ended_rows(log)
-    if ended is not None:
+    if ended is not None and log.each_step:  # the texts are of the last batch, the ratio of all since the line before
         reasons["the texts end in a stop string"] = logged + ended > 1.02
     mean, longest = log.logged("mean_length"), log.logged("max_length")
     if mean is None or log.logged("tool_calls") is not None:  # with tools, lengths leave out what the tools wrote
@@ -111,8 +111,8 @@ def _less(value: np.ndarray, bound: np.ndarray) -> np.ndarray:
 
 def _one_step_a_line(log: Log, longest: np.ndarray) -> bool:
     """Whether a line is of one batch: the longest length of a batch is a whole number, a mean of several seldom is."""
-    known, steps = longest[~np.isnan(longest)], log.steps["step"].to_numpy()
-    return bool((known == np.round(known)).all()) and (len(steps) < 2 or float(np.median(np.diff(steps))) == 1)
+    known = longest[~np.isnan(longest)]
+    return bool((known == np.round(known)).all()) and log.each_step
 
 
 def _consistent(log: Log, logged: np.ndarray, clipped: np.ndarray) -> Finding:
@@ -125,7 +125,7 @@ def _consistent(log: Log, logged: np.ndarray, clipped: np.ndarray) -> Finding:
         if limit and len(reached) and reached.min() >= 0.9 * limit:
             return absent(rule, "The longest rows reach the limit wherever rows count as clipped.", limit=limit)
         one_length = len(reached) >= 3 and np.ptp(reached) == 0 and np.nanmax(longest) == reached[0]
-        if not limit and one_length and _varied(log):
+        if not limit and one_length and (_varied(log) or _many_endings(log)):
             return absent(rule, "Clipped rows all end at one length, as at a limit.", limit=float(reached[0]))
     return unknown(
         rule,
@@ -141,6 +141,14 @@ def _varied(log: Log) -> bool:
     return mean is not None and longest is not None and bool(np.nanmean(mean) < 0.98 * np.nanmean(longest))
 
 
+def _many_endings(log: Log) -> bool:
+    """Whether texts end in many ways, as cut ones do; those that a stop ended end alike."""
+    if log.completions is None:
+        return False
+    last = log.completions["completion"].str.rstrip().str[-1:]
+    return len(last) > 0 and bool(last.nunique() >= 8 and last.value_counts(normalize=True).iloc[0] < 0.5)
+
+
 def masked_stops(log: Log) -> Finding:
     """Whether rows that stopped were left out of the loss as truncated: all rows of a step clipped, and no gradient.
 
@@ -153,7 +161,7 @@ def masked_stops(log: Log) -> Finding:
         return unknown(rule, false.advice, "It is open whether rows that stopped count as truncated.")
     known, norm = log.facts.get("mask_truncated"), log.logged("grad_norm")
     dead, alive = dead_though_rewards_differ(log)
-    if known is False or (alive.any() and not dead.any()):
+    if known is False or alive.any():
         return absent(rule, "Rows that count as truncated are in the loss: steps full of them have a gradient.")
     if not dead.any() and not known:
         return unknown(
@@ -198,7 +206,7 @@ def true_clipping(log: Log) -> Finding:
     if true is None:
         return unknown(rule, "Log completions/clipped_ratio, or give completions.") if not log.disputed else unknown(
             rule, "Give --limit N and completions: the logged clipped ratio is false.")  # fmt: skip
-    late = float(np.nanmean(true[-max(1, len(true) // 4) :]))
+    late = quarters(true)[1]
     if late < 0.25:
         return absent(rule, f"{late:.0%} of the rows are cut at the end of the run.", late=late)
     if false_clipping(log).verdict == "undecidable":
@@ -227,6 +235,13 @@ def never_stops(log: Log) -> Finding:
         rows = np.where(rows > 0, rows, np.nan)
         each = eos / rows
         if (each > 1.01).sum() * 2 >= len(each):
+            if log.facts.get("pad_token_id") in (None, *log.facts.get("eos_token_ids", ())):
+                return unknown(
+                    rule,
+                    "Give --model FOLDER or a checkpoint folder: where rows are padded with the EOS token, as they are without "
+                    "a padding token, these are no sampled ones.",
+                    f"Completions hold {np.nanmean(each):.1f} EOS tokens each.",
+                )
             return _runs_on(
                 log,
                 each > 1.01,

@@ -1,9 +1,10 @@
 """Rules about steps that teach nothing: which of several causes makes the gradient zero."""
 
 import numpy as np
+import pandas as pd
 
 from .finding import FOUND, INFORMATION, PROBLEM, WARNING, Finding, absent, unknown
-from .levels import highest_reward
+from .levels import highest_reward, rises
 from .log import Log
 
 _FEW, _MANY = 0.05, 0.2  # share of steps
@@ -46,12 +47,14 @@ def copies(log: Log) -> Finding:
     start = known[: max(1, len(known) // 4)]
     if known.mean() < 0.9 or start.mean() < 0.9:
         return absent(rule, f"{known.mean():.0%} of the groups are one text repeated.", share=float(known.mean()))
-    entropy = log.metric("entropy")
-    if entropy is not None and np.nanmedian(entropy) < 0.01:
+    entropy, length = log.metric("entropy"), log.metric("mean_length")
+    spread = None if entropy is None else np.nanmedian(entropy * (1 if length is None else length))
+    if spread is not None and spread < (0.01 if length is None else 1.0):
         return unknown(
             rule,
             "Sample the prompts again without a seed and with temperature 1.",
-            "All completions of a group are the same, but the policy's entropy is near 0, so it would repeat itself anyway.",
+            "All completions of a group are the same, but the policy is so sure of its answers that it would repeat them "
+            "anyway.",
         )
     shown = "" if entropy is None else f", although the policy's entropy is {np.nanmedian(entropy):.2g}"
     return Finding(
@@ -95,9 +98,10 @@ def zero_gradient(log: Log) -> Finding:
 def _causes(log: Log, dead: np.ndarray, equal: np.ndarray | None) -> dict[str, np.ndarray]:
     """Cause -> the dead steps that it explains, each step once."""
     none = np.zeros(len(dead), bool)
-    alike = none if equal is None else (equal >= 1 - 1e-6)
+    alike = none if equal is None else (_carried(equal) >= 1 - 1e-6)
     # The mask follows the clipped ratio as it was logged, true or not.
     clipped, region = log.logged("clipped_ratio"), log.metric("clip_region")
+    clipped = None if clipped is None else _carried(clipped)
     left = dead.copy()
     found: dict[str, np.ndarray] = {}
 
@@ -112,6 +116,11 @@ def _causes(log: Log, dead: np.ndarray, equal: np.ndarray | None) -> dict[str, n
         take("clip", none if region is None else (region >= 0.999))
     take("unknown", ~none)
     return found
+
+
+def _carried(values: np.ndarray) -> np.ndarray:
+    """Where a step has no value, that of the step before: it used the same completions once more."""
+    return pd.Series(values).ffill().to_numpy()
 
 
 _WORDS = {
@@ -139,7 +148,7 @@ def _dead(log: Log, dead: np.ndarray, cause: str, counts: dict) -> Finding:
     if cause == "equal-rewards" and reward is not None and not np.isnan(reward[dead]).all():
         where, severity = _level(float(np.nanmean(reward[dead])), reward, top)
         words += where
-    if severity == PROBLEM and share < _MANY:
+    if severity == PROBLEM and (share < _MANY or (cause == "equal-rewards" and rises(reward))):
         severity = WARNING
     return Finding(
         "zero-gradient",

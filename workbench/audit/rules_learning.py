@@ -3,7 +3,7 @@
 import numpy as np
 
 from .finding import FOUND, INFORMATION, PROBLEM, WARNING, Finding, absent, unknown
-from .levels import LEAST, change, highest_reward, quarters
+from .levels import LEAST, change, highest_reward, quarters, rises
 from .log import Log
 
 _SURE = 40  # steps from which a flat reward says something
@@ -43,6 +43,10 @@ def no_learning(log: Log) -> Finding:
         return absent(rule, "The task is solved.")
     found = change(reward, level=0.95)
     steps = int((~np.isnan(reward)).sum())
+    spread = log.metric("reward_std")
+    if found is None and steps >= LEAST and spread is not None and np.nanmax(spread) > 1e-6:
+        says = f"The mean reward is {np.nanmax(reward):.4g} in every step, though rewards differ: they are relative."
+        return unknown(rule, "Log a reward that is not compared within its batch, or evaluate checkpoints.", says)
     if found is None and steps >= LEAST:
         says = f"The reward is {np.nanmax(reward):.4g} in every step."
         advice = "Check what the reward function sees: a reward that never varies teaches nothing."
@@ -52,7 +56,7 @@ def no_learning(log: Log) -> Finding:
     evidence = {"change of the reward": found.estimate, "95% interval": [found.low, found.high], "steps": steps}
     if not found.low <= 0 <= found.high:
         return absent(rule, f"The reward changed by {found.estimate:+.3g}.", **evidence)
-    noise = float(np.nanstd(np.diff(reward)) / np.sqrt(2))
+    noise = float(np.std(np.diff(reward[~np.isnan(reward)])) / np.sqrt(2))
     if steps < _SURE or found.high - found.low > 3 * noise:
         says = f"The reward changed by {found.estimate:+.3g}; its 95% interval, {found.low:.3g} to {found.high:.3g}, holds 0."
         return unknown(rule, "More steps, or more seeds.", says, **evidence)
@@ -82,27 +86,34 @@ def collapse(log: Log) -> Finding:
             evidence={"change of the reward": found.estimate, "99% interval": [found.low, found.high]},
             advice="Look at the other findings first; else lower the learning rate, or add a KL penalty (beta).",
         )
+    if reward is None:
+        return unknown(rule, "Log the reward.")
     entropy, norm = log.metric("entropy"), log.logged("grad_norm")
     if entropy is None:
-        return (
-            absent(rule, "The reward did not fall.") if reward is not None else unknown(rule, "Log reward or entropy.")
-        )
-    if norm is not None:
-        entropy = np.where(norm == 0, np.nan, entropy)  # without a token in the loss its entropy is a mean over nothing
+        return absent(rule, "The reward did not fall.")
+    if norm is not None:  # without a token in the loss its entropy is a mean over nothing
+        entropy = np.where((norm == 0) & (entropy == 0), np.nan, entropy)
     first, last = quarters(entropy)
-    grown = change(reward)
-    learns = solved(log).verdict == FOUND or (grown is not None and grown.low > 0)
-    if not (first > 0 and last < 0.05 * first) or learns:
-        return absent(rule, f"Entropy {first:.3g} to {last:.3g}; the reward did not fall.", first=first, last=last)
-    return Finding(
-        rule,
-        FOUND,
-        f"The policy stopped exploring: its entropy fell from {first:.3g} to {last:.3g}, and the reward did not rise.",
-        severity=PROBLEM,
-        cause="entropy",
-        evidence={"entropy, first quarter": first, "entropy, last quarter": last},
-        advice="Lower the learning rate, raise epsilon_high or the temperature.",
-    )
+    start = float(entropy[~np.isnan(entropy)][0]) if not np.isnan(first) else np.nan
+    evidence = {"entropy, first step": start, "entropy, first quarter": first, "entropy, last quarter": last}
+    learns = solved(log).verdict == FOUND or rises(reward)
+    if last > 3 * start and last > start + 1 and _ends_low(log):
+        says = f"The policy came apart: its entropy rose from {start:.3g} to {last:.3g}, and the reward ends at its lowest."
+        cause, advice = "diverged", "Lower the learning rate, or add a KL penalty (beta)."
+    elif first > 0 and last < 0.05 * first and not learns:
+        says = f"The policy stopped exploring: its entropy fell from {first:.3g} to {last:.3g}, and the reward did not rise."
+        cause, advice = "entropy", "Lower the learning rate, raise epsilon_high or the temperature."
+    else:
+        return absent(rule, f"Entropy {first:.3g} to {last:.3g}; the reward did not fall.", **evidence)
+    return Finding(rule, FOUND, says, PROBLEM, cause, evidence=evidence, advice=advice)
+
+
+def _ends_low(log: Log) -> bool:
+    """Whether the reward ends at the bottom of its range, and that is below its top by more than rewards of a step scatter."""
+    reward, spread = log.metric("reward"), log.metric("reward_std")
+    low, high, last = np.nanmin(reward), np.nanmax(reward), quarters(reward)[1]
+    least = 0.0 if spread is None else 0.25 * np.nanmax(spread)
+    return bool(high > low and last <= low + 0.1 * (high - low) and high - last > least)
 
 
 def _fall(reward: np.ndarray | None):

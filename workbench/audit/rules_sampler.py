@@ -11,14 +11,15 @@ EXPLAINED = {"float32": 0.005, "float16": 0.02, "bfloat16": 0.05}
 _DRIFT = 0.02
 # Their positions are learned vectors: a token's place in a padded row changes its logits.
 LEARNED_POSITIONS = {"gpt2", "gpt_neo", "gpt_bigcode", "openai-gpt"}
+_PASS_POSITIONS = ("verl", "PPO")
 _ADVICE = "Log sampling/sampling_logp_difference (TRL with vLLM and importance sampling correction does)."
 
 
 def stale_sampler(log: Log) -> Finding:
-    """Whether the sampler lags behind the scorer: their difference grows at least fivefold over the run.
+    """Whether the sampler lags behind the scorer: they agree in the first step, and differ ever more from then on.
 
-    A sampler that is updated each step differs by the same small amount all along; one that is not differs by more with
-    each step of the scorer.
+    A sampler that is updated each step differs by the same small amount all along. One that is not has the scorer's weights
+    only in the first step: so the end is compared with that step, not with the first quarter, in which they part already.
     """
     rule, difference = "stale-sampler", log.metric("logp_difference")
     found = change(difference)
@@ -28,15 +29,16 @@ def stale_sampler(log: Log) -> Finding:
         if np.nanmax(difference) < _DRIFT:
             return absent(rule, "Sampler and scorer agree.")
         return unknown(rule, "More steps.")
-    first, last = quarters(difference)
-    evidence = {"difference, first quarter": first, "difference, last quarter": last}
-    if found.low <= 0 or last < _DRIFT or last < 5 * first:
+    first, last = float(difference[~np.isnan(difference)][0]), quarters(difference)[1]
+    evidence = {"difference, first step": first, "difference, last quarter": last}
+    far = (last >= _DRIFT and last >= 5 * first) or (last >= _DRIFT / 20 and last >= 50 * first)
+    if not far or (found.low <= 0 and last < 50 * first):
         return absent(rule, f"Sampler and scorer differ by {first:.2g}, later by {last:.2g}.", **evidence)
     return Finding(
         rule,
         FOUND,
-        f"The sampler does not follow the policy: their log-probs differ by {first:.2g} a token in the first quarter and "
-        f"by {last:.2g} in the last.",
+        f"The sampler does not follow the policy: their log-probs differ by {first:.2g} a token in the first step and "
+        f"by {last:.2g} in the last quarter.",
         severity=PROBLEM,
         evidence=evidence,
         advice="Check that weights, LoRA ones too, reach the engine: sync every step, and compare a greedy sample of both.",
@@ -51,6 +53,8 @@ def mismatch(log: Log) -> Finding:
     dtype, bound = str(log.facts.get("dtype") or ""), EXPLAINED["bfloat16"]
     mean = float(np.nanmean(difference))
     evidence = {"mean difference of a token's log-prob": mean, "explained": bound, "dtype of the saved model": dtype}
+    if _only_more_likely(log, difference):
+        return _apart(log, "truncated-sampling", mean, bound, evidence)
     if mean <= EXPLAINED.get(dtype, bound):
         return absent(
             rule, f"Sampler and scorer differ by {mean:.2g} a token, which {dtype or 'bf16'} explains.", **evidence
@@ -62,19 +66,53 @@ def mismatch(log: Log) -> Finding:
             f"Sampler and scorer differ by {mean:.2g} a token, more than the {dtype} of the saved model explains.",
             **evidence,
         )
-    first, last = quarters(difference)
-    growing = last > 3 * first
+    if stale_sampler(log).verdict == FOUND:
+        return _apart(log, "growing", mean, bound, evidence)
+    if padding_positions(log).verdict == FOUND:
+        return _apart(log, "positions", mean, bound, evidence)
+    return _apart(log, "constant", mean, bound, evidence)
+
+
+_CAUSES = {
+    "truncated-sampling": (
+        ", and no token was less likely to the sampler than to the scorer: it samples from a part of the vocabulary only",
+        "Set top_p=1, top_k=0 and min_p=None for training: the scorer's log-probs are of the whole vocabulary.",
+    ),
+    "growing": (", and ever more", "See stale-sampler: the weights do not reach the engine."),
+    "positions": (", from the start, as shifted positions do", "See padding-positions."),
+    "constant": (
+        ", from the start",
+        "Compare temperature, dtype, weights and chat template of both; workbench.mismatch_report tells them apart.",
+    ),
+}
+
+
+def _only_more_likely(log: Log, difference: np.ndarray) -> bool:
+    """Whether scorer over sampler is at most 1 in each step: what top_p, top_k and min_p do, and noise does not.
+
+    They leave out tokens and share their probability out among the rest, so every sampled token is more likely to the
+    sampler. Any other difference makes some tokens less likely to it, because both sets of probabilities add up to 1.
+    """
+    highest, mean = log.metric("ratio_max"), log.metric("ratio_mean")
+    if highest is None or mean is None or np.nanmean(difference) < 1e-3:
+        return False
+    apart = difference > 1e-3
+    return bool((highest[apart] <= 1 + 1e-3).all() and np.nanmean(mean) < 1 - 1e-3)
+
+
+def _apart(log: Log, cause: str, mean: float, bound: float, evidence: dict) -> Finding:
+    words, advice = _CAUSES[cause]
+    beyond = f", more than the {bound} that bf16 explains" if mean > bound else ""
+    difference = np.nan_to_num(log.metric("logp_difference"))
     return Finding(
-        rule,
+        "mismatch",
         FOUND,
-        f"Sampler and scorer differ by {mean:.2g} a token, more than the {bound} that bf16 explains"
-        + (", and ever more." if growing else ", from the start."),
+        f"Sampler and scorer differ by {mean:.2g} a token{beyond}{words}.",
         severity=PROBLEM if mean > 2 * bound else WARNING,
-        cause="growing" if growing else "constant",
-        steps=log.at(np.nan_to_num(difference) > bound),
-        evidence=evidence | {"first quarter": first, "last quarter": last},
-        advice="Growing: the sampler is not updated. Constant: compare top_p, top_k, temperature and positions of both; "
-        "workbench.mismatch_report tells them apart.",
+        cause=cause,
+        steps=log.at(difference > (bound if mean > bound else 1e-3)),
+        evidence=evidence,
+        advice=advice,
         notebook="03_position_ids_and_padding",
     )
 
@@ -90,11 +128,14 @@ def padding_positions(log: Log) -> Finding:
         return unknown(
             rule, f"Run workbench.padding_report on the model: how {kind} counts positions is not known here."
         )
-    if log.facts.get("explicit_positions") or log.facts.get("trainer") == "verl":
+    if log.facts.get("explicit_positions") or log.trainer.startswith(_PASS_POSITIONS):
         return absent(rule, "The trainer passes position ids.")
     varied = _prompts_differ_in_length(log)
     if varied is None:
-        return unknown(rule, "Give completions (log_completions=True): padding matters where prompts differ in length.")
+        return unknown(
+            rule,
+            "Give completions (log_completions=True) and tokenizer.json: padding matters where prompts differ in tokens.",
+        )
     if not varied:
         return absent(rule, "All prompts of a step are equally long, so nothing is padded.")
     return Finding(
@@ -110,8 +151,21 @@ def padding_positions(log: Log) -> Finding:
 
 
 def _prompts_differ_in_length(log: Log) -> float | None:
-    """Share of steps whose prompts have several lengths in characters; None without completions."""
+    """Share of steps whose prompts differ in tokens; None where neither a tokenizer nor the texts tell."""
     if log.completions is None or not len(log.completions):
         return None
-    lengths = log.completions["prompt"].str.len()
-    return float((lengths.groupby(log.completions["step"]).nunique() > 1).mean())
+    prompts = log.completions.groupby("step")["prompt"].unique()
+    if all(len(of_step) == 1 for of_step in prompts):
+        return 0.0
+    path = log.facts.get("tokenizer_file")
+    if path is None:  # of characters: only texts that are much longer surely have more tokens
+        return float(np.mean([max(map(len, texts)) >= 2 * min(map(len, texts)) for texts in prompts])) or None
+    tokens = _tokens(path, {text for texts in prompts for text in texts})
+    return float(np.mean([len({tokens[text] for text in texts}) > 1 for texts in prompts]))
+
+
+def _tokens(path: str, texts: set[str]) -> dict[str, int]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(path)
+    return {text: len(tokenizer.encode(text).ids) for text in texts}
