@@ -26,10 +26,10 @@ CONTRAST = """() => {
     .map((e) => { const [a, b] = [light(getComputedStyle(e).color), light(behind(e))].sort((x, y) => y - x);
       return [(a + 0.05) / (b + 0.05), e.tagName, e.className]; }).sort((x, y) => x[0] - y[0])[0];
 }"""
-# For each row of each table: cells follow each other from left to right and stay within their table.
+# For each row of each table: cells follow each other from left to right, on a phone also downwards, within their table.
 GEOMETRY = """() => [...document.querySelectorAll("tr")].filter((r) => r.checkVisibility()).every((r) => {
-  const boxes = [...r.cells].map((c) => c.getBoundingClientRect()), all = r.closest("table").getBoundingClientRect();
-  return boxes.every((b, n) => (!n || b.left >= boxes[n - 1].right - 1) && b.right <= all.right + 1 && b.left >= all.left - 1);
+  const boxes = [...r.cells].filter((c) => c.checkVisibility()).map((c) => c.getBoundingClientRect()), all = r.closest("table").getBoundingClientRect();
+  return boxes.every((b, n) => (!n || b.left >= boxes[n - 1].right - 1 || b.top >= boxes[n - 1].bottom - 1) && b.right <= all.right + 1 && b.left >= all.left - 1);
 })"""
 
 
