@@ -22,6 +22,7 @@ from .training.online_dpo import OnlineDPOTrainer, train_online_dpo
 from .training.ppo import PPOTrainer, train_ppo
 from .training.recipes import load_prompts, make_recipe, resolve_model
 from .training.rewards import exact_match_reward, length_reward
+from .training.sampler_probe import probe_sampler
 
 __version__: str
 # fmt: off
@@ -29,7 +30,7 @@ __all__ = [
     "agreement", "audit_run", "check_groups", "Curve", "duplicate_report", "exact_match_reward", "generate", "GRPOTrainer",
     "length_reward", "list_runs", "load_baseline", "load_prompts", "load_run", "make_recipe", "mismatch_report",
     "monitor_padding", "OnlineDPOTrainer", "open_run", "pad_batch", "padding_report", "position_ids", "PPOTrainer",
-    "ratio_report", "resolve_model", "RLOOTrainer", "Sampling", "save_policy", "save_result", "seed_interval",
+    "probe_sampler", "ratio_report", "resolve_model", "RLOOTrainer", "Sampling", "save_policy", "save_result", "seed_interval",
     "ServerSampler", "show_beside", "stop_report", "StopRule", "StopSpec", "token_logprobs", "train_grpo", "train_online_dpo",
     "train_ppo", "train_rloo", "TransformersSampler", "VLLMSampler", "with_position_ids",
 ]

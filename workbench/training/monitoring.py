@@ -96,14 +96,14 @@ def monitor_padding(trainer, *, every: int = 10) -> PaddingMonitor:
 
     It goes before all other callbacks, so that whatever writes logs (files, W&B, TensorBoard) has its numbers.
     """
-    prompts = _probe_prompts(trainer)
+    prompts = probe_prompts(trainer)
     completions = [ids[-_PROBE_TOKENS:] for ids in reversed(prompts)]  # any text will do: it is scored twice
     monitor = PaddingMonitor(trainer, prompts, completions, every)
     trainer.callback_handler.callbacks.insert(0, monitor)
     return monitor
 
 
-def _probe_prompts(trainer, rows: int = 64) -> list[list[int]]:
+def probe_prompts(trainer, rows: int = 64) -> list[list[int]]:
     """Token ids of `PROBES` of the first prompts, spread over their lengths."""
     data, tokenizer = trainer.train_dataset, trainer.processing_class
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor has one

@@ -15,6 +15,7 @@ from .recipes import Recipe, common_fields, load_prompts, resolve_model, vllm_fi
 from .recording import TRAINER_OPTIONS, record, record_rows
 from .reward_calls import checked_all
 from .rewards import completion_text
+from .sampler_probe import probe_sampler
 from .stopping import check_before_compute, obeying, with_stop_text
 from .vllm_sync import cpu_sync_online_dpo, server_without_nccl
 
@@ -49,6 +50,7 @@ class OnlineDPOTrainer(PositionsMixin, StockOnlineDPOTrainer):
         self._user_options = args.generation_kwargs or {}
         if args.use_vllm:
             cpu_sync_online_dpo(self)
+            probe_sampler(self)
         self.set_stops(stops)
         self._recorder = record(self, out_dir) if out_dir else None
 

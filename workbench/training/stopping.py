@@ -13,6 +13,7 @@ from ..generation.backends import check_generation_kwargs, check_tokenizers
 from ..generation.stops import End, StopRule, StopSpec, trl_finish_reason
 from .reward_calls import checked_all
 from .rewards import completion_text
+from .sampler_probe import probe_sampler
 from .vllm_sync import install_cpu_sync, server_without_nccl
 from .vllm_tap import EngineTap
 
@@ -156,6 +157,7 @@ class StoppingMixin:
             self.engine_tap = EngineTap(
                 self.vllm_generation, lambda: (self.state.global_step, self.model.training), **how
             )
+            probe_sampler(self)
         self.set_stops(stops)
 
     def set_stops(self, stops: StopSpec) -> None:

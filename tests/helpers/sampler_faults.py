@@ -1,0 +1,195 @@
+"""Six ways in which an engine is not the policy that is trained, put into real trainings on vLLM; prints verdicts as JSON.
+
+    python tests/helpers/sampler_faults.py [URL of a server] [STEPS] [CASE ...]
+
+In a process of its own: an engine of vLLM stays for the life of its process, and all cases share it.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import warnings
+from collections import deque
+from unittest import mock
+
+import torch
+import trl
+from peft import LoraConfig
+from tokenizers import normalizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
+
+from workbench.training import vllm_sync
+from workbench.training.grpo import GRPOTrainer, RLOOTrainer
+from workbench.training.recipes import grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.training.recording import quiet_libraries
+from workbench.training.rewards import length_reward
+from workbench.training.sampler_probe import probe_sampler
+from workbench.training.vllm_sync import install_cpu_sync, server_without_nccl, shared_engine, sharing_engines
+
+PATH = resolve_model("starter")
+LORA = {"peft_config": {"r": 4, "target_modules": ["q_proj", "v_proj"]}, "learning_rate": 3e-3}
+
+
+def copies(named_params) -> list:
+    return [(name, tensor.detach().clone()) for name, tensor in named_params]
+
+
+def never():
+    """Nothing is sent."""
+    return lambda params: None
+
+
+def late(n: int):
+    """What was to be sent n syncs ago is sent."""
+    kept: deque = deque(maxlen=n + 1)
+
+    def send(params):
+        kept.append(copies(params))
+        return kept[0]
+
+    return send
+
+
+def rounded():
+    return lambda params: [(name, tensor.bfloat16().float()) for name, tensor in copies(params)]
+
+
+def unmerged():
+    """The weights of the model as it was loaded, which LoRA does not change."""
+    base = copies(AutoModelForCausalLM.from_pretrained(PATH).named_parameters())
+
+    def send(params):
+        copies(params)
+        return base
+
+    return send
+
+
+def sender(make) -> object:
+    """A sync that sends what `make()` makes of the weights."""
+    change = make()
+
+    def colocated(llm, params):
+        if (weights := change(params)) is not None:
+            RELOAD_COLOCATED(llm, weights)
+
+    def server(client, params, *rest):
+        if (weights := change(params)) is not None:
+            RELOAD_SERVER(client, weights, *rest)
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(mock.patch.object(vllm_sync, "reload_colocated", colocated))
+    stack.enter_context(mock.patch.object(vllm_sync, "reload_server", server))
+    return stack
+
+
+def uncleared(url: str):
+    """Weights are sent and the prefix cache is kept."""
+    if not url:
+        return mock.patch.object(type(shared_engine(PATH)), "reset_prefix_cache", lambda *_, **__: None)
+    from requests import Session
+
+    post = Session.post
+    kept = mock.Mock(raise_for_status=lambda: None)
+    return mock.patch.object(
+        Session, "post", lambda s, u, *a, **k: kept if "reset_prefix" in u else post(s, u, *a, **k)
+    )
+
+
+def other_tokenizer(kind: str):
+    """The starter's tokenizer, that reads text or conversations otherwise."""
+    tokenizer = AutoTokenizer.from_pretrained(PATH, padding_side="left")
+    if kind == "template":
+        tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    else:
+        tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    return tokenizer
+
+
+def templated():
+    """The engine has a template of its own; a server's is that of its folder, and the starter has none."""
+    return mock.patch.object(shared_engine(PATH).get_tokenizer(), "chat_template", "{{ messages[0]['content'] }}!")
+
+
+def cases(url: str) -> dict:
+    """Name -> (what is injected, trainer's class, its options)."""
+    none = contextlib.nullcontext
+    found = {
+        "clean": (none, GRPOTrainer, {}),
+        "clean, LoRA": (none, GRPOTrainer, LORA),
+        "clean, RLOO": (none, RLOOTrainer, {}),
+        "clean, stock": (none, trl.GRPOTrainer, {}),
+        "not synced": (lambda: sender(never), GRPOTrainer, {}),
+        "not probed": (none, trl.GRPOTrainer, {"probed": False}),
+        "not synced, stock": (lambda: sender(never), trl.GRPOTrainer, {}),
+        "synced late, 1": (lambda: sender(lambda: late(1)), GRPOTrainer, {}),
+        "synced late, 2": (lambda: sender(lambda: late(2)), GRPOTrainer, {}),
+        "lost precision": (lambda: sender(rounded), GRPOTrainer, {}),
+        "LoRA not merged": (lambda: sender(unmerged), GRPOTrainer, LORA),
+        "stale prefix cache": (lambda: uncleared(url), GRPOTrainer, {}),
+        "other tokenizer": (none, GRPOTrainer, {"processing_class": other_tokenizer("text")}),
+        "other template": (templated, GRPOTrainer, {"processing_class": other_tokenizer("template")}),
+    }
+    if url:
+        del found["other template"]
+    return found
+
+
+def run(case: tuple, url: str, steps: int) -> dict:
+    """Verdicts of a training, what was warned of, and what was logged."""
+    inject, cls, options = case
+    options = dict(options)
+    probed = options.pop("probed", True)
+    fields = {"max_steps": steps, "per_device_train_batch_size": 16, "max_completion_length": 16}
+    recipe = make_recipe("starter", backend="vllm", learning_rate=options.pop("learning_rate", 3e-4), **fields)
+    server = {"vllm_mode": "server", "vllm_server_base_url": url} if url else {}
+    config = trl.RLOOConfig if cls is RLOOTrainer else trl.GRPOConfig
+    args = grpo_config(recipe, tempfile.mkdtemp(), config, save_strategy="no", **server)
+    if "peft_config" in options:
+        options["peft_config"] = LoraConfig(**options["peft_config"])
+    with warnings.catch_warnings(record=True) as caught, server_without_nccl(args):
+        warnings.simplefilter("always")
+        trainer = cls(PATH, length_reward(), args, train_dataset=load_prompts("starter"), **options)
+        if cls is trl.GRPOTrainer:
+            install_cpu_sync(trainer.vllm_generation, args.output_dir)
+        trainer.remove_callback(PrinterCallback)
+        probe = probe_sampler(trainer) if probed else None
+        start = AutoModelForCausalLM.from_pretrained(PATH)  # the engine is as after its start
+        if url:
+            RELOAD_SERVER(
+                trainer.vllm_generation.vllm_client, start.named_parameters(), start.config, tempfile.mkdtemp()
+            )
+        else:
+            RELOAD_COLOCATED(trainer.vllm_generation.llm, start.named_parameters())
+        with inject():
+            trainer.train()
+    lines = trainer.state.log_history[:-1]
+    found = {name: [line[name] for line in lines] for name in ("reward", "entropy")}
+    if not probe:
+        return found
+    said = [text for w in caught if (text := str(w.message)).startswith(("vLLM at step", "the sampler is not"))]
+    verdicts = [(step, v.cause, v.decided, v.steps_behind, v.difference, v.text) for step, v in probe.verdicts]
+    logged = [{k: v for k, v in line.items() if k.startswith("sampler/")} for line in lines]
+    found |= {"verdicts": verdicts, "warned": said, "logged": logged}
+    return found | {"seconds": probe.seconds, "count": probe._count}
+
+
+RELOAD_COLOCATED, RELOAD_SERVER = vllm_sync.reload_colocated, vllm_sync.reload_server
+
+
+def main(url: str = "", steps: str = "3", *names: str) -> None:
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # as TRL sets it: weights are synced within the process
+    torch.set_num_threads(1)
+    quiet_libraries()
+    with sharing_engines():
+        if not url:
+            shared_engine(model=PATH, max_model_len=256, logprobs_mode="processed_logprobs")
+        every = cases(url)
+        result = {name: run(every[name], url, int(steps)) for name in names or every}
+    print("RESULT " + json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

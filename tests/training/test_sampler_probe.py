@@ -1,0 +1,107 @@
+"""Six faults put into real trainings on vLLM, in process and on a server: each is named within two steps, and none without."""
+
+import functools
+import re
+import warnings
+from types import SimpleNamespace
+
+import pytest
+from conftest import result_of
+
+from workbench.consistency.probes import CACHE, IN_SYNC, LATE, LORA, NOT_SYNCED, PRECISION, TOKENS
+from workbench.errors import ParameterError
+from workbench.training.sampler_probe import SamplerProbe, probe_sampler
+
+CLEAN = ["clean", "clean, LoRA", "clean, RLOO", "clean, stock"]
+CAUSES = {
+    "not synced": NOT_SYNCED,
+    "not synced, stock": NOT_SYNCED,
+    "synced late, 1": LATE,
+    "lost precision": PRECISION,
+    "LoRA not merged": LORA,
+    "stale prefix cache": CACHE,
+    "other tokenizer": TOKENS,
+    "other template": TOKENS,
+}
+ON_SERVER = ["clean, LoRA", "not synced", "synced late, 1", "lost precision", "LoRA not merged", "stale prefix cache"]
+ON_SERVER += ["other tokenizer"]
+
+
+@functools.cache
+def in_process() -> dict:
+    return result_of("sampler_faults.py")
+
+
+def check(name: str, got: dict) -> None:
+    """A fault is warned of once, by its name, at the second update at the latest; without one nothing is said."""
+    cause = CAUSES.get(name)
+    decided = [(step, found) for step, found, sure, *_ in got["verdicts"] if found != IN_SYNC and sure]
+    assert got["count"] == 3 and all(line["sampler/difference"] >= 0 for line in got["logged"])
+    if cause is None:
+        assert decided == [] and got["warned"] == [] and got["verdicts"][-1][1] == IN_SYNC
+        assert [line["sampler/steps_behind"] for line in got["logged"]] == [0, 0, 0]
+        assert all(line["sampler/difference"] < 1e-5 for line in got["logged"])
+    else:
+        assert {found for _, found in decided} == {cause} and decided[0][0] <= 2, got["verdicts"]
+        assert len(got["warned"]) == 1 and cause in got["warned"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*CLEAN, *CAUSES])
+def test_in_process_a_fault_is_named_within_two_updates_and_none_is_made_up(name):
+    check(name, in_process()[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_SERVER)
+def test_on_a_server_a_fault_is_named_within_two_updates_and_none_is_made_up(name, vllm_server):
+    from sampler_faults import cases, run
+
+    try:
+        check(name, run(cases(vllm_server)[name], vllm_server, 3))
+    finally:  # other tests share the server
+        run(cases(vllm_server)["clean"], vllm_server, 1)
+
+
+@pytest.mark.slow
+def test_sizes_and_ages_are_those_that_were_injected():
+    result = in_process()
+    assert [row[3] for row in result["not synced"]["verdicts"]] == [0, 1, 2]
+    assert result["synced late, 1"]["verdicts"][2][3] == 1
+    assert result["stale prefix cache"]["logged"][1]["sampler/cache_difference"] > 1e-3
+    assert "128 tokens were read from it" in result["stale prefix cache"]["warned"][0]
+    times = float(re.search(r"([0-9.]+) times what bfloat16", result["lost precision"]["warned"][0])[1])
+    assert 0.1 < times < 2  # weights were rounded, the computation was not
+
+
+@pytest.mark.slow
+def test_a_probed_training_samples_what_it_would_have_sampled_without():
+    result = in_process()
+    assert result["clean, stock"]["reward"] == result["not probed"]["reward"]
+    assert result["clean, stock"]["entropy"] == result["not probed"]["entropy"]
+
+
+def test_a_trainer_without_vllm_has_nothing_to_probe():
+    for fields in ({"use_vllm": False}, {}):
+        assert probe_sampler(SimpleNamespace(args=SimpleNamespace(**fields))) is None
+
+
+def test_an_engine_of_an_unknown_kind_is_told_of_and_does_not_end_the_training():
+    trainer = SimpleNamespace(args=SimpleNamespace(use_vllm=True), callback_handler=SimpleNamespace(callbacks=[]))
+    with pytest.warns(UserWarning, match="the sampler is not probed: AttributeError"):
+        assert probe_sampler(trainer) is None
+    with pytest.raises(ParameterError, match="every=0: expected at least 1 step"):
+        probe_sampler(trainer, every=0)
+
+
+def test_an_error_in_a_probe_ends_the_probing_and_is_told_once():
+    probe = object.__new__(SamplerProbe)
+    probe._trainer = SimpleNamespace(state=SimpleNamespace(global_step=3))
+    probe._count, probe.seconds, probe._broken = 0, 0.0, False
+    for due in (True, False):
+        probe._due = due
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            probe._probe()  # it has neither engine nor model
+        assert len(caught) == due
+    assert probe._broken and probe._count == 1

@@ -1,0 +1,245 @@
+"""Is the engine that samples the policy that is trained? The log-probs of one fixed text under both, step after step, tell.
+
+The trainer knows what the text's log-probs are now, were at earlier steps and are without adapters; whichever of these the
+engine's equal names the cause. Two are the same only where an update is smaller than the noise: then it is undecidable.
+
+| the engine's log-probs of the text | cause |
+|---|---|
+| equal those of n steps ago, and go on with the trainer's | synced late |
+| stay those that it was loaded with | not synced |
+| stay those of the model without adapters, although weights are sent | LoRA not merged |
+| follow the trainer's, off by what rounding makes of them | lost precision |
+| differ between a request that may read the prefix cache and one that may not | stale prefix cache |
+| cannot be compared: its token ids of the text are others | other tokenizer or template |
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+IN_SYNC, UNDECIDABLE, UNKNOWN = "in sync", "undecidable", "another policy"
+NOT_SYNCED, LATE, LORA = "not synced", "synced late", "LoRA not merged"
+PRECISION, CACHE, TOKENS = "lost precision", "stale prefix cache", "other tokenizer or template"
+CAUSES = (NOT_SYNCED, LATE, LORA, PRECISION, CACHE, TOKENS, UNKNOWN)
+# Mean |difference| of a log-prob (nats) that two implementations in one dtype may have. Between bf16 engines and trainers
+# about 0.012 is reported (trl #4772).
+EXPLAINED = {"float32": 2e-4, "float16": 0.01, "bfloat16": 0.05}
+_START, _BASE = "start", "base"  # weights that the engine may have beside those of a step
+_CLEAR = 4.0  # standard errors between two candidates that count as different
+_LEAST_NOISE = 1e-6  # nats, of fp32
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """The fixed text of T + 1 tokens at one step, right after the engine's weights should have been synced.
+
+    Attributes:
+        step: optimizer steps so far.
+        trainer, engine: (T,) log-probs of its tokens; the engine's of a request that reads no prefix cache.
+        plain, fresh: (K,) largest log-probs of the token after the text, sorted, of a request that may read the prefix
+            cache and of one that may not; None where the engine caches nothing.
+        cached_tokens: how many tokens of the plain request came from the cache; None where the engine does not tell.
+    """
+
+    step: int
+    trainer: np.ndarray
+    engine: np.ndarray
+    plain: np.ndarray | None = None
+    fresh: np.ndarray | None = None
+    cached_tokens: int | None = None
+
+    @property
+    def difference(self) -> float:
+        """Mean |engine - trainer| of a token, nats."""
+        return float(np.abs(self.engine - self.trainer).mean())
+
+    @property
+    def cache_difference(self) -> float:
+        """Largest |plain - fresh|, nats; 0 where nothing is cached."""
+        return 0.0 if self.plain is None or self.fresh is None else float(np.abs(self.plain - self.fresh).max())
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerVerdict:
+    """What the probes say of the engine.
+
+    Attributes:
+        cause: `in sync`, `undecidable` or one of `CAUSES`.
+        decided: False where the next steps will tell more, or the update is too small to be seen.
+        steps_behind: age of the engine's weights in optimizer steps; None where it is not known.
+        difference: mean |engine - trainer| of a token, nats.
+        text: what was seen, and what to do.
+    """
+
+    cause: str
+    decided: bool
+    steps_behind: int | None
+    difference: float
+    text: str
+
+    @property
+    def fault(self) -> bool:
+        """Whether the engine is shown to be another policy than the trainer's."""
+        return self.cause in CAUSES
+
+
+def sampler_verdict(
+    probes: Sequence[Probe],
+    *,
+    start: Probe | None = None,
+    base: np.ndarray | None = None,
+    reference: Probe | None = None,
+    dtype: str = "float32",
+    rounding: float | None = None,
+) -> SamplerVerdict:
+    """What the last of some probes says of the engine, given those before it.
+
+    Args:
+        probes: in the order of their steps, at least one.
+        start: the trainer's log-probs of the weights that the engine was loaded with; `start.engine` is not looked at.
+        base: (T,) the trainer's log-probs without its adapters; None without LoRA, and where no weights were sent at all.
+        reference: a probe at which both were the same policy: its difference, rounding, is taken off the later ones.
+        dtype: that the trainer computes in.
+        rounding: mean |difference| (nats) that computing in bfloat16 makes of the trainer's log-probs of this text;
+            None where it was not measured.
+
+    Example: an engine that has the weights of the step before. One update moved a log-prob by 0.3, the next one by 0.1.
+        >>> text = np.linspace(-3, -1, 50)
+        >>> first = Probe(0, text, text)
+        >>> second = Probe(1, text + 0.3, text)
+        >>> verdict = sampler_verdict([first, second], start=first)
+        >>> verdict.cause, verdict.decided, verdict.steps_behind
+        ('not synced', False, 1)
+        >>> verdict = sampler_verdict([first, second, Probe(2, text + 0.4, text + 0.3)], start=first)
+        >>> verdict.cause, verdict.decided, verdict.steps_behind
+        ('synced late', True, 1)
+        >>> sampler_verdict([first, second, Probe(2, text + 0.4, text)], start=first).cause
+        'not synced'
+        >>> sampler_verdict([first, Probe(1, text + 0.3, text + 0.3)], start=first).cause
+        'in sync'
+
+    An update below the engine's rounding, here of 0.01 nats, shows nothing; without an update there is nothing to show.
+        >>> noisy = text + 0.01 * np.resize([1, -1], 50)
+        >>> sampler_verdict([first, Probe(1, text + 1e-4, noisy)], dtype="bfloat16").cause
+        'undecidable'
+        >>> sampler_verdict([first, Probe(1, text, noisy)], dtype="bfloat16").cause
+        'in sync'
+    """
+    now, before = probes[-1], probes[:-1]
+    if stale := _stale_cache(now, before, dtype):
+        return stale
+    engine = now.engine - (reference.engine - reference.trainer if reference else 0)
+    candidates: dict[int | str, np.ndarray] = {probe.step: probe.trainer for probe in probes}
+    if start is not None:
+        candidates[_START] = start.trainer
+    if base is not None:
+        candidates[_BASE] = base
+    best, alike, noise = _closest(engine, candidates, prefer=now.step)
+    if now.step in alike:
+        return _level(now, before, alike, noise, dtype, rounding)
+    origin = start.step if start is not None else probes[0].step
+    return _behind(now, best, alike, origin)
+
+
+def _closest(engine: np.ndarray, candidates: Mapping, prefer) -> tuple[int | str, set, float]:
+    """The candidate nearest to the engine, those that the noise cannot tell from it, and that noise.
+
+    Between two candidates only the line from one to the other counts: the engine's place on it, 0 at one and 1 at the
+    other, has a standard error of noise / distance.
+    """
+    best = min(candidates, key=lambda name: (float(((engine - candidates[name]) ** 2).sum()), name != prefer))
+    residual = engine - candidates[best]
+    noise = max(float(np.sqrt((residual**2).mean())), _LEAST_NOISE)
+    alike = set()
+    for name, logprobs in candidates.items():
+        gap = candidates[best] - logprobs
+        distance = float(np.sqrt((gap**2).sum()))
+        place = float((engine - logprobs) @ gap) / distance**2 if distance else 0.5
+        if (place - 0.5) * distance < _CLEAR * noise:
+            alike.add(name)
+    return best, alike, noise
+
+
+def _stale_cache(now: Probe, before: Sequence[Probe], dtype: str) -> SamplerVerdict | None:
+    """The verdict on a prefix cache that outlived its weights; None where there is none to be seen."""
+    if not before or (now.engine == before[-1].engine).all():  # what is cached was computed with these weights
+        return None
+    apart = now.cache_difference
+    if not now.cached_tokens and apart <= 10 * EXPLAINED[dtype]:
+        return None
+    read = f"{now.cached_tokens} tokens were read from it" if now.cached_tokens else "it was read"
+    text = (
+        f"the engine's prefix cache holds states of earlier weights: {read} after its weights had changed, and the next "
+        f"token's log-prob differs by {apart:.2g} from that of a request that reads none. Call reset_prefix_cache after "
+        "each sync."
+    )
+    return SamplerVerdict(CACHE, True, None, now.difference, text)
+
+
+def _level(now: Probe, before, alike: set, noise: float, dtype: str, rounding: float | None) -> SamplerVerdict:
+    """The verdict where no earlier weights fit better than the trainer's: in sync, undecidable, or off by more than noise."""
+    size = f"mean |difference| {now.difference:.2g} nats a token"
+    if now.difference > EXPLAINED[dtype]:
+        if rounding is not None and dtype == "float32" and now.difference <= 4 * rounding:
+            text = (
+                f"the engine follows the trainer in lower precision: {size}, {now.difference / rounding:.2g} times what "
+                "bfloat16 makes of the trainer's own. Start the engine in the trainer's dtype, or sync without a cast."
+            )
+            return SamplerVerdict(PRECISION, True, 0, now.difference, text)
+        text = (
+            f"the engine is another policy than the trainer's: {size}, more than {dtype} explains, and no weights that the "
+            "trainer had fit better. Not attributed: weights from elsewhere, another architecture or lower precision."
+        )
+        return SamplerVerdict(UNKNOWN, True, None, now.difference, text)
+    unseen = [p for p in before if p.step in alike and (p.trainer != now.trainer).any()]
+    if before and before[-1] in unseen:
+        moved = float(np.abs(now.trainer - unseen[0].trainer).mean())
+        text = (
+            f"{size}; since step {unseen[0].step} the log-probs moved by {moved:.2g}, too little beside a noise of "
+            f"{noise:.2g} to tell whether the engine has these updates."
+        )
+        return SamplerVerdict(UNDECIDABLE, False, None, now.difference, text)
+    return SamplerVerdict(IN_SYNC, True, 0, now.difference, f"engine and trainer are one policy: {size}.")
+
+
+def _behind(now: Probe, best: int | str, alike: set, origin: int) -> SamplerVerdict:
+    """The verdict where other weights than the trainer's fit the engine."""
+    old = now.step - (best if isinstance(best, int) else origin)
+    size = f"mean |difference| {now.difference:.2g} nats a token"
+    early = old <= 1 and any(isinstance(name, int) for name in alike)
+    tail = ", or is one step late; the next step tells" if early else ""
+    if _BASE in alike:
+        text = f"the engine has the model without its adapters ({size}): LoRA is not merged into what is synced{tail}."
+        return SamplerVerdict(LORA, not early, old, now.difference, text)
+    if _START in alike or best == origin:
+        text = f"{old} steps on, the engine still has the weights that it was loaded with ({size}): no sync reaches it{tail}."
+        return SamplerVerdict(NOT_SYNCED, not early, old, now.difference, text)
+    text = f"the engine has the weights of step {best}, {old} behind the trainer ({size}): synced late."
+    return SamplerVerdict(LATE, True, old, now.difference, text)
+
+
+def token_difference(trainer: Mapping[str, Sequence[int]], engine: Mapping[str, Sequence[int]]) -> str:
+    """How the token ids of some texts differ between trainer and engine; empty where they do not.
+
+    Args:
+        trainer, engine: what was encoded (`text`, `conversation`) -> ids; what one of both lacks is not compared.
+
+    Example:
+        >>> token_difference({"text": [5, 6, 7]}, {"text": [5, 6, 7]})
+        ''
+        >>> token_difference({"text": [5, 6, 7]}, {"text": [5, 9, 9, 7]})
+        'the text is 3 tokens to the trainer and 4 to the engine; token 1 is 6 to the one and 9 to the other'
+    """
+    for name in trainer.keys() & engine.keys():
+        ours, theirs = list(trainer[name]), list(engine[name])
+        if ours == theirs:
+            continue
+        places = (n for n, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1])
+        at = next(places, min(len(ours), len(theirs)))
+        a, b = (ids[at] if at < len(ids) else "none" for ids in (ours, theirs))
+        return (
+            f"the {name} is {len(ours)} tokens to the trainer and {len(theirs)} to the engine; token {at} is {a} to the one "
+            f"and {b} to the other"
+        )
+    return ""

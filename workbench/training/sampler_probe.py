@@ -1,0 +1,345 @@
+"""Proof while it trains that vLLM samples from the policy that is trained: one fixed text, scored by both after a sync.
+
+The cause of a difference is found by `consistency/probes.py`; here trainer and engine are asked. The engine computes the text
+once more for its log-probs, always without its prefix cache, and once as any request, from the cache where it has it.
+Both requests are greedy, so no random number is drawn: the training goes on as it would have gone without them.
+"""
+
+import contextlib
+import functools
+import time
+import warnings
+from collections import deque
+
+import numpy as np
+import torch
+from accelerate.utils import broadcast_object_list, is_peft_model
+from transformers import TrainerCallback
+
+from ..consistency.padding import pad_batch, token_logprobs
+from ..consistency.positions import window
+from ..consistency.probes import (
+    EXPLAINED,
+    IN_SYNC,
+    PRECISION,
+    TOKENS,
+    UNKNOWN,
+    Probe,
+    SamplerVerdict,
+    sampler_verdict,
+    token_difference,
+)
+from ..errors import ParameterError
+from .monitoring import probe_prompts
+from .recipes import has_gpu
+
+SHARE = 0.01  # of the training's time that probes may take
+_FIRST = 3  # probes made whatever they cost: a cause takes two updates to be told
+_KEPT = 16  # earlier steps whose log-probs are kept
+_TOP = 5  # log-probs of the next token
+# What tokenizers of one dictionary may read otherwise: capitals, accents, digits, white space.
+_WRITTEN = "The Red naïve fox paid 1234.50 for\n\n  two  DOGS;\tdef f(x): return x**2"
+_TALK = [{"role": "user", "content": "Name a colour."}, {"role": "assistant", "content": "Blue."}]
+
+
+class SamplerProbe(TrainerCallback):
+    """Compares engine and trainer after syncs, logs what it sees and warns once of each cause.
+
+    Logs, with the trainer's metrics: `sampler/difference`, mean |engine - trainer| of a token's log-prob, nats;
+    `sampler/steps_behind`, the age of the engine's weights, left out where it is not known; `sampler/cache_difference`, what
+    the prefix cache changes of a log-prob, nats. An error in here is told once and ends the probing, not the training.
+
+    Args:
+        trainer: TRL's GRPO, RLOO or OnlineDPO trainer with `use_vllm`, or a child, before `train()`.
+        every: optimizer steps between two probes; None as often as 1% of the training's time allows. The first three syncs
+            are always probed, and so is the step after one whose verdict was open.
+
+    Attributes:
+        probes: the last ones.
+        verdicts: `(step, verdict)` of each probe.
+        seconds: spent in probes.
+    """
+
+    def __init__(self, trainer, every: int | None = None):
+        if every is not None and every < 1:
+            raise ParameterError(f"every={every}: expected at least 1 step")
+        self._trainer, self._every = trainer, every
+        generation = getattr(trainer, "vllm_generation", trainer)  # OnlineDPO talks to the engine itself
+        mode = getattr(generation, "mode", None) or trainer.vllm_mode
+        in_process = mode == "colocate"
+        has_engine = in_process or trainer.accelerator.is_main_process
+        self._engine = (_InProcess(generation.llm) if in_process else _Server(generation)) if has_engine else None
+        self._prompts = _prompts(trainer)
+        self.text = self._of_length()
+        self.probes: deque[Probe] = deque(maxlen=_KEPT)
+        self.verdicts: list[tuple[int, SamplerVerdict]] = []
+        self.seconds = 0.0
+        self._start = self._logprobs() if _whole(trainer) else None
+        self._base: np.ndarray | None = None
+        self._reference: Probe | None = None
+        self._rounding: float | None = None
+        self._syncs = 0
+        self._began, self._count, self._last, self._due, self._broken = 0.0, 0, -1, False, False
+        self._warned: set[str] = set()
+        self._numbers: dict[str, float] = {}
+        self._watch(generation, in_process)
+
+    def _of_length(self) -> list[int]:
+        """Prompts one after another: a cache block of the engine and some tokens more."""
+        sizes = [self._engine.length if self._engine else (0, 0)]
+        if self._trainer.accelerator.num_processes > 1:
+            sizes = broadcast_object_list(sizes)
+        limits = [limit for limit in (*sizes[0], window(self._trainer.model)) if limit]
+        ids = [i for row in self._prompts for i in row]
+        return (ids * (min(limits) // len(ids) + 1))[: min(limits)]
+
+    def _watch(self, generation, in_process: bool) -> None:
+        """Stand where the trainer syncs and generates; in process a probe comes before the engine may sleep again."""
+        own = generation is self._trainer
+        for name, replaced in (
+            ("_move_model_to_vllm" if own else "sync_weights", self._synced),
+            ("_generate_vllm" if own else "generate", self._generated),
+        ):
+            setattr(generation, name, functools.partial(replaced, getattr(generation, name)))
+        if in_process:
+            generation.llm.generate = functools.partial(self._asked, generation.llm.generate)
+
+    def _synced(self, original, *args, **kwargs):
+        self._syncs += 1
+        return original(*args, **kwargs)
+
+    def _generated(self, original, *args, **kwargs):
+        self._due = self._is_due()
+        result = original(*args, **kwargs)
+        self._probe()
+        return result
+
+    def _asked(self, original, *args, **kwargs):
+        result = original(*args, **kwargs)
+        self._probe()  # where the engine is asked by others than the trainer, none is due
+        return result
+
+    def _is_due(self) -> bool:
+        step = self._trainer.state.global_step
+        due = step != self._last and self._may_take_time(step)
+        if self._trainer.accelerator.num_processes > 1:  # those whose weights are spread score together
+            due = broadcast_object_list([due])[0]
+        return due and not self._broken
+
+    def _may_take_time(self, step: int) -> bool:
+        self._began = self._began or time.monotonic()
+        if self._count < _FIRST or self._open():
+            return True
+        if self._every is not None:
+            return step - self._last >= self._every
+        return self.seconds * (1 + 1 / self._count) <= SHARE * (time.monotonic() - self._began)
+
+    def _open(self) -> bool:
+        """Whether the last verdict was a suspicion that the next step decides."""
+        return bool(self.verdicts) and self.verdicts[-1][1].fault and not self.verdicts[-1][1].decided
+
+    def _probe(self) -> None:
+        if not self._due:
+            return
+        self._due, self._last, began = False, self._trainer.state.global_step, time.monotonic()
+        try:
+            self._look()
+        except Exception as error:
+            self._broken = True
+            warnings.warn(
+                f"the sampler is not probed any further: {type(error).__name__}: {str(error)[:300]}", stacklevel=2
+            )
+        self._count += 1
+        self.seconds += time.monotonic() - began
+
+    def _look(self) -> None:
+        step, trainer = self._trainer.state.global_step, self._logprobs()
+        if is_peft_model(self._trainer.model) and self._base is None:
+            with self._trainer.model.disable_adapter():
+                self._base = self._logprobs()
+        if self._engine is None:
+            return
+        self.probes.append(Probe(step, trainer, *self._engine.ask(self.text)))
+        if self._count == 0:
+            if step == 0:
+                self._start = trainer  # what the engine was loaded with, as the training computes it
+            self._compare_tokens(step, self._engine)
+        verdict = self._verdict()
+        if verdict.cause == UNKNOWN and self._rounding is None and _dtype(self._trainer) == "float32":
+            self._rounding = self._bf16_error()
+            verdict = self._verdict()
+        # What is the same policy but for rounding shows what rounding is; open questions wait until more has changed.
+        if verdict.cause in (IN_SYNC, PRECISION):
+            self._reference = self.probes[-1]
+        self._report(step, verdict)
+        self._numbers = {"sampler/difference": verdict.difference}
+        self._numbers["sampler/cache_difference"] = self.probes[-1].cache_difference
+        if verdict.steps_behind is not None:
+            self._numbers["sampler/steps_behind"] = verdict.steps_behind
+
+    def _verdict(self) -> SamplerVerdict:
+        start = None if self._start is None else Probe(0, self._start, self._start)
+        return sampler_verdict(
+            list(self.probes),
+            start=start,
+            base=self._base if self._syncs else None,
+            reference=self._reference,
+            dtype=_dtype(self._trainer),
+            rounding=self._rounding,
+        )
+
+    def _report(self, step: int, verdict: SamplerVerdict) -> None:
+        self.verdicts.append((step, verdict))
+        if verdict.fault and verdict.decided and verdict.cause not in self._warned:
+            self._warned.add(verdict.cause)
+            warnings.warn(f"vLLM at step {step}, {verdict.cause}: {verdict.text}", stacklevel=2)
+
+    def _compare_tokens(self, step: int, engine) -> None:
+        if text := token_difference(_encoded(_tokenizer(self._trainer)), engine.encode()):
+            text += ". Save tokenizer and model to one folder (save_policy) and start the engine from it."
+            self._report(step, SamplerVerdict(TOKENS, True, None, self.probes[-1].difference, text))
+
+    def _logprobs(self) -> np.ndarray:
+        """(T,) of the text under the trainer's weights, at temperature 1; a text alone has no padding."""
+        model = self._trainer.model
+        batch = {name: x.to(self._trainer.accelerator.device) for name, x in pad_batch([self.text], 0).items()}
+        return token_logprobs(model, batch, positions="implicit")[0].double().cpu().numpy()
+
+    def _bf16_error(self) -> float:
+        """Mean |difference| that bf16 makes of the trainer's log-probs of the text."""
+        with torch.autocast(self._trainer.accelerator.device.type, torch.bfloat16):
+            rounded = self._logprobs()
+        return float(np.abs(rounded - self.probes[-1].trainer).mean())
+
+    def on_log(self, args, state, control, logs=None, **_):
+        if "train_runtime" in logs or any(name.startswith("eval_") for name in logs):
+            return
+        logs.update(self._numbers)
+        state.log_history[-1].update(self._numbers)
+        self._numbers = {}
+
+
+def probe_sampler(trainer, *, every: int | None = None) -> SamplerProbe | None:
+    """Attach a `SamplerProbe` to a trainer, stock or the workbench's; None where it does not sample with vLLM.
+
+    Once attached it stays: a second call returns the first one's. It goes before all other callbacks, so that whatever
+    writes logs has its numbers.
+
+    Args:
+        trainer: TRL's GRPO, RLOO or OnlineDPO trainer, or a child, before `train()`.
+        every: optimizer steps between two probes; None as often as 1% of the training's time allows.
+
+    Raises:
+        ParameterError: `every` below 1.
+    """
+    if not getattr(trainer.args, "use_vllm", False):
+        return None
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, SamplerProbe):
+            return callback
+    try:
+        probe = SamplerProbe(trainer, every)
+    except ParameterError:
+        raise
+    except Exception as error:  # a trainer or engine of a kind not known here is still to train
+        warnings.warn(f"the sampler is not probed: {type(error).__name__}: {str(error)[:300]}", stacklevel=2)
+        return None
+    trainer.callback_handler.callbacks.insert(0, probe)
+    return probe
+
+
+def _dtype(trainer) -> str:
+    """What the trainer's forward passes compute in."""
+    if trainer.args.bf16 or trainer.args.fp16:
+        return "bfloat16" if trainer.args.bf16 else "float16"
+    own = str(next(trainer.model.parameters()).dtype).removeprefix("torch.")
+    return own if own in EXPLAINED else "bfloat16"
+
+
+def _whole(trainer) -> bool:
+    """Whether the model can be scored before `train()`: not where its weights are spread over processes."""
+    return trainer.accelerator.distributed_type.value in ("NO", "MULTI_CPU", "MULTI_GPU")
+
+
+def _prompts(trainer) -> list[list[int]]:
+    """Token ids of some prompts of the training, or of a sentence where they cannot be read."""
+    try:
+        return probe_prompts(trainer)
+    except Exception:  # no data set, rows of a form of their own
+        return [_tokenizer(trainer).encode("What is asked here, and what is a good answer to it?")]
+
+
+def _tokenizer(trainer):
+    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)  # a processor has one
+
+
+def _encoded(tokenizer) -> dict[str, list[int]]:
+    """Ids of `_WRITTEN`, and of `_TALK` where the tokenizer has a template for it."""
+    encoded = {"text": tokenizer.encode(_WRITTEN)}
+    if getattr(tokenizer, "chat_template", None):
+        with contextlib.suppress(Exception):  # a template may ask for what this conversation lacks
+            talk = tokenizer.apply_chat_template(_TALK, tokenize=False)
+            encoded["conversation"] = tokenizer.encode(talk, add_special_tokens=False)
+    return encoded
+
+
+class _InProcess:
+    """An engine of vLLM in this process."""
+
+    def __init__(self, llm):
+        self._llm = llm
+        config = llm.llm_engine.vllm_config
+        self._caches = bool(config.cache_config.enable_prefix_caching)
+        self.length = config.cache_config.block_size + 8, config.model_config.max_model_len - 1
+
+    def ask(self, ids: list[int]) -> tuple:
+        """Of `Probe` everything after the trainer's."""
+        from vllm import SamplingParams
+
+        options = {"max_tokens": 1, "temperature": 0.0, "logprobs": _TOP}
+        params = [SamplingParams(**options, prompt_logprobs=0)]
+        if self._caches:  # before the other, whose states it is to find only if they are old
+            params.insert(0, SamplingParams(**options))
+        prompts = [{"prompt_token_ids": ids}] * len(params)
+        *plain, fresh = type(self._llm).generate(self._llm, prompts, params, use_tqdm=False)
+        logprobs = [row[i].logprob for i, row in zip(ids[1:], fresh.prompt_logprobs[1:], strict=True)]
+        tops = [np.sort([x.logprob for x in o.outputs[0].logprobs[0].values()])[-_TOP:] for o in (*plain, fresh)]
+        return np.array(logprobs), *((*tops, plain[0].num_cached_tokens) if plain else ())
+
+    def encode(self) -> dict[str, list[int]]:
+        return _encoded(self._llm.get_tokenizer())
+
+
+class _Server:
+    """A server of vLLM, asked as TRL's client asks it."""
+
+    def __init__(self, generation):
+        self._client = client = generation.vllm_client
+        (self._model,) = client.session.get(f"{client.base_url}/v1/models").json()["data"][:1]
+        # Which blocks a server caches it does not tell: 128 tokens on a CPU, 16 on a GPU.
+        self.length = (24 if has_gpu() else 136), int(self._model["max_model_len"]) - 1
+
+    def _post(self, path: str, **fields) -> dict:
+        answer = self._client.session.post(
+            f"{self._client.base_url}{path}", json={"model": self._model["id"], **fields}
+        )
+        answer.raise_for_status()
+        return answer.json()
+
+    def _complete(self, ids: list[int], **fields) -> tuple[dict, int | None]:
+        answer = self._post("/v1/completions", prompt=ids, max_tokens=1, temperature=0.0, logprobs=_TOP, **fields)
+        details = answer["usage"].get("prompt_tokens_details") or {}
+        return answer["choices"][0], details.get("cached_tokens")
+
+    def ask(self, ids: list[int]) -> tuple:
+        plain, cached_tokens = self._complete(ids)
+        fresh, _ = self._complete(ids, prompt_logprobs=0)
+        logprobs = [row[str(i)]["logprob"] for i, row in zip(ids[1:], fresh["prompt_logprobs"][1:], strict=True)]
+        tops = [np.sort(list(c["logprobs"]["top_logprobs"][0].values()))[-_TOP:] for c in (plain, fresh)]
+        return np.array(logprobs), *tops, cached_tokens
+
+    def encode(self) -> dict[str, list[int]]:
+        encoded = {"text": self._post("/tokenize", prompt=_WRITTEN)["tokens"]}
+        with contextlib.suppress(OSError):  # a server without a template refuses conversations
+            encoded["conversation"] = self._post("/tokenize", messages=_TALK, add_generation_prompt=False)["tokens"]
+        return encoded
