@@ -212,4 +212,4 @@ def test_a_group_has_the_name_of_its_folder_without_the_seed(tmp_path):
         (run.path / folder / "recipe.json").write_text(record)
         (run.path / folder / "metrics.jsonl").write_text(json.dumps(rows(1)[0]) + "\n")
     groups, _ = measured_groups([run])
-    assert {name.removesuffix("lr 0.0001") for name in groups} == {"", "sign-of-TRL-0.14, ", "target-200, ", "stock, "}
+    assert {name.removesuffix("lr 0.0001") for name in groups} == {"", "sign of TRL 0.14, ", "target 200, ", "stock, "}

@@ -5,6 +5,7 @@ import re
 import nbformat.v4 as v4
 import pytest
 from conftest import write_run
+from matplotlib.figure import Figure
 from report_samples import METRICS, Elements, picture
 
 from workbench.reports import build_report
@@ -92,6 +93,25 @@ def test_the_main_figure_is_that_of_the_tagged_cell_else_the_first():
     assert 'alt="two"' in tagged.figure
     blocks = "".join(tagged.sections[0].blocks)
     assert 'alt="one"' in blocks and 'alt="three"' in blocks and 'alt="two"' not in blocks
+
+
+def test_of_the_main_output_the_figure_moves_and_the_rest_stays_where_it_was():
+    html = '<p>before</p><figure><img alt="a" src="data:image/png;base64,QUJD"></figure><table><tr><td>data</table>'
+    notebook = read(v4.new_code_cell("x", outputs=[v4.new_output("display_data", {"text/html": html})]))
+    assert (
+        notebook.figure == '<div class="foreign"><figure><img alt="a" src="data:image/png;base64,QUJD"></figure></div>'
+    )
+    block = notebook.sections[0].blocks[1]
+    assert "before" in block and "<td>data</td>" in block and "<img" not in block
+
+
+@pytest.mark.parametrize("size, wide", [((4, 2), True), ((2, 4), False)])
+def test_a_tall_figure_is_not_shrunk_to_the_first_screen(tmp_path, size, wide):
+    figure = Figure(figsize=size)
+    figure.savefig(tmp_path / "f.png")
+    data = base64.b64encode((tmp_path / "f.png").read_bytes()).decode()
+    image = v4.new_output("display_data", {"image/png": data})
+    assert read(v4.new_code_cell("x", outputs=[image])).wide is wide
 
 
 # --- noise ---------------------------------------------------------------------------------------------------------

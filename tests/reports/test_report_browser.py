@@ -28,8 +28,9 @@ CONTRAST = """() => {
 }"""
 # For each row of each table: cells follow each other from left to right, on a phone also downwards, within their table.
 GEOMETRY = """() => [...document.querySelectorAll("tr")].filter((r) => r.checkVisibility()).every((r) => {
-  const boxes = [...r.cells].filter((c) => c.checkVisibility()).map((c) => c.getBoundingClientRect()), all = r.closest("table").getBoundingClientRect();
-  return boxes.every((b, n) => (!n || b.left >= boxes[n - 1].right - 1 || b.top >= boxes[n - 1].bottom - 1) && b.right <= all.right + 1 && b.left >= all.left - 1);
+  const boxes = [...r.cells].filter((c) => c.checkVisibility()).map((c) => c.getBoundingClientRect());
+  const all = r.closest("table").getBoundingClientRect(), after = (b, a) => b.left >= a.right - 1 || b.top >= a.bottom - 1;
+  return boxes.every((b, n) => (!n || after(b, boxes[n - 1])) && b.right <= all.right + 1 && b.left >= all.left - 1);
 })"""
 
 

@@ -12,6 +12,8 @@ def test_progress_says_step_pace_and_time_left_and_shows_completions_as_text(tmp
     (run.path / "progress.json").write_text('{"step": 20, "max_steps": 40, "elapsed_s": 10}')
     progress = TrainingProgress(run)
     assert progress.sentence == "step 20 of 40; 0.5 s a step (median of the last 10 steps, 0.5 to 0.5); 10 s to go"
+    (run.path / "progress.json").write_text('{"step": 20, "max_steps": 20}')
+    assert "to go" not in TrainingProgress(run).sentence
     page = progress._repr_html_()
     assert "<script" not in page and "&lt;script&gt;" in page and "-1.25" in page
     assert 'alt="reward rises from' in page

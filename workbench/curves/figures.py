@@ -10,6 +10,7 @@ import io
 import itertools
 import math
 import string
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -93,36 +94,35 @@ def describe_curve(name: str, steps: Sequence[float], values: ArrayLike) -> str:
 _PANELS = (
     ("reward", "reward"),
     ("completions/mean_length", "completion length [tokens]"),
-    ("completions/clipped_ratio", "clipped ratio (share cut at the limit)"),
+    ("completions/clipped_ratio", "clipped ratio [share of completions]"),
 )
 
 
-def show_training(metrics: pd.DataFrame, *, title: str, label: str = "run") -> DescribedFigure:
+def show_training(metrics: pd.DataFrame, *, title: str, label: str = "the run") -> DescribedFigure:
     """Reward, length and clipped ratio of one training run over its steps.
 
     Args:
         metrics: `Run.metrics`.
         title: of the figure.
-        label: of the run in the legend.
+        label: of the run in the caption.
 
     Raises:
         ParameterError: a column is missing, or the steps do not increase.
     """
     if missing := [column for column, _ in _PANELS if column not in metrics]:
         raise ParameterError(f"metrics lack {', '.join(missing)}; they have {', '.join(metrics.columns)}")
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    figure = Figure(figsize=(10.5, 3.5), layout="constrained")
     for n, (ax, (column, name)) in enumerate(zip(figure.subplots(1, 3), _PANELS, strict=True)):
         run = series_of("", label, [Curve(label, metrics["step"], metrics[column], name)])
-        _draw(ax, run, f"{label}, mean of {WINDOW} steps", n)
+        _draw(ax, run, label, n)
         ax.set(xlabel="step", ylabel=name)
         ax.grid(alpha=0.25)
-        ax.legend(loc="best", fontsize=9)
     figure.axes[2].set_ylim(-0.03, 1.03)
     figure.suptitle(title)
     alt = " ".join(describe_curve(name, metrics["step"].tolist(), metrics[column]) for column, name in _PANELS)
     caption = (
-        f"Thin line: each step. Thick line: running mean of {WINDOW} steps, of fewer at the start. One run has no band: "
-        "how far another seed would be from it is unknown."
+        f"Thin line: each step of {label}. Thick line: running mean of {WINDOW} steps, of fewer at the start. One run has no "
+        "band: how far another seed would be from it is unknown."
     )
     return DescribedFigure(figure, alt=alt, table=metrics[["step", *(c for c, _ in _PANELS)]], caption=caption)
 
@@ -160,7 +160,7 @@ def show_curves(
     panels = [[series_of(next(letters), *one, window=window, rng=rng) for one in panel] for panel in panels_of(found)]
     columns = 1 if len(panels) == 1 else 2
     rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(9 if columns == 1 else 14, 4.6 * rows), layout="constrained")
+    figure = Figure(figsize=(9 if columns == 1 else 11.5, 4.6 * rows), layout="constrained")
     for n, panel in enumerate(panels, 1):
         draw_panel(figure.add_subplot(rows, columns, n), panel, metric)
     figure.suptitle(title)
@@ -253,9 +253,10 @@ def _draw(ax, series: Series, label: str, n: int) -> None:
 
 def draw_panel(ax, panel: list[Series], metric: str) -> None:
     """Every series, with its letter at its end; letters that would overlap are moved apart."""
+    wide = round(13 * ax.get_window_extent().width / ax.figure.dpi)  # characters of the legend below
     for n, one in enumerate(panel):
         seeds = "" if one.documented else f", n = {one.seeds}" + (", no band" if len(one.curves) == 1 else "")
-        _draw(ax, one, f"{one.letter}  {one.name}{seeds}", n)
+        _draw(ax, one, textwrap.fill(f"{one.letter}  {one.name}{seeds}", wide), n)
     low, high = ax.get_ylim()  # of the lines: with the t interval of 2 seeds they would be flat
     for n, one in enumerate(panel):
         if len(one.curves) > 1:
@@ -265,13 +266,30 @@ def draw_panel(ax, panel: list[Series], metric: str) -> None:
     ax.set(xlabel=AXES[first.axis], ylabel=f"{metric} [{first.unit}]")
     ax.grid(alpha=0.25)
     ax.margins(x=0.06)
-    gap, at = 0.055 * (high - low), -np.inf
     ends = [float(np.asarray(one.interval.estimate)[-1]) for one in panel]
-    for n, one in sorted(enumerate(panel), key=lambda item: ends[item[0]]):
-        at = max(ends[n], at + gap)
+    for n, (one, height) in enumerate(zip(panel, _apart(ends, low, high), strict=True)):
         place = {"xytext": (7, 0), "textcoords": "offset points", "va": "center", "weight": "bold"}
-        ax.annotate(one.letter, (one.x[-1], at), color=COLORS[n % len(COLORS)], **place)
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize=9, frameon=False)
+        ax.annotate(one.letter, (one.x[-1], height), color=COLORS[n % len(COLORS)], **place)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize=10, frameon=False)
+
+
+def _apart(heights: Sequence[float], low: float, high: float) -> np.ndarray:
+    """The heights, moved as little as it takes to be apart and between `low` and `high`: letters stand there.
+
+    Example:
+        >>> _apart([0.99, 1.0, 0.5], 0.0, 1.0).round(3).tolist()
+        [0.91, 0.97, 0.5]
+    """
+    gap = min(0.06 * (high - low), (high - low) / len(heights))
+    order = np.argsort(heights, kind="stable")
+    at = np.clip(np.asarray(heights, float)[order], low + gap / 2, high - gap / 2)
+    for n in range(1, len(at)):
+        at[n] = max(at[n], at[n - 1] + gap)
+    for n in range(len(at) - 1, -1, -1):
+        at[n] = min(at[n], high - gap / 2 if n == len(at) - 1 else at[n + 1] - gap)
+    found = np.empty(len(at))
+    found[order] = at
+    return found
 
 
 def caption_of(panels: list[list[Series]], without: list[str], metric: str, window: int) -> str:

@@ -170,11 +170,24 @@ def measured_trainings(
             record = json.dumps(training | {"recipe": recipe, "overrides": overrides}, sort_keys=True)
             group = (_name(label, inside, recipe), label, inside, record)
             found.setdefault(group, {})[_seed(Run(folder))] = Run(folder), curve
+    left_out += _forget_repeated(found)
     groups, names = {}, [name for name, *_ in found]
     for n, (name, by_seed) in enumerate(zip(names, found.values(), strict=True)):
         number = f" ({names[:n].count(name) + 1})" if names.count(name) > 1 else ""
         groups[name + number] = list(by_seed.values())
     return groups, left_out
+
+
+def _forget_repeated(found: dict[tuple, dict]) -> list[str]:
+    """Take out a run's own training that one of its settings repeats, seed for seed; returns a line for each."""
+    lines = []
+    for key in [key for key in found if not key[2]]:
+        name, label, _, record = key
+        twins = [other for other in found if other[1] == label and other[2] and other[3] == record]
+        if len(twins) == 1 and set(found[key]) <= set(found[twins[0]]):
+            del found[key]
+            lines.append(f"{name}: the same training as {twins[0][0]}, counted once")
+    return lines
 
 
 def _without_seeds(overrides):
@@ -188,6 +201,7 @@ def _without_seeds(overrides):
 def _name(label: str, inside: str, recipe: dict) -> str:
     """What tells most groups apart; those that it does not are numbered."""
     rate, steps = recipe.get("learning_rate"), recipe.get("max_steps")
+    inside = re.sub(r"-(?=\S)|-$", " ", inside.replace("--", ", ")).strip(", ")  # a folder's name as it was in words
     parts = [label, inside, recipe.get("model"), rate and f"lr {rate:g}", steps and f"{steps} steps"]
     return ", ".join(filter(None, parts)) or "run"
 

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import json
 import re
+import struct
 import textwrap
 from collections.abc import Callable
 
@@ -25,6 +26,7 @@ _MOST_READ = 100_000_000  # bytes of a notebook
 _IMAGES = {"image/png": "png", "image/jpeg": "jpeg", "image/svg+xml": "svg+xml"}
 _ERROR_BANNER = "papermill-error-cell-tag"
 _MAIN = "main"  # tag of the cell whose figure opens the report; without one it is the first figure
+_FIGURE = re.compile(r"<figure[^>]*>.*?</figure>", re.S)
 _MOST_LINES = 12  # of a stream that is not folded
 
 
@@ -93,8 +95,9 @@ class Notebook:
         budget: of the page, used up on the way.
         most: characters shown of one text.
 
-    `figure` is the one that opens the report; `failure` is the code and traceback of the cell that failed, `cells` counts
-    the code cells, `executed` those of them that ran, `controls` the interactive controls that a page cannot show.
+    `figure` is the one that opens the report, `wide` whether it may be shrunk to the first screen; `failure` is the code and
+    traceback of the cell that failed, `cells` counts the code cells, `executed` those of them that ran, `controls` the
+    interactive controls that a page cannot show.
     """
 
     hide: Callable[[str], str]
@@ -103,6 +106,7 @@ class Notebook:
     title: str = ""
     sections: list[Section] = dataclasses.field(default_factory=list)
     figure: Markup | None = None
+    wide: bool = True
     parameters: dict[str, Parameter] = dataclasses.field(default_factory=dict)
     failure: Markup | None = None
     cells: int = 0
@@ -237,8 +241,11 @@ class Notebook:
             return html
         if self.budget.markup(html) is None:
             return None
-        self.figure = html
-        return Markup('<p class="note">The <a href="#figure">figure at the top</a> of this page belongs here.</p>')
+        found = _FIGURE.search(html)
+        self.figure = Markup(f'<div class="foreign">{found[0]}</div>' if found else html)
+        self.wide = _is_wide(html)
+        link = '<p class="note">The <a href="#figure">figure at the top</a> of this page belongs here.</p>'
+        return Markup(link + (_FIGURE.sub("", html, count=1) if found else ""))
 
     def _traceback(self, output: dict) -> Markup:
         name, value = text_of(output.get("ename")), text_of(output.get("evalue"))
@@ -258,6 +265,14 @@ class Notebook:
 def _tags(cell) -> list:
     metadata = cell.get("metadata") if isinstance(cell, dict) else None
     return metadata.get("tags", []) if isinstance(metadata, dict) else []
+
+
+def _is_wide(html: str) -> bool:
+    """Whether the first PNG is at least 1.5 times as wide as high; True of what is no PNG."""
+    if not (found := re.search(r"base64,(iVBOR[A-Za-z0-9+/]{35})", html)):
+        return True
+    width, height = struct.unpack(">II", base64.b64decode(found[1])[16:24])
+    return width >= 1.5 * height
 
 
 _as_html = mistune.create_markdown(escape=False, plugins=["strikethrough", "table", "url", "task_lists", "math"])

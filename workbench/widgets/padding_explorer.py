@@ -42,16 +42,28 @@ def score_deltas(model, texts: Sequence[Sequence[int]], *, side: str, pads: int)
 
 
 def plot_deltas(ax, deltas: np.ndarray):
-    """A heat map on a logarithmic scale, each cell with its power of ten; returns the image."""
+    """A heat map on a logarithmic scale, each cell with its difference in nats; returns the image."""
     logs = np.log10(np.maximum(deltas, _NOISE))
     image = ax.imshow(logs, cmap="viridis", vmin=np.log10(_NOISE), vmax=1, aspect="auto")
     for (row, column), value in np.ndenumerate(logs):
         if np.isfinite(value):
             color = "white" if value < -2 else "black"
-            ax.text(column, row, str(round(value)), ha="center", va="center", fontsize=8, color=color)
+            ax.text(column, row, _short(deltas[row, column]), ha="center", va="center", fontsize=8, color=color)
     ax.set(xlabel="token, counted from the second", ylabel="text")
     ax.set_yticks(range(len(deltas)), [str(n) for n in range(len(deltas))])
     return image
+
+
+def _short(nats: float) -> str:
+    """A difference in at most four characters.
+
+    Example:
+        >>> _short(2.46), _short(0.034), _short(1.9e-06), _short(0)
+        ('2.5', '0.03', '2e-6', '0')
+    """
+    if nats < _NOISE:
+        return "0"
+    return f"{nats:.1f}" if nats >= 0.995 else f"{nats:.2f}" if nats >= 0.0095 else f"{nats:.0e}".replace("e-0", "e-")
 
 
 def show_padding(
@@ -79,16 +91,17 @@ def show_padding(
     texts, model = random_texts(*lengths), family_model(family)
     report = padding_report(model, None, texts, dtypes=[dtype], attentions=("eager",), extra_pads=pads)
     deltas = score_deltas(cast_copy(model, dtype), texts, side=side, pads=pads)
-    figure = Figure(figsize=(13, 0.55 * len(texts) + 1.6), layout="constrained")
-    axes = figure.subplots(1, 2)
+    figure = Figure(figsize=(10.5, 2 * (0.4 * len(texts) + 0.9)), layout="constrained")
+    axes = figure.subplots(2, 1, sharex=True)
     for ax, (name, values) in zip(axes, deltas.items(), strict=True):
         image = plot_deltas(ax, values)
-        ax.set_title(f"{name}: at most {np.nanmax(values):.1e} nats")
-    figure.colorbar(image, ax=axes, label="power of ten, nats")
-    figure.suptitle(f"{family}, {side} padding, {dtype}: |difference of each log-prob|")
+        ax.set_title(f"{name}: at most {np.nanmax(values):.2g} nats", fontsize=11)
+    axes[0].set_xlabel("")
+    figure.colorbar(image, ax=axes, label="nats", ticks=range(-7, 2, 2), format=lambda power, _: f"1e{power:g}")
+    figure.suptitle(f"{family}, {side} padding, {dtype}: |difference of each log-prob| in nats")
     most = "; ".join(f"{name} at most {np.nanmax(values):.1e} nats" for name, values in deltas.items())
     caption = (
-        f"{report.verdict} Each number is a power of ten: -1 means 0.1 nats. Up to {_NOISE:g} nats are drawn as {_NOISE:g}. "
+        f"{report.verdict} Each number is in nats; 0 is less than {_NOISE:g}. "
         f"{pads} pads beyond the longest text; the reference is each text alone, in the same dtype."
     )
     frames = {name: pd.DataFrame(values).rename(columns=lambda n: str(n + 1)) for name, values in deltas.items()}

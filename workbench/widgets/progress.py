@@ -34,9 +34,9 @@ class TrainingProgress:
         if not len(self.metrics) or "step_time" not in self.metrics:
             return f"step {step} of {last}"
         pace = self.metrics["step_time"].tail(10)
-        left = f"{pace.median() * (last - step):.0f} s to go" if isinstance(last, int) else ""
+        left = f"; {pace.median() * (last - step):.0f} s to go" if isinstance(last, int) and step < last else ""
         spread = f"median of the last {len(pace)} steps, {pace.min():.2g} to {pace.max():.2g}"
-        return f"step {step} of {last}; {pace.median():.2g} s a step ({spread}); {left}"
+        return f"step {step} of {last}; {pace.median():.2g} s a step ({spread}){left}"
 
     def _repr_html_(self) -> str:
         parts = [f"<p>{visible(self.sentence)}</p>"]
