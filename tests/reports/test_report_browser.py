@@ -155,6 +155,63 @@ def test_a_printed_report_has_all_verdicts_and_figures_and_no_code(browser, run,
     assert len(re.findall(rb"/Subtype\s*/Image", pdf)) >= 2
 
 
+FINDING = "With masking stock ends at 0.31 and ours at 0.75; stock without masking reaches 0.70. " * 2
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    claim = {"documented": "the stop is kept", "measured": "kept in 100% of the rows; " * 5, "verdict": "undecided"}
+    result = RESULT | {"finding": FINDING, "claims": {"A1.1": claim}}
+    run = write_run(tmp_path_factory.mktemp("plain") / "runs", metrics=METRICS, result=result)
+    write_notebook_of(run, ["a", "b"])
+    build_report(run)
+    return run
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_finding_figure_and_verdicts_are_on_the_first_screen(browser, plain, scheme):
+    visit = Visit(browser, plain.path / "report.html", 1280, color_scheme=scheme)
+    visit.check()
+    assert visit.page.locator("p.headline").inner_text() == FINDING.strip()
+    verdicts = visit.page.get_by_role("link", name="1 check holds, 1 fails, 1 not run")
+    figure = visit.page.locator("#figure img")
+    for element in (visit.page.locator("p.headline"), verdicts, figure):
+        box = element.bounding_box()
+        assert box["y"] >= 0 and box["y"] + box["height"] <= 800, element
+    assert figure.bounding_box()["height"] > 200
+    verdicts.press("Enter")
+    assert visit.page.evaluate("document.getElementById('verdicts').getBoundingClientRect().top") < 800
+
+
+def test_on_a_phone_the_measured_column_and_the_whole_figure_are_on_screen(browser, plain):
+    visit = Visit(browser, plain.path / "report.html")
+    for element in (visit.page.locator("#figure img"), visit.page.locator("#claims td", has_text="kept in 100%")):
+        box = element.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= 390
+
+
+def test_on_a_phone_the_index_shows_curve_headline_and_value_of_a_run(browser, plain, tmp_path):
+    visit = Visit(browser, build_index([plain], tmp_path))
+    visit.check()
+    row = visit.page.locator("#runs tbody tr")
+    for element in (row.locator("svg"), row.get_by_text("reward, last 20 steps"), row.get_by_text("-4.012")):
+        box = element.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= 390
+    assert visit.page.get_by_text(FINDING.strip()).is_visible()
+
+
+def test_no_short_word_of_a_printed_table_is_broken(browser, plain):
+    visit = Visit(browser, plain.path / "report.html", 700)
+    visit.page.emulate_media(media="print")
+    lines = """() => [...document.querySelectorAll("td, th, td span")].filter((e) => e.checkVisibility() && e.firstChild &&
+      e.firstChild.nodeType === 3 && /^\\S{1,12}$/.test(e.textContent.trim())).map((e) => {
+      const range = document.createRange(); range.selectNodeContents(e);
+      return [e.textContent, new Set([...range.getClientRects()].map((r) => Math.round(r.top))).size]; })"""
+    found = visit.page.evaluate(lines)
+    assert ["undecided", 1] in found
+    assert [word for word, count in found if count > 1] == []
+
+
 @pytest.mark.parametrize("state", ["queued", "running", "failed", "interrupted"])
 def test_reports_of_unfinished_runs_fit_a_phone_too(browser, tmp_path, state):
     run = write_run(tmp_path, state=state, metrics=METRICS)

@@ -255,8 +255,11 @@ def draw_panel(ax, panel: list[Series], metric: str) -> None:
     """Every series, with its letter at its end; letters that would overlap are moved apart."""
     wide = round(13 * ax.get_window_extent().width / ax.figure.dpi)  # characters of the legend below
     for n, one in enumerate(panel):
-        seeds = "" if one.documented else f", n = {one.seeds}" + (", no band" if len(one.curves) == 1 else "")
-        _draw(ax, one, textwrap.fill(f"{one.letter}  {one.name}{seeds}", wide), n)
+        seeds = "" if one.documented else f", n = {one.seeds}" + ", no band" * (len(one.curves) == 1)
+        label = f"{one.letter}  {one.name}" + seeds.replace(" ", "\xa0").replace(
+            ",\xa0", ", "
+        )  # "n = 3 seeds" on one line
+        _draw(ax, one, textwrap.fill(label, wide).replace("\xa0", " "), n)
     low, high = ax.get_ylim()  # of the lines: with the t interval of 2 seeds they would be flat
     for n, one in enumerate(panel):
         if len(one.curves) > 1:
