@@ -1,5 +1,6 @@
 # The public face: the list that `__init__.py` loads from, and what type checkers and tab completion see.
 from .audit.report import audit_run
+from .consistency.attribution import attribute_mismatch
 from .consistency.mismatch import mismatch_report, ratio_report
 from .consistency.padding import pad_batch, token_logprobs
 from .consistency.padding_report import padding_report
@@ -27,10 +28,10 @@ from .training.sampler_probe import probe_sampler
 __version__: str
 # fmt: off
 __all__ = [
-    "agreement", "audit_run", "check_groups", "Curve", "duplicate_report", "exact_match_reward", "generate", "GRPOTrainer",
-    "length_reward", "list_runs", "load_baseline", "load_prompts", "load_run", "make_recipe", "mismatch_report",
-    "monitor_padding", "OnlineDPOTrainer", "open_run", "pad_batch", "padding_report", "position_ids", "PPOTrainer",
-    "probe_sampler", "ratio_report", "resolve_model", "RLOOTrainer", "Sampling", "save_policy", "save_result", "seed_interval",
-    "ServerSampler", "show_beside", "stop_report", "StopRule", "StopSpec", "token_logprobs", "train_grpo", "train_online_dpo",
-    "train_ppo", "train_rloo", "TransformersSampler", "VLLMSampler", "with_position_ids",
+    "agreement", "attribute_mismatch", "audit_run", "check_groups", "Curve", "duplicate_report", "exact_match_reward",
+    "generate", "GRPOTrainer", "length_reward", "list_runs", "load_baseline", "load_prompts", "load_run", "make_recipe",
+    "mismatch_report", "monitor_padding", "OnlineDPOTrainer", "open_run", "pad_batch", "padding_report", "position_ids",
+    "PPOTrainer", "probe_sampler", "ratio_report", "resolve_model", "RLOOTrainer", "Sampling", "save_policy", "save_result",
+    "seed_interval", "ServerSampler", "show_beside", "stop_report", "StopRule", "StopSpec", "token_logprobs", "train_grpo",
+    "train_online_dpo", "train_ppo", "train_rloo", "TransformersSampler", "VLLMSampler", "with_position_ids",
 ]

@@ -1,5 +1,6 @@
 """Sampled against scored log-probs of a rollout: how far apart, how much each cause adds, and what TRL would clip."""
 
+import contextlib
 import dataclasses
 import functools
 import html
@@ -11,6 +12,7 @@ import torch
 
 from ..errors import ParameterError
 from .padding import TOLERANCE, cast_copy, map_logits, pad_batch
+from .routing import routers, routing
 
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")  # TRL's vllm_importance_sampling_mode
 CLIP_MIN, CLIP_MAX = None, 3.0  # TRL's defaults of vllm_importance_sampling_clip_min and _max
@@ -18,6 +20,9 @@ QUANTILES = (0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1)
 _ADVICE = {
     "batch shape": "The trainer differs from itself in another batch: no setting of the sampler can remove that.",
     "padding": "Score with position ids: with_position_ids(model).",
+    "tokens": "Train the ids that were sampled: text that is decoded and encoded again has others.",
+    "weights": "Sync the engine before it samples: probe_sampler(trainer) proves it.",
+    "routing": "Replay the sampler's routing in the trainer, or compute the router in fp32 on both sides.",
     "dtype": "Sample and score in one dtype.",
     "temperature": "Divide the scored logits by the temperature of sampling (TRL: `temperature`).",
     "top-k": "Sample with top_k=0, or score within the same support: the trainer spreads mass over tokens never sampled.",
@@ -248,12 +253,16 @@ def mismatch_report(
     top_p: float = 1.0,
     scored_temperature: float | None = None,
     sampler_dtype: str | None = None,
+    sampler_model=None,
+    sampled_ids: Sequence | None = None,
+    routed_experts: Sequence | None = None,
     clip_min: float | None = CLIP_MIN,
     clip_max: float | None = CLIP_MAX,
 ) -> MismatchReport:
     """Score a rollout as TRL does, then undo one cause of difference after another until the sampler's numbers are left.
 
-    In turn: batch size, padding and positions, dtype, temperature, top-k, top-p; what remains is the sampler's.
+    In turn: batch size, padding and positions, token ids, weights, routing to experts, dtype, temperature, top-k, top-p; what
+    remains is the sampler's. Which of several suspected settings explain a rollout: `attribute_mismatch`.
 
     Args:
         model: with the weights that sampled; scored as it is, in evaluation mode.
@@ -265,6 +274,11 @@ def mismatch_report(
             `raw_logprobs` contain nothing: pass temperature=1.
         scored_temperature: the trainer's; default the sampler's, as in TRL.
         sampler_dtype: the sampler's, where it is not the model's.
+        sampler_model: with the weights that the sampler had, where they were others: an earlier checkpoint.
+        sampled_ids: N lists of the ids that the sampler drew, where others are trained; as many as are trained.
+        routed_experts: of a mixture model N arrays (t, layers, k), the experts that the sampler took for the first t tokens
+            of prompt and completion (vLLM: `enable_return_routed_experts`). Without it those that the model takes in
+            `sampler_dtype`.
         clip_min, clip_max: for TRL's importance-sampling modes.
 
     Raises:
@@ -278,18 +292,27 @@ def mismatch_report(
         raise ParameterError(f"top_p={top_p}: expected a number above 0, at most 1 (1 = off)")
     if batch_size is not None and batch_size < 1:
         raise ParameterError(f"batch_size={batch_size}: expected at least 1")
+    if sampled_ids is not None:
+        _check_columns(prompt_ids=prompt_ids, sampled_ids=sampled_ids, sampled_logprobs=sampled_logprobs)
     if sampler_dtype is not None and sampler_dtype not in TOLERANCE:
         raise ParameterError(f"sampler_dtype={sampler_dtype!r}: expected one of {', '.join(TOLERANCE)}")
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    sampler = model if sampler_dtype in (None, dtype) else cast_copy(model, sampler_dtype)
+    older = sampler_model or model
+    sampler = older if sampler_dtype in (None, dtype) else cast_copy(older, sampler_dtype)
     temperatures = scored_temperature or temperature, temperature
     supports = functools.partial(_supports, temperatures=temperatures, top_k=max(top_k, 0), top_p=top_p)
     rollout, width = (prompt_ids, completion_ids), (max(map(len, prompt_ids)), max(lengths))
+    drawn = rollout if sampled_ids is None else (prompt_ids, sampled_ids)
     as_trained = _score(model, rollout, supports, batch_size or len(lengths), positions, width)
     one_row = _score(model, rollout, supports, 1, positions, width)
     alone = _score(model, rollout, supports)
-    as_sampled = alone if sampler is model else _score(sampler, rollout, supports)
-    steps = np.stack([as_trained[0], one_row[0], alone[0], *as_sampled[:4], sampled])
+    of_drawn = alone if sampled_ids is None else _score(model, drawn, supports)
+    of_older = of_drawn if older is model else _score(older, drawn, supports)
+    routes = _routes(sampler, drawn, routed_experts)
+    rerouted = of_older if routes is None else _score(older, drawn, supports, routes=routes)
+    as_sampled = rerouted if sampler is older else _score(sampler, drawn, supports, routes=routes)
+    scores = [score[0] for score in (as_trained, one_row, alone, of_drawn, of_older, rerouted)]
+    steps = np.stack([*scores, *as_sampled[:4], sampled])
     # A token that the sampler gave no log-prob counts as no difference, here as in TRL.
     parts = np.where(np.isnan(sampled), 0, steps[:-1] - steps[1:])
     scored = np.split(as_trained[0], np.cumsum(lengths)[:-1])
@@ -316,20 +339,45 @@ def mismatch_report_of(model, rollouts: Sequence, **options) -> MismatchReport:
     return mismatch_report(model, *columns, **options)
 
 
-def _score(model, rollout, supports, batch_size=1, positions="explicit", width=(None, None)) -> np.ndarray:
+def _score(
+    model, rollout, supports, batch_size=1, positions="explicit", width=(None, None), *, routes=None
+) -> np.ndarray:
     """The numbers of `_supports`, (5, t) for the t tokens of all completions.
 
-    Prompts are padded on the left and completions on the right, as TRL does, to the two of `width`.
+    Prompts are padded on the left and completions on the right, as TRL does, to the two of `width`. `routes` are the experts
+    that each row alone is sent to.
     """
     device, found = next(model.parameters()).device, []
     for start in range(0, len(rollout[0]), batch_size):
         prompts, completions = (rows[start : start + batch_size] for rows in rollout)
         prompt, completion = pad_batch(prompts, 0, "left", width[0]), pad_batch(completions, 0, "right", width[1])
         batch = {name: torch.cat([prompt[name], completion[name]], dim=1).to(device) for name in prompt}
-        scored = torch.cat(map_logits(model, batch, supports, positions=positions), dim=-1)
+        with routing(model, routes[start]) if routes is not None else contextlib.nullcontext():
+            scored = torch.cat(map_logits(model, batch, supports, positions=positions), dim=-1)
         of_completion = scored[..., prompt["input_ids"].shape[1] - 1 : -1].cpu()
         found.append(of_completion[:, completion["attention_mask"].bool().cpu()].double().numpy())
     return np.concatenate(found, axis=-1)
+
+
+def _routes(sampler, rollout, routed_experts: Sequence | None) -> list | None:
+    """Of each row the experts (t, k) of each layer that the sampler took; None for a dense model."""
+    if not (layers := len(routers(sampler))):
+        return None
+    found = []
+    for n, (prompt, completion) in enumerate(zip(*rollout, strict=True)):
+        ids = [*prompt, *completion]
+        if routed_experts is None:
+            with routing(sampler) as taken:
+                map_logits(sampler, pad_batch([ids], 0), lambda logits, _: None)
+            found.append(taken)
+            continue
+        given = np.asarray(routed_experts[n])
+        if given.ndim != 3 or given.shape[1] != layers or len(given) > len(ids):
+            raise ParameterError(f"routed_experts {n}: shape {given.shape}; expected ({len(ids)} or less, {layers}, k)")
+        own = np.full((len(ids), *given.shape[1:]), -1)  # the sampler need not have seen its last token
+        own[: len(given)] = given
+        found.append(list(own.swapaxes(0, 1)))
+    return found
 
 
 def _supports(logits, targets, temperatures, top_k: int, top_p: float) -> torch.Tensor:

@@ -1,0 +1,99 @@
+"""Which of several suspected settings explain why sampler and scorer differ: each is tried, and kept if it helps."""
+
+import dataclasses
+import html
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from ..errors import ParameterError
+from .mismatch import MismatchReport, mismatch_report
+from .padding import TOLERANCE
+
+_LEAST = 0.2  # of the mean |rest|: what a suspect has to take away to be kept
+_ROUNDING = 1e-5  # mean |rest| (nats) with nothing left to explain
+
+
+@dataclasses.dataclass(frozen=True)
+class Attribution:
+    """What explains a rollout's mismatch, of the suspects that were given.
+
+    Attributes:
+        causes: cause -> mean |difference| of a token that it makes, nats, the largest first; suspects that explain nothing,
+            and parts within rounding, are not in it.
+        rest: mean |difference| of a token that no suspect explains, nats.
+        report: the mismatch report with the kept suspects' settings.
+        tried: a row per try: which suspects, and the mean |rest| they leave.
+    """
+
+    causes: dict[str, float]
+    rest: float
+    report: MismatchReport
+    tried: pd.DataFrame
+
+    @property
+    def verdict(self) -> str:
+        whole = np.abs(self.report.ratios.tokens).mean()
+        parts = ", ".join(f"{name} {size:.2g}" for name, size in self.causes.items())
+        rest = f"{self.rest:.2g} left"
+        if self.rest > TOLERANCE[self.report.dtype] / 10 and self.rest > 0.2 * whole:
+            rest += ": not attributed, no suspect explains it"
+        return f"{whole:.2g} nats a token: {parts or 'no cause found'}; {rest}."
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(self.verdict)}</p>{self.tried.to_html(index=False, float_format='%.2g')}"
+
+
+def attribute_mismatch(
+    model,
+    prompt_ids: Sequence,
+    completion_ids: Sequence,
+    sampled_logprobs: Sequence,
+    suspects: Mapping[str, Mapping],
+    **known,
+) -> Attribution:
+    """Try suspects one by one and together, and keep those whose settings bring the scores near the sampler's.
+
+    The suspect that takes most from what is left is kept, then the next one beside it, until none takes a fifth. Padding and
+    batch shape need no suspect: they are measured on the scorer itself.
+
+    Args:
+        model, prompt_ids, completion_ids, sampled_logprobs: as for `mismatch_report`.
+        suspects: name -> options of `mismatch_report` that would be true if it were the cause, as
+            `{"top-p": {"top_p": 0.9}, "dtype": {"sampler_dtype": "bfloat16"}, "weights": {"sampler_model": earlier}}`.
+        **known: options that hold in any case.
+
+    Raises:
+        ParameterError: no suspects; see `mismatch_report`.
+    """
+    if not suspects:
+        raise ParameterError("suspects: none given; expected settings that may be the cause, {'top-p': {'top_p': 0.9}}")
+    columns = (model, prompt_ids, completion_ids, sampled_logprobs)
+    kept: list[str] = []
+    report = mismatch_report(*columns, **known)
+    rows = [("none", _rest(report))]
+    while len(kept) < len(suspects) and _rest(report) > _ROUNDING:
+        for name in kept:
+            known |= suspects[name]
+        tries = {name: mismatch_report(*columns, **known | dict(suspects[name])) for name in suspects if name not in kept}
+        rows += [(" + ".join([*kept, name]), _rest(tried)) for name, tried in tries.items()]
+        best = min(tries, key=lambda name: _rest(tries[name]))
+        if _rest(tries[best]) > (1 - _LEAST) * _rest(report):
+            break
+        kept.append(best)
+        report = tries[best]
+    tried = pd.DataFrame(rows, columns=["suspects", "mean |rest| [nats]"])
+    return Attribution(_causes(report), _rest(report), report, tried)
+
+
+def _rest(report: MismatchReport) -> float:
+    """Mean |difference| of a token that no setting explains."""
+    return float(report.parts["sampler"].abs().mean())
+
+
+def _causes(report: MismatchReport) -> dict[str, float]:
+    """Parts beyond rounding, the largest first."""
+    sizes = report.parts.drop(columns="sampler").abs()
+    kept = sizes.mean()[(sizes.max() > TOLERANCE["float32"]) & (sizes.mean() > 0.05 * sizes.mean().max())]
+    return {str(name): float(size) for name, size in kept.sort_values(ascending=False).items()}
