@@ -7,6 +7,7 @@ from . import rules_data, rules_ends, rules_gradient, rules_learning, rules_samp
 from .finding import FOUND, INFORMATION, NOT_FOUND, PROBLEM, WARNING, Finding
 from .log import Log
 
+# Causes before what may come of them: of two problems the earlier is named first.
 RULES: tuple[Callable[[Log], Finding], ...] = (
     rules_data.log_damage,
     rules_data.reward_scale,
@@ -15,13 +16,13 @@ RULES: tuple[Callable[[Log], Finding], ...] = (
     rules_gradient.copies,
     rules_data.mixed_groups,
     rules_data.missing_rewards,
-    rules_gradient.zero_gradient,
-    rules_ends.never_stops,
-    rules_ends.true_clipping,
     rules_ends.added_token,
     rules_sampler.stale_sampler,
-    rules_sampler.mismatch,
     rules_sampler.padding_positions,
+    rules_sampler.mismatch,
+    rules_ends.never_stops,
+    rules_ends.true_clipping,
+    rules_gradient.zero_gradient,
     rules_learning.collapse,
     rules_learning.length_runaway,
     rules_learning.no_learning,

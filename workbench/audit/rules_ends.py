@@ -7,6 +7,7 @@ from .levels import quarters, rises
 from .log import Log
 
 _ROUNDING = 2e-3  # of four printed digits, relative
+_ALL = 0.999  # of the rows: a wrong end can be sampled by chance
 _CLIP_METRICS = ("clipped_ratio", "mean_terminated_length")
 
 
@@ -125,7 +126,7 @@ def _consistent(log: Log, logged: np.ndarray, clipped: np.ndarray) -> Finding:
         if limit and len(reached) and reached.min() >= 0.9 * limit:
             return absent(rule, "The longest rows reach the limit wherever rows count as clipped.", limit=limit)
         one_length = len(reached) >= 3 and np.ptp(reached) == 0 and np.nanmax(longest) == reached[0]
-        if not limit and one_length and (_varied(log) or _many_endings(log)):
+        if not limit and one_length and (_varied(log) or _free_texts(log) or _many_endings(log)):
             return absent(rule, "Clipped rows all end at one length, as at a limit.", limit=float(reached[0]))
     return unknown(
         rule,
@@ -139,6 +140,12 @@ def _varied(log: Log) -> bool:
     """Whether lengths below the longest occur: else all rows may just be equally long."""
     mean, longest = log.logged("mean_length"), log.logged("max_length")
     return mean is not None and longest is not None and bool(np.nanmean(mean) < 0.98 * np.nanmean(longest))
+
+
+def _free_texts(log: Log) -> bool:
+    """Whether completions differ so much, at least 10 nats each, that only a limit makes so many equally long."""
+    entropy, length = log.logged("entropy"), log.logged("mean_length")
+    return entropy is not None and length is not None and bool(np.nanmedian(entropy * length) >= 10)
 
 
 def _many_endings(log: Log) -> bool:
@@ -254,14 +261,12 @@ def never_stops(log: Log) -> Finding:
     true = log.metric("clipped_ratio") if true is None else true
     if true is None:
         return unknown(rule, "Log completions/clipped_ratio or val/num_eos_tokens, or give completions.")
-    full = true >= 0.99
-    start = max(1, len(full) // 10)
-    if full.mean() < 0.9 or full[:start].mean() < 0.9:
-        return absent(rule, f"{1 - np.nanmean(true):.0%} of the completions stop.")
+    if np.nanmean(true) < _ALL:
+        return absent(rule, f"{1 - np.nanmean(true):.1%} of the completions stop.")
     if false_clipping(log).verdict == "undecidable":
         return unknown(rule, "Give --limit N or --stop STRING: it is open whether the clipped ratio is true.")
     return _runs_on(
-        log, full, "No completion stops before the length limit, from the first step on.", {"share cut": 1.0}
+        log, true >= _ALL, "No completion stops before the length limit, from the first step on.", {"share cut": 1.0}
     )
 
 

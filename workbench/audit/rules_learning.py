@@ -97,7 +97,7 @@ def collapse(log: Log) -> Finding:
     start = float(entropy[~np.isnan(entropy)][0]) if not np.isnan(first) else np.nan
     evidence = {"entropy, first step": start, "entropy, first quarter": first, "entropy, last quarter": last}
     learns = solved(log).verdict == FOUND or rises(reward)
-    if last > 3 * start and last > start + 1 and _ends_low(log):
+    if last > 3 * start and last > start + 1 and _ends_low(log, reward):
         says = f"The policy came apart: its entropy rose from {start:.3g} to {last:.3g}, and the reward ends at its lowest."
         cause, advice = "diverged", "Lower the learning rate, or add a KL penalty (beta)."
     elif first > 0 and last < 0.05 * first and not learns:
@@ -108,9 +108,9 @@ def collapse(log: Log) -> Finding:
     return Finding(rule, FOUND, says, PROBLEM, cause, evidence=evidence, advice=advice)
 
 
-def _ends_low(log: Log) -> bool:
+def _ends_low(log: Log, reward: np.ndarray) -> bool:
     """Whether the reward ends at the bottom of its range, and that is below its top by more than rewards of a step scatter."""
-    reward, spread = log.metric("reward"), log.metric("reward_std")
+    spread = log.metric("reward_std")
     low, high, last = np.nanmin(reward), np.nanmax(reward), quarters(reward)[1]
     least = 0.0 if spread is None else 0.25 * np.nanmax(spread)
     return bool(high > low and last <= low + 0.1 * (high - low) and high - last > least)

@@ -54,7 +54,7 @@ def mismatch(log: Log) -> Finding:
     mean = float(np.nanmean(difference))
     evidence = {"mean difference of a token's log-prob": mean, "explained": bound, "dtype of the saved model": dtype}
     if _only_more_likely(log, difference):
-        return _apart(log, "truncated-sampling", mean, bound, evidence)
+        return _apart(log, "truncated-sampling", difference, bound, evidence)
     if mean <= EXPLAINED.get(dtype, bound):
         return absent(
             rule, f"Sampler and scorer differ by {mean:.2g} a token, which {dtype or 'bf16'} explains.", **evidence
@@ -67,10 +67,10 @@ def mismatch(log: Log) -> Finding:
             **evidence,
         )
     if stale_sampler(log).verdict == FOUND:
-        return _apart(log, "growing", mean, bound, evidence)
+        return _apart(log, "growing", difference, bound, evidence)
     if padding_positions(log).verdict == FOUND:
-        return _apart(log, "positions", mean, bound, evidence)
-    return _apart(log, "constant", mean, bound, evidence)
+        return _apart(log, "positions", difference, bound, evidence)
+    return _apart(log, "constant", difference, bound, evidence)
 
 
 _CAUSES = {
@@ -100,17 +100,16 @@ def _only_more_likely(log: Log, difference: np.ndarray) -> bool:
     return bool((highest[apart] <= 1 + 1e-3).all() and np.nanmean(mean) < 1 - 1e-3)
 
 
-def _apart(log: Log, cause: str, mean: float, bound: float, evidence: dict) -> Finding:
-    words, advice = _CAUSES[cause]
+def _apart(log: Log, cause: str, difference: np.ndarray, bound: float, evidence: dict) -> Finding:
+    (words, advice), mean = _CAUSES[cause], float(np.nanmean(difference))
     beyond = f", more than the {bound} that bf16 explains" if mean > bound else ""
-    difference = np.nan_to_num(log.metric("logp_difference"))
     return Finding(
         "mismatch",
         FOUND,
         f"Sampler and scorer differ by {mean:.2g} a token{beyond}{words}.",
         severity=PROBLEM if mean > 2 * bound else WARNING,
         cause=cause,
-        steps=log.at(difference > (bound if mean > bound else 1e-3)),
+        steps=log.at(np.nan_to_num(difference) > (bound if mean > bound else 1e-3)),
         evidence=evidence,
         advice=advice,
         notebook="03_position_ids_and_padding",
