@@ -140,7 +140,10 @@ def test_a_long_line_is_cut_and_its_length_told(hostile_page):
 def test_a_report_refers_to_nothing_outside_itself(hostile_page):
     for attributes in Elements(hostile_page).attributes:
         for name in ("src", "href", "srcset", "action", "data", "poster"):
-            assert (attributes.get(name) or "data:").startswith(("data:", "#")), attributes
+            value = attributes.get(name) or "data:"
+            assert value.startswith(("data:", "#")) or value.endswith("-microscope.html"), (
+                attributes
+            )  # the page beside it
     assert "default-src 'none'" in hostile_page
 
 

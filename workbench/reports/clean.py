@@ -20,7 +20,7 @@ from .styles import harmless_style
 from .svg import clean_svg
 
 _ACCENT = "[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
-_STACKED = re.compile(f"({_ACCENT}{{4}})({_ACCENT}+)")
+STACKED = re.compile(f"({_ACCENT}{{4}})({_ACCENT}+)")
 MOST_MARKUP = (
     60_000  # characters, without those of embedded images: a parser needs more than linear time for nested tags
 )
@@ -54,7 +54,7 @@ def visible(text: str) -> Markup:
         a &lt; b<span class="unseen" title="control character">U+0008</span>
     """
     text = html.escape(text.replace("\r\n", "\n"), quote=True)
-    text = _STACKED.sub(lambda m: f'{m[1]}<span class="unseen">+{len(m[2])} accents</span>', text)
+    text = STACKED.sub(lambda m: f'{m[1]}<span class="unseen">+{len(m[2])} accents</span>', text)
     return Markup(UNSEEN.sub(_label, text))
 
 

@@ -14,6 +14,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
@@ -39,25 +40,40 @@ def build_report(run: Run, *, redact: bool = False, path: Path | None = None) ->
         run: in any state.
         redact: take out host names, user names and absolute paths too; tokens are taken out of every report. A copy of the
             executed notebook, redacted alike, goes beside the page, under its name with the ending `.ipynb`.
+            Beside either goes the page of all completions, `...-microscope.html`, where some were recorded.
         path: of the page; default `report.html` in the run folder, `report-redacted.html` for a redacted one.
 
     Raises:
         RunError: a file of the run is damaged; names it.
     """
+    stem = path.stem if path else "report-redacted" if redact else run.id
     path = path or run.path / ("report-redacted.html" if redact else "report.html")
     notebook = path.with_suffix(".ipynb") if redact else None
-    page, copy = render_report(run, notebook.name if notebook else "")
+    microscope = _write_microscope(run, path.with_name(f"{stem}-microscope.html"), redact)
+    page, copy = render_report(run, notebook.name if notebook else "", microscope)
     if notebook and copy:
         write_page(notebook, json.dumps(copy, indent=1))
     return write_page(path, page)
 
 
-def render_report(run: Run, redacted: str = "") -> tuple[str, dict | None]:
+def _write_microscope(run: Run, path: Path, redact: bool) -> str:
+    """Write the page of all completions; its file's name, empty where none can be read."""
+    from .microscope import write_microscope  # it renders with this module, and loads what reads tables
+
+    with contextlib.suppress(RunError):
+        title = f"Completions of {run.notebook}, run {run.id}"
+        if write_microscope(run.path, path, title, hider([run], redact), redacted=redact):
+            return path.name
+    return ""
+
+
+def render_report(run: Run, redacted: str = "", microscope: str = "") -> tuple[str, dict | None]:
     """The page of a run, below `PAGE_LIMIT` whatever the run holds, and the redacted copy of its notebook.
 
     Args:
         run: in any state.
         redacted: name of the file for that copy; empty for a page that is not redacted, of which there is none.
+        microscope: name of the page of all completions, to link to.
     """
     hide, executed = hider([run], bool(redacted)), read_notebook(run)
     copy = None
@@ -65,7 +81,8 @@ def render_report(run: Run, redacted: str = "") -> tuple[str, dict | None]:
         with contextlib.suppress(AttributeError, TypeError):  # no notebook as nbformat has it: not shown, so not copied
             copy = redacted_notebook(executed, hide)
     for share in (1, 4, 16, 64):
-        page = render("run.html.j2", **_content(run, executed, hide, redacted if copy else "", bool(redacted), share))
+        content = _content(run, executed, hide, redacted if copy else "", bool(redacted), share)
+        page = render("run.html.j2", microscope=quote(os.fsencode(microscope)), **content)
         if len(page.encode("utf-8", "replace")) <= PAGE_LIMIT:
             break
     return page, copy

@@ -116,6 +116,9 @@ def _index_rows(
             if not redact:
                 with contextlib.suppress(OSError):  # the run's folder may be another's, or read-only
                     write_page(run.path / "report.html", page.read_text(encoding="utf-8"))
+                    microscope = page.with_name(f"{page.stem}-microscope.html")
+                    if microscope.is_file():
+                        write_page(run.path / microscope.name, microscope.read_text(encoding="utf-8"))
         except (RunError, OSError) as error:
             problem = problem or str(error)
             (folder / link).unlink(missing_ok=True)

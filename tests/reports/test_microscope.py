@@ -1,0 +1,236 @@
+"""The completions microscope's data: what is told of each completion, which groups are shown, what the page holds."""
+
+import base64
+import json
+import re
+import shutil
+import zlib
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from conftest import write_run
+from report_samples import HOSTILE
+
+from workbench.reports import build_index, build_report
+from workbench.reports.microscope import (
+    PAGE_LIMIT,
+    microscope_data,
+    read_trainings,
+    sample_groups,
+    training_of,
+    write_microscope,
+)
+from workbench.reports.token_marks import tokens_of
+from workbench.runs.files import write_json
+from workbench.runs.tokens import hide_tokens
+
+RUNS = Path(__file__).parents[1] / "audit" / "runs"
+STOCK = {
+    "trainer": "ObservedGRPOTrainer",
+    "recipe": {"num_generations": 2},
+    "overrides": {"mask_truncated_completions": True},
+}
+
+
+def unpacked(text: str):
+    return json.loads(zlib.decompress(base64.b64decode(text)))
+
+
+def contents(path: Path) -> tuple[dict, list]:
+    """The head of a page, and its groups."""
+    head, chunks = re.findall(r'<script type="text/plain" id="\w+">([^<]*)</script>', path.read_text())
+    return unpacked(head), [group for chunk in chunks.split() for group in unpacked(chunk)]
+
+
+def rows(steps: int = 2, **columns) -> pd.DataFrame:
+    """Two groups of two completions a step."""
+    count = 4 * steps
+    table = {"step": [1 + n // 4 for n in range(count)], "prompt": [f"p{n // 2}" for n in range(count)]}
+    return pd.DataFrame(table | {"completion": [f"c{n}" for n in range(count)], **columns})
+
+
+def signs(table: pd.DataFrame, recipe=STOCK) -> dict[str, list]:
+    """Sign -> the rows that show it."""
+    made = training_of(table, "", recipe)[0].table
+    return {name: made.index[made[name]].tolist() for name in made if made[name].dtype == bool and made[name].any()}
+
+
+# --- what is told of a completion -----------------------------------------------------------------------------------
+
+
+def test_each_sign_is_told_of_the_rows_that_show_it():
+    table = rows(1, reward=[1.0, 1.0, 0.0, None], finish_reason=["stop", "length", "stop", "stop"])
+    table["trl_finish_reason"] = ["length", "length", "stop", "stop"]
+    table["completion_tokens"], table["sampled_tokens"] = [3, 8, 4, 5], [3, 8, 8, 5]
+    assert signs(table) == {
+        "flat": [0, 1], "unscored": [3], "cut": [1], "masked": [0, 1], "mistaken": [0], "wasted": [2],
+    }  # fmt: skip
+
+
+def test_a_trainer_that_tells_stops_itself_masks_only_what_was_cut():
+    table = rows(1, finish_reason=["stop", "length", "stop", "stop"], trl_finish_reason=["length"] * 4)
+    assert signs(table, STOCK | {"trainer": "GRPOTrainer"}) == {"cut": [1], "masked": [1]}
+
+
+def test_same_texts_empty_texts_and_two_prompts_in_a_group_are_told():
+    table = rows(1).assign(completion=["x", "x", "", "y"], prompt=["p", "p", "p", "q"])
+    assert signs(table) == {"same": [0, 1], "empty": [2], "mixed": [2, 3]}
+
+
+def test_without_finish_reasons_or_rewards_nothing_is_said_of_them():
+    head, _ = microscope_data([training_of(rows())[0]])
+    training = head["trainings"][0]
+    assert "why completions ended" in training["lacks"]
+    assert "rewards" in training["lacks"]
+    assert "bins" not in training
+
+
+def test_ppo_has_no_groups_and_what_stands_after_eos_is_waste():
+    table = rows(1, completion_tokens=[8] * 4, tokens_to_eos=[3, 8, 8, 8], reward=[1.0] * 4)
+    training, _ = training_of(table, "", {"trainer": "PPOTrainer", "recipe": {"num_generations": 2}})
+    assert not training.grouped
+    assert training.table["group"].unique().tolist() == [0]
+    assert training.table["wasted"].tolist() == [True, False, False, False]
+    assert "flat" not in training.table
+
+
+def test_a_real_run_whose_requests_shared_a_seed_shows_that_groups_are_copies():
+    """The healthy twin has 1 of 4 equal by chance: answers are short."""
+    copies, healthy = (read_trainings(RUNS / name)[0][0].table for name in ("stock_request_seed", "stock_no_seed"))
+    assert copies["same"].mean() == copies["flat"].mean() == 1
+    assert healthy["flat"].mean() < 0.5
+
+
+@pytest.mark.parametrize("odd", ["x", None, float("inf")])
+def test_columns_of_odd_values_break_nothing(odd):
+    table = rows(1, reward=[odd] * 4, completion_tokens=[odd] * 4, finish_reason=[odd] * 4, advantage=[odd] * 4)
+    head, chunks = microscope_data([training_of(table, "", {"recipe": 3, "overrides": [], "trainer": 7})[0]])
+    assert json.dumps(head, allow_nan=False)
+    assert len(chunks) == 1
+
+
+# --- stock TRL -----------------------------------------------------------------------------------------------------
+
+
+def test_a_stock_trl_folder_is_read_with_its_rewards_and_says_what_it_lacks(tmp_path):
+    folder = tmp_path / "completions"
+    folder.mkdir()
+    for step in (1, 2):
+        table = rows(1).assign(step=step, match=[0.0, 1.0, 1.0, 1.0], words=2.0, advantage=[-0.7, 0.7, 0.0, 0.0])
+        table.to_parquet(folder / f"completions_{step:05d}.parquet")
+    head, groups = contents(write_microscope(tmp_path, tmp_path / "m.html", "Completions", str))
+    training = head["trainings"][0]
+    assert (training["steps"], training["grouped"], training["sizes"]) == ([1, 2], True, [2, 2, 2, 2])
+    assert training["reward"] == [2, 3, 3, 3] * 2
+    assert training["functions"] == ["match", "words"]
+    assert groups[0] == {"prompts": ["p0"], "completions": ["c0", "c1"], "rewards": [[0, 2], [1, 2]]}
+    assert {"why completions ended", "how many tokens were sampled", "log-probs of tokens"} <= set(training["lacks"])
+
+
+# --- sampling ------------------------------------------------------------------------------------------------------
+
+
+def test_a_sample_is_even_the_same_each_time_and_within_a_larger_one():
+    chosen = sample_groups(10_000, 0.1)
+    assert 980 <= len(chosen) <= 1020
+    for rhythm in (8, 16, 100):  # groups a step: no place in it is preferred
+        counts = pd.Series(chosen % rhythm).value_counts()
+        assert len(counts) == rhythm
+        assert counts.max() < 1.5 * counts.min() + 3
+    assert (chosen[1:] - chosen[:-1]).max() < 25
+    assert set(chosen) < set(sample_groups(10_000, 0.2))
+
+
+def test_what_passes_the_limit_is_sampled_in_whole_groups_and_the_page_says_so(tmp_path, monkeypatch):
+    """Random letters do not compress, so a small limit stands in for a large run."""
+    import random
+
+    letters = random.Random(3)
+    texts = ["".join(letters.choices("abcdefghijklmnop ", k=400)) for _ in range(4000)]
+    training, _ = training_of(rows(1000, reward=[0.0, 1.0] * 2000).assign(completion=texts))
+    head, chunks = microscope_data([training], room=200_000)
+    shown = head["trainings"][0]
+    assert 150_000 < sum(map(len, chunks)) < 200_000
+    assert set(shown["sizes"]) == {2}
+    assert head["total"] == 4000
+    assert head["shown"] == len(shown["flags"]) == sum(shown["sizes"]) < 1000
+    assert len(shown["histogram"]) == shown["steps"][-1] == 1000  # the chart counts all
+    assert (head, chunks) == microscope_data([training], room=200_000)
+
+    run = write_run(tmp_path, completions=training.table[["step", "prompt", "completion", "reward"]].to_dict("records"))
+    monkeypatch.setattr("workbench.reports.microscope.microscope_data", lambda *a: (head, chunks))
+    page = write_microscope(run.path, tmp_path / "m.html", "Completions", str)
+    assert f"{head['shown']:,} of 4,000 completions" in page.read_text()
+
+
+def test_a_page_stays_below_its_limit_and_small_runs_are_whole():
+    head, chunks = microscope_data([training_of(rows(300))[0]])
+    assert head["shown"] == head["total"] == 1200
+    assert sum(map(len, chunks)) < 30_000 < PAGE_LIMIT
+
+
+# --- tokens ---------------------------------------------------------------------------------------------------------
+
+
+def test_recorded_tokens_are_shown_with_what_became_of_them(tmp_path, starter_folder):
+    shutil.copy(starter_folder / "tokenizer.json", tmp_path)
+    (tmp_path / "tokens" / "completions.parquet").mkdir(parents=True)
+    from tokenizers import Tokenizer
+
+    ids = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(" a cat sat", add_special_tokens=False).ids
+    count = len(ids)
+    tokens = {"step": [1] * 4, "completion_ids": [ids] * 4, "sampled_ids": [[*ids, *ids]] * 4}
+    tokens |= {"sampler_logprobs": [[-1.0] * count] * 4, "scorer_logprobs": [[-1.0] * (count - 1) + [-2.0]] * 4}
+    pd.DataFrame(tokens).to_parquet(tmp_path / "tokens" / "completions.parquet" / "part-000001.parquet")
+    table = rows(1, finish_reason=["stop", "length"] * 2).assign(masked=[False, False, True, True])
+    marked, damaged = tokens_of(tmp_path, table)
+    assert damaged == []
+    assert "".join(marked[0].pieces[:count]) == " a cat sat"
+    assert [m.uses[count - 2 : count + 1] for m in marked] == ["ksw", "kkw", "mmw", "mmw"]
+    assert marked[0].ratios == [0.0] * (count - 1) + [-1.0]
+    training, _ = training_of(table, "", STOCK, lambda table: (marked, []))
+    assert training.table["apart"].all()
+    assert tokens_of(tmp_path, table.assign(step=2)) == ([None] * 4, [])  # of a step without tokens
+
+
+# --- pages ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_links_to_the_page_wherever_it_lies(tmp_path):
+    run = write_run(tmp_path / "runs", completions=rows().to_dict("records"))
+    build_report(run)
+    index = build_index([run], tmp_path / "out")
+    for report in (run.path / "report.html", index.parent / run.notebook / "2026-1.html"):
+        link = re.search(r'href="([^"]*-microscope\.html)"', report.read_text())[1]
+        head, groups = contents(report.parent / link)
+        assert (head["total"], groups[0]["completions"]) == (8, ["c0", "c1"])
+
+
+def test_the_trainings_below_a_run_are_on_one_page_and_a_run_without_completions_has_none(tmp_path):
+    run = write_run(tmp_path)
+    assert "microscope" not in build_report(run).read_text()
+    for name in ("stock/seed-0", "ours/seed-0"):
+        (run.path / name / "completions.parquet").mkdir(parents=True)
+        rows().to_parquet(run.path / name / "completions.parquet" / "part-000001-000002.parquet")
+        write_json(run.path / name / "recipe.json", STOCK)
+    (run.path / "ours" / "seed-0" / "completions.parquet" / "part-000003.parquet").write_bytes(b"PAR1")
+    assert "microscope" in build_report(run).read_text()
+    page = run.path / f"{run.id}-microscope.html"
+    assert [t["name"] for t in contents(page)[0]["trainings"]] == ["ours/seed-0", "stock/seed-0"]
+    assert "part-000003.parquet: cannot be read" in page.read_text()
+
+
+def test_text_is_only_data_in_the_page_and_secrets_are_taken_out(tmp_path):
+    texts = [*HOSTILE.values(), "HF_TOKEN=abc1 </script>"]
+    table = pd.DataFrame({"step": 1, "prompt": texts, "completion": texts})
+    run = write_run(tmp_path, completions=table.to_dict("records"))
+    page = write_microscope(run.path, tmp_path / "m.html", HOSTILE["closing tags"], hide_tokens)
+    source = page.read_text()
+    assert "window.ran" not in source
+    assert "<iframe" not in source
+    _, groups = contents(page)
+    shown = [text for group in groups for text in group["completions"]]
+    assert shown[0] == HOSTILE["script"]
+    assert shown[-1] == "HF_TOKEN=[token] </script>"
+    assert max(map(len, shown)) < 101_000  # of the line of a million characters

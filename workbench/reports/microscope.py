@@ -1,0 +1,425 @@
+"""The completions microscope: one page that leads from the rewards of all steps to a step, a group, a completion, its tokens.
+
+Self-contained and inert as the reports: texts are compressed data that the page's only script unpacks and shows as text.
+"""
+
+import base64
+import dataclasses
+import functools
+import json
+import math
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from markupsafe import Markup
+
+from ..errors import RunError
+from ..runs.files import read_json
+from ..runs.parts import FOLDER, read_completions
+from ..runs.recorded import completions_table, generations_in_a_row, read_trl_completions, reward_functions
+from ..runs.text import UNSEEN
+from .clean import STACKED, shortened
+from .html import render, write_page
+from .token_marks import TOKENS, Tokens, tokens_of
+
+PAGE_LIMIT = 20_000_000  # bytes
+_ROOM = PAGE_LIMIT - 100_000  # for data; the rest is script and style
+_LONGEST = 100_000  # characters of a text
+_CHUNK = 300_000  # characters that the page unpacks at once
+_BINS = 24  # of rewards
+_UNGROUPED = 16  # completions beside each other where there are no groups
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_APART = math.log(2)
+
+# What may be wrong with a completion, the first four may be faults: key -> words that follow a share, what tells it.
+SIGNS = {
+    "unscored": ("without a reward", "rewards"),
+    "mixed": ("in a group of several prompts", ""),
+    "masked": ("left out of the loss as if cut off", "whether the loss left rows out"),
+    "mistaken": ("ended by a stop, taken for cut off by TRL", "what TRL takes for cut off"),
+    "flat": ("in a group of one reward: no advantage", "groups with rewards"),
+    "same": ("the same text as another of the group", ""),
+    "cut": ("cut off by the length limit", "why completions ended"),
+    "empty": ("without text", ""),
+    "wasted": ("with tokens computed after the end", "how many tokens were sampled"),
+    "apart": ("with a token that sampler and scorer rate apart by a factor of 2", "log-probs of tokens"),
+}
+_NUMBERS = ("reward", "advantage", "completion_tokens", "sampled_tokens", "tokens_to_eos")
+_FAULTS = ("unscored", "mixed", "mistaken")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Training:
+    """The completions of one training, a row each, groups together and in the order of their steps.
+
+    Attributes:
+        name: where in the run it was recorded; empty for the run's own folder.
+        table: `step`, `group` (from 0, through all steps), `prompt`, `completion`; where known `reward`, `advantage`,
+            `finish_reason`, `kept` and `sampled` (tokens); a column of bool for each of `SIGNS` that can be told.
+        grouped: whether the trainer compared the completions of a `group`, or they are only shown together.
+        functions: columns of single reward functions.
+        tokens: of each row, None where none were recorded.
+    """
+
+    name: str
+    table: pd.DataFrame
+    grouped: bool
+    functions: Sequence[str]
+    tokens: Sequence[Tokens | None]
+
+
+# --- from files to trainings ---------------------------------------------------------------------------------------
+
+
+def read_trainings(folder: Path) -> tuple[list[Training], list[str]]:
+    """Every training recorded in a folder or below it, by the workbench or by TRL's `log_completions`.
+
+    Returns:
+        The trainings, by name; a sentence for each file that cannot be read.
+    """
+    found, damaged = [], []
+    for place, folders in _folders(folder):
+        if FOLDER in folders:
+            raw, broken = read_completions(place)
+        else:
+            raw, broken = read_trl_completions(place / "completions")
+        damaged += broken
+        name = "" if place == folder else str(place.relative_to(folder))
+        if training := training_of(raw, name, _recipe(place), lambda table, at=place: tokens_of(at, table)):
+            found.append(training[0])
+            damaged += training[1]
+    return sorted(found, key=lambda training: training.name), damaged
+
+
+def _folders(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Folders in which completions were recorded; links are not followed."""
+    for inner, folders, _ in os.walk(folder):
+        folders[:] = [name for name in folders if name != TOKENS]
+        if {FOLDER, "completions"} & set(folders):
+            yield Path(inner), folders
+
+
+def _recipe(folder: Path) -> dict:
+    try:
+        found = read_json(folder / "recipe.json", {})
+    except (RunError, OSError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def training_of(
+    raw: pd.DataFrame, name: str = "", recipe: Mapping = {}, find_tokens: Callable | None = None
+) -> tuple[Training, list[str]] | None:
+    """A training from its recorded rows; None where there are none with step, prompt and completion.
+
+    Args:
+        raw: as the workbench or TRL wrote it.
+        name: of the training.
+        recipe: the `recipe.json` beside it, as far as it is known.
+        find_tokens: table -> `tokens_of`.
+
+    Returns:
+        The training; a sentence for each file of tokens that cannot be read.
+
+    Example:
+        >>> rows = {"step": [1, 1], "prompt": ["1+1=", "1+1="], "completion": ["2", "2"], "reward": [1.0, 1.0]}
+        >>> training, damaged = training_of(pd.DataFrame(rows))
+        >>> training.grouped, training.table[["flat", "same"]].to_numpy().tolist()
+        (True, [[True, True], [True, True]])
+    """
+    table = completions_table(raw.dropna(subset="step") if "step" in raw else raw)
+    if table is None:
+        return None
+    table = table.drop(columns=[key for key in (*SIGNS, "group", "kept", "sampled") if key in table])
+    for column in set(_NUMBERS) & set(table):  # anyone may have written them
+        numbers = pd.to_numeric(table[column], errors="coerce").astype(float)
+        table[column] = numbers.where(np.isfinite(numbers))
+    size = _generations(table, recipe)
+    number = table.groupby("step").cumcount() // (size if size > 1 else _UNGROUPED)
+    table["group"] = (number.ne(number.shift()) | table["step"].ne(table["step"].shift())).cumsum() - 1
+    if "completion_tokens" in table:
+        kept = table["completion_tokens"]
+        table["kept"] = np.minimum(kept, table["tokens_to_eos"]) if "tokens_to_eos" in table else kept
+        table["sampled"] = table.get("sampled_tokens", kept)
+    table = table.assign(**signs_of(table, size > 1, recipe))
+    tokens, damaged = find_tokens(table) if find_tokens else ([None] * len(table), [])
+    if any(found and found.ratios for found in tokens):
+        table["apart"] = [bool(found) and any(abs(r) > _APART for r in found.ratios) for found in tokens]
+    functions = [name for name in reward_functions(raw) if name in table]
+    return Training(name, table, size > 1, functions, tokens), damaged
+
+
+def _generations(table: pd.DataFrame, recipe: Mapping) -> int:
+    """G; 1 where completions are not compared, or nothing tells which are."""
+    chosen = recipe.get("recipe")
+    known = chosen.get("num_generations") if isinstance(chosen, dict) else None
+    if "PPO" in str(recipe.get("trainer") or "") or (type(known) is int and known < 1):
+        return 1
+    return known if type(known) is int else generations_in_a_row(table) or 1
+
+
+def signs_of(table: pd.DataFrame, grouped: bool, recipe: Mapping) -> dict[str, pd.Series]:
+    """Of each row whether it shows a sign: key of `SIGNS` -> (N,) of bool, for those that can be told."""
+    signs = {"empty": table["completion"].str.strip() == ""}
+    if grouped:
+        signs["mixed"] = table.groupby("group")["prompt"].transform("nunique") > 1
+        signs["same"] = table.duplicated(["group", "completion"], keep=False)
+    if "reward" in table:
+        signs["unscored"] = table["reward"].isna()
+    if grouped and "reward" in table:
+        rewards = table.groupby("group")["reward"]
+        signs["flat"] = (rewards.transform("max") == rewards.transform("min")) & (rewards.transform("count") > 1)
+    if "finish_reason" in table:
+        signs["cut"] = table["finish_reason"] == "length"
+    stock = not recipe.get("trainer") or str(recipe["trainer"]).startswith("Observed")
+    taken = table.get("trl_finish_reason" if stock else "finish_reason")
+    overrides = recipe.get("overrides")
+    if taken is not None and isinstance(overrides, dict):
+        signs["masked"] = (taken == "length") & bool(overrides.get("mask_truncated_completions"))
+    if stock and {"finish_reason", "trl_finish_reason"} <= set(table.columns):
+        signs["mistaken"] = (table["finish_reason"] == "stop") & (table["trl_finish_reason"] == "length")
+    if "kept" in table and ({"sampled_tokens", "tokens_to_eos"} & set(table.columns)):
+        signs["wasted"] = table["sampled"] > table["kept"]
+    return signs
+
+
+# --- from trainings to the page's data -----------------------------------------------------------------------------
+
+
+def microscope_data(
+    trainings: Sequence[Training], hide: Callable[[str], str] = str, room: int = _ROOM
+) -> tuple[dict, list[str]]:
+    """What the page holds: numbers of all steps, and texts of as many groups as there is room for.
+
+    Args:
+        trainings: at least one.
+        hide: text -> text without what is to be hidden.
+        room: characters for all of it.
+
+    Returns:
+        The head, fit for JSON: of each training its steps, and columns of its groups and rows; and the chunks with the
+        texts of groups, compressed, as base64.
+    """
+    hide = functools.cache(lambda text, hide=hide: shortened(text, _LONGEST, change=hide))
+    raw = sum(int(t.table["completion"].str.len().sum()) for t in trainings)
+    share = min(1.0, room / max(raw, 1))
+    made = _packed(trainings, share, hide)
+    if share < 1 and _size(*made) < room:  # text compresses, how well is known now
+        share = min(1.0, 0.95 * share * room / _size(*made))
+        made = _packed(trainings, share, hide)
+    while _size(*made) > room:
+        share *= 0.95 * room / _size(*made)
+        made = _packed(trainings, share, hide)
+    return made
+
+
+def _size(head: dict, chunks: Sequence[str]) -> int:
+    return len(packed(head)) + sum(map(len, chunks)) + len(chunks)
+
+
+def sample_groups(count: int, share: float) -> np.ndarray:
+    """Numbers of the groups to show: the same at each call, evenly spread, and of a larger share all of a smaller one.
+
+    Multiples of the golden ratio fall evenly wherever one cuts, so no rhythm of the batches chooses for us.
+
+    Example:
+        >>> sample_groups(10, 0.5).tolist(), sample_groups(10, 1).tolist() == list(range(10))
+        ([0, 2, 4, 5, 7], True)
+    """
+    numbers = np.arange(count)
+    return numbers[(numbers * _GOLDEN) % 1 < share]
+
+
+def _packed(trainings: Sequence[Training], share: float, hide: Callable[[str], str]) -> tuple[dict, list[str]]:
+    head: dict = {"unseen": f"{UNSEEN.pattern}|{STACKED.pattern}", "trainings": []}
+    chunks: list[str] = []
+    total = sum(int(t.table["group"].iloc[-1]) + 1 for t in trainings)
+    chosen, first = sample_groups(total, share), 0
+    for training in trainings:
+        count = int(training.table["group"].iloc[-1]) + 1
+        groups = chosen[(chosen >= first) & (chosen < first + count)] - first
+        places = _add_chunks(chunks, training, groups, hide)
+        head["trainings"].append(_summary(training, hide) | _columns(training, groups) | {"chunk": places})
+        first += count
+    head |= {"shown": sum(len(t["flags"]) for t in head["trainings"]), "total": sum(len(t.table) for t in trainings)}
+    return head, chunks
+
+
+def _add_chunks(chunks: list[str], training: Training, groups: np.ndarray, hide: Callable) -> list[list[int]]:
+    """Append the texts of these groups to `chunks`; for each group its chunk and its place there."""
+    places: list[list[int]] = []
+    waiting: list[dict] = []
+    length = 0
+    starts = training.table["group"].searchsorted(np.append(groups, 0))
+    for group, start in zip(groups, starts, strict=False):
+        end = int(training.table["group"].searchsorted(group + 1))
+        waiting.append(_texts(training, start, end, hide))
+        places.append([len(chunks), len(waiting) - 1])
+        length += sum(map(len, waiting[-1]["completions"])) + len(waiting[-1]["prompts"][0])
+        if length > _CHUNK or group == groups[-1]:
+            chunks.append(packed(waiting))
+            waiting, length = [], 0
+    return places
+
+
+def _texts(training: Training, start: int, end: int, hide: Callable[[str], str]) -> dict:
+    """One group: its prompts, one where all are equal; completions, rewards of each function, tokens."""
+    rows = training.table.iloc[start:end]
+    prompts = list(dict.fromkeys(rows["prompt"]))
+    texts: dict[str, Any] = {"prompts": [hide(p) for p in (prompts if len(prompts) == 1 else rows["prompt"])]}
+    texts["completions"] = [hide(text) for text in rows["completion"]]
+    if len(training.functions) > 1:
+        texts["rewards"] = [[_number(v) for v in row] for row in rows[list(training.functions)].to_numpy()]
+    tokens = training.tokens[start:end]
+    if any(tokens):
+        texts["tokens"] = [t and [_hidden(t.pieces, hide), t.uses, t.ratios] for t in tokens]
+    return texts
+
+
+def _hidden(pieces: list[str], hide: Callable[[str], str]) -> list[str]:
+    """Tokens without what is to be hidden; where only several together say it, the first has all of the text."""
+    text = "".join(pieces)
+    return pieces if hide(text) == text else [hide(text), *[""] * (len(pieces) - 1)]
+
+
+def _columns(training: Training, groups: np.ndarray) -> dict:
+    """Of the groups that are shown their step and size, and columns of their rows."""
+    table = training.table
+    rows = table[table["group"].isin(groups)]
+    flags = sum(rows[key].to_numpy(int) << n for n, key in enumerate(SIGNS) if key in rows)
+    steps = np.unique(table["step"])
+    columns = {"steps_of_groups": steps.searchsorted(rows.groupby("group")["step"].first()).tolist()}
+    columns |= {"sizes": rows.groupby("group").size().tolist(), "flags": np.asarray(flags).tolist()}
+    for name in ("reward", "advantage", "kept", "sampled"):
+        if name in rows:
+            columns[name] = [_number(value) for value in rows[name]]
+    if "finish_reason" in rows:
+        names = rows["finish_reason"].fillna("").astype(str)
+        columns["finish_reasons"] = list(dict.fromkeys(names))
+        columns["finish_reason"] = names.map(columns["finish_reasons"].index).tolist()
+    return columns
+
+
+def _summary(training: Training, hide: Callable[[str], str]) -> dict:
+    """What the head of the page says of all completions, those that are not shown too."""
+    table = training.table
+    by_step = table.groupby("step")
+    sizes = by_step.size()
+    signs = []
+    for key, (words, _) in SIGNS.items():
+        if key in table and table[key].any():
+            shares = by_step[key].mean()
+            share, worst = float(table[key].mean()), int(np.argmax(shares.to_numpy()))
+            by_steps = np.round(shares, 3).tolist()
+            sign = {"key": key, "words": words, "share": share, "worst": worst, "by_step": by_steps}
+            signs.append(sign | {"fault": _is_fault(key, table)})
+    lacks = [lack for key, (_, lack) in SIGNS.items() if lack and key not in table]
+    return {
+        "name": hide(training.name),
+        "total": len(table),
+        "grouped": training.grouped,
+        "functions": [hide(name) for name in training.functions],
+        "steps": [int(step) for step in sizes.index],
+        "sizes_of_steps": sizes.tolist(),
+        "signs": signs,
+        "lacks": lacks,
+        "absent": [words for key, (words, _) in SIGNS.items() if key in table and not table[key].any()],
+        "bits": {key: n for n, key in enumerate(SIGNS)},
+        "has_tokens": any(found is not None for found in training.tokens),
+    } | (_rewards(table) if "reward" in table and table["reward"].notna().any() else {})
+
+
+def _is_fault(key: str, table: pd.DataFrame) -> bool:
+    """Whether a sign is wrong by itself: of what the loss left out, only rows that really stopped."""
+    if key == "masked":
+        return bool((table["masked"] & (table["finish_reason"] == "stop")).any()) if "finish_reason" in table else False
+    return key in _FAULTS
+
+
+def _rewards(table: pd.DataFrame) -> dict:
+    """Rewards by step: their mean, how many of them fall into each bin, and their course in a sentence."""
+    steps = np.unique(table["step"])
+    means = table.groupby("step")["reward"].mean()
+    scored = table[table["reward"].notna()]
+    values = np.unique(scored["reward"])
+    if len(values) > _BINS:  # the outermost 1% must not squeeze all others into one bin
+        low, high = np.quantile(scored["reward"], (0.005, 0.995))
+        values = np.unique(np.linspace(low, high, _BINS))
+    nearest = np.abs(scored["reward"].to_numpy()[:, None] - values).argmin(axis=1)
+    counts = np.zeros((len(steps), len(values)), int)
+    np.add.at(counts, (steps.searchsorted(scored["step"]), nearest), 1)
+    return {
+        "bins": [_number(v) for v in values],
+        "histogram": counts.tolist(),
+        "mean": [_number(v) for v in means],
+        "course": reward_course(means),
+    }
+
+
+def reward_course(means: pd.Series) -> str:
+    """How the mean reward went, in a sentence; `means` has the steps as its index.
+
+    Example:
+        >>> reward_course(pd.Series([0.0, 0.5, 1.0, 0.2], index=[1, 2, 3, 4]))
+        'Mean reward 0 in step 1, 0.2 in step 4; the highest was 1 in step 3.'
+    """
+    means = means.dropna()
+    width = max(1, len(means) // 10)
+    rolled = means.rolling(width).mean().dropna().to_numpy()
+    best = int(rolled.argmax())
+
+    def steps(first: int) -> str:
+        last = first + width - 1
+        return f"step {means.index[first]}" if width == 1 else f"steps {means.index[first]} to {means.index[last]}"
+
+    if len(rolled) < 2:
+        return f"Mean reward {rolled[0]:.3g} in {steps(0)}."
+    end = len(rolled) - 1
+    text = f"Mean reward {rolled[0]:.3g} in {steps(0)}, {rolled[end]:.3g} in {steps(end)}"
+    return f"{text}; the highest was {rolled[best]:.3g} in {steps(best)}." if 0 < best < end else f"{text}."
+
+
+def _number(value) -> float | int | None:
+    """Five digits, None for what is no number."""
+    if not math.isfinite(value):
+        return None
+    short = float(f"{value:.5g}")
+    return int(short) if short == int(short) else short
+
+
+def packed(value) -> str:
+    """A JSON value, compressed, as base64."""
+    return base64.b64encode(zlib.compress(json.dumps(value, separators=(",", ":")).encode(), 6)).decode()
+
+
+# --- the page ------------------------------------------------------------------------------------------------------
+
+
+def write_microscope(
+    folder: Path, path: Path, title: str, hide: Callable[[str], str], *, redacted: bool = False
+) -> Path | None:
+    """Write the page of all completions recorded in a folder and below; None, and no page, where there are none.
+
+    Args:
+        folder: of a run, or the output of a training with TRL.
+        path: of the page.
+        title: of it.
+        hide: text -> text without what is to be hidden.
+        redacted: whether the page says that it is a redacted copy.
+
+    Raises:
+        RunError: a recording is a link.
+    """
+    trainings, damaged = read_trainings(folder)
+    if not trainings:
+        path.unlink(missing_ok=True)
+        return None
+    head, chunks = microscope_data(trainings, hide)
+    values = {"damaged": [hide(text) for text in damaged], "head": head, "redacted": redacted, "title": hide(title)}
+    data = {"packed_head": Markup(packed(head)), "chunks": Markup("\n".join(chunks))}
+    return write_page(path, render("microscope.html.j2", script="microscope.js", **values, **data))

@@ -1,0 +1,114 @@
+"""Tokens of recorded completions, each with what became of it and how sampler and scorer rate it.
+
+They lie in `tokens/completions.parquet/` beside the completions, as ids, where a training was asked to record them.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ..runs.files import read_text
+from ..runs.parts import FOLDER, read_completions
+
+TOKENS = "tokens"  # folder of a training's recorded tokens
+KEPT, STOP, WASTED, MASKED = "kswm"
+_LARGEST = 200_000_000  # bytes of a tokenizer.json
+
+
+class Tokens(NamedTuple):
+    """Of one completion, T tokens.
+
+    Attributes:
+        pieces: their texts.
+        uses: T letters: kept, the stop itself, computed after the end, left out of the loss.
+        ratios: log-prob under the scorer less that under the sampler, in nats; empty where one is unknown.
+    """
+
+    pieces: list[str]
+    uses: str
+    ratios: list[float]
+
+
+def tokens_of(folder: Path, table) -> tuple[list[Tokens | None], list[str]]:
+    """The recorded tokens of each row of a table of completions, None where there are none.
+
+    Only steps with as many rows of tokens as of completions have them: of several processes one records its own.
+
+    Args:
+        folder: of the training.
+        table: `step`, and where known `kept`, `finish_reason`, `masked`.
+
+    Returns:
+        N entries; a sentence for each file that cannot be read.
+    """
+    if not (folder / TOKENS / FOLDER).is_dir():
+        return [None] * len(table), []
+    raw, damaged = read_completions(folder / TOKENS)
+    if not {"step", "completion_ids"} <= set(raw.columns):
+        return [None] * len(table), damaged
+    counts = raw["step"].value_counts()
+    whole = table["step"].map(table["step"].value_counts()) == table["step"].map(counts)
+    raw = raw.sort_values("step", kind="stable")
+    rows = iter(raw[raw["step"].isin(set(table.loc[whole, "step"]))].to_dict("records"))
+    piece = _pieces(folder)
+    about = table.to_dict("records")
+    return [_tokens(next(rows), row, piece) if at else None for row, at in zip(about, whole, strict=True)], damaged
+
+
+def _tokens(recorded: dict, row: dict, piece: Callable[[int], str]) -> Tokens:
+    kept = recorded["completion_ids"]
+    ids = kept if recorded.get("sampled_ids") is None else recorded["sampled_ids"]
+    stopped = row.get("finish_reason") == "stop"
+    uses = token_uses(len(ids), len(kept), stopped=stopped, masked=bool(row.get("masked", False)))
+    scorer, sampler = recorded.get("scorer_logprobs"), recorded.get("sampler_logprobs")
+    ratios = [] if scorer is None or sampler is None else np.round(np.subtract(scorer, sampler), 3).tolist()
+    return Tokens([piece(int(i)) for i in ids], uses, [r if math.isfinite(r) else 0.0 for r in ratios])
+
+
+def token_uses(sampled: int, kept: int, *, stopped: bool, masked: bool) -> str:
+    """A letter a token: `k` kept, `s` the stop, `w` computed after the end, `m` left out of the loss.
+
+    Args:
+        sampled: tokens of the row, T.
+        kept: those up to its end.
+        stopped: whether the last kept one is a stop.
+        masked: whether the loss leaves the row out.
+
+    Example:
+        >>> token_uses(5, 3, stopped=True, masked=False), token_uses(3, 3, stopped=True, masked=True)
+        ('kksww', 'mmm')
+    """
+    used = MASKED * kept if masked else KEPT * (kept - stopped) + STOP * (stopped and kept > 0)
+    return used + WASTED * (sampled - kept)
+
+
+def _pieces(folder: Path) -> Callable[[int], str]:
+    """Id -> its text, by the tokenizer that was saved with the training; `#7` where there is none."""
+    path = _tokenizer_file(folder)
+    if path is None:
+        return "#{} ".format
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_str(read_text(path, _LARGEST))
+    except Exception:  # the library raises nothing narrower
+        return "#{} ".format
+    before = tokenizer.encode("a", add_special_tokens=False).ids[-1:]  # decoders drop a blank at the very beginning
+    hidden = len(_decode(tokenizer, before))
+    return functools.cache(lambda i: _decode(tokenizer, [*before, i])[hidden:])
+
+
+def _decode(tokenizer, ids: Sequence[int]) -> str:
+    return tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def _tokenizer_file(folder: Path) -> Path | None:
+    """Of the folder itself, a policy in it, or its last checkpoint."""
+    numbered = [p for pattern in ("checkpoint-*", "checkpoints/checkpoint-*") for p in folder.glob(pattern)]
+    numbered = sorted((p for p in numbered if p.name[11:].isdigit()), key=lambda p: -int(p.name[11:]))
+    files = [place / "tokenizer.json" for place in (folder, folder / "policy", *numbered)]
+    return next((p for p in files if p.is_file()), None)
