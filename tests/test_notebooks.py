@@ -21,7 +21,9 @@ SECTIONS = [
     "Verify",
     "On this stack",
     "Findings",
+    "In your own code",
 ]
+STORIES = [path for path in NOTEBOOKS if path.stem[:2] in ("01", "02", "03", "04", "05", "06")]
 FIRST = [("seed", "int", 0), ("out_dir", "str", ""), ("interactive", "bool", True)]
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
@@ -95,6 +97,42 @@ def test_it_has_a_cell_of_checks_and_its_last_cell_saves_the_result(path):
     last = read(path).cells[-1]
     assert last.cell_type == "code"
     assert "save_result(" in last.source
+
+
+# --- notebooks that tell of a published problem -----------------------------------------------------------------------
+
+each_story = pytest.mark.parametrize("path", STORIES, ids=lambda p: p.stem)
+
+
+@each_story
+def test_the_first_screen_says_what_was_reported_and_what_is_true_today_and_draws_a_picture(path):
+    first, picture = read(path).cells[:2]
+    assert re.search(r"\*\*Reported\*\*.*\]\(https://github.com/\w+/\w+/(issues|pull)/\d+\)", first.source, re.S)
+    assert "**Today**" in first.source and len(first.source.splitlines()) <= 14
+    assert picture.cell_type == "code" and re.search(r"show_\w+\(|^picture$", picture.source, re.M)
+
+
+@each_story
+def test_one_figure_is_the_main_one_and_the_result_has_its_finding_as_a_sentence(path):
+    assert len(tagged(path, "main")) == 1
+    assert "finding=" in read(path).cells[-1].source
+
+
+@each_story
+def test_no_number_of_a_finding_is_typed(path):
+    texts = [cell.source for cell in read(path).cells if cell.cell_type == "markdown"]
+    (findings,) = [text for text in texts if text.startswith("## Findings")]
+    assert findings == "## Findings"
+    assert any("show_findings(found)" in cell.source for cell in code_cells(path))
+
+
+@each_story
+def test_it_ends_with_what_to_do_in_one_s_own_code(path):
+    *_, advice, last = read(path).cells
+    assert advice.source.startswith("## In your own code\n") and last.cell_type == "code"
+    (block,) = re.findall(r"^```python\n(.*?)^```$", advice.source, re.M | re.S)
+    lines = [line for line in block.splitlines() if line]
+    assert lines[0].startswith("from workbench import ") and len(lines) <= 4
 
 
 @each_notebook

@@ -54,11 +54,11 @@ def test_a_seed_of_stock_trl_collapses_its_groups_and_ours_does_not(result):
     assert {trainer for trainer, _ in rows} == {
         f"{who}, {at}" for who in ("stock", "workbench") for at in ("transformers", "vLLM")
     }
-    assert all(row["foreign"] == 0 and row["advantage error"] < 1e-4 for row in rows.values())
-    assert rows["stock, vLLM", "generation_kwargs"]["collapsed"]
+    assert all(row["wrong prompt"] == 0 and row["advantage error"] < 1e-4 for row in rows.values())
+    assert rows["stock, vLLM", "generation_kwargs"]["group is one sample"]
     for seeding in ("generation_seed", "generation_seed, shared"):
         ours = rows["workbench, vLLM", seeding]
-        assert ours["repeats"] and not ours["collapsed"] and not ours["shared"]
+        assert ours["repeats"] and not ours["group is one sample"] and not ours["same answers across groups"]
     assert rows["workbench, vLLM", "generation_seed, shared"]["requests"] == 3
 
 

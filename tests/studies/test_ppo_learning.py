@@ -79,7 +79,7 @@ def test_each_arm_learns_from_its_own_reward_and_records_both(runs):
 def test_the_table_says_what_an_update_costs_and_when_a_reward_is_reached(runs):
     rng, goal = np.random.default_rng(0), reached_by_all(curves_up_to_eos(runs, NAME))
     table = learning_table(runs, NAME, goal, rng)
-    assert table.loc[WHOLE, "forwards per update"] == 24 > table.loc[AT_EOS, "forwards per update"]
+    assert table.loc[WHOLE, "forward passes per update"] == 24 > table.loc[AT_EOS, "forward passes per update"]
     assert np.isfinite(table["seconds to it"]).all() and table["low"].isna().all()
     assert time_ratio(runs, NAME, goal, rng).n == 1
 

@@ -58,9 +58,9 @@ def test_one_spec_ends_rows_of_all_four_trainers(tmp_path):
 
 def test_legacy_mode_costs_the_whole_limit_and_a_stop_the_longest_row(runs):
     table = stop_costs({name: runs[name] for name in ("legacy", "string")})
-    assert table.loc["legacy", "forwards per update"] == LIMIT
+    assert table.loc["legacy", "forward passes per update"] == LIMIT
     longest = runs["string"][0].completions.groupby("step")["completion_tokens"].max()
-    assert table.loc["string", "forwards per update"] == longest.mean()
+    assert table.loc["string", "forward passes per update"] == longest.mean()
     assert (table["wasted row-steps"] > 0).all() and (table["wasted row-steps"] < 1).all()
     assert table.loc["string", "stock would punish"] > 0.3
     assert table["EOS of the saved policy"].nunique() == 1 and table.loc["legacy", "EOS of the saved policy"] != "None"

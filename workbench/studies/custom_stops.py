@@ -172,5 +172,6 @@ def _forced(llm, token_id: int, **stops) -> str:
         made = llm.generate([{"prompt_token_ids": [2, 3, 4]}], params, use_tqdm=False)[0].outputs[0]
     except VLLMValidationError as error:
         return f"error: {str(error).splitlines()[0][:90]}"
-    by = f" ({made.stop_reason or 'EOS'})" if made.finish_reason == "stop" else ""
-    return f"{made.finish_reason}{by} after {len(made.token_ids)} tokens"
+    if made.finish_reason == "stop":
+        return f"stopped at {made.stop_reason or 'EOS'} after {len(made.token_ids)} tokens"
+    return f"did not stop, hit its {len(made.token_ids)}-token limit"

@@ -143,8 +143,9 @@ def compare_backends(path: str, *, num_generations: int, seed: int, url: str | N
         url: of a vLLM server of that model; None leaves it out.
 
     Returns:
-        A row per trainer, back end and way to seed: `foreign` rows, whether equal prompts `shared` all completions, whether
-        every group `collapsed` to one sample, the `advantage error`, and whether a second batch `repeats` the first.
+        A row per trainer, back end and way to seed: rows trained under the `wrong prompt`, whether equal prompts have the
+        `same answers across groups`, whether every `group is one sample`, the `advantage error`, and whether a second batch
+        `repeats` the first.
     """
     quiet_libraries()
     rows = equal_prompt_batch(load_prompts("search").to_list(), 4, num_generations, 0.5)
@@ -155,7 +156,6 @@ def compare_backends(path: str, *, num_generations: int, seed: int, url: str | N
             places["vLLM server"] = (True, url)
         for place, (vllm, at) in places.items():
             for trainer, seeding, options in _cases(vllm, seed):
-                print(f"{trainer}, {place}, seed: {seeding}", flush=True)
                 cls = GRPOTrainer if trainer == "workbench" else trl.GRPOTrainer
                 got = [_fresh_batch(cls, path, rows, num_generations, vllm, at, options) for _ in range(2)]
                 facts = _judge(got[0], num_generations) | {"repeats": got[0]["ids"] == got[1]["ids"]}
@@ -186,9 +186,9 @@ def _judge(got: dict, g: int) -> dict:
     moved = zip(got["asked"], got["trained_prompts"], got["ids"], got["trained_ids"], strict=True)
     expected = group_advantages(torch.tensor(got["rewards"]), g)
     return {
-        "foreign": sum(asked != trained or ids != kept for asked, trained, ids, kept in moved),
-        "shared": got["ids"][:g] == got["ids"][g : 2 * g],
-        "collapsed": len(identical_groups(got["ids"], g)) == len(got["ids"]) // g,
+        "wrong prompt": sum(asked != trained or ids != kept for asked, trained, ids, kept in moved),
+        "same answers across groups": got["ids"][:g] == got["ids"][g : 2 * g],
+        "group is one sample": len(identical_groups(got["ids"], g)) == len(got["ids"]) // g,
         "advantage error": float((torch.tensor(got["advantages"]) - expected).abs().max()),
         "requests": got["requests"],
     }

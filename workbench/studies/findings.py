@@ -68,14 +68,15 @@ def of_custom_stops(table: pd.DataFrame, by_rule: pd.DataFrame, by_id: pd.DataFr
         >>> by_rule = pd.DataFrame({"count": [62, 2498], "mean": [0.0, 0.37]}, index=["in the loss", "masked out"])
         >>> by_id = pd.DataFrame({"carries": {"vLLM": True}, "tokens after it": {"vLLM": 0}})
         >>> of_custom_stops(table, by_rule, by_id, "1.12.0")[0]
-        'With truncated completions masked, stock TRL ... 0.31, the workbench at 0.75; stock without masking at 0.70.'
+        'With truncated completions masked, stock TRL ... 0.31, the workbench at 0.75; stock without masking at 0.70. ...'
     """
     ends, stock = table["reward, last 10 steps"], table.loc[STOCK_MASKED]
     out, kept = by_rule.loc["masked out"], by_rule.loc["in the loss"]
     passed = ", ".join(place for place, carries in by_id["carries"].items() if carries) or "no back end"
     return [
         f"With truncated completions masked, stock TRL {trl} ends at a reward of {ends[STOCK_MASKED]:.2f}, the workbench at "
-        f"{ends[OURS]:.2f}; stock without masking at {ends[STOCK_UNMASKED]:.2f}.",
+        f"{ends[OURS]:.2f}; stock without masking at {ends[STOCK_UNMASKED]:.2f}. TRL counts rows that ended at the stop as cut "
+        "off and leaves them out of the loss.",
         f"Stock logs {stock['logged clipped ratio']:.0%} of the completions as cut off; {stock['true clipped ratio']:.1%} "
         f"were. With masking {stock['steps without gradient']:.0%} of its steps have no gradient at all.",
         f"In its first masked run {out['count']:.0f} of {out['count'] + kept['count']:.0f} completions were left out of the "
@@ -157,7 +158,7 @@ def of_duplicates(
         >>> trained = pd.DataFrame({"steps without gradient": [1.0, 0, 0], "requests a step": [64, 64, 16]}, index=arms)
         >>> rises = [Interval(x, x - 0.1, x + 0.1, 0.95, 3, "t", "") for x in (0.0, 0.2)]
         >>> gains = dict.fromkeys(("repeats", "sharing"), Interval(0.01, -0.01, 0.03, 0.95, 3, "t", ""))
-        >>> of_duplicates(trained, rises, gains, pd.DataFrame({"foreign": [0, 0]}), "", "1.12.0")[0]
+        >>> of_duplicates(trained, rises, gains, pd.DataFrame({"wrong prompt": [0, 0]}), "", "1.12.0")[0]
         'A seed ... 100% of the steps have no gradient ... 0 (-0.1 to 0.1); with generation_seed, by 0.2 (0.1 to 0.3).'
     """
     from .repeated_prompts import OURS as SEED_OF_ITS_OWN
@@ -170,7 +171,7 @@ def of_duplicates(
         f"{stock['steps without gradient']:.0%} of the steps have no gradient and the reward changes by "
         f"{rises[0].in_brief('.2g')}; with generation_seed, by {rises[1].in_brief('.2g')}.",
         f"Equal prompts are safe today: in {len(batches)} batches, one a back end and trainer, "
-        f"{batches['foreign'].sum():.0f} rows were trained under a prompt that they were not sampled for.{rule}",
+        f"{batches['wrong prompt'].sum():.0f} rows were trained under a prompt that they were not sampled for.{rule}",
         f"Where half of the prompts repeat, the reward ends {gains['repeats'].in_brief('+.2g')} from where none does.",
         f"Sent as one request, equal prompts take {shared['requests a step']:.3g} requests a step for "
         f"{ours['requests a step']:.3g}; the reward ends {gains['sharing'].in_brief('+.2g')} from that without.",

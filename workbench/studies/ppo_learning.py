@@ -16,7 +16,7 @@ from ..training.recipes import Recipe
 from ..training.rewards import RewardFn, describe_reward, described
 from .seeds import Arm
 
-WHOLE, UP_TO_EOS, AT_EOS = "legacy, whole text scored", "legacy, text up to EOS scored", "stop at EOS"
+WHOLE, UP_TO_EOS, AT_EOS = "no stop, whole text scored", "no stop, text up to EOS scored", "stop at EOS"
 WINDOW = 3  # updates whose mean has to reach a reward
 
 
@@ -123,7 +123,7 @@ def learning_table(runs: Mapping[str, Sequence[Run]], name: str, goal: float, rn
             "learned from, first 3": np.mean([c.y[:3].mean() for c in own[arm]]),
             "learned from, last 5": np.mean([c.y[-5:].mean() for c in own[arm]]),
             "up to EOS, last 5": np.mean([c.y[-5:].mean() for c in by_time[arm]]),
-            "forwards per update": np.mean([m["generation/forwards"].mean() for m in metrics]),
+            "forward passes per update": np.mean([m["generation/forwards"].mean() for m in metrics]),
             "seconds per update": np.median(np.concatenate([m["elapsed_s"].diff().dropna() for m in metrics])),
             "value loss": np.mean([m["loss/value_avg"].mean() for m in metrics]),
             "seconds to it": seconds.estimate,

@@ -1,6 +1,8 @@
 """PPO under several ways to stop: what each costs, and what becomes of rows that end early (notebook 01, article A0)."""
 
+import contextlib
 import dataclasses
+import io
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -86,7 +88,7 @@ def stop_costs(runs: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
         forwards = metrics["generation/forwards"]
         useful = completions[["completion_tokens", "tokens_to_eos"]].min(axis=1).sum()
         rows[name] = {
-            "forwards per update": forwards.mean(),
+            "forward passes per update": forwards.mean(),
             "seconds per update": pd.concat([run.metrics["elapsed_s"].diff() for run in members]).median(),
             "wasted row-steps": 1 - useful / (len(completions) / len(metrics) * forwards.sum()),
             "cut by the limit": share_cut(completions["finish_reason"]),
@@ -128,7 +130,8 @@ def early_ends(recipe: Recipe) -> pd.DataFrame:
 
     recipe = dataclasses.replace(recipe, max_steps=1)
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(ppo_trainer, "masked_whiten", observed):
-        trainer = train_recipe(_WatchedPPOTrainer, recipe, reward_funcs="random weights", out_dir=folder)
+        with contextlib.redirect_stdout(io.StringIO()):  # TRL's own lines
+            trainer = train_recipe(_WatchedPPOTrainer, recipe, reward_funcs="random weights", out_dir=folder)
         rows = Run(Path(folder)).completions
     columns = {"tokens": rows["completion_tokens"], "in the loss": masks[-1].sum(1).tolist()}
     return pd.DataFrame(columns | {"in the batch": rows["reward"], "alone": trainer.alone})

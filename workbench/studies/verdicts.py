@@ -15,6 +15,7 @@ from ..runs.run import claim_row
 ROUNDING = 1e-4  # fp32, in nats or units of a score; above it two ways to compute one number differ
 _NO_SERVER = "not run: server=False"
 _NO_ARMS = "not run: comparisons=False"
+_SAME = {True: "equal prompts share their completions", False: "equal prompts have completions of their own"}
 
 # --- A0: PPO that never stops at EOS -------------------------------------------------------------------------------
 
@@ -25,20 +26,20 @@ def a0_1(stock_forwards: Sequence[int], limit: int) -> dict[str, str]:
     >>> a0_1([64, 64], limit=64)["verdict"], a0_1([64, 23], limit=64)["verdict"]
     ('agrees', 'differs')
     """
-    spent = f"stock as it comes: {min(stock_forwards)} to {max(stock_forwards)} forwards, limit {limit}"
+    spent = f"stock as it comes: {min(stock_forwards)} to {max(stock_forwards)} forward passes, limit {limit}"
     return claim_row("every response runs to the limit", spent, min(stock_forwards) == limit)
 
 
 def a0_2(forwards: float, time: Interval, noise: Interval, loss: Interval) -> dict[str, str]:
-    """In three parts: legacy mode spends more forwards an update, takes longer to one reward, adds noise to reward and loss.
+    """In three parts: without a stop an update takes more forward passes, one reward takes longer, reward and loss get noisier.
 
     Args:
-        forwards: an update, legacy over EOS; at least 1.2 counts as waste.
-        time: seconds to the same reward, legacy over EOS, where both are scored up to EOS. Slower where the whole interval
+        forwards: forward passes an update, no stop over stop at EOS; at least 1.2 counts as waste.
+        time: seconds to the same reward, no stop over stop at EOS, both scored up to EOS. Slower where the whole interval
             lies above 1, not slower where none of it does; else, and of one seed, undecided.
-        noise: how much text after EOS moves rewards, over the spread of rewards up to EOS; noise where all of it lies above
-            0.1, none where all of it lies below.
-        loss: value loss, whole text scored over EOS; told, not judged.
+        noise: standard deviation of what text after EOS adds to a reward, over that of rewards up to EOS; noise where all of
+            it lies above 0.1, none where all of it lies below.
+        loss: value loss, whole text scored over stop at EOS; shown, not judged.
 
     >>> spread = lambda low, high: Interval((low + high) / 2, low, high, 0.95, 3, "t", "")
     >>> a0_2(3.3, spread(2.0, 6.0), spread(0.8, 1.4), spread(2, 9))["verdict"]
@@ -48,8 +49,11 @@ def a0_2(forwards: float, time: Interval, noise: Interval, loss: Interval) -> di
     >>> a0_2(1.0, spread(0.8, 6.0), spread(0.0, 0.5), spread(0.5, 2))["verdict"]
     'in part: compute differs; time undecided; noise undecided'
     """
-    measured = f"legacy over EOS: {forwards:.1f} x forwards, {_bounds(time)} x seconds to one reward"
-    measured += f", {_bounds(loss)} x value loss; text after EOS moves rewards by {_bounds(noise)} x their spread"
+    measured = (
+        f"no stop / stop at EOS: {forwards:.1f} x forward passes, {time.in_brief('.2g')} x seconds to one reward, "
+    )
+    measured += f"{loss.in_brief('.2g')} x value loss; std of what text after EOS adds / std of rewards up to EOS: "
+    measured += noise.in_brief(".2g")
     parts = {"compute": forwards > 1.2, "time": _above(time, 1.0), "noise": _above(noise, 0.1)}
     return claim_row("wastes compute, slows training, adds noise", measured, parts)
 
@@ -57,11 +61,6 @@ def a0_2(forwards: float, time: Interval, noise: Interval, loss: Interval) -> di
 def _above(found: Interval, bound: float) -> bool | str:
     """Whether a value lies above a bound, "undecided" where its interval holds the bound or there is none."""
     return found.low > bound if found.low > bound or found.high < bound else "undecided"
-
-
-def _bounds(found: Interval) -> str:
-    bounds = f" ({found.low:.2g} to {found.high:.2g})" if found.method else ""
-    return f"{found.estimate:.2g}{bounds}"
 
 
 def a0_3(forwards: Sequence[int], longest: Sequence[int], score_error: float, loss_tokens: bool) -> dict[str, str]:
@@ -77,10 +76,8 @@ def a0_3(forwards: Sequence[int], longest: Sequence[int], score_error: float, lo
     """
     parts = {"generation": list(forwards) == list(longest), "reward": score_error < ROUNDING, "loss": loss_tokens}
     equal = sum(a == b for a, b in zip(forwards, longest, strict=True))
-    measured = (
-        f"forwards those of the longest row in {equal} of {len(forwards)} updates, {min(forwards)} to {max(forwards)}; "
-    )
-    measured += f"scores in batch and alone within {score_error:.0e}"
+    measured = f"forward passes are those of the longest row in {equal} of {len(forwards)} updates, "
+    measured += f"{min(forwards)} to {max(forwards)}; scores in batch and alone within {score_error:.0e}"
     return claim_row("EOS ends generation; reward and loss handle it", measured, parts)
 
 
@@ -101,7 +98,7 @@ def a0_5(default: Sequence[int], legacy: Sequence[int], limit: int) -> dict[str,
     ('agrees', 'differs')
     """
     spent = [f"{min(one)} to {max(one)}" for one in (default, legacy)]
-    measured = f"default {spent[0]} forwards an update, legacy {spent[1]}; see the table of modes"
+    measured = f"default {spent[0]} forward passes an update, legacy mode {spent[1]}; see the table of modes"
     return claim_row("stopping is the default, legacy by name", measured, max(default) < limit and min(legacy) == limit)
 
 
@@ -114,9 +111,8 @@ def a0_6(saved: int | list[int] | None, eos: int, loss_tokens: bool, losses: Arr
     finite = bool(np.isfinite(np.asarray(losses)).all())
     kept = eos in saved if isinstance(saved, list) else saved == eos
     parts = {"EOS": kept, "masks": loss_tokens, "loss": finite}
-    return claim_row(
-        "EOS set, masks and loss right", f"saved EOS {saved}, of the tokenizer {eos}; losses finite: {finite}", parts
-    )
+    measured = f"saved EOS {saved}, the tokenizer's {eos}; losses are {'' if finite else 'not '}finite"
+    return claim_row("EOS set, masks and loss right", measured, parts)
 
 
 def a0_7(with_stop: Mapping[str, int], after: Mapping[str, int], longest_token: int) -> dict[str, str]:
@@ -152,14 +148,14 @@ def a1_2(in_memory: str, saved: str) -> dict[str, str]:
     """Agrees where a token added in memory ends nothing on vLLM and, saved to the folder that vLLM reads, does.
 
     Args:
-        in_memory, saved: what came of a generation that is to stop at the token, `stop ...` or `length ...`.
+        in_memory, saved: what came of a generation that is to stop at the token, `stopped ...` or `did not stop ...`.
 
-    >>> a1_2("length after 8 tokens", "stop (446) after 1 tokens")["verdict"]
+    >>> a1_2("did not stop, hit its 8-token limit", "stopped at 446 after 1 tokens")["verdict"]
     'agrees'
-    >>> a1_2("stop (446) after 1 tokens", "stop (446) after 1 tokens")["verdict"]
+    >>> a1_2("stopped at 446 after 1 tokens", "stopped at 446 after 1 tokens")["verdict"]
     'differs'
     """
-    holds = saved.startswith("stop") and not in_memory.startswith("stop")
+    holds = saved.startswith("stopped") and not in_memory.startswith("stopped")
     return claim_row("an added token is unknown to vLLM", f"in memory: {in_memory}; saved: {saved}", holds)
 
 
@@ -179,9 +175,8 @@ def a1_4(attribute: bool, stopped: int) -> dict[str, str]:
     >>> a1_4(False, 40)["verdict"], a1_4(True, 40)["verdict"]
     ('differs', 'agrees')
     """
-    measured = (
-        f"trainer.sampling_params is there: {attribute}; generation_kwargs={{'stop': ...}} stopped {stopped} rows"
-    )
+    there = "is there" if attribute else "was removed"
+    measured = f"trainer.sampling_params {there}; generation_kwargs={{'stop': ...}} stopped {stopped} rows"
     return claim_row("stop strings through trainer.sampling_params", measured, attribute)
 
 
@@ -210,7 +205,7 @@ def a1_6(by_id: Mapping[str, str], kept: float, rewards: Mapping[str, float], ou
         rewards: arm -> reward at the end.
         ours, stock: arms that mask truncated rows, scored at the real end and by the last token.
 
-    >>> ends = {"in memory": "length after 8 tokens", "saved": "stop (446) after 1 tokens"}
+    >>> ends = {"in memory": "did not stop, hit its 8-token limit", "saved": "stopped at 446 after 1 tokens"}
     >>> a1_6(ends, 1.0, {"ours": 0.7, "stock": 0.3}, "ours", "stock")["verdict"]
     'agrees'
     >>> a1_6(ends, 0.8, {"ours": 0.7, "stock": 0.7}, "ours", "stock")["verdict"]
@@ -381,10 +376,11 @@ def a3_4(rows: Sequence[Mapping], foreign: int) -> dict[str, str]:
     >>> a3_4([case("equal", 4), case("different", 8)], foreign=0)["verdict"]
     'differs'
     """
-    mended = [row for row in rows if row["rule"] == "every G-th"]
-    whole = all(row["completions"] == row["prompts"] and not row["error"] for row in mended)
-    measured = f"{len(mended)} batches, each with all its completions: {whole}; rows under a foreign prompt: {foreign}"
-    return claim_row("each G-th prompt mends it", measured, whole and foreign == 0)
+    fixed = [row for row in rows if row["rule"] == "every G-th"]
+    whole = all(row["completions"] == row["prompts"] and not row["error"] for row in fixed)
+    each = "each has" if whole else "not each has"
+    measured = f"{len(fixed)} batches, {each} all its completions; rows trained under another prompt: {foreign}"
+    return claim_row("every G-th prompt fixes it", measured, whole and foreign == 0)
 
 
 def a3_5(planted: int, found: int, found_in_none: int) -> dict[str, str]:
@@ -398,14 +394,14 @@ def a3_5(planted: int, found: int, found_in_none: int) -> dict[str, str]:
 
 
 def a3_6(foreign: Mapping[str, int], shared: Mapping[str, bool]) -> dict[str, str]:
-    """Agrees where equal prompts are right on each vLLM back end: none foreign, and each its own completions.
+    """Agrees where equal prompts are right on each vLLM back end: none under another prompt, and each its own completions.
 
     >>> a3_6({"vLLM": 0, "vLLM server": 0}, {"vLLM": False, "vLLM server": False})["verdict"]
     'agrees'
     >>> a3_6({"vLLM": 0, "vLLM server": 4}, {"vLLM": False, "vLLM server": False})["verdict"]
     'differs'
     """
-    measured = ", ".join(f"{at}: {n} foreign rows, shared {shared[at]}" for at, n in foreign.items())
+    measured = ", ".join(f"{at}: {n} rows under another prompt, {_SAME[shared[at]]}" for at, n in foreign.items())
     return claim_row("the vLLM integration copes", measured, not any(foreign.values()) and not any(shared.values()))
 
 

@@ -99,18 +99,21 @@ def random_texts(*lengths: int) -> list[list[int]]:
 
 
 def family_table(names=tuple(FAMILIES), lengths=(24, 17, 9)) -> pd.DataFrame:
-    """Padding reports of families in fp32: name, verdict, largest |difference of a log-prob| without and with position ids.
+    """Padding reports of families: name, verdict, largest |difference of a log-prob| without and with position ids, in nats.
 
     Args:
         names: of `FAMILIES`.
         lengths: tokens of the texts.
 
     Returns:
-        DataFrame, a row a family; NaN where a model takes no position ids.
+        DataFrame, a row a family, columns for fp32 and for bf16; NaN where a model takes no position ids.
     """
     rows = []
     for name in names:
-        report = padding_report(family_model(name), None, random_texts(*lengths), dtypes=["float32"])
-        given, without = (report.worst(positions=positions) for positions in POSITIONS)
-        rows.append({"family": name, "verdict": report.kind, "without position ids": without, "with them": given})
+        report = padding_report(family_model(name), None, random_texts(*lengths), dtypes=["float32", "bfloat16"])
+        row = {"family": name, "verdict": report.kind}
+        for short, dtype in {"fp32": "float32", "bf16": "bfloat16"}.items():
+            given, without = (report.worst(dtype, positions=positions) for positions in POSITIONS)
+            row |= {f"{short}, without position ids": without, f"{short}, with them": given}
+        rows.append(row)
     return pd.DataFrame(rows)
