@@ -68,7 +68,7 @@ def test_a_comparison_counts_verdicts_over_its_runs_and_separates_what_differs(t
         limits=["L"],
     )
     page = path.read_text()
-    assert order(page, "3 runs", 'id="verdicts"', ">Curves</h2>", 'id="runs-of-it"', 'id="completions"', 'id="method"',
+    assert order(page, "3 runs", ">Curves</h2>", 'id="verdicts"', 'id="runs-of-it"', 'id="completions"', 'id="method"',
                  'id="environment"', 'id="limits"')  # fmt: skip
     assert "fails in 2: 2026-1, 2026-2" in page
     assert "agrees (3)" in page

@@ -160,7 +160,7 @@ FINDING = "With masking stock ends at 0.31 and ours at 0.75; stock without maski
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    claim = {"documented": "the stop is kept", "measured": "kept in 100% of the rows; " * 5, "verdict": "undecided"}
+    claim = {"documented": "it is kept " * 40, "measured": "kept in 100% of the rows; " * 40, "verdict": "undecided"}
     result = RESULT | {"finding": FINDING, "claims": {"A1.1": claim}}
     run = write_run(tmp_path_factory.mktemp("plain") / "runs", metrics=METRICS, result=result)
     write_notebook_of(run, ["a", "b"])
