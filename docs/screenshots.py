@@ -1,6 +1,7 @@
-"""Makes docs/images/*.png from the real thing: `make screenshots`, about three minutes.
+"""Makes docs/images/*.png from the real thing: `make screenshots`, about eight minutes.
 
-Each widget in JupyterLab, driven in Chromium as tests/test_lab.py does, and a run's report.
+The report of notebook 02 and the index as one opens them, and each widget in JupyterLab, driven in Chromium as
+tests/widgets/test_lab.py does.
 """
 
 import re
@@ -18,7 +19,7 @@ from conftest import workbench, write_notebook  # noqa: E402  also an offline en
 from widgets.test_lab import press, wait_for_state  # noqa: E402
 
 from workbench import list_runs  # noqa: E402
-from workbench.reports import build_report  # noqa: E402
+from workbench.reports import build_index  # noqa: E402
 
 STOPS = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -48,7 +49,7 @@ from workbench.curves.baselines import list_baselines, load_baseline
 from workbench import list_runs
 from workbench.widgets import run_comparer
 
-runs = [run for run in list_runs() if run.status["state"] == "done"]
+runs = [run for run in list_runs(None, "05_grpo_docs_example") if run.status["state"] == "done"]
 unit = "characters from the target of 20"
 documented = [b for b in map(load_baseline, list_baselines()) if "TL;DR" in b.title]
 run_comparer(runs, documented, tolerance=5.0, unit=unit, high=0.0)"""
@@ -93,6 +94,14 @@ def shoot_widgets(lab, folder: Path) -> None:
     shoot("run_comparer", widget)
 
 
+def shoot_pages(lab, index: Path, report: Path) -> None:
+    """The first screen of each."""
+    lab.page.set_viewport_size({"width": 1280, "height": 800})
+    for name, path in {"report": report, "index": index}.items():
+        lab.page.goto(path.as_uri())
+        shoot(name, lab.page)
+
+
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -100,15 +109,15 @@ def main() -> None:
         runs = folder / "runs"
         for seed in range(3):
             workbench("run", "05_grpo_docs_example", "-q", "-p", f"seed={seed}", "--runs-dir", runs)
-        report = build_report(list_runs(runs)[0])
+        workbench("run", "02_grpo_custom_stops", "-q", "--runs-dir", runs, timeout=1200)
+        index = build_index(list_runs(runs), folder / "reports")
+        (report,) = (folder / "reports").glob("02_*/*[0-9].html")
         with (
             lab_browser.served(folder, WORKBENCH_RUNS=str(runs)) as address,
             lab_browser.browsing(address, viewport={"width": 1150, "height": 1800}) as lab,
         ):
             shoot_widgets(lab, folder)
-            lab.page.goto(report.as_uri())
-            lab.page.set_viewport_size({"width": 1150, "height": 1000})
-            shoot("report", lab.page)
+            shoot_pages(lab, index, report)
 
 
 if __name__ == "__main__":
