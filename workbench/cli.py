@@ -113,7 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     copies.add_argument("folder", nargs="?", type=Path, default=Path("notebooks"), help="where to (default notebooks/)")
 
     report = command(_report)
-    report.add_argument("runs", nargs="*", type=Path, help="run folders (default: all)")
+    report.add_argument(
+        "runs", nargs="*", type=Path, help="run folders (default: all), or a TRL output with completions"
+    )
     _add_page_options(report, "of the index")
 
     sheet = command(_claims)
@@ -346,9 +348,17 @@ def _notebooks(args) -> int:
 def _report(args) -> int:
     from .reports import build_index, default_folder
 
-    runs = [load_run(p) for p in args.runs] or list_runs(args.runs_dir)
-    if not runs:
+    others = [p for p in args.runs if not (p / "params.json").is_file()]
+    runs = [load_run(p) for p in args.runs if p not in others] or ([] if others else list_runs(args.runs_dir))
+    if not runs and not others:
         raise WorkbenchError(f"no runs in {args.runs_dir or runs_root()}; make one with `workbench run NOTEBOOK`")
+    if others:
+        from .reports.microscope import report_folder  # loads what reads tables
+
+        for folder in others:
+            print(report_folder(folder, args.out, redact=args.redact))
+    if not runs:
+        return 0
     code = _print_rows(runs, check_readable)
     folder = args.out or default_folder(args.runs_dir, redact=args.redact)
     print(build_index(runs, folder, redact=args.redact))

@@ -234,3 +234,17 @@ def test_text_is_only_data_in_the_page_and_secrets_are_taken_out(tmp_path):
     assert shown[0] == HOSTILE["script"]
     assert shown[-1] == "HF_TOKEN=[token] </script>"
     assert max(map(len, shown)) < 101_000  # of the line of a million characters
+
+
+def test_the_report_command_takes_the_output_of_stock_trl(tmp_path, capsys):
+    from workbench.cli import main
+
+    (tmp_path / "out" / "completions").mkdir(parents=True)
+    assert main(["report", str(tmp_path / "out")]) == 2
+    assert "log_completions=True" in capsys.readouterr().err
+    rows(1).to_parquet(tmp_path / "out" / "completions" / "completions_00001.parquet")
+    assert main(["report", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'out' / 'microscope.html'}\n"
+    assert main(["report", str(tmp_path / "out"), "--redact", "--out", str(tmp_path / "pages")]) == 0
+    page = tmp_path / "pages" / "out-microscope-redacted.html"
+    assert "replaced by labels" in page.read_text()

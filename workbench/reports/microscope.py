@@ -24,7 +24,7 @@ from ..runs.parts import FOLDER, read_completions
 from ..runs.recorded import completions_table, generations_in_a_row, read_trl_completions, reward_functions
 from ..runs.text import UNSEEN
 from .clean import STACKED, shortened
-from .html import render, write_page
+from .html import hider, render, write_page
 from .token_marks import TOKENS, Tokens, tokens_of
 
 PAGE_LIMIT = 20_000_000  # bytes
@@ -252,13 +252,18 @@ def _packed(trainings: Sequence[Training], share: float, hide: Callable[[str], s
 
 def _add_chunks(chunks: list[str], training: Training, groups: np.ndarray, hide: Callable) -> list[list[int]]:
     """Append the texts of these groups to `chunks`; for each group its chunk and its place there."""
+    table = training.table
+    columns = {name: table[name].tolist() for name in ("prompt", "completion")}
+    columns |= {"tokens": list(training.tokens)}
+    if len(training.functions) > 1:
+        columns["rewards"] = table[list(training.functions)].to_numpy().tolist()
+    starts = np.flatnonzero(np.diff(table["group"], prepend=-1, append=-1)).tolist()
     places: list[list[int]] = []
     waiting: list[dict] = []
     length = 0
-    starts = training.table["group"].searchsorted(np.append(groups, 0))
-    for group, start in zip(groups, starts, strict=False):
-        end = int(training.table["group"].searchsorted(group + 1))
-        waiting.append(_texts(training, start, end, hide))
+    for group in groups.tolist():
+        own = slice(starts[group], starts[group + 1])
+        waiting.append(_texts({name: values[own] for name, values in columns.items()}, hide))
         places.append([len(chunks), len(waiting) - 1])
         length += sum(map(len, waiting[-1]["completions"])) + len(waiting[-1]["prompts"][0])
         if length > _CHUNK or group == groups[-1]:
@@ -267,17 +272,15 @@ def _add_chunks(chunks: list[str], training: Training, groups: np.ndarray, hide:
     return places
 
 
-def _texts(training: Training, start: int, end: int, hide: Callable[[str], str]) -> dict:
+def _texts(rows: dict[str, list], hide: Callable[[str], str]) -> dict:
     """One group: its prompts, one where all are equal; completions, rewards of each function, tokens."""
-    rows = training.table.iloc[start:end]
-    prompts = list(dict.fromkeys(rows["prompt"]))
-    texts: dict[str, Any] = {"prompts": [hide(p) for p in (prompts if len(prompts) == 1 else rows["prompt"])]}
+    prompts = rows["prompt"][:1] if len(set(rows["prompt"])) == 1 else rows["prompt"]
+    texts: dict[str, Any] = {"prompts": [hide(text) for text in prompts]}
     texts["completions"] = [hide(text) for text in rows["completion"]]
-    if len(training.functions) > 1:
-        texts["rewards"] = [[_number(v) for v in row] for row in rows[list(training.functions)].to_numpy()]
-    tokens = training.tokens[start:end]
-    if any(tokens):
-        texts["tokens"] = [t and [_hidden(t.pieces, hide), t.uses, t.ratios] for t in tokens]
+    if "rewards" in rows:
+        texts["rewards"] = [[_number(value) for value in row] for row in rows["rewards"]]
+    if any(rows["tokens"]):
+        texts["tokens"] = [t and [_hidden(t.pieces, hide), t.uses, t.ratios] for t in rows["tokens"]]
     return texts
 
 
@@ -423,3 +426,25 @@ def write_microscope(
     values = {"damaged": [hide(text) for text in damaged], "head": head, "redacted": redacted, "title": hide(title)}
     data = {"packed_head": Markup(packed(head)), "chunks": Markup("\n".join(chunks))}
     return write_page(path, render("microscope.html.j2", script="microscope.js", **values, **data))
+
+
+def report_folder(folder: Path, out: Path | None = None, *, redact: bool = False) -> Path:
+    """The page of a training that is no run of the workbench, such as the output of stock TRL.
+
+    Args:
+        folder: with `completions/*.parquet`, as `log_completions=True` writes them, or with the workbench's recordings.
+        out: folder of the page; default the folder itself.
+        redact: as for `build_report`.
+
+    Raises:
+        RunError: nothing is recorded there.
+    """
+    name = f"{folder.resolve().name}-microscope" if out else "microscope"
+    path = (out or folder) / f"{name}{'-redacted' if redact else ''}.html"
+    title = f"Completions of {folder.resolve().name}"
+    if folder.is_dir() and (page := write_microscope(folder, path, title, hider([], redact), redacted=redact)):
+        return page
+    raise RunError(
+        f"{folder}: not a run folder (it has no params.json), and no completions are recorded in it; TRL records them with "
+        "log_completions=True"
+    )

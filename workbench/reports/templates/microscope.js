@@ -157,7 +157,7 @@
     [...byId("trainings").querySelector("tbody").rows].forEach((row, at) => row.toggleAttribute("aria-current", at === n));
     training.starts ??= startsOf(training.sizes);
     const faults = training.signs.filter((sign) => sign.fault).map((sign) => `${percent(sign.share)} ${sign.words}`);
-    rewrite(byId("course"), (faults.length ? `Of the completions ${faults.join("; ")}. ` : "") + (training.course ?? ""));
+    rewrite(byId("course"), (faults.length ? `Of all completions: ${faults.join(", ")}. ` : "") + (training.course ?? ""));
     options("filter-sign", training.signs.map((sign) => [sign.key, sign.words]));
     options("filter-finish", (training.finish_reasons ?? []).map((name) => [name, name]));
     byId("marks-label").hidden = !training.has_tokens;
