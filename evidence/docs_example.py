@@ -1,6 +1,6 @@
 """The documented GRPO example on real weights: `-abs(20 - len(completion))`, trained on gemma-3-270m, as baselines.
 
-    python evidence/docs_example.py [--steps 24] [--tokens 16] [--seeds 0 1] [--only ARM ...] [--write-only]
+    python evidence/docs_example.py [--steps 12] [--tokens 16] [--seeds 0 1] [--only ARM ...] [--write-only]
 
 TRL's documented settings (8 completions of one prompt a step, temperature 0.9, beta 0.04) with shorter completions, the
 prompts of the starter's corpus, and four arms: the documented learning rate 1e-6 and a higher one, all weights and LoRA. The
@@ -117,7 +117,7 @@ def baseline(name: str, arm: Arm, runs: Sequence[Run], command: str) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--only", nargs="+", choices=list(SLUGS), default=list(SLUGS), metavar="ARM")

@@ -1,0 +1,230 @@
+"""What the helpers cost at the documented shape: Qwen2-0.5B (24 layers, vocabulary 151,936), random weights made here.
+
+    python benchmarks/documented_shape.py [--rounds 2] [--out FOLDER]
+
+Every number is of a process of its own, stock and ours in turns; seconds are of the processor, on one thread, peaks of the
+whole process. One fp32 step of the documented example (8 x 256 tokens with Adam and a reference model) takes 18.9 GB: here rows
+are fewer and shorter and the optimizer is SGD, so that 12 GiB do. Started again it goes on. Writes data/evidence/shape.json.
+"""
+
+import argparse
+import functools
+import itertools
+import json
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "evidence"))
+from record import RESULTS, ROOT, Results, need_disk, need_memory, run_main
+from stop_cost import model_folder
+
+from workbench.errors import RunError
+from workbench.training.recording import quiet_libraries
+
+ROWS, TOKENS, STEPS = 4, 32, 4
+GIB = 2**30
+FOLDER = ROOT / "build" / "evidence" / "qwen2-0.5b"
+TEXTS = [[(7 * n + 13 * k) % 1000 + 5 for k in range(length)] for n, length in enumerate((12, 20, 31, 48))]
+
+
+def load(folder: Path):
+    """The model in fp32, and its tokenizer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
+
+
+def timed(function: Callable, *args, **kwargs):
+    """What a call returns, and its processor seconds."""
+    began = time.process_time()
+    result = function(*args, **kwargs)
+    return result, time.process_time() - began
+
+
+def grpo_step(folder: Path, ours: bool, **sizes) -> dict:
+    """Median processor seconds of a GRPO step after the first, recorded where it is ours."""
+    import trl
+    from transformers import PrinterCallback, TrainerCallback
+
+    from workbench.training.grpo import GRPOTrainer
+    from workbench.training.recipes import grpo_config, load_prompts, make_recipe
+    from workbench.training.rewards import length_reward
+
+    ends = []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *args, **kwargs):
+            ends.append(time.process_time())
+
+    sizes = {"max_steps": STEPS, "max_completion_length": TOKENS, "num_generations": ROWS} | sizes
+    recipe = make_recipe(str(folder), dataset="starter", per_device_train_batch_size=sizes["num_generations"], **sizes)
+    with tempfile.TemporaryDirectory() as scratch:
+        args = grpo_config(recipe, scratch, save_strategy="no", optim="sgd", beta=0.0)
+        cls, options = (GRPOTrainer, {"out_dir": Path(scratch) / "run"}) if ours else (trl.GRPOTrainer, {})
+        trainer = cls(str(folder), length_reward(), args, train_dataset=load_prompts("starter"), **options)
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(Clock())
+        trainer.train()
+    return {"seconds": statistics.median(b - a for a, b in itertools.pairwise(ends))}
+
+
+def weights(folder: Path) -> dict:
+    """Nothing but the weights: the peak that the others are compared with."""
+    model, _ = load(folder)
+    ids = torch.tensor([TEXTS[0]])
+    with torch.no_grad():
+        model(ids)
+    return {"seconds": 0.0}
+
+
+def logprobs(folder: Path, ours: bool) -> dict:
+    """Log-probs of 4 x 256 tokens: ours, or logits and log-softmax at once."""
+    from workbench.consistency.padding import pad_batch, token_logprobs
+
+    model, _ = load(folder)
+    batch = pad_batch([(text * 22)[: 256 - n] for n, text in enumerate(TEXTS)], 0)
+
+    @torch.no_grad()
+    def stock():
+        logits = model(**batch).logits[:, :-1]
+        return logits.log_softmax(-1).gather(-1, batch["input_ids"][:, 1:].unsqueeze(-1))
+
+    return {"seconds": timed(token_logprobs, model, batch)[1] if ours else timed(stock)[1]}
+
+
+def padding(folder: Path) -> dict:
+    """`padding_report` of four texts in fp32 and bf16."""
+    from workbench.consistency.padding_report import padding_report
+
+    model, _ = load(folder)
+    report, seconds = timed(padding_report, model, None, TEXTS, attentions=("sdpa",))
+    return {"seconds": seconds, "kind": report.kind}
+
+
+def rollouts(folder: Path, ours: bool) -> dict:
+    """8 x 64 tokens sampled: ours with log-probs and stops watched, or transformers' `generate` alone."""
+    from workbench.generation.rollouts import Sampling, TransformersSampler, generate
+    from workbench.generation.stops import StopSpec
+    from workbench.training.recipes import load_prompts
+
+    model, tokenizer = load(folder)
+    prompt = load_prompts("starter")[0]["prompt"]
+    if ours:
+        sampling = Sampling(max_completion_length=64, num_generations=8, seed=0)
+        stops = StopSpec(strings=("</never>",), eos=False)
+        _, seconds = timed(generate, TransformersSampler(model, tokenizer), [prompt], stops=stops, sampling=sampling)
+    else:
+        inputs = tokenizer([prompt] * 8, return_tensors="pt")
+        inputs.pop("token_type_ids", None)
+        how = {"max_new_tokens": 64, "min_new_tokens": 64, "do_sample": True, "top_k": 0}
+        _, seconds = timed(torch.no_grad()(model.generate), **inputs, **how)
+    return {"seconds": seconds}
+
+
+def mismatch(folder: Path) -> dict:
+    """`mismatch_report` of 4 x 32 sampled tokens; beside it the seconds of sampling them."""
+    from workbench.consistency.mismatch import mismatch_report_of
+    from workbench.generation.rollouts import Sampling, TransformersSampler, generate
+    from workbench.training.recipes import load_prompts
+
+    model, tokenizer = load(folder)
+    sampling = Sampling(max_completion_length=TOKENS, num_generations=ROWS, seed=0)
+    rows, sampled = timed(
+        generate, TransformersSampler(model, tokenizer), [load_prompts("starter")[0]["prompt"]], sampling=sampling
+    )
+    report, seconds = timed(mismatch_report_of, model, rows)
+    return {"seconds": seconds, "sampling s": sampled, "verdict": report.verdict}
+
+
+def recorder(folder: Path, rows: int = 1000, tokens: int = 2048) -> dict:
+    """A step's 1,000 completions of 2,048 tokens recorded, the median of five steps; then joined at the training's end."""
+    from transformers import AutoTokenizer
+
+    from workbench.runs.completions import join_completions
+    from workbench.training.recording import RunRecorder
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, len(tokenizer), (rows, tokens), generator=generator).tolist()
+    texts = [tokenizer.decode(row) for row in ids]
+    columns = {"prompt": ["a prompt of a few words"] * rows, "completion": texts, "finish_reason": ["length"] * rows}
+    columns |= {"trl_finish_reason": ["length"] * rows, "completion_tokens": [tokens] * rows, "reward": [0.5] * rows}
+    with tempfile.TemporaryDirectory() as scratch:
+        made = RunRecorder(scratch)
+        steps = [timed(made.add_completions, step, columns | {"advantage": [0.1] * rows})[1] for step in range(1, 6)]
+        _, joined = timed(join_completions, Path(scratch))
+        size = sum(p.stat().st_size for p in Path(scratch).rglob("*.parquet")) / 5 / 2**20
+    seconds = statistics.median(steps)
+    shortest = 100 * (seconds + joined / 5)
+    return {
+        "seconds": seconds,
+        "joining s a step": joined / 5,
+        "MiB a step": size,
+        "1% of a step of at least s": shortest,
+    }
+
+
+PARTS: dict[str, Callable] = {
+    "weights": weights,
+    "GRPO step, stock": functools.partial(grpo_step, ours=False),
+    "GRPO step, ours": functools.partial(grpo_step, ours=True),
+    "padding_report": padding,
+    "recorder": recorder,
+    "log-probs, stock": functools.partial(logprobs, ours=False),
+    "log-probs, ours": functools.partial(logprobs, ours=True),
+    "mismatch_report": mismatch,
+    "rollouts, stock": functools.partial(rollouts, ours=False),
+    "rollouts, ours": functools.partial(rollouts, ours=True),
+}
+
+
+def in_a_process(part: str, folder: Path) -> dict:
+    """What a part measures, with the peak memory of its process.
+
+    Raises:
+        RunError: it failed; the message ends in its last line.
+    """
+    need_memory(8, part)
+    made = subprocess.run(
+        [sys.executable, __file__, "--part", part, "--model", str(folder)], capture_output=True, text=True
+    )
+    if made.returncode:
+        raise RunError(f"{part}: {(made.stderr.strip().splitlines() or ['no message'])[-1]}")
+    return json.loads(made.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--model", type=Path, default=FOLDER, help="made on first use")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    quiet_libraries()
+    torch.set_num_threads(1)
+    if args.part:
+        found = PARTS[args.part](args.model)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
+        print(json.dumps(found | {"peak GiB": round(peak, 3)}))
+        return
+    if not (args.model / "config.json").exists():
+        need_disk(3, args.model, "the model")
+        args.model.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(model_folder("qwen2-0.5b"), args.model)
+    results = Results("shape", "python benchmarks/documented_shape.py", args.out)
+    for n in range(args.rounds):
+        for part in PARTS:
+            results.part(f"{part}, round {n + 1}", functools.partial(in_a_process, part, args.model))
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,81 @@
+"""Notebook 02's three arms on real weights: stock TRL masked and unmasked, and ours, with a stop string, on gemma-3-270m.
+
+    python evidence/custom_stops.py [--steps 8] [--seeds 0]
+
+The task: after one example, write `<search>TOPIC</search>` and stop there; reward 1 for the exact call. A base model does it
+at times, so there is something to learn. vLLM samples, as in the notebook: on transformers stock TRL takes no stop string. All
+arms with one seed, then the next; an interrupted one goes on from its last checkpoint. Writes data/evidence/custom_stops.json.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+
+from docs_example import lora
+from record import GEMMA, ROOT, Results, gemma_folder, need_disk, need_memory, parser, run_main
+
+from workbench.runs.files import read_json
+from workbench.runs.run import Run
+from workbench.studies.custom_stops import custom_stop_arms, stop_table
+from workbench.studies.seeds import Arm, train_arms
+from workbench.toys.search_task import search_prompts
+from workbench.training.recipes import DOCS
+
+STOP = "</search>"
+EXAMPLE = "Question: What is iron?\n<search>iron</search>\n\nQuestion: "
+
+
+def write_prompts(path: Path) -> Path:
+    """The search task's 120 questions behind one worked example, as the file that a recipe names."""
+    rows = [row | {"prompt": EXAMPLE + row["prompt"]} for row in search_prompts()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def arms(model: Path, prompts: Path, steps: int) -> dict[str, Arm]:
+    """Notebook 02's arms with a recipe that fits this model: LoRA, four completions of each of two prompts a step."""
+    recipe = dataclasses.replace(
+        DOCS, model=str(model), dataset=str(prompts), backend="vllm", max_steps=steps, learning_rate=3e-4, beta=0.0,
+        lr_scheduler_type="constant", num_generations=4, temperature=1.0, max_completion_length=16, save_steps=4,
+    )  # fmt: skip
+    vllm = {"vllm_max_model_length": 128, "save_total_limit": 1} | lora()
+    made = custom_stop_arms(recipe, STOP)
+    return {name: dataclasses.replace(arm, options=dict(arm.options) | vllm) for name, arm in made.items()}
+
+
+def table_of(runs: dict[str, list[Run]]) -> dict:
+    """The study's table, of the arms that are trained, and each curve."""
+    trained = {name: members for name, members in runs.items() if members}
+    rows = stop_table(trained).T.to_dict()
+    curves = {name: [run.metrics["reward"].round(4).tolist() for run in members] for name, members in trained.items()}
+    seconds = {name: [float(run.metrics["elapsed_s"].iloc[-1]) for run in members] for name, members in trained.items()}
+    return {"arms": rows, "reward by step": curves, "elapsed s": seconds}
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--steps", type=int, default=8)
+    options.add_argument("--seeds", type=int, nargs="+", default=[0])
+    options.add_argument("--trainings", type=Path, default=ROOT / "build" / "evidence" / "custom_stops")
+    args = options.parse_args()
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    results = Results("custom_stops", "python evidence/custom_stops.py", args.out)
+    chosen = arms(gemma_folder(GEMMA), write_prompts(args.trainings / "prompts.jsonl"), args.steps)
+    need_disk(8, args.trainings, "its checkpoints")
+    runs: dict[str, list[Run]] = {name: [] for name in chosen}
+    for seed in args.seeds:
+        for name, arm in chosen.items():
+            need_memory(7, f"a step of {name!r} with vLLM")
+            (run,) = train_arms({name: arm}, out_dir=args.trainings, seeds=[seed])[name]
+            if read_json(run.path / "progress.json", {}).get("finished"):
+                shutil.rmtree(run.path / "checkpoints", ignore_errors=True)  # gigabytes, and needed only to go on
+            runs[name].append(run)
+            results.part("table", lambda: {"steps": args.steps, **table_of(runs)}, again=True)
+
+
+if __name__ == "__main__":
+    run_main(main)

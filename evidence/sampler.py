@@ -1,0 +1,78 @@
+"""Is what was sampled what is scored? `mismatch_report` on gemma-3-270m: a clean rollout, then one cause at a time.
+
+    python evidence/sampler.py
+
+Sampled with transformers: as it is scored; in bf16 and scored in fp32; at temperature 0.7 and scored at 1; at top-p 0.8 with
+the sampler's log-probs renormalised, as vLLM gives them, and scored without. Writes data/evidence/sampler.json.
+"""
+
+import torch
+from record import GEMMA, Results, gemma_folder, load, need_memory, parser, peak_gib, run_main
+from stops import PROMPTS
+
+from workbench.consistency.mismatch import mismatch_report, mismatch_report_of
+from workbench.consistency.padding import cast_copy
+from workbench.generation.rollouts import Sampling, TransformersSampler, generate
+
+TOKENS = 32
+
+
+def numbers(report) -> dict:
+    """The numbers of a report that the page names."""
+    print(report.verdict, flush=True)
+    table = report.table().set_index("cause")["mean |Δ|"]
+    return {
+        "verdict": report.verdict,
+        "largest cause": report.largest,
+        "mean |Δ| by cause": table.to_dict(),
+        "share of ratios outside [0.9, 1.1]": report.ratios.outside,
+        "outside support": report.outside_support,
+        "peak GiB": round(peak_gib(), 2),
+    }
+
+
+def nucleus_logprobs(model, rollouts, top_p: float) -> list[list[float]]:
+    """The log-probs of sampled tokens within the nucleus, each row scored alone: what a sampler that renormalises gives."""
+    found = []
+    for rollout in rollouts:
+        ids = torch.tensor([[*rollout.prompt_ids, *rollout.completion_ids]])
+        with torch.no_grad():
+            logits = model(ids).logits[0, len(rollout.prompt_ids) - 1 : -1]
+        probs = logits.softmax(-1)
+        ranked = probs.sort(-1, descending=True).values
+        kept = ranked.cumsum(-1) - ranked < top_p
+        own = probs.gather(-1, torch.tensor(rollout.completion_ids).unsqueeze(-1)).squeeze(-1)
+        found.append((own / (ranked * kept).sum(-1)).log().tolist())
+    return found
+
+
+def main() -> None:
+    args = parser(__doc__).parse_args()
+    results = Results("sampler", "python evidence/sampler.py", args.out)
+    need_memory(5, "sampling in fp32 and bf16")
+    model, tokenizer = load(gemma_folder(GEMMA))
+    sampler, prompts = TransformersSampler(model, tokenizer), PROMPTS[:4]
+
+    def sampled(by=sampler, **how):
+        return generate(by, prompts, sampling=Sampling(max_completion_length=TOKENS, num_generations=2, seed=1, **how))
+
+    def dtype():
+        rollouts = sampled(TransformersSampler(cast_copy(model, "bfloat16"), tokenizer))
+        return numbers(mismatch_report_of(model, rollouts, sampler_dtype="bfloat16"))
+
+    def temperature():
+        return numbers(mismatch_report_of(model, sampled(temperature=0.7), temperature=0.7, scored_temperature=1.0))
+
+    def top_p():
+        rollouts = sampled(top_p=0.8)
+        parts = [[getattr(r, name) for r in rollouts] for name in ("prompt_ids", "completion_ids")]
+        return numbers(mismatch_report(model, *parts, nucleus_logprobs(model, rollouts, 0.8), top_p=0.8))
+
+    results.part("none", lambda: numbers(mismatch_report_of(model, sampled())))
+    results.part("dtype", dtype)
+    results.part("temperature", temperature)
+    results.part("top-p", top_p)
+
+
+if __name__ == "__main__":
+    run_main(main)
