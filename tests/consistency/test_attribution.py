@@ -92,6 +92,17 @@ def test_two_causes_at_once_are_both_found():
     assert set(found.causes) == {"temperature", "weights"} and found.rest < 1e-5
 
 
+def test_rounding_that_no_second_pass_repeats_is_named_by_its_size():
+    model = tiny("llama")
+    size = mismatch_report(model, PROMPTS, COMPLETIONS, scores(model), sampler_dtype="bfloat16").parts["dtype"].std()
+    noise = np.random.default_rng(0)
+    sampled = [[x - abs(noise.normal()) * size for x in row] for row in scores(model)]
+    found = attribute_mismatch(model, PROMPTS, COMPLETIONS, sampled, suspects(model))
+    assert list(found.causes) == [found.by_size] == ["dtype"] and "though not token by token" in found.verdict
+    report = mismatch_report(model, PROMPTS, COMPLETIONS, sampled, sampler_dtype="bfloat16")
+    assert report.largest == "sampler" and "what the sampler's dtype explains in size" in report.verdict
+
+
 def test_padding_needs_no_suspect():
     model = tiny("gpt2")
     found = attribute_mismatch(model, PROMPTS, COMPLETIONS, scores(model), suspects(model))
@@ -100,7 +111,7 @@ def test_padding_needs_no_suspect():
 
 def test_what_no_suspect_explains_is_said_to_be_not_attributed():
     model = tiny("llama")
-    sampled = scores(moved(model, 0.05))
+    sampled = scores(moved(model, 0.3))
     found = attribute_mismatch(model, PROMPTS, COMPLETIONS, sampled, {"dtype": {"sampler_dtype": "bfloat16"}})
     assert "not attributed" in found.verdict and found.rest > 0.01 and found._repr_html_()
 

@@ -22,13 +22,16 @@ class Attribution:
     Attributes:
         causes: cause -> mean |difference| of a token that it makes, nats, the largest first; suspects that explain nothing,
             and parts within rounding, are not in it.
-        rest: mean |difference| of a token that no suspect explains, nats.
+        rest: mean |difference| of a token that no suspect's settings take away, nats.
+        by_size: the cause in `causes` that is named for its size alone, or "". A rounding error in lower precision depends on
+            batch and kernel, so that no second pass repeats it token by token: what is left may be as large as one, or not.
         report: the mismatch report with the kept suspects' settings.
         tried: a row per try: which suspects, and the mean |rest| they leave.
     """
 
     causes: dict[str, float]
     rest: float
+    by_size: str
     report: MismatchReport
     tried: pd.DataFrame
 
@@ -37,7 +40,9 @@ class Attribution:
         whole = np.abs(self.report.ratios.tokens).mean()
         parts = ", ".join(f"{name} {size:.2g}" for name, size in self.causes.items())
         rest = f"{self.rest:.2g} left"
-        if self.rest > TOLERANCE[self.report.dtype] / 10 and self.rest > 0.2 * whole:
+        if self.by_size:
+            rest += f", as much as {self.by_size} makes, though not token by token"
+        elif self.rest > TOLERANCE[self.report.dtype] / 10 and self.rest > 0.2 * whole:
             rest += ": not attributed, no suspect explains it"
         return f"{whole:.2g} nats a token: {parts or 'no cause found'}; {rest}."
 
@@ -55,8 +60,8 @@ def attribute_mismatch(
 ) -> Attribution:
     """Try suspects one by one and together, and keep those whose settings bring the scores near the sampler's.
 
-    The suspect that takes most from what is left is kept, then the next one beside it, until none takes a fifth. Padding and
-    batch shape need no suspect: they are measured on the scorer itself.
+    The suspect that takes most from what is left is kept, then the next one beside it, until none takes a fifth. A dtype may
+    then still be named for its size (`by_size`). Padding and batch shape need no suspect: they are measured on the scorer.
 
     Args:
         model, prompt_ids, completion_ids, sampled_logprobs: as for `mismatch_report`.
@@ -72,19 +77,26 @@ def attribute_mismatch(
     columns = (model, prompt_ids, completion_ids, sampled_logprobs)
     kept: list[str] = []
     report = mismatch_report(*columns, **known)
-    rows = [("none", _rest(report))]
+    rows, tries = [("none", _rest(report))], {}
     while len(kept) < len(suspects) and _rest(report) > _ROUNDING:
         for name in kept:
             known |= suspects[name]
-        tries = {name: mismatch_report(*columns, **known | dict(suspects[name])) for name in suspects if name not in kept}
+        tries = {
+            name: mismatch_report(*columns, **known | dict(suspects[name])) for name in suspects if name not in kept
+        }
         rows += [(" + ".join([*kept, name]), _rest(tried)) for name, tried in tries.items()]
         best = min(tries, key=lambda name: _rest(tries[name]))
         if _rest(tries[best]) > (1 - _LEAST) * _rest(report):
             break
         kept.append(best)
         report = tries[best]
+    left, causes, by_size = _rest(report), _causes(report), ""
+    if left > _ROUNDING:  # the last tries are those beside all that is kept
+        sizes = {name: float(tries[name].parts["dtype"].abs().mean()) for name in tries if name not in kept}
+        by_size = next((name for name, size in sizes.items() if size / 2 <= left <= 2 * size), "")
+        causes |= {by_size: left} if by_size else {}
     tried = pd.DataFrame(rows, columns=["suspects", "mean |rest| [nats]"])
-    return Attribution(_causes(report), _rest(report), report, tried)
+    return Attribution(causes, left, by_size, report, tried)
 
 
 def _rest(report: MismatchReport) -> float:

@@ -229,7 +229,12 @@ class MismatchReport:
         size = f"{whole.mean():.1e} nats per token on average, {whole.max():.1e} at most ({self.dtype})"
         if whole.max() <= TOLERANCE[self.dtype]:
             return f"sampler and scorer agree: {size}."
-        part = self.parts[self.largest].abs()
+        part, rounding = self.parts[self.largest].abs(), self.parts["dtype"].abs().mean()
+        if self.largest == "sampler" and part.mean() <= 2 * rounding:
+            return (
+                f"sampler and scorer differ by what the sampler's dtype explains in size: {size}, its rounding {rounding:.1e}. "
+                f"No second pass repeats it token by token. {_ADVICE['dtype']}"
+            )
         return (
             f"sampler and scorer differ, most by {self.largest}: {size}, {self.ratios.outside:.1%} of token ratios outside "
             f"[0.9, 1.1]; {self.largest} alone {part.mean():.1e} on average. {_ADVICE[self.largest]}"
