@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +15,15 @@ from .runs.run import Run, check_readable
 
 BEGIN, END = "<!-- claims: written by `workbench claims --write` -->", "<!-- end of claims -->"
 _NOT_RUN = "not run: "
+_ISSUE = "https://github.com/huggingface/trl/issues"
+ARTICLES = {
+    "A0": f"PPO that never stops at EOS ([trl#2387]({_ISSUE}/2387))",
+    "A1": f"GRPO and custom stops ([trl#3425]({_ISSUE}/3425))",
+    "A2": "Position ids and padding ([OpenRLHF#217](https://github.com/OpenRLHF/OpenRLHF/issues/217))",
+    "A3": f"Duplicate prompts ([trl#3045]({_ISSUE}/3045))",
+    "A4": f"The documented GRPO example ([trl#3406]({_ISSUE}/3406))",
+}
+_VERDICTS = {"agrees": "holds", "differs": "does not hold"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,13 +124,27 @@ def run_command(run: Run) -> str:
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """The sheet as a markdown table."""
-    heads = ("id", "documented", "when reported", "measured here", "verdict here", "scale", "command")
+    """The sheet as markdown: a table for each article, with the commands that measured it above."""
+    parts = []
+    for article, title in ARTICLES.items():
+        own = [row for row in rows if row.id.startswith(f"{article}.")]
+        commands = {
+            c: ", ".join(row.id for row in own if row.command == c) for c in dict.fromkeys(r.command for r in own)
+        }
+        lines = [f"- `{_cell(command)}`: {names}" for command, names in commands.items() if command]
+        parts.append("\n".join([f"### {article}  {title}", "", *lines, *[""][: len(lines)], _table(own)]))
+    return "\n".join(parts)
+
+
+def _table(rows: Sequence[Row]) -> str:
+    heads = ("id", "claim", "true when it was reported?", "on the installed version", "measured")
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for row in rows:
-        command = f"`{_cell(row.command)}`" if row.command else ""
-        cells = map(_cell, (row.claim, row.when_reported, row.measured, row.verdict))
-        lines.append("| " + " | ".join([row.id, *cells, row.scale, command]) + " |")
+        verdict = re.sub(r"\b(agrees|differs)\b", lambda word: _VERDICTS[word[0]], row.verdict)
+        verdict += f" ({row.scale})" if row.scale else ""
+        lines.append(
+            "| " + " | ".join([row.id, *map(_cell, (row.claim, row.when_reported, verdict, row.measured))]) + " |"
+        )
     return "\n".join(lines) + "\n"
 
 
