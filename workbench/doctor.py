@@ -1,12 +1,13 @@
-"""Looks at the environment a user has: are the pins installed, which back ends can run here, what is missing."""
+"""Looks at the environment a user has: is what the library asks for there, which back ends can run, what is missing."""
 
 import dataclasses
 import os
-import re
 import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
+
+from packaging.requirements import Requirement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,15 +21,21 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Every finding about this environment; nothing is changed and no network is used."""
-    return [_python(), *_pins(), _vllm(), _gpu(), _program("slurm", "sbatch"), _program("chromium", "chromium")]
+    return [_python(), *_requirements(), _vllm(), _gpu(), _program("slurm", "sbatch"), _program("chromium", "chromium")]
 
 
 def backends() -> dict[str, str]:
     """Back end -> "available", or the reason it is not."""
     return {
         "transformers": "available",
-        "vllm": "available" if find_spec("vllm") else "not installed (make install, or the extra `vllm` on a GPU node)",
+        "vllm": "available" if _whole("vllm") else "not installed (make install, or the extra `vllm` on a GPU node)",
     }
+
+
+def _whole(name: str) -> bool:
+    """False too for a folder without a module, which a failed removal leaves behind."""
+    found = find_spec(name)
+    return found is not None and found.origin is not None
 
 
 def _python() -> Finding:
@@ -37,21 +44,28 @@ def _python() -> Finding:
     return Finding("ok" if good else "wrong", "python", have if good else f"{have}; 3.11 or newer is needed")
 
 
-def _pins() -> list[Finding]:
+def _requirements() -> list[Finding]:
+    """Of what the library asks for: wrong where it is missing or outside of its range; an extra's may be missing."""
     findings = []
-    for requirement in requires("workbench") or []:
-        pin = re.fullmatch(r"([\w-]+)==([\w.]+)", requirement.split(";")[0].strip())
-        if not pin or "extra ==" in requirement:
+    for requirement in map(Requirement, requires("workbench") or []):
+        extra = requirement.marker is not None and "extra ==" in str(requirement.marker)
+        if "dev" in str(requirement.marker) or requirement.name == "vllm":  # which has a line of its own
             continue
-        name, wanted = pin.groups()
         try:
-            have = version(name)
+            have = version(requirement.name)
         except PackageNotFoundError:
-            findings.append(Finding("wrong", name, f"not installed; {wanted} is pinned"))
+            if not extra:
+                findings.append(Finding("wrong", requirement.name, f"not installed; {_asked(requirement)}"))
             continue
-        same = have.split("+")[0] == wanted
-        findings.append(Finding("ok" if same else "wrong", name, have if same else f"{have}; {wanted} is pinned"))
+        good = requirement.specifier.contains(have, prereleases=True)
+        findings.append(
+            Finding("ok" if good else "wrong", requirement.name, have if good else f"{have}; {_asked(requirement)}")
+        )
     return findings
+
+
+def _asked(requirement: Requirement) -> str:
+    return f'the workbench takes "{requirement.name}{requirement.specifier}"'
 
 
 def _vllm() -> Finding:

@@ -1,5 +1,7 @@
 """The workbench's errors: each is also the standard error that fits, so `except ValueError` keeps working."""
 
+from importlib.util import find_spec
+
 
 class WorkbenchError(Exception):
     """Root of every error the workbench raises on purpose."""
@@ -19,6 +21,26 @@ class RunError(WorkbenchError, RuntimeError):
 
 class TrainingStopped(WorkbenchError):
     """A training stopped because it was asked to, with a complete checkpoint of its last step; it can go on from there."""
+
+
+def need_lab(what: str, *modules: str) -> None:
+    """Refuse what takes the extra `lab` where it is not installed.
+
+    Args:
+        what: that is asked for, in words.
+        modules: of the extra, which it takes.
+
+    Raises:
+        MissingDependencyError: one of them is absent.
+
+    Example:
+        >>> need_lab("counting", "math")
+        >>> need_lab("a made-up thing", "made_up")
+        Traceback (most recent call last):
+        workbench.errors.MissingDependencyError: a made-up thing takes made_up: pip install "workbench[lab]"
+    """
+    if absent := [name for name in modules if find_spec(name) is None]:
+        raise MissingDependencyError(f'{what} takes {", ".join(absent)}: pip install "workbench[lab]"')
 
 
 def refusal(function, *args, **kwargs) -> str:

@@ -68,7 +68,7 @@ COMMANDS = {
     ),
     "doctor": Help(
         "check the environment: versions, back ends, hardware",
-        "Compares what is installed with the versions that the workbench is tested with, and says which back ends can "
+        "Compares what is installed with what the workbench takes, and says which back ends can "
         "run here. The exit code is 1 where something is wrong.",
         "",
     ),

@@ -1,10 +1,13 @@
+import os
 import subprocess
 import sys
 import warnings
+from importlib.machinery import ModuleSpec
 
 import pytest
 
 from workbench.errors import MissingDependencyError
+from workbench.training import recipes
 from workbench.training.versions import NEWEST, OLDEST, check_trl
 
 
@@ -43,3 +46,41 @@ for name in ("PPOTrainer", "train_ppo"):
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     lines = process.stdout.splitlines()
     assert len(lines) == 2 and all("has none, it left TRL with 1.13; pip install trl==1.12.0" in line for line in lines)
+
+
+# What each leaves on the disk, and what TRL meets there.
+HALF_INSTALLED = {
+    "a library that does not load": (
+        "raise OSError('libcudart.so.13: cannot open shared object file')",
+        "libcudart.so.13",
+    ),
+    "a package cut short": ("__version__ = '0.27.1'", "No module named 'vllm."),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", HALF_INSTALLED)
+def test_a_half_installed_vllm_is_named_by_every_trainer(tmp_path, case):
+    source, reason = HALF_INSTALLED[case]
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm/__init__.py").write_text(source)
+    code = """
+import workbench
+from workbench.errors import MissingDependencyError
+try:
+    workbench.GRPOTrainer
+except MissingDependencyError as error:
+    print(error)
+"""
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    assert f"cannot import the vLLM that is installed ({reason}" in process.stdout
+    assert "pip uninstall vllm" in process.stdout
+
+
+def test_an_empty_folder_named_vllm_is_no_vllm(monkeypatch):
+    monkeypatch.setattr(recipes, "find_spec", lambda name: ModuleSpec(name, None))
+    with pytest.raises(MissingDependencyError, match="vLLM is not installed"):
+        recipes.vllm_fields(recipes.make_recipe(model="starter", backend="vllm"))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..errors import MissingDependencyError, ParameterError, RunError
+from ..errors import MissingDependencyError, ParameterError, RunError, need_lab
 from ..reports import build_report
 from ..runs.run import EMBEDDED_MODELS, Run, load_run, runs_root
 from ..runs.status import GOING, set_status
@@ -77,8 +77,10 @@ def check_here(jobs: int, gpus: int | None) -> None:
     """Refuse what this machine cannot do.
 
     Raises:
+        MissingDependencyError: there is no papermill, or no kernel for it.
         ParameterError: `jobs` below 1, or more GPUs for a run than there are.
     """
+    need_lab("running a notebook", "papermill", "ipykernel")
     if jobs < 1:
         raise ParameterError(f"jobs={jobs}: expected at least 1")
     check_gpus(gpus)
@@ -93,7 +95,7 @@ def execute_here(entries: Sequence[Entry], *, jobs: int = 1, gpus: int | None = 
         gpus: for each run; None takes one where there are any.
 
     Raises:
-        ParameterError: as `check_here`.
+        MissingDependencyError, ParameterError: as `check_here`.
         KeyboardInterrupt: as `local.run_entries`.
     """
     check_here(jobs, gpus)

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 
 import torch
 import trl
-from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPO
 
 from ..consistency.padding import evaluating, pad_batch
 from ..consistency.positions import fills_position_ids, with_position_ids
 from ..errors import ParameterError
+from .versions import beside_vllm
+
+with beside_vllm():  # every trainer of this folder passes here first
+    from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPO
 
 try:
     from trl.experimental.ppo import PPOTrainer as StockPPO

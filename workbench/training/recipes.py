@@ -136,7 +136,9 @@ def vllm_fields(recipe: Recipe) -> dict:
     Raises:
         MissingDependencyError: vLLM is not installed.
     """
-    if find_spec("vllm") is None:
+    if (
+        not (found := find_spec("vllm")) or not found.origin
+    ):  # a folder without a module is what a failed removal leaves
         raise MissingDependencyError(
             "backend='vllm': vLLM is not installed; use backend='transformers' or install it with `make install`"
         )

