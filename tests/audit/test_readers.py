@@ -39,7 +39,7 @@ def test_a_trl_folder_is_read_with_its_completions_and_its_settings(tmp_path):
     assert log.metric("mean_length").tolist() == [7, 7, 7]
     assert (len(log.completions), log.num_generations) == (8, 2)
     assert log.completions["reward"].sum() == 2
-    assert log.facts == {"model_type": "gpt2", "eos_token_ids": [3]}
+    assert log.facts == {"model_type": "gpt2", "eos_token_ids": [3], "reward_functions": 0}
 
 
 def test_a_pasted_console_log_is_read_with_other_lines_bars_and_numbers_as_text_between(tmp_path):

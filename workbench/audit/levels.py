@@ -58,12 +58,12 @@ def quarters(values: np.ndarray) -> tuple[float, float]:
 
 
 def highest_reward(log) -> float | None:
-    """The largest reward that the run can give, where the settings or rewards of only 0 and 1 tell it."""
+    """The largest reward that the run can give, where the settings tell it, or one function's rewards of only 0 and 1."""
     known = log.facts.get("reward_highest")
     if known is not None:
         return float(known)
     table = log.completions
-    if table is not None and "reward" in table:
+    if table is not None and "reward" in table and log.facts.get("reward_functions", 1) <= 1:
         values = set(table["reward"].dropna().unique())
         if values <= {0.0, 1.0} and len(values):
             return 1.0

@@ -38,7 +38,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 def canonical(columns: Iterable[str]) -> dict[str, str]:
     """The columns of a log that are known here -> their name here.
 
-    Where a log has two columns for one metric, the first in `NAMES` is taken.
+    Where a log has two columns for one metric, the first in `NAMES` is taken. The name here is known too.
 
     Example:
         >>> canonical(["train/global_step", "_step", "train/reward", "gpu"])
@@ -48,7 +48,7 @@ def canonical(columns: Iterable[str]) -> dict[str, str]:
     there |= {column: column for column in columns}
     found = {}
     for name, spellings in NAMES.items():
-        column = next((there[s] for s in spellings if s in there), None)
+        column = next((there[s] for s in (*spellings, name) if s in there), None)
         if column is not None:
             found[column] = name
     return found

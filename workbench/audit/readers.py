@@ -13,7 +13,7 @@ import pandas as pd
 from ..errors import RunError
 from ..runs.files import open_plain, read_json
 from ..runs.parts import read_completions
-from ..runs.recorded import completions_table, read_trl_completions
+from ..runs.recorded import completions_table, read_trl_completions, reward_functions
 from .config import facts_of
 from .log import Log
 from .tables import steps_table
@@ -21,6 +21,7 @@ from .tables import steps_table
 _LARGEST_TABLE = 512_000_000  # bytes of a CSV
 _LONGEST_LINE = 1_000_000  # bytes of a line that is parsed; longer ones are skipped
 _CONSOLE_LINE = re.compile(rb"\{'[^{}]{1,20000}\}")
+_REWARD = re.compile(r"(?:train/)?rewards/(.+)/mean")
 _ENTRY = re.compile(r"'([^']{1,80})': '?(-?(?:\d[\d.e+-]*|nan|inf))'?[,}]")
 
 
@@ -100,7 +101,14 @@ def _trl_folder(folder: Path, state: Path) -> Log:
 
 def _log(name: str, kind: str, raw, source: Path, facts: dict, recorded=None, damage: Sequence[str] = ()) -> Log:
     steps, order, wrong = steps_table(raw, str(source))
-    completions = None if recorded is None else completions_table(recorded)
+    functions = {m[1] for column in raw if (m := _REWARD.fullmatch(str(column)))}
+    completions = None
+    if recorded is not None:
+        if functions and "reward" not in recorded:  # other numbers that the user logged beside them are no rewards
+            others = [column for column in reward_functions(recorded) if column not in functions]
+            recorded = recorded.drop(columns=others)
+        completions = completions_table(recorded)
+    facts = {"reward_functions": len(functions), **facts}
     return Log(name, kind, steps, order, completions, facts, (*damage, *wrong))
 
 

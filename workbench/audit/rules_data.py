@@ -1,9 +1,13 @@
 """Rules about the log itself and the rows in it: damage, groups of one prompt, repeated prompts, rewards that are missing."""
 
+import dataclasses
+
 import numpy as np
 
 from .finding import FOUND, INFORMATION, PROBLEM, WARNING, Finding, absent, unknown
 from .log import Log
+
+_OFTEN = 0.05  # share of steps; fp16 skips a step now and then
 
 
 def log_damage(log: Log) -> Finding:
@@ -20,6 +24,12 @@ def log_damage(log: Log) -> Finding:
     if restarts:
         says = f"The file holds {len(restarts) + 1} runs: steps begin anew after step {order[restarts[0]]:.0f}."
         return _damaged(log, PROBLEM, "two-runs", says, "Give each run in a file of its own; other findings mix them.")
+    lost = {name: where for name in ("loss", "grad_norm") if (where := _not_a_number(log, name)).any()}
+    if lost and max(where.mean() for where in lost.values()) >= _OFTEN:
+        name = max(lost, key=lambda name: lost[name].mean())
+        says = f"{name} is no finite number in {lost[name].mean():.0%} of the steps: the weights may be lost from there on."
+        advice = "Go back to a checkpoint before the first of these steps; lower the learning rate, or train in bf16 or fp32."
+        return dataclasses.replace(_damaged(log, PROBLEM, "not-finite", says, advice), steps=log.at(lost[name]))
     wrong = []
     wrong += [f"{twice} steps are there twice; the last was taken"] if twice else []
     wrong += [f"steps are out of order at {len(back)} places"] if len(back) else []
@@ -27,10 +37,21 @@ def log_damage(log: Log) -> Finding:
     wrong += broken
     if not wrong:
         return absent(rule, "; ".join(counted) or "Every step is there once and in order.")
+    if any(text.startswith("reward is infinite") for text in broken):
+        advice = "Let the reward function return finite numbers: the mean of a step is lost with one that is not."
+        return _damaged(log, PROBLEM, "not-finite", "; ".join(wrong) + ".", advice)
     cause = "twice" if twice else "order" if len(back) else "missing" if gaps else "unreadable"
     return _damaged(
         log, WARNING, cause, "; ".join(wrong) + ".", "Findings are of what could be read; check how the file was made."
     )
+
+
+def _not_a_number(log: Log, name: str) -> np.ndarray:
+    """Steps without a value of a metric that other steps log beside the reward, (N,) of bool."""
+    values, reward = log.logged(name), log.logged("reward")
+    if values is None or reward is None or not (beside := ~np.isnan(values) & ~np.isnan(reward)).any():
+        return np.zeros(len(log.steps), bool)
+    return np.isnan(values) & ~np.isnan(reward) & (np.arange(len(values)) > np.argmax(beside))
 
 
 def _damaged(log: Log, severity: str, cause: str, says: str, advice: str) -> Finding:
@@ -128,6 +149,8 @@ def missing_rewards(log: Log) -> Finding:
         rows = table["reward"].isna()
     if reward is None and rows is None:
         return unknown(rule, "Log the reward.")
+    if any(text.startswith("reward is infinite") for text in log.damage):
+        return unknown(rule, "Let the reward function return finite numbers: here infinite ones count as missing.")
     steps = np.zeros(len(log.steps), bool) if reward is None else np.isnan(reward) & ~_reused(log)
     share = float(rows.mean()) if rows is not None else float(steps.mean())
     if not share and not steps.any():

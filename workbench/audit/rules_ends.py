@@ -120,8 +120,10 @@ def _consistent(log: Log, logged: np.ndarray, clipped: np.ndarray) -> Finding:
     rule, longest = "false-clipping", log.logged("max_length")
     if cut_rows(log) is not None:
         return absent(rule, "The recorded ends of the rows agree with the clipped ratio.")
-    if longest is not None and log.logged("mean_length") is not None and log.logged("tool_calls") is None:
-        limit = log.facts.get("max_completion_length")
+    limit, mean = log.facts.get("max_completion_length"), log.logged("mean_length")
+    if limit and mean is not None and np.nanmin(mean[clipped], initial=limit) >= 0.98 * limit:
+        return absent(rule, "Rows are as long as the limit wherever they count as clipped.", limit=limit)
+    if longest is not None and mean is not None and log.logged("tool_calls") is None:
         reached = longest[clipped & ~np.isnan(longest)]
         if limit and len(reached) and reached.min() >= 0.9 * limit:
             return absent(rule, "The longest rows reach the limit wherever rows count as clipped.", limit=limit)
