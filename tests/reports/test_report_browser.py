@@ -3,12 +3,11 @@
 import base64
 import json
 import re
-import shutil
-from importlib.util import find_spec
 
 import nbformat.v4 as v4
 import pytest
-from conftest import need, write_run
+from conftest import write_run
+from report_browser import CONTRAST, Visit
 from report_samples import HOSTILE, METRICS, RESULT, hostile_run, write_notebook_of
 
 from workbench.reports import build_comparison, build_index, build_report
@@ -16,16 +15,6 @@ from workbench.runs.files import write_json
 
 pytestmark = pytest.mark.slow
 
-CONTRAST = """() => {
-  const light = (c) => { const [r, g, b] = c.match(/[\\d.]+/g).slice(0, 3).map((v) => { v /= 255;
-    return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-  const behind = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
-    if (!/, 0\\)$/.test(c)) return c; } return "rgb(255, 255, 255)"; };
-  return [...document.querySelectorAll("body *")].filter((e) => e.checkVisibility() &&
-      [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()))
-    .map((e) => { const [a, b] = [light(getComputedStyle(e).color), light(behind(e))].sort((x, y) => y - x);
-      return [(a + 0.05) / (b + 0.05), e.tagName, e.className]; }).sort((x, y) => x[0] - y[0])[0];
-}"""
 # For each row of each table: cells follow each other from left to right, on a phone also downwards, within their table.
 GEOMETRY = """() => [...document.querySelectorAll("tr")].filter((r) => r.checkVisibility()).every((r) => {
   const boxes = [...r.cells].filter((c) => c.checkVisibility()).map((c) => c.getBoundingClientRect());
@@ -35,56 +24,10 @@ GEOMETRY = """() => [...document.querySelectorAll("tr")].filter((r) => r.checkVi
 
 
 @pytest.fixture(scope="module")
-def browser():
-    need(find_spec("playwright"), "playwright")
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    need(path, "Chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
 def run(tmp_path_factory):
     run = hostile_run(tmp_path_factory.mktemp("runs"))
     build_report(run)
     return run
-
-
-class Visit:
-    """A page opened from disk with every request but its own aborted, and all it asked for and complained about."""
-
-    def __init__(self, browser, path, width=390, **context):
-        self.asked, self.complaints, self.path = [], [], path
-        self.context = browser.new_context(viewport={"width": width, "height": 800}, **context)
-        self.context.set_offline(True)
-        self.page = self.context.new_page()
-        self.page.route("**/*", self._answer)
-        self.page.on("console", lambda m: self.complaints.append(m.text))
-        self.page.on("pageerror", lambda e: self.complaints.append(str(e)))
-        self.page.on("dialog", lambda d: (self.complaints.append(d.message), d.dismiss()))
-        self.page.on("framenavigated", lambda f: self.asked.append(f.url))
-        self.page.goto(path.as_uri())
-        self.page.wait_for_timeout(300)  # what a script or refresh would do, it would do by now
-
-    def _answer(self, route):
-        self.asked.append(route.request.url)
-        (route.continue_ if route.request.url == self.path.as_uri() else route.abort)()
-
-    def check(self):
-        """Nothing ran, nothing else was asked for, images are there, and the page is no wider than the window."""
-        assert {url for url in self.asked if not url.startswith("data:")} == {self.path.as_uri()}
-        assert self.complaints == []
-        assert self.page.evaluate("window.ran") is None
-        assert self.page.evaluate("[...document.images].every(i => i.alt.trim() && i.naturalWidth > 0)")
-        width = self.page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-        assert width[0] <= width[1]
-
-    def texts(self, selector: str) -> list[str]:
-        return self.page.locator(selector).all_inner_texts()
 
 
 # --- a run ---------------------------------------------------------------------------------------------------------
@@ -103,7 +46,7 @@ def test_a_report_of_hostile_text_runs_nothing_asks_nothing_and_fits_the_window(
 def test_hostile_text_moves_none_of_its_neighbours(browser, run, width):
     visit = Visit(browser, run.path / "report.html", width)
     assert visit.page.evaluate(GEOMETRY)
-    table = visit.page.locator("#completions + p + div table")
+    table = visit.page.locator("#completions + p + p + div table")
     assert table.locator("tbody tr").count() == 10
     assert {tuple(row.split("\t")[-2:]) for row in table.locator("tbody tr").all_inner_texts()} == {("stop", "-1")}
     shown = visit.page.evaluate("document.body.textContent")

@@ -211,7 +211,7 @@
     const rows = hits.reduce((a, b) => a + b, 0);
     byId("count").textContent = filtered() ? `${many(rows, "completion")} in ${many(places.length, "group")} of ${many(hits.length, "completion")}` : "";
     drawStrips();
-    await toStep(from);
+    await (step === null && places.includes(group) ? show(group) : toStep(from));
   };
 
   // --- going about ------------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@
     await choose(head.trainings[n] ? n : 0, at < 0 ? null : at, at < 0 ? 1 : Number(asked.get("group")));
     byId("filters").hidden = false;
     byId("filters").addEventListener("submit", (event) => event.preventDefault());
-    byId("filters").addEventListener("reset", () => setTimeout(applyFilter));
+    byId("filters").addEventListener("reset", () => setTimeout(() => applyFilter()));
     byId("filters").addEventListener("input", () => applyFilter());
     byId("marks").addEventListener("change", () => show(group));
     for (const button of document.querySelectorAll(".moves button")) {
