@@ -73,7 +73,7 @@ def baseline(name: str, arm: Arm, runs: Sequence[Run], command: str) -> dict:
     weights = "all weights" if name.startswith("full") else "LoRA, rank 16, all linear layers"
     return {
         "name": f"workbench-gemma-3-270m-{SLUGS[name]}",
-        "title": f"gemma-3-270m, GRPO, target 20 characters, {name}, {len(runs)} seeds",
+        "title": f"gemma-3-270m, GRPO, target 20 characters, {name}, seeds: {len(runs)}",
         "source": f"recorded here, by `{command}`",
         "date": time.strftime("%Y-%m"),
         "method": f"GRPO in TRL {here['packages']['trl']}, {weights}, learning rate {recipe.learning_rate:g}, constant, "

