@@ -46,19 +46,15 @@ def nucleus_logprobs(model, rollouts, top_p: float) -> list[list[float]]:
     return found
 
 
-def main() -> None:
-    args = parser(__doc__).parse_args()
-    results = Results("sampler", "python evidence/sampler.py", args.out)
-    need_memory(5, "sampling in fp32 and bf16")
-    model, tokenizer = load(gemma_folder(GEMMA))
-    sampler, prompts = TransformersSampler(model, tokenizer), PROMPTS[:4]
+def causes(model, tokenizer) -> dict:
+    """Cause -> what samples with it and reports."""
 
-    def sampled(by=sampler, **how):
-        return generate(by, prompts, sampling=Sampling(max_completion_length=TOKENS, num_generations=2, seed=1, **how))
+    def sampled(by=model, **how):
+        sampling = Sampling(max_completion_length=TOKENS, num_generations=2, seed=1, **how)
+        return generate(TransformersSampler(by, tokenizer), PROMPTS[:4], sampling=sampling)
 
     def dtype():
-        rollouts = sampled(TransformersSampler(cast_copy(model, "bfloat16"), tokenizer))
-        return numbers(mismatch_report_of(model, rollouts, sampler_dtype="bfloat16"))
+        return numbers(mismatch_report_of(model, sampled(cast_copy(model, "bfloat16")), sampler_dtype="bfloat16"))
 
     def temperature():
         return numbers(mismatch_report_of(model, sampled(temperature=0.7), temperature=0.7, scored_temperature=1.0))
@@ -68,10 +64,18 @@ def main() -> None:
         parts = [[getattr(r, name) for r in rollouts] for name in ("prompt_ids", "completion_ids")]
         return numbers(mismatch_report(model, *parts, nucleus_logprobs(model, rollouts, 0.8), top_p=0.8))
 
-    results.part("none", lambda: numbers(mismatch_report_of(model, sampled())))
-    results.part("dtype", dtype)
-    results.part("temperature", temperature)
-    results.part("top-p", top_p)
+    def none():
+        return numbers(mismatch_report_of(model, sampled()))
+
+    return {"none": none, "dtype": dtype, "temperature": temperature, "top-p": top_p}
+
+
+def main() -> None:
+    args = parser(__doc__).parse_args()
+    results = Results("sampler", "python evidence/sampler.py", args.out)
+    need_memory(5, "sampling in fp32 and bf16")
+    for name, cause in causes(*load(gemma_folder(GEMMA))).items():
+        results.part(name, cause)
 
 
 if __name__ == "__main__":

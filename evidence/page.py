@@ -1,0 +1,357 @@
+"""Writes docs/evidence.md from data/evidence/*.json, the baselines, and docs/results.md for notebooks' own numbers.
+
+python evidence/page.py
+"""
+
+import dataclasses
+import re
+import statistics
+from pathlib import Path
+
+from record import RESULTS, ROOT
+
+from workbench.runs.files import read_json, write_text
+
+NO_GPU, NOT_RUN, NONE = "not run: no GPU", "not run", "-"
+GPU = "`python benchmarks/gpu.py`"
+BASELINES = ROOT / "data" / "baselines"
+LOGGED = "TRL's clipped ratio"
+FULL_RATES = ("workbench-gemma-3-270m-full-1e-5", "workbench-gemma-3-270m-lora-1e-4")
+DOCUMENTED_RATE = "workbench-gemma-3-270m-full-1e-6"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A claim, what was seen of it at each scale, and whether it held on real weights (None: not decided there)."""
+
+    claim: str
+    toy: str
+    real: str
+    shape: str
+    gpu: str
+    held: bool | None = None
+
+
+class Evidence:
+    """The recorded results; a part that is not there reads as an empty one."""
+
+    def __init__(self, folder: Path = RESULTS):
+        self.of = {path.stem: read_json(path, {}) for path in folder.glob("*.json")}
+
+    def part(self, name: str, part: str) -> dict:
+        return self.of.get(name, {}).get("parts", {}).get(part, {})
+
+    def shape(self, part: str, key: str) -> float | None:
+        """The median over rounds of a number at the documented shape."""
+        parts = self.of.get("shape", {}).get("parts", {})
+        values = [value[key] for name, value in parts.items() if name.rpartition(", round")[0] == part]
+        return statistics.median(values) if values else None
+
+    def ratio(self, part: str, key: str) -> float | None:
+        """Ours over stock at the documented shape."""
+        stock, ours = (self.shape(f"{part}, {arm}", key) for arm in ("stock", "ours"))
+        return ours / stock if stock and ours else None
+
+    def gpu(self, part: str) -> list[tuple[str, dict]]:
+        """Model -> what was measured on a GPU."""
+        parts = self.of.get("gpu", {}).get("parts", {})
+        return [(name.partition(", ")[2], value) for name, value in parts.items() if name.startswith(part)]
+
+
+def cell(text: str | None, command: str) -> str:
+    """A number with its command."""
+    return f"{text}<br>`{command}`" if text else NOT_RUN
+
+
+def nats(value: float) -> str:
+    return f"{value:.1e}"
+
+
+def padding_rows(seen: Evidence) -> list[Row]:
+    toy, short, long = (
+        seen.part(*at)
+        for at in (("toy", "padding"), ("padding", "short texts"), ("padding", "beyond the sliding window"))
+    )
+
+    def moved(found: dict, dtype: str) -> str | None:
+        if dtype not in found:
+            return None
+        numbers = found[dtype]
+        worst = max(numbers["implicit"], numbers["explicit"])
+        return f"{nats(worst)} nats at most (other batch sizes alone {nats(numbers['control'])})"
+
+    def outside(found: dict) -> str | None:
+        if "bfloat16" not in found:
+            return None
+        share = found["bfloat16"]["share of ratios outside [0.9, 1.1]"]
+        return f"{moved(found, 'bfloat16')}; up to {share:.0%} of ratios outside [0.9, 1.1]"
+
+    commands = "python evidence/toy.py", "python evidence/padding.py", "python benchmarks/documented_shape.py"
+    on_gpu = "; ".join(f"{name}: {found['verdict'].split(':')[0]}" for name, found in seen.gpu("padding_report"))
+    shape = next(
+        (p for n, p in seen.of.get("shape", {}).get("parts", {}).items() if n.startswith("padding_report")), {}
+    )
+    return [
+        Row(
+            "With rotary positions padding only rounds (fp32)",
+            cell(moved(toy, "float32"), commands[0]),
+            cell(moved(short, "float32"), commands[1]),
+            cell(shape.get("kind"), commands[2]),
+            on_gpu or NO_GPU,
+            short["kind"] == "rounding only" if short else None,
+        ),
+        Row(
+            "In bf16 padding moves log-probs past a clip range of 0.1",
+            cell(outside(toy), commands[0]),
+            cell(outside(short), commands[1]),
+            NONE,
+            on_gpu or NO_GPU,
+            short["bfloat16"]["share of ratios outside [0.9, 1.1]"] > 0 if short else None,
+        ),
+        Row(
+            "Texts beyond a sliding window are scored alike with padding",
+            "tiny models of each family<br>`pytest tests/consistency/test_padding_report.py`",
+            cell(
+                long and f"{moved(long, 'float32')}, window {long['window']}, text of {long['tokens'][0]}", commands[1]
+            ),
+            NONE,
+            NO_GPU,
+            long["kind"] == "rounding only" if long else None,
+        ),
+    ]
+
+
+def stop_rows(seen: Evidence) -> list[Row]:
+    def wasted(name: str, prefix: str, limits: tuple[int, ...]) -> str | None:
+        found = []
+        for limit in limits:
+            stock, ours = (seen.part(name, f"{prefix}, {limit}, {arm}") for arm in ("stock", "ours"))
+            if stock and ours:
+                found.append(f"{limit} tokens: stock {stock['share wasted']:.0%}, ours {ours['share wasted']:.0%}")
+        return "; ".join(found) or None
+
+    def logged(name: str, prefix: str, limits: tuple[int, ...], arm: str = "ours") -> str | None:
+        found = {limit: seen.part(name, f"{prefix}, {limit}, {arm}") for limit in limits}
+        shown = [
+            f"{limit} tokens: {part[LOGGED]:.2f} logged, {part['true clipped ratio']:.2f} true"
+            for limit, part in found.items()
+            if part
+        ]
+        return "; ".join(shown) or None
+
+    limits, toy_limits = (64, 128, 256), (64, 128)
+    real = [seen.part("stops", f"transformers, {limit}, ours") for limit in limits]
+    both = [
+        (seen.part("stops", f"transformers, {limit}, stock"), part) for limit, part in zip(limits, real, strict=True)
+    ]
+    engine = logged("stops", "vllm", limits, "stops passed on")
+    text = logged("stops", "transformers", limits)
+    on_gpu = "; ".join(f"{name}: {value['over']:+.1%} time" for name, value in seen.gpu("stop criterion"))
+    return [
+        Row(
+            "TRL's rule takes rows that a stop string ended for cut by the limit",
+            cell(logged("toy", "stops", toy_limits), "python evidence/toy.py"),
+            cell(
+                text and text + (f"<br>vLLM: {engine}" if engine else "<br>vLLM: not run"), "python evidence/stops.py"
+            ),
+            NONE,
+            NO_GPU,
+            any(p[LOGGED] > p["true clipped ratio"] for p in real if p) if any(real) else None,
+        ),
+        Row(
+            "Without stops in `generate` most of a batch's tokens come after an end",
+            cell(wasted("toy", "stops", toy_limits), "python evidence/toy.py"),
+            cell(wasted("stops", "transformers", limits), "python evidence/stops.py"),
+            NONE,
+            f"the criterion itself: {on_gpu}<br>{GPU}" if on_gpu else NO_GPU,
+            all(a["share wasted"] > b["share wasted"] for a, b in both if a and b) if any(real) else None,
+        ),
+    ]
+
+
+def sampler_rows(seen: Evidence) -> list[Row]:
+    causes = ("dtype", "temperature", "top-p")
+
+    def named(name: str, prefix: str) -> str | None:
+        parts = {cause: seen.part(name, f"{prefix}{cause}") for cause in causes}
+        shown = [
+            f"{cause}: {p['largest cause']} ({nats(p['mean |Δ| by cause'][cause])})" for cause, p in parts.items() if p
+        ]
+        return "put in: named (its size, nats a token): " + "; ".join(shown) if shown else None
+
+    def clean(part: dict) -> str | None:
+        return f"{nats(part['mean |Δ| by cause']['all'])} nats a token" if part else None
+
+    found = {cause: seen.part("sampler", cause) for cause in causes}
+    none = seen.part("sampler", "none")
+    attributed = {}
+    for model, rows in seen.of.get("attribution", {}).get("models", {}).items():
+        single = [row for row in rows if len(row["injected"]) == 1]
+        attributed["real" if "gemma" in model else "toy"] = f"{sum(r['right'] for r in single)} of {len(single)} right"
+    command = "python benchmarks/attribution.py"
+    return [
+        Row(
+            "Sampled and scored log-probs agree where nothing is wrong (fp32)",
+            cell(clean(seen.part("toy", "sampler, none")), "python evidence/toy.py"),
+            cell(clean(none), "python evidence/sampler.py"),
+            NONE,
+            NO_GPU,
+            none["verdict"].startswith("sampler and scorer agree") if none else None,
+        ),
+        Row(
+            "`mismatch_report` names the cause that was put in as the largest",
+            cell(named("toy", "sampler, "), "python evidence/toy.py"),
+            cell(named("sampler", ""), "python evidence/sampler.py"),
+            NONE,
+            NO_GPU,
+            all(part["largest cause"] == cause for cause, part in found.items()) if all(found.values()) else None,
+        ),
+        Row(
+            "`attribute_mismatch` finds single causes among suspects",
+            cell(attributed.get("toy"), command),
+            cell(attributed.get("real"), command),
+            NONE,
+            NO_GPU,
+        ),
+    ]
+
+
+def ends(name: str) -> list[tuple[float, float]]:
+    """Of a baseline's seeds, the mean reward of the first three and of the last three steps."""
+    by_seed = read_json(BASELINES / f"{name}.json", {}).get("curves", {}).get("reward", {}).get("by_seed", {})
+    return [(statistics.fmean(values[:3]), statistics.fmean(values[-3:])) for values in by_seed.values()]
+
+
+def training_rows(seen: Evidence) -> list[Row]:
+    command = "python evidence/docs_example.py"
+
+    def curve(name: str, command: str) -> str | None:
+        file, found = read_json(BASELINES / f"{name}.json", {}), ends(name)
+        shown = "; ".join(f"{first:.0f} to {last:.0f}" for first, last in found)
+        steps = len(file["curves"]["reward"]["points"]) if file else 0
+        return (
+            file
+            and f"{name.rpartition('270m-')[2]}: {shown} ({len(found)} seeds, {steps} steps, {file['time'].partition(',')[0]})"
+        )
+
+    rates = [text for name in FULL_RATES if (text := curve(name, command))]
+    rose = [last - first for name in FULL_RATES for first, last in ends(name)]
+    documented = ends(DOCUMENTED_RATE)
+    starter = ends("workbench-starter-docs-example")
+    toy = f"{statistics.fmean(a for a, _ in starter):.0f} to {statistics.fmean(b for _, b in starter):.0f}, ten seeds, 80 steps"
+    arms = seen.part("custom_stops", "table").get("arms", {})
+    shown = [
+        f"{name}: steps without gradient {arm['steps without gradient']:.0%}, clipped ratio logged "
+        f"{arm['logged clipped ratio']:.2f}, true {arm['true clipped ratio']:.2f}, reward {arm['reward, first 10 steps']:.2f}"
+        for name, arm in arms.items()
+    ]
+    notebook = re.search(r"`02_grpo_custom_stops` \|[^|]*\|([^|]*)\|", (ROOT / "docs" / "results.md").read_text())
+    masked, ours = (arms.get(name) for name in ("stock, masked", "workbench, masked"))
+    lost = masked and ours and masked["steps without gradient"] > ours["steps without gradient"]
+    return [
+        Row(
+            "The documented example learns: reward of the first three and last three steps, higher rates",
+            cell(toy, "python -m workbench.studies.control"),
+            cell("<br>".join(rates) or None, command),
+            NONE,
+            NO_GPU,
+            all(change > 10 for change in rose) if rose else None,
+        ),
+        Row(
+            "At the documented rate of 1e-6 the same steps do not show it",
+            "`workbench run 05_grpo_docs_example`, arm 'documented rate'",
+            cell(curve(DOCUMENTED_RATE, command) or None, command),
+            NONE,
+            NO_GPU,
+            all(last - first < 10 for first, last in documented) if documented else None,
+        ),
+        Row(
+            "With a stop string stock TRL that masks loses its gradients; ours does not",
+            cell(notebook[1].strip() if notebook else None, "workbench run 02_grpo_custom_stops"),
+            cell("<br>".join(shown) or None, "python evidence/custom_stops.py"),
+            NONE,
+            NO_GPU,
+            lost,
+        ),
+    ]
+
+
+def cost_rows(seen: Evidence) -> list[Row]:
+    command = "python benchmarks/documented_shape.py"
+    starter = read_json(ROOT / "data" / "benchmarks" / "stop_cost-starter-2-core-cpu.json", {})["grpo step overhead"]
+    time, memory = (seen.ratio("GRPO step", key) for key in ("seconds", "peak GiB"))
+    step = f"{time:.3f} of stock's time, {memory:.3f} of its peak memory (target 1.02)" if time and memory else None
+    weights, padded = seen.shape("weights", "peak GiB"), seen.shape("padding_report", "peak GiB")
+    beyond = (
+        f"{padded - weights:.2f} GiB beyond the process with the weights (target 2)" if weights and padded else None
+    )
+    seconds, shortest = (seen.shape("recorder", key) for key in ("seconds", "1% of a step of at least s"))
+    recorded = seconds and f"{seconds:.2f} s for 1,000 x 2,048 tokens: 1% of any step of {shortest:.0f} s or more"
+    mismatch, sampling = seen.shape("mismatch_report", "seconds"), seen.shape("mismatch_report", "sampling s")
+    others = []
+    for name in ("log-probs", "rollouts"):
+        if ratio := seen.ratio(name, "seconds"):
+            others.append(
+                f"{name}: {ratio:.2f} of the plain call's time, {seen.ratio(name, 'peak GiB'):.2f} of its peak"
+            )
+    if mismatch:
+        others.append(f"`mismatch_report`: {mismatch / sampling:.1f} x the seconds of sampling the same 4 x 32 tokens")
+    on_gpu = "; ".join(
+        f"{name}: {value['time, ours over stock']:.3f} of the time, {value['memory, ours over stock']:.3f} of the memory"
+        for name, value in seen.gpu("GRPO step")
+    )
+    return [
+        Row(
+            "Our trainer costs next to nothing beside stock",
+            cell(f"{1 + starter['process']:.3f} of stock's processor time", "python benchmarks/stop_cost.py"),
+            NONE,
+            cell(step, command),
+            f"{on_gpu}<br>{GPU}" if on_gpu else NO_GPU,
+        ),
+        Row("`padding_report` fits beside the weights", NONE, NONE, cell(beyond, command), NO_GPU),
+        Row("Recording costs at most 1% of a step", NONE, NONE, cell(recorded, command), NO_GPU),
+        Row("What the other helpers cost", NONE, NONE, cell("<br>".join(others) or None, command), NO_GPU),
+    ]
+
+
+def verdicts(rows: list[Row]) -> list[str]:
+    """What a reader wants first: what carried over to real weights."""
+    kinds = {True: "Carried over to real weights", False: "Did not carry over"}
+    lines = []
+    for held, title in kinds.items():
+        claims = [row.claim for row in rows if row.held is held]
+        lines += [f"**{title}:**", "", *(f"- {claim}." for claim in claims or ["Nothing that was tried"]), ""]
+    return lines
+
+
+def page(seen: Evidence) -> str:
+    """The page."""
+    rows = [*padding_rows(seen), *stop_rows(seen), *sampler_rows(seen), *training_rows(seen), *cost_rows(seen)]
+    hardware = seen.of.get("gpu", {}).get("hardware")
+    environment = seen.of.get("padding", {}).get("environment", {})
+    cells = [f"| {row.claim} | {row.toy} | {row.real} | {row.shape} | {row.gpu} |" for row in rows]
+    return "\n".join(
+        [
+            "# What was seen on real weights, at the documented shape, and on GPUs",
+            "",
+            *verdicts(rows),
+            "**Toy**: the starter, 0.65 M parameters, trained here on docstrings. **Real**: gemma-3-270m (base), 268 M",
+            "parameters, Q4_K_M widened to fp32, under the Gemma Terms of Use: fetched by `python evidence/fetch_gemma.py`,",
+            "never shipped. **Shape**: Qwen2-0.5B (24 layers, vocabulary 151,936), random weights, fit for cost alone. One",
+            "model of each kind: a second one may differ. Trainings are as short as the cells say: a trend, not its end.",
+            "",
+            f"CPU: one thread of {environment.get('cpu', 'unknown')}, beside other work. GPU: {hardware or 'none at hand'}.",
+            "",
+            "| claim | toy | real weights | documented shape | GPU |",
+            "|---|---|---|---|---|",
+            *cells,
+            "",
+            "Each command goes on where it was interrupted, and writes `data/evidence/*.json`; of these",
+            "`python evidence/page.py` writes this page.",
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    write_text(ROOT / "docs" / "evidence.md", page(Evidence()))

@@ -1,0 +1,36 @@
+"""The measurements of this folder on the starter (0.65 M parameters, made here), for the column beside the real model's.
+
+    python evidence/toy.py
+
+The same code, prompts and limits as `padding.py`, `stops.py` and `sampler.py`. Writes data/evidence/toy.json.
+"""
+
+import functools
+from pathlib import Path
+
+import padding
+import sampler
+import stops
+from record import Results, load, parser, run_main
+
+from workbench.generation.rollouts import TransformersSampler
+from workbench.generation.stops import StopSpec
+from workbench.training.recipes import resolve_model
+
+
+def main() -> None:
+    args = parser(__doc__).parse_args()
+    results = Results("toy", "python evidence/toy.py", args.out)
+    model, tokenizer = load(Path(resolve_model("starter")))
+    dtypes = ("float32", "bfloat16")
+    results.part("padding", lambda: padding.report_of(model, tokenizer, padding.TEXTS, dtypes=dtypes))
+    by = TransformersSampler(model, tokenizer)
+    for limit in (64, 128):  # its window has 256 positions
+        for name, spec in {"stock": StopSpec(), "ours": stops.STOPS}.items():
+            results.part(f"stops, {limit}, {name}", functools.partial(stops.audit, by, limit, spec))
+    for name, cause in sampler.causes(model, tokenizer).items():
+        results.part(f"sampler, {name}", cause)
+
+
+if __name__ == "__main__":
+    run_main(main)
