@@ -22,14 +22,14 @@ def training(run, folder: str, *rewards):
 def test_a_curve_goes_from_the_first_step_at_the_left_to_the_last_and_up_where_the_reward_rises(tmp_path):
     run = write_run(tmp_path, metrics=[{"step": n, "reward": 2.0 * n} for n in range(1, 6)])
     svg = sparkline(run)
-    assert points(svg) == [[[2, 28.0], [31, 21.5], [60, 15.0], [89, 8.5], [118, 2.0]]]
+    assert points(svg) == [[[2, 28], [31, 22], [60, 15], [89, 8], [118, 2]]]
     assert 'aria-label="reward, 2 to 10"' in svg
 
 
 def test_of_a_long_log_some_lines_are_read_and_the_shape_stays(tmp_path):
     run = write_run(tmp_path, metrics=[{"step": n, "reward": n, "text": "x" * 500} for n in range(1, 5001)])
     (line,) = points(sparkline(run))
-    assert len(line) == 40
+    assert len(line) == 30
     assert line == sorted(line, key=lambda p: (p[0], -p[1]))
 
 

@@ -13,7 +13,7 @@ from ..runs.files import open_plain
 from ..runs.run import Run
 
 _WIDTH, _HEIGHT, _EDGE = 120, 30, 2  # pixels
-_MOST_POINTS, _MOST_CURVES = 40, 4
+_MOST_POINTS, _MOST_CURVES = 30, 4
 _METRIC = "reward"
 
 
@@ -28,7 +28,7 @@ def trainings(run: Run) -> dict[str, list[Path]]:
 def sparkline(run: Run) -> Markup:
     """The reward over the steps as an inline drawing: of the run's own log, else of its settings with the most seeds.
 
-    Of a log up to 40 lines are read, whatever its length. Empty where there are no two values to draw.
+    Of a log up to 30 lines are read, whatever its length. Empty where there are no two values to draw.
     """
     own = run.path / "metrics.jsonl"
     logs = [own]
@@ -70,7 +70,7 @@ def _drawn(curves: Sequence[Sequence[tuple[float, float]]]) -> Markup:
     across, up = (_WIDTH - 2 * _EDGE) / ((right - left) or 1), (_HEIGHT - 2 * _EDGE) / ((high - low) or 1)
     lines = Markup("")
     for n, curve in enumerate(curves):
-        points = " ".join(f"{_EDGE + (x - left) * across:.0f},{_HEIGHT - _EDGE - (y - low) * up:.1f}" for x, y in curve)
+        points = " ".join(f"{_EDGE + (x - left) * across:.0f},{_HEIGHT - _EDGE - (y - low) * up:.0f}" for x, y in curve)
         lines += Markup('<polyline class="c{}" points="{}"/>').format(n, points)
     name = f"{_METRIC}, {low:.3g} to {high:.3g}"
     return Markup('<svg class="spark" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
