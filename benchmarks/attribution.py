@@ -1,6 +1,6 @@
 """Known causes put between sampler and scorer, one at a time and in pairs: which does `attribute_mismatch` name, and how large?
 
-    python benchmarks/attribution.py [--model starter] [--out FILE.json] [--page FILE.md]
+    python benchmarks/attribution.py [--model starter] [--prompts 12] [--out FILE.json] [--page FILE.md]
 
 Samples with real vLLM, in process; the suspects of every case are the same. `--model FOLDER` runs the cases that need no model
 of their own on another model; a file that exists is kept and its table for that model is replaced.
@@ -9,6 +9,7 @@ of their own on another model; a file that exists is kept and its table for that
 import argparse
 import copy
 import dataclasses
+import itertools
 import json
 import os
 import tempfile
@@ -57,7 +58,8 @@ def sample(llm, prompts: list[list[int]], **sampling) -> tuple[dict, list | None
     """Rows of a rollout, and the experts that the engine took where it tells."""
     from vllm import SamplingParams
 
-    params = SamplingParams(max_tokens=TOKENS, logprobs=0, seed=0, **{"temperature": 1.0} | sampling)
+    options = {"max_tokens": TOKENS, "logprobs": 0, "temperature": 1.0} | sampling
+    params = [SamplingParams(seed=n, **options) for n in range(len(prompts))]
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
     completions = [list(output.outputs[0].token_ids) for output in outputs]
     logprobs = [
@@ -99,10 +101,10 @@ def retokenised(tokenizer, rows: dict) -> tuple[dict, list]:
     return rows, sampled
 
 
-def common_cases(path: str, lr: float):
+def common_cases(path: str, lr: float, rows_asked: int):
     """Cases of any model: clean, temperature, top-k, top-p, earlier weights, text read once more, dtype, and pairs."""
     start = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    tokenizer, prompts = AutoTokenizer.from_pretrained(path), prompts_of(path, 12)
+    tokenizer, prompts = AutoTokenizer.from_pretrained(path), prompts_of(path, rows_asked)
     later = stepped(start, prompts, lr)
     other = {"weights": {"sampler_model": later}}
     fp32 = engine(path)
@@ -252,6 +254,7 @@ def page(result: dict) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="starter")
+    parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--page", type=Path)
     args = parser.parse_args()
@@ -263,10 +266,10 @@ def main() -> None:
         torch.set_num_threads(1)
     toy = args.model == "starter"
     rows = []
-    for make in (common_cases, own_cases) if toy else (common_cases,):
-        for case in make(resolve_model(args.model), 3e-4 if toy else 1e-5) if make is common_cases else make():
-            rows.append(judge(case))
-            print(json.dumps(rows[-1]), flush=True)
+    common = common_cases(resolve_model(args.model), 3e-4 if toy else 1e-5, args.prompts)
+    for case in itertools.chain(common, own_cases() if toy else ()):
+        rows.append(judge(case))
+        print(json.dumps(rows[-1]), flush=True)
     result = read_json(args.out, {}) if args.out else {}
     hardware = {k: v for k, v in environment(0).items() if k not in ("host", "argv")}
     models = result.get("models", {}) | {"starter, 0.5 M parameters" if toy else Path(args.model).name: rows}

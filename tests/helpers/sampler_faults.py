@@ -12,6 +12,7 @@ import sys
 import tempfile
 import warnings
 from collections import deque
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -20,6 +21,7 @@ from peft import LoraConfig
 from tokenizers import normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 
+from workbench.generation.backends import save_policy
 from workbench.training import vllm_sync
 from workbench.training.grpo import GRPOTrainer, RLOOTrainer
 from workbench.training.recipes import grpo_config, load_prompts, make_recipe, resolve_model
@@ -28,7 +30,17 @@ from workbench.training.rewards import length_reward
 from workbench.training.sampler_probe import probe_sampler
 from workbench.training.vllm_sync import install_cpu_sync, server_without_nccl, shared_engine, sharing_engines
 
-PATH = resolve_model("starter")
+
+def with_template(folder: str) -> str:
+    """The starter with a chat template, which it has none of."""
+    model, tokenizer = (
+        auto.from_pretrained(resolve_model("starter")) for auto in (AutoModelForCausalLM, AutoTokenizer)
+    )
+    tokenizer.chat_template = "{{ messages[0]['content'] }}!"
+    return str(save_policy(model, tokenizer, folder))
+
+
+PATH = with_template(tempfile.mkdtemp())
 LORA = {"peft_config": {"r": 4, "target_modules": ["q_proj", "v_proj"]}, "learning_rate": 3e-3}
 
 
@@ -108,15 +120,10 @@ def other_tokenizer(kind: str):
     return tokenizer
 
 
-def templated():
-    """The engine has a template of its own; a server's is that of its folder, and the starter has none."""
-    return mock.patch.object(shared_engine(PATH).get_tokenizer(), "chat_template", "{{ messages[0]['content'] }}!")
-
-
 def cases(url: str) -> dict:
     """Name -> (what is injected, trainer's class, its options)."""
     none = contextlib.nullcontext
-    found = {
+    return {
         "clean": (none, GRPOTrainer, {}),
         "clean, LoRA": (none, GRPOTrainer, LORA),
         "clean, RLOO": (none, RLOOTrainer, {}),
@@ -130,11 +137,8 @@ def cases(url: str) -> dict:
         "LoRA not merged": (lambda: sender(unmerged), GRPOTrainer, LORA),
         "stale prefix cache": (lambda: uncleared(url), GRPOTrainer, {}),
         "other tokenizer": (none, GRPOTrainer, {"processing_class": other_tokenizer("text")}),
-        "other template": (templated, GRPOTrainer, {"processing_class": other_tokenizer("template")}),
+        "other template": (none, GRPOTrainer, {"processing_class": other_tokenizer("template")}),
     }
-    if url:
-        del found["other template"]
-    return found
 
 
 def run(case: tuple, url: str, steps: int) -> dict:
@@ -158,9 +162,8 @@ def run(case: tuple, url: str, steps: int) -> dict:
         probe = probe_sampler(trainer) if probed else None
         start = AutoModelForCausalLM.from_pretrained(PATH)  # the engine is as after its start
         if url:
-            RELOAD_SERVER(
-                trainer.vllm_generation.vllm_client, start.named_parameters(), start.config, tempfile.mkdtemp()
-            )
+            client, exchange = trainer.vllm_generation.vllm_client, Path(tempfile.mkdtemp())
+            RELOAD_SERVER(client, start.named_parameters(), start.config, exchange)
         else:
             RELOAD_COLOCATED(trainer.vllm_generation.llm, start.named_parameters())
         with inject():
