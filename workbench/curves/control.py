@@ -168,8 +168,8 @@ def judge_metric(curve: Curve, control: Baseline, metric: str = "reward") -> Jud
 
 
 def list_controls() -> list[Baseline]:
-    """All controls: baselines recorded here, with their seeds."""
-    return [one for one in map(load_baseline, list_baselines()) if one.recorded]
+    """All controls: baselines recorded here whose runs others are judged by, those with a tolerance."""
+    return [one for one in map(load_baseline, list_baselines()) if control_metrics(one)]
 
 
 def control_metrics(control: Baseline) -> list[str]:
