@@ -74,6 +74,13 @@ def test_a_sync_that_stops_in_the_middle_is_late_by_more_and_more():
     assert [v.cause for v in found] == [IN_SYNC] * 5 + [LATE] * 3 and [v.steps_behind for v in found][5:] == [1, 2, 3]
 
 
+def test_a_sync_every_four_steps_that_is_one_sync_late_is_open_until_the_next_one():
+    trainer = policy(3, 0.01)
+    probes = [Probe(4 * n, trainer[n], trainer[max(0, n - 1)]) for n in range(3)]
+    found = [sampler_verdict(probes[: n + 1], start=probes[0]) for n in range(3)]
+    assert [v.decided for v in found] == [True, False, True] and found[2].cause == LATE and found[2].steps_behind == 4
+
+
 def test_an_engine_without_adapters_is_told_from_one_that_is_not_synced():
     trainer = policy(4, 0.01)
     engine = late(trainer, 99)

@@ -139,7 +139,7 @@ def sampler_verdict(
     if now.step in alike:
         return _level(now, before, alike, noise, dtype, rounding)
     origin = start.step if start is not None else probes[0].step
-    return _behind(now, best, alike, origin)
+    return _behind(now, before, best, alike, origin)
 
 
 def _closest(engine: np.ndarray, candidates: Mapping, prefer) -> tuple[int | str, set, float]:
@@ -203,12 +203,12 @@ def _level(now: Probe, before, alike: set, noise: float, dtype: str, rounding: f
     return SamplerVerdict(IN_SYNC, True, 0, now.difference, f"engine and trainer are one policy: {size}.")
 
 
-def _behind(now: Probe, best: int | str, alike: set, origin: int) -> SamplerVerdict:
+def _behind(now: Probe, before: Sequence[Probe], best: int | str, alike: set, origin: int) -> SamplerVerdict:
     """The verdict where other weights than the trainer's fit the engine."""
     old = now.step - (best if isinstance(best, int) else origin)
     size = f"mean |difference| {now.difference:.2g} nats a token"
-    early = old <= 1 and any(isinstance(name, int) for name in alike)
-    tail = ", or is one step late; the next step tells" if early else ""
+    early = len(before) == 1 and before[0].step in alike
+    tail = ", or is one sync late; the next one tells" if early else ""
     if _BASE in alike:
         text = f"the engine has the model without its adapters ({size}): LoRA is not merged into what is synced{tail}."
         return SamplerVerdict(LORA, not early, old, now.difference, text)
