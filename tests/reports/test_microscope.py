@@ -16,12 +16,11 @@ from workbench.reports import build_index, build_report
 from workbench.reports.microscope import (
     PAGE_LIMIT,
     microscope_data,
-    read_trainings,
     sample_groups,
-    training_of,
     write_microscope,
 )
 from workbench.reports.token_marks import tokens_of
+from workbench.reports.trainings import read_trainings, training_of
 from workbench.runs.files import write_json
 from workbench.runs.tokens import hide_tokens
 

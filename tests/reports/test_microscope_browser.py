@@ -9,8 +9,10 @@ from report_browser import CONTRAST, Visit
 from report_samples import HOSTILE, UNSEEN
 
 from workbench.reports import build_report
-from workbench.reports.microscope import training_of, write_microscope
+from workbench.reports.microscope import write_microscope
 from workbench.reports.token_marks import Tokens
+from workbench.reports.trainings import training_of
+from workbench.runs.files import write_json
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +89,8 @@ def test_it_opens_where_most_is_wrong_and_shows_the_group_side_by_side(browser, 
         "reward 0.15",
         "advantage -1.5",
         "length",
-        "7 tokens, 2 more computed after the end",
+        "7 tokens",
+        "+ 2 tokens after the end",
         "Step 15 group 1 number 0.",
     ):
         assert said in first
@@ -212,6 +215,31 @@ def test_tokens_are_marked_by_their_use_and_by_the_log_ratio(browser, tmp_path, 
     visit.page.wait_for_timeout(100)
     classes = [spans.nth(n).get_attribute("class") or "" for n in range(5)]
     assert classes == ["", "ratio-low", "ratio-high", "ratio-high", ""]
+    visit.check()
+
+
+def test_where_no_tokens_were_recorded_the_stop_in_the_text_is_marked_and_what_all_share_stands_once(browser, tmp_path):
+    table = pd.DataFrame(
+        {
+            "step": 1,
+            "prompt": "p",
+            "completion": ["a</s>", "b</s>"],
+            "finish_reason": "stop",
+            "trl_finish_reason": "length",
+        }
+    )
+    recipe = {
+        "trainer": "ObservedGRPOTrainer",
+        "stops": {"strings": ["</s>"]},
+        "overrides": {"mask_truncated_completions": True},
+    }
+    run = write_run(tmp_path, completions=table.to_dict("records"))
+    write_json(run.path / "recipe.json", recipe)
+    visit = opened(browser, write_microscope(run.path, tmp_path / "m.html", "x", str))
+    assert visit.page.locator(".card .text.masked [data-use=s]").all_text_contents() == ["</s>"] * 2
+    assert visit.page.locator(".card .chip.fault").count() == 0
+    assert visit.page.inner_text("#shared").startswith("All 2 completions: left out of the loss as if cut off")
+    assert visit.page.inner_text("#course").startswith("Of all completions: 100% left out of the loss")
     visit.check()
 
 

@@ -72,7 +72,7 @@
   const chart = (height, className, draw) => {
     const picture = svg("svg", { viewBox: `0 0 ${columns()} ${height}`, preserveAspectRatio: "none", class: className, "aria-hidden": true });
     draw(picture);
-    picture.append(svg("rect", { class: "cursor", y: 0, width: 1, height }));
+    picture.append(svg("rect", { class: "cursor", x: columnOf(training.steps_of_groups[group] ?? 0), y: 0, width: 1, height }));
     const at = (event) => {
       const box = picture.getBoundingClientRect();
       return firstIn(Math.max(0, Math.min(columns() - 1, Math.floor(((event.clientX - box.left) / box.width) * columns()))));
@@ -254,12 +254,17 @@
     for (const cursor of document.querySelectorAll(".cursor")) cursor.setAttribute("x", columnOf(step));
     const prompts = texts.prompts.map((prompt) => make("div", "", prompt));
     byId("prompt").replaceChildren(byId("prompt").firstElementChild, ...prompts);
-    byId("cards").replaceChildren(...texts.completions.map((text, n) => card(texts, text, n)));
+    const rows = training.flags.slice(training.starts[group], training.starts[group + 1]);
+    const shared = training.signs.filter((sign) => rows.length > 1 && rows.every((flags) => has(flags, sign.key)));
+    byId("shared").replaceChildren(...(shared.length ? [`All ${rows.length} completions: `] : []), ...shared.map(chip));
+    byId("cards").replaceChildren(...texts.completions.map((text, n) => card(texts, text, n, shared)));
     drawLegend();
     readStep(step);
     history.replaceState(null, "", `#training=${head.trainings.indexOf(training)}&step=${training.steps[step]}&group=${inStep.indexOf(group) + 1}`);
   };
-  const card = (texts, text, n) => {
+  const has = (flags, key) => Boolean((flags >> training.bits[key]) & 1);
+  const chip = (sign) => make("span", sign.fault ? "chip fault" : "chip", sign.words);
+  const card = (texts, text, n, shared) => {
     const row = training.starts[group] + n, { reward, advantage, kept, sampled, flags } = training;
     const sign = Math.sign(advantage?.[row] ?? 0);
     const made = make("article", `card${sign > 0 ? " up" : sign < 0 ? " down" : ""}${hits[row] ? "" : " other"}`);
@@ -267,16 +272,18 @@
     top.append(make("span", "note", `#${n + 1}`), make("strong", "", `reward ${number(reward?.[row])}`));
     if (advantage) top.append(make("strong", "advantage", `advantage ${sign > 0 ? "+" : ""}${number(advantage[row])}`));
     if (training.finish_reason) top.append(make("span", "chip end", training.finish_reasons[training.finish_reason[row]] || NONE));
-    if (kept) top.append(make("span", "note", many(kept[row], "token") + (sampled[row] > kept[row] ? `, ${sampled[row] - kept[row]} more computed after the end` : "")));
+    if (kept) top.append(make("span", "note", many(kept[row], "token")));
     if (texts.rewards) made.append(make("p", "note", training.functions.map((name, at) => `${name} ${number(texts.rewards[n][at])}`).join(" · ")));
-    for (const one of training.signs) {
-      const said = one.key === "cut" || one.key === "wasted"; // the line above says so
-      if (!said && (flags[row] >> training.bits[one.key]) & 1) made.append(make("span", `chip${one.fault ? " fault" : ""}`, one.words));
+    const said = ["cut", "wasted", ...shared.map((sign) => sign.key)]; // above
+    made.append(...training.signs.filter((sign) => has(flags[row], sign.key) && !said.includes(sign.key)).map(chip));
+    const body = made.appendChild(make("div", has(flags[row], "masked") ? "text masked" : "text")), tokens = texts.tokens?.[n];
+    const stop = !has(flags[row], "cut") && training.stops.find((one) => text.endsWith(one));
+    if (tokens) writeTokens(body, tokens);
+    else {
+      write(body, (stop ? text.slice(0, -stop.length) : text) || (stop ? "" : "(empty)"), filter.text);
+      if (stop) write(body.appendChild(document.createElement("span")), stop, filter.text).dataset.use = "s";
     }
-    const body = made.appendChild(make("div", "text")), tokens = texts.tokens?.[n];
-    const masked = training.bits.masked !== undefined && (flags[row] >> training.bits.masked) & 1;
-    if (masked) body.classList.add("whole-masked");
-    if (tokens) writeTokens(body, tokens); else write(body, text || "(empty)", filter.text);
+    if (kept && sampled[row] > kept[row] && !tokens?.[1].includes("w")) body.append(" ", make("span", "after", `+ ${many(sampled[row] - kept[row], "token")} after the end`));
     return made;
   };
   const USES = { k: "kept", s: "the stop", w: "computed after the end", m: "left out of the loss" };
@@ -296,10 +303,10 @@
   const drawLegend = () => {
     const legend = byId("legend");
     legend.replaceChildren();
-    if (!training.has_tokens) return;
     const sample = (text, set) => { const span = legend.appendChild(make("span", "sample", text)); set(span); legend.append(" "); };
-    if (byId("marks").value === "use") for (const [use, words] of Object.entries(USES)) sample(words, (span) => { span.dataset.use = use; });
-    else {
+    const uses = training.has_tokens ? "kswm" : training.stops.length ? "s" : "";
+    if (byId("marks").value === "use" || !uses) for (const use of uses) sample(USES[use], (span) => { span.dataset.use = use; });
+    else if (training.has_tokens) {
       for (const [name, words] of [["ratio-low", "less likely under the scorer than the sampler said"], ["ratio-high", "more likely"]]) sample(words, (span) => { span.classList.add(name); span.style.setProperty("--far", 1); });
       legend.append("full colour at a factor of 2; a token's number is in its tooltip");
     }

@@ -1,0 +1,178 @@
+"""The trainings of a folder as tables of completions, with what may be wrong with each: signs, told from what was recorded."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ..errors import RunError
+from ..runs.files import read_json
+from ..runs.parts import FOLDER, read_completions
+from ..runs.recorded import completions_table, generations_in_a_row, read_trl_completions, reward_functions
+from .token_marks import TOKENS, Tokens, tokens_of
+
+_UNGROUPED = 16  # completions beside each other where there are no groups
+_APART = np.log(2)
+
+# What may be wrong with a completion, the first four may be faults: key -> words that follow a share, what tells it.
+SIGNS = {
+    "unscored": ("without a reward", "rewards"),
+    "mixed": ("in a group of several prompts", ""),
+    "masked": ("left out of the loss as if cut off", "whether the loss left rows out"),
+    "mistaken": ("ended by a stop, taken for cut off by TRL", "what TRL takes for cut off"),
+    "flat": ("in a group of one reward: no advantage", "groups with rewards"),
+    "same": ("the same text as another of the group", ""),
+    "cut": ("cut off by the length limit", "why completions ended"),
+    "empty": ("without text", ""),
+    "wasted": ("with tokens computed after the end", "how many tokens were sampled"),
+    "apart": ("with a token that sampler and scorer rate apart by a factor of 2", "log-probs of tokens"),
+}
+_NUMBERS = ("reward", "advantage", "completion_tokens", "sampled_tokens", "tokens_to_eos")
+_FAULTS = ("unscored", "mixed", "mistaken")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Training:
+    """The completions of one training, a row each, groups together and in the order of their steps.
+
+    Attributes:
+        name: where in the run it was recorded; empty for the run's own folder.
+        table: `step`, `group` (from 0, through all steps), `prompt`, `completion`; where known `reward`, `advantage`,
+            `finish_reason`, `kept` and `sampled` (tokens); a column of bool for each of `SIGNS` that can be told.
+        grouped: whether the trainer compared the completions of a `group`, or they are only shown together.
+        functions: columns of single reward functions.
+        tokens: of each row, None where none were recorded.
+        stops: strings at which completions stopped, as far as they are known.
+    """
+
+    name: str
+    table: pd.DataFrame
+    grouped: bool
+    functions: Sequence[str]
+    tokens: Sequence[Tokens | None]
+    stops: Sequence[str] = ()
+
+
+def read_trainings(folder: Path) -> tuple[list[Training], list[str]]:
+    """Every training recorded in a folder or below it, by the workbench or by TRL's `log_completions`.
+
+    Returns:
+        The trainings, by name; a sentence for each file that cannot be read.
+    """
+    found, damaged = [], []
+    for place, folders in _folders(folder):
+        if FOLDER in folders:
+            raw, broken = read_completions(place)
+        else:
+            raw, broken = read_trl_completions(place / "completions")
+        damaged += broken
+        name = "" if place == folder else str(place.relative_to(folder))
+        if training := training_of(raw, name, _recipe(place), lambda table, at=place: tokens_of(at, table)):
+            found.append(training[0])
+            damaged += training[1]
+    return sorted(found, key=lambda training: training.name), damaged
+
+
+def _folders(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Folders in which completions were recorded; links are not followed."""
+    for inner, folders, _ in os.walk(folder):
+        folders[:] = [name for name in folders if name != TOKENS]
+        if {FOLDER, "completions"} & set(folders):
+            yield Path(inner), folders
+
+
+def _recipe(folder: Path) -> dict:
+    try:
+        found = read_json(folder / "recipe.json", {})
+    except (RunError, OSError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def training_of(
+    raw: pd.DataFrame, name: str = "", recipe: Mapping = {}, find_tokens: Callable | None = None
+) -> tuple[Training, list[str]] | None:
+    """A training from its recorded rows; None where there are none with step, prompt and completion.
+
+    Args:
+        raw: as the workbench or TRL wrote it.
+        name: of the training.
+        recipe: the `recipe.json` beside it, as far as it is known.
+        find_tokens: table -> `tokens_of`.
+
+    Returns:
+        The training; a sentence for each file of tokens that cannot be read.
+
+    Example:
+        >>> rows = {"step": [1, 1], "prompt": ["1+1=", "1+1="], "completion": ["2", "2"], "reward": [1.0, 1.0]}
+        >>> training, damaged = training_of(pd.DataFrame(rows))
+        >>> training.grouped, training.table[["flat", "same"]].to_numpy().tolist()
+        (True, [[True, True], [True, True]])
+    """
+    table = completions_table(raw.dropna(subset="step") if "step" in raw else raw)
+    if table is None:
+        return None
+    table = table.drop(columns=[key for key in (*SIGNS, "group", "kept", "sampled") if key in table])
+    for column in set(_NUMBERS) & set(table):  # anyone may have written them
+        numbers = pd.to_numeric(table[column], errors="coerce").astype(float)
+        table[column] = numbers.where(np.isfinite(numbers))
+    size = _generations(table, recipe)
+    number = table.groupby("step").cumcount() // (size if size > 1 else _UNGROUPED)
+    table["group"] = (number.ne(number.shift()) | table["step"].ne(table["step"].shift())).cumsum() - 1
+    if "completion_tokens" in table:
+        kept = table["completion_tokens"]
+        table["kept"] = np.minimum(kept, table["tokens_to_eos"]) if "tokens_to_eos" in table else kept
+        table["sampled"] = table.get("sampled_tokens", kept)
+    table = table.assign(**signs_of(table, size > 1, recipe))
+    tokens, damaged = find_tokens(table) if find_tokens else ([None] * len(table), [])
+    if any(found and found.ratios for found in tokens):
+        table["apart"] = [bool(found) and any(abs(r) > _APART for r in found.ratios) for found in tokens]
+    functions = [name for name in reward_functions(raw) if name in table]
+    stops = recipe.get("stops")
+    strings = stops.get("strings") if isinstance(stops, dict) else None
+    known = [s for s in strings if isinstance(s, str) and s] if isinstance(strings, list) else []
+    return Training(name, table, size > 1, functions, tokens, known), damaged
+
+
+def _generations(table: pd.DataFrame, recipe: Mapping) -> int:
+    """G; 1 where completions are not compared, or nothing tells which are."""
+    chosen = recipe.get("recipe")
+    known = chosen.get("num_generations") if isinstance(chosen, dict) else None
+    if "PPO" in str(recipe.get("trainer") or "") or (type(known) is int and known < 1):
+        return 1
+    return known if type(known) is int else generations_in_a_row(table) or 1
+
+
+def signs_of(table: pd.DataFrame, grouped: bool, recipe: Mapping) -> dict[str, pd.Series]:
+    """Of each row whether it shows a sign: key of `SIGNS` -> (N,) of bool, for those that can be told."""
+    signs = {"empty": table["completion"].str.strip() == ""}
+    if grouped:
+        signs["mixed"] = table.groupby("group")["prompt"].transform("nunique") > 1
+        signs["same"] = table.duplicated(["group", "completion"], keep=False)
+    if "reward" in table:
+        signs["unscored"] = table["reward"].isna()
+    if grouped and "reward" in table:
+        rewards = table.groupby("group")["reward"]
+        signs["flat"] = (rewards.transform("max") == rewards.transform("min")) & (rewards.transform("count") > 1)
+    if "finish_reason" in table:
+        signs["cut"] = table["finish_reason"] == "length"
+    stock = not recipe.get("trainer") or str(recipe["trainer"]).startswith("Observed")
+    taken = table.get("trl_finish_reason" if stock else "finish_reason")
+    overrides = recipe.get("overrides")
+    if taken is not None and isinstance(overrides, dict):
+        signs["masked"] = (taken == "length") & bool(overrides.get("mask_truncated_completions"))
+    if stock and {"finish_reason", "trl_finish_reason"} <= set(table.columns):
+        signs["mistaken"] = (table["finish_reason"] == "stop") & (table["trl_finish_reason"] == "length")
+    if "kept" in table and ({"sampled_tokens", "tokens_to_eos"} & set(table.columns)):
+        signs["wasted"] = table["sampled"] > table["kept"]
+    return signs
+
+
+def is_fault(key: str, table: pd.DataFrame) -> bool:
+    """Whether a sign is wrong by itself: of what the loss left out, only rows that really stopped."""
+    if key == "masked":
+        return bool((table["masked"] & (table["finish_reason"] == "stop")).any()) if "finish_reason" in table else False
+    return key in _FAULTS
