@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "training": BASE | THIN | {"toys"},
     "studies": BASE | THIN | {"toys", "curves", "training"},
     "widgets": BASE | THIN | {"toys", "curves"},
-    "audit": BASE | THIN | {"curves"},
+    "audit": BASE | THIN | {"curves", "training"},
     "reports": BASE | {"curves"},
     "batch": BASE | {"reports"},
     "claims": BASE | {"batch"},

@@ -1,4 +1,5 @@
 # The public face: the list that `__init__.py` loads from, and what type checkers and tab completion see.
+from .audit.live import watch_training
 from .audit.report import audit_run
 from .consistency.attribution import attribute_mismatch
 from .consistency.mismatch import mismatch_report, ratio_report
@@ -33,5 +34,5 @@ __all__ = [
     "mismatch_report", "monitor_padding", "OnlineDPOTrainer", "open_run", "pad_batch", "padding_report", "position_ids",
     "PPOTrainer", "probe_sampler", "ratio_report", "resolve_model", "RLOOTrainer", "Sampling", "save_policy", "save_result",
     "seed_interval", "ServerSampler", "show_beside", "stop_report", "StopRule", "StopSpec", "token_logprobs", "train_grpo",
-    "train_online_dpo", "train_ppo", "train_rloo", "TransformersSampler", "VLLMSampler", "with_position_ids",
+    "train_online_dpo", "train_ppo", "train_rloo", "TransformersSampler", "VLLMSampler", "watch_training", "with_position_ids",
 ]

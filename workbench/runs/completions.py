@@ -19,24 +19,27 @@ from ..errors import RunError
 from .files import metric_lines, whole_file
 from .parts import FOLDER, Part, each, named, opened, parts_in
 
-_LOOSE = 64  # parts of one step each, until they are joined
+_LOOSE = 64  # parts of fewer steps than this, until they are joined
 _ROWS = 10_000  # in memory at a time while joining
 
 
-def save_part(out_dir: Path, step: int, completions) -> None:
-    """Write the completions of one step, whole or not at all, and join those of earlier steps when they have become many.
+def save_part(out_dir: Path, step: int, completions, *, first: int | None = None) -> None:
+    """Write the completions of a step, whole or not at all, and join those of earlier steps when they have become many.
 
     Args:
         out_dir: where the training records.
         step: later than all steps saved so far, or the last of them again, which is replaced.
         completions: DataFrame of the whole step.
+        first: where it holds several steps, the first of them; `step` is the last.
     """
     folder = out_dir / FOLDER
     folder.mkdir(exist_ok=True)
-    earlier = [p for p in parts_in(folder) if p.last < step]
-    with whole_file(folder / f"part-{step:06d}.parquet") as temporary:
+    first = step if first is None else first
+    earlier = [p for p in parts_in(folder) if p.last < first]
+    name = f"part-{step:06d}.parquet" if first == step else f"part-{first:06d}-{step:06d}.parquet"
+    with whole_file(folder / name) as temporary:
         completions.to_parquet(temporary)
-    loose = list(itertools.takewhile(lambda p: p.first == p.last, reversed(earlier)))[::-1]
+    loose = list(itertools.takewhile(lambda p: p.last - p.first < _LOOSE - 1, reversed(earlier)))[::-1]
     if loose and len(loose) % _LOOSE == 0:
         joined, first = earlier[: -len(loose)], loose[0].first
         # Joined parts before them come in while they are no longer: so each row is written anew only a few times.

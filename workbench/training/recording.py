@@ -41,7 +41,58 @@ def prompts_per_step(args) -> float:
     return rows / getattr(args, "num_generations", 1) / getattr(args, "num_iterations", 1)
 
 
-class RunRecorder(TrainerCallback):
+class StepRecord:
+    """The two files of a training that grow with it: a line of `metrics.jsonl` a logged step, completions in parts.
+
+    Args:
+        out_dir: the run folder.
+    """
+
+    def __init__(self, out_dir: str | Path):
+        self.out_dir = Path(out_dir)
+        self._file: TextIO | None = None
+        self._latest: pd.DataFrame | None = None  # the completions of the last step
+        self._started = self._before = 0.0
+
+    def begin(self, step: int) -> None:
+        """Go on after `step`, 0 for a new training; what was recorded after it is dropped."""
+        self.out_dir.mkdir(parents=True, exist_ok=True)
+        self._before = forget_after(self.out_dir, step)
+        self._started = time.monotonic()
+        self._file = (self.out_dir / "metrics.jsonl").open("a", encoding="utf-8")
+
+    def log(self, step: int, logs: dict) -> dict:
+        """Write a logged step, with what its completions tell; the line as it was written."""
+        line = {"step": step, "elapsed_s": round(self._elapsed(), 3)} | logs
+        if self._latest is not None and self._latest["step"].iloc[0] == step:
+            line |= completion_metrics(self._latest)
+        if self._file is not None:
+            self._file.write(json.dumps(jsonable(line), allow_nan=False) + "\n")
+            self._file.flush()
+        return line
+
+    def save_completions(self, step: int, rows: dict[str, list]) -> None:
+        """Write one step's completions as a part of `completions.parquet/`; `rows` maps column to values."""
+        self._latest = pd.DataFrame({"step": step, **rows})
+        save_part(self.out_dir, step, self._latest)
+
+    def add_completions(self, step: int, rows: dict[str, list]) -> None:
+        """Like `save_completions`, for a step whose completions are generated or scored in pieces."""
+        if self._latest is not None and step in self._latest["step"].to_numpy():
+            before = self._latest.drop(columns="step").to_dict("list")
+            rows = {name: before[name] + values for name, values in rows.items()}
+        self.save_completions(step, rows)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _elapsed(self) -> float:
+        return self._before + time.monotonic() - self._started
+
+
+class RunRecorder(StepRecord, TrainerCallback):
     """Appends a line to `metrics.jsonl` per logged step, keeps `progress.json` current, and ends when it is asked to.
 
     A checkpoint counts only once `complete.json` stands in it, the last thing written: a kill while it is being saved
@@ -55,11 +106,8 @@ class RunRecorder(TrainerCallback):
     """
 
     def __init__(self, out_dir: str | Path):
-        self.out_dir = Path(out_dir)
-        self._file: TextIO | None = None
-        self._latest: pd.DataFrame | None = None  # the completions of the last step
+        super().__init__(out_dir)
         self._asked: str | None = None  # why the training is to end
-        self._started = self._before = 0.0
         self._prompts: float | None = None  # a step takes; None where it changed when the training was resumed
 
     def on_train_begin(self, args, state, control, **_):
@@ -68,12 +116,10 @@ class RunRecorder(TrainerCallback):
         if state.is_world_process_zero:
             self.out_dir.mkdir(parents=True, exist_ok=True)
             go_on(self.out_dir)
-            self._before = forget_after(self.out_dir, state.global_step)
+            self.begin(state.global_step)
             self._prompts = prompts_per_step(args)
             if state.global_step and read_json(self._progress_file, {}).get("prompts_per_step") != self._prompts:
                 self._prompts = None
-            self._started = time.monotonic()
-            self._file = (self.out_dir / "metrics.jsonl").open("a", encoding="utf-8")
             self._progress(state)
         if state.global_step >= state.max_steps:  # resumed at its end; transformers would train a step more
             self.on_train_end(args, state, control)
@@ -82,11 +128,7 @@ class RunRecorder(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **_):
         if self._file is None or "train_runtime" in logs:  # the closing summary is not a step
             return
-        line = {"step": state.global_step, "elapsed_s": round(self._elapsed(), 3)} | logs
-        if self._latest is not None and self._latest["step"].iloc[0] == state.global_step:
-            line |= completion_metrics(self._latest)
-        self._file.write(json.dumps(jsonable(line), allow_nan=False) + "\n")
-        self._file.flush()
+        line = self.log(state.global_step, logs)
         if state.global_step % max(1, state.max_steps // 10) == 0:
             numbers = [f"{k.rpartition('/')[2]} {line[k]:.3g}" for k in _PRINTED if line.get(k) is not None]
             at = f"step {state.global_step}/{state.max_steps}", f"{self._elapsed():.0f} s"
@@ -115,18 +157,6 @@ class RunRecorder(TrainerCallback):
             join_completions(self.out_dir)
             self._progress(state, finished=True)
 
-    def save_completions(self, step: int, rows: dict[str, list]) -> None:
-        """Write one step's completions as a part of `completions.parquet/`; `rows` maps column to values."""
-        self._latest = pd.DataFrame({"step": step, **rows})
-        save_part(self.out_dir, step, self._latest)
-
-    def add_completions(self, step: int, rows: dict[str, list]) -> None:
-        """Like `save_completions`, for a step whose completions are generated or scored in pieces."""
-        if self._latest is not None and step in self._latest["step"].to_numpy():
-            before = self._latest.drop(columns="step").to_dict("list")
-            rows = {name: before[name] + values for name, values in rows.items()}
-        self.save_completions(step, rows)
-
     def _end_asked(self, args) -> str | None:
         """The first process looks, and all of them do as it saw: one that stopped alone would leave the rest waiting."""
         if args.world_size == 1:
@@ -139,14 +169,6 @@ class RunRecorder(TrainerCallback):
             self._close()
             honour_stop(self.out_dir, text)
         raise TrainingStopped(text)
-
-    def _close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _elapsed(self) -> float:
-        return self._before + time.monotonic() - self._started
 
     def _progress(self, state, finished: bool = False) -> None:
         progress = {"step": state.global_step, "max_steps": state.max_steps, "elapsed_s": round(self._elapsed(), 3)}
@@ -173,6 +195,15 @@ def with_functions(columns: dict[str, list], rewards: dict[str, list]) -> dict[s
         {'reward': [2.0], 'reward (function)': [1.0], 'words': [4]}
     """
     return columns | {f"{name} (function)" if name in columns else name: values for name, values in rewards.items()}
+
+
+def logged_rewards(trainer, columns: dict[str, list]) -> dict[str, list]:
+    """Columns of the last generation batch of GRPO or RLOO, with its `reward`, `advantage` and each reward function."""
+    rewards = {name: list(values) for name, values in trainer._logs["rewards"].items()}
+    weighted = np.array(list(rewards.values()), float).T * trainer.reward_weights.numpy(force=True)
+    unscorable = np.isnan(weighted).all(axis=1)
+    total = np.where(unscorable, np.nan, np.nansum(weighted, axis=1)).tolist()
+    return with_functions(columns | {"reward": total, "advantage": list(trainer._logs["advantages"])}, rewards)
 
 
 def record(trainer, out_dir: str | Path) -> RunRecorder:
@@ -221,15 +252,10 @@ class RecordingMixin:
 
     def _logged_rows(self) -> dict[str, list]:
         """The last generation batch as TRL gathered it over all processes: column -> B values."""
-        rewards = {name: list(values) for name, values in self._logs["rewards"].items()}
-        weighted = np.array(list(rewards.values()), float).T * self.reward_weights.numpy(force=True)
-        unscorable = np.isnan(weighted).all(axis=1)
         extra = {name: list(values) for name, values in self._logs["extra"].items()}
         columns = {
             "prompt": [str(p) for p in self._logs["prompt"]],
             "completion": extra.pop("completion_text"),
             **extra,
-            "reward": np.where(unscorable, np.nan, np.nansum(weighted, axis=1)).tolist(),
-            "advantage": list(self._logs["advantages"]),
         }
-        return with_functions(columns, rewards)
+        return logged_rewards(self, columns)

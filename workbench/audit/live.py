@@ -1,0 +1,94 @@
+"""The audit while a training runs: `watch_training` records anybody's trainer and warns at the step where a rule fires."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ..runs.recorded import completions_table
+from ..training.watch import Watch
+from .check import check
+from .config import facts_of
+from .finding import FOUND, INFORMATION, Finding
+from .log import Log
+from .tables import steps_table
+
+# One step is proof enough. All others judge a course or a share: they are asked from `_SOON` steps on, ever more seldom, and
+# told when they were found twice in a row, since a rule that is asked at each of 1,000 steps is wrong at one of them.
+_AT_ONCE = frozenset(
+    {"false-clipping", "masked-stops", "mixed-groups", "missing-rewards", "padding-positions", "added-token"}
+)
+_SOON, _GROWTH = 20, 1.25
+
+
+class Warnings:
+    """Asks the rules of the audit about a run so far, and words what is new.
+
+    Args:
+        folder: of the record, for the settings of the run.
+
+    Attributes:
+        told: rule -> its finding, as it was when it was told.
+    """
+
+    def __init__(self, folder: Path):
+        self.told: dict[str, Finding] = {}
+        self._folder, self._facts = folder, dict[str, Any]()
+        self._next, self._before = _SOON, frozenset[str]()
+
+    def __call__(self, lines: Sequence[dict], completions: pd.DataFrame) -> list[str]:
+        """Lines to print, one a rule that is found for the first time.
+
+        Args:
+            lines: as they were logged, one a step.
+            completions: rows of `step, prompt, completion, reward, ...`.
+        """
+        if not lines:
+            return []
+        if not self._facts:
+            self._facts = facts_of(self._folder)[0]
+        steps, order, damage = steps_table(pd.DataFrame(lines), str(self._folder))
+        rows = completions_table(completions) if len(completions) else None
+        log = Log(str(self._folder), "live", steps, order, rows, self._facts, tuple(damage))
+        found = {f.rule: f for f in check(log) if f.verdict == FOUND and f.severity != INFORMATION}
+        certain = _AT_ONCE & found.keys()
+        if len(steps) >= self._next:
+            certain |= found.keys() & self._before
+            self._next, self._before = int(len(steps) * _GROWTH), frozenset(found)
+        new = {rule: f for rule, f in found.items() if rule in certain and rule not in self.told}
+        self.told |= new
+        step = int(steps["step"].iloc[-1])
+        return [f"step {step}: {_worded(f)}" for f in new.values() if f.follows_from not in self.told]
+
+
+def _worded(finding: Finding) -> str:
+    notebook = f", notebook {finding.notebook}" if finding.notebook else ""
+    return f"{finding.rule}: {finding.says} Do: {finding.advice} More: docs/audit.md{notebook}"
+
+
+def watch_training(
+    trainer, out_dir: str | os.PathLike | None = None, *, every: int | None = None, tokens: bool = True
+) -> Watch | None:
+    """Record a TRL trainer's run for `workbench audit` and warn, while it trains, at the step where a rule fires.
+
+    The run is not changed: its numbers are the same with and without. An error in the watch is told once and ends the watch,
+    never the training. The environment variable `WORKBENCH_WATCH=0` leaves it off without an edit.
+
+    Args:
+        trainer: TRL's GRPOTrainer or RLOOTrainer, unmodified or a child, before `train()`.
+        out_dir: folder of the record; default `_watch` in the trainer's `output_dir`, which a push to a hub leaves out.
+        every: ask the rules each so many steps; default each step, as long as that takes less than 1% of the time.
+        tokens: record ids and log-probs of all tokens too (`tokens/`, about 12 bytes a token before compression).
+
+    Returns:
+        The watch; its `off()` ends it. None where the variable leaves it off.
+
+    Raises:
+        ParameterError: another trainer, or `every` below 1.
+    """
+    if os.environ.get("WORKBENCH_WATCH") == "0":
+        return None
+    folder = Path(trainer.args.output_dir) / "_watch" if out_dir is None else Path(out_dir)
+    return Watch(trainer, folder, Warnings(folder), tokens=tokens, every=every)

@@ -1,0 +1,315 @@
+"""Watches anybody's GRPO or RLOO trainer while it trains: records its run into a folder, and changes nothing of it.
+
+Only what TRL has computed anyway is read, after it was computed; no random number is drawn and other processes are not asked.
+"""
+
+import functools
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import trl
+from transformers import TrainerCallback
+
+from ..errors import ParameterError
+from ..generation.stops import trl_finish_reason
+from ..runs.completions import forget_after, join_completions, save_part
+from ..runs.files import metric_lines, write_json
+from .recording import StepRecord, logged_rewards
+from .rewards import completion_text, describe_reward
+from .stopping import backend_of
+
+TOKENS = "tokens"  # folder of ids and log-probs, beside the completions, so that reading those stays cheap
+_SHARE = 0.01  # of the training's time that writing and asking may take
+_KEPT = 2000  # rows from the start, and as many from the end, that the rules are asked about
+
+
+Generation = tuple[int, dict[str, list]]  # a step, and column -> values of the rows that were generated for it
+
+
+class Watch(StepRecord, TrainerCallback):
+    """Records a trainer's run into a folder as it trains.
+
+    An error in here is told once and switches the watch off; the training goes on. What costs time, writing parts and asking
+    `look`, waits until the watch has taken less than 1% of the training's time: on steps of some seconds it is done every
+    step.
+
+    Args:
+        trainer: TRL's GRPO or RLOO trainer, or a child, before `train()`.
+        out_dir: folder of the record.
+        look: asked with the lines logged so far and the completions that are kept, of the first and the last steps; the
+            lines that it returns are printed.
+        tokens: also record ids and log-probs of tokens, of this process's rows, into `tokens/`.
+        every: write and ask each so many steps, whatever it costs; None as above.
+
+    Raises:
+        ParameterError: another trainer, or `every` below 1.
+    """
+
+    def __init__(
+        self,
+        trainer,
+        out_dir: Path,
+        look: Callable[[list[dict], pd.DataFrame], Sequence[str]],
+        *,
+        tokens: bool = True,
+        every: int | None = None,
+    ):
+        if not isinstance(trainer, trl.GRPOTrainer | trl.RLOOTrainer):
+            raise ParameterError(
+                f"trainer={type(trainer).__name__}: expected TRL's GRPOTrainer or RLOOTrainer, or a child"
+            )
+        if every is not None and every < 1:
+            raise ParameterError(f"every={every}: expected at least 1 step, or None")
+        super().__init__(out_dir)
+        self.on = bool(trainer.accelerator.is_main_process)
+        self.lines: list[dict] = []
+        self._trainer, self._look, self._tokens, self._every = trainer, look, tokens, every
+        self._pending: dict[str, list[Generation]] = {"": [], TOKENS: []}  # folder -> what is not written yet
+        self._first: list[Generation] = []
+        self._last: deque[Generation] = deque()
+        self._spent = self._began = 0.0
+        self._loaded = False
+        self._reasons: list[str] = []  # the engine's, of this generation
+        self._generated: tuple = ()
+        if self.on:
+            self._guarded(self._tap)
+            trainer.add_callback(self)
+
+    def off(self) -> None:
+        """Stop watching; what was recorded stays."""
+        self._guarded(self._flush)
+        self.on = False
+        self._close()
+
+    def _guarded(self, do: Callable, *args) -> None:
+        """Do a part of the watching; an error ends the watch and not the run."""
+        if not self.on:
+            return
+        start = time.perf_counter()
+        try:
+            do(*args)
+        except Exception as error:  # whatever it is: the training is worth more than its record
+            self.on = False
+            self._say(f"the watch is off, the training goes on: {type(error).__name__}: {error}")
+        self._spent += time.perf_counter() - start
+
+    def _say(self, text: str) -> None:
+        print(f"workbench: {' '.join(text.split())}", file=sys.stderr, flush=True)
+
+    # --- what TRL computes ------------------------------------------------------------------------------------------
+
+    def _tap(self) -> None:
+        self._wrap(self._trainer, "_generate", self._on_generate)
+        self._wrap(self._trainer, "_generate_and_score_completions", self._on_scored)
+        if self._trainer.use_vllm:
+            generation = self._trainer.vllm_generation
+            if generation.mode == "colocate":
+                self._wrap(generation.llm, "generate", self._on_engine)
+            else:
+                self._wrap(generation.vllm_client, "_post", self._on_server)
+
+    @staticmethod
+    def _wrap(owner, name: str, wrapper: Callable) -> None:
+        original = getattr(owner, name)
+        setattr(owner, name, functools.wraps(original)(functools.partial(wrapper, original)))
+
+    def _on_engine(self, original, *args, **kwargs):
+        outputs = original(*args, **kwargs)
+        self._guarded(lambda: self._reasons.extend(s.finish_reason for output in outputs for s in output.outputs))
+        return outputs
+
+    def _on_server(self, original, *args, **kwargs):
+        answer = original(*args, **kwargs)
+        self._guarded(lambda: self._reasons.extend(c["finish_reason"] for c in answer.get("choices", ())))
+        return answer
+
+    def _on_generate(self, original, *args, **kwargs):
+        self._reasons = []
+        self._generated = original(*args, **kwargs)
+        return self._generated
+
+    def _on_scored(self, original, *args, **kwargs):
+        scored = original(*args, **kwargs)
+        if self._trainer.model.training:  # an evaluation is not recorded
+            self._guarded(self._keep, scored)
+        self._generated = ()
+        return scored
+
+    def _keep(self, scored: dict) -> None:
+        """The rows of one generation, of all processes as TRL gathered them."""
+        trainer, step = self._trainer, self._trainer.state.global_step + 1
+        prompt_ids, completion_ids = ([list(ids) for ids in rows] for rows in self._generated[:2])
+        columns: dict[str, list] = {
+            name: [_text(value) for value in trainer._logs[name]] for name in ("prompt", "completion")
+        }
+        if len(completion_ids) == len(columns["prompt"]):  # else other processes have rows whose ids are not known here
+            mask = self._generated[2] if len(self._generated) > 3 else None
+            columns |= self._ends(completion_ids, mask)
+        made = step, logged_rewards(trainer, columns)
+        self._pending[""].append(made)
+        if len(self._first) * len(columns["prompt"]) < _KEPT:
+            self._first.append(made)
+        else:
+            self._last.append(made)
+            if (len(self._last) - 1) * len(columns["prompt"]) >= _KEPT:
+                self._last.popleft()
+        if self._tokens:
+            rows: dict[str, list] = {
+                "row": list(range(len(completion_ids))),
+                "prompt_ids": prompt_ids,
+                "completion_ids": completion_ids,
+            }
+            self._pending[TOKENS].append((step, rows | _logprobs(scored, [len(ids) for ids in completion_ids])))
+
+    def _ends(self, rows: list[list[int]], own: Sequence | None) -> dict[str, list]:
+        """What is known of each row's end; of tools and rollout functions only what TRL takes it for."""
+        trainer = self._trainer
+        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+        ends: dict[str, list] = {
+            "completion_tokens": [len(ids) for ids in rows] if own is None else [sum(mask) for mask in own],
+            "trl_finish_reason": [trl_finish_reason(ids, eos, pad) for ids in rows],
+        }
+        if _several_turns(trainer):
+            return ends
+        if len(self._reasons) == len(rows):
+            return ends | {"finish_reason": ["length" if r == "length" else "stop" for r in self._reasons]}
+        limit, stops = trainer.args.max_completion_length, {eos, *_eos_ids(trainer)}
+        return ends | {"finish_reason": [finish_reason(ids, limit, stops, pad) for ids in rows]}
+
+    # --- transformers' callbacks ------------------------------------------------------------------------------------
+
+    def on_train_begin(self, args, state, control, **_):
+        self._began, self._spent = time.perf_counter(), 0.0
+        self._guarded(self._start, state.global_step)
+
+    def on_log(self, args, state, control, logs=None, **_):
+        if logs and "train_runtime" not in logs and not any(name.startswith("eval_") for name in logs):
+            self._guarded(lambda: self.lines.append(self.log(state.global_step, logs)))
+
+    def on_step_begin(self, args, state, control, **_):  # everything of the step before is there, its log too
+        if not state.global_step:
+            return
+        if self._every is None:
+            due = self._spent <= _SHARE * (time.perf_counter() - self._began)
+        else:
+            due = state.global_step % self._every == 0
+        if due:
+            self._guarded(self._write_and_look)
+            if not self._loaded:  # the first time loads libraries, which no later one does
+                self._loaded, self._spent = True, 0.0
+
+    def on_train_end(self, args, state, control, **_):
+        self._guarded(self._write_and_look)
+        self._guarded(self._join)
+        self._close()
+
+    def _start(self, step: int) -> None:
+        self.begin(step)
+        (self.out_dir / TOKENS).mkdir(exist_ok=True)
+        forget_after(self.out_dir / TOKENS, step)
+        self.lines = [row for _, row in metric_lines(self.out_dir / "metrics.jsonl")]
+        describe_trainer(self._trainer, self.out_dir)
+        self._say(f"watching, recorded in {self.out_dir}")
+
+    def _write_and_look(self) -> None:
+        self._flush()
+        if self.lines:
+            for line in self._look(self.lines, _table([*self._first, *self._last])):
+                self._say(line)
+
+    def _flush(self) -> None:
+        for folder, made in self._pending.items():
+            if made:
+                save_part(self.out_dir / folder, made[-1][0], _table(made), first=made[0][0])
+                made.clear()
+
+    def _join(self) -> None:
+        for folder in self._pending:
+            if (self.out_dir / folder / "completions.parquet").is_dir():
+                join_completions(self.out_dir / folder)
+
+
+def _table(made: Sequence[Generation]) -> pd.DataFrame:
+    """All rows as one table; a column that a generation lacks is None there."""
+    names = dict.fromkeys(name for _, rows in made for name in rows)
+    columns: dict[str, list] = {"step": [], **{name: [] for name in names}}
+    for step, rows in made:
+        count = len(next(iter(rows.values())))
+        columns["step"] += [step] * count
+        for name in names:
+            columns[name] += rows.get(name) or [None] * count
+    return pd.DataFrame(columns)
+
+
+def finish_reason(ids: Sequence[int], limit: int, stops: set[int], pad: int) -> str:
+    """`stop` or `length`, of a row that `generate` of transformers sampled: pads follow a row that ended before others.
+
+    Example:
+        >>> [finish_reason(ids, 4, {7}, 0) for ids in ([5, 6, 5, 6], [5, 6, 5, 7], [5, 9, 0, 0], [5, 9])]
+        ['length', 'stop', 'stop', 'stop']
+    """
+    ended = len(ids) < limit or ids[-1] == pad or ids[-1] in stops
+    return "stop" if ended else "length"
+
+
+def _several_turns(trainer) -> bool:
+    """Whether rows have turns, or come from the user's own sampler: then their limit is not known here."""
+    return bool(getattr(trainer, "tools", None)) or getattr(trainer, "rollout_func", None) is not None
+
+
+def _eos_ids(trainer) -> list[int]:
+    """All ids at which this trainer's sampler stops."""
+    known: list = []
+    options = trainer.args.generation_kwargs or {}
+    for value in (
+        trainer.model.generation_config.eos_token_id,
+        options.get("eos_token_id"),
+        options.get("stop_token_ids"),
+    ):
+        known += value if isinstance(value, list | tuple) else [value]
+    return [i for i in known if i is not None]
+
+
+def _text(value) -> str:
+    """A text, or of a conversation the last message, as the audit reads them."""
+    return str(completion_text(value)) if value else ""
+
+
+def _logprobs(scored: dict, lengths: Sequence[int]) -> dict[str, list]:
+    """Log-probs of each row's tokens under sampler and scorer, where the trainer has them: B rows of float32."""
+    found: dict[str, list] = {}
+    for column, name in (("sampler_logprobs", "sampling_per_token_logps"), ("scorer_logprobs", "old_per_token_logps")):
+        if scored.get(name) is not None:
+            table = scored[name].float().numpy(force=True)
+            found[column] = [np.array(row[:length]) for row, length in zip(table, lengths, strict=True)]
+    return found
+
+
+def describe_trainer(trainer, folder: Path) -> None:
+    """Write what the audit asks of a run's settings: `recipe.json` as runs of the workbench have it, the model's configs."""
+    args, options = trainer.args, trainer.args.generation_kwargs or {}
+    strings = options.get("stop") or options.get("stop_strings") or []
+    ours = type(trainer).__module__.startswith("workbench.")
+    recipe: dict[str, Any] = {name: getattr(args, name, None) for name in ("num_generations", "learning_rate", "seed")}
+    recipe["backend"] = backend_of(args)
+    if not _several_turns(trainer):
+        recipe["max_completion_length"] = args.max_completion_length
+    about = {
+        "trainer": type(trainer).__name__ if ours else f"Observed{type(trainer).__name__}",
+        "recipe": recipe,
+        "reward_funcs": [describe_reward(function) for function in trainer.reward_funcs],
+        "stops": {"strings": [strings] if isinstance(strings, str) else list(strings), "token_ids": _eos_ids(trainer)},
+        "overrides": {"mask_truncated_completions": args.mask_truncated_completions},
+        "trl": trl.__version__,
+    }
+    write_json(folder / "recipe.json", about)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    for name, config in (("config.json", model.config), ("generation_config.json", model.generation_config)):
+        write_json(folder / name, config.to_dict())
