@@ -16,6 +16,7 @@ sys.path += [str(ROOT / "evidence"), str(ROOT / "benchmarks")]
 
 import fetch_gemma  # noqa: E402
 import gpu  # noqa: E402
+import page  # noqa: E402
 import record  # noqa: E402
 
 PART = b"weights" * 1000
@@ -126,3 +127,20 @@ def test_the_gpu_benchmark_runs_at_a_tiny_size_on_the_cpu(tmp_path):
     assert "flash_attention_2" in " ".join(parts["padding_report, starter"]["notes"])
     assert parts["stop criterion, 4 x 16"]["tokens a row"] == 16
     assert parts["two processes"]["not run"] == "0 device"
+
+
+def test_the_page_says_not_run_where_nothing_was_recorded_and_names_the_hardware_where_it_was(tmp_path):
+    empty = page.page(page.Evidence(tmp_path / "nowhere"))
+    assert "GPU: none at hand" in empty and "Nothing that was tried" in empty
+    of_gpu = {"time, ours over stock": 1.01, "memory, ours over stock": 1.0}
+    gpu_parts = {"GRPO step, a model": of_gpu, "padding_report, a model": {"verdict": "rounding only: 1e-3"}}
+    record.write_json(tmp_path / "gpu.json", {"hardware": "1 x a device", "parts": gpu_parts})
+    seconds = {"stock": 4.0, "ours": 5.0}
+    parts = [(f"GRPO step, {arm}, round {n}", s) for n in (1, 2) for arm, s in seconds.items()]
+    rounds = {name: {"seconds": s, "peak GiB": 2.0} for name, s in parts}
+    record.write_json(tmp_path / "shape.json", {"parts": rounds})
+    text = page.page(page.Evidence(tmp_path))
+    assert "GPU: 1 x a device" in text
+    assert "a model: 1.010 of the time, 1.000 of the memory" in text
+    assert "1.250 of stock's time, 1.000 of its peak memory" in text
+    assert len({line.count(" | ") for line in text.splitlines() if line.startswith("| ")}) == 1
