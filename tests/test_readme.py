@@ -1,0 +1,134 @@
+"""What README, docs and notebooks tell a reader to click or to copy: links lead somewhere, code runs as it stands."""
+
+import copy
+import json
+import re
+
+import pytest
+from conftest import NOTEBOOKS, ROOT
+from trl_version import HAS_PPO
+
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "data" / "README.md"]
+TINY = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "save_strategy": "no"}
+TINY |= {"per_device_train_batch_size": 4, "num_generations": 2}
+
+
+def blocks(text: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+
+
+def advice(path) -> str:
+    """The code that a notebook ends with, for one's own code; empty where it has none."""
+    sources = ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"]]
+    (found,) = [blocks(text) for text in sources if text.startswith("## In your own code")] or [[""]]
+    return found[0]
+
+
+def test_the_readme_is_a_screen_and_a_half():
+    assert len(README.read_text().splitlines()) < 150
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_link_of_a_page_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)):
+        if target.startswith("http"):
+            continue
+        path, _, anchor = target.partition("#")
+        there = page.parent / path if path else page
+        assert there.exists(), f"{page.name}: {target}"
+        if anchor:
+            text = there.read_text()
+            slugs = [
+                re.sub(r"[^\w -]", "", h.lower()).strip().replace(" ", "-")
+                for h in re.findall(r"^#+ (.*)$", text, re.M)
+            ]
+            assert anchor in slugs or f'id="{anchor}"' in text, f"{page.name}: {target}"
+
+
+def test_every_page_of_docs_is_linked_from_another():
+    linked = {t for page in PAGES for t in re.findall(r"([\w-]+\.md)", page.read_text())}
+    assert {page.name for page in PAGES if page.parent.name == "docs"} <= linked
+
+
+def test_the_releases_of_the_readme_s_table_are_those_that_were_seen():
+    seen = json.loads((ROOT / "data" / "defects.json").read_text())["results"]
+    release = lambda name: tuple(map(int, name.split(".")))  # noqa: E731
+    last = {name: max((r for r in found if found[r]["state"] == "lives"), key=release) for name, found in seen.items()}
+    rows = {"stop strings or stop ids": "false_clipping", "`seed` in `generation_kwargs`": "copied_request_seed"}
+    rows |= {"learned positions (GPT-2)": "padding_without_positions", "PPO responses": "ppo_runs_past_eos"}
+    for words, name in rows.items():
+        (line,) = [line for line in README.read_text().splitlines() if line.startswith("|") and words in line]
+        assert f"up to TRL {last[name].rpartition('.')[0]}" in line, name
+
+
+@pytest.mark.slow
+def test_the_readme_s_code_runs_as_it_stands_but_for_a_small_model_and_a_cpu(
+    tmp_path, monkeypatch, capsys, starter_folder
+):
+    (code,) = blocks(README.read_text())
+    assert len([line for line in code.splitlines() if line]) <= 12
+    for shown, tiny in {
+        '"Qwen/Qwen2-0.5B-Instruct"': repr(str(starter_folder)),
+        "max_steps=20": f"max_steps=2, **{TINY}",
+    }.items():
+        assert code.count(shown) == 1, shown
+        code = code.replace(shown, tiny)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {})
+    assert "my_run" in capsys.readouterr().out  # the audit's findings
+    assert (tmp_path / "my_run" / "metrics.jsonl").read_text().count("\n") == 2
+
+
+@pytest.fixture
+def mine(tmp_path, starter_folder):
+    """What a user's script has by the time that a notebook's lines are copied into it, by the notebook's number."""
+    import trl
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from workbench import length_reward, load_prompts, make_recipe, resolve_model
+
+    tokenizer = AutoTokenizer.from_pretrained(starter_folder, padding_side="left")
+    dataset = load_prompts("starter").select(range(8))
+    args = trl.GRPOConfig(
+        str(tmp_path / "out"), max_steps=1, logging_steps=1, report_to="none", max_completion_length=8, **TINY
+    )
+    common = {"reward_func": length_reward(20), "args": args, "dataset": dataset, "model": str(starter_folder)}
+
+    def of(number: str) -> dict:
+        if number == "01":
+            from workbench.training.ppo import ppo_config, random_heads
+
+            recipe = make_recipe("starter", max_steps=1, num_generations=2, per_device_train_batch_size=4)
+            model, names = AutoModelForCausalLM.from_pretrained(starter_folder), dataset.column_names
+            value_model, reward_model = random_heads(starter_folder, 0)
+            tokenized = dataset.map(lambda row: tokenizer(row["prompt"]), remove_columns=names)
+            heads = {"reward_model": reward_model, "value_model": value_model, "ref_model": copy.deepcopy(model)}
+            own = {
+                "args": ppo_config(recipe, tmp_path / "ppo"),
+                "tokenizer": tokenizer,
+                "dataset": tokenized,
+                "model": model,
+            }
+            return own | heads
+        if number == "03":
+            return {
+                "model": AutoModelForCausalLM.from_pretrained(resolve_model("starter-gpt2")),
+                "tokenizer": tokenizer,
+            }
+        if number == "06":
+            return {"steps": range(1, 61), "rewards": [n / 100 for n in range(60)]}
+        return common
+
+    return of
+
+
+@pytest.mark.slow
+def test_the_code_that_notebooks_end_with_runs(mine, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = {path.stem[:2]: code for path in NOTEBOOKS if (code := advice(path))}
+    assert {"01", "02", "03", "04", "05", "06"} <= set(shown)
+    for number, code in shown.items():
+        if number in ("07", *([] if HAS_PPO else ["01"])):
+            continue  # 07 has a test of its own; this TRL has no PPO
+        exec(compile(code, f"notebook {number}", "exec"), mine(number))
