@@ -81,7 +81,7 @@ def noise_alone(completions, **_):
 
 
 def noisy(completions, answer, **_):
-    return [score + random.gauss(0, 0.7) for score in exact(completions, answer)]
+    return [score + random.gauss(0, 0.5) for score in exact(completions, answer)]
 
 
 def longer_wins(completions, **_):
@@ -191,7 +191,12 @@ class Work:
         random.seed(self.seed)
         sizes = {"per_device_train_batch_size": 16, "num_generations": 4, "max_completion_length": 32, "max_steps": 40}
         if self.vllm:
-            sizes |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 192}
+            sizes |= {
+                "use_vllm": True,
+                "vllm_mode": "colocate",
+                "vllm_max_model_length": 192,
+                "vllm_gpu_memory_utilization": 0.1,
+            }
         sizes["model_init_kwargs"] = {"dtype": "float32"}
         classes = (trl.RLOOConfig, trl.RLOOTrainer) if rloo else (trl.GRPOConfig, trl.GRPOTrainer)
         processing = fields.pop("processing_class", None)
@@ -510,7 +515,9 @@ KINDS = {
         ours(mask_truncated_completions=True, max_completion_length=14),
     ),
     "lora": Kind("LoRA", lora, keep=()),
-    "noisy-reward": Kind("noise on a reward that is learned", ours(reward=noisy, max_steps=60, learning_rate=1e-3)),
+    "noisy-reward": Kind(
+        "noise on a reward that is learned", ours(**LEARNS | {"reward": noisy, "learning_rate": 5e-4})
+    ),
     "rloo": Kind("RLOO", ours(rloo=True)),
     "repeated-prompts": Kind("every prompt is six times in the data", ours(rows=lambda: prompts()[:6] * 6, **TEXTS)),
     "five-a-line": Kind(

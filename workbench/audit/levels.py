@@ -57,6 +57,12 @@ def quarters(values: np.ndarray) -> tuple[float, float]:
     return float(finite[:n].mean()), float(finite[-n:].mean())
 
 
+def ends_at_the_top(log) -> bool:
+    """Whether the reward of the last quarter is the largest there is, within 5%."""
+    reward, top = log.metric("reward"), highest_reward(log)
+    return reward is not None and top is not None and top > 0 and quarters(reward)[1] >= 0.95 * top
+
+
 def highest_reward(log) -> float | None:
     """The largest reward that the run can give, where the settings tell it, or one function's rewards of only 0 and 1."""
     known = log.facts.get("reward_highest")

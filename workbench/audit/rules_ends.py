@@ -3,7 +3,7 @@
 import numpy as np
 
 from .finding import FOUND, PROBLEM, WARNING, Finding, absent, unknown
-from .levels import quarters, rises
+from .levels import ends_at_the_top, quarters, rises
 from .log import Log
 
 _ROUNDING = 2e-3  # of four printed digits, relative
@@ -151,15 +151,15 @@ def _free_texts(log: Log) -> bool:
 
 
 def _many_endings(log: Log) -> bool:
-    """Whether texts end in many ways, as cut ones do; those that a stop ended end alike."""
+    """Whether texts end in many ways, as cut ones do: those that stop strings ended have as many last letters as strings."""
     if log.completions is None:
         return False
-    last = log.completions["completion"].str.rstrip().str[-1:]
-    return len(last) > 0 and bool(last.nunique() >= 8 and last.value_counts(normalize=True).iloc[0] < 0.5)
+    last = log.completions["completion"].str.rstrip().str[-1:].value_counts(normalize=True)
+    return len(last) >= 8 and float(last.iloc[4:].sum()) >= 0.01
 
 
 def masked_stops(log: Log) -> Finding:
-    """Whether rows that stopped were left out of the loss as truncated: all rows of a step clipped, and no gradient.
+    """Whether rows that stopped were left out of the loss as truncated: all rows of a step clipped, and no token in the loss.
 
     Looks at the logged clipped ratio even where it is false, because the mask follows it.
     """
@@ -169,7 +169,7 @@ def masked_stops(log: Log) -> Finding:
             return absent(rule, "No row that stopped counts as truncated.")
         return unknown(rule, false.advice, "It is open whether rows that stopped count as truncated.")
     known, norm = log.facts.get("mask_truncated"), log.logged("grad_norm")
-    dead, alive = dead_though_rewards_differ(log)
+    dead, alive = steps_full_of_clipped_rows(log)
     if known is False or alive.any():
         return absent(rule, "Rows that count as truncated are in the loss: steps full of them have a gradient.")
     if not dead.any() and not known:
@@ -186,7 +186,7 @@ def masked_stops(log: Log) -> Finding:
         rule,
         FOUND,
         "Completions that stopped properly are left out of the loss, because they count as truncated: in "
-        f"{share:.0%} of the steps all of them, so that the gradient is 0 although rewards differ.",
+        f"{share:.0%} of the steps all of them, so that no token is in the loss and the gradient is 0.",
         severity=PROBLEM,
         steps=log.at(dead),
         evidence=evidence,
@@ -198,14 +198,21 @@ def masked_stops(log: Log) -> Finding:
     )
 
 
-def dead_though_rewards_differ(log: Log) -> tuple[np.ndarray, np.ndarray]:
-    """Steps whose rows all count as clipped and whose rewards differ within groups: with gradient 0, and with another."""
+def steps_full_of_clipped_rows(log: Log) -> tuple[np.ndarray, np.ndarray]:
+    """Steps whose rows all count as clipped: those without a token in the loss, and those with one.
+
+    Two things tell: the gradient, where rewards differ within groups, and the entropy, a mean over the tokens in the loss.
+    """
     logged, norm, equal = log.logged("clipped_ratio"), log.logged("grad_norm"), log.logged("zero_std_share")
     none = np.zeros(len(log.steps), bool)
-    if logged is None or norm is None or equal is None:
+    if logged is None or norm is None:
         return none, none
-    full = (logged >= 1 - 1e-6) & (equal < 1 - 1e-6)
-    return full & (norm == 0), full & (norm > 0)
+    full, entropy = logged >= 1 - 1e-6, log.logged("entropy")
+    dead, alive = full & (norm == 0), full & (norm > 0)
+    differ = none if equal is None else equal < 1 - 1e-6
+    if entropy is None:
+        return dead & differ, alive
+    return dead & (differ | (entropy == 0)) & ~(entropy > 0), alive | (full & (entropy > 0))
 
 
 def true_clipping(log: Log) -> Finding:
@@ -220,13 +227,13 @@ def true_clipping(log: Log) -> Finding:
         return absent(rule, f"{late:.0%} of the rows are cut at the end of the run.", late=late)
     if false_clipping(log).verdict == "undecidable":
         return unknown(rule, "Give --limit N or --stop STRING: it is open whether the clipped ratio is true.")
-    learns = rises(log.metric("reward"))
+    learns = rises(log.metric("reward")) or ends_at_the_top(log)
     serious = late >= 0.5 and not learns
     return Finding(
         rule,
         FOUND,
         f"{late:.0%} of the completions are cut by the length limit in the last quarter of the run"
-        + (", while the reward rises." if learns else "."),
+        + (", while the reward rises or is at its highest." if learns else "."),
         severity=PROBLEM if serious else WARNING,
         steps=log.at(true >= 0.25),
         evidence={"share cut, last quarter": late, "share cut, all steps": float(np.nanmean(true))},

@@ -3,7 +3,7 @@
 import numpy as np
 
 from .finding import FOUND, INFORMATION, PROBLEM, WARNING, Finding, absent, unknown
-from .levels import LEAST, change, highest_reward, quarters, rises
+from .levels import LEAST, change, ends_at_the_top, highest_reward, quarters, rises
 from .log import Log
 
 _SURE = 40  # steps from which a flat reward says something
@@ -17,7 +17,7 @@ def solved(log: Log) -> Finding:
     if top is None or top <= 0:
         return unknown(rule, "The largest possible reward is not known.")
     first, last = quarters(reward)
-    if last < 0.95 * top:
+    if not ends_at_the_top(log):
         return absent(rule, f"The reward ends at {last:.3g} of at most {top:.3g}.", last=last, highest=top)
     return Finding(
         rule,
@@ -39,7 +39,7 @@ def no_learning(log: Log) -> Finding:
         return Finding(rule, FOUND, says, PROBLEM, "learning-rate", log.at(rate == 0), advice="Set learning_rate.")
     if reward is None:
         return unknown(rule, "Log the reward.")
-    if solved(log).verdict == FOUND:
+    if ends_at_the_top(log):
         return absent(rule, "The task is solved.")
     found = change(reward, level=0.95)
     steps = int((~np.isnan(reward)).sum())
@@ -96,7 +96,7 @@ def collapse(log: Log) -> Finding:
     first, last = quarters(entropy)
     start = float(entropy[~np.isnan(entropy)][0]) if not np.isnan(first) else np.nan
     evidence = {"entropy, first step": start, "entropy, first quarter": first, "entropy, last quarter": last}
-    learns = solved(log).verdict == FOUND or rises(reward)
+    learns = ends_at_the_top(log) or rises(reward)
     if last > 3 * start and last > start + 1 and _ends_low(log, reward):
         says = f"The policy came apart: its entropy rose from {start:.3g} to {last:.3g}, and the reward ends at its lowest."
         cause, advice = "diverged", "Lower the learning rate, or add a KL penalty (beta)."
@@ -153,7 +153,7 @@ def length_runaway(log: Log) -> Finding:
         rule,
         FOUND,
         f"Completions grew from {first:.3g} to {last:.3g} tokens, and the reward did not rise.",
-        severity=PROBLEM,
+        severity=WARNING if ends_at_the_top(log) else PROBLEM,
         evidence=evidence,
         cost={"tokens per completion": last - first},
         advice="Use a loss that does not favour length (loss_type='dr_grpo' or 'dapo'), or a length penalty.",
