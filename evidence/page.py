@@ -26,7 +26,7 @@ DOCUMENTED_RATE = "workbench-gemma-3-270m-full-1e-6"
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A claim, what was seen of it at each scale, and whether it held on real weights (None: not decided there)."""
+    """A claim, what was seen of it at each scale, whether it held on real weights (None: not decided there), and a remark."""
 
     claim: str
     toy: str
@@ -34,6 +34,7 @@ class Row:
     shape: str
     gpu: str
     held: bool | None = None
+    remark: str = ""
 
 
 class Evidence:
@@ -188,6 +189,12 @@ def sampler_rows(seen: Evidence) -> list[Row]:
 
     found = {cause: seen.part("sampler", cause) for cause in causes}
     none = seen.part("sampler", "none")
+    of_dtype, remark = found["dtype"].get("mean |Δ| by cause", {}), ""
+    if of_dtype and found["dtype"]["largest cause"] != "dtype":
+        remark = (
+            f"bf16: the cast explains {nats(of_dtype['dtype'])} nats a token, and {nats(of_dtype['sampler'])} are left, "
+            "because cached decoding in bf16 rounds as much again"
+        )
     attributed = {}
     for model, rows in seen.of.get("attribution", {}).get("models", {}).items():
         single = [row for row in rows if len(row["injected"]) == 1]
@@ -209,6 +216,7 @@ def sampler_rows(seen: Evidence) -> list[Row]:
             NONE,
             NO_GPU,
             all(part["largest cause"] == cause for cause, part in found.items()) if all(found.values()) else None,
+            remark,
         ),
         Row(
             "`attribute_mismatch` finds single causes among suspects",
@@ -332,7 +340,7 @@ def verdicts(rows: list[Row]) -> list[str]:
     kinds = {True: "Carried over to real weights", False: "Did not carry over"}
     lines = []
     for held, title in kinds.items():
-        claims = [row.claim for row in rows if row.held is held]
+        claims = [row.claim + (f" ({row.remark})" if row.remark else "") for row in rows if row.held is held]
         lines += [f"**{title}:**", "", *(f"- {claim}." for claim in claims or ["Nothing that was tried"]), ""]
     return lines
 
