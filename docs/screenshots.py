@@ -1,6 +1,6 @@
 """Makes docs/images/*.png from the real thing: `make screenshots`, about eight minutes.
 
-The report of notebook 02 and the index as one opens them, and each widget in JupyterLab, driven in Chromium as
+The report of notebook 02, its completions and the index as one opens them, and each widget in JupyterLab, driven in Chromium as
 tests/widgets/test_lab.py does.
 """
 
@@ -102,6 +102,14 @@ def shoot_pages(lab, index: Path, report: Path) -> None:
         shoot(name, lab.page)
 
 
+def shoot_microscope(page, path: Path) -> None:
+    """The completions of 02: the table of its trainings, rewards by step, and what is wrong with them."""
+    page.goto(path.as_uri())
+    page.locator(".card").first.wait_for()
+    page.set_viewport_size({"width": 1150, "height": 1120})
+    shoot("microscope", page)
+
+
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -112,12 +120,14 @@ def main() -> None:
         workbench("run", "02_grpo_custom_stops", "-q", "--runs-dir", runs, timeout=1200)
         index = build_index(list_runs(runs), folder / "reports")
         (report,) = (folder / "reports").glob("02_*/*[0-9].html")
+        microscope = report.with_name(f"{report.stem}-microscope.html")
         with (
             lab_browser.served(folder, WORKBENCH_RUNS=str(runs)) as address,
             lab_browser.browsing(address, viewport={"width": 1150, "height": 1800}) as lab,
         ):
             shoot_widgets(lab, folder)
             shoot_pages(lab, index, report)
+            shoot_microscope(lab.page, microscope)
 
 
 if __name__ == "__main__":

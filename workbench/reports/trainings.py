@@ -172,7 +172,7 @@ def signs_of(table: pd.DataFrame, grouped: bool, recipe: Mapping) -> dict[str, p
 
 
 def is_fault(key: str, table: pd.DataFrame) -> bool:
-    """Whether a sign is wrong by itself: of what the loss left out, only rows that really stopped."""
+    """Whether a sign is wrong by itself: of what the loss left out, rows that really stopped; of groups, if none can teach."""
     if key == "masked":
-        return bool((table["masked"] & (table["finish_reason"] == "stop")).any()) if "finish_reason" in table else False
-    return key in _FAULTS
+        return "finish_reason" in table and bool((table["masked"] & (table["finish_reason"] == "stop")).any())
+    return key in _FAULTS or (key in ("flat", "same") and bool(table[key].all()))

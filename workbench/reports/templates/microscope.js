@@ -142,7 +142,7 @@
       button.type = "button";
       button.addEventListener("click", () => choose(n));
       const tenth = Math.max(1, Math.floor(t.steps.length / 10)), mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
-      const ends = t.mean ? [t.mean.slice(0, tenth), t.mean.slice(-tenth)].map((values) => number(mean(values))) : ["", ""];
+      const ends = t.mean ? [t.mean.slice(0, tenth), t.mean.slice(-tenth)].map((values) => String(Number(mean(values).toPrecision(3)))) : ["", ""];
       for (const text of [t.total.toLocaleString("en"), ...ends]) row.append(make("td", "num", text));
       for (const key of signs.keys()) {
         const sign = t.signs.find((one) => one.key === key), cell = row.appendChild(make("td", "num", sign ? percent(sign.share) : ""));
@@ -320,9 +320,11 @@
     document.querySelector("main").hidden = false;
     training = head.trainings[0];
     drawTrainings();
-    const asked = new URLSearchParams(location.hash.slice(1)), n = Number(asked.get("training") ?? 0);
-    const at = head.trainings[n]?.steps.indexOf(Number(asked.get("step"))) ?? -1;
-    await choose(head.trainings[n] ? n : 0, at < 0 ? null : at, at < 0 ? 1 : Number(asked.get("group")));
+    const wrong = head.trainings.map((t) => t.signs.reduce((sum, sign) => sum + (sign.fault ? sign.share : 0), 0));
+    const asked = new URLSearchParams(location.hash.slice(1)), named = asked.has("training") && head.trainings[Number(asked.get("training"))];
+    const n = named ? Number(asked.get("training")) : wrong.indexOf(Math.max(...wrong));
+    const at = head.trainings[n].steps.indexOf(Number(asked.get("step")));
+    await choose(n, at < 0 ? null : at, at < 0 ? 1 : Number(asked.get("group")));
     byId("filters").hidden = false;
     byId("filters").addEventListener("submit", (event) => event.preventDefault());
     byId("filters").addEventListener("reset", () => setTimeout(() => applyFilter()));
