@@ -4,6 +4,7 @@ import pickle
 import pandas as pd
 import pytest
 
+from workbench.audit.levels import highest_reward
 from workbench.audit.names import canonical
 from workbench.audit.readers import read_logs
 from workbench.errors import RunError
@@ -124,6 +125,16 @@ def test_a_part_of_completions_cut_in_half_is_damage_and_the_others_are_read(tmp
     log = one(tmp_path)
     assert len(log.completions) == 1
     assert "cut short or damaged" in log.damage[0]
+
+
+def test_numbers_that_were_logged_beside_the_rewards_are_no_rewards(tmp_path):
+    write_state(tmp_path, [{"step": 1, **LINE, "rewards/match/mean": 0.5, "rewards/brief/mean": 0.5}])
+    (tmp_path / "completions").mkdir()
+    rows = {"step": [1, 1], "prompt": ["p", "p"], "completion": ["c", "d"], "match": [1.0, 0], "brief": [0, 1.0]}
+    pd.DataFrame(rows | {"words": [70, 80]}).to_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    log = one(tmp_path)
+    assert log.completions["reward"].tolist() == [1, 1]
+    assert highest_reward(log) is None  # 1 is not the most that two functions can give
 
 
 def test_links_inside_a_folder_are_not_followed(tmp_path):

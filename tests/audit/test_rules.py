@@ -271,6 +271,158 @@ def test_prompts_of_one_length_are_not_padded():
     assert rules_sampler.padding_positions(log(completions=LONG, facts=GPT2)).verdict == "not found"
 
 
+# --- counter-examples that real runs gave -----------------------------------------------------------------------------
+
+
+def test_steps_that_use_completions_once_more_have_no_missing_reward():
+    twice = np.where(np.arange(60) % 2, np.nan, 0.5)  # num_iterations=2
+    again = log(reward=twice, mean_length=twice)
+    assert rules_data.missing_rewards(again).verdict == "undecidable"  # means of steps hide rows without one
+    assert rules_data.missing_rewards(log(reward=twice, mean_length=7.0)).verdict == "found"
+    dead = log(reward=twice, mean_length=twice, grad_norm=0.0, zero_std_share=np.where(np.arange(60) % 2, np.nan, 1.0))
+    assert rules_gradient.zero_gradient(dead).evidence["steps by cause"] == {"equal-rewards": 60}
+
+
+def test_numbers_that_are_no_numbers_are_named_and_a_rare_one_is_damage_alone():
+    lost = log(reward=flat, loss=np.where(np.arange(60) < 40, 0.1, np.nan))
+    assert (rules_data.log_damage(lost).cause, rules_data.log_damage(lost).severity) == ("not-finite", "problem")
+    assert rules_data.log_damage(lost).steps == tuple(range(41, 61))
+    once = log(reward=flat, loss=np.where(np.arange(60) == 9, np.nan, 0.1))
+    assert rules_data.log_damage(once).verdict == "not found"
+    infinite = log(reward=np.where(np.arange(60) % 5, 0.5, np.nan), damage=["reward is infinite in 12 of 60 steps"])
+    assert rules_data.log_damage(infinite).cause == "not-finite"
+    assert rules_data.missing_rewards(infinite).verdict == "undecidable"
+
+
+def test_a_gradient_or_an_entropy_in_a_step_of_clipped_rows_shows_that_none_is_masked():
+    alive = log(**STOPPED, grad_norm=MASKED, zero_std_share=0.1)
+    assert rules_ends.masked_stops(alive).verdict == "not found"
+    alike = {"grad_norm": 0.0, "zero_std_share": 1.0}  # rewards are equal, so the gradient tells nothing
+    assert rules_ends.masked_stops(log(**STOPPED, **alike)).verdict == "undecidable"
+    assert rules_ends.masked_stops(log(**STOPPED, **alike, entropy=0.4)).verdict == "not found"
+    assert rules_ends.masked_stops(log(**STOPPED, **alike, entropy=0.0)).verdict == "found"
+
+
+def test_rows_of_one_length_are_cut_where_their_texts_end_in_many_ways_or_differ_much():
+    alike = {"clipped_ratio": 1.0, "mean_length": 32.0, "max_length": 32.0}
+    calls = rows(text=lambda s, g, r: f"<search>{s}</search>")
+    texts = rows(text=lambda s, g, r: f"{'abcdefghijkl'[(s + g + r) % 12]}")
+    assert rules_ends.never_stops(log(**alike)).verdict == "undecidable"
+    assert rules_ends.never_stops(log(**alike, completions=calls)).verdict == "undecidable"
+    assert rules_ends.never_stops(log(**alike, completions=texts)).verdict == "found"
+    assert rules_ends.never_stops(log(**alike, entropy=0.5)).verdict == "found"
+    ended = np.where(np.arange(60) == 30, 0.9, 1.0)  # some rows stop, so the sampler can
+    assert rules_ends.never_stops(
+        log(**(alike | {"clipped_ratio": ended}), facts={"max_completion_length": 32})
+    ).verdict == ("not found")
+
+
+def test_ppo_s_eos_tokens_may_be_padding():
+    counts = {"eos_tokens": 180, "episodes": 16 * np.arange(1, 61)}
+    for facts in ({}, {"pad_token_id": 1, "eos_token_ids": [1]}):
+        assert rules_ends.never_stops(log(**counts, facts=facts)).verdict == "undecidable"
+    ppo = log(**counts, completions=UNEQUAL, facts=GPT2)
+    assert rules_sampler.padding_positions(ppo).verdict == "not found"  # TRL's PPO passes position ids
+    assert rules_gradient.copies(ppo).verdict == "not found"
+
+
+def test_texts_of_the_last_of_several_steps_do_not_contradict_their_mean():
+    texts = rows(text=lambda s, g, r: "<search>a</search>")
+    several = log(clipped_ratio=0.5, completions=texts, facts={"stop_strings": ["</search>"]})
+    assert rules_ends.false_clipping(several).verdict == "found"
+    several.steps["step"] *= 5
+    assert rules_ends.false_clipping(several).verdict == "undecidable"
+
+
+def test_advantages_show_groups_where_no_prompt_stands_twice():
+    shuffled = rows(prompt=lambda s, g, r: f"{s} {g} {r}", advantage=lambda s, g, r: (1.5, -0.5, -0.5, -0.5)[r])
+    found = rules_data.mixed_groups(log(completions=shuffled))
+    assert (found.verdict, found.evidence["num_generations"]) == ("found", 4)
+
+
+def test_a_policy_that_is_sure_of_short_answers_is_not_called_a_copier():
+    short = {"completions": rows(text=lambda s, g, r: "yes"), "facts": SIZE, "entropy": 0.1}
+    assert rules_gradient.copies(log(**short, mean_length=2.0)).verdict == "undecidable"
+    assert rules_gradient.copies(log(**short, mean_length=50.0)).verdict == "found"
+
+
+def test_steps_without_gradient_in_a_run_that_learns_are_a_warning():
+    some = {"grad_norm": np.tile([0.0, 0.4], 30), "zero_std_share": np.tile([1.0, 0.2], 30)}
+    assert rules_gradient.zero_gradient(log(**some, reward=rising)).severity == "warning"
+    low = np.where(np.tile([True, False], 30), 0.0, 0.3)
+    assert rules_gradient.zero_gradient(log(**some, reward=low)).severity == "problem"
+
+
+@pytest.mark.parametrize(
+    ("ratios", "facts", "cause"),
+    [
+        ({"ratio_max": 1.0, "ratio_mean": 0.6}, {}, "truncated-sampling"),
+        ({"ratio_max": 2.5, "ratio_mean": 0.9}, {}, "constant"),
+        ({"ratio_max": 2.5, "ratio_mean": 0.9}, GPT2, "positions"),
+        ({}, {}, "constant"),
+    ],
+)
+def test_a_mismatch_is_told_by_its_cause(ratios, facts, cause):
+    found = rules_sampler.mismatch(log(logp_difference=0.3, **ratios, completions=UNEQUAL, facts=facts))
+    assert (found.verdict, found.cause) == ("found", cause)
+
+
+def test_top_p_shows_below_what_a_dtype_explains_and_rounding_is_not_taken_for_it():
+    small = {"logp_difference": 0.02}
+    found = rules_sampler.mismatch(log(**small, ratio_max=1.0, ratio_mean=0.9))
+    assert (found.verdict, found.cause, found.severity) == ("found", "truncated-sampling", "warning")
+    assert rules_sampler.mismatch(log(**small, ratio_max=1.05, ratio_mean=1.0)).verdict == "not found"
+    assert rules_sampler.mismatch(log(logp_difference=1e-7, ratio_max=1.0, ratio_mean=1.0)).verdict == "not found"
+
+
+def test_a_sampler_that_is_left_behind_at_once_is_stale_too():
+    soon = np.minimum(np.arange(60) * 0.1, 0.5) + 1e-7
+    assert rules_sampler.stale_sampler(log(logp_difference=soon)).verdict == "found"
+    small = 1e-7 + np.linspace(0, 2e-3, 60)  # grown twenty thousand times
+    assert rules_sampler.stale_sampler(log(logp_difference=small)).verdict == "found"
+
+
+def test_prompts_are_counted_in_tokens_where_the_tokenizer_is_there(tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({"a": 0, "longer": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    facts = GPT2 | {"tokenizer_file": str(tmp_path / "tokenizer.json")}
+
+    def verdict(second, facts):
+        prompts = rows(prompt=lambda s, g, r: second if g else "a a")
+        return rules_sampler.padding_positions(log(completions=prompts, facts=facts)).verdict
+
+    assert [verdict("a longer", facts), verdict("a a a", facts)] == ["not found", "found"]
+    assert [verdict("a aa", GPT2), verdict("a a a a a", GPT2)] == ["undecidable", "found"]
+
+
+def test_an_entropy_that_explodes_while_the_reward_is_lost_is_a_collapse_and_explains_the_dead_steps():
+    lost = {"reward": np.r_[0.2, np.zeros(59)], "reward_std": np.r_[0.4, np.zeros(59)]}
+    dead = {"grad_norm": np.r_[0.4, np.zeros(59)], "zero_std_share": np.r_[0.2, np.ones(59)]}
+    found = {f.rule: f for f in check(log(**lost, **dead, entropy=np.r_[0.4, np.full(59, 4.0)]))}
+    assert (found["collapse"].verdict, found["collapse"].cause) == ("found", "diverged")
+    assert found["zero-gradient"].follows_from == "collapse"
+    explores = log(reward=0.5, reward_std=0.3, entropy=np.linspace(0.4, 4.0, 60))
+    assert rules_learning.collapse(explores).verdict == "not found"
+
+
+def test_an_entropy_alone_is_no_collapse():
+    assert rules_learning.collapse(log(entropy=np.exp(-9 * np.linspace(0, 1, 60)))).verdict == "undecidable"
+
+
+def test_rewards_that_are_compared_within_their_batch_are_not_called_constant():
+    assert rules_learning.no_learning(log(reward=0.5, reward_std=0.3)).verdict == "undecidable"
+    assert rules_learning.no_learning(log(reward=0.5, reward_std=0.0)).cause == "constant"
+
+
+def test_what_grows_after_a_task_is_solved_is_no_problem():
+    top = {"reward": 1.0, "facts": {"reward_highest": 1.0} | LIMIT}
+    assert rules_learning.length_runaway(log(mean_length=lambda x: 10 + 50 * x, **top)).severity == "warning"
+    assert rules_ends.true_clipping(log(**CUT, **top)).severity == "warning"
+
+
 # --- together ---------------------------------------------------------------------------------------------------------
 
 
