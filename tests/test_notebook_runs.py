@@ -1,4 +1,4 @@
-"""All seven notebooks from top to bottom, in the order of a user, with small parameters where the defaults take minutes.
+"""All eight notebooks from top to bottom, in the order of a user, with small parameters where the defaults take minutes.
 
 A broken cell fails here. Checks that only a longer training can pass are named; every other one has to hold.
 """
@@ -33,6 +33,7 @@ SMALL = {
         ("the sign of TRL 0.14 makes text longer", "vLLM gives the same end"),
     ),
     "06_curves_against_baselines": ("", ("a measured run has a verdict on a documented axis",)),
+    "07_audit_your_run": ("", ()),
 }
 
 

@@ -23,7 +23,7 @@ SECTIONS = [
     "Findings",
     "In your own code",
 ]
-STORIES = [path for path in NOTEBOOKS if path.stem[:2] in ("01", "02", "03", "04", "05", "06")]
+STORIES = [path for path in NOTEBOOKS if path.stem[:2] in ("01", "02", "03", "04", "05", "06", "07")]
 FIRST = [("seed", "int", 0), ("out_dir", "str", ""), ("interactive", "bool", True)]
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)

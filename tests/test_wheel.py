@@ -74,9 +74,11 @@ def test_it_carries_every_notebook_every_baseline_and_the_claims_as_they_are_in_
         "from workbench.curves.baselines import list_baselines, load_baseline;"
         "baselines = [load_baseline(name).name for name in list_baselines()];"
         "notebooks = {p.name: p.read_text() for p in packaged('notebooks').iterdir()};"
-        "print(json.dumps([baselines, load_claims(), notebooks]))",
+        "from workbench import audit_run; bad = audit_run(packaged('data') / 'audit' / 'masked_stops').problems;"
+        "print(json.dumps([baselines, load_claims(), notebooks, bad]))",
     )
-    baselines, claims, notebooks = found
+    baselines, claims, notebooks, bad = found
+    assert bad[0] == "masked-stops", "the run that notebook 07 opens"
     assert baselines == sorted(p.stem for p in (ROOT / "data" / "baselines").glob("*.json"))
     assert claims == json.loads((ROOT / "data" / "claims.json").read_text())
     assert notebooks == {p.name: p.read_text() for p in NOTEBOOKS}

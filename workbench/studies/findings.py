@@ -7,7 +7,6 @@ import pandas as pd
 
 from ..curves.stats import Interval
 from ..runs.files import jsonable
-from .custom_stops import OURS, STOCK_MASKED, STOCK_UNMASKED
 
 _UNDECIDED = "; the interval holds no difference too, so this is undecided"
 
@@ -74,6 +73,9 @@ def of_custom_stops(table: pd.DataFrame, by_rule: pd.DataFrame, by_id: pd.DataFr
         >>> of_custom_stops(table, by_rule, by_id, "1.12.0")[0]
         'With truncated completions masked, stock TRL ... 0.31, the workbench at 0.75; stock without masking at 0.70. ...'
     """
+    # Here, since it imports TRL, which a notebook that trains nothing can do without.
+    from .custom_stops import OURS, STOCK_MASKED, STOCK_UNMASKED
+
     ends, stock = table["reward, last 10 steps"], table.loc[STOCK_MASKED]
     out, kept = by_rule.loc["masked out"], by_rule.loc["in the loss"]
     passed = ", ".join(place for place, carries in by_id["carries"].items() if carries) or "no back end"
