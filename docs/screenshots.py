@@ -1,10 +1,13 @@
-"""Makes docs/images/*.png from the real thing: `make screenshots`, about eight minutes.
+"""Makes docs/images/*.png from the real thing: `make screenshots`, about eight minutes, or with runs that are there:
+
+    python docs/screenshots.py [FOLDER_OF_RUNS]    (one of notebook 02, three of 05)
 
 The report of notebook 02, its completions and the index as one opens them, and each widget in JupyterLab, driven in Chromium as
 tests/widgets/test_lab.py does.
 """
 
 import re
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -110,14 +113,21 @@ def shoot_microscope(page, path: Path) -> None:
     shoot("microscope", page)
 
 
+def make_runs(runs: Path) -> None:
+    for seed in range(3):
+        workbench("run", "05_grpo_docs_example", "-q", "-p", f"seed={seed}", "--runs-dir", runs)
+    workbench("run", "02_grpo_custom_stops", "-q", "--runs-dir", runs, timeout=1200)
+
+
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         runs = folder / "runs"
-        for seed in range(3):
-            workbench("run", "05_grpo_docs_example", "-q", "-p", f"seed={seed}", "--runs-dir", runs)
-        workbench("run", "02_grpo_custom_stops", "-q", "--runs-dir", runs, timeout=1200)
+        if sys.argv[1:]:
+            shutil.copytree(sys.argv[1], runs)
+        else:
+            make_runs(runs)
         index = build_index(list_runs(runs), folder / "reports")
         (report,) = (folder / "reports").glob("02_*/*[0-9].html")
         microscope = report.with_name(f"{report.stem}-microscope.html")

@@ -1,5 +1,6 @@
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from workbench.curves.measured import run_curve
@@ -7,7 +8,7 @@ from workbench.runs.files import read_json
 from workbench.runs.run import Run
 from workbench.training.grpo import train_grpo
 from workbench.training.recipes import make_recipe
-from workbench.training.recording import RunRecorder
+from workbench.training.recording import RunRecorder, quiet_libraries
 from workbench.training.rewards import length_reward
 
 
@@ -54,3 +55,13 @@ def test_a_training_resumed_with_more_processes_has_no_one_number_of_prompts_a_s
         recorder.on_step_end(None, state, None)
         recorder._close()
     assert read_json(tmp_path / "progress.json", {})["prompts_per_step"] == prompts
+
+
+def test_a_quiet_notebook_shows_texts_of_tables_whole():
+    reason = "refused: generation_kwargs 'stop': unknown to transformers; use stop_strings, and give it a tokenizer"
+    before = pd.get_option("display.max_colwidth")
+    try:
+        quiet_libraries()
+        assert reason in pd.DataFrame({"answer": [reason]}).to_html()
+    finally:
+        pd.set_option("display.max_colwidth", before)

@@ -215,13 +215,18 @@ def record(trainer, out_dir: str | Path) -> RunRecorder:
 
 
 def quiet_libraries() -> None:
-    """Switch off the progress bars of transformers and datasets, and load reports: the run has its own lines."""
+    """Switch off the progress bars of transformers and datasets, and load reports: the run has its own lines.
+
+    Tables show texts whole: pandas cuts them at 50 characters, and with them the reason of a refusal.
+    """
     import datasets
+    import pandas as pd
     import transformers
 
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
+    pd.set_option("display.max_colwidth", None)
 
 
 class RecordingMixin:
