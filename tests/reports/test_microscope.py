@@ -247,3 +247,24 @@ def test_the_report_command_takes_the_output_of_stock_trl(tmp_path, capsys):
     assert main(["report", str(tmp_path / "out"), "--redact", "--out", str(tmp_path / "pages")]) == 0
     page = tmp_path / "pages" / "out-microscope-redacted.html"
     assert "replaced by labels" in page.read_text()
+
+
+@pytest.mark.slow
+def test_tokens_that_a_watched_training_records_are_those_of_its_texts(starter_folder, tmp_path):
+    from workbench import length_reward, make_recipe
+    from workbench.training.grpo import GRPOTrainer
+    from workbench.training.watch import Watch
+
+    recipe = make_recipe("starter", max_steps=1)
+    trainer = GRPOTrainer.from_recipe(recipe, reward_funcs=length_reward(20), out_dir=tmp_path / "own")
+    Watch(trainer, tmp_path / "watched", lambda *_: [], every=1)
+    trainer.train()
+    (training,), damaged = read_trainings(tmp_path / "watched")
+    assert damaged == []
+    eos = trainer.processing_class.eos_token
+    for (_, row), tokens in zip(training.table.iterrows(), training.tokens, strict=True):
+        kept = int(row["kept"])
+        assert "".join(tokens.pieces[:kept]).removesuffix(eos) == row["completion"]
+        assert tokens.uses[:kept] == "k" * (kept - 1) + ("s" if row["finish_reason"] == "stop" else "k")
+        assert set(tokens.uses[kept:]) <= {"w"}
+    assert any("w" in tokens.uses for tokens in training.tokens)

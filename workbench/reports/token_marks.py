@@ -61,12 +61,17 @@ def tokens_of(folder: Path, table) -> tuple[list[Tokens | None], list[str]]:
 
 def _tokens(recorded: dict, row: dict, piece: Callable[[int], str]) -> Tokens:
     kept = recorded["completion_ids"]
-    ids = kept if recorded.get("sampled_ids") is None else recorded["sampled_ids"]
+    ids = recorded["sampled_ids"] if _is_list(recorded.get("sampled_ids")) else kept
     stopped = row.get("finish_reason") == "stop"
     uses = token_uses(len(ids), len(kept), stopped=stopped, masked=bool(row.get("masked", False)))
     scorer, sampler = recorded.get("scorer_logprobs"), recorded.get("sampler_logprobs")
-    ratios = [] if scorer is None or sampler is None else np.round(np.subtract(scorer, sampler), 3).tolist()
+    known = _is_list(scorer) and _is_list(sampler) and len(scorer) == len(sampler)
+    ratios = np.round(np.subtract(scorer, sampler), 3).tolist() if known else []
     return Tokens([piece(int(i)) for i in ids], uses, [r if math.isfinite(r) else 0.0 for r in ratios])
+
+
+def _is_list(value) -> bool:
+    return isinstance(value, np.ndarray | list)
 
 
 def token_uses(sampled: int, kept: int, *, stopped: bool, masked: bool) -> str:
@@ -107,8 +112,8 @@ def _decode(tokenizer, ids: Sequence[int]) -> str:
 
 
 def _tokenizer_file(folder: Path) -> Path | None:
-    """Of the folder itself, a policy in it, or its last checkpoint."""
+    """Of the recorded tokens, the folder itself, a policy in it, or its last checkpoint."""
     numbered = [p for pattern in ("checkpoint-*", "checkpoints/checkpoint-*") for p in folder.glob(pattern)]
     numbered = sorted((p for p in numbered if p.name[11:].isdigit()), key=lambda p: -int(p.name[11:]))
-    files = [place / "tokenizer.json" for place in (folder, folder / "policy", *numbered)]
+    files = [place / "tokenizer.json" for place in (folder / TOKENS, folder, folder / "policy", *numbered)]
     return next((p for p in files if p.is_file()), None)

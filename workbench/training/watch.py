@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 from ..errors import ParameterError
 from ..generation.stops import trl_finish_reason
 from ..runs.completions import forget_after, join_completions, save_part
-from ..runs.files import metric_lines, write_json
+from ..runs.files import metric_lines, write_json, write_text
 from .recording import StepRecord, logged_rewards
 from .rewards import completion_text, describe_reward
 from .stopping import backend_of
@@ -165,6 +165,9 @@ class Watch(StepRecord, TrainerCallback):
                 "prompt_ids": prompt_ids,
                 "completion_ids": completion_ids,
             }
+            sampled = getattr(trainer, "_sampled_ids", [])  # of the workbench's trainers: with what follows the end
+            if len(sampled) == len(completion_ids) and getattr(trainer, "_ends", []):
+                rows["sampled_ids"] = sampled
             self._pending[TOKENS].append((step, rows | _logprobs(scored, [len(ids) for ids in completion_ids])))
 
     def _ends(self, rows: list[list[int]], own: Sequence | None) -> dict[str, list]:
@@ -216,6 +219,9 @@ class Watch(StepRecord, TrainerCallback):
         forget_after(self.out_dir / TOKENS, step)
         self.lines = [row for _, row in metric_lines(self.out_dir / "metrics.jsonl")]
         describe_trainer(self._trainer, self.out_dir)
+        tokenizer = getattr(self._trainer.processing_class, "tokenizer", self._trainer.processing_class)
+        if self._tokens and (fast := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+            write_text(self.out_dir / TOKENS / "tokenizer.json", fast.to_str())  # to show ids as texts
         self._say(f"watching, recorded in {self.out_dir}")
 
     def _write_and_look(self) -> None:
