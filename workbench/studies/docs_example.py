@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Callable
 
+from ..curves.baselines import load_baseline
+from ..curves.figures import DescribedFigure, show_curves
 from ..training.recipes import Recipe
 from ..training.rewards import length_reward
 from .seeds import Arm
@@ -49,3 +51,23 @@ def _target_200(recipe: Recipe) -> Recipe:
         max_completion_length=max(96, recipe.max_completion_length),
         per_device_train_batch_size=batch if batch % (2 * recipe.num_generations) else batch // 2,
     )
+
+
+def show_against_figure() -> DescribedFigure:
+    """The recorded control of the example's reward, and the range of the figure in TRL's docs, which it never enters.
+
+    Example:
+        >>> show_against_figure().alt[-69:]
+        "Grey: 0 to 1, the range of the figure in TRL's docs, without numbers."
+    """
+    control, docs = load_baseline("workbench-starter-docs-example"), load_baseline("trl-docs-qwen2-0.5b-tldr-grpo")
+    low, high = docs.reward["low"], docs.reward["high"]
+    shown = show_curves({}, [control], title="The example's reward on a toy model, and the range of the docs' figure")
+    ax, words = (
+        shown.figure.axes[0],
+        f"Grey: {low:g} to {high:g}, the range of the figure in TRL's docs, without numbers.",
+    )
+    ax.axhspan(low, high, color="#888", alpha=0.6)
+    ax.set_ylim(top=high + 1)
+    shown.alt, shown.caption = f"{shown.alt} {words}", f"{shown.caption} {words}"
+    return shown
