@@ -51,8 +51,8 @@ COMMANDS = {
     ),
     "report": Help(
         "build the HTML reports and their index",
-        "Builds the report of each run again, and an index of them: pages that open without a network. With --redact, "
-        "copies to share.",
+        "Builds the report of each run again, with a page of all its completions, and an index of them: pages that open "
+        "without a network. Of a folder that stock TRL wrote, the page of completions. With --redact, copies to share.",
         "--redact",
     ),
     "claims": Help(
