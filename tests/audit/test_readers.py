@@ -7,6 +7,7 @@ import pytest
 from workbench.audit.levels import highest_reward
 from workbench.audit.names import canonical
 from workbench.audit.readers import read_logs
+from workbench.audit.rules_data import log_damage
 from workbench.errors import RunError
 
 LINE = {"loss": 0.1, "grad_norm": 0.5, "reward": 0.25, "completions/mean_length": 7.0, "completions/clipped_ratio": 0.5}
@@ -135,6 +136,14 @@ def test_numbers_that_were_logged_beside_the_rewards_are_no_rewards(tmp_path):
     log = one(tmp_path)
     assert log.completions["reward"].tolist() == [1, 1]
     assert highest_reward(log) is None  # 1 is not the most that two functions can give
+
+
+def test_two_runs_in_one_console_log_are_told_by_their_epochs(tmp_path):
+    lines = [f"{{'loss': '0.1', 'reward': '0.5', 'epoch': '{n / 10}'}}" for n in range(10)]
+    (tmp_path / "console.txt").write_text("\n".join(lines + lines))
+    assert log_damage(one(tmp_path / "console.txt")).cause == "two-runs"
+    (tmp_path / "console.txt").write_text("\n".join(lines))
+    assert log_damage(one(tmp_path / "console.txt")).verdict == "not found"
 
 
 def test_links_inside_a_folder_are_not_followed(tmp_path):

@@ -423,6 +423,20 @@ def test_what_grows_after_a_task_is_solved_is_no_problem():
     assert rules_ends.true_clipping(log(**CUT, **top)).severity == "warning"
 
 
+def test_a_limit_below_the_longest_completion_is_another_run_s():
+    cut = {"clipped_ratio": 0.5, "mean_length": 20.0, "max_length": np.tile([30.0, 32.0], 30)}
+    assert (
+        rules_ends.false_clipping(log(**cut, facts={"max_completion_length": 32})).verdict == "found"
+    )  # 30 is no limit
+    assert rules_ends.false_clipping(log(**cut, facts={"max_completion_length": 8})).verdict == "undecidable"
+
+
+def test_a_difference_of_probabilities_is_no_difference_of_log_probs():
+    assert rules_sampler.mismatch(log(probability_difference=0.01)).verdict == "undecidable"
+    assert rules_sampler.mismatch(log(probability_difference=0.2)).verdict == "found"
+    assert rules_sampler.stale_sampler(log(probability_difference=lambda x: 0.2 * x)).verdict == "found"
+
+
 # --- together ---------------------------------------------------------------------------------------------------------
 
 

@@ -98,12 +98,18 @@ def _contradictions(log: Log, logged: np.ndarray) -> dict[str, np.ndarray]:
         reasons["rows cut by the limit are the longest, and the mean length is too small for so many"] = _less(
             mean, least
         )
-    limit = log.facts.get("max_completion_length")
+    limit = _limit(log)
     if limit:
         reasons[f"so many rows of {limit} tokens need a larger mean length"] = _less(mean, logged * limit)
         if longest is not None and _one_step_a_line(log, longest):
             reasons[f"no row reached the limit of {limit} tokens"] = (logged > 0) & (longest < limit)
     return reasons
+
+
+def _limit(log: Log) -> int | None:
+    """`max_completion_length` where it is known, and no completion is longer: then another run's was given."""
+    limit, longest = log.facts.get("max_completion_length"), log.logged("max_length")
+    return None if limit is None or (longest is not None and np.nanmax(longest) > limit) else int(limit)
 
 
 def _less(value: np.ndarray, bound: np.ndarray) -> np.ndarray:
@@ -120,7 +126,7 @@ def _consistent(log: Log, logged: np.ndarray, clipped: np.ndarray) -> Finding:
     rule, longest = "false-clipping", log.logged("max_length")
     if cut_rows(log) is not None:
         return absent(rule, "The recorded ends of the rows agree with the clipped ratio.")
-    limit, mean = log.facts.get("max_completion_length"), log.logged("mean_length")
+    limit, mean = _limit(log), log.logged("mean_length")
     if limit and mean is not None and np.nanmin(mean[clipped], initial=limit) >= 0.98 * limit:
         return absent(rule, "Rows are as long as the limit wherever they count as clipped.", limit=limit)
     if longest is not None and mean is not None and log.logged("tool_calls") is None:

@@ -21,7 +21,7 @@ def stale_sampler(log: Log) -> Finding:
     A sampler that is updated each step differs by the same small amount all along. One that is not has the scorer's weights
     only in the first step: so the end is compared with that step, not with the first quarter, in which they part already.
     """
-    rule, difference = "stale-sampler", log.metric("logp_difference")
+    rule, difference = "stale-sampler", _difference(log)
     found = change(difference)
     if difference is None:
         return unknown(rule, _ADVICE)
@@ -45,11 +45,22 @@ def stale_sampler(log: Log) -> Finding:
     )
 
 
+def _difference(log: Log) -> np.ndarray | None:
+    """Mean difference of a token's log-prob, or of its probability, as verl logs it, which is never larger."""
+    difference = log.metric("logp_difference")
+    return log.metric("probability_difference") if difference is None else difference
+
+
 def mismatch(log: Log) -> Finding:
     """Whether sampler and scorer differ by more than the arithmetic of the dtype explains."""
-    rule, difference = "mismatch", log.metric("logp_difference")
+    rule, difference = "mismatch", _difference(log)
     if difference is None:
         return unknown(rule, _ADVICE)
+    if log.metric("logp_difference") is None and np.nanmean(difference) <= EXPLAINED["bfloat16"]:
+        says = (
+            f"Probabilities differ by {np.nanmean(difference):.2g}; log-probs differ by more, how much is not logged."
+        )
+        return unknown(rule, _ADVICE, says)
     dtype, bound = str(log.facts.get("dtype") or ""), EXPLAINED["bfloat16"]
     mean = float(np.nanmean(difference))
     evidence = {"mean difference of a token's log-prob": mean, "explained": bound, "dtype of the saved model": dtype}

@@ -35,10 +35,11 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, tuple[flo
                        "a GRPO, RLOO, PPO or OnlineDPO training")  # fmt: skip
     table = raw[list(known)].rename(columns=known)
     table = table.apply(pd.to_numeric, errors="coerce").astype(float)
-    damage = []
+    damage, counted = [], False
     if "step" not in table:
         table.insert(0, "step", np.arange(1, len(table) + 1, dtype=float))
         damage.append("the log has no step numbers: its lines are counted")
+        counted = True
     logged = table[[c for c in table if c not in ("step", "epoch", "elapsed_s", "num_tokens")]].notna().any(axis=1)
     table = table[logged & table["step"].notna() & np.isfinite(table["step"])]
     if not len(table):
@@ -50,5 +51,7 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, tuple[flo
             damage.append(f"{name} is no number in {bad} of {len(table)} steps")
     table = table.replace([np.inf, -np.inf], np.nan)
     order = tuple(table["step"])
+    if counted and "epoch" in table:  # a second run in the file begins at its first epoch
+        order = tuple(table.groupby((table["epoch"].diff() < 0).cumsum()).cumcount() + 1.0)
     table = table.groupby("step", as_index=False).last()  # of a step that is there twice the last value of each metric
     return table[[name for name in NAMES if name in table]], order, sorted(damage)
