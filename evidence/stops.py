@@ -30,15 +30,15 @@ STOPS = StopSpec(strings=("\n\n", "Question:", "\ndef "))
 GENERATIONS = 2
 
 
-def audit(sampler, limit: int, stops: StopSpec) -> dict:
-    """One batch: what ended by the audited stops, what TRL takes for ended, and what was computed for nothing."""
+def audit(sampler, limit: int, stops: StopSpec, asked: StopSpec = STOPS) -> dict:
+    """One batch sampled under `stops`: what ended by the stops asked for, what TRL takes for ended, what was for nothing."""
     sampling = Sampling(max_completion_length=limit, temperature=1.0, num_generations=GENERATIONS, seed=limit)
     tokenizer = sampler.tokenizer
     began = time.process_time()
     rollouts = generate(sampler, PROMPTS, stops=stops, sampling=sampling)
     seconds = time.process_time() - began
     # What stock TRL has at hand is the ids as they came; the rule of what was asked for finds their real ends.
-    rule = StopRule(STOPS, tokenizer)
+    rule = StopRule(asked, tokenizer)
     ends = [rule.find(list(rollout.completion_ids)) for rollout in rollouts]
     report = stop_report(rollouts, tokenizer=tokenizer)
     rows = [list(rollout.completion_ids) for rollout in rollouts]

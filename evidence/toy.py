@@ -2,7 +2,7 @@
 
     python evidence/toy.py
 
-The same code, prompts and limits as `padding.py`, `stops.py` and `sampler.py`. Writes data/evidence/toy.json.
+The same code and prompts as `padding.py`, `stops.py` and `sampler.py`. Writes data/evidence/toy.json.
 """
 
 import functools
@@ -17,6 +17,8 @@ from workbench.generation.rollouts import TransformersSampler
 from workbench.generation.stops import StopSpec
 from workbench.training.recipes import resolve_model
 
+STOPS = StopSpec(strings=(" of ", " the "))  # that its docstrings have; it writes none of the real model's
+
 
 def main() -> None:
     args = parser(__doc__).parse_args()
@@ -26,8 +28,8 @@ def main() -> None:
     results.part("padding", lambda: padding.report_of(model, tokenizer, padding.TEXTS, dtypes=dtypes))
     by = TransformersSampler(model, tokenizer)
     for limit in (64, 128):  # its window has 256 positions
-        for name, spec in {"stock": StopSpec(), "ours": stops.STOPS}.items():
-            results.part(f"stops, {limit}, {name}", functools.partial(stops.audit, by, limit, spec))
+        for name, spec in {"stock": StopSpec(), "ours": STOPS}.items():
+            results.part(f"stops, {limit}, {name}", functools.partial(stops.audit, by, limit, spec, STOPS))
     for name, cause in sampler.causes(model, tokenizer).items():
         results.part(f"sampler, {name}", cause)
 
