@@ -12,6 +12,7 @@ import pytest
 from conftest import write_run
 from report_samples import HOSTILE
 
+from workbench.errors import RunError
 from workbench.reports import build_index, build_report
 from workbench.reports.microscope import (
     PAGE_LIMIT,
@@ -172,7 +173,7 @@ def test_a_page_stays_below_its_limit_and_small_runs_are_whole():
 # --- tokens ---------------------------------------------------------------------------------------------------------
 
 
-def test_recorded_tokens_are_shown_with_what_became_of_them(tmp_path, starter_folder):
+def test_recorded_tokens_are_shown_with_what_became_of_them(tmp_path, starter_folder, monkeypatch):
     shutil.copy(starter_folder / "tokenizer.json", tmp_path)
     (tmp_path / "tokens" / "completions.parquet").mkdir(parents=True)
     from tokenizers import Tokenizer
@@ -191,6 +192,10 @@ def test_recorded_tokens_are_shown_with_what_became_of_them(tmp_path, starter_fo
     training, _ = training_of(table, "", STOCK, lambda table: (marked, []))
     assert training.table["apart"].all()
     assert tokens_of(tmp_path, table.assign(step=2)) == ([None] * 4, [])  # of a step without tokens
+    monkeypatch.setattr("workbench.reports.token_marks.MOST_TOKENS", 4 * count - 1)
+    marked, told = tokens_of(tmp_path, table)
+    assert marked == [None] * 4
+    assert f"{4 * count} tokens are too many" in told[0]
 
 
 # --- pages ----------------------------------------------------------------------------------------------------------
@@ -218,6 +223,14 @@ def test_the_trainings_below_a_run_are_on_one_page_and_a_run_without_completions
     page = run.path / f"{run.id}-microscope.html"
     assert [t["name"] for t in contents(page)[0]["trainings"]] == ["ours/seed-0", "stock/seed-0"]
     assert "part-000003.parquet: cannot be read" in page.read_text()
+
+
+def test_a_recording_too_large_to_be_read_has_no_page_and_its_report_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("workbench.reports.trainings.MOST_ROWS", 7)
+    run = write_run(tmp_path, completions=rows().to_dict("records"))
+    with pytest.raises(RunError, match="8 completions; expected at most 7"):
+        read_trainings(run.path)
+    assert "microscope" not in build_report(run).read_text()
 
 
 def test_text_is_only_data_in_the_page_and_secrets_are_taken_out(tmp_path):

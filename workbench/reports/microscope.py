@@ -249,7 +249,7 @@ def write_microscope(
         redacted: whether the page says that it is a redacted copy.
 
     Raises:
-        RunError: a recording is a link.
+        RunError: see `read_trainings`.
     """
     trainings, damaged = read_trainings(folder)
     if not trainings:

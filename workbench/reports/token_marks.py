@@ -12,10 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ..runs.files import read_text
-from ..runs.parts import FOLDER, read_completions
+from ..runs.parts import FOLDER, each, parts_in, read_completions
 
 TOKENS = "tokens"  # folder of a training's recorded tokens
 KEPT, STOP, WASTED, MASKED = "kswm"
+MOST_TOKENS = 20_000_000  # that are read for a page
 _LARGEST = 200_000_000  # bytes of a tokenizer.json
 
 
@@ -47,16 +48,27 @@ def tokens_of(folder: Path, table) -> tuple[list[Tokens | None], list[str]]:
     """
     if not (folder / TOKENS / FOLDER).is_dir():
         return [None] * len(table), []
+    counts, _ = each(parts_in(folder / TOKENS / FOLDER), _count)
+    if sum(counts) > MOST_TOKENS:
+        return [None] * len(table), [
+            f"{folder / TOKENS}: {sum(counts):,} tokens are too many for this page; it shows none."
+        ]
     raw, damaged = read_completions(folder / TOKENS)
     if not {"step", "completion_ids"} <= set(raw.columns):
         return [None] * len(table), damaged
-    counts = raw["step"].value_counts()
-    whole = table["step"].map(table["step"].value_counts()) == table["step"].map(counts)
+    whole = table["step"].map(table["step"].value_counts()) == table["step"].map(raw["step"].value_counts())
     raw = raw.sort_values("step", kind="stable")
     rows = iter(raw[raw["step"].isin(set(table.loc[whole, "step"]))].to_dict("records"))
     piece = _pieces(folder)
     about = table.to_dict("records")
     return [_tokens(next(rows), row, piece) if at else None for row, at in zip(about, whole, strict=True)], damaged
+
+
+def _count(file) -> int:
+    """Completion tokens in a part, from its metadata."""
+    groups = [file.metadata.row_group(n) for n in range(file.metadata.num_row_groups)]
+    columns = [group.column(n) for group in groups for n in range(group.num_columns)]
+    return sum(column.num_values for column in columns if column.path_in_schema.startswith("completion_ids"))
 
 
 def _tokens(recorded: dict, row: dict, piece: Callable[[int], str]) -> Tokens:

@@ -10,10 +10,11 @@ import pandas as pd
 
 from ..errors import RunError
 from ..runs.files import read_json
-from ..runs.parts import FOLDER, read_completions
+from ..runs.parts import FOLDER, each, parts_in, read_completions
 from ..runs.recorded import completions_table, generations_in_a_row, read_trl_completions, reward_functions
 from .token_marks import TOKENS, Tokens, tokens_of
 
+MOST_ROWS = 1_000_000  # of a training, which are read whole
 _UNGROUPED = 16  # completions beside each other where there are no groups
 _APART = np.log(2)
 
@@ -61,10 +62,18 @@ def read_trainings(folder: Path) -> tuple[list[Training], list[str]]:
 
     Returns:
         The trainings, by name; a sentence for each file that cannot be read.
+
+    Raises:
+        RunError: a recording is a link, or of more than `MOST_ROWS` completions.
     """
     found, damaged = [], []
     for place, folders in _folders(folder):
         if FOLDER in folders:
+            counts, _ = each(parts_in(place / FOLDER), lambda file: file.metadata.num_rows)
+            if sum(counts) > MOST_ROWS:
+                raise RunError(
+                    f"{place}: {sum(counts):,} completions; expected at most {MOST_ROWS:,} for a page of them"
+                )
             raw, broken = read_completions(place)
         else:
             raw, broken = read_trl_completions(place / "completions")
