@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from made_up import falling, flat, log, rising, rows
 
-from workbench.audit import rules_data, rules_ends, rules_gradient, rules_learning, rules_sampler
+from workbench.audit import rules_clipping, rules_data, rules_ends, rules_gradient, rules_learning, rules_sampler
 from workbench.audit.check import RULES, check
 
 STOPPED = {
@@ -25,7 +25,7 @@ LONG = rows(prompt=lambda s, g, r: "one length", reward=lambda s, g, r: float(r 
 # rule, a log that shows it, a log that does not, a log that cannot tell
 CASES = [
     (
-        rules_ends.false_clipping,
+        rules_clipping.false_clipping,
         log(**STOPPED),
         log(**CUT, facts=LIMIT),
         log(clipped_ratio=1.0, mean_length=7, max_length=7),
@@ -134,33 +134,33 @@ def test_every_rule_has_a_case():
 def test_rows_that_are_really_cut_are_never_called_falsely_clipped():
     limits = np.repeat([64.0, 256.0], 30)  # a limit raised in the middle of the run
     raised = log(clipped_ratio=0.9, mean_length=0.95 * limits, max_length=limits)
-    assert rules_ends.false_clipping(raised).verdict != "found"
+    assert rules_clipping.false_clipping(raised).verdict != "found"
     averaged = log(clipped_ratio=0.1, mean_length=12.0, max_length=40.5, facts=LIMIT)  # means over ten steps
-    assert rules_ends.false_clipping(averaged).verdict != "found"
+    assert rules_clipping.false_clipping(averaged).verdict != "found"
     averaged.steps["step"] *= 10
     averaged.steps["max_length"] = 40.0  # by chance a whole number
-    assert rules_ends.false_clipping(averaged).verdict != "found"
+    assert rules_clipping.false_clipping(averaged).verdict != "found"
     rounded = log(clipped_ratio=1.0, mean_length=63.98, max_length=64.0, facts=LIMIT)
-    assert rules_ends.false_clipping(rounded).verdict == "not found"
+    assert rules_clipping.false_clipping(rounded).verdict == "not found"
 
 
 def test_lengths_without_the_words_of_tools_do_not_make_clipping_false():
-    assert rules_ends.false_clipping(log(**STOPPED, tool_calls=1.0)).verdict == "undecidable"
+    assert rules_clipping.false_clipping(log(**STOPPED, tool_calls=1.0)).verdict == "undecidable"
 
 
 def test_the_limit_or_the_stop_string_decides_what_lengths_alone_leave_open():
     alike = {"clipped_ratio": 1.0, "mean_length": 7.0, "max_length": 7.0}
-    assert rules_ends.false_clipping(log(**alike)).verdict == "undecidable"
-    assert rules_ends.false_clipping(log(**alike, facts=LIMIT)).verdict == "found"
-    assert rules_ends.false_clipping(log(**alike, facts={"max_completion_length": 7})).verdict == "not found"
+    assert rules_clipping.false_clipping(log(**alike)).verdict == "undecidable"
+    assert rules_clipping.false_clipping(log(**alike, facts=LIMIT)).verdict == "found"
+    assert rules_clipping.false_clipping(log(**alike, facts={"max_completion_length": 7})).verdict == "not found"
     texts = rows(text=lambda s, g, r: f"<search>{s}{g}{r}</search>")
     stops = {"stop_strings": ["</search>"]}
-    assert rules_ends.false_clipping(log(**alike, completions=texts, facts=stops)).verdict == "found"
-    assert rules_ends.false_clipping(log(**alike, completions=rows(), facts=stops)).verdict == "undecidable"
+    assert rules_clipping.false_clipping(log(**alike, completions=texts, facts=stops)).verdict == "found"
+    assert rules_clipping.false_clipping(log(**alike, completions=rows(), facts=stops)).verdict == "undecidable"
 
 
 def test_stops_that_only_look_clipped_are_a_warning_and_masked_ones_a_problem():
-    assert rules_ends.false_clipping(log(**STOPPED)).severity == "warning"
+    assert rules_clipping.false_clipping(log(**STOPPED)).severity == "warning"
     assert rules_ends.masked_stops(log(**MASKS)).severity == "problem"
 
 
@@ -329,9 +329,9 @@ def test_ppo_s_eos_tokens_may_be_padding():
 def test_texts_of_the_last_of_several_steps_do_not_contradict_their_mean():
     texts = rows(text=lambda s, g, r: "<search>a</search>")
     several = log(clipped_ratio=0.5, completions=texts, facts={"stop_strings": ["</search>"]})
-    assert rules_ends.false_clipping(several).verdict == "found"
+    assert rules_clipping.false_clipping(several).verdict == "found"
     several.steps["step"] *= 5
-    assert rules_ends.false_clipping(several).verdict == "undecidable"
+    assert rules_clipping.false_clipping(several).verdict == "undecidable"
 
 
 def test_advantages_show_groups_where_no_prompt_stands_twice():
@@ -426,9 +426,9 @@ def test_what_grows_after_a_task_is_solved_is_no_problem():
 def test_a_limit_below_the_longest_completion_is_another_run_s():
     cut = {"clipped_ratio": 0.5, "mean_length": 20.0, "max_length": np.tile([30.0, 32.0], 30)}
     assert (
-        rules_ends.false_clipping(log(**cut, facts={"max_completion_length": 32})).verdict == "found"
+        rules_clipping.false_clipping(log(**cut, facts={"max_completion_length": 32})).verdict == "found"
     )  # 30 is no limit
-    assert rules_ends.false_clipping(log(**cut, facts={"max_completion_length": 8})).verdict == "undecidable"
+    assert rules_clipping.false_clipping(log(**cut, facts={"max_completion_length": 8})).verdict == "undecidable"
 
 
 def test_a_difference_of_probabilities_is_no_difference_of_log_probs():

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
-from . import rules_data, rules_ends, rules_gradient, rules_learning, rules_sampler
+from . import rules_clipping, rules_data, rules_ends, rules_gradient, rules_learning, rules_sampler
 from .finding import FOUND, INFORMATION, NOT_FOUND, PROBLEM, WARNING, Finding
 from .log import Log
 
@@ -11,7 +11,7 @@ from .log import Log
 RULES: tuple[Callable[[Log], Finding], ...] = (
     rules_data.log_damage,
     rules_data.reward_scale,
-    rules_ends.false_clipping,  # first of those that ask the metrics: it may take some away
+    rules_clipping.false_clipping,  # first of those that ask the metrics: it may take some away
     rules_ends.masked_stops,
     rules_gradient.copies,
     rules_data.mixed_groups,

@@ -1,0 +1,162 @@
+"""Whether the logged clipped ratio is true, from lengths, recorded ends and texts."""
+
+import numpy as np
+
+from .finding import FOUND, WARNING, Finding, absent, unknown
+from .log import Log
+
+_ROUNDING = 2e-3  # of four printed digits, relative
+_CLIP_METRICS = ("clipped_ratio", "mean_terminated_length")
+
+
+def cut_rows(log: Log) -> np.ndarray | None:
+    """Share of rows at each step that really ran into the limit, from recorded ends, (N,); None where none are recorded."""
+    table = log.completions
+    if table is None or "finish_reason" not in table:
+        return log.logged("true_clipped")
+    steps = log.steps["step"].to_numpy()
+    place = np.searchsorted(steps, table["step"].to_numpy())  # a row counts to the first step logged after it
+    inside = place < len(steps)
+    cut = (table["finish_reason"] == "length").to_numpy()[inside]
+    rows = np.bincount(place[inside], minlength=len(steps))
+    return np.where(rows > 0, np.bincount(place[inside], cut, minlength=len(steps)) / np.maximum(rows, 1), np.nan)
+
+
+def ended_rows(log: Log) -> np.ndarray | None:
+    """Share of texts at each step that end in one of the run's stop strings, (N,); None without texts or strings."""
+    table, strings = log.completions, tuple(log.facts.get("stop_strings") or ())
+    if table is None or not strings:
+        return None
+    ended = table["completion"].str.rstrip().str.endswith(tuple(s.rstrip() for s in strings))
+    share = ended.groupby(table["step"]).mean()
+    return share.reindex(log.steps["step"]).to_numpy(float)
+
+
+def false_clipping(log: Log) -> Finding:
+    """Whether the logged clipped ratio contradicts the logged lengths, the recorded ends, or the texts.
+
+    All rows cut by the limit have one length, the limit, which no row exceeds. So in each step
+    `mean_length >= clipped_ratio * limit >= clipped_ratio * max_length`, also for means over several steps.
+
+    Example: half of the rows cut at 32 tokens or more cannot leave a mean of 7.
+        >>> import pandas as pd
+        >>> def run(mean):
+        ...     columns = {"step": [1.0], "clipped_ratio": [0.5], "mean_length": [mean], "max_length": [32.0]}
+        ...     return Log("a", "CSV", pd.DataFrame(columns), facts={"max_completion_length": 32})
+        >>> false_clipping(run(7.0)).verdict, false_clipping(run(20.0)).verdict
+        ('found', 'not found')
+    """
+    rule, logged = "false-clipping", log.logged("clipped_ratio")
+    if logged is None:
+        return absent(rule, "No clipped ratio is logged, so none is false.")
+    clipped = np.nan_to_num(logged) > 0
+    if not clipped.any():
+        return absent(rule, "The log counts no row as clipped.")
+    reasons = _contradictions(log, logged)
+    wrong = np.any(list(reasons.values()), axis=0) if reasons else np.zeros(len(logged), bool)
+    if not wrong.any():
+        return _consistent(log, logged, clipped)
+    true = cut_rows(log)
+    counts = {reason: int(where.sum()) for reason, where in reasons.items() if where.any()}
+    evidence = {"logged clipped ratio": float(np.nanmean(logged)), "steps that contradict it": counts}
+    if true is not None:
+        evidence["true clipped ratio"] = float(np.nanmean(true))
+    if (mean := log.logged("mean_length")) is not None:
+        evidence["mean length"] = float(np.nanmean(mean))
+    return Finding(
+        rule,
+        FOUND,
+        f"completions/clipped_ratio says {np.nanmean(logged):.0%} of the completions were cut by the length limit. That is "
+        f"wrong: {next(iter(counts))}. They stopped, at something that the trainer does not take for an end.",
+        severity=WARNING,
+        steps=log.at(wrong),
+        evidence=evidence,
+        advice="Do not mask truncated completions and do not raise the limit because of this number. Let the trainer know "
+        "the stop: put its id into model.generation_config.eos_token_id before the trainer is made, or train with "
+        "workbench's trainer and StopSpec.",
+        notebook="02_grpo_custom_stops",
+        contradicts=_CLIP_METRICS,
+    )
+
+
+def _contradictions(log: Log, logged: np.ndarray) -> dict[str, np.ndarray]:
+    """Reason, in words -> the steps where it shows, (N,) of bool."""
+    reasons: dict[str, np.ndarray] = {}
+    true = cut_rows(log)
+    if true is not None:
+        reasons["the recorded ends of the rows say otherwise"] = logged - true > 0.005
+    ended = ended_rows(log)
+    if ended is not None and log.each_step:  # the texts are of the last batch, the ratio of all since the line before
+        reasons["the texts end in a stop string"] = logged + ended > 1.02
+    mean, longest = log.logged("mean_length"), log.logged("max_length")
+    if mean is None or log.logged("tool_calls") is not None:  # with tools, lengths leave out what the tools wrote
+        return reasons
+    if longest is not None:
+        least = logged * longest
+        reasons["rows cut by the limit are the longest, and the mean length is too small for so many"] = _less(
+            mean, least
+        )
+    limit = _limit(log)
+    if limit:
+        reasons[f"so many rows of {limit} tokens need a larger mean length"] = _less(mean, logged * limit)
+        if longest is not None and _one_step_a_line(log, longest):
+            reasons[f"no row reached the limit of {limit} tokens"] = (logged > 0) & (longest < limit)
+    return reasons
+
+
+def _limit(log: Log) -> int | None:
+    """`max_completion_length` where it is known, and no completion is longer: then another run's was given."""
+    limit, longest = log.facts.get("max_completion_length"), log.logged("max_length")
+    return None if limit is None or (longest is not None and np.nanmax(longest) > limit) else int(limit)
+
+
+def _less(value: np.ndarray, bound: np.ndarray) -> np.ndarray:
+    return value < bound * (1 - _ROUNDING)
+
+
+def _one_step_a_line(log: Log, longest: np.ndarray) -> bool:
+    """Whether a line is of one batch: the longest length of a batch is a whole number, a mean of several seldom is."""
+    known = longest[~np.isnan(longest)]
+    return bool((known == np.round(known)).all()) and log.each_step
+
+
+def _consistent(log: Log, logged: np.ndarray, clipped: np.ndarray) -> Finding:
+    rule, longest = "false-clipping", log.logged("max_length")
+    if cut_rows(log) is not None:
+        return absent(rule, "The recorded ends of the rows agree with the clipped ratio.")
+    limit, mean = _limit(log), log.logged("mean_length")
+    if limit and mean is not None and np.nanmin(mean[clipped], initial=limit) >= 0.98 * limit:
+        return absent(rule, "Rows are as long as the limit wherever they count as clipped.", limit=limit)
+    if longest is not None and mean is not None and log.logged("tool_calls") is None:
+        reached = longest[clipped & ~np.isnan(longest)]
+        if limit and len(reached) and reached.min() >= 0.9 * limit:
+            return absent(rule, "The longest rows reach the limit wherever rows count as clipped.", limit=limit)
+        one_length = len(reached) >= 3 and np.ptp(reached) == 0 and np.nanmax(longest) == reached[0]
+        if not limit and one_length and (_varied(log) or _free_texts(log) or _many_endings(log)):
+            return absent(rule, "Clipped rows all end at one length, as at a limit.", limit=float(reached[0]))
+    return unknown(
+        rule,
+        "Give the limit of the run with --limit N, or its stop strings with --stop STRING; completions "
+        "(log_completions=True) help too.",
+        "The lengths neither contradict the clipped ratio nor confirm it.",
+    )
+
+
+def _varied(log: Log) -> bool:
+    """Whether lengths below the longest occur: else all rows may just be equally long."""
+    mean, longest = log.logged("mean_length"), log.logged("max_length")
+    return mean is not None and longest is not None and bool(np.nanmean(mean) < 0.98 * np.nanmean(longest))
+
+
+def _free_texts(log: Log) -> bool:
+    """Whether completions differ so much, at least 10 nats each, that only a limit makes so many equally long."""
+    entropy, length = log.logged("entropy"), log.logged("mean_length")
+    return entropy is not None and length is not None and bool(np.nanmedian(entropy * length) >= 10)
+
+
+def _many_endings(log: Log) -> bool:
+    """Whether texts end in many ways, as cut ones do: those that stop strings ended have as many last letters as strings."""
+    if log.completions is None:
+        return False
+    last = log.completions["completion"].str.rstrip().str[-1:].value_counts(normalize=True)
+    return len(last) >= 8 and float(last.iloc[4:].sum()) >= 0.01
