@@ -1,0 +1,77 @@
+"""What a stranger may give to `workbench audit`: each unusable input is one clear line and exit code 2."""
+
+import json
+import pickle
+
+import pandas as pd
+import pytest
+
+from workbench import cli
+
+HOSTILE = "\x1b]0;owned\x07\x1b[31m<script>alert(1)</script><img src=x onerror=alert(2)>"
+LINE = {"reward": 0.5, "completions/mean_length": 7.0, "frac_reward_zero_std": 0.1}
+
+
+def history(*rows) -> bytes:
+    return json.dumps({"log_history": list(rows)}).encode()
+
+
+def half_a_parquet() -> bytes:
+    whole = pd.DataFrame({"step": range(99), "prompt": "p", "completion": "c"}).to_parquet()
+    return whole[: len(whole) // 2]
+
+
+UNUSABLE = {
+    "an empty folder": (None, "no log in this folder"),
+    "a truncated JSON": (("trainer_state.json", history({"step": 1, **LINE})[:-9]), "not JSON"),
+    "a parquet cut in half": (("completions_00001.parquet", half_a_parquet()), "completions alone"),
+    "a classifier's training": (
+        ("trainer_state.json", history({"step": 1, "loss": 0.5, "eval_accuracy": 0.9})),
+        "no reward",
+    ),
+    "NaN alone": (("trainer_state.json", b'{"log_history": [{"step": NaN, "reward": NaN}]}'), "no step with a number"),
+    "Infinity alone": (("trainer_state.json", b'{"log_history": [{"step": Infinity, "reward": Infinity}]}'), "no step"),
+    "lines of 1 MB": (("console.txt", (b"{'" * 600_000 + b"\n") * 4), "no line like"),
+    "a pickle dressed as JSON": (("state.json", pickle.dumps({"log_history": [LINE]})), "not JSON"),
+    "a pickle": (("training_args.bin", pickle.dumps({"log_history": [LINE]})), "pickle"),
+}
+
+
+@pytest.mark.parametrize("what", UNUSABLE)
+def test_what_cannot_be_used_is_one_clear_line_and_exit_code_2(tmp_path, capsys, what):
+    file, says = UNUSABLE[what]
+    path = tmp_path
+    if file:
+        path = tmp_path / file[0]
+        path.write_bytes(file[1])
+    assert cli.main(["audit", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("workbench: ") and err.count("\n") == 1
+    assert says in err and str(tmp_path) in err
+
+
+def test_some_numbers_that_are_not_finite_are_a_finding(tmp_path, capsys):
+    rows = [{"step": n, **LINE, "loss": float("nan") if n > 30 else 0.1} for n in range(1, 41)]
+    (tmp_path / "trainer_state.json").write_bytes(history(*rows))
+    assert cli.main(["audit", str(tmp_path)]) == 1
+    assert "log-damage (not-finite)" in capsys.readouterr().out
+
+
+def test_terminal_escapes_and_scripts_in_completions_are_inert_in_all_outputs(tmp_path, capsys):
+    (tmp_path / "trainer_state.json").write_bytes(history(*({"step": n, **LINE, HOSTILE: 1} for n in range(1, 21))))
+    (tmp_path / "completions").mkdir()
+    table = {
+        "step": [n for n in range(1, 21) for _ in range(4)],
+        "prompt": HOSTILE,
+        "completion": HOSTILE,
+        HOSTILE: 1.0,
+    }
+    pd.DataFrame(table).to_parquet(tmp_path / "completions" / "completions_00020.parquet")
+    page = tmp_path / "page.html"
+    assert cli.main(["audit", str(tmp_path), "--html", str(page)]) == 1  # copies: every completion is the same
+    assert cli.main(["audit", str(tmp_path), "--json"]) == 1
+    out, err = capsys.readouterr()
+    for text in (out, err, page.read_text()):
+        assert "\x1b" not in text and "\x07" not in text
+    assert "<script>alert" not in page.read_text() and "<img src=x" not in page.read_text()
