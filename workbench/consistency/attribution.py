@@ -92,7 +92,8 @@ def attribute_mismatch(
         report = tries[best]
     left, causes, by_size = _rest(report), _causes(report), ""
     if left > _ROUNDING:  # the last tries are those beside all that is kept
-        sizes = {name: float(tries[name].parts["dtype"].abs().mean()) for name in tries if name not in kept}
+        coarser = [name for name in tries if name not in kept and "sampler_dtype" in suspects[name]]
+        sizes = {name: float(tries[name].parts["dtype"].abs().mean()) for name in coarser}
         by_size = next((name for name, size in sizes.items() if size / 2 <= left <= 2 * size), "")
         causes |= {by_size: left} if by_size else {}
     tried = pd.DataFrame(rows, columns=["suspects", "mean |rest| [nats]"])
@@ -105,7 +106,7 @@ def _rest(report: MismatchReport) -> float:
 
 
 def _causes(report: MismatchReport) -> dict[str, float]:
-    """Parts beyond rounding, the largest first."""
+    """Parts beyond rounding and beyond half of what is left, the largest first."""
     sizes = report.parts.drop(columns="sampler").abs()
-    kept = sizes.mean()[(sizes.max() > TOLERANCE["float32"]) & (sizes.mean() > 0.05 * sizes.mean().max())]
+    kept = sizes.mean()[(sizes.max() > TOLERANCE["float32"]) & (sizes.mean() > _rest(report) / 2)]
     return {str(name): float(size) for name, size in kept.sort_values(ascending=False).items()}

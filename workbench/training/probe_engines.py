@@ -70,7 +70,8 @@ class EngineServer:
         return answer.json()
 
     def _complete(self, ids: list[int], **fields) -> tuple[dict, int | None]:
-        answer = self._post("/v1/completions", prompt=ids, max_tokens=1, temperature=0.0, logprobs=_TOP, **fields)
+        fields |= {"max_tokens": 1, "temperature": 0.0, "logprobs": _TOP, "return_tokens_as_token_ids": True}
+        answer = self._post("/v1/completions", prompt=ids, **fields)  # as ids, as two tokens may have one text
         details = answer["usage"].get("prompt_tokens_details") or {}
         return answer["choices"][0], details.get("cached_tokens")
 
