@@ -126,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument(
         "paths", nargs="+", type=Path, metavar="PATH", help="TRL output or checkpoint, run folder, or log file"
     )
-    audit.add_argument("--model", metavar="FOLDER", help="with the model's config.json, where PATH has none")
+    audit.add_argument("--model", metavar="MODEL", help="its folder or hub id, where PATH has no config.json")
     audit.add_argument("--limit", type=int, metavar="N", help="max_completion_length of the run")
     audit.add_argument("--stop", action="append", default=[], metavar="STRING", help="a stop string of the run")
     audit.add_argument("--baseline", metavar="NAME", help="documented run to compare the reward with")

@@ -117,6 +117,23 @@ def test_the_model_s_folder_tells_what_the_log_does_not(tmp_path):
     assert {f.rule: f.verdict for f in run.findings}["padding-positions"] == "not found"
     with pytest.raises(ParameterError, match=r"no config\.json there"):
         audit_run(folder, model=tmp_path / "absent")
+    with pytest.raises(ParameterError, match=r"model='who/what': no folder .* and no hub gives it"):
+        audit_run(folder, model="who/what")
+
+
+def test_a_limit_below_a_logged_length_is_refused(tmp_path):
+    with pytest.raises(ParameterError, match=r"limit=4: .* logs completions of 9 tokens"):
+        audit_run(state(tmp_path, logged()), limit=4)
+
+
+@pytest.mark.slow
+def test_a_model_with_weights_is_measured_where_its_config_says_too_little(tmp_path):
+    from workbench.training.recipes import resolve_model
+
+    (run,) = audit_run(state(tmp_path, logged()), model=resolve_model("starter-gpt2")).runs
+    (finding,) = [f for f in run.findings if f.rule == "padding-positions"]
+    assert finding.verdict == "found" and finding.evidence["measured"] == "wrong without position ids"
+    assert finding.evidence["measured difference, nats"] > 0.1
 
 
 def test_the_training_of_a_classifier_is_refused(tmp_path):

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from ..curves.baselines import load_baseline
@@ -15,6 +16,7 @@ from .check import check, verdict_of
 from .config import facts_of
 from .finding import FOUND, UNDECIDABLE, Finding, step_ranges
 from .log import Log
+from .model import measured, model_folder
 from .readers import read_logs
 
 _WIDTH = 110
@@ -110,22 +112,34 @@ def audit_run(
             JSONL, a CSV such as W&B's history, TensorBoard events.
         limit: `max_completion_length` of the run, in tokens, where the path does not tell it.
         stops: its stop strings, where the path does not tell them.
-        model: folder with the config.json of the model, where the path has none.
+        model: folder or hub id of the model, where the path has no config.json. Where its weights lie there, and its config
+            does not tell what padding does to it, that is measured by `padding_report`: seconds for a small model.
         baseline: documented run whose reward this run's is compared with, see `load_baseline`.
 
     Raises:
-        ParameterError: a limit below 1, an empty stop string, a model folder without config.json, an unknown baseline.
+        ParameterError: a limit below 1 or below a logged length, an empty stop string, a model that neither a folder nor a hub
+            has, an unknown baseline.
         RunError: nothing that can be read.
         MissingDependencyError: a TensorBoard file, without TensorBoard.
     """
-    given = _given(limit, stops, model)
+    given = _given(limit, stops)
+    folder = None if model is None else model_folder(model)
+    if folder is not None:
+        given |= facts_of(folder)[0]
     if baseline is not None:
         curve = load_baseline(baseline).curve()
         given["documented"] = {"name": baseline, "low": curve.low, "high": curve.high, "unit": curve.unit}
-    return AuditReport(tuple(_audit(dataclasses.replace(log, facts={**log.facts, **given})) for log in read_logs(path)))
+    logs = [dataclasses.replace(log, facts={**log.facts, **given}) for log in read_logs(path)]
+    for log in logs:
+        longest = log.logged("max_length")
+        if limit is not None and longest is not None and limit < np.nanmax(longest):
+            raise ParameterError(
+                f"limit={limit}: {log.name} logs completions of {np.nanmax(longest):.0f} tokens; expected at least that"
+            )
+    return AuditReport(tuple(_audit(log, folder) for log in logs))
 
 
-def _given(limit: int | None, stops: Sequence[str], model: str | os.PathLike | None) -> dict:
+def _given(limit: int | None, stops: Sequence[str]) -> dict:
     if limit is not None and limit < 1:
         raise ParameterError(f"limit={limit}: expected the run's max_completion_length, at least 1")
     if isinstance(stops, str) or not all(stops):
@@ -133,16 +147,14 @@ def _given(limit: int | None, stops: Sequence[str], model: str | os.PathLike | N
     given: dict = {"max_completion_length": limit} if limit else {}
     if stops:
         given["stop_strings"] = list(stops)
-    if model is not None:
-        folder = Path(model).expanduser()
-        if not (folder / "config.json").is_file():
-            raise ParameterError(f"model={str(model)!r}: no config.json there; expected the folder of a model")
-        given |= facts_of(folder)[0]
     return given
 
 
-def _audit(log: Log) -> RunAudit:
-    return RunAudit(log.name, log.kind, len(log.steps), tuple(check(log)), tuple(log.lacks))
+def _audit(log: Log, folder: Path | None) -> RunAudit:
+    findings = tuple(check(log))
+    if folder is not None:
+        findings = measured(findings, log, folder)
+    return RunAudit(log.name, log.kind, len(log.steps), findings, tuple(log.lacks))
 
 
 # --- text -----------------------------------------------------------------------------------------------------------
