@@ -213,6 +213,8 @@ def test_tokens_are_marked_by_their_use_and_by_the_log_ratio(browser, tmp_path, 
     assert "left out of the loss" in visit.page.inner_text("#legend")
     visit.page.locator("#marks").select_option("ratio")
     visit.page.wait_for_timeout(100)
+    colours = "(e) => getComputedStyle(e).backgroundColor"
+    assert len({visit.page.locator(f"#legend .{name}").evaluate(colours) for name in ("ratio-low", "ratio-high")}) == 2
     classes = [spans.nth(n).get_attribute("class") or "" for n in range(5)]
     assert classes == ["", "ratio-low", "ratio-high", "ratio-high", ""]
     visit.check()

@@ -291,7 +291,7 @@
     const byRatio = byId("marks").value === "ratio";
     pieces.forEach((piece, n) => {
       const span = make("span", "", piece), ratio = ratios[n];
-      if (!byRatio) span.dataset.use = uses[n];
+      if (!byRatio || uses[n] === "w") span.dataset.use = uses[n];
       else if (ratio) {
         span.className = ratio < 0 ? "ratio-low" : "ratio-high";
         span.style.setProperty("--far", Math.min(1, Math.abs(ratio) / Math.LN2));
