@@ -150,7 +150,7 @@ def _index_row(run: Run, only: Sequence[str]) -> dict:
             "num",
             label="took",
         ),
-        "parameters": _cell(", ".join(f"{k}={facts.number(v)}" for k, v in shown.items())[:1000], kind="params"),
+        "parameters": _cell(", ".join(f"{k}={facts.quoted(v)}" for k, v in shown.items())[:1000], kind="params"),
     }
     if counts:
         cells["checks"]["mark"] = "bad" if counts.get("fail") else "good"

@@ -43,11 +43,11 @@ def build_sweep_report(
         rng = np.random.default_rng(0)
         title = f"{notebook}: {metric} over steps"
         sections["Curves"] = show_curves(groups, title=title, metric=metric)._repr_html_()
-        sections["Groups"] = group_table(groups, rng).to_html(index=False, float_format="%.4g")
+        sections["Groups"] = group_table(groups, rng).to_html(index=False, float_format="%.4g", na_rep="-")
         sections["Groups"] += (
             f"<p>Each group differs only in the seed. Result: mean of the last {TAIL} steps of each run, its interquartile "
             "mean over seeds and the 95% bootstrap interval between runs. Half way: steps until the running mean of 5 steps "
-            "has covered half of the group's own rise.</p>"
+            "has covered half of the group's own rise. A dash: no interval from one seed, or never half way.</p>"
         )
         sections |= _beside_documented(trainings, metric)
     if left_out:
