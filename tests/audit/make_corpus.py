@@ -385,7 +385,7 @@ KINDS = {
         ours(**SEEDED),
         "copies",
         verdict="undecidable",
-        also=("zero-gradient",),
+        also=("zero-gradient", "no-learning"),
         vllm=True,
     ),
     "greedy-groups": Kind("top_k=1: every completion of a group is the greedy one", greedy, "copies"),
