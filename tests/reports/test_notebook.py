@@ -105,6 +105,16 @@ def test_of_the_main_output_the_figure_moves_and_the_rest_stays_where_it_was():
     assert "before" in block and "<td>data</td>" in block and "<img" not in block
 
 
+def test_figures_within_figures_leave_every_frame_of_foreign_text_closed():
+    image = '<img alt="a" src="data:image/png;base64,QUJD">'
+    html = f'<figure title="</figure><figure>"><div><figure>{image}</figure></div>caption</figure><h1>Verdicts</h1>'
+    notebook = read(v4.new_code_cell("x", outputs=[v4.new_output("display_data", {"text/html": html})]))
+    for part in (notebook.figure, notebook.sections[0].blocks[1]):
+        assert part.count("<div") == part.count("</div>")
+    assert "caption" in notebook.figure and "Verdicts" not in notebook.figure
+    assert notebook.sections[0].blocks[1].endswith('<div class="foreign"><h4>Verdicts</h4></div>')
+
+
 @pytest.mark.parametrize("size, wide", [((4, 2), True), ((2, 4), False)])
 def test_a_tall_figure_is_not_shrunk_to_the_first_screen(tmp_path, size, wide):
     figure = Figure(figsize=size)

@@ -142,6 +142,23 @@ def clean_html(
     return Markup(f'<div class="foreign">{"".join(pieces)}</div>{note}')
 
 
+def element_span(cleaned: str, tag: str) -> tuple[int, int] | None:
+    """Where the first element of a kind begins and ends in HTML of `clean_html`, with what is nested in it; None without one.
+
+    Example:
+        >>> element_span("<p>a</p><figure>b<figure>c</figure></figure>d", "figure")
+        (8, 44)
+    """
+    start, depth = 0, 0
+    for match in _TOKEN.finditer(cleaned):
+        if match[2] == tag:
+            start = start if depth else match.start()
+            depth += -1 if match[1] else 1
+            if depth == 0:
+                return start, match.end()
+    return None
+
+
 _Token = tuple[str, str, str, str]  # as written; "/" of an end tag; its name, "" for text; its attributes
 
 

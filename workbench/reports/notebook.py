@@ -16,7 +16,7 @@ from ..errors import ParameterError, RunError
 from ..runs.files import read_text
 from ..runs.parameters import Parameter, parse_parameters
 from ..runs.run import Run
-from .clean import MOST_MARKUP, attribute, clean_html, shortened, visible
+from .clean import MOST_MARKUP, attribute, clean_html, element_span, shortened, visible
 from .facts import shown
 from .outputs import WIDGET, readable, stream_lines, terminal_text, text_of
 
@@ -26,7 +26,6 @@ _MOST_READ = 100_000_000  # bytes of a notebook
 _IMAGES = {"image/png": "png", "image/jpeg": "jpeg", "image/svg+xml": "svg+xml"}
 _ERROR_BANNER = "papermill-error-cell-tag"
 _MAIN = "main"  # tag of the cell whose figure opens the report; without one it is the first figure
-_FIGURE = re.compile(r"<figure[^>]*>.*?</figure>", re.S)
 _MOST_LINES = 12  # of a stream that is not folded
 
 
@@ -241,11 +240,12 @@ class Notebook:
             return html
         if self.budget.markup(html) is None:
             return None
-        found = _FIGURE.search(html)
-        self.figure = Markup(f'<div class="foreign">{found[0]}</div>' if found else html)
+        start, end = element_span(html, "figure") or (0, len(html))
+        alone = end - start < len(html)
+        self.figure = Markup('<div class="foreign">{}</div>').format(html[start:end]) if alone else html
         self.wide = _is_wide(html)
-        link = '<p class="note">The <a href="#figure">figure at the top</a> of this page belongs here.</p>'
-        return Markup(link + (_FIGURE.sub("", html, count=1) if found else ""))
+        link = Markup('<p class="note">The <a href="#figure">figure at the top</a> of this page belongs here.</p>')
+        return link + html[:start] + html[end:] if alone else link
 
     def _traceback(self, output: dict) -> Markup:
         name, value = text_of(output.get("ename")), text_of(output.get("evalue"))
