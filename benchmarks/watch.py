@@ -1,0 +1,101 @@
+"""What watching a training costs: stock GRPO steps of the starter with `watch_training` and without.
+
+    python benchmarks/watch.py [--steps 60] [--repeats 3] [--out FILE.json]
+
+Two measures. Direct: seconds in the watch over seconds of the rest of the same run, which cancels what else the machine does.
+Paired: the median step of whole trainings with and without it in turns, same seeds. The first look, which loads libraries, is
+counted apart. These steps are as short as steps get (0.65 M parameters, a CPU): the watch's own cost a step does not grow with
+the model, so its share falls.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import trl
+from transformers import PrinterCallback
+
+from workbench.audit.live import watch_training
+from workbench.runs.environment import environment
+from workbench.training.recipes import grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.training.recording import quiet_libraries
+from workbench.training.rewards import length_reward
+
+
+def train(steps: int, watched: bool) -> dict:
+    """Seconds of a training, of its median step, and in the watch."""
+    args = grpo_config(make_recipe("starter", max_steps=steps), tempfile.mkdtemp(), save_strategy="no")
+    trainer = trl.GRPOTrainer(resolve_model("starter"), length_reward(), args, train_dataset=load_prompts("starter"))
+    trainer.remove_callback(PrinterCallback)
+    spent = []
+    if watched:
+        watch = watch_training(trainer)
+        plain = watch._guarded
+
+        def timed(do, *arguments):
+            start = time.perf_counter()
+            plain(do, *arguments)
+            spent.append((time.perf_counter() - start, do.__qualname__))
+
+        watch._guarded = timed
+    start, ends = time.perf_counter(), []
+    plain_step = trainer.training_step
+
+    def step(*arguments, **kwargs):
+        ends.append(time.perf_counter())
+        return plain_step(*arguments, **kwargs)
+
+    trainer.training_step = step
+    trainer.train()
+    seconds = time.perf_counter() - start
+    looks = [t for t, name in spent if name.endswith("_write_and_look")]
+    rest = sum(t for t, _ in spent) - sum(looks[:1])
+    between = [b - a for a, b in itertools.pairwise(ends)]
+    return {
+        "seconds": seconds,
+        "median step": statistics.median(between),
+        "in the watch": rest,
+        "first look": sum(looks[:1]),
+        "looks": len(looks),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    quiet_libraries()
+    torch.set_num_threads(1)
+    train(2, True)  # warm-up
+    pairs = []
+    for n in range(args.repeats):
+        made = {watched: train(args.steps, watched) for watched in ((True, False) if n % 2 else (False, True))}
+        pairs.append((made[True], made[False]))
+        print(json.dumps(pairs[-1]), flush=True)
+    result = {
+        "environment": environment(0),
+        "steps": args.steps,
+        "median step, without": statistics.median(without["median step"] for _, without in pairs),
+        "looks of a run": statistics.median(watched["looks"] for watched, _ in pairs),
+        "share of step time, direct": statistics.median(
+            watched["in the watch"] / (watched["seconds"] - watched["in the watch"] - watched["first look"])
+            for watched, _ in pairs
+        ),
+        "share of step time, paired": statistics.median(
+            watched["median step"] / without["median step"] - 1 for watched, without in pairs
+        ),
+    }
+    print(json.dumps({k: v for k, v in result.items() if k != "environment"}, indent=1))
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

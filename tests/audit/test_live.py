@@ -1,0 +1,39 @@
+"""The audit as it sees a run step by step, on the bundled real runs of stock TRL."""
+
+import pandas as pd
+import pytest
+
+from workbench.audit.live import Warnings
+from workbench.audit.readers import read_logs
+from workbench.packaged import packaged
+
+
+def told(folder, every):
+    """Rule -> the step at which it is told, for a run that comes step by step."""
+    log = read_logs(packaged("data") / "audit" / folder)[0]
+    rows = [{name: value for name, value in row.items() if value == value} for row in log.steps.to_dict("records")]
+    warnings, found = Warnings(packaged("data") / "audit" / folder), {}
+    for n in range(1, len(rows) + 1, every):
+        lines = warnings(rows[:n], pd.DataFrame())
+        found |= {line.split(": ")[1]: n for line in lines}
+        assert all("\n" not in line and " Do: " in line and "docs/audit.md" in line for line in lines)
+    return found
+
+
+def test_masked_stops_are_told_at_the_first_step_that_proves_them_and_once():
+    found = told("masked_stops", every=6)
+    assert set(found) == {"masked-stops", "false-clipping"}
+    assert found["masked-stops"] == 13  # the first step whose rows are all masked
+
+
+def test_of_its_healthy_twin_only_the_false_metric_is_told():
+    assert set(told("stop_string", every=6)) == {"false-clipping"}
+
+
+@pytest.mark.parametrize("steps, expected", [(21, []), (60, ["collapse"])])
+def test_a_course_is_told_when_it_is_found_twice_in_a_row_and_not_from_a_few_steps(tmp_path, steps, expected):
+    rows = [{"step": n + 1, "reward": 0.8 - 0.01 * n + 0.02 * (n % 3), "grad_norm": 0.3} for n in range(steps)]
+    warnings, rules = Warnings(tmp_path), []
+    for n in range(1, steps + 1, 4):
+        rules += [line.split(": ")[1] for line in warnings(rows[:n], pd.DataFrame())]
+    assert rules == expected
