@@ -1,6 +1,6 @@
 """What the helpers cost at the documented shape: Qwen2-0.5B (24 layers, vocabulary 151,936), random weights made here.
 
-    python benchmarks/documented_shape.py [--rounds 2] [--out FOLDER]
+    python benchmarks/documented_shape.py [--rounds 2] [--only PART ...] [--out FOLDER]
 
 Every number is of a process of its own, stock and ours in turns; seconds are of the processor, on one thread, peaks of the
 whole process. One fp32 step of the documented example (8 x 256 tokens with Adam and a reference model) takes 18.9 GB: here rows
@@ -30,10 +30,10 @@ from stop_cost import model_folder
 from workbench.errors import RunError
 from workbench.training.recording import quiet_libraries
 
-ROWS, TOKENS, STEPS = 4, 32, 4
+ROWS, TOKENS, STEPS = 2, 16, 3
 GIB = 2**30
 FOLDER = ROOT / "build" / "evidence" / "qwen2-0.5b"
-TEXTS = [[(7 * n + 13 * k) % 1000 + 5 for k in range(length)] for n, length in enumerate((12, 20, 31, 48))]
+TEXTS = [[(7 * n + 13 * k) % 1000 + 5 for k in range(length)] for n, length in enumerate((6, 9, 12, 16))]
 
 
 def load(folder: Path):
@@ -91,7 +91,7 @@ def logprobs(folder: Path, ours: bool) -> dict:
     from workbench.consistency.padding import pad_batch, token_logprobs
 
     model, _ = load(folder)
-    batch = pad_batch([(text * 22)[: 256 - n] for n, text in enumerate(TEXTS)], 0)
+    batch = pad_batch([(text * 50)[: 256 - n] for n, text in enumerate(TEXTS)], 0)
 
     @torch.no_grad()
     def stock():
@@ -102,7 +102,7 @@ def logprobs(folder: Path, ours: bool) -> dict:
 
 
 def padding(folder: Path) -> dict:
-    """`padding_report` of four texts in fp32 and bf16."""
+    """`padding_report` of four texts of 6 to 16 tokens in fp32 and bf16."""
     from workbench.consistency.padding_report import padding_report
 
     model, _ = load(folder)
@@ -131,7 +131,7 @@ def rollouts(folder: Path, ours: bool) -> dict:
 
 
 def mismatch(folder: Path) -> dict:
-    """`mismatch_report` of 4 x 32 sampled tokens; beside it the seconds of sampling them."""
+    """`mismatch_report` of 2 x 16 sampled tokens; beside it the seconds of sampling them."""
     from workbench.consistency.mismatch import mismatch_report_of
     from workbench.generation.rollouts import Sampling, TransformersSampler, generate
     from workbench.training.recipes import load_prompts
@@ -174,11 +174,11 @@ def recorder(folder: Path, rows: int = 1000, tokens: int = 2048) -> dict:
 
 
 PARTS: dict[str, Callable] = {
+    "recorder": recorder,
     "weights": weights,
     "GRPO step, stock": functools.partial(grpo_step, ours=False),
     "GRPO step, ours": functools.partial(grpo_step, ours=True),
     "padding_report": padding,
-    "recorder": recorder,
     "log-probs, stock": functools.partial(logprobs, ours=False),
     "log-probs, ours": functools.partial(logprobs, ours=True),
     "mismatch_report": mismatch,
@@ -193,7 +193,7 @@ def in_a_process(part: str, folder: Path) -> dict:
     Raises:
         RunError: it failed; the message ends in its last line.
     """
-    need_memory(8, part)
+    need_memory(6, part)
     made = subprocess.run(
         [sys.executable, __file__, "--part", part, "--model", str(folder)], capture_output=True, text=True
     )
@@ -207,6 +207,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--model", type=Path, default=FOLDER, help="made on first use")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="PART")
     parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
     args = parser.parse_args()
     quiet_libraries()
@@ -222,7 +223,7 @@ def main() -> None:
         shutil.move(model_folder("qwen2-0.5b"), args.model)
     results = Results("shape", "python benchmarks/documented_shape.py", args.out)
     for n in range(args.rounds):
-        for part in PARTS:
+        for part in args.only:
             results.part(f"{part}, round {n + 1}", functools.partial(in_a_process, part, args.model))
 
 

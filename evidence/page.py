@@ -322,7 +322,7 @@ def cost_rows(seen: Evidence) -> list[Row]:
                 f"{name}: {ratio:.2f} of the plain call's time, {seen.ratio(name, 'peak GiB'):.2f} of its peak"
             )
     if mismatch:
-        others.append(f"`mismatch_report`: {mismatch / sampling:.1f} x the seconds of sampling the same 4 x 32 tokens")
+        others.append(f"`mismatch_report`: {mismatch / sampling:.1f} x the seconds of sampling the same tokens")
     on_gpu = "; ".join(
         f"{name}: {value['time, ours over stock']:.3f} of the time, {value['memory, ours over stock']:.3f} of the memory"
         for name, value in seen.gpu("GRPO step")
