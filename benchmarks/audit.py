@@ -166,7 +166,8 @@ def tables(rows: list[dict]) -> str:
     kinds = {row["kind"]: row for row in rows}
     for kind, about in kinds.items():
         of_kind = [row for row in rows if row["kind"] == kind]
-        cells = [", ".join(_word(row) for row in of_kind if row["tool"] == tool) for tool in tools]
+        words = [dict.fromkeys(_word(row) for row in of_kind if row["tool"] == tool) for tool in tools]
+        cells = [", ".join(of_tool) for of_tool in words]  # one word where the seeds agree
         if about["fault"]:
             lines.append(f"| `{kind}`: {about['about']} | {' | '.join(cells)} |")
     lines += ["", f"| | {' | '.join(tools)} |", "|---|" + "---|" * len(tools)]
