@@ -19,6 +19,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "helpers")]
 
 import lab_browser  # noqa: E402
 from conftest import workbench, write_notebook  # noqa: E402  also an offline environment for all that is started here
+from PIL import Image  # noqa: E402
 from widgets.test_lab import press, wait_for_state  # noqa: E402
 
 from workbench import list_runs  # noqa: E402
@@ -64,6 +65,7 @@ def shoot(name: str, element) -> None:
         raise SystemExit(f"{name}: a part of it could not be drawn")
     path = IMAGES / f"{name}.png"
     element.screenshot(path=path)
+    Image.open(path).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
     size = path.stat().st_size
     print(f"{path.relative_to(ROOT)}  {size / 1000:.0f} kB", flush=True)
     if size > LIMIT:
