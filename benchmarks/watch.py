@@ -2,10 +2,10 @@
 
     python benchmarks/watch.py [--steps 60] [--repeats 3] [--out FILE.json]
 
-Two measures. Direct: seconds in the watch over seconds of the rest of the same run, which cancels what else the machine does.
-Paired: the median step of whole trainings with and without it in turns, same seeds. The first look, which loads libraries, is
-counted apart. These steps are as short as steps get (0.65 M parameters, a CPU): the watch's own cost a step does not grow with
-the model, so its share falls.
+Seconds are the processor's, on one thread, so that other load does not count. Two measures. Direct: seconds in the watch over
+those of the rest of the same run. Paired: the median step of whole trainings with and without it in turns, same seeds. The
+first look, which loads libraries, is counted apart. These steps are as short as steps get (0.65 M parameters, a CPU): the
+watch's own cost a step does not grow with the model, so its share falls.
 """
 
 import argparse
@@ -38,21 +38,21 @@ def train(steps: int, watched: bool) -> dict:
         plain = watch._guarded
 
         def timed(do, *arguments):
-            start = time.perf_counter()
+            start = time.process_time()
             plain(do, *arguments)
-            spent.append((time.perf_counter() - start, do.__qualname__))
+            spent.append((time.process_time() - start, do.__qualname__))
 
         watch._guarded = timed
-    start, ends = time.perf_counter(), []
+    start, ends = time.process_time(), []
     plain_step = trainer.training_step
 
     def step(*arguments, **kwargs):
-        ends.append(time.perf_counter())
+        ends.append(time.process_time())
         return plain_step(*arguments, **kwargs)
 
     trainer.training_step = step
     trainer.train()
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     looks = [t for t, name in spent if name.endswith("_write_and_look")]
     rest = sum(t for t, _ in spent) - sum(looks[:1])
     between = [b - a for a, b in itertools.pairwise(ends)]

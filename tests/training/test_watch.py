@@ -2,7 +2,7 @@ import tempfile
 
 import pytest
 import trl
-from ppo_parts import HAS_PPO
+from trl_version import HAS_PPO
 
 from workbench.audit.live import watch_training
 from workbench.audit.report import audit_run
@@ -81,9 +81,7 @@ def parity(completions, **_):
     return [float(n % 2) for n in range(len(completions))]
 
 
-@pytest.mark.skipif(
-    not HAS_PPO, reason="a rollout function samples through a model in evaluation mode in later releases"
-)
+@pytest.mark.skipif(not HAS_PPO, reason="its rollout function was tried on TRL 1.12 alone")
 def test_masked_stops_are_named_while_the_run_trains_and_after_it(capfd):
     trainer = stock(reward=parity, rollout=stops_at_a_vowel, mask_truncated_completions=True)
     watch = watch_training(trainer, every=1)
