@@ -46,6 +46,11 @@ def arms(model: Path, prompts: Path, steps: int) -> dict[str, Arm]:
     return {name: dataclasses.replace(arm, options=dict(arm.options) | vllm) for name, arm in made.items()}
 
 
+def folder_of(arm: str) -> str:
+    """The folder of an arm, as `train_arms` names it."""
+    return "".join(c if c.isalnum() or c in ".-" else "-" for c in arm)
+
+
 def table_of(runs: dict[str, list[Run]]) -> dict:
     """The study's table, of the arms that are trained, and each curve."""
     trained = {name: members for name, members in runs.items() if members}
@@ -60,6 +65,9 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=8)
     options.add_argument("--seeds", type=int, nargs="+", default=[0])
     options.add_argument("--trainings", type=Path, default=ROOT / "build" / "evidence" / "custom_stops")
+    options.add_argument(
+        "--write-only", action="store_true", help="train nothing, write what is trained, finished or not"
+    )
     args = options.parse_args()
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -69,12 +77,17 @@ def main() -> None:
     runs: dict[str, list[Run]] = {name: [] for name in chosen}
     for seed in args.seeds:
         for name, arm in chosen.items():
-            need_memory(7, f"a step of {name!r} with vLLM")
+            if args.write_only:
+                runs[name] += [
+                    Run(p) for p in args.trainings.glob(f"{folder_of(name)}/seed-{seed}") if len(Run(p).metrics)
+                ]
+                continue
+            need_memory(9, f"a step of {name!r} with vLLM")
             (run,) = train_arms({name: arm}, out_dir=args.trainings, seeds=[seed])[name]
             if read_json(run.path / "progress.json", {}).get("finished"):
                 shutil.rmtree(run.path / "checkpoints", ignore_errors=True)  # gigabytes, and needed only to go on
             runs[name].append(run)
-            results.part("table", lambda: {"steps": args.steps, **table_of(runs)}, again=True)
+    results.part("table", lambda: {"steps": args.steps, **table_of(runs)}, again=True)
 
 
 if __name__ == "__main__":
