@@ -41,7 +41,7 @@ def test_an_unknown_family_dtype_or_side_is_refused(wrong):
         show_padding(**{"family": "gpt2", "side": "left", "dtype": "float32"} | wrong)
 
 
-def test_a_heat_map_writes_each_power_of_ten_and_leaves_out_what_a_text_does_not_have():
+def test_a_heat_map_writes_each_difference_in_nats_and_leaves_out_what_a_text_does_not_have():
     ax = Figure().subplots()
     plot_deltas(ax, np.array([[1e-1, 1e-3], [0.0, np.nan]]))
-    assert [text.get_text() for text in ax.texts] == ["-1", "-3", "-7"]
+    assert [text.get_text() for text in ax.texts] == ["0.10", "1e-3", "0"]
