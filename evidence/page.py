@@ -167,12 +167,13 @@ def stop_rows(seen: Evidence) -> list[Row]:
             any(p[LOGGED] > p["true clipped ratio"] for p in real if p) if any(real) else None,
         ),
         Row(
-            "Without stops in `generate` most of a batch's tokens come after an end",
+            "Stops in `generate` save tokens that come after an end",
             cell(wasted("toy", "stops", toy_limits), "python evidence/toy.py"),
             cell(wasted("stops", "transformers", limits), "python evidence/stops.py"),
             NONE,
             f"the criterion itself: {on_gpu}<br>{GPU}" if on_gpu else NO_GPU,
             all(a["share wasted"] > b["share wasted"] for a, b in both if a and b) if any(real) else None,
+            "a batch runs to its longest row, and one row without a stop takes it to the limit" if any(real) else "",
         ),
     ]
 
@@ -299,6 +300,7 @@ def training_rows(seen: Evidence) -> list[Row]:
             NONE,
             NO_GPU,
             lost,
+            "one seed; steps by arm: " + ", ".join(f"{name} {len(values[0])}" for name, values in rewards.items()),
         ),
     ]
 
