@@ -117,6 +117,7 @@ def test_without_a_gpu_the_gpu_benchmark_says_so_and_writes_nothing(tmp_path, mo
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_gpu_benchmark_runs_at_a_tiny_size_on_the_cpu(tmp_path):
     results = record.Results("gpu", "a command", tmp_path)
     gpu.measure({"starter": resolve_model("starter")}, gpu.TINY, results)
