@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from ..runs.recorded import completions_table
+from ..training.sampler_probe import probe_sampler
 from ..training.watch import Watch
 from .check import check
 from .config import facts_of
@@ -74,7 +75,8 @@ def watch_training(
     """Record a TRL trainer's run for `workbench audit` and warn, while it trains, at the step where a rule fires.
 
     The run is not changed: its numbers are the same with and without. An error in the watch is told once and ends the watch,
-    never the training. The environment variable `WORKBENCH_WATCH=0` leaves it off without an edit.
+    never the training. The environment variable `WORKBENCH_WATCH=0` leaves it off without an edit. Where vLLM runs in the
+    trainer's process, `probe_sampler` is attached too: it logs `sampler/*` and warns where the engine is another policy.
 
     Args:
         trainer: TRL's GRPOTrainer or RLOOTrainer, unmodified or a child, before `train()`.
@@ -91,4 +93,7 @@ def watch_training(
     if os.environ.get("WORKBENCH_WATCH") == "0":
         return None
     folder = Path(trainer.args.output_dir) / "_watch" if out_dir is None else Path(out_dir)
-    return Watch(trainer, folder, Warnings(folder), tokens=tokens, every=every)
+    watch = Watch(trainer, folder, Warnings(folder), tokens=tokens, every=every)
+    if trainer.args.use_vllm and trainer.args.vllm_mode == "colocate":
+        probe_sampler(trainer)
+    return watch

@@ -50,7 +50,8 @@ class OnlineDPOTrainer(PositionsMixin, StockOnlineDPOTrainer):
         self._user_options = args.generation_kwargs or {}
         if args.use_vllm:
             cpu_sync_online_dpo(self)
-            probe_sampler(self)
+            if args.vllm_mode == "colocate":  # on a server it is to be asked for
+                probe_sampler(self)
         self.set_stops(stops)
         self._recorder = record(self, out_dir) if out_dir else None
 

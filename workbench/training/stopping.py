@@ -157,7 +157,8 @@ class StoppingMixin:
             self.engine_tap = EngineTap(
                 self.vllm_generation, lambda: (self.state.global_step, self.model.training), **how
             )
-            probe_sampler(self)
+            if self.args.vllm_mode == "colocate":  # on a server it is to be asked for
+                probe_sampler(self)
         self.set_stops(stops)
 
     def set_stops(self, stops: StopSpec) -> None:
