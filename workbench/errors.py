@@ -35,9 +35,9 @@ def need_lab(what: str, *modules: str) -> None:
 
     Example:
         >>> need_lab("counting", "math")
-        >>> need_lab("a made-up thing", "made_up")
+        >>> need_lab("a made-up thing", "no_such_package")
         Traceback (most recent call last):
-        workbench.errors.MissingDependencyError: a made-up thing takes made_up: pip install "workbench[lab]"
+        workbench.errors.MissingDependencyError: a made-up thing takes no_such_package: pip install "workbench[lab]"
     """
     if absent := [name for name in modules if find_spec(name) is None]:
         raise MissingDependencyError(f'{what} takes {", ".join(absent)}: pip install "workbench[lab]"')
