@@ -1,9 +1,11 @@
+import io
 import json
 import pickle
 
 import pandas as pd
 import pytest
 
+from workbench.audit import readers
 from workbench.audit.levels import highest_reward
 from workbench.audit.names import canonical
 from workbench.audit.readers import read_logs
@@ -160,3 +162,18 @@ def test_every_name_of_a_metric_stands_once_in_the_table():
     spellings = [spelling for known in NAMES.values() for spelling in known]
     assert len(spellings) == len(set(spellings))
     assert canonical(["a"]) == {}
+
+
+def test_reading_a_long_log_counts_every_byte_for_its_progress_bar(tmp_path, monkeypatch):
+    bars = []
+
+    class Bar(readers.tqdm):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs | {"disable": False, "file": io.StringIO()})
+            bars.append(self)
+
+    monkeypatch.setattr(readers, "tqdm", Bar)
+    path = tmp_path / "train.log"
+    path.write_bytes((repr(LINE).encode() + b"\n") * 3 + b"x" * 2_500_000 + b"\n" + repr(LINE).encode())
+    one(path)
+    assert [(bar.n, bar.total) for bar in bars] == [(path.stat().st_size,) * 2]

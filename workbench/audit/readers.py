@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
+from tqdm import tqdm
 
 from ..errors import RunError
 from ..runs.files import open_plain, read_json
 from ..runs.parts import read_completions
 from ..runs.recorded import completions_table, read_trl_completions, reward_functions
+from ..runs.text import one_line
 from .config import facts_of
 from .log import Log
 from .tables import steps_table
@@ -157,11 +159,16 @@ def _trainer_state(path: Path) -> pd.DataFrame:
 def _lines(path: Path) -> Iterator[tuple[bytes, bool]]:
     """The lines of a file and whether each is whole; of one longer than `_LONGEST_LINE` only the start is given."""
     with open_plain(path) as file:
-        while line := file.readline(_LONGEST_LINE):
-            whole = line.endswith(b"\n")
-            yield line, whole or len(line) < _LONGEST_LINE
-            while not whole and len(rest := file.readline(_LONGEST_LINE)):
-                whole = rest.endswith(b"\n")
+        size = os.fstat(file.fileno()).st_size
+        bar = tqdm(total=size, desc=one_line(path.name), unit="B", unit_scale=True, delay=1, leave=False, disable=None)
+        with bar:
+            while line := file.readline(_LONGEST_LINE):
+                whole = line.endswith(b"\n")
+                bar.update(len(line))
+                yield line, whole or len(line) < _LONGEST_LINE
+                while not whole and len(rest := file.readline(_LONGEST_LINE)):
+                    whole = rest.endswith(b"\n")
+                    bar.update(len(rest))
 
 
 def _json_lines(path: Path) -> tuple[pd.DataFrame, list[str]]:
