@@ -2,7 +2,6 @@ import tempfile
 
 import pytest
 import trl
-from trl_version import HAS_PPO
 
 from workbench.audit.live import watch_training
 from workbench.audit.report import audit_run
@@ -81,7 +80,6 @@ def parity(completions, **_):
     return [float(n % 2) for n in range(len(completions))]
 
 
-@pytest.mark.skipif(not HAS_PPO, reason="its rollout function was tried on TRL 1.12 alone")
 def test_masked_stops_are_named_while_the_run_trains_and_after_it(capfd):
     trainer = stock(reward=parity, rollout=stops_at_a_vowel, mask_truncated_completions=True)
     watch = watch_training(trainer, every=1)
