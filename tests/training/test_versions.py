@@ -5,6 +5,7 @@ import warnings
 from importlib.machinery import ModuleSpec
 
 import pytest
+from trl_version import HAS_PPO
 
 from workbench.errors import MissingDependencyError
 from workbench.training import recipes
@@ -84,3 +85,15 @@ def test_an_empty_folder_named_vllm_is_no_vllm(monkeypatch):
     monkeypatch.setattr(recipes, "find_spec", lambda name: ModuleSpec(name, None))
     with pytest.raises(MissingDependencyError, match="vLLM is not installed"):
         recipes.vllm_fields(recipes.make_recipe(model="starter", backend="vllm"))
+
+
+@pytest.mark.slow
+def test_everything_is_imported_at_once_but_ppo_where_trl_has_none():
+    code = """
+import sys
+sys.modules["vllm"] = None  # for its 20 seconds
+from workbench import *
+print(*({"GRPOTrainer", "PPOTrainer", "train_ppo"} & globals().keys()))
+"""
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(process.stdout.split()) == {"GRPOTrainer"} | ({"PPOTrainer", "train_ppo"} if HAS_PPO else set())
