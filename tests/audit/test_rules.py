@@ -303,6 +303,17 @@ def test_a_gradient_or_an_entropy_in_a_step_of_clipped_rows_shows_that_none_is_m
     assert rules_ends.masked_stops(log(**STOPPED, **alike, entropy=0.0)).verdict == "found"
 
 
+def test_the_entropy_of_completions_of_one_token_tells_nothing_of_a_mask():
+    one = STOPPED | {
+        "mean_length": 1.0,
+        "min_length": 1.0,
+        "max_length": 1.0,
+        "entropy": 4.6,
+    }  # a mean over masked rows
+    facts = LIMIT | {"mask_truncated": True}
+    assert rules_ends.masked_stops(log(**one, grad_norm=0.0, zero_std_share=0.1, facts=facts)).verdict == "found"
+
+
 def test_rows_of_one_length_are_cut_where_their_texts_end_in_many_ways_or_differ_much():
     alike = {"clipped_ratio": 1.0, "mean_length": 32.0, "max_length": 32.0}
     calls = rows(text=lambda s, g, r: f"<search>{s}</search>")

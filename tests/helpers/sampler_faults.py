@@ -21,7 +21,10 @@ from peft import LoraConfig
 from tokenizers import normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 
+from workbench.audit.live import watch_training
+from workbench.audit.report import audit_run
 from workbench.generation.backends import save_policy
+from workbench.runs.run import Run
 from workbench.training import vllm_sync
 from workbench.training.grpo import GRPOTrainer, RLOOTrainer
 from workbench.training.recipes import grpo_config, load_prompts, make_recipe, resolve_model
@@ -42,6 +45,9 @@ def with_template(folder: str) -> str:
 
 PATH = with_template(tempfile.mkdtemp())
 LORA = {"peft_config": {"r": 4, "target_modules": ["q_proj", "v_proj"]}, "learning_rate": 3e-3}
+
+STOP = {"stop": ["e"], "include_stop_str_in_output": True}
+MASKED = {"generation_kwargs": STOP, "mask_truncated_completions": True, "max_completion_length": 32}
 
 
 def copies(named_params) -> list:
@@ -130,6 +136,8 @@ def cases(url: str) -> dict:
         "clean, stock": (none, trl.GRPOTrainer, {}),
         "not synced": (lambda: sender(never), GRPOTrainer, {}),
         "not probed": (none, trl.GRPOTrainer, {"probed": False}),
+        "watched": (none, trl.GRPOTrainer, {"watched": True}),
+        "watched, masked stops": (none, trl.GRPOTrainer, {"watched": True, "args": MASKED}),
         "not synced, stock": (lambda: sender(never), trl.GRPOTrainer, {}),
         "synced late, 1": (lambda: sender(lambda: late(1)), GRPOTrainer, {}),
         "synced late, 2": (lambda: sender(lambda: late(2)), GRPOTrainer, {}),
@@ -145,12 +153,14 @@ def run(case: tuple, url: str, steps: int) -> dict:
     """Verdicts of a training, what was warned of, and what was logged."""
     inject, cls, options = case
     options = dict(options)
-    probed = options.pop("probed", True)
+    watched = options.pop("watched", False)
+    probed = options.pop("probed", not watched)
+    changed = options.pop("args", {})
     fields = {"max_steps": steps, "per_device_train_batch_size": 16, "max_completion_length": 16}
     recipe = make_recipe("starter", backend="vllm", learning_rate=options.pop("learning_rate", 3e-4), **fields)
     server = {"vllm_mode": "server", "vllm_server_base_url": url} if url else {}
     config = trl.RLOOConfig if cls is RLOOTrainer else trl.GRPOConfig
-    args = grpo_config(recipe, tempfile.mkdtemp(), config, save_strategy="no", **server)
+    args = grpo_config(recipe, tempfile.mkdtemp(), config, **{"save_strategy": "no"} | server | changed)
     if "peft_config" in options:
         options["peft_config"] = LoraConfig(**options["peft_config"])
     with warnings.catch_warnings(record=True) as caught, server_without_nccl(args):
@@ -160,6 +170,7 @@ def run(case: tuple, url: str, steps: int) -> dict:
             install_cpu_sync(trainer.vllm_generation, args.output_dir)
         trainer.remove_callback(PrinterCallback)
         probe = probe_sampler(trainer) if probed else None
+        watch = watch_training(trainer, every=1) if watched else None
         start = AutoModelForCausalLM.from_pretrained(PATH)  # the engine is as after its start
         if url:
             client, exchange = trainer.vllm_generation.vllm_client, Path(tempfile.mkdtemp())
@@ -170,6 +181,8 @@ def run(case: tuple, url: str, steps: int) -> dict:
             trainer.train()
     lines = trainer.state.log_history[:-1]
     found = {name: [line[name] for line in lines] for name in ("reward", "entropy")}
+    if watch:
+        return found | what_was_watched(watch.out_dir)
     if not probe:
         return found
     said = [text for w in caught if (text := str(w.message)).startswith(("vLLM at step", "the sampler is not"))]
@@ -177,6 +190,18 @@ def run(case: tuple, url: str, steps: int) -> dict:
     logged = [{k: v for k, v in line.items() if k.startswith("sampler/")} for line in lines]
     found |= {"verdicts": verdicts, "warned": said, "logged": logged}
     return found | {"seconds": probe.seconds, "count": probe._count}
+
+
+def what_was_watched(folder: Path) -> dict:
+    """The record's rows, and what the audit says of it."""
+    rows, tokens = Run(folder).completions, Run(folder / "tokens").completions
+    return {
+        "finish_reason": rows["finish_reason"].tolist(),
+        "trl_finish_reason": rows["trl_finish_reason"].tolist(),
+        "probed": bool(Run(folder).metrics["sampler/difference"].notna().all()),
+        "logprobs": (tokens["sampler_logprobs"].map(len) == tokens["completion_ids"].map(len)).all().item(),
+        "problems": audit_run(folder).problems,
+    }
 
 
 RELOAD_COLOCATED, RELOAD_SERVER = vllm_sync.reload_colocated, vllm_sync.reload_server

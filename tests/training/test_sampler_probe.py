@@ -68,6 +68,16 @@ def test_a_probed_training_samples_what_it_would_have_sampled_without():
     assert result["clean, stock"]["entropy"] == result["not probed"]["entropy"]
 
 
+@pytest.mark.slow
+def test_a_watched_training_on_vllm_is_the_same_and_its_record_has_the_engine_s_own_ends():
+    result = in_process()
+    watched, masked = result["watched"], result["watched, masked stops"]
+    assert watched["reward"] == result["not probed"]["reward"] and watched["entropy"] == result["not probed"]["entropy"]
+    assert watched["probed"] and watched["logprobs"] and watched["problems"] == []
+    assert set(masked["finish_reason"]) == {"stop"} and masked["trl_finish_reason"].count("length") > 40  # of 48
+    assert masked["problems"][0] == "masked-stops"
+
+
 def test_a_trainer_without_vllm_has_nothing_to_probe():
     for fields in ({"use_vllm": False}, {}):
         assert probe_sampler(SimpleNamespace(args=SimpleNamespace(**fields))) is None

@@ -60,6 +60,8 @@ def steps_full_of_clipped_rows(log: Log) -> tuple[np.ndarray, np.ndarray]:
     if logged is None or norm is None:
         return none, none
     full, entropy = logged >= 1 - 1e-6, log.logged("entropy")
+    if entropy is not None and (longest := log.logged("max_length")) is not None:
+        entropy = np.where(longest <= 1, np.nan, entropy)  # of one column TRL takes the mean over all rows, masked or not
     dead, alive = full & (norm == 0), full & (norm > 0)
     differ = none if equal is None else equal < 1 - 1e-6
     if entropy is None:
