@@ -15,6 +15,7 @@ from collections import deque
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import torch
 import trl
 from peft import LoraConfig
@@ -195,11 +196,13 @@ def run(case: tuple, url: str, steps: int) -> dict:
 def what_was_watched(folder: Path) -> dict:
     """The record's rows, and what the audit says of it."""
     rows, tokens = Run(folder).completions, Run(folder / "tokens").completions
+    scored = zip(tokens["sampler_logprobs"], tokens["scorer_logprobs"], strict=True)
     return {
         "finish_reason": rows["finish_reason"].tolist(),
         "trl_finish_reason": rows["trl_finish_reason"].tolist(),
         "probed": bool(Run(folder).metrics["sampler/difference"].notna().all()),
         "logprobs": (tokens["sampler_logprobs"].map(len) == tokens["completion_ids"].map(len)).all().item(),
+        "apart": [float(np.abs(s - t).max()) for s, t in scored if len(t)],
         "problems": audit_run(folder).problems,
     }
 

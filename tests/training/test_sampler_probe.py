@@ -76,6 +76,8 @@ def test_a_watched_training_on_vllm_is_the_same_and_its_record_has_the_engine_s_
     assert watched["probed"] and watched["logprobs"] and watched["problems"] == []
     assert set(masked["finish_reason"]) == {"stop"} and masked["trl_finish_reason"].count("length") > 40  # of 48
     assert masked["problems"][0] == "masked-stops"
+    assert len(watched["apart"]) == 48 and len(masked["apart"]) == masked["trl_finish_reason"].count("stop")
+    assert max(watched["apart"] + masked["apart"]) < 1e-4  # nats a token; of rows that are masked the scorer sees nothing
 
 
 def test_a_trainer_without_vllm_has_nothing_to_probe():

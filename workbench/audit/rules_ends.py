@@ -34,11 +34,12 @@ def masked_stops(log: Log) -> Finding:
     evidence = {"steps all masked": int(dead.sum()), "mean share of rows masked": float(np.nanmean(logged))}
     if norm is not None:
         evidence["steps with a gradient of 0"] = int((norm == 0).sum())
+    all_of_them = f", in {share:.0%} of the steps all of them, so that no token is in the loss and the gradient is 0"
     return Finding(
         rule,
         FOUND,
-        "Completions that stopped properly are left out of the loss, because they count as truncated: in "
-        f"{share:.0%} of the steps all of them, so that no token is in the loss and the gradient is 0.",
+        "Completions that stopped properly are left out of the loss, because they count as truncated: "
+        f"{np.nanmean(logged):.0%} of the rows{all_of_them * bool(dead.any())}.",
         severity=PROBLEM,
         steps=log.at(dead),
         evidence=evidence,

@@ -263,7 +263,8 @@ def draw_panel(ax, panel: list[Series], metric: str) -> None:
     low, high = ax.get_ylim()  # of the lines: with the t interval of 2 seeds they would be flat
     for n, one in enumerate(panel):
         if len(one.curves) > 1:
-            ax.fill_between(one.x, one.interval.low, one.interval.high, color=COLORS[n % len(COLORS)], alpha=0.2, lw=0)
+            faint = 0.2 if len(one.curves) > 2 else 0.06  # of 2 seeds it fills the panel
+            ax.fill_between(one.x, one.interval.low, one.interval.high, color=COLORS[n % len(COLORS)], alpha=faint, lw=0)
     ax.set_ylim(low, high)
     first = panel[0].curves[0]
     ax.set(xlabel=AXES[first.axis], ylabel=f"{metric} [{first.unit}]")

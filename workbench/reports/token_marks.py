@@ -75,9 +75,11 @@ def _tokens(recorded: dict, row: dict, piece: Callable[[int], str]) -> Tokens:
     kept = recorded["completion_ids"]
     ids = recorded["sampled_ids"] if _is_list(recorded.get("sampled_ids")) else kept
     stopped = row.get("finish_reason") == "stop"
-    uses = token_uses(len(ids), len(kept), stopped=stopped, masked=bool(row.get("masked", False)))
+    masked = bool(row.get("masked", False))
+    uses = token_uses(len(ids), len(kept), stopped=stopped, masked=masked)
     scorer, sampler = recorded.get("scorer_logprobs"), recorded.get("sampler_logprobs")
-    known = _is_list(scorer) and _is_list(sampler) and len(scorer) == len(sampler)
+    # TRL hides a masked completion from the scorer's attention too: its log-probs there are of nothing.
+    known = not masked and _is_list(scorer) and _is_list(sampler) and len(scorer) == len(sampler)
     ratios = np.round(np.subtract(scorer, sampler), 3).tolist() if known else []
     return Tokens([piece(int(i)) for i in ids], uses, [r if math.isfinite(r) else 0.0 for r in ratios])
 

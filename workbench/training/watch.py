@@ -289,12 +289,20 @@ def _text(value) -> str:
 
 
 def _logprobs(scored: dict, lengths: Sequence[int]) -> dict[str, list]:
-    """Log-probs of each row's tokens under sampler and scorer, where the trainer has them: B rows of float32."""
+    """Log-probs of each row's tokens under sampler and scorer, where the trainer has them: B rows of float32.
+
+    Of a row that is left out of the loss the scorer has none: TRL hides it from the attention too.
+    """
     found: dict[str, list] = {}
-    for column, name in (("sampler_logprobs", "sampling_per_token_logps"), ("scorer_logprobs", "old_per_token_logps")):
+    seen = scored["completion_mask"].any(dim=1).tolist()
+    scorer_lengths = [length * sees for length, sees in zip(lengths, seen, strict=True)]
+    for column, name, known in (
+        ("sampler_logprobs", "sampling_per_token_logps", lengths),
+        ("scorer_logprobs", "old_per_token_logps", scorer_lengths),
+    ):
         if scored.get(name) is not None:
             table = scored[name].float().numpy(force=True)
-            found[column] = [np.array(row[:length]) for row, length in zip(table, lengths, strict=True)]
+            found[column] = [np.array(row[:length]) for row, length in zip(table, known, strict=True)]
     return found
 
 
