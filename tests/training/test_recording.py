@@ -3,11 +3,13 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
+from workbench.audit.config import facts_of
 from workbench.curves.measured import run_curve
+from workbench.generation.stops import StopSpec
 from workbench.runs.files import read_json
 from workbench.runs.run import Run
-from workbench.training.grpo import train_grpo
-from workbench.training.recipes import make_recipe
+from workbench.training.grpo import GRPOTrainer, train_grpo
+from workbench.training.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.training.recording import RunRecorder, quiet_libraries
 from workbench.training.rewards import length_reward
 
@@ -43,6 +45,24 @@ def test_prompts_are_counted_as_trl_draws_them_with_several_iterations_and_steps
     train_grpo(recipe, reward_funcs=length_reward(20), out_dir=tmp_path, num_iterations=2, steps_per_generation=4)
     drawn = len(Run(tmp_path).completions) / recipe.num_generations
     assert run_curve(Run(tmp_path), "loss", axis="prompts").x[-1] == drawn == 16
+
+
+@pytest.mark.slow
+def test_a_trainer_of_one_s_own_leaves_what_the_audit_asks_of_its_settings(tmp_path):
+    recipe = make_recipe(
+        "starter", max_steps=1, max_completion_length=4, num_generations=2, per_device_train_batch_size=4
+    )
+    args = grpo_config(recipe, tmp_path / "trl", reward_weights=[2.0], save_strategy="no")
+    given = {"stops": StopSpec(strings=(".",)), "explicit_positions": False, "out_dir": tmp_path / "run"}
+    trainer = GRPOTrainer(
+        resolve_model("starter"), length_reward(20), args, train_dataset=load_prompts("starter"), **given
+    )
+    trainer.train()
+    facts, damage = facts_of(tmp_path / "run")
+    assert damage == []
+    assert (facts["trainer"], facts["stop_strings"], facts["explicit_positions"]) == ("GRPOTrainer", ["."], False)
+    assert (facts["num_generations"], facts["max_completion_length"], facts["reward_highest"]) == (2, 4, 0.0)
+    assert run_curve(Run(tmp_path / "run"), "reward").unit == "as logged"  # twice the function's
 
 
 @pytest.mark.parametrize("processes, prompts", [(1, 8.0), (2, None)])

@@ -78,7 +78,6 @@ def _of_recipe(recorded: dict) -> dict[str, Any]:
 
     recipe, stops, overrides = part("recipe"), part("stops"), part("overrides")
     functions = [f for f in recorded.get("reward_funcs") or [] if isinstance(f, dict)]
-    tops: list = [f.get("highest") for f in functions]
     trainer = str(recorded.get("trainer") or "")
     own = bool(trainer) and not trainer.startswith("Observed")
     known = {
@@ -91,5 +90,17 @@ def _of_recipe(recorded: dict) -> dict[str, Any]:
         "mask_truncated": overrides.get("mask_truncated_completions"),
         # The workbench's own trainers pass positions unless told not to; a stock one is recorded as Observed...
         "explicit_positions": overrides.get("explicit_positions", own or None),
-        "reward_highest": sum(tops) if tops and all(isinstance(t, int | float) for t in tops) else None,
+        "reward_highest": _highest([f.get("highest") for f in functions], overrides.get("reward_weights")),
     }
+
+
+def _highest(tops: list, weights) -> float | None:
+    """The largest sum of rewards there can be, where each one's largest and its weight are known.
+
+    Example:
+        >>> _highest([1.0, 2.0], None), _highest([1.0, 2.0], [1.0, 0.5]), _highest([1.0, None], None)
+        (3.0, 2.0, None)
+    """
+    weights = weights or [1.0] * len(tops)
+    known = all(isinstance(n, int | float) for n in (*tops, *weights)) and min(weights, default=-1) >= 0
+    return sum(w * t for w, t in zip(weights, tops, strict=True)) if known and len(weights) == len(tops) else None

@@ -62,7 +62,9 @@ def steps_full_of_clipped_rows(log: Log) -> tuple[np.ndarray, np.ndarray]:
         return none, none
     full, entropy = logged >= 1 - 1e-6, log.logged("entropy")
     if entropy is not None and (longest := log.logged("max_length")) is not None:
-        entropy = np.where(longest <= 1, np.nan, entropy)  # of one column TRL takes the mean over all rows, masked or not
+        entropy = np.where(
+            longest <= 1, np.nan, entropy
+        )  # of one column TRL takes the mean over all rows, masked or not
     dead, alive = full & (norm == 0), full & (norm > 0)
     differ = none if equal is None else equal < 1 - 1e-6
     if entropy is None:

@@ -264,7 +264,9 @@ def draw_panel(ax, panel: list[Series], metric: str) -> None:
     for n, one in enumerate(panel):
         if len(one.curves) > 1:
             faint = 0.2 if len(one.curves) > 2 else 0.06  # of 2 seeds it fills the panel
-            ax.fill_between(one.x, one.interval.low, one.interval.high, color=COLORS[n % len(COLORS)], alpha=faint, lw=0)
+            ax.fill_between(
+                one.x, one.interval.low, one.interval.high, color=COLORS[n % len(COLORS)], alpha=faint, lw=0
+            )
     ax.set_ylim(low, high)
     first = panel[0].curves[0]
     ax.set(xlabel=AXES[first.axis], ylabel=f"{metric} [{first.unit}]")

@@ -16,6 +16,7 @@ from ..generation.stops import StopSpec
 from ..runs.completions import forget_after, join_completions, save_part
 from ..runs.files import jsonable, read_json, write_json
 from ..runs.stop_request import go_on, honour_stop, run_is_lost, stop_request
+from .describe import describe_trainer
 from .monitoring import completion_metrics
 from .recipes import Recipe, grpo_config, load_prompts, resolve_model
 
@@ -239,6 +240,15 @@ class RecordingMixin:
     def __init__(self, *args, out_dir: str | Path | None = None, **kwargs):
         super().__init__(*args, **kwargs)
         self._recorder = record(self, out_dir) if out_dir else None
+
+    def train(self, *args, **kwargs):
+        if self._recorder and self.accelerator.is_main_process:
+            folder = self._recorder.out_dir
+            if "trl" in read_json(
+                folder / "recipe.json", {"trl": None}
+            ):  # none, or of an earlier trainer, not a recipe
+                describe_trainer(self, folder)
+        return super().train(*args, **kwargs)
 
     @classmethod
     def from_recipe(cls, recipe: Recipe, *, reward_funcs, out_dir: Path, stops: StopSpec | None = None, **options):

@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,10 +18,10 @@ from transformers import TrainerCallback
 from ..errors import ParameterError
 from ..generation.stops import trl_finish_reason
 from ..runs.completions import forget_after, join_completions, save_part
-from ..runs.files import metric_lines, write_json, write_text
+from ..runs.files import metric_lines, write_text
+from .describe import describe_trainer, eos_ids, several_turns
 from .recording import StepRecord, logged_rewards
-from .rewards import completion_text, describe_reward
-from .stopping import backend_of
+from .rewards import completion_text
 
 TOKENS = "tokens"  # folder of ids and log-probs, beside the completions, so that reading those stays cheap
 _SHARE = 0.01  # of the training's time that writing and asking may take
@@ -179,11 +178,11 @@ class Watch(StepRecord, TrainerCallback):
             "completion_tokens": [len(ids) for ids in rows] if own is None else [sum(mask) for mask in own],
             "trl_finish_reason": [trl_finish_reason(ids, eos, pad) for ids in rows],
         }
-        if _several_turns(trainer):
+        if several_turns(trainer):
             return ends
         if len(self._reasons) == len(rows):
             return ends | {"finish_reason": ["length" if r == "length" else "stop" for r in self._reasons]}
-        limit, stops = trainer.args.max_completion_length, {eos, *_eos_ids(trainer)}
+        limit, stops = trainer.args.max_completion_length, {eos, *eos_ids(trainer)}
         return ends | {"finish_reason": [finish_reason(ids, limit, stops, pad) for ids in rows]}
 
     # --- transformers' callbacks ------------------------------------------------------------------------------------
@@ -265,24 +264,6 @@ def finish_reason(ids: Sequence[int], limit: int, stops: set[int], pad: int) -> 
     return "stop" if ended else "length"
 
 
-def _several_turns(trainer) -> bool:
-    """Whether rows have turns, or come from the user's own sampler: then their limit is not known here."""
-    return bool(getattr(trainer, "tools", None)) or getattr(trainer, "rollout_func", None) is not None
-
-
-def _eos_ids(trainer) -> list[int]:
-    """All ids at which this trainer's sampler stops."""
-    known: list = []
-    options = trainer.args.generation_kwargs or {}
-    for value in (
-        trainer.model.generation_config.eos_token_id,
-        options.get("eos_token_id"),
-        options.get("stop_token_ids"),
-    ):
-        known += value if isinstance(value, list | tuple) else [value]
-    return [i for i in known if i is not None]
-
-
 def _text(value) -> str:
     """A text, or of a conversation the last message, as the audit reads them."""
     return str(completion_text(value)) if value else ""
@@ -304,26 +285,3 @@ def _logprobs(scored: dict, lengths: Sequence[int]) -> dict[str, list]:
             table = scored[name].float().numpy(force=True)
             found[column] = [np.array(row[:length]) for row, length in zip(table, known, strict=True)]
     return found
-
-
-def describe_trainer(trainer, folder: Path) -> None:
-    """Write what the audit asks of a run's settings: `recipe.json` as runs of the workbench have it, the model's configs."""
-    args, options = trainer.args, trainer.args.generation_kwargs or {}
-    strings = options.get("stop") or options.get("stop_strings") or []
-    ours = type(trainer).__module__.startswith("workbench.")
-    recipe: dict[str, Any] = {name: getattr(args, name, None) for name in ("num_generations", "learning_rate", "seed")}
-    recipe["backend"] = backend_of(args)
-    if not _several_turns(trainer):
-        recipe["max_completion_length"] = args.max_completion_length
-    about = {
-        "trainer": type(trainer).__name__ if ours else f"Observed{type(trainer).__name__}",
-        "recipe": recipe,
-        "reward_funcs": [describe_reward(function) for function in trainer.reward_funcs],
-        "stops": {"strings": [strings] if isinstance(strings, str) else list(strings), "token_ids": _eos_ids(trainer)},
-        "overrides": {"mask_truncated_completions": args.mask_truncated_completions},
-        "trl": trl.__version__,
-    }
-    write_json(folder / "recipe.json", about)
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    for name, config in (("config.json", model.config), ("generation_config.json", model.generation_config)):
-        write_json(folder / name, config.to_dict())
