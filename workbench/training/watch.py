@@ -72,7 +72,7 @@ class Watch(StepRecord, TrainerCallback):
         self._pending: dict[str, list[Generation]] = {"": [], TOKENS: []}  # folder -> what is not written yet
         self._first: list[Generation] = []
         self._last: deque[Generation] = deque()
-        self._spent = self._began = 0.0
+        self._spent = self._look_s = self._began = 0.0  # seconds: in here, of the last look, when the training began
         self._loaded = False
         self._reasons: list[str] = []  # the engine's, of this generation
         self._generated: tuple = ()
@@ -199,13 +199,15 @@ class Watch(StepRecord, TrainerCallback):
         if not state.global_step:
             return
         if self._every is None:
-            due = self._spent <= _SHARE * (time.perf_counter() - self._began)
+            due = self._spent + self._look_s <= _SHARE * (time.perf_counter() - self._began)
         else:
             due = state.global_step % self._every == 0
         if due:
+            before = self._spent
             self._guarded(self._write_and_look)
+            self._look_s = self._spent - before
             if not self._loaded:  # the first time loads libraries, which no later one does
-                self._loaded, self._spent = True, 0.0
+                self._loaded, self._spent, self._look_s = True, 0.0, 0.0
 
     def on_train_end(self, args, state, control, **_):
         self._guarded(self._write_and_look)
