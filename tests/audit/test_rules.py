@@ -1,4 +1,5 @@
 import numpy as np
+import pandas as pd
 import pytest
 from made_up import falling, flat, log, rising, rows
 
@@ -446,6 +447,52 @@ def test_a_difference_of_probabilities_is_no_difference_of_log_probs():
     assert rules_sampler.mismatch(log(probability_difference=0.01)).verdict == "undecidable"
     assert rules_sampler.mismatch(log(probability_difference=0.2)).verdict == "found"
     assert rules_sampler.stale_sampler(log(probability_difference=lambda x: 0.2 * x)).verdict == "found"
+
+
+def test_steps_without_a_token_to_compare_are_no_agreement_of_sampler_and_scorer():
+    none_yet = np.r_[0.0, np.full(59, 0.03)]  # TRL logs 0 where every row of the step was masked
+    assert rules_sampler.stale_sampler(log(logp_difference=none_yet)).verdict != "found"
+    assert rules_sampler.stale_sampler(log(logp_difference=0.0)).verdict == "undecidable"
+
+
+def test_ratios_of_long_completions_are_small_with_any_mismatch_and_only_smaller_ones_are_top_p():
+    long = {"logp_difference": 0.09, "mean_length": 2000, "ratio_max": 1e-3, "ratio_mean": 1e-4}
+    assert rules_sampler.mismatch(log(**long)).cause == "constant"
+    assert rules_sampler.mismatch(log(**long, ratio_min=1e-9)).cause == "constant"  # an engine in a coarser dtype
+    assert rules_sampler.mismatch(log(**(long | {"logp_difference": 0.02}), ratio_min=1e-20)).cause == (
+        "truncated-sampling"
+    )
+
+
+def test_recorded_ends_are_believed_before_lengths():
+    ends = rows(finish_reason=lambda s, g, r: "length" if r < 2 else "stop")  # of a context shorter than the limit
+    cut = {"clipped_ratio": 0.5, "mean_length": 20.0, "max_length": 60.0, "completions": ends}
+    assert rules_clipping.false_clipping(log(**cut, facts=LIMIT)).verdict == "not found"
+    later = pd.DataFrame(ends).assign(step=lambda table: table["step"] + 100)  # after the last logged step
+    assert rules_clipping.cut_rows(log(**(cut | {"completions": later}))) is None
+    unknown = pd.DataFrame(ends).assign(finish_reason=None)
+    assert rules_clipping.cut_rows(log(**(cut | {"completions": unknown}))) is None
+
+
+def test_a_line_break_as_a_stop_string_is_not_at_the_end_of_every_text():
+    cut = {"clipped_ratio": 0.5, "mean_length": 40.0, "max_length": 64.0}
+    facts = {"stop_strings": ["\n"]}
+    assert rules_clipping.false_clipping(log(**cut, completions=rows(), facts=facts)).verdict != "found"
+    lines = rows(text=lambda s, g, r: f"{s} {g} {r}\n")
+    assert rules_clipping.false_clipping(log(**cut, completions=lines, facts=facts)).verdict == "found"
+
+
+def test_a_dip_at_the_top_is_no_collapse():
+    dips = np.r_[np.ones(50), np.tile([1.0, 0.97], 5)]
+    assert rules_learning.collapse(log(reward=dips)).verdict == "found"  # 1 may be anything here
+    assert rules_learning.collapse(log(reward=dips, facts={"reward_highest": 1.0})).verdict == "not found"
+
+
+def test_completions_of_other_steps_tell_nothing_of_the_logged_ones():
+    other = pd.DataFrame(rows(reward=lambda s, g, r: 1.0)).assign(step=lambda table: table["step"] + 100)
+    assert rules_gradient.zero_gradient(log(completions=other, facts=SIZE)).verdict == "undecidable"
+    lost = log(reward=np.where(np.arange(60) % 4, 0.5, np.nan), mean_length=5.0, completions=other)
+    assert rules_data.missing_rewards(lost).says == "25.0% of the steps have no reward."
 
 
 # --- together ---------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "clip_region": ("clip_ratio/region_mean", "clip_ratio", "actor/pg_clipfrac", "policy/clipfrac_avg"),
     "logp_difference": ("sampling/sampling_logp_difference/mean",),
     "probability_difference": ("training/rollout_probs_diff_mean",),
+    "ratio_min": ("sampling/importance_sampling_ratio/min",),
     "ratio_mean": ("sampling/importance_sampling_ratio/mean",),
     "ratio_max": ("sampling/importance_sampling_ratio/max",),
     "tool_calls": ("tools/call_frequency",),

@@ -16,7 +16,9 @@ def cut_rows(log: Log) -> np.ndarray | None:
         return log.logged("true_clipped")
     steps = log.steps["step"].to_numpy()
     place = np.searchsorted(steps, table["step"].to_numpy())  # a row counts to the first step logged after it
-    inside = place < len(steps)
+    inside = (place < len(steps)) & table["finish_reason"].notna().to_numpy()
+    if not inside.any():
+        return log.logged("true_clipped")
     cut = (table["finish_reason"] == "length").to_numpy()[inside]
     rows = np.bincount(place[inside], minlength=len(steps))
     return np.where(rows > 0, np.bincount(place[inside], cut, minlength=len(steps)) / np.maximum(rows, 1), np.nan)
@@ -27,7 +29,8 @@ def ended_rows(log: Log) -> np.ndarray | None:
     table, strings = log.completions, tuple(log.facts.get("stop_strings") or ())
     if table is None or not strings:
         return None
-    ended = table["completion"].str.rstrip().str.endswith(tuple(s.rstrip() for s in strings))
+    texts, bare = table["completion"], tuple(s.rstrip() for s in strings if s.rstrip())
+    ended = texts.str.endswith(strings) | texts.str.rstrip().str.endswith(bare)
     share = ended.groupby(table["step"]).mean()
     return share.reindex(log.steps["step"]).to_numpy(float)
 
@@ -80,11 +83,17 @@ def false_clipping(log: Log) -> Finding:
 
 
 def _contradictions(log: Log, logged: np.ndarray) -> dict[str, np.ndarray]:
-    """Reason, in words -> the steps where it shows, (N,) of bool."""
-    reasons: dict[str, np.ndarray] = {}
+    """Reason, in words -> the steps where it shows, (N,) of bool. Where ends are recorded, they alone tell."""
     true = cut_rows(log)
-    if true is not None:
-        reasons["the recorded ends of the rows say otherwise"] = logged - true > 0.005
+    if true is None:
+        return _indirect(log, logged)
+    indirect = {reason: where & np.isnan(true) for reason, where in _indirect(log, logged).items()}
+    return {"the recorded ends of the rows say otherwise": logged - true > 0.005} | indirect
+
+
+def _indirect(log: Log, logged: np.ndarray) -> dict[str, np.ndarray]:
+    """The same from texts and lengths. Lengths mislead where a context shorter than prompt and limit cut the rows."""
+    reasons: dict[str, np.ndarray] = {}
     ended = ended_rows(log)
     if ended is not None and log.each_step:  # the texts are of the last batch, the ratio of all since the line before
         reasons["the texts end in a stop string"] = logged + ended > 1.02

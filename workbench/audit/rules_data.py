@@ -152,8 +152,10 @@ def missing_rewards(log: Log) -> Finding:
     if any(text.startswith("reward is infinite") for text in log.damage):
         return unknown(rule, "Let the reward function return finite numbers: here infinite ones count as missing.")
     steps = np.zeros(len(log.steps), bool) if reward is None else np.isnan(reward) & ~_reused(log)
+    if steps.any() and rows is not None and not rows.any():
+        rows = None  # the completions are of other steps
     share = float(rows.mean()) if rows is not None else float(steps.mean())
-    if not share and not steps.any():
+    if not share:
         if rows is None:
             advice = "Give completions (log_completions=True): the mean of a step leaves out rows without a reward."
             return unknown(rule, advice, "Every step has a reward.")

@@ -15,16 +15,20 @@ def equal_groups(log: Log) -> np.ndarray | None:
     logged = log.metric("zero_std_share")
     if logged is not None or log.groups is None or "rewards" not in log.groups:
         return logged
-    share = (log.groups["rewards"] <= 1).groupby(log.groups["step"]).mean()
-    return share.reindex(log.steps["step"]).to_numpy(float)
+    return _share(log, log.groups["step"], log.groups["rewards"] <= 1)
 
 
 def same_texts(log: Log) -> np.ndarray | None:
     """Share of groups at each step whose completions are all the same text, (N,)."""
     if log.groups is None:
         return log.metric("identical_groups")
-    share = (log.groups["texts"] <= 1).groupby(log.groups["step"]).mean()
-    return share.reindex(log.steps["step"]).to_numpy(float)
+    return _share(log, log.groups["step"], log.groups["texts"] <= 1)
+
+
+def _share(log: Log, steps: pd.Series, groups: pd.Series) -> np.ndarray | None:
+    """Share of the groups at each step, (N,); None where no group is of a logged step."""
+    share = groups.groupby(steps).mean().reindex(log.steps["step"]).to_numpy(float)
+    return None if np.isnan(share).all() else share
 
 
 def copies(log: Log) -> Finding:
@@ -36,7 +40,7 @@ def copies(log: Log) -> Finding:
     rule, same = "copies", same_texts(log)
     if not log.grouped:
         return absent(rule, "This trainer does not compare groups.")
-    if same is None or np.isnan(same).all():
+    if same is None:
         equal = equal_groups(log)
         if equal is not None and np.nanmean(equal) < 0.9:
             return absent(rule, "Rewards differ within groups, so completions do.")

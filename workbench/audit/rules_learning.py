@@ -34,7 +34,7 @@ def no_learning(log: Log) -> Finding:
     """Whether the reward of a long enough run did not change: a warning, since a flat curve is no proof of a fault."""
     rule, reward = "no-learning", log.metric("reward")
     rate = log.metric("learning_rate")
-    if rate is not None and len(rate) > 2 and np.nanmax(rate[1:]) == 0:
+    if rate is not None and len(rate) > 2 and (rate[1:] == 0).any() and not np.nansum(rate[1:]):
         says = "The learning rate is 0 in all steps."
         return Finding(rule, FOUND, says, PROBLEM, "learning-rate", log.at(rate == 0), advice="Set learning_rate.")
     if reward is None:
@@ -74,7 +74,7 @@ def no_learning(log: Log) -> Finding:
 def collapse(log: Log) -> Finding:
     """Whether the reward fell, over the run or from its peak, or the entropy vanished while the task is not solved."""
     rule, reward = "collapse", log.metric("reward")
-    fall = _fall(reward)
+    fall = None if ends_at_the_top(log) else _fall(reward)
     if fall is not None:
         kind, found = fall
         return Finding(
@@ -90,7 +90,7 @@ def collapse(log: Log) -> Finding:
         return unknown(rule, "Log the reward.")
     entropy, norm = log.metric("entropy"), log.logged("grad_norm")
     if entropy is None:
-        return absent(rule, "The reward did not fall.")
+        return absent(rule, "The reward did not fall, or ends at its highest.")
     if norm is not None:  # without a token in the loss its entropy is a mean over nothing
         entropy = np.where((norm == 0) & (entropy == 0), np.nan, entropy)
     first, last = quarters(entropy)
@@ -104,7 +104,9 @@ def collapse(log: Log) -> Finding:
         says = f"The policy stopped exploring: its entropy fell from {first:.3g} to {last:.3g}, and the reward did not rise."
         cause, advice = "entropy", "Lower the learning rate, raise epsilon_high or the temperature."
     else:
-        return absent(rule, f"Entropy {first:.3g} to {last:.3g}; the reward did not fall.", **evidence)
+        return absent(
+            rule, f"Entropy {first:.3g} to {last:.3g}; the reward did not fall, or ends at its highest.", **evidence
+        )
     return Finding(rule, FOUND, says, PROBLEM, cause, evidence=evidence, advice=advice)
 
 

@@ -46,9 +46,13 @@ def stale_sampler(log: Log) -> Finding:
 
 
 def _difference(log: Log) -> np.ndarray | None:
-    """Mean difference of a token's log-prob, or of its probability, as verl logs it, which is never larger."""
+    """Mean difference of a token's log-prob, or of its probability, as verl logs it, which is never larger.
+
+    NaN for steps without a token to compare: TRL logs exactly 0 where all rows were left out of the loss.
+    """
     difference = log.metric("logp_difference")
-    return log.metric("probability_difference") if difference is None else difference
+    difference = log.metric("probability_difference") if difference is None else difference
+    return None if difference is None or not np.nansum(difference) else np.where(difference == 0, np.nan, difference)
 
 
 def mismatch(log: Log) -> Finding:
@@ -108,7 +112,23 @@ def _only_more_likely(log: Log, difference: np.ndarray) -> bool:
     if highest is None or mean is None or np.nanmean(difference) < 1e-3:
         return False
     apart = difference > 1e-3
-    return bool((highest[apart] <= 1 + 1e-3).all() and np.nanmean(mean) < 1 - 1e-3)
+    if not (highest[apart] <= 1 + 1e-3).all() or np.nanmean(mean) >= 1 - 1e-3:
+        return False
+    return bool(np.median(highest[apart]) >= 0.1) or _products_are_as_small(log, difference, apart)
+
+
+def _products_are_as_small(log: Log, difference: np.ndarray, apart: np.ndarray) -> bool:
+    """Whether ratios of whole, long completions, TRL's default, are as small as top_p makes them.
+
+    A product of that many ratios is far below 1 with any mismatch. Where the ratio of every token is below 1, the logarithm of
+    the product is minus the sum of the differences, so that the smallest is at most exp(-difference x length).
+    """
+    lowest, length = log.metric("ratio_min"), log.metric("mean_length")
+    if lowest is None or length is None:
+        return False
+    told = apart & (lowest > 0)  # 0: masked, or too small for a float
+    small = np.log(lowest[told]) <= -0.9 * (difference * length)[told]
+    return bool(told.sum() >= 0.5 * apart.sum() and small.mean() > 0.9)
 
 
 def _apart(log: Log, cause: str, difference: np.ndarray, bound: float, evidence: dict) -> Finding:
