@@ -66,6 +66,8 @@ def test_a_pasted_console_log_is_read_with_other_lines_bars_and_numbers_as_text_
         ("history.csv", "\ufeff_step,train/global_step,train/reward\r\n0,10,0.5\r\n1,20,\r\n2,30,1\r\n", [0.5, 1]),
         ("chart.csv", 'Step,"a run - train/reward","a run - train/reward__MIN"\n10,0.5,0\n20,1,0\n', [0.5, 1]),
         ("verl.jsonl", '{"step": 1, "data": {"reward": 0.5}}\n{"step": 2, "data": {"reward": 1}}\n{"st', [0.5, 1]),
+        ("table.TSV", "step\treward\n1\t0.5\n2\t1\n", [0.5, 1]),
+        ("spaced.jsonl", '{ "step": 1, "reward": 0.5 }\n{ "step": 2, "reward": 1 }\n', [0.5, 1]),
         ("own.jsonl", '{"step": 1, "reward": 0.5}\n{"step": 2, "reward": 1}\n', [0.5, 1]),
     ],
 )  # fmt: skip
@@ -93,6 +95,7 @@ def test_other_tools_logs_are_read_under_the_same_names(tmp_path, name, text, re
         ("a.txt", b"nothing here\n", "no line like"),
         ("a.jsonl", b'{"a\n', "no line of it"),
         ("chart.csv", b"Step,a - reward,b - reward\n1,2,3\n", "several runs"),
+        ("chart.csv", b"Step,reward,b - reward\n1,2,3\n", "several runs"),
     ],
 )
 def test_what_cannot_be_read_is_an_error_that_says_what_was_expected(tmp_path, name, content, says):
@@ -146,6 +149,23 @@ def test_two_runs_in_one_console_log_are_told_by_their_epochs(tmp_path):
     assert log_damage(one(tmp_path / "console.txt")).cause == "two-runs"
     (tmp_path / "console.txt").write_text("\n".join(lines))
     assert log_damage(one(tmp_path / "console.txt")).verdict == "not found"
+
+
+def test_a_resumed_console_log_is_one_run(tmp_path):
+    lines = [f"{{'loss': '0.1', 'reward': '0.{n}', 'epoch': '{n / 10}'}}" for n in (1, 2, 3, 4, 5, 6, 7, 5, 6, 7, 8, 9)]
+    (tmp_path / "console.txt").write_text("\n".join(lines))
+    log = one(tmp_path / "console.txt")
+    assert log.steps["reward"].tolist() == [n / 10 for n in range(1, 10)]
+    assert log_damage(log).cause == "twice"
+
+
+def test_a_run_that_has_not_logged_yet_does_not_hide_the_others(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps({"step": 1, **LINE}) * (name == "b"))
+    assert one(tmp_path).name == str(tmp_path / "b")
+    write_state(tmp_path / "a", [{"step": 1, **LINE}])
+    assert one(tmp_path / "a").kind == "trainer_state.json"
 
 
 def test_links_inside_a_folder_are_not_followed(tmp_path):

@@ -68,12 +68,9 @@ def _folder(folder: Path) -> list[Log]:
 
 
 def _below(folder: Path, name: str) -> list[Path]:
-    """Files of a name in a folder and below it; links are not followed."""
-    found = []
-    for inner, _, files in os.walk(folder):
-        if name in files and not (Path(inner) / name).is_symlink():
-            found.append(Path(inner) / name)
-    return sorted(found)
+    """Files of a name in a folder and below it; links are not followed, and one that is still empty is left out."""
+    paths = [Path(inner) / name for inner, _, files in os.walk(folder) if name in files]
+    return sorted(p for p in paths if not p.is_symlink() and p.stat().st_size)
 
 
 def _last_state(folder: Path) -> Path | None:
@@ -141,7 +138,7 @@ def _kind(path: Path) -> tuple[str, Callable[[Path], tuple[pd.DataFrame, list[st
         raise RunError(f"{path}: completions alone; give the folder that holds them and trainer_state.json")
     if start[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK"):
         raise RunError(f"{path}: a pickle or an archive, which is never opened; give trainer_state.json or another log")
-    if start.startswith(b'{"'):
+    if re.match(rb'\{\s*"', start):
         return ("verl JSONL" if b'"data"' in start else "JSONL"), _json_lines
     return "console log", _console
 
@@ -224,15 +221,14 @@ def _csv(path: Path) -> tuple[pd.DataFrame, list[str]]:
             raise RunError(f"{path}: larger than {_LARGEST_TABLE / 1e6:.0f} MB; expected one row a step")
         data = file.read()
     try:
-        table = pd.read_csv(
-            io.BytesIO(data), encoding="utf-8-sig", sep=None if path.suffix == ".tsv" else ",", engine=None
-        )
+        table = pd.read_csv(io.BytesIO(data), encoding="utf-8-sig", sep="\t" if path.suffix.lower() == ".tsv" else ",")
     except (ValueError, pd.errors.ParserError, UnicodeDecodeError) as error:
         raise RunError(f"{path}: no table ({error}); expected a line of names and one row a step") from error
     charts = {c: c.rsplit(" - ", 1)[1] for c in table if " - " in str(c) and not str(c).endswith(("__MIN", "__MAX"))}
-    if len(set(charts.values())) < len(charts):
+    table = table.rename(columns=charts)
+    if not table.columns.is_unique:
         raise RunError(f"{path}: a chart of several runs; export the history of one run")
-    return table.rename(columns=charts), []
+    return table, []
 
 
 def _tensorboard(path: Path) -> tuple[pd.DataFrame, list[str]]:

@@ -1,5 +1,8 @@
 """From the rows of a log, whoever wrote them, to the table of steps that rules ask."""
 
+from bisect import bisect_left
+from collections.abc import Iterable
+
 import numpy as np
 import pandas as pd
 
@@ -50,8 +53,25 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, tuple[flo
         elif name != "reward" and 0 < (bad := int(table[name].isna().sum())) < 0.2 * len(table):
             damage.append(f"{name} is no number in {bad} of {len(table)} steps")
     table = table.replace([np.inf, -np.inf], np.nan)
+    if counted and "epoch" in table:
+        table["step"] = _counted(table["epoch"].ffill())
     order = tuple(table["step"])
-    if counted and "epoch" in table:  # a second run in the file begins at its first epoch
-        order = tuple(table.groupby((table["epoch"].diff() < 0).cumsum()).cumcount() + 1.0)
     table = table.groupby("step", as_index=False).last()  # of a step that is there twice the last value of each metric
     return table[[name for name in NAMES if name in table]], order, sorted(damage)
+
+
+def _counted(epochs: Iterable[float]) -> list[float]:
+    """Step numbers by epochs: where these go back, it is to the step after the last one with an earlier epoch.
+
+    Example: resumed after the second of three steps; and a second run.
+        >>> _counted([0.1, 0.2, 0.3, 0.25, 0.4]), _counted([0.1, 0.2, 0.1, 0.2])
+        ([1.0, 2.0, 3.0, 3.0, 4.0], [1.0, 2.0, 1.0, 2.0])
+    """
+    order: list[float] = []
+    path: list[float] = []  # epochs of the steps up to here
+    for epoch in epochs:
+        if path and epoch < path[-1]:
+            del path[bisect_left(path, epoch) :]
+        path.append(epoch)
+        order.append(float(len(path)))
+    return order
