@@ -58,6 +58,24 @@ def test_some_numbers_that_are_not_finite_are_a_finding(tmp_path, capsys):
     assert "log-damage (not-finite)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("recipe.json", {"reward_funcs": 5, "stops": {"strings": [1], "token_ids": 7}}),
+        ("recipe.json", {"reward_funcs": [{"highest": 1}], "overrides": {"reward_weights": 3}}),
+        ("recipe.json", {"recipe": {"num_generations": "4", "max_completion_length": [9]}}),
+        ("config.json", {"model_type": ["gpt2"], "eos_token_id": {}, "dtype": 3}),
+    ],
+)
+def test_settings_of_another_type_are_left_out(tmp_path, name, value):
+    (tmp_path / "trainer_state.json").write_bytes(history(*({"step": n, **LINE} for n in range(1, 21))))
+    (tmp_path / name).write_text(json.dumps(value))
+    (tmp_path / "completions").mkdir()
+    table = {"step": [1, 1], "prompt": "p", "completion": ["a", "b"], "match": [0.0, 1.0]}
+    pd.DataFrame(table).to_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    assert cli.main(["audit", str(tmp_path)]) == 0
+
+
 def test_terminal_escapes_and_scripts_in_completions_are_inert_in_all_outputs(tmp_path, capsys):
     (tmp_path / "trainer_state.json").write_bytes(history(*({"step": n, **LINE, HOSTILE: 1} for n in range(1, 21))))
     (tmp_path / "completions").mkdir()

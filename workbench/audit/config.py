@@ -6,6 +6,7 @@ from typing import Any
 from ..errors import RunError
 from ..runs.files import read_json
 
+_TYPES = {"model_type": str, "num_generations": int, "max_completion_length": int}
 _ROTARY = {"rope_theta", "rope_parameters", "rope_scaling", "rotary_dim"}  # of which a model's config has one
 
 
@@ -38,7 +39,12 @@ def facts_of(folder: Path) -> tuple[dict[str, Any], list[str]]:
         "tokenizer_ids": _tokenizer_ids(tokenizer),
         "tokenizer_file": str(model / "tokenizer.json") if tokenizer else None,
     }
-    return {name: known for name, known in facts.items() if known is not None and known != []}, damage
+    return {name: known for name, known in facts.items() if _fits(name, known)}, damage
+
+
+def _fits(name: str, known) -> bool:
+    """Whether a setting is known, and of the type that it has: the files may come from anyone."""
+    return known is not None and known != [] and isinstance(known, _TYPES.get(name, object))
 
 
 def _model_folder(folder: Path) -> Path:
@@ -76,21 +82,23 @@ def _of_recipe(recorded: dict) -> dict[str, Any]:
         found = recorded.get(name)
         return found if isinstance(found, dict) else {}
 
+    def items(values) -> list:
+        return values if isinstance(values, list) else []
+
     recipe, stops, overrides = part("recipe"), part("stops"), part("overrides")
-    functions = [f for f in recorded.get("reward_funcs") or [] if isinstance(f, dict)]
+    functions = [f for f in items(recorded.get("reward_funcs")) if isinstance(f, dict)]
     trainer = str(recorded.get("trainer") or "")
     own = bool(trainer) and not trainer.startswith("Observed")
-    known = {
-        name: recipe.get(name) for name in ("num_generations", "max_completion_length", "learning_rate", "backend")
-    }
-    return known | {
+    return {
+        "num_generations": recipe.get("num_generations"),
+        "max_completion_length": recipe.get("max_completion_length"),
         "trainer": trainer or None,
-        "stop_strings": stops.get("strings"),
-        "stop_token_ids": stops.get("token_ids"),
+        "stop_strings": [s for s in items(stops.get("strings")) if isinstance(s, str)],
+        "stop_token_ids": _ids(stops.get("token_ids")),
         "mask_truncated": overrides.get("mask_truncated_completions"),
         # The workbench's own trainers pass positions unless told not to; a stock one is recorded as Observed...
         "explicit_positions": overrides.get("explicit_positions", own or None),
-        "reward_highest": _highest([f.get("highest") for f in functions], overrides.get("reward_weights")),
+        "reward_highest": _highest([f.get("highest") for f in functions], items(overrides.get("reward_weights"))),
     }
 
 
