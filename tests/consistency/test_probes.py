@@ -159,6 +159,17 @@ def test_a_prefix_cache_that_outlives_its_weights_is_found_by_what_it_changes_or
     assert cached(False, 0.0, 128) == NOT_SYNCED  # what is cached is what the engine would compute
 
 
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(
+    "trainer, engine, cause", [(np.nan, np.nan, UNDECIDABLE), (np.nan, -1, UNDECIDABLE), (-1, np.nan, UNKNOWN)]
+)
+def test_a_policy_of_nan_is_not_taken_for_a_stale_one(trainer, engine, cause, cached):
+    first, top = Probe(0, *[np.full(TOKENS, -2.0)] * 2), np.full(5, engine, float)
+    now = Probe(1, np.full(TOKENS, trainer, float), np.full(TOKENS, engine, float), *([top, top, 0] if cached else []))
+    verdict = sampler_verdict([first, now], start=first)
+    assert verdict.cause == cause and f"of {TOKENS} log-probs the trainer gives" in verdict.text
+
+
 def test_token_ids_are_compared_where_both_have_them():
     assert token_difference({"text": [1, 2]}, {"text": [1, 2], "conversation": [3]}) == ""
     assert "conversation is 1 tokens" in token_difference({"conversation": [4]}, {"conversation": [3, 4]})

@@ -127,6 +127,8 @@ def sampler_verdict(
         'in sync'
     """
     now, before = probes[-1], probes[:-1]
+    if diverged := _no_numbers(now):
+        return diverged
     if stale := _stale_cache(now, before, dtype):
         return stale
     engine = now.engine - (reference.engine - reference.trainer if reference else 0)
@@ -159,6 +161,18 @@ def _closest(engine: np.ndarray, candidates: Mapping, prefer) -> tuple[int | str
         if (place - 0.5) * distance < _CLEAR * noise:
             alike.add(name)
     return best, alike, noise
+
+
+def _no_numbers(now: Probe) -> SamplerVerdict | None:
+    """The verdict where log-probs are NaN or infinite; None where all are numbers."""
+    trainer, engine = (int((~np.isfinite(logprobs)).sum()) for logprobs in (now.trainer, now.engine))
+    if not trainer and not engine:
+        return None
+    text = f"of {len(now.trainer)} log-probs the trainer gives {trainer} that are no numbers, the engine {engine}: "
+    if trainer:
+        text += "the training has diverged, and nothing is told of the engine."
+        return SamplerVerdict(UNDECIDABLE, False, None, now.difference, text)
+    return SamplerVerdict(UNKNOWN, True, None, now.difference, text + "it overflows where the trainer does not.")
 
 
 def _stale_cache(now: Probe, before: Sequence[Probe], dtype: str) -> SamplerVerdict | None:
