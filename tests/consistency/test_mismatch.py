@@ -294,12 +294,23 @@ def test_scores_are_those_of_the_plain_forward_pass():
         ({"top_p": 0}, "top_p=0"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"sampler_dtype": "float8"}, "sampler_dtype='float8'"),
+        ({"sampled_logprobs": [[None, None]] * 2}, "sampled_logprobs: none of them is a number"),
     ],
 )
 def test_a_rollout_that_cannot_be_scored_says_why(changes, message):
     rollout = {"prompt_ids": [[3], [4]], "completion_ids": [[5, 6], [7, 8]], "sampled_logprobs": [[-1.0, -1.0]] * 2}
     with pytest.raises(ParameterError, match=message):
         mismatch_report(tiny("llama"), **rollout | changes)
+
+
+def test_a_model_that_gives_nan_is_refused_with_where_it_does():
+    good, broken = tiny("llama"), tiny("llama")
+    broken.lm_head.weight.data.fill_(float("nan"))
+    rollout = [[3], [4]], [[5, 6], [7, 8]], [[-1.0, -1.0]] * 2
+    with pytest.raises(ParameterError, match="gives NaN for 4 of 4 tokens as the trainer scores"):
+        mismatch_report(broken, *rollout)
+    with pytest.raises(ParameterError, match="gives NaN for 4 of 4 tokens once weights is as in the sampler"):
+        mismatch_report(good, *rollout, sampler_model=broken)
 
 
 @pytest.mark.slow

@@ -62,6 +62,21 @@ def test_a_model_that_looks_at_pads_is_wrong_even_with_position_ids():
     assert report.kind == BROKEN and report.worst(positions="explicit") > 0.1
 
 
+def test_nan_is_no_rounding():
+    model = tiny("llama")
+
+    def no_numbers_where_pads_are(module, args, kwargs, output):
+        output.logits = output.logits * (1 if kwargs["attention_mask"].all() else float("nan"))
+        return output
+
+    model.register_forward_hook(no_numbers_where_pads_are, with_kwargs=True)
+    report = padding_report(model, None, TEXTS, dtypes=["float32"], attentions=["eager"])
+    assert report.kind == BROKEN and report.worst(layout="padded") == float("inf")
+    model.lm_head.weight.data.fill_(float("nan"))
+    with pytest.raises(ParameterError, match="its logits are NaN for texts alone and unpadded"):
+        padding_report(model, None, TEXTS, dtypes=["float32"], attentions=["eager"])
+
+
 def test_a_text_that_passes_the_window_changes_its_neighbours_even_with_position_ids():
     report = padding_report(tiny("phi3, longrope"), None, some_texts(40, 17, 9), dtypes=["float32"])
     assert report.kind == NEAR_WINDOW and "batch texts by length" in report.reason

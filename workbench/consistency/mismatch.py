@@ -287,10 +287,13 @@ def mismatch_report(
         clip_min, clip_max: for TRL's importance-sampling modes.
 
     Raises:
-        ParameterError: lengths that do not match, an empty prompt or completion, settings out of range.
+        ParameterError: lengths that do not match, an empty prompt or completion, no sampled log-prob at all, settings out of
+            range, a model whose log-probs are NaN.
     """
     lengths = _check_columns(prompt_ids=prompt_ids, completion_ids=completion_ids, sampled_logprobs=sampled_logprobs)
     sampled = _flat("sampled_logprobs", sampled_logprobs)
+    if np.isnan(sampled).all():
+        raise ParameterError("sampled_logprobs: none of them is a number, so there is nothing to compare")
     if not temperature > 0:
         raise ParameterError(f"temperature={temperature}: expected a positive number")
     if not 0 < top_p <= 1:
@@ -318,6 +321,12 @@ def mismatch_report(
     as_sampled = rerouted if sampler is older else _score(sampler, drawn, supports, routes=routes)
     scores = [score[0] for score in (as_trained, one_row, alone, of_drawn, of_older, rerouted)]
     steps = np.stack([*scores, *as_sampled[:4], sampled])
+    if (broken := np.isnan(steps[:-1])).any():
+        at = int(broken.any(axis=1).argmax())
+        under = f"once {PARTS[at - 1]} is as in the sampler" if at else "as the trainer scores"
+        raise ParameterError(
+            f"the model gives NaN for {broken[at].sum()} of {len(sampled)} tokens {under}: nothing to compare"
+        )
     # A token that the sampler gave no log-prob counts as no difference, here as in TRL.
     parts = np.where(np.isnan(sampled), 0, steps[:-1] - steps[1:])
     scored = np.split(as_trained[0], np.cumsum(lengths)[:-1])

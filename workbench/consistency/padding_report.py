@@ -52,7 +52,8 @@ class PaddingReport:
         return f"{self.kind}: {self.reason}"
 
     def worst(self, dtype: str = "float32", **where) -> float:
-        """Largest |difference of a log-prob| in nats over the rows whose fields equal `where`; NaN without such rows."""
+        """Largest |difference of a log-prob| in nats over the rows whose fields equal `where`; NaN without such rows, infinite
+        where a log-prob is no number."""
         return _worst(self.rows, dtype=dtype, **where)
 
     def table(self) -> pd.DataFrame:
@@ -114,7 +115,7 @@ def padding_report(
                 run = {"dtype": dtype, "attention": attention}
                 try:
                     reference, found = _compare_layouts(cast, sequences, width, run, use, base)
-                except RuntimeError as error:  # a kernel that lacks this dtype, or no memory
+                except RuntimeError as error:  # a kernel that lacks this dtype, no memory, NaN
                     notes.append(f"not run: {attention} in {dtype} ({str(error).splitlines()[0]})")
                     continue
                 rows += found
@@ -208,6 +209,8 @@ def _attention(model, name: str):
 def _compare_layouts(model, sequences, width, run, use, base) -> tuple[torch.Tensor, list[dict]]:
     """The reference logits and the rows of one `run`, its dtype and kernel; `base` is the name and reference of the first."""
     reference = _reference_logits(model, sequences)
+    if reference.isnan().any():
+        raise RuntimeError("its logits are NaN for texts alone and unpadded")
     rows = []
 
     def add(found, layout, side="", positions="", batch=1):
@@ -315,7 +318,7 @@ class _Differences:
 
 def _worst(rows: pd.DataFrame, **where) -> float:
     chosen = (rows[list(where)] == pd.Series(where)).all(axis=1)
-    return max(rows.loc[chosen, "max |Δ log-prob|"], default=float("nan"))
+    return float(rows.loc[chosen, "max |Δ log-prob|"].fillna(float("inf")).max())
 
 
 def _decide(model, rows: pd.DataFrame, use: str) -> tuple[str, str]:
