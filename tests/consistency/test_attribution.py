@@ -4,13 +4,15 @@ import copy
 import functools
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from padding_cases import by_hand, some_texts, tiny
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from workbench.consistency import attribution
 from workbench.consistency.attribution import attribute_mismatch
-from workbench.consistency.mismatch import mismatch_report
+from workbench.consistency.mismatch import PARTS, MismatchReport, mismatch_report, ratio_report
 from workbench.consistency.padding import cast_copy
 from workbench.consistency.routing import routers, routing
 from workbench.errors import ParameterError
@@ -101,6 +103,18 @@ def test_rounding_that_no_second_pass_repeats_is_named_by_its_size():
     assert list(found.causes) == [found.by_size] == ["dtype"] and "though not token by token" in found.verdict
     report = mismatch_report(model, PROMPTS, COMPLETIONS, sampled, sampler_dtype="bfloat16")
     assert report.largest == "sampler" and "what the sampler's dtype explains in size" in report.verdict
+
+
+def test_causes_stand_by_size_those_that_are_named_for_it_too(monkeypatch):
+    def report(*_, sampler_dtype=None):
+        parts = {name: np.zeros(10) for name in PARTS}
+        parts |= {"padding": parts["padding"] + 0.006, "sampler": parts["sampler"] + 0.01}
+        parts["dtype"] = parts["sampler"] * bool(sampler_dtype)
+        return MismatchReport(ratio_report([[-1.0] * 10], [[-1.016] * 10]), pd.DataFrame(parts), 0.0, "float32")
+
+    monkeypatch.setattr(attribution, "mismatch_report", report)
+    found = attribute_mismatch(None, [], [], [], {"dtype": {"sampler_dtype": "bfloat16"}})
+    assert list(found.causes) == ["dtype", "padding"] and found.by_size == "dtype"
 
 
 def test_padding_needs_no_suspect():

@@ -96,6 +96,7 @@ def attribute_mismatch(
         sizes = {name: float(tries[name].parts["dtype"].abs().mean()) for name in coarser}
         by_size = next((name for name, size in sizes.items() if size / 2 <= left <= 2 * size), "")
         causes |= {by_size: left} if by_size else {}
+        causes = dict(sorted(causes.items(), key=lambda cause: -cause[1]))
     tried = pd.DataFrame(rows, columns=["suspects", "mean |rest| [nats]"])
     return Attribution(causes, left, by_size, report, tried)
 
