@@ -1,3 +1,4 @@
+import importlib
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from trl_version import HAS_PPO
 
 from workbench.errors import MissingDependencyError
 from workbench.training import recipes
-from workbench.training.versions import NEWEST, OLDEST, check_trl
+from workbench.training.versions import NEWEST, OLDEST, beside_vllm, check_trl
 
 
 @pytest.mark.parametrize("found", [OLDEST, "1.12.1", "1.13.0", "1.14.2", NEWEST, "1.16.3", "1.16.0rc1"])
@@ -79,6 +80,14 @@ except MissingDependencyError as error:
     )
     assert f"cannot import the vLLM that is installed ({reason}" in process.stdout
     assert "pip uninstall vllm" in process.stdout
+
+
+def test_an_import_that_fails_in_an_environment_named_after_vllm_is_not_vllms_fault(tmp_path, monkeypatch):
+    (tmp_path / "vllm-env").mkdir()
+    (tmp_path / "vllm-env" / "half_a_package.py").write_text("raise ImportError('no such name in transformers')")
+    monkeypatch.syspath_prepend(tmp_path / "vllm-env")
+    with pytest.raises(ImportError, match=r"^no such name in transformers"), beside_vllm():
+        importlib.import_module("half_a_package")
 
 
 def test_an_empty_folder_named_vllm_is_no_vllm(monkeypatch):

@@ -53,10 +53,9 @@ def beside_vllm() -> Iterator[None]:
     """
     try:
         yield
-    except (
-        Exception
-    ) as error:  # a library that does not load is an OSError, an extension of another torch a RuntimeError
-        if not any("vllm" in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
+    except Exception as error:  # a library that does not load is an OSError, one for another torch a RuntimeError
+        frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+        if not any("vllm" in frame.f_globals.get("__name__", "") for frame in frames):  # a folder may be called so too
             raise
         raise MissingDependencyError(
             f"trl {version('trl')} cannot import the vLLM that is installed ({error}): it is incomplete or not one of this "
