@@ -164,6 +164,11 @@ def test_what_passes_the_limit_is_sampled_in_whole_groups_and_the_page_says_so(t
     assert f"{head['shown']:,} of 4,000 completions" in page.read_text()
 
 
+def test_where_even_the_numbers_pass_the_limit_no_texts_are_shown():
+    head, chunks = microscope_data([training_of(rows(30))[0]], room=200)
+    assert (head["shown"], head["total"], chunks) == (0, 120, [])
+
+
 def test_a_page_stays_below_its_limit_and_small_runs_are_whole():
     head, chunks = microscope_data([training_of(rows(300))[0]])
     assert head["shown"] == head["total"] == 1200
@@ -196,6 +201,28 @@ def test_recorded_tokens_are_shown_with_what_became_of_them(tmp_path, starter_fo
     marked, told = tokens_of(tmp_path, table)
     assert marked == [None] * 4
     assert f"{4 * count} tokens are too many" in told[0]
+
+
+ODD = {"negative": [1, -1], "too large": [1, 2**33], "text": ["a"], "none": None}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_what_cannot_be_tokens_is_left_out(tmp_path, starter_folder, odd):
+    shutil.copy(starter_folder / "tokenizer.json", tmp_path)
+    (tmp_path / "tokens" / "completions.parquet").mkdir(parents=True)
+    recorded = pd.DataFrame({"step": [1], "completion_ids": [ODD[odd]]})
+    recorded.to_parquet(tmp_path / "tokens" / "completions.parquet" / "part-000001.parquet")
+    assert tokens_of(tmp_path, pd.DataFrame({"step": [1]})) == ([None], [])
+
+
+def test_a_log_prob_that_is_no_number_has_no_ratio(tmp_path):
+    (tmp_path / "tokens" / "completions.parquet").mkdir(parents=True)
+    logprobs = {"sampler_logprobs": [[-1.0, None, -1.0]], "scorer_logprobs": [[-1.5, -1.0, -3.0]]}
+    recorded = pd.DataFrame({"step": [1], "completion_ids": [[1, 2, 3]]} | logprobs)
+    recorded.to_parquet(tmp_path / "tokens" / "completions.parquet" / "part-000001.parquet")
+    table = pd.DataFrame({"step": [1], "prompt": ["p"], "completion": ["c"]})
+    training, _ = training_of(table, find_tokens=lambda table: tokens_of(tmp_path, table))
+    assert training.tokens[0].ratios == [-0.5, None, -2.0] and training.table["apart"].tolist() == [True]
 
 
 # --- pages ----------------------------------------------------------------------------------------------------------

@@ -220,6 +220,23 @@ def test_tokens_are_marked_by_their_use_and_by_the_log_ratio(browser, tmp_path, 
     visit.check()
 
 
+def test_numbers_that_are_missing_for_some_rows_are_left_out(browser, tmp_path, monkeypatch):
+    table = pd.DataFrame({"step": [n // 2 + 1 for n in range(40)], "prompt": "p", "completion": list("ab") * 20})
+    table["reward"], table["completion_tokens"], table["sampled_tokens"] = (
+        [None] * 2 + [4.0] * 38,
+        [None, 3.0] * 20,
+        5.0,
+    )
+    found = [training_of(rows, name)[0] for name, rows in (("all", table), ("start", table[:2]))]
+    monkeypatch.setattr("workbench.reports.microscope.read_trainings", lambda folder: (found, []))
+    visit = opened(browser, write_microscope(tmp_path, tmp_path / "m.html", "x", str))
+    first, second = visit.page.locator(".card").all_inner_texts()
+    assert "token" not in first and "3 tokens" in second and "+ 2 tokens after the end" in second
+    means = "(rows) => rows.map((row) => [row.cells[2].textContent, row.cells[3].textContent])"
+    assert visit.page.locator("#trainings tbody tr").evaluate_all(means) == [["4", "4"], ["", ""]]
+    visit.check()
+
+
 def test_where_no_tokens_were_recorded_the_stop_in_the_text_is_marked_and_what_all_share_stands_once(browser, tmp_path):
     table = pd.DataFrame(
         {

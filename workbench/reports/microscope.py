@@ -20,7 +20,7 @@ from ..errors import RunError
 from ..runs.text import UNSEEN
 from .clean import STACKED, shortened
 from .html import hider, render, write_page
-from .trainings import SIGNS, Training, is_fault, read_trainings
+from .trainings import MOST_ROWS, SIGNS, Training, is_fault, read_trainings
 
 PAGE_LIMIT = 20_000_000  # bytes
 _ROOM = PAGE_LIMIT - 100_000  # for data; the rest is script and style
@@ -51,8 +51,8 @@ def microscope_data(
     if share < 1 and _size(*made) < room:  # text compresses, how well is known now
         share = min(1.0, 0.95 * share * room / _size(*made))
         made = _packed(trainings, share, hide)
-    while _size(*made) > room:
-        share *= 0.95 * room / _size(*made)
+    while _size(*made) > room and made[1]:
+        share *= 0.95 * room / _size(*made) if share > 1 / MOST_ROWS else 0  # without texts it may still be too large
         made = _packed(trainings, share, hide)
     return made
 

@@ -26,12 +26,13 @@ class Tokens(NamedTuple):
     Attributes:
         pieces: their texts.
         uses: T letters: kept, the stop itself, computed after the end, left out of the loss.
-        ratios: log-prob under the scorer less that under the sampler, in nats; empty where one is unknown.
+        ratios: log-prob under the scorer less that under the sampler, in nats, None where one is no number; empty where
+            they are not recorded.
     """
 
     pieces: list[str]
     uses: str
-    ratios: list[float]
+    ratios: list[float | None]
 
 
 def tokens_of(folder: Path, table) -> tuple[list[Tokens | None], list[str]]:
@@ -71,17 +72,21 @@ def _count(file) -> int:
     return sum(column.num_values for column in columns if column.path_in_schema.startswith("completion_ids"))
 
 
-def _tokens(recorded: dict, row: dict, piece: Callable[[int], str]) -> Tokens:
+def _tokens(recorded: dict, row: dict, piece: Callable[[int], str]) -> Tokens | None:
+    """The tokens of a row; None where what is recorded cannot be tokens: anyone may have written it."""
     kept = recorded["completion_ids"]
     ids = recorded["sampled_ids"] if _is_list(recorded.get("sampled_ids")) else kept
     stopped = row.get("finish_reason") == "stop"
     masked = bool(row.get("masked", False))
-    uses = token_uses(len(ids), len(kept), stopped=stopped, masked=masked)
     scorer, sampler = recorded.get("scorer_logprobs"), recorded.get("sampler_logprobs")
     # TRL hides a masked completion from the scorer's attention too: its log-probs there are of nothing.
     known = not masked and _is_list(scorer) and _is_list(sampler) and len(scorer) == len(sampler)
-    ratios = np.round(np.subtract(scorer, sampler), 3).tolist() if known else []
-    return Tokens([piece(int(i)) for i in ids], uses, [r if math.isfinite(r) else 0.0 for r in ratios])
+    try:
+        uses = token_uses(len(ids), len(kept), stopped=stopped, masked=masked)
+        ratios = np.round(np.subtract(scorer, sampler), 3).tolist() if known else []
+        return Tokens([piece(int(i)) for i in ids], uses, [r if math.isfinite(r) else None for r in ratios])
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _is_list(value) -> bool:

@@ -138,7 +138,7 @@ def training_of(
     table = table.assign(**signs_of(table, size > 1, recipe))
     tokens, damaged = find_tokens(table) if find_tokens else ([None] * len(table), [])
     if any(found and found.ratios for found in tokens):
-        table["apart"] = [bool(found) and any(abs(r) > _APART for r in found.ratios) for found in tokens]
+        table["apart"] = [bool(found) and any(r and abs(r) > _APART for r in found.ratios) for found in tokens]
     functions = [name for name in reward_functions(raw) if name in table]
     stops = recipe.get("stops")
     strings = stops.get("strings") if isinstance(stops, dict) else None

@@ -141,8 +141,8 @@
       const button = row.appendChild(document.createElement("td")).appendChild(make("button", "", t.name || "this folder"));
       button.type = "button";
       button.addEventListener("click", () => choose(n));
-      const tenth = Math.max(1, Math.floor(t.steps.length / 10)), mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
-      const ends = t.mean ? [t.mean.slice(0, tenth), t.mean.slice(-tenth)].map((values) => String(Number(mean(values).toPrecision(3)))) : ["", ""];
+      const tenth = Math.max(1, Math.floor(t.steps.length / 10)), known = (values) => values.filter((value) => value !== null);
+      const ends = t.mean ? [t.mean.slice(0, tenth), t.mean.slice(-tenth)].map(known).map((means) => (means.length ? String(Number((means.reduce((a, b) => a + b, 0) / means.length).toPrecision(3))) : NONE)) : ["", ""];
       for (const text of [t.total.toLocaleString("en"), ...ends]) row.append(make("td", "num", text));
       for (const key of signs.keys()) {
         const sign = t.signs.find((one) => one.key === key), cell = row.appendChild(make("td", "num", sign ? percent(sign.share) : ""));
@@ -266,13 +266,13 @@
   const chip = (sign) => make("span", sign.fault ? "chip fault" : "chip", sign.words);
   const card = (texts, text, n, shared) => {
     const row = training.starts[group] + n, { reward, advantage, kept, sampled, flags } = training;
-    const sign = Math.sign(advantage?.[row] ?? 0);
+    const sign = Math.sign(advantage?.[row] ?? 0), known = kept && kept[row] !== null;
     const made = make("article", `card${sign > 0 ? " up" : sign < 0 ? " down" : ""}${hits[row] ? "" : " other"}`);
     const top = made.appendChild(document.createElement("header"));
     top.append(make("span", "note", `#${n + 1}`), make("strong", "", `reward ${number(reward?.[row])}`));
     if (advantage) top.append(make("strong", "advantage", `advantage ${sign > 0 ? "+" : ""}${number(advantage[row])}`));
     if (training.finish_reason) top.append(make("span", "chip end", training.finish_reasons[training.finish_reason[row]] || NONE));
-    if (kept) top.append(make("span", "note", many(kept[row], "token")));
+    if (known) top.append(make("span", "note", many(kept[row], "token")));
     if (texts.rewards) made.append(make("p", "note", training.functions.map((name, at) => `${name} ${number(texts.rewards[n][at])}`).join(" · ")));
     const said = ["cut", "wasted", ...shared.map((sign) => sign.key)]; // above
     made.append(...training.signs.filter((sign) => has(flags[row], sign.key) && !said.includes(sign.key)).map(chip));
@@ -283,7 +283,7 @@
       write(body, (stop ? text.slice(0, -stop.length) : text) || (stop ? "" : "(empty)"), filter.text);
       if (stop) write(body.appendChild(document.createElement("span")), stop, filter.text).dataset.use = "s";
     }
-    if (kept && sampled[row] > kept[row] && !tokens?.[1].includes("w")) body.append(" ", make("span", "after", `+ ${many(sampled[row] - kept[row], "token")} after the end`));
+    if (known && sampled[row] > kept[row] && !tokens?.[1].includes("w")) body.append(" ", make("span", "after", `+ ${many(sampled[row] - kept[row], "token")} after the end`));
     return made;
   };
   const USES = { k: "kept", s: "the stop", w: "computed after the end", m: "left out of the loss" };
