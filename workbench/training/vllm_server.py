@@ -16,9 +16,11 @@ import psutil
 from ..errors import RunError
 from .recipes import has_gpu
 
+_PATIENCE_S = 300  # until it answers; 60 to 120 are usual on a CPU
+
 
 @contextlib.contextmanager
-def serve(model: str, *, max_model_len: int = 256, patience_s: float = 300) -> Iterator[str]:
+def serve(model: str, *, max_model_len: int = 256) -> Iterator[str]:
     """Start `vllm` for a model folder on a free port of the loopback interface; yields its URL, ends it at the end.
 
     Its development mode is on, because weights are reloaded through it where there is no CUDA: nothing but this machine
@@ -27,7 +29,6 @@ def serve(model: str, *, max_model_len: int = 256, patience_s: float = 300) -> I
     Args:
         model: folder or hub id.
         max_model_len: prompt and completion tokens together.
-        patience_s: seconds to wait until it answers; 60 to 120 are usual on a CPU.
 
     Raises:
         RunError: it ended, or did not answer in time; with the end of its log.
@@ -53,7 +54,7 @@ def serve(model: str, *, max_model_len: int = 256, patience_s: float = 300) -> I
         with log.open("w") as out:
             server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=folder)
         try:
-            _wait_until_ready(server, f"http://127.0.0.1:{port}", log, patience_s)
+            _wait_until_ready(server, f"http://127.0.0.1:{port}", log)
             yield f"http://127.0.0.1:{port}"
         finally:
             server.terminate()
@@ -74,8 +75,8 @@ def _listens(pid: int, port: int) -> bool:
     return any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in open_ports)
 
 
-def _wait_until_ready(server: subprocess.Popen, url: str, log: Path, patience_s: float) -> None:
-    end, port = time.monotonic() + patience_s, int(url.rpartition(":")[2])
+def _wait_until_ready(server: subprocess.Popen, url: str, log: Path) -> None:
+    end, port = time.monotonic() + _PATIENCE_S, int(url.rpartition(":")[2])
     while time.monotonic() < end:
         if server.poll() is not None:
             raise RunError(f"the vLLM server ended with {server.returncode}:\n{log.read_text()[-3000:]}")
@@ -85,4 +86,4 @@ def _wait_until_ready(server: subprocess.Popen, url: str, log: Path, patience_s:
                 urllib.request.urlopen(f"{url}/health", timeout=2)
                 return
         time.sleep(1)
-    raise RunError(f"the vLLM server did not answer within {patience_s:.0f} s:\n{log.read_text()[-3000:]}")
+    raise RunError(f"the vLLM server did not answer within {_PATIENCE_S} s:\n{log.read_text()[-3000:]}")

@@ -155,21 +155,20 @@ class EngineTap:
         return plan
 
 
-def improbable_copies(ids: Sequence, logprobs: Sequence, num_generations: int, log_chance: float = -30.0) -> list[int]:
+def improbable_copies(ids: Sequence, logprobs: Sequence, num_generations: int) -> list[int]:
     """Groups of G identical samples that chance cannot explain: seeded alike, or dealt from one request.
 
     G samples coincide by chance with probability `p ** (G - 1)`; a sharp policy does that rightly, so only groups below
-    `exp(log_chance)` are named.
+    `exp(-30)` are named.
 
     Args:
         ids: B rows of completion ids.
         logprobs: B rows of their log-probabilities under the sampling distribution.
         num_generations: G.
-        log_chance: natural logarithm of the probability below which it is no chance.
     """
     found = []
     for group in identical_groups([list(row) for row in ids], num_generations):
         total = sum(x for x in logprobs[group * num_generations] if x is not None)
-        if total * (num_generations - 1) < log_chance:
+        if total * (num_generations - 1) < -30:
             found.append(group)
     return found
