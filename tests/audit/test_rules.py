@@ -495,6 +495,24 @@ def test_completions_of_other_steps_tell_nothing_of_the_logged_ones():
     assert rules_data.missing_rewards(lost).says == "25.0% of the steps have no reward."
 
 
+def test_an_evaluation_with_one_completion_a_prompt_mixes_no_groups():
+    signs = (2.0, -1.0, 0.5, -1.5)
+    evaluated = {
+        "prompt": lambda s, g, r: f"{g} {r}" if s % 10 == 0 else f"{s} {g}",
+        "advantage": lambda s, g, r: 0.0 if s % 10 == 0 else signs[r],
+    }
+    assert rules_data.mixed_groups(log(completions=rows(**evaluated))).verdict == "not found"
+    mixed = rows(**(evaluated | {"advantage": lambda s, g, r: signs[r]}))
+    assert rules_data.mixed_groups(log(completions=mixed)).verdict == "found"
+
+
+def test_a_loss_that_is_logged_less_often_than_the_reward_is_not_lost():
+    tenth = np.where(np.arange(60) % 10 == 9, 0.1, np.nan)
+    assert rules_data.log_damage(log(reward=flat, loss=tenth)).verdict == "not found"
+    at_once = np.where(np.arange(60) == 0, 0.1, np.nan)
+    assert rules_data.log_damage(log(reward=flat, loss=at_once)).cause == "not-finite"
+
+
 # --- together ---------------------------------------------------------------------------------------------------------
 
 

@@ -122,14 +122,15 @@ class Log:
 
     @cached_property
     def groups(self) -> pd.DataFrame | None:
-        """A row a group: `step`, `prompts` and `texts` that differ in it, `rewards` that differ, `best` reward."""
+        """A row a group: `step`, `prompts` and `texts` that differ in it, `rewards` that differ, whether it is `compared`."""
         table, size = self.completions, self.num_generations
         if table is None or not len(table) or size is None or size < 2:
             return None
         number = table.groupby("step").cumcount() // size
         by_group = table.groupby([table["step"], number.rename("group")])
-        columns = {"rows": by_group.size(), "prompts": by_group["prompt"].nunique()}
-        columns["texts"] = by_group["completion"].nunique()
+        columns = {"prompts": by_group["prompt"].nunique(), "texts": by_group["completion"].nunique()}
         if "reward" in table:
-            columns |= {"rewards": by_group["reward"].nunique(), "best": by_group["reward"].max()}
+            columns["rewards"] = by_group["reward"].nunique()
+        if "advantage" in table:  # of an evaluation with one completion a prompt, which TRL writes among them, it is 0
+            columns["compared"] = by_group["advantage"].any()
         return pd.DataFrame(columns).reset_index()

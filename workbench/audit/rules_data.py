@@ -47,10 +47,17 @@ def log_damage(log: Log) -> Finding:
 
 
 def _not_a_number(log: Log, name: str) -> np.ndarray:
-    """Steps without a value of a metric that other steps log beside the reward, (N,) of bool."""
+    """Steps without a value of a metric that other steps log beside the reward, (N,) of bool.
+
+    A metric that no two lines in a row have is logged less often than the reward, and not lost.
+    """
     values, reward = log.logged(name), log.logged("reward")
-    if values is None or reward is None or not (beside := ~np.isnan(values) & ~np.isnan(reward)).any():
-        return np.zeros(len(log.steps), bool)
+    none = np.zeros(len(log.steps), bool)
+    if values is None or reward is None:
+        return none
+    beside = ~np.isnan(values) & ~np.isnan(reward)
+    if not beside.any() or (beside.sum() > 1 and not (beside[1:] & beside[:-1]).any()):
+        return none
     return np.isnan(values) & ~np.isnan(reward) & (np.arange(len(values)) > np.argmax(beside))
 
 
@@ -66,6 +73,8 @@ def mixed_groups(log: Log) -> Finding:
     if log.groups is None:
         return unknown(rule, "Give completions, and num_generations where prompts do not show it.")
     mixed = log.groups["prompts"] > 1
+    if "compared" in log.groups and log.groups["compared"].any():
+        mixed &= log.groups["compared"]
     if not mixed.any() and not log.sure_of_groups:
         return unknown(
             rule, "Name num_generations: groups were told by their prompts, so no other prompt can show in them."
