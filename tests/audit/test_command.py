@@ -69,6 +69,15 @@ def test_a_path_that_cannot_be_used_ends_2_and_the_others_are_still_audited(caps
     assert err.startswith("workbench: ") and "no such file or folder" in err
 
 
+def test_a_path_that_the_system_refuses_is_a_line_too(capsys, tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    well = state(tmp_path / "well", logged())
+    for path in ("a" * 300, "~nobody-has-this-name/run", tmp_path / "loop"):
+        code, out, err = audit(capsys, path, well)
+        assert (code, err.count("\n")) == (2, 1)
+        assert str(well) in out and err.startswith(f"workbench: {path}: ")
+
+
 def test_the_page_shows_the_same_and_needs_no_network(capsys, tmp_path):
     page = tmp_path / "new" / "page.html"
     assert audit(capsys, state(tmp_path / "sick", logged(masked=True)), "--html", page)[0] == 1

@@ -30,8 +30,9 @@ def audit_paths(paths: Sequence[Path], *, as_json: bool, write: Callable[[list[d
     for path in paths:
         try:
             report = audit_run(path, **given)
-        except WorkbenchError as error:
-            print(f"workbench: {one_line(hide_tokens(str(error)))}", file=sys.stderr)
+        except (WorkbenchError, OSError) as error:  # the latter where a file may not be read
+            says = str(error) if isinstance(error, WorkbenchError) else f"{path}: {error.strerror}"
+            print(f"workbench: {one_line(hide_tokens(says))}", file=sys.stderr)
             code = UNUSABLE
             continue
         _print(report, as_json)

@@ -38,7 +38,10 @@ def read_logs(path: str | os.PathLike) -> list[Log]:
         MissingDependencyError: a TensorBoard file, without TensorBoard.
     """
     given = Path(path)
-    found = given.expanduser().resolve()
+    try:
+        found = given.expanduser().resolve()
+    except RuntimeError as error:  # no such user, or a link to itself
+        raise RunError(f"{given}: {error}") from error
     if found.is_dir():
         logs = _folder(found)
         if not logs:
