@@ -9,7 +9,6 @@ from workbench.audit.check import RULES, check
 STOPPED = {
     "clipped_ratio": 1.0,
     "mean_length": 7.0,
-    "min_length": 7.0,
     "max_length": 9.0,
 }  # a stop string, read as a cut
 CUT = {"clipped_ratio": 0.6, "mean_length": 50.0, "max_length": 64.0}
@@ -307,7 +306,6 @@ def test_a_gradient_or_an_entropy_in_a_step_of_clipped_rows_shows_that_none_is_m
 def test_the_entropy_of_completions_of_one_token_tells_nothing_of_a_mask():
     one = STOPPED | {
         "mean_length": 1.0,
-        "min_length": 1.0,
         "max_length": 1.0,
         "entropy": 4.6,
     }  # a mean over masked rows

@@ -18,9 +18,7 @@ from .tables import steps_table
 
 # One step is proof enough. All others judge a course or a share: they are asked from `_SOON` steps on, ever more seldom, and
 # told when they were found twice in a row, since a rule that is asked at each of 1,000 steps is wrong at one of them.
-_AT_ONCE = frozenset(
-    {"false-clipping", "masked-stops", "mixed-groups", "missing-rewards", "padding-positions", "added-token"}
-)
+_AT_ONCE = frozenset({"false-clipping", "masked-stops", "mixed-groups", "missing-rewards", "padding-positions"})
 _SOON, _GROWTH = 20, 1.25
 
 

@@ -43,7 +43,7 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, tuple[flo
         table.insert(0, "step", np.arange(1, len(table) + 1, dtype=float))
         damage.append("the log has no step numbers: its lines are counted")
         counted = True
-    logged = table[[c for c in table if c not in ("step", "epoch", "elapsed_s", "num_tokens")]].notna().any(axis=1)
+    logged = table[[c for c in table if c not in ("step", "epoch")]].notna().any(axis=1)
     table = table[logged & table["step"].notna() & np.isfinite(table["step"])]
     if not len(table):
         raise RunError(f"{source}: no step with a number in it; expected at least one logged step")
