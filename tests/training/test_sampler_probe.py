@@ -5,10 +5,12 @@ import re
 import warnings
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from conftest import result_of
 
-from workbench.consistency.probes import CACHE, IN_SYNC, LATE, LORA, NOT_SYNCED, PRECISION, TOKENS
+from workbench.consistency.probes import CACHE, IN_SYNC, LATE, LORA, NOT_SYNCED, PRECISION, TOKENS, UNKNOWN
 from workbench.errors import ParameterError
 from workbench.training.sampler_probe import SamplerProbe, probe_sampler
 
@@ -77,7 +79,9 @@ def test_a_watched_training_on_vllm_is_the_same_and_its_record_has_the_engine_s_
     assert set(masked["finish_reason"]) == {"stop"} and masked["trl_finish_reason"].count("length") > 40  # of 48
     assert masked["problems"][0] == "masked-stops"
     assert len(watched["apart"]) == 48 and len(masked["apart"]) == masked["trl_finish_reason"].count("stop")
-    assert max(watched["apart"] + masked["apart"]) < 1e-4  # nats a token; of rows that are masked the scorer sees nothing
+    assert (
+        max(watched["apart"] + masked["apart"]) < 1e-4
+    )  # nats a token; of rows that are masked the scorer sees nothing
 
 
 def test_a_trainer_without_vllm_has_nothing_to_probe():
@@ -91,6 +95,31 @@ def test_an_engine_of_an_unknown_kind_is_told_of_and_does_not_end_the_training()
         assert probe_sampler(trainer) is None
     with pytest.raises(ParameterError, match="every=0: expected at least 1 step"):
         probe_sampler(trainer, every=0)
+
+
+def test_a_sync_that_falls_behind_between_two_probes_is_named_at_the_step_after(monkeypatch):
+    rng = np.random.default_rng(0)
+    policy = list((rng.normal(size=(30, 100)) * 1e-3).cumsum(axis=0) - 3)
+    state = SimpleNamespace(global_step=0)
+    trainer = SimpleNamespace(state=state, args=SimpleNamespace(bf16=False, fp16=False), model=torch.nn.Linear(1, 1))
+    trainer.accelerator, trainer.vllm_mode = SimpleNamespace(num_processes=1, is_main_process=True), "server"
+    trainer._move_model_to_vllm, trainer._generate_vllm, trainer.processing_class = *[lambda: None] * 2, None
+    sampled = lambda ids: (policy[max(0, state.global_step - (state.global_step > 5))],)  # noqa: E731
+    engine = SimpleNamespace(length=(100, 100), ask=sampled, encode=dict)
+    monkeypatch.setattr("workbench.training.sampler_probe.EngineServer", lambda generation: engine)
+    monkeypatch.setattr("workbench.training.sampler_probe._prompts", lambda trainer: [[1]])
+    monkeypatch.setattr("workbench.training.sampler_probe._whole", lambda trainer: False)
+    monkeypatch.setattr("workbench.training.sampler_probe.window", lambda model: None)
+    monkeypatch.setattr("workbench.training.sampler_probe.encoded", lambda tokenizer: {})
+    monkeypatch.setattr(SamplerProbe, "_logprobs", lambda self: policy[state.global_step])
+    monkeypatch.setattr(SamplerProbe, "_bf16_error", lambda self: 1e-5)
+    probe = SamplerProbe(trainer, every=12)
+    with pytest.warns(UserWarning) as warned:
+        for state.global_step in range(18):
+            trainer._generate_vllm()
+    found = [(step, verdict.cause, verdict.steps_behind) for step, verdict in probe.verdicts]
+    assert found == [(0, IN_SYNC, 0), (1, IN_SYNC, 0), (2, IN_SYNC, 0), (14, UNKNOWN, None), (15, LATE, 1)]
+    assert [cause in str(w.message) for w, cause in zip(warned, (UNKNOWN, LATE), strict=True)] == [True, True]
 
 
 def test_an_error_in_a_probe_ends_the_probing_and_is_told_once():

@@ -132,8 +132,14 @@ class SamplerProbe(TrainerCallback):
         return self.seconds * (1 + 1 / self._count) <= SHARE * (time.monotonic() - self._began)
 
     def _open(self) -> bool:
-        """Whether the last verdict was a suspicion that the next step decides."""
-        return bool(self.verdicts) and self.verdicts[-1][1].fault and not self.verdicts[-1][1].decided
+        """Whether the last verdict was a suspicion that the next step decides.
+
+        Another policy may be the trainer's of a step that was not probed: once, the next step is looked at too.
+        """
+        causes = [verdict.cause for _, verdict in self.verdicts[-2:]]
+        if causes[-1:] == [UNKNOWN]:
+            return causes.count(UNKNOWN) == 1
+        return bool(causes) and self.verdicts[-1][1].fault and not self.verdicts[-1][1].decided
 
     def _probe(self) -> None:
         if not self._due:
