@@ -141,6 +141,16 @@ def test_the_gpu_benchmark_runs_at_a_tiny_size_on_the_cpu(tmp_path):
     assert parts["two processes"]["not run"] == "0 device"
 
 
+@pytest.mark.parametrize(
+    "shape, higher, documented",
+    [("yes", True, False), ("yes, then loses it", None, False), ("not shown", False, True), ("no, falls", False, True)],
+)
+def test_a_rise_that_is_lost_again_is_not_taken_for_none(monkeypatch, tmp_path, shape, higher, documented):
+    monkeypatch.setattr(page, "learns", lambda name: shape)
+    rates, rate, _ = page.training_rows(page.Evidence(tmp_path))
+    assert (rates.held, rate.held) == (higher, documented)
+
+
 def test_the_page_says_not_run_where_nothing_was_recorded_and_names_the_hardware_where_it_was(tmp_path):
     empty = page.page(page.Evidence(tmp_path / "nowhere"))
     assert "GPU: none at hand" in empty and "Nothing that was tried" in empty
