@@ -480,6 +480,19 @@ def test_a_line_break_as_a_stop_string_is_not_at_the_end_of_every_text():
     assert rules_clipping.false_clipping(log(**cut, completions=lines, facts=facts)).verdict == "found"
 
 
+def test_an_entropy_that_vanishes_once_the_reward_is_at_its_highest_is_no_collapse():
+    solved = log(reward=np.r_[np.linspace(0.7, 1, 5), np.ones(55)], entropy=np.exp(-np.linspace(0, 8, 60)))
+    assert rules_learning.collapse(solved).verdict == "not found"
+    assert rules_learning.collapse(log(reward=0.0, entropy=solved.metric("entropy"))).cause == "entropy"
+
+
+def test_a_reward_above_1_has_a_weight_and_its_highest_is_not_known():
+    halves = rows(reward=lambda s, g, r: float(r % 2))
+    assert rules_learning.solved(log(reward=1.0, completions=halves)).verdict == "found"
+    weighted = np.tile([0.9, 1.1], 30)  # a weight of 2, half of the rows right
+    assert rules_learning.solved(log(reward=weighted, completions=halves)).verdict == "undecidable"
+
+
 def test_a_dip_at_the_top_is_no_collapse():
     dips = np.r_[np.ones(50), np.tile([1.0, 0.97], 5)]
     assert rules_learning.collapse(log(reward=dips)).verdict == "found"  # 1 may be anything here

@@ -63,6 +63,17 @@ def ends_at_the_top(log) -> bool:
     return reward is not None and top is not None and top > 0 and quarters(reward)[1] >= 0.95 * top
 
 
+def ends_at_its_best(reward: np.ndarray) -> bool:
+    """Whether the last quarter is at the highest of the run, within 5% of its range: it may be solved.
+
+    Example:
+        >>> ends_at_its_best(np.array([0.2, 0.6, 1, 1, 1])), ends_at_its_best(np.array([0.2, 0.6, 0.3, 0.4]))
+        (True, False)
+    """
+    low, high = np.nanmin(reward), np.nanmax(reward)
+    return bool(high > low and high - quarters(reward)[1] <= 0.05 * (high - low))
+
+
 def highest_reward(log) -> float | None:
     """The largest reward that the run can give, where the settings tell it, or one function's rewards of only 0 and 1."""
     known = log.facts.get("reward_highest")
@@ -70,7 +81,8 @@ def highest_reward(log) -> float | None:
         return float(known)
     table = log.completions
     if table is not None and "reward" in table and log.facts.get("reward_functions", 1) <= 1:
-        values = set(table["reward"].dropna().unique())
-        if values <= {0.0, 1.0} and len(values):
+        values, logged = set(table["reward"].dropna().unique()), log.logged("reward")
+        weighted = logged is not None and np.nanmax(logged) > 1  # by a weight, which is in no file of TRL's
+        if values <= {0.0, 1.0} and len(values) and not weighted:
             return 1.0
     return None

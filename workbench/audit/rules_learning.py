@@ -3,7 +3,7 @@
 import numpy as np
 
 from .finding import FOUND, INFORMATION, PROBLEM, WARNING, Finding, absent, unknown
-from .levels import LEAST, change, ends_at_the_top, highest_reward, quarters, rises
+from .levels import LEAST, change, ends_at_its_best, ends_at_the_top, highest_reward, quarters, rises
 from .log import Log
 
 _SURE = 40  # steps from which a flat reward says something
@@ -96,7 +96,7 @@ def collapse(log: Log) -> Finding:
     first, last = quarters(entropy)
     start = float(entropy[~np.isnan(entropy)][0]) if not np.isnan(first) else np.nan
     evidence = {"entropy, first step": start, "entropy, first quarter": first, "entropy, last quarter": last}
-    learns = ends_at_the_top(log) or rises(reward)
+    learns = ends_at_the_top(log) or rises(reward) or ends_at_its_best(reward)
     if last > 3 * start and last > start + 1 and _ends_low(log, reward):
         says = f"The policy came apart: its entropy rose from {start:.3g} to {last:.3g}, and the reward ends at its lowest."
         cause, advice = "diverged", "Lower the learning rate, or add a KL penalty (beta)."
