@@ -62,6 +62,16 @@ def test_late_by_n_steps_is_told_from_never_as_soon_as_it_differs(n, update):
         assert verdict.decided
 
 
+@pytest.mark.parametrize("base", [False, True])
+def test_updates_of_a_warm_up_that_change_nothing_do_not_count(base):
+    """The first update of a linear warm-up has a learning rate of 0."""
+    trainer = policy(4, 0.01)
+    trainer.insert(0, trainer[0])
+    found = verdicts(trainer, late(trainer, 1), base=trainer[0] if base else None)
+    assert [v.decided for v in found] == [True, True, False, True, True]
+    assert [v.cause for v in found[3:]] == [LATE, LATE]
+
+
 def test_never_synced_is_told_after_two_updates():
     trainer = policy(6, 0.01)
     found = verdicts(trainer, late(trainer, 99))

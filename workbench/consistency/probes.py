@@ -221,7 +221,7 @@ def _behind(now: Probe, before: Sequence[Probe], best: int | str, alike: set, or
     """The verdict where other weights than the trainer's fit the engine."""
     old = now.step - (best if isinstance(best, int) else origin)
     size = f"mean |difference| {now.difference:.2g} nats a token"
-    early = len(before) == 1 and before[0].step in alike
+    early = bool(before) and all(p.step in alike for p in before)  # a warm-up's first update changes nothing
     tail = ", or is one sync late; the next one tells" if early else ""
     if _BASE in alike:
         text = f"the engine has the model without its adapters ({size}): LoRA is not merged into what is synced{tail}."
