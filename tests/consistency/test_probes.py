@@ -155,18 +155,21 @@ def test_what_only_part_of_an_update_reached_is_another_policy():
     assert verdicts(trainer, half)[2].cause == UNKNOWN
 
 
-def cached(engine_moves: bool, apart: float, tokens: int | None) -> str:
+def cached(engine_moves: bool, apart: float, tokens: int | None, rounding: float = 0.0) -> str:
     trainer = policy(2, 0.1)
     top = np.linspace(-3, -1, 5)
     engine = trainer if engine_moves else [trainer[0]] * 2
     first = Probe(0, trainer[0], engine[0], top, top, 0)
-    return sampler_verdict([first, Probe(1, trainer[1], engine[1], top + apart, top, tokens)], start=first).cause
+    now = Probe(1, trainer[1], engine[1] + rounding * (-1) ** np.arange(TOKENS), top + apart, top, tokens)
+    return sampler_verdict([first, now], start=first).cause
 
 
 def test_a_prefix_cache_that_outlives_its_weights_is_found_by_what_it_changes_or_by_having_been_read():
     assert cached(True, 0.05, None) == CACHE and cached(True, 0.05, 128) == CACHE and cached(True, 1e-7, 128) == CACHE
     assert cached(True, 1e-6, 0) == IN_SYNC and cached(True, 1e-6, None) == IN_SYNC
     assert cached(False, 0.0, 128) == NOT_SYNCED  # what is cached is what the engine would compute
+    assert cached(False, 1e-7, 128, rounding=3e-7) == NOT_SYNCED  # in another batch it rounds otherwise
+    assert cached(True, 1e-7, 128, rounding=3e-7) == CACHE
 
 
 @pytest.mark.parametrize("cached", [False, True])

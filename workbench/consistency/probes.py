@@ -177,7 +177,12 @@ def _no_numbers(now: Probe) -> SamplerVerdict | None:
 
 def _stale_cache(now: Probe, before: Sequence[Probe], dtype: str) -> SamplerVerdict | None:
     """The verdict on a prefix cache that outlived its weights; None where there is none to be seen."""
-    if not before or (now.engine == before[-1].engine).all():  # what is cached was computed with these weights
+    if not before:
+        return None
+    of_engine, of_trainer = (
+        float(np.abs(x).mean()) for x in (now.engine - before[-1].engine, now.trainer - before[-1].trainer)
+    )
+    if of_engine <= max(0.01 * of_trainer, 10 * _LEAST_NOISE):  # but for rounding: what is cached has these weights
         return None
     apart = now.cache_difference
     if not now.cached_tokens and apart <= 10 * EXPLAINED[dtype]:
