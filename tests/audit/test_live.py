@@ -1,11 +1,14 @@
 """The audit as it sees a run step by step, on the bundled real runs of stock TRL."""
 
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 
 from workbench.audit.live import Warnings
 from workbench.audit.readers import read_logs
 from workbench.packaged import packaged
+from workbench.training.watch import Watch
 
 
 def told(folder, every):
@@ -37,3 +40,12 @@ def test_a_course_is_told_when_it_is_found_twice_in_a_row_and_not_from_a_few_ste
     for n in range(1, steps + 1, 4):
         rules += [line.split(": ")[1] for line in warnings(rows[:n], pd.DataFrame())]
     assert rules == expected
+
+
+def test_a_full_disk_ends_the_watch_and_not_the_training(capsys):
+    watch, state = Watch.__new__(Watch), SimpleNamespace(global_step=1)
+    watch.__dict__ |= {"on": True, "lines": [], "_spent": 0.0, "_latest": None, "_started": 0.0, "_before": 0.0}
+    with open("/dev/full", "a") as watch._file:
+        watch.on_log(None, state, None, {"reward": 1.0})
+        watch.on_train_end(None, state, None)
+    assert "the watch is off, the training goes on: OSError" in capsys.readouterr().err

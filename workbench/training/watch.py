@@ -3,6 +3,7 @@
 Only what TRL has computed anyway is read, after it was computed; no random number is drawn and other processes are not asked.
 """
 
+import contextlib
 import functools
 import sys
 import time
@@ -97,6 +98,10 @@ class Watch(StepRecord, TrainerCallback):
             self.on = False
             self._say(f"the watch is off, the training goes on: {type(error).__name__}: {error}")
         self._spent += time.perf_counter() - start
+
+    def _close(self) -> None:
+        with contextlib.suppress(OSError):  # of a full disk, as was told at the line that did not fit
+            super()._close()
 
     def _say(self, text: str) -> None:
         print(f"workbench: {' '.join(text.split())}", file=sys.stderr, flush=True)
