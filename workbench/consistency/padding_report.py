@@ -299,9 +299,7 @@ class _Differences:
         self._logit[at] = (after - before).abs().amax(-1).double()
 
     def numbers(self) -> dict[str, Any]:
-        deltas = [
-            of_text[:-1] for of_text in self._moved.split(self._lengths)
-        ]  # after a text's last token comes nothing
+        deltas = [of_text[:-1] for of_text in self._moved.split(self._lengths)]  # after the last token comes nothing
         every = torch.cat(deltas)
         ratios = every.exp()
         return {

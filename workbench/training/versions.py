@@ -8,10 +8,7 @@ from importlib.metadata import version
 
 from ..errors import MissingDependencyError
 
-OLDEST, NEWEST = (
-    "1.12.0",
-    "1.16.0",
-)  # the tests run on both; `make lanes` runs those of stops, positions and groups between
+OLDEST, NEWEST = "1.12.0", "1.16.0"  # the tests run on both; `make lanes` runs some on the releases between
 LAST_WITH_PPO = "1.12.0"
 
 

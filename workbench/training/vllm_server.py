@@ -38,12 +38,8 @@ def serve(model: str, *, max_model_len: int = 256) -> Iterator[str]:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1"]
     command += ["--port", str(port), "--max-model-len", str(max_model_len)]
-    command += [
-        "--logprobs-mode",
-        "processed_logprobs",
-        "--max-logprobs",
-        "-1",
-    ]  # of what was sampled, as TRL's engines
+    # Log-probs of what was sampled, as TRL's engines give them.
+    command += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
     env = os.environ | {"VLLM_SERVER_DEV_MODE": "1"}
     if not has_gpu():
         # On the CPU build this is the share of memory that it insists on finding free.
