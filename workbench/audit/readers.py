@@ -14,7 +14,7 @@ from tqdm import tqdm
 from ..errors import RunError
 from ..runs.files import open_plain, read_json
 from ..runs.parts import read_completions
-from ..runs.recorded import completions_table, read_trl_completions, reward_functions
+from ..runs.recorded import completions_table, last_trainer_state, read_trl_completions
 from ..runs.text import one_line
 from .config import facts_of
 from .log import Log
@@ -62,7 +62,7 @@ def _folder(folder: Path) -> list[Log]:
     recorded = [p.parent for p in _below(folder, "metrics.jsonl")]
     if recorded:
         return [_own_run(inner, folder) for inner in recorded]
-    state = _last_state(folder)
+    state = last_trainer_state(folder)
     if state is not None:
         return [_trl_folder(folder, state)]
     kinds = ("*.jsonl", "*.csv", "*tfevents*")
@@ -74,15 +74,6 @@ def _below(folder: Path, name: str) -> list[Path]:
     """Files of a name in a folder and below it; links are not followed, and one that is still empty is left out."""
     paths = [Path(inner) / name for inner, _, files in os.walk(folder) if name in files]
     return sorted(p for p in paths if not p.is_symlink() and p.stat().st_size)
-
-
-def _last_state(folder: Path) -> Path | None:
-    """`trainer_state.json` of a folder, or of its last checkpoint."""
-    checkpoints = [
-        p for p in folder.glob("checkpoint-*") if p.name[11:].isdigit() and (p / "trainer_state.json").is_file()
-    ]
-    candidates = [folder, *sorted(checkpoints, key=lambda p: -int(p.name[11:]))]
-    return next((p / "trainer_state.json" for p in candidates if (p / "trainer_state.json").is_file()), None)
 
 
 def _own_run(folder: Path, top: Path) -> Log:
@@ -104,12 +95,7 @@ def _trl_folder(folder: Path, state: Path) -> Log:
 def _log(name: str, kind: str, raw, source: Path, facts: dict, recorded=None, damage: Sequence[str] = ()) -> Log:
     steps, order, wrong = steps_table(raw, str(source))
     functions = {m[1] for column in raw if (m := _REWARD.fullmatch(str(column)))}
-    completions = None
-    if recorded is not None:
-        if functions and "reward" not in recorded:  # other numbers that the user logged beside them are no rewards
-            others = [column for column in reward_functions(recorded) if column not in functions]
-            recorded = recorded.drop(columns=others)
-        completions = completions_table(recorded)
+    completions = None if recorded is None else completions_table(recorded)
     facts = {"reward_functions": len(functions), **facts}
     return Log(name, kind, steps, order, completions, facts, (*damage, *wrong))
 

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..errors import RunError
+from .files import read_json
 from .parts import Part, each
 
 _TRL_PART = re.compile(r"completions_(\d+)\.parquet")
+_LOGGED = re.compile(r"rewards/(.+)/mean")
 _NOT_REWARDS = {"step", "advantage", "completion_tokens", "sampled_tokens", "tokens_to_eos", "index"}
 
 
@@ -29,7 +32,31 @@ def read_trl_completions(folder: Path) -> tuple[Any, list[str]]:
     names = [(m, p) for p in folder.iterdir() if (m := _TRL_PART.fullmatch(p.name))]
     parts = sorted((Part(p, int(m[1]), int(m[1])) for m, p in names), key=lambda part: part.first)
     tables, damage = each(parts, lambda file: file.read(use_threads=False).to_pandas())
-    return (pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()), damage
+    if not tables:
+        return pd.DataFrame(), damage
+    table = pd.concat(tables, ignore_index=True)
+    if rewards := _logged_rewards(folder.parent):  # other numbers that `log_extra` put beside them are no rewards
+        table = table.drop(columns=[name for name in reward_functions(table) if name not in rewards])
+    return table, damage
+
+
+def last_trainer_state(folder: Path) -> Path | None:
+    """`trainer_state.json` of a folder, or of its last checkpoint."""
+    checkpoints = [p for p in folder.glob("checkpoint-*") if p.name[11:].isdigit()]
+    candidates = [folder, *sorted(checkpoints, key=lambda p: -int(p.name[11:]))]
+    return next((path for p in candidates if (path := p / "trainer_state.json").is_file()), None)
+
+
+def _logged_rewards(folder: Path) -> set[str]:
+    """Names of the reward functions in a training's log, empty where there is none that can be read."""
+    state = last_trainer_state(folder)
+    try:
+        found = read_json(state, {}) if state else {}
+    except (RunError, OSError):
+        return set()
+    history = found.get("log_history") if isinstance(found, dict) else None
+    lines = [line for line in history if isinstance(line, dict)] if isinstance(history, list) else []
+    return {m[1] for line in lines for name in line if (m := _LOGGED.fullmatch(str(name)))}
 
 
 def completions_table(raw) -> Any | None:
