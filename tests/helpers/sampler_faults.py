@@ -1,8 +1,9 @@
 """Six ways in which an engine is not the policy that is trained, put into real trainings on vLLM; prints verdicts as JSON.
 
-    python tests/helpers/sampler_faults.py [URL of a server] [STEPS] [CASE ...]
+    python tests/helpers/sampler_faults.py [server] [STEPS] [CASE ...]
 
-In a process of its own: an engine of vLLM stays for the life of its process, and all cases share it.
+In a process of its own: an engine of vLLM stays for the life of its process, and all cases share it. With `server` the engine
+is a server of vLLM instead.
 """
 
 import contextlib
@@ -32,6 +33,7 @@ from workbench.training.recipes import grpo_config, load_prompts, make_recipe, r
 from workbench.training.recording import quiet_libraries
 from workbench.training.rewards import length_reward
 from workbench.training.sampler_probe import probe_sampler
+from workbench.training.vllm_server import serve
 from workbench.training.vllm_sync import install_cpu_sync, server_without_nccl, shared_engine, sharing_engines
 
 
@@ -200,7 +202,7 @@ def what_was_watched(folder: Path) -> dict:
     return {
         "finish_reason": rows["finish_reason"].tolist(),
         "trl_finish_reason": rows["trl_finish_reason"].tolist(),
-        "probed": bool(Run(folder).metrics["sampler/difference"].notna().all()),
+        "probed": "sampler/difference" in Run(folder).metrics,
         "logprobs": (tokens["sampler_logprobs"].map(len) == tokens["completion_ids"].map(len)).all().item(),
         "apart": [float(np.abs(s - t).max()) for s, t in scored if len(t)],
         "problems": audit_run(folder).problems,
@@ -210,11 +212,11 @@ def what_was_watched(folder: Path) -> dict:
 RELOAD_COLOCATED, RELOAD_SERVER = vllm_sync.reload_colocated, vllm_sync.reload_server
 
 
-def main(url: str = "", steps: str = "3", *names: str) -> None:
+def main(where: str = "", steps: str = "3", *names: str) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # as TRL sets it: weights are synced within the process
     torch.set_num_threads(1)
     quiet_libraries()
-    with sharing_engines():
+    with serve(PATH) if where else contextlib.nullcontext("") as url, sharing_engines():
         if not url:
             shared_engine(model=PATH, max_model_len=256, logprobs_mode="processed_logprobs")
         every = cases(url)

@@ -1,4 +1,4 @@
-"""Six faults put into real trainings on vLLM in process: each is named within two steps, and none without."""
+"""Six faults put into real trainings on vLLM, in process and on a server: each is named within two steps, and none without."""
 
 import functools
 import re
@@ -50,6 +50,27 @@ def check(name: str, got: dict) -> None:
 @pytest.mark.parametrize("name", [*CLEAN, *CAUSES])
 def test_in_process_a_fault_is_named_within_two_updates_and_none_is_made_up(name):
     check(name, in_process()[name])
+
+
+ON_A_SERVER = ["clean, stock", "clean, LoRA", *(name for name in CAUSES if name != "not synced, stock")]
+
+
+@functools.cache
+def on_a_server() -> dict:
+    return result_of("sampler_faults.py", "server", "3", *ON_A_SERVER, "watched, masked stops")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_A_SERVER)
+def test_on_a_server_a_fault_is_named_within_two_updates_and_none_is_made_up(name):
+    check(name, on_a_server()[name])
+
+
+@pytest.mark.slow
+def test_of_a_watched_training_on_a_server_the_record_has_the_server_s_own_ends():
+    found = on_a_server()["watched, masked stops"]
+    assert not found["probed"] and found["logprobs"] and found["problems"][0] == "masked-stops"
+    assert set(found["finish_reason"]) == {"stop"} and found["trl_finish_reason"].count("length") > 40  # of 48
 
 
 @pytest.mark.slow
