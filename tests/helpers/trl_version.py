@@ -2,4 +2,5 @@
 
 from importlib.metadata import version
 
-HAS_PPO = int(version("trl").split(".")[1]) <= 12  # it left TRL with 1.13
+TRL = tuple(int(number) for number in version("trl").split(".")[:3])
+HAS_PPO = TRL < (1, 13)  # it left TRL with 1.13

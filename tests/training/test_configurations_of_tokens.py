@@ -16,6 +16,7 @@ from configuration_runs import (
 from configuration_table import shows, shows_refusal
 from ppo_parts import ppo_trainer
 from transformers import AutoTokenizer
+from trl_version import TRL
 
 from workbench.errors import ParameterError
 from workbench.generation.stops import StopSpec
@@ -23,6 +24,7 @@ from workbench.runs.run import Run
 
 pytestmark = pytest.mark.slow
 
+MENDED = TRL >= (1, 14, 2)  # sampling stops at every EOS id, see docs/defects.md
 SAMPLED = ("GRPO", "RLOO", "OnlineDPO")  # whose reward functions are given the ids
 
 
@@ -64,7 +66,8 @@ def responses(monkeypatch) -> list[list[int]]:
 @shows("several EOS", *SAMPLED)
 def test_stock_samples_on_behind_the_eos_that_its_tokenizer_does_not_name(kind, llama3):
     turn_end = AutoTokenizer.from_pretrained(llama3).convert_tokens_to_ids(TURN_END)
-    assert sum(turn_end in ids[:-1] for ids in watched("stock", kind, model=llama3).ids) > 3
+    behind = sum(turn_end in ids[:-1] for ids in watched("stock", kind, model=llama3).ids)
+    assert behind == 0 if MENDED and kind != "OnlineDPO" else behind > 3
 
 
 @shows("several EOS", "PPO")
@@ -93,13 +96,9 @@ def test_the_workbench_ends_at_every_eos_and_shows_none_to_rewards(kind, strings
 @shows("pad is EOS", *SAMPLED)
 def test_stock_samples_on_behind_a_pad_that_ends_rows(kind, qwen25):
     pad = AutoTokenizer.from_pretrained(qwen25).pad_token_id
-    assert (
-        sum(
-            pad in ids and any(i != pad for i in ids[ids.index(pad) :])
-            for ids in watched("stock", kind, model=qwen25).ids
-        )
-        > 3
-    )
+    rows = watched("stock", kind, model=qwen25).ids
+    behind = sum(pad in ids and any(i != pad for i in ids[ids.index(pad) :]) for ids in rows)
+    assert behind == 0 if MENDED else behind > 3
 
 
 @pytest.mark.parametrize("strings", [(), (STOP,)])

@@ -16,6 +16,7 @@ import small_runs
 import torch
 import trl
 from conftest import result_of
+from ppo_parts import needs_ppo
 from small_runs import CALL_TOKENS, CLOSE, CPU, EVERY_END, TRAINERS, one_step, policy_trainer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -251,6 +252,10 @@ def closed(got) -> list[bool]:
     return [CLOSE in tokenizer().decode(ids) for ids in got["ids"]]
 
 
+def says_eos(ids) -> bool:
+    return tokenizer().eos_token_id in ids
+
+
 def test_stock_online_dpo_refuses_stop_strings_because_it_does_not_detokenize(on_vllm):
     assert "detokenize" in on_vllm["stock OnlineDPO, a stop alone"]
 
@@ -273,14 +278,15 @@ def test_online_dpo_of_the_workbench_takes_a_stop_alone_and_appends_nothing(on_v
 
 def test_stock_online_dpo_punishes_a_row_that_stopped_with_its_last_token(on_vllm):
     got = on_vllm[f"stock OnlineDPO {CALL_TOKENS}"]
-    assert any(closed(got)) and set(got["rewards"]) == {-100.0}
-    assert got["contain_eos"] == 0
+    assert any(closed(got)) and got["rewards"] == [0.0 if says_eos(ids) else -100.0 for ids in got["ids"]]
+    assert all(reward == -100.0 for reward, by_string in zip(got["rewards"], closed(got), strict=True) if by_string)
 
 
 def test_online_dpo_of_the_workbench_punishes_only_rows_that_nothing_stopped(on_vllm):
     got = on_vllm[f"workbench OnlineDPO {CALL_TOKENS}"]
-    assert got["rewards"] == [0.0 if c else -100.0 for c in closed(got)]
-    assert got["contain_eos"] == pytest.approx(sum(closed(got)) / len(closed(got)))
+    ended = [by_string or says_eos(ids) for ids, by_string in zip(got["ids"], closed(got), strict=True)]
+    assert got["rewards"] == [0.0 if end else -100.0 for end in ended]
+    assert got["contain_eos"] == pytest.approx(sum(ended) / len(ended))
 
 
 # --- PPO with pad == EOS -------------------------------------------------------------------------------------------
@@ -298,6 +304,7 @@ def ppo_masks(monkeypatch):
     return masks
 
 
+@needs_ppo
 @pytest.mark.parametrize("pad_is_eos", [True, False])
 def test_stock_ppo_keeps_eos_out_of_its_policy_loss_when_pad_is_eos(
     pad_is_eos, ppo_masks, tmp_path, starter_folder, monkeypatch
@@ -322,6 +329,7 @@ def test_stock_ppo_keeps_eos_out_of_its_policy_loss_when_pad_is_eos(
     assert in_loss == (0 if pad_is_eos else ended)
 
 
+@needs_ppo
 def test_ppo_of_the_workbench_refuses_pad_equal_to_eos(tmp_path, starter_folder):
     from workbench.training.ppo import train_ppo
 
@@ -335,6 +343,7 @@ def test_ppo_of_the_workbench_refuses_pad_equal_to_eos(tmp_path, starter_folder)
     assert not (tmp_path / "run/metrics.jsonl").exists()
 
 
+@needs_ppo
 def test_ppo_of_the_workbench_has_every_eos_in_its_policy_loss(ppo_masks, tmp_path, starter_folder):
     from workbench.runs.run import Run
     from workbench.training.ppo import train_ppo

@@ -44,7 +44,7 @@ def test_a_stranger_that_took_the_port_and_says_it_is_healthy_is_not_taken_for_o
     ours = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(2); raise SystemExit(1)"])
     try:
         with pytest.raises(RunError, match="the vLLM server ended with 1:\naddress in use"):
-            vllm_server_module._wait_until_ready(ours, url, tmp_path / "log", 60)
+            vllm_server_module._wait_until_ready(ours, url, tmp_path / "log")
     finally:
         stranger.shutdown()
         ours.kill()
