@@ -57,7 +57,7 @@ def sample(llm, prompts: list[list[int]], **sampling) -> dict:
     from vllm import SamplingParams
 
     options = {"max_tokens": TOKENS, "logprobs": 0, "temperature": 1.0} | sampling
-    params = [SamplingParams(seed=n, **options) for n in range(len(prompts))]
+    params = [SamplingParams(**{"seed": n} | options) for n in range(len(prompts))]
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
     completions = [list(output.outputs[0].token_ids) for output in outputs]
     logprobs = [
@@ -138,8 +138,9 @@ def own_cases():
     starter = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     chunked = engine(path, enable_chunked_prefill=True, max_num_batched_tokens=32, max_num_seqs=4)
     other = {"weights": {"sampler_model": stepped(starter, prompts, 3e-4)}}
-    rows = sample(chunked, [ids * 2 for ids in prompts_of(path, 12)])
-    yield Case(("chunked prefill",), "vLLM, fp32, prompts in chunks of 32", starter, rows, other)
+    # Unseeded: for a chunk vLLM takes a seeded generator a step back, which on a CPU it cannot.
+    rows = sample(chunked, [ids * 2 for ids in prompts_of(path, 12)], seed=None)
+    yield Case((), "vLLM, fp32, prompts in chunks of 32", starter, rows, other)  # only sums are made in another order
 
 
 def neighbours() -> Case:

@@ -65,7 +65,8 @@ def test_with_images_online_dpo_trains_llava_as_stock_does_and_neither_trains_th
     own = own | {"data": pictures()}
     if family == "LLaVA" or (family == "Gemma 3" and TRL >= (1, 16)):
         assert_equal_runs(kind, not_images(own), **own)
-        assert_stops_hold(kind, tmp_path, not_images(own), **own)
+        if family == "LLaVA":
+            assert_stops_hold(kind, tmp_path, not_images(own), **own)
         return
     for who in ("stock", "ours"):
         with pytest.raises(ValueError, match=WRONG[family]):
