@@ -3,6 +3,7 @@ import subprocess
 import sys
 import threading
 
+import psutil
 import pytest
 import requests
 
@@ -49,3 +50,17 @@ def test_a_stranger_that_took_the_port_and_says_it_is_healthy_is_not_taken_for_o
         stranger.shutdown()
         ours.kill()
         ours.wait()
+
+
+def test_a_server_that_is_ended_leaves_no_engine_behind():
+    engine = (
+        "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)']).pid)"
+    )
+    server = subprocess.Popen(
+        [sys.executable, "-uc", f"{engine}; import time; time.sleep(99)"], stdout=subprocess.PIPE, text=True
+    )
+    child = psutil.Process(int(server.stdout.readline()))
+    vllm_server_module._end(server)
+    server.stdout.close()
+    child.wait(10)
+    assert server.returncode and not child.is_running()

@@ -53,12 +53,24 @@ def serve(model: str, *, max_model_len: int = 256) -> Iterator[str]:
             _wait_until_ready(server, f"http://127.0.0.1:{port}", log)
             yield f"http://127.0.0.1:{port}"
         finally:
-            server.terminate()
-            try:
-                server.wait(30)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+            _end(server)
+
+
+def _end(server: subprocess.Popen) -> None:
+    """End a server and what it has started: an engine that hangs outlives it otherwise."""
+    try:
+        started = psutil.Process(server.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        started = []
+    server.terminate()
+    try:
+        server.wait(30)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+    for process in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _listens(pid: int, port: int) -> bool:
