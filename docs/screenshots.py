@@ -59,13 +59,15 @@ documented = [b for b in map(load_baseline, list_baselines()) if "TL;DR" in b.ti
 run_comparer(runs, documented, tolerance=5.0, unit=unit, high=0.0)"""
 
 
-def shoot(name: str, element) -> None:
-    """A picture of an element, refused when it is too large for git."""
+def shoot(name: str, element, height: int = 10_000) -> None:
+    """A picture of an element, of at most some pixels from its top, refused when it is too large for git."""
     if element.get_by_text("javascript error").count():
         raise SystemExit(f"{name}: a part of it could not be drawn")
     path = IMAGES / f"{name}.png"
     element.screenshot(path=path)
-    Image.open(path).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
+    image = Image.open(path).convert("RGB")
+    image = image.crop((0, 0, image.width, min(height, image.height)))
+    image.quantize(256, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
     size = path.stat().st_size
     print(f"{path.relative_to(ROOT)}  {size / 1000:.0f} kB", flush=True)
     if size > LIMIT:
@@ -96,7 +98,7 @@ def shoot_widgets(lab, folder: Path) -> None:
 
     widget = show(lab, folder, "run_comparer", COMPARER)
     wait_for_state(lab, "ready")
-    shoot("run_comparer", widget)
+    shoot("run_comparer", widget, height=1240)  # its figure and first table
 
 
 def shoot_pages(lab, index: Path, report: Path) -> None:
