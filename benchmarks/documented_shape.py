@@ -8,9 +8,12 @@ are fewer and shorter and the optimizer is SGD, so that 12 GiB do. Started again
 """
 
 import argparse
+import cProfile
 import functools
 import itertools
 import json
+import os
+import pstats
 import resource
 import shutil
 import statistics
@@ -50,8 +53,8 @@ def timed(function: Callable, *args, **kwargs):
     return result, time.process_time() - began
 
 
-def grpo_step(folder: Path, ours: bool, **sizes) -> dict:
-    """Median processor seconds of a GRPO step after the first, recorded where it is ours."""
+def grpo_steps(model, tokenizer, ours: bool, **sizes) -> list[float]:
+    """Processor seconds of each GRPO step after the first, recorded where it is ours."""
     import trl
     from transformers import PrinterCallback, TrainerCallback
 
@@ -66,15 +69,61 @@ def grpo_step(folder: Path, ours: bool, **sizes) -> dict:
             ends.append(time.process_time())
 
     sizes = {"max_steps": STEPS, "max_completion_length": TOKENS, "num_generations": ROWS} | sizes
-    recipe = make_recipe(str(folder), dataset="starter", per_device_train_batch_size=sizes["num_generations"], **sizes)
+    recipe = make_recipe("shape", dataset="starter", per_device_train_batch_size=sizes["num_generations"], **sizes)
     with tempfile.TemporaryDirectory() as scratch:
         args = grpo_config(recipe, scratch, save_strategy="no", optim="sgd", beta=0.0)
         cls, options = (GRPOTrainer, {"out_dir": Path(scratch) / "run"}) if ours else (trl.GRPOTrainer, {})
-        trainer = cls(str(folder), length_reward(), args, train_dataset=load_prompts("starter"), **options)
+        data = load_prompts("starter")
+        trainer = cls(model, length_reward(), args, train_dataset=data, processing_class=tokenizer, **options)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(Clock())
         trainer.train()
-    return {"seconds": statistics.median(b - a for a, b in itertools.pairwise(ends))}
+    return [b - a for a, b in itertools.pairwise(ends)]
+
+
+def grpo_step(folder: Path, ours: bool, **sizes) -> dict:
+    """Median processor seconds of a GRPO step: a process that has but one of the two, for its peak."""
+    return {"seconds": statistics.median(grpo_steps(*load(folder), ours, **sizes))}
+
+
+def grpo_in_turns(folder: Path, turns: int = 6, **sizes) -> dict:
+    """Stock and ours in turns on one model, who begins too, and what a profile of ours says: pairs differ by more than 2%."""
+    model, tokenizer = load(folder)
+    sizes = {"max_steps": 4} | sizes
+    pairs = []
+    for turn in range(turns):
+        order = (False, True) if turn % 2 else (True, False)
+        seconds = {ours: statistics.median(grpo_steps(model, tokenizer, ours, **sizes)) for ours in order}
+        pairs.append(round(seconds[True] / seconds[False], 3))
+        assert not {"generate", "forward"} & set(vars(model)), (
+            "a trainer left its own call on the model of the next one"
+        )
+    profile = cProfile.Profile()
+    steps = profile.runcall(grpo_steps, model, tokenizer, True, **sizes)
+    own = own_seconds(profile) / sizes["max_steps"]
+    return {
+        "seconds": statistics.median(steps),
+        "time, ours over stock": statistics.median(pairs),
+        "pairs": pairs,
+        "own work, s a step": own,
+        "own work, share of a step": own / statistics.median(steps),
+    }
+
+
+def own_seconds(profile: cProfile.Profile) -> float:
+    """Of a profile, the seconds in the workbench's functions and in what they call, but for TRL's and transformers' own.
+
+    With what the profile itself costs, which is most where functions are many and small, as ours are: not less than the truth.
+    """
+    ours = f"{ROOT / 'workbench'}{os.sep}"
+    stock = ("/trl/", "/transformers/", "/torch/utils/_contextlib.py")  # the last only passes calls on
+    total = 0.0
+    for (file, _, _), (_, _, own, _, callers) in pstats.Stats(profile).stats.items():
+        if file.startswith(ours):
+            total += own
+        elif not any(part in file for part in stock):
+            total += sum(whole for (caller, _, _), (_, _, _, whole) in callers.items() if caller.startswith(ours))
+    return total
 
 
 def weights(folder: Path) -> dict:
@@ -110,8 +159,8 @@ def padding(folder: Path) -> dict:
     return {"seconds": seconds, "kind": report.kind}
 
 
-def rollouts(folder: Path, ours: bool) -> dict:
-    """8 x 64 tokens sampled: ours with log-probs and stops watched, or transformers' `generate` alone."""
+def rollouts(folder: Path, ours: bool, rows: int = 32, tokens: int = 512) -> dict:
+    """32 x 512 tokens sampled: ours with log-probs and stops watched, or transformers' `generate` alone."""
     from workbench.generation.rollouts import Sampling, TransformersSampler, generate
     from workbench.generation.stops import StopSpec
     from workbench.training.recipes import load_prompts
@@ -119,13 +168,13 @@ def rollouts(folder: Path, ours: bool) -> dict:
     model, tokenizer = load(folder)
     prompt = load_prompts("starter")[0]["prompt"]
     if ours:
-        sampling = Sampling(max_completion_length=64, num_generations=8, seed=0)
+        sampling = Sampling(max_completion_length=tokens, num_generations=rows, seed=0)
         stops = StopSpec(strings=("</never>",), eos=False)
         _, seconds = timed(generate, TransformersSampler(model, tokenizer), [prompt], stops=stops, sampling=sampling)
     else:
-        inputs = tokenizer([prompt] * 8, return_tensors="pt")
+        inputs = tokenizer([prompt] * rows, return_tensors="pt")
         inputs.pop("token_type_ids", None)
-        how = {"max_new_tokens": 64, "min_new_tokens": 64, "do_sample": True, "top_k": 0}
+        how = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": True, "top_k": 0}
         _, seconds = timed(torch.no_grad()(model.generate), **inputs, **how)
     return {"seconds": seconds}
 
@@ -178,6 +227,7 @@ PARTS: dict[str, Callable] = {
     "weights": weights,
     "GRPO step, stock": functools.partial(grpo_step, ours=False),
     "GRPO step, ours": functools.partial(grpo_step, ours=True),
+    "GRPO step, in turns": grpo_in_turns,
     "padding_report": padding,
     "log-probs, stock": functools.partial(logprobs, ours=False),
     "log-probs, ours": functools.partial(logprobs, ours=True),

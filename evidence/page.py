@@ -112,9 +112,7 @@ def padding_rows(seen: Evidence) -> list[Row]:
             NONE,
             on_gpu or NO_GPU,
             short["bfloat16"]["share of ratios outside [0.9, 1.1]"] == 0 if short else None,
-            "other batch sizes alone move them about as far, so that no trainer can keep bf16 ratios at 1"
-            if short
-            else "",
+            f"log-probs: {moved(short, 'bfloat16')}" if short else "",
         ),
         Row(
             "Texts beyond a sliding window are scored alike with padding",
@@ -201,8 +199,8 @@ def sampler_rows(seen: Evidence) -> list[Row]:
         )
     attributed = {}
     for model, rows in seen.of.get("attribution", {}).get("models", {}).items():
-        single = [row for row in rows if len(row["injected"]) == 1]
-        attributed["real" if "gemma" in model else "toy"] = f"{sum(r['right'] for r in single)} of {len(single)} right"
+        right = sum(row["right"] for row in rows)
+        attributed["real" if "gemma" in model else "toy"] = f"{right} of {len(rows)} cases right with their sizes"
     command = "python benchmarks/attribution.py"
     return [
         Row(
@@ -223,12 +221,42 @@ def sampler_rows(seen: Evidence) -> list[Row]:
             remark,
         ),
         Row(
-            "`attribute_mismatch` finds single causes among suspects",
+            "`attribute_mismatch` finds causes among suspects, one or two at once ([table](attribution.md))",
             cell(attributed.get("toy"), command),
             cell(attributed.get("real"), command),
             NONE,
             NO_GPU,
         ),
+        *proof_rows(seen),
+    ]
+
+
+def proof_rows(seen: Evidence) -> list[Row]:
+    """What `probe_sampler` says of trainings with a fault and without."""
+    clean = read_json(ROOT / "data" / "benchmarks" / "sampler_probe-starter-2-core-cpu.json", {})["clean"]
+    parts = seen.of.get("sampler_faults", {}).get("parts", {})
+    faults = {name: part for name, part in parts.items() if not name.startswith("clean")}
+    wrong = [f"{name}: {' and '.join(part['named'])}" for name, part in parts.items() if not part["right"]]
+    shown = None
+    if faults:
+        right = [part for part in faults.values() if part["right"]]
+        steps = max((part["at step"] for part in right), default=None)
+        shown = f"{len(right)} of {len(faults)} injected faults named, by step {steps} at the latest"
+        for name, part in parts.items():
+            if name.startswith("clean"):
+                shown += f"; {name}: {nats(part['largest difference'])} nats at most"
+        shown += f"<br>not right: {'; '.join(wrong)}" if wrong else ""
+    return [
+        Row(
+            "`probe_sampler` names an engine that is not the policy within two steps, and nothing in clean trainings",
+            "each of six faults, in process and on a server: `pytest tests/training/test_sampler_probe.py`<br>"
+            f"{clean['steps']} clean steps: {clean['faults']} named, {nats(clean['largest difference'])} nats at most<br>"
+            "`python benchmarks/sampler_probe.py`",
+            cell(shown, "python evidence/sampler_faults.py"),
+            NONE,
+            NO_GPU,
+            not wrong if faults else None,
+        )
     ]
 
 
@@ -268,10 +296,12 @@ def training_rows(seen: Evidence) -> list[Row]:
     arms, rewards = table.get("arms", {}), table.get("reward by step", {})
     shown = []
     for name, arm in arms.items():
-        first, last = (statistics.fmean(part) for part in (rewards[name][0][:3], rewards[name][0][-3:]))
+        by_seed = "; ".join(
+            f"{statistics.fmean(seed[:3]):.2f} to {statistics.fmean(seed[-3:]):.2f}" for seed in rewards[name]
+        )
         shown.append(
-            f"{name}: {arm['steps without gradient']:.0%} of {len(rewards[name][0])} steps without gradient, clipped ratio "
-            f"{arm['logged clipped ratio']:.2f} logged, {arm['true clipped ratio']:.2f} true, reward {first:.2f} to {last:.2f}"
+            f"{name}: {arm['steps without gradient']:.0%} of the steps without gradient, clipped ratio "
+            f"{arm['logged clipped ratio']:.2f} logged, {arm['true clipped ratio']:.2f} true, reward {by_seed}"
         )
     notebook = re.search(r"`02_grpo_custom_stops` \|[^|]*\|([^|]*)\|", (ROOT / "docs" / "results.md").read_text())
     masked, ours = (arms.get(name) for name in ("stock, masked", "workbench, masked"))
@@ -301,7 +331,8 @@ def training_rows(seen: Evidence) -> list[Row]:
             NONE,
             NO_GPU,
             lost,
-            "one seed; steps by arm: " + ", ".join(f"{name} {len(values[0])}" for name, values in rewards.items()),
+            "steps of each seed: "
+            + ", ".join(f"{name} {' and '.join(str(len(seed)) for seed in seeds)}" for name, seeds in rewards.items()),
         ),
     ]
 
@@ -309,8 +340,10 @@ def training_rows(seen: Evidence) -> list[Row]:
 def cost_rows(seen: Evidence) -> list[Row]:
     command = "python benchmarks/documented_shape.py"
     starter = read_json(ROOT / "data" / "benchmarks" / "stop_cost-starter-2-core-cpu.json", {})["grpo step overhead"]
-    time, memory = (seen.ratio("GRPO step", key) for key in ("seconds", "peak GiB"))
-    step = f"{time:.3f} of stock's time, {memory:.3f} of its peak memory (target 1.02)" if time and memory else None
+    memory = seen.ratio("GRPO step", "peak GiB")
+    step = None
+    if memory and (time := seen.shape("GRPO step, in turns", "time, ours over stock")):
+        step = f"{time:.3f} of stock's time in turns, {memory:.3f} of its peak memory (target 1.02)"
     weights, padded = seen.shape("weights", "peak GiB"), seen.shape("padding_report", "peak GiB")
     beyond = (
         f"{padded - weights:.2f} GiB beyond the process with the weights (target 2)" if weights and padded else None

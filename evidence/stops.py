@@ -15,6 +15,7 @@ from record import GEMMA, Results, gemma_folder, load, need_memory, parser, run_
 from workbench.generation.rollouts import Sampling, TransformersSampler, VLLMSampler, generate
 from workbench.generation.stop_audit import stop_report
 from workbench.generation.stops import StopRule, StopSpec, trl_finish_reason
+from workbench.training.recipes import has_gpu
 
 PROMPTS = [
     "Question: Why is the sky blue?\nAnswer:",
@@ -82,7 +83,8 @@ def start(backend: str, folder):
     from vllm import LLM
 
     options = {"dtype": "float32", "max_model_len": 512, "enforce_eager": True, "use_tqdm_on_load": False}
-    return VLLMSampler(LLM(model=str(folder), **options))
+    share = {} if has_gpu() else {"gpu_memory_utilization": 0.2}  # on a CPU the engine would want 0.92 of the memory
+    return VLLMSampler(LLM(model=str(folder), **options | share))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python tests/helpers/sampler_faults.py [server] [STEPS] [CASE ...]
 
 In a process of its own: an engine of vLLM stays for the life of its process, and all cases share it. With `server` the engine
-is a server of vLLM instead.
+is a server of vLLM instead. SAMPLER_FAULTS_MODEL is another model's folder, SAMPLER_FAULTS_ROWS the completions of a step.
 """
 
 import contextlib
@@ -36,12 +36,13 @@ from workbench.training.sampler_probe import probe_sampler
 from workbench.training.vllm_server import serve
 from workbench.training.vllm_sync import install_cpu_sync, server_without_nccl, shared_engine, sharing_engines
 
+MODEL = os.environ.get("SAMPLER_FAULTS_MODEL", "starter")
+ROWS = int(os.environ.get("SAMPLER_FAULTS_ROWS", "16"))
+
 
 def with_template(folder: str) -> str:
-    """The starter with a chat template, which it has none of."""
-    model, tokenizer = (
-        auto.from_pretrained(resolve_model("starter")) for auto in (AutoModelForCausalLM, AutoTokenizer)
-    )
+    """The model with a chat template, which it has none of."""
+    model, tokenizer = (auto.from_pretrained(resolve_model(MODEL)) for auto in (AutoModelForCausalLM, AutoTokenizer))
     tokenizer.chat_template = "{{ messages[0]['content'] }}!"
     return str(save_policy(model, tokenizer, folder))
 
@@ -159,8 +160,9 @@ def run(case: tuple, url: str, steps: int) -> dict:
     watched = options.pop("watched", False)
     probed = options.pop("probed", not watched)
     changed = options.pop("args", {})
-    fields = {"max_steps": steps, "per_device_train_batch_size": 16, "max_completion_length": 16}
-    recipe = make_recipe("starter", backend="vllm", learning_rate=options.pop("learning_rate", 3e-4), **fields)
+    fields = {"max_steps": steps, "per_device_train_batch_size": ROWS, "max_completion_length": 16, "beta": 0.0}
+    fields |= {"learning_rate": options.pop("learning_rate", 3e-4), "lr_scheduler_type": "constant"}
+    recipe = make_recipe(MODEL, dataset="starter", backend="vllm", **fields)
     server = {"vllm_mode": "server", "vllm_server_base_url": url} if url else {}
     config = trl.RLOOConfig if cls is RLOOTrainer else trl.GRPOConfig
     args = grpo_config(recipe, tempfile.mkdtemp(), config, **{"save_strategy": "no"} | server | changed)
