@@ -112,7 +112,7 @@ def padding_rows(seen: Evidence) -> list[Row]:
             NONE,
             on_gpu or NO_GPU,
             short["bfloat16"]["share of ratios outside [0.9, 1.1]"] == 0 if short else None,
-            f"log-probs: {moved(short, 'bfloat16')}" if short else "",
+            f"other batch sizes alone move log-probs by {nats(short['bfloat16']['control'])}" if short else "",
         ),
         Row(
             "Texts beyond a sliding window are scored alike with padding",
@@ -308,7 +308,7 @@ def training_rows(seen: Evidence) -> list[Row]:
     lost = masked and ours and masked["steps without gradient"] > ours["steps without gradient"]
     return [
         Row(
-            "The documented example learns: reward of the first three and last three steps, higher rates",
+            "The documented example learns at higher rates: reward of the first three and last three steps",
             cell(toy, "python -m workbench.studies.control"),
             cell("<br>".join(rates) or None, command),
             NONE,
@@ -317,7 +317,7 @@ def training_rows(seen: Evidence) -> list[Row]:
             all(word == "yes" for word in rise) if rise and "yes, then loses it" not in rise else None,
         ),
         Row(
-            "At the documented rate of 1e-6 the same steps do not show it",
+            "The documented example does not rise at its documented rate of 1e-6 in as few steps",
             "`workbench run 05_grpo_docs_example`, arm 'documented rate'",
             cell(curve(DOCUMENTED_RATE), command),
             NONE,
@@ -340,10 +340,14 @@ def training_rows(seen: Evidence) -> list[Row]:
 def cost_rows(seen: Evidence) -> list[Row]:
     command = "python benchmarks/documented_shape.py"
     starter = read_json(ROOT / "data" / "benchmarks" / "stop_cost-starter-2-core-cpu.json", {})["grpo step overhead"]
-    memory = seen.ratio("GRPO step", "peak GiB")
-    step = None
+    memory, step = seen.ratio("GRPO step", "peak GiB"), None
     if memory and (time := seen.shape("GRPO step, in turns", "time, ours over stock")):
-        step = f"{time:.3f} of stock's time in turns, {memory:.3f} of its peak memory (target 1.02)"
+        own = seen.shape("GRPO step, in turns", "own work, share of a step")
+        pairs = seen.part("shape", "GRPO step, in turns, round 1")["pairs"]
+        step = (
+            f"{own:.1%} of a step is the workbench's own work (profile; target 2%), {memory:.3f} of stock's peak memory"
+        )
+        step += f"; {time:.3f} of its time in {len(pairs)} turns ({min(pairs):.2f} to {max(pairs):.2f})"
     weights, padded = seen.shape("weights", "peak GiB"), seen.shape("padding_report", "peak GiB")
     beyond = (
         f"{padded - weights:.2f} GiB beyond the process with the weights (target 2)" if weights and padded else None

@@ -1,5 +1,6 @@
 """The scripts that record evidence: bad downloads, too little memory, going on, and the GPU's code path at a tiny size."""
 
+import cProfile
 import hashlib
 import sys
 import zipfile
@@ -9,11 +10,13 @@ import pytest
 import torch
 
 from workbench.errors import RunError
+from workbench.generation.stops import StopSpec
 from workbench.training.recipes import resolve_model
 
 ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / "evidence"), str(ROOT / "benchmarks")]
 
+import documented_shape  # noqa: E402
 import fetch_gemma  # noqa: E402
 import gpu  # noqa: E402
 import page  # noqa: E402
@@ -160,9 +163,26 @@ def test_the_page_says_not_run_where_nothing_was_recorded_and_names_the_hardware
     seconds = {"stock": 4.0, "ours": 5.0}
     parts = [(f"GRPO step, {arm}, round {n}", s) for n in (1, 2) for arm, s in seconds.items()]
     rounds = {name: {"seconds": s, "peak GiB": 2.0} for name, s in parts}
+    turns = {"time, ours over stock": 1.25, "own work, share of a step": 0.011, "pairs": [1.2, 1.3]}
+    rounds["GRPO step, in turns, round 1"] = turns
     record.write_json(tmp_path / "shape.json", {"parts": rounds})
     text = page.page(page.Evidence(tmp_path))
     assert "GPU: 1 x a device" in text
     assert "a model: 1.010 of the time, 1.000 of the memory" in text
-    assert "1.250 of stock's time, 1.000 of its peak memory" in text
+    assert "1.1% of a step is the workbench's own work" in text and "1.000 of stock's peak memory; 1.250 of its" in text
     assert len({line.count(" | ") for line in text.splitlines() if line.startswith("| ")}) == 1
+
+
+def test_a_profile_s_own_seconds_are_those_of_the_workbench_and_not_of_what_the_caller_does():
+    profile = cProfile.Profile()
+    profile.runcall(lambda: sorted(range(200_000), key=str))
+    assert documented_shape.own_seconds(profile) == 0
+    profile.runcall(lambda: [StopSpec(strings=("</answer>",)) for _ in range(100)])
+    whole = sum(own for _, _, own, _, _ in documented_shape.pstats.Stats(profile).stats.values())
+    assert 0 < documented_shape.own_seconds(profile) < whole
+
+
+def test_a_grpo_step_in_turns_has_a_pair_for_each_turn(capsys):
+    folder = Path(resolve_model("starter"))
+    found = documented_shape.grpo_in_turns(folder, turns=2, max_steps=3, num_generations=2, max_completion_length=4)
+    assert len(found["pairs"]) == 2 and 0 < found["own work, s a step"] < found["seconds"] * 10
