@@ -2,10 +2,11 @@
 from .audit.live import watch_training
 from .audit.report import audit_run
 from .consistency.attribution import attribute_mismatch
-from .consistency.mismatch import mismatch_report, ratio_report
+from .consistency.mismatch import mismatch_report
 from .consistency.padding import pad_batch, token_logprobs
 from .consistency.padding_report import padding_report
 from .consistency.positions import position_ids, with_position_ids
+from .consistency.ratios import ratio_report
 from .curves.agreement import agreement
 from .curves.baselines import load_baseline
 from .curves.beside import show_beside

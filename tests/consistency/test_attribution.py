@@ -12,8 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from workbench.consistency import attribution
 from workbench.consistency.attribution import attribute_mismatch
-from workbench.consistency.mismatch import PARTS, MismatchReport, mismatch_report, ratio_report
+from workbench.consistency.mismatch import PARTS, MismatchReport, mismatch_report
 from workbench.consistency.padding import cast_copy
+from workbench.consistency.ratios import ratio_report
 from workbench.consistency.routing import routers, routing
 from workbench.errors import ParameterError
 

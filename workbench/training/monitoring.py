@@ -8,7 +8,7 @@ import torch
 from transformers import TrainerCallback
 from trl.data_utils import prepare_multimodal_messages
 
-from ..consistency.mismatch import ratio_report
+from ..consistency.ratios import ratio_report
 from ..errors import ParameterError
 from ..generation.stop_audit import stop_report
 from .positions import trainer_logprobs
