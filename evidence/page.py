@@ -240,8 +240,8 @@ def proof_rows(seen: Evidence) -> list[Row]:
     shown = None
     if faults:
         right = [part for part in faults.values() if part["right"]]
-        steps = max((part["at step"] for part in right), default=None)
-        shown = f"{len(right)} of {len(faults)} injected faults named, by step {steps} at the latest"
+        steps = max((part["after updates"] for part in right), default=None)
+        shown = f"{len(right)} of {len(faults)} injected faults named, after {steps} updates at the latest"
         for name, part in parts.items():
             if name.startswith("clean"):
                 shown += f"; {name}: {nats(part['largest difference'])} nats at most"

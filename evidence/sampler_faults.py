@@ -1,15 +1,17 @@
 """Is the engine the policy that is trained? Six faults put into trainings of gemma-3-270m on vLLM in process, and none.
 
-    python evidence/sampler_faults.py [--steps 2]
+    python evidence/sampler_faults.py [--steps 3]
 
-All weights are trained for two steps at 3e-4 (LoRA: 3e-3), 8 completions of 16 tokens: what the sampler's proof names, and at
-which step. The cases are the tests' (tests/helpers/sampler_faults.py). Writes data/evidence/sampler_faults.json.
+All weights are trained for three steps at 3e-4 (LoRA: 3e-3), 8 completions of 16 tokens: what the sampler's proof names, and
+after how many updates. The cases are the tests' (tests/helpers/sampler_faults.py). Writes data/evidence/sampler_faults.json.
 """
 
 import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 
 from record import GEMMA, ROOT, Results, gemma_folder, need_memory, parser, run_main
 
@@ -30,22 +32,35 @@ CASES = {
 }
 
 
-def named(case: str, cause: str, steps: int) -> dict:
-    """What is named in a training of `case`: its cause or nothing, from which step on, and the largest difference."""
+def trained(cases: list[str], steps: int) -> Iterator[tuple[str, dict]]:
+    """Each case with what its training gave, as they end: one process has the engine for all.
+
+    Raises:
+        RunError: it died.
+    """
     need_memory(14, "training all weights beside an engine")
     own = {"SAMPLER_FAULTS_MODEL": str(GEMMA), "SAMPLER_FAULTS_ROWS": "8"}
     own |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", str(SCRIPT), "", str(steps), case]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | own)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if not lines:
-        raise RunError(f"{case}: the training died: {done.stderr[-2000:]}")
-    got = json.loads(lines[0].removeprefix("RESULT "))[case]
+    command = [sys.executable, "-W", "ignore", str(SCRIPT), "", str(steps), *cases]
+    with tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | own
+        ) as process:
+            for line in process.stdout:
+                if line.startswith("CASE "):
+                    yield from json.loads(line.removeprefix("CASE ")).items()
+        if process.returncode:
+            errors.seek(0)
+            raise RunError(f"the trainings died: {errors.read()[-2000:]}")
+
+
+def named(cause: str, got: dict) -> dict:
+    """What was named, whether it is `cause`, at which step, and the largest difference (nats)."""
     decided = [(step, found) for step, found, sure, *_ in got["verdicts"] if found != IN_SYNC and sure]
     causes = {found for _, found in decided} or {IN_SYNC}
     return {
         "named": sorted(causes),
-        "at step": decided[0][0] if decided else None,
+        "after updates": decided[0][0] if decided else None,
         "right": causes == {cause},
         "largest difference": max(difference for *_, difference, _ in got["verdicts"]),
         "verdicts": [text for *_, text in got["verdicts"]],
@@ -54,12 +69,13 @@ def named(case: str, cause: str, steps: int) -> dict:
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--steps", type=int, default=2)
+    options.add_argument("--steps", type=int, default=3)
     args = options.parse_args()
     gemma_folder(GEMMA)
     results = Results("sampler_faults", "python evidence/sampler_faults.py", args.out)
-    for case, cause in CASES.items():
-        results.part(case, lambda case=case, cause=cause: named(case, cause, args.steps))
+    missing = [case for case in CASES if case not in results.value.get("parts", {})]
+    for case, got in trained(missing, args.steps) if missing else ():
+        results.part(case, lambda case=case, got=got: named(CASES[case], got))
 
 
 if __name__ == "__main__":

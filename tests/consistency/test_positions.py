@@ -1,5 +1,6 @@
 import contextlib
 import copy
+import inspect
 import pickle
 
 import pytest
@@ -75,9 +76,10 @@ def test_given_position_ids_are_left_alone():
     expected = body(**batch, position_ids=given)[0]
     with with_position_ids(model):
         assert torch.equal(body(**batch, position_ids=given)[0], expected)
-        # positional: input_ids, past_key_values, attention_mask, token_type_ids, position_ids
-        assert torch.equal(body(batch["input_ids"], None, batch["attention_mask"], None, given)[0], expected)
-        filled = body(batch["input_ids"], None, batch["attention_mask"], None, None)[0]
+        names = list(inspect.signature(body.forward).parameters)  # input_ids, past_key_values, ..., position_ids
+        positional = [(batch | {"position_ids": given}).get(name) for name in names[: names.index("position_ids") + 1]]
+        assert torch.equal(body(*positional)[0], expected)
+        filled = body(*positional[:-1], None)[0]
     assert torch.equal(filled, body(**batch, position_ids=given - 3)[0])
 
 

@@ -7,6 +7,7 @@ is a server of vLLM instead. SAMPLER_FAULTS_MODEL is another model's folder, SAM
 """
 
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -221,8 +222,11 @@ def main(where: str = "", steps: str = "3", *names: str) -> None:
     with serve(PATH) if where else contextlib.nullcontext("") as url, sharing_engines():
         if not url:
             shared_engine(model=PATH, max_model_len=256, logprobs_mode="processed_logprobs")
-        every = cases(url)
-        result = {name: run(every[name], url, int(steps)) for name in names or every}
+        every, result = cases(url), {}
+        for name in names or every:
+            result[name] = run(every[name], url, int(steps))
+            print("CASE " + json.dumps({name: result[name]}), flush=True)
+            gc.collect()  # a trainer is a circle of references, and of a real model gigabytes
     print("RESULT " + json.dumps(result), flush=True)
 
 

@@ -61,8 +61,9 @@ def derives_positions(model) -> bool:
     It is seen by the parts that do it: a position table that takes the mask (OPT), positions made from the ids that
     begin after the pad id (RoBERTa), three-dimensional positions of text and images (Qwen-VL).
     """
+    counts = ("get_rope_index", "create_position_ids_from_input_ids", "create_position_ids_from_inputs_embeds")
     for module in backbone(model).modules():
-        if hasattr(module, "get_rope_index") or hasattr(module, "create_position_ids_from_input_ids"):
+        if any(hasattr(module, name) for name in counts):
             return True
         if isinstance(module, torch.nn.Embedding) and "attention_mask" in _parameters(module):
             return True
@@ -71,20 +72,25 @@ def derives_positions(model) -> bool:
 
 def rope_parameters(model) -> list[Mapping]:
     """The rotary parameters in the model's config: one mapping, empty without any, and one per kind of layer."""
-    parameters = getattr(text_config(model), "rope_parameters", None) or {}
+    config = text_config(model)
+    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if not parameters and hasattr(config, "rope_theta"):
+        parameters = {"rope_type": "default"}  # of transformers 4, which says so by saying nothing
     return [parameters, *(value for value in parameters.values() if isinstance(value, Mapping))]
 
 
 def rope_types(model) -> set[str]:
     """The kinds of rotary positions in the model's config (`default`, `yarn`, `dynamic`, ...); empty without any."""
-    return {parameters["rope_type"] for parameters in rope_parameters(model) if "rope_type" in parameters}
+    kinds = (parameters.get("rope_type") or parameters.get("type") for parameters in rope_parameters(model))
+    return {kind for kind in kinds if kind}
 
 
 def length_threshold(model) -> int:
     """Tokens beyond which RoPE of a kind that depends on the length (`dynamic`, `longrope`) changes."""
     name = "original_max_position_embeddings"
+    config = text_config(model)
     known = [parameters[name] for parameters in rope_parameters(model) if name in parameters]
-    return min(known, default=text_config(model).max_position_embeddings)
+    return min(known, default=getattr(config, name, None) or config.max_position_embeddings)
 
 
 def window(model) -> int | None:

@@ -23,18 +23,13 @@ _COMMON = {
 _GLU = _COMMON | {"intermediate_size": 128, "num_key_value_heads": 2, "max_position_embeddings": WINDOW}
 _NEO = {
     "attention_types": [[["global", "local", "global"], 1]],
+    "num_layers": 3,
     "window_size": 8,
     "max_position_embeddings": WINDOW,
 }
-_DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
-_LONG = {
-    "rope_type": "longrope",
-    "short_factor": [1.0] * 8,
-    "long_factor": [4.0] * 8,
-    "rope_theta": 1e4,
-    "original_max_position_embeddings": 32,
-}
-# name -> model type and config as transformers has them
+_DYNAMIC = {"rope_type": "dynamic", "factor": 4.0}
+_LONG = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+# name -> model type and config as transformers has them, in names that transformers 4 and 5 both read
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", _GLU),
     "qwen2": ("qwen2", _GLU),
@@ -50,8 +45,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", _COMMON | {"n_positions": WINDOW}),
     "gpt_neo": ("gpt_neo", _COMMON | _NEO),
     "gpt_bigcode": ("gpt_bigcode", _COMMON | {"n_positions": WINDOW}),
-    "llama, dynamic NTK": ("llama", _GLU | {"max_position_embeddings": 32, "rope_parameters": _DYNAMIC}),
-    "phi3, longrope": ("phi3", _GLU | {"original_max_position_embeddings": 32, "rope_parameters": _LONG}),
+    "llama, dynamic NTK": ("llama", _GLU | {"max_position_embeddings": 32, "rope_scaling": _DYNAMIC}),
+    "phi3, longrope": ("phi3", _GLU | {"original_max_position_embeddings": 32, "rope_scaling": _LONG}),
     "bloom": ("bloom", _COMMON),
     "mpt": ("mpt", _COMMON | {"max_seq_len": WINDOW}),
     "falcon, alibi": ("falcon", _COMMON | {"alibi": True}),
