@@ -1,15 +1,19 @@
 """Every training on vLLM shows that synced weights are sampled from (test_stopping.py, test_groups_on_vllm.py, notebooks)."""
 
+import http.server
+import threading
+import warnings
 from types import SimpleNamespace
 
 import pytest
 import requests
 import torch
-from transformers import AutoModelForCausalLM
+from conftest import result_of
+from transformers import AutoModelForCausalLM, GPT2Config
 
 from workbench.errors import RunError
 from workbench.generation.rollouts import Sampling, ServerSampler, generate
-from workbench.training.vllm_sync import install_cpu_sync, reload_server, server_without_nccl
+from workbench.training.vllm_sync import TiedHeads, install_cpu_sync, reload_server, server_without_nccl
 
 pytestmark = pytest.mark.slow
 
@@ -43,6 +47,38 @@ def test_a_server_samples_from_the_weights_it_was_given(vllm_server, starter_fol
         reload_server(client(vllm_server), own, model.config, tmp_path)
     assert after != before and len(set(after)) == 1  # weights of zero prefer no token, and greedy takes the first
     assert generate(sampler, ["os\ndef getcwd()\nTL;DR:"], sampling=greedy)[0].completion_ids == before
+
+
+@needs_no_gpu
+def test_a_head_tied_to_the_embedding_is_reloaded_on_a_server_too():
+    gpt2 = {"SAMPLER_FAULTS_MODEL": "starter-gpt2"}  # vLLM ties its head by another way than Qwen's, up to 0.30
+    got = result_of("sampler_faults.py", "server", "2", "clean, stock", env=gpt2)["clean, stock"]
+    assert [(cause, difference < 1e-5) for _, cause, _, _, difference, _ in got["verdicts"]] == [("in sync", True)] * 2
+
+
+class Unextended(http.server.BaseHTTPRequestHandler):
+    """A server whose workers know but vLLM's own methods."""
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(500 if b"repack" in body else 200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_server_that_cannot_reload_a_tied_head_is_named_with_what_it_lacks(tied, tmp_path):
+    config = GPT2Config(tie_word_embeddings=tied)
+    with http.server.HTTPServer(("127.0.0.1", 0), Unextended) as server, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        weights = {"wte.weight": torch.ones(2, 2)}
+        reload_server(client(f"http://127.0.0.1:{server.server_port}"), weights.items(), config, tmp_path)
+        server.shutdown()
+    found = [str(w.message) for w in said if "tied to the embedding" in str(w.message)]
+    assert len(found) == tied and all(f"--worker-extension-cls {TiedHeads.__module__}.TiedHeads" in m for m in found)
 
 
 @needs_no_gpu

@@ -15,6 +15,7 @@ import psutil
 
 from ..errors import RunError
 from .recipes import has_gpu
+from .vllm_sync import TiedHeads
 
 _PATIENCE_S = 300  # until it answers; 60 to 120 are usual on a CPU
 
@@ -44,6 +45,7 @@ def serve(model: str, *, max_model_len: int = 256) -> Iterator[str]:
     if not has_gpu():
         # On the CPU build this is the share of memory that it insists on finding free.
         command += ["--dtype", "float32", "--gpu-memory-utilization", "0.2"]
+        command += ["--worker-extension-cls", f"{TiedHeads.__module__}.{TiedHeads.__name__}"]
         env |= {"VLLM_CPU_KVCACHE_SPACE": env.get("VLLM_CPU_KVCACHE_SPACE", "1")}
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"

@@ -3,12 +3,12 @@
 On a machine without CUDA TRL 1.12.0's own sync cannot work. In process, vLLM's CPU backend repacks linear weights after
 loading, so `load_weights` finds parameters without `weight_loader` (AttributeError); vLLM's layerwise reload restores the
 loadable layout first. With a server, TRL's sync is NCCL only; there a checkpoint on disk is reloaded, which needs the
-server's `VLLM_SERVER_DEV_MODE=1` and a folder both can read; a head tied to the embedding is repacked in process only (see
-`reload_colocated`), so GPT-2 and Llama on a CPU server may sample with the head of the start: not measured. On CUDA TRL's
-own sync is used, unchanged.
+server's `VLLM_SERVER_DEV_MODE=1`, a folder both can read, and for a head tied to the embedding `TiedHeads` in its workers
+(`vllm_server.serve` has all three). On CUDA TRL's own sync is used, unchanged.
 """
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from unittest import mock
@@ -68,11 +68,26 @@ def reload_colocated(llm, named_params: Iterable) -> None:
     """Load `(name, tensor)` pairs into an in-process vLLM engine and drop its cached prefixes."""
     runner = llm.llm_engine.model_executor.driver_worker.model_runner
     runner.reload_weights(weights_iterator=named_params)
-    for module in runner.get_model().modules():
-        # A head tied to the embedding (GPT-2, Llama) is not reloaded itself, and the CPU backend multiplies by a packed copy.
+    repack_heads(runner.get_model())
+    llm.reset_prefix_cache()
+
+
+def repack_heads(model) -> None:
+    """Pack the heads of a vLLM model again.
+
+    One that is tied to the embedding (GPT-2, Llama; from vLLM 0.31 on Qwen too) is not reloaded itself, and the CPU backend
+    multiplies by a packed copy: it would sample with the head of the start.
+    """
+    for module in model.modules():
         if type(module).__name__ == "ParallelLMHead":
             module.quant_method.process_weights_after_loading(module)
-    llm.reset_prefix_cache()
+
+
+class TiedHeads:
+    """What a server's workers need on a CPU: `vllm serve --worker-extension-cls workbench.training.vllm_sync.TiedHeads`."""
+
+    def repack_tied_heads(self) -> None:
+        repack_heads(self.get_model())  # type: ignore[attr-defined]  # of vLLM's worker, which takes this class as a base
 
 
 def reload_server(client, named_params: Iterable, config, folder: Path) -> None:
@@ -87,12 +102,29 @@ def reload_server(client, named_params: Iterable, config, folder: Path) -> None:
     call = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
     try:
         client.session.post(f"{client.base_url}/collective_rpc", json=call).raise_for_status()
+        packed = not getattr(config, "tie_word_embeddings", False) or _repacked_by(client.base_url)
         client.session.post(f"{client.base_url}/reset_prefix_cache").raise_for_status()
     except OSError as error:
         raise RunError(
             f"the vLLM server at {client.base_url} did not reload the weights ({error}); without CUDA it has to be "
             "started with VLLM_SERVER_DEV_MODE=1 and to see this machine's files"
         ) from error
+    if not packed:
+        warnings.warn(
+            f"the vLLM server at {client.base_url} may go on with the head it was started with, which is tied to the "
+            f"embedding: start it with --worker-extension-cls {__name__}.{TiedHeads.__name__}",
+            stacklevel=2,
+        )
+
+
+def _repacked_by(url: str) -> bool:
+    """Whether a server has packed its heads again; asked once, as TRL's session would ask for seconds."""
+    import requests
+
+    try:
+        return requests.post(f"{url}/collective_rpc", json={"method": TiedHeads.repack_tied_heads.__name__}).ok
+    except requests.RequestException:
+        return False
 
 
 @contextlib.contextmanager
