@@ -4,7 +4,7 @@ NOTEBOOKS := $(sort $(basename $(notdir $(wildcard notebooks/[0-9]*.ipynb))))
 TEST_JOBS ?= 2
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: install report test test-newest lanes lab lint bench screenshots clean
+.PHONY: install report test test-newest test-lowest lanes lab lint bench screenshots clean
 
 install: .venv/installed
 
@@ -42,6 +42,17 @@ lanes: $(LANES:%=.venv/lanes/trl-%)
 	@status=0; for lane in $^; do echo "== $$lane"; PYTHONPATH=$(CURDIR)/$$lane $(PY) -m pytest -q -n $(TEST_JOBS) --dist loadfile \
 	tests/training/test_stopping.py tests/training/test_positions.py tests/training/test_groups.py \
 	tests/training/test_groups_on_vllm.py $(PYTEST) || status=$$?; done; exit $$status
+
+# The lowest releases that pyproject.toml allows, beside the same torch and without vLLM, which takes no transformers 4 from 0.24 on.
+LOWEST := trl==1.12.0 transformers==4.56.2 datasets==4.7.0 accelerate==1.10.1 peft==0.18.0
+.venv/lanes/lowest: | .venv/installed
+	$(PY) -m venv $@
+	ln -s $(CURDIR)/.venv/lib/python3*/site-packages/torch* $(CURDIR)/.venv/lib/python3*/site-packages/functorch $@/lib/python3*/site-packages/
+	$@/bin/python -m pip install --quiet $(LOWEST) -e '.[lab,slurm,dev]' || { rm -rf $@; exit 1; }
+
+test-lowest: .venv/lanes/lowest
+	$</bin/python -m pytest -q -n $(TEST_JOBS) --dist loadfile -m "not slow" tests/generation tests/consistency tests/training \
+	tests/toys tests/studies tests/audit $(PYTEST)
 
 lab: .venv/installed
 	JUPYTER_CONFIG_PATH=lab $(PY) -m jupyter lab --notebook-dir=. notebooks

@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,10 @@ HELPERS = (
 
 collect_ignore = (
     [] if HAS_PPO else ["training/test_ppo.py", "studies/test_ppo_learning.py", "studies/test_ppo_stops.py"]
+)
+# What is tested in which configuration is one table, of which vLLM is a part.
+collect_ignore_glob = (
+    [] if find_spec("vllm") else ["training/test_configurations*.py", "training/test_what_is_tested.py"]
 )
 
 
