@@ -44,11 +44,10 @@ lanes: $(LANES:%=.venv/lanes/trl-%)
 	tests/training/test_groups_on_vllm.py $(PYTEST) || status=$$?; done; exit $$status
 
 # The lowest releases that pyproject.toml allows, beside the same torch and without vLLM, which takes no transformers 4 from 0.24 on.
-LOWEST := trl==1.12.0 transformers==4.56.2 datasets==4.7.0 accelerate==1.10.1 peft==0.18.0
-.venv/lanes/lowest: | .venv/installed
-	$(PY) -m venv $@
+.venv/lanes/lowest: requirements/lowest.txt | .venv/installed
+	rm -rf $@ && $(PY) -m venv $@
 	ln -s $(CURDIR)/.venv/lib/python3*/site-packages/torch* $(CURDIR)/.venv/lib/python3*/site-packages/functorch $@/lib/python3*/site-packages/
-	$@/bin/python -m pip install --quiet $(LOWEST) -e '.[lab,slurm,dev]' || { rm -rf $@; exit 1; }
+	$@/bin/python -m pip install --quiet -r requirements/lowest.txt -e '.[lab,slurm,dev]' || { rm -rf $@; exit 1; }
 
 test-lowest: .venv/lanes/lowest
 	$</bin/python -m pytest -q -n $(TEST_JOBS) --dist loadfile -m "not slow" tests/generation tests/consistency tests/training \

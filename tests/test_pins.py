@@ -9,6 +9,8 @@ import pytest
 import yaml
 from conftest import ROOT, need
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from workbench.training.versions import NEWEST, OLDEST
 
@@ -58,6 +60,17 @@ def outside(requirement: Requirement, have: dict[str, str]) -> bool:
 
 def test_all_files_agree():
     assert disagreements(ROOT) == []
+
+
+def test_the_lowest_releases_are_those_that_the_library_asks_for():
+    lowest = pins(ROOT / "requirements/lowest.txt")
+    bounds = {r.name: str(r.specifier) for r in asked(ROOT) if r.name in lowest}
+    assert {"trl", "transformers", "datasets", "accelerate"} <= lowest.keys() == bounds.keys()
+    for name, release in lowest.items():
+        least = {spec.version for spec in SpecifierSet(bounds[name]) if spec.operator == ">="}
+        assert any(Version(release) == Version(v) for v in least), (
+            f"{name}: tested is {release}, asked is {bounds[name]}"
+        )
 
 
 def test_the_documented_pins_are_there():
