@@ -115,7 +115,10 @@ def test_a_constant_error_of_bf16_size_is_lost_precision_and_not_staleness(updat
     engine = [row + rough for row in trainer]
     assert {v.cause for v in verdicts(trainer, engine, rounding=0.003)} == {PRECISION}
     assert {v.cause for v in verdicts(trainer, engine)} == {UNKNOWN}  # its size is not known
-    assert {v.cause for v in verdicts(trainer, [row + 50 * rough for row in trainer], rounding=0.003)} == {UNKNOWN}
+    for more in (5, 50):  # a head that stayed as it was had 3.2 times what bfloat16 makes after its first update
+        assert {v.cause for v in verdicts(trainer, [row + more * rough for row in trainer], rounding=0.003)} == {
+            UNKNOWN
+        }
 
 
 def test_staleness_is_seen_through_the_rounding_of_an_engine_in_lower_precision():

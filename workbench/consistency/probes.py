@@ -200,7 +200,7 @@ def _level(now: Probe, before, alike: set, noise: float, dtype: str, rounding: f
     """The verdict where no earlier weights fit better than the trainer's: in sync, undecidable, or off by more than noise."""
     size = f"mean |difference| {now.difference:.2g} nats a token"
     if now.difference > EXPLAINED[dtype]:
-        if rounding is not None and dtype == "float32" and now.difference <= 4 * rounding:
+        if rounding is not None and dtype == "float32" and now.difference <= 2 * rounding:
             text = (
                 f"the engine follows the trainer in lower precision: {size}, {now.difference / rounding:.2g} times what "
                 "bfloat16 makes of the trainer's own. Start the engine in the trainer's dtype, or sync without a cast."
@@ -208,7 +208,8 @@ def _level(now: Probe, before, alike: set, noise: float, dtype: str, rounding: f
             return SamplerVerdict(PRECISION, True, 0, now.difference, text)
         text = (
             f"the engine is another policy than the trainer's: {size}, more than {dtype} explains, and the weights of no step "
-            "that was probed fit better. Not attributed: weights from elsewhere, another architecture or lower precision."
+            "that was probed fit better. Not attributed: weights from elsewhere or reloaded in part (a tied head stays), another "
+            "architecture, or lower precision."
         )
         return SamplerVerdict(UNKNOWN, True, None, now.difference, text)
     unseen = [p for p in before if p.step in alike and (p.trainer != now.trainer).any()]
