@@ -208,8 +208,8 @@ def _level(now: Probe, before, alike: set, noise: float, dtype: str, rounding: f
             return SamplerVerdict(PRECISION, True, 0, now.difference, text)
         text = (
             f"the engine is another policy than the trainer's: {size}, more than {dtype} explains, and the weights of no step "
-            "that was probed fit better. Not attributed: weights from elsewhere or reloaded in part (a tied head stays), another "
-            "architecture, or lower precision."
+            "that was probed fit better. Not attributed: weights from elsewhere or reloaded in part (a tied head stays), "
+            "another architecture, or lower precision."
         )
         return SamplerVerdict(UNKNOWN, True, None, now.difference, text)
     unseen = [p for p in before if p.step in alike and (p.trainer != now.trainer).any()]
