@@ -331,8 +331,7 @@ def training_rows(seen: Evidence) -> list[Row]:
             NONE,
             NO_GPU,
             lost,
-            "steps of each seed: "
-            + ", ".join(f"{name} {' and '.join(str(len(seed)) for seed in seeds)}" for name, seeds in rewards.items()),
+            " or ".join(sorted({f"seeds: {len(seeds)}, steps: {min(map(len, seeds))}" for seeds in rewards.values()})),
         ),
     ]
 
