@@ -7,6 +7,7 @@ is a server of vLLM instead. SAMPLER_FAULTS_MODEL is another model's folder, SAM
 """
 
 import contextlib
+import dataclasses
 import gc
 import json
 import os
@@ -30,6 +31,7 @@ from workbench.generation.backends import save_policy
 from workbench.runs.run import Run
 from workbench.training import vllm_sync
 from workbench.training.grpo import GRPOTrainer, RLOOTrainer
+from workbench.training.online_dpo import OnlineDPOTrainer, online_dpo_config
 from workbench.training.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.training.recording import quiet_libraries
 from workbench.training.rewards import length_reward
@@ -139,6 +141,8 @@ def cases(url: str) -> dict:
         "clean, LoRA": (none, GRPOTrainer, LORA),
         "clean, RLOO": (none, RLOOTrainer, {}),
         "clean, stock": (none, trl.GRPOTrainer, {}),
+        "clean, OnlineDPO": (none, OnlineDPOTrainer, {}),
+        "not synced, OnlineDPO": (lambda: sender(never), OnlineDPOTrainer, {}),
         "not synced": (lambda: sender(never), GRPOTrainer, {}),
         "not probed": (none, trl.GRPOTrainer, {"probed": False}),
         "watched": (none, trl.GRPOTrainer, {"watched": True}),
@@ -165,13 +169,18 @@ def run(case: tuple, url: str, steps: int) -> dict:
     fields |= {"learning_rate": options.pop("learning_rate", 3e-4), "lr_scheduler_type": "constant"}
     recipe = make_recipe(MODEL, dataset="starter", backend="vllm", **fields)
     server = {"vllm_mode": "server", "vllm_server_base_url": url} if url else {}
-    config = trl.RLOOConfig if cls is RLOOTrainer else trl.GRPOConfig
-    args = grpo_config(recipe, tempfile.mkdtemp(), config, **{"save_strategy": "no"} | server | changed)
+    if cls is OnlineDPOTrainer:
+        args = online_dpo_config(dataclasses.replace(recipe, num_generations=2), Path(tempfile.mkdtemp()))
+        options["processing_class"] = AutoTokenizer.from_pretrained(PATH, padding_side="left")
+    else:
+        config = trl.RLOOConfig if cls is RLOOTrainer else trl.GRPOConfig
+        args = grpo_config(recipe, tempfile.mkdtemp(), config, **{"save_strategy": "no"} | server | changed)
     if "peft_config" in options:
         options["peft_config"] = LoraConfig(**options["peft_config"])
     with warnings.catch_warnings(record=True) as caught, server_without_nccl(args):
         warnings.simplefilter("always")
-        trainer = cls(PATH, length_reward(), args, train_dataset=load_prompts("starter"), **options)
+        given = {"reward_funcs": length_reward(), "args": args, "train_dataset": load_prompts("starter")}
+        trainer = cls(PATH, **given, **options)
         if cls is trl.GRPOTrainer:
             install_cpu_sync(trainer.vllm_generation, args.output_dir)
         trainer.remove_callback(PrinterCallback)
@@ -182,11 +191,11 @@ def run(case: tuple, url: str, steps: int) -> dict:
             client, exchange = trainer.vllm_generation.vllm_client, Path(tempfile.mkdtemp())
             RELOAD_SERVER(client, start.named_parameters(), start.config, exchange)
         else:
-            RELOAD_COLOCATED(trainer.vllm_generation.llm, start.named_parameters())
+            RELOAD_COLOCATED(getattr(trainer, "vllm_generation", trainer).llm, start.named_parameters())
         with inject():
             trainer.train()
     lines = trainer.state.log_history[:-1]
-    found = {name: [line[name] for line in lines] for name in ("reward", "entropy")}
+    found = {name: [line.get(name) for line in lines] for name in ("reward", "entropy")}
     if watch:
         return found | what_was_watched(watch.out_dir)
     if not probe:
@@ -219,7 +228,8 @@ def main(where: str = "", steps: str = "3", *names: str) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # as TRL sets it: weights are synced within the process
     torch.set_num_threads(1)
     quiet_libraries()
-    with serve(PATH) if where else contextlib.nullcontext("") as url, sharing_engines():
+    shared = mock.patch("trl.experimental.online_dpo.online_dpo_trainer.LLM", shared_engine)
+    with serve(PATH) if where else contextlib.nullcontext("") as url, sharing_engines(), shared:
         if not url:
             shared_engine(model=PATH, max_model_len=256, logprobs_mode="processed_logprobs")
         every, result = cases(url), {}

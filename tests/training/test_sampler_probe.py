@@ -14,10 +14,11 @@ from workbench.consistency.probes import CACHE, IN_SYNC, LATE, LORA, NOT_SYNCED,
 from workbench.errors import ParameterError
 from workbench.training.sampler_probe import SamplerProbe, probe_sampler
 
-CLEAN = ["clean", "clean, LoRA", "clean, RLOO", "clean, stock"]
+CLEAN = ["clean", "clean, LoRA", "clean, RLOO", "clean, stock", "clean, OnlineDPO"]
 CAUSES = {
     "not synced": NOT_SYNCED,
     "not synced, stock": NOT_SYNCED,
+    "not synced, OnlineDPO": NOT_SYNCED,
     "synced late, 1": LATE,
     "lost precision": PRECISION,
     "LoRA not merged": LORA,
@@ -52,7 +53,7 @@ def test_in_process_a_fault_is_named_within_two_updates_and_none_is_made_up(name
     check(name, in_process()[name])
 
 
-ON_A_SERVER = ["clean, stock", "clean, LoRA", *(name for name in CAUSES if name != "not synced, stock")]
+ON_A_SERVER = ["clean, stock", "clean, LoRA", *(name for name in CAUSES if not name.startswith("not synced,"))]
 
 
 @functools.cache
