@@ -230,6 +230,23 @@ print("folder", starter.starter_model(cache_dir={str(cache)!r}))"""
     assert len({line for output in lines for line in output if line.startswith("folder")}) == 1
 
 
+@pytest.mark.slow
+def test_processes_of_one_training_do_not_wait_for_each_other(cache):
+    script = cache / "first_use.py"
+    script.write_text(
+        "from workbench.toys import starter\n"
+        f"starter._SFT |= {SHORT}\n"
+        f"print('folder', starter.starter_model(cache_dir={str(cache)!r}))\n"
+    )
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    launch += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", str(script)]
+    done = subprocess.run(launch, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = [Path(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("folder")]
+    alone = starter.starter_model(cache_dir=cache / "alone")
+    assert first == second and weights(first) == weights(alone)
+
+
 def test_what_decides_the_weights_decides_the_folder(cache, monkeypatch, corpus):
     key = starter._cache_key(corpus, "qwen2")
     assert key == starter._cache_key(list(corpus), "qwen2")

@@ -14,6 +14,7 @@ import json
 import os
 import random
 import re
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -30,6 +31,7 @@ from ..runs.files import write_text
 from .cache import cache_root, key_of, made_once, only_mine
 
 EOS, PAD = "<|im_end|>", "<|pad|>"
+_LAUNCHED = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # by torchrun
 VOCAB_SIZE = 2048
 # Everything below decides the weights and so goes into the cache key.
 _SFT: dict[str, Any] = {
@@ -186,7 +188,8 @@ def warm_started(
         ParameterError: another architecture, or a folder that belongs to another user.
     """
     folder = cache_root(cache_dir) / f"{name}-{architecture}-{_cache_key(corpus, architecture)}"
-    return made_once(folder, lambda made: _build(made, corpus, architecture))
+    build = _build if int(os.environ.get("WORLD_SIZE", "1")) == 1 else _build_apart
+    return made_once(folder, lambda made: build(made, corpus, architecture))
 
 
 def starter_corpus(cache_dir: str | os.PathLike | None = None) -> list[dict[str, str]]:
@@ -218,6 +221,19 @@ def _build(made: Path, corpus, architecture: str) -> None:
     model.generation_config.eos_token_id = tokenizer.eos_token_id  # transformers' Trainer makes it a list
     model.save_pretrained(made)
     tokenizer.save_pretrained(made)
+
+
+def _build_apart(made: Path, corpus, architecture: str) -> None:
+    """`_build` in a process that knows of no others: a trainer would wait for those that wait here for the model."""
+    code = """if True:
+        import json, pathlib, sys
+        from workbench.toys import starter
+        given = json.load(sys.stdin)
+        starter._SFT = given["sft"]
+        starter._build(pathlib.Path(given["made"]), given["corpus"], given["architecture"])"""
+    alone = {name: value for name, value in os.environ.items() if name not in _LAUNCHED and "TORCHELASTIC" not in name}
+    given = json.dumps({"sft": _SFT, "made": str(made), "corpus": corpus, "architecture": architecture})
+    subprocess.run([sys.executable, "-c", code], input=given, text=True, check=True, env=alone)
 
 
 def _warm_start(model, tokenizer, corpus, scratch: str) -> None:
