@@ -42,7 +42,8 @@ def trained(cases: list[str], steps: int) -> Iterator[tuple[str, dict]]:
     own = {"SAMPLER_FAULTS_MODEL": str(GEMMA), "SAMPLER_FAULTS_ROWS": "8"}
     own |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", str(SCRIPT), "", str(steps), *cases]
-    with tempfile.TemporaryFile("w+") as errors:
+    with tempfile.TemporaryFile("w+") as errors, tempfile.TemporaryDirectory() as scratch:
+        own["TMPDIR"] = scratch  # the model with a template: 1 GiB
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | own
         ) as process:

@@ -1,6 +1,8 @@
 """What the tests share: an offline, one-thread environment, the starter model, hand-made notebooks and runs."""
 
+import getpass
 import os
+import tempfile
 
 # Set before any library reads them.
 os.environ |= {
@@ -9,6 +11,15 @@ os.environ |= {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
+
+# What the tests and their processes leave in the temporary folder goes when they end. pytest's own folders stay, to be looked
+# at, and so does what torch compiled.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    usual = tempfile.gettempdir()
+    SCRATCH = tempfile.TemporaryDirectory(prefix="wb-", ignore_cleanup_errors=True)  # short: sockets lie in it
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", usual)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(usual, f"torchinductor_{getpass.getuser()}"))
+    os.environ["TMPDIR"] = tempfile.tempdir = SCRATCH.name
 
 import json
 import subprocess

@@ -1,9 +1,14 @@
 """What runs on real vLLM is judged in test_on_vllm.py."""
 
-import pytest
+import gc
+import tempfile
 
-from workbench.studies.duplicate_prompts import equal_prompt_batch, sampler_layout, show_layout
+import pytest
+import trl
+
+from workbench.studies.duplicate_prompts import equal_prompt_batch, make_trainer, sampler_layout, show_layout
 from workbench.training.groups import check_groups
+from workbench.training.recipes import resolve_model
 
 
 def test_trl_s_sampler_repeats_each_prompt_in_groups_and_uses_every_prompt_once():
@@ -26,3 +31,14 @@ def test_the_layout_is_drawn_with_a_text_of_every_batch():
     shown = show_layout([[0, 0, 1, 1], [2, 2, 0, 0]], 2)
     assert "batch 0: prompts 0, 1; batch 1: prompts 2, 0" in shown.alt
     assert shown.table.shape == (2, 5)
+
+
+def test_a_trainer_takes_its_folder_with_it(monkeypatch, tmp_path):
+    path = resolve_model("search")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    trainer = make_trainer(trl.GRPOTrainer, path, 4, vllm=False)
+    (folder,) = tmp_path.iterdir()
+    assert trainer.args.output_dir == str(folder)
+    del trainer
+    gc.collect()
+    assert not folder.exists()

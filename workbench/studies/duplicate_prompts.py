@@ -3,7 +3,9 @@
 For notebook 04 and its tests (article A3). Batches go through the trainer's own generation and scoring; nothing is trained.
 """
 
+import shutil
 import tempfile
+import weakref
 
 import pandas as pd
 import torch
@@ -85,7 +87,8 @@ def make_trainer(
     fields |= {"max_steps": 3}
     if url:
         fields |= {"vllm_mode": "server", "vllm_server_base_url": url}
-    args = grpo_config(recipe, tempfile.mkdtemp(prefix="workbench-"), **fields)
+    folder = tempfile.mkdtemp(prefix="workbench-")
+    args = grpo_config(recipe, folder, **fields)
     with server_without_nccl(args):  # stock TRL could not even start beside a server where there is no CUDA
         trainer = cls(
             path,
@@ -96,6 +99,7 @@ def make_trainer(
         )
     if vllm and cls is trl.GRPOTrainer:
         install_cpu_sync(trainer.vllm_generation, args.output_dir)
+    weakref.finalize(trainer, shutil.rmtree, folder, ignore_errors=True)
     return trainer
 
 
