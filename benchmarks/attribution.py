@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from workbench import attribute_mismatch
 from workbench.consistency.padding import pad_batch
 from workbench.consistency.routing import routers, routing
-from workbench.runs.environment import environment
+from workbench.runs.environment import hardware
 from workbench.runs.files import read_json, write_json
 from workbench.toys.families import family_model, random_texts
 from workbench.training.recipes import has_gpu, load_prompts, resolve_model
@@ -205,6 +205,7 @@ def judge(case: Case) -> dict:
         "tokens": len(found.report.ratios.tokens),
         "whole": whole,
         "found": found.causes,
+        "by size": found.by_size,
         "rest": found.rest,
         "right": right,
         "verdict": found.verdict,
@@ -214,7 +215,8 @@ def judge(case: Case) -> dict:
 def table(rows: list[dict]) -> list[str]:
     lines = ["| put in | sampler | nats a token | found | left | right |", "|---|---|---|---|---|---|"]
     for row in rows:
-        found = ", ".join(f"{name} {size:.2g}" for name, size in row["found"].items()) or "none"
+        named = [f"{name} {size:.2g}" + " (by size)" * (name == row["by size"]) for name, size in row["found"].items()]
+        found = ", ".join(named) or "none"
         injected, right = " + ".join(row["injected"]) or "nothing", "yes" if row["right"] else "**no**"
         lines.append(f"| {injected} | {row['sampler']} | {row['whole']:.2g} | {found} | {row['rest']:.2g} | {right} |")
     return lines
@@ -228,9 +230,13 @@ def page(result: dict) -> str:
         "Known causes, put between a real vLLM engine (CPU build) and TRL's way of scoring. `attribute_mismatch` is given the",
         "same suspects in every case (temperature 0.7, top-k 20, top-p 0.8, bfloat16, other weights; token ids and experts",
         "where they are recorded) and has to find which are true. Sizes are the mean |difference| of a token's log-prob.",
-        "Right: exactly what was put in is found, and a single cause with its size within a quarter. This page is written by",
+        "Right: exactly what was put in is found, and a single cause with its size within a quarter. *By size*: what is left",
+        "is as much as that dtype makes, though not token by token; its size is what is left, so its quarter proves nothing.",
+        "Written by",
         "",
         "    python benchmarks/attribution.py --out data/evidence/attribution.json --page docs/attribution.md",
+        "    python benchmarks/attribution.py --model ~/.cache/workbench/gemma-3-270m --prompts 6 \\",
+        "        --out data/evidence/attribution.json --page docs/attribution.md",
         "",
     ]
     lines += [result["note"], ""] if "note" in result else []
@@ -265,8 +271,8 @@ def main() -> None:
         torch.set_num_threads(1)
     toy = args.model == "starter"
     rows: list[dict] = []
-    name = "starter, 0.5 M parameters" if toy else Path(args.model).name
-    hardware = {k: v for k, v in environment(0).items() if k not in ("host", "argv")}
+    name = "starter, 0.65 M parameters" if toy else Path(args.model).name
+    machine = hardware()
     common = common_cases(resolve_model(args.model), 3e-4 if toy else 1e-5, args.prompts)
     for case in itertools.chain(common, own_cases() if toy else ()):
         rows.append(judge(case))
@@ -274,7 +280,7 @@ def main() -> None:
         if args.out:  # case by case: the next one may be what an engine cannot do
             args.out.parent.mkdir(parents=True, exist_ok=True)
             models = read_json(args.out, {}).get("models", {}) | {name: rows}
-            write_json(args.out, {"environment": hardware, "models": models})
+            write_json(args.out, {"environment": machine, "models": models})
     if args.page and args.out:
         args.page.write_text(page(read_json(args.out, {})))
 

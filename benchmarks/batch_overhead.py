@@ -19,7 +19,7 @@ from pathlib import Path
 
 import nbformat.v4 as v4
 
-from workbench.runs.environment import environment
+from workbench.runs.environment import hardware
 
 PARAMETERS = (
     'seed: int = 0  # which of them; 0..10000\nout_dir: str = ""  # run folder\ninteractive: bool = True  # no widgets'
@@ -120,7 +120,7 @@ def main() -> None:
         if values is not ours
     }
     result = {
-        "environment": environment(0),
+        "environment": hardware(),
         "notebooks": size * args.blocks,
         "blocks": args.blocks,
         "seconds per notebook": median,

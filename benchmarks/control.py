@@ -23,7 +23,7 @@ from workbench.curves.baselines import Baseline
 from workbench.curves.control import as_judged, control_metrics, fifths, judge, judge_metric
 from workbench.curves.curve import Curve
 from workbench.curves.measured import run_curve
-from workbench.runs.environment import environment
+from workbench.runs.environment import hardware
 from workbench.runs.run import Run
 from workbench.studies.control import SEEDS, control_arms, tolerance_for, with_recipe
 from workbench.studies.seeds import Arm, train_arms
@@ -143,7 +143,7 @@ def simulated(control: Baseline, metric: str, shift: float, repeats: int, seed: 
 def measure(folder: Path, seeds: int, repeats: int) -> dict:
     """Everything that `control.json` holds."""
     controls = {model: load_baseline(name) for model, name in CONTROLS.items()}
-    result: dict = {"environment": environment(), "repeats": repeats, "controls": {}, "rounding": {}, "damaged": {}}
+    result: dict = {"environment": hardware(), "repeats": repeats, "controls": {}, "rounding": {}, "damaged": {}}
     for model, control in controls.items():
         for metric in control_metrics(control):
             result["controls"][f"{model}; {metric}"] = {

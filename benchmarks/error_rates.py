@@ -17,7 +17,7 @@ from scipy.signal import lfilter
 from workbench.curves.agreement import agreement
 from workbench.curves.curve import Curve, peak
 from workbench.curves.stats import change_interval, iqm, seed_interval
-from workbench.runs.environment import environment
+from workbench.runs.environment import hardware
 
 SEEDS = (1, 2, 3, 5, 10)
 STEPS = np.arange(1, 81)
@@ -122,7 +122,7 @@ def simulate(repeats: int, seed: int) -> dict:
     def rng():
         return np.random.default_rng(seed)
 
-    result: dict = {"environment": environment(seed), "repeats": repeats, "seed": seed, "agreement": {}}
+    result: dict = {"environment": hardware(), "repeats": repeats, "seed": seed, "agreement": {}}
     for name, one in CASES.items():
         for kind, rho in NOISES.items():
             cells = {str(n): verdicts(rng(), n, rho, repeats, one) for n in SEEDS}

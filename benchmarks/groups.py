@@ -18,7 +18,7 @@ import torch
 
 from workbench import duplicate_report
 from workbench.generation.stops import StopSpec
-from workbench.runs.environment import environment
+from workbench.runs.environment import hardware
 from workbench.studies.duplicate_prompts import equal_prompt_batch, make_trainer, score_batch
 from workbench.toys.search_task import CLOSE
 from workbench.training.grpo import GRPOTrainer
@@ -86,8 +86,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     quiet_libraries()
-    hardware = {k: v for k, v in environment(0).items() if k not in ("host", "argv")}
-    result = {"environment": hardware, "duplicate report": million(args.rows)}
+    machine = hardware()
+    result = {"environment": machine, "duplicate report": million(args.rows)}
     result |= {"group checks": checks(args.repeats), "shared generation": sharing(args.repeats)}
     print(json.dumps({k: v for k, v in result.items() if k != "environment"}, indent=1))
     if args.out:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pandas as pd
 
 from workbench.reports.microscope import write_microscope
-from workbench.runs.environment import environment
+from workbench.runs.environment import hardware
 from workbench.runs.tokens import hide_tokens
 
 GROUP, GROUPS = 8, 16  # completions of a prompt, prompts of a step
@@ -81,7 +81,7 @@ def main() -> None:
         found |= in_browser(page) | ({"sampled": True} if "<strong>Sampled" in page.read_text() else {})
     print(json.dumps({k: v if v is True else round(v, 2) for k, v in found.items()}, indent=1))
     if args.out:
-        args.out.write_text(json.dumps({"environment": environment(0), "found": found}, indent=1) + "\n")
+        args.out.write_text(json.dumps({"environment": hardware(), "found": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from transformers import PrinterCallback
 
-from workbench.runs.environment import environment
+from workbench.runs.environment import hardware
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.monitoring import monitor_padding
 from workbench.training.recipes import grpo_config, has_gpu, load_prompts, make_recipe, resolve_model
@@ -67,7 +67,7 @@ def main() -> None:
         pairs.append((made[args.every], made[None]))
         print(json.dumps(pairs[-1]), flush=True)
     result = {
-        "environment": environment(0),
+        "environment": hardware(),
         "model": args.model,
         "every": args.every,
         "steps": args.steps,

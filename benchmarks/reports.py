@@ -24,7 +24,7 @@ from report_samples import METRICS, RESULT, hostile_run, write_notebook_of
 from workbench.reports import build_index, build_report
 from workbench.reports.clean import clean_html
 from workbench.reports.redact import Redactor
-from workbench.runs.environment import environment
+from workbench.runs.environment import hardware
 
 PIECES = [
     "x",
@@ -124,7 +124,7 @@ def main() -> None:
     )
     print(json.dumps({k: round(v, 3) for k, v in found.items()}, indent=1))
     if args.out:
-        args.out.write_text(json.dumps({"environment": environment(0), "seconds": found}, indent=1) + "\n")
+        args.out.write_text(json.dumps({"environment": hardware(), "seconds": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

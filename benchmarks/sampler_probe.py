@@ -20,7 +20,7 @@ import torch
 import trl
 from transformers import PrinterCallback
 
-from workbench.runs.environment import environment
+from workbench.runs.environment import hardware
 from workbench.training.recipes import grpo_config, has_gpu, load_prompts, make_recipe, resolve_model
 from workbench.training.recording import quiet_libraries
 from workbench.training.rewards import length_reward
@@ -77,7 +77,7 @@ def main() -> None:
             pairs.append((made[DEFAULT], made[NEVER]))
             print(json.dumps(pairs[-1]), flush=True)
     result = {
-        "environment": {k: v for k, v in environment(0).items() if k not in ("host", "argv")},
+        "environment": hardware(),
         "model": args.model,
         "clean": {"steps": args.steps} | clean,
         "steps of a pair": args.pair_steps,

@@ -14,7 +14,7 @@ from scipy.signal import lfilter
 
 from workbench.curves.curve import Curve
 from workbench.curves.shape import NUMBERS, RISE_NUMBERS, outlines, rise_numbers, shape_of
-from workbench.runs.environment import environment
+from workbench.runs.environment import hardware
 
 STEPS = 100
 SHARE = (np.arange(STEPS) + 0.5) / STEPS
@@ -74,7 +74,7 @@ def flat(rng: np.random.Generator, rho: float, repeats: int) -> dict[str, float]
 
 def simulate(repeats: int, seed: int) -> dict:
     """All rates; each cell has a generator of its own, so that a part of the table can be repeated."""
-    result: dict = {"environment": environment(seed), "repeats": repeats, "seed": seed}
+    result: dict = {"environment": hardware(), "repeats": repeats, "seed": seed}
     cells = [(name, deviation, rho) for name in RISES for deviation in NOISES for rho in RHOS]
     result["rises"] = {
         "; ".join(map(str, cell)): held(np.random.default_rng(seed), *cell, repeats=repeats) for cell in cells

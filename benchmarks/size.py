@@ -24,7 +24,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from workbench.runs.environment import environment
+from workbench.runs.environment import hardware
 
 HERE = Path(__file__).parents[1]
 LIMIT_S = 900
@@ -171,7 +171,7 @@ def main() -> None:
             }
             print(f"{name:50}", "   ".join(f"{v}: {one}" for v, one in found[name].items()), flush=True)
     if args.out:
-        args.out.write_text(json.dumps({"environment": environment(0), "sizes": found}, indent=1) + "\n")
+        args.out.write_text(json.dumps({"environment": hardware(), "sizes": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

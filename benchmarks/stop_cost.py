@@ -27,7 +27,7 @@ from transformers import (
 from trl.experimental.ppo import PPOTrainer as StockPPOTrainer
 
 from workbench.generation.stops import StopSpec
-from workbench.runs.environment import environment
+from workbench.runs.environment import hardware
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.ppo import PPOTrainer, ppo_config
 from workbench.training.recipes import grpo_config, has_gpu, load_prompts, make_recipe, resolve_model
@@ -150,8 +150,8 @@ def main() -> None:
     if not has_gpu():
         torch.set_num_threads(1)
     folder = model_folder(args.model)
-    hardware = {k: v for k, v in environment(0).items() if k not in ("host", "argv")}
-    result = {"environment": hardware, "model": args.model, "ppo update": {}, "grpo rollout": {}}
+    machine = hardware()
+    result = {"environment": machine, "model": args.model, "ppo update": {}, "grpo rollout": {}}
     for limit in args.limits:
         variants = ("stock legacy", "stock eos", "workbench legacy", "workbench")
         turns = [{v: ppo(folder, limit, v, updates=3) for v in variants} for _ in range(args.repeats)]

@@ -21,7 +21,7 @@ import trl
 from transformers import PrinterCallback
 
 from workbench.audit.live import watch_training
-from workbench.runs.environment import environment
+from workbench.runs.environment import hardware
 from workbench.training.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.training.recording import quiet_libraries
 from workbench.training.rewards import length_reward
@@ -80,7 +80,7 @@ def main() -> None:
         pairs.append((made[True], made[False]))
         print(json.dumps(pairs[-1]), flush=True)
     result = {
-        "environment": environment(0),
+        "environment": hardware(),
         "steps": args.steps,
         "median step, without": statistics.median(without["median step"] for _, without in pairs),
         "looks of a run": statistics.median(watched["looks"] for watched, _ in pairs),

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from workbench.errors import ParameterError, RunError, WorkbenchError
-from workbench.runs.environment import environment
+from workbench.runs.environment import hardware
 from workbench.runs.files import jsonable, read_json, write_json
 
 ROOT = Path(__file__).parents[1]
@@ -62,7 +62,7 @@ def peak_gib() -> float:
 
 def about() -> dict:
     """Where and when a result was made; nothing that names the machine's owner."""
-    here = {k: v for k, v in environment().items() if k not in ("host", "argv", "seed")}
+    here = hardware()
     return here | {"date": time.strftime("%Y-%m-%d", time.gmtime())}
 
 

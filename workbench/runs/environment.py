@@ -50,6 +50,11 @@ def environment(seed: int | None = None) -> dict:
     }
 
 
+def hardware() -> dict:
+    """`environment` without the host's name and the call: what a published measurement keeps of it."""
+    return {name: value for name, value in environment().items() if name not in ("host", "argv", "seed")}
+
+
 def _cpu_name() -> str:
     with contextlib.suppress(OSError):
         if name := re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.M):

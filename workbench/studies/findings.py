@@ -238,17 +238,19 @@ def of_documented_runs(
 
     Args:
         learning: a row a documented run whose full log was published, with its `verdict`.
-        counts: `baselines`, all that are bundled, and `with a reward curve`.
+        counts: `baselines`, all that are bundled, `of this project` among them, and `with a reward curve`.
         late: (N,), evaluations of a PPO run near its end.
         published: the accuracy that was published of it.
         verdicts: of measured groups against documented curves on one axis.
 
     Example:
         >>> learning = pd.DataFrame({"verdict": ["learning", "learning", "not learning"]}, index=["a", "b", "c"])
-        >>> found = of_documented_runs(learning, {"baselines": 14, "with a reward curve": 10}, np.array([0.538, 0.579]), 0.567,
-        ...                            pd.Series(["agrees", "differs", "agrees"]))
-        >>> found[0]
-        'Of 14 documented runs 10 have a reward curve and 3 of these a full log: 2 of the 3 learn, 1 does not (c).'
+        >>> found = of_documented_runs(learning, {"baselines": 14, "of this project": 4, "with a reward curve": 10},
+        ...                            np.array([0.538, 0.579]), 0.567, pd.Series(["agrees", "differs", "agrees"]))
+        >>> found[0].partition(": ")[0]
+        "Of 14 documented runs, 4 of them this project's own, 10 have a reward curve and 3 of these a full log"
+        >>> found[0].partition(": ")[2]
+        '2 of the 3 learn, 1 does not (c).'
         >>> found[2]
         'Runs of this machine against documented curves of the same unit and range: 2 agrees, 1 differs.'
     """
@@ -256,9 +258,10 @@ def of_documented_runs(
     words = "do not" if len(not_learning) != 1 else "does not"
     counted = ", ".join(f"{n} {word}" for word, n in verdicts.value_counts().items()) or "none can be compared"
     return [
-        f"Of {counts['baselines']} documented runs {counts['with a reward curve']} have a reward curve and "
-        f"{len(learning)} of these a full log: {len(learning) - len(not_learning)} of the {len(learning)} learn, "
-        f"{len(not_learning)} {words} ({', '.join(not_learning)}).",
+        f"Of {counts['baselines']} documented runs, {counts['of this project']} of them this project's own, "
+        f"{counts['with a reward curve']} have a reward curve and {len(learning)} of these a full log: "
+        f"{len(learning) - len(not_learning)} of the {len(learning)} learn, {len(not_learning)} {words} "
+        f"({', '.join(not_learning)}).",
         f"A published accuracy fluctuates: {published:.1%} was published of one PPO run, its last {len(late)} evaluations lie "
         f"between {late.min():.1%} and {late.max():.1%}.",
         f"Runs of this machine against documented curves of the same unit and range: {counted}.",
