@@ -357,7 +357,8 @@ def cost_rows(seen: Evidence) -> list[Row]:
         step = (
             f"{own:.1%} of a step is the workbench's own work (profile; target 2%), {memory:.3f} of stock's peak memory"
         )
-        step += f"; {time:.2f} of its time in {len(pairs)} turns, {min(pairs):.2f} to {max(pairs):.2f}, too noisy to tell 2%"
+        step += f"; {time:.2f} of its time in {len(pairs)} turns, {min(pairs):.2f} to {max(pairs):.2f}"
+        step += ": too noisy to tell" if min(pairs) < 1 < max(pairs) else ""
     weights, padded = seen.shape("weights", "peak GiB"), seen.shape("padding_report", "peak GiB")
     beyond = f"{padded - weights:.2f} GiB beyond the process with the weights" if weights and padded else None
     seconds, joined = (seen.shape("recorder", key) for key in ("seconds", "joining s a step"))
