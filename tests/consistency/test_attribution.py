@@ -10,7 +10,7 @@ import torch
 from padding_cases import by_hand, some_texts, tiny
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from workbench.consistency import attribution
+from workbench.consistency import attribution, mismatch
 from workbench.consistency.attribution import attribute_mismatch
 from workbench.consistency.mismatch import PARTS, MismatchReport, mismatch_report
 from workbench.consistency.padding import cast_copy
@@ -70,6 +70,13 @@ def mixture(**fields):
             if parameter.dim() > 1:
                 parameter.normal_(std=0.15)
     return model
+
+
+def test_the_experts_of_a_model_are_asked_for_where_it_lies(monkeypatch):
+    asked = []
+    monkeypatch.setattr(mismatch, "map_logits", lambda model, batch, _: asked.append(batch["input_ids"].device.type))
+    mismatch._routes(copy.deepcopy(mixture()).to("meta"), ([[5, 6, 7]], [[8, 9]]), None)
+    assert asked == ["meta"]
 
 
 @pytest.mark.parametrize("cause", ["temperature", "dtype", "weights", "tokens"])

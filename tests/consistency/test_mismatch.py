@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from padding_cases import TEXTS, by_hand, some_texts, tiny
+from padding_cases import TEXTS, by_hand, in_mixed_precision, some_texts, tiny
 
 from workbench.consistency.mismatch import (
     PARTS,
@@ -99,6 +99,15 @@ def test_a_top_k_and_a_nucleus_within_it_are_told_apart():
     both = {"temperature": 1.3, "top_k": 20, "top_p": 0.7}
     found = sizes(mismatch_report(model, **sampled_rollout(model, **both), **both))
     assert found["top-k"] > 0.01 and found["top-p"] > 0.01 and found["sampler"] < 1e-5 and found["temperature"] == 0
+
+
+def test_a_trainer_in_mixed_precision_is_judged_by_what_it_computes_in():
+    model = in_mixed_precision(tiny("llama"))
+    report = mismatch_report(model, **sampled_rollout(tiny("llama")))
+    assert report.dtype == "bfloat16" and 1e-4 < np.abs(report.ratios.tokens).max() < 0.25
+    assert report.verdict.startswith("sampler and scorer agree")
+    in_fp32 = mismatch_report(model, **sampled_rollout(tiny("llama")), sampler_dtype="float32")
+    assert sizes(in_fp32)["sampler"] < 1e-5 < 1e-4 < sizes(in_fp32)["dtype"]
 
 
 def test_another_temperature_in_the_scorer_is_found():

@@ -1,8 +1,9 @@
 import pytest
 import torch
-from padding_cases import TEXTS, by_hand, some_texts, tiny
+from padding_cases import TEXTS, by_hand, in_mixed_precision, some_texts, tiny
 from transformers import AutoModelForCausalLM
 
+from workbench.consistency.padding import computed_dtype
 from workbench.consistency.padding_report import (
     BROKEN,
     CONTROL,
@@ -116,6 +117,15 @@ def test_lower_precision_rounds_more_and_does_not_change_the_verdict():
         assert dtype in report.reason
 
 
+def test_a_model_that_was_trained_in_mixed_precision_is_scored_in_the_dtypes_that_are_asked_for():
+    model = in_mixed_precision(tiny("qwen2"))
+    report = padding_report(model, None, TEXTS, dtypes=["float32", "bfloat16"])
+    assert report.kind == ROUNDING and report.worst("float32", positions="implicit") < TOLERANCE["float32"]
+    plain = padding_report(tiny("qwen2"), None, TEXTS, dtypes=["float32", "bfloat16"])
+    assert report.worst("bfloat16", positions="implicit") == plain.worst("bfloat16", positions="implicit") > 1e-4
+    assert computed_dtype(model) == "bfloat16" and computed_dtype(tiny("qwen2")) == "float32"
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_the_verdict_on_learned_positions_holds_in_every_dtype(dtype):
     assert padding_report(tiny("gpt2"), None, TEXTS, dtypes=[dtype]).kind == NEEDS_POSITIONS
@@ -164,6 +174,8 @@ def test_the_report_sees_the_hook_at_work():
         ([[1, 2], [3]], {}, r"\[1\] have fewer than two tokens"),
         (TEXTS, {"dtypes": ["float8"]}, "float8 is none of float32"),
         (TEXTS, {"attentions": ["flash_attention_2"]}, "none could be run; not run: flash_attention_2"),
+        (some_texts(128, 128), {"dtypes": ["float32"]}, "all have 128 tokens and none gets a pad"),
+        (some_texts(9, 9), {"extra_pads": 0}, "all have 9 tokens and none gets a pad .window 128, extra_pads=0"),
         (some_texts(200, 3), {"dtypes": ["float32"]}, "the longest has 200 tokens, the model's window 128"),
     ],
 )

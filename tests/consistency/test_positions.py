@@ -229,6 +229,8 @@ def test_rotary_kinds_and_windows_are_read_from_the_config():
     windows = {name: window(tiny(name)) for name in ("gpt2", "mpt", "falcon, alibi", "llama, dynamic NTK")}
     assert windows == {"gpt2": 128, "mpt": 128, "falcon, alibi": None, "llama, dynamic NTK": None}
     assert [length_threshold(tiny(name)) for name in ("llama, dynamic NTK", "phi3, longrope")] == [32, 32]
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 16}
+    assert length_threshold(tiny("llama, dynamic NTK", rope_parameters=rope)) == 32  # which longrope alone goes by
 
 
 def test_a_mask_of_another_shape_has_no_position_ids():

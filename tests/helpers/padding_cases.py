@@ -1,11 +1,13 @@
 """Texts, tiny models and reference scores that the tests of consistency share."""
 
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 
 from workbench.toys.families import family_model as tiny
 from workbench.toys.families import random_texts as some_texts
 
-__all__ = ["TEXTS", "by_hand", "furthest", "ones", "some_texts", "tiny"]
+__all__ = ["TEXTS", "by_hand", "furthest", "in_mixed_precision", "ones", "some_texts", "tiny"]
 TEXTS = some_texts(24, 17, 9)
 
 
@@ -14,6 +16,14 @@ def by_hand(model, ids: list[int]) -> torch.Tensor:
     with torch.no_grad():
         logprobs = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
     return logprobs[:-1].gather(-1, torch.tensor(ids[1:]).unsqueeze(-1)).squeeze(-1)
+
+
+def in_mixed_precision(model):
+    """The model as a trainer with `bf16=True` leaves it: fp32 weights, and a forward pass under autocast."""
+    AcceleratorState._reset_state(reset_partial_state=True)  # as transformers' trainers do, of those before
+    prepared = Accelerator(mixed_precision="bf16", cpu=True).prepare_model(model)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return prepared
 
 
 def furthest(rows, others) -> float:

@@ -21,6 +21,7 @@ from unittest import mock
 import numpy as np
 import torch
 import trl
+from datasets import Dataset
 from peft import LoraConfig
 from tokenizers import normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
@@ -133,6 +134,12 @@ def other_tokenizer(kind: str):
     return tokenizer
 
 
+def with_one_beginning() -> Dataset:
+    """Prompts that share more than a block of the engine's prefix cache, as those of a long system prompt do."""
+    begin = "def argument(name, value, other, text) return the sum of all values of the list of names\n" * 7
+    return Dataset.from_list([{"prompt": f"{begin}module{n}\nTL;DR:"} for n in range(64)])
+
+
 def cases(url: str) -> dict:
     """Name -> (what is injected, trainer's class, its options)."""
     none = contextlib.nullcontext
@@ -141,6 +148,7 @@ def cases(url: str) -> dict:
         "clean, LoRA": (none, GRPOTrainer, LORA),
         "clean, RLOO": (none, RLOOTrainer, {}),
         "clean, stock": (none, trl.GRPOTrainer, {}),
+        "clean, one beginning": (none, GRPOTrainer, {"train_dataset": with_one_beginning()}),
         "clean, OnlineDPO": (none, OnlineDPOTrainer, {}),
         "not synced, OnlineDPO": (lambda: sender(never), OnlineDPOTrainer, {}),
         "not synced": (lambda: sender(never), GRPOTrainer, {}),
@@ -175,12 +183,12 @@ def run(case: tuple, url: str, steps: int) -> dict:
     else:
         config = trl.RLOOConfig if cls is RLOOTrainer else trl.GRPOConfig
         args = grpo_config(recipe, tempfile.mkdtemp(), config, **{"save_strategy": "no"} | server | changed)
+    options.setdefault("train_dataset", load_prompts("starter"))
     if "peft_config" in options:
         options["peft_config"] = LoraConfig(**options["peft_config"])
     with warnings.catch_warnings(record=True) as caught, server_without_nccl(args):
         warnings.simplefilter("always")
-        given = {"reward_funcs": length_reward(), "args": args, "train_dataset": load_prompts("starter")}
-        trainer = cls(PATH, **given, **options)
+        trainer = cls(PATH, reward_funcs=length_reward(), args=args, **options)
         if cls is trl.GRPOTrainer:
             install_cpu_sync(trainer.vllm_generation, args.output_dir)
         trainer.remove_callback(PrinterCallback)

@@ -1,7 +1,9 @@
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from workbench.audit.config import facts_of
 from workbench.curves.measured import run_curve
@@ -10,7 +12,7 @@ from workbench.runs.files import read_json
 from workbench.runs.run import Run
 from workbench.training.grpo import GRPOTrainer, train_grpo
 from workbench.training.recipes import grpo_config, load_prompts, make_recipe, resolve_model
-from workbench.training.recording import RunRecorder, quiet_libraries
+from workbench.training.recording import RunRecorder, logged_rewards, quiet_libraries
 from workbench.training.rewards import length_reward
 
 
@@ -24,6 +26,39 @@ def test_rows_scored_in_pieces_end_in_one_part(tmp_path):
     recorder.add_completions(1, {"completion": ["a"]})
     recorder.add_completions(1, {"completion": ["b"]})
     assert Run(tmp_path).completions["completion"].tolist() == ["a", "b"]
+
+
+def test_a_column_that_begins_or_ends_with_a_later_piece_is_empty_elsewhere(tmp_path):
+    recorder = RunRecorder(tmp_path)
+    recorder.add_completions(1, {"completion": ["a"], "parsed": [1.0]})
+    recorder.add_completions(1, {"completion": ["b"], "seen": ["x"]})
+    rows = Run(tmp_path).completions
+    assert rows["completion"].tolist() == ["a", "b"]
+    assert rows["parsed"].isna().tolist() == [False, True] and rows["seen"].isna().tolist() == [True, False]
+
+
+def test_functions_of_one_name_share_a_column_in_trl_so_that_their_sum_is_not_known():
+    logs = {"rewards": {"odd": [1.0, 2.0]}, "advantages": [0.0, 0.0]}
+    trainer = SimpleNamespace(_logs=logs, reward_weights=torch.ones(2))
+    assert np.isnan(logged_rewards(trainer, {})["reward"]).all()
+    trainer.reward_weights = torch.tensor([2.0])
+    assert logged_rewards(trainer, {})["reward"] == [2.0, 4.0]
+
+
+@pytest.mark.slow
+def test_an_evaluation_is_logged_without_the_completions_of_the_step_and_leaves_the_curve_whole(tmp_path):
+    batch = {"num_generations": 2, "per_device_train_batch_size": 4}
+    recipe = make_recipe("starter", max_steps=2, max_completion_length=4, **batch)
+    how = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4, "save_strategy": "no"}
+    data = load_prompts("starter")
+    given = {"train_dataset": data, "eval_dataset": data.select(range(4)), "out_dir": tmp_path / "run"}
+    GRPOTrainer(resolve_model("starter"), length_reward(20), grpo_config(recipe, tmp_path, **how), **given).train()
+    lines = Run(tmp_path / "run").metrics
+    of_evaluation = lines["eval_reward"].notna()
+    assert of_evaluation.tolist() == [False, True, False, True]
+    assert (lines["completions/distinct"].isna() == of_evaluation).all()
+    assert run_curve(Run(tmp_path / "run"), "reward").x.tolist() == [1, 2]
+    assert run_curve(Run(tmp_path / "run"), "eval_reward", sparse=True).x.tolist() == [1, 2]
 
 
 def test_each_logged_step_tells_which_completions_were_really_cut(tmp_path):

@@ -104,3 +104,5 @@ def test_a_row_that_nobody_scores_is_named():
 def test_two_functions_of_one_name_are_refused():
     with pytest.raises(ParameterError, match="odd, odd: each needs a name of its own"):
         score([answering([1] * 3), answering([2] * 3)], [1, 1], completions=TEXTS)
+    with pytest.raises(ParameterError, match="odd, odd: each needs a name of its own"):
+        checked_all([answering([1] * 3), answering([2] * 3)])

@@ -1,20 +1,23 @@
 """Six faults put into real trainings on vLLM, in process and on a server: each is named within two steps, and none without."""
 
 import functools
+import json
 import re
+import subprocess
+import sys
 import warnings
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import result_of
+from conftest import HELPERS, result_of
 
 from workbench.consistency.probes import CACHE, IN_SYNC, LATE, LORA, NOT_SYNCED, PRECISION, TOKENS, UNKNOWN
 from workbench.errors import ParameterError
 from workbench.training.sampler_probe import SamplerProbe, probe_sampler
 
-CLEAN = ["clean", "clean, LoRA", "clean, RLOO", "clean, stock", "clean, OnlineDPO"]
+CLEAN = ["clean", "clean, one beginning", "clean, LoRA", "clean, RLOO", "clean, stock", "clean, OnlineDPO"]
 CAUSES = {
     "not synced": NOT_SYNCED,
     "not synced, stock": NOT_SYNCED,
@@ -53,7 +56,12 @@ def test_in_process_a_fault_is_named_within_two_updates_and_none_is_made_up(name
     check(name, in_process()[name])
 
 
-ON_A_SERVER = ["clean, stock", "clean, LoRA", *(name for name in CAUSES if not name.startswith("not synced,"))]
+ON_A_SERVER = [
+    "clean, stock",
+    "clean, one beginning",
+    "clean, LoRA",
+    *(name for name in CAUSES if not name.startswith("not synced,")),
+]
 
 
 @functools.cache
@@ -106,6 +114,22 @@ def test_a_watched_training_on_vllm_is_the_same_and_its_record_has_the_engine_s_
     )  # nats a token; of rows that are masked the scorer sees nothing
 
 
+@pytest.mark.slow
+def test_processes_whose_engine_fails_in_one_of_them_end_the_probing_together(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += [str(HELPERS / "probe_in_two_processes.py"), str(tmp_path)]
+    with (tmp_path / "out").open("w") as out, subprocess.Popen(command, stdout=out, stderr=out) as torchrun:
+        try:
+            code = torchrun.wait(120)
+        finally:
+            torchrun.terminate()  # it then ends its processes, as it does not when it is killed
+    assert code == 0, (tmp_path / "out").read_text()[-4000:]
+    for rank in (0, 1):
+        found = json.loads((tmp_path / f"rank-{rank}.json").read_text())
+        assert found["at the start"] == "not probed" and found["scored"] == [1, 2, 2, 2]
+    assert json.loads((tmp_path / "rank-0.json").read_text())["warned"] == 1
+
+
 def test_a_trainer_without_vllm_has_nothing_to_probe():
     for fields in ({"use_vllm": False}, {}):
         assert probe_sampler(SimpleNamespace(args=SimpleNamespace(**fields))) is None
@@ -134,7 +158,7 @@ def test_a_sync_that_falls_behind_between_two_probes_is_named_at_the_step_after(
     monkeypatch.setattr("workbench.training.sampler_probe.window", lambda model: None)
     monkeypatch.setattr("workbench.training.sampler_probe.encoded", lambda tokenizer: {})
     monkeypatch.setattr(SamplerProbe, "_logprobs", lambda self: policy[state.global_step])
-    monkeypatch.setattr(SamplerProbe, "_bf16_error", lambda self: 1e-5)
+    monkeypatch.setattr(SamplerProbe, "_bf16_error", lambda self, trainer: 1e-5)
     probe = SamplerProbe(trainer, every=12)
     with pytest.warns(UserWarning) as warned:
         for state.global_step in range(18):

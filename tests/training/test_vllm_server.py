@@ -20,9 +20,14 @@ def test_a_server_answers_at_its_address_with_its_model(vllm_server, starter_fol
     assert vllm_server.startswith("http://127.0.0.1:")
 
 
-def test_a_server_that_ends_before_it_answers_shows_the_end_of_its_log(tmp_path):
-    with pytest.raises(RunError, match=r"the vLLM server ended with \d+:(.|\n)*config"), serve(str(tmp_path)):
+def test_a_server_that_ends_before_it_answers_shows_the_end_of_its_log_and_finds_folders_from_here(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "policy").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError, match=r"the vLLM server ended with \d+:(.|\n)*config") as ended, serve("policy"):
         pass
+    assert str(tmp_path / "policy") in str(ended.value)
 
 
 class Stranger(http.server.BaseHTTPRequestHandler):

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from ..errors import ParameterError
-from .padding import TOLERANCE, cast_copy, map_logits, pad_batch
+from .padding import TOLERANCE, cast_copy, computed_dtype, map_logits, pad_batch
 from .ratios import CLIP_MAX, CLIP_MIN, RatioReport, check_columns, flat_logprobs, ratio_report
 from .routing import routers, routing
 
@@ -147,7 +147,7 @@ def mismatch_report(
         check_columns(prompt_ids=prompt_ids, sampled_ids=sampled_ids, sampled_logprobs=sampled_logprobs)
     if sampler_dtype is not None and sampler_dtype not in TOLERANCE:
         raise ParameterError(f"sampler_dtype={sampler_dtype!r}: expected one of {', '.join(TOLERANCE)}")
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    dtype = computed_dtype(model)
     older = sampler_model or model
     sampler = older if sampler_dtype in (None, dtype) else cast_copy(older, sampler_dtype)
     temperatures = scored_temperature or temperature, temperature
@@ -222,12 +222,13 @@ def _routes(sampler, rollout, routed_experts: Sequence | None) -> list | None:
         if routed_experts is not None:
             raise ParameterError("routed_experts: no router that is known here in this model; transformers 5 has them")
         return None
-    found = []
+    device, found = next(sampler.parameters()).device, []
     for n, (prompt, completion) in enumerate(zip(*rollout, strict=True)):
         ids = [*prompt, *completion]
         if routed_experts is None:
             with routing(sampler) as taken:
-                map_logits(sampler, pad_batch([ids], 0), lambda logits, _: None)
+                batch = {name: x.to(device) for name, x in pad_batch([ids], 0).items()}
+                map_logits(sampler, batch, lambda logits, _: None)
             found.append(taken)
             continue
         given = np.asarray(routed_experts[n])

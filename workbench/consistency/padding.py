@@ -250,10 +250,44 @@ def evaluating(model):
 def cast_copy(model, dtype: str):
     """A copy with its parameters in another dtype; buffers stay, as they do when a model is loaded in that dtype.
 
-    Memory: of the copy, at no time of a second one in the model's own dtype.
+    What accelerate put around `forward` for mixed precision is not copied: the copy computes in `dtype`. Memory: of the copy,
+    at no time of a second one in the model's own dtype.
     """
     cast = {}
     for parameter in model.parameters():
         made = parameter.detach().to(getattr(torch, dtype), copy=True)
         cast[id(parameter)] = torch.nn.Parameter(made, requires_grad=parameter.requires_grad)
-    return copy.deepcopy(model, cast)
+    made = copy.deepcopy(model, cast)
+    for module in _autocast_by_accelerate(made):
+        module.forward = vars(module).pop("_original_forward")
+    return made
+
+
+@contextlib.contextmanager
+def without_autocast(model):
+    """Inside the block the model computes in its weights' dtype, whatever accelerate put around `forward`.
+
+    A model that was trained with `bf16=True`, TRL's default, has fp32 weights and computes in bf16 ever after.
+    """
+    with contextlib.ExitStack() as stack:
+        for module in _autocast_by_accelerate(model):
+            stack.enter_context(mock.patch.object(module, "forward", vars(module)["_original_forward"]))
+        yield
+
+
+def computed_dtype(model) -> str:
+    """`float32`, `bfloat16`, ...: what the model computes in, which accelerate's mixed precision sets beside its weights."""
+    own = str(next(model.parameters()).dtype).removeprefix("torch.")
+    layer = next((module for module in model.modules() if isinstance(module, torch.nn.Linear)), None)
+    if layer is None or not _autocast_by_accelerate(model):
+        return own
+    found: list[str] = []
+    with layer.register_forward_hook(lambda *given: found.append(str(given[-1].dtype).removeprefix("torch."))):
+        device = next(model.parameters()).device
+        map_logits(model, {name: x.to(device) for name, x in pad_batch([[0, 0]], 0).items()}, lambda *_: None)
+    return found[0] if found else own
+
+
+def _autocast_by_accelerate(model) -> list:
+    """The modules whose `forward` accelerate has replaced for mixed precision: it keeps theirs as `_original_forward`."""
+    return [module for module in model.modules() if {"forward", "_original_forward"} <= vars(module).keys()]

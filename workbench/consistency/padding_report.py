@@ -8,7 +8,7 @@ import pandas as pd
 
 from ..errors import ParameterError
 from .layouts import CONTROL, IGNORED, USED, attention_kernel, compare_layouts, use_of_positions
-from .padding import POSITIONS, TOLERANCE, cast_copy
+from .padding import POSITIONS, TOLERANCE, cast_copy, without_autocast
 from .positions import derives_positions, fills_position_ids, length_threshold, rope_types, window
 
 EXACT = "exact"
@@ -87,7 +87,8 @@ def padding_report(
         extra_pads: pads beyond the longest text. A model whose RoPE depends on the length gets enough to pass its window.
 
     Raises:
-        ParameterError: fewer than two texts, a text of fewer than two tokens or beyond the window, an unknown dtype.
+        ParameterError: fewer than two texts, a text of fewer than two tokens or beyond the window, texts that no pad can be
+            added to, an unknown dtype.
     """
     sequences = _tokenize(tokenizer, texts)
     own = str(next(model.parameters()).dtype).removeprefix("torch.")
@@ -96,13 +97,14 @@ def padding_report(
         raise ParameterError(f"dtypes={list(dtypes)}: {', '.join(unknown)} is none of {', '.join(TOLERANCE)}")
     dtypes = sorted(dtypes, key=list(TOLERANCE).index)
     width, notes = _width(model, sequences, extra_pads)
-    use = use_of_positions(model, sequences[0])
     rows: list[dict] = []
     base = None
+    with without_autocast(model):
+        use = use_of_positions(model, sequences[0])
     for dtype in dtypes:
         cast = model if dtype == own else cast_copy(model, dtype)
         for attention in attentions:
-            with attention_kernel(cast, attention) as missing:
+            with without_autocast(cast), attention_kernel(cast, attention) as missing:
                 if missing:
                     notes.append(f"not run: {attention} ({missing})")
                     continue
@@ -152,6 +154,11 @@ def _width(model, sequences, extra_pads: int) -> tuple[int, list[str]]:
     if limit and width > limit:
         notes.append(f"padded to {limit} tokens only: the model's window")
         width = limit
+    if width == min(map(len, sequences)):
+        raise ParameterError(
+            f"texts: all have {width} tokens and none gets a pad (window {limit or 'unlimited'}, extra_pads={extra_pads}), so "
+            "nothing can be seen: give texts of unequal length, one of them shorter than the window"
+        )
     if fills_position_ids(model):
         notes.append("with_position_ids is at work on this model: its 'implicit' rows are filled by it")
     if derives_positions(model):

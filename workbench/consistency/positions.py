@@ -86,9 +86,14 @@ def rope_types(model) -> set[str]:
 
 
 def length_threshold(model) -> int:
-    """Tokens beyond which RoPE of a kind that depends on the length (`dynamic`, `longrope`) changes."""
+    """Tokens beyond which RoPE of a kind that depends on the length (`dynamic`, `longrope`) changes.
+
+    `dynamic` changes beyond the config's `max_position_embeddings`, `longrope` beyond the original ones.
+    """
     name = "original_max_position_embeddings"
     config = text_config(model)
+    if "longrope" not in rope_types(model):
+        return config.max_position_embeddings
     known = [parameters[name] for parameters in rope_parameters(model) if name in parameters]
     return min(known, default=getattr(config, name, None) or config.max_position_embeddings)
 

@@ -55,6 +55,8 @@ def run_curve(
     counted = "elapsed_s" if axis == "elapsed_s" else "step"
     if missing := {"step", metric, counted} - set(table):
         raise RunError(f"{path}: no {', '.join(sorted(missing))}; it has {', '.join(table) or 'no line'}")
+    if not metric.startswith("eval_"):  # lines of evaluations repeat a step's number
+        table = table[table.filter(regex="^eval_").isna().all(axis=1)]
     if sparse:
         table = table[table[metric].notna()]
     steps, values = table["step"].to_numpy(float), table[metric].to_numpy(float)

@@ -1,6 +1,6 @@
 """Measured while it trains: what padding does to the trainer's own scores, and how far sampler and scorer are apart."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -15,6 +15,16 @@ from .positions import trainer_logprobs
 
 PROBES = 4
 _PROBE_TOKENS = 16
+
+
+def is_of_a_step(logs: Mapping) -> bool:
+    """Whether a log is that of training steps: not of an evaluation, and not the closing summary.
+
+    Example:
+        >>> is_of_a_step({"loss": 0.1}), is_of_a_step({"eval_loss": 0.1}), is_of_a_step({"train_runtime": 9.0})
+        (True, False, False)
+    """
+    return "train_runtime" not in logs and not any(name.startswith("eval_") for name in logs)
 
 
 def completion_metrics(completions: pd.DataFrame) -> dict[str, float | None]:
@@ -72,7 +82,7 @@ class PaddingMonitor(TrainerCallback):
         self._next = state.global_step  # a resumed run measures where it goes on
 
     def on_log(self, args, state, control, logs=None, **_):
-        if state.global_step < self._next or "train_runtime" in logs or any(k.startswith("eval_") for k in logs):
+        if state.global_step < self._next or not is_of_a_step(logs):
             return
         self._next = state.global_step - state.global_step % self._every + self._every
         numbers = self.measure()

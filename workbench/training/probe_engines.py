@@ -11,6 +11,9 @@ import numpy as np
 from .recipes import has_gpu
 
 _TOP = 5  # log-probs of the next token
+# The text begins as prompts of the training do. With a salt a request finds in the prefix cache only what the probe left there,
+# not what the trainer has sampled since the last sync.
+_SALT = "sampler probe"
 # What tokenizers of one dictionary may read otherwise: capitals, accents, digits, white space.
 _WRITTEN = "The Red naïve fox paid 1234.50 for\n\n  two  DOGS;\tdef f(x): return x**2"
 _TALK = [{"role": "user", "content": "Name a colour."}, {"role": "assistant", "content": "Blue."}]
@@ -43,7 +46,7 @@ class EngineInProcess:
         params = [SamplingParams(**options, prompt_logprobs=0)]
         if self._caches:  # before the other, whose states it is to find only if they are old
             params.insert(0, SamplingParams(**options))
-        prompts = [{"prompt_token_ids": ids}] * len(params)
+        prompts = [{"prompt_token_ids": ids, "cache_salt": _SALT}] * len(params)
         *plain, fresh = type(self._llm).generate(self._llm, prompts, params, use_tqdm=False)
         logprobs = [row[i].logprob for i, row in zip(ids[1:], fresh.prompt_logprobs[1:], strict=True)]
         tops = [np.sort([x.logprob for x in o.outputs[0].logprobs[0].values()])[-_TOP:] for o in (*plain, fresh)]
@@ -71,6 +74,7 @@ class EngineServer:
 
     def _complete(self, ids: list[int], **fields) -> tuple[dict, int | None]:
         fields |= {"max_tokens": 1, "temperature": 0.0, "logprobs": _TOP, "return_tokens_as_token_ids": True}
+        fields["cache_salt"] = _SALT
         answer = self._post("/v1/completions", prompt=ids, **fields)  # as ids, as two tokens may have one text
         details = answer["usage"].get("prompt_tokens_details") or {}
         return answer["choices"][0], details.get("cached_tokens")

@@ -17,7 +17,7 @@ from ..runs.completions import forget_after, join_completions, save_part
 from ..runs.files import jsonable, read_json, write_json
 from ..runs.stop_request import go_on, honour_stop, run_is_lost, stop_request
 from .describe import describe_trainer
-from .monitoring import completion_metrics
+from .monitoring import completion_metrics, is_of_a_step
 from .recipes import Recipe, grpo_config, load_prompts, resolve_model
 
 # What a trainer takes itself; any other option is a field of its TRL config.
@@ -65,7 +65,7 @@ class StepRecord:
     def log(self, step: int, logs: dict) -> dict:
         """Write a logged step, with what its completions tell; the line as it was written."""
         line = {"step": step, "elapsed_s": round(self._elapsed(), 3)} | logs
-        if self._latest is not None and self._latest["step"].iloc[0] == step:
+        if self._latest is not None and self._latest["step"].iloc[0] == step and is_of_a_step(logs):
             line |= completion_metrics(self._latest)
         if self._file is not None:
             self._file.write(json.dumps(jsonable(line), allow_nan=False) + "\n")
@@ -81,7 +81,9 @@ class StepRecord:
         """Like `save_completions`, for a step whose completions are generated or scored in pieces."""
         if self._latest is not None and step in self._latest["step"].to_numpy():
             before = self._latest.drop(columns="step").to_dict("list")
-            rows = {name: before[name] + values for name, values in rows.items()}
+            missing = [None] * len(self._latest), [None] * len(next(iter(rows.values())))
+            names = dict.fromkeys([*before, *rows])  # a reward function's `log_extra` may begin with a later piece
+            rows = {name: [*before.get(name, missing[0]), *rows.get(name, missing[1])] for name in names}
         self.save_completions(step, rows)
 
     def _close(self) -> None:
@@ -130,7 +132,7 @@ class RunRecorder(StepRecord, TrainerCallback):
         if self._file is None or "train_runtime" in logs:  # the closing summary is not a step
             return
         line = self.log(state.global_step, logs)
-        if state.global_step % max(1, state.max_steps // 10) == 0:
+        if state.global_step % max(1, state.max_steps // 10) == 0 and is_of_a_step(logs):
             numbers = [f"{k.rpartition('/')[2]} {line[k]:.3g}" for k in _PRINTED if line.get(k) is not None]
             at = f"step {state.global_step}/{state.max_steps}", f"{self._elapsed():.0f} s"
             print("  ".join([*at, *numbers]), flush=True)
@@ -201,9 +203,12 @@ def with_functions(columns: dict[str, list], rewards: dict[str, list]) -> dict[s
 def logged_rewards(trainer, columns: dict[str, list]) -> dict[str, list]:
     """Columns of the last generation batch of GRPO or RLOO, with its `reward`, `advantage` and each reward function."""
     rewards = {name: list(values) for name, values in trainer._logs["rewards"].items()}
-    weighted = np.array(list(rewards.values()), float).T * trainer.reward_weights.numpy(force=True)
-    unscorable = np.isnan(weighted).all(axis=1)
-    total = np.where(unscorable, np.nan, np.nansum(weighted, axis=1)).tolist()
+    weights = trainer.reward_weights.numpy(force=True)
+    scores = np.array(list(rewards.values()), float).T
+    if len(rewards) < len(weights):  # functions of one name share a column in TRL: their sum is not known
+        scores = np.full((len(scores), 1), np.nan)
+    unscorable = np.isnan(scores * weights).all(axis=1)
+    total = np.where(unscorable, np.nan, np.nansum(scores * weights, axis=1)).tolist()
     return with_functions(columns | {"reward": total, "advantage": list(trainer._logs["advantages"])}, rewards)
 
 

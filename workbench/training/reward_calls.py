@@ -55,8 +55,13 @@ def checked(reward):
 
 
 def checked_all(reward_funcs):
-    """One reward function or several, each `checked`."""
+    """One reward function or several, each `checked`.
+
+    Raises:
+        ParameterError: two functions of one name, which TRL would log as one.
+    """
     if isinstance(reward_funcs, list | tuple):
+        _check_names([get_callable_name(f) for f in reward_funcs if not isinstance(f, str | torch.nn.Module)])
         return [checked(reward) for reward in reward_funcs]
     return reward_funcs if reward_funcs is None else checked(reward_funcs)
 
@@ -83,8 +88,7 @@ def score(reward_funcs: Sequence[RewardFn], weights: Sequence[float], *, complet
         ([1.0, 0.5], {'words': [2, 1]})
     """
     names = [get_callable_name(reward) for reward in reward_funcs]
-    if len(set(names)) < len(names):
-        raise ParameterError(f"reward functions {', '.join(names)}: each needs a name of its own, for its column")
+    _check_names(names)
     each = {name: checked(f)(completions=completions, **columns) for name, f in zip(names, reward_funcs, strict=True)}
     sums = []
     for row, values in enumerate(zip(*each.values(), strict=True)):
@@ -94,6 +98,14 @@ def score(reward_funcs: Sequence[RewardFn], weights: Sequence[float], *, complet
             )
         sums.append(sum(w * float(v) for w, v in zip(weights, values, strict=True) if v is not None))
     return sums, each
+
+
+def _check_names(names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        raise ParameterError(
+            f"reward functions {', '.join(names)}: each needs a name of its own, for its column and metrics; define them with "
+            "`def`, or set `__name__`"
+        )
 
 
 def _looked_at(name: str, values, completions: Sequence) -> list:

@@ -12,7 +12,7 @@ from collections import deque
 
 import numpy as np
 import torch
-from accelerate.utils import broadcast_object_list, is_peft_model
+from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
 from transformers import TrainerCallback
 
 from ..consistency.padding import pad_batch, token_logprobs
@@ -28,8 +28,8 @@ from ..consistency.probes import (
     sampler_verdict,
     token_difference,
 )
-from ..errors import ParameterError
-from .monitoring import probe_prompts
+from ..errors import ParameterError, RunError
+from .monitoring import is_of_a_step, probe_prompts
 from .probe_engines import EngineInProcess, EngineServer, encoded
 
 SHARE = 0.01  # of the training's time that probes may take
@@ -62,10 +62,7 @@ class SamplerProbe(TrainerCallback):
         generation = getattr(trainer, "vllm_generation", trainer)  # OnlineDPO talks to the engine itself
         mode = getattr(generation, "mode", None) or trainer.vllm_mode
         in_process = mode == "colocate"
-        has_engine = in_process or trainer.accelerator.is_main_process
-        self._engine = (
-            (EngineInProcess(generation.llm) if in_process else EngineServer(generation)) if has_engine else None
-        )
+        self._engine = self._connected(generation, in_process)
         self._prompts = _prompts(trainer)
         self.text = self._of_length()
         self.probes: deque[Probe] = deque(maxlen=_KEPT)
@@ -80,6 +77,25 @@ class SamplerProbe(TrainerCallback):
         self._warned: set[str] = set()
         self._numbers: dict[str, float] = {}
         self._watch(generation, in_process)
+
+    def _connected(self, generation, in_process: bool) -> EngineInProcess | EngineServer | None:
+        """The engine that this process asks: its own, or as the first one the server."""
+        engine: EngineInProcess | EngineServer | None = None
+        failed: Exception | None = None
+        try:
+            if in_process:
+                engine = EngineInProcess(generation.llm)
+            elif self._trainer.accelerator.is_main_process:
+                engine = EngineServer(generation)
+        except Exception as error:  # the other processes are to hear of it
+            failed = error
+        if self._in_any_process(failed is not None):
+            raise failed or RunError("another process cannot ask its engine")
+        return engine
+
+    def _in_any_process(self, flag: bool) -> bool:
+        """Those whose weights are spread score together: what one of them sees, all have to act on."""
+        return any(gather_object([flag])) if self._trainer.accelerator.num_processes > 1 else flag
 
     def _of_length(self) -> list[int]:
         """Prompts one after another: a cache block of the engine and some tokens more."""
@@ -119,8 +135,9 @@ class SamplerProbe(TrainerCallback):
     def _is_due(self) -> bool:
         step = self._trainer.state.global_step
         due = step != self._last and self._may_take_time(step)
-        if self._trainer.accelerator.num_processes > 1:  # those whose weights are spread score together
+        if self._trainer.accelerator.num_processes > 1:
             due = broadcast_object_list([due])[0]
+        self._broken = self._in_any_process(self._broken)
         return due and not self._broken
 
     def _may_take_time(self, step: int) -> bool:
@@ -160,17 +177,32 @@ class SamplerProbe(TrainerCallback):
         if is_peft_model(self._trainer.model) and self._base is None:
             with self._trainer.model.disable_adapter():
                 self._base = self._logprobs()
-        if self._engine is None:
-            return
-        self.probes.append(Probe(step, trainer, *self._engine.ask(self.text)))
+        verdict: SamplerVerdict | None = None
+        failed: Exception | None = None
+        try:
+            if self._engine is not None:
+                verdict = self._asked_of(self._engine, step, trainer)
+        except Exception as error:  # once the others need not wait for this process
+            failed = error
+        open_question = verdict is not None and verdict.cause == UNKNOWN and self._rounding is None
+        if self._in_any_process(open_question and _dtype(self._trainer) == "float32"):
+            self._rounding = self._bf16_error(trainer)
+            verdict = self._verdict() if verdict is not None else None
+        if failed is not None:
+            raise failed
+        if verdict is not None:
+            self._keep(step, verdict)
+
+    def _asked_of(self, engine, step: int, trainer: np.ndarray) -> SamplerVerdict:
+        """The verdict with what the engine gives for the text."""
+        self.probes.append(Probe(step, trainer, *engine.ask(self.text)))
         if self._count == 0:
             if step == 0:
                 self._start = trainer  # what the engine was loaded with, as the training computes it
-            self._compare_tokens(step, self._engine)
-        verdict = self._verdict()
-        if verdict.cause == UNKNOWN and self._rounding is None and _dtype(self._trainer) == "float32":
-            self._rounding = self._bf16_error()
-            verdict = self._verdict()
+            self._compare_tokens(step, engine)
+        return self._verdict()
+
+    def _keep(self, step: int, verdict: SamplerVerdict) -> None:
         # What is the same policy but for rounding shows what rounding is; open questions wait until more has changed.
         if verdict.cause in (IN_SYNC, PRECISION):
             self._reference = self.probes[-1]
@@ -208,14 +240,14 @@ class SamplerProbe(TrainerCallback):
         batch = {name: x.to(self._trainer.accelerator.device) for name, x in pad_batch([self.text], 0).items()}
         return token_logprobs(model, batch, positions="implicit")[0].double().cpu().numpy()
 
-    def _bf16_error(self) -> float:
+    def _bf16_error(self, trainer: np.ndarray) -> float:
         """Mean |difference| that bf16 makes of the trainer's log-probs of the text."""
         with torch.autocast(self._trainer.accelerator.device.type, torch.bfloat16):
             rounded = self._logprobs()
-        return float(np.abs(rounded - self.probes[-1].trainer).mean())
+        return float(np.abs(rounded - trainer).mean())
 
     def on_log(self, args, state, control, logs=None, **_):
-        if "train_runtime" in logs or any(name.startswith("eval_") for name in logs):
+        if not is_of_a_step(logs):
             return
         logs.update(self._numbers)
         state.log_history[-1].update(self._numbers)

@@ -7,6 +7,7 @@ end, and the row that TRL inspects answers `[-1]` with EOS exactly when it reall
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from unittest import mock
 
 from ..errors import ParameterError
 from ..generation.backends import check_generation_kwargs, check_tokenizers
@@ -92,11 +93,8 @@ def obeying(rule: StopRule, policy):
         sampled.append(output[:, inputs["input_ids"].shape[1] :])
         return output
 
-    policy.generate = generate
-    try:
+    with mock.patch.object(policy, "generate", generate):
         yield sampled
-    finally:
-        del policy.generate
 
 
 def with_stop_text(rule: StopRule, rows, ends, completions: list) -> list:

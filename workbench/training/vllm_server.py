@@ -37,6 +37,7 @@ def serve(model: str, *, max_model_len: int = 256) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    model = str(Path(model).resolve()) if Path(model).is_dir() else model  # the server runs in a folder of its own
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1"]
     command += ["--port", str(port), "--max-model-len", str(max_model_len)]
     # Log-probs of what was sampled, as TRL's engines give them.

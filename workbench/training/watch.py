@@ -21,6 +21,7 @@ from ..generation.stops import trl_finish_reason
 from ..runs.completions import forget_after, join_completions, save_part
 from ..runs.files import metric_lines, write_text
 from .describe import describe_trainer, eos_ids, several_turns
+from .monitoring import is_of_a_step
 from .recording import StepRecord, logged_rewards
 from .rewards import completion_text
 
@@ -197,7 +198,7 @@ class Watch(StepRecord, TrainerCallback):
         self._guarded(self._start, state.global_step)
 
     def on_log(self, args, state, control, logs=None, **_):
-        if logs and "train_runtime" not in logs and not any(name.startswith("eval_") for name in logs):
+        if logs and is_of_a_step(logs):
             self._guarded(lambda: self.lines.append(self.log(state.global_step, logs)))
 
     def on_step_begin(self, args, state, control, **_):  # everything of the step before is there, its log too
