@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from workbench.audit import readers
+from workbench.audit.config import facts_of
 from workbench.audit.levels import highest_reward
 from workbench.audit.names import canonical
 from workbench.audit.readers import read_logs
@@ -197,3 +198,44 @@ def test_reading_a_long_log_counts_every_byte_for_its_progress_bar(tmp_path, mon
     path.write_bytes((repr(LINE).encode() + b"\n") * 3 + b"x" * 2_500_000 + b"\n" + repr(LINE).encode())
     one(path)
     assert [(bar.n, bar.total) for bar in bars] == [(path.stat().st_size,) * 2]
+
+
+def test_a_run_resumed_from_before_its_last_lines_is_one_run_though_its_second_line_comes_again(tmp_path):
+    steps = [6, 12, 18, 12, 18, 24, 30, 36]  # logged every 6 steps, resumed from checkpoint-10
+    write_state(tmp_path, [{"step": s, **LINE} for s in steps])
+    assert log_damage(one(tmp_path)).cause == "twice"
+    write_state(tmp_path, [{"step": s, **LINE} for s in [6, 12, 18, 6, 12, 18, 24]])
+    assert log_damage(one(tmp_path)).cause == "two-runs"
+
+
+def test_a_file_that_is_no_log_does_not_hide_the_one_beside_it(tmp_path):
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps({"step": n, **LINE}) + "\n" for n in (1, 2)))
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    assert one(tmp_path).name == str(tmp_path / "log.jsonl")
+    (tmp_path / "log.jsonl").unlink()
+    with pytest.raises(RunError, match="no reward"):
+        read_logs(tmp_path)
+
+
+def test_a_console_log_that_powershell_wrote_is_read(tmp_path):
+    (tmp_path / "log.txt").write_text("{'loss': 0.1, 'reward': 0.5, 'epoch': 0.1}\r\n" * 2, encoding="utf-16")
+    assert one(tmp_path / "log.txt").metric("reward").tolist() == [0.5, 0.5]
+
+
+def test_a_metric_that_begins_later_is_not_damaged(tmp_path):
+    lines = [{"step": n, "reward": 0.5} | ({"loss": 0.1} if n > 10 else {}) for n in range(1, 101)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert one(tmp_path / "log.jsonl").damage == ()
+
+
+def test_the_files_of_a_model_in_the_hub_s_cache_are_links_and_are_read(tmp_path):
+    for name, value in {"config.json": {"model_type": "gpt2"}, "generation_config.json": {"eos_token_id": 3}}.items():
+        (tmp_path / "blobs").mkdir(exist_ok=True)
+        (tmp_path / "blobs" / name).write_text(json.dumps(value))
+        (tmp_path / "snapshot").mkdir(exist_ok=True)
+        (tmp_path / "snapshot" / name).symlink_to(tmp_path / "blobs" / name)
+    write_state(tmp_path / "run", [{"step": n, **LINE} for n in range(1, 9)])
+    facts = facts_of(tmp_path / "snapshot", links=True)
+    assert facts == ({"model_type": "gpt2", "eos_token_ids": [3]}, [])
+    refused = facts_of(tmp_path / "snapshot")
+    assert refused[0] == {} and "not a plain file" in refused[1][0]

@@ -559,3 +559,11 @@ def test_problems_come_first_and_those_that_follow_from_others_after_them():
 def test_five_thousand_steps_are_answered():
     many = log(steps=5000, reward=rising, mean_length=rising, entropy=rising, clipped_ratio=0.1)
     assert len(check(many)) == len(RULES)
+
+
+def test_without_lengths_a_step_that_reuses_completions_is_not_told_from_one_without_a_reward():
+    reward = np.where(np.arange(60) % 2 == 0, 0.5, np.nan)
+    assert rules_data.missing_rewards(log(reward=reward)).verdict == "undecidable"
+    assert rules_data.missing_rewards(log(reward=reward, mean_length=7.0)).verdict == "found"
+    again = np.where(np.isnan(reward), np.nan, 7.0)
+    assert rules_data.missing_rewards(log(reward=reward, mean_length=again)).verdict != "found"

@@ -213,3 +213,27 @@ def test_a_group_has_the_name_of_its_folder_without_the_seed(tmp_path):
         (run.path / folder / "metrics.jsonl").write_text(json.dumps(rows(1)[0]) + "\n")
     groups, _ = measured_groups([run])
     assert {name.removesuffix("lr 0.0001") for name in groups} == {"", "sign of TRL 0.14, ", "target 200, ", "stock, "}
+
+
+def test_lines_of_reused_completions_are_no_gap_and_a_lost_reward_is(tmp_path):
+    made, again = {"reward": 0.5, "completions/mean_length": 7.0}, {"loss": 0.1}
+    lines = [{"step": n, **(made if n % 2 else again)} for n in range(1, 7)]
+    run = write_run(tmp_path, metrics=lines)
+    assert run_curve(run).x.tolist() == run_curve(run, "completions/mean_length").x.tolist() == [1, 3, 5]
+    assert run_curve(run, "loss", sparse=True).x.tolist() == [2, 4, 6]
+    lines[2] = {"step": 3, "reward": None, "completions/mean_length": 7.0}
+    with pytest.raises(RunError, match="reward at step 3 is not finite"):
+        run_curve(write_run(tmp_path, "lost", metrics=lines))
+
+
+def test_a_float32_mean_at_its_bound_lies_within_it(tmp_path):
+    run = write_run(tmp_path, metrics=rows(1.100000023841858, -0.20000000298))
+    assert run_curve(run, low=-0.2, high=1.1).y.tolist() == [1.1, -0.2]
+    with pytest.raises(ParameterError, match="lie outside"):
+        run_curve(run, low=-0.2, high=1.0999)
+
+
+def test_lines_of_evaluations_leave_the_curve_whole(tmp_path):
+    lines = [{"step": 1, "reward": 0.1}, {"step": 2, "reward": 0.2}, {"step": 2, "eval_reward": 0.5, "reward": 0.2}]
+    run = write_run(tmp_path, metrics=lines)
+    assert run_curve(run).y.tolist() == [0.1, 0.2] and run_curve(run, "eval_reward", sparse=True).y.tolist() == [0.5]

@@ -2,6 +2,8 @@
 
 import copy
 import functools
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import rollout_engine
@@ -9,10 +11,12 @@ import sampling_memory
 import torch
 from conftest import result_of
 from generation_cases import toy_tokenizer, transformers_sampler
+from peft import LoraConfig, get_peft_model
 from rollout_engine import LIMIT
+from transformers import AutoTokenizer, GenerationConfig
 
 from workbench.errors import ParameterError
-from workbench.generation.rollouts import Sampling, ServerSampler, TransformersSampler, generate
+from workbench.generation.rollouts import Sampling, ServerSampler, TransformersSampler, VLLMSampler, generate
 from workbench.generation.stops import StopSpec
 
 LABELS = ("eos", "id", "string", "two of each", "no eos", "minimum")
@@ -129,10 +133,45 @@ def test_log_probs_are_those_that_a_scoring_pass_gives_at_the_sampling_temperatu
 def test_a_repetition_penalty_in_the_models_folder_changes_no_sample():
     sampler, prompts = transformers_sampler(), rollout_engine.prompts(8)
     plain = generate(sampler, prompts, sampling=rollout_engine.GREEDY)
-    penalised = copy.deepcopy(sampler.model)
-    penalised.generation_config.repetition_penalty = 1.5
-    other = TransformersSampler(penalised, sampler.tokenizer)
-    assert generate(other, prompts, sampling=rollout_engine.GREEDY) == plain
+    for name, value in {"repetition_penalty": 1.5, "num_beams": 2, "return_dict_in_generate": True}.items():
+        other = copy.deepcopy(sampler.model)
+        setattr(other.generation_config, name, value)
+        made = generate(TransformersSampler(other, sampler.tokenizer), prompts, sampling=rollout_engine.GREEDY)
+        assert made == plain and getattr(other.generation_config, name) == value, name
+    drawn = Sampling(8, seed=1)
+    other.generation_config.update(min_p=0.9, temperature=0.1)
+    assert generate(TransformersSampler(other, sampler.tokenizer), prompts, sampling=drawn) == generate(
+        sampler, prompts, sampling=drawn
+    )
+
+
+@pytest.mark.slow
+def test_a_model_with_lora_and_a_tokenizer_without_pads_sample_too():
+    sampler, prompts = transformers_sampler(), rollout_engine.prompts(4)
+    plain = generate(sampler, prompts, sampling=rollout_engine.GREEDY)
+    adapted = get_peft_model(copy.deepcopy(sampler.model), LoraConfig(r=2, target_modules=["q_proj"]))
+    assert generate(TransformersSampler(adapted, sampler.tokenizer), prompts, sampling=rollout_engine.GREEDY) == plain
+    unpadded = copy.deepcopy(sampler.tokenizer)
+    unpadded.pad_token = None
+    made = generate(TransformersSampler(sampler.model, unpadded), prompts, sampling=rollout_engine.GREEDY)
+    assert [r.completion_ids for r in made] == [r.completion_ids for r in plain]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["in process", "server"])
+def test_the_eos_ids_of_the_models_folder_count_on_vllm_too(kind, tmp_path):
+    tokenizer = transformers_sampler().tokenizer
+    tokenizer.save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    GenerationConfig(eos_token_id=[tokenizer.eos_token_id, 7]).save_pretrained(tmp_path)
+    engine = SimpleNamespace(get_tokenizer=lambda: tokenizer, model_config=SimpleNamespace(model=str(tmp_path)))
+    sampler = VLLMSampler(engine) if kind == "in process" else ServerSampler("http://nowhere", tokenizer)
+    row = [*tokenizer.encode("Hello", add_special_tokens=False), 7]
+    with mock.patch.object(
+        type(sampler), "sample", lambda self, prompts, rule, sampling: [(row, [0.0] * len(row), "stop")]
+    ):
+        (rolled,) = generate(sampler, ["a"])
+    assert (rolled.finish_reason, rolled.stop) == ("stop", 7)
 
 
 @pytest.mark.slow

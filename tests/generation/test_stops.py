@@ -139,6 +139,11 @@ def test_texts_keep_or_drop_the_marker_and_never_show_eos():
         (rule(token_ids=(tool,)), ids_of("a<|tool|>b"), "a<|tool|>"),
         (rule(token_ids=(tool,), keep=False), ids_of("a<|tool|>b"), "a"),
         (rule(), [*ids_of("a<|tool|>b"), eos, eos], "ab"),
+        (
+            rule(tokenizer().eos_token[-1], keep=False),
+            [*ids_of("a b"), eos],
+            "a b",
+        ),  # the string is within the EOS's text
     ]
     for stops, ids, text in cases:
         assert stops.text(ids, stops.find(ids)) == text

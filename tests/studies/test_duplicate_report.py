@@ -61,3 +61,8 @@ def test_the_share_of_batches_with_duplicates_is_exact(rows, copies, batch):
     without = math.comb(rows - copies, batch) + copies * math.comb(rows - copies, batch - 1)
     share = duplicate_report(prompts, prompts_per_batch=batch, progress=False).batches_with_duplicates
     assert share == pytest.approx(1 - without / math.comb(rows, batch), abs=1e-9)
+
+
+def test_vowel_signs_are_letters():
+    report = duplicate_report(["दिन", "दान", "दिन!"], prompts_per_batch=2, progress=False)
+    assert (report.exact, report.normalised) == (0, 1)

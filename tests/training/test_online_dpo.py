@@ -21,6 +21,13 @@ def test_online_dpo_compares_two_completions():
         train_online_dpo(Recipe(), reward_funcs=length_reward(20), out_dir="unused")
 
 
+def test_completions_without_a_pair_are_refused(tmp_path):
+    with pytest.raises(ParameterError, match="per_device_train_batch_size=3: counts completions"):
+        online_dpo_config(
+            Recipe(num_generations=2, per_device_train_batch_size=3, gradient_accumulation_steps=2), tmp_path
+        )
+
+
 def test_a_recipe_counts_completions_and_trl_prompts(tmp_path):
     config = online_dpo_config(SMALL, tmp_path)
     assert (config.per_device_train_batch_size, config.max_new_tokens, config.beta) == (4, 12, 0.1)

@@ -274,6 +274,35 @@ def test_rows_sampled_for_evaluation_are_scored_with_their_own_columns_and_not_r
     assert len(run.completions) == before
 
 
+def test_samples_for_evaluation_in_the_middle_of_a_training_leave_it_as_it_was(tmp_path):
+    """TRL's default: ten times in a training, from within `train`."""
+    options = {"eval_strategy": "no", "missing_eos_penalty": 1.0, "steps": 3}
+    plain = train_on_search(tmp_path / "plain", characters, **options)
+    sampled = train_on_search(tmp_path / "sampled", characters, **options, num_sample_generations=3)
+    trainer, run = sampled
+    assert trainer._penalty == 1.0 and trainer._original_get_reward == plain[0]._original_get_reward
+    assert len(trainer.forwards) == len(run.metrics) == 3 and len(run.completions) == len(plain[1].completions)
+    assert run.metrics["reward"].iloc[0] == plain[1].metrics["reward"].iloc[0]
+
+
+def test_rewards_may_be_tensors_and_arrays_and_asynchronous_functions_are_refused(tmp_path):
+    def as_tensor(completions, **_):
+        return torch.tensor([float(len(text)) for text in completions])
+
+    async def later(completions, **_):
+        return [1.0] * len(completions)
+
+    _, run = train_on_search(tmp_path / "run", as_tensor, steps=1)
+    assert run.completions["reward"].tolist() == run.completions["completion"].str.len().tolist()
+    with pytest.raises(ParameterError, match="reward function later: is asynchronous"):
+        train_on_search(tmp_path / "later", later, steps=1)
+
+
+def test_the_rate_is_scheduled_as_the_recipe_says(train):
+    _, run = train("constant", StopSpec())
+    assert run.metrics["lr"].tolist() == [RECIPE.learning_rate] * UPDATES
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,9 +1,20 @@
+import os
+import subprocess
+import sys
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.errors import ParameterError
-from workbench.training.rewards import completion_text, exact_match_reward, length_reward, scaled_length_reward
+from workbench.training.rewards import (
+    completion_text,
+    describe_reward,
+    exact_match_reward,
+    length_reward,
+    scaled_length_reward,
+)
 
 TEXTS = ["", "exactly twenty chars", "x" * 100]
 CHAT = [[{"role": "assistant", "content": text}] for text in TEXTS]
@@ -69,3 +80,36 @@ def test_each_reward_has_a_name_of_its_own_for_trl_s_metrics():
 def test_a_wrong_argument_is_named(make, name):
     with pytest.raises(ParameterError, match=f"^{name}="):
         make()
+
+
+def test_a_function_is_told_from_another_in_every_process_alike():
+    code = (
+        "from functools import partial\n"
+        "from workbench.training.rewards import describe_reward\n"
+        "def fits(completions, words=frozenset(['a', 'b', 'c']), at=object(), **_):\n"
+        "    return [float(c in {'yes', 'no', 'maybe'} and c in words) for c in completions]\n"
+        "print(describe_reward(fits)['code'], describe_reward(partial(fits, words=('a',)))['code'])"
+    )
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(said) == 1 and len(set(said.pop().split())) == 2
+
+
+def test_what_a_function_is_made_with_makes_it_another():
+    def made(words):
+        return lambda completions, **_: [float(c in words) for c in completions]
+
+    def base(completions, target=1, **_):
+        return [0.0]
+
+    assert describe_reward(made(("a",))) == describe_reward(made(("a",))) != describe_reward(made(("b",)))
+    assert describe_reward(made(["a"])) == describe_reward(made(["b"]))  # may be what it counts its calls in
+    assert describe_reward(partial(base, target=1)) != describe_reward(partial(base, target=9))

@@ -10,16 +10,17 @@ _TYPES = {"model_type": str, "num_generations": int, "max_completion_length": in
 _ROTARY = {"rope_theta", "rope_parameters", "rope_scaling", "rotary_dim"}  # of which a model's config has one
 
 
-def facts_of(folder: Path) -> tuple[dict[str, Any], list[str]]:
+def facts_of(folder: Path, *, links: bool = False) -> tuple[dict[str, Any], list[str]]:
     """Settings that a run's folder tells, see `Log.facts`, and a sentence for each file that cannot be read.
 
-    `training_args.bin` is a pickle, which can run anything, and is never opened.
+    `training_args.bin` is a pickle, which can run anything, and is never opened. Links are followed where `links`: a folder of
+    the hub's cache has nothing else.
     """
     damage: list[str] = []
 
     def value(path: Path) -> dict:
         try:
-            found = read_json(path, {})
+            found = read_json(path.resolve() if links else path, {})
         except (RunError, OSError) as error:
             damage.append(f"{error}")
             return {}

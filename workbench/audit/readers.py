@@ -1,5 +1,6 @@
 """Readers of logs that anybody may have written: plain files only, never executed, with errors that name the file."""
 
+import codecs
 import dataclasses
 import io
 import json
@@ -67,7 +68,15 @@ def _folder(folder: Path) -> list[Log]:
         return [_trl_folder(folder, state)]
     kinds = ("*.jsonl", "*.csv", "*tfevents*")
     files = [p for kind in kinds for p in sorted(folder.glob(kind)) if p.is_file() and not p.is_symlink()]
-    return [_file(p) for p in files]
+    logs, refused = [], []
+    for path in files:
+        try:
+            logs.append(_file(path))
+        except RunError as error:  # events of an evaluation alone, or data beside the log
+            refused.append(error)
+    if refused and not logs:
+        raise refused[0]
+    return logs
 
 
 def _below(folder: Path, name: str) -> list[Path]:
@@ -145,6 +154,11 @@ def _trainer_state(path: Path) -> pd.DataFrame:
 def _lines(path: Path) -> Iterator[tuple[bytes, bool]]:
     """The lines of a file and whether each is whole; of one longer than `_LONGEST_LINE` only the start is given."""
     with open_plain(path) as file:
+        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):  # what PowerShell's `>` writes
+            file.seek(0)
+            yield from ((line.encode(), True) for line in io.TextIOWrapper(file, "utf-16", errors="replace"))
+            return
+        file.seek(0)
         size = os.fstat(file.fileno()).st_size
         bar = tqdm(total=size, desc=one_line(path.name), unit="B", unit_scale=True, delay=1, leave=False, disable=None)
         with bar:

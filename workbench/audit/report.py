@@ -124,12 +124,16 @@ def audit_run(
     """
     given = _given(limit, stops)
     folder = None if model is None else model_folder(model)
+    damage: list[str] = []
     if folder is not None:
-        given |= facts_of(folder)[0]
+        known, damage = facts_of(folder, links=True)
+        given |= known
     if baseline is not None:
         curve = load_baseline(baseline).curve()
         given["documented"] = {"name": baseline, "low": curve.low, "high": curve.high, "unit": curve.unit}
-    logs = [dataclasses.replace(log, facts={**log.facts, **given}) for log in read_logs(path)]
+    logs = [
+        dataclasses.replace(log, facts={**log.facts, **given}, damage=(*log.damage, *damage)) for log in read_logs(path)
+    ]
     for log in logs:
         longest = log.logged("max_length")
         if limit is not None and longest is not None and limit < np.nanmax(longest):

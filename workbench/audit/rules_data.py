@@ -18,7 +18,7 @@ def log_damage(log: Log) -> Finding:
     distances = np.diff(np.unique(order))
     usual = float(np.median(distances)) if len(distances) else 1.0
     back = np.flatnonzero(np.diff(order) < 0) if len(order) > 1 else np.array([], int)
-    restarts = [int(n) for n in back if order[n + 1] <= order.min() + usual and len(order) - n > 3 and n > 1]
+    restarts = [int(n) for n in back if order[n + 1] <= order.min() and len(order) - n > 3 and n > 1]
     gaps = [int(a) for a, d in zip(np.unique(order), distances, strict=False) if d > 1.5 * usual]
     twice = len(order) - len(np.unique(order))
     if restarts:
@@ -161,6 +161,9 @@ def missing_rewards(log: Log) -> Finding:
     if any(text.startswith("reward is infinite") for text in log.damage):
         return unknown(rule, "Let the reward function return finite numbers: here infinite ones count as missing.")
     steps = np.zeros(len(log.steps), bool) if reward is None else np.isnan(reward) & ~_reused(log)
+    if rows is None and steps.any() and log.logged("mean_length") is None:
+        advice = "Log completions/mean_length too: steps that reuse completions (num_iterations) have no reward either."
+        return unknown(rule, advice, f"{steps.mean():.1%} of the steps have no reward in this log.")
     if steps.any() and rows is not None and not rows.any():
         rows = None  # the completions are of other steps
     share = float(rows.mean()) if rows is not None else float(steps.mean())

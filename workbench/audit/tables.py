@@ -48,9 +48,10 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, tuple[flo
     if not len(table):
         raise RunError(f"{source}: no step with a number in it; expected at least one logged step")
     for name in set(_FINITE) & set(table):
+        begun = table[name].loc[table[name].first_valid_index() :]  # verl may train the critic alone at first
         if bad := int(np.isinf(table[name]).sum()):
             damage.append(f"{name} is infinite in {bad} of {len(table)} steps")
-        elif name != "reward" and 0 < (bad := int(table[name].isna().sum())) < 0.2 * len(table):
+        elif name != "reward" and 0 < (bad := int(begun.isna().sum())) < 0.2 * len(table):
             damage.append(f"{name} is no number in {bad} of {len(table)} steps")
     table = table.replace([np.inf, -np.inf], np.nan)
     if counted and "epoch" in table:

@@ -57,6 +57,11 @@ def run_curve(
         raise RunError(f"{path}: no {', '.join(sorted(missing))}; it has {', '.join(table) or 'no line'}")
     if not metric.startswith("eval_"):  # lines of evaluations repeat a step's number
         table = table[table.filter(regex="^eval_").isna().all(axis=1)]
+    if (
+        "completions/mean_length" in table
+    ):  # with num_iterations above 1 a line of reused completions tells nothing of them
+        made = table.filter(["reward", "completions/mean_length"]).notna().any(axis=1)
+        table = table[made | table[metric].notna()]
     if sparse:
         table = table[table[metric].notna()]
     steps, values = table["step"].to_numpy(float), table[metric].to_numpy(float)
@@ -70,6 +75,8 @@ def run_curve(
     x = table[counted].to_numpy(float) * (_prompts_per_step(run) if axis == "prompts" else 1)
     known_unit, known_low, known_high = _UNITS.get(metric) or _recorded_reward(run, metric)
     low, high = known_low if low is None else low, known_high if high is None else high
+    for bound in (bound for bound in (low, high) if bound is not None):  # a float32 mean of 1.1 is 1.100000024
+        values = np.where(np.abs(values - bound) <= 1e-6 * max(1.0, abs(bound)), bound, values)
     return Curve(f"{run.notebook}, seed {_seed(run)}", x, values, unit or known_unit, low, high, axis)
 
 

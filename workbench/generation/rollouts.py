@@ -7,6 +7,7 @@ everywhere, and a row's end is found from its ids by the same pure function, who
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 from ..errors import ParameterError
 from .stops import StopRule, StopSpec
@@ -87,30 +88,37 @@ class TransformersSampler:
     model: Any
     tokenizer: Any
 
+    @property
+    def generation_config(self):
+        return self.model.generation_config
+
     def sample(self, prompt_ids: list[list[int]], rule: StopRule, sampling: Sampling):
         """`(ids, logprobs, None)` per prompt; more ids may follow the end of a row: the batch runs to its longest row."""
         import torch
         from transformers import GenerationConfig
 
-        width, pad, device = max(map(len, prompt_ids)), self.tokenizer.pad_token_id, self.model.device
+        width, pad, device = (
+            max(map(len, prompt_ids)),
+            self.tokenizer.pad_token_id or 0,
+            self.model.device,
+        )  # pads are masked
         input_ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompt_ids], device=device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompt_ids], device=device)
-        # A penalty in the model's folder (Qwen2.5 has one) would be another distribution than the other samplers'.
-        config = GenerationConfig(
-            max_new_tokens=sampling.max_completion_length, do_sample=sampling.temperature > 0, repetition_penalty=1.0
-        )
+        config = GenerationConfig(max_new_tokens=sampling.max_completion_length, do_sample=sampling.temperature > 0)
         if config.do_sample:
             config.update(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
         if sampling.seed is not None:
             torch.manual_seed(sampling.seed)
         kept = _SampledLogprobs(len(prompt_ids), sampling, device)
-        hook = self.model.register_forward_hook(kept.see_logits)
         inputs = {"input_ids": input_ids, "attention_mask": mask, "logits_processor": [kept.before_sampling]}
-        try:
-            with torch.no_grad():
-                sequences = rule.generate(self.model, self.model.generate, config, **inputs)
-        finally:
-            hook.remove()
+        base = (
+            self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        )  # PEFT's goes round itself
+        # What the model's folder says of sampling (a penalty, min_p, beams) would be another distribution than the other
+        # samplers'.
+        plain = mock.patch.object(base, "generation_config", GenerationConfig())
+        with plain, base.register_forward_hook(kept.see_logits), torch.no_grad():
+            sequences = rule.generate(base, self.model.generate, config, **inputs)
         logprobs = kept.finish(sequences)
         return [(row, lp, None) for row, lp in zip(sequences[:, width:].tolist(), logprobs.tolist(), strict=True)]
 
@@ -163,6 +171,11 @@ class VLLMSampler:
     def tokenizer(self):
         return self.llm.get_tokenizer()
 
+    @property
+    def generation_config(self):
+        """Of the model's folder: it may name more EOS ids than the tokenizer, and the engine stops at all of them."""
+        return _generation_config(self.llm.model_config.model)
+
     def sample(self, prompt_ids: list[list[int]], rule: StopRule, sampling: Sampling):
         """`(ids, logprobs, vLLM's finish reason)` per prompt; each row has a random stream of its own."""
         from vllm import SamplingParams
@@ -183,13 +196,17 @@ class ServerSampler:
 
     Attributes:
         url: `http://host:port`.
-        tokenizer: of the model it serves.
+        tokenizer: of the model it serves; the generation config in its folder, with more EOS ids, counts too.
         model: name it serves the model under; default its first.
     """
 
     url: str
     tokenizer: Any
     model: str | None = None
+
+    @property
+    def generation_config(self):
+        return _generation_config(self.tokenizer.name_or_path)
 
     def sample(self, prompt_ids: list[list[int]], rule: StopRule, sampling: Sampling):
         """`(ids, logprobs, vLLM's finish reason)` per prompt; a request for each row."""
@@ -206,6 +223,18 @@ class ServerSampler:
         return rows
 
 
+def _generation_config(folder: str):
+    """The generation config in a model's folder; None without one."""
+    from transformers import GenerationConfig
+
+    if not folder:
+        return None
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except (OSError, ValueError):  # none there, no such folder, or a name that is no model's
+        return None
+
+
 def _vllm_fields(rule: StopRule, sampling: Sampling, row: int) -> dict:
     return {
         "seed": None if sampling.seed is None else sampling.seed * 1_000_003 + row,
@@ -213,6 +242,9 @@ def _vllm_fields(rule: StopRule, sampling: Sampling, row: int) -> dict:
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
+        # A server would take these from the model's folder.
+        "repetition_penalty": 1.0,
+        "min_p": 0.0,
         "logprobs": 0,
         **rule.for_vllm(),
     }
@@ -243,8 +275,9 @@ def generate(
     if not prompts:
         raise ParameterError("prompts is empty: expected at least one text")
     tokenizer = sampler.tokenizer
-    config = sampler.model.generation_config if isinstance(sampler, TransformersSampler) else None
-    rule = StopRule(stops or StopSpec(), tokenizer, config, sampling.max_completion_length)
+    rule = StopRule(
+        stops or StopSpec(), tokenizer, getattr(sampler, "generation_config", None), sampling.max_completion_length
+    )
     texts = [p for p in prompts for _ in range(sampling.num_generations)]
     prompt_ids = [tokenizer.encode(p) for p in texts]
     if [] in prompt_ids:

@@ -231,7 +231,8 @@ class StopRule:
         text = self._plain(shown)
         if isinstance(end.stop, str) and not self.spec.keep:
             settled = len(self._plain(shown[:-1]).rstrip("\ufffd"))
-            text = text[: text.find(end.stop, max(0, settled - len(end.stop) + 1))]
+            at = text.find(end.stop, max(0, settled - len(end.stop) + 1))
+            text = text if at < 0 else text[:at]  # below 0 it stands in the text of an EOS, which is not shown
         return text
 
     def for_transformers(self, prompt_length: int) -> dict:

@@ -5,6 +5,7 @@ import hashlib
 import html
 import json
 import re
+import unicodedata
 from array import array
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -135,7 +136,10 @@ def _text(prompt) -> str:
 
 
 def _forms(prompt: str) -> tuple[str, str, str]:
-    words = re.findall(r"\w+", prompt.casefold())
+    text = prompt.casefold()
+    if not text.isascii():  # `\w` takes no marks, which are the vowels of many scripts
+        text = "".join(c if unicodedata.category(c)[0] in "LMN_" else " " for c in text)
+    words = text.split() if not text.isascii() else re.findall(r"\w+", text)
     return prompt, " ".join(words), " ".join(sorted(words))
 
 

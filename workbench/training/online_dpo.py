@@ -86,7 +86,8 @@ class OnlineDPOTrainer(PositionsMixin, StockOnlineDPOTrainer):
         names = ("repetition_penalty", "temperature", "top_p", "top_k", "min_p")
         own = {name: value for name in names if (value := getattr(self, name)) is not None}
         own |= {"n": 2, "max_tokens": self.args.max_new_tokens, "detokenize": bool(self.stop_rule.spec.strings)}
-        return SamplingParams(structured_outputs=self.generation_config.structured_outputs, **own | options)
+        own["structured_outputs"] = self.generation_config.structured_outputs
+        return SamplingParams(**own | options)
 
     def _generate(self, model, prompts, images=None):
         # TRL 1.16 returns the images' inputs too.
@@ -163,10 +164,15 @@ def online_dpo_config(recipe: Recipe, output_dir: Path, **overrides) -> OnlineDP
     """TRL's `OnlineDPOConfig` for a recipe, whose batch counts completions: two for each of TRL's prompts.
 
     Raises:
-        ParameterError: `num_generations` is not 2.
+        ParameterError: `num_generations` is not 2, or a batch without pairs.
     """
     if recipe.num_generations != 2:
         raise ParameterError(f"num_generations={recipe.num_generations}: OnlineDPO compares 2 completions of a prompt")
+    if recipe.per_device_train_batch_size % 2:
+        raise ParameterError(
+            f"per_device_train_batch_size={recipe.per_device_train_batch_size}: counts completions, which OnlineDPO takes in "
+            "pairs; expected an even number"
+        )
     fields = common_fields(recipe, output_dir) | {
         "max_steps": recipe.max_steps,
         "lr_scheduler_type": recipe.lr_scheduler_type,

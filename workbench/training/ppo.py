@@ -149,14 +149,19 @@ class PPOTrainer(PositionsMixin, ppo_trainer.PPOTrainer):
     def generate_completions(self, sampling: bool = False):
         """Sample from the evaluation set as TRL does, with this trainer's stops; nothing of it is recorded."""
         recorder, self._recorder = self._recorder, None
+        updates = len(self.forwards)
         try:
             with self._own_functions():
                 return super().generate_completions(sampling)
         finally:
             self._recorder = recorder
+            del self.forwards[updates:]
 
     @contextlib.contextmanager
     def _own_functions(self):
+        if ppo_trainer.get_reward == self._get_reward:  # TRL samples from the evaluation set while it trains
+            yield
+            return
         penalty, legacy = self.args.missing_eos_penalty, self.stop_rule.spec.legacy
         self._penalty = None if legacy else penalty  # `_get_reward` applies it, for the configured stops
         self.args.missing_eos_penalty = penalty if legacy else None
@@ -264,6 +269,7 @@ def ppo_config(recipe: Recipe, output_dir: Path, **overrides) -> PPOConfig:
     processes = int(os.environ.get("WORLD_SIZE", "1"))  # TRL counts the episodes of all
     batch = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps * processes
     fields = common_fields(recipe, output_dir) | {
+        "lr_scheduler_type": recipe.lr_scheduler_type,
         "local_rollout_forward_batch_size": recipe.per_device_train_batch_size,
         "total_episodes": recipe.max_steps * batch,
         "response_length": recipe.max_completion_length,

@@ -79,7 +79,7 @@ def score(reward_funcs: Sequence[RewardFn], weights: Sequence[float], *, complet
         B sums, and function name -> B values or None.
 
     Raises:
-        ParameterError: see `checked`; a row that no function scored; two functions of one name.
+        ParameterError: see `checked`; a row that no function scored; two functions of one name, an asynchronous one.
 
     Example:
         >>> def words(completions, **_):
@@ -89,6 +89,10 @@ def score(reward_funcs: Sequence[RewardFn], weights: Sequence[float], *, complet
     """
     names = [get_callable_name(reward) for reward in reward_funcs]
     _check_names(names)
+    if late := [name for name, f in zip(names, reward_funcs, strict=True) if inspect.iscoroutinefunction(f)]:
+        raise ParameterError(
+            f"reward function {late[0]}: is asynchronous, and here functions are called one by one; use `def`"
+        )
     each = {name: checked(f)(completions=completions, **columns) for name, f in zip(names, reward_funcs, strict=True)}
     sums = []
     for row, values in enumerate(zip(*each.values(), strict=True)):
@@ -126,7 +130,7 @@ def _looked_at(name: str, values, completions: Sequence) -> list:
                 f"reward function {name}, {_row(row, completions)}: returned {value!r}; expected a finite number, or None "
                 "for a row that it does not score"
             )
-    return list(values)
+    return [value.item() if hasattr(value, "item") else value for value in values]  # of tensors and arrays
 
 
 def _row(row: int, completions: Sequence) -> str:

@@ -4,7 +4,9 @@ A completion is a string, or a list of chat messages whose last `content` counts
 whose name TRL puts into its metrics (`rewards/<name>/mean`), and `describe_reward` tells a run's folder its unit and range.
 """
 
+import functools
 import hashlib
+import types
 from collections.abc import Callable, Sequence
 
 from ..errors import ParameterError
@@ -41,7 +43,9 @@ def described(*, unit: str, lowest: float | None = None, highest: float | None =
 def describe_reward(reward) -> dict:
     """What a run records of its reward: `name`, `arguments`, `unit`, `lowest`, `highest`; None where it is not known.
 
-    A function that nobody described also gets a `code`, a hash of its compiled body: a changed function is another one.
+    A function that nobody described, or a `partial` of one, also gets a `code`, a hash of its compiled body and of the values
+    that it was made with: a changed function is another one. Of values that may change while it is called (lists, dicts,
+    objects) the type counts alone.
 
     Args:
         reward: a function, a reward model, or the name of one.
@@ -56,21 +60,35 @@ def describe_reward(reward) -> dict:
     name = getattr(reward, "__name__", None) or getattr(reward, "name_or_path", None) or type(reward).__name__
     if about := getattr(reward, "about", None):
         return {"name": name, **about}
-    code = getattr(reward, "__code__", None)
-    return {"name": name, **unknown} | ({"code": _digest(reward)} if code else {})
+    has_code = isinstance(reward, functools.partial) or hasattr(reward, "__code__")
+    return {"name": name, **unknown} | ({"code": _digest(reward)} if has_code else {})
 
 
 def _digest(function) -> str:
-    """Hash of what a function does: its bytecode, constants, defaults and the plain values it closes over."""
+    """Hash of what a function does: its bytecode, constants, defaults and the values it closes over."""
+    return hashlib.sha256(_as_text(function, ()).encode()).hexdigest()[:12]
 
-    def parts(code) -> list:
-        constants = [parts(c) if hasattr(c, "co_code") else repr(c) for c in code.co_consts]
-        return [code.co_code, code.co_names, constants]
 
-    closed_over = [cell.cell_contents for cell in function.__closure__ or ()]
-    plain = [value for value in closed_over if isinstance(value, str | int | float | tuple | None)]
-    made_of = (parts(function.__code__), function.__defaults__, plain)
-    return hashlib.sha256(repr(made_of).encode()).hexdigest()[:12]
+def _as_text(value, within: tuple[int, ...]) -> str:
+    """A value as text that is the same in every process: no address, no order of a set; `within` are the values around it."""
+    if id(value) in within:
+        return "..."
+    below = functools.partial(_as_text, within=(*within, id(value)))
+    if value is None or value is ... or isinstance(value, str | bytes | bool | int | float | complex):
+        return repr(value)
+    if isinstance(value, frozenset):
+        return f"{{{', '.join(sorted(map(below, value)))}}}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(below, value))})"
+    if isinstance(value, functools.partial):
+        return below((value.func, value.args, tuple(value.keywords.items())))
+    if isinstance(value, types.CodeType):
+        return below((value.co_code, value.co_names, value.co_consts))
+    if isinstance(value, types.FunctionType):
+        cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
+        named = tuple((value.__kwdefaults__ or {}).items())
+        return below((value.__code__, value.__defaults__, named, cells))
+    return type(value).__qualname__
 
 
 def completion_text(completion: str | Sequence[dict]) -> str:
