@@ -97,11 +97,8 @@ class TransformersSampler:
         import torch
         from transformers import GenerationConfig
 
-        width, pad, device = (
-            max(map(len, prompt_ids)),
-            self.tokenizer.pad_token_id or 0,
-            self.model.device,
-        )  # pads are masked
+        width, device = max(map(len, prompt_ids)), self.model.device
+        pad = self.tokenizer.pad_token_id or 0  # any id does: it is masked
         input_ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompt_ids], device=device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompt_ids], device=device)
         config = GenerationConfig(max_new_tokens=sampling.max_completion_length, do_sample=sampling.temperature > 0)
@@ -111,9 +108,8 @@ class TransformersSampler:
             torch.manual_seed(sampling.seed)
         kept = _SampledLogprobs(len(prompt_ids), sampling, device)
         inputs = {"input_ids": input_ids, "attention_mask": mask, "logits_processor": [kept.before_sampling]}
-        base = (
-            self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        )  # PEFT's goes round itself
+        # PEFT's own forward is not called by `generate`.
+        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
         # What the model's folder says of sampling (a penalty, min_p, beams) would be another distribution than the other
         # samplers'.
         plain = mock.patch.object(base, "generation_config", GenerationConfig())
