@@ -567,3 +567,17 @@ def test_without_lengths_a_step_that_reuses_completions_is_not_told_from_one_wit
     assert rules_data.missing_rewards(log(reward=reward, mean_length=7.0)).verdict == "found"
     again = np.where(np.isnan(reward), np.nan, 7.0)
     assert rules_data.missing_rewards(log(reward=reward, mean_length=again)).verdict != "found"
+
+
+def test_a_fall_that_is_less_than_what_a_step_scatters_is_a_warning():
+    noise = np.random.default_rng(0).normal(0, 0.05, 4000)
+    slight = rules_learning.collapse(log(4000, reward=1.97 - 8e-6 * np.arange(4000) + noise))
+    assert (slight.verdict, slight.severity, slight.cause) == ("found", "warning", "reward")
+    assert rules_learning.collapse(log(4000, reward=1.97 - 8e-5 * np.arange(4000) + noise)).severity == "problem"
+
+
+def test_cut_rows_that_count_as_no_token_make_no_clipping_false():
+    """TRL 0.17 with mask_truncated_completions: it masks the rows before it takes their lengths."""
+    share, terminated = np.tile([0.25, 0.5, 0.75], 20), np.tile([80.0, 120.0, 100.0], 20)
+    lengths = {"mean_length": (1 - share) * terminated, "max_length": 200.0, "mean_terminated_length": terminated}
+    assert rules_clipping.false_clipping(log(clipped_ratio=share, **lengths, facts=LIMIT)).verdict != "found"

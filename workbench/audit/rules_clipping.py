@@ -100,6 +100,9 @@ def _indirect(log: Log, logged: np.ndarray) -> dict[str, np.ndarray]:
     mean, longest = log.logged("mean_length"), log.logged("max_length")
     if mean is None or log.logged("tool_calls") is not None:  # with tools, lengths leave out what the tools wrote
         return reasons
+    terminated = log.logged("mean_terminated_length")
+    if terminated is not None and np.allclose(mean, (1 - logged) * terminated, rtol=_ROUNDING, equal_nan=True):
+        return reasons  # TRL 0.17 takes masked rows for rows of no token
     if longest is not None:
         least = logged * longest
         reasons["rows cut by the limit are the longest, and the mean length is too small for so many"] = _less(

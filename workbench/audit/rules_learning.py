@@ -77,11 +77,12 @@ def collapse(log: Log) -> Finding:
     fall = None if ends_at_the_top(log) else _fall(reward)
     if fall is not None:
         kind, found = fall
+        slight = -found.estimate < _step_noise(reward)  # in thousands of steps the slightest drift is sure
         return Finding(
             rule,
             FOUND,
-            f"The reward fell by {-found.estimate:.3g} {kind}.",
-            severity=PROBLEM,
+            f"The reward fell by {-found.estimate:.3g} {kind}" + (", less than from step to step." if slight else "."),
+            severity=WARNING if slight else PROBLEM,
             cause="reward",
             evidence={"change of the reward": found.estimate, "99% interval": [found.low, found.high]},
             advice="Look at the other findings first; else lower the learning rate, or add a KL penalty (beta).",
@@ -116,6 +117,11 @@ def _ends_low(log: Log, reward: np.ndarray) -> bool:
     low, high, last = np.nanmin(reward), np.nanmax(reward), quarters(reward)[1]
     least = 0.0 if spread is None else 0.25 * np.nanmax(spread)
     return bool(high > low and last <= low + 0.1 * (high - low) and high - last > least)
+
+
+def _step_noise(values: np.ndarray | None) -> float:
+    """Standard deviation of a step around what its neighbours share."""
+    return 0.0 if values is None else float(np.nanstd(np.diff(values)) / np.sqrt(2))
 
 
 def _fall(reward: np.ndarray | None):
