@@ -74,8 +74,10 @@ def _vllm() -> Finding:
 
 
 def _gpu() -> Finding:
-    import torch
-
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # a library that torch loads is missing
+        return Finding("wrong", "gpu", f"torch cannot be imported: {str(error).splitlines()[0]}")
     if not torch.cuda.is_available():
         return Finding("note", "gpu", f"none; torch {torch.__version__}, {os.cpu_count()} cores: toy scale only")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

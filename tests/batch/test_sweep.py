@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -109,6 +110,25 @@ def test_a_plan_is_looked_at_again_when_a_run_s_turn_comes(hand_made, tmp_path, 
     if meanwhile == "done":
         with pytest.raises(RunError, match=r"is done; process .* has run it meanwhile"):
             entry.prepare()
+
+
+def test_a_point_that_another_sweep_has_begun_meanwhile_is_not_run_twice(notebook, tmp_path):
+    path, root = notebook(), tmp_path / "runs"
+    first, second = (plan_sweep(str(path), {"seed": "0..1"}, root) for _ in range(2))
+    run = first[0].prepare()
+    assert not second[0].look_again() and (second[0].action, second[0].run) == ("leave", run)
+    assert second[1].look_again() and second[1].run is None
+    assert plan_run(str(path), {"seed": "0"}, root=root).look_again()  # `run` makes a new one
+
+
+def test_a_run_of_another_notebook_is_not_resumed_and_one_may_be_named_as_others_name_it(hand_made, tmp_path):
+    path, root = hand_made(), tmp_path / "runs"
+    run = plan_run(path, {}, root=root).prepare()
+    set_status(run.path, "interrupted")
+    assert plan_run(path, {}, root=root, resume=f"{run.notebook}/{run.id}").run == run
+    other = shutil.copy(path, tmp_path / "other.ipynb")
+    with pytest.raises(ParameterError, match=f"is of notebook {run.notebook}, not of other: name that one"):
+        plan_run(str(other), {}, root=root, resume=str(run.path))
 
 
 def test_resume_refuses_other_parameters_and_runs_that_are_done_or_going(hand_made, tmp_path):
@@ -259,6 +279,15 @@ def test_a_run_that_fails_stops_no_other_and_the_exit_code_says_so(notebook, tmp
     assert "2 of 3 runs are done" in process.stdout
     states = {r.params["seed"]: r.status["state"] for r in list_runs(tmp_path / "runs")}
     assert states == {0: "done", 1: "failed", 2: "done"}
+
+
+@pytest.mark.slow
+def test_a_run_that_leaves_a_result_of_its_own_fails_and_stops_no_other(notebook, tmp_path):
+    cell = "if seed == 0:\n    (run.path / 'result.json').write_text('[1]')\n    raise SystemExit"
+    process = workbench("sweep", notebook(TRAIN, cell), "-p", "seed=0..1", "--runs-dir", tmp_path / "runs")
+    assert process.returncode == 1 and "[2/2]" in process.stderr
+    states = {r.params["seed"]: r.status["state"] for r in list_runs(tmp_path / "runs")}
+    assert states == {0: "failed", 1: "done"}
 
 
 @pytest.mark.slow

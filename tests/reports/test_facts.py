@@ -3,6 +3,7 @@ import pytest
 from conftest import write_run
 
 from workbench.reports import facts
+from workbench.reports.redact import Redactor
 from workbench.runs.files import write_json
 from workbench.runs.tokens import hide_tokens
 
@@ -118,3 +119,10 @@ def test_a_secret_on_the_cut_of_a_log_is_not_shown_in_part(tmp_path):
     for characters in range(3970, 4010, 3):
         (run.path / "log.txt").write_text("x" * 9000 + " hf_" + "S3cret" * 6 + " " + "y" * characters)
         assert "S3cret" not in facts.log_tail(run, hide_tokens)
+
+
+def test_colours_hide_no_host_and_no_path_of_a_log(tmp_path):
+    run = write_run(tmp_path)
+    (run.path / "log.txt").write_text("on \x1b[1mgpu\x1b[0m17: saved to \x1b[32m/scratch/\x1b[0malice/acme\n")
+    shown = facts.log_tail(run, Redactor(hosts=["gpu17"]).text)
+    assert "gpu17" not in shown and "alice" not in shown and "\x1b" not in shown

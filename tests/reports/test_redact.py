@@ -13,6 +13,7 @@ from report_samples import METRICS, outputs_of, without_images
 from secret_texts import COMMIT, around, assigned, between, hexes, tokens, urls
 
 from workbench.reports import build_comparison, build_index, build_report
+from workbench.reports.html import hider
 from workbench.reports.redact import Redactor, users_in
 from workbench.reports.redacted_notebook import redacted_notebook
 from workbench.runs.files import write_json
@@ -301,3 +302,8 @@ def test_a_copy_hides_what_several_elements_colours_or_drawings_say():
     assert "tz9" not in copy
     assert copy.count("[token]") >= 9
     assert "left out: it is" in copy
+
+
+def test_a_run_s_folder_with_blanks_in_it_goes_whole(tmp_path):
+    run = write_run(tmp_path / "Acme Merger 2026" / "runs")
+    assert "Merger" not in hider([run], redact=True)(f"saved to {run.path}/metrics.jsonl and closed")

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from workbench.errors import RunError
 from workbench.runs import files
 from workbench.runs.files import (
+    files_named,
     jsonable,
     last_metrics,
     load_metrics,
@@ -194,3 +196,20 @@ def test_a_damaged_line_among_many_is_named_by_its_number(tmp_path, line):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' * 5 + line + "\n" + '{"step": 1}\n' * 5)
     with pytest.raises(RunError, match=r"metrics.jsonl, line 6: "):
         load_metrics(tmp_path / "metrics.jsonl")
+
+
+def test_files_of_a_name_are_found_though_folders_vanish_meanwhile(tmp_path, monkeypatch):
+    for name in ("a", "b/c"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "metrics.jsonl").touch()
+    assert files_named(tmp_path, "metrics.jsonl") == [tmp_path / n / "metrics.jsonl" for n in ("a", "b/c")]
+    looked, scandir = [], os.scandir
+
+    def vanishing(path):
+        looked.append(path)
+        if len(looked) == 2:
+            shutil.rmtree(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert len(files_named(tmp_path, "metrics.jsonl")) == 1

@@ -14,9 +14,10 @@ from conftest import start_and_end_a_process, until, write_run
 from workbench.errors import RunError
 from workbench.runs import ownership
 from workbench.runs.files import read_json, write_json
-from workbench.runs.owner import boot, this_process
+from workbench.runs.owner import boot, owner_lives, this_process
 from workbench.runs.ownership import TOKEN_VARIABLE, kept, still_owned, take_run, taken_away, update_run
 from workbench.runs.run import open_run, save_result
+from workbench.runs.status import set_status
 from workbench.runs.stop_request import run_is_lost
 
 
@@ -188,3 +189,22 @@ def test_a_sleeping_owner_keeps_its_run_on_this_machine(tmp_path):
     assert run.status["state"] == "running"
     sleeper.kill()
     sleeper.wait()
+
+
+def test_a_look_at_a_killed_run_takes_nothing_from_whoever_takes_it_then(tmp_path, monkeypatch):
+    run = write_run(tmp_path)
+    set_status(run.path, "running")
+    give_to(run, pid=start_and_end_a_process(), started=1.0)
+    alive, taken = owner_lives, []
+
+    def taken_meanwhile(owner, folder):
+        lives = alive(owner, folder)
+        if not taken:
+            taken.append("")
+            taken[0] = take_run(run.path, "queued")
+        return lives
+
+    monkeypatch.setattr("workbench.runs.run.owner_lives", taken_meanwhile)
+    assert run.status["state"] == "queued" and still_owned(run.path, taken[0])
+    give_to(run, pid=start_and_end_a_process(), started=1.0)
+    assert run.status["state"] == "interrupted"

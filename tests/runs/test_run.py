@@ -203,3 +203,14 @@ def test_a_token_among_the_parameters_is_not_written(tmp_path, monkeypatch):
         run = open_run("hand_made", out_dir, given)
         expected = {"model": "[token]", "server": "http://[token]@host", "seed": 3, "out": str(tmp_path / "x")}
         assert run.params == expected
+
+
+def test_ids_are_in_the_order_of_their_making_whatever_the_time_zone(tmp_path, monkeypatch):
+    made = []
+    for zone in ("Europe/Berlin", "UTC"):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        made.append(create_run("nb", {}, tmp_path))
+    monkeypatch.undo()
+    time.tzset()
+    assert list_runs(tmp_path) == made

@@ -82,3 +82,14 @@ def test_no_form_of_a_secret_is_passed_over_unread(secret):
     assert "[token]" in hidden
     assert LONG not in hidden
     assert "q8" not in hidden
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\x1b[36mapi_key\x1b[0m=\x1b[35ms3cretvalue42\x1b[0m",  # structlog's colours
+        r'{"config": "{\"api_key\": \"s3cretvalue42\", \"lr\": 1}"}',  # JSON within JSON
+    ],
+)
+def test_colours_and_escaped_quotes_do_not_save_a_secret(text):
+    assert "s3cretvalue42" not in hide_tokens(text) and "api_key" in hide_tokens(text)

@@ -13,7 +13,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from ..errors import RunError
-from ..runs.files import open_plain, read_json
+from ..runs.files import files_named, open_plain, read_json
 from ..runs.parts import read_completions
 from ..runs.recorded import completions_table, last_trainer_state, read_trl_completions
 from ..runs.text import one_line
@@ -81,8 +81,7 @@ def _folder(folder: Path) -> list[Log]:
 
 def _below(folder: Path, name: str) -> list[Path]:
     """Files of a name in a folder and below it; links are not followed, and one that is still empty is left out."""
-    paths = [Path(inner) / name for inner, _, files in os.walk(folder) if name in files]
-    return sorted(p for p in paths if not p.is_symlink() and p.stat().st_size)
+    return [p for p in files_named(folder, name) if not p.is_symlink() and p.stat().st_size]
 
 
 def _own_run(folder: Path, top: Path) -> Log:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from tqdm import tqdm
 
 from ..errors import RunError
-from ..runs.files import append_plain, read_json
+from ..runs.files import append_plain, files_named, read_json
 from ..runs.run import Run
 from ..runs.text import one_line, printable
 from ..runs.tokens import hide_tokens
@@ -77,7 +77,7 @@ class Display:
 def latest_progress(run: Run) -> dict | None:
     """`progress.json` of the training that wrote last since the run started: a notebook may train several in turn."""
     times, started = {}, run.status.get("times", {}).get("running", 0.0)
-    for path in run.path.glob("**/progress.json"):
+    for path in files_named(run.path, "progress.json"):
         with contextlib.suppress(FileNotFoundError):  # a training that starts anew removes it
             times[path] = path.stat().st_mtime
     recent = {path: when for path, when in times.items() if when > started}
@@ -111,7 +111,11 @@ class SweepProgress:
     def finished(self, entry) -> None:
         self._ended += 1
         self._bar.update(1)
-        tqdm.write(f"[{self._ended}/{len(self._entries)}] {entry.name}: {outcome(entry.run)}", file=sys.stderr)
+        try:
+            line = f"{entry.name}: {outcome(entry.run)}"
+        except (RunError, OSError) as error:
+            line = unreadable(entry.run, error)
+        tqdm.write(f"[{self._ended}/{len(self._entries)}] {line}", file=sys.stderr)
 
 
 def steps_of(run: Run) -> str:

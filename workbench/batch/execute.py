@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ..errors import RunError
 from ..runs.ownership import TOKEN_VARIABLE, kept, still_owned, take_run, update_run
 from ..runs.parameters import check_parameters, notebook_parameters
 from ..runs.run import Run
@@ -67,8 +68,15 @@ def execute_run(
         except BaseException as problem:
             update_run(run.path, token, "failed", f"{type(problem).__name__}: {problem}")
             raise
-    if state == "done" and not run.result:
-        state, error = "failed", "the notebook ended before its last cell saved result.json"
+    if state == "done":
+        try:
+            unsaved = not run.result
+        except RunError as problem:  # of the notebook's own, not what `save_result` writes
+            os.replace(run.path / "result.json", run.path / "result.unreadable.json")
+            state, error = "failed", f"{problem} (it is now result.unreadable.json)"
+        else:
+            if unsaved:
+                state, error = "failed", "the notebook ended before its last cell saved result.json"
     if executing.is_file() and still_owned(run.path, token):
         os.replace(executing, run.path / "executed.ipynb")
     if ended:

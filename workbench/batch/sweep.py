@@ -44,6 +44,7 @@ class Entry:
     notebook: Path | None = None
     root: Path | None = None
     force: bool = False
+    of_sweep: bool = False
 
     @property
     def to_run(self) -> bool:
@@ -60,6 +61,9 @@ class Entry:
 
     def look_again(self) -> bool:
         """Whether it is still to be run: since it was planned, hours ago perhaps, another process may have taken it."""
+        if self.run is None and self.of_sweep and self.to_run:
+            same = _runs_by_parameters(self.notebook.stem, self.root).get(frozenset(self.params.items()), [])
+            self.run = same[-1] if same else None  # of another sweep with this point
         if self.run is not None and self.to_run and not self.force:
             self.action = _ACTIONS[self.run.status["state"]]
         return self.to_run
@@ -166,7 +170,7 @@ def plan_sweep(notebook: str, given: Mapping[str, str], root: Path | None = None
         full = full_parameters(known, point)
         varied = {name: value for name, value in point.items() if len(grid[name]) > 1}
         action, run = _action(runs.get(frozenset(full.items()), []))
-        entries.append(Entry(varied, full, action, run, path, root))
+        entries.append(Entry(varied, full, action, run, path, root, of_sweep=True))
     return entries
 
 
@@ -218,7 +222,12 @@ def _absolute(value):
 
 def _find_resumable(notebook: str, full: dict, given: dict, root: Path | None, resume: str, force: bool) -> Run:
     if resume:
-        found = [r for r in list_runs(root, notebook) if r.id == resume] or [load_run(resume)]
+        named = [r for r in list_runs(root, notebook) if resume in (r.id, f"{notebook}/{r.id}")]
+        found = named or [load_run(resume)]
+        if (other := found[-1].notebook) != notebook:
+            raise ParameterError(
+                f"the run to resume, {resume}, is of notebook {other}, not of {notebook}: name that one"
+            )
         for name, value in given.items():
             if found[-1].params.get(name) != value:
                 raise ParameterError(

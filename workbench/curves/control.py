@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import ParameterError, RunError
+from ..runs.files import files_named
 from ..runs.run import Run
 from .baselines import Baseline, list_baselines, load_baseline
 from .curve import Curve, why_incomparable
@@ -219,7 +220,7 @@ def control_verdicts(runs: Sequence[Run], controls: Sequence[Baseline] | None = 
     rows = []
     controls = list_controls() if controls is None else controls
     for run in runs:
-        for folder in sorted(path.parent for path in run.path.glob("**/recipe.json")):
+        for folder in sorted(path.parent for path in files_named(run.path, "recipe.json")):
             training = training_of(folder)
             inside = folder.relative_to(run.path).as_posix().strip(".")
             for control in controls:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import ParameterError, RunError
-from ..runs.files import load_metrics, read_json
+from ..runs.files import files_named, load_metrics, read_json
 from ..runs.run import Run
 from .curve import Curve, steps_to_threshold
 from .stats import one_seed, seed_interval
@@ -162,7 +162,7 @@ def measured_trainings(
         if (state := run.status["state"]) != "done":
             left_out.append(f"{run.notebook}/{run.id}: {state}")
             continue
-        trainings = sorted(p.parent for p in run.path.glob("**/metrics.jsonl"))
+        trainings = sorted(p.parent for p in files_named(run.path, "metrics.jsonl"))
         if not trainings:
             left_out.append(f"{run.notebook}/{run.id}: no metrics; it logged no step")
         for folder in trainings:

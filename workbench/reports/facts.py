@@ -15,6 +15,7 @@ from ..runs.run import Run
 from ..runs.status import GOING
 from ..runs.tokens import map_text
 from .clean import shortened
+from .outputs import terminal_text
 from .sparkline import trainings
 
 _SAMPLE = 5
@@ -169,7 +170,7 @@ def log_tail(run: Run, hide: Callable[[str], str], share: int = 1) -> str:
         return ""
     except (RunError, OSError) as error:
         text = str(error)
-    return hide(text)[-_MOST_LOG // share :]
+    return hide(terminal_text(text))[-_MOST_LOG // share :]
 
 
 def sample_completions(run: Run, most: int = _SAMPLE) -> tuple[list[dict], int, list[str]]:

@@ -147,7 +147,8 @@ def hider(runs: Sequence[Run], redact: bool) -> Callable[[str], str]:
             commits |= {str(run.env.get("git_commit", "")).partition(" ")[0]}
     users = {getpass.getuser(), os.environ.get("USER", ""), os.environ.get("LOGNAME", ""), Path.home().name}
     users |= {name for text in _texts(runs) for name in users_in(text)}
-    return functools.lru_cache(maxsize=4096)(Redactor(hosts, users, commits).text)
+    folders = sorted({str(run.path) for run in runs if " " in str(run.path)}, key=len, reverse=True)
+    return functools.lru_cache(maxsize=4096)(Redactor(hosts, users, commits, folders).text)
 
 
 def _texts(runs: Sequence[Run]) -> Iterable[str]:

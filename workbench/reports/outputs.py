@@ -3,6 +3,8 @@
 import itertools
 import re
 
+from ..runs.text import ESCAPES
+
 _BAR = re.compile(  # how tqdm ends the line of a progress bar, or how its widget is printed
     r"\[[\d:]{4,12}(<[\d:?]{1,12})?, {1,4}[\d.?]{1,9}[a-zA-Z ]{0,12}/[a-zA-Z]{1,12}[,\]]|Progress\("
 )
@@ -64,5 +66,4 @@ def joined_streams(outputs: list) -> list[dict]:
 
 def terminal_text(text: str) -> str:
     """What a terminal would show in the end: no escape sequences, and of a line that was overwritten its last state."""
-    text = re.sub(r"\x1b\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)|\x1b\[[0-?]{0,40}[ -/]{0,9}[@-~]", "", text)
-    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in ESCAPES.sub("", text).split("\n"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from ..errors import RunError
-from ..runs.files import open_plain
+from ..runs.files import files_named, open_plain
 from ..runs.run import Run
 
 _WIDTH, _HEIGHT, _EDGE = 120, 30, 2  # pixels
@@ -20,7 +20,9 @@ _METRIC = "reward"
 def trainings(run: Run) -> dict[str, list[Path]]:
     """The trainings below a run that were made with several settings or seeds: name of each setting -> logs, one a seed."""
     found: dict[str, list[Path]] = {}
-    for path in sorted(run.path.glob("**/seed-*/metrics.jsonl")):
+    for path in files_named(run.path, "metrics.jsonl"):
+        if not path.parent.name.startswith("seed-"):
+            continue
         found.setdefault(path.parent.parent.relative_to(run.path).as_posix(), []).append(path)
     return found
 

@@ -111,4 +111,5 @@ def _digest(text: str) -> str:
 
 def _file_name(notebook: str, grid: str) -> str:
     text = re.sub(r"[^\w.,=-]+", "_", f"{notebook}-{grid or 'defaults'}")
-    return text if len(text) <= 100 else f"{text[:90]}-{_digest(text)}"
+    whole = text.encode()  # a file's name has 255 bytes at most
+    return text if len(whole) <= 100 else f"{whole[:90].decode('utf-8', 'ignore')}-{_digest(text)}"

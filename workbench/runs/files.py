@@ -49,10 +49,16 @@ def whole_file(path: Path, *, on_disk: bool = False) -> Iterator[Path]:
 
 def remove_unfinished(folder: Path) -> None:
     """Remove what a killed process left under temporary names (see `whole_file`) in a run's folder and below it."""
-    for path in folder.rglob(".*"):
-        if re.fullmatch(r"\..+\.[0-9a-f]{32}", path.name):
-            with contextlib.suppress(OSError):
-                path.unlink()
+    for inner, _, names in os.walk(folder):
+        for name in names:
+            if re.fullmatch(r"\..+\.[0-9a-f]{32}", name):
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(inner, name))
+
+
+def files_named(folder: Path, name: str) -> list[Path]:
+    """Every file of a name in a folder and below it; a folder that vanishes meanwhile, as an old checkpoint does, has none."""
+    return sorted(Path(inner) / name for inner, _, names in os.walk(folder) if name in names)
 
 
 def write_text(path: Path, text: str) -> None:

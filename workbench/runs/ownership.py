@@ -36,7 +36,7 @@ def take_run(folder: Path, state: str, *, token: str = "", force: bool = False, 
     Raises:
         RunError: another process owns it, or it is done; it says who has it and what to do.
     """
-    with _locked(folder):
+    with locked(folder):
         status = read_json(folder / "status.json", {})
         owner = status.get("owner", {})
         handed_on = bool(token) and owner.get("token") == token
@@ -75,7 +75,7 @@ def update_run(folder: Path, token: str, state: str, error: str | None = None) -
     Raises:
         RunError: it does not any more; nothing is written.
     """
-    with _locked(folder):
+    with locked(folder):
         if not still_owned(folder, token):
             status = read_json(folder / "status.json", {})
             raise RunError(
@@ -125,7 +125,7 @@ def _beat_until(folder: Path, token: str, over: threading.Event) -> None:
             beat(folder)
 
 
-def _locked(folder: Path):
+def locked(folder: Path):
     """A lock of the file system, free again when its process dies; held only while an owner is written."""
     from filelock import FileLock
 

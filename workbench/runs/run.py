@@ -19,7 +19,7 @@ from ..errors import ParameterError, RunError
 from .environment import environment
 from .files import jsonable, load_metrics, read_json, write_json
 from .owner import boot, owner_lives
-from .ownership import TOKEN_VARIABLE, keep, still_owned, take_run
+from .ownership import TOKEN_VARIABLE, keep, locked, still_owned, take_run
 from .parts import read_completions
 from .status import GOING, owns, set_status
 from .tokens import hide_tokens, map_text
@@ -72,9 +72,12 @@ class Run:
         if owner.get("boot", boot()) != boot():  # it may only be slow: told, not written
             return status | {"state": "interrupted", "error": f"no sign of life of its process on host {owner['host']}"}
         gone = "the process that ran it is gone (killed, or the machine restarted)"
-        with contextlib.suppress(OSError):  # a full or read-only disk is no reason not to tell
-            return set_status(self.path, "interrupted", gone)
-        return status | {"state": "interrupted", "error": gone}
+        taken = False
+        with contextlib.suppress(OSError), locked(self.path):  # a full or read-only disk is no reason not to tell
+            taken = self._recorded_status != status  # by another process, since it was read
+            if not taken:
+                return set_status(self.path, "interrupted", gone)
+        return self.status if taken else status | {"state": "interrupted", "error": gone}
 
     @property
     def _recorded_status(self) -> dict:
@@ -147,7 +150,7 @@ def create_run(notebook: str, params: Mapping, root: Path | None = None, state: 
     check_notebook_name(notebook)
     top = Path(root or runs_root())
     parent = top / notebook
-    stamp = time.strftime("%Y%m%d-%H%M%S")
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())  # ids of all hosts in the order of their making
     for n in itertools.count():
         path = parent / (f"{stamp}-{n}" if n else stamp)
         with contextlib.suppress(FileExistsError):

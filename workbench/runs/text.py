@@ -8,6 +8,9 @@ UNSEEN = re.compile(
     "\U000e0000-\U000e007f])\\1*"
 )
 
+# What colours a terminal's text, or moves its cursor.
+ESCAPES = re.compile(r"\x1b\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)|\x1b\[[0-?]{0,40}[ -/]{0,9}[@-~]")
+
 _UNUSUAL = re.compile(r"[^\n\t\x20-\x7e]+")
 
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 
-from .text import UNSEEN
+from .text import ESCAPES, UNSEEN
 
 TOKEN = "[token]"
 # Tokens with a form of their own.
@@ -27,9 +27,9 @@ _SECRET_NAME = (
     r"|password|passwd|passphrase|credentials?|authorization|x-amz-(?:signature|security-token|credential))))"
 )
 _ASSIGNED = re.compile(
-    rf"(?P<before>(?<![\w-])(?:--?)?{_SECRET_NAME}[\"']?\s{{0,4}}[=:]\s{{0,4}}(?:(?i:basic|token|bearer)\s{{1,4}})?"
+    rf"(?P<before>(?<![\w-])(?:--?)?{_SECRET_NAME}\\{{0,3}}[\"']?\s{{0,4}}[=:]\s{{0,4}}(?:(?i:basic|token|bearer)\s{{1,4}})?"
     r"|(?<![\w-])--(?i:[a-z-]{0,40}(?:token|api-key|secret|password))\s{1,4})"
-    r"(?:\"(?P<double>[^\"\n]{1,5000})\"|'(?P<single>[^'\n]{1,5000})'|(?P<bare>[^\s\"'<>,;&)\]}]{1,5000}))"
+    r"(?:\\{0,3}\"(?P<double>[^\"\n]{1,5000})\"|'(?P<single>[^'\n]{1,5000})'|(?P<bare>[^\s\"'<>,;&)\]}]{1,5000}))"
 )
 _NAME_ALONE = re.compile(rf"(?:--?)?{_SECRET_NAME}|--(?i:[a-z-]*(?:token|api-key|secret|password))")
 _HARMLESS = re.compile(
@@ -52,7 +52,7 @@ _MARKS = (
 def hide_tokens(text: str) -> str:
     """`text` with everything that looks like an access token, password or private key replaced by `[token]`.
 
-    Characters that cannot be seen do not save a secret in which they stand.
+    Characters that cannot be seen, and colours, do not save a secret in which they stand.
 
     A bare run of 40 hex digits is a git commit as often as a wandb key: it is taken for a key only beside that word.
 
@@ -61,7 +61,7 @@ def hide_tokens(text: str) -> str:
         'HF_TOKEN=[token] git clone https://[token]@example.org/x'
     """
     text = _hide(text)
-    read = UNSEEN.sub("", text)  # what a reader sees, and copies
+    read = UNSEEN.sub("", ESCAPES.sub("", text))  # what a reader sees, and copies
     hidden = text if read == text else _hide(read)
     return text if hidden == read else hidden
 
