@@ -51,3 +51,11 @@ def test_no_password_or_token_of_the_command_line_is_recorded(monkeypatch):
     assert "tz9" not in " ".join(told)
     assert told[:4] == ["workbench", "run", "--vllm-server", "http://[token]@host:8000"]
     assert told[-1] == "seed=1"
+
+
+def test_asking_git_for_the_commit_locks_no_repository(monkeypatch):
+    asked = []
+    monkeypatch.setattr(module, "_output", lambda command: asked.append(command) or "text")
+    assert module._git_commit() == "text with uncommitted changes"
+    (status,) = [command for command in asked if "status" in command]
+    assert "--no-optional-locks" in status

@@ -71,7 +71,9 @@ def _git_commit() -> str:
     here = Path(__file__).parent
     ours = _output(["git", "-C", str(here), "ls-files", Path(__file__).name])
     commit = ours and _output(["git", "-C", str(here), "rev-parse", "HEAD"])
-    changed = commit and _output(["git", "-C", str(here), "status", "--porcelain", "--untracked-files=no"])
+    # Without its optional lock, which would stay in the repository if this process were killed meanwhile.
+    status = ["git", "--no-optional-locks", "-C", str(here), "status", "--porcelain", "--untracked-files=no"]
+    changed = commit and _output(status)
     return f"{commit} with uncommitted changes" if changed else commit
 
 
