@@ -129,6 +129,13 @@ def test_log_probs_are_those_that_a_scoring_pass_gives_at_the_sampling_temperatu
         assert row.logprobs == pytest.approx(scored.tolist(), abs=1e-4)
 
 
+def check_equal(rows, others) -> None:
+    """The same ids; log-probs may part in their last digits, as sums of a copied model do."""
+    for row, other in zip(rows, others, strict=True):
+        assert row.completion_ids == other.completion_ids
+        assert row.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
 @pytest.mark.slow
 def test_a_repetition_penalty_in_the_models_folder_changes_no_sample():
     sampler, prompts = transformers_sampler(), rollout_engine.prompts(8)
@@ -137,12 +144,12 @@ def test_a_repetition_penalty_in_the_models_folder_changes_no_sample():
         other = copy.deepcopy(sampler.model)
         setattr(other.generation_config, name, value)
         made = generate(TransformersSampler(other, sampler.tokenizer), prompts, sampling=rollout_engine.GREEDY)
-        assert made == plain and getattr(other.generation_config, name) == value, name
+        check_equal(made, plain)
+        assert getattr(other.generation_config, name) == value
     drawn = Sampling(8, seed=1)
     other.generation_config.update(min_p=0.9, temperature=0.1)
-    assert generate(TransformersSampler(other, sampler.tokenizer), prompts, sampling=drawn) == generate(
-        sampler, prompts, sampling=drawn
-    )
+    made = generate(TransformersSampler(other, sampler.tokenizer), prompts, sampling=drawn)
+    check_equal(made, generate(sampler, prompts, sampling=drawn))
 
 
 @pytest.mark.slow
@@ -150,7 +157,8 @@ def test_a_model_with_lora_and_a_tokenizer_without_pads_sample_too():
     sampler, prompts = transformers_sampler(), rollout_engine.prompts(4)
     plain = generate(sampler, prompts, sampling=rollout_engine.GREEDY)
     adapted = get_peft_model(copy.deepcopy(sampler.model), LoraConfig(r=2, target_modules=["q_proj"]))
-    assert generate(TransformersSampler(adapted, sampler.tokenizer), prompts, sampling=rollout_engine.GREEDY) == plain
+    made = generate(TransformersSampler(adapted, sampler.tokenizer), prompts, sampling=rollout_engine.GREEDY)
+    check_equal(made, plain)
     unpadded = copy.deepcopy(sampler.tokenizer)
     unpadded.pad_token = None
     made = generate(TransformersSampler(sampler.model, unpadded), prompts, sampling=rollout_engine.GREEDY)
