@@ -68,21 +68,23 @@ def execute_run(
         except BaseException as problem:
             update_run(run.path, token, "failed", f"{type(problem).__name__}: {problem}")
             raise
-    if state == "done":
-        try:
-            unsaved = not run.result
-        except RunError as problem:  # of the notebook's own, not what `save_result` writes
-            os.replace(run.path / "result.json", run.path / "result.unreadable.json")
-            state, error = "failed", f"{problem} (it is now result.unreadable.json)"
-        else:
-            if unsaved:
-                state, error = "failed", "the notebook ended before its last cell saved result.json"
+    if state == "done" and (missing := _missing_result(run)):
+        state, error = "failed", missing
     if executing.is_file() and still_owned(run.path, token):
         os.replace(executing, run.path / "executed.ipynb")
     if ended:
         state, error = ended(state, error)
     update_run(run.path, token, state, error)
     return state
+
+
+def _missing_result(run: Run) -> str:
+    """Why a notebook that ended has no result; empty where it has one. One of the notebook's own form is put aside."""
+    try:
+        return "" if run.result else "the notebook ended before its last cell saved result.json"
+    except RunError as problem:
+        os.replace(run.path / "result.json", run.path / "result.unreadable.json")
+        return f"{problem} (it is now result.unreadable.json)"
 
 
 def _execute_in_kernel(

@@ -57,9 +57,8 @@ def run_curve(
         raise RunError(f"{path}: no {', '.join(sorted(missing))}; it has {', '.join(table) or 'no line'}")
     if not metric.startswith("eval_"):  # lines of evaluations repeat a step's number
         table = table[table.filter(regex="^eval_").isna().all(axis=1)]
-    if (
-        "completions/mean_length" in table
-    ):  # with num_iterations above 1 a line of reused completions tells nothing of them
+    # With num_iterations above 1 a line of reused completions tells nothing of them.
+    if "completions/mean_length" in table:
         made = table.filter(["reward", "completions/mean_length"]).notna().any(axis=1)
         table = table[made | table[metric].notna()]
     if sparse:

@@ -137,9 +137,10 @@ def _text(prompt) -> str:
 
 def _forms(prompt: str) -> tuple[str, str, str]:
     text = prompt.casefold()
-    if not text.isascii():  # `\w` takes no marks, which are the vowels of many scripts
-        text = "".join(c if unicodedata.category(c)[0] in "LMN_" else " " for c in text)
-    words = text.split() if not text.isascii() else re.findall(r"\w+", text)
+    if text.isascii():
+        words = re.findall(r"\w+", text)
+    else:  # `\w` takes no marks, which are the vowels of many scripts
+        words = "".join(c if c == "_" or unicodedata.category(c)[0] in "LMN" else " " for c in text).split()
     return prompt, " ".join(words), " ".join(sorted(words))
 
 
