@@ -4,7 +4,7 @@ NOTEBOOKS := $(sort $(basename $(notdir $(wildcard notebooks/[0-9]*.ipynb))))
 TEST_JOBS ?= 2
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: install report test test-newest test-lowest lanes lab lint bench screenshots clean
+.PHONY: install report test test-all test-rare test-lanes test-newest test-lowest lanes check durations lab lint bench screenshots clean
 
 install: .venv/installed
 
@@ -21,9 +21,29 @@ report: .venv/installed
 	$(PY) -m workbench run $(filter 06_%,$(NOTEBOOKS)) || status=$$?; \
 	$(PY) -m workbench report && exit $$status
 
-# The package beside tests/: the examples of its docstrings are tests too.
+# What one runs before a commit. The package beside tests/: the examples of its docstrings are tests too.
+# One pytest of several workers; the longest files first, all that needs vLLM on one worker (tests/helpers/whole_run.py).
+PYTEST_ALL = $(PY) -m pytest -n $(TEST_JOBS) --dist loadfile --ignore=tests/helpers
 test: .venv/installed
-	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile --doctest-modules --ignore=tests/helpers tests workbench $(PYTEST)
+	$(PYTEST_ALL) -m "not rare" --doctest-modules tests workbench $(PYTEST)
+
+# All there is: also what is long and changes seldom, the other releases of TRL, the lowest of the rest.
+test-all: test test-rare test-lanes
+test-rare: .venv/installed
+	$(PYTEST_ALL) -m rare tests $(PYTEST)
+
+# The quick half on the newest TRL and on the lowest releases of everything.
+test-lanes:
+	$(MAKE) test-newest PYTEST='-q -m "not slow" $(PYTEST)'
+	CI= $(MAKE) test-lowest  # which has no vLLM
+
+# The loop of somebody who edits: what starts no model. The folders left out import TRL, which takes longer than all of these.
+check: lint
+	$(PYTEST_ALL) -q -m "not slow" --durations=0 --durations-min=1 tests $(addprefix --ignore=tests/,training diagnostics recipes studies audit/test_live.py) $(PYTEST)
+
+# What each file takes, by which the next run is ordered: tests/durations.json. On an idle machine.
+durations: .venv/installed
+	$(PYTEST_ALL) --doctest-modules --record-durations tests workbench $(PYTEST)
 
 # TRL is pure python: another release is a folder on the path. To try a new one, add it to LANES. 1.15.0 is left out: its loss
 # calls a Triton kernel on any device, so that it trains on GPUs alone (there: make lanes LANES=1.15.0); 1.16.0 asks first.
@@ -34,7 +54,7 @@ NEWEST := $(lastword $(LANES))
 
 # Everything that rests on TRL, but PPO, which it has no more.
 test-newest: .venv/lanes/trl-$(NEWEST)
-	PYTHONPATH=$(CURDIR)/$< $(PY) -m pytest -n $(TEST_JOBS) --dist loadfile tests/training tests/generation tests/consistency \
+	PYTHONPATH=$(CURDIR)/$< $(PY) -m pytest -n $(TEST_JOBS) --dist loadfile tests/training tests/generation tests/consistency tests/diagnostics tests/recipes \
 	tests/studies tests/toys tests/test_notebook_runs.py $(PYTEST)
 
 # Stops, positions and groups on each release.
@@ -50,18 +70,17 @@ lanes: $(LANES:%=.venv/lanes/trl-%)
 	$@/bin/python -m pip install --quiet -r requirements/lowest.txt -e '.[lab,slurm,dev]' || { rm -rf $@; exit 1; }
 
 test-lowest: .venv/lanes/lowest
-	$</bin/python -m pytest -q -n $(TEST_JOBS) --dist loadfile -m "not slow" tests/generation tests/consistency tests/training \
+	$</bin/python -m pytest -q -n $(TEST_JOBS) --dist loadfile -m "not slow" tests/generation tests/consistency tests/training tests/diagnostics tests/recipes \
 	tests/toys tests/studies tests/audit $(PYTEST)
 
 lab: .venv/installed
 	JUPYTER_CONFIG_PATH=lab $(PY) -m jupyter lab --notebook-dir=. notebooks
 
 lint: .venv/installed
-	$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy && \
-	$(PY) -m pytest -q tests/test_notebooks.py tests/test_package.py -m "not slow"
+	$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy
 
 bench: .venv/installed
-	@for script in benchmarks/*.py; do echo "== $$script"; $(PY) $$script || exit 1; done
+	@for script in benchmarks/*.py benchmarks/verdicts/error_rates.py; do echo "== $$script"; $(PY) $$script || exit 1; done
 
 screenshots: .venv/installed
 	$(PY) docs/screenshots.py

@@ -21,12 +21,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from workbench import attribute_mismatch
 from workbench.consistency.padding import pad_batch
-from workbench.consistency.routing import routers, routing
+from workbench.diagnostics.routing import routers, routing
+from workbench.recipes.recipes import load_prompts, resolve_model
 from workbench.runs.environment import hardware
 from workbench.runs.files import read_json, write_json
 from workbench.toys.families import family_model, random_texts
-from workbench.training.recipes import has_gpu, load_prompts, resolve_model
 from workbench.training.recording import quiet_libraries
+from workbench.training.trl import has_gpu
 
 TEMPERATURE, TOP_K, TOP_P = 0.7, 20, 0.8
 TOKENS = 24

@@ -25,7 +25,6 @@ import pandas as pd
 
 from workbench.audit.report import audit_run
 from workbench.runs.files import write_json
-from workbench.toys.cache import cache_root
 
 CORPUS = Path(__file__).parents[1] / "tests" / "audit" / "corpus"
 PINS = ("rldoctor==0.2.0", "rlprobe==0.1.0")
@@ -88,7 +87,7 @@ def with_rlprobe(path: Path, rivals: Path):
 
 
 def install_rivals() -> Path:
-    folder = cache_root(None) / "rivals"
+    folder = Path(os.environ.get("WORKBENCH_CACHE") or Path.home() / ".cache/workbench") / "rivals"
     if not (folder / "rlprobe").is_dir():
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), *PINS]
         subprocess.run(pip, check=True)

@@ -58,8 +58,8 @@ def grpo_steps(model, tokenizer, ours: bool, **sizes) -> list[float]:
     import trl
     from transformers import PrinterCallback, TrainerCallback
 
+    from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe
     from workbench.training.grpo import GRPOTrainer
-    from workbench.training.recipes import grpo_config, load_prompts, make_recipe
     from workbench.training.rewards import length_reward
 
     ends = []
@@ -72,7 +72,7 @@ def grpo_steps(model, tokenizer, ours: bool, **sizes) -> list[float]:
     recipe = make_recipe("shape", dataset="starter", per_device_train_batch_size=sizes["num_generations"], **sizes)
     with tempfile.TemporaryDirectory() as scratch:
         args = grpo_config(recipe, scratch, save_strategy="no", optim="sgd", beta=0.0)
-        cls, options = (GRPOTrainer, {"out_dir": Path(scratch) / "run"}) if ours else (trl.GRPOTrainer, {})
+        cls, options = (GRPOTrainer, {"record_dir": Path(scratch) / "run"}) if ours else (trl.GRPOTrainer, {})
         data = load_prompts("starter")
         trainer = cls(model, length_reward(), args, train_dataset=data, processing_class=tokenizer, **options)
         trainer.remove_callback(PrinterCallback)
@@ -152,7 +152,7 @@ def logprobs(folder: Path, ours: bool) -> dict:
 
 def padding(folder: Path) -> dict:
     """`padding_report` of four texts of 6 to 16 tokens in fp32 and bf16."""
-    from workbench.consistency.padding_report import padding_report
+    from workbench.diagnostics.padding_report import padding_report
 
     model, _ = load(folder)
     report, seconds = timed(padding_report, model, None, TEXTS, attentions=("sdpa",))
@@ -161,15 +161,15 @@ def padding(folder: Path) -> dict:
 
 def rollouts(folder: Path, ours: bool, rows: int = 32, tokens: int = 512) -> dict:
     """32 x 512 tokens sampled: ours with log-probs and stops watched, or transformers' `generate` alone."""
-    from workbench.generation.rollouts import Sampling, TransformersSampler, generate
+    from workbench.generation.sampling import Sampling, TransformersSampler, generate
     from workbench.generation.stops import StopSpec
-    from workbench.training.recipes import load_prompts
+    from workbench.recipes.recipes import load_prompts
 
     model, tokenizer = load(folder)
     prompt = load_prompts("starter")[0]["prompt"]
     if ours:
         sampling = Sampling(max_completion_length=tokens, num_generations=rows, seed=0)
-        stops = StopSpec(strings=("</never>",), eos=False)
+        stops = StopSpec(stop=("</never>",), ignore_eos=True)
         _, seconds = timed(generate, TransformersSampler(model, tokenizer), [prompt], stops=stops, sampling=sampling)
     else:
         inputs = tokenizer([prompt] * rows, return_tensors="pt")
@@ -181,9 +181,9 @@ def rollouts(folder: Path, ours: bool, rows: int = 32, tokens: int = 512) -> dic
 
 def mismatch(folder: Path) -> dict:
     """`mismatch_report` of 2 x 16 sampled tokens; beside it the seconds of sampling them."""
-    from workbench.consistency.mismatch import mismatch_report_of
-    from workbench.generation.rollouts import Sampling, TransformersSampler, generate
-    from workbench.training.recipes import load_prompts
+    from workbench.diagnostics.mismatch import mismatch_report_of
+    from workbench.generation.sampling import Sampling, TransformersSampler, generate
+    from workbench.recipes.recipes import load_prompts
 
     model, tokenizer = load(folder)
     sampling = Sampling(max_completion_length=TOKENS, num_generations=ROWS, seed=0)
@@ -195,10 +195,9 @@ def mismatch(folder: Path) -> dict:
 
 
 def recorder(folder: Path, rows: int = 1000, tokens: int = 2048) -> dict:
-    """A step's 1,000 completions of 2,048 tokens recorded, the median of five steps; then joined at the training's end."""
+    """A step's 1,000 completions of 2,048 tokens recorded, the median of five steps."""
     from transformers import AutoTokenizer
 
-    from workbench.runs.completions import join_completions
     from workbench.training.recording import RunRecorder
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -210,9 +209,8 @@ def recorder(folder: Path, rows: int = 1000, tokens: int = 2048) -> dict:
     with tempfile.TemporaryDirectory() as scratch:
         made = RunRecorder(scratch)
         steps = [timed(made.add_completions, step, columns | {"advantage": [0.1] * rows})[1] for step in range(1, 6)]
-        _, joined = timed(join_completions, Path(scratch))
-        size = sum(p.stat().st_size for p in Path(scratch).rglob("*.parquet")) / 5 / 2**20
-    seconds = statistics.median(steps)
+        size = sum(p.stat().st_size for p in Path(scratch).rglob("*.jsonl")) / 5 / 2**20
+    seconds, joined = statistics.median(steps), 0.0  # nothing is done at the end any more
     shortest = 100 * (seconds + joined / 5)
     return {
         "seconds": seconds,

@@ -89,8 +89,8 @@ def grpo_steps(folder: str, size: Size, ours: bool) -> dict:
     import trl
     from transformers import PrinterCallback, TrainerCallback
 
+    from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe
     from workbench.training.grpo import GRPOTrainer
-    from workbench.training.recipes import grpo_config, load_prompts, make_recipe
     from workbench.training.rewards import length_reward
 
     ends: list[float] = []
@@ -108,7 +108,7 @@ def grpo_steps(folder: str, size: Size, ours: bool) -> dict:
     with tempfile.TemporaryDirectory() as scratch, Meter(size) as meter:
         precision = {"bf16": True} if size.dtype == "bfloat16" else {}
         config = grpo_config(recipe, scratch, save_strategy="no", model_init_kwargs={"dtype": size.dtype}, **precision)
-        cls, options = (GRPOTrainer, {"out_dir": Path(scratch) / "run"}) if ours else (trl.GRPOTrainer, {})
+        cls, options = (GRPOTrainer, {"record_dir": Path(scratch) / "run"}) if ours else (trl.GRPOTrainer, {})
         trainer = cls(folder, length_reward(), config, train_dataset=load_prompts("starter"), **options)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(Clock())
@@ -140,7 +140,7 @@ def load(folder: str, size: Size):
 
 def padding(folder: str, size: Size) -> dict:
     """`padding_report` in the dtype, with every kernel that is installed: verdict, seconds, memory beyond the weights."""
-    from workbench.consistency.padding_report import padding_report
+    from workbench.diagnostics.padding_report import padding_report
 
     model = load(folder, size)
     weights = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**30
@@ -158,12 +158,12 @@ def stop_cost(folder: str, size: Size, rows: int) -> dict:
     from transformers import AutoTokenizer, GenerationConfig
 
     from workbench.generation.stops import StopRule, StopSpec
-    from workbench.training.recipes import load_prompts
+    from workbench.recipes.recipes import load_prompts
 
     model, tokenizer = load(folder, size), AutoTokenizer.from_pretrained(folder)
     ids = tokenizer([load_prompts("starter")[0]["prompt"]] * rows, return_tensors="pt")["input_ids"].to(size.device)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    specs = {"without": StopSpec.legacy_mode(), "with": StopSpec(strings=("</never>",), eos=False)}
+    specs = {"without": StopSpec.never(), "with": StopSpec(stop=("</never>",), ignore_eos=True)}
     seconds: dict[str, list[float]] = {name: [] for name in specs}
     for name in ("without", "with", "with", "without"):
         rule = StopRule(specs[name], tokenizer, model.generation_config, size.stop_tokens)

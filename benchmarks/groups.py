@@ -18,13 +18,13 @@ import torch
 
 from workbench import duplicate_report
 from workbench.generation.stops import StopSpec
+from workbench.recipes.recipes import load_prompts, resolve_model
 from workbench.runs.environment import hardware
 from workbench.studies.duplicate_prompts import equal_prompt_batch, make_trainer, score_batch
+from workbench.studies.engines import sharing_engines
 from workbench.toys.search_task import CLOSE
 from workbench.training.grpo import GRPOTrainer
-from workbench.training.recipes import load_prompts, resolve_model
 from workbench.training.recording import quiet_libraries
-from workbench.training.vllm_sync import sharing_engines
 
 
 def million(rows: int) -> dict:
@@ -67,7 +67,7 @@ def sharing(repeats: int) -> dict:
     with sharing_engines():
         for _ in range(repeats):
             for name, share in {"alone": False, "shared": True}.items():
-                options = {"stops": StopSpec(strings=(CLOSE,)), "generation_seed": 1, "share_generation": share}
+                options = {"stops": StopSpec(stop=(CLOSE,)), "generation_seed": 1, "share_generation": share}
                 trainer = make_trainer(GRPOTrainer, resolve_model("search"), 32, vllm=True, **options)
                 score_batch(trainer, rows, 8)  # weights are synced, caches filled
                 start = time.perf_counter()

@@ -18,8 +18,9 @@ from pathlib import Path
 import pandas as pd
 
 from workbench.reports.microscope import write_microscope
+from workbench.runs.completions import append_table
 from workbench.runs.environment import hardware
-from workbench.runs.tokens import hide_tokens
+from workbench.runs.secrets import hide_tokens
 
 GROUP, GROUPS = 8, 16  # completions of a prompt, prompts of a step
 
@@ -38,11 +39,10 @@ def record(folder: Path, completions: int, characters: int) -> None:
         row += ["length" if chance.random() < 1 / step else "stop"]
         for values, value in zip(table.values(), row, strict=True):
             values.append(value)
-    (folder / "completions.parquet").mkdir(parents=True)
+    folder.mkdir(parents=True)
     frame = pd.DataFrame(table)
     frame["prompt"] = frame.groupby([frame.index // GROUP])["prompt"].transform("first")
-    last = int(frame["step"].iloc[-1])
-    frame.to_parquet(folder / "completions.parquet" / f"part-000001-{last:06d}.parquet")
+    append_table(folder, frame)
 
 
 def in_browser(page_file: Path) -> dict[str, float]:

@@ -17,12 +17,13 @@ from pathlib import Path
 import torch
 from transformers import PrinterCallback
 
+from workbench.diagnostics.padding_monitor import monitor_padding
+from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.runs.environment import hardware
 from workbench.training.grpo import GRPOTrainer
-from workbench.training.monitoring import monitor_padding
-from workbench.training.recipes import grpo_config, has_gpu, load_prompts, make_recipe, resolve_model
 from workbench.training.recording import quiet_libraries
 from workbench.training.rewards import length_reward
+from workbench.training.trl import has_gpu
 
 
 def train(model: str, steps: int, every: int | None) -> dict:

@@ -20,12 +20,14 @@ import torch
 import trl
 from transformers import PrinterCallback
 
+from workbench.diagnostics.sampler_probe import probe_sampler
+from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.runs.environment import hardware
-from workbench.training.recipes import grpo_config, has_gpu, load_prompts, make_recipe, resolve_model
+from workbench.studies.engines import sharing_engines
 from workbench.training.recording import quiet_libraries
 from workbench.training.rewards import length_reward
-from workbench.training.sampler_probe import probe_sampler
-from workbench.training.vllm_sync import install_cpu_sync, sharing_engines
+from workbench.training.sync_on_cpu import install_cpu_sync
+from workbench.training.trl import has_gpu
 
 DEFAULT, NEVER = None, 0
 

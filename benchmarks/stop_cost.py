@@ -27,12 +27,13 @@ from transformers import (
 from trl.experimental.ppo import PPOTrainer as StockPPOTrainer
 
 from workbench.generation.stops import StopSpec
+from workbench.recipes.ppo import PPOTrainer, ppo_config
+from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.runs.environment import hardware
 from workbench.training.grpo import GRPOTrainer
-from workbench.training.ppo import PPOTrainer, ppo_config
-from workbench.training.recipes import grpo_config, has_gpu, load_prompts, make_recipe, resolve_model
 from workbench.training.recording import quiet_libraries
 from workbench.training.rewards import length_reward
+from workbench.training.trl import has_gpu
 
 
 def model_folder(name: str) -> str:
@@ -61,7 +62,7 @@ def ppo(folder: str, limit: int, variant: str, updates: int) -> dict:
     torch.manual_seed(0)
     heads = [AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1) for _ in range(2)]
     parts = (args, tokenizer, policy, copy.deepcopy(policy), heads[0], dataset, heads[1])
-    stops = {"workbench": StopSpec(), "workbench legacy": StopSpec.legacy_mode()}
+    stops = {"workbench": StopSpec(), "workbench legacy": StopSpec.never()}
     trainer = PPOTrainer(*parts, stops=stops[variant]) if variant in stops else StockPPOTrainer(*parts)
     trainer.remove_callback(PrinterCallback)
     clock = _StepClock()
@@ -128,7 +129,7 @@ def _grpo(folder: str, limit: int, variant: str, max_steps: int = 1):
     recipe = make_recipe("starter", max_steps=max_steps, max_completion_length=limit)
     args = grpo_config(recipe, tempfile.mkdtemp(), save_strategy="no")
     cls = trl.GRPOTrainer if variant == "stock" else GRPOTrainer
-    stops = {"stops": StopSpec.legacy_mode()} if variant == "workbench legacy" else {}
+    stops = {"stops": StopSpec.never()} if variant == "workbench legacy" else {}
     trainer = cls(folder, length_reward(), args, train_dataset=load_prompts("starter"), **stops)
     trainer.remove_callback(PrinterCallback)
     return trainer

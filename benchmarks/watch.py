@@ -21,8 +21,8 @@ import trl
 from transformers import PrinterCallback
 
 from workbench.audit.live import watch_training
+from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.runs.environment import hardware
-from workbench.training.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.training.recording import quiet_libraries
 from workbench.training.rewards import length_reward
 

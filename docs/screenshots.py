@@ -28,8 +28,8 @@ from workbench.reports import build_index  # noqa: E402
 STOPS = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from workbench import StopSpec, load_prompts
-from workbench.generation.rollouts import TransformersSampler
-from workbench.training.recipes import resolve_model
+from workbench.generation.sampling import TransformersSampler
+from workbench.recipes.recipes import resolve_model
 from workbench.training.recording import quiet_libraries
 from workbench.widgets import stop_explorer
 
@@ -37,7 +37,7 @@ quiet_libraries()
 path = resolve_model("search")
 engine = TransformersSampler(AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path))
 prompt = load_prompts("search")[0]["prompt"]
-stop_explorer({"transformers": engine}, prompt=prompt, stops=StopSpec(strings=("</search>",)), limit=24)"""
+stop_explorer({"transformers": engine}, prompt=prompt, stops=StopSpec(stop=("</search>",)), limit=24)"""
 PADDING = "from workbench.widgets import padding_explorer\npadding_explorer()"
 TRAINING = """\
 from functools import partial
@@ -49,7 +49,7 @@ run = create_run("05_grpo_docs_example", {"seed": 0}, state="running")
 train = partial(train_grpo, make_recipe("starter", max_steps=80), reward_funcs=length_reward(20), out_dir=run.path)
 trainer = await train_live(run, train)"""
 COMPARER = """\
-from workbench.curves.baselines import list_baselines, load_baseline
+from workbench.curves.documented import list_baselines, load_baseline
 from workbench import list_runs
 from workbench.widgets import run_comparer
 

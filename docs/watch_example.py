@@ -12,7 +12,7 @@ import sys
 from trl import GRPOConfig, GRPOTrainer
 
 from workbench import exact_match_reward, load_prompts, resolve_model, watch_training
-from workbench.training.vllm_sync import install_cpu_sync
+from workbench.training.sync_on_cpu import install_cpu_sync
 
 where = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3, "vllm_max_model_length": 128}
 stop = {"generation_kwargs": {"stop": ["</search>"], "include_stop_str_in_output": True}}

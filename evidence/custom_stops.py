@@ -16,12 +16,12 @@ from pathlib import Path
 from docs_example import lora
 from record import GEMMA, ROOT, Results, gemma_folder, need_disk, need_memory, parser, run_main
 
+from workbench.recipes.recipes import DOCS
 from workbench.runs.files import read_json
 from workbench.runs.run import Run
 from workbench.studies.custom_stops import custom_stop_arms, stop_table
 from workbench.studies.seeds import Arm, train_arms
 from workbench.toys.search_task import search_prompts
-from workbench.training.recipes import DOCS
 
 STOP = "</search>"
 EXAMPLE = "Question: What is iron?\n<search>iron</search>\n\nQuestion: "

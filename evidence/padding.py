@@ -8,7 +8,7 @@ Short texts in fp32 and bf16 with both kernels, then texts beyond the window of 
 from fetch_gemma import TEXT
 from record import GEMMA, Results, gemma_folder, load, need_memory, parser, peak_gib, run_main
 
-from workbench.consistency.padding_report import CONTROL, padding_report
+from workbench.diagnostics.padding_report import CONTROL, padding_report
 
 TEXTS = [
     "Water boils at one hundred degrees.",

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from record import RESULTS, ROOT
 
-from workbench.curves.baselines import load_baseline
 from workbench.curves.curve import Curve
-from workbench.curves.shape import shape_of
+from workbench.curves.documented import load_baseline
+from workbench.curves.stats import change_interval, seed_interval
 from workbench.runs.files import read_json, write_text
 
 NO_GPU, NOT_RUN, NONE = "not run: no GPU", "not run", "-"
@@ -122,7 +122,7 @@ def padding_rows(seen: Evidence) -> list[Row]:
         ),
         Row(
             "Texts beyond a sliding window are scored alike with padding",
-            "tiny models of each family<br>`pytest tests/consistency/test_padding_report.py`",
+            "tiny models of each family<br>`pytest tests/diagnostics/test_padding_report.py`",
             cell(
                 long and f"{moved(long, 'float32')}, window {long['window']}, text of {long['tokens'][0]}", commands[1]
             ),
@@ -257,7 +257,7 @@ def proof_rows(seen: Evidence) -> list[Row]:
     return [
         Row(
             "`probe_sampler` names an engine that is not the policy within two steps, and nothing in clean trainings",
-            "each of six faults, in process and on a server: `pytest tests/training/test_sampler_probe.py`<br>"
+            "each of six faults, in process and on a server: `pytest tests/diagnostics/test_sampler_probe.py`<br>"
             f"{clean['steps']} clean steps: {clean['faults']} named, {nats(clean['largest difference'])} nats at most<br>"
             "`python benchmarks/sampler_probe.py`",
             cell(shown, "python evidence/sampler_faults.py"),
@@ -279,9 +279,16 @@ def ends(name: str) -> list[tuple[float, float]]:
 
 
 def learns(name: str) -> str | None:
-    """What notebook 06 says of a baseline's shape: `yes`, `yes, then loses it`, or that a rise is not shown."""
-    curves = seeds_of(name)
-    return shape_of(curves, np.random.default_rng(0)).learns if curves else None
+    """Whether a baseline's seeds rise: `yes`, between seeds or each by itself, `no, falls`, or `not shown`."""
+    if not (curves := seeds_of(name)):
+        return None
+    changes = [change_interval(curve.y) for curve in curves]
+    change = changes[0]
+    if len(changes) > 1:
+        change = seed_interval([one.estimate for one in changes], np.random.default_rng(0))
+    if change.low > 0 or all(one.low > 0 for one in changes):
+        return "yes"
+    return "no, falls" if change.high < 0 else "not shown"
 
 
 def training_rows(seen: Evidence) -> list[Row]:
@@ -299,7 +306,7 @@ def training_rows(seen: Evidence) -> list[Row]:
     rates = [text for name in FULL_RATES if (text := curve(name))]
     rise = [learns(name) for name in FULL_RATES if ends(name)]
     documented = {name.rpartition("270m-")[2]: learns(name) for name in DOCUMENTED_RATES if ends(name)}
-    rose = [name for name, found in documented.items() if found.startswith("yes")]
+    rose = [name for name, found in documented.items() if found == "yes"]
     starter = ends("workbench-starter-docs-example")
     toy = f"{statistics.fmean(a for a, _ in starter):.0f} to {statistics.fmean(b for _, b in starter):.0f}, ten seeds, 80 steps"
     table = seen.part("custom_stops", "table")
@@ -319,12 +326,11 @@ def training_rows(seen: Evidence) -> list[Row]:
     return [
         Row(
             "The documented example learns at higher rates: reward of the first three and last three steps",
-            cell(toy, "python -m workbench.studies.control"),
+            cell(toy, "python benchmarks/verdicts/record_controls.py"),
             cell("<br>".join(rates) or None, command),
             NONE,
             NO_GPU,
-            # a rise that is lost again in so few steps decides nothing
-            all(word == "yes" for word in rise) if rise and "yes, then loses it" not in rise else None,
+            None if not rise or "not shown" in rise else all(word == "yes" for word in rise),
         ),
         Row(
             "The documented example does not rise at its documented rate of 1e-6 in as few steps",
@@ -414,7 +420,7 @@ def page(seen: Evidence) -> str:
             "# What was seen on real weights, at the documented shape, and on GPUs",
             "",
             *verdicts(rows),
-            "**Toy**: the starter, 0.65 M parameters, trained here on docstrings. **Real**: gemma-3-270m (base), 268 M",
+            "**Toy**: the starter, 0.65 M parameters, trained on docstrings. **Real**: gemma-3-270m (base), 268 M",
             "parameters, Q4_K_M widened to fp32, under the Gemma Terms of Use: fetched by `python evidence/fetch_gemma.py`,",
             "never shipped. **Shape**: Qwen2-0.5B (24 layers, vocabulary 151,936), random weights, fit for cost alone. One",
             "model of each kind: a second one may differ. Trainings are as short as the cells say: a trend, not its end.",

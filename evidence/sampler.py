@@ -10,9 +10,9 @@ import torch
 from record import GEMMA, Results, gemma_folder, load, need_memory, parser, peak_gib, run_main
 from stops import PROMPTS
 
-from workbench.consistency.mismatch import mismatch_report, mismatch_report_of
-from workbench.consistency.padding import cast_copy
-from workbench.generation.rollouts import Sampling, TransformersSampler, generate
+from workbench.diagnostics.logits import cast_copy
+from workbench.diagnostics.mismatch import mismatch_report, mismatch_report_of
+from workbench.generation.sampling import Sampling, TransformersSampler, generate
 
 TOKENS = 32
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from record import GEMMA, ROOT, Results, gemma_folder, need_memory, parser, run_main
 
-from workbench.consistency.probes import CACHE, IN_SYNC, LATE, LORA, NOT_SYNCED, PRECISION, TOKENS
+from workbench.diagnostics.sampler_verdict import CACHE, IN_SYNC, LATE, LORA, NOT_SYNCED, PRECISION, TOKENS
 from workbench.errors import RunError
 
 SCRIPT = ROOT / "tests" / "helpers" / "sampler_faults.py"

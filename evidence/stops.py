@@ -12,10 +12,10 @@ import time
 
 from record import GEMMA, Results, gemma_folder, load, need_memory, parser, run_main
 
-from workbench.generation.rollouts import Sampling, TransformersSampler, VLLMSampler, generate
-from workbench.generation.stop_audit import stop_report
+from workbench.diagnostics.stop_report import stop_report
+from workbench.generation.sampling import Sampling, TransformersSampler, VLLMSampler, generate
 from workbench.generation.stops import StopRule, StopSpec, trl_finish_reason
-from workbench.training.recipes import has_gpu
+from workbench.training.trl import has_gpu
 
 PROMPTS = [
     "Question: Why is the sky blue?\nAnswer:",
@@ -27,7 +27,7 @@ PROMPTS = [
     "Question: What is the capital of Italy?\nAnswer:",
     "Once upon a time there was",
 ]
-STOPS = StopSpec(strings=("\n\n", "Question:", "\ndef "))
+STOPS = StopSpec(stop=("\n\n", "Question:", "\ndef "))
 GENERATIONS = 2
 
 
@@ -40,7 +40,7 @@ def audit(sampler, limit: int, stops: StopSpec, asked: StopSpec = STOPS) -> dict
     seconds = time.process_time() - began
     # What stock TRL has at hand is the ids as they came; the rule of what was asked for finds their real ends.
     rule = StopRule(asked, tokenizer)
-    ends = [rule.find(list(rollout.completion_ids)) for rollout in rollouts]
+    ends = [rule.find_end(list(rollout.completion_ids)) for rollout in rollouts]
     report = stop_report(rollouts, tokenizer=tokenizer)
     rows = [list(rollout.completion_ids) for rollout in rollouts]
     by_trl = [trl_finish_reason(row, tokenizer.eos_token_id, tokenizer.pad_token_id) for row in rows]

@@ -13,11 +13,11 @@ import sampler
 import stops
 from record import Results, load, parser, run_main
 
-from workbench.generation.rollouts import TransformersSampler
+from workbench.generation.sampling import TransformersSampler
 from workbench.generation.stops import StopSpec
-from workbench.training.recipes import resolve_model
+from workbench.recipes.recipes import resolve_model
 
-STOPS = StopSpec(strings=(" of ", " the "))  # that its docstrings have; it writes none of the real model's
+STOPS = StopSpec(stop=(" of ", " the "))  # that its docstrings have; it writes none of the real model's
 
 
 def main() -> None:

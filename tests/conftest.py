@@ -5,12 +5,8 @@ import os
 import tempfile
 
 # Set before any library reads them.
-os.environ |= {
-    "HF_HUB_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "OMP_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # What the tests and their processes leave in the temporary folder goes when they end. pytest's own folders stay, to be looked
 # at, and so does what torch compiled.
@@ -21,16 +17,30 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(usual, f"torchinductor_{getpass.getuser()}"))
     os.environ["TMPDIR"] = tempfile.tempdir = SCRATCH.name
 
+import contextlib
 import json
+import pickle
 import subprocess
 import sys
+import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import whole_run
+from filelock import FileLock
 from hypothesis import settings
 from trl_version import HAS_PPO
+from whole_run import (  # noqa: F401  # hooks of pytest
+    pytest_addoption,
+    pytest_runtest_logreport,
+    pytest_runtest_makereport,
+    pytest_terminal_summary,
+    pytest_xdist_make_scheduler,
+)
+
+import workbench.training  # before TRL, which imports vLLM otherwise
 
 settings.register_profile("workbench", deadline=None)  # no test is about time, least of all on a busy machine
 settings.load_profile("workbench")
@@ -42,9 +52,7 @@ HELPERS = (
 )  # scripts that need a process of their own, and cases that several tests share
 
 
-collect_ignore = (
-    [] if HAS_PPO else ["training/test_ppo.py", "studies/test_ppo_learning.py", "studies/test_ppo_stops.py"]
-)
+collect_ignore = [] if HAS_PPO else ["recipes/test_ppo.py", "studies/test_ppo_learning.py", "studies/test_ppo_stops.py"]
 # What is tested in which configuration is one table, of which vLLM is a part.
 collect_ignore_glob = (
     [] if find_spec("vllm") else ["training/test_configurations*.py", "training/test_what_is_tested.py"]
@@ -53,6 +61,11 @@ collect_ignore_glob = (
 
 def pytest_collection_modifyitems(items) -> None:
     """Of tests for each trainer, those of PPO are skipped where the installed TRL has none: from 1.13 on."""
+    whole_run.order(items)
+    for item in items:  # of what Llama, Qwen and vision models need, GRPO stands for the others from day to day
+        kind = getattr(getattr(item, "callspec", None), "params", {}).get("kind", "GRPO")
+        if item.path.stem.startswith("test_configurations_of_") and kind != "GRPO":
+            item.add_marker("rare")
     for item in items if not HAS_PPO else ():
         params = getattr(getattr(item, "callspec", None), "params", {})
         if any(isinstance(value, str) and value == "PPO" for value in params.values()):
@@ -98,6 +111,47 @@ def result_of(script: str, *arguments: str, env=None):
     return json.loads(lines[0].removeprefix("RESULT "))
 
 
+_engines: subprocess.Popen | None = None
+
+
+def on_vllm(module: str, *arguments: str):
+    """`result(*arguments)` of a module of `helpers/`, from the one process in which vLLM's engines live."""
+    global _engines
+    need(find_spec("vllm"), "vLLM")
+    log = Path(tempfile.gettempdir()) / f"on_vllm-{os.getpid()}.log"
+    if _engines is None or _engines.poll() is not None:
+        here = os.pathsep.join(
+            filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+        )  # the package beside these tests
+        quiet = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONPATH": here}
+        quiet.pop("PYTEST_CURRENT_TEST", None)
+        command = [sys.executable, "-W", "ignore", str(HELPERS / "on_vllm.py")]
+        with log.open("w") as errors:
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
+            _engines = subprocess.Popen(command, text=True, env=quiet, **pipes)
+    with contextlib.suppress(BrokenPipeError):
+        print(json.dumps([module, *arguments]), file=_engines.stdin, flush=True)
+    watchdog = threading.Timer(900, _engines.kill)  # only keeps a broken engine from hanging
+    watchdog.start()
+    line = _engines.stdout.readline()
+    watchdog.cancel()
+    answer = json.loads(line or json.dumps({"error": f"died:\n{log.read_text()[-4000:]}"}))
+    assert "error" not in answer, f"{module} {arguments}: {answer['error']}"
+    return answer["result"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _end_of_the_engines():
+    yield
+    if _engines:
+        _engines.stdin.close()  # the end of its work
+        try:
+            _engines.wait(60)
+        except subprocess.TimeoutExpired:
+            _engines.kill()
+            _engines.wait()
+
+
 def start_and_end_a_process() -> int:
     """The id of a process that is gone."""
     process = subprocess.Popen([sys.executable, "-c", ""])
@@ -116,7 +170,7 @@ def until(condition, what: str = "it", seconds: float = 120):
 
 @pytest.fixture(scope="session")
 def starter_folder() -> Path:
-    """The warm-started model in the user's normal cache; built on first use."""
+    """The starter model that the package ships."""
     from workbench.toys.starter import starter_model
 
     return starter_model()
@@ -124,12 +178,20 @@ def starter_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def example_run(starter_folder, tmp_path_factory):
-    """The documented example on the starter, 80 steps through the command line: `(run, finished process)`."""
+    """The documented example on the starter, 80 steps through the command line: `(run, finished process)`.
+
+    The workers of a run of the tests share it; nobody changes it.
+    """
     from workbench.runs.run import list_runs
 
-    root = tmp_path_factory.mktemp("example") / "runs"
-    process = workbench("run", "05_grpo_docs_example", "-p", "steps=80", "-p", "seed=1", "--runs-dir", root)
-    return list_runs(root)[0], process
+    shared = tmp_path_factory.getbasetemp()
+    shared = (shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared) / "example"
+    with FileLock(f"{shared}.lock"):
+        if not (shared / "process").is_file():
+            arguments = ("-p", "steps=80", "-p", "seed=1", "--runs-dir", shared / "runs")
+            process = workbench("run", "05_grpo_docs_example", *arguments)
+            (shared / "process").write_bytes(pickle.dumps(process))
+    return list_runs(shared / "runs")[0], pickle.loads((shared / "process").read_bytes())
 
 
 PARAMETERS = """\
@@ -158,28 +220,32 @@ def write_run(root: Path, name: str = "2026-1", *, notebook="05_grpo_docs_exampl
     import pandas as pd
 
     from workbench import load_run
+    from workbench.runs import lock
+    from workbench.runs.completions import append_table
     from workbench.runs.files import write_json
-    from workbench.runs.status import set_status
+    from workbench.runs.run import GOING, set_status
 
     path = root / notebook / name
     path.mkdir(parents=True)
     write_json(path / "params.json", files.get("params", {"seed": 1, "model": "starter"}))
     write_json(path / "env.json", {"python": "3.11", "packages": {"trl": "1.12.0"}})
+    if state in GOING:
+        lock.hold(path)
     set_status(path, state)
     if "result" in files:
         write_json(path / "result.json", files["result"])
     if "metrics" in files:
         (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in files["metrics"]))
     if "completions" in files:
-        (path / "completions.parquet").mkdir()
-        pd.DataFrame(files["completions"]).to_parquet(path / "completions.parquet" / "part-000001.parquet")
+        append_table(path, pd.DataFrame(files["completions"]))
     return load_run(path)
 
 
 @pytest.fixture(scope="session")
 def vllm_server(starter_folder):
     """URL of a real vLLM server (CPU build) on the loopback interface that serves the starter model."""
-    from workbench.training.vllm_server import serve
+    need(find_spec("vllm"), "vLLM")
+    from workbench.recipes.vllm_server import serve
 
     with serve(str(starter_folder)) as url:
         yield url

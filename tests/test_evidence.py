@@ -11,7 +11,7 @@ import torch
 
 from workbench.errors import RunError
 from workbench.generation.stops import StopSpec
-from workbench.training.recipes import resolve_model
+from workbench.recipes.recipes import resolve_model
 
 ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / "evidence"), str(ROOT / "benchmarks")]
@@ -145,11 +145,10 @@ def test_the_gpu_benchmark_runs_at_a_tiny_size_on_the_cpu(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "shape, higher, documented",
-    [("yes", True, False), ("yes, then loses it", None, False), ("not shown", False, True), ("no, falls", False, True)],
+    "rise, higher, documented", [("yes", True, False), ("not shown", None, True), ("no, falls", False, True)]
 )
-def test_a_rise_that_is_lost_again_is_not_taken_for_none(monkeypatch, tmp_path, shape, higher, documented):
-    monkeypatch.setattr(page, "learns", lambda name: shape)
+def test_a_rise_that_is_not_shown_is_not_taken_for_none(monkeypatch, tmp_path, rise, higher, documented):
+    monkeypatch.setattr(page, "learns", lambda name: rise)
     rates, rate, _ = page.training_rows(page.Evidence(tmp_path))
     assert (rates.held, rate.held) == (higher, documented)
 
@@ -178,7 +177,7 @@ def test_a_profile_s_own_seconds_are_those_of_the_workbench_and_not_of_what_the_
     profile = cProfile.Profile()
     profile.runcall(lambda: sorted(range(200_000), key=str))
     assert documented_shape.own_seconds(profile) == 0
-    profile.runcall(lambda: [StopSpec(strings=("</answer>",)) for _ in range(100)])
+    profile.runcall(lambda: [StopSpec(stop=("</answer>",)) for _ in range(100)])
     whole = sum(own for _, _, own, _, _ in documented_shape.pstats.Stats(profile).stats.values())
     assert 0 < documented_shape.own_seconds(profile) < whole
 

@@ -11,7 +11,7 @@ from conftest import workbench
 from trl_version import HAS_PPO
 
 from workbench import list_runs
-from workbench.batch.display import failed_checks
+from workbench.runs.summary import RunSummary
 
 pytestmark = pytest.mark.slow
 
@@ -20,17 +20,26 @@ SMALL = {
     "00_tour": ("steps=3", ()),
     "01_ppo_eos_stop": (
         "steps=5 seeds=1 response_length=32",
-        ("the reward rises in every way to stop", "the same reward takes longer without a stop (A0.2)"),
+        (
+            "the reward rises in every way to stop",
+            "the same reward takes longer without a stop (A0.2)",
+            "stock would punish rows that stopped as asked",  # a share of 32 rows
+        ),
     ),
     "02_grpo_custom_stops": (
         "steps=3 seeds=1 server=False",
         ("stock with masking loses most gradients", "the workbench learns with masking on"),
     ),
     "03_position_ids_and_padding": ("steps=10 seeds=3", ()),
-    "04_duplicate_prompts": ("num_generations=2 server=False steps=2 seeds=1", ()),
+    # Of eight completions all are the same by chance once in thousands of seeds, of two in one of five.
+    "04_duplicate_prompts": ("num_generations=8 server=False steps=2 seeds=1", ()),
     "05_grpo_docs_example": (
         "steps=4 seeds=1 comparisons=True",
-        ("the sign of TRL 0.14 makes text longer", "vLLM gives the same end"),
+        (
+            "the sign of TRL 0.14 makes text longer",
+            "vLLM gives the same end",
+            "at the documented rate the toy does not learn",  # in four steps its reward is that of the start
+        ),
     ),
     "06_curves_against_baselines": ("", ("a measured run has a verdict on a documented axis",)),
     "07_audit_your_run": ("", ()),
@@ -52,7 +61,7 @@ def test_a_notebook_runs_from_top_to_bottom_and_what_can_hold_at_this_size_holds
     (run,) = [run for run in list_runs(runs_dir) if run.notebook == notebook]
     assert run.status["state"] == "done", f"{run.status}\n{process.stdout[-2000:]}\n{process.stderr[-4000:]}"
     assert len(run.result["checks"]) >= 3 and run.result["headline"]["value"] is not None
-    assert set(failed_checks(run)) <= set(too_short)
+    assert set(RunSummary.of(run).failed) <= set(too_short)
     assert noise(run) == []
     assert notebook == "00_tour" or re.search(r"\d", run.result["finding"])
 

@@ -76,9 +76,9 @@ def test_there_is_no_def_class_or_lambda_assigned_to_a_name(path):
 
 
 @each_notebook
-def test_no_code_cell_is_longer_than_12_lines_or_empty(path):
+def test_no_code_cell_is_longer_than_20_lines_or_empty(path):
     for cell in code_cells(path):
-        assert 1 <= len(cell.source.splitlines()) <= 12, cell.source
+        assert 1 <= len(cell.source.splitlines()) <= 20, cell.source
         assert cell.source.strip()
 
 
@@ -146,7 +146,11 @@ def test_every_name_is_imported_or_assigned_and_every_import_used(path):
 
 
 def held(run) -> dict:
-    return {name: outcome for name, outcome in run.result["checks"].items() if outcome is not True}
+    """Checks that did not pass, but for those against controls that were recorded on other weights than are shipped."""
+    other = "not run: not comparable: other weights"
+    return {
+        n: found for n, found in run.result["checks"].items() if found is not True and not str(found).startswith(other)
+    }
 
 
 @pytest.mark.slow

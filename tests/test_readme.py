@@ -97,7 +97,7 @@ def mine(tmp_path, starter_folder):
 
     def of(number: str) -> dict:
         if number == "01":
-            from workbench.training.ppo import ppo_config, random_heads
+            from workbench.recipes.ppo import ppo_config, random_heads
 
             recipe = make_recipe("starter", max_steps=1, num_generations=2, per_device_train_batch_size=4)
             model, names = AutoModelForCausalLM.from_pretrained(starter_folder), dataset.column_names
@@ -117,7 +117,7 @@ def mine(tmp_path, starter_folder):
                 "tokenizer": tokenizer,
             }
         if number == "06":
-            return {"steps": range(1, 61), "rewards": [n / 100 for n in range(60)]}
+            return {"steps": range(1, 61), "runs": [[n / 100 + seed / 50 for n in range(60)] for seed in range(4)]}
         return common
 
     return of

@@ -71,7 +71,7 @@ def test_it_carries_every_notebook_every_baseline_and_the_claims_as_they_are_in_
         programs,
         tmp_path,
         "import json; from workbench.claims import load_claims; from workbench.packaged import packaged;"
-        "from workbench.curves.baselines import list_baselines, load_baseline;"
+        "from workbench.curves.documented import list_baselines, load_baseline;"
         "baselines = [load_baseline(name).name for name in list_baselines()];"
         "notebooks = {p.name: p.read_text() for p in packaged('notebooks').iterdir()};"
         "from workbench import audit_run; bad = audit_run(packaged('data') / 'audit' / 'masked_stops').problems;"
@@ -84,6 +84,18 @@ def test_it_carries_every_notebook_every_baseline_and_the_claims_as_they_are_in_
     assert notebooks == {p.name: p.read_text() for p in NOTEBOOKS}
 
 
+def test_it_carries_the_toys_and_python_s_licence_as_they_are_in_the_checkout(programs, tmp_path):
+    found = answer(
+        programs,
+        tmp_path,
+        "import json; from workbench.toys.starter import SHIPPED, starter_model; starter_model();"
+        "print(json.dumps({p.relative_to(SHIPPED).as_posix(): p.stat().st_size for p in SHIPPED.rglob('*') if p.is_file()}))",
+    )
+    data = ROOT / "workbench" / "toys" / "data"
+    assert found == {p.relative_to(data).as_posix(): p.stat().st_size for p in data.rglob("*") if p.is_file()}
+
+
+@pytest.mark.rare
 def test_list_run_and_report_work_in_any_folder_and_leave_what_they_make_there(programs, tmp_path):
     listing = ran(programs / "workbench", "list", cwd=tmp_path)
     assert all(f"  {path.stem}\n" in listing for path in NOTEBOOKS)
@@ -95,6 +107,7 @@ def test_list_run_and_report_work_in_any_folder_and_leave_what_they_make_there(p
     assert (tmp_path / "reports" / "index.html").is_file()
 
 
+@pytest.mark.rare
 def test_a_sweep_over_a_notebook_of_ones_own_works_in_any_folder(programs, tmp_path):
     write_notebook(tmp_path / "notebooks" / "mine.ipynb", "import workbench; print(workbench.__file__)")
     ran(programs / "workbench", "sweep", "mine", "-p", "steps=1,2", cwd=tmp_path)
@@ -103,6 +116,7 @@ def test_a_sweep_over_a_notebook_of_ones_own_works_in_any_folder(programs, tmp_p
     assert all(str(programs.parent) in log for log in logs)
 
 
+@pytest.mark.rare
 def test_notebooks_are_copied_out_and_the_copy_comes_before_the_one_in_the_wheel(programs, tmp_path):
     ran(programs / "workbench", "notebooks", cwd=tmp_path)
     copy = tmp_path / "notebooks" / "00_tour.ipynb"
@@ -111,6 +125,7 @@ def test_notebooks_are_copied_out_and_the_copy_comes_before_the_one_in_the_wheel
     assert "steps = 7 " in ran(programs / "workbench", "list", "00_tour", cwd=tmp_path)
 
 
+@pytest.mark.rare
 def test_a_run_names_no_commit_where_the_wheel_lies_in_a_repository_of_the_users(programs, tmp_path):
     git = ("git", "-c", "user.name=user", "-c", "user.email=user@localhost")
     ran(*git, "init", "--quiet", programs.parent, cwd=tmp_path)

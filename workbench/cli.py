@@ -2,7 +2,6 @@
 
 import argparse
 import errno
-import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -11,11 +10,11 @@ from pathlib import Path
 from . import __version__
 from .errors import ParameterError, RunError, WorkbenchError
 from .help_texts import COMMANDS
-from .runs.ownership import describe_owner
 from .runs.parameters import notebook_parameters, parse_assignments
-from .runs.run import Run, check_readable, list_runs, load_run, runs_root
+from .runs.run import Run, check_readable, list_runs, load_run, runs_root, what_is_unknown
+from .runs.secrets import hide_tokens
+from .runs.summary import RunSummary, title, unreadable
 from .runs.text import one_line, printable
-from .runs.tokens import hide_tokens
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -79,7 +78,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE", help=one)
     unfinished = "go on with an interrupted run (default: the latest)"
     run.add_argument("--resume", nargs="?", const="", metavar="RUN", help=unfinished)
-    run.add_argument("--force", action="store_true", help="with --resume RUN: take it over from a process that owns it")
+    run.add_argument(
+        "--force",
+        action="store_true",
+        help="with --resume RUN: also one that is running on another host",
+    )
     run.add_argument("-q", "--quiet", action="store_true", help="no bars and no output of the notebook")
     _add_batch_options(run)
 
@@ -123,9 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     sheet.add_argument("--write", type=Path, metavar="FILE", help="put the table between the markers in FILE")
 
     audit = command(_audit, of_runs=False)
-    audit.add_argument(
-        "paths", nargs="+", type=Path, metavar="PATH", help="TRL output or checkpoint, run folder, or log file"
-    )
+    audit.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="folder or file of anybody's log, or -")
     audit.add_argument("--model", metavar="MODEL", help="its folder or hub id, where PATH has no config.json")
     audit.add_argument("--limit", type=int, metavar="N", help="max_completion_length of the run")
     audit.add_argument("--stop", action="append", default=[], metavar="STRING", help="a stop string of the run")
@@ -162,8 +163,8 @@ def _add_batch_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args) -> int:
-    from .batch import run_batch, sweep
-    from .batch.execute import execute_run
+    from .batch import plan
+    from .batch import run as batch
 
     given = parse_assignments(args.parameter)
     several = len(args.notebooks) > 1
@@ -172,21 +173,19 @@ def _run(args) -> int:
     if args.force and not args.resume:
         raise ParameterError("--force goes with --resume RUN: name the run that is to be taken over")
     how = {"root": args.runs_dir, "resume": args.resume, "force": args.force}
-    entries = [sweep.plan_run(name, given, **how) for name in args.notebooks]
+    entries = [plan.plan_run(name, given, **how) for name in args.notebooks]
     if several or args.dry_run or args.executor == "slurm":
         return _conclude(entries) if _execute(args, entries) else 0
-    run_batch.check_here(args.jobs, args.gpus)
-    if args.force:
-        print(f"taken over from {describe_owner(entries[0].run.status)}", file=sys.stderr)
-    run = entries[0].prepare()
-    print(f"run folder {run.path}", file=sys.stderr)
-    state = execute_run(run, notebook=entries[0].notebook, quiet=args.quiet, gpus=args.gpus)
-    print(run_batch.finish(run))
-    return 0 if run_batch.succeeded(run) else 130 if state == "interrupted" else 1
+    batch.check_here(args.jobs, args.gpus)
+    if args.force and (unknown := what_is_unknown(entries[0].run.status)):
+        print(f"--force: takes the run although it is {unknown}", file=sys.stderr)
+    run, state = batch.execute_one(entries[0], quiet=args.quiet, gpus=args.gpus)
+    print(batch.finish(run))
+    return 0 if batch.succeeded(run) else 130 if state == "interrupted" else 1
 
 
 def _sweep(args) -> int:
-    from .batch.sweep import plan_sweep
+    from .batch.plan import plan_sweep
 
     given = parse_assignments(args.parameter)
     entries = plan_sweep(args.notebook, given, args.runs_dir)
@@ -203,24 +202,25 @@ def _sweep(args) -> int:
 
 def _execute(args, entries: Sequence) -> bool:
     """Execute a plan where `--executor` says; False when it was only shown or handed over to Slurm."""
-    from .batch import run_batch
+    from .batch import plan
+    from .batch import run as batch
 
     options, scripts, unchecked = _slurm_options(args), "", ""
     if not options:
-        run_batch.check_here(args.jobs, args.gpus)
+        batch.check_here(args.jobs, args.gpus)
     elif args.dry_run:
-        scripts, unchecked = run_batch.preview_on_slurm(entries, options)
+        scripts, unchecked = batch.preview_on_slurm(entries, options)
     if args.dry_run:
-        print(run_batch.plan_text(entries, args.gpus, on_slurm=bool(options)) + scripts, end="")
+        print(plan.plan_text(entries, args.gpus, on_slurm=bool(options)) + scripts, end="")
         print(f"not checked: {unchecked}\n" if unchecked else "", end="", file=sys.stderr)
         return False
     for entry in entries:
         if not entry.to_run:
             print(entry)
     if options:
-        run_batch.execute_on_slurm(entries, options, wait=not args.detach)
+        batch.execute_on_slurm(entries, options, wait=not args.detach)
     else:
-        run_batch.execute_here(entries, jobs=args.jobs, gpus=args.gpus)
+        batch.execute_here(entries, jobs=args.jobs, gpus=args.gpus)
     return not args.detach
 
 
@@ -240,10 +240,10 @@ def _slurm_options(args):
 
 
 def _conclude(entries: Sequence) -> int:
-    from .batch import run_batch
+    from .batch import run as batch
 
-    print(run_batch.tally(entries))
-    return 0 if all(run_batch.succeeded(e.run) for e in entries) else 1
+    print(batch.tally(entries))
+    return 0 if all(batch.succeeded(e.run) for e in entries) else 1
 
 
 def _status(args) -> int:
@@ -252,16 +252,18 @@ def _status(args) -> int:
     named = [run for name in args.runs for run in manage.find_runs(name, args.runs_dir)]
     runs = named or list_runs(args.runs_dir)
     seen = dict(manage.look(runs))
-    row = manage.status_row if args.json else manage.status_line
     if not runs and not args.json:
         print(f"no runs in {args.runs_dir or runs_root()}")
-    return _print_rows(runs, lambda run: row(run, seen[run]), as_json=args.json)
+
+    def row(run: Run) -> object:
+        summary = RunSummary.of(run, seen[run])
+        return summary.row if args.json else summary.line
+
+    return _print_rows(runs, row, as_json=args.json)
 
 
 def _print_rows(runs: Sequence[Run], row: Callable[[Run], object], *, as_json: bool = False) -> int:
     """A line for each run; the exit code is 1 where one cannot be read, and its line says why."""
-    from .batch.display import unreadable
-
     code = 0
     for run in runs:
         try:
@@ -288,7 +290,7 @@ def _cancel(args) -> int:
 
     for run in [manage.find_run(name, args.runs_dir) for name in args.runs]:  # all are looked up before the first ends
         manage.cancel(run, args.grace, force=args.force)
-        print(manage.status_line(run))
+        print(RunSummary.of(run).line)
     return 0
 
 
@@ -317,10 +319,10 @@ def _claims(args) -> int:
 
 
 def _list(args) -> int:
-    from .batch import display, notebooks
+    from .batch import plan
 
     if args.notebook:
-        for p in notebook_parameters(notebooks.find_notebook(args.notebook)).values():
+        for p in notebook_parameters(plan.find_notebook(args.notebook)).values():
             print(one_line(f"{p.name} = {p.default!r}  ({p.expected})  {p.help}"))
         return 0
     runs = list_runs(args.runs_dir)
@@ -331,14 +333,14 @@ def _list(args) -> int:
             as_json=True,
         )
     print("notebooks")
-    for name in notebooks.list_notebooks():
+    for name in plan.list_notebooks():
         print(f"  {one_line(name)}")
     print(f"runs in {args.runs_dir or runs_root()}")
-    return _print_rows(runs, lambda run: f"  {display.title(run)}: {display.outcome(run)}")
+    return _print_rows(runs, lambda run: f"  {title(run)}: {RunSummary.of(run).outcome}")
 
 
 def _notebooks(args) -> int:
-    from .batch.notebooks import copy_notebooks
+    from .batch.plan import copy_notebooks
 
     for path in copy_notebooks(args.folder):
         print(path)
@@ -366,15 +368,10 @@ def _report(args) -> int:
 
 
 def _audit(args) -> int:
-    from .audit.command import audit_paths
+    from .audit.report import audit_paths
 
     given = {"limit": args.limit, "stops": args.stop, "model": args.model, "baseline": args.baseline}
-    write = None
-    if args.html:
-        from .reports.audit_page import write_audit
-
-        write = functools.partial(write_audit, args.html)
-    return audit_paths(args.paths, as_json=args.json, write=write, **given)
+    return audit_paths(args.paths, as_json=args.json, page=args.html, **given)
 
 
 def _doctor(args) -> int:

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from workbench.audit.log import Log
+from workbench.logs.log import Log
 
 
 def log(steps=60, *, completions=None, order=None, damage=(), facts=(), **metrics) -> Log:

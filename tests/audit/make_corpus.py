@@ -123,10 +123,9 @@ def yes_or_no(completions, answer, **_):
 
 
 def search(architecture="qwen2"):
-    from workbench.toys.search_task import search_corpus
-    from workbench.toys.starter import warm_started
+    from workbench.toys.search_task import search_corpus, search_model
 
-    return str(warm_started("search", search_corpus(), architecture))
+    return str(search_model()) if architecture == "qwen2" else trained("search-gpt2", search_corpus(), architecture)
 
 
 def starter(architecture="qwen2"):
@@ -137,15 +136,21 @@ def starter(architecture="qwen2"):
 
 def short_answers():
     """A model that says yes or no, right in seven of ten cases."""
-    from workbench.toys.starter import warm_started
-
     rng = random.Random(0)
     rows = []
     for _ in range(60):
         for n in range(40):
             right = rng.random() < 0.7
             rows.append({"prompt": f"Is {n} even?\n", "completion": " yes" if (n % 2 == 0) == right else " no"})
-    return str(warm_started("even", rows))
+    return trained("even", rows)
+
+
+def trained(name, rows, architecture="qwen2"):
+    """A model that the package does not ship, trained once and kept in `build/toys`."""
+    from workbench.toys.make import make_model
+
+    folder = HERE.parents[1] / "build" / "toys" / name
+    return str(folder if folder.is_dir() else make_model(rows, folder, architecture))
 
 
 def even_prompts():
@@ -216,7 +221,7 @@ class Work:
             callbacks=callbacks,
         )
         if self.vllm:
-            from workbench.training.vllm_sync import install_cpu_sync
+            from workbench.training.sync_on_cpu import install_cpu_sync
 
             install_cpu_sync(made.vllm_generation, self.folder)
         if change:
@@ -583,7 +588,7 @@ def worker(lane: str, vllm: bool, only: str) -> None:
         raise SystemExit(f"TRL {trl.__version__} was imported; expected {lane}")
     shared = contextlib.nullcontext()
     if vllm:
-        from workbench.training.vllm_sync import sharing_engines
+        from workbench.studies.engines import sharing_engines
 
         shared = sharing_engines()
     with shared:

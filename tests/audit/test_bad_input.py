@@ -32,7 +32,7 @@ UNUSABLE = {
     "NaN alone": (("trainer_state.json", b'{"log_history": [{"step": NaN, "reward": NaN}]}'), "no step with a number"),
     "Infinity alone": (("trainer_state.json", b'{"log_history": [{"step": Infinity, "reward": Infinity}]}'), "no step"),
     "lines of 1 MB": (("console.txt", (b"{'" * 600_000 + b"\n") * 4), "no line like"),
-    "a pickle dressed as JSON": (("state.json", pickle.dumps({"log_history": [LINE]})), "not JSON"),
+    "a pickle dressed as JSON": (("state.json", pickle.dumps({"log_history": [LINE]})), "pickle"),
     "a pickle": (("training_args.bin", pickle.dumps({"log_history": [LINE]})), "pickle"),
 }
 

@@ -116,6 +116,7 @@ def test_the_value_in_python_is_a_table_of_what_was_found_and_what_is_open(tmp_p
     assert report.problems == ["masked-stops", "zero-gradient"]
     assert set(report.table()["verdict"]) == {"found", "undecidable"}
     assert "masked-stops" in str(report)
+    assert "Because of masked-stops" in report.html()
 
 
 def test_the_model_s_folder_tells_what_the_log_does_not(tmp_path):
@@ -137,7 +138,7 @@ def test_a_limit_below_a_logged_length_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_a_model_with_weights_is_measured_where_its_config_says_too_little(tmp_path):
-    from workbench.training.recipes import resolve_model
+    from workbench.recipes.recipes import resolve_model
 
     (run,) = audit_run(state(tmp_path, logged()), model=resolve_model("starter-gpt2")).runs
     (finding,) = [f for f in run.findings if f.rule == "padding-positions"]

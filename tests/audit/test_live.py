@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 
 from workbench.audit.live import Warnings
-from workbench.audit.readers import read_logs
+from workbench.diagnostics.watch import Watch
+from workbench.logs.read import read_logs
 from workbench.packaged import packaged
-from workbench.training.watch import Watch
 
 
 def told(folder, every):

@@ -79,9 +79,27 @@ CASES = [
     ),
     (
         rules_learning.solved,
-        log(reward=0.99, facts={"reward_highest": 1.0}),
+        log(reward=np.r_[0.5, np.full(59, 0.99)], facts={"reward_highest": 1.0}),
         log(reward=rising, facts={"reward_highest": 1.0}),
         log(reward=0.99),
+    ),
+    (
+        rules_learning.kl_runaway,
+        log(kl=lambda share: 0.01 + 3 * share**2, reward=flat),
+        log(kl=lambda share: 0.01 + 3 * share**2, reward=rising),
+        log(reward=flat),
+    ),
+    (
+        rules_learning.spikes,
+        log(grad_norm=[0.5] * 30 + [900.0] + [0.4] * 29),
+        log(grad_norm=[0.5] * 30 + [9.0] + [0.4] * 29),
+        log(reward=flat),
+    ),
+    (
+        rules_data.dead_rewards,
+        log(facts={"reward_functions": 2, "constant_rewards": {"match": 0.0}}),
+        log(facts={"reward_functions": 2, "constant_rewards": {}}),
+        log(),
     ),
     (rules_data.log_damage, log(order=[1, 2, 3, 4, 2, 3, 4, 5, 9]), log(), None),
     (
@@ -181,7 +199,7 @@ def test_high_clipping_that_still_learns_is_no_problem():
         ({"grad_norm": 0.0, "zero_std_share": 0.2, "clipped_ratio": 1.0}, "masked"),
         ({"grad_norm": 0.0, "zero_std_share": 1.0}, "equal-rewards"),
         ({"grad_norm": 0.0, "zero_std_share": 0.2, "clip_region": 1.0}, "clip"),
-        ({"grad_norm": 0.3, "learning_rate": 0.0}, "learning-rate"),
+        ({"grad_norm": 0.31234, "learning_rate": 0.0}, "learning-rate"),
         ({"grad_norm": 0.0, "zero_std_share": 0.2}, "unknown"),
     ],
 )
@@ -317,10 +335,10 @@ def test_rows_of_one_length_are_cut_where_their_texts_end_in_many_ways_or_differ
     alike = {"clipped_ratio": 1.0, "mean_length": 32.0, "max_length": 32.0}
     calls = rows(text=lambda s, g, r: f"<search>{s}</search>")
     texts = rows(text=lambda s, g, r: f"{'abcdefghijkl'[(s + g + r) % 12]}")
-    assert rules_ends.never_stops(log(**alike)).verdict == "undecidable"
-    assert rules_ends.never_stops(log(**alike, completions=calls)).verdict == "undecidable"
-    assert rules_ends.never_stops(log(**alike, completions=texts)).verdict == "found"
-    assert rules_ends.never_stops(log(**alike, entropy=0.5)).verdict == "found"
+    assert rules_ends.never_stops(log(**alike)).cause == "all-cut"
+    assert rules_ends.never_stops(log(**alike, completions=calls)).cause == "all-cut"
+    assert rules_ends.never_stops(log(**alike, completions=texts)).severity == "problem"
+    assert rules_ends.never_stops(log(**alike, entropy=0.5)).severity == "problem"
     ended = np.where(np.arange(60) == 30, 0.9, 1.0)  # some rows stop, so the sampler can
     assert rules_ends.never_stops(
         log(**(alike | {"clipped_ratio": ended}), facts={"max_completion_length": 32})
@@ -488,7 +506,7 @@ def test_an_entropy_that_vanishes_once_the_reward_is_at_its_highest_is_no_collap
 
 def test_a_reward_above_1_has_a_weight_and_its_highest_is_not_known():
     halves = rows(reward=lambda s, g, r: float(r % 2))
-    assert rules_learning.solved(log(reward=1.0, completions=halves)).verdict == "found"
+    assert rules_learning.solved(log(reward=np.r_[0.5, np.ones(59)], completions=halves)).verdict == "found"
     weighted = np.tile([0.9, 1.1], 30)  # a weight of 2, half of the rows right
     assert rules_learning.solved(log(reward=weighted, completions=halves)).verdict == "undecidable"
 

@@ -10,12 +10,12 @@ import psutil
 import pytest
 from conftest import ROOT, call, until, workbench, write_notebook, write_run
 
-from workbench.batch.execute import execute_run, interruptible, kernel_environment
-from workbench.batch.notebooks import find_notebook
-from workbench.batch.sweep import plan_run
+from workbench.batch.execute import execute_run, kernel_environment
+from workbench.batch.plan import find_notebook, plan_run
 from workbench.errors import ParameterError
-from workbench.runs.ownership import update_run
-from workbench.runs.run import list_runs, load_run
+from workbench.runs import lock
+from workbench.runs.files import read_json, write_json
+from workbench.runs.run import list_runs, load_run, set_status
 
 WAIT = "import time\nopen('started', 'w').close()\nfor _ in range(600): time.sleep(0.1)"
 
@@ -77,29 +77,6 @@ def test_kernels_get_ports_of_their_own_and_one_thread_unless_the_environment_sa
     assert kernel_environment(0)["OMP_NUM_THREADS"] == "8"
 
 
-def test_sigterm_and_a_closed_terminal_interrupt_but_a_handler_that_is_set_stays():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
-    try:
-        with pytest.raises(KeyboardInterrupt), interruptible():
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-            signal.signal(signal.SIGHUP, signal.SIG_DFL)
-            with interruptible():  # within another one
-                os.kill(os.getpid(), signal.SIGHUP)
-        assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_outside_the_main_thread_no_handler_is_set():
-    with ThreadPoolExecutor() as pool:
-        assert pool.submit(_handler_of_sigterm).result() is signal.SIG_DFL
-
-
-def _handler_of_sigterm():
-    with interruptible():
-        return signal.getsignal(signal.SIGTERM)
-
-
 # --- how a run ends ------------------------------------------------------------------------------------------------
 
 
@@ -121,6 +98,25 @@ def test_a_good_notebook_ends_done_in_its_own_folder_and_stays_unchanged_itself(
     assert "héllo" in (run.path / "log.txt").read_text()
     assert Path(path).read_bytes() == before
     assert not (run.path / "executing.ipynb").exists()
+
+
+@pytest.mark.slow
+def test_a_kernel_takes_modules_from_beside_the_notebook_and_none_from_the_run_s_folder(
+    notebook, tmp_path, monkeypatch
+):
+    """Whoever made the run's folder may be anyone; and it is a kernel of this Python, whatever Jupyter calls `python3`."""
+    kernels = tmp_path / "kernels" / "python3"
+    kernels.mkdir(parents=True)
+    (kernels / "kernel.json").write_text('{"argv": ["/bin/false"], "language": "python", "display_name": "another"}')
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    (tmp_path / "mine.py").write_text("value = 7")
+    path = notebook("import mine, sys, colorsys\nassert mine.value == 7")
+    run = plan_run(path, {}, root=tmp_path / "runs").prepare()
+    for name in ("colorsys", "workbench", "ipykernel_launcher"):
+        (run.path / f"{name}.py").write_text("import pathlib; pathlib.Path('PWNED').touch()")
+    execute_run(run, notebook=path, quiet=True)
+    assert (run.status["state"], run.status["error"]) == ("done", None)
+    assert not (run.path / "PWNED").exists()
 
 
 @pytest.mark.slow
@@ -181,7 +177,7 @@ def test_a_runner_that_is_stopped_leaves_an_interrupted_run_and_no_kernel(notebo
         code = runner.wait(60)
     finally:
         runner.kill()
-    assert run.status["state"] == "interrupted"
+    until(lambda: run.status["state"] == "interrupted", "the kernel of a killed runner to notice")
     assert code == (-how if how == signal.SIGKILL else 130)
     until(lambda: not any(k.is_running() and k.status() != psutil.STATUS_ZOMBIE for k in kernels))
 
@@ -222,29 +218,53 @@ def test_of_two_resumes_at_once_one_executes_the_run_and_the_other_is_refused(no
     )
     path, root = notebook(steps), tmp_path / "runs"
     run = plan_run(path, {}, root=root).prepare()
-    update_run(run.path, run.status["owner"]["token"], "interrupted", "for the test")
+    set_status(run.path, "interrupted", "for the test")
+    lock.let_go(run.path)
     with ThreadPoolExecutor(2) as pool:
         ended = list(pool.map(lambda _: workbench("run", path, "-q", "--resume", "--runs-dir", root), range(2)))
     assert sorted(process.returncode for process in ended) == [0, 2]
     (refused,) = [process.stderr for process in ended if process.returncode == 2]
-    assert re.search(r"owned by process \d+ on host|is (queued|running|done)|nothing to resume", refused)
+    assert re.search(r"process \d+ on host .* holds its lock|is (queued|running|done)|nothing to resume", refused)
     assert (run.path / "steps.txt").read_text().split() == ["0", "1", "2"]
     assert run.status["state"] == "done"
 
 
-def test_a_run_is_taken_over_by_force_and_its_first_runner_ends_without_writing(notebook, tmp_path):
-    waits = "import time\nfirst = not (run.path / 'first').exists()\nopen(run.path / 'first', 'w').close()\n"
-    path, root = notebook(waits + "for _ in range(600 * first): time.sleep(0.1)"), tmp_path / "runs"
-    beat = "import workbench.runs.ownership as o; o.HEARTBEAT_S = 0.2; from workbench.cli import main; import sys; "
-    run_it = [sys.executable, "-c", beat + "sys.exit(main(sys.argv[1:]))", "run", path, "-q", "--runs-dir", str(root)]
-    first = subprocess.Popen(run_it, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    run = until(lambda: next((r for r in list_runs(root) if (r.path / "first").exists()), None), "the first runner")
-    second = workbench("run", path, "-q", "--resume", run.id, "--force", "--runs-dir", root)
-    assert second.returncode == 0, second.stderr
-    assert f"taken over from process {first.pid} on host" in second.stderr
-    _, said = first.communicate(timeout=60)
-    assert first.returncode == 2 and "another process has taken this run" in said
+@pytest.mark.slow
+def test_force_takes_what_cannot_be_checked_and_says_so_and_nothing_that_lives(notebook, tmp_path, capsys):
+    path, root = notebook(), tmp_path / "runs"
+    run = plan_run(path, {}, root=root).prepare()
+    resume = ["run", path, "-q", "--resume", run.id, "--runs-dir", root]
+    code, _, err = call(capsys, *resume, "--force")
+    assert code == 2 and f"(process {os.getpid()} on host {os.uname().nodename}: cancel it first)" in err
+    lock.let_go(run.path)
+    status = read_json(run.path / "status.json", {})
+    write_json(run.path / "status.json", status | {"state": "running", "owner": {"pid": 1, "host": "far"}})
+    code, _, err = call(capsys, *resume)
+    assert (
+        code == 2
+        and "running on far, as its status says; cannot be checked from here" in err
+        and "if that has ended, `--force`" in err
+    )
+    process = workbench(*resume, "--force")
+    assert process.returncode == 0, process.stderr
+    assert "--force: takes the run although it is running on far, as its status says; cannot be" in process.stderr
     assert run.status["state"] == "done"
+
+
+@pytest.mark.slow
+def test_a_kernel_whose_runner_was_killed_keeps_its_run_until_it_is_gone(notebook, tmp_path):
+    command = [sys.executable, "-m", "workbench", "run", notebook(WAIT), "--runs-dir", str(tmp_path / "runs")]
+    runner = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    until(lambda: list((tmp_path / "runs").glob("*/*/started")))
+    (run,) = list_runs(tmp_path / "runs")
+    (kernel,) = [p for p in descendants_of(runner.pid) if "ipykernel" in " ".join(p.cmdline())]
+    kernel.suspend()  # it cannot notice that its runner is gone
+    runner.kill()
+    runner.wait()
+    assert run.status["state"] == "running"
+    assert workbench("run", notebook(WAIT), "--resume", run.id, "--runs-dir", tmp_path / "runs").returncode == 2
+    kernel.resume()
+    until(lambda: run.status["state"] == "interrupted", "the kernel to end")
 
 
 def test_force_names_the_run_that_it_takes(notebook, tmp_path, capsys):

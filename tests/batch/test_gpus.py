@@ -81,9 +81,14 @@ def test_none_asked_hides_all_of_them():
         assert devices["CUDA_VISIBLE_DEVICES"] == ""
 
 
-@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "WORKBENCH_GPUS_HANDED_OUT"])
-def test_what_slurm_or_a_run_around_has_handed_out_is_left_alone(monkeypatch, name):
-    monkeypatch.setenv(name, "1")
+def test_in_an_allocation_of_slurm_runs_share_no_gpu_either(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    with hold(1, print) as one, hold(1, print) as other:
+        assert {one["CUDA_VISIBLE_DEVICES"], other["CUDA_VISIBLE_DEVICES"]} == {"7", "8"}
+
+
+def test_what_a_job_or_a_run_around_has_handed_out_is_left_alone(monkeypatch):
+    monkeypatch.setenv("WORKBENCH_GPUS_HANDED_OUT", "1")
     with hold(1, print) as devices, hold(1, print):
         assert devices == {}
 

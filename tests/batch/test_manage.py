@@ -11,9 +11,10 @@ from conftest import ROOT, call, until, workbench, write_notebook, write_run
 
 from workbench.batch import manage
 from workbench.errors import RunError
+from workbench.runs import lock
 from workbench.runs.files import read_json, write_json
-from workbench.runs.run import list_runs
-from workbench.runs.status import set_status
+from workbench.runs.run import list_runs, set_status
+from workbench.runs.summary import RunSummary
 
 TRAIN = """\
 import json, time
@@ -80,8 +81,7 @@ def test_status_shows_every_run_from_its_folder(capsys, tmp_path):
 
 def test_a_killed_run_reads_as_interrupted_in_the_status(capsys, tmp_path):
     run = write_run(tmp_path, "1", state="running")
-    status = read_json(run.path / "status.json", {})
-    write_json(run.path / "status.json", status | {"owner": status["owner"] | {"pid": 2**22 + 1}})
+    lock.let_go(run.path)
     _, out, _ = call(capsys, "status", "--runs-dir", tmp_path)
     assert "interrupted: the process that ran it is gone" in out
 
@@ -109,23 +109,22 @@ def test_a_run_that_has_ended_cannot_be_cancelled(capsys, tmp_path):
 def test_a_run_of_another_machine_is_not_cancelled_from_here(tmp_path):
     run = write_run(tmp_path, "1", state="running")
     status = read_json(run.path / "status.json", {})
-    write_json(run.path / "status.json", status | {"owner": {"pid": os.getpid(), "host": "elsewhere", "started": "1"}})
-    with pytest.raises(
-        RunError, match=rf"owned by process {os.getpid()} on host elsewhere; cancel it there, or use --force"
-    ):
+    lock.let_go(run.path)
+    write_json(run.path / "status.json", status | {"owner": {"pid": os.getpid(), "host": "elsewhere"}})
+    with pytest.raises(RunError, match=r"is running on elsewhere, .*cannot be checked from here; cancel it there"):
         manage.cancel(run)
 
 
 def test_a_run_whose_host_is_gone_is_cancelled_by_force_and_says_what_was_overridden(tmp_path):
     run = write_run(tmp_path, "1", state="running")
     status = read_json(run.path / "status.json", {})
-    owner = status["owner"] | {"host": "elsewhere", "boot": "another", "token": "theirs"}
+    lock.let_go(run.path)
+    owner = status["owner"] | {"host": "elsewhere"}
     write_json(run.path / "status.json", status | {"owner": owner})
     assert run.status["state"] == "running"
     manage.cancel(run, grace=0, force=True)
     assert run.status["state"] == "interrupted"
-    assert f"cancelled with --force while owned by process {os.getpid()} on host elsewhere" in run.status["error"]
-    assert run.status["owner"]["token"] != "theirs"  # whoever still lives there notices
+    assert "cancelled with --force while running on elsewhere, as its status says" in run.status["error"]
 
 
 @pytest.fixture
@@ -138,9 +137,8 @@ def process():
 
 
 def owned_by(process: psutil.Process, tmp_path):
-    run = write_run(tmp_path, "1")
-    owner = {"pid": process.pid, "host": socket.gethostname(), "started": process.create_time()}
-    set_status(run.path, "running", owner=owner)
+    run = write_run(tmp_path, "1", state="running")  # the lock is held, by this process
+    set_status(run.path, "running", owner={"pid": process.pid, "host": socket.gethostname()})
     return run
 
 
@@ -155,7 +153,7 @@ def test_a_folder_from_elsewhere_cannot_have_a_process_of_mine_ended(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "workbench"])
     try:
         run = owned_by(psutil.Process(child.pid), tmp_path)
-        with pytest.raises(RunError, match=f"process {child.pid} does not work in this folder; it is left alone"):
+        with pytest.raises(RunError, match=f"process {child.pid} does not hold its lock; it is left alone"):
             manage.cancel(run)
         assert child.poll() is None
     finally:
@@ -222,7 +220,7 @@ def test_a_run_without_a_free_gpu_is_queued_and_says_why_and_gets_it_when_it_is_
         (run,) = list_runs(tmp_path / "runs")
         until(lambda: run.status["error"])
         assert run.status["state"] == "queued"
-        assert "waits for 1 of the GPUs made-up" in manage.status_line(run)
+        assert "waits for 1 of the GPUs made-up" in RunSummary.of(run).line
     assert process.wait(60) == 0
     assert (run.path / "gpu").read_text() == "made-up"
 

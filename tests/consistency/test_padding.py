@@ -8,12 +8,14 @@ from padding_cases import TEXTS, by_hand, furthest, ones, some_texts, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModel, AutoModelForSequenceClassification
 
-from workbench.consistency.padding import cast_copy, check_batch, evaluating, map_logits, pad_batch, token_logprobs
-from workbench.consistency.padding_report import padding_report
+from workbench.consistency import padding
+from workbench.consistency.padding import check_batch, evaluating, pad_batch, token_logprobs
 from workbench.consistency.positions import (
     backbone,
     position_ids,
 )
+from workbench.diagnostics.logits import cast_copy, map_logits
+from workbench.diagnostics.padding_report import padding_report
 from workbench.errors import ParameterError
 from workbench.toys.families import FAMILIES, VOCAB
 
@@ -77,12 +79,13 @@ def test_sequences_that_cannot_be_padded_say_why(arguments, message):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_log_probs_from_slices_are_those_of_the_plain_forward_pass(name):
+def test_log_probs_from_some_rows_at_a_time_are_those_of_the_plain_forward_pass(name, monkeypatch):
     model = tiny(name)
     expected = [by_hand(model, text) for text in TEXTS]
     batch = pad_batch(TEXTS, 0, "left")
-    for max_logits in (1, 3 * VOCAB * 7, 2**24):  # a position at a time, seven, all
-        scored = token_logprobs(model, batch, max_logits=max_logits)
+    for most in (1, 2 * 24 * VOCAB, 2**24):  # a row at a time, two, all
+        monkeypatch.setattr(padding, "MAX_LOGITS", most)
+        scored = token_logprobs(model, batch)
         assert [len(row) for row in scored] == [23, 16, 8]
         assert furthest(scored, expected) < 1e-5
 
@@ -159,7 +162,7 @@ def test_a_forward_that_somebody_wrapped_stays_wrapped():
     body, calls = model.model, []
     plain = body.forward
     body.forward = wrapped = lambda *args, **kwargs: calls.append(1) or plain(*args, **kwargs)
-    token_logprobs(model, pad_batch(TEXTS, 0), max_logits=1)
+    map_logits(model, pad_batch(TEXTS, 0), lambda *_: None, max_logits=1)
     assert body.forward is wrapped and calls == [1]  # one pass through the layers, whatever the slices
 
 
@@ -179,7 +182,7 @@ def test_a_model_whose_backbone_is_not_known_is_scored_too():
             return self.inner(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
 
     model, batch = tiny("gpt2"), pad_batch(TEXTS, 0)
-    assert furthest(token_logprobs(Bare(model), batch, max_logits=1), token_logprobs(model, batch)) < 1e-5
+    assert furthest(token_logprobs(Bare(model), batch), token_logprobs(model, batch)) < 1e-5
 
 
 def test_text_beyond_the_window_is_refused_and_pads_beyond_it_only_where_they_take_positions():

@@ -13,13 +13,13 @@ from workbench.consistency.positions import (
     backbone,
     derives_positions,
     fills_position_ids,
-    length_threshold,
     position_ids,
     rope_types,
     takes_position_ids,
     window,
     with_position_ids,
 )
+from workbench.diagnostics.padding_report import length_threshold
 from workbench.errors import ParameterError
 from workbench.toys.families import FAMILIES, VOCAB, family_model, random_texts
 

@@ -1,7 +1,17 @@
 import numpy as np
 import pytest
 
-from workbench.curves.curve import Curve, on_common_x, peak, plateau, running_mean, steps_to_threshold
+from workbench.curves.curve import (
+    Curve,
+    centred_mean,
+    mean_between,
+    on_common_x,
+    peak,
+    reached_at,
+    settles_at,
+    steps_to_threshold,
+    whole_seeds,
+)
 from workbench.errors import ParameterError
 
 STEPS = np.arange(1, 81)
@@ -40,7 +50,7 @@ def test_steps_out_of_order_and_uneven_lengths_are_refused(x, y, message):
 
 
 def test_values_outside_the_bounds_and_odd_axes_are_refused():
-    with pytest.raises(ParameterError, match=r"values from -5 to 1 lie outside \(-inf, 0\]; mend low and high"):
+    with pytest.raises(ParameterError, match=r"values from -5 to 1 lie outside \(-inf, 0\]; correct low and high"):
         Curve("c", [1, 2], [-5, 1], "characters", high=0)
     with pytest.raises(ParameterError, match="axis='hours': expected one of step, elapsed_s, prompts"):
         Curve("c", [1], [1], "characters", axis="hours")
@@ -50,8 +60,37 @@ def test_values_outside_the_bounds_and_odd_axes_are_refused():
         Curve("c", [1], [1], "characters", span=0)
 
 
-def test_a_running_mean_takes_what_is_there_at_the_start():
-    assert running_mean([2, 4, 6, 8], 2).tolist() == [2, 3, 5, 7]
+def test_a_centred_mean_does_not_lag_and_a_gap_stays_out_of_it():
+    assert centred_mean(STEPS, 3 * STEPS, 9).tolist() == (3 * STEPS).tolist()
+    assert centred_mean([1, 2, 3, 4, 5], [1, np.nan, 3, 5, 9], 3).tolist() == [1, 2, 4, 17 / 3, 9]
+    noise = np.random.default_rng(0).normal(size=80)
+    assert centred_mean(STEPS, noise, 9)[10:-10].std() < 0.6 * noise.std()
+
+
+def test_windows_count_steps_however_often_a_run_was_logged():
+    """Of one run logged every 10 steps the last 20 steps were its last 20 points: 0.801 in the place of 0.981."""
+    steps = np.arange(1, 501)
+    y = 1 - np.exp(-steps / 125)
+    fine, coarse = Curve("1", steps, y, "share"), Curve("10", steps[9::10], y.reshape(-1, 10).mean(1), "share")
+    for start, end in ((480, 500), (0, 10), (100, 300)):
+        assert mean_between(coarse, start, end) == pytest.approx(mean_between(fine, start, end), abs=1e-9)
+    assert mean_between(coarse, 495, 500) == coarse.y[-1]  # at least one point
+    assert peak(coarse, 20)[1] == pytest.approx(peak(fine, 20)[1], abs=1e-9)
+    assert reached_at(coarse, 0.5, window=20) == pytest.approx(reached_at(fine, 0.5, window=20), abs=10)
+    assert settles_at(coarse, 50) == pytest.approx(settles_at(fine, 50), abs=10)
+
+
+def test_a_seed_that_ended_early_is_left_out_and_named_but_over_seconds_machines_differ():
+    long, near, short = (
+        Curve(f"seed {n}", steps, steps, "tokens") for n, steps in enumerate((STEPS, STEPS[:75], STEPS[:20]))
+    )
+    kept, lines = whole_seeds([long, near, short])
+    assert kept == [long, near] and lines == ["seed 2 ended at step 20 of 80 and is left out"]
+    seconds = [
+        Curve("slow", STEPS, STEPS, "tokens", axis="elapsed_s"),
+        Curve("fast", STEPS[:20], STEPS[:20], "tokens", axis="elapsed_s"),
+    ]
+    assert whole_seeds(seconds) == (seconds, [])
 
 
 def test_the_peak_is_that_of_the_running_mean_not_of_one_lucky_step():
@@ -73,28 +112,19 @@ def test_one_lucky_first_step_reaches_no_threshold_for_five_steps_and_settles_no
     y[0] = 12
     assert steps_to_threshold([curve(y)], 5, rng, window=5).estimate >= 40
     spike = np.concatenate([[30.0], np.where(STEPS[1:] < 20, 0.0, 10.0)])
-    assert plateau(curve(spike), window=10).start == plateau(curve(np.where(STEPS < 20, 0.0, 10.0)), window=10).start
+    assert settles_at(curve(spike)) == settles_at(curve(np.where(STEPS < 20, 0.0, 10.0)))
 
 
 @pytest.mark.parametrize("window", [0, 81])
 def test_a_window_that_the_curve_cannot_fill_is_refused(rng, window):
-    for call in (peak, plateau, lambda c, w: steps_to_threshold([c], 0, rng, window=w)):
-        with pytest.raises(
-            ParameterError, match=f"measured: window={window}: expected 1 to 80, the points of the curve"
-        ):
+    for call in (peak, settles_at, lambda c, w: steps_to_threshold([c], 0, rng, window=w)):
+        with pytest.raises(ParameterError, match=f"measured: window={window}: expected more than 0, and at most 80"):
             call(curve(), window)
 
 
-def test_a_plateau_has_a_start_a_level_and_its_scatter():
-    found = plateau(curve(np.where(STEPS < 30, STEPS, 30), seed=1))
-    assert 26 <= found.start <= 42
-    assert found.level == pytest.approx(30, abs=0.6)
-    assert found.volatility == pytest.approx(1, abs=0.5)
-
-
-def test_a_curve_that_still_climbs_has_no_plateau():
-    found = plateau(curve(STEPS))
-    assert (found.start, found.volatility) == (None, None)
+def test_a_curve_settles_where_its_means_stay_and_one_that_climbs_does_not():
+    assert 26 <= settles_at(curve(np.where(STEPS < 30, STEPS, 30), seed=1)) <= 42
+    assert settles_at(curve(STEPS)) is None
 
 
 def test_steps_to_a_threshold_come_with_an_interval_over_seeds(rng):
@@ -131,5 +161,8 @@ def test_seconds_are_read_off_between_steps_and_steps_have_to_coincide():
     assert values.tolist() == [[2, 4], [2, 4]]
     with pytest.raises(ParameterError, match="no step in common"):
         on_common_x([Curve("a", [1], [1], "t"), Curve("b", [2], [1], "t")])
+    every, second = Curve("a", [1, 2, 3, 4], [1, 2, 3, 4], "t"), Curve("b", [2, 4], [5, 7], "t")
+    x, values = on_common_x([every, second])
+    assert (x.tolist(), values.tolist()) == ([1, 2, 3, 4], [[1, 2, 3, 4], [5, 5, 7, 7]])
     with pytest.raises(ParameterError, match="slow is over elapsed_s, c over step"):
         on_common_x([slow, Curve("c", [2], [1], "tokens")])

@@ -1,4 +1,3 @@
-import dataclasses
 import io
 import re
 
@@ -8,9 +7,10 @@ import pytest
 from conftest import write_run
 from matplotlib.figure import Figure
 
-from workbench.curves.baselines import list_baselines, load_baseline
 from workbench.curves.curve import Curve
+from workbench.curves.documented import list_baselines, load_baseline
 from workbench.curves.figures import DescribedFigure, describe_curve, show_curves, show_training
+from workbench.curves.stats import iqm
 from workbench.errors import ParameterError
 
 METRICS = pd.DataFrame(
@@ -26,11 +26,11 @@ METRICS = pd.DataFrame(
 def test_a_training_is_shown_with_three_panels_alt_text_and_its_data():
     shown = show_training(METRICS, title="A run", label="seed 1")
     assert [ax.get_ylabel().split(" ")[0] for ax in shown.figure.axes] == ["reward", "completion", "clipped"]
-    assert "reward rises from -29.1" in shown.alt
+    assert "reward [as logged] rises from -29.1" in shown.alt
     assert "completion length [tokens] falls" in shown.alt
     assert "clipped ratio [share of completions] stays level" in shown.alt
     assert list(shown.table) == list(METRICS)
-    assert "how far another seed would be from it is unknown" in shown.caption
+    assert "How far another seed would be is unknown" in shown.caption
 
 
 def test_a_training_s_panel_is_a_thin_raw_trace_and_a_thick_running_mean_without_a_band():
@@ -38,7 +38,7 @@ def test_a_training_s_panel_is_a_thin_raw_trace_and_a_thick_running_mean_without
     ax = show_training(zigzag, title="A run", label="seed 1").figure.axes[0]
     raw, mean = ax.lines
     assert list(raw.get_ydata()) == [0.0, 4.0] * 15
-    assert list(mean.get_ydata())[8:] == pytest.approx([16 / 9, *[2] * 21])
+    assert list(mean.get_ydata())[1:-1] == pytest.approx([4 / 3, 8 / 3] * 14)  # centred over a tenth: 3 steps
     assert raw.get_linewidth() < mean.get_linewidth()
     assert not ax.collections  # a band is an interval over seeds
     assert ax.get_legend() is None  # it would lie on a line; the caption says what is thin and thick
@@ -106,107 +106,118 @@ def seeds(n: int, unit="characters from the target of 200", **parts) -> list[Cur
     return [Curve(f"seed {s}", STEPS, v, unit, **parts) for s, v in enumerate(values)]
 
 
-def legend(ax) -> list[str]:
-    return [text.get_text() for text in ax.get_legend().get_texts()]
+def names(ax) -> list[str]:
+    return [text.get_text().replace("\n", " ") for text in ax.texts]
 
 
-W3NG = load_baseline("w3ng-qwen2.5-1.5b-tldr-grpo")
+def thick(ax) -> list:
+    return [line for line in ax.lines if line.get_linewidth() == 2]
 
 
-def test_seeds_are_a_band_and_thin_traces_and_the_documented_run_is_points():
-    shown = show_curves({"starter": seeds(5)}, [W3NG], title="T")
-    (ax,) = shown.figure.axes
-    thin = [line for line in ax.lines if line.get_linewidth() < 0.7]
-    assert len(thin) == 5
-    assert len(ax.collections) == 1
-    assert [line.get_marker() for line in ax.lines][-1] not in ("None", "")
-    assert legend(ax)[0] == "A  starter, n = 5 seeds"
-    assert legend(ax)[1].startswith("B  Qwen2.5-1.5B on TL;DR")
-    assert "interquartile mean over n seeds. Band: its 95% bootstrap interval (A), step by step" in shown.caption
+W3NG, VERL = load_baseline("w3ng-qwen2.5-1.5b-tldr-grpo"), load_baseline("verl-qwen2.5-0.5b-gsm8k-ppo-0.567")
 
 
-def test_each_series_is_labelled_where_it_ends_and_differs_by_more_than_colour():
+def test_seeds_are_thin_their_mean_is_thick_and_the_documented_run_is_points():
+    (ax,) = show_curves({"starter": seeds(5)}, [W3NG], title="T").figure.axes
+    assert len([line for line in ax.lines if line.get_linewidth() < 0.7]) == 5 and len(thick(ax)) == 1
+    assert ax.lines[-1].get_marker() not in ("None", "")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("steps", "reward [characters from the target of 200]")
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 5])
+def test_there_is_a_band_from_five_seeds_on_and_none_below(n):
+    shown = show_curves({"starter": seeds(n)}, title="T")
+    assert len(shown.figure.axes[0].collections) == (n >= 5)
+    assert shown.table["low"].notna().all() == (n >= 5)
+    middle = iqm if n >= 5 else np.mean
+    if n > 1:
+        assert shown.table["value"].to_numpy() == pytest.approx(middle(np.stack([c.y for c in seeds(n)]), axis=0))
+        assert ("interquartile mean, with its 95% bootstrap interval" in shown.caption) == (n >= 5)
+    else:
+        assert "another seed's is unknown" in shown.caption
+
+
+def test_the_line_is_centred_over_a_tenth_of_the_run_at_most_and_never_leaves_the_range_of_its_seeds():
+    steps = np.arange(1, 101)
+    jump = [Curve(f"seed {n}", steps, np.where(steps < 50, 0, 10) + n / 10, "points") for n in range(3)]
+    (line,) = thick(show_curves({"a": jump}, title="T", window=50).figure.axes[0])
+    low, high = (edge(np.stack([c.y for c in jump]), axis=0) for edge in (np.min, np.max))
+    assert (low <= line.get_ydata()).all() and (line.get_ydata() <= high).all()
+    rise = [Curve("seed 0", steps, steps, "points")]
+    (line,) = thick(show_curves({"a": rise}, title="T").figure.axes[0])
+    assert line.get_ydata().tolist() == steps.tolist()  # a mean of the steps before would lie below
+    zigzag = [Curve(f"seed {n}", steps, [0.0, 4] * 50, "points") for n in range(1)]
+    (line,) = thick(show_curves({"a": zigzag}, title="T", window=50).figure.axes[0])
+    assert 0.4 < np.ptp(line.get_ydata()[10:-10]) < 0.6  # of 9 steps, not of 50
+
+
+def test_names_stand_at_the_lines_in_words_apart_and_inside_the_panel():
     shown = show_curves({"a": seeds(3), "b": seeds(4)}, [W3NG], title="T")
     (ax,) = shown.figure.axes
-    assert sorted(t.get_text() for t in ax.texts) == ["A", "B", "C"]
-    heights = sorted(t.xy[1] for t in ax.texts)
-    low, high = ax.get_ylim()
-    assert min(np.diff(heights)) > 0.05 * (high - low)
-    assert low < heights[0] and heights[-1] < high
-    thick = [line for line in ax.lines if line.get_linewidth() == 2]
-    assert len({line.get_linestyle() for line in thick}) == len({line.get_color() for line in thick}) == 2
+    assert names(ax)[:2] == ["a, 3 seeds", "b, 4 seeds"] and names(ax)[2].endswith(", documented")
+    heights, (low, high) = sorted(t.xy[1] for t in ax.texts), ax.get_ylim()
+    assert low < heights[0] and heights[-1] < high and min(np.diff(heights)) > 0.04 * (high - low)
+    assert len({line.get_linestyle() for line in thick(ax)}) == len({line.get_color() for line in thick(ax)}) == 2
 
 
-def test_letters_of_curves_that_end_together_at_the_top_stay_inside_the_panel():
-    rising = {str(n): [dataclasses.replace(c, y=c.y - c.y[-1]) for c in seeds(1)] for n in range(8)}
-    ax = show_curves(rising, title="T").figure.axes[0]
-    low, high = ax.get_ylim()
-    heights = sorted(t.xy[1] for t in ax.texts)
-    assert len(heights) == 8
-    assert low < heights[0] and heights[-1] < high
-    assert min(np.diff(heights)) > 0.05 * (high - low)
+def test_a_panel_has_at_most_five_lines():
+    shown = show_curves({f"arm {n}": seeds(1) for n in range(7)}, title="T")
+    assert [len(thick(ax)) for ax in shown.figure.axes] == [5, 2]
 
 
-def test_six_series_have_six_colours_and_six_line_styles():
-    ax = show_curves({str(n): seeds(1) for n in range(6)}, title="T").figure.axes[0]
-    thick = [line for line in ax.lines if line.get_linewidth() == 2]
-    assert len({line.get_color() for line in thick}) == len({str(line._dash_pattern) for line in thick}) == 6
-
-
-def test_one_seed_has_no_band_and_the_caption_says_why():
-    shown = show_curves({"starter": seeds(1)}, title="T")
-    (ax,) = shown.figure.axes
-    assert not ax.collections
-    assert "n = 1 seed, no band" in legend(ax)[0]
-    assert "how far another seed would be is unknown" in shown.caption
-
-
-def test_what_cannot_be_compared_gets_a_panel_of_its_own_and_the_caption_says_so():
+def test_another_unit_or_range_gets_a_panel_of_its_own_and_the_caption_says_so():
     shown = show_curves({"length": seeds(2), "share": seeds(2, unit="share", high=1.0)}, [W3NG], title="T")
     assert [ax.get_ylabel() for ax in shown.figure.axes] == [
         "reward [characters from the target of 200]",
         "reward [share]",
     ]
-    assert "Each panel has its own unit or range" in shown.caption
-    assert "share in (-inf, 1] over step" in shown.caption
+    assert "has a panel of its own and compares with no other" in shown.caption
+    assert "share in (-inf, 1] over steps" in shown.caption
+    assert len(show_curves({"a": seeds(2), "b": seeds(2, high=None)}, title="T").figure.axes) == 2
 
 
-def test_another_range_of_the_same_unit_is_not_drawn_on_one_axis_either():
-    shown = show_curves({"a": seeds(2), "b": seeds(2, high=None)}, title="T")
-    assert len(shown.figure.axes) == 2
+def test_normalised_curves_of_several_units_share_an_axis_from_their_lowest_to_their_highest():
+    shown = show_curves({"mine": seeds(3)}, [VERL], title="T", normalised=True)
+    (ax,) = shown.figure.axes
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("share of the run", "reward [share of its own range]")
+    ends = shown.table.groupby("series")["value"].agg(["min", "max"]).to_numpy()
+    assert ends.tolist() == [[0, 1], [0, 1]] and shown.table["x"].between(0, 1).all()
+    assert "neither how far nor how high" in shown.caption
 
 
-def test_all_bundled_baselines_fit_in_one_figure():
+def test_a_seed_that_ended_early_is_drawn_named_and_not_in_the_mean():
+    """The mean of seeds of 40, 40 and 10 steps ended at step 10, without a word."""
+    short = Curve("seed 9", STEPS[:10], np.full(10, -500.0), "characters from the target of 200", high=0.0)
+    shown = show_curves({"a": [*seeds(2), short]}, title="T")
+    (line,) = thick(shown.figure.axes[0])
+    assert line.get_xdata()[-1] == 40 and line.get_ydata().min() > -110
+    assert "seed 9 ended at step 10 of 40 and is left out." in shown.caption and names(shown.figure.axes[0]) == [
+        "a, 2 seeds"
+    ]
+
+
+def test_seeds_logged_every_step_and_every_10_steps_have_one_mean():
+    fine = seeds(1)[0]
+    coarse = Curve("seed 1", STEPS[9::10], fine.y.reshape(-1, 10).mean(1), fine.unit, high=0.0)
+    (line,) = thick(show_curves({"a": [fine, coarse]}, title="T").figure.axes[0])
+    assert len(line.get_xdata()) == 40
+
+
+def test_all_bundled_baselines_fit_in_one_figure_with_alt_text_and_table():
     baselines = [load_baseline(name) for name in list_baselines()]
     shown = show_curves({"starter": seeds(5)}, baselines, title="All")
     with_curve = [b for b in baselines if "reward" in b.curves]
     assert set(shown.table["series"]) == {"starter"} | {b.title for b in with_curve}
-    assert len(shown.figure.axes) == len({(b.reward["unit"], b.reward["low"], b.reward["high"]) for b in with_curve})
     assert "No numeric reward curve was published for" in shown.caption
-    assert shown.png().startswith(b"\x89PNG")
-
-
-def test_alt_text_and_table_tell_what_is_drawn():
-    shown = show_curves({"starter": seeds(5)}, [W3NG], title="T")
-    assert re.search(r"A, starter \(5 seeds\) rises from -97.* to -61", shown.alt)
-    assert "B, Qwen2.5-1.5B on TL;DR: GRPO, target 200 characters (documented) rises from -368" in shown.alt
+    assert re.search(r"starter \(5 seeds\) rises from -97.* to -61", shown.alt)
     assert list(shown.table) == ["series", "kind", "unit", "x", "value", "low", "high"]
-    measured = shown.table[shown.table["kind"] == "measured"]
-    assert (measured["low"] < measured["high"]).all()
+    assert shown.png().startswith(b"\x89PNG")
     assert shown._repr_html_().count("<tr") == len(shown.table) + 1
 
 
-def test_below_5_seeds_the_caption_names_a_t_interval_by_the_letters_of_its_groups():
-    shown = show_curves({"two": seeds(2), "three": seeds(3), "five": seeds(5)}, title="T")
-    assert "Band: its 95% t interval (A, B) or 95% bootstrap interval (C), step by step" in shown.caption
-
-
-def test_a_wide_band_leaves_the_panel_rather_than_flatten_the_lines():
-    shown = show_curves({"two": seeds(2), "five": seeds(5)}, title="T")
-    low, high = shown.figure.axes[0].get_ylim()
-    drawn = np.concatenate([c.y for c in seeds(5)])
-    assert low < drawn.min() and drawn.max() < high and high - low < 1.2 * np.ptp(drawn)
-    assert shown.table["high"].max() > high
+def test_a_source_s_words_stand_in_the_caption_as_words():
+    shown = show_curves({"mine": seeds(2)}, [], title="T", said='"smooth, about 2,500 steps"')
+    assert shown.caption.endswith('Documented in words, without numbers: "smooth, about 2,500 steps"')
 
 
 def test_runs_are_read_as_curves_of_the_metric(tmp_path):
@@ -215,18 +226,6 @@ def test_runs_are_read_as_curves_of_the_metric(tmp_path):
     shown = show_curves({"starter": runs}, title="T", metric="share")
     assert shown.figure.axes[0].get_ylabel() == "share [as logged]"
     assert shown.table["value"].tolist() == pytest.approx([row["share"] for row in metrics])
-
-
-def test_a_running_mean_of_each_seed_can_come_first_and_the_caption_says_so():
-    raw, smooth = (show_curves({"a": seeds(3)}, title="T", window=n) for n in (1, 10))
-    spread = [(s.table["high"] - s.table["low"])[10:].mean() for s in (raw, smooth)]
-    assert spread[1] < spread[0]
-    assert "each first as its running mean of 10 steps" in smooth.caption
-
-
-def test_other_x_axes_are_named():
-    shown = show_curves({"a": seeds(2, axis="prompts")}, title="T")
-    assert shown.figure.axes[0].get_xlabel() == "prompts"
 
 
 def test_nothing_to_draw_an_empty_group_and_mixed_seeds_are_refused():

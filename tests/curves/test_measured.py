@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from conftest import write_run
 
-from workbench.curves.agreement import agreement
-from workbench.curves.baselines import load_baseline
+from workbench.curves.compare import another_seed
+from workbench.curves.curve import Curve
+from workbench.curves.documented import load_baseline
 from workbench.curves.measured import group_table, measured_groups, run_curve, typed_bound
 from workbench.errors import ParameterError, RunError
 from workbench.runs.files import write_json
-from workbench.runs.run import Run
-from workbench.runs.status import set_status
+from workbench.runs.run import Run, set_status
 
 RECIPE = {"per_device_train_batch_size": 32, "gradient_accumulation_steps": 2, "num_generations": 8}
 
@@ -161,7 +161,7 @@ def test_of_several_or_unknown_reward_functions_no_unit_is_assumed_and_nothing_i
     for name, functions in {"two": [LENGTH, LENGTH], "unknown": [UNKNOWN], "none": []}.items():
         found = run_curve(training(tmp_path, name, 0, reward_funcs=functions))
         assert (found.unit, found.low, found.high) == ("as logged", None, None)
-        assert "is in as logged, " in agreement([found], documented, tolerance=1).reason
+        assert "is in as logged, " in another_seed(documented, [found], tolerance=1).reason
 
 
 def test_runs_of_other_reward_functions_are_groups_of_their_own(tmp_path):
@@ -196,6 +196,38 @@ def test_the_group_table_has_the_result_with_its_interval_and_none_for_one_seed(
     assert [row["interval"] for row in (a, b, c)] == ["95% bootstrap interval", "95% t interval", "no interval"]
     assert np.isnan(c["low"])
     assert table["n seeds"].tolist() == [5, 2, 1]
+
+
+def test_the_result_is_of_the_last_20_steps_however_often_a_run_was_logged():
+    """One run, logged every step: 0.981, half way at 249; every 10 steps: 0.801, at 240."""
+    steps = np.arange(1, 501)
+    y = 1 / (1 + np.exp(-(steps - 250) / 60))
+    groups = {"every step": [Curve("1", steps, y, "share")]}
+    groups["every 10"] = [Curve("10", steps[9::10], y.reshape(-1, 10).mean(1), "share")]
+    groups["every 50"] = [Curve("50", steps[49::50], y.reshape(-1, 50).mean(1), "share")]
+    one, ten, fifty = group_table(groups, np.random.default_rng(0)).to_dict("records")
+    assert one["result"] == pytest.approx(ten["result"], abs=1e-6) and (one["points"], ten["points"]) == (20, 2)
+    assert abs(one["half way"] - ten["half way"]) <= 10
+    assert fifty["points"] == 1 and fifty["result"] == pytest.approx(y[-50:].mean())
+
+
+def test_a_seed_that_ended_early_is_out_of_the_result_and_named():
+    """Seeds that reach 10, 10 and, at step 20 of 200, 1: the result was 6.5 (-6 to 19), of 3 seeds, half way never."""
+    whole = [Curve(f"seed {n}", range(1, 201), np.linspace(0, 10, 200) + n / 10, "points") for n in range(2)]
+    short = Curve("seed 2", range(1, 21), np.linspace(0, 1, 20), "points")
+    (row,) = group_table({"a": [*whole, short]}, np.random.default_rng(0)).to_dict("records")
+    assert (row["n seeds"], row["left out"]) == (2, "seed 2 ended at step 20 of 200 and is left out")
+    assert row["result"] > 9 and 90 < row["half way"] < 110
+
+
+def test_trainings_of_seed_folders_without_a_recipe_count_each(tmp_path):
+    run = write_run(tmp_path, "0")
+    for seed in range(3):
+        folder = run.path / f"seed-{seed}"
+        folder.mkdir()
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(1, 2)))
+    groups, left_out = measured_groups([run])
+    assert ([len(curves) for curves in groups.values()], left_out) == ([3], [])
 
 
 def test_a_copied_run_folder_reads_the_same_elsewhere(tmp_path):

@@ -17,7 +17,7 @@ from workbench.curves.stats import (
 )
 from workbench.errors import ParameterError
 
-sys.path.append(str(ROOT / "benchmarks"))
+sys.path.append(str(ROOT / "benchmarks" / "verdicts"))
 from error_rates import changes, noise
 
 
@@ -42,6 +42,11 @@ def test_a_run_shorter_than_the_tail_is_taken_whole():
 
 def test_only_the_tail_counts_for_the_result():
     assert curve_summary(range(30), [-100.0] * 10 + [-1.0] * 20)["last"] == -1
+
+
+def test_the_tail_counts_steps_and_not_logged_points():
+    every_10 = curve_summary(range(10, 501, 10), np.linspace(0, 1, 50), tail=20)
+    assert every_10["last"] == pytest.approx(np.linspace(0, 1, 50)[-2:].mean()) and every_10["first"] == 0
 
 
 def test_values_are_plain_numbers_that_json_takes():

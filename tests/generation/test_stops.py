@@ -23,58 +23,58 @@ def ids_of(text):
 
 
 def rule(*strings, **fields):
-    return StopRule(StopSpec(strings=strings, **fields), tokenizer())
+    return StopRule(StopSpec(stop=strings, **fields), tokenizer())
 
 
 def test_without_custom_stops_a_row_ends_at_eos_and_keeps_it():
     eos = tokenizer().eos_token_id
     pad = tokenizer().pad_token_id
-    assert rule().find([5, 6, eos, pad, pad]) == End(3, eos, "stop")
-    assert rule().find([5, 6, 7]) == End(3, None, "length")
-    assert rule().find([]) == End(0, None, "length")
+    assert rule().find_end([5, 6, eos, pad, pad]) == End(3, eos, "stop")
+    assert rule().find_end([5, 6, 7]) == End(3, None, "length")
+    assert rule().find_end([]) == End(0, None, "length")
 
 
 def test_every_eos_of_the_generation_config_counts():
     config = GenerationConfig(eos_token_id=[tokenizer().eos_token_id, 40])
-    assert StopRule(StopSpec(), tokenizer(), config).find([5, 40, 6]) == End(2, 40, "stop")
-    assert rule().find([5, 40, 6]).finish_reason == "length"
+    assert StopRule(StopSpec(), tokenizer(), config).find_end([5, 40, 6]) == End(2, 40, "stop")
+    assert rule().find_end([5, 40, 6]).finish_reason == "length"
 
 
 def test_a_stop_string_that_ends_inside_a_token_keeps_the_whole_token():
     ids = ids_of(" Return <search>topic</search>")
-    end = rule("turn").find(ids)
+    end = rule("turn").find_end(ids)
     assert "turn" in tokenizer().decode(ids[: end.index])
     assert "turn" not in tokenizer().decode(ids[: end.index - 1])
 
 
 def test_the_string_that_is_complete_first_wins_even_when_it_is_a_prefix_of_another():
     ids = ids_of("topic</search>")
-    assert rule("</search>", "</sea").find(ids).stop == "</sea"
-    assert rule("</sea", "</search>").find(ids).stop == "</sea"
+    assert rule("</search>", "</sea").find_end(ids).stop == "</sea"
+    assert rule("</sea", "</search>").find_end(ids).stop == "</sea"
 
 
 def test_multi_byte_characters_split_over_tokens_are_found():
     ids = ids_of("see 🙂 and 日本")
-    assert rule("🙂").find(ids).stop == "🙂"
-    assert rule("日本").find(ids) == End(len(ids), "日本", "stop")
+    assert rule("🙂").find_end(ids).stop == "🙂"
+    assert rule("日本").find_end(ids) == End(len(ids), "日本", "stop")
 
 
 def test_special_tokens_are_text_for_stop_strings():
     ids = ids_of("a<|tool|>b")
-    assert rule("<|tool|>").find(ids).stop == "<|tool|>"
+    assert rule("<|tool|>").find_end(ids).stop == "<|tool|>"
 
 
 def test_stops_within_the_minimum_do_not_count():
     eos = tokenizer().eos_token_id
-    assert rule(min_tokens=3).find([eos, 5, 6, 7, eos, 8]) == End(5, eos, "stop")
+    assert rule(min_tokens=3).find_end([eos, 5, 6, 7, eos, 8]) == End(5, eos, "stop")
     ids = ids_of("done. done. done.")
-    late = rule("done", min_tokens=3).find(ids)
+    late = rule("done", min_tokens=3).find_end(ids)
     assert late.index > 3 and late.stop == "done"
 
 
 def test_legacy_mode_never_stops():
-    legacy = StopRule(StopSpec.legacy_mode(), tokenizer())
-    assert legacy.find([tokenizer().eos_token_id] * 4) == End(4, None, "length")
+    legacy = StopRule(StopSpec.never(), tokenizer())
+    assert legacy.find_end([tokenizer().eos_token_id] * 4) == End(4, None, "length")
     assert legacy.for_transformers(3)["eos_token_id"] is None
     assert legacy.for_vllm() == {"ignore_eos": True}
 
@@ -93,8 +93,8 @@ STRINGS = ["</search>", "</s", "earch>t", "é", "本", "🙂 d", "<|tool|>", "<c
 )
 def test_find_agrees_with_decoding_every_prefix(ids, text, cut, strings, token_ids, min_tokens):
     row = (ids[:cut] + ids_of("".join(text)) + ids[cut:])[:40]
-    spec = StopSpec(strings=strings, token_ids=token_ids, min_tokens=min_tokens)
-    end = StopRule(spec, tokenizer()).find(row)
+    spec = StopSpec(stop=strings, stop_token_ids=token_ids, min_tokens=min_tokens)
+    end = StopRule(spec, tokenizer()).find_end(row)
     assert (end.index, end.finish_reason) == by_decoding_every_prefix(spec, row)
 
 
@@ -103,8 +103,8 @@ def by_decoding_every_prefix(spec, row):
     settled = len(decode(row[: spec.min_tokens]).rstrip("\ufffd"))  # bytes of a character in the making are no text yet
     for n in range(spec.min_tokens + 1, len(row) + 1):
         text = decode(row[:n])
-        by_string = any(s in text[max(0, settled - len(s) + 1) :] for s in spec.strings)
-        if by_string or row[n - 1] in (tokenizer().eos_token_id, *spec.token_ids):
+        by_string = any(s in text[max(0, settled - len(s) + 1) :] for s in spec.stop)
+        if by_string or row[n - 1] in (tokenizer().eos_token_id, *spec.stop_token_ids):
             return n, "stop"
     return len(row), "length"
 
@@ -116,8 +116,8 @@ def by_decoding_every_prefix(spec, row):
 )
 def test_the_check_at_each_sampling_step_stops_where_find_does(text, strings):
     row, stops = ids_of("".join(text)), rule(*strings)
-    stepwise = next((n for n in range(1, len(row) + 1) if stops.ends(row[:n])), None)
-    end = stops.find(row)
+    stepwise = next((n for n in range(1, len(row) + 1) if stops.is_complete(row[:n])), None)
+    end = stops.find_end(row)
     assert stepwise == (end.index if end.finish_reason == "stop" else None)
 
 
@@ -135,39 +135,36 @@ def test_texts_keep_or_drop_the_marker_and_never_show_eos():
     tool = tokenizer().convert_tokens_to_ids("<|tool|>")
     cases = [
         (rule("</search>"), ids_of("a</search> b"), "a</search>"),
-        (rule("</search>", keep=False), ids_of("a</search> b"), "a"),
-        (rule(token_ids=(tool,)), ids_of("a<|tool|>b"), "a<|tool|>"),
-        (rule(token_ids=(tool,), keep=False), ids_of("a<|tool|>b"), "a"),
+        (rule("</search>", include_stop_str_in_output=False), ids_of("a</search> b"), "a"),
+        (rule(stop_token_ids=(tool,)), ids_of("a<|tool|>b"), "a<|tool|>"),
+        (rule(stop_token_ids=(tool,), include_stop_str_in_output=False), ids_of("a<|tool|>b"), "a"),
         (rule(), [*ids_of("a<|tool|>b"), eos, eos], "ab"),
         (
-            rule(tokenizer().eos_token[-1], keep=False),
+            rule(tokenizer().eos_token[-1], include_stop_str_in_output=False),
             [*ids_of("a b"), eos],
             "a b",
         ),  # the string is within the EOS's text
     ]
     for stops, ids, text in cases:
-        assert stops.text(ids, stops.find(ids)) == text
+        assert stops.text(ids, stops.find_end(ids)) == text
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"strings": ("",)}, "empty string"),
-        ({"strings": "stop"}, r"strings='stop': expected a tuple of strings, e.g. \('stop',\)"),
-        ({"strings": 13}, r"strings=13: expected a tuple of strings; an id goes to token_ids=\(13,\)"),
-        ({"strings": (13,)}, r"13 is no string; .*an id goes to token_ids=\(13,\)"),
-        (
-            {"token_ids": "</s>"},
-            r"token_ids='</s>': expected a tuple of integers from 0; a string goes to strings=\('</s>',\)",
-        ),
-        ({"token_ids": ("</s>",)}, r"'</s>' is no token id; .*a string goes to strings=\('</s>',\)"),
-        ({"strings": ("a", "a")}, "given twice"),
-        ({"token_ids": (-1,)}, "no token id"),
-        ({"token_ids": (True,)}, "no token id"),
-        ({"token_ids": (3, 3)}, "given twice"),
-        ({"min_tokens": -1}, "at least 0"),
-        ({"eos": False}, "no stop"),
-        ({"legacy": True}, "legacy_mode"),
+        ({"stop": ("",)}, "'': expected strings that are not empty"),
+        ({"stop": 13}, "13: expected strings that are not empty; ids go to stop_token_ids="),
+        ({"stop": ("a", 13)}, "13: expected strings that are not empty; ids go to stop_token_ids="),
+        ({"stop_token_ids": ("</s>",)}, "'</s>': expected token ids from 0; strings go to stop="),
+        ({"stop": ("a", "a")}, "given twice"),
+        ({"stop_token_ids": (-1,)}, "-1: expected token ids from 0"),
+        ({"stop_token_ids": (True,)}, "True: expected token ids"),
+        ({"stop_token_ids": (3, 3)}, "given twice"),
+        ({"min_tokens": -1}, "min_tokens=-1"),
+        ({"strings": ("a",)}, "strings: is called stop, as in vLLM"),
+        ({"token_ids": (3,)}, "token_ids: is called stop_token_ids"),
+        ({"keep": False}, "keep: is called include_stop_str_in_output"),
+        ({"legacy": True}, r"StopSpec.never\(\)"),
     ],
 )
 def test_bad_specs_are_refused(fields, message):
@@ -178,9 +175,9 @@ def test_bad_specs_are_refused(fields, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"token_ids": (99_999,)}, "outside the vocabulary"),
-        ({"token_ids": (1,)}, "already"),
-        ({"token_ids": (0,)}, "pad token"),
+        ({"stop_token_ids": (99_999,)}, "outside the vocabulary"),
+        ({"stop_token_ids": (1,)}, "already"),
+        ({"stop_token_ids": (0,)}, "pad token"),
         ({"min_tokens": 8}, "within 8 tokens"),
     ],
 )
@@ -197,7 +194,7 @@ def test_a_string_the_tokenizer_cannot_produce_is_refused():
     core.normalizer, core.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
     lower = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", unk_token="<unk>")
     with pytest.raises(ParameterError, match="can never match"):
-        StopRule(StopSpec(strings=("STOP",)), lower)
+        StopRule(StopSpec(stop=("STOP",)), lower)
 
 
 def test_trl_takes_a_custom_stop_for_a_cut():
@@ -272,10 +269,10 @@ def test_ends_fires_first_where_find_ends(name, data):
     stop_ids = data.draw(st.lists(st.integers(2, len(tokenizer) - 1), unique=True, max_size=2))
     least = data.draw(st.integers(0, 4))
     rule = StopRule(StopSpec(tuple(chosen), tuple(stop_ids), min_tokens=least), tokenizer)
-    end = rule.find(ids)
-    fired = [n for n in range(1, len(ids) + 1) if rule.ends(ids[:n])]
+    end = rule.find_end(ids)
+    fired = [n for n in range(1, len(ids) + 1) if rule.is_complete(ids[:n])]
     assert fired[:1] == ([end.index] if end.stop is not None else [])
-    assert rule.find(ids[: end.index]) == end
+    assert rule.find_end(ids[: end.index]) == end
 
 
 @pytest.mark.slow
@@ -295,12 +292,12 @@ def test_a_row_ends_where_vllm_s_own_detokenizer_ends_it(name):
         least=st.integers(0, 4),
     )
     def check(ids, chosen, least):
-        rule = StopRule(StopSpec(tuple(chosen), eos=False, min_tokens=least), tokenizer)
+        rule = StopRule(StopSpec(tuple(chosen), ignore_eos=True, min_tokens=least), tokenizer)
         request = SimpleNamespace(request_id="1", prompt_token_ids=prompt, prompt_embeds=None)
         request.sampling_params = SamplingParams(**rule.for_vllm())
         engine = FastIncrementalDetokenizer(tokenizer, request)
         theirs = next((n for n, i in enumerate(ids, 1) if engine.update([i], False) is not None), None)
-        end = rule.find(ids)
+        end = rule.find_end(ids)
         assert theirs == (end.index if end.stop is not None else None)
 
     check()
@@ -309,24 +306,24 @@ def test_a_row_ends_where_vllm_s_own_detokenizer_ends_it(name):
 def test_two_hundred_stop_ids_are_as_good_as_one():
     tokenizer = byte_level()
     many = tuple(range(10, 210))
-    rule = StopRule(StopSpec(token_ids=many), tokenizer)
+    rule = StopRule(StopSpec(stop_token_ids=many), tokenizer)
     for n in (10, 100, 209):
-        assert rule.find([5, 6, n, 7]).index == 3 and rule.ends([5, 6, n])
-    assert rule.find([5, 6, 7]).stop is None
+        assert rule.find_end([5, 6, n, 7]).index == 3 and rule.is_complete([5, 6, n])
+    assert rule.find_end([5, 6, 7]).stop is None
     assert rule.for_vllm()["stop_token_ids"][-200:] == list(many)
 
 
 def test_a_second_call_in_one_row_ends_it_too():
     tokenizer = TOKENIZERS["byte-level BPE"][0]
-    rule = StopRule(StopSpec(strings=(">>",)), tokenizer)
+    rule = StopRule(StopSpec(stop=(">>",)), tokenizer)
     turn = tokenizer.encode("a >>")
-    assert rule.ends(turn) and rule.ends([*turn, *tokenizer.encode(" 42 "), *turn])
+    assert rule.is_complete(turn) and rule.is_complete([*turn, *tokenizer.encode(" 42 "), *turn])
 
 
 def test_a_row_that_starts_with_the_stop_s_blank_ends_there_as_on_vllm():
     tokenizer = TOKENIZERS["SentencePiece, byte fallback"][0]
     row = [tokenizer.convert_tokens_to_ids("▁END"), tokenizer.convert_tokens_to_ids("b")]
-    assert StopRule(StopSpec(strings=(" END",)), tokenizer).find(row).index == 1
+    assert StopRule(StopSpec(stop=(" END",)), tokenizer).find_end(row).index == 1
 
 
 def test_a_stop_inside_a_longer_token_is_cut_whole():
@@ -334,8 +331,8 @@ def test_a_stop_inside_a_longer_token_is_cut_whole():
     tokenizer.add_tokens(["\n\n\n"])
     row = [*tokenizer.encode("END"), *tokenizer.encode("\n\n\n")]
     assert len(tokenizer.encode("\n\n\n")) == 1
-    rule = StopRule(StopSpec(strings=("\n\n",), keep=False), tokenizer)
-    assert rule.text(row, rule.find(row)) == "END"
+    rule = StopRule(StopSpec(stop=("\n\n",), include_stop_str_in_output=False), tokenizer)
+    assert rule.text(row, rule.find_end(row)) == "END"
 
 
 def test_control_tokens_that_no_attribute_names_stay_out_of_the_text():
@@ -343,5 +340,5 @@ def test_control_tokens_that_no_attribute_names_stay_out_of_the_text():
     tokenizer.add_tokens([AddedToken("<|python_tag|>", special=True)])  # as Llama-3 has them
     row = [*tokenizer.encode("END"), tokenizer.convert_tokens_to_ids("<|python_tag|>"), *tokenizer.encode(">>")]
     assert tokenizer.convert_tokens_to_ids("<|python_tag|>") not in tokenizer.all_special_ids
-    rule = StopRule(StopSpec(strings=(">>",)), tokenizer)
-    assert rule.text(row, rule.find(row)) == "END>>" == tokenizer.decode(row, skip_special_tokens=True)
+    rule = StopRule(StopSpec(stop=(">>",)), tokenizer)
+    assert rule.text(row, rule.find_end(row)) == "END>>" == tokenizer.decode(row, skip_special_tokens=True)

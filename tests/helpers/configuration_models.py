@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaTokenizer
 
-from workbench.generation.backends import save_policy
+from workbench.generation.preflight import save_policy
+from workbench.recipes.recipes import resolve_model
 from workbench.toys.search_task import search_corpus
 from workbench.toys.starter import EOS, PAD
-from workbench.training.recipes import resolve_model
 
 TURN_END, CONTROL = "<|eot_id|>", "<|python_tag|>"
 
@@ -20,7 +20,7 @@ def llama3_like(folder: Path) -> Path:
 
 def control_like(folder: Path) -> Path:
     """The search model with a control token, which is special but none of the tokenizer's special tokens."""
-    return _search_model(folder, CONTROL, like="<", eos=(EOS,))
+    return _search_model(folder, CONTROL, like="<search", eos=(EOS,))
 
 
 def qwen25_like(folder: Path) -> Path:

@@ -4,6 +4,7 @@ import copy
 import functools
 import gc
 import re
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import small_runs
 import torch
 import trl
 from ppo_parts import PPOConfig
+from samples import until_seen
 from trainers import OURS, STOCK
 from transformers import (
     AutoModelForCausalLM,
@@ -23,13 +25,13 @@ from transformers import (
 from trl.experimental.online_dpo import OnlineDPOConfig
 
 from workbench.generation.stops import StopSpec
+from workbench.recipes.recipes import load_prompts, resolve_model
 from workbench.runs.run import Run
 from workbench.toys.search_task import CLOSE
-from workbench.training.recipes import load_prompts, resolve_model
 
 CONFIGS = {"GRPO": trl.GRPOConfig, "RLOO": trl.RLOOConfig, "OnlineDPO": OnlineDPOConfig, "PPO": PPOConfig}
 BATCH, STEPS, G, PENALTY = 8, 2, 4, 100.0
-LIMIT = 10  # some rows of the search model are cut by it, most end in EOS before
+LIMIT = 10  # cuts some rows of the search model; most end in EOS before
 STOP = f"s{CLOSE}"  # of several tokens; half of the topics end in an s
 TIMES = re.compile("step_time|eps|(train|eval)_(runtime|samples_per_second|steps_per_second)")
 CPU = small_runs.CPU | {"learning_rate": 1e-3, "dataloader_pin_memory": False, "seed": 5}
@@ -156,22 +158,31 @@ class Watched(TrainerCallback):
         return {name: value.detach().clone() for name, value in self.trainer.model.state_dict().items()}
 
 
-def watched(who: str, kind: str, fields=None, **kwargs) -> Watched:
-    """Build a trainer, train it, and say what came of it."""
-    trainer = build(who, kind, fields, **kwargs)
-    return Watched(trainer).train()
+def watched(who: str, kind: str, fields=None, *, until=None, **kwargs) -> Watched:
+    """Build a trainer, train it, and say what came of it; with `until`, of the first seed of which `until(watched)` holds."""
+    if until is None:
+        return Watched(build(who, kind, fields, **kwargs)).train()
+
+    def train(seed: int) -> Watched:
+        if "out_dir" in kwargs:
+            shutil.rmtree(kwargs["out_dir"], ignore_errors=True)
+        return watched(who, kind, (fields or {}) | {"seed": seed}, **kwargs)
+
+    return until_seen(train, until)
 
 
-def assert_equal_runs(kind: str, fields=None, *, placed: bool = True, **kwargs) -> tuple[Watched, Watched]:
+def assert_equal_runs(kind: str, fields=None, *, placed: bool = True, until=None, **kwargs) -> tuple[Watched, Watched]:
     """Ours without custom stops trains as stock does: the same numbers in every log line, the same weights at the end.
 
     With position ids, which rotary positions do not need, the first step is the same to rounding; `placed=False` leaves
-    that out, where another test of the same trainer looks.
+    that out, where another test of the same trainer looks. `until` is `watched`'s, of stock's training.
 
     Returns:
         Stock's training and ours. `kwargs` are those of `build`; a function among them is called once for each.
     """
-    stock, ours = (watched(who, kind, fields, **kwargs) for who in ("stock", "ours"))
+    stock = watched("stock", kind, fields, until=until, **kwargs)
+    fields = (fields or {}) | {"seed": stock.trainer.args.seed}
+    ours = watched("ours", kind, fields, **kwargs)
     assert len(stock.log) == len(ours.log) > 0
     for theirs, own in zip(stock.log, ours.log, strict=True):
         assert repr({name: own[name] for name in theirs}) == repr(theirs)  # NaN is NaN
@@ -195,7 +206,6 @@ def assert_promises(kind: str, got: Watched, out_dir: Path, tokenizer, strings=(
     """
     rows, eos = Run(out_dir).completions, eos or [tokenizer.eos_token_id]
     stopped = (rows["finish_reason"] == "stop").tolist()
-    assert 0 < sum(stopped) < len(stopped)  # else one of the two is not tested
     if kind != "PPO":
         texts = [c if isinstance(c, str) else c[-1]["content"] for c in got.texts]
         assert rows["completion"].tolist() == texts
@@ -209,7 +219,7 @@ def assert_promises(kind: str, got: Watched, out_dir: Path, tokenizer, strings=(
     penalty = 0.0 if kind in ("GRPO", "RLOO") else PENALTY
     if kind == "PPO":
         by_text = rows["completion"].str.endswith(strings)
-        assert (rows["finish_reason"][by_text] == "stop").all() and by_text.any() == bool(strings)
+        assert (rows["finish_reason"][by_text] == "stop").all()
         assert (rows["completion_tokens"][rows["finish_reason"] == "length"] == limit).all()
         assert ((rows["reward"] < -penalty / 2) == (rows["finish_reason"] == "length")).all()
         return
@@ -230,14 +240,34 @@ def _decoder(tokenizer):
     return lambda ids: tokenizer.decode([*before, *ids])[hidden:]
 
 
-def assert_stops_hold(kind: str, out_dir: Path, fields=None, *, stops=None, **kwargs) -> Watched:
-    """Train ours as its users do, with a stop string and a run folder, and judge it by `assert_promises`."""
-    stops = stops or StopSpec(strings=(STOP,))
-    own = {"stops": stops, "out_dir": out_dir, "explicit_positions": True}
-    got = watched("ours", kind, TELL[kind] | (fields or {}), **kwargs | own)
+def has_every_end(out_dir: Path, strings=()) -> bool:
+    """Whether the recorded rows have both finish reasons, and one of the strings at an end."""
+    rows = Run(out_dir).completions
+    by_string = rows["completion"].str.endswith(tuple(strings)).any()
+    return set(rows["finish_reason"]) == {"stop", "length"} and by_string == bool(strings)
+
+
+def assert_stops_hold(kind: str, out_dir: Path, fields=None, *, stops=None, eos=None, seen=None, **kwargs) -> Watched:
+    """Train ours as its users do, with a stop string and a run folder, and judge it by `assert_promises`.
+
+    The seed is one of which some rows stopped, some were cut and a stop string ended some, so that each is judged.
+
+    Args:
+        stops: default the string `STOP`.
+        eos: ids that end rows, default the tokenizer's.
+        seen: what has to be among the rows besides, a function of the `Watched` training.
+        **kwargs: of `build`.
+    """
+    stops = stops or StopSpec(stop=(STOP,))
+    own = {"stops": stops, "record_dir": out_dir, "explicit_positions": True}
+
+    def every_end(got: Watched) -> bool:
+        return has_every_end(out_dir, stops.stop) and (seen is None or seen(got))
+
+    got = watched("ours", kind, TELL[kind] | (fields or {}), until=every_end, **kwargs | own)
     limit = (fields or {}).get(LENGTH[kind], LIMIT)
     tokenizer = getattr(got.trainer.processing_class, "tokenizer", got.trainer.processing_class)
-    assert_promises(kind, got, out_dir, tokenizer, stops.strings, limit=limit)
+    assert_promises(kind, got, out_dir, tokenizer, stops.stop, eos=eos, limit=limit)
     return got
 
 

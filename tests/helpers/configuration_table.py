@@ -6,12 +6,9 @@ A test says so with `shows` or `shows_refusal`, which also parametrise it; so a 
 import inspect
 import re
 from collections.abc import Callable
+from importlib.metadata import packages_distributions, version
 
 import pytest
-import torch
-import transformers
-import trl
-import vllm
 
 TRAINERS = ("GRPO", "RLOO", "OnlineDPO", "PPO")
 CONFIGURATIONS = {
@@ -41,7 +38,7 @@ CONFIGURATIONS = {
     "control tokens": "control tokens beside the tokenizer's special tokens, as Llama-3 has them",
     "SentencePiece": "a SentencePiece tokenizer with byte fallback, transformers",
     "SentencePiece on vLLM": "a SentencePiece tokenizer with byte fallback, vLLM in process",
-    "two processes": "two processes (torchrun) with `out_dir`",
+    "two processes": "two processes (torchrun) with `record_dir`",
 }
 CELLS: dict[tuple[str, str], str] = {}  # (configuration, trainer) -> what the page says
 TESTS: dict[str, list[Callable]] = {name: [] for name in CONFIGURATIONS}  # that show a configuration
@@ -125,7 +122,7 @@ million weights: they show that a configuration works, and nothing about what a 
 If no test below says otherwise, "tested" means two things. Without custom stops, on the same seed, every logged number and
 every weight equals stock TRL's (`explicit_positions=False`; with position ids, to rounding). With a stop string, rows end
 where it does, count as stopped, are neither masked nor punished, reach reward functions with the right text, and are
-recorded once each with their rewards in `out_dir`.
+recorded once each with their rewards in `record_dir`.
 
 | | {trainers} |
 |---|{lines}|
@@ -134,7 +131,9 @@ recorded once each with their rewards in `out_dir`.
 
 def page() -> str:
     """`docs/what_is_tested.md`."""
-    versions = [f"{of.__name__} {of.__version__.partition('+')[0]}" for of in (trl, transformers, vllm, torch)]
+    vllm = packages_distributions()["vllm"][0]  # of the build
+    names = {"trl": "trl", "transformers": "transformers", "vllm": vllm, "torch": "torch"}
+    versions = [f"{name} {version(of).partition('+')[0]}" for name, of in names.items()]
     head = {
         "versions": ", ".join(versions),
         "trainers": " | ".join(TRAINERS),

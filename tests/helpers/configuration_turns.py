@@ -3,13 +3,15 @@
 from datasets import Dataset
 from transformers import AutoTokenizer
 
+from workbench.recipes.recipes import resolve_model
 from workbench.toys.search_task import TOPICS, search_prompts
-from workbench.training.recipes import resolve_model
 
 TWO_TURNS = {"max_completion_length": 40, "max_tool_calling_iterations": 1}
 _CALL = "<search>{{ call['function']['name'] }} {{ call['function']['arguments'] | tojson }}</search>"
+# A line of its own for the answer: the tokenizer would join the end of a call and a letter.
 _TEMPLATE = (
-    "{% for m in messages %}{{ m['content'] }}{% for call in m['tool_calls'] or [] %}" + _CALL + "{% endfor %}"
+    "{% for m in messages %}{% if m['role'] == 'tool' %}{{ '\n' }}{% endif %}{{ m['content'] }}"
+    "{% for call in m['tool_calls'] or [] %}" + _CALL + "{% endfor %}"
     "{% if m['role'] != 'assistant' %}{{ '\n' }}{% endif %}{% endfor %}"
 )
 _FUNCTION = {"name": "search", "arguments": {"query": "{content}"}}

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed
-from configuration_runs import BATCH, LIMIT, STEPS, STOP, TELL, G, reward, watched
+from configuration_runs import BATCH, LIMIT, STEPS, STOP, TELL, G, has_every_end, reward, watched
+from samples import until_seen
 
 from workbench.generation.stops import StopSpec
-from workbench.training.grpo import train_grpo, train_rloo
-from workbench.training.online_dpo import train_online_dpo
-from workbench.training.ppo import train_ppo
-from workbench.training.recipes import make_recipe
+from workbench.recipes.ppo import train_ppo
+from workbench.recipes.recipes import make_recipe
+from workbench.recipes.train import train_grpo, train_online_dpo, train_rloo
 from workbench.training.recording import quiet_libraries
 
 TRAIN = {"GRPO": train_grpo, "RLOO": train_rloo, "OnlineDPO": train_online_dpo, "PPO": train_ppo}
@@ -26,7 +26,8 @@ TRAIN = {"GRPO": train_grpo, "RLOO": train_rloo, "OnlineDPO": train_online_dpo, 
 def beside_stock(kind: str) -> dict:
     """What stock and ours log without custom stops, and which of their weights differ at the end."""
     fields = {"total_episodes": STEPS * 4 * BATCH} if kind == "PPO" else {}  # of both processes
-    stock, ours = (watched(who, kind, fields) for who in ("stock", "ours"))
+    stock = watched("stock", kind, fields, until=processes_differ if kind == "OnlineDPO" else None)
+    ours = watched("ours", kind, fields | {"seed": stock.trainer.args.seed})
     theirs, own = stock.weights(), ours.weights()
     return {
         "stock": stock.log,
@@ -36,11 +37,29 @@ def beside_stock(kind: str) -> dict:
     }
 
 
+def processes_differ(got) -> bool:
+    """Whether the processes logged other shares of ended rows."""
+    shares = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(shares, [line["val/contain_eos_token"] for line in got.log])
+    return shares[0] != shares[1]
+
+
 def recorded(kind: str, out_dir: Path) -> dict:
-    """A recipe trained in a run folder: the rows that this process sampled, and what they earned."""
+    """A recipe trained in a run folder: the rows that this process sampled, and what they earned; of rows with every end."""
+
+    def every_end(made: dict) -> bool:
+        torch.distributed.barrier()  # the main process has written them
+        found = has_every_end(out_dir, (STOP,))
+        torch.distributed.barrier()  # all have read them
+        return found
+
+    return until_seen(lambda seed: train_recorded(kind, out_dir, seed), every_end)
+
+
+def train_recorded(kind: str, out_dir: Path, seed: int) -> dict:
     shape = {"num_generations": 2 if kind == "OnlineDPO" else G, "per_device_train_batch_size": BATCH}
     shape |= {"max_steps": STEPS, "max_completion_length": LIMIT, "beta": 0.05}
-    recipe, seen = make_recipe("search", dataset="search", **shape), []
+    recipe, seen = make_recipe("search", dataset="search", seed=seed, **shape), []
 
     def watching(completions, **_):
         scores = reward(completions)
@@ -48,7 +67,7 @@ def recorded(kind: str, out_dir: Path) -> dict:
         return scores
 
     rewards = {} if kind == "PPO" else {"reward_funcs": watching}
-    trainer = TRAIN[kind](recipe, out_dir=out_dir, stops=StopSpec(strings=(STOP,)), **TELL[kind], **rewards)
+    trainer = TRAIN[kind](recipe, out_dir=out_dir, stops=StopSpec(stop=(STOP,)), **TELL[kind], **rewards)
     return {"seen": seen, "steps": trainer.state.global_step, "rank": trainer.accelerator.process_index}
 
 

@@ -1,32 +1,31 @@
-"""Configurations that need vLLM in process, as JSON: `python tests/helpers/configurations_on_vllm.py FOLDER`.
+"""Configurations that need vLLM in process (that of on_vllm.py); judged in test_configurations_on_vllm.py."""
 
-In a process of its own: an engine of vLLM stays for the life of its process. Judged in test_configurations_on_vllm.py.
-"""
-
-import json
-import sys
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
 
 import torch
-from configuration_models import llama2_like, llama3_like
+from configuration_models import TURN_END, llama2_like, llama3_like
 from configuration_runs import STOP, TELL, Watched, build, tokenizer
 from configuration_turns import TWO_TURNS, Library, chat_tokenizer, chats, search, topics
 from peft import LoraConfig
+from samples import until_seen
+from transformers import AutoTokenizer
 from vllm import SamplingParams
 
 from workbench.generation.stops import StopSpec
 from workbench.runs.files import jsonable
 from workbench.runs.run import Run
+from workbench.studies.engines import shared_engine, sharing_engines
 from workbench.toys.search_task import CLOSE, search_prompts
-from workbench.training.recording import quiet_libraries
-from workbench.training.vllm_sync import install_cpu_sync, shared_engine, sharing_engines
+from workbench.toys.starter import EOS
+from workbench.training.sync_on_cpu import install_cpu_sync
 
 ON_VLLM = {"use_vllm": True, "vllm_mode": "colocate"}
 POLICY = ON_VLLM | {"vllm_max_model_length": 256}
 SAMPLED = ("GRPO", "RLOO", "OnlineDPO")
-CLOSED = StopSpec(strings=(CLOSE,))
+CLOSED = StopSpec(stop=(CLOSE,))
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 
@@ -47,7 +46,7 @@ def told(got: Watched, out_dir: Path | None = None) -> dict:
 
 
 def recorded(kind: str, folder: Path, fields: dict, **kwargs) -> dict:
-    return told(on_vllm("ours", kind, TELL[kind] | fields, out_dir=folder, **kwargs).train(), folder)
+    return told(on_vllm("ours", kind, TELL[kind] | fields, record_dir=folder, **kwargs).train(), folder)
 
 
 # --- several turns ---------------------------------------------------------------------------------------------------
@@ -87,25 +86,28 @@ def rollout(prompts, trainer) -> dict:
 
 
 def lora(folder: Path) -> dict:
-    """For each trainer: greedy ids of the engine after a sync, of the policy, and of the policy without its adapter."""
+    """For each trainer: how far the engine's greedy tokens are from the policy's best, with its adapter and without."""
     made = {}
     for kind in SAMPLED:
         adapter = LoraConfig(r=4, task_type="CAUSAL_LM", target_modules="all-linear")
-        stops = StopSpec(strings=(STOP,))
+        stops = StopSpec(stop=(STOP,))
         fields = TELL[kind] | {"learning_rate": 0.2, "lr_scheduler_type": "constant"}
-        got = on_vllm("ours", kind, fields, peft_config=adapter, stops=stops, out_dir=folder / f"lora {kind}").train()
+        got = on_vllm(
+            "ours", kind, fields, peft_config=adapter, stops=stops, record_dir=folder / f"lora {kind}"
+        ).train()
         trainer = got.trainer
         weights = got.weights()
         if kind == "OnlineDPO":
             trainer._move_model_to_vllm()
         else:
             trainer.vllm_generation.sync_weights()
-        with trainer.model.disable_adapter():
-            base = greedy(trainer.model)
         llm = trainer.llm if kind == "OnlineDPO" else trainer.vllm_generation.llm
+        rows = greedy_of_engine(llm)
+        behind = {"behind the policy's best": behind_the_best(trainer.model, rows)}
+        with trainer.model.disable_adapter():
+            behind["behind the base's best"] = behind_the_best(trainer.model, rows)
         kept = all(torch.allclose(value, weights[name], atol=1e-5) for name, value in got.weights().items())
-        ids = {"engine": greedy_of_engine(llm), "policy": greedy(trainer.model), "base": base, "kept": kept}
-        made[kind] = ids | told(got, folder / f"lora {kind}")
+        made[kind] = behind | {"kept": kept} | told(got, folder / f"lora {kind}")
     return made
 
 
@@ -113,13 +115,14 @@ def asked() -> list[list[int]]:
     return [tokenizer().encode(row["prompt"]) for row in search_prompts()[::10]]
 
 
-def greedy(model) -> list[list[int]]:
-    rows = []
-    with torch.no_grad():
-        for ids in asked():
-            output = model.generate(input_ids=torch.tensor([ids]), do_sample=False, max_new_tokens=8)
-            rows.append(output[0, len(ids) :].tolist())
-    return rows
+@torch.no_grad()
+def behind_the_best(model, rows: list[list[int]]) -> float:
+    """The most by which a token of the rows is less likely under the model than its best one, in nats."""
+    gaps = []
+    for ids, row in zip(asked(), rows, strict=True):
+        logits = model.eval()(input_ids=torch.tensor([ids + row])).logits[0, len(ids) - 1 : -1]
+        gaps.append((logits.max(-1).values - logits.gather(1, torch.tensor(row)[:, None])[:, 0]).max().item())
+    return max(gaps)
 
 
 def greedy_of_engine(llm) -> list[list[int]]:
@@ -161,25 +164,25 @@ def tokens(folder: Path) -> dict:
     made = {}
     llama2, llama3 = str(llama2_like(folder / "llama2")), str(llama3_like(folder / "llama3"))
     for kind in SAMPLED:
-        stops = StopSpec(strings=("e", " s"))
+        stops = StopSpec(stop=("e", " s"))
         made[f"llama2 {kind}"] = recorded(kind, folder / f"llama2 {kind}", {}, model=llama2, stops=stops)
     for kind in SAMPLED:
-        made[f"llama3 {kind}"] = recorded(kind, folder / f"llama3 {kind}", {}, model=llama3)
+        out_dir = folder / f"llama3 {kind}"
+
+        def train(seed, kind=kind, out_dir=out_dir):
+            shutil.rmtree(out_dir, ignore_errors=True)
+            return recorded(kind, out_dir, {"seed": seed}, model=llama3)
+
+        eos = {AutoTokenizer.from_pretrained(llama3).convert_tokens_to_ids(token) for token in (EOS, TURN_END)}
+        made[f"llama3 {kind}"] = until_seen(train, lambda got, eos=eos: {ids[-1] for ids in got["ids"]} > eos)
     return made
 
 
 CASES = {"tools": tools, "lora": lora, "correction": correction, "tokens": tokens}
 
 
-def main(folder: str, *names: str) -> None:
-    torch.set_num_threads(1)
-    quiet_libraries()
+def result(folder: str) -> dict:
     with ExitStack() as stack:
         stack.enter_context(sharing_engines())
         stack.enter_context(mock.patch("trl.experimental.online_dpo.online_dpo_trainer.LLM", shared_engine))
-        result = {name: CASES[name](Path(folder)) for name in names or CASES}
-    print("RESULT " + json.dumps(jsonable(result)), flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+        return jsonable({name: case(Path(folder)) for name, case in CASES.items()})

@@ -5,13 +5,14 @@ import functools
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from workbench.generation.rollouts import TransformersSampler
-from workbench.toys import starter
+from workbench.generation.sampling import TransformersSampler
+from workbench.toys.make import build_tokenizer
+from workbench.toys.starter import starter_model
 
 
 @functools.cache
 def tokenizer():
-    made = starter.build_tokenizer(
+    made = build_tokenizer(
         [{"prompt": "def search(text)", "completion": " Return <search>topic</search> é 日本 🙂 done."}] * 2
     )
     made.add_tokens(["<call>"])
@@ -21,11 +22,11 @@ def tokenizer():
 
 @functools.cache
 def toy_tokenizer():
-    return starter.build_tokenizer([{"prompt": "ask", "completion": " <search>topic</search> done."}] * 2)
+    return build_tokenizer([{"prompt": "ask", "completion": " <search>topic</search> done."}] * 2)
 
 
 @functools.cache
 def transformers_sampler():
-    folder = starter.starter_model()
+    folder = starter_model()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     return TransformersSampler(model, AutoTokenizer.from_pretrained(folder))

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 
+from workbench.recipes.recipes import grpo_config, make_recipe, resolve_model
 from workbench.training.grpo import GRPOTrainer
-from workbench.training.recipes import grpo_config, make_recipe, resolve_model
 from workbench.training.recording import quiet_libraries
 
 PER_DEVICE = 8
@@ -35,7 +35,7 @@ def main(out: str, g: int) -> None:
     ]
     args = grpo_config(recipe, Path(out) / "checkpoints", max_completion_length=16, save_strategy="no")
     data = Dataset.from_dict({"prompt": prompts})
-    trainer = GRPOTrainer(resolve_model("search"), reward_prompt_length, args, train_dataset=data, out_dir=Path(out))
+    trainer = GRPOTrainer(resolve_model("search"), reward_prompt_length, args, train_dataset=data, record_dir=Path(out))
     trainer.train()
 
 

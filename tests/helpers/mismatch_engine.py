@@ -1,23 +1,16 @@
-"""Sampled against scored log-probs on a real vLLM engine, of rollouts and of two GRPO steps; prints numbers as JSON.
+"""Sampled against scored log-probs on a real vLLM engine, of rollouts and of two GRPO steps (in the process of on_vllm.py)."""
 
-Run as a process of its own, `python tests/helpers/mismatch_engine.py`: a vLLM engine stays for the life of its process.
-"""
-
-import json
-import os
 import tempfile
 
 import numpy as np
-import torch
 from transformers import AutoModelForCausalLM
 
-from workbench.consistency.mismatch import mismatch_report_of
-from workbench.generation.rollouts import Sampling, VLLMSampler, generate
+from workbench.diagnostics.mismatch import mismatch_report_of
+from workbench.generation.sampling import Sampling, VLLMSampler, generate
+from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.studies.engines import shared_engine, sharing_engines
 from workbench.training.grpo import GRPOTrainer
-from workbench.training.recipes import grpo_config, load_prompts, make_recipe, resolve_model
-from workbench.training.recording import quiet_libraries
 from workbench.training.rewards import length_reward
-from workbench.training.vllm_sync import shared_engine, sharing_engines
 
 
 def rollout(path: str, llm) -> dict:
@@ -46,18 +39,11 @@ def live(path: str, explicit: bool) -> list[dict]:
     return [{k: v for k, v in line.items() if k.startswith(wanted)} for line in trainer.state.log_history[:-1]]
 
 
-def main() -> None:
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # as TRL sets it: weights are synced within the process
-    torch.set_num_threads(1)
-    quiet_libraries()
+def result() -> dict:
     path = resolve_model("starter-gpt2")
     with sharing_engines():
         llm = shared_engine(model=path, max_model_len=256, logprobs_mode="processed_logprobs")
-        result = rollout(path, llm)
+        made = rollout(path, llm)
         for explicit in (True, False):
-            result[f"live, {'explicit' if explicit else 'implicit'}"] = live(path, explicit)
-    print("RESULT " + json.dumps(result), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            made[f"live, {'explicit' if explicit else 'implicit'}"] = live(path, explicit)
+    return made

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
-from workbench.training import sampler_probe
-from workbench.training.sampler_probe import SamplerProbe, probe_sampler
+from workbench.diagnostics import sampler_probe
+from workbench.diagnostics.sampler_probe import SamplerProbe, probe_sampler
 
 
 class Scored(SamplerProbe):
@@ -40,7 +40,7 @@ def main(folder: str) -> None:
         return (np.zeros(10) - 2,)  # another policy: all processes are to find out what rounding makes
 
     engine = SimpleNamespace(length=(10, 10), ask=ask, encode=dict)
-    sampler_probe._prompts, sampler_probe._whole = lambda trainer: [[1]], lambda trainer: False
+    sampler_probe._prompts, sampler_probe._weights_are_local = lambda trainer: [[1]], lambda trainer: False
     sampler_probe.window, sampler_probe.encoded = lambda model: None, lambda tokenizer: {}
 
     def away(generation):
@@ -57,6 +57,8 @@ def main(folder: str) -> None:
             found["scored"].append(probe._count)
     found["warned"] = sum("503 from the server" in str(w.message) for w in caught)
     Path(folder, f"rank-{accelerator.process_index}.json").write_text(json.dumps(found))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()  # a process that ends before the other leaves it would abort
 
 
 if __name__ == "__main__":

@@ -1,15 +1,11 @@
-"""Samples with a real vLLM engine and prints the rollouts as JSON; the judging is in test_rollouts.py.
-
-Run as a process of its own, `python tests/helpers/rollout_engine.py`: a vLLM engine stays for the life of its process.
-"""
-
-import json
+"""Samples with a real vLLM engine (in the process of on_vllm.py); the judging is in test_sampling.py."""
 
 import stop_matrix
 
-from workbench.generation.rollouts import Rollout, Sampling, VLLMSampler, generate
+from workbench.generation.sampling import Rollout, Sampling, VLLMSampler, generate
 from workbench.generation.stops import StopSpec
 from workbench.toys.starter import starter_corpus, starter_model
+from workbench.training.late_vllm import eager
 
 LIMIT = 32
 GREEDY = Sampling(max_completion_length=LIMIT, temperature=0)
@@ -18,7 +14,10 @@ SEEDS = (5, 5, 6)
 
 def specs(tokenizer) -> dict[str, StopSpec]:
     of, to = (tokenizer.encode(text)[0] for text in (" of", " to"))
-    return stop_matrix.specs(tokenizer) | {"two of each": StopSpec(strings=("ing", " a "), token_ids=(of, to))}
+    return stop_matrix.specs(tokenizer) | {
+        "two of each": StopSpec(stop=("ing", " a "), stop_token_ids=(of, to)),
+        "never": StopSpec.never(),
+    }
 
 
 def prompts(count: int = 64) -> list[str]:
@@ -57,12 +56,10 @@ def as_dict(rollout: Rollout) -> dict:
     }
 
 
-def main() -> None:
+def result() -> dict:
     from vllm import LLM
 
-    sampler = VLLMSampler(LLM(str(starter_model()), dtype="float32", gpu_memory_utilization=0.2, max_model_len=256))
-    print("RESULT " + json.dumps({"greedy": greedy(sampler), "seeded": seeded(sampler)}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    # An engine of its own: its log-probs are raw, those of TRL's engines are of what the logits became.
+    fields = {"dtype": "float32", "gpu_memory_utilization": 0.2, "max_model_len": 256, **eager()}
+    sampler = VLLMSampler(LLM(str(starter_model()), **fields))
+    return {"greedy": greedy(sampler), "seeded": seeded(sampler)}

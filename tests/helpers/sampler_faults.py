@@ -28,17 +28,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 
 from workbench.audit.live import watch_training
 from workbench.audit.report import audit_run
-from workbench.generation.backends import save_policy
+from workbench.diagnostics.sampler_probe import probe_sampler
+from workbench.generation.preflight import save_policy
+from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.recipes.train import online_dpo_config
+from workbench.recipes.vllm_server import serve
+from workbench.runs.completions import read_parts, token_parts
 from workbench.runs.run import Run
-from workbench.training import vllm_sync
+from workbench.studies.engines import shared_engine, sharing_engines
+from workbench.training import sync_on_cpu as vllm_sync
 from workbench.training.grpo import GRPOTrainer, RLOOTrainer
-from workbench.training.online_dpo import OnlineDPOTrainer, online_dpo_config
-from workbench.training.recipes import grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.training.online_dpo import OnlineDPOTrainer
 from workbench.training.recording import quiet_libraries
 from workbench.training.rewards import length_reward
-from workbench.training.sampler_probe import probe_sampler
-from workbench.training.vllm_server import serve
-from workbench.training.vllm_sync import install_cpu_sync, server_without_nccl, shared_engine, sharing_engines
+from workbench.training.sync_on_cpu import install_cpu_sync, server_without_nccl
 
 MODEL = os.environ.get("SAMPLER_FAULTS_MODEL", "starter")
 ROWS = int(os.environ.get("SAMPLER_FAULTS_ROWS", "16"))
@@ -217,7 +220,7 @@ def run(case: tuple, url: str, steps: int) -> dict:
 
 def what_was_watched(folder: Path) -> dict:
     """The record's rows, and what the audit says of it."""
-    rows, tokens = Run(folder).completions, Run(folder / "tokens").completions
+    rows, (tokens, _) = Run(folder).completions, read_parts(token_parts(folder))
     scored = zip(tokens["sampler_logprobs"], tokens["scorer_logprobs"], strict=True)
     return {
         "finish_reason": rows["finish_reason"].tolist(),
@@ -232,21 +235,21 @@ def what_was_watched(folder: Path) -> dict:
 RELOAD_COLOCATED, RELOAD_SERVER = vllm_sync.reload_colocated, vllm_sync.reload_server
 
 
-def main(where: str = "", steps: str = "3", *names: str) -> None:
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # as TRL sets it: weights are synced within the process
-    torch.set_num_threads(1)
-    quiet_libraries()
+def result(where: str = "", steps: str = "3", *names: str) -> dict:
     shared = mock.patch("trl.experimental.online_dpo.online_dpo_trainer.LLM", shared_engine)
     with serve(PATH) if where else contextlib.nullcontext("") as url, sharing_engines(), shared:
         if not url:
             shared_engine(model=PATH, max_model_len=256, logprobs_mode="processed_logprobs")
-        every, result = cases(url), {}
+        every, made = cases(url), {}
         for name in names or every:
-            result[name] = run(every[name], url, int(steps))
-            print("CASE " + json.dumps({name: result[name]}), flush=True)
+            made[name] = run(every[name], url, int(steps))
+            print("CASE " + json.dumps({name: made[name]}), flush=True)
             gc.collect()  # a trainer is a circle of references, and of a real model gigabytes
-    print("RESULT " + json.dumps(result), flush=True)
+    return made
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # as TRL sets it: weights are synced within the process
+    torch.set_num_threads(1)
+    quiet_libraries()
+    print("RESULT " + json.dumps(result(*sys.argv[1:])), flush=True)

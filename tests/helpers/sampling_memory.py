@@ -10,7 +10,7 @@ import torch
 from generation_cases import toy_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from workbench.generation.rollouts import Sampling, TransformersSampler
+from workbench.generation.sampling import Sampling, TransformersSampler
 from workbench.generation.stops import StopRule, StopSpec
 
 VOCABULARY = 151_936
@@ -25,7 +25,7 @@ def main(rows: int, tokens: int) -> None:
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
     model = Qwen2ForCausalLM(Qwen2Config(vocab_size=VOCABULARY, **sizes, **heads)).eval()
-    sampler, rule = TransformersSampler(model, toy_tokenizer()), StopRule(StopSpec.legacy_mode(), toy_tokenizer())
+    sampler, rule = TransformersSampler(model, toy_tokenizer()), StopRule(StopSpec.never(), toy_tokenizer())
     sampler.sample([[5]], rule, Sampling(2))  # what the libraries load at their first call
     before = peak_mib()
     sampled = sampler.sample([[5, 6]] * rows, rule, Sampling(tokens))

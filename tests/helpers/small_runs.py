@@ -1,8 +1,7 @@
 """One optimizer step each of stock TRL's trainers and of the workbench's, and what came of every row.
 
-test_trl_defects.py imports it; what needs a vLLM engine, which stays for the life of its process, runs in a process of its
-own: `python tests/helpers/small_runs.py vllm` (all trainers on one engine; prints JSON), and `... two-processes FOLDER` is what
-torchrun starts twice.
+test_trl_defects.py imports it; `result` runs in the process of on_vllm.py, and `python tests/helpers/small_runs.py FOLDER` is
+what torchrun starts twice.
 """
 
 import json
@@ -18,15 +17,17 @@ from trl.experimental.online_dpo import OnlineDPOConfig
 from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPO
 
 from workbench.generation.stops import StopSpec
-from workbench.training.grpo import GRPOTrainer, RLOOTrainer, train_grpo
+from workbench.recipes.recipes import load_prompts, make_recipe, resolve_model
+from workbench.recipes.train import train_grpo
+from workbench.studies.engines import shared_engine, sharing_engines
+from workbench.training.grpo import GRPOTrainer, RLOOTrainer
 from workbench.training.online_dpo import OnlineDPOTrainer
-from workbench.training.recipes import load_prompts, make_recipe, resolve_model
 from workbench.training.recording import quiet_libraries
-from workbench.training.vllm_sync import cpu_sync_online_dpo, install_cpu_sync, shared_engine, sharing_engines
+from workbench.training.sync_on_cpu import install_cpu_sync
 
 CLOSE = "</search>"
 EVERY_END = (CLOSE, ".")  # in the search task a call ends in the one, anything else in the other
-CALL_TOKENS = 7  # of `<search>TOPIC</search>`
+CALL_TOKENS = 5  # of `<search>TOPIC</search>`
 TRAINERS = {
     ("stock", "GRPO"): trl.GRPOTrainer,
     ("stock", "RLOO"): trl.RLOOTrainer,
@@ -109,7 +110,7 @@ def online_dpo_trainer(cls, fields=None, **kwargs):
 
 def online_dpo_step(trainer) -> dict:
     """One batch: ids as reward functions get them, tokens within the mask, rewards after the missing-EOS penalty."""
-    cpu_sync_online_dpo(trainer)
+    install_cpu_sync(trainer, trainer.args.output_dir)
     seen = {}
     forward, rewards = trainer._forward, trainer._calculate_rewards_from_functions
 
@@ -135,7 +136,7 @@ def online_dpo_step(trainer) -> dict:
     }
 
 
-def vllm_cases() -> dict:
+def result() -> dict:
     """Every case that needs vLLM in process; the trainers share an engine, and each syncs its own weights first."""
     from vllm.exceptions import VLLMValidationError
 
@@ -150,13 +151,13 @@ def vllm_cases() -> dict:
             if who == "stock":
                 trainer = policy_trainer(cls, fields | {"generation_kwargs": options | no_eos})
             else:
-                trainer = policy_trainer(cls, fields | {"generation_kwargs": no_eos}, stops=StopSpec(strings=EVERY_END))
+                trainer = policy_trainer(cls, fields | {"generation_kwargs": no_eos}, stops=StopSpec(stop=EVERY_END))
             cases[f"{who} {kind}"] = one_step(trainer) | {"folder": trainer.args.output_dir}
         try:
             online_dpo_trainer(StockOnlineDPO, {"generation_kwargs": {"stop": [CLOSE]}, **VLLM})
         except VLLMValidationError as error:
             cases["stock OnlineDPO, a stop alone"] = str(error)
-        spec = StopSpec(strings=(CLOSE,))
+        spec = StopSpec(stop=(CLOSE,))
         for limit in (24, CALL_TOKENS):
             fields = {"max_new_tokens": limit, **VLLM}
             options = {"generation_kwargs": {"stop": [CLOSE], "detokenize": True}}
@@ -177,19 +178,12 @@ def two_processes(folder: Path) -> None:
         per_device_train_batch_size=4,
         max_completion_length=24,
     )
-    trainer = train_grpo(recipe, reward_funcs=parity_reward, out_dir=folder, stops=StopSpec(strings=(CLOSE,)))
+    trainer = train_grpo(recipe, reward_funcs=parity_reward, out_dir=folder, stops=StopSpec(stop=(CLOSE,)))
     ended = {"rank": trainer.accelerator.process_index, "log": trainer.state.log_history[:-1]}
     (folder / f"rank-{ended['rank']}.json").write_text(json.dumps(ended))
 
 
-def main(case: str, *rest: str) -> None:
+if __name__ == "__main__":
     torch.set_num_threads(1)
     quiet_libraries()
-    if case == "vllm":
-        print("RESULT " + json.dumps(vllm_cases()), flush=True)
-    else:
-        two_processes(Path(*rest))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    two_processes(Path(sys.argv[1]))

@@ -1,22 +1,16 @@
-"""Generates one batch per StopSpec with each of the workbench's trainers and prints what came of each row, as JSON.
+"""One batch per StopSpec with each of the workbench's trainers, and what came of each row (in the process of on_vllm.py).
 
-Run as a process of its own, `python tests/helpers/stop_matrix.py BACKEND [URL]`: a vLLM engine stays for the life of its
-process, and the trainers share it. The judging is in test_stopping.py.
+The judging is in test_stopping.py.
 """
 
-import json
-import sys
 import tempfile
 from contextlib import ExitStack
 from unittest import mock
 
-import torch
-
 from workbench.generation.stops import StopSpec
-from workbench.training.recipes import grpo_config, load_prompts, make_recipe, resolve_model
-from workbench.training.recording import quiet_libraries
+from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.studies.engines import shared_engine, sharing_engines
 from workbench.training.rewards import length_reward
-from workbench.training.vllm_sync import shared_engine, sharing_engines
 
 LIMIT, BATCH, G = 16, 16, 4
 
@@ -25,11 +19,11 @@ def specs(tokenizer) -> dict[str, StopSpec]:
     of, return_, period, to = (tokenizer.encode(t)[0] for t in (" of", " Return", ".", " to"))
     return {
         "eos": StopSpec(),
-        "id": StopSpec(token_ids=(of,)),
-        "string": StopSpec(strings=("the ",)),
-        "two of each": StopSpec(strings=("ing", " a "), token_ids=(return_, to)),
-        "no eos": StopSpec(eos=False, token_ids=(period,)),
-        "minimum": StopSpec(strings=("e",), min_tokens=4),
+        "id": StopSpec(stop_token_ids=(of,)),
+        "string": StopSpec(stop=("the ",)),
+        "two of each": StopSpec(stop=("ing", " a "), stop_token_ids=(return_, to)),
+        "no eos": StopSpec(ignore_eos=True, stop_token_ids=(period,)),
+        "minimum": StopSpec(stop=("e",), min_tokens=4),
     }
 
 
@@ -122,10 +116,9 @@ def online_dpo_row(trainer, spec: StopSpec) -> dict:
     }
 
 
-def main(backend: str, url: str | None = None) -> None:
-    torch.set_num_threads(1)
-    quiet_libraries()
-    result = {}
+def result(backend: str, url: str | None = None) -> dict:
+    """Trainer -> StopSpec's name -> what came of its rows."""
+    made = {}
     with ExitStack() as stack:
         if backend == "vllm" and not url:
             stack.enter_context(sharing_engines())
@@ -135,9 +128,5 @@ def main(backend: str, url: str | None = None) -> None:
                 trainer, row = online_dpo_trainer(backend, url), online_dpo_row
             else:
                 trainer, row = policy_trainer(name, backend, url), policy_row
-            result[name] = {label: row(trainer, spec) for label, spec in specs(trainer._tokenizer).items()}
-    print("RESULT " + json.dumps(result), flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+            made[name] = {label: row(trainer, spec) for label, spec in specs(trainer._tokenizer).items()}
+    return made

@@ -1,11 +1,10 @@
-import pandas as pd
 import pytest
 from conftest import write_run
 
 from workbench.reports import facts
 from workbench.reports.redact import Redactor
 from workbench.runs.files import write_json
-from workbench.runs.tokens import hide_tokens
+from workbench.runs.secrets import hide_tokens
 
 TIMES = {"queued": 0, "running": 10.0, "done": 100.0}
 
@@ -14,19 +13,6 @@ def test_a_value_of_a_table_is_short():
     assert [facts.number(v) for v in (3.14159265, 3, True, None, "x")] == ["3.142", "3", "True", "None", "x"]
     assert len(facts.number("x" * 9000)) < 2100
     assert facts.shown({"a": ["hi", 1]}, str.upper) == {"A": ["HI", 1]}
-
-
-def test_of_many_entries_the_first_are_shown_and_the_others_counted():
-    told = facts.shown({str(n): [n] * 3000 for n in range(2000)}, str)
-    assert (len(told), len(told["0"])) == (501, 26)
-    assert list(told)[-1] == "[... 1,500 of 2,000 left out, all are in the run's folder ...]"
-    assert told["0"][-1].startswith("[... 2,975 of 3,000 left out")
-    assert len(facts.shown(list(range(2000)), str, share=4)) == 126
-
-
-def test_checks_that_fail_come_first_where_there_is_no_room_for_all():
-    checks = {f"holds {n}": True for n in range(600)} | {"last": "not run: x", "fails": False}
-    assert list(facts.failing_first(checks))[:3] == ["fails", "last", "holds 0"]
 
 
 def test_verdicts_are_counted_and_numpy_s_or_other_values_are_not_taken_for_true():
@@ -39,15 +25,6 @@ def test_times_are_in_utc_and_a_run_that_ended_has_a_duration():
     assert told["running"] == "1970-01-01 00:00:10 UTC"
     assert told["took"] == "90 s"
     assert "failed" not in told
-
-
-@pytest.mark.parametrize(
-    "state, times, seconds",
-    [("done", TIMES, 90), ("running", TIMES, None), ("done", {"done": 5}, None), ("failed", TIMES, None),
-     ("done", {"running": 200.0, "done": 100.0}, None)]
-)  # fmt: skip
-def test_a_duration_is_that_of_the_last_execution_or_unknown(state, times, seconds):
-    assert facts.duration({"state": state, "times": times}) == seconds
 
 
 def test_the_environment_is_one_line_each():
@@ -77,18 +54,13 @@ def test_the_end_of_a_log_is_shown_even_when_it_starts_within_a_character(tmp_pa
     assert len(tail) <= 4000
 
 
-@pytest.mark.parametrize("sizes", [[], [3], [10], [11], [4, 4, 4], [1, 30, 1]])
-def test_the_first_and_the_last_completions_are_shown_whatever_files_they_are_in(tmp_path, sizes):
-    run, step = write_run(tmp_path), 0
-    (run.path / "completions.parquet").mkdir()
-    for n, size in enumerate(sizes, 1):
-        rows = pd.DataFrame({"step": range(step, step + size), "completion": "x", "other": 1})
-        rows.to_parquet(run.path / f"completions.parquet/part-{n:06d}.parquet", row_group_size=2)
-        step += size
+@pytest.mark.parametrize("count", [0, 3, 10, 11, 32])
+def test_the_first_and_the_last_completions_are_shown(tmp_path, count):
+    every = list(range(count))
+    run = write_run(tmp_path, completions=[{"step": n, "completion": "x", "other": 1} for n in every])
     rows, total, _ = facts.sample_completions(run)
-    every = list(range(step))
-    assert [row["step"] for row in rows] == (every if step <= 10 else every[:5] + every[-5:])
-    assert total == step
+    assert [row["step"] for row in rows] == (every if count <= 10 else every[:5] + every[-5:])
+    assert total == count
     assert all(row.keys() == {"step", "completion"} for row in rows)
 
 

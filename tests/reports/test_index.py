@@ -9,7 +9,7 @@ from report_samples import HOSTILE, METRICS, RESULT, UNSEEN, Elements, order, wi
 
 from workbench.reports import build_comparison, build_index, build_report
 from workbench.runs.files import write_json
-from workbench.runs.status import set_status
+from workbench.runs.run import set_status
 
 # --- the index -------------------------------------------------------------------------------------------------------
 

@@ -14,16 +14,12 @@ from report_samples import HOSTILE
 
 from workbench.errors import RunError
 from workbench.reports import build_index, build_report
-from workbench.reports.microscope import (
-    PAGE_LIMIT,
-    microscope_data,
-    sample_groups,
-    write_microscope,
-)
+from workbench.reports.microscope import microscope_data, write_microscope
 from workbench.reports.token_marks import tokens_of
 from workbench.reports.trainings import read_trainings, training_of
+from workbench.runs.completions import append_table, save_tokens
 from workbench.runs.files import write_json
-from workbench.runs.tokens import hide_tokens
+from workbench.runs.secrets import hide_tokens
 
 RUNS = Path(__file__).parents[1] / "audit" / "runs"
 STOCK = {
@@ -105,7 +101,7 @@ def test_a_real_run_whose_requests_shared_a_seed_shows_that_groups_are_copies():
 @pytest.mark.parametrize("odd", ["x", None, float("inf")])
 def test_columns_of_odd_values_break_nothing(odd):
     table = rows(1, reward=[odd] * 4, completion_tokens=[odd] * 4, finish_reason=[odd] * 4, advantage=[odd] * 4)
-    head, chunks = microscope_data([training_of(table, "", {"recipe": 3, "overrides": [], "trainer": 7})[0]])
+    head, chunks = microscope_data([training_of(table)[0]])
     assert json.dumps(head, allow_nan=False)
     assert len(chunks) == 1
 
@@ -131,63 +127,38 @@ def test_a_stock_trl_folder_is_read_with_its_rewards_and_says_what_it_lacks(tmp_
 # --- sampling ------------------------------------------------------------------------------------------------------
 
 
-def test_a_sample_is_even_the_same_each_time_and_within_a_larger_one():
-    chosen = sample_groups(10_000, 0.1)
-    assert 980 <= len(chosen) <= 1020
-    for rhythm in (8, 16, 100):  # groups a step: no place in it is preferred
-        counts = pd.Series(chosen % rhythm).value_counts()
-        assert len(counts) == rhythm
-        assert counts.max() < 1.5 * counts.min() + 3
-    assert (chosen[1:] - chosen[:-1]).max() < 25
-    assert set(chosen) < set(sample_groups(10_000, 0.2))
-
-
-def test_what_passes_the_limit_is_sampled_in_whole_groups_and_the_page_says_so(tmp_path, monkeypatch):
-    """Random letters do not compress, so a small limit stands in for a large run."""
-    import random
-
-    letters = random.Random(3)
-    texts = ["".join(letters.choices("abcdefghijklmnop ", k=400)) for _ in range(4000)]
-    training, _ = training_of(rows(1000, reward=[0.0, 1.0] * 2000).assign(completion=texts))
-    head, chunks = microscope_data([training], room=200_000)
-    shown = head["trainings"][0]
-    assert 150_000 < sum(map(len, chunks)) < 200_000
-    assert set(shown["sizes"]) == {2}
-    assert head["total"] == 4000
-    assert head["shown"] == len(shown["flags"]) == sum(shown["sizes"]) < 1000
-    assert len(shown["histogram"]) == shown["steps"][-1] == 1000  # the chart counts all
-    assert (head, chunks) == microscope_data([training], room=200_000)
-
-    run = write_run(tmp_path, completions=training.table[["step", "prompt", "completion", "reward"]].to_dict("records"))
-    monkeypatch.setattr("workbench.reports.microscope.microscope_data", lambda *a: (head, chunks))
+def test_of_more_texts_than_a_browser_takes_every_nth_group_is_shown_whole_and_the_page_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("workbench.reports.microscope.MOST_CHARACTERS", 1000)
+    table = rows(100, reward=[0.0, 1.0] * 200).assign(completion="0123456789")
+    run = write_run(tmp_path, completions=table.to_dict("records"))
     page = write_microscope(run.path, tmp_path / "m.html", "Completions", str)
-    assert f"{head['shown']:,} of 4,000 completions" in page.read_text()
+    head, groups = contents(page)
+    shown = head["trainings"][0]
+    assert (head["every"], head["shown"], head["total"], len(groups)) == (4, 100, 400, 50)
+    assert set(shown["sizes"]) == {2}
+    assert shown["steps_of_groups"] == list(range(0, 100, 2))
+    assert len(shown["histogram"]) == shown["steps"][-1] == 100  # the chart counts all
+    assert "the texts of 100 of 400 completions are in this page, one group in 4" in page.read_text()
 
 
-def test_where_even_the_numbers_pass_the_limit_no_texts_are_shown():
-    head, chunks = microscope_data([training_of(rows(30))[0]], room=200)
-    assert (head["shown"], head["total"], chunks) == (0, 120, [])
-
-
-def test_a_page_stays_below_its_limit_and_small_runs_are_whole():
+def test_small_runs_are_whole():
     head, chunks = microscope_data([training_of(rows(300))[0]])
     assert head["shown"] == head["total"] == 1200
-    assert sum(map(len, chunks)) < 30_000 < PAGE_LIMIT
+    assert sum(map(len, chunks)) < 30_000
 
 
 # --- tokens ---------------------------------------------------------------------------------------------------------
 
 
-def test_recorded_tokens_are_shown_with_what_became_of_them(tmp_path, starter_folder, monkeypatch):
+def test_recorded_tokens_are_shown_with_what_became_of_them(tmp_path, starter_folder):
     shutil.copy(starter_folder / "tokenizer.json", tmp_path)
-    (tmp_path / "tokens" / "completions.parquet").mkdir(parents=True)
     from tokenizers import Tokenizer
 
     ids = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(" a cat sat", add_special_tokens=False).ids
     count = len(ids)
     tokens = {"step": [1] * 4, "completion_ids": [ids] * 4, "sampled_ids": [[*ids, *ids]] * 4}
     tokens |= {"sampler_logprobs": [[-1.0] * count] * 4, "scorer_logprobs": [[-1.0] * (count - 1) + [-2.0]] * 4}
-    pd.DataFrame(tokens).to_parquet(tmp_path / "tokens" / "completions.parquet" / "part-000001.parquet")
+    save_tokens(tmp_path, 1, 1, pd.DataFrame(tokens))
     table = rows(1, finish_reason=["stop", "length"] * 2).assign(masked=[False, False, True, True])
     marked, damaged = tokens_of(tmp_path, table)
     assert damaged == []
@@ -197,10 +168,6 @@ def test_recorded_tokens_are_shown_with_what_became_of_them(tmp_path, starter_fo
     training, _ = training_of(table, "", STOCK, lambda table: (marked, []))
     assert training.table["apart"].tolist() == [True, True, False, False]  # the scorer does not see masked ones
     assert tokens_of(tmp_path, table.assign(step=2)) == ([None] * 4, [])  # of a step without tokens
-    monkeypatch.setattr("workbench.reports.token_marks.MOST_TOKENS", 4 * count - 1)
-    marked, told = tokens_of(tmp_path, table)
-    assert marked == [None] * 4
-    assert f"{4 * count} tokens are too many" in told[0]
 
 
 ODD = {"negative": [1, -1], "too large": [1, 2**33], "text": ["a"], "none": None}
@@ -209,17 +176,15 @@ ODD = {"negative": [1, -1], "too large": [1, 2**33], "text": ["a"], "none": None
 @pytest.mark.parametrize("odd", ODD)
 def test_what_cannot_be_tokens_is_left_out(tmp_path, starter_folder, odd):
     shutil.copy(starter_folder / "tokenizer.json", tmp_path)
-    (tmp_path / "tokens" / "completions.parquet").mkdir(parents=True)
     recorded = pd.DataFrame({"step": [1], "completion_ids": [ODD[odd]]})
-    recorded.to_parquet(tmp_path / "tokens" / "completions.parquet" / "part-000001.parquet")
+    save_tokens(tmp_path, 1, 1, recorded)
     assert tokens_of(tmp_path, pd.DataFrame({"step": [1]})) == ([None], [])
 
 
 def test_a_log_prob_that_is_no_number_has_no_ratio(tmp_path):
-    (tmp_path / "tokens" / "completions.parquet").mkdir(parents=True)
     logprobs = {"sampler_logprobs": [[-1.0, None, -1.0]], "scorer_logprobs": [[-1.5, -1.0, -3.0]]}
     recorded = pd.DataFrame({"step": [1], "completion_ids": [[1, 2, 3]]} | logprobs)
-    recorded.to_parquet(tmp_path / "tokens" / "completions.parquet" / "part-000001.parquet")
+    save_tokens(tmp_path, 1, 1, recorded)
     table = pd.DataFrame({"step": [1], "prompt": ["p"], "completion": ["c"]})
     training, _ = training_of(table, find_tokens=lambda table: tokens_of(tmp_path, table))
     assert training.tokens[0].ratios == [-0.5, None, -2.0] and training.table["apart"].tolist() == [True]
@@ -242,14 +207,22 @@ def test_the_trainings_below_a_run_are_on_one_page_and_a_run_without_completions
     run = write_run(tmp_path)
     assert "microscope" not in build_report(run).read_text()
     for name in ("stock/seed-0", "ours/seed-0"):
-        (run.path / name / "completions.parquet").mkdir(parents=True)
-        rows().to_parquet(run.path / name / "completions.parquet" / "part-000001-000002.parquet")
+        (run.path / name).mkdir(parents=True)
+        append_table(run.path / name, rows())
         write_json(run.path / name / "recipe.json", STOCK)
-    (run.path / "ours" / "seed-0" / "completions.parquet" / "part-000003.parquet").write_bytes(b"PAR1")
+    with (run.path / "ours" / "seed-0" / "completions.jsonl").open("a") as file:
+        file.write("[1]\n")
     assert "microscope" in build_report(run).read_text()
     page = run.path / f"{run.id}-microscope.html"
     assert [t["name"] for t in contents(page)[0]["trainings"]] == ["ours/seed-0", "stock/seed-0"]
-    assert "part-000003.parquet: cannot be read" in page.read_text()
+    assert "completions.jsonl, line 9: [1] is no object" in page.read_text()
+
+
+def test_a_recipe_file_of_a_notebook_s_own_is_not_taken_for_ours(tmp_path):
+    run = write_run(tmp_path, completions=rows().to_dict("records"))
+    write_json(run.path / "recipe.json", {"recipe": "x", "overrides": [], "trainer": 7, "stops": None})
+    (training,), _ = read_trainings(run.path)
+    assert training.grouped and training.stops == []
 
 
 def test_a_recording_too_large_to_be_read_has_no_page_and_its_report_is_made(tmp_path, monkeypatch):
@@ -262,13 +235,14 @@ def test_a_recording_too_large_to_be_read_has_no_page_and_its_report_is_made(tmp
 
 def test_text_is_only_data_in_the_page_and_secrets_are_taken_out(tmp_path):
     texts = [*HOSTILE.values(), "HF_TOKEN=abc1 </script>"]
-    table = pd.DataFrame({"step": 1, "prompt": texts, "completion": texts})
+    table = pd.DataFrame({"step": 1, "prompt": texts, "completion": texts, "finish_reason": texts})
     run = write_run(tmp_path, completions=table.to_dict("records"))
     page = write_microscope(run.path, tmp_path / "m.html", HOSTILE["closing tags"], hide_tokens)
     source = page.read_text()
     assert "window.ran" not in source
     assert "<iframe" not in source
-    _, groups = contents(page)
+    head, groups = contents(page)
+    assert "HF_TOKEN=[token] </script>" in head["trainings"][0]["finish_reasons"]
     shown = [text for group in groups for text in group["completions"]]
     assert shown[0] == HOSTILE["script"]
     assert shown[-1] == "HF_TOKEN=[token] </script>"
@@ -292,11 +266,12 @@ def test_the_report_command_takes_the_output_of_stock_trl(tmp_path, capsys):
 @pytest.mark.slow
 def test_tokens_that_a_watched_training_records_are_those_of_its_texts(starter_folder, tmp_path):
     from workbench import length_reward, make_recipe
+    from workbench.diagnostics.watch import Watch
+    from workbench.recipes.train import make_trainer
     from workbench.training.grpo import GRPOTrainer
-    from workbench.training.watch import Watch
 
     recipe = make_recipe("starter", max_steps=1)
-    trainer = GRPOTrainer.from_recipe(recipe, reward_funcs=length_reward(20), out_dir=tmp_path / "own")
+    trainer = make_trainer(GRPOTrainer, recipe, reward_funcs=length_reward(20), out_dir=tmp_path / "own")
     Watch(trainer, tmp_path / "watched", lambda *_: [], every=1)
     trainer.train()
     (training,), damaged = read_trainings(tmp_path / "watched")

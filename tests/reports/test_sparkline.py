@@ -26,8 +26,8 @@ def test_a_curve_goes_from_the_first_step_at_the_left_to_the_last_and_up_where_t
     assert 'aria-label="reward, 2 to 10"' in svg
 
 
-def test_of_a_long_log_some_lines_are_read_and_the_shape_stays(tmp_path):
-    run = write_run(tmp_path, metrics=[{"step": n, "reward": n, "text": "x" * 500} for n in range(1, 5001)])
+def test_of_a_long_log_some_points_are_drawn_and_the_shape_stays(tmp_path):
+    run = write_run(tmp_path, metrics=[{"step": n, "reward": n, "text": "x"} for n in range(1, 5001)])
     (line,) = points(sparkline(run))
     assert len(line) == 30
     assert line == sorted(line, key=lambda p: (p[0], -p[1]))

@@ -2,7 +2,7 @@ import json
 
 from conftest import write_run
 
-from workbench.batch.sweep import Entry
+from workbench.batch.plan import Entry
 from workbench.reports.sweep import build_sweep_report
 
 FULL = {"seed": 0, "learning_rate": 1e-4, "model": "starter", "title": "a"}
@@ -22,7 +22,7 @@ def test_the_report_groups_what_differs_only_in_the_seed(tmp_path):
     assert path.name == "grid-seed=0..2_learning_rate=1e-4,3e-4.html"
     assert "6 runs: 6 done" in page
     assert "learning_rate=0.0001 (3 seeds)" in page
-    assert "95% bootstrap interval" in page
+    assert "95% t interval" in page
     assert page.count('href="grid/') == 6
     assert (tmp_path / "reports" / "grid" / "0-0.0001.html").is_file()
     assert page.count("<script") == 1  # sorts and filters the table of runs
@@ -45,15 +45,15 @@ def test_a_long_grid_gets_a_short_file_name_of_its_own(tmp_path):
     assert all(len(name) < 120 for name in names)
 
 
-def test_the_groups_shapes_stand_beside_documented_ones_and_a_verdict_where_the_unit_is_the_same(tmp_path):
+def test_a_documented_run_has_a_verdict_where_the_unit_is_the_same_and_the_interval_is_named_by_the_table(tmp_path):
     entries = [entry(tmp_path / "runs", seed, 1e-4) for seed in range(2)]
     page = build_sweep_report("grid", "seed=0..1", entries, tmp_path / "reports").read_text()
-    assert "Most and least like" in page and "half reached" in page
-    assert "Beside documented runs in the same unit" not in page
+    assert "Documented runs in the same unit" not in page
+    assert "95% t interval" in page and "bootstrap" not in page  # of 2 seeds
     length = {"name": "reward_len", "arguments": {"target": 200, "sign": -1}, "lowest": None, "highest": 0.0}
     length["unit"] = "characters from the target of 200"
     for one in entries:
         record = {"recipe": {"seed": one.varied["seed"]}, "reward_funcs": [length]}
         (one.run.path / "recipe.json").write_text(json.dumps(record))
     page = build_sweep_report("grid", "seed=0..1", entries, tmp_path / "reports").read_text()
-    assert "Tolerance: a tenth of the range of the documented curve" in page
+    assert "Tolerance: a tenth of the range of the documented curve" in page and "inconclusive" in page

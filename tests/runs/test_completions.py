@@ -1,17 +1,24 @@
 import errno
 import json
 import os
-import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 
 from workbench.errors import RunError
-from workbench.runs import completions
-from workbench.runs.completions import forget_after, join_completions, save_part
+from workbench.runs.completions import (
+    FILE,
+    append_table,
+    ends_of_completions,
+    forget_after,
+    read_completions,
+    read_parts,
+    save_tokens,
+    token_parts,
+)
 from workbench.runs.run import Run
 
 
@@ -19,113 +26,77 @@ def record(folder, steps):
     with (folder / "metrics.jsonl").open("a") as file:
         for step in steps:
             file.write(json.dumps({"step": step, "elapsed_s": step / 10}) + "\n")
-            save_part(folder, step, pd.DataFrame({"step": step, "completion": [f"{step}a", f"{step}b"]}))
+            append_table(folder, pd.DataFrame({"step": step, "completion": [f"{step}a", f"{step}b"]}))
 
 
 def steps_of(folder):
     return Run(folder).completions["step"].tolist()
 
 
-def names(folder):
-    return sorted(p.name for p in (folder / "completions.parquet").iterdir())
-
-
 def twice(steps):
     return [step for step in steps for _ in "ab"]
 
 
-# --- joining --------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------------------------
 
 
-def test_joining_keeps_every_row_in_order(tmp_path):
-    record(tmp_path, [1, 2, 3])
-    join_completions(tmp_path)
-    assert names(tmp_path) == ["part-000001-000003.parquet"]
-    assert steps_of(tmp_path) == twice([1, 2, 3])
+def test_nothing_recorded_is_an_empty_table(tmp_path):
+    assert read_completions(tmp_path)[0].empty
+    assert ends_of_completions(tmp_path, 5) == ([], 0, [])
 
 
-def test_parts_are_joined_as_a_training_goes_so_that_they_stay_few(tmp_path, monkeypatch):
-    monkeypatch.setattr(completions, "_LOOSE", 4)
-    most = 0
-    for step in range(1, 201):
-        record(tmp_path, [step])
-        most = max(most, len(names(tmp_path)))
-    assert most <= 4 + 7  # those of one step, and one for each power of two
-    assert steps_of(tmp_path) == twice(range(1, 201))
+def test_completions_come_back_as_they_were_recorded(tmp_path):
+    rows = {
+        "completion": ["a\nb\u2028", "é"],
+        "reward": [1.5, float("nan")],
+        "seen": [np.float32(2), None],
+        "ids": [[1, 2], []],
+        "messages": [[{"role": "user", "content": "x"}], []],
+        "ok": [True, False],
+    }
+    append_table(tmp_path, pd.DataFrame({"step": 1, **rows}))
+    table = Run(tmp_path).completions
+    assert list(table) == ["step", *rows]
+    for name in ("completion", "ids", "messages", "ok"):
+        assert table[name].tolist() == rows[name]
+    assert table["reward"].tolist()[0] == 1.5 and np.isnan(table["reward"].tolist()[1])
+    assert (tmp_path / FILE).read_bytes().count(b"\n") == 2
 
 
-def test_a_row_is_written_anew_only_a_few_times(tmp_path, monkeypatch):
-    monkeypatch.setattr(completions, "_LOOSE", 4)
-    written = []
-    plain = completions._write_joined
-
-    def counting(parts, first, last):
-        written.append(last - first + 1)
-        plain(parts, first, last)
-
-    monkeypatch.setattr(completions, "_write_joined", counting)
-    record(tmp_path, range(1, 257))
-    assert sum(written) <= 256 * 7
+@pytest.mark.parametrize("count", [0, 3, 10, 11, 12, 40, 3000])
+def test_the_first_and_the_last_rows_are_found(tmp_path, count):
+    append_table(tmp_path, pd.DataFrame({"step": range(count), "text": "x" * 500}))
+    rows, total, damaged = ends_of_completions(tmp_path, 5)
+    every = list(range(count))
+    assert [row["step"] for row in rows] == (every if count <= 10 else every[:5] + every[-5:])
+    assert (total, damaged) == (count, [])
 
 
-@pytest.mark.parametrize("left", ["all", "some"])
-def test_a_kill_while_joining_loses_and_doubles_nothing(tmp_path, left):
-    record(tmp_path, [1, 2, 3])
-    folder = tmp_path / "completions.parquet"
-    parts = {p.name: p.read_bytes() for p in folder.iterdir()}
-    join_completions(tmp_path)
-    for name, content in list(parts.items())[: 3 if left == "all" else 2]:  # killed before the last unlink
-        (folder / name).write_bytes(content)
-    (folder / ".part-000001-000003.parquet.0f").write_bytes(b"half")
-    assert steps_of(tmp_path) == twice([1, 2, 3])
-    forget_after(tmp_path, 3)
-    assert names(tmp_path) == ["part-000001-000003.parquet"]
-    assert steps_of(tmp_path) == twice([1, 2, 3])
-
-
-def test_a_run_that_goes_on_after_joining_records_further_steps(tmp_path):
+@pytest.mark.parametrize("half", ['{"step": 3, "comp', "{", '{"step": 3, "completion": "\\u00', '{"step": 3'])
+def test_a_last_line_cut_short_by_a_kill_is_left_out_and_the_next_step_stands_on_a_line_of_its_own(tmp_path, half):
     record(tmp_path, [1, 2])
-    join_completions(tmp_path)
-    record(tmp_path, [3, 4])
-    assert steps_of(tmp_path) == twice([1, 2, 3, 4])
-    forget_after(tmp_path, 3)
-    assert steps_of(tmp_path) == twice([1, 2, 3])
-    join_completions(tmp_path)
-    assert steps_of(tmp_path) == twice([1, 2, 3])
-
-
-def test_parts_with_other_columns_or_types_are_one_table(tmp_path):
-    tables = [{"n": [1]}, {"n": [None]}, {"n": [0.5], "late": ["x"]}, {"tokens": [[1, 2]]}]
-    for step, columns in enumerate(tables, 1):
-        save_part(tmp_path, step, pd.DataFrame({"step": [step], **columns}))
-    before = Run(tmp_path).completions
-    join_completions(tmp_path)
-    assert names(tmp_path) == ["part-000001-000004.parquet"]
-    pd.testing.assert_frame_equal(Run(tmp_path).completions, before)
-    assert before["n"].tolist()[::2] == [1, 0.5]
-    assert before["tokens"].iloc[3].tolist() == [1, 2]
-
-
-def test_types_that_do_not_go_together_stay_in_their_parts_and_are_shown(tmp_path):
-    for step, value in ((1, 1), (2, "a")):
-        save_part(tmp_path, step, pd.DataFrame({"step": [step], "n": [value]}))
-    join_completions(tmp_path)
-    assert len(names(tmp_path)) == 2
-    assert Run(tmp_path).completions["n"].tolist() == [1, "a"]
-
-
-def test_what_older_versions_joined_is_read_cut_and_joined_on(tmp_path):
-    for step in range(5):
-        covered = range(1, 4) if step == 0 else [step]
-        path = tmp_path / "completions.parquet" / f"part-{step:06d}.parquet"
-        path.parent.mkdir(exist_ok=True)
-        pd.DataFrame({"step": covered, "completion": "x"}).to_parquet(path)
-    assert steps_of(tmp_path) == [1, 2, 3, 4]  # 1 to 3 stand in two files
+    with (tmp_path / FILE).open("a") as file:
+        file.write(half)
+    assert steps_of(tmp_path) == twice([1, 2])
     forget_after(tmp_path, 2)
-    assert steps_of(tmp_path) == [1, 2]
     record(tmp_path, [3])
-    join_completions(tmp_path)
-    assert steps_of(tmp_path) == [1, 2, 3, 3]
+    assert steps_of(tmp_path) == twice([1, 2, 3])
+
+
+def test_a_damaged_line_is_named_and_the_others_are_shown(tmp_path):
+    record(tmp_path, [1, 2, 3])
+    lines = (tmp_path / FILE).read_text().splitlines()
+    (tmp_path / FILE).write_text("\n".join([lines[0], "[1]", *lines[2:]]) + "\n")
+    with pytest.warns(UserWarning, match=r"completions.jsonl, line 2: .* is no object.*the other lines are shown"):
+        assert steps_of(tmp_path) == [1, 2, 2, 3, 3]
+    assert "line 2" in ends_of_completions(tmp_path, 5)[2][0]
+
+
+def test_completions_are_not_read_through_a_link(tmp_path):
+    (tmp_path / "private").write_text('{"step": 1, "completion": "s3cr3t"}\n')
+    (tmp_path / FILE).symlink_to(tmp_path / "private")
+    with pytest.raises(RunError, match=r"completions.jsonl: a link"):
+        _ = Run(tmp_path).completions
 
 
 # --- resuming -------------------------------------------------------------------------------------------------------
@@ -140,13 +111,13 @@ def test_what_follows_the_checkpoint_is_forgotten_and_a_cut_line_too(tmp_path):
     assert steps_of(tmp_path) == twice([1, 2])
 
 
-def test_a_resume_within_joined_steps_keeps_those_before_it(tmp_path):
-    record(tmp_path, range(1, 11))
-    join_completions(tmp_path)
-    forget_after(tmp_path, 4)
-    assert names(tmp_path) == ["part-000001-000004.parquet"]
-    record(tmp_path, range(5, 8))
-    assert steps_of(tmp_path) == twice(range(1, 8))
+def test_a_damaged_line_is_named_when_a_run_resumes_and_nothing_is_dropped(tmp_path):
+    record(tmp_path, [1])
+    for line in ('{"step": ', "[1]", '{"loss": 1}'):
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + line + '\n{"step": 2}\n')
+        with pytest.raises(RunError, match=r"metrics.jsonl.*line"):
+            forget_after(tmp_path, 1)
+        assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 3
 
 
 FULL_DISK = """
@@ -160,90 +131,76 @@ forget_after(Path(sys.argv[1]), 3)
 
 
 def test_a_disk_that_fills_while_resuming_destroys_nothing(tmp_path):
-    for step in (1, 2, 3, 4):
-        text = os.urandom(20_000).hex()
-        save_part(tmp_path, step, pd.DataFrame({"step": [step], "completion": [text]}))
-    join_completions(tmp_path)
-    before = Run(tmp_path).completions
+    append_table(tmp_path, pd.DataFrame({"step": [1, 2, 3, 4], "completion": [os.urandom(20_000).hex()] * 4}))
+    before = (tmp_path / FILE).read_bytes()
     done = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True)
     assert os.strerror(errno.EFBIG) in done.stderr
-    pd.testing.assert_frame_equal(Run(tmp_path).completions, before)
-    assert names(tmp_path) == ["part-000001-000004.parquet"]
+    assert (tmp_path / FILE).read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
-def test_joining_that_fails_leaves_the_parts_and_the_training_goes_on(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    record(tmp_path, [1, 2, 3])
-    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
-    join_completions(tmp_path)
-    assert len(names(tmp_path)) == 3
-    assert steps_of(tmp_path) == twice([1, 2, 3])
+# --- tokens ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_damaged_line_of_the_metrics_is_named_when_a_run_resumes(tmp_path):
-    record(tmp_path, [1])
-    for line in ('{"step": ', "[1]", '{"loss": 1}'):
-        (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + line + '\n{"step": 2}\n')
-        with pytest.raises(RunError, match=r"metrics.jsonl.*line"):
-            forget_after(tmp_path, 1)
+def tokens(*steps):
+    return pd.DataFrame({"step": steps, "completion_ids": [[step] for step in steps]})
 
 
-# --- damage ---------------------------------------------------------------------------------------------------------
-
-
-def cut_short(path, size=4):
-    path.write_bytes(path.read_bytes()[:size])
-
-
-@pytest.mark.parametrize("size", [0, 4, 300])
-def test_a_part_cut_short_is_named_and_the_rest_is_shown_joined_and_kept(tmp_path, size):
-    record(tmp_path, range(1, 7))
-    cut_short(tmp_path / "completions.parquet/part-000003.parquet", size)
-    kept = twice([1, 2, 4, 5, 6])
-    with pytest.warns(UserWarning, match=r"part-000003.parquet: cannot be read.*the other parts are shown"):
-        assert steps_of(tmp_path) == kept
-    join_completions(tmp_path)
-    assert names(tmp_path) == ["part-000001-000002.parquet", "part-000003.parquet", "part-000004-000006.parquet"]
-    with pytest.warns(UserWarning, match=r"part-000003.parquet: cannot be read"):
-        assert steps_of(tmp_path) == kept
-
-
-def test_a_joined_part_cut_short_hides_no_step_that_is_recorded_after_a_resume(tmp_path):
-    record(tmp_path, range(1, 7))
-    join_completions(tmp_path)
-    cut_short(tmp_path / "completions.parquet/part-000001-000006.parquet")
+def test_tokens_are_kept_in_parts_and_cut_at_the_checkpoint(tmp_path):
+    for steps in ([1], [2, 3, 4], [5]):
+        save_tokens(tmp_path, steps[0], steps[-1], tokens(*steps))
     forget_after(tmp_path, 3)
-    record(tmp_path, [4, 5])
-    with pytest.warns(UserWarning, match=r"part-000001-000003.parquet: cannot be read"):
-        assert steps_of(tmp_path) == twice([4, 5])
+    assert [path.name for path in token_parts(tmp_path)] == ["part-000001-000001.parquet", "part-000002-000003.parquet"]
+    table, damaged = read_parts(token_parts(tmp_path))
+    assert (table["step"].tolist(), damaged) == ([1, 2, 3], [])
+    assert [list(ids) for ids in table["completion_ids"]] == [[1], [2], [3]]
 
 
-def test_a_damaged_page_within_a_part_is_named_too(tmp_path):
-    record(tmp_path, [1, 2])
-    path = tmp_path / "completions.parquet/part-000001.parquet"
-    data = bytearray(path.read_bytes())
-    data[4:60] = b"\xff" * 56
-    path.write_bytes(bytes(data))
-    with pytest.warns(UserWarning, match=r"part-000001.parquet: cannot be read"):
-        assert steps_of(tmp_path) == twice([2])
+def test_a_damaged_part_is_named_and_the_others_are_read(tmp_path):
+    for step in (1, 2, 3):
+        save_tokens(tmp_path, step, step, tokens(step))
+    first, second, third = token_parts(tmp_path)
+    first.write_bytes(b"PAR1")
+    pd.DataFrame({"text": ["x"]}).to_parquet(second)
+    table, damaged = read_parts([first, second, third])
+    assert table["step"].tolist() == [3]
+    assert [sentence.partition(": ")[0] for sentence in damaged] == [str(first), str(second)]
 
 
-def test_a_part_without_steps_is_named(tmp_path):
-    record(tmp_path, [1])
-    pd.DataFrame({"completion": ["x"]}).to_parquet(tmp_path / "completions.parquet/part-000002.parquet")
-    with pytest.warns(UserWarning, match="no column `step` of whole numbers"):
-        assert steps_of(tmp_path) == twice([1])
+# --- folders of version 0.1 -----------------------------------------------------------------------------------------
 
 
-def test_parts_are_not_read_through_links(tmp_path):
-    record(tmp_path, [1])
-    shutil.move(tmp_path / "completions.parquet/part-000001.parquet", tmp_path / "private.parquet")
-    (tmp_path / "completions.parquet/part-000001.parquet").symlink_to(tmp_path / "private.parquet")
-    with pytest.warns(UserWarning, match=r"part-000001.parquet: a link"):
-        assert Run(tmp_path).completions.empty
-    shutil.move(tmp_path / "completions.parquet", tmp_path / "elsewhere")
-    (tmp_path / "completions.parquet").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RunError, match=r"completions.parquet: a link"):
-        _ = Run(tmp_path).completions
+@pytest.fixture
+def old(tmp_path):
+    """Steps 1 to 3 joined, with one of the parts that a kill left over, and step 4; tokens beside them."""
+    folder = tmp_path / "completions.parquet"
+    folder.mkdir()
+    for name, steps in (("000001-000003", [1, 2, 3]), ("000003", [3]), ("000004", [4])):
+        table = pd.DataFrame({"step": steps, "completion": [f"c{step}" for step in steps]})
+        table.to_parquet(folder / f"part-{name}.parquet")
+    (tmp_path / "tokens" / "completions.parquet").mkdir(parents=True)
+    tokens(1, 2, 3, 4).to_parquet(tmp_path / "tokens" / "completions.parquet" / "part-000001-000004.parquet")
+    return tmp_path
+
+
+def test_a_folder_of_version_0_1_is_read(old):
+    assert Run(old).completions["completion"].tolist() == ["c1", "c2", "c3", "c4"]
+    assert ends_of_completions(old, 1)[1] == 4
+    assert read_parts(token_parts(old))[0]["step"].tolist() == [1, 2, 3, 4]
+
+
+def test_a_training_of_version_0_1_goes_on_in_today_s_form(old):
+    forget_after(old, 2)
+    record(old, [3])
+    save_tokens(old, 3, 3, tokens(3))
+    assert Run(old).completions["completion"].tolist() == ["c1", "c2", "3a", "3b"]
+    assert read_parts(token_parts(old))[0]["step"].tolist() == [1, 2, 3]
+    assert not list(old.rglob("completions.parquet"))
+
+
+def test_a_damaged_part_of_version_0_1_is_named_and_stops_a_resume_that_would_lose_it(old):
+    (old / "completions.parquet" / "part-000004.parquet").write_bytes(b"PAR1")
+    with pytest.warns(UserWarning, match=r"part-000004.parquet: cannot be read"):
+        assert steps_of(old) == [1, 2, 3]
+    with pytest.raises(RunError, match=r"part-000004.parquet: cannot be read.*Remove it to go on"):
+        forget_after(old, 3)

@@ -3,15 +3,23 @@ import os
 import time
 
 import numpy as np
-import psutil
 import pytest
 from conftest import write_run
 
 from workbench.errors import ParameterError, RunError
 from workbench.runs import run as run_module
 from workbench.runs.files import read_json, write_json
-from workbench.runs.ownership import TOKEN_VARIABLE
-from workbench.runs.run import claim_row, create_run, list_runs, load_run, open_run, runs_root, save_result
+from workbench.runs.run import (
+    claim_row,
+    create_run,
+    list_runs,
+    load_run,
+    open_run,
+    runs_root,
+    save_result,
+    set_status,
+    slurm_job,
+)
 
 HEADLINE = {"name": "reward", "value": -4.0}
 
@@ -22,15 +30,6 @@ HEADLINE = {"name": "reward", "value": -4.0}
 def test_a_run_without_metrics_says_so(tmp_path):
     with pytest.raises(RunError, match="logged no step"):
         _ = write_run(tmp_path).metrics
-
-
-def test_completions_are_one_table_in_the_order_of_their_parts(tmp_path):
-    import pandas as pd
-
-    run = write_run(tmp_path, completions=[{"step": 1, "completion": "a"}])
-    pd.DataFrame({"step": [2], "completion": ["b"]}).to_parquet(run.path / "completions.parquet/part-000002.parquet")
-    assert run.completions["completion"].tolist() == ["a", "b"]
-    assert write_run(tmp_path, "2026-2").completions.empty
 
 
 @pytest.mark.parametrize(
@@ -138,19 +137,6 @@ def test_a_notebook_without_a_runner_owns_its_run_and_ends_it(tmp_path, monkeypa
     assert run.status["state"] == "done"
 
 
-def test_a_notebook_under_a_runner_leaves_the_state_to_it(tmp_path, monkeypatch):
-    folder = write_run(tmp_path, state="running").path
-    status = read_json(folder / "status.json", {})
-    parent = {"pid": os.getppid(), "started": psutil.Process(os.getppid()).create_time() - psutil.boot_time()}
-    write_json(folder / "status.json", status | {"owner": status["owner"] | parent})
-    monkeypatch.setenv(TOKEN_VARIABLE, status["owner"]["token"])
-    run = open_run("nb", str(folder), {"seed": 9})
-    save_result(run, headline=HEADLINE, checks={}, numbers={})
-    assert run.path == folder
-    assert run.params["seed"] == 1  # the runner's, not overwritten
-    assert run.status["state"] == "running"
-
-
 def test_a_fresh_out_dir_given_by_hand_becomes_a_run(tmp_path):
     run = open_run("nb", str(tmp_path / "new"), {"seed": 2})
     assert (run.params, run.status["state"]) == ({"seed": 2}, "running")
@@ -214,3 +200,77 @@ def test_ids_are_in_the_order_of_their_making_whatever_the_time_zone(tmp_path, m
     monkeypatch.undo()
     time.tzset()
     assert list_runs(tmp_path) == made
+
+
+# --- states -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", ["done", "failed", "interrupted"])
+def test_a_run_that_ended_keeps_its_state_when_nobody_holds_its_lock(tmp_path, state):
+    run = write_run(tmp_path, state=state)
+    assert run.status["state"] == state
+
+
+def test_a_folder_without_status_reads_as_interrupted(tmp_path):
+    run = write_run(tmp_path)
+    (run.path / "status.json").unlink()
+    assert run.status["state"] == "interrupted"
+
+
+def test_an_unknown_state_is_refused(tmp_path):
+    with pytest.raises(ParameterError, match="queued, running, done, failed, interrupted"):
+        set_status(tmp_path, "finished")
+
+
+def test_a_status_keeps_the_time_of_each_state_and_hides_a_token_in_the_error(tmp_path):
+    set_status(tmp_path, "running")
+    status = set_status(tmp_path, "failed", "401 with HF_TOKEN=S3cretS3cret")
+    assert list(status["times"]) == ["running", "failed"]
+    assert status["error"] == "401 with HF_TOKEN=[token]"
+    assert read_json(tmp_path / "status.json", {}) == status
+
+
+@pytest.mark.parametrize(
+    "variables, job",
+    [
+        ({}, None),
+        ({"SLURM_JOB_ID": "12"}, "12"),
+        ({"SLURM_JOB_ID": "12", "SLURM_ARRAY_JOB_ID": "10", "SLURM_ARRAY_TASK_ID": "3"}, "10_3"),
+    ],
+)
+def test_a_process_knows_its_slurm_job(tmp_path, monkeypatch, variables, job):
+    for name in ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert slurm_job() == job
+    set_status(tmp_path, "queued", owner={"job": "10_3", "log": "slurm.out"})
+    assert set_status(tmp_path, "running")["owner"].get("log") == ("slurm.out" if job == "10_3" else None)
+
+
+def test_a_run_took_the_time_of_all_its_executions(tmp_path, monkeypatch):
+    from workbench.runs.summary import duration
+
+    for state, when in (
+        ("queued", 0),
+        ("running", 10),
+        ("interrupted", 40),
+        ("queued", 90),
+        ("running", 100),
+        ("done", 105),
+    ):
+        status = set_status(tmp_path, state, when=float(when))
+    assert duration(status) == 35.0
+    assert duration({"state": "done", "times": {"running": 2.0, "done": 9.0}}) == 7.0  # of version 0.1
+    assert duration({"state": "failed", "times": {"running": 20.0, "failed": 9.0}}) is None
+    assert duration({"state": "queued", "times": {}}) is None
+
+
+def test_a_run_that_cannot_be_made_whole_leaves_no_folder(tmp_path, monkeypatch):
+    def full(path, value):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run_module, "write_json", full)
+    with pytest.raises(OSError, match="No space left"):
+        create_run("nb", {}, tmp_path)
+    assert list(tmp_path.rglob("*")) == [tmp_path / "nb"]

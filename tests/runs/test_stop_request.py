@@ -1,13 +1,17 @@
 import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import write_notebook, write_run
 
-from workbench.errors import TrainingStopped
+from workbench.errors import RunError, TrainingStopped
+from workbench.runs import lock
 from workbench.runs import stop_request as stop_request_module
-from workbench.runs.files import load_metrics, read_json, write_json
+from workbench.runs.files import load_metrics
 from workbench.runs.run import create_run, list_runs
-from workbench.runs.stop_request import clear_stop, go_on, honour_stop, request_stop, run_is_lost, stop_request
+from workbench.runs.stop_request import clear_stop, go_on, honour_stop, interruptible, request_stop, stop_request
 
 SMALL = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16, "save_steps": 4}
 
@@ -34,13 +38,22 @@ def test_an_honoured_request_is_gone_and_the_run_of_this_process_reads_as_interr
     assert (run.status["state"], run.status["error"]) == ("running", None)
 
 
-def test_the_status_of_a_run_that_a_runner_owns_is_left_to_the_runner(tmp_path):
-    run = create_run("by_hand", {}, tmp_path, state="running")
-    status = read_json(run.path / "status.json", {})
-    write_json(run.path / "status.json", status | {"owner": {"pid": 1, "host": "elsewhere", "started": "0"}})
+def test_the_status_of_a_run_that_a_runner_executes_is_left_to_the_runner(tmp_path):
+    run = write_run(tmp_path, state="running")
+    number = os.dup(lock.open_lock(run.path))  # the runner's
+    lock.let_go(run.path)
     honour_stop(run.path, "stopped")
     assert run.status["state"] == "running"
-    clear_stop(run)
+    os.close(number)
+
+
+def test_a_training_does_not_go_on_where_another_process_has_gone_on_meanwhile(tmp_path):
+    run = create_run("by_hand", {}, tmp_path, state="running")
+    honour_stop(run.path, "stopped")
+    with lock.looked_at(run.path), pytest.raises(RunError, match="holds its lock"):
+        go_on(run.path)
+    go_on(run.path)
+    assert run.status["state"] == "running"
 
 
 class AskAfter:
@@ -57,8 +70,8 @@ class AskAfter:
 
 
 def train(out_dir, reward, **fields):
-    from workbench.training.grpo import train_grpo
-    from workbench.training.recipes import make_recipe
+    from workbench.recipes.recipes import make_recipe
+    from workbench.recipes.train import train_grpo
 
     return train_grpo(make_recipe("starter", **(SMALL | fields)), reward_funcs=reward, out_dir=out_dir)
 
@@ -98,8 +111,8 @@ def test_a_stop_asked_before_the_first_or_during_the_last_step_loses_nothing(sta
 def test_ppo_stops_too_and_leaves_its_policy(starter_folder, tmp_path):
     from transformers import TrainerCallback
 
-    from workbench.training.ppo import train_ppo
-    from workbench.training.recipes import make_recipe
+    from workbench.recipes.ppo import train_ppo
+    from workbench.recipes.recipes import make_recipe
 
     run = create_run("by_hand", {}, tmp_path, state="running")
 
@@ -117,7 +130,7 @@ def test_ppo_stops_too_and_leaves_its_policy(starter_folder, tmp_path):
 @pytest.mark.slow
 def test_a_notebook_that_was_asked_to_stop_is_interrupted_and_resumes_to_its_end(starter_folder, tmp_path):
     from workbench.batch.execute import execute_run
-    from workbench.batch.sweep import plan_run
+    from workbench.batch.plan import plan_run
 
     cells = (
         "from workbench import length_reward, make_recipe, train_grpo\n"
@@ -149,11 +162,10 @@ def test_a_file_system_that_is_away_for_a_moment_ends_no_training(tmp_path, monk
             stop_request_module, "_run_folder", lambda _: (_ for _ in ()).throw(OSError(116, "Stale file handle"))
         )
         assert stop_request(run.path) is None
-        assert run_is_lost(run.path) is False
     assert stop_request(run.path) == "its button"
 
 
-def test_files_far_above_a_training_or_of_another_user_do_not_speak_to_it(tmp_path, monkeypatch):
+def test_files_far_above_a_training_do_not_speak_to_it(tmp_path):
     run = write_run(tmp_path, state="running")
     request_stop(run, "its button")
     deep = run.path / "arms" / "one" / "seed-0"
@@ -162,5 +174,26 @@ def test_files_far_above_a_training_or_of_another_user_do_not_speak_to_it(tmp_pa
     deeper = deep / "a" / "b"
     deeper.mkdir(parents=True)
     assert stop_request(deeper) is None  # a stranger's folder far above is not its run
-    monkeypatch.setattr(stop_request_module.os, "getuid", lambda: 12345)
-    assert stop_request(deep) is None
+
+
+def test_sigterm_and_a_closed_terminal_interrupt_but_a_handler_that_is_set_stays():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    try:
+        with pytest.raises(KeyboardInterrupt), interruptible():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+            with interruptible():  # within another one
+                os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_outside_the_main_thread_no_handler_is_set():
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(_handler_of_sigterm).result() is signal.SIG_DFL
+
+
+def _handler_of_sigterm():
+    with interruptible():
+        return signal.getsignal(signal.SIGTERM)

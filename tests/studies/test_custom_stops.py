@@ -1,8 +1,8 @@
 """What runs on real vLLM is judged in test_on_vllm.py."""
 
+from workbench.recipes.recipes import make_recipe
 from workbench.studies.custom_stops import OURS, STOCK_MASKED, STOCK_UNMASKED, ObservedGRPOTrainer, custom_stop_arms
 from workbench.training.grpo import GRPOTrainer
-from workbench.training.recipes import make_recipe
 
 
 def test_stock_is_told_by_generation_kwargs_and_the_workbench_by_its_stops():
@@ -12,7 +12,7 @@ def test_stock_is_told_by_generation_kwargs_and_the_workbench_by_its_stops():
         STOCK_UNMASKED: ObservedGRPOTrainer,
         OURS: GRPOTrainer,
     }
-    assert {arm.stops.strings for arm in arms.values()} == {("</search>",)}
+    assert {arm.stops.stop for arm in arms.values()} == {("</search>",)}
     masked = {name: arm.options["mask_truncated_completions"] for name, arm in arms.items()}
     assert masked == {STOCK_MASKED: True, STOCK_UNMASKED: False, OURS: True}
     assert arms[STOCK_MASKED].options["generation_kwargs"]["stop"] == ["</search>"]

@@ -1,9 +1,9 @@
 import dataclasses
 
 from workbench import length_reward
-from workbench.curves.baselines import load_baseline
+from workbench.curves.documented import load_baseline
+from workbench.recipes.recipes import DOCS, STARTER
 from workbench.studies.docs_example import OTHER_REWARD, docs_example_arms
-from workbench.training.recipes import DOCS, STARTER
 from workbench.training.rewards import describe_reward
 
 

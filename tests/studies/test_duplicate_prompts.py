@@ -6,15 +6,15 @@ import tempfile
 import pytest
 import trl
 
+from workbench.recipes.recipes import resolve_model
 from workbench.studies.duplicate_prompts import equal_prompt_batch, make_trainer, sampler_layout, show_layout
 from workbench.training.groups import check_groups
-from workbench.training.recipes import resolve_model
 
 
 def test_trl_s_sampler_repeats_each_prompt_in_groups_and_uses_every_prompt_once():
     layout = sampler_layout(prompts=6, num_generations=4, prompts_per_batch=3, seed=1)
     for batch in layout:
-        check_groups(batch, None, 4)
+        check_groups(batch, 4)
     assert sorted(prompt for batch in layout for prompt in batch[::4]) == list(range(6))
     assert layout != sampler_layout(prompts=6, num_generations=4, prompts_per_batch=3, seed=2)
 
@@ -23,7 +23,7 @@ def test_trl_s_sampler_repeats_each_prompt_in_groups_and_uses_every_prompt_once(
 def test_a_batch_has_the_asked_share_of_equal_groups(equal, different):
     rows = [{"prompt": str(n)} for n in range(50)]
     batch = [row["prompt"] for row in equal_prompt_batch(rows, 4, 2, equal)]
-    check_groups(batch, None, 2)
+    check_groups(batch, 2)
     assert len(batch) == 8 and len(set(batch)) == different
 
 

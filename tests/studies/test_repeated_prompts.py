@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from workbench.errors import ParameterError
-from workbench.runs.completions import save_part
+from workbench.recipes.recipes import load_prompts
+from workbench.runs.completions import append_table
 from workbench.runs.run import Run
 from workbench.studies.custom_stops import ObservedGRPOTrainer
 from workbench.studies.repeated_prompts import (
@@ -28,7 +29,6 @@ from workbench.studies.repeated_prompts import (
     search_recipe,
 )
 from workbench.training.grpo import GRPOTrainer
-from workbench.training.recipes import load_prompts
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_the_four_arms_differ_in_trainer_and_seed_and_none_masks():
         OURS: GRPOTrainer,
         SHARED: GRPOTrainer,
     }
-    assert {arm.stops.strings for arm in arms.values()} == {("</search>",)}
+    assert {arm.stops.stop for arm in arms.values()} == {("</search>",)}
     assert not any(arm.options["mask_truncated_completions"] for arm in arms.values())
     assert arms[SEEDED].options["generation_kwargs"].pop("seed") == 7
     assert arms[SEEDED].options["generation_kwargs"] == arms[STOCK].options["generation_kwargs"]
@@ -87,7 +87,7 @@ def trained(folder, rewards, grad_norm=0.5, requests=8, prompts=("a", "a", "b", 
     (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     (folder / "recipe.json").write_text(json.dumps({"recipe": {"num_generations": 2}}))
     for step in range(1, len(rewards) + 1):
-        save_part(folder, step, pd.DataFrame({"step": step, "prompt": list(prompts)}))
+        append_table(folder, pd.DataFrame({"step": step, "prompt": list(prompts)}))
     return Run(folder)
 
 

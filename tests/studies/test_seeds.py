@@ -5,9 +5,9 @@ import pytest
 
 from workbench import StopSpec, length_reward
 from workbench.errors import TrainingStopped
+from workbench.recipes.recipes import Recipe
 from workbench.runs.files import read_json
 from workbench.studies.seeds import Arm, arm_table, column_means, share_cut, train_arms
-from workbench.training.recipes import Recipe
 
 SMALL = Recipe(max_steps=3, num_generations=2, per_device_train_batch_size=4, max_completion_length=8, save_steps=1)
 ARM = Arm(SMALL, length_reward(20))
@@ -30,7 +30,7 @@ def test_a_finished_arm_is_reused_only_where_it_is_what_is_asked_now(tmp_path, c
     changes = [
         {"recipe": dataclasses.replace(SMALL, learning_rate=1e-4)},
         {"reward_funcs": length_reward(21)},
-        {"stops": StopSpec(strings=(" the",))},
+        {"stops": StopSpec(stop=(" the",))},
         {"options": {"beta": 0.1}},
     ]
     for change in changes:

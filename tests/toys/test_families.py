@@ -1,9 +1,10 @@
 import pytest
 import torch
 
-from workbench.consistency.padding_report import NEEDS_POSITIONS, ROUNDING, UNUSED
+from workbench.diagnostics.padding_report import NEEDS_POSITIONS, ROUNDING, UNUSED
 from workbench.errors import ParameterError
-from workbench.toys.families import FAMILIES, VOCAB, family_model, family_table, random_texts
+from workbench.studies.positions import family_table
+from workbench.toys.families import FAMILIES, VOCAB, family_model, random_texts
 
 
 @pytest.mark.parametrize("name", FAMILIES)

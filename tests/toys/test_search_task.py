@@ -2,7 +2,6 @@ from collections import Counter
 
 import pytest
 
-from workbench.toys import search_task
 from workbench.toys.search_task import CLOSE, search_corpus, search_model, search_prompts
 
 
@@ -35,8 +34,19 @@ def test_the_seed_decides_the_targets():
     assert search_corpus(50) != search_corpus(50, seed=1)
 
 
-def test_the_model_is_warm_started_on_the_whole_corpus(monkeypatch, tmp_path):
-    asked = []
-    monkeypatch.setattr(search_task, "warm_started", lambda *args: asked.append(args) or tmp_path)
-    assert search_model(tmp_path) == tmp_path
-    assert asked == [("search", search_corpus(), "qwen2", tmp_path)]
+def test_the_model_calls_for_a_topic_and_often_goes_on_after_the_call():
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer, model = (auto.from_pretrained(search_model()) for auto in (AutoTokenizer, AutoModelForCausalLM))
+    rows = search_prompts()
+    prompts = [row["prompt"] for row in rows]
+    batch = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        ids = model.generate(**batch, do_sample=True, max_new_tokens=48)[:, batch.input_ids.shape[1] :]
+    texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    assert (ids == tokenizer.eos_token_id).any(1).float().mean() > 0.9  # it ends its text
+    assert sum(CLOSE in text for text in texts) > 60
+    assert 12 < sum(row["answer"] in text for row, text in zip(rows, texts, strict=True)) < 108  # GRPO can improve it
+    assert any(not text.endswith(CLOSE) for text in texts if CLOSE in text)

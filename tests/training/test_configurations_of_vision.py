@@ -7,7 +7,7 @@ from configuration_turns import chats
 from configuration_vision import FAMILIES, load_vision_model, pictures, save_vision_model
 from trl_version import TRL
 
-from workbench.training.monitoring import monitor_padding
+from workbench.diagnostics.padding_monitor import monitor_padding
 
 pytestmark = pytest.mark.slow
 

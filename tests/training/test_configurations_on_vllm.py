@@ -4,20 +4,20 @@ import copy
 import re
 from types import SimpleNamespace
 
+import conftest
 import pytest
 import torch
 from configuration_models import TURN_END, llama2_like
 from configuration_runs import LIMIT, STOP, build, tokenizer
 from configuration_table import not_tested, shows, shows_refusal, trl_has_none
 from configuration_vision import load_vision_model, pictures, save_vision_model
-from conftest import result_of
 from peft import LoraConfig
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 from trl.generation.vllm_generation import VLLMGeneration
 
 from workbench.errors import ParameterError
-from workbench.training.vllm_sync import _vllm_params, reload_server
+from workbench.training.sync_on_cpu import _vllm_params, reload_server
 
 from .test_configurations_of_turns import assert_two_turns_of
 
@@ -37,7 +37,7 @@ not_tested(
 @pytest.fixture(scope="module")
 def on_vllm(tmp_path_factory):
     """Case -> what came of it."""
-    return result_of("configurations_on_vllm.py", str(tmp_path_factory.mktemp("vllm")))
+    return conftest.on_vllm("configurations_on_vllm", str(tmp_path_factory.mktemp("vllm")))
 
 
 # --- several turns ---------------------------------------------------------------------------------------------------
@@ -47,7 +47,8 @@ def on_vllm(tmp_path_factory):
 def test_stock_masks_every_row_whose_turns_ended_at_a_stop_string(kind, on_vllm):
     got = on_vllm["tools"]["stock"]
     at_eos = [ids[-1] == tokenizer().eos_token_id for ids in got["ids"]]
-    assert [bool(row) for row in got["trained"]] == at_eos and sum(at_eos) < len(at_eos) / 2
+    assert [bool(row) for row in got["trained"]] == at_eos
+    assert any(tokenizer().decode(ids).endswith("</search>") for ids in got["ids"])
 
 
 @pytest.mark.parametrize("case", ["ours", "environment"])
@@ -66,7 +67,7 @@ def test_a_rollout_function_that_asks_the_engine_itself_is_not_touched_and_its_r
     ended = [own.decode(ids).endswith("</search>") or ids[-1] == own.eos_token_id for ids in got["ids"]]
     assert rows["finish_reason"] == ["stop" if e else "length" for e in ended]
     assert got["trained"] == [ids if e else [] for ids, e in zip(got["ids"], ended, strict=True)]
-    assert len(set(map(tuple, got["ids"]))) > 4
+    assert len(set(map(tuple, got["ids"]))) > 1
     assert all(line["sampling/sampling_logp_difference/max"] < 1e-3 for line in got["log"])
 
 
@@ -76,7 +77,7 @@ def test_a_rollout_function_that_asks_the_engine_itself_is_not_touched_and_its_r
 @shows("LoRA on vLLM", *SAMPLED)
 def test_the_engine_samples_from_the_policy_with_its_adapter_which_stays_apart(kind, on_vllm):
     got = on_vllm["lora"][kind]
-    assert got["engine"] == got["policy"] != got["base"]
+    assert got["behind the policy's best"] < 1e-2 < 0.1 < got["behind the base's best"]
     assert got["kept"]
     if kind == "GRPO":
         assert all(line["sampling/sampling_logp_difference/max"] < 1e-3 for line in got["log"])

@@ -6,26 +6,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.errors import ParameterError
-from workbench.training.groups import (
-    check_groups,
-    group_advantages,
-    identical_groups,
-)
+from workbench.studies.duplicate_prompts import group_advantages
+from workbench.training.groups import check_groups, identical_groups
 
 
 @pytest.mark.parametrize(
-    ("prompts", "completions", "g", "message"),
+    ("prompts", "g", "message"),
     [
-        (["a", "b"], None, 2, "group 0.*row 0 is 'a', row 1 is 'b'"),
-        (["a", "a", "b", "c"], None, 2, "group 1.*row 3 is 'c'"),
-        (["a", "a", "a"], None, 2, "no multiple"),
-        (["a", "a"], ["x"], 2, "2 prompts but 1 completions"),
-        (["a"], None, 0, "at least 1"),
+        (["a", "b"], 2, "group 0.*row 0 is 'a', row 1 is 'b'"),
+        (["a", "a", "b", "c"], 2, "group 1.*row 3 is 'c'"),
+        (["a", "a", "a"], 2, "no multiple"),
+        (["a"], 0, "at least 1"),
     ],
 )
-def test_a_batch_that_is_not_made_of_groups_is_refused_by_group_and_row(prompts, completions, g, message):
+def test_a_batch_that_is_not_made_of_groups_is_refused_by_group_and_row(prompts, g, message):
     with pytest.raises(ParameterError, match=message):
-        check_groups(prompts, completions, g)
+        check_groups(prompts, g)
 
 
 def test_identical_groups_are_named():

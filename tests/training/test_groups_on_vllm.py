@@ -5,9 +5,14 @@ import re
 
 import pytest
 import torch
-from conftest import result_of
+from conftest import on_vllm
+from samples import text_logprob
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from workbench.training.groups import group_advantages, identical_groups
+from workbench.recipes.recipes import resolve_model
+from workbench.studies.duplicate_prompts import group_advantages
+from workbench.toys.search_task import TOPICS
+from workbench.training.groups import identical_groups
 
 pytestmark = pytest.mark.slow
 
@@ -16,8 +21,7 @@ BACKENDS = ["vllm", "vllm-server"]
 
 @pytest.fixture(scope="module")
 def search_server():
-    from workbench.training.recipes import resolve_model
-    from workbench.training.vllm_server import serve
+    from workbench.recipes.vllm_server import serve
 
     with serve(resolve_model("search")) as url:
         yield url
@@ -25,7 +29,7 @@ def search_server():
 
 @functools.cache
 def outcome(url):
-    return result_of("group_matrix.py", *([url] if url else []))
+    return on_vllm("group_matrix", *([url] if url else []))
 
 
 @pytest.fixture
@@ -46,13 +50,16 @@ def test_prompts_completions_and_advantages_line_up(result, g, equal):
 
 @pytest.mark.parametrize("result", BACKENDS, indirect=True)
 def test_no_completion_is_trained_under_a_foreign_prompt(result):
-    rows = [(p, t) for got in result["matrix"].values() for p, t in zip(got["prompts"], got["text"], strict=True)]
-    topics = [re.search(r"(\w+)\?", prompt).group(1) for prompt, _ in rows]
-    own = sum(topic in text for topic, (_, text) in zip(topics, rows, strict=True))
-    other = sorted(set(topics))
-    foreign = sum(other[(other.index(t) + 1) % len(other)] in text for t, (_, text) in zip(topics, rows, strict=True))
-    assert own > 0.2 * len(rows)  # chance is 1 in 20 topics; the warm start calls for the right one far more often
-    assert foreign < 0.5 * own
+    """What was sampled of a prompt is on average likelier under it than under one of another topic, however a model is."""
+    model, tokenizer = (auto.from_pretrained(resolve_model("search")) for auto in (AutoModelForCausalLM, AutoTokenizer))
+    rows = [row for got in result["matrix"].values() for row in zip(got["prompts"], got["ids"], strict=True)]
+    gains = []
+    for prompt, ids in rows:
+        topic = re.search(r"(\w+)\?", prompt).group(1)
+        foreign = prompt.replace(topic, TOPICS[(TOPICS.index(topic) + 1) % len(TOPICS)])
+        own, other = (text_logprob(model, tokenizer.encode(text), ids) for text in (prompt, foreign))
+        gains.append(own - other)
+    assert sum(gains) > 0
 
 
 @pytest.mark.parametrize("result", BACKENDS, indirect=True)

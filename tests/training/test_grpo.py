@@ -1,3 +1,4 @@
+import inspect
 import json
 import os
 import signal
@@ -10,20 +11,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 import trl
-from conftest import HELPERS, ROOT, workbench
+from conftest import HELPERS, ROOT, until, workbench
 
+from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.runs.files import load_metrics
 from workbench.runs.run import Run, list_runs
-from workbench.training.groups import GroupError, check_groups, group_advantages
-from workbench.training.grpo import GroupingMixin, GRPOTrainer
-from workbench.training.recipes import grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.studies.duplicate_prompts import group_advantages
+from workbench.training.groups import GroupError, check_groups
+from workbench.training.grpo import GRPOTrainer, RLOOTrainer
 from workbench.training.rewards import length_reward
 
 TIMES = {"elapsed_s", "step_time"}
 
 
 def train(out_dir, **fields):
-    from workbench.training.grpo import train_grpo
+    from workbench.recipes.train import train_grpo
 
     small = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16, "save_steps": 2}
     return train_grpo(make_recipe("starter", **(small | fields)), reward_funcs=length_reward(), out_dir=out_dir)
@@ -92,7 +94,7 @@ def test_progress_and_complete_checkpoints_are_on_disk(trained):
 
 @pytest.mark.slow
 def test_a_checkpoint_that_was_not_finished_is_passed_over(trained):
-    from workbench.training.folder import last_checkpoint
+    from workbench.recipes.train import last_checkpoint
 
     folder = trained / "checkpoints"
     assert last_checkpoint(folder).name == "checkpoint-6"
@@ -101,7 +103,7 @@ def test_a_checkpoint_that_was_not_finished_is_passed_over(trained):
         assert last_checkpoint(folder).name == "checkpoint-4"
     finally:
         (folder / "complete.json").rename(folder / "checkpoint-6" / "complete.json")
-    assert last_checkpoint(trained) is None
+    assert last_checkpoint(trained / "nowhere") is None
 
 
 @pytest.mark.slow
@@ -114,10 +116,8 @@ def test_a_training_cut_after_its_checkpoint_goes_on_as_if_never_cut(trained, tm
     lines = (trained / "metrics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "cut/metrics.jsonl").write_text("".join(lines[:5]) + lines[5][:30])
     table = completions(trained)
-    shutil.rmtree(tmp_path / "cut/completions.parquet")
-    (tmp_path / "cut/completions.parquet").mkdir()
-    for step, rows in table[table["step"] <= 5].groupby("step"):
-        rows.to_parquet(tmp_path / f"cut/completions.parquet/part-{step:06d}.parquet")
+    rows = (trained / "completions.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "cut/completions.jsonl").write_text("".join(rows[: len(rows) * 5 // 6]) + rows[-1][:30])
 
     train(tmp_path / "cut", max_steps=6, seed=1)
     assert without_times(tmp_path / "cut") == without_times(trained)
@@ -146,7 +146,7 @@ def test_a_run_killed_in_the_middle_of_training_is_resumed_with_every_step_logge
         os.kill(runner.pid, signal.SIGKILL)
         runner.wait()
     (run,) = found
-    assert run.status["state"] == "interrupted"
+    until(lambda: run.status["state"] == "interrupted", "the kernel to notice that its runner is gone")
 
     again = workbench(*arguments, "--resume")
     assert again.returncode == 0, again.stderr
@@ -181,7 +181,7 @@ def test_two_processes_keep_groups_whole_also_where_a_group_spans_both(g, tmp_pa
     assert run.metrics["step"].tolist() == [1, 2, 3, 4]
     for _, rows in run.completions.groupby("step"):
         assert len(rows) == 16
-        check_groups(rows["prompt"].tolist(), rows["completion"].tolist(), g)
+        check_groups(rows["prompt"].tolist(), g)
         own = [100.0 * len(p) + len(c) for p, c in zip(rows["prompt"], rows["completion"], strict=True)]
         assert rows["reward"].tolist() == own
         expected = group_advantages(torch.tensor(own), g)
@@ -197,7 +197,7 @@ def small_trainer(reward_funcs, out_dir, **fields):
     args = grpo_config(recipe, out_dir / "trl", save_strategy="no", **fields)
     rewards = {} if reward_funcs is None else {"reward_funcs": reward_funcs}
     data = load_prompts("starter").select(range(64))
-    return GRPOTrainer(resolve_model("starter"), args=args, train_dataset=data, out_dir=out_dir / "run", **rewards)
+    return GRPOTrainer(resolve_model("starter"), args=args, train_dataset=data, record_dir=out_dir / "run", **rewards)
 
 
 @pytest.mark.slow
@@ -238,35 +238,23 @@ def test_a_reward_function_that_has_no_answer_for_a_row_leaves_the_others_reward
     assert logged.tolist() == pytest.approx(rows.groupby("step")["reward"].mean().tolist(), rel=1e-5)
 
 
-class Generates:
-    """What GroupingMixin stands before: TRL's generation, its rows of ids second."""
-
-    def __init__(self, rows, ends, logprobs):
-        self.rows, self._ends = rows, ends
-        self.engine_tap = SimpleNamespace(logprobs=logprobs, requests=2, prompt_tokens=12)
-        self.model, self._metrics = SimpleNamespace(training=True), {"train": defaultdict(list)}
-        self.num_generations, self.use_vllm, self.temperature = 2, True, 1.0
-        self.accelerator = SimpleNamespace(num_processes=1)
-
-    def _generate(self, prompts):
-        return None, self.rows, None
-
-    def _generate_and_score_completions(self, inputs):
-        return inputs
-
-
-class Checked(GroupingMixin, Generates):
-    pass
+def bare(ends=(), logprobs=()) -> GRPOTrainer:
+    """A trainer without model and data, after an engine's generation."""
+    trainer = object.__new__(GRPOTrainer)
+    trainer.engine = SimpleNamespace(logprobs=logprobs, requests=2, prompt_tokens=12)
+    trainer.model, trainer._metrics = SimpleNamespace(training=True), {"train": defaultdict(list)}
+    trainer.num_generations, trainer.temperature, trainer._ends = 2, 1.0, ends
+    return trainer
 
 
 def test_copies_far_beyond_chance_are_refused_and_rows_of_several_turns_are_not_judged_by_their_last():
     copies = [[5, 6, 7], [5, 6, 7], [8], [9]]
     with pytest.raises(GroupError, match=r"groups \[0\]: their 2 completions are the same"):
-        Checked(copies, ["end"] * 4, [[-20.0] * 3, [-20.0] * 3, [-1.0], [-1.0]])._generate(None)
+        bare(["end"] * 4, [[-20.0] * 3, [-20.0] * 3, [-1.0], [-1.0]])._log_groups(copies)
     last_turn, none = [[-20.0]], []  # of fewer rows; RLOO asks for none
     for ends, logprobs in (([], last_turn), ([], [[-20.0]] * 4), (["end"] * 4, none)):
-        trainer = Checked(copies, ends, logprobs)
-        trainer._generate(None)
+        trainer = bare(ends, logprobs)
+        trainer._log_groups(copies)
         assert trainer._metrics["train"] == {
             "groups/identical": [0.5],
             "vllm/requests": [2],
@@ -275,11 +263,19 @@ def test_copies_far_beyond_chance_are_refused_and_rows_of_several_turns_are_not_
 
 
 def test_rows_without_a_prompt_which_an_environment_owns_are_grouped_as_rows():
-    trainer = Checked([], [], [])
     a, b = {"environment": "a"}, {"environment": "b"}
-    assert trainer._generate_and_score_completions([a, a, b, b]) == [a, a, b, b]
+    bare()._check_groups([a, a, b, b])
     with pytest.raises(GroupError, match="group 0"):
-        trainer._generate_and_score_completions([a, b])
+        bare()._check_groups([a, b])
+
+
+@pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
+def test_the_signature_is_trls_and_ours_by_keyword(kind):
+    ours, stock = {"GRPO": (GRPOTrainer, trl.GRPOTrainer), "RLOO": (RLOOTrainer, trl.RLOOTrainer)}[kind]
+    parameters = inspect.signature(ours).parameters
+    keyword_only = [name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
+    assert keyword_only == ["stops", "generation_seed", "share_generation", "explicit_positions", "record_dir"]
+    assert [n for n in parameters if n not in keyword_only] == list(inspect.signature(stock).parameters)
 
 
 @pytest.mark.slow

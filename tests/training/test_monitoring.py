@@ -1,18 +1,19 @@
 from types import SimpleNamespace
 
-import pandas as pd
+import conftest
 import pytest
 import torch
-from conftest import result_of
 from ppo_parts import needs_ppo, train_ppo
 from trainers import EXACT, RECIPE, WRONG, make
 
+from workbench.diagnostics.padding_monitor import PaddingMonitor, monitor_padding
 from workbench.errors import ParameterError
+from workbench.recipes.recipes import make_recipe
+from workbench.recipes.train import train_grpo
 from workbench.runs.run import Run
-from workbench.training.grpo import GRPOTrainer, train_grpo
-from workbench.training.monitoring import PaddingMonitor, completion_metrics, monitor_padding
-from workbench.training.recipes import make_recipe
+from workbench.training.grpo import GRPOTrainer
 from workbench.training.rewards import length_reward
+from workbench.training.trl import completion_metrics
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +67,7 @@ def test_a_probe_that_cannot_show_padding_is_refused(probe, every, message):
 
 def test_what_is_logged_of_completions_says_how_many_differ_and_what_was_really_cut():
     ends = {"finish_reason": ["stop", "length"], "trl_finish_reason": ["length"] * 2, "completion_tokens": [3, 5]}
-    rows = pd.DataFrame({"completion": ["a", "a"], **ends, "sampled_tokens": [11, 5]})
+    rows = {"completion": ["a", "a"], **ends, "sampled_tokens": [11, 5]}
     metrics = completion_metrics(rows)
     assert metrics["completions/distinct"] == 0.5
     assert (metrics["stops/clipped_ratio"], metrics["stops/trl_clipped_ratio"], metrics["stops/wasted"]) == (
@@ -74,7 +75,7 @@ def test_what_is_logged_of_completions_says_how_many_differ_and_what_was_really_
         1.0,
         0.5,
     )
-    assert completion_metrics(rows[["completion"]]) == {"completions/distinct": 0.5}
+    assert completion_metrics({"completion": ["a", "a"]}) == {"completions/distinct": 0.5}
 
 
 # --- on a real vLLM engine -----------------------------------------------------------------------------------------
@@ -82,8 +83,8 @@ def test_what_is_logged_of_completions_says_how_many_differ_and_what_was_really_
 
 @pytest.fixture(scope="module")
 def on_vllm():
-    """What `mismatch_engine.py` measured in a process of its own."""
-    return result_of("mismatch_engine.py")
+    """What `mismatch_engine.py` measured in the process of the engines."""
+    return conftest.on_vllm("mismatch_engine")
 
 
 def test_of_a_vllm_rollout_the_padding_part_is_large_and_the_engines_is_rounding(on_vllm, record_property):

@@ -6,9 +6,9 @@ import pytest
 
 from workbench import OnlineDPOTrainer, StopSpec
 from workbench.errors import ParameterError
+from workbench.recipes.recipes import Recipe
+from workbench.recipes.train import online_dpo_config, train_online_dpo
 from workbench.runs.run import Run
-from workbench.training.online_dpo import online_dpo_config, train_online_dpo
-from workbench.training.recipes import Recipe
 from workbench.training.rewards import length_reward
 
 pytestmark = pytest.mark.slow
@@ -32,10 +32,11 @@ def test_a_recipe_counts_completions_and_trl_prompts(tmp_path):
     config = online_dpo_config(SMALL, tmp_path)
     assert (config.per_device_train_batch_size, config.max_new_tokens, config.beta) == (4, 12, 0.1)
     assert online_dpo_config(Recipe(num_generations=2, beta=0.3), tmp_path).beta == 0.3
+    assert online_dpo_config(Recipe(num_generations=2, seed=7), tmp_path).seed == 7
 
 
 def test_each_row_is_recorded_with_its_end_and_the_reward_that_it_trained_on(tmp_path):
-    stops = StopSpec(strings=(" the",))
+    stops = StopSpec(stop=(" the",))
     train_online_dpo(SMALL, reward_funcs=length_reward(20), out_dir=tmp_path, stops=stops, missing_eos_penalty=100.0)
     rows = Run(tmp_path).completions
     assert rows.groupby("step").size().tolist() == [8, 8]
@@ -71,7 +72,7 @@ def test_generation_kwargs_take_the_place_of_trl_s_own_options_on_vllm():
         **own,
         args=SimpleNamespace(max_new_tokens=8),
         generation_config=SimpleNamespace(structured_outputs=None),
-        stop_rule=SimpleNamespace(spec=StopSpec(strings=(" the",))),
+        stop_rule=SimpleNamespace(spec=StopSpec(stop=(" the",))),
     )
     params = OnlineDPOTrainer._sampling_params(trainer, {"top_k": 5, "stop": [" the"]})
     assert (params.top_k, params.stop, params.detokenize, params.n) == (5, [" the"], True, 2)

@@ -5,15 +5,17 @@ import pandas as pd
 import pytest
 import torch
 
-from workbench.audit.config import facts_of
 from workbench.curves.measured import run_curve
 from workbench.generation.stops import StopSpec
+from workbench.logs.settings import facts_of
+from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.recipes.train import train_grpo
 from workbench.runs.files import read_json
 from workbench.runs.run import Run
-from workbench.training.grpo import GRPOTrainer, train_grpo
-from workbench.training.recipes import grpo_config, load_prompts, make_recipe, resolve_model
-from workbench.training.recording import RunRecorder, logged_rewards, quiet_libraries
+from workbench.training.grpo import GRPOTrainer
+from workbench.training.recording import RunRecorder, quiet_libraries
 from workbench.training.rewards import length_reward
+from workbench.training.trl import logged_rewards
 
 
 def config(processes: int = 1) -> SimpleNamespace:
@@ -21,7 +23,7 @@ def config(processes: int = 1) -> SimpleNamespace:
     return SimpleNamespace(**batch, world_size=processes)
 
 
-def test_rows_scored_in_pieces_end_in_one_part(tmp_path):
+def test_rows_scored_in_pieces_are_all_recorded(tmp_path):
     recorder = RunRecorder(tmp_path)
     recorder.add_completions(1, {"completion": ["a"]})
     recorder.add_completions(1, {"completion": ["b"]})
@@ -51,7 +53,7 @@ def test_an_evaluation_is_logged_without_the_completions_of_the_step_and_leaves_
     recipe = make_recipe("starter", max_steps=2, max_completion_length=4, **batch)
     how = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4, "save_strategy": "no"}
     data = load_prompts("starter")
-    given = {"train_dataset": data, "eval_dataset": data.select(range(4)), "out_dir": tmp_path / "run"}
+    given = {"train_dataset": data, "eval_dataset": data.select(range(4)), "record_dir": tmp_path / "run"}
     GRPOTrainer(resolve_model("starter"), length_reward(20), grpo_config(recipe, tmp_path, **how), **given).train()
     lines = Run(tmp_path / "run").metrics
     of_evaluation = lines["eval_reward"].notna()
@@ -59,18 +61,6 @@ def test_an_evaluation_is_logged_without_the_completions_of_the_step_and_leaves_
     assert (lines["completions/distinct"].isna() == of_evaluation).all()
     assert run_curve(Run(tmp_path / "run"), "reward").x.tolist() == [1, 2]
     assert run_curve(Run(tmp_path / "run"), "eval_reward", sparse=True).x.tolist() == [1, 2]
-
-
-def test_each_logged_step_tells_which_completions_were_really_cut(tmp_path):
-    state = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=10)
-    recorder = RunRecorder(tmp_path)
-    recorder.on_train_begin(config(), state, None)
-    state.global_step = 1
-    ends = {"finish_reason": ["stop", "length"], "trl_finish_reason": ["length"] * 2, "completion_tokens": [3, 5]}
-    recorder.save_completions(1, {"completion": ["a", "b"], **ends, "sampled_tokens": [11, 5]})
-    recorder.on_log(None, state, None, logs={"loss": 0.0})
-    line = Run(tmp_path).metrics.iloc[0]
-    assert (line["stops/clipped_ratio"], line["stops/trl_clipped_ratio"], line["stops/wasted"]) == (0.5, 1.0, 0.5)
 
 
 @pytest.mark.slow
@@ -88,7 +78,7 @@ def test_a_trainer_of_one_s_own_leaves_what_the_audit_asks_of_its_settings(tmp_p
         "starter", max_steps=1, max_completion_length=4, num_generations=2, per_device_train_batch_size=4
     )
     args = grpo_config(recipe, tmp_path / "trl", reward_weights=[2.0], save_strategy="no")
-    given = {"stops": StopSpec(strings=(".",)), "explicit_positions": False, "out_dir": tmp_path / "run"}
+    given = {"stops": StopSpec(stop=(".",)), "explicit_positions": False, "record_dir": tmp_path / "run"}
     trainer = GRPOTrainer(
         resolve_model("starter"), length_reward(20), args, train_dataset=load_prompts("starter"), **given
     )

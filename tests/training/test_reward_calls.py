@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from workbench.errors import ParameterError
-from workbench.training.reward_calls import checked, checked_all, score
-from workbench.training.rewards import describe_reward, length_reward
+from workbench.recipes.ppo_rewards import score
+from workbench.training.rewards import describe_reward, length_reward, validate_all, validated
 
 TEXTS = ["first", "second", "third"]
 
@@ -20,8 +20,8 @@ def answering(values):
 
 def test_what_a_function_returns_rightly_passes_as_it_is():
     for values in ([1, 2.5, None], [np.float32(1), np.int64(2), 3.0], list(torch.tensor([1.0, 2.0, 3.0]))):
-        assert checked(answering(values))(completions=TEXTS) == values
-    assert checked(answering(np.array([1.0, 2.0, 3.0])))(completions=TEXTS) == [1.0, 2.0, 3.0]
+        assert validated(answering(values))(completions=TEXTS) == values
+    assert validated(answering(np.array([1.0, 2.0, 3.0])))(completions=TEXTS) == [1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -38,24 +38,19 @@ def test_what_a_function_returns_rightly_passes_as_it_is():
 )
 def test_an_odd_answer_is_an_error_that_names_function_and_row(values, message):
     with pytest.raises(ParameterError, match=message):
-        checked(answering(values))(completions=TEXTS)
+        validated(answering(values))(completions=TEXTS)
 
 
-def test_a_function_that_raises_is_named_with_the_row_that_it_raises_for():
-    def picky(completions, answer, **_):
-        return [1 / (text != "second") + a for text, a in zip(completions, answer, strict=True)]
+def test_a_function_that_raises_is_called_once_and_named():
+    calls = []
 
-    with pytest.raises(ParameterError, match=r"picky, row 1 \('second'\): raised ZeroDivisionError") as caught:
-        checked(picky)(completions=TEXTS, answer=[1, 2, 3], trainer_state=None)
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
-
-
-def test_a_function_that_raises_for_a_batch_alone_is_named_without_a_row():
     def picky(completions, **_):
-        return [1 / (len(completions) == 1)] * len(completions)
+        calls.append(completions)
+        return [1 / (text != "second") for text in completions]
 
-    with pytest.raises(ParameterError, match="reward function picky: raised ZeroDivisionError"):
-        checked(picky)(completions=TEXTS)
+    with pytest.raises(ParameterError, match="reward function picky: raised ZeroDivisionError") as caught:
+        validated(picky)(completions=TEXTS, trainer_state=None)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError) and len(calls) == 1
 
 
 def test_a_service_that_is_away_is_not_asked_again_for_each_row():
@@ -66,13 +61,13 @@ def test_a_service_that_is_away_is_not_asked_again_for_each_row():
         raise TimeoutError("no answer")
 
     with pytest.raises(ParameterError, match="judge: raised TimeoutError: no answer"):
-        checked(judge)(completions=TEXTS)
+        validated(judge)(completions=TEXTS)
     assert len(calls) == 1
 
 
 def test_a_checked_function_keeps_its_name_and_what_it_says_of_itself():
-    assert describe_reward(checked(length_reward(7)))["arguments"] == {"target": 7, "sign": -1}
-    assert checked(functools.partial(length_reward(7), unused=1)).__name__ == "reward_len"
+    assert describe_reward(validated(length_reward(7)))["arguments"] == {"target": 7, "sign": -1}
+    assert validated(functools.partial(length_reward(7), unused=1)).__name__ == "reward_len"
 
 
 def test_models_their_names_and_asynchronous_functions_are_left_to_trl():
@@ -80,8 +75,8 @@ def test_models_their_names_and_asynchronous_functions_are_left_to_trl():
         return [0.0]
 
     model = torch.nn.Linear(1, 1)
-    assert checked_all(["a/model", model, later]) == ["a/model", model, later]
-    assert checked_all(None) is None
+    assert validate_all(["a/model", model, later]) == ["a/model", model, later]
+    assert validate_all(None) is None
 
 
 def test_the_sum_is_weighted_and_a_none_adds_nothing():
@@ -105,4 +100,4 @@ def test_two_functions_of_one_name_are_refused():
     with pytest.raises(ParameterError, match="odd, odd: each needs a name of its own"):
         score([answering([1] * 3), answering([2] * 3)], [1, 1], completions=TEXTS)
     with pytest.raises(ParameterError, match="odd, odd: each needs a name of its own"):
-        checked_all([answering([1] * 3), answering([2] * 3)])
+        validate_all([answering([1] * 3), answering([2] * 3)])

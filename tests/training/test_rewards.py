@@ -1,3 +1,4 @@
+import linecache
 import os
 import subprocess
 import sys
@@ -8,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.errors import ParameterError
+from workbench.studies.docs_example import scaled_length_reward
 from workbench.training.rewards import (
     completion_text,
     describe_reward,
     exact_match_reward,
     length_reward,
-    scaled_length_reward,
 )
 
 TEXTS = ["", "exactly twenty chars", "x" * 100]
@@ -101,6 +102,35 @@ def test_a_function_is_told_from_another_in_every_process_alike():
         for seed in ("1", "2")
     }
     assert len(said) == 1 and len(set(said.pop().split())) == 2
+
+
+SOURCE = """
+TARGET = 20
+def count(text):
+    return len(text)
+def reward(completions, **_):
+    "Say it."
+    return [-abs(TARGET - count(text)) for text in completions]  # length
+"""
+
+
+def code_of(source: str) -> str:
+    """The `code` of `reward` in a user's module of this source, whose lines `inspect` finds."""
+    name = f"<reward {hash(source)}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    made = {"__name__": "__main__"}
+    exec(compile(source, name, "exec"), made)
+    return describe_reward(made["reward"])["code"]
+
+
+def test_a_helper_or_constant_that_a_function_uses_makes_it_another_and_its_comments_do_not():
+    assert code_of(SOURCE) == code_of(SOURCE.replace("  # length", "")) == code_of(SOURCE.replace("Say it", "Do it"))
+    others = [
+        SOURCE.replace("20", "200"),
+        SOURCE.replace("len(text)", "len(text.split())"),
+        SOURCE.replace("-abs", "abs"),
+    ]
+    assert len({code_of(SOURCE), *map(code_of, others)}) == 4
 
 
 def test_what_a_function_is_made_with_makes_it_another():

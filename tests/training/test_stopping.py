@@ -7,7 +7,7 @@ import functools
 
 import pytest
 import stop_matrix
-from conftest import result_of
+from conftest import on_vllm
 from transformers import AutoTokenizer
 
 pytestmark = pytest.mark.slow
@@ -18,19 +18,19 @@ LABELS = ("eos", "id", "string", "two of each", "no eos", "minimum")
 @functools.cache
 def outcome(backend, url):
     """Trainer -> what came of its rows."""
-    return result_of("stop_matrix.py", backend, *([url] if url else []))
+    return on_vllm("stop_matrix", backend, *([url] if url else []))
 
 
 def judge(result, label, tokenizer):
     """Each row against a plain reference: decode every prefix and look for a stop."""
     spec, got = stop_matrix.specs(tokenizer)[label], result[label]
-    stops = {*spec.token_ids, *([tokenizer.eos_token_id] if spec.eos else [])}
+    stops = {*spec.stop_token_ids, *([tokenizer.eos_token_id] if not spec.ignore_eos else [])}
 
     def first_end(ids):
         for n in range(spec.min_tokens + 1, len(ids) + 1):
             text = tokenizer.decode(ids[:n])
             settled = len(tokenizer.decode(ids[: spec.min_tokens]).rstrip("\ufffd"))
-            if ids[n - 1] in stops or any(s in text[max(0, settled - len(s) + 1) :] for s in spec.strings):
+            if ids[n - 1] in stops or any(s in text[max(0, settled - len(s) + 1) :] for s in spec.stop):
                 return n
         return None
 

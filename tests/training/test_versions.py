@@ -1,4 +1,3 @@
-import importlib
 import os
 import subprocess
 import sys
@@ -9,8 +8,8 @@ import pytest
 from trl_version import HAS_PPO
 
 from workbench.errors import MissingDependencyError
-from workbench.training import recipes
-from workbench.training.versions import NEWEST, OLDEST, beside_vllm, check_trl
+from workbench.generation.preflight import NEWEST, OLDEST, check_trl
+from workbench.recipes import recipes
 
 
 @pytest.mark.parametrize("found", [OLDEST, "1.12.1", "1.13.0", "1.14.2", NEWEST, "1.16.3", "1.16.0rc1"])
@@ -36,7 +35,7 @@ def test_a_newer_one_is_named_in_a_warning(found):
 def test_where_trl_has_no_ppo_the_other_trainers_work_and_ppo_says_which_release_to_take():
     code = """
 import sys
-sys.modules["trl.experimental.ppo"] = sys.modules["vllm"] = None
+sys.modules["trl.experimental.ppo"] = None
 from workbench import GRPOTrainer, OnlineDPOTrainer, RLOOTrainer
 from workbench.errors import MissingDependencyError
 for name in ("PPOTrainer", "train_ppo"):
@@ -50,27 +49,29 @@ for name in ("PPOTrainer", "train_ppo"):
     assert len(lines) == 2 and all("has none, it left TRL with 1.13; pip install trl==1.12.0" in line for line in lines)
 
 
-# What each leaves on the disk, and what TRL meets there.
+# What each leaves on the disk, and what an engine that starts meets there.
 HALF_INSTALLED = {
     "a library that does not load": (
         "raise OSError('libcudart.so.13: cannot open shared object file')",
         "libcudart.so.13",
     ),
-    "a package cut short": ("__version__ = '0.27.1'", "No module named 'vllm."),
+    "a package cut short": ("__version__ = '0.27.1'", "has no attribute 'LLM'"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", HALF_INSTALLED)
-def test_a_half_installed_vllm_is_named_by_every_trainer(tmp_path, case):
+def test_trainers_are_imported_beside_a_half_installed_vllm_which_is_named_when_an_engine_starts(tmp_path, case):
     source, reason = HALF_INSTALLED[case]
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm/__init__.py").write_text(source)
     code = """
 import workbench
 from workbench.errors import MissingDependencyError
+workbench.GRPOTrainer, workbench.OnlineDPOTrainer
+from trl.generation import vllm_generation
 try:
-    workbench.GRPOTrainer
+    vllm_generation.LLM("a model")
 except MissingDependencyError as error:
     print(error)
 """
@@ -78,16 +79,8 @@ except MissingDependencyError as error:
     process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": path}
     )
-    assert f"cannot import the vLLM that is installed ({reason}" in process.stdout
-    assert "pip uninstall vllm" in process.stdout
-
-
-def test_an_import_that_fails_in_an_environment_named_after_vllm_is_not_vllms_fault(tmp_path, monkeypatch):
-    (tmp_path / "vllm-env").mkdir()
-    (tmp_path / "vllm-env" / "half_a_package.py").write_text("raise ImportError('no such name in transformers')")
-    monkeypatch.syspath_prepend(tmp_path / "vllm-env")
-    with pytest.raises(ImportError, match=r"^no such name in transformers"), beside_vllm():
-        importlib.import_module("half_a_package")
+    assert "cannot import vllm.LLM of the vLLM that is installed" in process.stdout
+    assert reason in process.stdout
 
 
 def test_an_empty_folder_named_vllm_is_no_vllm(monkeypatch):
@@ -99,8 +92,6 @@ def test_an_empty_folder_named_vllm_is_no_vllm(monkeypatch):
 @pytest.mark.slow
 def test_everything_is_imported_at_once_but_ppo_where_trl_has_none():
     code = """
-import sys
-sys.modules["vllm"] = None  # for its 20 seconds
 from workbench import *
 print(*({"GRPOTrainer", "PPOTrainer", "train_ppo"} & globals().keys()))
 """

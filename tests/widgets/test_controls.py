@@ -4,7 +4,7 @@ import ipywidgets
 from conftest import write_run
 from widget_samples import METRICS, widgets_alive
 
-from workbench.curves.baselines import list_baselines, load_baseline
+from workbench.curves.documented import list_baselines, load_baseline
 from workbench.errors import ParameterError
 from workbench.widgets import padding_explorer, run_comparer, stop_explorer, watch
 from workbench.widgets.controls import Choices, Explorer, control

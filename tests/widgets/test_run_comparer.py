@@ -1,7 +1,7 @@
 from conftest import write_run
 from widget_samples import METRICS
 
-from workbench.curves.baselines import list_baselines, load_baseline
+from workbench.curves.documented import list_baselines, load_baseline
 from workbench.widgets import run_comparer
 from workbench.widgets.run_comparer import compare_runs
 
@@ -22,16 +22,13 @@ def test_the_comparer_draws_what_is_chosen_and_says_what_is_left_out(tmp_path):
     assert "ready" in explorer.state.value
 
 
-def test_pairs_on_one_axis_get_a_verdict_and_every_other_reason_stands_once(tmp_path):
+def test_pairs_of_one_unit_get_a_verdict(tmp_path):
     documented = [load_baseline(name) for name in list_baselines()]
     metrics = [{"step": n, "elapsed_s": n, "reward": -300 + 2 * n + n % 3} for n in range(1, 111)]
     about = {"unit": "characters from the target of 200", "high": 0.0}
     found = compare_runs([write_run(tmp_path, metrics=metrics)], documented, tolerance=5.0, **about)
-    (only,) = found.levels.verdicts["documented"]
-    assert only == load_baseline("w3ng-qwen2.5-1.5b-tldr-grpo").title
-    assert found.levels.verdicts["why"].str.len().min() > 0
-    assert found.levels.reasons["cannot compare"].is_unique
-    assert found._repr_html_().count("another unit, range or axis") == 1
-    with_curve = [b.title for b in documented if "reward" in b.curves]
-    assert found.levels.shapes["curve"].tolist() == [*found.groups, *with_curve]
-    assert compare_runs([], documented, tolerance=5.0).levels.verdicts.empty
+    (row,) = found.verdicts.to_dict("records")
+    assert row["documented"] == load_baseline("w3ng-qwen2.5-1.5b-tldr-grpo").title and row["why"]
+    assert row["verdict"] == "inconclusive"  # of one seed
+    assert found._repr_html_().count("Is the documented run one more seed?") == 1
+    assert compare_runs([], documented, tolerance=5.0).verdicts.empty

@@ -9,8 +9,7 @@ from widget_samples import widgets_alive
 
 from workbench.errors import TrainingStopped
 from workbench.runs.files import load_metrics
-from workbench.runs.run import Run, create_run
-from workbench.runs.status import set_status
+from workbench.runs.run import Run, create_run, set_status
 from workbench.runs.stop_request import stop_request
 from workbench.widgets import train_live, watch
 
@@ -133,8 +132,8 @@ def test_a_damaged_folder_is_told_and_does_not_end_the_view(run):
 
 @pytest.mark.slow
 def test_a_real_grpo_training_stops_by_its_button_and_goes_on_to_its_last_step(starter_folder, run):
-    from workbench.training.grpo import train_grpo
-    from workbench.training.recipes import make_recipe
+    from workbench.recipes.recipes import make_recipe
+    from workbench.recipes.train import train_grpo
     from workbench.training.rewards import length_reward
 
     fields = {"num_generations": 2, "per_device_train_batch_size": 4, "max_completion_length": 8, "max_steps": 6}

@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Callable
 
+from ..logs.log import Log
 from . import rules_clipping, rules_data, rules_ends, rules_gradient, rules_learning, rules_sampler
 from .finding import FOUND, INFORMATION, NOT_FOUND, PROBLEM, WARNING, Finding
-from .log import Log
 
 # Causes before what may come of them: of two problems the earlier is named first.
 RULES: tuple[Callable[[Log], Finding], ...] = (
@@ -25,8 +25,11 @@ RULES: tuple[Callable[[Log], Finding], ...] = (
     rules_gradient.zero_gradient,
     rules_learning.collapse,
     rules_learning.length_runaway,
+    rules_learning.kl_runaway,
     rules_learning.no_learning,
     rules_learning.solved,
+    rules_learning.spikes,
+    rules_data.dead_rewards,
     rules_data.duplicate_prompts,
 )
 
@@ -40,6 +43,7 @@ _EXPLAINS = {
     "padding-positions": ("mismatch",),
     "true-clipping": ("zero-gradient", "no-learning"),
     "length-runaway": ("true-clipping",),
+    "kl-runaway": ("no-learning",),
     "collapse": ("zero-gradient", "length-runaway", "true-clipping", "no-learning"),
     "zero-gradient": ("no-learning",),
 }

@@ -7,14 +7,14 @@ from typing import Any
 
 import pandas as pd
 
-from ..runs.recorded import completions_table
-from ..training.sampler_probe import probe_sampler
-from ..training.watch import Watch
+from ..diagnostics.sampler_probe import probe_sampler
+from ..diagnostics.watch import Watch
+from ..logs.completions import completions_table
+from ..logs.log import Log
+from ..logs.names import steps_table
+from ..logs.settings import facts_of
 from .check import check
-from .config import facts_of
 from .finding import FOUND, INFORMATION, Finding
-from .log import Log
-from .tables import steps_table
 
 # One step is proof enough. All others judge a course or a share: they are asked from `_SOON` steps on, ever more seldom, and
 # told when they were found twice in a row, since a rule that is asked at each of 1,000 steps is wrong at one of them.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import ParameterError
+from ..logs.log import Log
 from .finding import FOUND, NOT_FOUND, UNDECIDABLE, WARNING, Finding
-from .log import Log
 
 _FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 _LARGEST = 5e9  # bytes of weights that are loaded to be measured
@@ -56,7 +56,7 @@ def _measured(finding: Finding, log: Log, folder: Path) -> Finding:
         return dataclasses.replace(finding, advice=f"{finding.advice} Not measured: {why}.")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from ..consistency.padding_report import EXACT, ROUNDING, padding_report
+    from ..diagnostics.padding_report import EXACT, ROUNDING, padding_report
 
     start = time.perf_counter()
     model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, dtype="float32")

@@ -1,8 +1,13 @@
-"""The audit as a value: `audit_run` reads what is at a path, asks every rule, and gives a report that shows itself."""
+"""The audit as a value: `audit_run` reads what is at a path, asks every rule, and gives a report that shows itself.
+
+`audit_paths` is the command `workbench audit`.
+"""
 
 import dataclasses
 import html
+import json
 import os
+import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,15 +15,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ..curves.baselines import load_baseline
-from ..errors import ParameterError
+from ..curves.documented import load_baseline
+from ..errors import ParameterError, WorkbenchError
+from ..logs.log import Log
+from ..logs.read import read_logs
+from ..logs.settings import facts_of
+from ..runs.secrets import hide_tokens, map_text
+from ..runs.text import one_line, printable
 from .check import check, verdict_of
-from .config import facts_of
-from .finding import FOUND, UNDECIDABLE, Finding, step_ranges
-from .log import Log
+from .finding import FOUND, NOT_FOUND, UNDECIDABLE, Finding, step_ranges
 from .model import measured, model_folder
-from .readers import read_logs
 
+NO_PROBLEM, PROBLEMS, UNUSABLE = 0, 1, 2  # exit codes
 _WIDTH = 110
 
 
@@ -93,6 +101,12 @@ class AuditReport:
         heads = "".join(f"<p><b>{html.escape(run.run)}</b>: {_count(run.findings)}</p>" for run in self.runs)
         return heads + self.table().to_html(index=False)
 
+    def html(self) -> str:
+        """One self-contained page: nothing in it runs or loads, whatever the log says, and secrets are hidden."""
+        from ..reports.page import render  # loads templates, which a report in the terminal does without
+
+        return render("audit.html.j2", title="Audit", runs=[map_text(_shown(run), hide_tokens) for run in self.runs])
+
     def __str__(self) -> str:
         return "\n\n".join(run.text() for run in self.runs)
 
@@ -143,6 +157,40 @@ def audit_run(
     return AuditReport(tuple(_audit(log, folder) for log in logs))
 
 
+def audit_paths(paths: Sequence[Path], *, as_json: bool = False, page: Path | None = None, **given) -> int:
+    """Audit each path and print what was found; a path that cannot be used is a line on standard error.
+
+    Args:
+        paths: as for `audit_run`.
+        as_json: print an object a run, each on a line.
+        page: file of a page over all of them, to write.
+        **given: further arguments of `audit_run`.
+
+    Returns:
+        0 where no run has a problem, 1 where one has, 2 where a path could not be used.
+    """
+    code = NO_PROBLEM
+    runs: list = []
+    for path in paths:
+        try:
+            report = audit_run(path, **given)
+        except (WorkbenchError, OSError) as error:  # the latter where a file may not be read
+            says = str(error) if isinstance(error, WorkbenchError) else f"{path}: {error.strerror}"
+            print(f"workbench: {one_line(hide_tokens(says))}", file=sys.stderr)
+            code = UNUSABLE
+            continue
+        for run in report.runs:
+            text = json.dumps(run.as_json(), allow_nan=False) if as_json else printable(hide_tokens(run.text())) + "\n"
+            print(text, flush=True)
+        runs += report.runs
+        code = max(code, PROBLEMS if report.problems else NO_PROBLEM)
+    if page and runs:
+        from ..reports.page import write_page
+
+        write_page(page, AuditReport(tuple(runs)).html())
+    return code
+
+
 def _given(limit: int | None, stops: Sequence[str]) -> dict:
     if limit is not None and limit < 1:
         raise ParameterError(f"limit={limit}: expected the run's max_completion_length, at least 1")
@@ -159,6 +207,30 @@ def _audit(log: Log, folder: Path | None) -> RunAudit:
     if folder is not None:
         findings = measured(findings, log, folder)
     return RunAudit(log.name, log.kind, len(log.steps), findings, tuple(log.lacks))
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+
+def _shown(run: RunAudit) -> dict:
+    """What the page shows of a run."""
+    findings = [
+        (said := finding.as_json())
+        | {"where": step_ranges(finding.steps)}
+        | {"numbers": {name: _as_text(value) for name, value in (said["evidence"] | said["cost"]).items()}}
+        for finding in run.findings
+    ]
+    by_verdict = {v: [f for f in findings if f["verdict"] == v] for v in (FOUND, UNDECIDABLE, NOT_FOUND)}
+    absent = [finding["rule"] for finding in by_verdict[NOT_FOUND]]
+    return run.as_json() | {"found": by_verdict[FOUND], "open": by_verdict[UNDECIDABLE], "not_found": absent}
+
+
+def _as_text(value) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_as_text(inner)}" for name, inner in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_as_text, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 # --- text -----------------------------------------------------------------------------------------------------------

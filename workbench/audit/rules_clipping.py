@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from ..logs.log import Log
 from .finding import FOUND, WARNING, Finding, absent, unknown
-from .log import Log
 
 _ROUNDING = 2e-3  # of four printed digits, relative
 _CLIP_METRICS = ("clipped_ratio", "mean_terminated_length")
@@ -55,6 +55,8 @@ def false_clipping(log: Log) -> Finding:
     clipped = np.nan_to_num(logged) > 0
     if not clipped.any():
         return absent(rule, "The log counts no row as clipped.")
+    if log.trainer == "ms-swift":
+        return absent(rule, "ms-swift counts the rows that the engine says it cut, at whatever length.")
     reasons = _contradictions(log, logged)
     wrong = np.any(list(reasons.values()), axis=0) if reasons else np.zeros(len(logged), bool)
     if not wrong.any():
@@ -144,7 +146,9 @@ def _consistent(log: Log, logged: np.ndarray, clipped: np.ndarray) -> Finding:
         if limit and len(reached) and reached.min() >= 0.9 * limit:
             return absent(rule, "The longest rows reach the limit wherever rows count as clipped.", limit=limit)
         one_length = len(reached) >= 3 and np.ptp(reached) == 0 and np.nanmax(longest) == reached[0]
-        if not limit and one_length and (_varied(log) or _free_texts(log) or _many_endings(log)):
+        full = logged >= 1 - 1e-6
+        together = full.sum() >= 3 and np.allclose(mean[full], np.nanmax(longest), rtol=_ROUNDING)
+        if not limit and (one_length or together) and (_varied(log) or _free_texts(log) or _many_endings(log)):
             return absent(rule, "Clipped rows all end at one length, as at a limit.", limit=float(reached[0]))
     return unknown(
         rule,

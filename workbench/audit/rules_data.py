@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 
+from ..logs.log import Log
 from .finding import FOUND, INFORMATION, PROBLEM, WARNING, Finding, absent, unknown
-from .log import Log
 
 _OFTEN = 0.05  # share of steps; fp16 skips a step now and then
 
@@ -30,13 +30,19 @@ def log_damage(log: Log) -> Finding:
         says = f"{name} is no finite number in {lost[name].mean():.0%} of the steps: the weights may be lost from there on."
         advice = "Go back to a checkpoint before the first of these steps; lower the learning rate, or train in bf16 or fp32."
         return dataclasses.replace(_damaged(log, PROBLEM, "not-finite", says, advice), steps=log.at(lost[name]))
+    if never := [d for d in log.damage if d.endswith("in any step")]:
+        says = (
+            "; ".join(never) + ": the weights were lost before the first step ended, or the metric cannot be trusted."
+        )
+        advice = "Compute one loss by hand in fp32; lower the learning rate, or train in bf16 or fp32."
+        return _damaged(log, PROBLEM, "not-finite", says, advice)
     wrong = []
     wrong += [f"{twice} steps are there twice; the last was taken"] if twice else []
     wrong += [f"steps are out of order at {len(back)} places"] if len(back) else []
     wrong += [f"steps are missing after {', '.join(map(str, gaps[:5]))}"] if gaps else []
     wrong += broken
     if not wrong:
-        return absent(rule, "; ".join(counted) or "Every step is there once and in order.")
+        return absent(rule, "; ".join((*counted, *log.notes)) or "Every step is there once and in order.")
     if any(text.startswith("reward is infinite") for text in broken):
         advice = "Let the reward function return finite numbers: the mean of a step is lost with one that is not."
         return _damaged(log, PROBLEM, "not-finite", "; ".join(wrong) + ".", advice)
@@ -127,6 +133,10 @@ def duplicate_prompts(log: Log) -> Finding:
     if log.groups is None or table is None:
         return unknown(rule, "Give completions, and num_generations where prompts do not show it.")
     prompts = table.groupby("step")["prompt"].nunique()
+    if len(prompts) >= 8 and table["prompt"].nunique() == 1:
+        return Finding(
+            rule, FOUND, "All steps have one prompt.", INFORMATION, "one-prompt", advice="Train on more prompts."
+        )
     groups = log.groups.groupby("step").size()
     repeats = (groups - prompts).clip(lower=0)
     share = float(repeats.sum() / groups.sum())
@@ -141,6 +151,24 @@ def duplicate_prompts(log: Log) -> Finding:
         evidence={"share of groups": share},
         advice="Harmless in TRL from 0.17 on; early 2025 versions dropped such groups. Shuffle or deduplicate the data.",
         notebook="04_duplicate_prompts",
+    )
+
+
+def dead_rewards(log: Log) -> Finding:
+    """Whether one of several reward functions gave the same in every step: information, it teaches nothing."""
+    rule, constant = "dead-rewards", log.facts.get("constant_rewards")
+    if constant is None:
+        return unknown(rule, "Log the mean of each reward function over 8 steps or more, as TRL does.")
+    if not constant:
+        return absent(rule, "Each reward function varies.")
+    words = ", ".join(f"{name} gave {value:.4g}" for name, value in constant.items())
+    return Finding(
+        rule,
+        FOUND,
+        f"Of {log.facts['reward_functions']} reward functions {len(constant)} never varied: {words} in every step.",
+        severity=INFORMATION,
+        evidence={"constant": dict(constant)},
+        advice="Call the function on a completion that should earn its reward: what it looks for may never be sampled.",
     )
 
 

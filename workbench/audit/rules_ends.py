@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from ..logs.log import Log
 from .finding import FOUND, PROBLEM, WARNING, Finding, absent, unknown
-from .levels import ends_at_the_top, quarters, rises
-from .log import Log
 from .rules_clipping import cut_rows, false_clipping
+from .trends import LEAST, ends_at_the_top, quarters, rises
 
 _ALL = 0.999  # of the rows: a wrong end can be sampled by chance
 
@@ -85,7 +85,7 @@ def true_clipping(log: Log) -> Finding:
     if false_clipping(log).verdict == "undecidable":
         return unknown(rule, "Give --limit N or --stop STRING: it is open whether the clipped ratio is true.")
     learns = rises(log.metric("reward")) or ends_at_the_top(log)
-    serious = late >= 0.5 and not learns
+    serious = late >= 0.5 and not learns and (~np.isnan(true)).sum() >= LEAST
     return Finding(
         rule,
         FOUND,
@@ -122,15 +122,34 @@ def never_stops(log: Log) -> Finding:
                 "follows it is computed and scored for nothing. A penalty for a missing EOS never applies.",
                 {"EOS tokens per completion": float(np.nanmean(each))},
             )
+        if len(each) > 1 and np.nanmax(each) < 0.01:
+            return _runs_on(
+                log,
+                each < 0.01,
+                "No completion ends with EOS: the policy has not learned to, or what it ends with is another token.",
+                {"EOS tokens per completion": float(np.nanmean(each))},
+            )
         return absent(rule, "At most one EOS a completion.")
     true = cut_rows(log)
     true = log.metric("clipped_ratio") if true is None else true
     if true is None:
         return unknown(rule, "Log completions/clipped_ratio or val/num_eos_tokens, or give completions.")
-    if np.nanmean(true) < _ALL:
+    late, open_ = quarters(true)[1], false_clipping(log).verdict == "undecidable"
+    if np.nanmean(true) < _ALL and not (open_ and late >= 0.95):
         return absent(rule, f"{1 - np.nanmean(true):.1%} of the completions stop.")
-    if false_clipping(log).verdict == "undecidable":
-        return unknown(rule, "Give --limit N or --stop STRING: it is open whether the clipped ratio is true.")
+    if open_:  # whichever it is, it is wrong
+        return Finding(
+            rule,
+            FOUND,
+            f"{late:.0%} of the completions count as cut in the last quarter of the run: the limit is too small, or nothing "
+            "stops them, or they stop at something that the trainer does not take for an end.",
+            severity=WARNING,
+            cause="all-cut",
+            steps=log.at(true >= 0.95),
+            evidence={"share cut, last quarter": late, "share cut, all steps": float(np.nanmean(true))},
+            cost={"share of rows": late},
+            advice="Read one completion. --limit N or --stop STRING tells which it is; mask nothing before.",
+        )
     return _runs_on(
         log, true >= _ALL, "No completion stops before the length limit, from the first step on.", {"share cut": 1.0}
     )

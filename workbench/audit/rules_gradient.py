@@ -3,19 +3,32 @@
 import numpy as np
 import pandas as pd
 
+from ..logs.log import Log
 from .finding import FOUND, INFORMATION, PROBLEM, WARNING, Finding, absent, unknown
-from .levels import highest_reward, rises
-from .log import Log
+from .trends import highest_reward, rises, zero_rate
 
-_FEW, _MANY = 0.05, 0.2  # share of steps
+_FEW, _MANY, _HALF = 0.05, 0.2, 0.5  # share of steps
+_SHORT = 40  # steps
 
 
 def equal_groups(log: Log) -> np.ndarray | None:
-    """Share of groups at each step whose rewards are all equal, (N,), as logged or from the completions."""
+    """Share of groups at each step whose rewards are all equal, (N,), as logged or from the completions.
+
+    Where only the spread of the rewards is logged, or verl's advantages, it is 1 where all groups are equal, and else 0.
+    """
     logged = log.metric("zero_std_share")
-    if logged is not None or log.groups is None or "rewards" not in log.groups:
+    if logged is not None:
         return logged
-    return _share(log, log.groups["step"], log.groups["rewards"] <= 1)
+    if log.groups is not None and "rewards" in log.groups:
+        return _share(log, log.groups["step"], log.groups["rewards"] <= 1)
+    spread = log.metric("reward_std")
+    for low, high in (("advantage_min", "advantage_max"), ("score_min", "score_max")):
+        lowest, highest = log.metric(low), log.metric(high)
+        if spread is None and lowest is not None and highest is not None:
+            spread = highest - lowest
+    if spread is None or not log.grouped:
+        return None
+    return np.where(np.isnan(spread), np.nan, spread == 0)
 
 
 def same_texts(log: Log) -> np.ndarray | None:
@@ -81,22 +94,31 @@ def copies(log: Log) -> Finding:
 def zero_gradient(log: Log) -> Finding:
     """Which steps had a gradient of zero, and why: `masked`, `copies`, `equal-rewards`, `learning-rate`, `clip`."""
     rule, norm, equal = "zero-gradient", log.metric("grad_norm"), equal_groups(log)
-    if norm is not None:
-        dead = np.asarray(norm == 0)
-    elif equal is not None:
-        dead = np.asarray(equal >= 1 - 1e-6)
-    else:
+    if norm is None and equal is None:
         return unknown(rule, "Log grad_norm or frac_reward_zero_std.")
+    dead = np.zeros(len(log.steps), bool) if norm is None else np.asarray(norm == 0)
+    if equal is not None and (norm is None or _has_a_kl_term(log)):  # whose gradient is never exactly 0
+        dead |= equal >= 1 - 1e-6
     share = float(dead.mean())
-    rate = log.metric("learning_rate")
-    idle = np.zeros(len(dead), bool) if rate is None else (rate == 0)
+    idle = zero_rate(log)
+    idle = np.zeros(len(dead), bool) if idle is None else idle
     if len(idle) > 2 and idle[1:-1].mean() >= _MANY:
         return _dead(log, idle, "learning-rate", {"learning-rate": int(idle.sum())})
     if share < _FEW:
         return absent(rule, f"{share:.0%} of the steps have no gradient.", share=share)
     causes = _causes(log, dead, equal)
     counts = {name: int(where.sum()) for name, where in causes.items() if where.any()}
-    return _dead(log, dead, max(counts, key=counts.__getitem__), counts)
+    cause = max(counts, key=counts.__getitem__)
+    # A line of several steps has the gradient of the last one, and a share of equal groups that is a mean over all.
+    if cause == "unknown" and equal is not None and not log.each_step and share <= np.nanmean(equal) + 0.25:
+        cause = "equal-rewards"
+    return _dead(log, dead, cause, counts)
+
+
+def _has_a_kl_term(log: Log) -> bool:
+    """Whether something other than rewards makes a gradient: a penalty on the KL to the reference, or verl's entropy."""
+    kl = log.metric("kl")
+    return (kl is not None and bool(np.nanmax(np.abs(kl)) > 0)) or log.trainer == "verl"
 
 
 def _causes(log: Log, dead: np.ndarray, equal: np.ndarray | None) -> dict[str, np.ndarray]:
@@ -141,7 +163,7 @@ _ADVICE = {
     "equal-rewards": "Use prompts of which some completions succeed and some fail, a finer reward, or more generations.",
     "learning-rate": "Check learning_rate, the scheduler and its warm-up.",
     "clip": "Lower the learning rate or num_iterations, or raise epsilon.",
-    "unknown": "Log frac_reward_zero_std, completions/clipped_ratio and completions.",
+    "unknown": "Log {}.",
 }
 _NOTEBOOKS = {"masked": "02_grpo_custom_stops", "copies": "04_duplicate_prompts"}
 
@@ -152,19 +174,37 @@ def _dead(log: Log, dead: np.ndarray, cause: str, counts: dict) -> Finding:
     if cause == "equal-rewards" and reward is not None and not np.isnan(reward[dead]).all():
         where, severity = _level(float(np.nanmean(reward[dead])), reward, top)
         words += where
-    if severity == PROBLEM and (share < _MANY or (cause == "equal-rewards" and rises(reward))):
+    chance = share < 2 / 3 and len(dead) < _SHORT  # too few steps to say that the others do not raise the reward
+    many = _HALF if cause == "equal-rewards" else _MANY  # a batch of few groups has such steps now and then
+    if severity == PROBLEM and (share < many or (cause == "equal-rewards" and (chance or rises(reward)))):
         severity = WARNING
     return Finding(
         "zero-gradient",
         FOUND,
-        f"{share:.0%} of the steps change nothing: {words}.",
+        f"{share:.0%} of the {'steps' if log.each_step else 'logged steps'} {_what(log, dead)}: {words}.",
         severity=severity,
         cause=cause,
         steps=log.at(dead),
         evidence={"steps": int(dead.sum()), "of": len(dead), "steps by cause": counts},
         cost={"share of steps": share} | _seconds(log, dead),
-        advice=_ADVICE[cause],
+        advice=_advice(log, cause),
         notebook=_NOTEBOOKS.get(cause),
+    )
+
+
+def _what(log: Log, dead: np.ndarray) -> str:
+    norm = log.metric("grad_norm")
+    moved = norm is not None and float((norm[dead] > 0).mean()) > 0.5
+    return "learn nothing from rewards, whatever gradient other terms give" if moved else "change nothing"
+
+
+def _advice(log: Log, cause: str) -> str:
+    wanted = {"zero_std_share": "frac_reward_zero_std", "clipped_ratio": "completions/clipped_ratio"}
+    absent = [name for metric, name in wanted.items() if log.logged(metric) is None]
+    if cause != "unknown" or absent:
+        return _ADVICE[cause].format(", ".join([*absent, "completions"]))
+    return (
+        "Rewards differ, and no row is masked: see whether the training engine, such as DeepSpeed, loses the gradient."
     )
 
 

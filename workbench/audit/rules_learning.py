@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from ..logs.log import Log
 from .finding import FOUND, INFORMATION, PROBLEM, WARNING, Finding, absent, unknown
-from .levels import LEAST, change, ends_at_its_best, ends_at_the_top, highest_reward, quarters, rises
-from .log import Log
+from .trends import LEAST, change, ends_at_its_best, ends_at_the_top, highest_reward, quarters, rises, zero_rate
 
 _SURE = 40  # steps from which a flat reward says something
 
@@ -19,6 +19,10 @@ def solved(log: Log) -> Finding:
     first, last = quarters(reward)
     if not ends_at_the_top(log):
         return absent(rule, f"The reward ends at {last:.3g} of at most {top:.3g}.", last=last, highest=top)
+    if _is_constant(reward):
+        return unknown(
+            rule, "Check the reward function on a wrong answer.", "The reward is at its highest in every step."
+        )
     return Finding(
         rule,
         FOUND,
@@ -33,13 +37,13 @@ def solved(log: Log) -> Finding:
 def no_learning(log: Log) -> Finding:
     """Whether the reward of a long enough run did not change: a warning, since a flat curve is no proof of a fault."""
     rule, reward = "no-learning", log.metric("reward")
-    rate = log.metric("learning_rate")
-    if rate is not None and len(rate) > 2 and (rate[1:] == 0).any() and not np.nansum(rate[1:]):
+    rate, idle = log.metric("learning_rate"), zero_rate(log)
+    if rate is not None and idle is not None and len(rate) > 2 and idle[1:].any() and not np.nansum(rate[1:]):
         says = "The learning rate is 0 in all steps."
-        return Finding(rule, FOUND, says, PROBLEM, "learning-rate", log.at(rate == 0), advice="Set learning_rate.")
+        return Finding(rule, FOUND, says, PROBLEM, "learning-rate", log.at(idle), advice="Set learning_rate.")
     if reward is None:
         return unknown(rule, "Log the reward.")
-    if ends_at_the_top(log):
+    if ends_at_the_top(log) and not _is_constant(reward):
         return absent(rule, "The task is solved.")
     found = change(reward, level=0.95)
     steps = int((~np.isnan(reward)).sum())
@@ -54,8 +58,16 @@ def no_learning(log: Log) -> Finding:
     if found is None:
         return unknown(rule, f"At least {LEAST} steps with a reward; there are {steps}.")
     evidence = {"change of the reward": found.estimate, "95% interval": [found.low, found.high], "steps": steps}
-    if not found.low <= 0 <= found.high:
+    if found.low > 0:
         return absent(rule, f"The reward changed by {found.estimate:+.3g}.", **evidence)
+    if found.high < 0:
+        if _fall(reward) is not None:
+            return absent(rule, f"The reward fell, see collapse: {found.estimate:+.3g}.", **evidence)
+        says = (
+            f"The reward did not rise: it changed by {found.estimate:+.3g}, {found.low:.3g} to {found.high:.3g} at 95%."
+        )
+        advice = "Look at the other findings first; else lower the learning rate, or train more seeds to be sure."
+        return Finding(rule, FOUND, says, WARNING, "falls", evidence=evidence, advice=advice)
     noise = float(np.std(np.diff(reward[~np.isnan(reward)])) / np.sqrt(2))
     if steps < _SURE or found.high - found.low > 3 * noise:
         says = f"The reward changed by {found.estimate:+.3g}; its 95% interval, {found.low:.3g} to {found.high:.3g}, holds 0."
@@ -69,6 +81,10 @@ def no_learning(log: Log) -> Finding:
         advice="Look at the other findings first; else raise the learning rate, or train longer.",
         notebook="05_grpo_docs_example",
     )
+
+
+def _is_constant(reward: np.ndarray) -> bool:
+    return bool((~np.isnan(reward)).sum() >= LEAST and np.nanmin(reward) == np.nanmax(reward))
 
 
 def collapse(log: Log) -> Finding:
@@ -89,7 +105,14 @@ def collapse(log: Log) -> Finding:
         )
     if reward is None:
         return unknown(rule, "Log the reward.")
-    entropy, norm = log.metric("entropy"), log.logged("grad_norm")
+    entropy, norm, length = log.metric("entropy"), log.logged("grad_norm"), log.metric("mean_length")
+    if length is not None and change(length) is not None and not (rises(reward) or ends_at_the_top(log)):
+        first, last = quarters(length)
+        if last < 0.05 * first:
+            says = f"Completions shrank from {first:.4g} to {last:.4g} tokens, and no rise of the reward is sure."
+            advice = "Read the completions: the reward may pay for empty ones."
+            lengths = {"mean length, first quarter": first, "mean length, last quarter": last}
+            return Finding(rule, FOUND, says, PROBLEM, "length", evidence=lengths, advice=advice)
     if entropy is None:
         return absent(rule, "The reward did not fall, or ends at its highest.")
     if norm is not None:  # without a token in the loss its entropy is a mean over nothing
@@ -142,11 +165,65 @@ def _fall(reward: np.ndarray | None):
     return None
 
 
+def kl_runaway(log: Log) -> Finding:
+    """Whether the policy leaves the reference for nothing: the KL grew tenfold, and no rise of the reward is sure."""
+    rule, kl, reward = "kl-runaway", log.metric("kl"), log.metric("reward")
+    if kl is None:
+        return unknown(rule, "Log kl: TRL does where beta is above 0.")
+    finite = np.abs(kl[~np.isnan(kl)])
+    quarter = max(1, len(finite) // 4)
+    first, last = float(np.median(finite[:quarter])), float(np.median(finite[-quarter:]))
+    evidence = {"KL, first quarter": first, "KL, last quarter": last, "KL, largest": float(finite.max())}
+    if len(finite) < LEAST or last < 10 * first or last < 0.5:
+        return absent(rule, f"KL {first:.3g} to {last:.3g}.", **evidence)
+    if reward is None:
+        return unknown(rule, "Log the reward.", f"The KL grew from {first:.3g} to {last:.3g}.", **evidence)
+    if rises(reward) or ends_at_the_top(log):
+        return absent(rule, f"The KL grew from {first:.3g} to {last:.3g}, and the reward rose.", **evidence)
+    return Finding(
+        rule,
+        FOUND,
+        f"The policy leaves its reference for nothing: the KL grew from {first:.3g} to {last:.3g} nats, and no rise of the "
+        "reward is sure.",
+        severity=WARNING,
+        evidence=evidence,
+        advice="Lower the learning rate, or raise beta, the weight of the KL penalty.",
+    )
+
+
+def spikes(log: Log) -> Finding:
+    """Steps whose gradient norm or KL is a hundred times the usual one: information, gradients are clipped and runs recover."""
+    rule, found = "spikes", {}
+    for name in ("grad_norm", "kl"):
+        values = log.metric(name)
+        usual = 0.0 if values is None else float(np.nanmedian(np.abs(values)))
+        if values is not None and usual > 0 and (~np.isnan(values)).sum() >= LEAST:
+            found[name] = np.nan_to_num(np.abs(values)) > max(100 * usual, 10)
+    if not found:
+        return unknown(rule, "Log grad_norm or kl.")
+    where = np.any(list(found.values()), axis=0)
+    if not where.any():
+        return absent(rule, "No step stands far above the others.")
+    largest = {name: float(np.nanmax(log.steps[name])) for name, at in found.items() if at.any()}
+    words = " and ".join(f"{name} up to {value:.4g}" for name, value in largest.items())
+    return Finding(
+        rule,
+        FOUND,
+        f"{int(where.sum())} steps stand a hundred times above the usual: {words}.",
+        severity=INFORMATION,
+        steps=log.at(where),
+        evidence={f"largest {name}": value for name, value in largest.items()},
+        advice="See what these steps sampled; lower max_grad_norm or the learning rate where they come often.",
+    )
+
+
 def length_runaway(log: Log) -> Finding:
     """Whether completions at least doubled in length while the reward did not rise."""
     rule, length, reward = "length-runaway", log.metric("mean_length"), log.metric("reward")
     found = change(length)
     if found is None or length is None:
+        if length is not None and (~np.isnan(length)).sum() >= LEAST:
+            return absent(rule, f"All completions have {np.nanmax(length):.4g} tokens in the mean.")
         return unknown(rule, f"Log the mean length of completions over at least {LEAST} steps.")
     first, last = quarters(length)
     evidence = {"mean length, first quarter": first, "mean length, last quarter": last}
@@ -160,7 +237,7 @@ def length_runaway(log: Log) -> Finding:
     return Finding(
         rule,
         FOUND,
-        f"Completions grew from {first:.3g} to {last:.3g} tokens, and the reward did not rise.",
+        f"Completions grew from {first:.3g} to {last:.3g} tokens, and no rise of the reward is sure.",
         severity=WARNING if ends_at_the_top(log) else PROBLEM,
         evidence=evidence,
         cost={"tokens per completion": last - first},

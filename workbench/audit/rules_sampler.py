@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from ..logs.log import Log
 from .finding import FOUND, PROBLEM, WARNING, Finding, absent, unknown
-from .levels import change, quarters
-from .log import Log
+from .trends import change, quarters
 
 # Mean |log-prob difference| of a token that arithmetic explains; bf16: about 0.012 is reported (trl #4772).
 EXPLAINED = {"float32": 0.005, "float16": 0.02, "bfloat16": 0.05}

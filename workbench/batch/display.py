@@ -1,17 +1,17 @@
 """What a person sees as runs go on: a bar for cells, one for training steps, the notebook's own output; a bar over many."""
 
-import contextlib
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tqdm import tqdm
 
 from ..errors import RunError
-from ..runs.files import append_plain, files_named, read_json
+from ..runs.files import append_plain
 from ..runs.run import Run
-from ..runs.text import one_line, printable
-from ..runs.tokens import hide_tokens
+from ..runs.secrets import hide_tokens
+from ..runs.summary import RunSummary, latest_progress, steps_of, unreadable
+from ..runs.text import printable
 
 
 class Display:
@@ -58,7 +58,10 @@ class Display:
         text = hide_tokens(text)
         self._log.write(text)
         if not self._quiet:
-            tqdm.write(printable(text), file=sys.stderr, end="")
+            try:
+                tqdm.write(printable(text), file=sys.stderr, end="")
+            except OSError:  # whoever read it is gone, as with `| head`; the run goes on
+                self._quiet = True
 
     def flush(self) -> None:
         self._log.flush()
@@ -72,20 +75,6 @@ class Display:
         if progress := latest_progress(self._run):
             self._steps.total = progress["max_steps"]
             self._steps.update(progress["step"] - self._steps.n)
-
-
-def latest_progress(run: Run) -> dict | None:
-    """`progress.json` of the training that wrote last since the run started: a notebook may train several in turn."""
-    times, started = {}, run.status.get("times", {}).get("running", 0.0)
-    for path in files_named(run.path, "progress.json"):
-        with contextlib.suppress(FileNotFoundError):  # a training that starts anew removes it
-            times[path] = path.stat().st_mtime
-    recent = {path: when for path, when in times.items() if when > started}
-    for path in sorted(recent, key=recent.__getitem__, reverse=True):
-        with contextlib.suppress(RunError, OSError):  # a file of the notebook's own that is called so
-            if found := read_json(path, None):
-                return found
-    return None
 
 
 class SweepProgress:
@@ -112,49 +101,7 @@ class SweepProgress:
         self._ended += 1
         self._bar.update(1)
         try:
-            line = f"{entry.name}: {outcome(entry.run)}"
+            line = f"{entry.name}: {entry.problem or RunSummary.of(entry.run).outcome}"
         except (RunError, OSError) as error:
             line = unreadable(entry.run, error)
         tqdm.write(f"[{self._ended}/{len(self._entries)}] {line}", file=sys.stderr)
-
-
-def steps_of(run: Run) -> str:
-    """`step 3/80` of the training that goes on in a run, or nothing."""
-    progress = latest_progress(run)
-    return f"step {progress['step']}/{progress['max_steps']}" if progress else ""
-
-
-def failed_checks(run: Run) -> list[str]:
-    """Names of the checks that do not hold."""
-    return failing(run.result)
-
-
-def failing(result: Mapping) -> list[str]:
-    """The same, of a run's result."""
-    return [name for name, ok in result.get("checks", {}).items() if ok is False]
-
-
-def title(run: Run) -> str:
-    """`notebook id`, which name its folder and so may be anyone's words."""
-    return one_line(f"{run.notebook} {run.id}")
-
-
-def unreadable(run: Run, error: Exception) -> str:
-    """The line of a run whose files cannot be read."""
-    return f"{title(run)}: cannot be read: {one_line(hide_tokens(str(error)))}"
-
-
-def outcome(run: Run, status: Mapping | None = None) -> str:
-    """A run in a line: state, error, headline, and which checks fail.
-
-    Args:
-        run: its folder.
-        status: the run's, where it was read before.
-    """
-    status, result = status or run.status, run.result
-    text = status["state"] + (f": {status['error']}" if status.get("error") else "")
-    if headline := result.get("headline"):
-        value = headline["value"]
-        text += f", {headline['name']} {value:.4g}" if isinstance(value, float) else f", {headline['name']} {value}"
-    failed = failing(result)
-    return one_line(text + (f", {len(failed)} checks fail: {'; '.join(failed)}" if failed else ""))

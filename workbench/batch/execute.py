@@ -1,27 +1,33 @@
 """Runs one notebook in one folder through papermill, in a kernel of its own, and records how it really ended.
 
 papermill saves `completed` for cells of a killed kernel, so `status.json`, written here, is what counts. It also ignores
-unknown parameters and checks no types, so a run's parameters are checked when it is planned (`sweep.py`).
+unknown parameters and checks no types, so a run's parameters are checked when it is planned (`plan.py`).
 """
 
-import contextlib
 import functools
 import os
-import signal
 import socket
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import RunError
-from ..runs.ownership import TOKEN_VARIABLE, kept, still_owned, take_run, update_run
+import papermill
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
+from nbclient.exceptions import CellTimeoutError, DeadKernelError
+from papermill.clientwrap import PapermillNotebookClient
+from papermill.engines import NBClientEngine, papermill_engines
+from papermill.exceptions import PapermillExecutionError
+
+from ..errors import RunError, TrainingStopped
+from ..runs import lock
 from ..runs.parameters import check_parameters, notebook_parameters
-from ..runs.run import Run
-from ..runs.stop_request import clear_stop
+from ..runs.run import Run, set_status, take_run
+from ..runs.secrets import hide_tokens, map_text
+from ..runs.stop_request import clear_stop, interruptible
 from .display import Display
 from .gpus import hold
-from .notebooks import find_notebook
+from .plan import find_notebook
 
 
 def execute_run(
@@ -30,7 +36,6 @@ def execute_run(
     notebook: str | Path | None = None,
     quiet: bool = False,
     gpus: int | None = None,
-    token: str = "",
     force: bool = False,
     ended: Callable[[str, str | None], tuple[str, str | None]] | None = None,
 ) -> str:
@@ -43,38 +48,40 @@ def execute_run(
         notebook: name or path; default the notebook of the run's name.
         quiet: show nothing, write `log.txt` only.
         gpus: how many to hold for it, queued until they are free; None takes one where there are any.
-        token: of the process that prepared the run and hands it on.
-        force: execute it although another process owns it; see `take_run`.
+        force: execute it although another host may do so; see `take_run`.
         ended: given the state and its reason, returns those to record: a scheduler may start the run again.
 
     Raises:
         ParameterError: `params.json` holds what the notebook does not take.
-        RunError: another process owns the run, or has taken it meanwhile; nothing in it is touched then.
+        RunError: another process executes the run; nothing in it is touched then.
     """
     source = find_notebook(str(notebook or run.notebook))
     params = check_parameters(notebook_parameters(source), run.params)  # their names become code in the notebook
-    token = take_run(run.path, "queued", token=token, force=force)
-    (run.path / "result.json").unlink(missing_ok=True)
-    clear_stop(run)
-    executing = run.path / "executing.ipynb"
-    executing.unlink(missing_ok=True)
-    with interruptible(), kept(run.path, token):
-        try:
-            state, error = _execute_in_kernel(run, source, executing, params, quiet, gpus, token)
-        except KeyboardInterrupt:
-            state, error = "interrupted", "stopped by Ctrl-C or SIGTERM"
-        except OSError as problem:  # above all a full disk
-            state, error = "failed", f"{type(problem).__name__}: {problem}"
-        except BaseException as problem:
-            update_run(run.path, token, "failed", f"{type(problem).__name__}: {problem}")
-            raise
-    if state == "done" and (missing := _missing_result(run)):
-        state, error = "failed", missing
-    if executing.is_file() and still_owned(run.path, token):
-        os.replace(executing, run.path / "executed.ipynb")
-    if ended:
-        state, error = ended(state, error)
-    update_run(run.path, token, state, error)
+    take_run(run.path, "queued", force=force)
+    try:
+        (run.path / "result.json").unlink(missing_ok=True)
+        clear_stop(run)
+        executing = run.path / "executing.ipynb"
+        executing.unlink(missing_ok=True)
+        with interruptible():
+            try:
+                state, error = _execute_in_kernel(run, source, executing, params, quiet, gpus)
+            except KeyboardInterrupt:
+                state, error = "interrupted", "stopped by Ctrl-C or SIGTERM"
+            except OSError as problem:  # above all a full disk
+                state, error = "failed", f"{type(problem).__name__}: {problem}"
+            except BaseException as problem:
+                set_status(run.path, "failed", f"{type(problem).__name__}: {problem}")
+                raise
+        if state == "done" and (missing := _missing_result(run)):
+            state, error = "failed", missing
+        if executing.is_file():
+            os.replace(executing, run.path / "executed.ipynb")
+        if ended:
+            state, error = ended(state, error)
+        set_status(run.path, state, error)
+    finally:
+        lock.let_go(run.path)
     return state
 
 
@@ -88,18 +95,22 @@ def _missing_result(run: Run) -> str:
 
 
 def _execute_in_kernel(
-    run: Run, source: Path, output: Path, params: dict, quiet: bool, gpus: int | None, token: str
+    run: Run, source: Path, output: Path, params: dict, quiet: bool, gpus: int | None
 ) -> tuple[str, str | None]:
-    from . import papermill_engine
-
-    environment = kernel_environment(params.get("seed", 0)) | {TOKEN_VARIABLE: token}
+    """The state that the notebook leaves the run in and, unless `done`, the reason."""
+    number = lock.open_lock(run.path)
+    environment = kernel_environment(params.get("seed", 0)) | {lock.VARIABLE: str(number)}
+    beside = [
+        str(source.parent),
+        *filter(None, [environment.get("PYTHONPATH")]),
+    ]  # a notebook imports what lies beside it
+    environment |= {"PYTHONPATH": os.pathsep.join(beside), "PYTHONSAFEPATH": "1"}
     params = params | {"out_dir": str(run.path), "interactive": False}
-    waiting = functools.partial(update_run, run.path, token, "queued")
+    waiting = functools.partial(set_status, run.path, "queued")
     with Display(run, quiet=quiet) as display, hold(gpus, waiting) as devices:
-        update_run(run.path, token, "running")
-        return papermill_engine.execute(
-            source, output, params, env=environment | devices, cwd=run.path, display=display
-        )
+        set_status(run.path, "running")
+        start = {"env": environment | devices, "cwd": str(run.path), "pass_fds": (number,)}
+        return _execute_notebook(source, output, params, start, display)
 
 
 def kernel_environment(seed: int) -> dict[str, str]:
@@ -125,23 +136,103 @@ def kernel_environment(seed: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, **fixed, "PATH": path}
 
 
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGTERM and a closed terminal act as Ctrl-C does, so that no child outlives its parent unseen.
+# --- papermill with its gaps closed: truthful cell states, a kernel with its own environment and folder, live events ---
 
-    A signal that is handled or ignored already (as SIGHUP is by `nohup`) stays so. Outside the main thread, which alone may
-    set handlers, nothing is changed.
+
+class Engine(NBClientEngine):
+    """Reports cell starts and ends to `display`, and marks a cell failed when its kernel died or timed out.
+
+    papermill itself leaves `completed` there.
     """
 
-    def interrupt(*_):
-        raise KeyboardInterrupt
+    @classmethod
+    def execute_managed_notebook(cls, nb_man, kernel_name, *, start, display, start_timeout=60, **_):
+        begin, complete = nb_man.cell_start, nb_man.cell_complete
 
-    main = threading.current_thread() is threading.main_thread()
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if main and signal.getsignal(n) is signal.SIG_DFL]
-    for number in numbers:
-        signal.signal(number, interrupt)
+        def cell_start(cell, cell_index=None, **kwargs):
+            display.cell_start(cell_index, len(nb_man.nb.cells))
+            return begin(cell, cell_index, **kwargs)
+
+        def cell_complete(cell, cell_index=None, **kwargs):
+            raised = sys.exc_info()[1] is not None  # papermill calls this in a `finally`
+            result = complete(cell, cell_index, **kwargs)
+            if raised:
+                cell.metadata.papermill.update(status="failed", exception=True)
+                nb_man.nb.metadata.papermill["exception"] = True
+            display.cell_done(cell_index)
+            return result
+
+        nb_man.cell_start, nb_man.cell_complete = cell_start, cell_complete
+        client = _Client(
+            nb_man,
+            kernel_name=kernel_name,
+            startup_timeout=start_timeout,
+            timeout=None,
+            kernel_manager_class=_Kernel,
+            extra_arguments=_kernel_arguments(),
+            stdout_file=display,
+            stderr_file=display,
+        )
+        return client.execute(**start)
+
+
+class _Client(PapermillNotebookClient):
+    """Hides access tokens in what a cell puts out, before the notebook is saved, which happens while the cell runs."""
+
+    def process_message(self, msg, *arguments, **named):
+        content = msg.get("content", {})
+        for key in ("text", "evalue", "traceback"):
+            if key in content:
+                content[key] = map_text(content[key], hide_tokens)
+        for mime, value in content.get("data", {}).items() if msg.get("msg_type") != "comm_open" else ():
+            if not mime.startswith("image/") or mime == "image/svg+xml":
+                content["data"][mime] = map_text(value, hide_tokens)
+        return super().process_message(msg, *arguments, **named)
+
+
+papermill_engines.register("workbench", Engine)
+
+
+class _Kernel(AsyncKernelManager):
+    """A kernel of this very Python: what Jupyter calls `python3` on a machine may be another's."""
+
+    _OURS = KernelSpec(
+        argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        language="python",
+        display_name="Python 3",
+    )
+    kernel_spec = property(lambda self: self._OURS)
+
+
+def _kernel_arguments() -> list[str]:
+    # It warns of loopback TCP at every start. The run's folder, in which the kernel works, is no place for modules.
+    arguments = ["--IPKernelApp.log_level=ERROR", "--IPKernelApp.ignore_cwd=True"]
+    if "SLURM_JOB_ID" in os.environ:
+        arguments.append("--IPKernelApp.exec_lines=from workbench.batch.node import shield; shield(); del shield")
+    return arguments
+
+
+def _execute_notebook(
+    source: Path, output: Path, params: dict, start: dict, display: Display
+) -> tuple[str, str | None]:
+    """Execute a notebook in a kernel whose process is made with `start`."""
     try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
+        papermill.execute_notebook(
+            source,
+            output,
+            params,
+            engine_name="workbench",
+            kernel_name="python3",
+            progress_bar=False,
+            start=start,
+            display=display,
+        )
+    except PapermillExecutionError as error:
+        if error.ename == TrainingStopped.__name__:
+            return "interrupted", error.evalue
+        return "failed", f"cell {error.exec_count}: {error.ename}: {error.evalue}"
+    except DeadKernelError:
+        return "interrupted", "the kernel died (killed, or out of memory); see log.txt"
+    except CellTimeoutError as error:
+        return "failed", str(error)
+    return "done", None

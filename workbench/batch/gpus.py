@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import ParameterError
 
-_HANDED_OUT = "WORKBENCH_GPUS_HANDED_OUT"
+HANDED_OUT = "WORKBENCH_GPUS_HANDED_OUT"
 
 
 def visible_gpus() -> list[str]:
@@ -66,7 +66,7 @@ def lock_folder() -> Path:
 def hold(count: int | None, waiting: Callable[[str], None]) -> Iterator[dict[str, str]]:
     """Hold GPUs for one run, for as long as the block lasts; those of a killed process are free again.
 
-    Where Slurm, or the run that starts this one, has handed them out already, nothing is changed.
+    Where the job that a run was submitted as, or the run that starts this one, has them already, nothing is changed.
 
     Args:
         count: GPUs for the run; None takes one where there are any.
@@ -78,7 +78,7 @@ def hold(count: int | None, waiting: Callable[[str], None]) -> Iterator[dict[str
     from filelock import FileLock, Timeout
 
     names = visible_gpus()
-    if not names or _HANDED_OUT in os.environ or "SLURM_JOB_ID" in os.environ:
+    if not names or HANDED_OUT in os.environ:
         yield {}
         return
     count = 1 if count is None else count
@@ -94,7 +94,7 @@ def hold(count: int | None, waiting: Callable[[str], None]) -> Iterator[dict[str
                         held.enter_context(FileLock(folder / f"{name}.lock").acquire(timeout=0))
                         taken.append(name)
             if len(taken) == count:
-                yield {"CUDA_VISIBLE_DEVICES": ",".join(taken), _HANDED_OUT: "1"}
+                yield {"CUDA_VISIBLE_DEVICES": ",".join(taken), HANDED_OUT: "1"}
                 return
         if not waits:
             waiting(f"waits for {count} of the GPUs {', '.join(names)}: too many are taken by other runs")

@@ -2,7 +2,6 @@
 
 import codecs
 import os
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,14 +9,12 @@ from pathlib import Path
 import psutil
 
 from ..errors import RunError
+from ..runs import lock
 from ..runs.files import open_plain
-from ..runs.owner import boot, works_in
-from ..runs.ownership import describe_owner, take_run, update_run
-from ..runs.run import Run, list_runs, load_run
-from ..runs.status import GOING
+from ..runs.run import GOING, Run, list_runs, load_run, set_status, take_run, what_is_unknown
 from ..runs.stop_request import request_stop
-from ..runs.text import one_line, printable
-from .display import failing, outcome, steps_of, title
+from ..runs.summary import steps_of
+from ..runs.text import printable
 from .slurm_state import cancel_job, refresh
 
 _PIECE = 1_000_000  # bytes of a log at a time
@@ -67,43 +64,6 @@ def _readable_status(run: Run) -> dict | None:
         return None
 
 
-def status_line(run: Run, status: dict | None = None) -> str:
-    """`notebook id: running, step 12/80, 31 s`, and for an ended run its outcome; `status` where it was read before.
-
-    Raises:
-        RunError, OSError: the run cannot be read.
-    """
-    status = status or run.status
-    if status["state"] not in GOING:
-        parts = [outcome(run, status)]
-    else:
-        owner = status["owner"]
-        where = f"job {owner['job']}" if owner.get("job") else f"on {owner.get('host')}, process {owner.get('pid')}"
-        state = status["state"] + (f" ({status['error']})" if status["error"] else "")
-        parts = [state, steps_of(run), where]
-    return f"{title(run)}: " + one_line(", ".join([*filter(None, parts), *_duration(status)]))
-
-
-def status_row(run: Run, status: dict | None = None) -> dict:
-    """The same as a JSON object, for scripts."""
-    status, result = status or run.status, run.result
-    row = {"run": str(run.path), "notebook": run.notebook, "id": run.id}
-    row |= {key: status.get(key) for key in ("state", "error", "times", "owner")}
-    return row | {
-        "progress": (status["state"] in GOING and steps_of(run)) or None,
-        "headline": result.get("headline"),
-        "failed_checks": failing(result),
-    }
-
-
-def _duration(status: dict) -> list[str]:
-    times = status.get("times", {})
-    if "running" not in times:
-        return []
-    end = time.time() if status["state"] in GOING else times.get(status["state"], times["running"])
-    return [f"{max(0.0, end - times['running']):.0f} s"]
-
-
 def read_log(run: Run, follow: bool = False) -> Iterator[str]:
     """The run's `log.txt`, piece by piece and harmless to a terminal; with `follow` until the run ends.
 
@@ -139,7 +99,7 @@ def cancel(run: Run, grace: float = 60.0, *, force: bool = False) -> None:
     Args:
         run: queued or running.
         grace: seconds the training gets to finish its step; 0 does not ask it.
-        force: take a run away from a process on another host; if that one still lives, it ends itself when it notices.
+        force: also one that another host executes, as its status says: it then counts as interrupted.
 
     Raises:
         RunError: the run has ended, or its process cannot be reached from here.
@@ -152,35 +112,34 @@ def cancel(run: Run, grace: float = 60.0, *, force: bool = False) -> None:
         request_stop(run, "cancelled")
         if _ends_within(run, grace):
             return
-    owner = run.status["owner"]
+    status = run.status
+    owner, unknown = status["owner"], what_is_unknown(status)
     if owner.get("job"):
         cancel_job(run)
-    elif not {"pid", "host"} <= owner.keys():
-        raise RunError(f"{run.path}: its status.json names no process; end it yourself")
-    elif owner.get("boot", owner["host"]) not in (boot(), socket.gethostname()):
-        if not force:
-            raise RunError(f"{run.path}: is owned by {describe_owner(run.status)}; cancel it there, or use --force")
-        token = take_run(run.path, "running", force=True)
-        update_run(
-            run.path, token, "interrupted", f"cancelled with --force while owned by {describe_owner({'owner': owner})}"
-        )
-    else:
-        _terminate(run, owner["pid"])
+    elif unknown and not force:
+        raise RunError(f"{run.path}: is {unknown}; cancel it there, or, if that has ended, use --force")
+    elif unknown:
+        take_run(run.path, "running", force=True)
+        set_status(run.path, "interrupted", f"cancelled with --force while {unknown}")
+        lock.let_go(run.path)
+    elif status["state"] in GOING:
+        _terminate(run, owner.get("pid"))
     if not _ends_within(run, 30):
         raise RunError(
             f"{run.path}: was asked to end and is still {run.status['state']}; see `workbench logs {run.id}`"
         )
 
 
-def _terminate(run: Run, pid: int) -> None:
+def _terminate(run: Run, pid: int | None) -> None:
+    """End the process that holds the run's lock, and no other: a folder that came from elsewhere can name any."""
     try:
-        process = psutil.Process(pid)
+        process = psutil.Process(pid or -1)
         if any("ipykernel" in part for part in process.cmdline()):
             raise RunError(f"{run.path}: runs in a notebook's kernel, process {pid}; interrupt it in JupyterLab")
-        if not works_in(process, run.path):
-            raise RunError(f"{run.path}: process {pid} does not work in this folder; it is left alone. End it yourself")
+        if not any(Path(file.path) == run.path / lock.LOCK for file in process.open_files()):
+            raise RunError(f"{run.path}: process {pid} does not hold its lock; it is left alone. End it yourself")
         process.terminate()
-    except psutil.NoSuchProcess:
+    except (psutil.NoSuchProcess, ValueError):
         pass  # it ended meanwhile
     except psutil.AccessDenied:
         raise RunError(f"{run.path}: process {pid} belongs to another user, who can cancel it") from None

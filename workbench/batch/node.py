@@ -11,10 +11,9 @@ import threading
 import time
 
 from ..runs.files import read_json
-from ..runs.run import Run, load_run
-from ..runs.status import set_status, slurm_job
+from ..runs.run import Run, load_run, set_status, slurm_job
 from ..runs.stop_request import clear_stop, request_stop, stop_request
-from .execute import execute_run
+from .gpus import HANDED_OUT
 from .slurm_state import error_summary, slurm_command
 
 NOTICES = (signal.SIGTERM, signal.SIGUSR2)
@@ -31,15 +30,17 @@ def run_on_node(folder: str, notebook: str, requeues: int) -> None:
         notebook: path.
         requeues: how often the job may start again.
     """
+    from .execute import execute_run
+
     run = load_run(folder)
     _check_mine(run)
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
     if restarts > requeues:
         set_status(run.path, "interrupted", f"Slurm queued it again {restarts} times; --requeues allows {requeues}")
         sys.exit(130)
+    os.environ[HANDED_OUT] = "1"  # by Slurm, to this job
     notice = Notice(run, may_requeue=restarts < requeues)
-    token = run.status["owner"].get("token", "")  # of the submission
-    state = execute_run(run, notebook=notebook, quiet=True, ended=notice.ended, token=token)
+    state = execute_run(run, notebook=notebook, quiet=True, ended=notice.ended)
     if notice.requeue:
         _requeue(run)
     sys.exit({"done": 0, "failed": 1}.get(state, 130))
@@ -63,6 +64,7 @@ class Notice:
     """Slurm's notice that the job is to end: SIGUSR2 ahead of the time limit, SIGTERM at preemption or cancellation.
 
     The training is asked to stop after its step; what has not ended shortly before Slurm kills it is interrupted.
+    submitit's own checkpoint does not serve: it passes over SIGTERM, and holds up the thread that executes the notebook.
 
     Args:
         run: what the job executes; from the main thread, which alone may set signal handlers.
@@ -73,25 +75,22 @@ class Notice:
         self.requeue = False
         self._run, self._may_requeue = run, may_requeue
         self._signal: int | None = None
-        self._cause: tuple[str, float] | None = None
-        self._over, self._lock = threading.Event(), threading.RLock()
+        self._over, self._lock = threading.Event(), threading.Lock()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number in NOTICES:
             signal.signal(number, self._note)
         threading.Thread(target=self._watch, daemon=True).start()
 
     def ended(self, state: str, error: str | None) -> tuple[str, str | None]:
-        """What to record for a notebook that ended: `queued` where the job will start again."""
+        """What to record for a notebook that ended: `queued` where the job starts again or Slurm has yet to say why."""
         with self._lock:  # with `_over` set the watcher interrupts nothing
             self._over.set()
         clear_stop(self._run)
         if self._signal is None or state == "done":
             return state, error
-        cause, _ = self._why()
-        if cause == "ended":
-            return "queued", f"Slurm ended its job: {error}"  # by whom, and whether it starts again, Slurm says later
-        if cause == "SIGTERM":
-            return "interrupted", f"SIGTERM was sent to its job: {error}"
+        cause, _ = why_ended(_job_fields(), self._signal, time.time())
+        if not cause:
+            return "queued", f"Slurm ended its job: {error}"
         if not self._may_requeue:
             return "interrupted", f"Slurm: {cause}, and no requeue is left (--requeues): {error}"
         self.requeue = True
@@ -104,23 +103,15 @@ class Notice:
         while self._signal is None:
             if self._over.wait(0.2):
                 return
-        cause, deadline = self._why()
-        while time.time() < deadline:
+        cause, deadline = why_ended(_job_fields(), self._signal, time.time())
+        while time.time() < deadline and not self._over.is_set():
             if stop_request(self._run.path) is None:
-                request_stop(self._run, f"Slurm ends this job: {cause}")
-            if self._over.wait(0.5):
-                clear_stop(self._run)
-                return
+                request_stop(self._run, f"Slurm ends this job: {cause or 'SIGTERM'}")
+            self._over.wait(0.5)
         with self._lock:
             if not self._over.is_set():
                 os.kill(os.getpid(), signal.SIGINT)
-
-    def _why(self) -> tuple[str, float]:
-        """The cause, and until when (seconds since the epoch) the notebook may go on."""
-        with self._lock:
-            if self._cause is None:
-                self._cause = why_ended(_job_fields(), self._signal, time.time())
-            return self._cause
+        clear_stop(self._run)
 
 
 def why_ended(job: dict[str, str], number: int, now: float) -> tuple[str, float]:
@@ -132,20 +123,18 @@ def why_ended(job: dict[str, str], number: int, now: float) -> tuple[str, float]
         now: seconds since the epoch.
 
     Returns:
-        The cause: `preemption` or `time limit`, which give grace; `SIGTERM`, which somebody sent by hand; or `ended`, when
-        Slurm has ended the job already and kills what is left in seconds. And a time in seconds since the epoch.
+        `preemption` or `time limit`, after which the job may start again, else nothing; and a time in seconds since the epoch.
 
     Example:
         >>> why_ended({"JobState": "RUNNING", "EndTime": "1300"}, signal.SIGUSR2, now=1000.0)
         ('time limit', 1290.0)
     """
-    if job and job.get("JobState") != "RUNNING":
-        return "ended", now
+    if job and job.get("JobState") != "RUNNING":  # it has been ended: what is left is killed in seconds
+        return "", now
     end = float(job["EndTime"]) if job.get("EndTime", "").isdigit() else now + 3 * _LEAVE_S
-    deadline = end - min(_LEAVE_S, (end - now) / 3)
-    if job.get("PreemptTime", "").isdigit():
-        return "preemption", deadline
-    return "time limit" if number == signal.SIGUSR2 else "SIGTERM", deadline
+    preempted = job.get("PreemptTime", "").isdigit()
+    cause = "preemption" if preempted else "time limit" if number == signal.SIGUSR2 else ""
+    return cause, end - min(_LEAVE_S, (end - now) / 3)
 
 
 def _job_fields() -> dict[str, str]:

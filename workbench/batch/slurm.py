@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import MissingDependencyError, ParameterError, RunError
-from ..runs.run import Run
-from ..runs.status import set_status
+from ..runs import lock
+from ..runs.run import Run, set_status
 from .node import run_on_node
 from .slurm_state import error_summary, slurm_command
 
@@ -199,8 +199,9 @@ def submit(runs: Sequence[Run], notebook: Path, options: SlurmOptions) -> None:
     folder.mkdir(mode=0o700)  # what a job executes lies there as pickles
     executor = _executor(folder, notebook.stem, options)
     arguments = [(str(run.path), str(Path(notebook).resolve()), options.requeues) for run in runs]
-    for run in runs:
-        set_status(run.path, "queued")  # a resumed run named its former job; the new job waits to be named
+    for run in runs:  # a resumed run named its former job; the new job waits to be named
+        set_status(run.path, "interrupted", "not submitted yet", owner={})
+        lock.let_go(run.path)
     try:
         with _outside_jobs(), executor.batch():
             jobs = [executor.submit(run_on_node, *a) for a in arguments]

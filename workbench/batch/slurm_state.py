@@ -11,35 +11,21 @@ from pathlib import Path
 
 from ..errors import RunError
 from ..runs.files import read_tail
-from ..runs.run import Run
-from ..runs.status import GOING, set_status
+from ..runs.run import GOING, Run, set_status
 
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _STARTED = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT")
+_SAYS_ALL = ("CANCELLED", "TIMEOUT", "PREEMPTED", "OUT_OF_MEMORY", "NODE_FAIL")
 _NEVER_STARTS = ("launch failed", "DependencyNeverSatisfied")
-_OUT_OF_MEMORY = "out of memory; give more with --mem"
-_ENDS = {
-    "CANCELLED": "cancelled",
-    "TIMEOUT": "time limit",
-    "PREEMPTED": "preempted",
-    "OUT_OF_MEMORY": _OUT_OF_MEMORY,
-    "NODE_FAIL": "node lost",
-    "BOOT_FAIL": "the node did not boot",
-    "DEADLINE": "deadline passed",
-    "REVOKED": "revoked",
-}
-_MEMORY = re.compile(r"oom.kill|exceeded memory limit|out of memory", re.IGNORECASE)
-_LAST_SIGNAL = 128 + 31  # above it, the exit code of a job that a signal ended is an error number of Slurm's
-_SQUEUE = {"JobArrayID": 40, "State": 40, "Reason": 80, "exit_code": 20, "NodeList": 200}  # column -> its width
+_SQUEUE = {"JobArrayID": 40, "State": 40, "Reason": 80, "NodeList": 200}  # column -> its width
 
 
 @dataclasses.dataclass(frozen=True)
 class JobState:
-    """What Slurm says about a job: state, reason, exit code (above 128: killed by a signal), nodes."""
+    """What Slurm says about a job, in its own words."""
 
     state: str
     reason: str = ""
-    exit_code: int = 0
     nodes: str = ""
 
 
@@ -82,58 +68,33 @@ def ask_slurm(jobs: Collection[str]) -> dict[str, JobState]:
         raise RunError(f"Slurm does not answer: {error_summary(answer.stderr)}")
     states = read_squeue(answer.stdout)
     if any(job not in states for job in jobs) and shutil.which("sacct"):
-        columns = "--format=JobID,State,ExitCode,Reason,NodeList"
+        columns = "--format=JobID,State,Reason,NodeList"
         answer = slurm_command("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={ids}", columns)
         states = read_sacct(answer.stdout) | states
     return states
 
 
 def read_squeue(text: str) -> dict[str, JobState]:
-    """squeue's columns of fixed width, as `ask_slurm` asks for them.
-
-    Its exit code is a wait status, or an error number of Slurm's for a job that never started.
-    """
+    """squeue's columns of fixed width, as `ask_slurm` asks for them."""
     states = {}
     for line in text.splitlines():
         fields = []
         for width in _SQUEUE.values():
             fields.append(line[:width].strip())
             line = line[width:]
-        job, state, reason, code, nodes = fields
-        status = int(code) if code.isdigit() else 0
-        states[job] = JobState(state, reason, 128 + (status & 127) if status & 127 else status >> 8, nodes)
+        states[fields[0]] = JobState(*fields[1:])
     return states
 
 
 def read_sacct(text: str) -> dict[str, JobState]:
-    """sacct's columns between bars: `CANCELLED by 1000`, exit codes as `code:signal`, tasks that never ran in one line.
+    """sacct's columns between bars, such as `9_1|CANCELLED by 1000|None|n1`.
 
     Example:
-        >>> read_sacct("9_1|FAILED|0:9|None|n1")
-        {'9_1': JobState(state='FAILED', reason='None', exit_code=137, nodes='n1')}
+        >>> read_sacct("9_1|FAILED|NonZeroExitCode|n1")
+        {'9_1': JobState(state='FAILED', reason='NonZeroExitCode', nodes='n1')}
     """
-    states = {}
-    for line in text.splitlines():
-        if line.count("|") == 4:
-            jobs, state, code, reason, nodes = line.split("|")
-            number, _, killed = code.partition(":")
-            exit_code = 128 + int(killed) if killed not in ("", "0") else int(number or 0)
-            if 2 <= exit_code < 32:  # sacct takes 128 off: our jobs exit with 0, 1 or 128 + a signal
-                exit_code += 128
-            if exit_code > _LAST_SIGNAL:
-                reason = "JobLaunchFailure"  # as squeue has it
-            states |= dict.fromkeys(_tasks(jobs), JobState(state.partition(" ")[0], reason, exit_code, nodes))
-    return states
-
-
-def _tasks(jobs: str) -> list[str]:
-    """Each job of `9`, `9_1` or `9_[0,2-8:2%3]`."""
-    array, _, tasks = jobs.rstrip("]").partition("_[")
-    if not tasks:
-        return [jobs]
-    spans = [re.fullmatch(r"(\d+)(?:-(\d+))?(?::(\d+))?", span) for span in tasks.partition("%")[0].split(",")]
-    numbers = [range(int(s[1]), int(s[2] or s[1]) + 1, int(s[3] or 1)) for s in spans if s]
-    return [f"{array}_{number}" for span in numbers for number in span]
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 3]
+    return {job: JobState(state.partition(" ")[0], reason, nodes) for job, state, reason, nodes in rows}
 
 
 # --- what it means for the runs -------------------------------------------------------------------------------------
@@ -160,21 +121,12 @@ def verdict(status: dict, job: JobState | None) -> tuple[str, str | None] | None
 
 
 def _why_ended(status: dict, job: JobState) -> str:
-    if job.state in _ENDS:
-        where = f" ({job.nodes})" if job.state == "NODE_FAIL" and job.nodes else ""
-        return f"Slurm: {_ENDS[job.state]}{where}"
-    log = _log_tail(status["owner"].get("log"))
-    last = f": {log[-1][:200]}" if log else ""
-    if "LaunchFailure" in job.reason and job.exit_code > _LAST_SIGNAL:
-        return f"Slurm: failed to start ({job.reason}){last}"
-    if job.exit_code == 130:  # the job's own, after an interruption
-        return f"Slurm ended its job{last}"
-    if job.exit_code > 128:
-        memory = any(_MEMORY.search(line) for line in log)
-        return f"Slurm: {_OUT_OF_MEMORY if memory else f'killed by signal {job.exit_code - 128}'}"
-    if "running" not in status.get("times", {}):
-        return f"Slurm: failed to start ({job.reason}, exit code {job.exit_code}){last}"
-    return f"Slurm: the job ended as {job.state} (exit code {job.exit_code}){last}"
+    """Slurm's words for it, and the last line of the job's own log."""
+    reason = f" ({job.reason})" if job.reason not in ("", "None", "(null)") else ""
+    node = f" of {job.nodes}" if job.state == "NODE_FAIL" and job.nodes else ""
+    advice = "; give more with --mem" if job.state == "OUT_OF_MEMORY" else ""
+    log = [] if job.state in _SAYS_ALL else _log_tail(status["owner"].get("log"))
+    return f"Slurm: {job.state}{node}{reason}{advice}" + (f": {log[-1][:200]}" if log else "")
 
 
 def _log_tail(path: str | None) -> list[str]:
@@ -216,6 +168,12 @@ def cancel_job(run: Run) -> None:
     job = run.status.get("owner", {}).get("job")
     if not job:
         raise RunError(f"{run.path}: is no Slurm job")
+    log = run.status["owner"].get("log")
+    told = slurm_command("scontrol", "show", "job", "--oneliner", job).stdout
+    if (
+        not log or f"StdErr={Path(log).parent}/" not in told
+    ):  # the job of that number on another cluster, or of another's folder
+        raise RunError(f"{run.path}: Slurm's job {job} here does not write into {log}; it is left alone")
     answer = slurm_command("scancel", job)
     if answer.returncode:
         raise RunError(f"{run.path}: job {job} was not cancelled: {error_summary(answer.stderr)}")

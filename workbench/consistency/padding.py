@@ -5,15 +5,12 @@ A model with learned positions then scores left-padded text at other positions t
 """
 
 import contextlib
-import copy
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-from unittest import mock
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from ..errors import ParameterError
-from .positions import backbone, position_ids, takes_position_ids, unwrapped, window
+from .positions import position_ids, takes_position_ids, text_config, window
 
 SIDES = ("left", "right")
 POSITIONS = ("explicit", "implicit")
@@ -103,13 +100,9 @@ def check_batch(batch: Mapping) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, mask
 
 
+@torch.no_grad()  # not inference_mode: length-dependent RoPE keeps a tensor made here, which training then needs
 def token_logprobs(
-    model,
-    batch: Mapping,
-    positions: str = "explicit",
-    *,
-    temperature: float = 1.0,
-    max_logits: int = MAX_LOGITS,
+    model: torch.nn.Module, batch: Mapping, positions: str = "explicit", *, temperature: float = 1.0
 ) -> list[torch.Tensor]:
     """Log-prob of every token given those before it, without the padding and without gradients.
 
@@ -119,8 +112,6 @@ def token_logprobs(
         positions: `explicit` passes position ids counted from the mask, to a model whose forward takes them; `implicit`
             passes none, as TRL's GRPO does.
         temperature: logits are divided by it, as in TRL.
-        max_logits: fp32 logits held at once: (B, t, V) for t of the T positions, where the model has a backbone under its
-            head; else (B, T, V).
 
     Returns:
         B tensors, fp32, of one number less than the row has real tokens: the first has nothing before it.
@@ -140,32 +131,24 @@ def token_logprobs(
     """
     if not temperature > 0:
         raise ParameterError(f"temperature={temperature}: expected a positive number")
-    _, mask = check_batch(batch)
+    inputs = model_inputs(model, batch, positions)
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    vocabulary = getattr(text_config(model), "vocab_size", 1)
+    rows_at_once = max(1, MAX_LOGITS // (ids.shape[1] * vocabulary))
+    found = []
+    with evaluating(model):
+        for start in range(0, len(ids), rows_at_once):
+            rows = slice(start, start + rows_at_once)
+            part = {name: x[rows] if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
+            logprobs = (logits_of(model, part)[:, :-1].float() / temperature).log_softmax(-1)
+            scored = logprobs.gather(-1, ids[rows, 1:, None]).squeeze(-1)
+            has_previous = (mask[rows, 1:] * mask[rows, :-1]).bool()
+            found += [row[keep] for row, keep in zip(scored, has_previous, strict=True)]
+    return found
 
-    def selected(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        logits = logits / temperature
-        return logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
 
-    slices = map_logits(model, batch, selected, positions=positions, max_logits=max_logits)
-    scored = torch.cat(slices, dim=1)[:, :-1]
-    has_previous = (mask[:, 1:] * mask[:, :-1]).bool()
-    return [row[keep] for row, keep in zip(scored, has_previous, strict=True)]
-
-
-@torch.no_grad()  # not inference_mode: length-dependent RoPE keeps a tensor made here, which training then needs
-def map_logits(
-    model, batch: Mapping, function: Callable, *, positions: str = "explicit", max_logits: int = MAX_LOGITS
-) -> list:
-    """`function(logits, targets)` over slices of the logits: one pass through the layers, the head in slices.
-
-    Args:
-        model, batch, positions, max_logits: as for `token_logprobs`.
-        function: takes the logits of a slice (B, t, V), fp32, and the ids (B, t) that follow its positions; what follows
-            the last position is no token of the text.
-
-    Returns:
-        What `function` returned, slice after slice.
-    """
+def model_inputs(model: torch.nn.Module, batch: Mapping, positions: str) -> dict:
+    """What the model's forward takes for a checked batch, position ids included where they are `explicit`."""
     ids, mask = check_batch(batch)
     inputs = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
     if positions not in POSITIONS:
@@ -181,58 +164,24 @@ def map_logits(
             f"the batch uses {used} positions, the model's window has {limit}: shorten the text"
             + ("" if "position_ids" in inputs else ", or pad less, or pass positions='explicit'")
         )
-    body = backbone(model)
-    once = _RunOnce(body.forward, ids.shape[1])
-    with evaluating(model), contextlib.ExitStack() as stack:
-        if body is not unwrapped(model):
-            if getattr(unwrapped(model), "get_output_embeddings", lambda: True)() is None:
-                raise _no_logits(model)
-            stack.enter_context(mock.patch.object(body, "forward", once))
-        logits = _logits(model, inputs)
-        step = max(1, max_logits // (len(ids) * logits.shape[-1]))
-        targets, results = ids.roll(-1, dims=1), []
-        for start in range(0, ids.shape[1], step):
-            place = slice(start, start + step)
-            if once.output is None:  # no backbone, or one that the model's forward goes round
-                part = logits[:, place]
-            else:
-                once.place = place
-                part = _logits(model, inputs)
-            results.append(function(part.float(), targets[:, place]))
-    return results
+    return inputs
 
 
-def _logits(model, inputs: Mapping) -> torch.Tensor:
+def logits_of(model: torch.nn.Module, inputs: Mapping) -> torch.Tensor:
+    """The model's logits (B, T, V)."""
     logits = getattr(model(**inputs), "logits", None)
     if logits is None or logits.dim() != 3:
-        raise _no_logits(model)
+        raise no_logits(model)
+    tokens = inputs["input_ids"].shape[1]
+    if logits.shape[1] > tokens:
+        raise ParameterError(
+            f"the model turns {tokens} tokens into {logits.shape[1]}: models that add tokens cannot be scored here"
+        )
     return logits
 
 
-def _no_logits(model) -> ParameterError:
+def no_logits(model: torch.nn.Module) -> ParameterError:
     return ParameterError(f"{type(model).__name__} gives no logits per token; load it with AutoModelForCausalLM")
-
-
-class _RunOnce:
-    """Stands in for a backbone's forward: runs it once, then gives the positions in `place` of what it gave.
-
-    So the model's own head sees slices of one pass: heads cap, scale and shift logits each in its way.
-    """
-
-    def __init__(self, forward: Callable, tokens: int):
-        self.forward, self.tokens = forward, tokens
-        self.output: Any = None
-        self.place = slice(0, 1)
-
-    def __call__(self, *args, **kwargs):
-        if self.output is None:
-            self.output = self.forward(*args, **kwargs)
-        hidden = self.output[0]
-        if hidden.shape[1] != self.tokens:
-            raise ParameterError(
-                f"the model turns {self.tokens} tokens into {hidden.shape[1]}: models that add tokens cannot be scored here"
-            )
-        return type(self.output)(last_hidden_state=hidden[:, self.place])
 
 
 @contextlib.contextmanager
@@ -245,49 +194,3 @@ def evaluating(model):
     finally:
         for module in training:
             module.training = True
-
-
-def cast_copy(model, dtype: str):
-    """A copy with its parameters in another dtype; buffers stay, as they do when a model is loaded in that dtype.
-
-    What accelerate put around `forward` for mixed precision is not copied: the copy computes in `dtype`. Memory: of the copy,
-    at no time of a second one in the model's own dtype.
-    """
-    cast = {}
-    for parameter in model.parameters():
-        made = parameter.detach().to(getattr(torch, dtype), copy=True)
-        cast[id(parameter)] = torch.nn.Parameter(made, requires_grad=parameter.requires_grad)
-    made = copy.deepcopy(model, cast)
-    for module in _autocast_by_accelerate(made):
-        module.forward = vars(module).pop("_original_forward")
-    return made
-
-
-@contextlib.contextmanager
-def without_autocast(model):
-    """Inside the block the model computes in its weights' dtype, whatever accelerate put around `forward`.
-
-    A model that was trained with `bf16=True`, TRL's default, has fp32 weights and computes in bf16 ever after.
-    """
-    with contextlib.ExitStack() as stack:
-        for module in _autocast_by_accelerate(model):
-            stack.enter_context(mock.patch.object(module, "forward", vars(module)["_original_forward"]))
-        yield
-
-
-def computed_dtype(model) -> str:
-    """`float32`, `bfloat16`, ...: what the model computes in, which accelerate's mixed precision sets beside its weights."""
-    own = str(next(model.parameters()).dtype).removeprefix("torch.")
-    layer = next((module for module in model.modules() if isinstance(module, torch.nn.Linear)), None)
-    if layer is None or not _autocast_by_accelerate(model):
-        return own
-    found: list[str] = []
-    with layer.register_forward_hook(lambda *given: found.append(str(given[-1].dtype).removeprefix("torch."))):
-        device = next(model.parameters()).device
-        map_logits(model, {name: x.to(device) for name, x in pad_batch([[0, 0]], 0).items()}, lambda *_: None)
-    return found[0] if found else own
-
-
-def _autocast_by_accelerate(model) -> list:
-    """The modules whose `forward` accelerate has replaced for mixed precision: it keeps theirs as `_original_forward`."""
-    return [module for module in model.modules() if {"forward", "_original_forward"} <= vars(module).keys()]

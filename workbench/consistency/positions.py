@@ -85,19 +85,6 @@ def rope_types(model) -> set[str]:
     return {kind for kind in kinds if kind}
 
 
-def length_threshold(model) -> int:
-    """Tokens beyond which RoPE of a kind that depends on the length (`dynamic`, `longrope`) changes.
-
-    `dynamic` changes beyond the config's `max_position_embeddings`, `longrope` beyond the original ones.
-    """
-    name = "original_max_position_embeddings"
-    config = text_config(model)
-    if "longrope" not in rope_types(model):
-        return config.max_position_embeddings
-    known = [parameters[name] for parameters in rope_parameters(model) if name in parameters]
-    return min(known, default=getattr(config, name, None) or config.max_position_embeddings)
-
-
 def window(model) -> int | None:
     """Positions the model has; None where text may be longer (ALiBi, dynamic NTK, no statement in the config)."""
     config = text_config(model)

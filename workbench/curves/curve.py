@@ -1,7 +1,6 @@
-"""A curve with its unit and range, and where curves peak, settle and reach a threshold."""
+"""A curve with its unit and range, the steps its points stand for, and where curves peak, settle and reach a threshold."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,8 +9,9 @@ from numpy.typing import ArrayLike
 from ..errors import ParameterError
 from .stats import Interval, one_seed, seed_interval
 
-AXES = {"step": "step", "elapsed_s": "seconds of training", "prompts": "prompts"}  # in words
+AXES = {"step": "steps", "elapsed_s": "seconds of training", "prompts": "prompts"}  # in words
 PLACES = ("end", "start", "centre")
+WHOLE = 0.9  # of the longest run of a group: one that ended before is not its like
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Curve:
         low, high: bounds the metric cannot leave; None where there is none.
         axis: what `x` counts: step, elapsed_s or prompts.
         at: where a point stands in the stretch of `x` that it is the mean of: end, as trainers log, start or centre.
-        span: length of that stretch; None where a point reaches to the one beside it.
+        span: length of that stretch; None where a point reaches to the one next to it.
 
     Raises:
         ParameterError: an unknown `axis` or `at`, a `span` that is not above 0, lengths differ, there is no point, `x`
@@ -65,7 +65,7 @@ class Curve:
             wrong = f"{self.axis} {x[n + 1]:g} follows {x[n]:g}; expected increasing {self.axis}"
         elif (self.low is not None and (y < self.low).any()) or (self.high is not None and (y > self.high).any()):
             lowest, highest = np.nanmin(y), np.nanmax(y)
-            wrong = f"values from {lowest:.4g} to {highest:.4g} lie outside {self.range}; mend low and high"
+            wrong = f"values from {lowest:.4g} to {highest:.4g} lie outside {self.range}; correct low and high"
         else:
             return
         raise ParameterError(f"{self.label}: {wrong}")
@@ -107,26 +107,89 @@ def stretches(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
         high[:-1] = np.minimum(high[:-1], low[1:])
     else:
         low[1:] = np.maximum(low[1:], high[:-1])
-    return low, high
+    if curve.axis != "step":
+        return low, high
+    # Steps are whole: step n reaches from n - 1 to n, and a stretch that begins at its point holds that step.
+    whole = (np.ceil(low) - 1, np.ceil(high) - 1) if curve.at == "start" else (np.floor(low), np.floor(high))
+    return whole if (whole[1] > whole[0]).all() else (low, high)
 
 
-def running_mean(values: ArrayLike, window: int) -> np.ndarray:
-    """Mean of each value and the `window - 1` before it, of fewer at the start; a NaN is left out of the means.
+def on_common_stretches(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The stretches of x that all curves cover, cut so that each is of one point of every curve.
+
+    So curves are compared over the same steps, however often each was logged.
+
+    Returns:
+        Where each stretch begins and how long it is, (T,) each, and the values there, (curves, T); T is 0 where the curves
+        share nothing.
 
     Example:
-        >>> running_mean([2, 4, 6, 8], window=2)
-        array([2., 3., 5., 7.])
+        >>> fine = Curve("every step", [1, 2, 3, 4], [1, 2, 3, 4], "tokens")
+        >>> on_common_stretches([fine, Curve("every 2", [2, 4], [1.5, 3.5], "tokens")])[2]
+        array([[1. , 2. , 3. , 4. ],
+               [1.5, 1.5, 3.5, 3.5]])
     """
-    import pandas as pd
+    bounds = [stretches(curve) for curve in curves]
+    edges = np.unique(np.concatenate([edge for pair in bounds for edge in pair]))
+    middle, index = (edges[1:] + edges[:-1]) / 2, []
+    shared = np.full(len(middle), True)
+    for low, high in bounds:
+        index.append(np.searchsorted(low, middle) - 1)
+        shared &= (index[-1] >= 0) & (middle < high[index[-1]])
+    values = np.stack([curve.y[n[shared]] for curve, n in zip(curves, index, strict=True)])
+    return edges[:-1][shared], np.diff(edges)[shared], values
 
-    return pd.Series(np.asarray(values, float)).rolling(window, min_periods=1).mean().to_numpy()
+
+def mean_between(curve: Curve, start: float, end: float) -> float:
+    """The mean of a curve over a window of x, of the points whose stretches reach into it; NaN where none does.
+
+    Example:
+        >>> curve = Curve("seed 0", [10, 20, 30], [1, 2, 6], "tokens")
+        >>> mean_between(curve, 10, 30), mean_between(curve, 25, 30)
+        (4.0, 6.0)
+    """
+    low, high = stretches(curve)
+    weights = np.clip(np.minimum(high, end) - np.maximum(low, start), 0, None)
+    return float(weights @ curve.y / weights.sum()) if weights.any() else float("nan")
+
+
+def whole_seeds(curves: Sequence[Curve]) -> tuple[list[Curve], list[str]]:
+    """The curves but for those that ended before nine tenths of the longest, and a line for each that did.
+
+    The last steps of a run that ended early say what it was then, not what it would have become. Over seconds all are
+    kept, since one machine is slower than another.
+    """
+    end = max(curve.x[-1] for curve in curves)
+    early = [curve.axis != "elapsed_s" and curve.x[-1] < WHOLE * end for curve in curves]
+    lines = [
+        f"{curve.label} ended at {curve.axis} {curve.x[-1]:g} of {end:g} and is left out"
+        for curve, left in zip(curves, early, strict=True)
+        if left
+    ]
+    return [curve for curve, left in zip(curves, early, strict=True) if not left], lines
+
+
+def centred_mean(x: ArrayLike, y: ArrayLike, window: float) -> np.ndarray:
+    """The mean over a window of x around each point, narrower towards both ends; a NaN is left out.
+
+    Example:
+        >>> centred_mean([1, 2, 3, 4], [2, 4, 9, 8], window=3)
+        array([2., 5., 7., 8.])
+    """
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    reach = np.minimum(np.minimum(x - x[0], x[-1] - x) + 1e-9, window / 2)
+    first, last = np.searchsorted(x, x - reach), np.searchsorted(x, x + reach, side="right")
+    known = np.isfinite(y)
+    total, count = (np.concatenate([[0], np.cumsum(part)]) for part in (np.where(known, y, 0.0), known))
+    n = count[last] - count[first]
+    return np.divide(total[last] - total[first], n, out=np.full(len(y), np.nan), where=n > 0)
 
 
 def on_common_x(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
-    """The positions that all curves have, (T,), and the values there, (curves, T).
+    """Positions that all curves cover, (T,), and the values there, (curves, T).
 
-    Two runs never log at the same second; over seconds, values between two steps are interpolated, in the span that all
-    curves cover.
+    Over steps these are the ends of the stretches that all curves cover. Over seconds, where two runs never log at once,
+    values between two points are interpolated.
 
     Raises:
         ParameterError: curves that do not belong on one axis, or share no position.
@@ -138,36 +201,37 @@ def on_common_x(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
         x = curves[0].x[(curves[0].x >= start) & (curves[0].x <= end)]
         values = np.stack([np.interp(x, c.x, c.y) for c in curves])
     else:
-        x = functools.reduce(np.intersect1d, [c.x for c in curves])
-        values = np.stack([c.y[np.isin(c.x, x)] for c in curves])
+        start, width, values = on_common_stretches(curves)
+        x = start + width
     if not len(x):
         raise ParameterError(f"{', '.join(c.label for c in curves)}: no {curves[0].axis} in common")
     return x, values
 
 
-def _full_means(curve: Curve, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """The mean over each `window` points in a row, and the x at which each ends.
+def _full_means(curve: Curve, window: float) -> tuple[np.ndarray, np.ndarray]:
+    """The means over each window of so many steps, at least one point, and the x at which each ends.
 
     A mean of fewer points scatters more: with those at the start, the highest mean of pure noise lay in its first 5
     steps in 29% of runs.
     """
-    if not 1 <= window <= len(curve.y):
-        raise ParameterError(f"{curve.label}: window={window}: expected 1 to {len(curve.y)}, the points of the curve")
-    return curve.x[window - 1 :], np.lib.stride_tricks.sliding_window_view(curve.y, window).mean(axis=1)
+    gap = 1.0 if curve.axis == "elapsed_s" or len(curve.x) == 1 else float(np.median(np.diff(curve.x)))
+    points = max(1, round(window / gap))
+    if not window > 0 or points > len(curve.y):
+        raise ParameterError(
+            f"{curve.label}: window={window}: expected more than 0, and at most {len(curve.y) * gap:g}, the length of the curve"
+        )
+    return curve.x[points - 1 :], np.lib.stride_tricks.sliding_window_view(curve.y, points).mean(axis=1)
 
 
-def peak(curve: Curve, window: int = 10) -> tuple[float, float]:
-    """Where the mean over `window` points in a row is highest, and its value there.
+def peak(curve: Curve, window: float = 10) -> tuple[float, float]:
+    """The x at which the best window of so many steps ends, and the mean over it in the curve's unit.
 
     Args:
         curve: finite.
-        window: 1 up to the curve's number of points.
-
-    Returns:
-        The x at which the best window ends, and the mean over it in the curve's unit.
+        window: in the unit of x, and at least one point of the curve; over seconds it counts points.
 
     Raises:
-        ParameterError: a window below 1, or longer than the curve.
+        ParameterError: a window that is not above 0, or longer than the curve.
 
     Example:
         >>> peak(Curve("seed 0", [1, 2, 3, 4], [6, 1, 5, 4], "characters"), window=2)
@@ -177,47 +241,29 @@ def peak(curve: Curve, window: int = 10) -> tuple[float, float]:
     return float(x[means.argmax()]), float(means.max())
 
 
-@dataclasses.dataclass(frozen=True)
-class Plateau:
-    """`start` and `volatility` are None when the curve does not stay settled for its last quarter, whose mean `level` is."""
+def settles_at(curve: Curve, window: float = 10, band: float = 0.15) -> float | None:
+    """The x at which the first window ends from which on the means stay near the level of the last quarter.
 
-    start: float | None
-    level: float
-    volatility: float | None
-
-
-def plateau(curve: Curve, window: int = 10, band: float = 0.15) -> Plateau:
-    """Where a curve settles, and how much single points still scatter from there on.
+    None where a curve does not stay settled for its last quarter.
 
     Args:
         curve: at least 8 points, finite.
-        window: points in a row that a mean is taken of, 1 up to the curve's number of points.
-        band: the means count as settled while they stay this share of their own range from the level; 0..1.
-
-    Returns:
-        `start`: the x at which the first window ends from which on the means stay within the band; `volatility`:
-        standard deviation of the points from there on, in the curve's unit.
-
-    Raises:
-        ParameterError: a window below 1, or longer than the curve.
+        window: as for `peak`.
+        band: near is within this share of the range of the means, 0..1.
 
     Example:
-        >>> found = plateau(Curve("seed 0", range(1, 17), [0, 2, 4, 6] + [7, 9] * 6, "characters"), window=2)
-        >>> found.start, found.level
-        (6.0, 8.0)
+        >>> settles_at(Curve("seed 0", range(1, 17), [0, 2, 4, 6] + [7, 9] * 6, "characters"), window=2)
+        6.0
     """
     ends, smooth = _full_means(curve, window)
     level = float(curve.y[-max(1, len(curve.y) // 4) :].mean())
     away = np.abs(smooth - level) > band * (smooth.max() - smooth.min())
     first = int(np.flatnonzero(away).max()) + 1 if away.any() else 0
-    after = curve.y[first + window - 1 :]
-    if len(after) < max(2, len(curve.y) // 4):
-        return Plateau(None, level, None)
-    return Plateau(float(ends[first]), level, float(after.std(ddof=1)))
+    return float(ends[first]) if len(ends) - first >= max(2, len(curve.y) // 4) else None
 
 
-def reached_at(curve: Curve, threshold: float, *, rising: bool = True, window: int = 1) -> float:
-    """The x at which the mean of `window` points in a row first reaches a threshold; infinite for never.
+def reached_at(curve: Curve, threshold: float, *, rising: bool = True, window: float = 1) -> float:
+    """The x at which the mean over a window, as for `peak`, first reaches a threshold; infinite for never.
 
     Example:
         >>> curve = Curve("seed 0", [1, 2, 3, 4], [0, 4, 5, 9], "characters")
@@ -230,20 +276,11 @@ def reached_at(curve: Curve, threshold: float, *, rising: bool = True, window: i
 
 
 def steps_to_threshold(
-    curves: Sequence[Curve], threshold: float, rng: np.random.Generator, *, rising: bool = True, window: int = 1
+    curves: Sequence[Curve], threshold: float, rng: np.random.Generator, *, rising: bool = True, window: float = 1
 ) -> Interval:
-    """Where curves first reach a threshold: IQM over seeds with its interval; infinite for never.
+    """Where curves, one a seed, first reach a threshold: `reached_at`, the IQM over seeds with its interval.
 
-    Args:
-        curves: one a seed, of one axis.
-        threshold: in the curves' unit.
-        rng: decides the resamples.
-        rising: reached from below; False for a metric that is to fall.
-        window: points in a row whose mean has to reach it, 1 up to the points of the shortest curve; the position is
-            where the window ends.
-
-    Returns:
-        Of one seed: its position without bounds (NaN), and `about` says why.
+    Infinite for never; of one seed without bounds.
 
     Raises:
         ParameterError: no curves, curves that cannot be compared, or a window longer than one of them.

@@ -1,15 +1,14 @@
 """Figures that say what they show: each has an alt text, a caption, and its data as a table.
 
-A band means one thing in all of them: the 95% interval over seeds of the interquartile mean.
+Thin lines are single seeds, the thick one is their mean. From five seeds on it is the interquartile mean, with its 95%
+bootstrap interval as a band; with fewer there is no band.
 """
 
 import base64
 import dataclasses
 import html
 import io
-import itertools
 import math
-import string
 import textwrap
 from collections.abc import Mapping, Sequence
 
@@ -20,16 +19,19 @@ from numpy.typing import ArrayLike
 
 from ..errors import ParameterError
 from ..runs.run import Run
-from .baselines import Baseline
-from .curve import AXES, Curve, on_common_x, running_mean, why_incomparable
+from .curve import AXES, Curve, centred_mean, on_common_x, whole_seeds, why_incomparable
+from .documented import Baseline
 from .measured import run_curve
-from .stats import Interval, one_seed, seed_interval
+from .stats import seed_interval
 
 # Okabe and Ito's colours, told apart with every common colour blindness; line styles tell series apart without colour.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)))
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
-WINDOW = 10  # steps in the running mean of a single run
+MARKERS = ("o", "s", "^", "D", "v", "P")
+LINES = 5  # in a panel; more get panels of their own
+BAND = 5  # seeds for a band
+TENTH = 0.1  # of a run, which a line is the mean over at most
+OWN_RANGE = "share of its own range"
 
 
 class DescribedFigure:
@@ -48,7 +50,7 @@ class DescribedFigure:
     def png(self) -> bytes:
         """The figure as a PNG file."""
         buffer = io.BytesIO()
-        self.figure.savefig(buffer, format="png", dpi=120, bbox_inches="tight", facecolor="white")
+        self.figure.savefig(buffer, format="png", dpi=100, bbox_inches="tight", facecolor="white")
         return buffer.getvalue()
 
     def _repr_html_(self) -> str:
@@ -92,7 +94,7 @@ def describe_curve(name: str, steps: Sequence[float], values: ArrayLike) -> str:
 
 
 _PANELS = (
-    ("reward", "reward"),
+    ("reward", "reward [as logged]"),
     ("completions/mean_length", "completion length [tokens]"),
     ("completions/clipped_ratio", "clipped ratio [share of completions]"),
 )
@@ -113,16 +115,15 @@ def show_training(metrics: pd.DataFrame, *, title: str, label: str = "the run") 
         raise ParameterError(f"metrics lack {', '.join(missing)}; they have {', '.join(metrics.columns)}")
     figure = Figure(figsize=(10.5, 3.5), layout="constrained")
     for n, (ax, (column, name)) in enumerate(zip(figure.subplots(1, 3), _PANELS, strict=True)):
-        run = series_of("", label, [Curve(label, metrics["step"], metrics[column], name)])
-        _draw(ax, run, label, n)
-        ax.set(xlabel="step", ylabel=name)
+        _draw(ax, _series(label, [Curve(label, metrics["step"], metrics[column], name)]), n)
+        ax.set(xlabel="steps", ylabel=name)
         ax.grid(alpha=0.25)
     figure.axes[2].set_ylim(-0.03, 1.03)
     figure.suptitle(title)
     alt = " ".join(describe_curve(name, metrics["step"].tolist(), metrics[column]) for column, name in _PANELS)
     caption = (
-        f"Thin line: each step of {label}. Thick line: running mean of {WINDOW} steps, of fewer at the start. One run has no "
-        "band: how far another seed would be from it is unknown."
+        f"Thin line: each step of {label}. Thick line: centred mean over a tenth of the run. How far another seed would be "
+        "is unknown."
     )
     return DescribedFigure(figure, alt=alt, table=metrics[["step", *(c for c, _ in _PANELS)]], caption=caption)
 
@@ -133,198 +134,216 @@ def show_curves(
     *,
     title: str,
     metric: str = "reward",
-    window: int = 1,
+    window: float = 1,
+    normalised: bool = False,
+    said: str = "",
     seed: int = 0,
 ) -> DescribedFigure:
-    """One metric of groups of runs: of each group the seeds as thin lines, their interquartile mean, its 95% interval.
-
-    Documented runs are drawn as points. Curves of another unit, range or x-axis get a panel of their own, and the
-    caption says so.
+    """One metric of groups of runs and of documented runs, each unit and range on an axis of its own.
 
     Args:
         measured: name -> runs or curves, one a seed.
-        documented: baselines; those without numbers for the metric are named in the caption.
+        documented: baselines, drawn as points; those without numbers for the metric are named in the caption.
         title: of the figure.
         metric: of the runs' logs and of the baselines.
-        window: steps of the running mean that is taken of each seed first; 1 takes each step by itself.
+        window: steps of the centred mean that is taken of each seed first, at most a tenth of the run; 1 for none.
+        normalised: draw curves of several units on one axis: x is the share of the run, y runs from the lowest to the
+            highest value of each line. That says when a curve moves, and neither how far nor how high.
+        said: a source's own words, where it gives no curve; they stand in the caption.
         seed: of the resamples.
 
     Raises:
         ParameterError: nothing to draw, a group without runs, or seeds of one group that cannot be compared.
         RunError: a run whose log does not give a curve.
+
+    Example:
+        >>> runs = {"mine": [Curve(f"seed {n}", range(1, 41), [(s + n) / 40 for s in range(40)], "share") for n in range(3)]}
+        >>> show_curves(runs, title="Share of right answers").caption
+        'Thin lines: single seeds. Thick line: their mean. No band below 5 seeds.'
     """
-    found = to_draw(measured, documented, metric)
+    rng, found = np.random.default_rng(seed), []
+    for name, members in measured.items():
+        curves = [one if isinstance(one, Curve) else run_curve(one, metric) for one in members]
+        if not curves:
+            raise ParameterError(f"group {name!r} has no runs")
+        if reason := why_incomparable(*curves):
+            raise ParameterError(f"group {name!r}: {reason}")
+        found.append(_series(name, curves, rng, window))
+    found += [_series(b.title, [b.curve(metric)], documented=True) for b in documented if metric in b.curves]
     if not found:
         raise ParameterError(f"nothing to draw: no runs, and no baseline has a curve {metric!r}")
-    letters, rng = itertools.cycle(string.ascii_uppercase), np.random.default_rng(seed)
-    panels = [[series_of(next(letters), *one, window=window, rng=rng) for one in panel] for panel in panels_of(found)]
-    columns = 1 if len(panels) == 1 else 2
-    rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(9 if columns == 1 else 11.5, 4.6 * rows), layout="constrained")
-    for n, panel in enumerate(panels, 1):
-        draw_panel(figure.add_subplot(rows, columns, n), panel, metric)
+    panels = _panels([_normalised(one) for one in found] if normalised else found)
+    figure = _figure(panels, metric)
     figure.suptitle(title)
     drawn = [series for panel in panels for series in panel]
+    without = [b.title for b in documented if metric not in b.curves]
     return DescribedFigure(
         figure,
-        alt=f"{title}. {len(panels)} panel{'s' * (len(panels) > 1)}. {' '.join(s.sentence for s in drawn)}",
-        table=pd.concat([s.table for s in drawn], ignore_index=True),
-        caption=caption_of(panels, [b.title for b in documented if metric not in b.curves], metric, window),
+        alt=f"{title}. {len(panels)} panel{'s' * (len(panels) > 1)}. {' '.join(one.sentence for one in drawn)}",
+        table=pd.concat([one.table for one in drawn], ignore_index=True),
+        caption=_caption(panels, without, metric, window, normalised, said),
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """A group of seeds, or one documented run, with what is drawn of it."""
+    """A group of seeds, or one documented run, with what is drawn of it: `line` over `x`, and a band or NaN."""
 
-    letter: str
     name: str
     curves: list[Curve]
     documented: bool
     x: np.ndarray
-    interval: Interval
+    line: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    left_out: list[str]
 
     @property
     def seeds(self) -> str:
-        return "documented" if self.documented else f"{len(self.curves)} seed{'s' * (len(self.curves) > 1)}"
+        n = len(self.curves) - len(self.left_out)
+        return "documented" if self.documented else f"{n} seed{'s' * (n > 1)}"
 
     @property
     def sentence(self) -> str:
-        return describe_curve(f"{self.letter}, {self.name} ({self.seeds})", self.x.tolist(), self.interval.estimate)
+        return describe_curve(f"{self.name} ({self.seeds})", self.x.tolist(), self.line)
 
     @property
     def table(self) -> pd.DataFrame:
         kind = "documented" if self.documented else "measured"
-        return pd.DataFrame(
-            {"series": self.name, "kind": kind, "unit": self.curves[0].unit, "x": self.x}
-            | {"value": self.interval.estimate, "low": self.interval.low, "high": self.interval.high}
-        )
+        about = {"series": self.name, "kind": kind, "unit": self.curves[0].unit}
+        return pd.DataFrame(about | {"x": self.x, "value": self.line, "low": self.low, "high": self.high})
 
 
-def to_draw(
-    measured: Mapping[str, Sequence[Curve] | Sequence[Run]], documented: Sequence[Baseline], metric: str
-) -> list[tuple[str, list[Curve], bool]]:
-    """Name, curves and whether documented: of each group, and of each documented run with numbers for the metric.
-
-    Raises:
-        RunError: a run whose log does not give a curve.
-    """
-    found = []
-    for name, members in measured.items():
-        found.append((name, [one if isinstance(one, Curve) else run_curve(one, metric) for one in members], False))
-    return found + [(b.title, [b.curve(metric)], True) for b in documented if metric in b.curves]
-
-
-def panels_of(found: list[tuple]) -> list[list]:
-    """Series that belong on one axis, together; the seeds of each have to."""
-    panels: dict[tuple, list] = {}
-    for name, curves, documented in found:
-        if not curves:
-            raise ParameterError(f"group {name!r} has no runs")
-        if reason := why_incomparable(*curves):
-            raise ParameterError(f"group {name!r}: {reason}")
-        first = curves[0]
-        panels.setdefault((first.unit, first.low, first.high, first.axis), []).append((name, curves, documented))
-    return list(panels.values())
-
-
-def series_of(letter: str, name: str, curves: list[Curve], documented: bool = False, *, window=1, rng=None) -> Series:
-    if documented:
-        x, interval = curves[0].x, one_seed(curves[0].y)
-    elif len(curves) == 1:
-        x, interval = curves[0].x, one_seed(running_mean(curves[0].y, max(window, WINDOW)))
+def _series(name: str, curves: list[Curve], rng=None, window: float = 1, *, documented: bool = False) -> Series:
+    kept, left_out = whole_seeds(curves)
+    if len(kept) == 1:
+        x, values = kept[0].x, kept[0].y[None]
+        window = window if documented else np.inf
     else:
-        x, values = on_common_x([dataclasses.replace(c, y=running_mean(c.y, window)) for c in curves])
-        interval = seed_interval(values, rng)
-    return Series(letter, name, curves, documented, x, interval)
+        x, values = on_common_x(kept)
+    window = min(window, TENTH * (x[-1] - x[0]))
+    smooth = np.stack([centred_mean(x, y, window) for y in values])
+    line = smooth.mean(axis=0)
+    low = high = np.full(len(x), np.nan)
+    if len(kept) >= BAND:
+        found = seed_interval(smooth, rng)
+        line, low, high = map(np.asarray, (found.estimate, found.low, found.high))
+    if len(kept) > 1:  # where all seeds bend alike, a mean over steps would lie off all of them
+        line = np.clip(line, values.min(axis=0), values.max(axis=0))
+    return Series(name, curves, documented, x, line, low, high, left_out)
 
 
-def _draw(ax, series: Series, label: str, n: int) -> None:
-    color, middle = COLORS[n % len(COLORS)], series.interval.estimate
-    if series.documented:
+def _normalised(one: Series) -> Series:
+    """The same over shares of the run and of the range of its line, the centred mean over a tenth of the run."""
+    start, end = one.x[0] - (one.x[1] - one.x[0] if len(one.x) > 1 else 1), one.x[-1]
+    line = centred_mean(one.x, one.line, TENTH * (end - one.x[0]))
+    bottom, size = np.nanmin(line), np.ptp(line[np.isfinite(line)]) or 1.0
+    curves = [Curve(c.label, (c.x - start) / (end - start), (c.y - bottom) / size, OWN_RANGE) for c in one.curves]
+    line, low, high = ((values - bottom) / size for values in (line, one.low, one.high))
+    return dataclasses.replace(one, curves=curves, x=(one.x - start) / (end - start), line=line, low=low, high=high)
+
+
+def _panels(found: list[Series]) -> list[list[Series]]:
+    """Series that belong on one axis, together, at most `LINES` of them."""
+    panels: dict[tuple, list[Series]] = {}
+    for one in found:
+        first = one.curves[0]
+        panels.setdefault((first.unit, first.low, first.high, first.axis), []).append(one)
+    return [panel[n : n + LINES] for panel in panels.values() for n in range(0, len(panel), LINES)]
+
+
+def _figure(panels: list[list[Series]], metric: str) -> Figure:
+    columns = 1 if len(panels) == 1 else 2
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(9 if columns == 1 else 13, 4.2 * rows), layout="constrained")
+    for n, panel in enumerate(panels, 1):
+        _draw_panel(figure.add_subplot(rows, columns, n), panel, metric)
+    return figure
+
+
+def _draw(ax, one: Series, n: int) -> None:
+    color, style = COLORS[n % len(COLORS)], STYLES[n % len(STYLES)]
+    if one.documented:
         marks = {"marker": MARKERS[n % len(MARKERS)], "markersize": 4, "markerfacecolor": "white"}
-        ax.plot(series.x, middle, color=color, linewidth=0.8, linestyle=":", label=label, **marks)
+        ax.plot(one.x, one.line, color=color, linewidth=0.8, linestyle=":", **marks)
         return
-    for curve in series.curves:
+    for curve in one.curves:
         ax.plot(curve.x, curve.y, color=color, linewidth=0.6, alpha=0.5)
-    marker = "o" if len(series.x) == 1 else None  # no line is seen of one point
-    ax.plot(series.x, middle, color=color, linestyle=STYLES[n % len(STYLES)], linewidth=2, label=label, marker=marker)
+    marker = "o" if len(one.x) == 1 else None  # no line is seen of one point
+    ax.plot(one.x, one.line, color=color, linestyle=style, linewidth=2, marker=marker)
+    if np.isfinite(one.low).any():
+        ax.fill_between(one.x, one.low, one.high, color=color, alpha=0.2, lw=0)
 
 
-def draw_panel(ax, panel: list[Series], metric: str) -> None:
-    """Every series, with its letter at its end; letters that would overlap are moved apart."""
-    wide = round(13 * ax.get_window_extent().width / ax.figure.dpi)  # characters of the legend below
+def _draw_panel(ax, panel: list[Series], metric: str) -> None:
+    """Every series, with its name to the right of where it ends; names that would overlap are moved apart."""
     for n, one in enumerate(panel):
-        seeds = "" if one.documented else f", n = {one.seeds}" + ", no band" * (len(one.curves) == 1)
-        label = f"{one.letter}  {one.name}" + seeds.replace(" ", "\xa0").replace(
-            ",\xa0", ", "
-        )  # "n = 3 seeds" on one line
-        _draw(ax, one, textwrap.fill(label, wide).replace("\xa0", " "), n)
-    low, high = ax.get_ylim()  # of the lines: with the t interval of 2 seeds they would be flat
-    for n, one in enumerate(panel):
-        if len(one.curves) > 1:
-            faint = 0.2 if len(one.curves) > 2 else 0.06  # of 2 seeds it fills the panel
-            ax.fill_between(
-                one.x, one.interval.low, one.interval.high, color=COLORS[n % len(COLORS)], alpha=faint, lw=0
-            )
-    ax.set_ylim(low, high)
+        _draw(ax, one, n)
     first = panel[0].curves[0]
-    ax.set(xlabel=AXES[first.axis], ylabel=f"{metric} [{first.unit}]")
+    x = "share of the run" if first.unit == OWN_RANGE else AXES[first.axis]
+    ax.set(xlabel=x, ylabel=f"{metric} [{first.unit}]")
     ax.grid(alpha=0.25)
-    ax.margins(x=0.06)
-    ends = [float(np.asarray(one.interval.estimate)[-1]) for one in panel]
-    for n, (one, height) in enumerate(zip(panel, _apart(ends, low, high), strict=True)):
-        place = {"xytext": (7, 0), "textcoords": "offset points", "va": "center", "weight": "bold"}
-        ax.annotate(one.letter, (one.x[-1], height), color=COLORS[n % len(COLORS)], **place)
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize=10, frameon=False)
+    low, high = ax.get_ylim()
+    ax.set_ylim(low, high)
+    names = [textwrap.fill(f"{one.name}, {one.seeds}", 26) for one in panel]
+    line = (high - low) * 0.16 / (ax.figure.get_figheight() / ax.get_gridspec().nrows - 1)  # 9 points of text, in y
+    ends = [float(one.line[np.isfinite(one.line)][-1]) if np.isfinite(one.line).any() else low for one in panel]
+    heights = _apart(ends, [line * (name.count("\n") + 1.4) for name in names], low, high)
+    for n, (name, height) in enumerate(zip(names, heights, strict=True)):
+        place = {"xycoords": ax.get_yaxis_transform(), "va": "center", "fontsize": 9, "annotation_clip": False}
+        ax.annotate(name, (1.02, height), color=COLORS[n % len(COLORS)], **place)
 
 
-def _apart(heights: Sequence[float], low: float, high: float) -> np.ndarray:
-    """The heights, moved as little as it takes to be apart and between `low` and `high`: letters stand there.
+def _apart(heights: Sequence[float], sizes: Sequence[float], low: float, high: float) -> np.ndarray:
+    """The heights, moved as little as it takes for texts of these sizes to be apart and between `low` and `high`.
 
     Example:
-        >>> _apart([0.99, 1.0, 0.5], 0.0, 1.0).round(3).tolist()
-        [0.91, 0.97, 0.5]
+        >>> _apart([0.99, 1.0, 0.5], [0.1, 0.1, 0.1], 0.0, 1.0).round(3).tolist()
+        [0.85, 0.95, 0.5]
     """
-    gap = min(0.06 * (high - low), (high - low) / len(heights))
-    order = np.argsort(heights, kind="stable")
-    at = np.clip(np.asarray(heights, float)[order], low + gap / 2, high - gap / 2)
-    for n in range(1, len(at)):
-        at[n] = max(at[n], at[n - 1] + gap)
-    for n in range(len(at) - 1, -1, -1):
-        at[n] = min(at[n], high - gap / 2 if n == len(at) - 1 else at[n + 1] - gap)
-    found = np.empty(len(at))
-    found[order] = at
-    return found
+    order, half = np.argsort(heights, kind="stable"), np.asarray(sizes, float) / 2
+    half *= min(1, (high - low) / (2 * half.sum()))
+    at, floor = np.empty(len(half)), low
+    for n in order:
+        at[n] = max(heights[n], floor + half[n])
+        floor = at[n] + half[n]
+    ceiling = high
+    for n in order[::-1]:
+        at[n] = min(at[n], ceiling - half[n])
+        ceiling = at[n] - half[n]
+    return at
 
 
-def caption_of(panels: list[list[Series]], without: list[str], metric: str, window: int) -> str:
-    drawn = [one for panel in panels for one in panel]
-    banded, text = [one for one in drawn if len(one.curves) > 1], []
-    if banded:
-        letters: dict[str, list[str]] = {}
-        for one in banded:
-            letters.setdefault(one.interval.name, []).append(one.letter)
-        kinds = " or ".join(f"{name} ({', '.join(those)})" for name, those in letters.items())
-        mean = f", each first as its running mean of {window} steps" if window > 1 else ""
-        text.append(
-            f"Thick line: interquartile mean over n seeds{mean}. Band: its {kinds}, step by step; it may leave the panel. "
-            "Thin lines: single seeds."
-        )
-    if len(banded) < sum(not one.documented for one in drawn):
-        text.append(
-            "A group of 1 seed has no band, how far another seed would be is unknown; thick line: mean of "
-            f"{max(window, WINDOW)} steps, of fewer at the start."
-        )
+def _caption(
+    panels: list[list[Series]], without: list[str], metric: str, window: float, normalised: bool, said: str
+) -> str:
+    drawn, text = [one for panel in panels for one in panel], []
+    counts = [len(one.curves) - len(one.left_out) for one in drawn if not one.documented]
+    if max(counts, default=0) > 1:
+        banded = f"interquartile mean, with its 95% bootstrap interval step by step as a band (from {BAND} seeds on)"
+        few = "Thick line: their mean. No band below 5 seeds."
+        many = f"Thick line: their {banded}" + (", else their mean." if min(n for n in counts if n > 1) < BAND else ".")
+        text.append("Thin lines: single seeds. " + (many if max(counts) >= BAND else few))
+        if window > 1:
+            text.append(
+                f"Each seed is first its centred mean over {window:g} steps, or a tenth of the run if that is less."
+            )
+    if 1 in counts:
+        text.append("Of 1 seed the thick line is its centred mean over a tenth of the run; another seed's is unknown.")
+    text += [f"{line}." for one in drawn for line in one.left_out]
     if any(one.documented for one in drawn):
-        means = "points of a long log are means over several steps"
-        text.append(f"Markers: documented, one run each or the mean of a control's seeds; {means}.")
-    if len(panels) > 1:
-        heads = [panel[0].curves[0] for panel in panels]
-        kinds = "; ".join(f"{c.unit} in {c.range} over {AXES[c.axis]}" for c in heads)
+        means = "" if normalised else "; points of a long log are means over several steps"
+        text.append(f"Markers: documented, one run each or the mean of a control's seeds{means}.")
+    if normalised:
         text.append(
-            f"Each panel has its own unit or range, no curve of one can be compared with one of another: {kinds}."
+            "Units differ, so each line, as its centred mean over a tenth of the run, goes from its own lowest value (0) to "
+            "its own highest (1). That says when a curve moves, neither how far nor how high."
         )
+    elif len({one.curves[0].unit + one.curves[0].range for one in drawn}) > 1:
+        heads = dict.fromkeys(f"{c.unit} in {c.range} over {AXES[c.axis]}" for c in (one.curves[0] for one in drawn))
+        text.append(f"Another unit or range has a panel of its own and compares with no other: {'; '.join(heads)}.")
     if without:
         text.append(f"No numeric {metric} curve was published for {', '.join(without)}.")
+    if said:
+        text.append(f"Documented in words, without numbers: {said}")
     return " ".join(text)

@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import ParameterError, RunError
 from ..runs.files import files_named, load_metrics, read_json
 from ..runs.run import Run
-from .curve import Curve, steps_to_threshold
+from .curve import Curve, mean_between, steps_to_threshold, stretches, whole_seeds
 from .stats import one_seed, seed_interval
 
 TAIL = 20  # steps at the end whose mean is a run's result
@@ -133,15 +133,7 @@ def _seed(run: Run) -> int | None:
 def measured_groups(
     runs: Sequence[Run], metric: str = "reward", *, labels: Sequence[str] = (), **about
 ) -> tuple[dict[str, list[Curve]], list[str]]:
-    """The curves of `measured_trainings`, which takes the same: name -> one a seed; and a line for each training left out."""
-    found, left_out = measured_trainings(runs, metric, labels=labels, **about)
-    return {name: [curve for _, curve in members] for name, members in found.items()}, left_out
-
-
-def measured_trainings(
-    runs: Sequence[Run], metric: str = "reward", *, labels: Sequence[str] = (), **about
-) -> tuple[dict[str, list[tuple[Run, Curve]]], list[str]]:
-    """The trainings in runs that are done, as groups that differ in nothing but their seeds, of data order or sampling.
+    """The curves of finished trainings, as groups that differ in nothing but their seeds, of data order or sampling.
 
     A run may hold several trainings, each in a folder with its `recipe.json`. Of one seed that was run twice only the
     later one counts: a repetition is no further sample.
@@ -153,7 +145,7 @@ def measured_trainings(
         about: `unit`, `low`, `high` for runs that do not record theirs, and `axis`; see `run_curve`.
 
     Returns:
-        Group name -> folder and curve of each seed; and a line for each training left out, with the reason.
+        Group name -> the curve of each seed; and a line for each training left out, with the reason.
     """
     found: dict[tuple, dict] = {}
     left_out = []
@@ -177,7 +169,13 @@ def measured_trainings(
             overrides = _without_seeds(training.get("overrides", {}))
             record = json.dumps(training | {"recipe": recipe, "overrides": overrides}, sort_keys=True)
             group = (_name(label, inside, recipe), label, inside, record)
-            found.setdefault(group, {})[_seed(Run(folder))] = Run(folder), curve
+            seed = _seed(Run(folder))
+            if seed is None and (digits := re.search(r"\d+$", folder.relative_to(run.path).as_posix())):
+                seed = int(digits[0])  # `seed-2`, where no recipe says so
+            members = found.setdefault(group, {})
+            if seed is None and seed in members:
+                left_out.append(f"{folder}: its seed is not known; it counts in the place of another such training")
+            members[seed] = curve
     left_out += _forget_repeated(found)
     groups, names = {}, [name for name, *_ in found]
     for n, (name, by_seed) in enumerate(zip(names, found.values(), strict=True)):
@@ -217,25 +215,34 @@ def _name(label: str, inside: str, recipe: dict) -> str:
 def group_table(groups: dict[str, list[Curve]], rng: np.random.Generator):
     """For each group of seeds: n, the result with its interval, and the steps to half way.
 
+    Windows count steps, however often a run was logged. Seeds that ended before nine tenths of the longest are left out;
+    the others are taken up to the last step that all have.
+
     Args:
         groups: name -> curves, one a seed.
         rng: decides the resamples.
 
     Returns:
-        A row a group. `result`: interquartile mean over seeds of the mean of the last `TAIL` steps; `interval` names
-        what `low` and `high` are; `half way`: steps until the mean of 5 in a row has covered half of the way from the
+        A row a group. `n seeds`; `left out`, a line for each seed that ended early; `result`: interquartile mean over seeds
+        of the mean of the last `TAIL` steps; `interval` names what `low` and `high` are; `points`: logged points in that
+        mean, of the seed with the fewest; `half way`: steps until the mean of 5 steps has covered half of the way from the
         first 3 steps to the result.
     """
     import pandas as pd
 
     rows = []
     for name, curves in groups.items():
-        ends = np.array([c.y[-TAIL:].mean() for c in curves])
-        start = np.mean([c.y[:3].mean() for c in curves])
-        window = min(5, *(len(c.y) for c in curves))
-        half = steps_to_threshold(curves, (start + ends.mean()) / 2, rng, rising=ends.mean() > start, window=window)
+        kept, left_out = whole_seeds(curves)
+        end = min(c.x[-1] for c in kept)
+        ends = np.array([mean_between(c, end - TAIL, end) for c in kept])
+        first = [(c, stretches(c)[0][0]) for c in kept]
+        start = np.mean([mean_between(c, low, low + 3) for c, low in first])
+        window = min(5, *(end - low for _, low in first))
+        half = steps_to_threshold(kept, (start + ends.mean()) / 2, rng, rising=ends.mean() > start, window=window)
         result = seed_interval(ends, rng) if len(ends) > 1 else one_seed(ends[0])
-        row = {"group": name, "n seeds": len(curves)}
+        points = min(int(((stretches(c)[1] > end - TAIL) & (c.x <= end)).sum()) for c in kept)
+        row = {"group": name, "n seeds": len(kept), "left out": "; ".join(left_out)}
         row |= {"result": result.estimate, "low": result.low, "high": result.high, "interval": result.name}
-        rows.append(row | {"half way": half.estimate, "half way, low": half.low, "half way, high": half.high})
+        row |= {"points": points, "half way": half.estimate, "half way, low": half.low, "half way, high": half.high}
+        rows.append(row)
     return pd.DataFrame(rows)

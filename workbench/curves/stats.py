@@ -54,7 +54,7 @@ def curve_summary(steps: ArrayLike, rewards: ArrayLike, tail: int = 20) -> dict[
     Args:
         steps: N increasing step numbers.
         rewards: N rewards.
-        tail: steps at the end taken as the result (fewer when the run is shorter).
+        tail: steps at the end taken as the result, however many points were logged in them; at least the last point.
 
     Returns:
         `first` (mean of the first 3 steps), `last` (mean of the last `tail`), `lowest`, `highest`, `best_step`, and
@@ -74,10 +74,10 @@ def curve_summary(steps: ArrayLike, rewards: ArrayLike, tail: int = 20) -> dict[
         raise ParameterError(
             f"expected equally many steps and rewards, at least 1; got {len(steps)} and {len(rewards)}"
         )
-    end = rewards[-tail:]
+    end = rewards[steps > steps[-1] - tail]
     turns = np.diff(np.sign(np.diff(end))) != 0
     return {
-        "first": float(rewards[:3].mean()),
+        "first": float(rewards[steps < steps[0] + 3].mean()),
         "last": float(end.mean()),
         "lowest": float(rewards.min()),
         "highest": float(rewards.max()),

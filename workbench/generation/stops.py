@@ -1,8 +1,8 @@
-"""When a completion ends: `StopSpec` says it once, `StopRule` finds the end in a row of ids and tells each back end.
+"""When a completion ends: `StopSpec` says it once, `StopRule` finds the end in a row of ids and sets up each back end.
 
 TRL has no such description: each trainer compares the last token with the tokenizer's one EOS id, so whatever stopped at
-anything else counts as cut by the length limit (articles A0 and A1). Here one pure function from token ids to the end of
-the row serves every trainer and every back end.
+anything else counts as truncated. Here one pure function from token ids to the end of the row serves every trainer and every
+back end.
 """
 
 import copy
@@ -12,79 +12,98 @@ from collections.abc import Sequence
 
 from ..errors import ParameterError
 
+_RENAMED = {  # a field's name until version 0.1 -> vLLM's
+    "strings": "stop",
+    "token_ids": "stop_token_ids",
+    "keep": "include_stop_str_in_output",
+    "eos": "ignore_eos (the opposite of eos)",
+    "legacy": "StopSpec.never()",
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class StopSpec:
-    """When a completion is over. `StopSpec()` stops at EOS, every EOS of tokenizer and generation config.
+    """When a completion is over, in vLLM's names. `StopSpec()` stops at every EOS of tokenizer and generation config.
 
     Attributes:
-        strings: stop strings, found in the decoded text wherever tokens split them; special tokens count as text.
-        token_ids: further ids that end a completion.
-        eos: whether every EOS id ends it too.
-        keep: whether the completion's text, as reward functions see it, keeps the stop marker (EOS is never kept).
-        min_tokens: a stop counts only after more than this many tokens, as in vLLM.
-        legacy: run to the length limit whatever is sampled. Reproduces older work (PPO before TRL 0.14); see `legacy_mode`.
+        stop: stop strings, found in the decoded text wherever tokens split them; special tokens count as text.
+        stop_token_ids: further ids that end a completion.
+        include_stop_str_in_output: whether the completion's text, as reward functions see it, keeps the string or id that
+            ended it (EOS is never kept). Its tokens are always kept. True here, False in vLLM.
+        ignore_eos: whether an EOS ends nothing. With no other stop every row runs to the length limit: see `never`.
+        min_tokens: a stop counts only after more than this many tokens.
 
     Raises:
-        ParameterError: an empty string, a negative id, a duplicate, a negative minimum, or no stop without `legacy`.
+        ParameterError: an empty string, a negative id, a duplicate, a negative minimum, or an old name.
 
     Example:
-        >>> StopSpec(strings=("</search>",), keep=False)
-        StopSpec(strings=('</search>',), token_ids=(), eos=True, keep=False, min_tokens=0, legacy=False)
-        >>> StopSpec().custom, StopSpec(token_ids=(13,)).custom, StopSpec.legacy_mode().custom
-        (False, True, True)
+        >>> StopSpec(stop=("</search>",), include_stop_str_in_output=False).custom
+        True
+        >>> StopSpec.of(["</answer>", 151645])
+        StopSpec(stop=('</answer>',), stop_token_ids=(151645,), include_stop_str_in_output=True, ignore_eos=False, min_tokens=0)
+        >>> StopSpec().custom, StopSpec.never().stops_never
+        (False, True)
     """
 
-    strings: tuple[str, ...] = ()
-    token_ids: tuple[int, ...] = ()
-    eos: bool = True
-    keep: bool = True
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = True
+    ignore_eos: bool = False
     min_tokens: int = 0
-    legacy: bool = False
+
+    def __new__(cls, *args, **kwargs):
+        for name in kwargs:
+            if name in _RENAMED:
+                raise ParameterError(f"StopSpec {name}: is called {_RENAMED[name]}, as in vLLM")
+        return super().__new__(cls)
 
     def __post_init__(self):
-        for name in ("strings", "token_ids"):
+        for name, kind in (("stop", str), ("stop_token_ids", int)):
             value = getattr(self, name)
-            if isinstance(value, str | int):
-                raise ParameterError(f"StopSpec {name}={value!r}: expected {_expected(name, value)}")
-            object.__setattr__(self, name, tuple(value))
-            if len(set(value)) < len(self.__dict__[name]):
+            value = (value,) if isinstance(value, str | int) else tuple(value)
+            object.__setattr__(self, name, value)
+            if len(set(value)) < len(value):
                 raise ParameterError(f"StopSpec {name}={value!r}: a stop is given twice; give each once")
-        if other := [s for s in self.strings if not isinstance(s, str)]:
-            raise ParameterError(
-                f"StopSpec strings: {other[0]!r} is no string; expected {_expected('strings', other[0])}"
-            )
-        if "" in self.strings:
-            raise ParameterError("StopSpec strings: an empty string would stop everywhere; remove it")
-        if wrong := [i for i in self.token_ids if isinstance(i, bool) or not isinstance(i, int) or i < 0]:
-            expected = _expected("token_ids", wrong[0])
-            raise ParameterError(f"StopSpec token_ids: {wrong[0]!r} is no token id; expected {expected}")
+            for one in value:
+                if (
+                    isinstance(one, bool)
+                    or not isinstance(one, kind)
+                    or one == ""
+                    or (isinstance(one, int) and one < 0)
+                ):
+                    expected = {str: "strings that are not empty", int: "token ids from 0"}[kind]
+                    hint = "; strings go to stop=" if isinstance(one, str) and kind is int else ""
+                    hint = "; ids go to stop_token_ids=" if type(one) is int and kind is str else hint
+                    raise ParameterError(f"StopSpec {name}: {one!r}: expected {expected}{hint}")
         if self.min_tokens < 0:
             raise ParameterError(f"StopSpec min_tokens={self.min_tokens}: expected at least 0")
-        if self.legacy and (self.strings or self.token_ids or self.eos):
-            raise ParameterError("StopSpec legacy=True has no stops: use StopSpec.legacy_mode(), without stops")
-        if not (self.legacy or self.strings or self.token_ids or self.eos):
-            raise ParameterError("StopSpec has no stop: set eos, strings or token_ids, or use StopSpec.legacy_mode()")
 
     @classmethod
-    def legacy_mode(cls) -> "StopSpec":
+    def of(cls, stops: "StopSpec | Sequence[str | int] | str | int | None") -> "StopSpec":
+        """A spec of what trainers take: a spec, None for every EOS, or strings and ids in addition to every EOS."""
+        if isinstance(stops, StopSpec):
+            return stops
+        given = () if stops is None else (stops,) if isinstance(stops, str | int) else tuple(stops)
+        if wrong := [one for one in given if isinstance(one, bool) or not isinstance(one, str | int)]:
+            raise ParameterError(
+                f"stops: {wrong[0]!r}: expected a StopSpec, or strings and token ids, e.g. ['</answer>', 13]"
+            )
+        return cls(tuple(s for s in given if isinstance(s, str)), tuple(i for i in given if isinstance(i, int)))
+
+    @classmethod
+    def never(cls) -> "StopSpec":
         """Never stop before the length limit, as PPO did before TRL 0.14. It is never a default."""
-        return cls(eos=False, legacy=True)
+        return cls(ignore_eos=True)
+
+    @property
+    def stops_never(self) -> bool:
+        """Whether every row runs to the length limit."""
+        return self.ignore_eos and not self.stop and not self.stop_token_ids
 
     @property
     def custom(self) -> bool:
         """Whether this differs from stopping at EOS."""
         return self != StopSpec()
-
-
-def _expected(name: str, value) -> str:
-    """What `strings` or `token_ids` must be, and where a value of the other's type goes."""
-    wanted = {"strings": "a tuple of strings", "token_ids": "a tuple of integers from 0"}[name]
-    place = "strings" if isinstance(value, str) else "token_ids" if type(value) is int and value >= 0 else ""
-    if not place:
-        return wanted
-    kind = "a string" if place == "strings" else "an id"
-    return f"{wanted}, e.g. ({value!r},)" if place == name else f"{wanted}; {kind} goes to {place}=({value!r},)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +132,7 @@ class StopRule:
 
     Raises:
         ParameterError: an id outside the vocabulary or already an EOS, a string that this tokenizer cannot produce, a
-            minimum that leaves no room, or `eos` without any EOS id.
+            minimum that leaves no room, or no EOS id where EOS is to end rows.
     """
 
     def __init__(self, spec: StopSpec, tokenizer, generation_config=None, max_tokens: int | None = None):
@@ -125,15 +144,15 @@ class StopRule:
         self._before = tokenizer.encode("a", add_special_tokens=False)[-1:]
         self._hidden_before = len(self._plain(self._before))
         self._check(max_tokens)
-        self.stop_ids = ((*self.eos_ids,) if spec.eos else ()) + spec.token_ids
+        self.stop_ids = (() if spec.ignore_eos else (*self.eos_ids,)) + spec.stop_token_ids
         self._stop_id_set = frozenset(self.stop_ids)
         # A string of n characters spans at most 4 n bytes and so at most 4 n tokens; one more for a split character.
-        self._tail = 4 * max(map(len, spec.strings), default=0) + 4
+        self._tail = 4 * max(map(len, spec.stop), default=0) + 4
         self._completing: dict[int, bool] = {}
         added = (i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
         special = {*tokenizer.all_special_ids, *added}
-        in_strings = {i for i in special if any(tokenizer.decode([i]) in s for s in spec.strings)}
-        self._hidden = special - in_strings - set(spec.token_ids)
+        in_strings = {i for i in special if any(tokenizer.decode([i]) in s for s in spec.stop)}
+        self._hidden = special - in_strings - set(spec.stop_token_ids)
 
     def _plain(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -143,22 +162,24 @@ class StopRule:
 
     def _check(self, max_tokens: int | None) -> None:
         spec, size = self.spec, len(self.tokenizer)
-        if spec.eos and not self.eos_ids:
-            raise ParameterError("StopSpec eos=True: neither tokenizer nor generation config has an EOS id; set one")
-        for token_id in spec.token_ids:
+        if not spec.ignore_eos and not self.eos_ids:
+            raise ParameterError(
+                "StopSpec: neither tokenizer nor generation config has an EOS id; set one, or ignore_eos=True"
+            )
+        for token_id in spec.stop_token_ids:
             if token_id >= size:
                 raise ParameterError(f"stop token id {token_id}: outside the vocabulary of {size} tokens")
-            if spec.eos and token_id in self.eos_ids:
-                raise ParameterError(f"stop token id {token_id}: is an EOS id already; drop it from token_ids")
+            if not spec.ignore_eos and token_id in self.eos_ids:
+                raise ParameterError(f"stop token id {token_id}: is an EOS id already; drop it from stop_token_ids")
             if token_id == self.tokenizer.pad_token_id:
                 raise ParameterError(f"stop token id {token_id}: is the pad token, which no policy samples to stop")
-        for string in spec.strings:
+        for string in spec.stop:
             if string not in self._decode(self.tokenizer.encode(string, add_special_tokens=False)):
                 raise ParameterError(f"stop string {string!r}: this tokenizer cannot produce it, so it can never match")
         if max_tokens is not None and spec.min_tokens >= max_tokens:
             raise ParameterError(f"min_tokens={spec.min_tokens}: no stop can match within {max_tokens} tokens")
 
-    def find(self, ids: Sequence[int]) -> End:
+    def find_end(self, ids: Sequence[int]) -> End:
         """The first place where a stop is complete: a pure function, the same for rows of every back end.
 
         Args:
@@ -173,29 +194,29 @@ class StopRule:
             >>> from transformers import PreTrainedTokenizerFast
             >>> core = Tokenizer(models.WordLevel({"<eos>": 0, "a": 1, "b": 2, "c": 3}))
             >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>")
-            >>> rule = StopRule(StopSpec(strings=("b",)), tokenizer)
-            >>> rule.find([1, 2, 3])
+            >>> rule = StopRule(StopSpec(stop=("b",)), tokenizer)
+            >>> rule.find_end([1, 2, 3])
             End(index=2, stop='b', finish_reason='stop')
-            >>> rule.find([1, 3, 0, 2])
+            >>> rule.find_end([1, 3, 0, 2])
             End(index=3, stop=0, finish_reason='stop')
-            >>> rule.find([1, 3])
+            >>> rule.find_end([1, 3])
             End(index=2, stop=None, finish_reason='length')
         """
         for n in range(self.spec.min_tokens + 1, len(ids) + 1):
-            if self.spec.strings and (string := self._completed(ids, n)) is not None:
+            if self.spec.stop and (string := self._string_completed_at(ids, n)) is not None:
                 return End(n, string, "stop")
             if ids[n - 1] in self._stop_id_set:
                 return End(n, ids[n - 1], "stop")
         return End(len(ids), None, "length")
 
-    def _completed(self, ids: Sequence[int], n: int) -> str | None:
+    def _string_completed_at(self, ids: Sequence[int], n: int) -> str | None:
         """The stop string that the n-th token of a row completes; of several the one that ends first."""
         if not self._may_complete(ids[n - 1]):
             return None
         tail = ids[max(0, n - self._tail) : n]
         settled = len(self._decode(tail[:-1]).rstrip("\ufffd"))  # bytes of a character in the making are no text yet
         text = self._decode(tail)
-        starts = {s: text.find(s, max(0, settled - len(s) + 1)) for s in self.spec.strings}
+        starts = {s: text.find(s, max(0, settled - len(s) + 1)) for s in self.spec.stop}
         ends = {s: start + len(s) for s, start in starts.items() if start >= 0}
         return min(ends, key=ends.__getitem__, default=None)
 
@@ -204,11 +225,11 @@ class StopRule:
         if token_id not in self._completing:
             text = self._decode([token_id])
             begins = {text[:n] for n in range(1, len(text) + 1)}
-            ends = any(s in text or any(map(s.endswith, begins)) for s in self.spec.strings)
+            ends = any(s in text or any(map(s.endswith, begins)) for s in self.spec.stop)
             self._completing[token_id] = ends or not text or "\ufffd" in text
         return self._completing[token_id]
 
-    def ends(self, ids: Sequence[int], tokens: int | None = None) -> bool:
+    def is_complete(self, ids: Sequence[int], tokens: int | None = None) -> bool:
         """Whether a row's last token completes a stop; reads only the tail, so it serves at every sampling step.
 
         Args:
@@ -217,19 +238,19 @@ class StopRule:
         """
         if not len(ids) or (len(ids) if tokens is None else tokens) <= self.spec.min_tokens:
             return False
-        return ids[-1] in self._stop_id_set or bool(self.spec.strings and self._completed(ids, len(ids)))
+        return ids[-1] in self._stop_id_set or bool(self.spec.stop and self._string_completed_at(ids, len(ids)))
 
     def text(self, ids: Sequence[int], end: End) -> str:
-        """The completion's text as a reward function should see it: the stop marker in it or not, as `keep` says.
+        """The completion's text as a reward function should see it, its stop included as `include_stop_str_in_output` says.
 
         EOS and other special tokens are left out, as TRL does, save those that are stops themselves.
         """
         kept = list(ids[: end.index])
-        if isinstance(end.stop, int) and (end.stop in self.eos_ids or not self.spec.keep):
+        if isinstance(end.stop, int) and (end.stop in self.eos_ids or not self.spec.include_stop_str_in_output):
             kept = kept[:-1]
         shown = [i for i in kept if i not in self._hidden]
         text = self._plain(shown)
-        if isinstance(end.stop, str) and not self.spec.keep:
+        if isinstance(end.stop, str) and not self.spec.include_stop_str_in_output:
             settled = len(self._plain(shown[:-1]).rstrip("\ufffd"))
             at = text.find(end.stop, max(0, settled - len(end.stop) + 1))
             text = text if at < 0 else text[:at]  # below 0 it stands in the text of an EOS, which is not shown
@@ -244,8 +265,8 @@ class StopRule:
         options = {"eos_token_id": list(self.stop_ids) or None, "pad_token_id": self.tokenizer.pad_token_id}
         if self.spec.min_tokens:
             options["min_new_tokens"] = self.spec.min_tokens
-        if self.spec.strings:
-            options["stopping_criteria"] = [functools.partial(self._ended, prompt_length)]
+        if self.spec.stop:
+            options["stopping_criteria"] = [functools.partial(self._stopping_criterion, prompt_length)]
         return options
 
     def generate(self, model, generate, generation_config, **inputs):
@@ -268,11 +289,11 @@ class StopRule:
         finally:
             inherited.eos_token_id = before
 
-    def _ended(self, prompt_length: int, input_ids, scores, **_):
+    def _stopping_criterion(self, prompt_length: int, input_ids, scores, **_):
         """A stopping criterion: transformers' own `stop_strings` misses strings in partial bytes and special tokens."""
         tokens = input_ids.shape[1] - prompt_length
         rows = input_ids[:, max(prompt_length, input_ids.shape[1] - self._tail) :].tolist()
-        return input_ids.new_tensor([self.ends(row, tokens) for row in rows], dtype=bool)
+        return input_ids.new_tensor([self.is_complete(row, tokens) for row in rows], dtype=bool)
 
     def for_vllm(self) -> dict:
         """`SamplingParams` fields, or a completion request's: the same in process and on a server.
@@ -280,10 +301,10 @@ class StopRule:
         Every EOS id is passed, because vLLM knows only those in the model's folder. Special tokens stay in the text in
         which vLLM looks for stop strings; by default it drops them, and a stop string with one never matches.
         """
-        options: dict = {"stop_token_ids": list(self.stop_ids), "stop": list(self.spec.strings)}
-        options |= {"ignore_eos": not self.spec.eos, "min_tokens": self.spec.min_tokens}
+        options: dict = {"stop_token_ids": list(self.stop_ids), "stop": list(self.spec.stop)}
+        options |= {"ignore_eos": self.spec.ignore_eos, "min_tokens": self.spec.min_tokens}
         options = {name: value for name, value in options.items() if value}
-        if self.spec.strings:
+        if self.spec.stop:
             options |= {"include_stop_str_in_output": True, "skip_special_tokens": False}
         return options
 

@@ -1,7 +1,6 @@
 """What a reader needs to judge a run, from its folder alone: verdicts, method, environment, sample, limits."""
 
 import contextlib
-import itertools
 import re
 import shlex
 import time
@@ -9,20 +8,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..errors import RunError
+from ..runs.completions import ends_of_completions
 from ..runs.files import last_metrics, read_json, read_tail
-from ..runs.parts import ends_of_completions
-from ..runs.run import Run
-from ..runs.status import GOING
-from ..runs.tokens import map_text
+from ..runs.run import GOING, Run
+from ..runs.secrets import map_text
+from ..runs.summary import duration, duration_text
 from .clean import shortened
 from .outputs import terminal_text
-from .sparkline import trainings
+from .sparkline import logs_by_arm
 
 _SAMPLE = 5
 _MOST_TEXT = 2000  # characters of one completion or parameter
 _MOST_LOG = 4000
-_MOST_ENTRIES = 500  # of a mapping or list
-_DEEPEST = 4
 _COLUMNS = ("step", "prompt", "completion", "finish_reason", "reward")
 _UNFINISHED = {
     "queued": "The run has not started.",
@@ -38,72 +35,24 @@ def number(value) -> str:
 
 
 def quoted(value) -> str:
-    """The same, with quotes where spaces at an end of a text would not be seen.
-
-    Example:
-        >>> quoted(" the"), quoted("the"), quoted(0.5)
-        ('" the"', 'the', '0.5')
-    """
+    """The same, with quotes where spaces at an end of a text would not be seen."""
     return f'"{number(value)}"' if isinstance(value, str) and value != value.strip() else number(value)
 
 
-def shown(value, hide: Callable[[str], str], share: int = 1):
-    """A JSON value as the page shows it: each text without what is hidden, and cut; of many entries the first.
-
-    Args:
-        value: of dictionaries, lists, texts and numbers.
-        hide: text -> text without what is to be hidden.
-        share: of the usual length and number, one part in so many.
-    """
-    return map_text(
-        _first_entries(value, _MOST_ENTRIES // share, _DEEPEST),
-        lambda text: shortened(text, _MOST_TEXT // share, change=hide),
-    )
-
-
-def _first_entries(value, most: int, deepest: int):
-    if deepest == 0 and isinstance(value, Mapping | list | tuple):
-        return str(value)
-    inner = max(most // 20, 8)  # a claim has a few entries, and a table of tables has no place in a report
-    left = len(value) - most if isinstance(value, Mapping | list | tuple) else 0
-    note = f"[... {left:,} of {left + most:,} left out, all are in the run's folder ...]"
-    if isinstance(value, Mapping):
-        first = {k: _first_entries(v, inner, deepest - 1) for k, v in itertools.islice(value.items(), most)}
-        return first | ({note: ""} if left > 0 else {})
-    if isinstance(value, list | tuple):
-        return [_first_entries(v, inner, deepest - 1) for v in value[:most]] + ([note] if left > 0 else [])
-    return value
-
-
-def failing_first(checks: Mapping) -> dict:
-    """The checks that fail, those that were not run, and those that hold: where only some are shown, not the last.
-
-    Example:
-        >>> failing_first({"a": True, "b": False})
-        {'b': False, 'a': True}
-    """
-    return dict(sorted(checks.items(), key=lambda item: (item[1] is True, item[1] is not False)))
+def shown(value, hide: Callable[[str], str]):
+    """A JSON value as the page shows it: each text without what is hidden, and cut."""
+    return map_text(value, lambda text: shortened(text, _MOST_TEXT, change=hide))
 
 
 def count_verdicts(outcomes: Iterable) -> dict[str, int]:
-    """How many outcomes of checks hold, fail and were not run, those that occur.
-
-    Example:
-        >>> count_verdicts([True, True, "not run: no GPU"])
-        {'hold': 2, 'not run': 1}
-    """
+    """How many outcomes of checks hold, fail and were not run, those that occur."""
     held = [value if isinstance(value, bool) else None for value in outcomes]
     counts = {"hold": held.count(True), "fail": held.count(False), "not run": held.count(None)}
     return {word: n for word, n in counts.items() if n}
 
 
 def count_claims(claims: Mapping) -> dict[str, int]:
-    """How many published claims have each of the most frequent verdicts, without what a verdict adds to its first words.
-
-    Example:
-        >>> count_claims({"A1": {"verdict": "agrees"}, "A2": {"verdict": "not run: no GPU"}, "A3": {"verdict": "agrees"}})
-        {'agrees': 2, 'not run': 1}
-    """
+    """How many published claims have each of the most frequent verdicts, without what a verdict adds to its first words."""
     return dict(Counter(str(claim.get("verdict", "")).partition(":")[0] for claim in claims.values()).most_common(6))
 
 
@@ -111,29 +60,8 @@ def times(status: Mapping) -> dict[str, str]:
     """State -> when, in UTC, and how long the run took."""
     found = {k: v for k, v in status.get("times", {}).items() if isinstance(v, int | float)}
     rows = {state: time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(when)) for state, when in found.items()}
-    seconds = duration(status)
+    seconds = None if status["state"] in GOING else duration(status)
     return rows if seconds is None else rows | {"took": duration_text(seconds)}
-
-
-def duration(status: Mapping) -> float | None:
-    """Seconds from the start to the end of the last execution; None when one of them is unknown."""
-    found, state = status.get("times", {}), status["state"]
-    if state in GOING or "running" not in found or found.get(state, 0) < found["running"]:
-        return None
-    return found[state] - found["running"]
-
-
-def duration_text(seconds: float) -> str:
-    """A duration in the unit that suits it.
-
-    Example:
-        >>> duration_text(90), duration_text(3000), duration_text(9000)
-        ('90 s', '50 min', '2 h 30 min')
-    """
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def environment(env: Mapping) -> dict[str, str]:
@@ -162,7 +90,7 @@ def progress(run: Run) -> dict[str, str]:
     return rows | {f"last logged {name}": number(value) for name, value in list(last.items())[:12]}
 
 
-def log_tail(run: Run, hide: Callable[[str], str], share: int = 1) -> str:
+def log_tail(run: Run, hide: Callable[[str], str]) -> str:
     """The end of `log.txt`, without what is hidden: more is read than shown, so that no secret is cut in two."""
     try:
         text = read_tail(run.path / "log.txt", _MOST_LOG + 16_000)
@@ -170,7 +98,7 @@ def log_tail(run: Run, hide: Callable[[str], str], share: int = 1) -> str:
         return ""
     except (RunError, OSError) as error:
         text = str(error)
-    return hide(terminal_text(text))[-_MOST_LOG // share :]
+    return hide(terminal_text(text))[-_MOST_LOG:]
 
 
 def sample_completions(run: Run, most: int = _SAMPLE) -> tuple[list[dict], int, list[str]]:
@@ -183,12 +111,7 @@ def sample_completions(run: Run, most: int = _SAMPLE) -> tuple[list[dict], int, 
 
 
 def limits(run: Run, status: Mapping, result: Mapping, env: Mapping, parts) -> list[str]:
-    """What this report cannot support, in sentences.
-
-    Args:
-        run: the run; `status`, `result`, `env` as they are shown.
-        parts: of its notebook, `notebook.Notebook`; None when the runner executed none.
-    """
+    """What this report cannot support, in sentences; `parts` of its notebook, None when the runner executed none."""
     lines = [_UNFINISHED[status["state"]]] if status["state"] in _UNFINISHED else []
     if parts and parts.executed < parts.cells and status["state"] != "done":
         lines.append(f"{parts.executed} of {parts.cells} code cells were executed.")
@@ -204,12 +127,14 @@ def limits(run: Run, status: Mapping, result: Mapping, env: Mapping, parts) -> l
         lines.append("The code had uncommitted changes, so the commit alone does not repeat the run.")
     if parts and parts.controls:
         lines.append(f"Controls of the notebook that are not in this page: {parts.controls}.")
+    if parts and parts.unknown:
+        lines.append(f"Cells that no notebook of nbformat 4 has, left out: {parts.unknown}.")
     return lines
 
 
 def _seeds(run: Run) -> list[str]:
     """A sentence where something was trained with one seed alone."""
-    found = trainings(run)
+    found = logs_by_arm(run)
     if not found and (run.path / "metrics.jsonl").exists():
         return ["This is one run with one seed; how far another seed would be from it is unknown."]
     single = [name for name, logs in found.items() if len(logs) == 1]
@@ -235,12 +160,7 @@ def _reason(value) -> str:
 
 
 def differing(values: Sequence[Mapping]) -> tuple[dict, list[str]]:
-    """What many mappings share, and the names of what differs among them.
-
-    Example:
-        >>> differing([{"seed": 1, "steps": 80}, {"seed": 2, "steps": 80}])
-        ({'steps': 80}, ['seed'])
-    """
+    """What many mappings share, and the names of what differs among them."""
     names = list(dict.fromkeys(name for value in values for name in value))
     same = {n: values[0].get(n) for n in names if all(v.get(n) == values[0].get(n) for v in values)}
     return same, [n for n in names if n not in same]

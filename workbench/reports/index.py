@@ -10,10 +10,11 @@ from urllib.parse import quote
 
 from ..errors import RunError
 from ..runs.run import SET_BY_RUNNER, Run
+from ..runs.summary import RunSummary, duration_text
 from . import facts
 from .clean import clean_html
-from .html import build_report, hider, render, write_page
-from .notebook import Budget
+from .page import hider, render, write_page
+from .run_page import build_report
 from .sparkline import sparkline
 
 
@@ -31,7 +32,7 @@ def build_index(runs: Sequence[Run], folder: Path, title: str = "Runs", *, redac
     hide = hider(runs, redact)
     rows = _index_rows(sorted(runs, key=lambda r: r.id, reverse=True), folder, hide, redact)
     others = sorted(p.name for p in folder.glob("*.html") if p.name != "index.html")
-    comparisons = {name.removesuffix(".html"): _link(Path(name)) for name in others}
+    comparisons = {hide(name.removesuffix(".html")): _link(Path(name)) for name in others}
     values = {"title": title, "rows": rows, "comparisons": comparisons, "redacted": redact}
     return write_page(folder / "index.html", render("index.html.j2", script="index.js", **values))
 
@@ -59,7 +60,7 @@ def build_comparison(
         limits: what cannot be concluded, in sentences; those of the runs follow.
         redact: as for `build_index`.
     """
-    hide, budget = hider(runs, redact), Budget()
+    hide = hider(runs, redact)
     params, envs = [r.params for r in runs], [r.env for r in runs]
     shared, varied = facts.differing(params)
     env, env_varied = facts.differing([{k: v for k, v in e.items() if k not in ("argv", "seed")} for e in envs])
@@ -76,10 +77,7 @@ def build_comparison(
         "env_varied": {k.replace("_", " "): _distinct(e.get(k) for e in envs) for k in env_varied},
         "limits": [*limits, *_limits_over(runs, env)],
     }
-    html = {
-        hide(name): budget.markup(clean_html(source, hide, budget.image)) or "Left out: the page would pass 5 MB."
-        for name, source in sections.items()
-    }
+    html = {hide(name): clean_html(source, hide) for name, source in sections.items()}
     page = render(
         "comparison.html.j2",
         title=hide(title),
@@ -102,29 +100,43 @@ def _index_rows(
     """A row a run, with each run's report put into `folder`; `only`: names of the parameters to show, all if empty."""
     rows, used = [], set()
     for run in runs:
+        row, problem = {"notebook": run.notebook, "id": run.id, "state": "damaged", "error": "", "cells": {}}, ""
         try:
-            row, problem = facts.shown(_index_row(run, only), hide), ""
-        except (RunError, OSError) as error:  # of a damaged run the others know nothing
-            row, problem = facts.shown(_damaged_row(run, str(error)), hide), str(error)
+            row = _index_row(run, only)
+        except Exception as error:  # whatever is odd in one run, the others are shown
+            problem = _reason(run, error)
+        row = facts.shown(row, hide)
         name = f"{row['notebook']}/{row['id']}"
         link = next(
             p for n in range(len(runs) + 1) if (p := Path(f"{name}-{n}.html" if n else f"{name}.html")) not in used
         )
         used.add(link)
         try:
-            page = build_report(run, redact=redact, path=folder / link)
-            if not redact:
-                with contextlib.suppress(OSError):  # the run's folder may be another's, or read-only
-                    write_page(run.path / "report.html", page.read_text(encoding="utf-8"))
-                    microscope = page.with_name(f"{page.stem}-microscope.html")
-                    if microscope.is_file():
-                        write_page(run.path / microscope.name, microscope.read_text(encoding="utf-8"))
-        except (RunError, OSError) as error:
-            problem = problem or str(error)
-            (folder / link).unlink(missing_ok=True)
-        row["curve"] = sparkline(run)
+            row["curve"] = sparkline(run)
+            _put_pages(run, folder / link, redact)
+        except Exception as error:
+            problem = problem or _reason(run, error)
+            with contextlib.suppress(OSError):
+                (folder / link).unlink(missing_ok=True)
         rows.append(row | {"link": "" if problem else _link(link), "error": hide(problem)[:300] or row["error"]})
     return rows
+
+
+def _reason(run: Run, error: Exception) -> str:
+    """What is wrong with a run, in a line; of an error that nobody foresaw also its kind."""
+    return str(error) if isinstance(error, RunError) else f"{run.path}: {type(error).__name__}: {error}"
+
+
+def _put_pages(run: Run, page: Path, redact: bool) -> None:
+    """The report of a run and its page of completions, also in the run's own folder where they are not redacted."""
+    build_report(run, redact=redact, path=page)
+    if redact:
+        return
+    with contextlib.suppress(OSError):  # the run's folder may be another's, or read-only
+        write_page(run.path / "report.html", page.read_text(encoding="utf-8"))
+        microscope = page.with_name(f"{page.stem}-microscope.html")
+        if microscope.is_file():
+            write_page(run.path / microscope.name, microscope.read_text(encoding="utf-8"))
 
 
 def _link(path: Path) -> str:
@@ -133,9 +145,10 @@ def _link(path: Path) -> str:
 
 def _index_row(run: Run, only: Sequence[str]) -> dict:
     """What the table shows of a run. A new column is a line of `cells`."""
-    status, result = run.status, run.result
+    summary = RunSummary.of(run)
+    status, result = summary.status, summary.result
+    seconds = None if summary.going else summary.seconds
     counts = facts.count_verdicts(result.get("checks", {}).values())
-    seconds = facts.duration(status)
     headline = result.get("headline") or {}
     value = headline.get("value", "")
     shown = {k: v for k, v in run.params.items() if (k in only if only else k not in SET_BY_RUNNER)}
@@ -145,7 +158,7 @@ def _index_row(run: Run, only: Sequence[str]) -> dict:
         "checks": _cell(", ".join(f"{n} {word}" for word, n in counts.items()), counts.get("fail", 0), "word"),
         "started (UTC)": _cell(facts.times(status).get("running", "").removesuffix(" UTC"), label="started"),
         "took": _cell(
-            "" if seconds is None else facts.duration_text(seconds),
+            "" if seconds is None else duration_text(seconds),
             "" if seconds is None else f"{seconds:.1f}",
             "num",
             label="took",
@@ -156,10 +169,6 @@ def _index_row(run: Run, only: Sequence[str]) -> dict:
         cells["checks"]["mark"] = "bad" if counts.get("fail") else "good"
     error = str(status.get("error") or "")[:300]
     return {"notebook": run.notebook, "id": run.id, "state": status["state"], "error": error, "cells": cells}
-
-
-def _damaged_row(run: Run, error: str) -> dict:
-    return {"notebook": run.notebook, "id": run.id, "state": "damaged", "error": error, "cells": {}}
 
 
 def _cell(text: str, sort="", kind: str = "", label: str = "", note: str = "") -> dict:

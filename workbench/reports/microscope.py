@@ -18,73 +18,32 @@ from markupsafe import Markup
 
 from ..errors import RunError
 from ..runs.text import UNSEEN
-from .clean import STACKED, shortened
-from .html import hider, render, write_page
-from .trainings import MOST_ROWS, SIGNS, Training, is_fault, read_trainings
+from .clean import shortened
+from .page import hider, render, write_page
+from .trainings import SIGNS, Training, is_fault, read_trainings
 
-PAGE_LIMIT = 20_000_000  # bytes
-_ROOM = PAGE_LIMIT - 100_000  # for data; the rest is script and style
+MOST_CHARACTERS = 40_000_000  # of completions in a page; text compresses to about a third of it
 _LONGEST = 100_000  # characters of a text
 _CHUNK = 300_000  # characters that the page unpacks at once
 _BINS = 24  # of rewards
-_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
-def microscope_data(
-    trainings: Sequence[Training], hide: Callable[[str], str] = str, room: int = _ROOM
-) -> tuple[dict, list[str]]:
-    """What the page holds: numbers of all steps, and texts of as many groups as there is room for.
-
-    Args:
-        trainings: at least one.
-        hide: text -> text without what is to be hidden.
-        room: characters for all of it.
+def microscope_data(trainings: Sequence[Training], hide: Callable[[str], str] = str) -> tuple[dict, list[str]]:
+    """What the page holds: numbers of all steps, and the texts of every n-th group, all where they are few enough.
 
     Returns:
         The head, fit for JSON: of each training its steps, and columns of its groups and rows; and the chunks with the
         texts of groups, compressed, as base64.
     """
     hide = functools.cache(lambda text, hide=hide: shortened(text, _LONGEST, change=hide))
-    raw = sum(int(t.table["completion"].str.len().sum()) for t in trainings)
-    share = min(1.0, room / max(raw, 1))
-    made = _packed(trainings, share, hide)
-    if share < 1 and _size(*made) < room:  # text compresses, how well is known now
-        share = min(1.0, 0.95 * share * room / _size(*made))
-        made = _packed(trainings, share, hide)
-    while _size(*made) > room and made[1]:
-        share *= 0.95 * room / _size(*made) if share > 1 / MOST_ROWS else 0  # without texts it may still be too large
-        made = _packed(trainings, share, hide)
-    return made
-
-
-def _size(head: dict, chunks: Sequence[str]) -> int:
-    return len(packed(head)) + sum(map(len, chunks)) + len(chunks)
-
-
-def sample_groups(count: int, share: float) -> np.ndarray:
-    """Numbers of the groups to show: the same at each call, evenly spread, and of a larger share all of a smaller one.
-
-    Multiples of the golden ratio fall evenly wherever one cuts, so no rhythm of the batches chooses for us.
-
-    Example:
-        >>> sample_groups(10, 0.5).tolist(), sample_groups(10, 1).tolist() == list(range(10))
-        ([0, 2, 4, 5, 7], True)
-    """
-    numbers = np.arange(count)
-    return numbers[(numbers * _GOLDEN) % 1 < share]
-
-
-def _packed(trainings: Sequence[Training], share: float, hide: Callable[[str], str]) -> tuple[dict, list[str]]:
-    head: dict = {"unseen": f"{UNSEEN.pattern}|{STACKED.pattern}", "trainings": []}
+    characters = sum(int(t.table["completion"].str.len().clip(upper=_LONGEST).sum()) for t in trainings)
+    every = max(1, math.ceil(characters / MOST_CHARACTERS))
+    head: dict = {"unseen": UNSEEN.pattern, "every": every, "trainings": []}
     chunks: list[str] = []
-    total = sum(int(t.table["group"].iloc[-1]) + 1 for t in trainings)
-    chosen, first = sample_groups(total, share), 0
     for training in trainings:
-        count = int(training.table["group"].iloc[-1]) + 1
-        groups = chosen[(chosen >= first) & (chosen < first + count)] - first
+        groups = np.arange(0, int(training.table["group"].iloc[-1]) + 1, every)
         places = _add_chunks(chunks, training, groups, hide)
-        head["trainings"].append(_summary(training, hide) | _columns(training, groups) | {"chunk": places})
-        first += count
+        head["trainings"].append(_summary(training, hide) | _columns(training, groups, hide) | {"chunk": places})
     head |= {"shown": sum(len(t["flags"]) for t in head["trainings"]), "total": sum(len(t.table) for t in trainings)}
     return head, chunks
 
@@ -129,7 +88,7 @@ def _hidden(pieces: list[str], hide: Callable[[str], str]) -> list[str]:
     return pieces if hide(text) == text else [hide(text), *[""] * (len(pieces) - 1)]
 
 
-def _columns(training: Training, groups: np.ndarray) -> dict:
+def _columns(training: Training, groups: np.ndarray, hide: Callable[[str], str]) -> dict:
     """Of the groups that are shown their step and size, and columns of their rows."""
     table = training.table
     rows = table[table["group"].isin(groups)]
@@ -141,7 +100,7 @@ def _columns(training: Training, groups: np.ndarray) -> dict:
         if name in rows:
             columns[name] = [_number(value) for value in rows[name]]
     if "finish_reason" in rows:
-        names = rows["finish_reason"].fillna("").astype(str)
+        names = rows["finish_reason"].fillna("").astype(str).map(hide)
         columns["finish_reasons"] = list(dict.fromkeys(names))
         columns["finish_reason"] = names.map(columns["finish_reasons"].index).tolist()
     return columns
@@ -240,13 +199,6 @@ def write_microscope(
     folder: Path, path: Path, title: str, hide: Callable[[str], str], *, redacted: bool = False
 ) -> Path | None:
     """Write the page of all completions recorded in a folder and below; None, and no page, where there are none.
-
-    Args:
-        folder: of a run, or the output of a training with TRL.
-        path: of the page.
-        title: of it.
-        hide: text -> text without what is to be hidden.
-        redacted: whether the page says that it is a redacted copy.
 
     Raises:
         RunError: see `read_trainings`.

@@ -16,11 +16,12 @@ from ..errors import ParameterError, RunError
 from ..runs.files import read_text
 from ..runs.parameters import Parameter, parse_parameters
 from ..runs.run import Run
-from .clean import MOST_MARKUP, attribute, clean_html, element_span, shortened, visible
+from ..runs.text import visible
+from .clean import attribute, clean_html, element_span, shortened
 from .facts import shown
 from .outputs import WIDGET, readable, stream_lines, terminal_text, text_of
 
-PAGE_LIMIT = 5_000_000  # bytes
+_MOST_TEXT = 20_000  # characters of an output, a cell's code or text
 _MOST_TITLE = 200
 _MOST_READ = 100_000_000  # bytes of a notebook
 _IMAGES = {"image/png": "png", "image/jpeg": "jpeg", "image/svg+xml": "svg+xml"}
@@ -30,47 +31,11 @@ _MOST_LINES = 12  # of a stream that is not folded
 
 
 @dataclasses.dataclass
-class Budget:
-    """What a page may still hold and parse, and what it had no room for."""
-
-    images: int = 3_700_000  # characters, as base64
-    text: int = 800_000
-    work: int = 3_000_000  # characters looked at: what becomes little text may take long to parse
-    left_out: int = 0
-    source: str = "executed.ipynb"  # where all of it is
-
-    def image(self, data: str) -> str:
-        """A note when there is no room for an image, else "" and the room is taken."""
-        if len(data) > self.images:
-            self.left_out += 1
-            return f"figure left out, the page would pass 5 MB; it is in {self.source}"
-        self.images -= len(data)
-        return ""
-
-    def spend(self, text: str) -> bool:
-        """Whether a text is worth the work of cleaning it: there is time, and room for some of it."""
-        self.work -= min(len(text), MOST_MARKUP)
-        worth = self.work >= 0 and self.text >= 200
-        self.left_out += not worth
-        return worth
-
-    def markup(self, html: Markup) -> Markup | None:
-        """The same, or None when there is no room for it; embedded images are not counted here."""
-        size = len(re.sub(r'src="data:[^"]*"', "", html))
-        if size > self.text:
-            self.left_out += 1
-            return None
-        self.text -= size
-        return html
-
-
-@dataclasses.dataclass
 class Section:
     """What stands under one `## ` heading."""
 
     title: str
     blocks: list[Markup] = dataclasses.field(default_factory=list)
-    left_out: int = 0
 
 
 def read_notebook(run: Run) -> dict | None:
@@ -91,17 +56,15 @@ class Notebook:
 
     Args:
         hide: takes out of each text what is not to be shown.
-        budget: of the page, used up on the way.
-        most: characters shown of one text.
+        source: file that has whole what is cut here; empty for none.
 
     `figure` is the one that opens the report, `wide` whether it may be shrunk to the first screen; `failure` is the code and
     traceback of the cell that failed, `cells` counts the code cells, `executed` those of them that ran, `controls` the
-    interactive controls that a page cannot show.
+    interactive controls that a page cannot show, `unknown` the cells that are not as nbformat has them.
     """
 
     hide: Callable[[str], str]
-    budget: Budget
-    most: int = 20_000
+    source: str = ""
     title: str = ""
     sections: list[Section] = dataclasses.field(default_factory=list)
     figure: Markup | None = None
@@ -111,6 +74,7 @@ class Notebook:
     cells: int = 0
     executed: int = 0
     controls: int = 0
+    unknown: int = 0
     _in_main: bool = True
 
     def read(self, notebook: dict) -> None:
@@ -121,8 +85,8 @@ class Notebook:
             try:
                 self._in_main = not any_main or _MAIN in _tags(cell)
                 self._cell(cell)
-            except (AttributeError, TypeError):  # not as nbformat has it: somebody else wrote this notebook
-                self.budget.left_out += 1
+            except (AttributeError, TypeError):
+                self.unknown += 1
         self.sections = [s for s in self.sections if s.blocks]
 
     def _cell(self, cell: dict) -> None:
@@ -134,16 +98,6 @@ class Notebook:
         elif cell.get("cell_type") == "code":
             self._code(cell, tags)
 
-    def _add(self, block: Markup | None) -> None:
-        """Put a part into the current section, if the page has room for it; None: it had none before."""
-        section = self.sections[-1]
-        if block is None or (kept := self.budget.markup(block)) is None:
-            section.left_out += 1
-            return
-        if not section.blocks:
-            self.budget.text -= len(visible(section.title))
-        section.blocks.append(kept)
-
     def _markdown(self, source: str) -> None:
         for part in re.split(r"^(?=#{1,2} )", source, flags=re.M):
             if heading := re.match(r"(#{1,2}) (.*)\n?", part):
@@ -154,21 +108,19 @@ class Notebook:
                     self.sections.append(Section(title))
                 part = part[heading.end() :]
             if part.strip():
-                self._add(self._as_markdown(part))
+                self.sections[-1].blocks.append(self._as_markdown(part))
 
-    def _as_markdown(self, source: str) -> Markup | None:
-        text = shortened(source, self.most, self._where)
-        return self._foreign(_as_html(text)) if self.budget.spend(text) else None
+    def _as_markdown(self, source: str) -> Markup:
+        return self._foreign(_as_html(shortened(source, _MOST_TEXT, self._where)))
 
-    def _foreign(self, html: str) -> Markup | None:
-        """HTML that is not ours, cleaned; None when there is no time to parse it."""
-        return clean_html(html, self.hide, self.budget.image) if self.budget.spend(html) else None
+    def _foreign(self, html: str) -> Markup:
+        return clean_html(html, self.hide, self._where)
 
     def _code(self, cell: dict, tags: list) -> None:
         source, outputs = text_of(cell.get("source")), readable(cell.get("outputs", []), tags)
         self.cells += 1
         self.executed += cell.get("execution_count") is not None
-        if "parameters" in tags and len(source) <= self.most:
+        if "parameters" in tags and len(source) <= _MOST_TEXT:
             with contextlib.suppress(ParameterError, RecursionError, MemoryError):
                 known = shown({k: dataclasses.asdict(p) for k, p in parse_parameters(source).items()}, self.hide)
                 self.parameters = {name: Parameter(**fields) for name, fields in known.items()}
@@ -177,34 +129,28 @@ class Notebook:
         errors = [o for o in outputs if o.get("output_type") == "error"]
         if errors and self.failure is None:
             self.failure = self._pre(source) + self._traceback(errors[-1])
-        if self.budget.spend(source):
-            self._add(Markup('<details class="code"><summary>Code</summary>{}</details>').format(self._pre(source)))
-        else:
-            self.sections[-1].left_out += 1
-        for output in outputs:
-            self._add(self._output(output))
+        code = Markup('<details class="code"><summary>Code</summary>{}</details>').format(self._pre(source))
+        self.sections[-1].blocks += [code, *map(self._output, outputs)]
 
-    def _output(self, output: dict) -> Markup | None:
+    def _output(self, output: dict) -> Markup:
         kind, data = output.get("output_type"), output.get("data", {})
         if kind == "stream":
-            text = text_of(output.get("text"))
-            return self._stream(text, output.get("name", "")) if self.budget.spend(text) else None
+            return self._stream(text_of(output.get("text")), output.get("name", ""))
         if kind == "error":
-            return self._traceback(output) if self.budget.spend(text_of(output.get("traceback"))) else None
+            return self._traceback(output)
         if WIDGET in data:
             self.controls += 1
             return Markup('<p class="note">An interactive control stood here; it works in JupyterLab only.</p>')
         if "text/html" in data:
             html = self._foreign(text_of(data["text/html"]))
-            return self._placed(html) if html and "<img " in html else html
+            return self._placed(html) if "<img " in html else html
         for mime, short in _IMAGES.items():
             if mime in data:
                 return self._image(mime, short, text_of(data[mime]), output)
         if "text/markdown" in data:
             return self._as_markdown(text_of(data["text/markdown"]))
         if "text/plain" in data:
-            text = text_of(data["text/plain"])
-            return self._pre(terminal_text(text)) if self.budget.spend(text) else None
+            return self._pre(terminal_text(text_of(data["text/plain"])))
         kinds = shortened(", ".join(map(str, data)) or str(kind), _MOST_TITLE, change=self.hide)
         return Markup('<p class="note">An output of type {} is not shown.</p>').format(visible(kinds))
 
@@ -224,22 +170,20 @@ class Notebook:
             summary += Markup(", the last: {}").format(visible(textwrap.shorten(last, 80, placeholder=" …")))
         return Markup('<details class="log"><summary>{}</summary>{}</details>').format(summary, shown)
 
-    def _image(self, mime: str, short: str, data: str, output: dict) -> Markup | None:
+    def _image(self, mime: str, short: str, data: str, output: dict) -> Markup:
         if short == "svg+xml":
             data = base64.b64encode(data.encode("utf-8", "replace")).decode()
         metadata = output.get("metadata", {}).get(mime)
         alt = metadata.get("alt") if isinstance(metadata, dict) else None
         alt = alt or f"Figure of section {self.sections[-1].title or self.title}; the notebook does not describe it."
-        alt = attribute(shortened(str(alt), self.most))
+        alt = attribute(shortened(str(alt), _MOST_TEXT))
         source = f'<figure><img alt="{alt}" src="data:image/{short};base64,{"".join(data.split())}"></figure>'
-        return self._placed(clean_html(source, self.hide, self.budget.image))
+        return self._placed(self._foreign(source))
 
-    def _placed(self, html: Markup) -> Markup | None:
-        """Keeps the main figure for the head of the report and leaves a link where it stood; None: no room."""
+    def _placed(self, html: Markup) -> Markup:
+        """Keeps the main figure for the head of the report and leaves a link where it stood."""
         if self.figure is not None or not self._in_main:
             return html
-        if self.budget.markup(html) is None:
-            return None
         start, end = element_span(html, "figure") or (0, len(html))
         alone = end - start < len(html)
         self.figure = Markup('<div class="foreign">{}</div>').format(html[start:end]) if alone else html
@@ -253,13 +197,13 @@ class Notebook:
         return self._pre(terminal_text(lines), "traceback")
 
     def _pre(self, text: str, kind: str = "") -> Markup:
-        text = shortened(text.rstrip("\n"), self.most, self._where, self.hide)
+        text = shortened(text.rstrip("\n"), _MOST_TEXT, self._where, self.hide)
         kind = kind if kind in ("stderr", "traceback") else ""  # a class of the page, not the notebook's choice
         return Markup('<pre class="{}" dir="ltr">{}</pre>').format(kind, visible(text))
 
     @property
     def _where(self) -> str:
-        return f"; all of it is in {self.budget.source}"
+        return f"; all of it is in {self.source}" if self.source else ""
 
 
 def _tags(cell) -> list:

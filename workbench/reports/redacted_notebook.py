@@ -3,20 +3,16 @@
 import html
 from collections.abc import Callable
 
-from ..runs.tokens import map_text
+from ..runs.secrets import map_text
 from .clean import clean_html
 from .outputs import joined_streams, terminal_text, text_of
-from .svg import clean_svg
+from .svg import hide_in_svg
 
 
 def redacted_notebook(notebook: dict, hide: Callable[[str], str]) -> dict:
     """The same notebook with `hide` applied to every text that a reader sees, as the reader sees it.
 
-    HTML is rebuilt from harmless elements, drawings from shapes and text. Pictures stay: nothing is read in them.
-
-    Args:
-        notebook: of nbformat 4, as JSON.
-        hide: text -> text without what is to be hidden.
+    HTML is rebuilt from harmless elements. Pictures stay: nothing is read in them.
 
     Raises:
         AttributeError, TypeError: it is not of that format.
@@ -51,7 +47,7 @@ def _shown(mime: str, value, hide: Callable[[str], str]):
         return str(clean_html(text_of(value), hide))
     if mime == "image/svg+xml":
         try:
-            return clean_svg(text_of(value), hide)
+            return hide_in_svg(text_of(value), hide)
         except ValueError as error:
             return f'<svg xmlns="http://www.w3.org/2000/svg"><desc>left out: {html.escape(str(error))}</desc></svg>'
     if mime.startswith("image/"):

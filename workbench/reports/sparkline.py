@@ -1,15 +1,14 @@
-"""The small curve that a table of runs shows of each, and the trainings that a run holds."""
+"""The small curve that a table of runs shows of each, and the logs of the trainings that a run holds."""
 
-import json
+import contextlib
 import math
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from markupsafe import Markup
 
 from ..errors import RunError
-from ..runs.files import files_named, open_plain
+from ..runs.files import files_named, load_metrics
 from ..runs.run import Run
 
 _WIDTH, _HEIGHT, _EDGE = 120, 30, 2  # pixels
@@ -17,53 +16,41 @@ _MOST_POINTS, _MOST_CURVES = 30, 4
 _METRIC = "reward"
 
 
-def trainings(run: Run) -> dict[str, list[Path]]:
-    """The trainings below a run that were made with several settings or seeds: name of each setting -> logs, one a seed."""
+def logs_by_arm(run: Run) -> dict[str, list[Path]]:
+    """The logs of the trainings below a run that were made with several settings or seeds: name of each arm -> one a seed."""
     found: dict[str, list[Path]] = {}
     for path in files_named(run.path, "metrics.jsonl"):
-        if not path.parent.name.startswith("seed-"):
-            continue
-        found.setdefault(path.parent.parent.relative_to(run.path).as_posix(), []).append(path)
+        if path.parent.name.startswith("seed-"):
+            found.setdefault(path.parent.parent.relative_to(run.path).as_posix(), []).append(path)
     return found
 
 
 def sparkline(run: Run) -> Markup:
-    """The reward over the steps as an inline drawing: of the run's own log, else of its settings with the most seeds.
+    """The reward over the steps as an inline drawing: of the run's own log, else of its arms with the most seeds.
 
-    Of a log up to 30 lines are read, whatever its length. Empty where there are no two values to draw.
+    Empty where there are no two values to draw.
     """
     own = run.path / "metrics.jsonl"
     logs = [own]
     if not own.exists():
-        by_setting = sorted(trainings(run).values(), key=len, reverse=True)
-        logs = [paths[0] for paths in by_setting if len(paths) == len(by_setting[0])][:_MOST_CURVES]
+        arms = sorted(logs_by_arm(run).values(), key=len, reverse=True)
+        logs = [paths[0] for paths in arms if len(paths) == len(arms[0])][:_MOST_CURVES]
     curves = [curve for path in logs if len(curve := _points(path)) > 1]
     return _drawn(curves) if curves else Markup("")
 
 
 def _points(path: Path) -> list[tuple[float, float]]:
     """Step and value at places spread evenly over a log; none where it cannot be read."""
-    try:
-        rows = [row for row in _sampled(path) if isinstance(row, dict)]
-    except (RunError, OSError):
-        return []
-    pairs = [(row.get("step"), row.get(_METRIC)) for row in rows]
-    return [(x, y) for x, y in pairs if all(type(v) in (int, float) and math.isfinite(v) for v in (x, y))]
+    import pandas as pd
 
-
-def _sampled(path: Path) -> Iterator:
-    with open_plain(path) as file:
-        size, last = os.fstat(file.fileno()).st_size, -1
-        for n in range(_MOST_POINTS):
-            file.seek(size * n // _MOST_POINTS)
-            if n:
-                file.readline(1_000_000)  # the rest of a line
-            if (start := file.tell()) > last:
-                last = start
-                try:
-                    yield json.loads(file.readline(1_000_000))
-                except (ValueError, RecursionError):  # cut, or no log of ours
-                    continue
+    with contextlib.suppress(RunError, OSError):
+        table = load_metrics(path)
+        if {"step", _METRIC} <= set(table):
+            numbers = table[["step", _METRIC]].apply(pd.to_numeric, errors="coerce").astype(float)
+            finite = numbers[numbers.abs().lt(math.inf).all(axis=1)]
+            every = -(-len(finite) // _MOST_POINTS)
+            return list(finite[:: every or 1].itertuples(index=False, name=None))
+    return []
 
 
 def _drawn(curves: Sequence[Sequence[tuple[float, float]]]) -> Markup:

@@ -4,19 +4,17 @@ import hashlib
 import html
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from ..curves.baselines import list_baselines, load_baseline
+from ..curves.compare import documented_verdicts
 from ..curves.curve import Curve
+from ..curves.documented import list_baselines, load_baseline
 from ..curves.figures import show_curves
-from ..curves.levels import compare_levels
-from ..curves.measured import TAIL, group_table, measured_trainings
-from ..curves.shape import NUMBERS
+from ..curves.measured import TAIL, group_table, measured_groups
 from ..runs.parameters import command_line
-from ..runs.run import Run
 from .index import build_comparison
 
 
@@ -35,8 +33,7 @@ def build_sweep_report(
     """
     runs = [e.run for e in entries if e.run]
     labels = [", ".join(f"{k}={v}" for k, v in e.varied.items() if k != "seed") for e in entries if e.run]
-    trainings, left_out = measured_trainings(runs, metric, labels=labels)
-    groups = {name: [curve for _, curve in members] for name, members in trainings.items()}
+    groups, left_out = measured_groups(runs, metric, labels=labels)
     left_out += [f"{e.name}: {e.state}" for e in entries if not e.run]
     sections = {}
     if groups:
@@ -46,10 +43,16 @@ def build_sweep_report(
         sections["Groups"] = group_table(groups, rng).to_html(index=False, float_format="%.4g", na_rep="-")
         sections["Groups"] += (
             f"<p>Each group differs only in the seed. Result: mean of the last {TAIL} steps of each run, its interquartile "
-            "mean over seeds and the 95% bootstrap interval between runs. Half way: steps until the running mean of 5 steps "
-            "has covered half of the group's own rise. A dash: no interval from one seed, or never half way.</p>"
+            "mean over seeds and the interval between runs that the table names. Points: logged points in that mean. Half way: "
+            "steps until the mean of 5 steps has covered half of the group's own rise. A dash: no interval from one seed, or "
+            "never half way.</p>"
         )
-        sections |= _beside_documented(trainings, metric)
+        verdicts = documented_verdicts(groups, [load_baseline(name) for name in list_baselines()], metric=metric)
+        if len(verdicts):
+            sections["Documented runs in the same unit"] = verdicts.to_html(index=False) + (
+                "<p>Is the documented run one more seed of the group? Tolerance: a tenth of the range of the documented "
+                "curve.</p>"
+            )
     if left_out:
         sections["Not in the figure"] = "".join(f"<p>{html.escape(line)}</p>" for line in left_out)
     return build_comparison(
@@ -62,28 +65,6 @@ def build_sweep_report(
         limits=_limits(entries, groups),
         redact=redact,
     )
-
-
-def _beside_documented(trainings: Mapping[str, Sequence[tuple[Run, Curve]]], metric: str) -> dict[str, str]:
-    """The shapes of the groups, which documented run each is like, and the verdicts where one shares the axis."""
-    levels = compare_levels(trainings, [load_baseline(name) for name in list_baselines()], metric=metric)
-    shapes = levels.shapes[levels.shapes["kind"] == "measured"].drop(columns="kind")
-    what = "; ".join(f"{name}: {text}" for name, text in NUMBERS.items())
-    sections = {
-        "Shapes": shapes.to_html(index=False) + f"<p>Without units, with 95% intervals. {html.escape(what)}.</p>"
-    }
-    if len(levels.likeness):
-        sections["Most and least like"] = levels.likeness.to_html(index=False, float_format="%.3g")
-        sections["Most and least like"] += (
-            "<p>Of the documented runs, by the numbers of the shapes. Distance: root mean square of their differences, in "
-            "widths of the error bars; below about 1 two shapes cannot be told apart.</p>"
-        )
-    if len(levels.verdicts):
-        sections["Beside documented runs in the same unit"] = levels.verdicts.to_html(index=False)
-        sections["Beside documented runs in the same unit"] += (
-            "<p>Tolerance: a tenth of the range of the documented curve.</p>"
-        )
-    return sections
 
 
 def _outcome(entries: Sequence) -> str:

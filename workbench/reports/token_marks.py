@@ -1,6 +1,6 @@
 """Tokens of recorded completions, each with what became of it and how sampler and scorer rate it.
 
-They lie in `tokens/completions.parquet/` beside the completions, as ids, where a training was asked to record them.
+They lie in `tokens/` beside the completions, as ids, where a training was asked to record them.
 """
 
 import functools
@@ -11,12 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..runs.files import read_text
-from ..runs.parts import FOLDER, each, parts_in, read_completions
+from ..runs.completions import TOKENS, read_parts, token_parts
+from ..runs.files import checkpoints, read_text
 
-TOKENS = "tokens"  # folder of a training's recorded tokens
 KEPT, STOP, WASTED, MASKED = "kswm"
-MOST_TOKENS = 20_000_000  # that are read for a page
 _LARGEST = 200_000_000  # bytes of a tokenizer.json
 
 
@@ -47,14 +45,7 @@ def tokens_of(folder: Path, table) -> tuple[list[Tokens | None], list[str]]:
     Returns:
         N entries; a sentence for each file that cannot be read.
     """
-    if not (folder / TOKENS / FOLDER).is_dir():
-        return [None] * len(table), []
-    counts, _ = each(parts_in(folder / TOKENS / FOLDER), _count)
-    if sum(counts) > MOST_TOKENS:
-        return [None] * len(table), [
-            f"{folder / TOKENS}: {sum(counts):,} tokens are too many for this page; it shows none."
-        ]
-    raw, damaged = read_completions(folder / TOKENS)
+    raw, damaged = read_parts(token_parts(folder))
     if not {"step", "completion_ids"} <= set(raw.columns):
         return [None] * len(table), damaged
     whole = table["step"].map(table["step"].value_counts()) == table["step"].map(raw["step"].value_counts())
@@ -63,13 +54,6 @@ def tokens_of(folder: Path, table) -> tuple[list[Tokens | None], list[str]]:
     piece = _pieces(folder)
     about = table.to_dict("records")
     return [_tokens(next(rows), row, piece) if at else None for row, at in zip(about, whole, strict=True)], damaged
-
-
-def _count(file) -> int:
-    """Completion tokens in a part, from its metadata."""
-    groups = [file.metadata.row_group(n) for n in range(file.metadata.num_row_groups)]
-    columns = [group.column(n) for group in groups for n in range(group.num_columns)]
-    return sum(column.num_values for column in columns if column.path_in_schema.startswith("completion_ids"))
 
 
 def _tokens(recorded: dict, row: dict, piece: Callable[[int], str]) -> Tokens | None:
@@ -132,7 +116,6 @@ def _decode(tokenizer, ids: Sequence[int]) -> str:
 
 def _tokenizer_file(folder: Path) -> Path | None:
     """Of the recorded tokens, the folder itself, a policy in it, or its last checkpoint."""
-    numbered = [p for pattern in ("checkpoint-*", "checkpoints/checkpoint-*") for p in folder.glob(pattern)]
-    numbered = sorted((p for p in numbered if p.name[11:].isdigit()), key=lambda p: -int(p.name[11:]))
-    files = [place / "tokenizer.json" for place in (folder / TOKENS, folder, folder / "policy", *numbered)]
+    places = (folder / TOKENS, folder, folder / "policy", *checkpoints(folder))
+    files = [place / "tokenizer.json" for place in places]
     return next((p for p in files if p.is_file()), None)

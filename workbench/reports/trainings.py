@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 
 from ..errors import RunError
+from ..logs.completions import completions_table, generations_in_a_row, read_trl_completions, reward_functions
+from ..runs.completions import FILE, TOKENS, count_completions, old_parts, read_completions
 from ..runs.files import read_json
-from ..runs.parts import FOLDER, each, parts_in, read_completions
-from ..runs.recorded import completions_table, generations_in_a_row, read_trl_completions, reward_functions
-from .token_marks import TOKENS, Tokens, tokens_of
+from .token_marks import Tokens, tokens_of
 
 MOST_ROWS = 1_000_000  # of a training, which are read whole
 _UNGROUPED = 16  # completions beside each other where there are no groups
@@ -67,13 +67,10 @@ def read_trainings(folder: Path) -> tuple[list[Training], list[str]]:
         RunError: a recording is a link, or of more than `MOST_ROWS` completions.
     """
     found, damaged = [], []
-    for place, folders in _folders(folder):
-        if FOLDER in folders:
-            counts, _ = each(parts_in(place / FOLDER), lambda file: file.metadata.num_rows)
-            if sum(counts) > MOST_ROWS:
-                raise RunError(
-                    f"{place}: {sum(counts):,} completions; expected at most {MOST_ROWS:,} for a page of them"
-                )
+    for place, names in _folders(folder):
+        if FILE in names or old_parts(place):
+            if (count := count_completions(place)) > MOST_ROWS:
+                raise RunError(f"{place}: {count:,} completions; expected at most {MOST_ROWS:,} for a page of them")
             raw, broken = read_completions(place)
         else:
             raw, broken = read_trl_completions(place / "completions")
@@ -87,18 +84,20 @@ def read_trainings(folder: Path) -> tuple[list[Training], list[str]]:
 
 def _folders(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     """Folders in which completions were recorded; links are not followed."""
-    for inner, folders, _ in os.walk(folder):
+    for inner, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name != TOKENS]
-        if {FOLDER, "completions"} & set(folders):
-            yield Path(inner), folders
+        if FILE in files or "completions" in folders or old_parts(Path(inner)):
+            yield Path(inner), files
 
 
 def _recipe(folder: Path) -> dict:
+    """`recipe.json` as far as it is ours: a notebook may have a file of its own that is called so."""
     try:
         found = read_json(folder / "recipe.json", {})
     except (RunError, OSError):
         return {}
-    return found if isinstance(found, dict) else {}
+    known = {"trainer": str, "recipe": dict, "overrides": dict, "stops": dict}
+    return {k: found[k] for k, kind in known.items() if isinstance(found, dict) and isinstance(found.get(k), kind)}
 
 
 def training_of(
@@ -109,7 +108,7 @@ def training_of(
     Args:
         raw: as the workbench or TRL wrote it.
         name: of the training.
-        recipe: the `recipe.json` beside it, as far as it is known.
+        recipe: the `recipe.json` next to it, as far as it is known.
         find_tokens: table -> `tokens_of`.
 
     Returns:
@@ -140,19 +139,16 @@ def training_of(
     if any(found and found.ratios for found in tokens):
         table["apart"] = [bool(found) and any(r and abs(r) > _APART for r in found.ratios) for found in tokens]
     functions = [name for name in reward_functions(raw) if name in table]
-    stops = recipe.get("stops")
-    strings = stops.get("strings") if isinstance(stops, dict) else None
-    known = [s for s in strings if isinstance(s, str) and s] if isinstance(strings, list) else []
-    return Training(name, table, size > 1, functions, tokens, known), damaged
+    spec = recipe.get("stops", {})
+    stops = [stop for stop in spec.get("stop", spec.get("strings", [])) if stop]  # `strings` until 0.1
+    return Training(name, table, size > 1, functions, tokens, stops), damaged
 
 
 def _generations(table: pd.DataFrame, recipe: Mapping) -> int:
     """G; 1 where completions are not compared, or nothing tells which are."""
-    chosen = recipe.get("recipe")
-    known = chosen.get("num_generations") if isinstance(chosen, dict) else None
-    if "PPO" in str(recipe.get("trainer") or "") or (type(known) is int and known < 1):
+    if "PPO" in recipe.get("trainer", ""):
         return 1
-    return known if type(known) is int else generations_in_a_row(table) or 1
+    return recipe.get("recipe", {}).get("num_generations") or generations_in_a_row(table) or 1
 
 
 def signs_of(table: pd.DataFrame, grouped: bool, recipe: Mapping) -> dict[str, pd.Series]:
@@ -168,11 +164,11 @@ def signs_of(table: pd.DataFrame, grouped: bool, recipe: Mapping) -> dict[str, p
         signs["flat"] = (rewards.transform("max") == rewards.transform("min")) & (rewards.transform("count") > 1)
     if "finish_reason" in table:
         signs["cut"] = table["finish_reason"] == "length"
-    stock = not recipe.get("trainer") or str(recipe["trainer"]).startswith("Observed")
+    name = recipe.get("trainer") or "Observed"  # until 0.1 the name told
+    stock = recipe.get("source") == "stock" or name.startswith("Observed")
     taken = table.get("trl_finish_reason" if stock else "finish_reason")
-    overrides = recipe.get("overrides")
-    if taken is not None and isinstance(overrides, dict):
-        signs["masked"] = (taken == "length") & bool(overrides.get("mask_truncated_completions"))
+    if taken is not None and "overrides" in recipe:
+        signs["masked"] = (taken == "length") & bool(recipe["overrides"].get("mask_truncated_completions"))
     if stock and {"finish_reason", "trl_finish_reason"} <= set(table.columns):
         signs["mistaken"] = (table["finish_reason"] == "stop") & (table["trl_finish_reason"] == "length")
     if "kept" in table and ({"sampled_tokens", "tokens_to_eos"} & set(table.columns)):

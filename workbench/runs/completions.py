@@ -1,58 +1,87 @@
-"""`completions.parquet/` as a training writes it: a part for each step, joined as it goes on so that parts stay few.
-
-    part-000007.parquet           the completions of step 7
-    part-000001-000064.parquet    those of steps 1 to 64, joined
-    part-000000.parquet           those of all steps so far, as older versions joined them
-
-No part is ever changed. A joined one is written beside those that it joins, and they go once it is safely on the disk. What a
-kill in between leaves over lies within the steps of a joined part and is left out.
-"""
+"""What a training records of its completions: a line of `completions.jsonl` each, and their tokens in `tokens/`."""
 
 import contextlib
-import itertools
 import os
-from collections.abc import Iterator, Sequence
+import re
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import RunError
-from .files import metric_lines, whole_file
-from .parts import FOLDER, Part, each, named, opened, parts_in
+from .files import append_rows, json_lines, open_lines, open_plain, whole_file
 
-_LOOSE = 64  # parts of fewer steps than this, until they are joined
-_ROWS = 10_000  # in memory at a time while joining
+FILE = "completions.jsonl"
+TOKENS = "tokens"  # folder of ids and log-probs, beside the completions, so that reading those stays cheap
+_OLD = "completions.parquet"  # the folder that version 0.1 wrote
+_PART = re.compile(r"part-(\d+)(?:-(\d+))?\.parquet")
+_TAIL = 64_000_000  # bytes in which the last completions are looked for, at most
 
 
-def save_part(out_dir: Path, step: int, completions, *, first: int | None = None) -> None:
-    """Write the completions of a step, whole or not at all, and join those of earlier steps when they have become many.
+def append_table(out_dir: Path, table) -> None:
+    """Add rows of completions, a DataFrame with `step`, to what a training has recorded."""
+    with open_lines(out_dir / FILE) as file:
+        append_rows(file, table.to_dict("records"))
+
+
+def read_completions(out_dir: Path) -> tuple[Any, list[str]]:
+    """All recorded completions.
 
     Args:
-        out_dir: where the training records.
-        step: later than all steps saved so far, or the last of them again, which is replaced.
-        completions: DataFrame of the whole step.
-        first: where it holds several steps, the first of them; `step` is the last.
+        out_dir: where the training recorded.
+
+    Returns:
+        DataFrame `step, prompt, completion, finish_reason, reward, ...`, empty when none were recorded; and a sentence for
+        each line that cannot be read, which is left out. A last line cut short by a kill is none.
+
+    Raises:
+        RunError: a link.
     """
-    folder = out_dir / FOLDER
-    folder.mkdir(exist_ok=True)
-    first = step if first is None else first
-    earlier = [p for p in parts_in(folder) if p.last < first]
-    name = f"part-{step:06d}.parquet" if first == step else f"part-{first:06d}-{step:06d}.parquet"
-    with whole_file(folder / name) as temporary:
-        completions.to_parquet(temporary)
-    loose = list(itertools.takewhile(lambda p: p.last - p.first < _LOOSE - 1, reversed(earlier)))[::-1]
-    if loose and len(loose) % _LOOSE == 0:
-        joined, first = earlier[: -len(loose)], loose[0].first
-        # Joined parts before them come in while they are no longer: so each row is written anew only a few times.
-        while joined and joined[-1].last - joined[-1].first <= loose[-1].last - first:
-            first = joined.pop().first
-        _join(earlier[len(joined) :])
+    import pandas as pd
+
+    damaged: list[str] = []
+    try:
+        rows = [row for _, row in json_lines(out_dir / FILE, damaged) if type(row.get("step")) is int]
+    except FileNotFoundError:
+        return read_parts(old_parts(out_dir))
+    return pd.DataFrame(rows), damaged
 
 
-def join_completions(out_dir: Path) -> None:
-    """Turn all parts into one, at the end of a training."""
-    folder = out_dir / FOLDER
-    _join(parts_in(folder))
-    _remove_others(folder, parts_in(folder))
+def count_completions(out_dir: Path) -> int:
+    """How many completions are recorded."""
+    with contextlib.suppress(FileNotFoundError), open_plain(out_dir / FILE) as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+    return len(read_parts(old_parts(out_dir))[0])
+
+
+def ends_of_completions(out_dir: Path, most: int) -> tuple[list[dict], int, list[str]]:
+    """The first and the last recorded completions; reads little more than those.
+
+    Args:
+        out_dir: as for `read_completions`.
+        most: rows from each end.
+
+    Returns:
+        The rows, all of them where they are at most `2 * most`; how many are recorded; a sentence for each damaged line.
+
+    Raises:
+        RunError: as `read_completions`.
+    """
+    path, size = out_dir / FILE, 64_000
+    damaged: list[str] = []
+    if not path.is_file():
+        table, damaged = read_completions(out_dir)
+        rows = table.to_dict("records")
+        return (rows if len(rows) <= 2 * most else rows[:most] + rows[-most:]), len(rows), damaged
+    total = count_completions(out_dir)
+    first = [row for (_, row), _ in zip(json_lines(path, damaged), range(2 * most), strict=False)]
+    if total <= 2 * most:
+        return first, total, damaged
+    last: list[dict] = []
+    while len(last) < most and size < _TAIL:
+        size *= 8
+        last = [row for _, row in json_lines(path, damaged, last=size)]
+    return first[:most] + last[-most:], total, list(dict.fromkeys(damaged))
 
 
 def forget_after(out_dir: Path, step: int) -> float:
@@ -62,24 +91,21 @@ def forget_after(out_dir: Path, step: int) -> float:
         Seconds trained up to `step`.
 
     Raises:
-        RunError: a damaged line of the metrics.
+        RunError: a damaged line of the metrics or completions.
         OSError: a full disk; then everything recorded is still there.
     """
-    folder = out_dir / FOLDER
-    for part in parts_in(folder):
-        if part.first <= step < part.last:
-            _cut(part, step)
-    _remove_others(folder, [p for p in parts_in(folder) if p.last <= step])
-    return _forget_metrics(out_dir / "metrics.jsonl", step)
+    _renew(out_dir)
+    for path in token_parts(out_dir):
+        _cut_part(path, step)
+    _cut_lines(out_dir / FILE, step)
+    return _cut_lines(out_dir / "metrics.jsonl", step)
 
 
-def _forget_metrics(path: Path, step: int) -> float:
+def _cut_lines(path: Path, step: int) -> float:
     seconds = 0.0
-    if not os.path.lexists(path):
-        return seconds
-    with whole_file(path) as temporary, temporary.open("wb") as kept:
-        for line, row in metric_lines(path):
-            if not isinstance(row.get("step"), int):
+    with contextlib.suppress(FileNotFoundError), whole_file(path) as temporary, temporary.open("wb") as kept:
+        for line, row in json_lines(path):
+            if type(row.get("step")) is not int:
                 raise RunError(f"{path}: a line without a step: {line[:80]!r}; remove or mend it")
             if row["step"] <= step and line.endswith(b"\n"):
                 kept.write(line)
@@ -87,77 +113,90 @@ def _forget_metrics(path: Path, step: int) -> float:
     return seconds
 
 
-def _join(parts: Sequence[Part]) -> None:
-    """Join neighbouring parts that can be read; where that fails they stay as they are, which costs time only."""
-    import pyarrow as pa
-
-    readable: list[list[Part]] = [[]]
-    for part in parts:
-        if each([part], lambda file: file.metadata)[0]:
-            readable[-1].append(part)
-        else:  # it keeps its name, under which readers report it
-            readable.append([])
-    for group in readable:
-        if len(group) > 1:
-            with contextlib.suppress(OSError, RunError, pa.ArrowException):
-                _write_joined(group, group[0].first, group[-1].last)
+# --- ids and log-probs of tokens ------------------------------------------------------------------------------------
 
 
-def _write_joined(parts: Sequence[Part], first: int, last: int) -> None:
-    """Write the rows of steps `first` to `last` into a part of its own, then remove the `parts` that they come from."""
+def save_tokens(out_dir: Path, first: int, last: int, table) -> None:
+    """Write the tokens of steps `first` to `last` as one part, whole or not at all."""
+    folder = out_dir / TOKENS
+    folder.mkdir(exist_ok=True)
+    with whole_file(folder / f"part-{first:06d}-{last:06d}.parquet") as temporary:
+        table.to_parquet(temporary)
+
+
+def token_parts(out_dir: Path) -> list[Path]:
+    """The parts of a training's tokens, in the order of their steps."""
+    return _parts_in(out_dir / TOKENS) + old_parts(out_dir / TOKENS)
+
+
+def read_parts(paths: Sequence[Path]) -> tuple[Any, list[str]]:
+    """Tables in parquet files as one DataFrame, and a sentence for each that cannot be read."""
+    import pandas as pd
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schemas, damaged = each(parts, lambda file: file.schema_arrow.remove_metadata())
-    if damaged:
-        raise RunError(damaged[0])
-    schema = pa.unify_schemas(schemas, promote_options="permissive")
-    target = parts[0].path.with_name(f"part-{first:06d}-{last:06d}.parquet")
-    with whole_file(target, on_disk=True) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-        pending = [schema.empty_table()]
-        for table in itertools.chain.from_iterable(_tables(part.path, last) for part in parts):
-            pending.append(table)
-            if sum(map(len, pending)) >= _ROWS:
-                writer.write_table(_as_one(pending, schema))
-                pending = [schema.empty_table()]
-        writer.write_table(_as_one(pending, schema))
-    for part in parts:
-        if part.path != target:
-            part.path.unlink()
+    tables, damaged = [], []
+    for path in paths:
+        try:
+            with open_plain(path) as file:
+                table = pq.read_table(pa.BufferReader(file.read())).to_pandas(ignore_metadata=True)
+            if "step" not in table or not pd.api.types.is_integer_dtype(table["step"]):
+                raise RunError(f"{path}: it has no column `step` of whole numbers")
+            tables.append(table.drop(columns=[c for c in table if str(c).startswith("__index_level_")]))
+        except (pa.ArrowException, OSError, ValueError, RunError) as error:
+            damaged.append(f"{path}: cannot be read, it was cut short or damaged ({error}); the other parts are shown.")
+    return (pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()), damaged
 
 
-def _tables(path: Path, last: int) -> Iterator[Any]:
-    """The rows of a part up to step `last`, some at a time."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    with opened(path) as file:
-        batches = file.iter_batches(batch_size=_ROWS)
-        while True:
-            with named(path):
-                batch = next(batches, None)
-            if batch is None:
-                return
-            table = pa.Table.from_batches([batch]).replace_schema_metadata(None)
-            yield table.filter(pc.less_equal(table["step"], last))
+def _parts_in(folder: Path) -> list[Path]:
+    if folder.is_symlink():
+        raise RunError(f"{folder}: a link; it is not opened")
+    found = [p for p in folder.iterdir() if _PART.fullmatch(p.name)] if folder.is_dir() else []
+    return sorted(found, key=lambda p: (_steps(p)[0], -_steps(p)[1]))
 
 
-def _as_one(tables: list, schema):
-    import pyarrow as pa
-
-    return pa.concat_tables(tables, promote_options="permissive").select(schema.names).cast(schema)
-
-
-def _cut(part: Part, step: int) -> None:
-    """Keep the rows up to `step`; a part that cannot be read is kept as it is, under the name of those steps."""
-    try:
-        _write_joined([part], part.first, step)
-    except RunError:
-        part.path.rename(part.path.with_name(f"part-{part.first:06d}-{step:06d}.parquet"))
+def _steps(path: Path) -> tuple[int, int]:
+    """The first and the last step of a part."""
+    numbers = re.findall(r"\d+", path.name)
+    return int(numbers[0]), int(numbers[-1])
 
 
-def _remove_others(folder: Path, kept: Sequence[Part]) -> None:
-    """Remove left-over parts, and temporary files of a process that was killed."""
-    there = [p for pattern in ("part-*", ".part-*", "*.tmp") for p in folder.glob(pattern)]
-    for path in set(there) - {part.path for part in kept}:
+def _cut_part(path: Path, step: int) -> None:
+    """Keep the rows of a part up to `step`; one that cannot be read is kept as it is."""
+    first, last = _steps(path)
+    if first > step:
         path.unlink()
+    elif last > step:
+        table, damaged = read_parts([path])
+        if not damaged:
+            with whole_file(path.with_name(f"part-{first:06d}-{step:06d}.parquet")) as temporary:
+                table[table["step"] <= step].to_parquet(temporary)
+            path.unlink()
+
+
+# --- folders of version 0.1: read for one release more ---------------------------------------------------------------
+
+
+def old_parts(folder: Path) -> list[Path]:
+    """The parts that version 0.1 wrote into `completions.parquet/`, without those that a joined one covers."""
+    parts: list[Path] = []
+    until = -1
+    for path in _parts_in(folder / _OLD):
+        if _steps(path)[1] > until:
+            parts.append(path)
+            until = _steps(path)[1]
+    return parts
+
+
+def _renew(out_dir: Path) -> None:
+    """Bring such a folder into today's form, before a training goes on in it."""
+    for path in old_parts(out_dir / TOKENS):
+        os.replace(path, out_dir / TOKENS / path.name)
+    shutil.rmtree(out_dir / TOKENS / _OLD, ignore_errors=True)
+    if (parts := old_parts(out_dir)) and not (out_dir / FILE).exists():
+        table, damaged = read_parts(parts)
+        if damaged:
+            raise RunError(f"{damaged[0]} Remove it to go on.")
+        with whole_file(out_dir / FILE) as temporary, open_lines(temporary) as file:
+            append_rows(file, table.to_dict("records"))
+    shutil.rmtree(out_dir / _OLD, ignore_errors=True)

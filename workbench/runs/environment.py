@@ -10,7 +10,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from .tokens import hide_tokens, map_text
+from .secrets import hide_tokens, map_text
 
 _PACKAGES = (
     "workbench",

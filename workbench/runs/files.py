@@ -1,46 +1,46 @@
 """A run's files: written whole or not at all, read in this one place, with errors that name the file.
 
-A run's folder may come from anyone. Its files are opened only if they are plain files, never through a link, and what is in
-them is checked, so that an odd one is an error that names it and nothing worse.
+A run's folder may come from anyone: its files are opened only if they are plain files, never through a link.
 """
 
 import contextlib
 import errno
-import io
 import json
 import math
 import os
 import re
 import stat
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from ..errors import RunError
-from .shapes import problem_of, too_deep
 
-_LARGEST = 64_000_000  # bytes of a JSON file, of one line of metrics
-_BLOCK = 16_000_000  # bytes of metrics parsed at a time
+STATES = ("queued", "running", "done", "failed", "interrupted")
+_LARGEST = 64_000_000  # bytes of a JSON file
+_LATEST = 1e11  # seconds since 1970 that a calendar can still show
+_OBJECTS = (
+    "params.json",
+    "env.json",
+    "status.json",
+    "result.json",
+    "progress.json",
+    "recipe.json",
+    "stop.json",
+    "notebook.json",
+)
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def whole_file(path: Path, *, on_disk: bool = False) -> Iterator[Path]:
-    """A temporary name in the same folder, to write the file under; it becomes `path` when the block ends, or is removed.
-
-    Args:
-        path: of the file; what stands there is replaced at once, and stays when the block fails.
-        on_disk: wait until the disk has it, for a file in whose place others are removed.
-    """
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary name in the same folder, to write the file under; it becomes `path` when the block ends, or is removed."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         yield temporary
-        if on_disk:
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -61,6 +61,12 @@ def files_named(folder: Path, name: str) -> list[Path]:
     return sorted(Path(inner) / name for inner, _, names in os.walk(folder) if name in names)
 
 
+def checkpoints(folder: Path) -> list[Path]:
+    """Folders `checkpoint-N` of a training, in its folder or in `checkpoints/` in it, the last one first."""
+    found = [p for pattern in ("checkpoint-*", "checkpoints/checkpoint-*") for p in folder.glob(pattern)]
+    return sorted((p for p in found if p.name[11:].isdigit()), key=lambda p: -int(p.name[11:]))
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a whole file or nothing."""
     with whole_file(path) as temporary:
@@ -70,6 +76,19 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value) -> None:
     """`value` as strict JSON; numbers that are not finite become null."""
     write_text(path, json.dumps(jsonable(value), indent=1, allow_nan=False) + "\n")
+
+
+def open_lines(path: Path) -> TextIO:
+    """A file of JSON lines, opened to be written on."""
+    return path.open("a", encoding="utf-8", errors="replace")  # of half a character: no table takes one
+
+
+def append_rows(file: TextIO, rows: Iterable[Mapping]) -> None:
+    """Each row as a line of strict JSON, all of them with the system when this returns."""
+    file.write(
+        "".join(json.dumps(jsonable(row), allow_nan=False, ensure_ascii=False, default=str) + "\n" for row in rows)
+    )
+    file.flush()
 
 
 def append_plain(path: Path) -> TextIO:
@@ -114,22 +133,16 @@ def open_plain(path: Path) -> BinaryIO:
         RunError: a link, or no plain file.
         OSError: as of `open`: no such file, or one that may not be read.
     """
-    return os.fdopen(_open_plain(path)[0], "rb")
-
-
-def _open_plain(path: Path) -> tuple[int, int]:
-    """Number and size in bytes of a plain file that is open."""
     try:
         number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise RunError(f"{path}: a link or a socket, not a plain file; it is not opened") from None
         raise
-    about = os.fstat(number)
-    if not stat.S_ISREG(about.st_mode):
+    if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
         raise RunError(f"{path}: not a plain file; it is not opened")
-    return number, about.st_size
+    return os.fdopen(number, "rb")
 
 
 def read_text(path: Path, most: int = _LARGEST) -> str:
@@ -142,15 +155,10 @@ def read_text(path: Path, most: int = _LARGEST) -> str:
     Raises:
         RunError, OSError: as `open_plain`, or a larger file.
     """
-    number, size = _open_plain(path)  # no file object of Python's: it takes longer to make than a small file to read
-    try:
-        if size > most:
-            raise RunError(f"{path}: larger than {most / 1e6:.0f} MB; no run records that much there")
-        data = os.read(number, size)
-        while len(data) < size and (more := os.read(number, size - len(data))):
-            data += more
-    finally:
-        os.close(number)
+    with open_plain(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise RunError(f"{path}: larger than {most / 1e6:.0f} MB; no run records that much there")
     return data.decode("utf-8", "backslashreplace")
 
 
@@ -169,10 +177,57 @@ def read_json(path: Path, default):
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path}: not JSON ({error}); mend or remove the file") from error
-    problem = "nested too deep" if too_deep(text, value) else problem_of(path.name, value)
-    if problem:
+    if problem := problem_of(path.name, value):
         raise RunError(f"{path}: {problem}; mend or remove the file")
     return value
+
+
+def problem_of(name: str, value) -> str:
+    """What is wrong with the value of a run's JSON file, as its readers rely on it; empty when nothing is.
+
+    Example:
+        >>> problem_of("status.json", {"state": "lost"})
+        "state='lost': expected one of queued, running, done, failed, interrupted"
+    """
+    if name not in _OBJECTS:
+        return ""
+    if not isinstance(value, dict):
+        return f"it is {repr(value)[:80]}: expected an object, {{...}}"
+    if name == "progress.json" and not all(type(value.get(key)) is int for key in ("step", "max_steps")):
+        return "expected whole numbers as `step` and `max_steps`"
+    if name == "status.json":
+        return _problem_of_status(value)
+    if name == "result.json":
+        return _problem_of_result(value)
+    return ""
+
+
+def _problem_of_status(status: dict) -> str:
+    state, owner, times = status.get("state"), status.get("owner", {}), status.get("times", {})
+    if state not in STATES:
+        return f"state={state!r}: expected one of {', '.join(STATES)}"
+    if not isinstance(owner, dict) or not isinstance(times, dict):
+        return "expected objects as `owner` and `times`"
+    if not re.fullmatch(r"\d+(_\d+)?", str(owner.get("job") or 0)):  # it is handed to Slurm's commands
+        return f"owner.job={owner['job']!r}: expected a Slurm job, such as 12 or 12_3"
+    if type(owner.get("pid", 1)) is not int or not 0 < owner.get("pid", 1) < 2**31:
+        return f"owner.pid={owner['pid']!r}: expected the number of a process"
+    if not all(isinstance(text, str | None) for text in (status.get("error"), owner.get("log"), owner.get("host"))):
+        return "expected texts as `error`, `owner.log` and `owner.host`"
+    if not all(type(n) in (int, float) and 0 <= n < _LATEST for n in (*times.values(), status.get("ran_s", 0))):
+        return "expected seconds as `times` and `ran_s`"
+    return ""
+
+
+def _problem_of_result(result: dict) -> str:
+    parts = (result.get(key) or {} for key in ("headline", "checks", "numbers", "claims"))
+    if not all(isinstance(part, dict) for part in parts):
+        return "expected objects as `headline`, `checks`, `numbers` and `claims`"
+    if result.get("headline") and not {"name", "value"} <= result["headline"].keys():
+        return "expected `name` and `value` in `headline`"
+    if not all(isinstance(claim, dict) and "verdict" in claim for claim in (result.get("claims") or {}).values()):
+        return "expected a `verdict` in each of `claims`"
+    return ""
 
 
 def read_tail(path: Path, most: int) -> str:
@@ -187,30 +242,39 @@ def read_tail(path: Path, most: int) -> str:
     return data.lstrip(bytes(range(0x80, 0xC0))).decode("utf-8", "replace")
 
 
-# --- metrics --------------------------------------------------------------------------------------------------------
+# --- lines ----------------------------------------------------------------------------------------------------------
 
 
-def metric_lines(path: Path) -> Iterator[tuple[bytes, dict]]:
-    """The lines of a `metrics.jsonl`, each as it stands and parsed. A last line cut short by a kill is left out.
+def json_lines(path: Path, damaged: list[str] | None = None, *, last: int = 0) -> Iterator[tuple[bytes, dict]]:
+    """The lines of a file such as `metrics.jsonl`, each as it stands and parsed. A last line cut short by a kill is left out.
+
+    Args:
+        path: of the file.
+        damaged: takes a sentence for each line that is damaged; None raises at the first.
+        last: only the whole lines in so many bytes at the end; 0 for all.
 
     Raises:
-        RunError: no such file, or a damaged line before the last.
+        RunError: a damaged line before the last.
+        OSError: as of `open`.
     """
-    with _open_metrics(path) as file:
+    with open_plain(path) as file:
+        if last and file.seek(0, os.SEEK_END) > last:
+            file.seek(-last, os.SEEK_END)
+            file.readline()
+        elif last:
+            file.seek(0)
         for number, line in enumerate(file, 1):
-            if line.strip():
-                try:
-                    yield line, _row(line)
-                except ValueError as error:
-                    if line.endswith(b"\n"):  # only a line without its newline may be half written
-                        raise RunError(f"{path}, line {number}: {error}; remove or mend that line") from error
-
-
-def _open_metrics(path: Path) -> BinaryIO:
-    try:
-        return open_plain(path)
-    except FileNotFoundError:
-        raise RunError(f"{path}: no metrics; the run logged no step") from None
+            if not line.strip():
+                continue
+            try:
+                yield line, _row(line)
+            except ValueError as error:
+                if not line.endswith(b"\n"):  # half written
+                    return
+                sentence = f"{path}, {'' if last else f'line {number}: '}{error}"
+                if damaged is None:
+                    raise RunError(f"{sentence}; remove or mend that line") from error
+                damaged.append(f"{sentence}; the other lines are shown.")
 
 
 def _row(line: bytes) -> dict:
@@ -224,64 +288,29 @@ def _row(line: bytes) -> dict:
 
 
 def load_metrics(path: Path):
-    """A `metrics.jsonl` as a DataFrame. A last line cut short by a kill is left out.
+    """`metrics.jsonl` as a DataFrame. A last line cut short by a kill is left out.
 
     Raises:
         RunError: no such file, or a damaged line before the last.
     """
     import pandas as pd
 
-    table = _plain_table(path)
-    return pd.DataFrame([row for _, row in metric_lines(path)]) if table is None else table
-
-
-def _plain_table(path: Path):
-    """The same by pyarrow, faster and with less memory; None where a line is damaged or a column not of one plain type."""
-    import pyarrow as pa
-    import pyarrow.json as pj
-
-    tables = []
     try:
-        with _open_metrics(path) as file:
-            while lines := file.readlines(_BLOCK):
-                if not lines[-1].endswith(b"\n") and not _is_whole(lines[-1]):
-                    lines.pop()
-                data, count = b"".join(lines), sum(not line.isspace() for line in lines)
-                if count:
-                    tables.append(pj.read_json(io.BytesIO(data), pj.ReadOptions(block_size=len(data) + 1)))
-                    if len(tables[-1]) != count:
-                        return None
-        table = pa.concat_tables(tables, promote_options="permissive")
-        plain = (pa.int64(), pa.float64(), pa.bool_(), pa.string(), pa.null())
-        return table.to_pandas() if tables and set(table.schema.types) <= set(plain) else None
-    except (pa.ArrowException, UnicodeDecodeError):
-        return None
-
-
-def _is_whole(line: bytes) -> bool:
-    try:
-        return bool(_row(line))
-    except ValueError:
-        return False
+        return pd.DataFrame([row for _, row in json_lines(path)])
+    except FileNotFoundError:
+        raise RunError(f"{path}: no metrics; the run logged no step") from None
 
 
 def last_metrics(path: Path) -> dict:
     """The last whole line of a `metrics.jsonl`, found from the end of the file; empty when there is none.
 
     Raises:
-        RunError: no such file, or its last line is damaged.
+        RunError: as `load_metrics`.
     """
-    with _open_metrics(path) as file:
-        end = file.seek(0, os.SEEK_END)
-        for size in (65_536, 1_000_000, _LARGEST):
-            file.seek(max(0, end - size))
-            lines = file.read(size).split(b"\n")
-            if not _is_whole(lines[-1]):
-                lines.pop()  # cut short, or nothing after the last newline
-            whole = lines if end <= size else lines[1:]
-            if line := next((line for line in reversed(whole) if line.strip()), b""):
-                break
     try:
-        return _row(line) if line else {}
-    except ValueError as error:
-        raise RunError(f"{path}, last line: {error}; remove or mend that line") from error
+        for size in (65_536, _LARGEST):
+            if rows := [row for _, row in json_lines(path, last=size)]:
+                return rows[-1]
+    except FileNotFoundError:
+        raise RunError(f"{path}: no metrics; the run logged no step") from None
+    return {}

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ..errors import ParameterError
 from .run import SET_BY_RUNNER, check_notebook_name
-from .tokens import looks_like_token
+from .secrets import looks_like_token
 
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"

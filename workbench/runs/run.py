@@ -1,29 +1,30 @@
 """A run is a folder: what was asked, where it ran, what it did, what came out.
 
-    params.json  env.json  status.json  progress.json  metrics.jsonl  completions.parquet/  checkpoints/  result.json
+    params.json  env.json  status.json  progress.json  metrics.jsonl  completions.jsonl  checkpoints/  result.json
 
-Files are written under a temporary name and renamed, so a reader never sees half of one. `status.json` names the
-process that owns the run; a run whose owner is gone reads as `interrupted`, whoever looks first.
+Files are written under a temporary name and renamed, or appended to line by line, so a reader never sees half of one. Whoever
+executes a run holds its lock (`lock.py`); one that calls itself running while its lock is free reads as `interrupted`.
 """
 
 import contextlib
 import dataclasses
 import itertools
 import os
+import shutil
+import socket
 import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import ParameterError, RunError
+from . import lock
+from .completions import read_completions
 from .environment import environment
-from .files import jsonable, load_metrics, read_json, write_json
-from .owner import boot, owner_lives
-from .ownership import TOKEN_VARIABLE, keep, locked, still_owned, take_run
-from .parts import read_completions
-from .status import GOING, owns, set_status
-from .tokens import hide_tokens, map_text
+from .files import STATES, jsonable, load_metrics, read_json, remove_unfinished, write_json
+from .secrets import hide_tokens, map_text
 
+GOING = ("queued", "running")
 EMBEDDED_MODELS = ("starter", "starter-gpt2", "search")  # built on this machine, no download
 SET_BY_RUNNER = ("out_dir", "interactive")  # parameters that say where a notebook runs, not what it does
 
@@ -62,31 +63,26 @@ class Run:
 
     @property
     def status(self) -> dict:
-        """`status.json`; a `queued` or `running` one whose owner is gone reads as `interrupted`, and is rewritten so."""
-        status = self._recorded_status
-        owner = status["owner"]
-        if status["state"] not in GOING or owner_lives(owner, self.path):
-            return status
-        if self._recorded_status != status:  # the owner wrote once more before it ended
-            return self.status
-        if owner.get("boot", boot()) != boot():  # it may only be slow: told, not written
-            return status | {"state": "interrupted", "error": f"no sign of life of its process on host {owner['host']}"}
-        gone = "the process that ran it is gone (killed, or the machine restarted)"
-        taken = False
-        with contextlib.suppress(OSError), locked(self.path):  # a full or read-only disk is no reason not to tell
-            taken = self._recorded_status != status  # by another process, since it was read
-            if not taken:
-                return set_status(self.path, "interrupted", gone)
-        return self.status if taken else status | {"state": "interrupted", "error": gone}
+        """`status.json`; a `queued` or `running` one that nobody executes any more reads as `interrupted`, and is rewritten so.
 
-    @property
-    def _recorded_status(self) -> dict:
-        """`status.json` with what it may leave out; a log of its Slurm job only where the workbench puts those."""
-        missing = {"state": "interrupted", "error": "status.json is missing"}
-        status = {"error": None, "owner": {}, "times": {}} | read_json(self.path / "status.json", missing)
-        if log := status["owner"].get("log"):
-            jobs = self.path.parents[1] / ".slurm"
-            status["owner"] |= {"log": log if Path(os.path.realpath(log)).is_relative_to(jobs) else None}
+        Of a Slurm job Slurm is asked (`batch.slurm_state`). What another host executes, or what lies on a file system without
+        locks, cannot be checked from here: it stays as it is, and `error` says so.
+        """
+        status = recorded_status(self.path)
+        if status["state"] not in GOING or status["owner"].get("job") or lock.holds(self.path):
+            return status
+        with lock.looked_at(self.path) as free:
+            if free is False:
+                return status
+            if unknown := what_is_unknown(status, locks=free is not None):
+                return status | {"error": unknown, "unknown": unknown}
+            status = recorded_status(self.path)  # again: whoever held the lock may have written its end
+            if status["state"] in GOING and not status["owner"].get("job"):
+                gone = "the process that ran it is gone (killed, or the machine restarted)"
+                status |= {"state": "interrupted", "error": gone}
+                with contextlib.suppress(OSError):  # a full or read-only disk is no reason not to tell
+                    last = max(p.stat().st_mtime for p in self.path.iterdir())  # of a file that it wrote
+                    return set_status(self.path, "interrupted", gone, owner=status["owner"], when=last)
         return status
 
     @property
@@ -98,7 +94,7 @@ class Run:
     def completions(self):
         """DataFrame `step, prompt, completion, finish_reason, reward, ...`; empty when none were recorded.
 
-        A part that cannot be read is left out, and a warning names it.
+        A line that cannot be read is left out, and a warning names it.
         """
         table, damaged = read_completions(self.path)
         for sentence in damaged:
@@ -113,6 +109,116 @@ def check_readable(run: Run) -> None:
         RunError, OSError: names the file.
     """
     _ = run.params, run.env, run.status, run.result
+
+
+# --- states, and who executes a run ----------------------------------------------------------------------------------
+
+
+def recorded_status(path: Path) -> dict:
+    """`status.json` with what it may leave out; a log of its Slurm job only where the workbench puts those."""
+    missing = {"state": "interrupted", "error": "status.json is missing"}
+    status = {"error": None, "owner": {}, "times": {}} | read_json(path / "status.json", missing)
+    if log := status["owner"].get("log"):
+        jobs = path.parents[1] / ".slurm"
+        status["owner"] |= {"log": log if Path(os.path.realpath(log)).is_relative_to(jobs) else None}
+    return status
+
+
+def set_status(
+    path: Path, state: str, error: str | None = None, owner: Mapping | None = None, when: float | None = None
+) -> dict:
+    """Write `status.json` with the time of each state so far, and for how long the run ran in all executions.
+
+    Args:
+        path: the run folder.
+        state: one of `STATES`.
+        error: why, in a line.
+        owner: who executes the run; default this process, and the Slurm job it is when that was submitted for the run.
+        when: in seconds since 1970; None for now.
+    """
+    if state not in STATES:
+        raise ParameterError(f"state={state!r}: expected one of {', '.join(STATES)}")
+    before = read_json(path / "status.json", {})
+    submitted = before.get("owner", {})
+    if owner is None:
+        owner = {"pid": os.getpid(), "host": socket.gethostname()} | ({"within": slurm_job()} if slurm_job() else {})
+    owner = dict(owner)
+    if "job" not in owner and submitted.get("job") and submitted["job"] == slurm_job():
+        owner |= {"job": submitted["job"], "log": submitted.get("log")}
+    when = time.time() if when is None else when
+    times, ran = before.get("times", {}), before.get("ran_s", 0.0)
+    if before.get("state") == "running" and "running" in times:
+        ran += max(0.0, when - times["running"])
+    status = {"state": state, "error": error and hide_tokens(error), "owner": owner, "times": times | {state: when}}
+    status["ran_s"] = round(ran, 3)
+    write_json(path / "status.json", status)
+    return status
+
+
+def slurm_job() -> str | None:
+    """Id of the Slurm job that this process belongs to, `123` or for a task of an array `123_4`."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
+
+
+def take_run(folder: Path, state: str, *, force: bool = False, not_if_done: bool = False) -> None:
+    """Become the one that executes a run: of two processes that try, one gets it. It ends with this process, or `lock.let_go`.
+
+    Args:
+        folder: of the run.
+        state: that it is in then, `queued` or `running`.
+        force: take one, too, that another host or a Slurm job executes as its status says, which cannot be checked from here.
+            What holds the lock is never overridden: cancel it.
+        not_if_done: refuse a run that is done: whoever wants to go on with it was too late.
+
+    Raises:
+        RunError: another process executes it, or it is done; it says who has it and what to do.
+    """
+    mine = lock.holds(folder)
+    taken = lock.hold(folder)
+    if taken is False:
+        raise RunError(
+            f"{folder}: {describe_owner(recorded_status(folder))} executes it and holds its lock; cancel that first"
+        )
+    try:
+        status = recorded_status(folder)
+        if not_if_done and status["state"] == "done":
+            raise RunError(f"{folder}: is done; {describe_owner(status)} has run it meanwhile")
+        if not mine and not force and (unknown := what_is_unknown(status, locks=taken is not None)):
+            raise RunError(f"{folder}: is {unknown}; if that has ended, --force takes the run")
+        set_status(folder, state)
+    except BaseException:
+        if not mine:
+            lock.let_go(folder)
+        raise
+    remove_unfinished(folder)
+
+
+def what_is_unknown(status: Mapping, *, locks: bool = True) -> str:
+    """Who may execute a run without holding a lock that can be seen from here; empty where nobody does.
+
+    Args:
+        status: of the run.
+        locks: whether its file system has any.
+
+    Example:
+        >>> what_is_unknown({"state": "running", "owner": {"host": "far"}})
+        'running on far, as its status says; cannot be checked from here'
+    """
+    owner = status["owner"]
+    if status["state"] not in GOING or slurm_job() in filter(None, (owner.get("job"), owner.get("within"))):
+        return ""  # this very job, which Slurm has started again
+    if owner.get("job"):
+        return f"{status['state']} as job {owner['job']}"
+    if locks and owner.get("host") in (None, socket.gethostname()):
+        return status.get("unknown", "")  # of one that `Run.status` has looked at
+    return f"{status['state']} on {owner.get('host')}, as its status says; cannot be checked from here"
+
+
+def describe_owner(status: Mapping) -> str:
+    """Who executes a run, in words: `process 12 on host a`, or `job 7`."""
+    owner = status.get("owner", {})
+    return f"job {owner['job']}" if owner.get("job") else f"process {owner.get('pid')} on host {owner.get('host')}"
 
 
 # --- making and finding runs ---------------------------------------------------------------------------------------
@@ -142,6 +248,8 @@ def check_notebook_name(name: str) -> None:
 def create_run(notebook: str, params: Mapping, root: Path | None = None, state: str = "queued") -> Run:
     """A fresh folder `<root>/<notebook>/<time>-<n>` with `params.json`, `env.json` and `status.json`.
 
+    This process executes it, unless its state says that nobody does.
+
     No other notebook below `root` has a run of the same id, so that an id names one run, as in `workbench logs ID`.
 
     Raises:
@@ -158,31 +266,37 @@ def create_run(notebook: str, params: Mapping, root: Path | None = None, state: 
             if len(list(top.glob(f"*/{path.name}"))) == 1:
                 break
             path.rmdir()  # two that are made at the same moment may both step back; each then tries the next number
-    set_status(path, state)
-    write_json(path / "env.json", environment(params.get("seed")))
-    write_json(path / "params.json", map_text(dict(params), hide_tokens))  # last: with it the folder counts as a run
-    if state == "running":
-        keep(path.resolve(), Run(path).status["owner"]["token"])
+    try:
+        if state in GOING:
+            lock.hold(path)
+        set_status(path, state)
+        write_json(path / "env.json", environment(params.get("seed")))
+        write_json(
+            path / "params.json", map_text(dict(params), hide_tokens)
+        )  # last: with it the folder counts as a run
+    except OSError:  # a full disk
+        lock.let_go(path)
+        shutil.rmtree(path, ignore_errors=True)
+        raise
     return Run(path.resolve())
 
 
 def open_run(notebook: str, out_dir: str, params: Mapping) -> Run:
     """For a notebook's set-up cell: the runner's folder when `out_dir` names one, else a fresh folder.
 
-    Without a runner (JupyterLab, plain papermill) the kernel owns the run until `save_result` ends it; a folder whose run has
-    ended goes on with the kernel as its new owner.
+    Without a runner (JupyterLab, plain papermill) the kernel executes the run until `save_result` ends it, also one in a
+    folder that has ended before.
 
     Raises:
-        RunError: another process owns the run in that folder.
+        RunError: another process executes the run in that folder.
     """
     if not out_dir:
         return create_run(notebook, params, state="running")
     path = Path(out_dir).resolve()
     fresh = not (path / "status.json").is_file()
     path.mkdir(parents=True, exist_ok=True)
-    token = os.environ.get(TOKEN_VARIABLE, "")
-    if not (token and still_owned(path, token)):  # else it belongs to the runner, for which this kernel works
-        keep(path, take_run(path, "running"))
+    if not lock.works_for_runner(path):
+        take_run(path, "running")
     if fresh:
         write_json(path / "params.json", map_text(dict(params), hide_tokens))
     write_json(path / "env.json", environment(params.get("seed")))
@@ -240,7 +354,7 @@ def save_result(
     claims: Mapping | None = None,
     finding: str = "",
 ) -> Path:
-    """Write `result.json`, the run's outcome; ends a run that this process owns itself.
+    """Write `result.json`, the run's outcome; ends a run that no runner executes but this process itself.
 
     Args:
         run: the run folder.
@@ -259,8 +373,9 @@ def save_result(
     path = run.path / "result.json"
     result = {"headline": headline, "finding": finding, "checks": checks, "numbers": numbers, "claims": claims or {}}
     write_json(path, result)
-    if owns(run.path):
+    if lock.holds(run.path):
         set_status(run.path, "done")
+        lock.let_go(run.path)
     return path
 
 

@@ -5,18 +5,20 @@ training looks for it after every step, saves a complete checkpoint and ends wit
 """
 
 import contextlib
-import os
+import signal
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import RunError
+from . import lock
 from .files import read_json, write_json
-from .ownership import keep, take_run, taken_away
-from .run import Run
-from .status import owns, set_status
+from .run import Run, set_status, take_run
 
 _FILE = "stop.json"
-_DEEPEST = 4
+_DEEPEST = 4  # levels below a run's folder in which its notebook may train
+_stopped_here: set[Path] = set()
 
 
 def request_stop(run: Run, reason: str) -> None:
@@ -42,18 +44,6 @@ def stop_request(folder: Path) -> str | None:
     return str(request.get("reason") or "asked to stop") if isinstance(request, dict) else None
 
 
-def run_is_lost(folder: Path) -> bool:
-    """Whether the training in this folder works for a run that another process has taken: it then writes no more.
-
-    Args:
-        folder: as for `stop_request`.
-    """
-    try:
-        return taken_away(_run_folder(folder))
-    except (OSError, RunError):
-        return False
-
-
 def clear_stop(run: Run) -> None:
     """Remove a request that no training has answered yet; called before a run starts or continues."""
     with contextlib.suppress(FileNotFoundError):
@@ -61,28 +51,50 @@ def clear_stop(run: Run) -> None:
 
 
 def honour_stop(folder: Path, error: str) -> None:
-    """Called when the training has stopped: removes the request, and a run that this process owns becomes `interrupted`."""
+    """Called when the training has stopped: removes the request; a run that no runner executes becomes `interrupted`."""
     run = Run(_run_folder(folder))
-    if taken_away(run.path):
-        return
     clear_stop(run)
-    if owns(run.path):
+    if lock.holds(run.path):
         set_status(run.path, "interrupted", error)
+        lock.let_go(run.path)
+        _stopped_here.add(run.path)
 
 
 def go_on(folder: Path) -> None:
-    """Called when the training goes on: an `interrupted` run that this process owns becomes `running` again."""
-    run = Run(_run_folder(folder))
-    if owns(run.path) and run.status["state"] == "interrupted":
-        keep(run.path, take_run(run.path, "running"))
+    """Called when the training goes on: a run that became `interrupted` by `honour_stop` is `running` again.
+
+    Raises:
+        RunError: another process has gone on with it meanwhile.
+    """
+    path = _run_folder(folder)
+    if path in _stopped_here:
+        take_run(path, "running")
+        _stopped_here.remove(path)
 
 
 def _run_folder(folder: Path) -> Path:
-    """A notebook may train several times, each in a folder below the run's: at most `_DEEPEST` levels, all of one user."""
     folder = Path(folder).resolve()
-    return next(filter(_is_my_run, (folder, *folder.parents[:_DEEPEST])), folder)
+    above = (folder, *folder.parents[:_DEEPEST])
+    return next((f for f in above if (f / "status.json").is_file() and (f / "params.json").is_file()), folder)
 
 
-def _is_my_run(folder: Path) -> bool:
-    files = folder / "status.json", folder / "params.json"
-    return all(f.is_file() and f.stat().st_uid == os.getuid() for f in files)
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and a closed terminal act as Ctrl-C does, so that no child outlives its parent unseen.
+
+    A signal that is handled or ignored already (as SIGHUP is by `nohup`) stays so. Outside the main thread, which alone may
+    set handlers, nothing is changed.
+    """
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    main = threading.current_thread() is threading.main_thread()
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if main and signal.getsignal(n) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)

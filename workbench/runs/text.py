@@ -1,6 +1,10 @@
 """Text that a model or a stranger wrote, made safe to show: no character commands the terminal, reorders or hides others."""
 
+import html
 import re
+import unicodedata
+
+from markupsafe import Markup
 
 # Control, bidirectional and invisible characters and lone surrogates; not the joiners that scripts and emoji need.
 UNSEEN = re.compile(
@@ -28,6 +32,28 @@ def labelled(text: str) -> str:
         'a < b[U+0008 x2]'
     """
     return UNSEEN.sub(lambda m: f"[{code_point(m[0])}]", text)
+
+
+def visible(text: str, most: int | None = None) -> Markup:
+    """Text as HTML; each character that would control, reorder or hide text is shown as a label such as `U+202E`.
+
+    Args:
+        text: anything a model or a user writes.
+        most: characters kept; the number of all is told where there are more. Default all.
+
+    Example:
+        >>> print(visible("a < b\\x08"))
+        a &lt; b<mark class="unseen" title="control character">U+0008</mark>
+        >>> print(visible("abc", most=2))
+        ab ... (3 characters)
+    """
+    more = f" ... ({len(text)} characters)" if most is not None and len(text) > most else ""
+    return Markup(UNSEEN.sub(_label, html.escape(text[:most].replace("\r\n", "\n"), quote=True)) + more)
+
+
+def _label(match: re.Match) -> str:
+    name = unicodedata.name(match[1], "control character").lower()
+    return f'<mark class="unseen" title="{name}">{code_point(match[0])}</mark>'
 
 
 def printable(text: str) -> str:

@@ -17,11 +17,12 @@ import torch
 
 from ..curves.stats import curve_summary
 from ..errors import ParameterError, WorkbenchError
+from ..recipes.recipes import Recipe, make_recipe
+from ..recipes.train import train_grpo
 from ..runs.parameters import Parameter, check_parameters, parse_assignments
 from ..runs.run import open_run, save_result
-from ..training.grpo import train_grpo
-from ..training.recipes import Recipe, has_gpu, make_recipe
 from ..training.rewards import length_reward
+from ..training.trl import has_gpu
 
 
 def parse_fields(items: list[str]) -> dict:

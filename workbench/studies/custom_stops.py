@@ -8,57 +8,65 @@ import pandas as pd
 import trl
 
 from ..errors import refusal
-from ..generation.backends import check_tokenizers, save_policy
-from ..generation.stops import StopRule, StopSpec, trl_finish_reason
+from ..generation.preflight import check_tokenizers, save_policy
+from ..generation.stops import StopRule, StopSpec
+from ..recipes.recipes import Recipe
 from ..runs.run import Run
-from ..training.recipes import Recipe
-from ..training.recording import RecordingMixin
+from ..training.engine import hook_requests
+from ..training.recording import attach_recorder
 from ..training.rewards import exact_match_reward
-from ..training.vllm_sync import install_cpu_sync, shared_engine, sharing_engines
+from ..training.sync_on_cpu import install_cpu_sync
+from ..training.trl import completion_metrics, end_columns, logged_rows
 from .duplicate_prompts import make_trainer
+from .engines import shared_engine, sharing_engines
 from .seeds import Arm, column_means, share_cut
 
 STOCK_MASKED, STOCK_UNMASKED, OURS = "stock, masked", "stock, unmasked", "workbench, masked"
 
 
-class ObservedGRPOTrainer(RecordingMixin, trl.GRPOTrainer):
-    """Stock `trl.GRPOTrainer`, recorded: each row's real end is noted beside what TRL takes it for. Nothing is mended.
+class ObservedGRPOTrainer(trl.GRPOTrainer):
+    """Stock `trl.GRPOTrainer`, recorded: each row's real end is noted next to what TRL takes it for. Nothing is fixed.
 
     It also logs `vllm/requests` and `vllm/prompt_tokens`, as the workbench's trainer does.
 
     Args:
         stops: that the engine was given through `generation_kwargs`.
-        *args, **kwargs: TRL's, and `out_dir`.
+        record_dir: run folder.
+        *args, **kwargs: TRL's.
     """
 
-    def __init__(self, *args, stops: StopSpec, **kwargs):
+    def __init__(self, *args, stops: StopSpec, record_dir, **kwargs):
         super().__init__(*args, **kwargs)
         self._rule = StopRule(stops, self._tokenizer, self.model.generation_config)
         if self.use_vllm:
-            install_cpu_sync(self.vllm_generation, self.args.output_dir)
-            self._ask = self.vllm_generation.llm.generate
-            self.vllm_generation.llm.generate = self._ask_and_count
+            install_cpu_sync(self, self.args.output_dir)
+            hook_requests(self.vllm_generation, self._count)
+        self.recorder = attach_recorder(self, record_dir)
 
-    def _ask_and_count(self, prompts, *args, **kwargs):
+    def _count(self, original, prompts, *args, **kwargs):
         metrics = self._metrics["train" if self.model.training else "eval"]
         metrics["vllm/requests"].append(len(prompts))
         metrics["vllm/prompt_tokens"].append(sum(len(prompt["prompt_token_ids"]) for prompt in prompts))
-        return self._ask(prompts, *args, **kwargs)
+        return original(prompts, *args, **kwargs)
 
     def _generate(self, prompts):
         generated = super()._generate(prompts)
-        eos, pad = self._tokenizer.eos_token_id, self._tokenizer.pad_token_id
-        rows = generated[1]
-        ends = [self._rule.find(row) for row in rows]
-        columns = {
-            "finish_reason": [end.finish_reason for end in ends],
-            "trl_finish_reason": [trl_finish_reason(row, eos, pad) for row in rows],
-            "completion_tokens": [len(row) for row in rows],
-            "completion_text": [self._rule.text(row, end) for row, end in zip(rows, ends, strict=True)],
-        }
+        rows = [list(row) for row in generated[1]]
+        ends = [self._rule.find_end(row) for row in rows]
+        columns = end_columns(rows, [end.finish_reason == "stop" for end in ends], self._tokenizer)
+        columns["completion_text"] = [self._rule.text(row, end) for row, end in zip(rows, ends, strict=True)]
         for name, values in columns.items():
             self._log_completion_extra(name, values)
         return generated
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        rows = logged_rows(self, len(inputs) * self.accelerator.num_processes)
+        for name, value in completion_metrics(rows).items():
+            self._metrics["train" if self.model.training else "eval"][name].append(value)
+        if self.model.training:
+            self.recorder.add_completions(self.state.global_step + 1, rows)
+        return output
 
 
 def custom_stop_arms(recipe: Recipe, stop: str) -> dict[str, Arm]:
@@ -68,7 +76,7 @@ def custom_stop_arms(recipe: Recipe, stop: str) -> dict[str, Arm]:
         recipe: with `backend="vllm"` and a data set that has an `answer` column; reward 1 for the exact answer.
         stop: stop string.
     """
-    reward, spec = exact_match_reward("answer"), StopSpec(strings=(stop,))
+    reward, spec = exact_match_reward("answer"), StopSpec(stop=(stop,))
     # All of what A1's remedies come to on today's TRL.
     stock = {"generation_kwargs": {"stop": [stop], "include_stop_str_in_output": True}}
     masked, unmasked = ({"mask_truncated_completions": masked} for masked in (True, False))
@@ -153,7 +161,7 @@ def added_token_table(path: str, token: str, *, folder: Path) -> pd.DataFrame:
     for name, place in {"in memory": path, "saved": str(folder)}.items():
         llm = shared_engine(model=place, max_model_len=256)
         columns[name] = {
-            "checked": refusal(check_tokenizers, grown, llm.get_tokenizer(), StopSpec(strings=(token,))),
+            "checked": refusal(check_tokenizers, grown, llm.get_tokenizer(), StopSpec(stop=(token,))),
             "spelt in tokens": len(llm.get_tokenizer().encode(token)),
             "stop by id": _forced(llm, new_id, stop_token_ids=[new_id]),
             "stop by string": _forced(llm, new_id, stop=[token], skip_special_tokens=False),

@@ -3,10 +3,11 @@
 import dataclasses
 from collections.abc import Callable
 
-from ..curves.baselines import load_baseline
+from ..curves.documented import load_baseline
 from ..curves.figures import DescribedFigure, show_curves
-from ..training.recipes import Recipe
-from ..training.rewards import length_reward
+from ..errors import ParameterError
+from ..recipes.recipes import Recipe
+from ..training.rewards import RewardFn, described, length_reward
 from .seeds import Arm
 
 OTHER_REWARD = ("sign of TRL 0.14", "target 200")  # arms whose curves do not belong on the others' axis
@@ -71,3 +72,24 @@ def show_against_figure() -> DescribedFigure:
     ax.set_ylim(top=high + 1)
     shown.alt, shown.caption = f"{shown.alt} {words}", f"{shown.caption} {words}"
     return shown
+
+
+def scaled_length_reward(target: int = 20, worst: float = -80.0) -> RewardFn:
+    """The length reward mapped onto 0..1 (`worst` and below -> 0, exact length -> 1), comparable with a 0..1 axis.
+
+    Raises:
+        ParameterError: `worst` is not negative.
+
+    Example:
+        >>> scaled_length_reward(20)(["exactly twenty chars", "", "x" * 200])
+        [1.0, 0.75, 0.0]
+    """
+    if worst >= 0:
+        raise ParameterError(f"worst={worst}: expected a negative reward, the one that maps to 0")
+    raw = length_reward(target)
+
+    @described(unit="share of the way to the target length", lowest=0.0, highest=1.0, target=target, worst=worst)
+    def reward_len_scaled(completions, **_):
+        return [max(0.0, 1.0 - r / worst) for r in raw(completions)]
+
+    return reward_len_scaled

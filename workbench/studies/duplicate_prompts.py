@@ -15,13 +15,57 @@ from matplotlib.patches import Rectangle
 from trl.trainer.utils import RepeatSampler
 
 from ..curves.figures import COLORS, DescribedFigure
+from ..errors import ParameterError
 from ..generation.stops import StopSpec
+from ..recipes.recipes import grpo_config, load_prompts, make_recipe
 from ..toys.search_task import CLOSE
-from ..training.groups import group_advantages, identical_groups
+from ..training.groups import GroupError, identical_groups
 from ..training.grpo import GRPOTrainer
-from ..training.recipes import grpo_config, load_prompts, make_recipe
 from ..training.recording import quiet_libraries
-from ..training.vllm_sync import install_cpu_sync, server_without_nccl, sharing_engines
+from ..training.sync_on_cpu import install_cpu_sync, server_without_nccl
+from .engines import sharing_engines
+
+
+def group_advantages(rewards, num_generations: int, scale: str = "group"):
+    """Advantages as TRL 1.12.0's GRPO computes them from the summed rewards.
+
+    Args:
+        rewards: (B,), G rows a group; NaN marks an unscorable row, whose advantage is 0.
+        num_generations: G, at least 2.
+        scale: `group`, `batch` or `none`, TRL's `scale_rewards`.
+
+    Returns:
+        (B,)
+
+    Raises:
+        GroupError: B is no multiple of G.
+        ParameterError: another `scale`.
+
+    Example:
+        >>> import torch
+        >>> group_advantages(torch.tensor([0.0, 1.0, 5.0, 5.0]), 2, scale="none").tolist()
+        [-0.5, 0.5, 0.0, 0.0]
+        >>> [round(a, 3) for a in group_advantages(torch.tensor([0.0, 1.0, 5.0, 5.0]), 2).tolist()]
+        [-0.707, 0.707, 0.0, 0.0]
+    """
+    if scale not in ("group", "batch", "none"):
+        raise ParameterError(f"scale={scale!r}: expected group, batch or none")
+    if num_generations < 2 or rewards.numel() % num_generations:
+        raise GroupError(f"{rewards.numel()} rewards, num_generations={num_generations}: expected groups of 2 or more")
+    groups = rewards.view(-1, num_generations)
+    centred = groups - groups.nanmean(dim=1, keepdim=True)
+    if scale == "group":
+        centred = centred / (_nanstd(groups) + 1e-4)
+    elif scale == "batch":
+        centred = centred / (_nanstd(rewards.view(1, -1)) + 1e-4)
+    return torch.nan_to_num(centred, nan=0.0).view(-1)
+
+
+def _nanstd(rows):
+    """Sample standard deviation of each row, (N, 1), over the entries that are not NaN."""
+    count = (~rows.isnan()).sum(dim=1, keepdim=True)
+    squares = (rows - rows.nanmean(dim=1, keepdim=True)).square().nansum(dim=1, keepdim=True)
+    return (squares / (count - 1)).sqrt()
 
 
 def show_layout(batches: list[list[int]], num_generations: int) -> DescribedFigure:
@@ -125,7 +169,7 @@ def score_batch(trainer, rows: list[dict], num_generations: int) -> dict:
     out = trainer._generate_and_score_completions(rows)
     pairs = zip(out["prompt_ids"], out["prompt_mask"], strict=True)
     trained = zip(out["completion_ids"], out["completion_mask"], strict=True)
-    tap = getattr(trainer, "engine_tap", None)
+    tap = getattr(trainer, "engine", None)
     return {
         **seen,
         "asked": [row["prompt"] for row in rows],
@@ -168,7 +212,7 @@ def compare_backends(path: str, *, num_generations: int, seed: int, url: str | N
 
 
 def _cases(vllm: bool, seed: int) -> list[tuple[str, str, dict]]:
-    stop = {"stops": StopSpec(strings=(CLOSE,))}
+    stop = {"stops": StopSpec(stop=(CLOSE,))}
     if not vllm:
         return [("stock", "none", {}), ("workbench", "none", stop)]
     stock = {"stop": [CLOSE]}

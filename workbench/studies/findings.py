@@ -206,7 +206,7 @@ def of_docs_example(
     Example:
         >>> summary = {"lowest": -33.4, "highest": -2.6, "first": -26.3, "last": -3.97, "flips": 0.67}
         >>> ends = {"documented settings": -22.7, "documented rate": -28.1}
-        >>> found = of_docs_example(summary, (3e-4, 1e-6), ends, figure=(0, 1), trainer=dict, verdicts=["agrees"])
+        >>> found = of_docs_example(summary, (3e-4, 1e-6), ends, figure=(0, 1), trainer=dict, verdicts=["same process"])
         >>> found[0]
         "The example's reward is never above 0, here -33.4 to -2.6; the docs' figure lies in 0..1: it came ..."
         >>> found[1]
@@ -246,13 +246,13 @@ def of_documented_runs(
     Example:
         >>> learning = pd.DataFrame({"verdict": ["learning", "learning", "not learning"]}, index=["a", "b", "c"])
         >>> found = of_documented_runs(learning, {"baselines": 14, "of this project": 4, "with a reward curve": 10},
-        ...                            np.array([0.538, 0.579]), 0.567, pd.Series(["agrees", "differs", "agrees"]))
+        ...                            np.array([0.538, 0.579]), 0.567, pd.Series(["different"] * 2 + ["inconclusive"]))
         >>> found[0].partition(": ")[0]
         "Of 14 documented runs, 4 of them this project's own, 10 have a reward curve and 3 of these a full log"
         >>> found[0].partition(": ")[2]
         '2 of the 3 learn, 1 does not (c).'
         >>> found[2]
-        'Runs of this machine against documented curves of the same unit and range: 2 agrees, 1 differs.'
+        'Runs of this machine against documented curves of the same unit and range: 2 different, 1 inconclusive.'
     """
     not_learning = learning.index[learning["verdict"] != "learning"]
     words = "do not" if len(not_learning) != 1 else "does not"

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import torch
 
-from ..consistency.padding import pad_batch
+from ..consistency.padding import POSITIONS, pad_batch
 from ..consistency.positions import position_ids
+from ..diagnostics.padding_report import padding_report
+from ..recipes.recipes import Recipe
 from ..runs.run import Run
-from ..training.recipes import Recipe
+from ..toys.families import FAMILIES, family_model, random_texts
 from .seeds import Arm, column_means
 
 IMPLICIT, EXPLICIT = "stock: no position ids", "workbench: position ids"
@@ -83,4 +85,25 @@ def value_table(path: str, sequences: Sequence, pads: Sequence[int] = (0, 4, 16)
         batch = pad_batch(sequences, 0, "left", width + extra)
         moved = [((values(batch, explicit) - alone).abs().max() / alone.std()).item() for explicit in (False, True)]
         rows.append({"extra pads": extra, "without position ids": moved[0], "with them": moved[1]})
+    return pd.DataFrame(rows)
+
+
+def family_table(names=tuple(FAMILIES), lengths=(24, 17, 9)) -> pd.DataFrame:
+    """Padding reports of families: name, verdict, largest |difference of a log-prob| without and with position ids, in nats.
+
+    Args:
+        names: of `FAMILIES`.
+        lengths: tokens of the texts.
+
+    Returns:
+        DataFrame, a row a family, columns for fp32 and for bf16; NaN where a model takes no position ids.
+    """
+    rows = []
+    for name in names:
+        report = padding_report(family_model(name), None, random_texts(*lengths), dtypes=["float32", "bfloat16"])
+        row = {"family": name, "verdict": report.kind}
+        for short, dtype in {"fp32": "float32", "bf16": "bfloat16"}.items():
+            given, without = (report.worst(dtype, positions=positions) for positions in POSITIONS)
+            row |= {f"{short}, without position ids": without, f"{short}, with them": given}
+        rows.append(row)
     return pd.DataFrame(rows)

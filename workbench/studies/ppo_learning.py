@@ -9,10 +9,11 @@ from ..curves.curve import Curve, peak, reached_at, steps_to_threshold
 from ..curves.measured import run_curve
 from ..curves.stats import Interval, one_seed, seed_interval
 from ..generation.stops import StopRule, StopSpec
+from ..recipes.ppo import PPOTrainer
+from ..recipes.recipes import Recipe
 from ..runs.run import Run
 from ..toys.preferences import loaded, preference_model, scores
-from ..training.ppo import PPOTrainer
-from ..training.recipes import Recipe
+from ..toys.starter import toy_hash
 from ..training.rewards import RewardFn, describe_reward, described
 from .seeds import Arm
 
@@ -23,7 +24,7 @@ WINDOW = 3  # updates whose mean has to reach a reward
 def preference_reward() -> RewardFn:
     """The score of the starter's preference model, which prefers one whole sentence; see `toys.preferences`."""
 
-    @described(unit="score of the preference model", model=preference_model().name)
+    @described(unit="score of the preference model", weights_sha256=toy_hash("preferences/model.safetensors"))
     def reward_preference(prompts, completions, **_):
         return scores(*loaded(preference_model()), prompts, completions)
 
@@ -42,7 +43,7 @@ def up_to_eos(reward: RewardFn, rule: StopRule) -> RewardFn:
     @described(unit=about["unit"], lowest=about["lowest"], highest=about["highest"], **about["arguments"])
     def cut(completions, completion_ids, **columns):
         rows = [list(ids) for ids in completion_ids]
-        texts = [rule.text(ids, rule.find(ids)) for ids in rows]
+        texts = [rule.text(ids, rule.find_end(ids)) for ids in rows]
         return reward(completions=texts, completion_ids=rows, **columns)
 
     cut.__name__ = f"{about['name']}_up_to_eos"
@@ -65,10 +66,10 @@ def learning_arms(
         **options: fields of TRL's `PPOConfig`.
     """
     named: dict[str, tuple[StopSpec, list[float]]] = {
-        WHOLE: (StopSpec.legacy_mode(), [weight, 0.0]),
-        UP_TO_EOS: (StopSpec.legacy_mode(), [0.0, weight]),
+        WHOLE: (StopSpec.never(), [weight, 0.0]),
+        UP_TO_EOS: (StopSpec.never(), [0.0, weight]),
         AT_EOS: (StopSpec(), [weight, 0.0]),
-        f"stop at {stop!r}": (StopSpec(strings=(stop,)), [weight, 0.0]),
+        f"stop at {stop!r}": (StopSpec(stop=(stop,)), [weight, 0.0]),
     }
     both = [reward, up_to_eos(reward, rule)]
     return {

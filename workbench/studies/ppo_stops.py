@@ -12,14 +12,14 @@ import pandas as pd
 import torch
 
 from ..generation.stops import StopSpec
+from ..recipes.ppo import PPOTrainer, ppo_trainer
+from ..recipes.recipes import Recipe
+from ..recipes.train import train_recipe
 from ..runs.files import read_json
 from ..runs.run import Run
-from ..training.folder import train_recipe
 from ..training.grpo import GRPOTrainer, RLOOTrainer
 from ..training.online_dpo import OnlineDPOTrainer
-from ..training.ppo import PPOTrainer, ppo_trainer
-from ..training.recipes import Recipe
-from ..training.recording import record
+from ..training.recording import attach_recorder
 from ..training.rewards import length_reward
 from .seeds import Arm, share_cut
 
@@ -29,16 +29,16 @@ class ObservedPPOTrainer(ppo_trainer.PPOTrainer):
 
     Args:
         stops: what TRL's own `stop_token` comes to, for the record.
-        out_dir: run folder.
+        record_dir: run folder.
         *args, **kwargs: TRL's.
     """
 
     from_recipe = classmethod(PPOTrainer.from_recipe.__func__)
 
-    def __init__(self, *args, stops: StopSpec, out_dir, **kwargs):
+    def __init__(self, *args, stops: StopSpec, record_dir, **kwargs):
         super().__init__(*args, **kwargs)
         self.forwards: list[int] = []
-        self._recorder = record(self, out_dir)
+        self.recorder = attach_recorder(self, record_dir)
 
     def train(self):
         original = ppo_trainer.batch_generation
@@ -50,7 +50,7 @@ class ObservedPPOTrainer(ppo_trainer.PPOTrainer):
 
         with mock.patch.object(ppo_trainer, "batch_generation", observed):
             super().train()
-        self.policy_model.save_pretrained(self._recorder.out_dir / "policy")
+        self.policy_model.save_pretrained(self.recorder.out_dir / "policy")
 
     def log(self, logs, *args, **kwargs):
         return super().log(logs | {"generation/forwards": self.forwards[-1]}, *args, **kwargs)
@@ -58,7 +58,7 @@ class ObservedPPOTrainer(ppo_trainer.PPOTrainer):
 
 def stock_arms(recipe: Recipe, **options) -> dict[str, Arm]:
     """Stock PPO as it comes, and told to stop at EOS (claims A0.1, A0.6), on a reward model of random weights."""
-    named = {"stock": (StopSpec.legacy_mode(), {}), "stock, stop_token='eos'": (StopSpec(), {"stop_token": "eos"})}
+    named = {"stock": (StopSpec.never(), {}), "stock, stop_token='eos'": (StopSpec(), {"stop_token": "eos"})}
     return {
         name: Arm(recipe, "random weights", ObservedPPOTrainer, stops, options | own)
         for name, (stops, own) in named.items()

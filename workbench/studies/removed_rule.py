@@ -13,9 +13,9 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
 from ..errors import RunError
+from ..recipes.recipes import load_prompts
 from ..toys.search_task import CLOSE
 from ..training.groups import check_groups
-from ..training.recipes import load_prompts
 from .duplicate_prompts import equal_prompt_batch, make_trainer, score_batch
 
 
@@ -46,7 +46,7 @@ def strided_prompts(prompts: Sequence, num_generations: int) -> list:
         >>> strided_prompts(["a", "a", "a", "a"], 2)
         ['a', 'a']
     """
-    check_groups(prompts, None, num_generations)
+    check_groups(prompts, num_generations)
     return list(prompts[::num_generations])
 
 

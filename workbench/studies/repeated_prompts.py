@@ -17,10 +17,10 @@ import pandas as pd
 from ..curves.stats import Interval, one_seed, seed_interval
 from ..errors import ParameterError
 from ..generation.stops import StopSpec
+from ..recipes.recipes import Recipe, make_recipe
 from ..runs.files import read_json
 from ..runs.run import Run
 from ..toys.search_task import CLOSE, search_prompts
-from ..training.recipes import Recipe, make_recipe
 from ..training.rewards import exact_match_reward
 from .custom_stops import ObservedGRPOTrainer
 from .duplicate_prompts import sampler_layout
@@ -104,7 +104,7 @@ def repeated_prompt_arms(recipe: Recipe, sampling_seed: int) -> dict[str, Arm]:
         recipe: with `backend="vllm"` and a data set that has an `answer` column; reward 1 for the exact answer.
         sampling_seed: of the three arms that have one.
     """
-    reward, spec = exact_match_reward("answer"), StopSpec(strings=(CLOSE,))
+    reward, spec = exact_match_reward("answer"), StopSpec(stop=(CLOSE,))
     kwargs = {"stop": [CLOSE], "include_stop_str_in_output": True}
     common = {"mask_truncated_completions": False, "save_strategy": "no"}  # masking is the matter of notebook 02
     ours = {"generation_seed": sampling_seed} | common

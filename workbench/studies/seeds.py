@@ -10,11 +10,11 @@ from typing import Any
 import pandas as pd
 
 from ..generation.stops import StopSpec
+from ..recipes.recipes import Recipe
+from ..recipes.train import is_finished, train_recipe, training_record
 from ..runs.run import Run
-from ..training.folder import is_finished, train_recipe, training_record
 from ..training.grpo import GRPOTrainer
-from ..training.recipes import Recipe
-from ..training.vllm_sync import sharing_engines
+from .engines import sharing_engines
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Embedded models and data, made on this machine: toy scale, for mechanisms and tests."""
+"""Embedded models and data, shipped with the package: toy scale, for mechanisms and tests."""

@@ -2,12 +2,9 @@
 
 from typing import Any
 
-import pandas as pd
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ..consistency.padding import POSITIONS
-from ..consistency.padding_report import padding_report
 from ..errors import ParameterError
 
 VOCAB, WINDOW = 128, 128
@@ -91,24 +88,3 @@ def random_texts(*lengths: int) -> list[list[int]]:
     """
     generator = torch.Generator().manual_seed(1)
     return [torch.randint(3, VOCAB, (n,), generator=generator).tolist() for n in lengths]
-
-
-def family_table(names=tuple(FAMILIES), lengths=(24, 17, 9)) -> pd.DataFrame:
-    """Padding reports of families: name, verdict, largest |difference of a log-prob| without and with position ids, in nats.
-
-    Args:
-        names: of `FAMILIES`.
-        lengths: tokens of the texts.
-
-    Returns:
-        DataFrame, a row a family, columns for fp32 and for bf16; NaN where a model takes no position ids.
-    """
-    rows = []
-    for name in names:
-        report = padding_report(family_model(name), None, random_texts(*lengths), dtypes=["float32", "bfloat16"])
-        row = {"family": name, "verdict": report.kind}
-        for short, dtype in {"fp32": "float32", "bf16": "bfloat16"}.items():
-            given, without = (report.worst(dtype, positions=positions) for positions in POSITIONS)
-            row |= {f"{short}, without position ids": without, f"{short}, with them": given}
-        rows.append(row)
-    return pd.DataFrame(rows)

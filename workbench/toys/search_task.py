@@ -7,7 +7,7 @@ call; so stopping at `</search>` matters, and GRPO has something to improve. Toy
 import random
 from pathlib import Path
 
-from .starter import warm_started
+from .starter import toy
 
 CLOSE = "</search>"
 LEADS = ("What is", "Tell me about", "Find facts on", "Who discovered", "Look up", "I need to know about")
@@ -57,6 +57,6 @@ def _target(rng: random.Random, row: dict[str, str]) -> dict[str, str]:
     return {"prompt": row["prompt"], "completion": completion}
 
 
-def search_model(cache_dir=None) -> Path:
-    """Folder of the model warm-started on `search_corpus()`; see `starter.warm_started`."""
-    return warm_started("search", search_corpus(), "qwen2", cache_dir)
+def search_model() -> Path:
+    """Folder of the model warm-started on `search_corpus()`: the starter's shape, shipped with the package."""
+    return toy("search-qwen2")

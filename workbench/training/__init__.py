@@ -5,9 +5,10 @@ Each private part is exercised by a test against the real library, so a new TRL 
 
 import os
 
-from .versions import check_trl
+from ..generation.preflight import check_trl
+from .late_vllm import import_vllm_late
 
-os.environ.setdefault(
-    "TRL_EXPERIMENTAL_SILENCE", "1"
-)  # PPO and OnlineDPO live in trl.experimental; the versions are known
+# PPO and OnlineDPO live in trl.experimental; the versions are known.
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 check_trl()
+import_vllm_late()

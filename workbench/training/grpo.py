@@ -1,89 +1,340 @@
-"""TRL's GRPOTrainer and RLOOTrainer with stop control and checked groups, that record their runs."""
+"""TRL's GRPOTrainer and RLOOTrainer with stops that masks and metrics obey, checked groups and recorded runs.
 
+TRL decides whether a completion was truncated from `ids[-1]` alone: anything but the tokenizer's one EOS or pad counts as
+truncated. Two things fix all of it: each row is cut at its real end, and the row that TRL inspects answers `[-1]` with EOS
+exactly when it really stopped (`EndedRow`). Every reader unmasks with `ids[:]`. Once TRL takes finish reasons from its sampler
+(`repros/patches`), `EndedRow` can go.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
+import numpy as np
+import torch
 import trl
 from accelerate.utils import gather_object
 
-from .folder import train_recipe
+from ..consistency.ratios import ratio_report
+from ..errors import ParameterError
+from ..generation.preflight import check_before_compute
+from ..generation.stops import End, StopRule, StopSpec
+from .engine import EngineRequests, improbable_copies
 from .groups import GroupError, check_groups, identical_groups
-from .monitoring import MismatchMixin
-from .positions import PositionsMixin
-from .recipes import Recipe
-from .recording import RecordingMixin
-from .stopping import EndedRow, StoppingMixin
-from .vllm_tap import improbable_copies
+from .rewards import completion_text, validate_all
+from .sync_on_cpu import install_cpu_sync, server_without_nccl
+from .trl import NO_TOKEN, EndedRow, check_no_hook, completion_metrics, end_columns, fill_positions, logged_rows
+
+Stops = StopSpec | Sequence[str | int] | str | int | None
 
 
-class GroupingMixin:
-    """Refuses a batch whose groups are not G completions of one prompt, or G copies of one sample.
+@contextlib.contextmanager
+def stops_in_generate(rule: StopRule, policy: Any) -> Iterator[list]:
+    """While open, `policy.generate` obeys the rule; yields a list that gets the ids (B, T) which each call sampled.
 
-    Logs `groups/identical`, the share of groups whose completions are all the same: a sharp policy has such groups rightly,
-    and learns nothing from them. On vLLM also `vllm/requests` and `vllm/prompt_tokens`, what this process asked for.
+    The list holds what `generate` really returned: TRL cuts it at the first EOS, which need not be a stop.
     """
+    original, sampled = policy.generate, []
 
-    def _generate_and_score_completions(self, inputs):
-        prompts = [row.get("prompt", row) for row in inputs]  # an environment may own the prompts
-        check_groups(gather_object(prompts), None, self._group_size())  # groups may span processes
-        return super()._generate_and_score_completions(inputs)
+    def generate(**inputs):
+        output = rule.generate(policy, original, **inputs)
+        sampled.append(output[:, inputs["input_ids"].shape[1] :])
+        return output
 
+    with mock.patch.object(policy, "generate", generate):
+        yield sampled
+
+
+def with_stop_text(rule: StopRule, rows: Sequence, ends: Sequence[End], completions: list) -> list:
+    """The completions as reward functions should read them: with the stop in their text, which TRL drops where it is special.
+
+    Args:
+        rule: that found the ends.
+        rows: B rows of ids.
+        ends: of the rows.
+        completions: B texts, or B lists of messages, as TRL has them.
+    """
+    texts = [rule.text(row, end) for row, end in zip(rows, ends, strict=True)]
+    if isinstance(completions[0], str):
+        return texts
+    # A message with calls or thoughts keeps its content: the text would say them a second time.
+    pairs = zip(completions, texts, strict=True)
+    return [[{**c[0], "content": text}] if _is_plain(c) else c for c, text in pairs]
+
+
+def _is_plain(completion: Any) -> bool:
+    """Whether a completion is a text, or a message that has nothing but a text."""
+    return isinstance(completion, str) or (len(completion) == 1 and completion[0].keys() <= {"role", "content"})
+
+
+class _Control:
+    """What GRPO and RLOO share, before TRL's trainer in the bases; `GRPOTrainer` documents the arguments."""
+
+    # Class-level, for a trainer that is made without `__init__`, as TRL's own tests of a rollout function do.
+    stop_rule: Any = None  # a `StopRule`
+    engine: Any = None  # on vLLM `EngineRequests`
+    recorder: Any = None  # a `RunRecorder`
+    _ends: Sequence[End] = ()  # empty where rows had several turns: their last turn decides
+    _sampled_ids: Sequence[list[int]] = ()
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any,
+        args: Any,
+        *,
+        stops: Stops,
+        generation_seed: int | None,
+        share_generation: bool,
+        explicit_positions: bool,
+        record_dir: str | Path | None,
+        processing_class: Any,
+        **trl_arguments: Any,
+    ):
+        spec = StopSpec.of(stops)
+        if share_generation and not (args and args.use_vllm):
+            raise ParameterError("share_generation=True: equal prompts share requests on vLLM only; set use_vllm=True")
+        if not explicit_positions:
+            check_no_hook([model])
+        if args is not None:
+            check_before_compute(model, args, spec, processing_class)
+        with server_without_nccl(args):
+            super().__init__(
+                model, validate_all(reward_funcs), args, processing_class=processing_class, **trl_arguments
+            )  # type: ignore[call-arg]  # TRL's, which has no types
+        if self.use_vllm:
+            install_cpu_sync(self, self.args.output_dir)
+            self.engine = EngineRequests(
+                self.vllm_generation,
+                lambda: (self.state.global_step, self.model.training),
+                seed=generation_seed,
+                share=share_generation,
+            )
+            if self.args.vllm_mode == "colocate":  # on a server it has to be asked for
+                from ..diagnostics.sampler_probe import probe_sampler  # it looks at trainings; no trainer rests on it
+
+                probe_sampler(self)
+        self.set_stops(spec)
+        if record_dir is not None:
+            from .recording import attach_recorder
+
+            self.recorder = attach_recorder(self, record_dir)
+        if explicit_positions:
+            fill_positions(self)
+
+    def set_stops(self, stops: StopSpec) -> None:
+        """From the next generation on, end completions at `stops`."""
+        self.stop_rule = StopRule(stops, self._tokenizer, self.model.generation_config, self.max_completion_length)
+        if self.use_vllm:
+            options = self.stop_rule.for_vllm() if stops.custom else {}
+            self.vllm_generation.generation_kwargs = {**(self.args.generation_kwargs or {}), **options}
+
+    def _generate_single_turn(self, prompt_ids, *rest, **kwargs):
+        with self._stop_control() as raw_ids:
+            sampled = super()._generate_single_turn(prompt_ids, *rest, **kwargs)
+        completion_ids, logprobs = sampled if isinstance(sampled, tuple) else (sampled, None)
+        rows = [list(row) for row in (raw_ids[-1].tolist() if raw_ids else completion_ids)]
+        self._ends = [self.stop_rule.find_end(row) for row in rows]
+        self._sampled_ids = rows
+        eos = self._tokenizer.eos_token_id
+        pairs = zip(rows, self._ends, strict=True)
+        cut = [EndedRow(row[: end.index], end.finish_reason == "stop", eos) for row, end in pairs]
+        if not isinstance(sampled, tuple):
+            return cut
+        if logprobs is not None:
+            logprobs = [row[: end.index] for row, end in zip(logprobs, self._ends, strict=True)]
+        return cut, logprobs
+
+    def _stop_control(self):
+        if self.use_vllm:
+            return contextlib.nullcontext([])
+        self.generation_config.eos_token_id = list(self.stop_rule.stop_ids) or None  # for continuous batching
+        return stops_in_generate(self.stop_rule, self.accelerator.unwrap_model(self.model_wrapped))
+
+    def _tool_call_loop(self, *args, **kwargs):
+        mask, completions, completion_ids, *rest = super()._tool_call_loop(*args, **kwargs)
+        self._ends = ()
+        return mask, completions, [self._ended(ids) for ids in completion_ids], *rest
+
+    def _ended(self, ids: Sequence[int]) -> EndedRow:
+        """A row of several turns: its last token says whether it stopped."""
+        return EndedRow(ids, self.stop_rule.is_complete(list(ids)), self._tokenizer.eos_token_id)
+
+    def _generate(self, prompts):
+        generated = list(super()._generate(prompts))
+        if self.stop_rule is None:
+            return tuple(generated)
+        text_index = 2 if len(generated) == 3 else 3  # RLOO returns three values, GRPO eight
+        own_tokens = None if text_index == 2 else generated[2]
+        rows = [list(ids[:]) for ids in generated[1]]
+        if self._ends and self.stop_rule.spec.custom:
+            generated[text_index] = with_stop_text(self.stop_rule, rows, self._ends, generated[text_index])
+        self._log_ends(generated[1], rows, generated[text_index], own_tokens)
+        self._log_groups(rows)
+        return tuple(generated)
+
+    def _log_ends(self, completion_ids, rows: list[list[int]], completions, own_tokens) -> None:
+        """Add each row's end to TRL's completions table, which is gathered over processes."""
+        sampled = [len(ids) for ids in self._sampled_ids] if self._ends else None
+        columns = end_columns(
+            rows,
+            [ids[-1] != NO_TOKEN for ids in completion_ids],
+            self._tokenizer,
+            completion_tokens=None if own_tokens is None else [sum(mask) for mask in own_tokens],
+            sampled_tokens=sampled,
+            engine=self.engine.reasons if self.engine else None,
+        )
+        columns["completion_text"] = [self._row_text(*row) for row in zip(completions, rows, strict=True)]
+        for name, values in columns.items():
+            self._log_completion_extra(name, values)
+
+    def _row_text(self, completion, ids: list[int]) -> str:
+        """A row's text for the record; of several turns all of it, and calls too, which messages hold apart."""
+        if _is_plain(completion):
+            return completion_text(completion)
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    @property
+    def _mode(self) -> str:
+        return "train" if self.model.training else "eval"
+
+    @property
     def _group_size(self) -> int:
         return self.num_generations if self.model.training else self.num_generations_eval
 
-    def _generate(self, prompts):
-        generated = super()._generate(prompts)
-        if not hasattr(self, "num_generations"):  # see `StoppingMixin._generate`
-            return generated
-        rows, size = [list(ids[:]) for ids in generated[1]], self._group_size()
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        if self.use_vllm:
-            metrics["vllm/requests"].append(self.engine_tap.requests)
-            metrics["vllm/prompt_tokens"].append(self.engine_tap.prompt_tokens)
-        if size > 1 and len(rows) % size == 0:
-            identical = identical_groups(rows, size)
-            metrics["groups/identical"].append(len(identical) * size / len(rows))
-            # RLOO asks for no log-probs, and of several turns (tools, a rollout function) there are the last one's only.
-            judged = self._ends and self.use_vllm and len(self.engine_tap.logprobs) == len(rows)
-            if identical and judged and self.temperature > 0:
-                self._refuse_copies(rows, size)
-        return generated
+    def _log(self, numbers: dict[str, float | None]) -> None:
+        """Into TRL's own log, which means them over a logged step and sends them to W&B, TensorBoard and the record."""
+        for name, value in numbers.items():
+            if value is not None:
+                self._metrics[self._mode][name].append(float(value))
 
-    def _refuse_copies(self, rows: list[list[int]], size: int) -> None:
-        if copies := improbable_copies(rows, self.engine_tap.logprobs, size):
+    def _check_groups(self, inputs: list[dict]) -> None:
+        prompts = [row.get("prompt", row) for row in inputs]  # an environment may own the prompts
+        check_groups(gather_object(prompts), self._group_size)  # groups may span processes
+
+    def _log_groups(self, rows: list[list[int]]) -> None:
+        """`groups/identical`, the share of groups of one text; on vLLM also what this process asked the engine for.
+
+        Raises:
+            GroupError: copies that chance cannot explain.
+        """
+        if self.engine:
+            self._log({"vllm/requests": self.engine.requests, "vllm/prompt_tokens": self.engine.prompt_tokens})
+        size = self._group_size
+        if size < 2 or len(rows) % size:
+            return
+        identical = identical_groups(rows, size)
+        self._log({"groups/identical": len(identical) * size / len(rows)})
+        # RLOO asks for no log-probs, and of several turns there are the last one's only.
+        judged = self._ends and self.engine and len(self.engine.logprobs) == len(rows) and self.temperature > 0
+        if identical and judged and (copies := improbable_copies(rows, self.engine.logprobs, size)):
             raise GroupError(
                 f"groups {copies[:5]}: their {size} completions are the same, far beyond chance at temperature "
                 f"{self.temperature}. The engine gave every copy the same random stream; give generation_seed=... to the "
                 "trainer, which seeds each completion for itself"
             )
 
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        plain = [ids[:] for ids in completion_ids_list]  # reward functions read the real last token
+        return super()._calculate_rewards(inputs, prompts, completions, plain)
 
-class GRPOTrainer(PositionsMixin, RecordingMixin, MismatchMixin, GroupingMixin, StoppingMixin, trl.GRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        self._check_groups(inputs)
+        output = super()._generate_and_score_completions(inputs)
+        rows = logged_rows(self, len(inputs) * self.accelerator.num_processes)
+        self._log(completion_metrics(rows))
+        self._log_mismatch(output)
+        if self.recorder and self.model.training and self.accelerator.is_main_process:
+            self.recorder.add_completions(self.state.global_step + 1, rows)
+        return output
+
+    def _log_mismatch(self, output: dict) -> None:
+        """On vLLM, the raw ratios of trainer to sampler before TRL clips them: after, the maximum is the bound itself."""
+        scored, sampled = (output.get(name) for name in ("old_per_token_logps", "sampling_per_token_logps"))
+        if scored is None or sampled is None:
+            return
+        mask = (output["completion_mask"] * output.get("tool_mask", 1)).bool()
+        rows = [[x[m].tolist() for x, m in zip(xs, mask, strict=True) if m.any()] for xs in (scored, sampled)]
+        scored, sampled = (gather_object(part) for part in rows)
+        if not scored:  # everything was masked
+            return
+        report = ratio_report(scored, sampled)
+        low, middle, high = np.exp(np.quantile(report.tokens, (0.01, 0.5, 0.99)))
+        numbers = {
+            "ratio_1%": low,
+            "ratio_50%": middle,
+            "ratio_99%": high,
+            "ratios_outside": report.outside,
+            "kl": report.kl(),
+            "ess_tokens": report.effective_sample_size("token"),
+            "ess_sequences": report.effective_sample_size("sequence"),
+        }
+        self._log({f"mismatch/{name}": value for name, value in numbers.items()})
+
+    def train(self, *args, **kwargs):
+        if self.recorder and self.accelerator.is_main_process:
+            self.recorder.describe(self)
+        return super().train(*args, **kwargs)
+
+
+class GRPOTrainer(_Control, trl.GRPOTrainer):
     """`trl.GRPOTrainer` whose rows end where `stops` says, whose groups are checked, and whose run can be recorded.
 
     Without custom stops and with `explicit_positions=False` a run equals the stock trainer's, step for step. With position ids
     it still does to fp32 rounding where positions are rotary; where they are learned, it is stock that scores wrong.
 
     Args:
-        model, reward_funcs, args, ...: `trl.GRPOTrainer`'s.
-        stops: when completions end; default at every EOS.
-        generation_seed, share_generation: see `StoppingMixin`.
-        explicit_positions: see `PositionsMixin`.
-        out_dir: run folder to record into.
+        model, reward_funcs, args, ..., environment_factory: `trl.GRPOTrainer`'s.
+        stops: when completions end: a `StopSpec`, or strings and token ids that end a completion in addition to every EOS,
+            e.g. `["</answer>", 151645]`. Default every EOS of tokenizer and generation config.
+        generation_seed: on vLLM, gives every completion a random stream of its own; the run then repeats exactly.
+        share_generation: on vLLM, send equal prompts of a batch as one request.
+        explicit_positions: fill in position ids wherever the trainer's forward passes give none. False scores as TRL does,
+            with pads counted as text.
+        record_dir: run folder for `metrics.jsonl`, `progress.json` and the completions; None records nothing.
+
+    Raises:
+        ParameterError: before an engine or model starts: stops that cannot match, options that the back end does not know.
     """
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        model: "str | torch.nn.Module",
+        reward_funcs: Any = None,
+        args: trl.GRPOConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        reward_processing_classes: Any = None,
+        callbacks: list | None = None,
+        optimizers: tuple = (None, None),
+        quantization_config: Any = None,
+        peft_config: Any = None,
+        tools: list[Callable] | None = None,
+        rollout_func: Callable | None = None,
+        environment_factory: Any = None,
+        *,
+        stops: Stops = None,
+        generation_seed: int | None = None,
+        share_generation: bool = False,
+        explicit_positions: bool = True,
+        record_dir: str | Path | None = None,
+    ):
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        super().__init__(**given)
         if self.rollout_func is not None:
             self.rollout_func = self._with_ends(self.rollout_func)
 
-    def _with_ends(self, rollout_func):
-        """A rollout function whose rows tell their ends; an empty completion becomes one pad outside the loss."""
+    def _with_ends(self, rollout_func: Callable) -> Callable:
+        """Marks where each row of a rollout function stopped; replaces an empty completion by one masked pad."""
 
         def rollout(prompts, trainer):
             output = rollout_func(prompts, trainer)
-            rows, pad, eos = output["completion_ids"], self._tokenizer.pad_token_id, self._tokenizer.eos_token_id
-            self._ends = []
-            output["completion_ids"] = [EndedRow(ids or [pad], self.stop_rule.ends(list(ids)), eos) for ids in rows]
+            rows, pad = output["completion_ids"], self._tokenizer.pad_token_id
+            self._ends = ()
+            output["completion_ids"] = [self._ended(ids) if ids else EndedRow([pad], False, pad) for ids in rows]
             if not all(rows):
                 masks = output.get("env_mask") or [[1] * len(ids) for ids in rows]
                 output["env_mask"] = [mask or [0] for mask in masks]
@@ -94,26 +345,32 @@ class GRPOTrainer(PositionsMixin, RecordingMixin, MismatchMixin, GroupingMixin, 
         return rollout
 
 
-class RLOOTrainer(PositionsMixin, RecordingMixin, GroupingMixin, StoppingMixin, trl.RLOOTrainer):
+class RLOOTrainer(_Control, trl.RLOOTrainer):
     """`trl.RLOOTrainer` whose rows end where `stops` says, on every back end, and whose run can be recorded.
 
-    Args: `trl.RLOOTrainer`'s, and those that `GRPOTrainer` adds.
-    """
-
-
-def train_grpo(recipe: Recipe, *, reward_funcs, out_dir: str | Path, **options) -> GRPOTrainer:
-    """Train a recipe with GRPO in a run folder; called again after an interruption it goes on.
-
     Args:
-        recipe, reward_funcs, out_dir, **options: see `train_recipe`. With `stops`, `monitor_every`,
-            `explicit_positions`, `generation_seed`, `share_generation` and any field of `trl.GRPOConfig`.
-
-    Returns:
-        The trainer, trained.
+        model, reward_funcs, args, ..., peft_config: `trl.RLOOTrainer`'s.
+        stops, generation_seed, share_generation, explicit_positions, record_dir: see `GRPOTrainer`.
     """
-    return train_recipe(GRPOTrainer, recipe, reward_funcs=reward_funcs, out_dir=out_dir, **options)
 
-
-def train_rloo(recipe: Recipe, *, reward_funcs, out_dir: str | Path, **options) -> RLOOTrainer:
-    """As `train_grpo`, with RLOO; the recipe's `beta` is its KL coefficient."""
-    return train_recipe(RLOOTrainer, recipe, reward_funcs=reward_funcs, out_dir=out_dir, **options)
+    def __init__(
+        self,
+        model: "str | torch.nn.Module",
+        reward_funcs: Any,
+        args: trl.RLOOConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        reward_processing_classes: Any = None,
+        callbacks: list | None = None,
+        optimizers: tuple = (None, None),
+        quantization_config: Any = None,
+        peft_config: Any = None,
+        *,
+        stops: Stops = None,
+        generation_seed: int | None = None,
+        share_generation: bool = False,
+        explicit_positions: bool = True,
+        record_dir: str | Path | None = None,
+    ):
+        super().__init__(**{name: value for name, value in locals().items() if name not in ("self", "__class__")})

@@ -1,6 +1,8 @@
-"""TRL's OnlineDPOTrainer with the same stop control on each of its back ends, that records its run."""
+"""TRL's OnlineDPOTrainer with the same stop control on each of its back ends, that can record its run."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from trl.experimental.online_dpo import OnlineDPOConfig
@@ -8,76 +10,93 @@ from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPOTraine
 from trl.trainer.utils import pad
 
 from ..errors import ParameterError
-from ..generation.stops import End, StopRule, StopSpec, trl_finish_reason
-from .folder import train_recipe
-from .positions import PositionsMixin
-from .recipes import Recipe, common_fields, load_prompts, resolve_model, vllm_fields
-from .recording import TRAINER_OPTIONS, record, record_rows
-from .reward_calls import checked_all
-from .rewards import completion_text
-from .sampler_probe import probe_sampler
-from .stopping import check_before_compute, obeying, with_stop_text
-from .vllm_sync import cpu_sync_online_dpo, server_without_nccl
+from ..generation.preflight import check_before_compute
+from ..generation.stops import End, StopRule, StopSpec
+from .grpo import Stops, stops_in_generate, with_stop_text
+from .recording import RunRecorder, add_rows, attach_recorder
+from .rewards import completion_text, validate_all
+from .sync_on_cpu import install_cpu_sync, server_without_nccl
+from .trl import check_no_hook, completion_metrics, end_columns, fill_positions
+
+# Of the arguments those that are not TRL's.
+_OWN = ("self", "__class__", "stops", "explicit_positions", "record_dir")
 
 
-class OnlineDPOTrainer(PositionsMixin, StockOnlineDPOTrainer):
+class OnlineDPOTrainer(StockOnlineDPOTrainer):
     """`trl.experimental.online_dpo.OnlineDPOTrainer` whose rows end where `stops` says.
 
     Against the stock trainer: stop strings work on vLLM (stock sets `detokenize=False`, which refuses them); no EOS is
     appended that was not sampled; `missing_eos_penalty` and `val/contain_eos_token` follow the configured stops.
 
     Args:
-        model, ref_model, reward_funcs, args, ...: TRL's, by name.
-        stops: when completions end; default at every EOS.
-        explicit_positions: see `PositionsMixin`.
-        out_dir: run folder to record into.
+        model, ref_model, reward_funcs, args, ..., preprocess_logits_for_metrics: TRL's.
+        stops, explicit_positions, record_dir: see `GRPOTrainer`.
+
+    Raises:
+        ParameterError: before an engine or model starts: stops that cannot match, options that the back end does not know,
+            images with vLLM.
     """
 
-    def __init__(self, model, *, args, stops: StopSpec | None = None, processing_class=None, out_dir=None, **kwargs):
-        stops = stops or StopSpec()
-        check_before_compute(model, args, stops, processing_class)
-        if args.use_vllm and "image" in (getattr(kwargs.get("train_dataset"), "column_names", None) or ()):
+    recorder: RunRecorder | None = None
+
+    def __init__(
+        self,
+        model: "str | torch.nn.Module",
+        ref_model: torch.nn.Module | None = None,
+        reward_funcs: Any = None,
+        args: OnlineDPOConfig | None = None,
+        data_collator: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        reward_processing_classes: Any = None,
+        peft_config: Any = None,
+        compute_metrics: Callable | None = None,
+        callbacks: list | None = None,
+        optimizers: tuple = (None, None),
+        preprocess_logits_for_metrics: Callable | None = None,
+        *,
+        stops: Stops = None,
+        explicit_positions: bool = True,
+        record_dir: str | Path | None = None,
+    ):
+        given = {name: value for name, value in locals().items() if name not in _OWN}
+        if args is None:
+            raise ParameterError("args=None: expected an OnlineDPOConfig")
+        spec = StopSpec.of(stops)
+        if not explicit_positions:
+            check_no_hook([model, ref_model])
+        check_before_compute(model, args, spec, processing_class)
+        if args.use_vllm and "image" in (getattr(train_dataset, "column_names", None) or ()):
             raise ParameterError(
                 "images with use_vllm=True: TRL's OnlineDPO would sample with them and score the rows without them; "
                 "sample with transformers"
             )
-        if "reward_funcs" in kwargs:
-            kwargs["reward_funcs"] = checked_all(kwargs["reward_funcs"])
         with server_without_nccl(args):
-            super().__init__(model, args=args, processing_class=processing_class, **kwargs)
+            super().__init__(**given | {"reward_funcs": validate_all(reward_funcs)})
         self._rows: list[list[int]] = []
         self._ends: list[End] = []
-        self._user_options = args.generation_kwargs or {}
         if args.use_vllm:
-            cpu_sync_online_dpo(self)
-            if args.vllm_mode == "colocate":  # on a server it is to be asked for
+            install_cpu_sync(self, args.output_dir)
+            if args.vllm_mode == "colocate":  # on a server it has to be asked for
+                from ..diagnostics.sampler_probe import probe_sampler  # it looks at trainings; no trainer rests on it
+
                 probe_sampler(self)
-        self.set_stops(stops)
-        self._recorder = record(self, out_dir) if out_dir else None
-
-    @classmethod
-    def from_recipe(cls, recipe: Recipe, *, reward_funcs, out_dir: Path, stops: StopSpec | None = None, **options):
-        """The trainer that `train_recipe` trains."""
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        own = {name: options.pop(name) for name in TRAINER_OPTIONS if name in options}
-        args = online_dpo_config(recipe, out_dir / "checkpoints", **options)
-        path = resolve_model(recipe.model)
-        policy, reference = (AutoModelForCausalLM.from_pretrained(path) for _ in range(2))
-        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
-        data = {"train_dataset": load_prompts(recipe.dataset), "processing_class": tokenizer}
-        kwargs = {"args": args, "reward_funcs": reward_funcs, "stops": stops, "out_dir": out_dir, **data, **own}
-        return cls(policy, ref_model=reference, **kwargs)
+        self._user_options = args.generation_kwargs or {}
+        self.set_stops(spec)
+        if record_dir is not None:
+            self.recorder = attach_recorder(self, record_dir)
+        if explicit_positions:
+            fill_positions(self)
 
     def set_stops(self, stops: StopSpec) -> None:
         """From the next generation on, end completions at `stops`."""
         self.stop_rule = StopRule(stops, self._tokenizer, self.model.generation_config, self.args.max_new_tokens)
-        if not self.args.use_vllm:
-            return
-        options = {**self._user_options, **self.stop_rule.for_vllm()}
-        self.args.generation_kwargs = options  # read at each request in server mode
-        if self.vllm_mode == "colocate":
-            self.generation_config = self._sampling_params(options)
+        if self.args.use_vllm:
+            options = {**self._user_options, **self.stop_rule.for_vllm()}
+            self.args.generation_kwargs = options  # read at each request in server mode
+            if self.vllm_mode == "colocate":
+                self.generation_config = self._sampling_params(options)
 
     def _sampling_params(self, options: dict):
         """TRL's sampling parameters with `options`; TRL's own never detokenize, and vLLM then refuses stop strings."""
@@ -85,13 +104,13 @@ class OnlineDPOTrainer(PositionsMixin, StockOnlineDPOTrainer):
 
         names = ("repetition_penalty", "temperature", "top_p", "top_k", "min_p")
         own = {name: value for name in names if (value := getattr(self, name)) is not None}
-        own |= {"n": 2, "max_tokens": self.args.max_new_tokens, "detokenize": bool(self.stop_rule.spec.strings)}
+        own |= {"n": 2, "max_tokens": self.args.max_new_tokens, "detokenize": bool(self.stop_rule.spec.stop)}
         own["structured_outputs"] = self.generation_config.structured_outputs
         return SamplingParams(**own | options)
 
     def _generate(self, model, prompts, images=None):
         # TRL 1.16 returns the images' inputs too.
-        with obeying(self.stop_rule, self.accelerator.unwrap_model(model)) as raw_ids:
+        with stops_in_generate(self.stop_rule, self.accelerator.unwrap_model(model)) as raw_ids:
             prompt_ids, prompt_mask, _, _, *images_after = super()._generate(model, prompts, images)
         self._rows = raw_ids[-1].tolist()
         return prompt_ids, prompt_mask, *self._cut(self._rows), *images_after
@@ -113,7 +132,7 @@ class OnlineDPOTrainer(PositionsMixin, StockOnlineDPOTrainer):
 
     def _cut(self, rows) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows cut at their ends, as ids and mask `[2B, T]`, padded on the right."""
-        self._ends = [self.stop_rule.find(row) for row in rows]
+        self._ends = [self.stop_rule.find_end(row) for row in rows]
         device = self.accelerator.device
         kept = [torch.tensor(row[: end.index]) for row, end in zip(rows, self._ends, strict=True)]
         ids = pad(kept, padding_value=self._tokenizer.pad_token_id, padding_side="right").to(device)
@@ -142,60 +161,17 @@ class OnlineDPOTrainer(PositionsMixin, StockOnlineDPOTrainer):
         rewards = super()._calculate_rewards_from_functions(prompts, completions, kept, **reward_kwargs)
         if self._penalty is not None:
             rewards = rewards - self._penalty * ~self._stopped()
-        if self._recorder:
-            self._record(prompts, completions, kept, rewards)
-        return rewards
-
-    def _record(self, prompts, completions, kept, rewards) -> None:
-        ends = (self._tokenizer.eos_token_id, self._tokenizer.pad_token_id)
         columns = {
             "prompt": [str(prompt) for prompt in prompts],
             "completion": [completion_text(completion) for completion in completions],
-            "finish_reason": [end.finish_reason for end in self._ends],
-            "trl_finish_reason": [trl_finish_reason(row, *ends) for row in kept],
-            "completion_tokens": [len(row) for row in kept],
-            "sampled_tokens": [len(row) for row in self._rows],
+            **end_columns(
+                kept,
+                [end.finish_reason == "stop" for end in self._ends],
+                self._tokenizer,
+                sampled_tokens=[len(row) for row in self._rows],
+            ),
             "reward": rewards.tolist(),
         }
-        record_rows(self, columns)
-
-
-def online_dpo_config(recipe: Recipe, output_dir: Path, **overrides) -> OnlineDPOConfig:
-    """TRL's `OnlineDPOConfig` for a recipe, whose batch counts completions: two for each of TRL's prompts.
-
-    Raises:
-        ParameterError: `num_generations` is not 2, or a batch without pairs.
-    """
-    if recipe.num_generations != 2:
-        raise ParameterError(f"num_generations={recipe.num_generations}: OnlineDPO compares 2 completions of a prompt")
-    if recipe.per_device_train_batch_size % 2:
-        raise ParameterError(
-            f"per_device_train_batch_size={recipe.per_device_train_batch_size}: counts completions, which OnlineDPO takes in "
-            "pairs; expected an even number"
-        )
-    fields = common_fields(recipe, output_dir) | {
-        "max_steps": recipe.max_steps,
-        "lr_scheduler_type": recipe.lr_scheduler_type,
-        "per_device_train_batch_size": recipe.per_device_train_batch_size // 2,
-        "max_new_tokens": recipe.max_completion_length,
-        "save_steps": recipe.save_steps,
-        "save_total_limit": 2,
-    }
-    if recipe.beta:  # DPO has no meaning at 0, GRPO's default
-        fields["beta"] = recipe.beta
-    if recipe.backend == "vllm":
-        fields |= {name: value for name, value in vllm_fields(recipe).items() if name != "vllm_max_model_length"}
-    return OnlineDPOConfig(**(fields | overrides))
-
-
-def train_online_dpo(recipe: Recipe, *, reward_funcs, out_dir: str | Path, **options) -> OnlineDPOTrainer:
-    """Train a recipe with OnlineDPO in a run folder; called again after an interruption it goes on.
-
-    Args:
-        recipe: with `num_generations=2`; a `beta` of 0 takes TRL's default for DPO.
-        reward_funcs, out_dir, **options: see `train_recipe`, and any field of TRL's `OnlineDPOConfig`.
-
-    Returns:
-        The trainer, trained.
-    """
-    return train_recipe(OnlineDPOTrainer, recipe, reward_funcs=reward_funcs, out_dir=out_dir, **options)
+        for name, value in completion_metrics(add_rows(self, columns)).items():
+            self.stats.setdefault(name, []).append(value)
+        return rewards

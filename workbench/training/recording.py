@@ -1,27 +1,24 @@
-"""Writes a training run's folder while it trains: metrics, progress, completions, complete checkpoints."""
+"""Writes a run folder while a trainer trains: settings, metrics, progress, completions, complete checkpoints."""
 
-import json
+import dataclasses
 import time
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-import numpy as np
 import pandas as pd
 import trl
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import PrinterCallback, TrainerCallback
 
+from ..consistency.positions import fills_position_ids
 from ..errors import TrainingStopped
-from ..generation.stops import StopSpec
-from ..runs.completions import forget_after, join_completions, save_part
-from ..runs.files import jsonable, read_json, write_json
-from ..runs.stop_request import go_on, honour_stop, run_is_lost, stop_request
-from .describe import describe_trainer
-from .monitoring import completion_metrics, is_of_a_step
-from .recipes import Recipe, grpo_config, load_prompts, resolve_model
+from ..generation.preflight import backend_of
+from ..runs.completions import FILE, forget_after
+from ..runs.files import append_rows, open_lines, read_json, write_json
+from ..runs.stop_request import go_on, honour_stop, stop_request
+from .rewards import describe_reward
+from .trl import eos_ids, is_of_a_step, several_turns
 
-# What a trainer takes itself; any other option is a field of its TRL config.
-TRAINER_OPTIONS = ("explicit_positions", "generation_seed", "share_generation", "callbacks", "peft_config")
 COMPLETE = "complete.json"  # the last file of a checkpoint
 _PRINTED = ("reward", "completions/mean_length", "loss")
 
@@ -43,7 +40,7 @@ def prompts_per_step(args) -> float:
 
 
 class StepRecord:
-    """The two files of a training that grow with it: a line of `metrics.jsonl` a logged step, completions in parts.
+    """The two files of a training that grow with it: a line of `metrics.jsonl` a logged step, one of `completions.jsonl` a row.
 
     Args:
         out_dir: the run folder.
@@ -52,7 +49,6 @@ class StepRecord:
     def __init__(self, out_dir: str | Path):
         self.out_dir = Path(out_dir)
         self._file: TextIO | None = None
-        self._latest: pd.DataFrame | None = None  # the completions of the last step
         self._started = self._before = 0.0
 
     def begin(self, step: int) -> None:
@@ -60,31 +56,21 @@ class StepRecord:
         self.out_dir.mkdir(parents=True, exist_ok=True)
         self._before = forget_after(self.out_dir, step)
         self._started = time.monotonic()
-        self._file = (self.out_dir / "metrics.jsonl").open("a", encoding="utf-8")
+        self._file = open_lines(self.out_dir / "metrics.jsonl")
 
     def log(self, step: int, logs: dict) -> dict:
-        """Write a logged step, with what its completions tell; the line as it was written."""
+        """Write a logged step; the line as it was written."""
         line = {"step": step, "elapsed_s": round(self._elapsed(), 3)} | logs
-        if self._latest is not None and self._latest["step"].iloc[0] == step and is_of_a_step(logs):
-            line |= completion_metrics(self._latest)
         if self._file is not None:
-            self._file.write(json.dumps(jsonable(line), allow_nan=False) + "\n")
-            self._file.flush()
+            append_rows(self._file, [line])
         return line
 
-    def save_completions(self, step: int, rows: dict[str, list]) -> None:
-        """Write one step's completions as a part of `completions.parquet/`; `rows` maps column to values."""
-        self._latest = pd.DataFrame({"step": step, **rows})
-        save_part(self.out_dir, step, self._latest)
-
     def add_completions(self, step: int, rows: dict[str, list]) -> None:
-        """Like `save_completions`, for a step whose completions are generated or scored in pieces."""
-        if self._latest is not None and step in self._latest["step"].to_numpy():
-            before = self._latest.drop(columns="step").to_dict("list")
-            missing = [None] * len(self._latest), [None] * len(next(iter(rows.values())))
-            names = dict.fromkeys([*before, *rows])  # a reward function's `log_extra` may begin with a later piece
-            rows = {name: [*before.get(name, missing[0]), *rows.get(name, missing[1])] for name in names}
-        self.save_completions(step, rows)
+        """Append completions of a step, all or a piece of them, to `completions.jsonl`; `rows` maps column to values."""
+        with open_lines(self.out_dir / FILE) as file:
+            append_rows(
+                file, ({"step": step, **dict(zip(rows, row, strict=True))} for row in zip(*rows.values(), strict=True))
+            )
 
     def _close(self) -> None:
         if self._file is not None:
@@ -113,6 +99,11 @@ class RunRecorder(StepRecord, TrainerCallback):
         self._asked: str | None = None  # why the training is to end
         self._prompts: float | None = None  # a step takes; None where it changed when the training was resumed
 
+    def describe(self, trainer) -> None:
+        """Write the trainer's settings, unless a recipe has written its own."""
+        if read_json(self.out_dir / "recipe.json", {}).get("source") != "recipe":
+            describe_trainer(trainer, self.out_dir)
+
     def on_train_begin(self, args, state, control, **_):
         if reason := self._end_asked(args):
             self._end(state, reason)
@@ -138,9 +129,6 @@ class RunRecorder(StepRecord, TrainerCallback):
             print("  ".join([*at, *numbers]), flush=True)
 
     def on_step_end(self, args, state, control, **_):
-        if run_is_lost(self.out_dir):  # before anything of this step is written
-            self._close()
-            raise TrainingStopped(f"stopped at step {state.global_step}: another process has taken this run")
         if self._file is not None:
             self._progress(state)
         if state.global_step < state.max_steps and (reason := self._end_asked(args)):
@@ -157,7 +145,6 @@ class RunRecorder(StepRecord, TrainerCallback):
     def on_train_end(self, args, state, control, **_):
         if self._file is not None:
             self._close()
-            join_completions(self.out_dir)
             self._progress(state, finished=True)
 
     def _end_asked(self, args) -> str | None:
@@ -183,36 +170,56 @@ class RunRecorder(StepRecord, TrainerCallback):
         return self.out_dir / "progress.json"
 
 
-def record_rows(trainer, columns: dict[str, list]) -> None:
-    """Record rows of the step, of which each process has some: column -> values."""
+def add_rows(trainer, columns: dict[str, list]) -> dict[str, list]:
+    """Record rows of the step, of which each process has some, and return those of all: column -> values."""
     columns = {name: gather_object(values) for name, values in columns.items()}
-    if trainer.accelerator.is_main_process:
-        trainer._recorder.add_completions(trainer.state.global_step + 1, columns)
+    if trainer.recorder and trainer.accelerator.is_main_process:
+        trainer.recorder.add_completions(trainer.state.global_step + 1, columns)
+    return columns
 
 
-def with_functions(columns: dict[str, list], rewards: dict[str, list]) -> dict[str, list]:
-    """Columns of completions with those of each reward function, which takes no column from another.
+def describe_trainer(trainer, folder: Path) -> None:
+    """Write `recipe.json`, in the shape that recipes have, and the model's configs: what the audit asks of a run.
 
-    Example:
-        >>> with_functions({"reward": [2.0]}, {"reward": [1.0], "words": [4]})
-        {'reward': [2.0], 'reward (function)': [1.0], 'words': [4]}
+    Args:
+        trainer: TRL's GRPOTrainer or RLOOTrainer, or a child.
+        folder: where to.
     """
-    return columns | {f"{name} (function)" if name in columns else name: values for name, values in rewards.items()}
+    args = trainer.args
+    recipe: dict[str, Any] = {name: getattr(args, name, None) for name in ("num_generations", "learning_rate", "seed")}
+    recipe["backend"] = backend_of(args)
+    if not several_turns(trainer):
+        recipe["max_completion_length"] = args.max_completion_length
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    about = {
+        "trainer": type(trainer).__name__,
+        "source": "workbench" if hasattr(trainer, "stop_rule") else "stock",
+        "recipe": recipe,
+        "reward_funcs": [describe_reward(function) for function in trainer.reward_funcs],
+        "stops": _stops(trainer),
+        "overrides": {
+            "mask_truncated_completions": args.mask_truncated_completions,
+            "reward_weights": args.reward_weights,
+            "explicit_positions": fills_position_ids(model),
+        },
+        "trl": trl.__version__,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "recipe.json", about)
+    for name, config in (("config.json", model.config), ("generation_config.json", model.generation_config)):
+        write_json(folder / name, config.to_dict())
 
 
-def logged_rewards(trainer, columns: dict[str, list]) -> dict[str, list]:
-    """Columns of the last generation batch of GRPO or RLOO, with its `reward`, `advantage` and each reward function."""
-    rewards = {name: list(values) for name, values in trainer._logs["rewards"].items()}
-    weights = trainer.reward_weights.numpy(force=True)
-    scores = np.array(list(rewards.values()), float).T
-    if len(rewards) < len(weights):  # functions of one name share a column in TRL: their sum is not known
-        scores = np.full((len(scores), 1), np.nan)
-    unscorable = np.isnan(scores * weights).all(axis=1)
-    total = np.where(unscorable, np.nan, np.nansum(scores * weights, axis=1)).tolist()
-    return with_functions(columns | {"reward": total, "advantage": list(trainer._logs["advantages"])}, rewards)
+def _stops(trainer) -> dict:
+    """Strings and ids at which this trainer's sampler stops."""
+    if (rule := getattr(trainer, "stop_rule", None)) is not None:
+        return dataclasses.asdict(rule.spec) | {"stop_token_ids": list(rule.stop_ids)}
+    options = trainer.args.generation_kwargs or {}
+    strings = options.get("stop") or options.get("stop_strings") or []
+    return {"stop": [strings] if isinstance(strings, str) else list(strings), "stop_token_ids": eos_ids(trainer)}
 
 
-def record(trainer, out_dir: str | Path) -> RunRecorder:
+def attach_recorder(trainer, out_dir: str | Path) -> RunRecorder:
     """Attach a recorder to a trainer, in place of transformers' printer of raw log dictionaries."""
     recorder = RunRecorder(out_dir)
     trainer.remove_callback(PrinterCallback)
@@ -226,56 +233,9 @@ def quiet_libraries() -> None:
     Tables show texts whole: pandas cuts them at 50 characters, and with them the reason of a refusal.
     """
     import datasets
-    import pandas as pd
     import transformers
 
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     pd.set_option("display.max_colwidth", None)
-
-
-class RecordingMixin:
-    """Writes metrics and completions into a run folder; for trainers that keep TRL's completions table (`_logs`).
-
-    Args:
-        out_dir: run folder for `metrics.jsonl`, `progress.json` and `completions.parquet/`; None records nothing.
-    """
-
-    def __init__(self, *args, out_dir: str | Path | None = None, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._recorder = record(self, out_dir) if out_dir else None
-
-    def train(self, *args, **kwargs):
-        if self._recorder and self.accelerator.is_main_process:
-            folder = self._recorder.out_dir
-            if "trl" in read_json(
-                folder / "recipe.json", {"trl": None}
-            ):  # none, or of an earlier trainer, not a recipe
-                describe_trainer(self, folder)
-        return super().train(*args, **kwargs)
-
-    @classmethod
-    def from_recipe(cls, recipe: Recipe, *, reward_funcs, out_dir: Path, stops: StopSpec | None = None, **options):
-        """The trainer that `train_recipe` trains, GRPO's or RLOO's; `options` are its own and its config's."""
-        own = {name: options.pop(name) for name in TRAINER_OPTIONS if name in options}
-        config_class = trl.RLOOConfig if issubclass(cls, trl.RLOOTrainer) else trl.GRPOConfig
-        args = grpo_config(recipe, out_dir / "checkpoints", config_class, **options)
-        own |= {"train_dataset": load_prompts(recipe.dataset), "stops": stops, "out_dir": out_dir}
-        return cls(resolve_model(recipe.model), reward_funcs, args, **own)
-
-    def _generate_and_score_completions(self, inputs):
-        scored = super()._generate_and_score_completions(inputs)
-        if self._recorder and self.model.training and self.accelerator.is_main_process:
-            self._recorder.add_completions(self.state.global_step + 1, self._logged_rows())
-        return scored
-
-    def _logged_rows(self) -> dict[str, list]:
-        """The last generation batch as TRL gathered it over all processes: column -> B values."""
-        extra = {name: list(values) for name, values in self._logs["extra"].items()}
-        columns = {
-            "prompt": [str(p) for p in self._logs["prompt"]],
-            "completion": extra.pop("completion_text"),
-            **extra,
-        }
-        return logged_rewards(self, columns)

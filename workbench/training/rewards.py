@@ -1,15 +1,25 @@
-"""Reward functions in TRL's calling convention, `reward(completions, **columns) -> list[float]`, that say what they are.
+"""Reward functions in TRL's calling convention, `reward(completions, **columns) -> list[float]`.
 
-A completion is a string, or a list of chat messages whose last `content` counts. Each factory returns a plain function
-whose name TRL puts into its metrics (`rewards/<name>/mean`), and `describe_reward` tells a run's folder its unit and range.
+A completion is a string, or a list of chat messages whose last `content` counts. `validated` wraps a function so that an odd
+answer is an error that names the row. `describe_reward` is what a run records of a reward: its name, unit, range and code.
 """
 
+import ast
 import functools
 import hashlib
+import inspect
+import math
+import sys
+import textwrap
 import types
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from trl.trainer.utils import get_callable_name
 
 from ..errors import ParameterError
+from .groups import shorten
 
 RewardFn = Callable[..., list[float]]
 
@@ -40,12 +50,12 @@ def described(*, unit: str, lowest: float | None = None, highest: float | None =
     return decorate
 
 
-def describe_reward(reward) -> dict:
+def describe_reward(reward: Any) -> dict:
     """What a run records of its reward: `name`, `arguments`, `unit`, `lowest`, `highest`; None where it is not known.
 
-    A function that nobody described, or a `partial` of one, also gets a `code`, a hash of its compiled body and of the values
-    that it was made with: a changed function is another one. Of values that may change while it is called (lists, dicts,
-    objects) the type counts alone.
+    A function without `described` also gets a `code`: a hash of its source without comments and docstrings, of the user's own
+    functions that it calls, and of the constants that it closes over or reads from its module. Of values that may change
+    while it is called (lists, dicts, objects) the type counts alone.
 
     Args:
         reward: a function, a reward model, or the name of one.
@@ -60,17 +70,13 @@ def describe_reward(reward) -> dict:
     name = getattr(reward, "__name__", None) or getattr(reward, "name_or_path", None) or type(reward).__name__
     if about := getattr(reward, "about", None):
         return {"name": name, **about}
-    has_code = isinstance(reward, functools.partial) or hasattr(reward, "__code__")
-    return {"name": name, **unknown} | ({"code": _digest(reward)} if has_code else {})
+    if isinstance(reward, torch.nn.Module):
+        return {"name": name, **unknown}
+    return {"name": name, **unknown, "code": hashlib.sha256(_as_text(reward, ()).encode()).hexdigest()[:12]}
 
 
-def _digest(function) -> str:
-    """Hash of what a function does: its bytecode, constants, defaults and the values it closes over."""
-    return hashlib.sha256(_as_text(function, ()).encode()).hexdigest()[:12]
-
-
-def _as_text(value, within: tuple[int, ...]) -> str:
-    """A value as text that is the same in every process: no address, no order of a set; `within` are the values around it."""
+def _as_text(value: Any, within: tuple[int, ...]) -> str:
+    """A value as text that is the same in every process and Python; `within` are the ids of the values around it."""
     if id(value) in within:
         return "..."
     below = functools.partial(_as_text, within=(*within, id(value)))
@@ -82,13 +88,52 @@ def _as_text(value, within: tuple[int, ...]) -> str:
         return f"({', '.join(map(below, value))})"
     if isinstance(value, functools.partial):
         return below((value.func, value.args, tuple(value.keywords.items())))
-    if isinstance(value, types.CodeType):
-        return below((value.co_code, value.co_names, value.co_consts))
+    if isinstance(value, types.MethodType):
+        return below((value.__func__, value.__self__))
     if isinstance(value, types.FunctionType):
-        cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
-        named = tuple((value.__kwdefaults__ or {}).items())
-        return below((value.__code__, value.__defaults__, named, cells))
-    return type(value).__qualname__
+        return _function_as_text(value, below)
+    return type(value).__qualname__  # of what may change while it is called (a list that counts calls) the type alone
+
+
+def _function_as_text(function: types.FunctionType, below: Callable[[Any], str]) -> str:
+    """A function's source and the values it reads; of an installed library's its name alone."""
+    if not _is_the_users(function):
+        return f"{function.__module__}.{function.__qualname__}"
+    cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
+    known = {name: function.__globals__.get(name) for name in _names(function.__code__)}
+    read = [(name, known[name]) for name in sorted(known) if not isinstance(known[name], types.ModuleType | None)]
+    named = tuple((function.__kwdefaults__ or {}).items())
+    return below((_bare_source(function), function.__defaults__, named, cells, tuple(read)))
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """All names that a function looks up, its inner functions' and comprehensions' included."""
+    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return {*code.co_names}.union(*inner)
+
+
+def _is_the_users(thing: Any) -> bool:
+    """Whether a function or class is the user's own: neither Python's nor of an installed library."""
+    module = getattr(thing, "__module__", None) or ""
+    if module.partition(".")[0] in (*sys.stdlib_module_names, "workbench"):
+        return module == "__main__"
+    return module == "__main__" or "site-packages" not in (getattr(sys.modules.get(module), "__file__", None) or "")
+
+
+def _bare_source(function: types.FunctionType) -> str:
+    """A function's source without comments, docstring and layout; its bytecode where there is no source."""
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+    except Exception:  # made by `exec`, or lines that `inspect` cannot take apart
+        return repr((function.__code__.co_code, function.__code__.co_names))
+    try:
+        body = ast.parse(source)
+    except SyntaxError:  # a lambda inside a larger expression
+        return source
+    for node in ast.walk(body):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(body)
 
 
 def completion_text(completion: str | Sequence[dict]) -> str:
@@ -101,10 +146,98 @@ def completion_text(completion: str | Sequence[dict]) -> str:
     return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
+def validated(reward: Any) -> Any:
+    """Wrap a reward function so that an invalid answer raises an error that names the row.
+
+    Args:
+        reward: in TRL's convention: it returns a number for each completion, None for one that it does not score. Models,
+            names of models and asynchronous functions pass through unchanged.
+
+    Raises:
+        ParameterError: from the function that is returned: it raised, it returned another number of values than there are
+            completions, or a value that is no finite number.
+
+    Example:
+        >>> def half(completions, **_):
+        ...     return [len(text) / 2 if text else float("nan") for text in completions]
+        >>> validated(half)(completions=["four"])
+        [2.0]
+        >>> validated(half)(completions=["four", ""])  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        workbench.errors.ParameterError: reward function half, row 1 (''): returned nan; expected a finite number, or None...
+    """
+    if isinstance(reward, str | torch.nn.Module) or is_async(reward):
+        return reward
+    name = get_callable_name(reward)
+
+    @functools.wraps(reward)
+    def wrapper(*args, **kwargs):
+        completions = kwargs["completions"] if "completions" in kwargs else args[0]
+        try:
+            values = reward(*args, **kwargs)
+        except ParameterError:
+            raise
+        except Exception as error:
+            raise ParameterError(f"reward function {name}: raised {type(error).__name__}: {error}") from error
+        return _validate(name, values, completions)
+
+    wrapper.__name__ = name  # a partial has none, and TRL names its metrics so
+    return wrapper
+
+
+def validate_all(reward_funcs: Any) -> Any:
+    """One reward function or several, each `validated`.
+
+    Raises:
+        ParameterError: two functions of one name, which TRL would log as one.
+    """
+    if isinstance(reward_funcs, list | tuple):
+        check_names([get_callable_name(f) for f in reward_funcs if not isinstance(f, str | torch.nn.Module)])
+        return [validated(reward) for reward in reward_funcs]
+    return reward_funcs if reward_funcs is None else validated(reward_funcs)
+
+
+def check_names(names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        raise ParameterError(
+            f"reward functions {', '.join(names)}: each needs a name of its own, for its column and metrics; define them with "
+            "`def`, or set `__name__`"
+        )
+
+
+def _validate(name: str, values, completions: Sequence) -> list:
+    if not hasattr(values, "__len__") or isinstance(values, str) or len(values) != len(completions):
+        found = f"{len(values)} values" if hasattr(values, "__len__") else repr(values)
+        raise ParameterError(
+            f"reward function {name}: returned {found}; expected a list of {len(completions)}, one for each completion"
+        )
+    for row, value in enumerate(values):
+        if value is None:
+            continue
+        try:
+            finite = math.isfinite(value)
+        except TypeError:
+            finite = False
+        if not finite:
+            raise ParameterError(
+                f"reward function {name}, {row_name(row, completions)}: returned {value!r}; expected a finite number, or None "
+                "for a row that it does not score"
+            )
+    return [value.item() if hasattr(value, "item") else value for value in values]  # of tensors and arrays
+
+
+def row_name(row: int, completions: Sequence) -> str:
+    return f"row {row} ({shorten(completion_text(completions[row]))})"
+
+
+def is_async(reward: Any) -> bool:
+    return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(vars(type(reward)).get("__call__"))
+
+
 def length_reward(target: int = 20, sign: int = -1) -> RewardFn:
     """The documented example's reward: `-abs(target - len(completion))`, in characters.
 
-    Its range is `(-inf, 0]`: a curve inside 0..1 cannot come from it (claim A4.3).
+    Its range is `(-inf, 0]`: a curve inside 0..1 cannot come from it.
 
     Args:
         target: wanted length in characters, at least 0.
@@ -128,27 +261,6 @@ def length_reward(target: int = 20, sign: int = -1) -> RewardFn:
         return [float(sign * abs(target - len(completion_text(c)))) for c in completions]
 
     return reward_len
-
-
-def scaled_length_reward(target: int = 20, worst: float = -80.0) -> RewardFn:
-    """The length reward mapped onto 0..1 (`worst` and below -> 0, exact length -> 1), comparable with a 0..1 axis.
-
-    Raises:
-        ParameterError: `worst` is not negative.
-
-    Example:
-        >>> scaled_length_reward(20)(["exactly twenty chars", "", "x" * 200])
-        [1.0, 0.75, 0.0]
-    """
-    if worst >= 0:
-        raise ParameterError(f"worst={worst}: expected a negative reward, the one that maps to 0")
-    raw = length_reward(target)
-
-    @described(unit="share of the way to the target length", lowest=0.0, highest=1.0, target=target, worst=worst)
-    def reward_len_scaled(completions, **_):
-        return [max(0.0, 1.0 - r / worst) for r in raw(completions)]
-
-    return reward_len_scaled
 
 
 def exact_match_reward(column: str = "answer") -> RewardFn:

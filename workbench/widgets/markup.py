@@ -1,29 +1,9 @@
-"""HTML that the views share: text shown as it is, states as text, tables as JupyterLab draws them."""
+"""HTML that the views share: states as text, tables as JupyterLab draws them."""
 
-import html
-
-from ..runs.text import labelled
+from ..runs.text import visible
 
 _MARKS = dict.fromkeys(("ready", "trained", "done"), "\u2713")
 _MARKS |= {"refused": "!", "failed": "\u2717", "interrupted": "\u2016"}
-_SIGNS = str.maketrans(" \n\t", "\u2423\u23ce\u21e5")
-
-
-def visible(text: str, most: int = 400, spaces: bool = False) -> str:
-    """Text as inert HTML: escaped, cut at `most` characters, controls and reordering characters as their code.
-
-    Args:
-        text: anything a model or a user writes.
-        most: characters kept.
-        spaces: show blanks and line ends as signs.
-
-    Example:
-        >>> visible("<b>\\x1b")
-        '&lt;b&gt;[U+001B]'
-    """
-    shown = labelled(text[:most].translate(_SIGNS if spaces else {}))
-    more = f" ... ({len(text)} characters)" if len(text) > most else ""
-    return html.escape(shown + more, quote=True)
 
 
 def status_line(state: str, text: str) -> str:

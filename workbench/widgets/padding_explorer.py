@@ -83,8 +83,8 @@ def show_padding(
     Raises:
         ParameterError: an unknown family, side or dtype, or a row longer than the model's window.
     """
-    from ..consistency.padding import cast_copy
-    from ..consistency.padding_report import padding_report
+    from ..diagnostics.logits import cast_copy
+    from ..diagnostics.padding_report import padding_report
 
     if dtype not in DTYPES:
         raise ParameterError(f"dtype={dtype!r}: expected one of {', '.join(DTYPES)}")

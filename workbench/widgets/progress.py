@@ -6,10 +6,11 @@ import pandas as pd
 
 from ..curves.figures import DescribedFigure, show_training
 from ..errors import ParameterError
+from ..runs.completions import ends_of_completions
 from ..runs.files import read_json
-from ..runs.parts import ends_of_completions
 from ..runs.run import Run
-from .markup import table, visible
+from ..runs.text import visible
+from .markup import table
 
 
 class TrainingProgress:

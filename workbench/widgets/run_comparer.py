@@ -1,4 +1,4 @@
-"""Measured runs beside documented ones: a figure, and what can be compared at which level."""
+"""Measured runs with documented ones: a figure, and the verdicts where unit and range are the same."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
@@ -6,46 +6,40 @@ from collections.abc import Iterable, Iterator, Sequence
 import pandas as pd
 from ipywidgets import BoundedFloatText
 
-from ..curves.baselines import Baseline
-from ..curves.beside import show_beside
+from ..curves.compare import documented_verdicts
 from ..curves.curve import Curve
+from ..curves.documented import Baseline
 from ..curves.figures import DescribedFigure, show_curves
-from ..curves.levels import Levels, compare_levels
-from ..curves.measured import measured_trainings
+from ..curves.measured import measured_groups
 from ..runs.run import Run
+from ..runs.text import visible
 from .controls import Choices, Explorer, control
-from .markup import table, visible
+from .markup import table
 
 _NONE = "<p>No finished run to compare with the documented ones.</p>"
 
 
 @dataclasses.dataclass(frozen=True)
 class RunComparison:
-    """Groups of runs beside documented ones.
+    """Groups of runs with documented ones.
 
     Attributes:
         groups: group name -> curves, one a seed.
         left_out: a line for each training that could not be used, with the reason.
         figure: of both.
-        levels: the tables; `levels.verdicts` has a row a pair on one axis, `levels.reasons` why others have none.
+        verdicts: of pairs that share unit, range and axis, see `documented_verdicts`.
     """
 
     groups: dict[str, list[Curve]]
     left_out: list[str]
     figure: DescribedFigure
-    levels: Levels
+    verdicts: pd.DataFrame
 
     def _repr_html_(self) -> str:
         left_out = "".join(f"<li>{visible(line)}</li>" for line in self.left_out)
         left_out = f"<p>Left out:</p><ul>{left_out}</ul>" if left_out else ""
-        tables = (
-            (self.levels.verdicts, "On one axis: unit and range are the same"),
-            (self.levels.likeness, "By shape: which documented run a group is most and least like"),
-            (self.levels.shapes, "The shapes, without units, with 95% intervals"),
-            (self.levels.figures, "Figures that sources state, and the same of the groups"),
-            (self.levels.reasons, "What cannot be compared on one axis, and why"),
-        )
-        shown = "".join(_as_html(found, caption) for found, caption in tables if len(found))
+        caption = "Is the documented run one more seed? Pairs of the same unit and range"
+        shown = _as_html(self.verdicts, caption) if len(self.verdicts) else ""
         return self.figure.html(shown + ("" if self.groups else _NONE) + left_out)
 
 
@@ -63,7 +57,7 @@ def compare_runs(
     title: str = "Measured and documented reward curves",
     **about,
 ) -> RunComparison:
-    """Group runs by what differs beside the seed, draw them with documented ones and compare them at three levels.
+    """Group runs by what differs except the seed, draw them with documented ones, and judge pairs of one unit.
 
     Args:
         runs: oldest first; those that are not done are left out and named.
@@ -79,13 +73,10 @@ def compare_runs(
         ParameterError: nothing to draw, or a tolerance below 0.
     """
     baselines = list(baselines)
-    trainings, left_out = measured_trainings(runs, metric, **about)
-    groups = {name: [curve for _, curve in members] for name, members in trainings.items()}
-    both = groups and any(metric in b.curves for b in baselines)
-    draw = show_beside if both else show_curves
-    figure = draw(groups, baselines, title=title, metric=metric, seed=seed)
-    levels = compare_levels(trainings, baselines, tolerance=tolerance, metric=metric, seed=seed)
-    return RunComparison(groups, left_out, figure, levels)
+    groups, left_out = measured_groups(runs, metric, **about)
+    figure = show_curves(groups, baselines, title=title, metric=metric, seed=seed)
+    verdicts = documented_verdicts(groups, baselines, tolerance=tolerance, metric=metric)
+    return RunComparison(groups, left_out, figure, verdicts)
 
 
 def run_comparer(
@@ -96,7 +87,7 @@ def run_comparer(
     interactive: bool = True,
     **options,
 ):
-    """Pick runs and documented ones; see them in one figure, and what can be compared at which level.
+    """Pick runs and documented ones; see them in one figure, with the verdicts.
 
     Args:
         runs: to choose from; all are chosen at first.

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from ipywidgets import BoundedIntText, Checkbox, Dropdown, Text, Textarea
 
 from ..errors import ParameterError
-from ..generation.rollouts import Sampling, generate
+from ..generation.sampling import Sampling, generate
 from ..generation.stops import StopRule, StopSpec
+from ..runs.text import visible
 from .controls import Explorer, control
-from .markup import table, visible
+from .markup import table
 
 _ROLES = {  # of the cell and of its text: a mark beside each colour
     "kept": ("border:1px solid #0072B2;background-color:rgba(0,114,178,0.12)", ""),
@@ -22,6 +23,7 @@ _ROLES = {  # of the cell and of its text: a mark beside each colour
     ),
     "wasted": ("border:1px dashed #777777;background-color:rgba(119,119,119,0.12)", "text-decoration:line-through"),
 }
+_SIGNS = str.maketrans(" \n\t", "\u2423\u23ce\u21e5")  # blanks and line ends that a reader sees
 _CELL = "display:inline-block;text-align:center;padding:2px 5px;border-radius:3px"
 
 
@@ -48,14 +50,14 @@ class StoppedRow:
     def _repr_html_(self) -> str:
         cells = "".join(
             f'<li style="{_CELL};{_ROLES[role][0]}">'
-            f'<code style="{_ROLES[role][1]}">{visible(text, 40, spaces=True) or "&nbsp;"}</code><br>'
+            f'<code style="{_ROLES[role][1]}">{visible(text.translate(_SIGNS), 40) or "&nbsp;"}</code><br>'
             f"<small>{number}<br>{role}</small></li>"
             for number, text, role in zip(self.ids, self.texts, self.roles, strict=True)
         )
         sampling = f"<br>{visible(self.sampling)}" if self.sampling else ""
         return (
             f'<ol aria-label="tokens: text, id, role" style="padding:0;display:flex;flex-wrap:wrap;gap:4px">{cells}</ol>'
-            f"<p>{visible(self.ending)}{sampling}<br>A reward function sees: <code>{visible(self.completion)}</code></p>"
+            f"<p>{visible(self.ending)}{sampling}<br>A reward function sees: <code>{visible(self.completion, 400)}</code></p>"
         )
 
 
@@ -86,7 +88,7 @@ def mark_row(rule: StopRule, ids, sampling: str = "") -> StoppedRow:
         ids: of one completion, with what follows its end.
         sampling: a sentence about the back end.
     """
-    end = rule.find(ids)
+    end = rule.find_end(ids)
     marker = _marker_length(rule, ids, end)
     roles = ["kept"] * (end.index - marker) + ["stop"] * marker + ["wasted"] * (len(ids) - end.index)
     by = f"at {end.stop!r}" if end.stop is not None else "at the end of the tokens, no stop matched"
@@ -134,12 +136,12 @@ def show_stops(backend: str, sampler, stops: StopSpec, *, text: str = "", prompt
         raise ParameterError("text and prompt are empty: type a text, or a prompt for the model to continue")
     rule = StopRule(stops, sampler.tokenizer, config, limit)
     how = Sampling(max_completion_length=limit, num_generations=rows, seed=seed)
-    whole = generate(sampler, [prompt], stops=StopSpec.legacy_mode(), sampling=how)
+    whole = generate(sampler, [prompt], stops=StopSpec.never(), sampling=how)
     stopped = generate(sampler, [prompt], stops=stops, sampling=how)
     marked = []
     for ids, found in zip((w.completion_ids for w in whole), stopped, strict=True):
         kept, same = found.completion_ids, "other tokens, for it sampled anew"
-        if kept == ids[: rule.find(ids).index]:
+        if kept == ids[: rule.find_end(ids).index]:
             same = "the same tokens"
         sampling = f"with the stops it computed {found.sampled_tokens} tokens and kept {len(kept)}, {same}"
         marked.append(mark_row(rule, ids, sampling))
@@ -159,7 +161,7 @@ def stop_explorer(
     """Type a text or sample from the model, edit the stops, and see what is kept, what stops, what is wasted.
 
     Args:
-        samplers: back end -> sampler of `workbench.generation.rollouts`, or a function that makes one when it is first chosen.
+        samplers: back end -> sampler of `workbench.generation.sampling`, or a function that makes one when it is first chosen.
         prompt: to be continued where no text is given.
         text: to be looked at in place of sampling.
         stops: to start with; default at EOS.
@@ -179,14 +181,16 @@ def stop_explorer(
 
     def show(backend, text, prompt, strings, token_ids, eos, keep, min_tokens, limit, seed):
         lines = tuple(_string(line) for line in strings.split("\n") if line)
-        spec = StopSpec(lines, _ids(token_ids), eos=eos, keep=keep, min_tokens=min_tokens)
+        spec = StopSpec(
+            lines, _ids(token_ids), ignore_eos=not eos, include_stop_str_in_output=keep, min_tokens=min_tokens
+        )
         return show_stops(backend, sampler_of(backend), spec, text=text, prompt=prompt, limit=limit, seed=seed)
 
     if not interactive:
         first = next(iter(samplers))
         return show_stops(first, sampler_of(first), stops, text=text, prompt=prompt, limit=limit, seed=seed)
     strings_help = "one stop string a line; quotes, as in '\\n', are read as Python"
-    lines, ids = "\n".join(map(_written, stops.strings)), ", ".join(map(str, stops.token_ids))
+    lines, ids = "\n".join(map(_written, stops.stop)), ", ".join(map(str, stops.stop_token_ids))
     controls = {
         "backend": control(Dropdown, "back end", "who samples; a new one is loaded first", options=list(samplers)),
         "text": control(Textarea, "text", "looked at in place of sampling; empty to sample", value=text),
@@ -196,8 +200,12 @@ def stop_explorer(
         "min_tokens": control(
             BoundedIntText, "min_tokens", "a stop needs more tokens than this", value=stops.min_tokens
         ),
-        "eos": control(Checkbox, "stop at EOS", "each EOS id of tokenizer and model ends a row", value=stops.eos),
-        "keep": control(Checkbox, "keep the stop", "whether reward functions see the stop", value=stops.keep),
+        "eos": control(
+            Checkbox, "stop at EOS", "each EOS id of tokenizer and model ends a row", value=not stops.ignore_eos
+        ),
+        "keep": control(
+            Checkbox, "keep the stop", "whether rewards see the stop", value=stops.include_stop_str_in_output
+        ),
         "limit": control(BoundedIntText, "limit", "tokens sampled at most", value=limit, min=1, max=512),
         "seed": control(BoundedIntText, "seed", "of the sampling", value=seed, min=0, max=1_000_000),
     }

@@ -29,11 +29,11 @@
       let end = 0;
       for (const match of part.matchAll(unseen)) {
         if (labels++ > MOST_LABELS) break;
-        target.append(part.slice(end, match.index) + (match[2] ?? ""));
+        target.append(part.slice(end, match.index));
         const label = target.appendChild(document.createElement("span"));
         label.className = "unseen";
         const code = match[0].codePointAt(0).toString(16).toUpperCase().padStart(4, "0"), times = [...match[0]].length;
-        label.textContent = match[1] === undefined ? `+${match[3].length} accents` : `U+${code}${times > 1 ? ` x${times}` : ""}`;
+        label.textContent = `U+${code}${times > 1 ? ` x${times}` : ""}`;
         end = match.index + match[0].length;
       }
       target.append(labels > MOST_LABELS ? part.slice(end).replace(unseen, "\ufffd") : part.slice(end));

@@ -1,0 +1,320 @@
+"""GRPO with a stop string on real weights: stock TRL masked, stock TRL unmasked, the workbench's trainer masked.
+
+    python benchmarks/real_weights/stop_string.py            train what is missing, seed by seed over all arms
+    python benchmarks/real_weights/stop_string.py --collect  write what there is to data/measured/real_weights/
+
+gemma-3-270m answers small questions in `<answer>...</answer>`, vLLM ends a completion at the stop string `</answer>`, and
+`mask_truncated_completions=True` asks TRL to leave truncated completions out of the loss. Reward 1 for the right answer.
+`task.json` says how the task was chosen.
+
+Each training is a process of its own with a folder of its own. One that was interrupted goes on from its last checkpoint, and
+its files hold every step once. A folder has
+- `settings.json`: everything that identifies the training,
+- `metrics.jsonl`: TRL's log, a line a step,
+- `completions.jsonl`: every completion that was trained on,
+- `held_out.jsonl`: completions of the held-out questions at steps 0, 10, 20, ...: greedy, so without sampling noise.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from gemma import FOLDER, check_machine, check_weights, environment, write_json
+from tasks import STOP, reward_of, rows
+
+ROOT = Path(__file__).parents[2]
+OUT = ROOT / "data" / "measured" / "real_weights"
+TRAININGS = ROOT / "build" / "real_weights" / "custom_stops"
+STOCK_MASKED, STOCK_UNMASKED, WORKBENCH_MASKED = ARMS = ("stock-masked", "stock-unmasked", "workbench-masked")
+TASK, EXAMPLES, HELD_OUT = "number after one up to 199", 2, 100
+EVERY = 10  # steps between two checkpoints, and between two looks at the held-out questions
+GRPO = {  # TRL's names
+    "learning_rate": 1e-4, "lr_scheduler_type": "constant", "per_device_train_batch_size": 16, "num_generations": 8,
+    "max_completion_length": 16, "temperature": 1.0, "beta": 0.0,
+}  # fmt: skip
+LORA = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+RECORDS = ("metrics.jsonl", "completions.jsonl", "held_out.jsonl")
+
+
+def make_trainer(arm: str, seed: int, folder: Path, model: Path, steps: int, train_rows: list[dict], reward):
+    """The trainer of an arm: TRL's own code, and what the workbench asks for in its place."""
+    import trl
+    import trl.trainer.utils
+    from datasets import Dataset
+    from peft import LoraConfig
+
+    # TRL 1.16.0 scores the completions' positions alone where it has Triton, and all positions elsewhere: the same numbers,
+    # at ten times the work with a dictionary of 262,144 tokens. Every arm scores here as it would on a GPU.
+    trl.trainer.utils._use_triton = lambda device: True
+    options: dict = {"mask_truncated_completions": arm != STOCK_UNMASKED}
+    if arm != WORKBENCH_MASKED:
+        options["generation_kwargs"] = {"stop": [STOP], "include_stop_str_in_output": True}
+    args = trl.GRPOConfig(
+        str(folder / "checkpoints"), seed=seed, max_steps=steps, logging_steps=1, save_steps=EVERY, save_total_limit=2,
+        report_to="none", disable_tqdm=True, gradient_checkpointing=False, use_cpu=True, bf16=False,
+        model_init_kwargs={"dtype": "float32"}, use_vllm=True, vllm_mode="colocate", vllm_max_model_length=160,
+        vllm_gpu_memory_utilization=0.2, **GRPO, **options,
+    )  # fmt: skip
+    common = {"args": args, "train_dataset": Dataset.from_list(train_rows), "peft_config": LoraConfig(**LORA)}
+    if arm == WORKBENCH_MASKED:
+        from workbench.generation.stops import StopSpec
+        from workbench.training.grpo import GRPOTrainer
+
+        return GRPOTrainer(str(model), reward, stops=StopSpec(stop=(STOP,)), **common)
+    trainer = trl.GRPOTrainer(str(model), reward, **common)
+    trainer.vllm_generation.sync_weights = lambda: sync_weights(trainer.vllm_generation)
+    return trainer
+
+
+def sync_weights(generation) -> None:
+    """What TRL's own `sync_weights` does, in the way that vLLM's CPU backend can: it has repacked the linear weights."""
+    runner = generation.llm.llm_engine.model_executor.driver_worker.model_runner
+    runner.reload_weights(weights_iterator=generation._iter_named_params())
+    generation.llm.reset_prefix_cache()
+
+
+def finish_reason(text: str, ids: list[int], eos_token_id: int) -> str:
+    """Why a completion really ended: `stop` where it has the stop string or EOS, else `length`.
+
+    Example:
+        >>> finish_reason("<answer>8</answer>", [5, 6], 1), finish_reason("8", [7, 1], 1), finish_reason("8", [7], 1)
+        ('stop', 'stop', 'length')
+    """
+    return "stop" if STOP in text or eos_token_id in ids else "length"
+
+
+def append(file: Path, lines: Iterable[dict]) -> None:
+    """Add lines to a file, written through to the disk."""
+    with file.open("a", encoding="utf-8") as out:
+        out.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def read_lines(file: Path) -> list[dict]:
+    """The whole lines of a file; none where there is none. A last line that was cut while it was written is left out."""
+    if not file.is_file():
+        return []
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if line[-1] == "\n"]
+
+
+def forget_after(folder: Path, step: int) -> None:
+    """Drop what was recorded after a step, so that a training that goes on there has every step once."""
+    for name in RECORDS:
+        kept = [line for line in read_lines(folder / name) if line["step"] <= step]
+        unfinished = folder / (name + ".unfinished")
+        unfinished.unlink(missing_ok=True)
+        append(unfinished, kept)
+        os.replace(unfinished, folder / name)
+
+
+def last_checkpoint(folder: Path) -> tuple[int, Path | None]:
+    """The newest checkpoint that was written to its end, and its step; (0, None) where there is none."""
+    whole = [path.parent for path in folder.glob("checkpoints/checkpoint-*/complete")]
+    newest = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    return (int(newest.name.rpartition("-")[2]), newest) if newest else (0, None)
+
+
+def train(arm: str, seed: int, folder: Path, model: Path, steps: int) -> None:
+    """One training, from its last checkpoint on."""
+    check_machine(memory_gib=8, disk_gib=3, folder=folder)
+    weights = check_weights(model)
+    train_rows, held_rows = rows(TASK, EXAMPLES, HELD_OUT)
+    settings = {
+        "arm": arm, "seed": seed, "steps": steps, "task": TASK, "examples": EXAMPLES, "stop": STOP, "grpo": GRPO,
+        "lora": LORA, "questions": {"train": len(train_rows), "held out": len(held_rows)}, "held out": "greedy",
+        "model": weights, "environment": environment(),
+    }  # fmt: skip
+    old = folder / "settings.json"
+    if old.is_file() and json.loads(old.read_text()) != settings:
+        sys.exit(f"error: {old}: the training there has other settings; move the folder away, or go back to them")
+    write_json(old, settings)
+
+    from transformers import TrainerCallback, set_seed
+    from vllm import LLM, SamplingParams
+
+    def right_answer(prompts, completions, completion_ids, answer, trainer_state, **_):
+        """1 for the right answer; and each completion is recorded."""
+        rewards = [reward_of(text, right) for text, right in zip(completions, answer, strict=True)]
+        append(
+            folder / "completions.jsonl",
+            (
+                {
+                    "step": trainer_state.global_step + 1,
+                    "prompt": prompt.rpartition("\n\n")[2],  # the question; the worked examples are the same in all
+                    "completion": text,
+                    "finish_reason": finish_reason(text, ids, eos),
+                    "tokens": len(ids),
+                    "answer": right,
+                    "reward": reward,
+                }
+                for prompt, text, ids, right, reward in zip(
+                    prompts, completions, completion_ids, answer, rewards, strict=True
+                )
+            ),
+        )
+        return rewards
+
+    trainer = make_trainer(arm, seed, folder, model, steps, train_rows, right_answer)
+    eos = trainer.processing_class.eos_token_id
+    engine, generation = trainer.vllm_generation.llm, trainer.vllm_generation
+    greedy = SamplingParams(temperature=0, max_tokens=16, stop=[STOP], include_stop_str_in_output=True)
+
+    def hold_out(step: int) -> None:
+        generation.sync_weights()
+        # The class's own method: a trainer that watches its engine's `generate` is not to see these.
+        outputs = LLM.generate(engine, [row["prompt"] for row in held_rows], greedy, use_tqdm=False)
+        append(
+            folder / "held_out.jsonl",
+            (
+                {
+                    "step": step,
+                    "question": number,
+                    "completion": output.outputs[0].text,
+                    "finish_reason": output.outputs[0].finish_reason,
+                    "tokens": len(output.outputs[0].token_ids),
+                    "answer": row["answer"],
+                    "reward": reward_of(output.outputs[0].text, row["answer"]),
+                }
+                for number, (output, row) in enumerate(zip(outputs, held_rows, strict=True))
+            ),
+        )
+
+    class Recorder(TrainerCallback):
+        def on_train_begin(self, args, state, control, **_):
+            if not state.global_step:
+                hold_out(0)
+
+        def on_step_end(self, args, state, control, **_):
+            if state.global_step % EVERY == 0:
+                hold_out(state.global_step)
+
+        def on_log(self, args, state, control, logs, **_):
+            if "train_runtime" not in logs:  # the closing summary is not a step
+                append(folder / "metrics.jsonl", [{"step": state.global_step} | logs])
+                print(
+                    arm, f"seed {seed}", f"step {state.global_step}", *(f"{k} {logs.get(k)}" for k in SHOWN), flush=True
+                )
+
+        def on_save(self, args, state, control, **_):
+            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / "complete").touch()
+
+    trainer.add_callback(Recorder())
+    step, checkpoint = last_checkpoint(folder)
+    forget_after(folder, step)
+    set_seed(seed)  # again: the engine, which starts in this process, has set its own
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    (folder / "finished").touch()
+    shutil.rmtree(folder / "checkpoints")
+
+
+SHOWN = ("reward", "grad_norm", "completions/clipped_ratio", "step_time")
+
+
+def collect(trainings: Path, out: Path) -> dict:
+    """Write what is trained so far, finished or not: a summary, and each training's completions.
+
+    Returns:
+        The summary: `trainings`, a list of {"settings", "finished", "steps", "curves", "held out"}. `curves` maps a name to
+        [steps] numbers, and `held out` has `step`, `reward` (share of right answers), `truncated` and `tokens`.
+    """
+    found = []
+    for settings_file in sorted(trainings.glob("*/settings.json")):
+        folder, settings = settings_file.parent, json.loads(settings_file.read_text())
+        metrics, completions, held = (read_lines(folder / name) for name in RECORDS)
+        steps = [line["step"] for line in metrics]
+        if steps != list(range(1, len(steps) + 1)):
+            sys.exit(f"error: {folder / 'metrics.jsonl'}: steps {steps}, expected each step once from 1 on")
+        by_step = [[row for row in completions if row["step"] == step] for step in steps]
+        looks = sorted({row["step"] for row in held if row["step"] <= len(steps)})
+        by_look = [[row for row in held if row["step"] == step] for step in looks]
+        found.append(
+            {
+                "settings": settings,
+                "finished": (folder / "finished").is_file(),
+                "steps": len(steps),
+                "curves": {
+                    "reward": [share(made, "reward", 1.0) for made in by_step],
+                    "logged clipped ratio": [line["completions/clipped_ratio"] for line in metrics],
+                    "truncated": [share(made, "finish_reason", "length") for made in by_step],
+                    "gradient norm": [line["grad_norm"] for line in metrics],
+                    "loss": [line["loss"] for line in metrics],
+                    "groups without spread": [line["frac_reward_zero_std"] for line in metrics],
+                    "mismatch": [line["sampling/sampling_logp_difference/mean"] for line in metrics],
+                    "completion tokens": [sum(row["tokens"] for row in made) for made in by_step],
+                    "tokens so far": [line["num_tokens"] for line in metrics],
+                },
+                "held out": {
+                    "step": looks,
+                    "reward": [share(made, "reward", 1.0) for made in by_look],
+                    "truncated": [share(made, "finish_reason", "length") for made in by_look],
+                    "tokens": [sum(row["tokens"] for row in made) for made in by_look],
+                },
+            }
+        )
+        name = f"completions-{folder.name}.jsonl.gz"
+        whole = [{"of": "training"} | row for row in completions if row["step"] <= len(steps)]
+        whole += [{"of": "held out"} | row for row in held if row["step"] <= len(steps)]
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in whole)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / name).write_bytes(gzip.compress(text.encode(), mtime=0))  # the same bytes for the same rows
+    summary = {"what": " ".join(__doc__.split("\n\n")[0].split()), "trainings": found}
+    write_json(out / "stop_string.json", summary)
+    return summary
+
+
+def share(lines: list[dict], name: str, value) -> float | None:
+    """The share of lines with a value; None of no line."""
+    return sum(line[name] == value for line in lines) / len(lines) if lines else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
+    parser.add_argument("--model", type=Path, default=FOLDER)
+    parser.add_argument("--trainings", type=Path, default=TRAININGS)
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--collect", action="store_true", help="train nothing, write what is trained, finished or not")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # of the arms and seeds, in this process
+    args = parser.parse_args()
+    if args.collect:
+        for training in collect(args.trainings, args.out)["trainings"]:
+            settings = training["settings"]
+            print(settings["arm"], "seed", settings["seed"], "steps", training["steps"], training["held out"]["reward"])
+        return
+    defaults = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
+    os.environ.update({name: value for name, value in defaults.items() if name not in os.environ})
+    if args.one:
+        (arm,), (seed,) = args.arms, args.seeds
+        train(arm, seed, args.trainings / f"{arm}-seed-{seed}", args.model, args.steps)
+        return
+    for seed in args.seeds:
+        for arm in args.arms:
+            if (args.trainings / f"{arm}-seed-{seed}" / "finished").is_file():
+                continue
+            command = [
+                sys.executable,
+                __file__,
+                "--one",
+                "--arms",
+                arm,
+                "--seeds",
+                str(seed),
+                "--steps",
+                str(args.steps),
+            ]
+            command += ["--model", str(args.model), "--trainings", str(args.trainings)]
+            if code := subprocess.run(command).returncode:
+                sys.exit(f"error: {arm}, seed {seed}, ended with {code}; the same command goes on with it")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Records the positive controls: the starters' own documented runs, over ten seeds, as baselines.
+
+    python benchmarks/verdicts/record_controls.py [--trainings build/control] [--out data/baselines]
+
+Trains one after the other, each on one thread, about 15 minutes on one idle core; started again it goes on where it ended.
+Then it writes `data/baselines/workbench-....json`: every seed's curve, what identifies the runs, and how far a run may lie
+from them on another machine (`tolerance`), by a simulation on how far the runs of
+starters made anew were apart.
+"""
+
+import argparse
+import dataclasses
+import platform
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy import stats
+
+from workbench.curves.compare import IN_DECADES, PARTS, as_judged
+from workbench.curves.curve import Curve
+from workbench.curves.documented import as_text, stored
+from workbench.curves.measured import run_curve, training_of
+from workbench.recipes.recipes import make_recipe
+from workbench.runs.environment import environment
+from workbench.runs.files import write_text
+from workbench.runs.run import Run
+from workbench.studies.seeds import Arm, train_arms
+from workbench.toys.make import make_model, one_thread
+from workbench.toys.starter import CORPUS, starter_corpus, toy_hash
+from workbench.training.recording import quiet_libraries
+from workbench.training.rewards import describe_reward, length_reward
+
+LEVEL = 0.99  # of runs on another machine that lie within the tolerance: a false alarm costs an afternoon
+SEEDS = range(1000, 1010)  # none that a notebook takes by default: a run with a recorded seed would be no test
+OTHER_SEED = 1010
+OTHER_STARTERS = 6
+ARCHITECTURES = {"starter": "qwen2", "starter-gpt2": "gpt2"}
+METRICS = {  # of each control: recorded -> whether it is judged
+    "starter": {"reward": True, "completions/mean_length": False, "frac_reward_zero_std": False},
+    "starter-gpt2": {"reward": True, "padding/max_difference": True},
+}
+
+
+def control_arms() -> dict[str, Arm]:
+    """The runs that have a control, by model: notebook 05's with its defaults, and notebook 03's with position ids."""
+    reward, watched = length_reward(20), {"monitor_every": 5, "disable_dropout": True}
+    return {
+        "starter": Arm(make_recipe("starter"), reward),
+        "starter-gpt2": Arm(make_recipe("starter-gpt2", max_steps=50), reward, options=watched),
+    }
+
+
+def with_recipe(arm: Arm, **fields) -> Arm:
+    """An arm with other values in its recipe."""
+    return dataclasses.replace(arm, recipe=dataclasses.replace(arm.recipe, **fields))
+
+
+def other_starters(model: str, folder: Path, count: int = OTHER_STARTERS) -> list[str]:
+    """Starters made anew, each of a corpus that lacks another tenth: more than rounding or another Python makes of one."""
+    paths = []
+    for n in range(count):
+        rng = random.Random(n)
+        corpus = [row for row in starter_corpus() if rng.random() < 0.9]
+        path = folder / f"other-{n}-{ARCHITECTURES[model]}"
+        paths.append(str(path if path.is_dir() else make_model(corpus, path, ARCHITECTURES[model])))
+    return paths
+
+
+def tolerance_of(
+    away: np.ndarray, rng: np.random.Generator, *, level: float = LEVEL, repeats: int = 20_000
+) -> np.ndarray:
+    """How far the fifths of a run on another machine may lie from the recorded mean, (5,), for this share of such runs.
+
+    Simulated runs scatter around the mean as those on starters made anew did, with their covariance; it is known from few
+    runs, so the simulated ones are t distributed. The share is of all fifths together.
+
+    Args:
+        away: means of fifths of one run on each starter made anew, less the recorded mean, (starters, 5).
+        rng: of the simulation.
+        level: 0..1.
+        repeats: simulated runs.
+
+    Example:
+        >>> away = np.array([[4.0, 1, 1, 1, 1], [-4, -1, -1, -1, -1]] * 20)
+        >>> tolerance_of(away, np.random.default_rng(0)).round()
+        array([11.,  3.,  3.,  3.,  3.])
+    """
+    n, scale = len(away), np.sqrt((away**2).mean(axis=0))
+    normal = rng.normal(size=(repeats, n)) @ (away / scale) / np.sqrt(n)
+    worst = np.abs(normal / np.sqrt(rng.chisquare(n, size=(repeats, 1)) / n)).max(axis=1)
+    return np.quantile(worst, level) * scale
+
+
+def tolerance_for(metric: str, seeds: np.ndarray, made_anew: np.ndarray) -> list[float]:
+    """The tolerance of a metric as the control's file holds it, (5,).
+
+    It is the largest of what a run on another machine shows (`tolerance_of`), of what another seed shows, and, for rounding
+    errors, of one decade.
+
+    Args:
+        metric: decides whether decades are judged.
+        seeds, made_anew: means of fifths of the recorded seeds, and of a run on each starter made anew, (runs, 5).
+    """
+    simulated = tolerance_of(made_anew - seeds.mean(axis=0), np.random.default_rng(0))
+    n = len(seeds)
+    t = stats.t.isf((1 - LEVEL) / 2 / PARTS, n - 1)  # of all fifths together
+    another = t * seeds.std(axis=0, ddof=1) * np.sqrt(1 + 1 / n)
+    largest = np.maximum(np.maximum(simulated, another), 1.0 if metric in IN_DECADES else 0)
+    return [float(f"{value:.2g}") for value in largest]
+
+
+def record_control(model: str, arm: Arm, trainings: Path) -> dict:
+    """Train a control where it is not trained yet, and say all of it in the format of `data/README.md`."""
+    runs = train_arms({model: arm}, out_dir=trainings, seeds=SEEDS)[model]
+    anew = other_starters(model, trainings / "starters")
+    arms = {f"{model}, made anew {n}": with_recipe(arm, model=path) for n, path in enumerate(anew)}
+    others = [only for (only,) in train_arms(arms, out_dir=trainings, seeds=[OTHER_SEED]).values()]
+    curves, made_anew, tolerance = {}, {}, {}
+    for metric, judged in METRICS[model].items():
+        by_seed = {training_of(run.path)["recipe"]["seed"]: run_curve(run, metric, sparse=True) for run in runs}
+        curves[metric] = stored(by_seed)
+        if judged:
+            made_anew[metric] = fifths_of([run_curve(run, metric, sparse=True) for run in others], metric)
+            tolerance[metric] = tolerance_for(metric, fifths_of(list(by_seed.values()), metric), made_anew[metric])
+    seconds = float(np.median([run.metrics["step_time"].median() for run in runs]))
+    what = "seconds a step, median over steps, then over seeds"
+    step = {"value": round(seconds, 3), "unit": "seconds", "what": what, "from": "full log"}
+    return {
+        **about(model, arm, runs),
+        "curves": curves,
+        "figures": {"step_seconds": step},
+        "recorded": identity(model, runs[0]) | {"tolerance": tolerance, "made_anew": made_anew},
+    }
+
+
+def fifths_of(curves: Sequence[Curve], metric: str) -> np.ndarray:
+    """Means of fifths on the scale that a metric is judged on, (curves, 5)."""
+    judged = [np.array_split(as_judged(curve, metric).y, PARTS) for curve in curves]
+    return np.array([[part.mean() for part in parts] for parts in judged]).round(4)
+
+
+def identity(model: str, run: Run) -> dict:
+    """What identifies recorded runs: the training without its seed, versions, hashes, and the processor's capability."""
+    training, here = training_of(run.path), environment()
+    del training["recipe"]["seed"]
+    return {
+        "training": training,
+        "python": here["python"],
+        "packages": here["packages"],
+        "corpus_sha256": toy_hash(CORPUS),
+        "weights_sha256": toy_hash(f"starter-{ARCHITECTURES[model]}/model.safetensors"),
+        "cpu": [platform.machine(), torch.backends.cpu.get_cpu_capability(), here["cpu"]],
+        "threads": 1,
+    }
+
+
+def about(model: str, arm: Arm, runs: Sequence[Run]) -> dict:
+    """The words of a control's file."""
+    recipe, here = arm.recipe, environment()
+    name, reward = f"workbench-{model}-docs-example", describe_reward(arm.reward_funcs)
+    method = (
+        f"GRPO in TRL {here['packages']['trl']}, {recipe.num_generations} completions a prompt, learning rate "
+        f"{recipe.learning_rate:g}, {recipe.lr_scheduler_type}, {recipe.per_device_train_batch_size} completions a step, at "
+        f"most {recipe.max_completion_length} tokens"
+    )
+    seconds = float(np.median([run.metrics["elapsed_s"].iloc[-1] for run in runs]))
+    return {
+        "name": name,
+        "title": f"Control: {model}, GRPO, target 20 characters, {len(runs)} seeds",
+        "source": "recorded here, by `python benchmarks/verdicts/record_controls.py`",
+        "date": time.strftime("%Y-%m"),
+        "method": method,
+        "model": f"{model}: 2 layers, 0.65 M parameters, made by workbench.toys.starter",
+        "data": f"first sentences of docstrings in Python {here['python']}'s standard library",
+        "hardware": f"1 thread of {here['cpu']}",
+        "time": f"{seconds:.0f} s a seed, on a machine with other load",
+        "seeds": len(runs),
+        "reward": {
+            "name": "-abs(20 - characters of the completion)",
+            "unit": reward["unit"],
+            "low": reward["lowest"],
+            "high": reward["highest"],
+        },
+        "unknown": ["other versions of TRL, transformers and torch", "anything about a real model: this is toy scale"],
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Train what is not trained yet, and write a file a control."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trainings", type=Path, default=Path("build/control"), help="where they are kept")
+    parser.add_argument("--out", type=Path, default=Path("data/baselines"), help="folder of the files")
+    args = parser.parse_args(argv)
+    quiet_libraries()
+    with one_thread():
+        for model, arm in control_arms().items():
+            control = record_control(model, arm, args.trainings)
+            path = args.out / f"{control['name']}.json"
+            write_text(path, as_text(control))
+            print(f"{path}: tolerance {control['recorded']['tolerance']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""What the rules say of logs as other tools write them: rounded, averaged, with a KL term, without TRL's newer metrics."""
+
+import json
+
+import numpy as np
+import pytest
+from made_up import falling, flat, log, rising, rows
+
+from workbench.audit.check import check
+from workbench.audit.rules_clipping import false_clipping
+from workbench.audit.rules_data import dead_rewards, duplicate_prompts, log_damage
+from workbench.audit.rules_ends import never_stops, true_clipping
+from workbench.audit.rules_gradient import zero_gradient
+from workbench.audit.rules_learning import collapse, length_runaway, no_learning, solved
+from workbench.logs.read import read
+
+EVERY_OTHER = np.tile([0.0, 1.0], 30)
+
+
+def rounded(**metrics):
+    made = log(**metrics)
+    made.steps[list(metrics)] = made.steps[list(metrics)].round(3)
+    return made
+
+
+def problems(made):
+    return [f.rule for f in check(made) if f.is_problem]
+
+
+# --- a rate of 0 ------------------------------------------------------------------------------------------------------
+
+
+def test_a_learning_rate_that_was_printed_with_three_decimals_may_be_any_small_one():
+    small = rounded(reward=rising, grad_norm=lambda share: 0.3 + share, learning_rate=0.0)
+    assert problems(small) == []
+    assert no_learning(small).verdict == "not found"
+    for norms in (0.0, 0.3):
+        stuck = rounded(reward=0.25, grad_norm=norms, learning_rate=0.0)
+        assert (zero_gradient(stuck).cause == "learning-rate") == (norms > 0)  # it moves, and nothing comes of it
+
+
+def test_a_learning_rate_of_0_beside_numbers_in_full_is_0():
+    assert no_learning(log(reward=flat, grad_norm=rising, learning_rate=0.0)).cause == "learning-rate"
+
+
+# --- rows that all count as cut ----------------------------------------------------------------------------------------
+
+ALL_CUT = {"clipped_ratio": 1.0, "mean_length": 256.0, "max_length": 256.0}
+
+
+def test_when_every_row_counts_as_cut_that_is_said_whichever_way_it_is():
+    found = never_stops(log(**ALL_CUT, reward=flat))
+    assert (found.verdict, found.severity, found.cause) == ("found", "warning", "all-cut")
+    assert "--limit N" in found.advice and "mask nothing" in found.advice
+    assert never_stops(log(**ALL_CUT, reward=flat, facts={"max_completion_length": 256})).severity == "problem"
+    some = log(**(ALL_CUT | {"clipped_ratio": 0.7}), reward=flat)
+    assert never_stops(some).verdict == "not found"
+
+
+def test_lines_that_are_means_of_several_steps_confirm_a_limit_where_full_ones_have_one_length_and_others_less():
+    full = EVERY_OTHER == 1
+    metrics = {"clipped_ratio": np.where(full, 1.0, 0.6), "mean_length": np.where(full, 512.0, 424.3)}
+    several = log(**metrics, max_length=np.where(full, 512.0, 502.4), reward=flat)
+    several.steps["step"] *= 5
+    assert false_clipping(several).verdict == "not found"
+    assert true_clipping(several).severity == "problem"
+
+
+def test_three_steps_of_cut_rows_are_no_problem_yet():
+    few = {"clipped_ratio": [0.25, 0.5, 0.625], "mean_length": [223, 240, 219], "max_length": 256.0, "reward": 0.125}
+    found = true_clipping(log(3, **few, facts={"max_completion_length": 256}))
+    assert (found.verdict, found.severity) == ("found", "warning")
+
+
+def test_ms_swift_counts_rows_that_the_engine_cut_at_any_length():
+    swift = {"clipped_ratio": 0.45, "mean_length": 2393.1, "max_length": 7009.0, "reward": flat}
+    assert false_clipping(log(**swift)).verdict == "found"
+    assert false_clipping(log(**swift, facts={"trainer": "ms-swift"})).verdict == "not found"
+
+
+def test_no_eos_in_any_completion_is_one_that_never_stops():
+    episodes = 16 * np.arange(1, 61)
+    assert never_stops(log(eos_tokens=0, episodes=episodes)).severity == "problem"
+    assert never_stops(log(eos_tokens=4, episodes=episodes)).verdict == "not found"
+
+
+# --- groups without signal ---------------------------------------------------------------------------------------------
+
+
+def test_a_kl_term_does_not_hide_that_all_groups_have_equal_rewards():
+    hidden = {"grad_norm": 0.001, "kl": 0.03, "reward": 0.0}
+    found = zero_gradient(log(**hidden, zero_std_share=1.0))
+    assert (found.cause, found.severity) == ("equal-rewards", "problem")
+    assert "whatever gradient other terms give" in found.says
+    assert zero_gradient(log(**hidden, zero_std_share=0.5)).verdict == "not found"
+
+
+def test_a_share_of_equal_groups_that_gradients_refute_is_not_believed():
+    assert zero_gradient(log(grad_norm=0.3, zero_std_share=1.0, reward=rising)).verdict == "not found"
+
+
+@pytest.mark.parametrize(
+    "equal",
+    [
+        {"reward_std": 0.3 * EVERY_OTHER},
+        {"score_min": 0.0, "score_max": EVERY_OTHER},
+        {"advantage_min": -EVERY_OTHER, "advantage_max": EVERY_OTHER, "score_min": 0.0, "score_max": 1.0},
+    ],
+    ids=["the spread", "verl's scores", "verl's advantages"],
+)
+def test_rewards_that_are_all_equal_are_told_by_any_metric_of_their_spread(equal):
+    found = zero_gradient(log(**equal, grad_norm=0.3 * EVERY_OTHER, reward=0.2 * EVERY_OTHER))
+    assert (found.cause, found.steps[:2]) == ("equal-rewards", (1, 3))
+
+
+def test_the_gradient_of_the_last_of_ten_steps_is_set_against_the_share_of_equal_groups_of_all_ten():
+    several = log(grad_norm=0.3 * EVERY_OTHER, zero_std_share=0.55, reward=flat)
+    several.steps["step"] *= 10
+    found = zero_gradient(several)
+    assert found.cause == "equal-rewards" and "of the logged steps" in found.says
+    lost = log(grad_norm=0.0, zero_std_share=0.2, reward=flat)
+    lost.steps["step"] *= 10
+    assert zero_gradient(lost).cause == "unknown"
+
+
+def test_half_of_the_groups_equal_in_a_short_run_is_a_warning():
+    equal = {"kl": 0.001, "grad_norm": 0.1, "reward_std": np.tile([0.0, 0.2], 10), "reward": np.tile([0.0, 0.125], 10)}
+    assert zero_gradient(log(20, **equal)).severity == "warning"
+    assert (
+        zero_gradient(log(60, **{k: np.tile(v, 3) if np.ndim(v) else v for k, v in equal.items()})).severity
+        == "problem"
+    )
+
+
+def test_nobody_is_told_to_log_what_is_logged():
+    whole = {"grad_norm": 0.0, "zero_std_share": 0.2, "clipped_ratio": 0.1, "reward": flat}
+    assert not zero_gradient(log(**whole)).advice.startswith("Log")
+    assert zero_gradient(log(grad_norm=0.0, zero_std_share=0.2)).advice == "Log completions/clipped_ratio, completions."
+
+
+# --- course ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_fall_that_is_sure_at_95_percent_and_not_at_99_is_no_learning():
+    noise = np.random.default_rng(7).normal(size=60)
+    found = no_learning(log(reward=0.5 - 0.6 * np.linspace(0, 1, 60) + 0.38 * noise))
+    assert (found.verdict, found.cause) == ("found", "falls")
+    assert no_learning(log(reward=falling)).verdict == "not found"  # which collapse says
+    assert no_learning(log(reward=rising)).verdict == "not found"
+
+
+def test_lengths_that_are_the_same_in_all_steps_are_not_asked_for_again():
+    assert length_runaway(log(mean_length=256.0, reward=flat)).verdict == "not found"
+
+
+def test_completions_that_shrink_to_nothing_are_a_collapse():
+    found = collapse(log(mean_length=lambda share: 1800 * np.exp(-20 * share) + 2, reward=flat))
+    assert (found.cause, found.severity) == ("length", "problem")
+    assert collapse(log(mean_length=lambda share: 1800 * np.exp(-20 * share) + 2, reward=rising)).verdict == "not found"
+
+
+def test_a_reward_at_its_highest_from_the_first_step_on_is_no_solved_task():
+    top = {"facts": {"reward_highest": 1.0}}
+    assert solved(log(reward=1.0, **top)).verdict == "undecidable"
+    assert no_learning(log(reward=1.0, **top)).cause == "constant"
+    assert solved(log(reward=np.minimum(np.linspace(0.2, 1.8, 60), 1.0), **top)).verdict == "found"
+
+
+def test_one_prompt_in_all_steps_is_said():
+    one = log(completions=rows(prompt=lambda s, g, r: "the prompt"), facts={"num_generations": 4})
+    assert (duplicate_prompts(one).cause, duplicate_prompts(one).severity) == ("one-prompt", "information")
+
+
+def test_a_reward_function_that_never_varies_is_named(tmp_path):
+    rewards = [
+        {"step": n, "reward": n / 9, "rewards/dead/mean": 0.0, "rewards/alive/mean": n / 9} for n in range(1, 10)
+    ]
+    (tmp_path / "a.json").write_text(json.dumps(rewards))
+    found = dead_rewards(read(tmp_path / "a.json"))
+    assert found.says == "Of 2 reward functions 1 never varied: dead gave 0 in every step."
+
+
+@pytest.mark.parametrize("printed", [True, False], ids=["printed", "JSON"])
+def test_losses_that_are_no_numbers_from_the_first_step_on_are_a_problem(tmp_path, printed):
+    lost = [{"loss": float("nan"), "grad_norm": float("nan"), "reward": 0.5, "epoch": n / 9} for n in range(1, 10)]
+    (tmp_path / "a.log").write_text("\n".join(map(str, lost)) if printed else json.dumps(lost))
+    found = log_damage(read(tmp_path / "a.log"))
+    assert (found.severity, found.cause) == ("problem", "not-finite")
+    assert found.says.startswith("grad_norm is no finite number in any step; loss is no finite number in any step")

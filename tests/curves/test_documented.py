@@ -1,0 +1,161 @@
+import json
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+from workbench.curves.documented import list_baselines, load_baseline
+from workbench.curves.stats import share_at
+from workbench.errors import ParameterError, RunError
+
+FOLDER = ROOT / "data" / "baselines"
+each_baseline = pytest.mark.parametrize("name", sorted(p.stem for p in FOLDER.glob("*.json")))
+
+
+# --- documented ------------------------------------------------------------------------------------------------------
+
+
+def test_every_documented_run_is_there():
+    assert len(list_baselines()) >= 14
+    assert set(list_baselines()) == {p.stem for p in FOLDER.glob("*.json")}
+
+
+@each_baseline
+def test_a_baseline_says_where_it_is_from_and_what_is_not_known(name):
+    baseline = load_baseline(name)
+    assert baseline.source
+    assert baseline.unknown
+    assert baseline.reward.keys() == {"name", "unit", "low", "high"}
+    assert baseline.curves or baseline.figures
+    assert all(f["from"] in ("published", "full log") and f["what"] for f in baseline.figures.values())
+
+
+@each_baseline
+def test_a_mean_over_several_steps_stands_at_their_centre_unless_a_trainer_logged_it_at_their_end(name):
+    for metric, curve in load_baseline(name).curves.items():
+        x = [point[0] for point in curve["points"]]
+        thinned = curve["steps_per_point"] > 1 and name != "w3ng-qwen2.5-1.5b-tldr-grpo"
+        assert load_baseline(name).curve(metric).at == ("centre" if thinned else "end")
+        assert not thinned or x[0] < curve["steps_per_point"]  # an end would be the last of the first steps
+
+
+@each_baseline
+def test_its_curves_are_short_in_order_and_inside_their_range(name):
+    baseline = load_baseline(name)
+    for metric in baseline.curves:
+        curve = baseline.curve(metric)  # order and range are checked there
+        assert 1 <= len(curve.x) <= (80 if baseline.recorded else 60)
+        assert np.isfinite(curve.y).all()
+    if "reward" in baseline.curves:
+        assert baseline.curve().unit == baseline.reward["unit"]
+
+
+def test_the_known_figures_come_out():
+    qwen3b, qwen4b = load_baseline("unsloth-qwen2.5-3b-gsm8k-grpo"), load_baseline("unsloth-qwen3-4b-math-grpo")
+    assert qwen3b.figure("share_at_cap_first_125") == pytest.approx(0.57, abs=0.005)
+    assert qwen4b.figure("first_20_steps") == pytest.approx(-2.8, abs=0.05)
+    assert qwen4b.figure("last_20_steps") == pytest.approx(-3.4, abs=0.05)
+    assert qwen4b.figure("change_low") < 0 < qwen4b.figure("change_high")
+    late = load_baseline("verl-qwen2.5-0.5b-gsm8k-ppo-0.567").curve("eval_accuracy")
+    late = late.y[late.x >= 199]
+    assert (len(late), late.min(), late.max()) == (24, 0.538, 0.579)
+
+
+def test_thinning_a_curve_would_have_lost_the_share_at_the_cap():
+    qwen3b = load_baseline("unsloth-qwen2.5-3b-gsm8k-grpo")
+    assert share_at(qwen3b.curve("completion_length").y, 200) < qwen3b.figure("share_at_cap") - 0.2
+
+
+def test_an_unknown_name_gets_the_nearest_spelling():
+    with pytest.raises(ParameterError, match=r"'unsloth-qwen3-4b-maths': did you mean 'unsloth-qwen3-4b-math-grpo'\?"):
+        load_baseline("unsloth-qwen3-4b-maths")
+    with pytest.raises(ParameterError, match=r"did you mean 'reward_std'\? there are reward, reward_std"):
+        load_baseline("unsloth-qwen3-4b-math-grpo").curve("reward_sd")
+    with pytest.raises(ParameterError, match="'peak': did you mean 'peak_step'"):
+        load_baseline("trl-3406-qwen2-0.5b-tldr-grpo").figure("peak")
+    with pytest.raises(ParameterError, match="has no curve 'reward': there are none"):
+        load_baseline("trl-docs-qwen2-0.5b-tldr-grpo").curve()
+
+
+def test_a_user_adds_a_baseline_by_dropping_a_file_in(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_BASELINES", str(tmp_path))
+    mine = json.loads((FOLDER / "w3ng-qwen2.5-1.5b-tldr-grpo.json").read_text())
+    (tmp_path / "mine.json").write_text(json.dumps(mine | {"name": "mine", "title": "Mine"}))
+    assert {"mine", "w3ng-qwen2.5-1.5b-tldr-grpo"} <= set(list_baselines())
+    assert load_baseline("mine").curve().y[0] == -368.4
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [({"colour": 1}, r"does not know \['colour'\]"), ({"name": "other"}, "its name is 'other'"),
+     ({"curves": {"reward": {"points": []}}}, r"curve 'reward' lacks \['at', 'high', 'low', 'unit', 'x'\]")]
+)  # fmt: skip
+def test_an_odd_file_is_refused_with_what_is_odd(tmp_path, monkeypatch, change, message):
+    monkeypatch.setenv("WORKBENCH_BASELINES", str(tmp_path))
+    mine = json.loads((FOLDER / "w3ng-qwen2.5-1.5b-tldr-grpo.json").read_text()) | {"name": "mine"}
+    (tmp_path / "mine.json").write_text(json.dumps(mine | change))
+    with pytest.raises(ParameterError, match=message):
+        load_baseline("mine")
+
+
+W3NG = json.loads((FOLDER / "w3ng-qwen2.5-1.5b-tldr-grpo.json").read_text()) | {"name": "mine"}
+CURVE = W3NG["curves"]["reward"]
+
+
+@pytest.mark.parametrize("unit", [None, 3, "", "  ", [], "missing"])
+@pytest.mark.parametrize("place", ["reward", "curve 'completion_length'", "figure 'peak'"])
+def test_a_file_with_an_unknown_unit_is_refused_with_the_place_and_what_was_expected(
+    tmp_path, monkeypatch, place, unit
+):
+    monkeypatch.setenv("WORKBENCH_BASELINES", str(tmp_path))
+    mine = json.loads(json.dumps(W3NG))
+    mine["figures"]["peak"] = {"value": 1, "unit": "steps", "what": "peak", "from": "published"}
+    parts = {"reward": mine["reward"], "curve 'completion_length'": mine["curves"]["completion_length"],
+             "figure 'peak'": mine["figures"]["peak"]}  # fmt: skip
+    parts[place]["unit"] = unit
+    lacks = place.startswith("curve") and unit == "missing"
+    if unit == "missing":
+        del parts[place]["unit"]
+    (tmp_path / "mine.json").write_text(json.dumps(mine))
+    shown = f"unit={None if unit == 'missing' else unit!r}"
+    wanted = r"lacks \['unit'\]" if lacks else f": {shown}; expected words such as 'characters from the target of 20'"
+    with pytest.raises(ParameterError, match=rf"mine.json: {place}{' ' if lacks else ''}".replace("'", ".")) as error:
+        load_baseline("mine")
+    assert lacks or wanted in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [({"unit": "tokens"}, "mine.json: curve 'reward' has unit='tokens', the reward itself 'characters from the target of 200'"),
+     ({"by_seed": {"0": [1.0, 2.0]}}, "mine.json: curve 'reward', seed 0: 2 values; expected 11, one for each")],
+)  # fmt: skip
+def test_a_curve_in_another_unit_than_its_reward_or_with_seeds_that_do_not_fit_is_refused(
+    tmp_path, monkeypatch, change, message
+):
+    monkeypatch.setenv("WORKBENCH_BASELINES", str(tmp_path))
+    mine = W3NG | {"curves": {"reward": CURVE | change}}
+    (tmp_path / "mine.json").write_text(json.dumps(mine))
+    with pytest.raises(ParameterError) as error:
+        load_baseline("mine")
+    assert message in str(error.value)
+
+
+def test_curves_of_each_seed_come_with_the_unit_and_the_steps_of_the_curve_and_there_need_be_none(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WORKBENCH_BASELINES", str(tmp_path))
+    by_seed = {"4": [-50.0] * 11, "5": [-60.0] * 11}
+    (tmp_path / "mine.json").write_text(json.dumps(W3NG | {"curves": {"reward": CURVE | {"by_seed": by_seed}}}))
+    four, five = load_baseline("mine").curves_by_seed()
+    assert (four.label, five.label) == ("mine, seed 4", "mine, seed 5")
+    assert (four.unit, four.high, four.x[-1], four.y[0], five.y[0]) == (CURVE["unit"], 0.0, 110, -50, -60)
+    assert load_baseline("w3ng-qwen2.5-1.5b-tldr-grpo").curves_by_seed() == []
+    with pytest.raises(ParameterError, match="has no curve 'loss'"):
+        load_baseline("mine").curves_by_seed("loss")
+
+
+def test_a_damaged_file_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_BASELINES", str(tmp_path))
+    (tmp_path / "mine.json").write_text('{"name": ')
+    with pytest.raises(RunError, match="not JSON"):
+        load_baseline("mine")

@@ -1,0 +1,185 @@
+"""One cause at a time put into a rollout, all suspects tried: it is found with its size. On vLLM: benchmarks/attribution.py."""
+
+import copy
+import functools
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from padding_cases import by_hand, some_texts, tiny
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from workbench.consistency.ratios import ratio_report
+from workbench.diagnostics import attribution, mismatch
+from workbench.diagnostics.attribution import attribute_mismatch
+from workbench.diagnostics.logits import cast_copy
+from workbench.diagnostics.mismatch import PARTS, MismatchReport, mismatch_report
+from workbench.diagnostics.routing import routers, routing
+from workbench.errors import ParameterError
+
+PROMPTS, COMPLETIONS = some_texts(12, 7, 3), some_texts(16, 16, 16)
+
+
+def moved(model, size: float = 0.01):
+    """The model with other weights."""
+    other = copy.deepcopy(model)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += size * parameter.std() * torch.randn_like(parameter)
+    return other
+
+
+def scores(model, temperature: float = 1.0, completions=COMPLETIONS) -> list[list[float]]:
+    """What a sampler with these weights says of the completions, each text alone."""
+    found = []
+    for prompt, completion in zip(PROMPTS, completions, strict=True):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([prompt + completion])).logits[0].float() / temperature
+        logprobs = logits.log_softmax(-1)[:-1].gather(-1, torch.tensor((prompt + completion)[1:]).unsqueeze(-1))
+        found.append(logprobs[-len(completion) :].flatten().tolist())
+    return found
+
+
+def suspects(model) -> dict:
+    swapped = [[*ids[:5], ids[6], ids[5], *ids[7:]] for ids in COMPLETIONS]
+    return {
+        "temperature": {"temperature": 0.8, "scored_temperature": 1.0},
+        "dtype": {"sampler_dtype": "bfloat16"},
+        "weights": {"sampler_model": moved(model)},
+        "tokens": {"sampled_ids": swapped},
+    }
+
+
+@functools.cache
+def mixture(**fields):
+    """A small mixture of experts whose routers have clear choices."""
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": 64,
+        "moe_intermediate_size": 64,
+        "intermediate_size": 128,
+        "shared_expert_intermediate_size": 64,
+    }
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 128}
+    config = AutoConfig.for_model("qwen2_moe", num_experts=8, num_experts_per_tok=2, **sizes)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.15)
+    return model
+
+
+@pytest.mark.parametrize("cause", ["temperature", "dtype", "weights", "tokens"])
+def test_of_all_suspects_the_one_that_was_put_in_is_found_with_its_size(cause):
+    model = tiny("llama")
+    given = suspects(model)
+    sampler = {"weights": given["weights"]["sampler_model"], "dtype": cast_copy(model, "bfloat16")}.get(cause, model)
+    drawn = given["tokens"]["sampled_ids"] if cause == "tokens" else COMPLETIONS
+    sampled = scores(sampler, 0.8 if cause == "temperature" else 1.0, drawn)
+    found = attribute_mismatch(model, PROMPTS, COMPLETIONS, sampled, given)
+    whole = np.abs(found.report.ratios.tokens).mean()
+    assert next(iter(found.causes)) == cause, found.tried
+    assert found.causes[cause] == pytest.approx(whole, rel=0.25)
+    assert found.rest < 0.35 * whole and (cause == "dtype" or found.rest < 1e-5)
+    assert cause in found.verdict and "not attributed" not in found.verdict
+
+
+def test_two_causes_at_once_are_both_found():
+    model = tiny("llama")
+    given = suspects(model)
+    sampled = scores(given["weights"]["sampler_model"], 0.8)
+    found = attribute_mismatch(model, PROMPTS, COMPLETIONS, sampled, given)
+    assert set(found.causes) == {"temperature", "weights"} and found.rest < 1e-5
+
+
+def test_rounding_that_no_second_pass_repeats_is_named_by_its_size():
+    model = tiny("llama")
+    size = mismatch_report(model, PROMPTS, COMPLETIONS, scores(model), sampler_dtype="bfloat16").parts["dtype"].std()
+    noise = np.random.default_rng(0)
+    sampled = [[x - abs(noise.normal()) * size for x in row] for row in scores(model)]
+    found = attribute_mismatch(model, PROMPTS, COMPLETIONS, sampled, suspects(model))
+    assert list(found.causes) == [found.by_size] == ["dtype"] and "though not token by token" in found.verdict
+    report = mismatch_report(model, PROMPTS, COMPLETIONS, sampled, sampler_dtype="bfloat16")
+    assert report.largest == "sampler" and "what the sampler's dtype explains in size" in report.verdict
+
+
+def test_causes_stand_by_size_those_that_are_named_for_it_too(monkeypatch):
+    def report(*_, sampler_dtype=None):
+        parts = {name: np.zeros(10) for name in PARTS}
+        parts |= {"padding": parts["padding"] + 0.006, "sampler": parts["sampler"] + 0.01}
+        parts["dtype"] = parts["sampler"] * bool(sampler_dtype)
+        return MismatchReport(ratio_report([[-1.0] * 10], [[-1.016] * 10]), pd.DataFrame(parts), 0.0, "float32")
+
+    monkeypatch.setattr(attribution, "mismatch_report", report)
+    found = attribute_mismatch(None, [], [], [], {"dtype": {"sampler_dtype": "bfloat16"}})
+    assert list(found.causes) == ["dtype", "padding"] and found.by_size == "dtype"
+
+
+def test_padding_needs_no_suspect():
+    model = tiny("gpt2")
+    found = attribute_mismatch(model, PROMPTS, COMPLETIONS, scores(model), suspects(model))
+    assert list(found.causes) == ["padding"] and found.rest < 1e-5 and len(found.tried) == 1
+
+
+def test_what_no_suspect_explains_is_said_to_be_not_attributed():
+    model = tiny("llama")
+    sampled = scores(moved(model, 0.3))
+    found = attribute_mismatch(model, PROMPTS, COMPLETIONS, sampled, {"dtype": {"sampler_dtype": "bfloat16"}})
+    assert "not attributed" in found.verdict and found.rest > 0.01 and found._repr_html_()
+
+
+def test_a_rollout_without_a_cause_has_none():
+    model = tiny("llama")
+    found = attribute_mismatch(model, PROMPTS, COMPLETIONS, scores(model), suspects(model))
+    assert found.causes == {} and "no cause found" in found.verdict
+    with pytest.raises(ParameterError, match="suspects: none given"):
+        attribute_mismatch(model, PROMPTS, COMPLETIONS, scores(model), {})
+
+
+needs_routers = pytest.mark.skipif(not routers(mixture()), reason="transformers 4 has no routers as modules")
+
+
+@needs_routers
+def test_the_experts_of_a_model_are_asked_for_where_it_lies(monkeypatch):
+    asked = []
+    monkeypatch.setattr(mismatch, "map_logits", lambda model, batch, _: asked.append(batch["input_ids"].device.type))
+    mismatch._routes(copy.deepcopy(mixture()).to("meta"), ([[5, 6, 7]], [[8, 9]]), None)
+    assert asked == ["meta"]
+
+
+@needs_routers
+def test_experts_that_a_rounded_router_takes_are_told_from_rounding():
+    model = mixture()
+    sampler = copy.deepcopy(model)
+    for router in routers(sampler):  # rounded as in bfloat16 computations, which move single tokens
+        router.weight.data = router.weight.data + 0.05 * torch.randn_like(router.weight)
+    taken = []
+    for prompt, completion in zip(PROMPTS, COMPLETIONS, strict=True):
+        with routing(sampler) as layers, torch.no_grad():
+            sampler(input_ids=torch.tensor([prompt + completion]))
+        taken.append(np.stack([layer.numpy() for layer in layers], axis=1)[:-1])  # the engine never sees its last token
+    sampled = []
+    for n, (prompt, completion) in enumerate(zip(PROMPTS, COMPLETIONS, strict=True)):
+        forced = [np.concatenate([taken[n][:, layer], np.full((1, 2), -1)]) for layer in range(2)]
+        with routing(model, forced):
+            sampled.append(by_hand(model, prompt + completion)[-len(completion) :].tolist())
+    given = suspects(model) | {"routing": {"routed_experts": taken}}
+    found = attribute_mismatch(model, PROMPTS, COMPLETIONS, sampled, given)
+    assert list(found.causes) == ["routing"] and found.rest < 1e-5 and found.causes["routing"] > 1e-3
+    parts = mismatch_report(model, PROMPTS, COMPLETIONS, scores(sampler), sampler_dtype="bfloat16").parts.abs().mean()
+    assert parts["routing"] > 0  # those that bfloat16 would take, where the engine does not tell
+
+
+@needs_routers
+def test_experts_of_another_shape_and_routers_of_another_kind_are_refused():
+    model = mixture()
+    columns = (model, PROMPTS, COMPLETIONS, scores(model))
+    with pytest.raises(ParameterError, match=r"routed_experts 0: shape \(3, 5, 2\); expected \(28 or less, 2, k\)"):
+        mismatch_report(*columns, routed_experts=[np.zeros((3, 5, 2))] * 3)
+    odd = copy.deepcopy(model)
+    routers(odd)[0].register_forward_hook(lambda m, i, o: (o[0], o[1] * 7, o[2]))
+    with pytest.raises(ParameterError, match="its scores are no softmax over experts"):
+        mismatch_report(odd, PROMPTS, COMPLETIONS, scores(model))

@@ -1,0 +1,201 @@
+"""The verdict on arrays; on real trainings and engines it is judged in tests/diagnostics/test_sampler_probe.py."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from workbench.diagnostics.sampler_verdict import (
+    CACHE,
+    EXPLAINED,
+    IN_SYNC,
+    LATE,
+    LORA,
+    NOT_SYNCED,
+    PRECISION,
+    UNDECIDABLE,
+    UNKNOWN,
+    Probe,
+    sampler_verdict,
+    token_difference,
+)
+
+TOKENS = 135
+
+
+def policy(steps: int, update: float, seed: int = 0) -> list[np.ndarray]:
+    """Log-probs of a text at each step of a training whose updates move them by about `update` nats."""
+    rng = np.random.default_rng(seed)
+    moves = rng.normal(size=(steps, TOKENS)) * update
+    moves[0] = 0
+    return list(-3 + rng.normal(size=TOKENS) + moves.cumsum(axis=0))
+
+
+def verdicts(trainer: list, engine: list, *, noise: float = 3e-7, base=None, dtype="float32", rounding=None, seed=1):
+    """The verdicts of all steps, with what an engine in sync showed as reference, as a training asks for them."""
+    rng = np.random.default_rng(seed)
+    probes, found, reference = [], [], None
+    for step, (own, other) in enumerate(zip(trainer, engine, strict=True)):
+        probes.append(Probe(step, own, other + noise * rng.normal(size=TOKENS)))
+        found.append(
+            sampler_verdict(
+                probes[-16:], start=probes[0], base=base, reference=reference, dtype=dtype, rounding=rounding
+            )
+        )
+        if found[-1].cause in (IN_SYNC, PRECISION):
+            reference = probes[-1]
+    return found
+
+
+def late(trainer: list, n: int) -> list:
+    return [trainer[max(0, step - n)] for step in range(len(trainer))]
+
+
+@pytest.mark.parametrize("update", [1e-5, 1e-3, 0.1])
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_late_by_n_steps_is_told_from_never_as_soon_as_it_differs(n, update):
+    trainer = policy(9, update)
+    found = verdicts(trainer, late(trainer, n))
+    assert found[0].cause == IN_SYNC and not found[1].decided and found[1].fault
+    for step, verdict in enumerate(found[2:], 2):
+        assert (verdict.cause, verdict.steps_behind) == ((NOT_SYNCED, step) if step <= n else (LATE, n)), step
+        assert verdict.decided
+
+
+@pytest.mark.parametrize("base", [False, True])
+def test_updates_of_a_warm_up_that_change_nothing_do_not_count(base):
+    """The first update of a linear warm-up has a learning rate of 0."""
+    trainer = policy(4, 0.01)
+    trainer.insert(0, trainer[0])
+    found = verdicts(trainer, late(trainer, 1), base=trainer[0] if base else None)
+    assert [v.decided for v in found] == [True, True, False, True, True]
+    assert [v.cause for v in found[3:]] == [LATE, LATE]
+
+
+def test_never_synced_is_told_after_two_updates():
+    trainer = policy(6, 0.01)
+    found = verdicts(trainer, late(trainer, 99))
+    assert [v.cause for v in found] == [IN_SYNC, *[NOT_SYNCED] * 5] and [v.decided for v in found][1:3] == [False, True]
+
+
+def test_a_sync_that_stops_in_the_middle_is_late_by_more_and_more():
+    trainer = policy(8, 0.01)
+    found = verdicts(trainer, trainer[:5] + [trainer[4]] * 3)
+    assert [v.cause for v in found] == [IN_SYNC] * 5 + [LATE] * 3 and [v.steps_behind for v in found][5:] == [1, 2, 3]
+
+
+def test_a_sync_every_four_steps_that_is_one_sync_late_is_open_until_the_next_one():
+    trainer = policy(3, 0.01)
+    probes = [Probe(4 * n, trainer[n], trainer[max(0, n - 1)]) for n in range(3)]
+    found = [sampler_verdict(probes[: n + 1], start=probes[0]) for n in range(3)]
+    assert [v.decided for v in found] == [True, False, True] and found[2].cause == LATE and found[2].steps_behind == 4
+
+
+def test_an_engine_without_adapters_is_told_from_one_that_is_not_synced():
+    trainer = policy(4, 0.01)
+    engine = late(trainer, 99)
+    assert [v.cause for v in verdicts(trainer, engine, base=trainer[0])][2:] == [LORA, LORA]
+    assert [v.cause for v in verdicts(trainer, engine)][2:] == [NOT_SYNCED, NOT_SYNCED]
+
+
+def test_adapters_that_a_resumed_training_has_from_the_start_are_missed_at_once():
+    trainer = policy(2, 0.3)
+    verdict = sampler_verdict(
+        [Probe(40, trainer[1], trainer[0])], start=Probe(0, trainer[0], trainer[0]), base=trainer[0]
+    )
+    assert verdict.cause == LORA and verdict.decided
+    verdict = sampler_verdict([Probe(40, trainer[1], trainer[0])], start=Probe(0, trainer[0], trainer[0]))
+    assert verdict.cause == NOT_SYNCED and verdict.steps_behind == 40
+
+
+@pytest.mark.parametrize("update", [0.01, 1e-6])
+def test_a_constant_error_of_bf16_size_is_lost_precision_and_not_staleness(update):
+    trainer = policy(5, update)
+    rough = 0.002 * np.random.default_rng(5).normal(size=TOKENS)
+    engine = [row + rough for row in trainer]
+    assert {v.cause for v in verdicts(trainer, engine, rounding=0.003)} == {PRECISION}
+    assert {v.cause for v in verdicts(trainer, engine)} == {UNKNOWN}  # its size is not known
+    for more in (5, 50):  # a head that stayed as it was had 3.2 times what bfloat16 makes after its first update
+        assert {v.cause for v in verdicts(trainer, [row + more * rough for row in trainer], rounding=0.003)} == {
+            UNKNOWN
+        }
+
+
+def test_staleness_is_seen_through_the_rounding_of_an_engine_in_lower_precision():
+    trainer, rough = policy(5, 0.01), 0.02 * np.random.default_rng(5).normal(size=TOKENS)
+    engine = [row + rough for row in late(trainer, 1)]
+    found = verdicts(trainer, engine, rounding=0.02)
+    assert [v.cause for v in found] == [PRECISION, NOT_SYNCED, LATE, LATE, LATE]
+
+
+def test_updates_below_the_noise_are_undecidable_until_they_have_added_up():
+    trainer = policy(40, 5e-4)
+    found = verdicts(trainer, late(trainer, 99), noise=2e-3, dtype="bfloat16")
+    causes = [v.cause for v in found]
+    assert causes[:3] == [IN_SYNC, UNDECIDABLE, UNDECIDABLE] and not found[2].decided and not found[2].fault
+    assert causes[-1] == NOT_SYNCED
+    in_step = verdicts(trainer, trainer, noise=2e-3, dtype="bfloat16")
+    assert not any(v.fault for v in in_step)
+
+
+def test_no_update_leaves_nothing_to_see_and_is_no_fault():
+    trainer = policy(1, 0) * 5
+    assert {v.cause for v in verdicts(trainer, trainer)} == {IN_SYNC}
+
+
+@pytest.mark.parametrize("dtype, noise", [("float32", 1e-6), ("float32", 5e-5), ("bfloat16", 0.01), ("bfloat16", 0.04)])
+@pytest.mark.parametrize("update", [0, 1e-6, 1e-4, 1e-2])
+def test_an_engine_in_sync_is_never_called_a_fault(dtype, noise, update):
+    for seed in range(2):
+        trainer = policy(60, update, seed)
+        found = verdicts(trainer, trainer, noise=noise, dtype=dtype, seed=seed + 10)
+        assert not any(v.fault for v in found)
+
+
+def test_what_only_part_of_an_update_reached_is_another_policy():
+    trainer = policy(3, 0.1)
+    half = [trainer[0], *[(a + b) / 2 for a, b in itertools.pairwise(trainer)]]
+    assert verdicts(trainer, half)[2].cause == UNKNOWN
+
+
+def cached(engine_moves: bool, apart: float, tokens: int | None, rounding: float = 0.0) -> str:
+    trainer = policy(2, 0.1)
+    top = np.linspace(-3, -1, 5)
+    engine = trainer if engine_moves else [trainer[0]] * 2
+    first = Probe(0, trainer[0], engine[0], top, top, 0)
+    now = Probe(1, trainer[1], engine[1] + rounding * (-1) ** np.arange(TOKENS), top + apart, top, tokens)
+    return sampler_verdict([first, now], start=first).cause
+
+
+def test_a_prefix_cache_that_outlives_its_weights_is_found_by_what_it_changes_or_by_having_been_read():
+    assert cached(True, 0.05, None) == CACHE and cached(True, 0.05, 128) == CACHE and cached(True, 1e-7, 128) == CACHE
+    assert cached(True, 1e-6, 0) == IN_SYNC and cached(True, 1e-6, None) == IN_SYNC
+    assert cached(False, 0.0, 128) == NOT_SYNCED  # what is cached is what the engine would compute
+    assert cached(False, 1e-7, 128, rounding=3e-7) == NOT_SYNCED  # in another batch it rounds otherwise
+    assert cached(True, 1e-7, 128, rounding=3e-7) == CACHE
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(
+    "trainer, engine, cause", [(np.nan, np.nan, UNDECIDABLE), (np.nan, -1, UNDECIDABLE), (-1, np.nan, UNKNOWN)]
+)
+def test_a_policy_of_nan_is_not_taken_for_a_stale_one(trainer, engine, cause, cached):
+    first, top = Probe(0, *[np.full(TOKENS, -2.0)] * 2), np.full(5, engine, float)
+    now = Probe(1, np.full(TOKENS, trainer, float), np.full(TOKENS, engine, float), *([top, top, 0] if cached else []))
+    verdict = sampler_verdict([first, now], start=first)
+    assert verdict.cause == cause and f"of {TOKENS} log-probs the trainer gives" in verdict.text
+
+
+def test_token_ids_are_compared_where_both_have_them():
+    assert token_difference({"text": [1, 2]}, {"text": [1, 2], "conversation": [3]}) == ""
+    assert "conversation is 1 tokens" in token_difference({"conversation": [4]}, {"conversation": [3, 4]})
+    assert "token 2 is none to the one and 9" in token_difference({"text": [1, 2]}, {"text": [1, 2, 9]})
+
+
+def test_bounds_grow_with_the_coarseness_of_the_dtype():
+    assert EXPLAINED["float32"] < EXPLAINED["float16"] < EXPLAINED["bfloat16"]
+
+
+def test_the_cache_difference_is_the_largest_of_the_next_token_s_log_probs():
+    probe = Probe(1, np.zeros(2), np.zeros(2), np.array([-1.0, -2.0]), np.array([-1.0, -2.5]), 128)
+    assert probe.cache_difference == 0.5 and Probe(1, np.zeros(2), np.ones(2)).cache_difference == 0

@@ -1,0 +1,148 @@
+import tempfile
+
+import pytest
+import trl
+
+from workbench.audit.live import watch_training
+from workbench.audit.report import audit_run
+from workbench.errors import ParameterError
+from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.runs.completions import read_parts, token_parts
+from workbench.runs.run import Run
+from workbench.training.rewards import length_reward
+
+pytestmark = pytest.mark.slow
+
+RECIPE = make_recipe(
+    "starter", max_steps=4, num_generations=2, per_device_train_batch_size=4, max_completion_length=12, beta=0.0
+)
+TWO_OF_EACH = {"gradient_accumulation_steps": 2, "steps_per_generation": 4}
+
+
+def stock(cls=trl.GRPOTrainer, reward=None, folder=None, rollout=None, **options):
+    """An unmodified trainer of TRL on the starter model."""
+    config = trl.RLOOConfig if cls is trl.RLOOTrainer else trl.GRPOConfig
+    args = grpo_config(RECIPE, folder or tempfile.mkdtemp(), config, **{"save_strategy": "no"} | options)
+    given = {"rollout_func": rollout} if rollout else {}
+    data = load_prompts("starter").select(range(0, 5600, 350))
+    return cls(resolve_model("starter"), reward or length_reward(), args, train_dataset=data, **given)
+
+
+def numbers(trainer):
+    """What was logged, without times."""
+    return [
+        {k: v for k, v in row.items() if "time" not in k and "second" not in k} for row in trainer.state.log_history
+    ]
+
+
+@pytest.mark.parametrize("cls, options", [(trl.GRPOTrainer, {}), (trl.GRPOTrainer, TWO_OF_EACH), (trl.RLOOTrainer, {})])
+def test_a_watched_run_has_the_numbers_of_an_unwatched_one_and_is_recorded(cls, options):
+    plain = stock(cls, **options)
+    plain.train()
+    watched = stock(cls, **options)
+    watch = watch_training(watched, every=1)
+    watched.train()
+    assert watch.on
+    assert numbers(watched) == numbers(plain)
+    run = Run(watch.out_dir)
+    assert run.metrics["step"].tolist() == [1, 2, 3, 4]
+    assert run.metrics["reward"].tolist() == [row.get("reward") for row in plain.state.log_history[:4]] or options
+    made = run.completions
+    assert made["step"].unique().tolist() == ([1, 3] if options else [1, 2, 3, 4])
+    assert len(made) == (32 if options else 16)
+    length = watched.args.max_completion_length
+    assert (made["finish_reason"] == "length").tolist() == (
+        (made["completion_tokens"] == length) & (made["trl_finish_reason"] == "length")
+    ).tolist()
+    tokens, _ = read_parts(token_parts(watch.out_dir))
+    assert tokens["completion_ids"].map(len).tolist() == made["completion_tokens"].tolist()
+    tokenizer = watched.processing_class
+    decoded = tokenizer.batch_decode([list(ids) for ids in tokens["completion_ids"]], skip_special_tokens=True)
+    assert decoded == made["completion"].tolist()
+    if options:  # TRL computes the scorer's log-probs where a batch serves several steps
+        assert tokens["scorer_logprobs"].map(len).tolist() == made["completion_tokens"].tolist()
+
+
+STOPS = ["a", "e", "o"]
+
+
+def stops_at_a_vowel(prompts, trainer):
+    """A rollout function as agents have one: completions end at a string, none of them at EOS."""
+    own = trainer.processing_class
+    batch = own(list(prompts), return_tensors="pt", padding=True, padding_side="left")
+    options = {"stop_strings": STOPS, "tokenizer": own, "suppress_tokens": [own.eos_token_id, own.pad_token_id]}
+    both = trainer.model.generate(**batch, **options, max_new_tokens=12, do_sample=True, top_k=0)
+    rows = both[:, batch["input_ids"].shape[1] :].tolist()
+    ids = [[token for token in row if token != own.pad_token_id] for row in rows]
+    return {"prompt_ids": [own(text)["input_ids"] for text in prompts], "completion_ids": ids, "logprobs": None}
+
+
+def parity(completions, **_):
+    return [float(n % 2) for n in range(len(completions))]
+
+
+def test_masked_stops_are_named_while_the_run_trains_and_after_it(capfd):
+    trainer = stock(reward=parity, rollout=stops_at_a_vowel, mask_truncated_completions=True)
+    watch = watch_training(trainer, every=1)
+    trainer.train()
+    lines = [line for line in capfd.readouterr().err.splitlines() if "masked-stops" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("workbench: step ") and "Set mask_truncated_completions=False" in lines[0]
+    assert "docs/audit.md, notebook 02_grpo_custom_stops" in lines[0]
+    assert "masked-stops" in audit_run(watch.out_dir).problems
+    assert audit_run(trainer.args.output_dir).problems == audit_run(watch.out_dir).problems
+
+
+@pytest.mark.parametrize("broken", ["_keep", "_look", "begin"])
+def test_an_error_of_the_watch_is_told_once_and_the_training_goes_on(broken, capfd, monkeypatch):
+    trainer = stock(max_steps=2)
+    watch = watch_training(trainer, every=1)
+
+    def fails(*_, **__):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(watch, broken, fails)
+    trainer.train()
+    told = [line for line in capfd.readouterr().err.splitlines() if "workbench:" in line]
+    assert [line for line in told if "off" in line] == [
+        "workbench: the watch is off, the training goes on: OSError: No space left on device"
+    ]
+    assert trainer.state.global_step == 2 and not watch.on
+
+
+def test_where_trl_has_moved_what_is_watched_it_says_so_and_is_off(capfd, monkeypatch):
+    trainer = stock()
+    monkeypatch.delattr(trl.GRPOTrainer, "_generate")
+    assert not watch_training(trainer).on
+    assert "the watch is off, the training goes on: AttributeError" in capfd.readouterr().err
+
+
+def test_it_can_be_left_off_and_ended(monkeypatch):
+    trainer = stock(max_steps=2)
+    monkeypatch.setenv("WORKBENCH_WATCH", "0")
+    assert watch_training(trainer) is None
+    monkeypatch.delenv("WORKBENCH_WATCH")
+    watch = watch_training(trainer)
+    watch.off()
+    trainer.train()
+    assert not (watch.out_dir / "metrics.jsonl").exists()
+
+
+def test_a_resumed_run_is_recorded_once(tmp_path):
+    first = stock(folder=tmp_path, max_steps=4, save_strategy="steps", save_steps=2)
+    watch_training(first, every=1)
+    first.train()
+    (tmp_path / "checkpoint-4").rename(tmp_path / "gone")
+    second = stock(folder=tmp_path, max_steps=4)
+    watch = watch_training(second)
+    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    run = Run(watch.out_dir)
+    assert run.metrics["step"].tolist() == [1, 2, 3, 4]
+    assert run.completions["step"].value_counts().to_dict() == dict.fromkeys([1, 2, 3, 4], 4)
+
+
+def test_another_trainer_is_refused():
+    with pytest.raises(ParameterError, match="expected TRL's GRPOTrainer or RLOOTrainer"):
+        watch_training(object(), "folder")
+    with pytest.raises(ParameterError, match="every=0"):
+        watch_training(stock(), every=0)

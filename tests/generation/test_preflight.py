@@ -1,0 +1,70 @@
+import copy
+from importlib.util import find_spec
+
+import pytest
+from conftest import need
+from generation_cases import tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
+
+from workbench.errors import ParameterError
+from workbench.generation.preflight import check_generation_kwargs, check_tokenizers, save_policy
+from workbench.generation.stops import StopSpec
+from workbench.toys.make import build_model
+
+
+@pytest.mark.slow  # imports vLLM
+@pytest.mark.parametrize(
+    ("backend", "name", "hint"),
+    [
+        ("transformers", "stop", "stop_strings"),
+        ("transformers", "stop_token_ids", "eos_token_id"),
+        ("transformers", "temprature", "temperature"),
+        ("vllm", "stop_strings", "'stop'"),
+        ("vllm", "eos_token_id", "stop_token_ids"),
+        ("vllm-server", "stop_stings", "stop"),
+        ("vllm-server", "max_new_tokens", "max_tokens"),
+    ],
+)
+def test_options_of_the_other_back_end_and_typos_are_refused(backend, name, hint):
+    if backend != "transformers":
+        need(find_spec("vllm"), "vLLM, whose own parameters it reads")
+    with pytest.raises(ParameterError, match=hint):
+        check_generation_kwargs({name: 1}, backend)
+
+
+@pytest.mark.slow
+def test_options_that_the_back_end_knows_pass():
+    need(find_spec("vllm"), "vLLM, whose own parameters it reads")
+    check_generation_kwargs({"stop": ["a"], "stop_token_ids": [3], "seed": 1, "skip_special_tokens": False}, "vllm")
+    check_generation_kwargs({"stop": ["a"], "min_tokens": 3, "seed": 1}, "vllm-server")
+    check_generation_kwargs({"eos_token_id": [1, 2], "repetition_penalty": 1.1}, "transformers")
+
+
+def test_a_token_added_in_memory_is_found_missing_in_the_sampler():
+    train = copy.deepcopy(tokenizer())
+    train.add_tokens(["<search>"])
+    with pytest.raises(ParameterError, match=r"'<search>'.*save_policy"):
+        check_tokenizers(train, tokenizer(), StopSpec(stop=("<search>",)))
+    check_tokenizers(train, train, StopSpec(stop=("<search>",)))
+
+
+def test_a_stop_string_that_the_sampler_spells_in_other_tokens_is_refused():
+    sampler = copy.deepcopy(tokenizer())
+    sampler.backend_tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=True)  # other ids for the same text
+    with pytest.raises(ParameterError, match=r"stop 'topic' is \[.*\] to the trainer and \[.*\] to the sampler"):
+        check_tokenizers(tokenizer(), sampler, StopSpec(stop=("topic",)))
+
+
+def test_a_saved_policy_knows_its_new_tokens_from_disk(tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    grown = copy.deepcopy(tokenizer())
+    model = build_model(grown)
+    model.generation_config.eos_token_id = None
+    before, folder = len(grown), save_policy(model, grown, tmp_path / "policy", new_tokens=["<search>", "</search>"])
+    loaded, on_disk = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert loaded.get_input_embeddings().num_embeddings == len(grown) == before + 2
+    assert loaded.generation_config.eos_token_id == grown.eos_token_id
+    assert loaded.generation_config.pad_token_id == grown.pad_token_id
+    assert on_disk.decode(on_disk.encode("<search>"), skip_special_tokens=True) == "<search>"  # ordinary, not special
+    check_tokenizers(grown, on_disk, StopSpec(stop=("</search>",)))

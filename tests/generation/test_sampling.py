@@ -1,0 +1,252 @@
+"""Rollouts are the same on every back end."""
+
+import copy
+import functools
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import rollout_engine
+import sampling_memory
+import torch
+from conftest import on_vllm, result_of
+from generation_cases import toy_tokenizer, transformers_sampler
+from peft import LoraConfig, get_peft_model
+from rollout_engine import LIMIT
+from transformers import AutoTokenizer, GenerationConfig
+
+from workbench.errors import ParameterError
+from workbench.generation.sampling import Sampling, ServerSampler, TransformersSampler, VLLMSampler, generate
+from workbench.generation.stops import StopSpec
+
+LABELS = ("eos", "id", "string", "two of each", "no eos", "minimum")
+ALIKE = ("ids", "text", "reason", "stop")
+
+
+# --- one back end against the other -------------------------------------------------------------------------------
+
+
+@functools.cache
+def vllm_rollouts():
+    return on_vllm("rollout_engine")
+
+
+@functools.cache
+def transformers_rollouts():
+    return rollout_engine.greedy(transformers_sampler())
+
+
+def alike(rows) -> list[dict]:
+    return [{name: row[name] for name in ALIKE} for row in rows]
+
+
+ROUNDING = 1e-4  # nats, by which two back ends may score a token apart
+
+
+def check_greedy(theirs: list[dict], ours: list[dict]) -> None:
+    """Two back ends that compute otherwise take the same tokens, but where two are equally likely to rounding.
+
+    There each takes its own best token, which scores what the other's best does, and the rows part; few rows do.
+    """
+    parted = 0
+    for row, other in zip(ours, theirs, strict=True):
+        assert len(row["logprobs"]) == len(row["ids"])
+        n = next((n for n, pair in enumerate(zip(row["ids"], other["ids"], strict=False)) if len(set(pair)) > 1), None)
+        same = None if n is None else n + 1
+        assert other["logprobs"][:same] == pytest.approx(row["logprobs"][:same], abs=ROUNDING)
+        assert n is not None or alike([row]) == alike([other])
+        parted += n is not None
+    assert parted <= len(ours) / 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", LABELS)
+def test_greedy_decoding_gives_the_same_ids_and_ends_on_transformers_and_vllm(label):
+    ours, theirs = transformers_rollouts()[label], vllm_rollouts()["greedy"][label]
+    assert len(ours) == 64
+    check_greedy(theirs, ours)
+
+
+@pytest.mark.slow
+def test_the_specs_part_the_rows_so_that_equal_rows_mean_something():
+    rows = transformers_rollouts()
+    together = {label: [r["ids"] for r in rows[label]] for label in LABELS}
+    assert all(together[a] != together[b] for a in LABELS for b in LABELS if a < b)
+    assert len({tuple(ids) for ids in together["eos"]}) > 8
+    for label in LABELS:
+        assert sum(r["reason"] == "stop" for r in rows[label]) > 8
+    kinds = {type(r["stop"]) for r in rows["two of each"]}
+    assert {int, str} <= kinds
+    assert all(r["reason"] == "length" for r in rows["never"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", LABELS)
+def test_vllm_reports_the_finish_reason_that_we_find_in_every_row(label):
+    rows = vllm_rollouts()["greedy"][label]
+    assert [r["engine"] for r in rows] == [r["reason"] for r in rows]
+
+
+@pytest.mark.slow
+def test_greedy_decoding_gives_the_same_ids_and_ends_on_a_vllm_server(vllm_server):
+    sampler = ServerSampler(vllm_server, transformers_sampler().tokenizer)
+    for label, rows in rollout_engine.greedy(sampler, 8).items():
+        if label != "minimum":  # this server's log-probs are of what the logits became, without the stops at first
+            check_greedy(rows, transformers_rollouts()[label][:8])
+        assert [r["engine"] for r in rows] == [r["reason"] for r in rows]
+
+
+def check_seeds(rolled) -> None:
+    first, again, other = rolled
+    assert alike(first) == alike(again)
+    for row, repeated in zip(first, again, strict=True):  # a cached prefix may round otherwise
+        assert repeated["logprobs"] == pytest.approx(row["logprobs"], abs=1e-4)
+    assert [r["ids"] for r in first] != [r["ids"] for r in other]
+    pairs = zip(first[::2], first[1::2], strict=True)
+    assert any(a["ids"] != b["ids"] for a, b in pairs)  # a seed is of the call, not of each row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["transformers", "vllm"])
+def test_the_same_seed_repeats_the_rollouts_and_another_gives_others(backend):
+    check_seeds(vllm_rollouts()["seeded"] if backend == "vllm" else rollout_engine.seeded(transformers_sampler()))
+
+
+@pytest.mark.slow
+def test_on_a_server_too(vllm_server):
+    check_seeds(rollout_engine.seeded(ServerSampler(vllm_server, transformers_sampler().tokenizer)))
+
+
+@pytest.mark.slow
+def test_generate_leaves_the_models_generation_config_as_it_was():
+    sampler = transformers_sampler()
+    before = sampler.model.generation_config.to_dict()
+    generate(sampler, ["x"], stops=StopSpec(stop_token_ids=(40,)), sampling=Sampling(4))
+    assert sampler.model.generation_config.to_dict() == before
+
+
+@pytest.mark.slow
+def test_transformers_computes_as_many_steps_as_the_longest_row_needs():
+    ends = [row["reason"] == "stop" for row in transformers_rollouts()["eos"]]  # within the limit
+    prompts = [prompt for prompt, end in zip(rollout_engine.prompts(), ends, strict=True) if end][:8]
+    rolled = generate(transformers_sampler(), prompts, sampling=rollout_engine.GREEDY)
+    longest = max(len(r.completion_ids) for r in rolled)
+    assert longest < LIMIT
+    assert {r.sampled_tokens for r in rolled} == {longest}
+
+
+@pytest.mark.slow
+def test_log_probs_are_those_that_a_scoring_pass_gives_at_the_sampling_temperature():
+    sampler, how = transformers_sampler(), Sampling(12, temperature=0.7, top_p=0.9, seed=3)
+    rolled = generate(sampler, rollout_engine.prompts(6), stops=StopSpec(min_tokens=3), sampling=how)
+    ids = [(*r.prompt_ids, *r.completion_ids) for r in rolled]
+    assert len(set(map(len, ids))) > 1
+    for row, whole in zip(rolled, ids, strict=True):
+        with torch.no_grad():
+            logits = sampler.model(torch.tensor([whole])).logits[0, len(row.prompt_ids) - 1 : -1]
+        scored = (logits / 0.7).log_softmax(-1).gather(1, torch.tensor(row.completion_ids)[:, None])[:, 0]
+        assert row.logprobs == pytest.approx(scored.tolist(), abs=1e-4)
+
+
+def check_equal(rows, others) -> None:
+    """The same ids; log-probs may part in their last digits, as sums of a copied model do."""
+    for row, other in zip(rows, others, strict=True):
+        assert row.completion_ids == other.completion_ids
+        assert row.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_repetition_penalty_in_the_models_folder_changes_no_sample():
+    sampler, prompts = transformers_sampler(), rollout_engine.prompts(8)
+    plain = generate(sampler, prompts, sampling=rollout_engine.GREEDY)
+    for name, value in {"repetition_penalty": 1.5, "num_beams": 2, "return_dict_in_generate": True}.items():
+        other = copy.deepcopy(sampler.model)
+        setattr(other.generation_config, name, value)
+        made = generate(TransformersSampler(other, sampler.tokenizer), prompts, sampling=rollout_engine.GREEDY)
+        check_equal(made, plain)
+        assert getattr(other.generation_config, name) == value
+    drawn = Sampling(8, seed=1)
+    other.generation_config.update(min_p=0.9, temperature=0.1)
+    made = generate(TransformersSampler(other, sampler.tokenizer), prompts, sampling=drawn)
+    check_equal(made, generate(sampler, prompts, sampling=drawn))
+
+
+@pytest.mark.slow
+def test_a_model_with_lora_and_a_tokenizer_without_pads_sample_too():
+    sampler, prompts = transformers_sampler(), rollout_engine.prompts(4)
+    plain = generate(sampler, prompts, sampling=rollout_engine.GREEDY)
+    adapted = get_peft_model(copy.deepcopy(sampler.model), LoraConfig(r=2, target_modules=["q_proj"]))
+    made = generate(TransformersSampler(adapted, sampler.tokenizer), prompts, sampling=rollout_engine.GREEDY)
+    check_equal(made, plain)
+    unpadded = copy.deepcopy(sampler.tokenizer)
+    unpadded.pad_token = None
+    made = generate(TransformersSampler(sampler.model, unpadded), prompts, sampling=rollout_engine.GREEDY)
+    assert [r.completion_ids for r in made] == [r.completion_ids for r in plain]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["in process", "server"])
+def test_the_eos_ids_of_the_models_folder_count_on_vllm_too(kind, tmp_path):
+    tokenizer = transformers_sampler().tokenizer
+    tokenizer.save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    GenerationConfig(eos_token_id=[tokenizer.eos_token_id, 7]).save_pretrained(tmp_path)
+    engine = SimpleNamespace(get_tokenizer=lambda: tokenizer, model_config=SimpleNamespace(model=str(tmp_path)))
+    sampler = VLLMSampler(engine) if kind == "in process" else ServerSampler("http://nowhere", tokenizer)
+    row = [*tokenizer.encode("Hello", add_special_tokens=False), 7]
+    with mock.patch.object(
+        type(sampler), "sample", lambda self, prompts, rule, sampling: [(row, [0.0] * len(row), "stop")]
+    ):
+        (rolled,) = generate(sampler, ["a"])
+    assert (rolled.finish_reason, rolled.stop) == ("stop", 7)
+
+
+@pytest.mark.slow
+def test_sampling_holds_no_logits_of_all_steps():
+    rows, tokens = 32, 32
+    whole = rows * tokens * sampling_memory.VOCABULARY * 4 / 2**20  # MiB, 593
+    assert result_of("sampling_memory.py", str(rows), str(tokens)) < whole / 2
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_completion_length": 0}, "max_completion_length=0"),
+        ({"num_generations": 0}, "num_generations=0"),
+        ({"temperature": -0.1}, "temperature=-0.1"),
+        ({"top_p": 0}, "top_p=0"),
+        ({"top_p": 1.1}, "top_p=1.1"),
+        ({"top_k": -1}, "top_k=-1"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+        ({"top_p": float("nan")}, "top_p=nan"),
+    ],
+)
+def test_sampling_that_means_nothing_is_refused(fields, message):
+    with pytest.raises(ParameterError, match=message):
+        Sampling(**fields)
+
+
+class NeverAsked:
+    """A sampler that no refused call may reach."""
+
+    tokenizer = property(lambda self: toy_tokenizer())
+
+    def sample(self, *_):
+        raise AssertionError("sampled")
+
+
+@pytest.mark.parametrize(
+    ("prompts", "stops", "message"),
+    [
+        ([], None, "prompts is empty"),
+        (["ask"], StopSpec(stop_token_ids=(99_999,)), "outside the vocabulary"),
+        (["ask"], StopSpec(min_tokens=64), "within 64 tokens"),
+        (["ask", ""], None, "prompt 1 is empty"),
+    ],
+)
+def test_calls_that_cannot_work_are_refused_before_the_sampler_is_asked(prompts, stops, message):
+    with pytest.raises(ParameterError, match=message):
+        generate(NeverAsked(), prompts, stops=stops)

@@ -1,0 +1,106 @@
+"""How a whole run of the tests is spread over workers: the longest files first, and all that needs vLLM on one worker.
+
+`pytest --record-durations ...` writes what each file took to tests/durations.json; the next run is ordered by it.
+"""
+
+import collections
+import functools
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DURATIONS = ROOT / "tests" / "durations.json"
+NEW_FILE_S = 5.0  # a file that was never recorded
+RECORD = "--record-durations"
+
+
+def pytest_addoption(parser) -> None:
+    parser.addoption(
+        RECORD, action="store_true", help="write the seconds of each file that runs to tests/durations.json"
+    )
+
+
+def file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+@functools.cache
+def scope_of(file: str) -> str:
+    """The files that go to a worker together: a file alone, but those that share the engines and the server of vLLM."""
+    path = ROOT / file
+    needs_vllm = file.startswith("tests/") and re.search(r"\b(on_vllm|vllm_server)\b", path.read_text())
+    return "vLLM" if needs_vllm else file
+
+
+def longest_first(files: list[str], seconds: dict[str, float]) -> list[str]:
+    """Files, each once, in the order in which they start: scopes by their seconds, and each scope's files together."""
+    of_scope: dict[str, float] = collections.defaultdict(float)
+    files = list(dict.fromkeys(files))
+    for file in files:
+        of_scope[scope_of(file)] += seconds.get(file, NEW_FILE_S)
+    return sorted(files, key=lambda file: (-of_scope[scope_of(file)], scope_of(file), -seconds.get(file, NEW_FILE_S)))
+
+
+def order(items: list) -> None:
+    """A worker's tests, in place; without workers they stay as they are."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        seconds = json.loads(DURATIONS.read_text()) if DURATIONS.is_file() else {}
+        order = longest_first([file_of(item.nodeid) for item in items], seconds)
+        place = {file: n for n, file in enumerate(order)}
+        items.sort(key=lambda item: place[file_of(item.nodeid)])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByScope(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope_of(file_of(nodeid))
+
+    config.option.loadscopereorder = False  # by the number of their tests
+    return ByScope(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+# --- what each file takes --------------------------------------------------------------------------------------------
+
+SPENT: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])  # seconds of the clock and of the processor
+_before = sum(os.times()[:4])
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    """A report says what the processor spent, for this process and for those that ended."""
+    global _before
+    report = (yield).get_result()
+    now = sum(os.times()[:4])
+    report.processor_s, _before = now - _before, now
+
+
+def pytest_runtest_logreport(report) -> None:
+    spent = SPENT[file_of(report.nodeid)]
+    spent[0] += report.duration
+    spent[1] += getattr(report, "processor_s", 0.0)
+
+
+def pytest_terminal_summary(terminalreporter, config) -> None:
+    if not config.getoption(RECORD):
+        return
+    known = json.loads(DURATIONS.read_text()) if DURATIONS.is_file() else {}
+    known |= {file: round(clock, 1) for file, (clock, _) in SPENT.items()}
+    kept = {file: s for file, s in sorted(known.items()) if (ROOT / file).is_file()}
+    DURATIONS.write_text(json.dumps(kept, indent=0) + "\n")
+    areas: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
+    for file, spent in SPENT.items():
+        area = "/".join(Path(file).parts[:2])
+        areas[area] = [a + b for a, b in zip(areas[area], spent, strict=True)]
+    for title, rows in {"area": areas, "file": SPENT}.items():
+        terminalreporter.write_sep("=", f"seconds by {title}: clock, processor")
+        for name, (clock, processor) in sorted(rows.items(), key=lambda row: -row[1][0])[:25]:
+            terminalreporter.write_line(f"{clock:8.1f} {processor:8.1f}  {name}")
+    total = [sum(spent) for spent in zip(*SPENT.values(), strict=True)]
+    terminalreporter.write_line(f"{total[0]:8.1f} {total[1]:8.1f}  in all")

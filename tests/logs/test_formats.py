@@ -1,0 +1,393 @@
+"""Logs as people keep them, each made here by hand: what TRL and verl print, notebooks, tables, JSON, packed files."""
+
+import gzip
+import io
+import json
+import sys
+
+import pytest
+from conftest import ROOT
+
+from workbench.errors import MissingDependencyError, RunError
+from workbench.logs.formats import read_tensorboard
+from workbench.logs.names import NAMES, canonical
+from workbench.logs.read import read, read_logs
+
+EVENTS = ROOT / "tests" / "data" / "logs" / "events.out.tfevents"  # written by TensorBoard 2.20 itself
+DICT = "{{'loss': 0.1, 'grad_norm': 0.5, 'reward': {}, 'completions/mean_length': 9.0, 'epoch': {}}}\n"
+PRINTED = "".join(DICT.format(n / 10, n / 100) for n in range(1, 7))
+VERL = "step:{} - actor/grad_norm:{} - actor/lr:0.000 - critic/score/mean:{} - response_length/mean:17.0\n"
+
+
+def saved(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def rewards(path):
+    return read(path).metric("reward").tolist()
+
+
+# --- verl -----------------------------------------------------------------------------------------------------------
+
+
+def test_verl_s_console_is_read_with_prefixes_colours_and_numpy_s_numbers(tmp_path):
+    text = (
+        "{'actor_rollout_ref': {'actor': {'optim': {'lr': 1e-06}}, 'pad_token_id': 0}, 'loss': 0}\n"
+        "\x1b[36m(TaskRunner pid=7)\x1b[0m step:0 - val-core/openai/gsm8k/acc/mean@1:0.24\n"
+        "\x1b[36m(TaskRunner pid=7)\x1b[0m "
+        + VERL.format(1, "np.float64(0.25)", 0.5)
+        + "some other line, step:9 - here\n"
+        "(main_task pid=7) " + VERL.format(2, "nan", "\x1b[1m-0.75\x1b[0m") + VERL.format(3, "1e-05", 1)
+    )
+    log = read(saved(tmp_path / "out.log", text))
+    assert (log.kind, log.trainer) == ("verl console log", "verl")
+    assert log.steps["step"].tolist() == [1, 2, 3]  # the evaluation before the first step is none
+    assert log.metric("reward").tolist() == [0.5, -0.75, 1]
+    assert log.metric("grad_norm").tolist()[::2] == [0.25, 1e-05]
+
+
+def test_an_evaluation_that_verl_prints_under_the_last_step_s_number_is_no_second_line_of_it(tmp_path):
+    text = VERL.format(1, 1, 0.5) + VERL.format(2, 1, 0.6) + "step:2 - val/test_score:0.7 - timing_s/step:3.0\n"
+    assert read(saved(tmp_path / "a.txt", text)).order == (1, 2)
+
+
+def test_a_line_of_verl_that_a_terminal_broke_is_read_whole(tmp_path):
+    text = (
+        "step:1 - actor/grad_norm:0.5 - actor/lr(1e-4):0.010 - critic/score/mean:0.25\n    - response_length/mean:17.0\n"
+        "step:2 - actor/grad_norm:0.5 - critic/sco\nre/mean:0.75 - response_length/mean:18.0\n2026-01-01 - INFO - saved:1\n"
+    )
+    log = read(saved(tmp_path / "a.log", text))
+    assert log.metric("reward").tolist() == [0.25, 0.75]
+    assert log.metric("mean_length").tolist() == [17, 18]
+
+
+# --- printed dicts --------------------------------------------------------------------------------------------------
+
+
+def test_a_dict_that_the_user_s_own_code_prints_is_no_step(tmp_path):
+    own = "INFO env said {'step': 0, 'agent_id': 'mm', 'reward': 1.8}\n{'loss': 0.3, 'reward': 7}\n{'reward': 3.0, 'kl': 1}\n"
+    log = read(saved(tmp_path / "train.log", PRINTED + own + PRINTED.replace("0.0", "0.1")))
+    assert len(log.steps) == 12
+    assert log.metric("reward").max() == 0.6
+    assert log.notes == ("2 printed dicts that are no steps of a trainer are left out",)
+
+
+def test_dicts_of_the_user_alone_are_no_log_and_the_error_names_them(tmp_path):
+    path = saved(tmp_path / "env.log", "{'step': 0, 'agent_id': 'mm', 'reward': 1.8}\n" * 9)
+    with pytest.raises(RunError, match=r"9 other dicts are, such as \{.step., .reward.\}; expected trainer_state"):
+        read(path)
+
+
+def test_numbers_in_quotes_in_numpy_s_words_and_counted_of_all_are_read(tmp_path):
+    line = "{'loss': '0.1', 'reward': np.float64(0.5), 'grad_norm': tensor(2.), 'global_step/max_steps': '3/40', 'epoch': 1}"
+    log = read(saved(tmp_path / "swift.out", line))
+    assert (log.steps["step"].tolist(), log.trainer) == ([3], "ms-swift")
+    assert (log.metric("reward")[0], log.metric("grad_norm")[0]) == (0.5, 2)
+
+
+HOSTILE = {
+    "points": "{'loss': 1, 'x': '" + "1." * 9000 + "'}\n" * 9,
+    "blanks": ("{'loss'" + " " * 10000 + "}") * 300,
+    "openings": "{'loss': " * 500_000,
+    "no ends": "{'" + "a" * 3_000_000,
+    "steps": "step:1 - " * 500_000,
+    "digits": "step:1 - a/b:" + "1" * 3_000_000,
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_lines_that_are_nearly_steps_are_none_and_do_no_harm(tmp_path, text):
+    with pytest.raises(RunError):
+        read(saved(tmp_path / "a.log", text))
+    assert rewards(saved(tmp_path / "a.log", text + "\n" + PRINTED))[-1] == 0.6
+
+
+def test_a_dict_that_a_terminal_broke_is_read_whole(tmp_path):
+    text = "{'loss': '0.1',  \n 'grad_norm': '3.3e-06', 'reward':            \n  '0.5', \n 'epoch': '0.1'}\n"
+    assert rewards(saved(tmp_path / "a.log", text)) == [0.5]
+
+
+# --- notebooks ------------------------------------------------------------------------------------------------------
+
+
+def html_table(columns, rows):
+    head = "".join(f"<th>{c}</th>" for c in columns)
+    body = "".join("<tr>\n" + "".join(f"<td>{v}</td>\n" for v in row) + "</tr>" for row in rows)
+    return [
+        f"<div><progress></progress></div><table border=1><thead><tr>{head}</tr></thead>",
+        f"<tbody>{body}</tbody></table><p>",
+    ]
+
+
+def notebook(path, *outputs):
+    cells = [{"cell_type": "markdown", "source": "x"}]
+    cells += [{"cell_type": "code", "source": "", "outputs": [output]} for output in outputs]
+    return saved(path, json.dumps({"cells": cells, "nbformat": 4}))
+
+
+OLD = html_table(
+    ["Step", "Training Loss", "reward", "completion_length"], [[1, "0.1", "0.25", 200], [2, "No Log", "0.5", 190]]
+)
+NEW = html_table(
+    ["Step", "Training Loss", "reward", "completions / mean_length", "rewards / f / mean"], [[1, 0, 1, 9, 1]]
+)
+LOSSES = html_table(["Step", "Training Loss"], [[10, "3.38"], [20, "2.2"]])
+
+
+def test_the_table_that_a_trainer_shows_in_a_notebook_is_its_log(tmp_path):
+    tables = [{"output_type": "display_data", "data": {"text/html": page}} for page in (LOSSES, OLD)]
+    log = read(notebook(tmp_path / "a.ipynb", *tables))
+    assert log.kind == "notebook" and log.steps["step"].tolist() == [1, 2]
+    assert log.metric("reward").tolist() == [0.25, 0.5]
+    assert log.metric("mean_length").tolist() == [200, 190]
+    assert log.metric("loss")[0] == 0.1
+
+
+def test_each_training_of_a_notebook_is_a_run_named_after_its_cell(tmp_path):
+    tables = [{"data": {"text/html": page}} for page in (OLD, NEW)]
+    first, second = read_logs(notebook(tmp_path / "a.ipynb", *tables))
+    assert (first.name[-6:], second.name[-6:]) == ("cell 2", "cell 3")
+    assert second.metric("mean_length").tolist() == [9] and second.facts["reward_functions"] == 1
+
+
+@pytest.mark.parametrize("printed", [PRINTED, VERL.format(1, 1, 0.1) + VERL.format(2, 1, 0.2)])
+def test_what_was_printed_in_a_notebook_is_read(tmp_path, printed):
+    path = notebook(tmp_path / "a.ipynb", {"output_type": "stream", "text": printed.splitlines(keepends=True)})
+    assert rewards(path)[:2] == [0.1, 0.2]
+
+
+def test_a_notebook_without_a_training_says_what_it_holds(tmp_path):
+    path = notebook(tmp_path / "a.ipynb", {"data": {"text/html": LOSSES}}, {"text": "hello"})
+    with pytest.raises(
+        RunError, match="a notebook of 3 cells with 2 saved outputs; none is a table of steps with a reward"
+    ):
+        read(path)
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["critic/score/mean", "critic_score_mean", "critic / score / mean", "train/critic.score.mean"]
+)
+def test_a_metric_is_known_whatever_parts_the_words_of_its_name(tmp_path, name):
+    assert rewards(saved(tmp_path / "a.csv", f"Step,{name},x\n1,0.5,2\n2,1,3\n")) == [0.5, 1]
+
+
+def test_every_plain_name_means_one_metric():
+    for name, spellings in NAMES.items():
+        for spelling in spellings:
+            assert canonical([spelling.replace("/", "_")]) == {spelling.replace("/", "_"): name}
+
+
+def test_the_score_of_verl_is_the_reward_and_not_what_is_left_of_it_after_a_penalty(tmp_path):
+    path = saved(tmp_path / "a.csv", "step,critic/rewards/mean,critic/score/mean\n1,-13,0.5\n2,-1,0.25\n")
+    assert rewards(path) == [0.5, 0.25]
+
+
+def test_several_runs_below_each_other_are_several_logs(tmp_path):
+    lines = [f"{name},{step},{step / 10},{length}" for name in ("a", "b") for step, length in ((0, 9), (1, 8), (2, 7))]
+    logs = read_logs(saved(tmp_path / "runs.csv", "condition,step,accuracy,response_length\n" + "\n".join(lines)))
+    assert [log.name[-11:] for log in logs] == ["condition a", "condition b"]
+    assert all(log.metric("mean_length").tolist() == [9, 8, 7] for log in logs)
+    with pytest.raises(RunError, match="2 runs"):
+        read(tmp_path / "runs.csv")
+
+
+def test_runs_that_only_two_columns_together_tell_apart_are_several_logs(tmp_path):
+    rows = [{"arm": a, "seed": s, "step": n, "reward": 0.5} for n in (1, 2) for a in ("x", "y") for s in (0, 1)]
+    logs = read_logs(saved(tmp_path / "runs.json", json.dumps(rows)))
+    assert len(logs) == 4 and {len(log.steps) for log in logs} == {2}
+
+
+def test_a_resumed_run_is_one_though_its_table_has_words(tmp_path):
+    rows = "".join(f"{n},0.5,{word}\n" for n, word in ((1, "a"), (2, "b"), (3, "a"), (2, "b"), (3, "a"), (4, "b")))
+    assert len(read_logs(saved(tmp_path / "a.csv", "step,reward,note\n" + rows))) == 1
+
+
+def test_a_chart_of_several_runs_is_a_log_each(tmp_path):
+    text = 'Step,"a - reward","a - reward__MIN","b - reward"\n1,0.5,0,\n2,1,0,0.25\n'
+    logs = read_logs(saved(tmp_path / "chart.csv", text))
+    assert [(log.name[-1], log.metric("reward").tolist()) for log in logs] == [("a", [0.5, 1]), ("b", [0.25])]
+
+
+def test_a_table_of_ten_thousand_columns_is_read_for_those_that_are_known(tmp_path):
+    head = ",".join(f"gpu_{n}" for n in range(10_000))
+    path = saved(
+        tmp_path / "wide.csv", f"step,reward,{head}\n" + "".join(f"{n},0.5{',1' * 10_000}\n" for n in range(20))
+    )
+    assert rewards(path) == [0.5] * 20
+
+
+# --- JSON -----------------------------------------------------------------------------------------------------------
+
+ROWS = [{"step": n, "loss": 0.1, "reward_mean": n / 10} for n in range(1, 4)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ROWS,
+        {"total_steps": 3, "steps": ROWS},
+        {"config": {"lr": 1e-6, "prompts": [{"text": "a"}]}, "result": {"history": ROWS}},
+        {"log_history": ROWS, "evaluations": [{"reward": 9}]},
+        {"steps": [1, 2, 3], "history": {"step": [1, 2, 3], "reward": [0.1, 0.2, 0.3]}},
+    ],
+    ids=["a list", "steps", "below", "log_history", "columns"],
+)
+def test_the_list_of_steps_in_a_json_file_is_found(tmp_path, value):
+    assert rewards(saved(tmp_path / "metrics.json", json.dumps(value, indent=1))) == [0.1, 0.2, 0.3]
+
+
+def test_several_runs_in_one_json_file_are_several_logs(tmp_path):
+    logs = read_logs(saved(tmp_path / "all.json", json.dumps({"grpo": ROWS, "rloo": ROWS[:2]})))
+    assert [(log.name[-4:], len(log.steps)) for log in logs] == [("grpo", 3), ("rloo", 2)]
+
+
+@pytest.mark.parametrize("name", ["kaggle.json", "kaggle.log"])
+def test_what_kaggle_keeps_of_a_run_s_output_is_read(tmp_path, name):
+    lines = [{"stream_name": "stdout", "time": 1.5, "data": line} for line in (PRINTED[:70], PRINTED[70:])]
+    assert rewards(saved(tmp_path / name, "[" + "\n,".join(map(json.dumps, lines)) + "\n]"))[0] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"a": 1, "b": [2]}', "no log_history, nor another list of objects; it has a, b"),
+        ('[{"prompt": "p", "completion": "c"}]', "no reward, completion length or group metric in it, it has prompt"),
+        ("[" * 100_000, "not JSON"),
+    ],
+)
+def test_json_that_is_no_log_says_what_it_has(tmp_path, text, says):
+    with pytest.raises(RunError, match=says):
+        read(saved(tmp_path / "a.json", text))
+
+
+def test_json_lines_with_another_ending_are_read(tmp_path):
+    text = "".join(json.dumps(row) + "\n" for row in ROWS)
+    for name in ("a.log", "a.json", "a.txt"):
+        assert rewards(saved(tmp_path / name, text)) == [0.1, 0.2, 0.3]
+
+
+# --- packed files, standard input, folders ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.log", PRINTED), ("a.csv", "step,reward\n1,0.1\n"), ("a.json", json.dumps(ROWS))]
+)
+def test_a_packed_log_is_read_as_the_file_in_it(tmp_path, name, text):
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(text.encode()))
+    assert rewards(tmp_path / f"{name}.gz")[0] == 0.1
+    assert read(tmp_path).name == str(tmp_path / f"{name}.gz")
+
+
+def test_a_packed_file_that_was_made_to_fill_the_disk_is_refused(tmp_path):
+    with gzip.open(tmp_path / "bomb.log.gz", "wb") as file:
+        for _ in range(130):
+            file.write(b"\n" * 1_000_000)
+    with pytest.raises(RunError, match="more than 100 MB once it is unpacked"):
+        read(tmp_path / "bomb.log.gz")
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("a.ipynb", b'{"cells": ['), ("a.csv", b"step,reward\n"), ("a.json", b"[{")]
+)
+def test_a_file_that_is_too_large_to_be_a_log_is_refused_before_it_is_read(tmp_path, name, start):
+    with (tmp_path / name).open("wb") as file:
+        file.write(start)
+        file.truncate(600_000_000)  # which takes no room on the disk
+    with pytest.raises(RunError, match="MB"):
+        read(tmp_path / name)
+
+
+def test_a_packed_file_that_is_cut_short_is_refused(tmp_path):
+    (tmp_path / "a.log.gz").write_bytes(gzip.compress(PRINTED.encode())[:-20])
+    with pytest.raises(RunError, match="cut short or damaged"):
+        read(tmp_path / "a.log.gz")
+
+
+@pytest.mark.parametrize("text", [PRINTED, json.dumps(ROWS), VERL.format(1, 1, 0.1), "step,reward,loss\n1,0.1,2\n"])
+def test_standard_input_is_read_whatever_kind_it_is(monkeypatch, text):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    log = read("-")
+    assert (log.name, log.metric("reward")[0]) == ("standard input", 0.1)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "grpo.log",
+        "nohup.out",
+        "log.txt",
+        "run.md",
+        "metrics.json",
+        "wandb/run-1-a/files/output.log",
+        "files/output.log",
+    ],
+)
+def test_a_folder_with_a_log_in_it_is_read_though_other_files_lie_beside_it(tmp_path, place):
+    saved(tmp_path / place, json.dumps(ROWS) if place.endswith(".json") else PRINTED)
+    saved(tmp_path / "README.md", "A run.")
+    saved(tmp_path / "config.json", '{"model_type": "gpt2"}')
+    log = read(tmp_path)
+    assert log.name == str(tmp_path / place) and log.metric("reward")[0] == 0.1
+
+
+def test_a_notebook_in_a_folder_is_read(tmp_path):
+    notebook(tmp_path / "a.ipynb", {"data": {"text/html": OLD}})
+    assert rewards(tmp_path) == [0.25, 0.5]
+
+
+def test_a_folder_without_a_log_says_what_is_in_it(tmp_path):
+    saved(tmp_path / "model.bin", "x")
+    with pytest.raises(RunError, match=r"no log in this folder; it holds model\.bin; expected trainer_state"):
+        read(tmp_path)
+    saved(tmp_path / "a.txt", "hello")
+    saved(tmp_path / "b.csv", "step,loss\n1,2\n")
+    with pytest.raises(RunError, match=r"no log in this folder\. b\.csv: no reward.*; a\.txt: no line like"):
+        read(tmp_path)
+
+
+def test_a_link_in_a_folder_is_not_followed_wherever_it_lies(tmp_path):
+    saved(tmp_path / "elsewhere/files/output.log", PRINTED)
+    (tmp_path / "run/wandb").mkdir(parents=True)
+    (tmp_path / "run/wandb/latest").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match="no log in this folder"):
+        read(tmp_path / "run")
+
+
+# --- TensorBoard --------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_tensorboard_wrote_is_read():
+    table = read_tensorboard(EVENTS)
+    assert table["step"].tolist() == [1, 2, 3, 4, 5]
+    assert table["train/reward"].tolist() == [-22.5, -20, -17.5, -15, -12.5]
+    assert table["train/completions/mean_length"].tolist() == [14.5, 15.5, 16.5, 17.5, 18.5]
+    assert table["new style"].dropna().tolist() == [0.25]  # TensorFlow 2 writes tensors of one number
+    assert table["elapsed_s"].tolist() == pytest.approx([0.5, 1, 1.5, 2, 2.5], abs=0.01)  # from the file's first event
+
+
+def test_a_last_record_cut_short_by_a_kill_is_left_out(tmp_path):
+    path = tmp_path / EVENTS.name
+    path.write_bytes(EVENTS.read_bytes()[:-9])
+    assert read_tensorboard(path)["step"].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("content", [b"", b"step,reward\n1,2\n" * 10, b"\x00" * 64])
+def test_what_is_no_event_file_is_refused(tmp_path, content):
+    path = tmp_path / EVENTS.name
+    with pytest.raises(RunError, match=r"no such file; expected an events\.out\.tfevents"):
+        read_tensorboard(path)
+    path.write_bytes(content)
+    with pytest.raises(RunError, match="no scalars in it; expected a TensorBoard file"):
+        read_tensorboard(path)
+
+
+def test_without_tensorboard_the_error_names_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing.event_file_loader", None)
+    with pytest.raises(MissingDependencyError, match="pip install tensorboard"):
+        read_tensorboard(EVENTS)

@@ -1,0 +1,241 @@
+import io
+import json
+import pickle
+
+import pandas as pd
+import pytest
+
+from workbench.audit.rules_data import log_damage
+from workbench.audit.trends import highest_reward
+from workbench.errors import RunError
+from workbench.logs import formats
+from workbench.logs.names import canonical
+from workbench.logs.read import read_logs
+from workbench.logs.settings import facts_of
+
+LINE = {"loss": 0.1, "grad_norm": 0.5, "reward": 0.25, "completions/mean_length": 7.0, "completions/clipped_ratio": 0.5}
+
+
+def write_state(folder, rows, **more):
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "trainer_state.json"
+    path.write_text(json.dumps({"log_history": rows, **more}))
+    return path
+
+
+def one(path):
+    (log,) = read_logs(path)
+    return log
+
+
+def test_a_trl_folder_is_read_with_its_completions_and_its_settings(tmp_path):
+    write_state(tmp_path / "checkpoint-2", [{"step": 1, **LINE}, {"step": 2, **LINE}, {"step": 2, "eval_reward": 1}])
+    write_state(
+        tmp_path / "checkpoint-10", [{"step": s, **LINE} for s in (1, 2, 10)] + [{"step": 10, "train_runtime": 9}]
+    )
+    (tmp_path / "checkpoint-10" / "config.json").write_text('{"model_type": "gpt2", "eos_token_id": 3}')
+    (tmp_path / "checkpoint-10" / "training_args.bin").write_bytes(pickle.dumps({"num_generations": 99}))
+    (tmp_path / "completions").mkdir()
+    for step in (1, 2):
+        rows = {"step": step, "prompt": ["p", "p", "q", "q"], "completion": list("abcd"), "match": [1.0, 0, 0, 0]}
+        pd.DataFrame(rows).to_parquet(tmp_path / "completions" / f"completions_{step:05d}.parquet")
+    log = one(tmp_path)
+    assert list(log.steps["step"]) == [1, 2, 10]
+    assert log.metric("mean_length").tolist() == [7, 7, 7]
+    assert (len(log.completions), log.num_generations) == (8, 2)
+    assert log.completions["reward"].sum() == 2
+    assert log.facts == {"model_type": "gpt2", "eos_token_ids": [3], "reward_functions": 0}
+
+
+def test_a_pasted_console_log_is_read_with_other_lines_bars_and_numbers_as_text_between(tmp_path):
+    path = tmp_path / "console.txt"
+    path.write_text(
+        "Some weights were not initialised\n"
+        " 10%|█         | 1/10 [00:01<00:09]\r{'loss': 0.1, 'reward': 0.5, 'completions/mean_length': 7.0, 'epoch': 0.1}\n"
+        "{'loss': '0.2', 'reward': '0.75', 'grad_norm': 'nan', 'epoch': '0.2'}\n"
+        "{'nothing': 'here'}\n" + "x" * 3_000_000 + "\n{'train_runtime': 3.0, 'reward': 9}\n"
+    )
+    log = one(path)
+    assert log.metric("reward").tolist() == [0.5, 0.75]
+    assert any("no step numbers" in d for d in log.damage)
+    assert log_damage(log).verdict == "not found"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "rewards"),
+    [
+        ("history.csv", "\ufeff_step,train/global_step,train/reward\r\n0,10,0.5\r\n1,20,\r\n2,30,1\r\n", [0.5, 1]),
+        ("chart.csv", 'Step,"a run - train/reward","a run - train/reward__MIN"\n10,0.5,0\n20,1,0\n', [0.5, 1]),
+        ("verl.jsonl", '{"step": 1, "data": {"reward": 0.5}}\n{"step": 2, "data": {"reward": 1}}\n{"st', [0.5, 1]),
+        ("table.TSV", "step\treward\n1\t0.5\n2\t1\n", [0.5, 1]),
+        ("spaced.jsonl", '{ "step": 1, "reward": 0.5 }\n{ "step": 2, "reward": 1 }\n', [0.5, 1]),
+        ("own.jsonl", '{"step": 1, "reward": 0.5}\n{"step": 2, "reward": 1}\n', [0.5, 1]),
+    ],
+)  # fmt: skip
+def test_other_tools_logs_are_read_under_the_same_names(tmp_path, name, text, rewards):
+    path = tmp_path / name
+    path.write_text(text, newline="")
+    log = one(path)
+    assert log.metric("reward").tolist() == rewards
+    assert "completions" in log.lacks
+    assert bool(log.damage) == (name == "verl.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("trainer_state.json", b'{"log_history": [{"st', "not JSON"),
+        ("trainer_state.json", b"[1, 2]", "no log_history"),
+        ("trainer_state.json", b'{"log_history": [{"step": 1, "loss": 0.5}]}', "no reward"),
+        ("state.json", pickle.dumps({"log_history": []}), "pickle"),
+        ("state.log", pickle.dumps({"log_history": []}), "pickle"),
+        ("part.parquet", b"PAR1\x15\x04", "completions alone"),
+        ("a.csv", b"", "no table"),
+        ("a.csv", b"step,loss,accuracy\n1,0.5,0.9\n", "no reward"),
+        ("a.csv", b"step,reward\nx,y\n", "no step with a number"),
+        ("a.txt", b"nothing here\n", "no line like"),
+        ("a.jsonl", b'{"a\n', "no line of it"),
+    ],
+)
+def test_what_cannot_be_read_is_an_error_that_says_what_was_expected(tmp_path, name, content, says):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(RunError, match=says):
+        read_logs(tmp_path / name)
+
+
+def test_an_empty_folder_and_no_folder_are_errors(tmp_path):
+    with pytest.raises(RunError, match=r"no log in this folder, which is empty; expected trainer_state\.json"):
+        read_logs(tmp_path)
+    with pytest.raises(RunError, match="no such file or folder"):
+        read_logs(tmp_path / "absent")
+    with pytest.raises(RunError, match="a web address, and nothing is fetched"):
+        read_logs("https://wandb.ai/a/b")
+
+
+def test_numbers_that_are_not_finite_are_damage_and_no_values(tmp_path):
+    rows = [{"step": s, "reward": 0.5, "grad_norm": 1.0, "loss": 0.1} for s in range(1, 11)]
+    rows[4] |= {"reward": float("inf"), "grad_norm": float("nan")}
+    log = one(write_state(tmp_path, rows))
+    assert log.damage == ("grad_norm is no number in 1 of 10 steps", "reward is infinite in 1 of 10 steps")
+
+
+def test_a_part_of_completions_cut_in_half_is_damage_and_the_others_are_read(tmp_path):
+    write_state(tmp_path, [{"step": 1, **LINE}])
+    folder = tmp_path / "completions"
+    folder.mkdir()
+    for step in (1, 2):
+        pd.DataFrame({"step": [step], "prompt": ["p"], "completion": ["c"]}).to_parquet(
+            folder / f"completions_{step:05d}.parquet"
+        )
+    path = folder / "completions_00002.parquet"
+    path.write_bytes(path.read_bytes()[:200])
+    log = one(tmp_path)
+    assert len(log.completions) == 1
+    assert "cut short or damaged" in log.damage[0]
+
+
+def test_numbers_that_were_logged_beside_the_rewards_are_no_rewards(tmp_path):
+    write_state(tmp_path, [{"step": 1, **LINE, "rewards/match/mean": 0.5, "rewards/brief/mean": 0.5}])
+    (tmp_path / "completions").mkdir()
+    rows = {"step": [1, 1], "prompt": ["p", "p"], "completion": ["c", "d"], "match": [1.0, 0], "brief": [0, 1.0]}
+    pd.DataFrame(rows | {"words": [70, 80]}).to_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    log = one(tmp_path)
+    assert log.completions["reward"].tolist() == [1, 1]
+    assert highest_reward(log) is None  # 1 is not the most that two functions can give
+
+
+def test_two_runs_in_one_console_log_are_told_by_their_epochs(tmp_path):
+    lines = [f"{{'loss': '0.1', 'reward': '0.5', 'epoch': '{n / 10}'}}" for n in range(10)]
+    (tmp_path / "console.txt").write_text("\n".join(lines + lines))
+    assert log_damage(one(tmp_path / "console.txt")).cause == "two-runs"
+    (tmp_path / "console.txt").write_text("\n".join(lines))
+    assert log_damage(one(tmp_path / "console.txt")).verdict == "not found"
+
+
+def test_a_resumed_console_log_is_one_run(tmp_path):
+    lines = [f"{{'loss': '0.1', 'reward': '0.{n}', 'epoch': '{n / 10}'}}" for n in (1, 2, 3, 4, 5, 6, 7, 5, 6, 7, 8, 9)]
+    (tmp_path / "console.txt").write_text("\n".join(lines))
+    log = one(tmp_path / "console.txt")
+    assert log.steps["reward"].tolist() == [n / 10 for n in range(1, 10)]
+    assert log_damage(log).cause == "twice"
+
+
+def test_a_run_that_has_not_logged_yet_does_not_hide_the_others(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps({"step": 1, **LINE}) * (name == "b"))
+    assert one(tmp_path).name == str(tmp_path / "b")
+    write_state(tmp_path / "a", [{"step": 1, **LINE}])
+    assert one(tmp_path / "a").kind == "trainer_state.json"
+
+
+def test_links_inside_a_folder_are_not_followed(tmp_path):
+    (tmp_path / "real.csv").write_text("step,reward\n1,2\n")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "a.csv").symlink_to(tmp_path / "real.csv")
+    with pytest.raises(RunError, match="no log in this folder"):
+        read_logs(tmp_path / "run")
+
+
+def test_every_name_of_a_metric_stands_once_in_the_table():
+    from workbench.logs.names import NAMES
+
+    spellings = [spelling for known in NAMES.values() for spelling in known]
+    assert len(spellings) == len(set(spellings))
+    assert canonical(["a"]) == {}
+
+
+def test_reading_a_long_log_counts_every_byte_for_its_progress_bar(tmp_path, monkeypatch):
+    bars = []
+
+    class Bar(formats.tqdm):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs | {"disable": False, "file": io.StringIO()})
+            bars.append(self)
+
+    monkeypatch.setattr(formats, "tqdm", Bar)
+    path = tmp_path / "train.log"
+    path.write_bytes((repr(LINE).encode() + b"\n") * 3 + b"x" * 2_500_000 + b"\n" + repr(LINE).encode())
+    one(path)
+    assert [(bar.n, bar.total) for bar in bars] == [(path.stat().st_size,) * 2]
+
+
+def test_a_run_resumed_from_before_its_last_lines_is_one_run_though_its_second_line_comes_again(tmp_path):
+    steps = [6, 12, 18, 12, 18, 24, 30, 36]  # logged every 6 steps, resumed from checkpoint-10
+    write_state(tmp_path, [{"step": s, **LINE} for s in steps])
+    assert log_damage(one(tmp_path)).cause == "twice"
+    write_state(tmp_path, [{"step": s, **LINE} for s in [6, 12, 18, 6, 12, 18, 24]])
+    assert log_damage(one(tmp_path)).cause == "two-runs"
+
+
+def test_a_file_that_is_no_log_does_not_hide_the_one_beside_it(tmp_path):
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps({"step": n, **LINE}) + "\n" for n in (1, 2)))
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    assert one(tmp_path).name == str(tmp_path / "log.jsonl")
+    (tmp_path / "log.jsonl").unlink()
+    with pytest.raises(RunError, match="no reward"):
+        read_logs(tmp_path)
+
+
+def test_a_console_log_that_powershell_wrote_is_read(tmp_path):
+    (tmp_path / "log.txt").write_text("{'loss': 0.1, 'reward': 0.5, 'epoch': 0.1}\r\n" * 2, encoding="utf-16")
+    assert one(tmp_path / "log.txt").metric("reward").tolist() == [0.5, 0.5]
+
+
+def test_a_metric_that_begins_later_is_not_damaged(tmp_path):
+    lines = [{"step": n, "reward": 0.5} | ({"loss": 0.1} if n > 10 else {}) for n in range(1, 101)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert one(tmp_path / "log.jsonl").damage == ()
+
+
+def test_the_files_of_a_model_in_the_hub_s_cache_are_links_and_are_read(tmp_path):
+    for name, value in {"config.json": {"model_type": "gpt2"}, "generation_config.json": {"eos_token_id": 3}}.items():
+        (tmp_path / "blobs").mkdir(exist_ok=True)
+        (tmp_path / "blobs" / name).write_text(json.dumps(value))
+        (tmp_path / "snapshot").mkdir(exist_ok=True)
+        (tmp_path / "snapshot" / name).symlink_to(tmp_path / "blobs" / name)
+    write_state(tmp_path / "run", [{"step": n, **LINE} for n in range(1, 9)])
+    facts = facts_of(tmp_path / "snapshot", links=True)
+    assert facts == ({"model_type": "gpt2", "eos_token_ids": [3]}, [])
+    refused = facts_of(tmp_path / "snapshot")
+    assert refused[0] == {} and "not a plain file" in refused[1][0]

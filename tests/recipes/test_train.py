@@ -1,0 +1,115 @@
+import pandas as pd
+import pytest
+from ppo_parts import HAS_PPO, PPOTrainer, needs_ppo, train_ppo
+
+from workbench import StopSpec, exact_match_reward, length_reward, train_grpo
+from workbench.errors import ParameterError
+from workbench.recipes.recipes import Recipe
+from workbench.recipes.train import (
+    is_finished,
+    last_checkpoint,
+    open_folder,
+    train_online_dpo,
+    train_rloo,
+    training_record,
+)
+from workbench.runs.files import read_json, write_json
+from workbench.runs.run import Run
+from workbench.training.recording import RunRecorder
+
+SMALL = Recipe(max_steps=2, num_generations=2, per_device_train_batch_size=4, max_completion_length=8)
+RECORD = training_record("GRPOTrainer", SMALL, reward_funcs=length_reward(20))
+
+
+def record_a_step(folder) -> None:
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+    RunRecorder(folder).add_completions(1, {"completion": ["a"]})
+
+
+def test_an_incomplete_checkpoint_is_passed_over(tmp_path):
+    for step, complete in ((5, True), (10, True), (15, False)):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        if complete:
+            (tmp_path / f"checkpoint-{step}" / "complete.json").write_text("{}")
+    assert last_checkpoint(tmp_path).name == "checkpoint-10"
+    assert last_checkpoint(tmp_path / "nowhere") is None
+
+
+def test_a_folder_of_another_training_is_emptied_and_that_of_the_same_is_kept(tmp_path):
+    open_folder(tmp_path, RECORD)
+    record_a_step(tmp_path)
+    open_folder(tmp_path, RECORD)
+    assert (tmp_path / "metrics.jsonl").is_file()
+    open_folder(tmp_path, RECORD | {"overrides": {"beta": 0.1}})
+    assert not (tmp_path / "metrics.jsonl").is_file()
+    assert Run(tmp_path).completions.equals(pd.DataFrame())
+
+
+def other(**changed):
+    asked = {"trainer": "GRPOTrainer", "recipe": SMALL, "reward_funcs": length_reward(20)} | changed
+    return training_record(asked.pop("trainer"), asked.pop("recipe"), **asked)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        other(trainer="RLOOTrainer"),
+        other(recipe=Recipe(seed=1)),
+        other(reward_funcs=length_reward(21)),
+        other(reward_funcs=[length_reward(20), exact_match_reward()]),
+        other(reward_funcs=lambda completions, **_: [0.0] * len(completions)),
+        other(stops=StopSpec(stop=("a",))),
+        other(temperature=0.5),
+    ],
+)
+def test_a_training_is_finished_only_for_the_same_record_and_after_its_last_step(record, tmp_path):
+    assert not is_finished(tmp_path, RECORD)
+    write_json(tmp_path / "recipe.json", RECORD)
+    assert not is_finished(tmp_path, RECORD)
+    write_json(tmp_path / "progress.json", {"step": 2, "max_steps": 2, "finished": True})
+    assert is_finished(tmp_path, RECORD)
+    assert record != RECORD and not is_finished(tmp_path, record)
+
+
+def test_two_functions_of_one_name_that_do_other_things_are_other_trainings():
+    def made(number):
+        def reward(completions, **_):
+            return [number for _ in completions]
+
+        return reward
+
+    assert other(reward_funcs=made(1)) == other(reward_funcs=made(1))
+    assert other(reward_funcs=made(1)) != other(reward_funcs=made(2))
+
+
+@pytest.mark.slow
+def test_all_four_trainers_leave_a_recipe_of_one_shape_their_steps_and_their_completions(tmp_path):
+    stops = StopSpec(stop=(" the",))
+    for train in (train_grpo, train_rloo, train_online_dpo, *([train_ppo] if HAS_PPO else [])):
+        reward = {} if train is train_ppo else {"reward_funcs": length_reward(20)}
+        train(SMALL, out_dir=tmp_path / train.__name__, stops=stops, **reward)
+        run, written = Run(tmp_path / train.__name__), read_json(tmp_path / train.__name__ / "recipe.json", {})
+        assert written.keys() == {*RECORD, "source"}
+        assert written["recipe"] == RECORD["recipe"] and written["stops"]["stop"] == [" the"]
+        assert written["reward_funcs"][0]["name"] == ("random weights" if train is train_ppo else "reward_len")
+        assert run.metrics["step"].tolist() == [1, 2]
+        assert set(run.metrics.columns) >= {"completions/distinct", "stops/clipped_ratio", "elapsed_s"}
+        assert run.completions.groupby("step").size().tolist() == [4, 4]
+        assert is_finished(run.path, written)
+
+
+@pytest.mark.slow
+def test_a_wrong_setting_is_refused_before_anything_in_the_folder_is_touched(tmp_path):
+    open_folder(tmp_path, RECORD)
+    record_a_step(tmp_path)
+    for wrong in ({"num_generations": 3}, {"generation_kwargs": {"stop": ["a"]}}):
+        with pytest.raises(ValueError):
+            train_grpo(SMALL, reward_funcs=length_reward(20), out_dir=tmp_path, **wrong)
+    assert read_json(tmp_path / "recipe.json", {}) == RECORD | {"source": "recipe"}
+    assert Run(tmp_path).metrics["step"].tolist() == [1]
+
+
+@needs_ppo
+def test_a_trainer_without_a_recipe_of_its_kind_is_refused():
+    with pytest.raises(ParameterError, match="samples with transformers only"):
+        PPOTrainer.from_recipe(Recipe(backend="vllm"), reward_funcs="random weights", out_dir="unused")

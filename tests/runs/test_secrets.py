@@ -1,0 +1,95 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from secret_texts import COMMIT, around, assigned, between, hexes, tokens, urls
+
+from workbench.runs.secrets import hide_tokens, looks_like_token, map_text
+
+
+@given(around, tokens, around)
+def test_a_token_goes_whatever_stands_around_it(before, token, after):
+    assert token not in hide_tokens(between(before, token, after))
+
+
+@given(around, st.one_of(assigned, urls), around)
+def test_a_value_with_a_secret_s_name_and_a_password_in_a_url_go(before, planted, after):
+    text, secret = planted
+    assert secret not in hide_tokens(between(before, text, after)), text
+
+
+@given(st.text(), tokens)
+def test_a_token_goes_from_any_place_within_text_of_any_kind(text, token):
+    for n in range(0, len(text) + 1, 7):
+        assert token not in hide_tokens(f"{text[:n]} {token} {text[n:]}")
+
+
+def test_names_in_structures_make_their_values_tokens():
+    value = {
+        "env": {"HF_TOKEN": "abc", "n": 3},
+        "argv": ["x", "--hf-token", "abc", "--steps", "3"],
+        "eos_token": "</s>",
+    }
+    told = map_text(value, hide_tokens)
+    assert told == {
+        "env": {"HF_TOKEN": "[token]", "n": 3},
+        "argv": ["x", "--hf-token", "[token]", "--steps", "3"],
+        "eos_token": "</s>",
+    }
+    assert map_text({"a": 1, "A": 2}, str.upper) == {"A": 1, "A'": 2}  # keys that become equal stay two
+
+
+@given(hexes)
+def test_forty_hex_digits_are_a_key_only_beside_wandb(digits):
+    assert hide_tokens(f"wandb: {digits}") == "wandb: [token]"
+    assert hide_tokens(f"tree {digits}") == f"tree {digits}"
+
+
+@pytest.mark.parametrize(
+    "name, value", [("model", "f" * 40), ("x", "hf_" + "Ab1" * 8), ("api_key", "abc1"), ("hf_" + "Ab1" * 8, "")]
+)
+def test_a_secret_is_known_by_its_value_or_its_name(name, value):
+    assert looks_like_token(name, value)
+
+
+@pytest.mark.parametrize(
+    "name, value", [("revision", COMMIT), ("eos_token", "</s>"), ("model", "sk-learn"), ("seed", "3")]
+)
+def test_a_commit_and_a_special_token_are_no_secrets(name, value):
+    assert not looks_like_token(name, value)
+
+
+@pytest.mark.parametrize("unseen", ["\u200b", "\x00", "\u202e", "\xad"])
+def test_characters_that_cannot_be_seen_do_not_save_a_token(unseen):
+    assert hide_tokens(f"a hf_AbCdEfGh{unseen}IjKl12345678") == "a [token]"
+    assert hide_tokens(f"api{unseen}_key={unseen}abc{unseen}1") == "api_key=[token]"
+    assert hide_tokens(f"a{unseen}b") == f"a{unseen}b"
+    assert hide_tokens(f"x{unseen}hf_AbCdEfGhIjKl12345678") == f"x{unseen}[token]"
+
+
+LONG = "Ab1" * 12
+FORMS = f"""hf_{LONG} api_org_{LONG}
+gho_{LONG} ghu_{LONG} ghs_{LONG} ghr_{LONG} sk_{LONG} rk-{LONG} rk_{LONG} pk-{LONG} pk_{LONG}
+ASIA{"A1" * 8} AIza{LONG} xoxb-{LONG} nvapi-{LONG} wandb_v1_{LONG} pypi-{LONG} access-key=q8 access_key_id=q8 private-key=q8
+secret=q8 passwd=q8 passphrase=q8 credential=q8 authorization=q8 gitlab_token=q8 x-amz-signature=q8
+pa\u017f\u017fword=q8 api_\u212aey=q8 X_PASSWD=q8 MY_CREDENTIALS=q8 --client-secret=q8""".split()
+
+
+@pytest.mark.parametrize(
+    "secret", [*FORMS, f"-----BEGIN RSA PRIVATE KEY-----{LONG}", f"BEARER {LONG}", "--my-token q8"]
+)
+def test_no_form_of_a_secret_is_passed_over_unread(secret):
+    hidden = hide_tokens(f"a {secret} b")
+    assert "[token]" in hidden
+    assert LONG not in hidden
+    assert "q8" not in hidden
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\x1b[36mapi_key\x1b[0m=\x1b[35ms3cretvalue42\x1b[0m",  # structlog's colours
+        r'{"config": "{\"api_key\": \"s3cretvalue42\", \"lr\": 1}"}',  # JSON within JSON
+    ],
+)
+def test_colours_and_escaped_quotes_do_not_save_a_secret(text):
+    assert "s3cretvalue42" not in hide_tokens(text) and "api_key" in hide_tokens(text)

@@ -1,0 +1,58 @@
+"""How the tests themselves run: their order, who shares vLLM, and what is skipped."""
+
+import re
+
+import pytest
+import whole_run
+from conftest import ROOT, need
+
+
+def test_the_longest_files_come_first_and_those_that_share_vllm_together(monkeypatch):
+    monkeypatch.setattr(whole_run, "scope_of", lambda file: "vLLM" if file in "ab" else file)
+    seconds = {"a": 5.0, "b": 6.0, "c": 10.0, "d": 1.0, "e": 30.0}
+    assert whole_run.longest_first(["d", "a", "c", "d", "b", "e"], seconds) == ["e", "b", "a", "c", "d"]
+    assert whole_run.longest_first(["d", "new"], seconds) == ["new", "d"]
+
+
+def test_all_that_starts_an_engine_or_asks_the_server_is_of_one_scope():
+    users = ("generation/test_sampling.py", "training/test_stopping.py", "training/test_sync_on_cpu.py")
+    assert {whole_run.scope_of(f"tests/{file}") for file in users} == {"vLLM"}
+    assert whole_run.scope_of("tests/runs/test_run.py") == "tests/runs/test_run.py"
+
+
+def test_every_recorded_file_is_there():
+    import json
+
+    assert [file for file in json.loads(whole_run.DURATIONS.read_text()) if not (ROOT / file).is_file()] == []
+
+
+def test_what_a_machine_lacks_is_a_skip_by_name_and_with_ci_a_failure(monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+    need(True, "this")
+    with pytest.raises(pytest.skip.Exception, match="needs Chromium"):
+        need(None, "Chromium")
+    monkeypatch.setenv("CI", "true")
+    need(True, "this")
+    with pytest.raises(pytest.fail.Exception, match="needs Chromium, and with CI=true nothing may be missing"):
+        need(None, "Chromium")
+
+
+# What is skipped for another cause than a missing part: a release of TRL or transformers, a GPU, a case without the subject.
+FOR_ANOTHER_CAUSE = {
+    "tests/conftest.py",
+    "tests/helpers/ppo_parts.py",
+    "tests/test_evidence.py",
+    "tests/test_notebook_runs.py",
+    "tests/test_whole_run.py",
+    "tests/audit/test_corpus.py",
+    "tests/diagnostics/test_attribution.py",
+    "tests/recipes/test_recipes.py",
+    "tests/training/test_sync_on_cpu.py",
+    "tests/training/test_what_is_tested.py",
+}
+
+
+def test_no_test_skips_for_a_missing_part_on_its_own():
+    skips = re.compile(r"importorskip|pytest\.skip\(|mark\.skip")
+    found = {str(p.relative_to(ROOT)) for p in (ROOT / "tests").rglob("*.py") if skips.search(p.read_text())}
+    assert found <= FOR_ANOTHER_CAUSE

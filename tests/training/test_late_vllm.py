@@ -1,0 +1,60 @@
+"""What TRL imports of vLLM, and when; an engine that starts so is in test_stopping.py."""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+from conftest import need
+
+pytestmark = pytest.mark.slow
+
+# In a process of its own, since vLLM once loaded stays loaded.
+CODE = """
+import json, sys
+from workbench import GRPOTrainer, OnlineDPOTrainer, RLOOTrainer
+from trl.generation import vllm_client, vllm_generation
+from trl.experimental.online_dpo import online_dpo_trainer
+from trl.import_utils import is_vllm_available
+import trl
+
+loaded = [name for name in sys.modules if name.partition(".")[0] == "vllm"]
+known = is_vllm_available()
+asked = {module.__name__: [n for n, v in vars(module).items() if type(v).__name__ == "_Late"]
+         for module in (vllm_client, vllm_generation, online_dpo_trainer)}
+made = vllm_generation.SamplingParams(max_tokens=3)
+import vllm
+real = {name: [hasattr(getattr(sys.modules[name], n)._real(), "__name__") for n in names] for name, names in asked.items()}
+print(json.dumps([loaded, known, asked, real, made == vllm.SamplingParams(max_tokens=3)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def found():
+    need(find_spec("vllm"), "vLLM")
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", CODE], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_trainers_are_imported_without_vllm_which_counts_as_installed(found):
+    loaded, known, *_ = found
+    assert (loaded, known) == ([], True)
+
+
+def test_each_name_that_trl_takes_from_vllm_is_the_real_one_when_it_is_used(found):
+    _, _, asked, real, equal = found
+    assert all({"LLM", "SamplingParams"} <= set(names) for module, names in asked.items() if "client" not in module)
+    assert asked.keys() == real.keys() and all(all(names) for names in real.values())
+    assert equal
+
+
+def test_where_there_is_no_gpu_an_engine_compiles_nothing_if_nobody_says_so(monkeypatch):
+    import torch
+
+    from workbench.training.late_vllm import eager
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert eager() == {"enforce_eager": True}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert eager() == {}

@@ -1,0 +1,102 @@
+"""Every training on vLLM shows that synced weights are sampled from (test_stopping.py, test_groups_on_vllm.py, notebooks)."""
+
+import http.server
+import threading
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import requests
+import torch
+from conftest import result_of
+from transformers import AutoModelForCausalLM, GPT2Config
+
+from workbench.errors import RunError
+from workbench.generation.sampling import Sampling, ServerSampler, generate
+from workbench.training.sync_on_cpu import TiedHeads, install_cpu_sync, reload_server, server_without_nccl
+
+pytestmark = pytest.mark.slow
+
+needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="on CUDA TRL's own sync is used")
+
+
+def client(url):
+    return SimpleNamespace(base_url=url, session=requests.Session())
+
+
+def test_a_server_that_does_not_reload_is_named_with_what_it_lacks(starter_folder, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(starter_folder)
+    with pytest.raises(RunError, match=r"127\.0\.0\.1:9 did not reload the weights.*VLLM_SERVER_DEV_MODE=1"):
+        reload_server(client("http://127.0.0.1:9"), model.named_parameters(), model.config, tmp_path)
+
+
+@needs_no_gpu
+def test_a_server_samples_from_the_weights_it_was_given(vllm_server, starter_folder, tmp_path):
+    from transformers import AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(starter_folder)
+    sampler = ServerSampler(vllm_server, AutoTokenizer.from_pretrained(starter_folder))
+    greedy = Sampling(8, temperature=0.0)
+    before = generate(sampler, ["os\ndef getcwd()\nTL;DR:"], sampling=greedy)[0].completion_ids
+    try:
+        silent = ((name, torch.zeros_like(p)) for name, p in model.named_parameters() if name != "lm_head.weight")
+        reload_server(client(vllm_server), silent, model.config, tmp_path)
+        after = generate(sampler, ["os\ndef getcwd()\nTL;DR:"], sampling=greedy)[0].completion_ids
+    finally:  # other tests share the server
+        own = ((name, p) for name, p in model.named_parameters())
+        reload_server(client(vllm_server), own, model.config, tmp_path)
+    assert after != before and len(set(after)) == 1  # weights of zero prefer no token, and greedy takes the first
+    assert generate(sampler, ["os\ndef getcwd()\nTL;DR:"], sampling=greedy)[0].completion_ids == before
+
+
+@pytest.mark.rare
+@needs_no_gpu
+def test_a_head_tied_to_the_embedding_is_reloaded_on_a_server_too():
+    gpt2 = {"SAMPLER_FAULTS_MODEL": "starter-gpt2"}  # vLLM ties its head by another way than Qwen's, up to 0.30
+    got = result_of("sampler_faults.py", "server", "2", "clean, stock", env=gpt2)["clean, stock"]
+    assert [(cause, difference < 1e-5) for _, cause, _, _, difference, _ in got["verdicts"]] == [("in sync", True)] * 2
+
+
+class Unextended(http.server.BaseHTTPRequestHandler):
+    """A server whose workers know but vLLM's own methods."""
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(500 if b"repack" in body else 200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_server_that_cannot_reload_a_tied_head_is_named_with_what_it_lacks(tied, tmp_path):
+    config = GPT2Config(tie_word_embeddings=tied)
+    with http.server.HTTPServer(("127.0.0.1", 0), Unextended) as server, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        weights = {"wte.weight": torch.ones(2, 2)}
+        reload_server(client(f"http://127.0.0.1:{server.server_port}"), weights.items(), config, tmp_path)
+        server.shutdown()
+    found = [str(w.message) for w in said if "tied to the embedding" in str(w.message)]
+    assert len(found) == tied and all(f"--worker-extension-cls {TiedHeads.__module__}.TiedHeads" in m for m in found)
+
+
+@needs_no_gpu
+def test_nccl_is_left_out_only_beside_a_server():
+    from trl.generation.vllm_client import VLLMClient
+
+    own = VLLMClient.init_communicator
+    with server_without_nccl(SimpleNamespace(use_vllm=True, vllm_mode="colocate")):
+        assert VLLMClient.init_communicator is own
+    with server_without_nccl(SimpleNamespace(use_vllm=True, vllm_mode="server")):
+        assert VLLMClient.init_communicator is not own
+    assert VLLMClient.init_communicator is own
+
+
+@needs_no_gpu
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_trl_s_sync_is_replaced_in_either_mode(mode, tmp_path):
+    generation = SimpleNamespace(mode=mode, sync_weights="TRL's", _iter_named_params=list)
+    install_cpu_sync(generation, tmp_path)
+    assert callable(generation.sync_weights)

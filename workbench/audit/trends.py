@@ -1,0 +1,111 @@
+"""How a metric changes over a run, on `curves.stats.change_interval`, as the rules ask it."""
+
+import numpy as np
+
+from ..curves.stats import Interval, change_interval
+
+LEAST = 8  # steps
+_MOST = 400  # points that the interval is computed from: its matrix has their square
+
+
+def change(values: np.ndarray | None, level: float = 0.99) -> Interval | None:
+    """How much a metric changed over its finite steps; None with fewer than 8 of them, or with no noise to judge by.
+
+    Example:
+        >>> round(change(np.array([0, 1] * 5 + [5, 6] * 5)).estimate, 2)
+        5.0
+        >>> print(change(np.ones(4)))
+        None
+    """
+    if values is None:
+        return None
+    finite = values[~np.isnan(values)]
+    if len(finite) < LEAST or np.ptp(finite) == 0:
+        return None
+    return change_interval(thinned(finite), level=level)
+
+
+def thinned(values: np.ndarray, most: int = _MOST) -> np.ndarray:
+    """At most `most` means of neighbouring values.
+
+    Example:
+        >>> thinned(np.arange(6.0), most=3)
+        array([0.5, 2.5, 4.5])
+    """
+    if len(values) <= most:
+        return values
+    return np.array([block.mean() for block in np.array_split(values, most)])
+
+
+def rises(values: np.ndarray | None) -> bool:
+    """Whether a metric surely grew; False also where too few steps tell."""
+    found = change(values)
+    return found is not None and bool(found.low > 0)
+
+
+def quarters(values: np.ndarray) -> tuple[float, float]:
+    """Means of the first and the last quarter of the finite values, NaN where there are none.
+
+    Example:
+        >>> print(*quarters(np.array([1.0, 2, 3, np.nan, 9])))
+        1.0 9.0
+    """
+    finite = values[~np.isnan(values)]
+    if not len(finite):
+        return np.nan, np.nan
+    n = max(1, len(finite) // 4)
+    return float(finite[:n].mean()), float(finite[-n:].mean())
+
+
+def ends_at_the_top(log) -> bool:
+    """Whether the reward of the last quarter is the largest there is, within 5%."""
+    reward, top = log.metric("reward"), highest_reward(log)
+    return reward is not None and top is not None and top > 0 and quarters(reward)[1] >= 0.95 * top
+
+
+def ends_at_its_best(reward: np.ndarray) -> bool:
+    """Whether the last quarter is at the highest of the run, within 5% of its range: it may be solved.
+
+    Example:
+        >>> ends_at_its_best(np.array([0.2, 0.6, 1, 1, 1])), ends_at_its_best(np.array([0.2, 0.6, 0.3, 0.4]))
+        (True, False)
+    """
+    low, high = np.nanmin(reward), np.nanmax(reward)
+    return bool(high > low and high - quarters(reward)[1] <= 0.05 * (high - low))
+
+
+def zero_rate(log) -> np.ndarray | None:
+    """Steps with a learning rate of exactly 0, (N,) of bool; None where no rate is logged, or 0 may be a small one, rounded.
+
+    verl prints three decimals, tables are rounded by hand: a rate of 1e-6 is 0.000 there. A log whose numbers all have four
+    decimals at most says nothing, unless the reward stays what it is while there are gradients.
+    """
+    rate, norm, reward = log.metric("learning_rate"), log.metric("grad_norm"), log.metric("reward")
+    if rate is None:
+        return None
+    moves = norm is not None and bool(np.nanmax(norm) > 0)
+    constant = reward is not None and np.nanmax(reward) == np.nanmin(reward)
+    if not np.nanmax(np.abs(rate)) and _is_rounded(log) and not (moves and constant):
+        return None
+    return np.asarray(rate == 0)
+
+
+def _is_rounded(log) -> bool:
+    """Whether all numbers of a log have at most four decimals."""
+    values = log.steps.drop(columns=["step", "epoch", "episodes"], errors="ignore").to_numpy(float)
+    values = values[np.isfinite(values)] * 1e4
+    return bool(np.allclose(values, np.round(values), rtol=0, atol=1e-4))
+
+
+def highest_reward(log) -> float | None:
+    """The largest reward that the run can give, where the settings tell it, or one function's rewards of only 0 and 1."""
+    known = log.facts.get("reward_highest")
+    if known is not None:
+        return float(known)
+    table = log.completions
+    if table is not None and "reward" in table and log.facts.get("reward_functions", 1) <= 1:
+        values, logged = set(table["reward"].dropna().unique()), log.logged("reward")
+        weighted = logged is not None and np.nanmax(logged) > 1  # by a weight, which is in no file of TRL's
+        if values <= {0.0, 1.0} and len(values) and not weighted:
+            return 1.0
+    return None

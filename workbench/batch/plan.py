@@ -1,0 +1,395 @@
+"""What is to be run: one run, or a grid of runs of a notebook, found, planned and checked as a whole before the first starts.
+
+    seed=0..4 learning_rate=1e-4,3e-4        ten runs; a..b counts in ints, commas separate values
+
+A run that is done is not repeated, one that was interrupted goes on. All that is left of a sweep is its run folders.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..errors import ParameterError, RunError
+from ..packaged import packaged
+from ..runs.files import read_json, write_json
+from ..runs.parameters import Parameter, check_parameters, notebook_parameters
+from ..runs.run import (
+    EMBEDDED_MODELS,
+    GOING,
+    SET_BY_RUNNER,
+    Run,
+    create_run,
+    describe_owner,
+    list_runs,
+    load_run,
+    runs_root,
+    set_status,
+    take_run,
+    what_is_unknown,
+)
+from ..runs.text import one_line
+from .gpus import describe_gpus
+
+_MOST = 10_000
+_ACTIONS = {"done": "skip", "running": "leave", "queued": "leave", "interrupted": "resume", "failed": "resume"}
+
+_NOT_SUBMITTED = "not submitted yet"
+_SOURCE = "notebook.json"  # of a run: the notebook's path, and `code_of` it
+_INSTEAD = {  # what to do where a parameter of SET_BY_RUNNER is given
+    "out_dir": "choose the folder with --runs-dir",
+    "interactive": "a run of the command line is not interactive: open the notebook in JupyterLab for its widgets",
+}
+
+
+# --- which notebook a name means: the user's own come before those that the library carries -----------------------------
+
+
+def list_notebooks() -> dict[str, Path]:
+    """Name -> file of each notebook that its name alone finds, sorted by name.
+
+    Raises:
+        RunError: `$WORKBENCH_NOTEBOOKS` is no folder.
+    """
+    found = {path.stem: path for folder in reversed(_folders()) for path in folder.glob("*.ipynb")}
+    return dict(sorted(found.items()))
+
+
+def _folders() -> list[Path]:
+    """`$WORKBENCH_NOTEBOOKS`; without it `notebooks/` here, then the library's own."""
+    given = os.environ.get("WORKBENCH_NOTEBOOKS")
+    if given and not Path(given).is_dir():
+        raise RunError(f"WORKBENCH_NOTEBOOKS={given}: no such folder; unset it or name a folder of notebooks")
+    return [Path(given)] if given else [Path("notebooks"), packaged("notebooks")]
+
+
+def find_notebook(name: str) -> Path:
+    """The notebook called `name` (with or without `.ipynb`, or a path).
+
+    A path comes first, then the notebooks of `$WORKBENCH_NOTEBOOKS`; without it those of `notebooks/` here, then the
+    library's own.
+
+    Raises:
+        ParameterError: names the notebooks there are.
+        RunError: `$WORKBENCH_NOTEBOOKS` is no folder.
+    """
+    path = Path(name if name.endswith(".ipynb") else f"{name}.ipynb")
+    for candidate in (path, *(folder / path for folder in _folders())):
+        if os.path.isfile(candidate):
+            return candidate.resolve()
+    raise ParameterError(f"notebook {name!r}: not found; there are {', '.join(list_notebooks())}")
+
+
+def code_of(notebook: Path) -> str:
+    """A digest of a notebook's code, without its parameters: what a run with these parameters is a run of."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    code = [
+        "".join(c["source"])
+        for c in cells
+        if c["cell_type"] == "code" and "parameters" not in c["metadata"].get("tags", [])
+    ]
+    return hashlib.sha256("\0".join(code).encode(errors="replace")).hexdigest()[:16]
+
+
+def copy_notebooks(folder: Path) -> list[Path]:
+    """Copy the library's notebooks into `folder`, made where it is absent, to be edited there.
+
+    Raises:
+        ParameterError: one of them is there already; nothing is copied then.
+    """
+    originals = sorted(packaged("notebooks").glob("*.ipynb"))
+    if there := [path.name for path in originals if os.path.lexists(folder / path.name)]:
+        raise ParameterError(f"{folder}: {', '.join(there)} there already; move them away or name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    return [Path(shutil.copyfile(path, folder / path.name)) for path in originals]
+
+
+# --- what is to be done ---------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Entry:
+    """One run of a batch: `action` is run, resume, skip (done) or leave (another process runs it).
+
+    `problem` says why it could not be started.
+
+    With `force` a run is resumed although another host may execute it; see `run.take_run`.
+    """
+
+    varied: dict
+    params: dict
+    action: str
+    run: Run | None = None
+    notebook: Path | None = None
+    root: Path | None = None
+    force: bool = False
+    of_sweep: bool = False
+    problem: str = ""
+
+    @property
+    def to_run(self) -> bool:
+        return self.action in ("run", "resume")
+
+    @property
+    def name(self) -> str:
+        varied = ", ".join(f"{k}={v}" for k, v in self.varied.items())
+        return varied or (self.notebook.stem if self.notebook else "defaults")
+
+    @property
+    def state(self) -> str:
+        return self.run.status["state"] if self.run else "not started"
+
+    def look_again(self) -> bool:
+        """Whether it is still to be run: since it was planned, hours ago perhaps, another process may have taken it."""
+        if self.run is None and self.of_sweep and self.to_run:
+            same = _runs_by_parameters(self.notebook.stem, self.root).get(frozenset(self.params.items()), [])
+            self.run = same[-1] if same else None  # of another sweep with this point
+        if self.run is not None and self.to_run and not self.force:
+            self.action = _ACTIONS[self.run.status["state"]]
+        return self.to_run
+
+    def prepare(self, state: str = "queued") -> Run:
+        """The run's folder, made where there is none; starts nothing.
+
+        Args:
+            state: `queued` and executed by this process; or `interrupted`, until Slurm has taken it.
+
+        Raises:
+            RunError: another process executes it, or has run it meanwhile.
+        """
+        if self.run is None:
+            self.run = create_run(self.notebook.stem, self.params, self.root, state)
+        elif state in GOING:
+            take_run(self.run.path, state, force=self.force, not_if_done=True)
+        else:
+            set_status(self.run.path, state, _NOT_SUBMITTED, owner={})
+        write_json(self.run.path / _SOURCE, {"path": str(self.notebook), "code": code_of(self.notebook)})
+        return self.run
+
+    def __str__(self) -> str:
+        """Its line in the plan: action, name, and the run that is there already."""
+        return f"{self.action:6} {self.name}" + (f"  ({self.run.id}, {self.state})" if self.run else "")
+
+
+def parse_grid(known: Mapping[str, Parameter], given: Mapping[str, str]) -> dict[str, list]:
+    """The values of each swept parameter, every one checked.
+
+    Args:
+        known: parameters of the notebook.
+        given: name -> text, such as `0..4`, `1e-4,3e-4` or `starter`; ranges only for ints, both ends included.
+
+    Raises:
+        ParameterError: an unknown name or wrong value (of any point, before any starts), an empty range, a value twice.
+
+    Example:
+        >>> parse_grid({"seed": Parameter("seed", "int", 0)}, {"seed": "0..2,7"})
+        {'seed': [0, 1, 2, 7]}
+    """
+    grid = {}
+    for name, text in given.items():
+        ints = name in known and known[name].type == "int"
+        parts = [p for part in text.split(",") for p in (_range(name, part) if ints else [part])]
+        values = [check_parameters(known, {name: part})[name] for part in parts]
+        if len(set(values)) < len(values):
+            raise ParameterError(f"parameter {name}={text}: a value stands there twice")
+        grid[name] = values
+    return grid
+
+
+def _range(name: str, text: str) -> list[str]:
+    match = re.fullmatch(r"\s*(-?\d+)\.\.(-?\d+)\s*", text)
+    if not match:
+        return [text]
+    first, last = map(int, match.groups())
+    if last < first:
+        raise ParameterError(f"parameter {name}={text}: the range is empty; write the smaller end first")
+    if last - first >= _MOST:
+        raise ParameterError(f"parameter {name}={text}: {last - first + 1} values; at most {_MOST} runs in a sweep")
+    return [str(n) for n in range(first, last + 1)]
+
+
+def plan_run(
+    notebook: str, params: Mapping, *, root: Path | None = None, resume: str | None = None, force: bool = False
+) -> Entry:
+    """One run, checked; makes no folder.
+
+    Args:
+        notebook: name or path.
+        params: name -> value, strings allowed.
+        root: folder of all runs; default `runs_root()`.
+        resume: None for a new run; "" for the latest unfinished run of this notebook with these parameters; else a run
+            id or folder.
+        force: resume, too, a named run that another host may execute; see `run.take_run`.
+
+    Raises:
+        ParameterError: notebook or parameters are wrong.
+        RunError: nothing to resume, or the run to resume is still going or done.
+    """
+    path = find_notebook(notebook)
+    known = notebook_parameters(path)
+    full = full_parameters(known, params)
+    if resume is None:
+        return Entry({}, full, "run", None, path, root)
+    run = _find_resumable(path.stem, full, {name: full[name] for name in params}, root, resume, force)
+    try:
+        recorded = check_parameters(known, run.params)
+    except ParameterError as error:
+        raise ParameterError(f"{run.path / 'params.json'}: {error}; such a run cannot be resumed") from None
+    return Entry({}, recorded, "resume", run, path, root, force)
+
+
+def plan_sweep(notebook: str, given: Mapping[str, str], root: Path | None = None) -> list[Entry]:
+    """All points of the grid, the last parameter changing fastest, and what is to be done for each; starts nothing.
+
+    Raises:
+        ParameterError: notebook, a name or any value is wrong.
+    """
+    path = find_notebook(notebook)
+    known = notebook_parameters(path)
+    grid = parse_grid(known, given)
+    if (count := math.prod(map(len, grid.values()))) > _MOST:
+        raise ParameterError(f"the grid has {count} points; at most {_MOST} runs in a sweep")
+    runs, code = _runs_by_parameters(path.stem, root), code_of(path)
+    entries = []
+    for values in itertools.product(*grid.values()):
+        point = dict(zip(grid, values, strict=True))
+        full = full_parameters(known, point)
+        varied = {name: value for name, value in point.items() if len(grid[name]) > 1}
+        action, run = _action(runs.get(frozenset(full.items()), []), code)
+        entries.append(Entry(varied, full, action, run, path, root, of_sweep=True))
+    return entries
+
+
+def _runs_by_parameters(notebook: str, root: Path | None) -> dict[frozenset, list[Run]]:
+    """The runs of a notebook, oldest first, by their parameters; each run is read once, however many points there are."""
+    found: dict[frozenset, list[Run]] = {}
+    for run in list_runs(root, notebook):
+        try:
+            found.setdefault(frozenset(run.params.items()), []).append(run)
+        except TypeError:  # a list or an object: no parameter of a notebook has such a value
+            continue
+        except (RunError, OSError) as error:
+            warnings.warn(f"not compared with what is to be run: {error}", stacklevel=3)
+    return found
+
+
+def _action(runs: Sequence[Run], code: str) -> tuple[str, Run | None]:
+    """What to do where these runs, oldest first, have the same parameters: the best of them decides, of equals the newest.
+
+    What is done by other code, of another notebook of that name or of one that was changed since, is not done.
+    """
+    newest = {}
+    for run in runs:
+        try:
+            action = _ACTIONS[run.status["state"]]
+            if action != "skip" or read_json(run.path / _SOURCE, {}).get("code", code) == code:
+                newest[action] = run
+        except (RunError, OSError) as error:
+            warnings.warn(f"not taken into account: {error}", stacklevel=4)
+    for action in ("skip", "leave", "resume"):
+        if action in newest:
+            return action, newest[action]
+    return "run", None
+
+
+def full_parameters(known: Mapping[str, Parameter], params: Mapping) -> dict:
+    """What a run records: every parameter the runner does not set, as given or by default.
+
+    Raises:
+        ParameterError: an unknown name, a wrong value, or one that only the runner sets.
+    """
+    for name in SET_BY_RUNNER:
+        if name in params:
+            raise ParameterError(f"parameter {name!r} is set by the runner; {_INSTEAD[name]}")
+    given = {name: _absolute(value) for name, value in check_parameters(known, params).items()}
+    return {name: p.default for name, p in known.items() if name not in SET_BY_RUNNER} | given
+
+
+def _absolute(value):
+    """A relative path of something that exists, made absolute: the kernel works in the run's folder, not here."""
+    here = isinstance(value, str) and ("/" in value or Path(value).suffix) and os.path.exists(value)
+    return os.path.abspath(value) if here else value
+
+
+def _find_resumable(notebook: str, full: dict, given: dict, root: Path | None, resume: str, force: bool) -> Run:
+    if resume:
+        named = [r for r in list_runs(root, notebook) if resume in (r.id, f"{notebook}/{r.id}")]
+        found = named or [load_run(resume)]
+        if (other := found[-1].notebook) != notebook:
+            raise ParameterError(
+                f"the run to resume, {resume}, is of notebook {other}, not of {notebook}: name that one"
+            )
+        for name, value in given.items():
+            if found[-1].params.get(name) != value:
+                raise ParameterError(
+                    f"parameter {name}={value!r}: the run to resume has {found[-1].params.get(name)!r}"
+                )
+    else:
+        same = _runs_by_parameters(notebook, root).get(frozenset(full.items()), [])
+        found = [r for r in same if r.status["state"] in ("interrupted", "failed")]
+        if not found:
+            states = ", ".join(f"{r.id} ({r.status['state']})" for r in same) or "none"
+            raise RunError(f"nothing to resume: runs of {notebook} with these parameters: {states}")
+    run = found[-1]
+    state = run.status["state"]
+    if state == "done" or (state in GOING and not (force and what_is_unknown(run.status))):
+        held = f" ({describe_owner(run.status)}: cancel it first)" if state in GOING else ""
+        if unknown := what_is_unknown(run.status):
+            state, held = unknown, "; if that has ended, `--force` takes the run"
+        raise RunError(f"{run.path}: is {state}; only an interrupted or failed run can be resumed{held}")
+    return run
+
+
+# --- the plan, shown ------------------------------------------------------------------------------------------------
+
+
+def plan_text(entries: Sequence[Entry], gpus: int | None, *, on_slurm: bool = False) -> str:
+    """A plan as `--dry-run` shows it: a line for each run, then for each notebook what its runs share.
+
+    Args:
+        entries: of the plan, those of a notebook behind each other.
+        gpus: asked for each run; None takes one where there are any.
+        on_slurm: whether Slurm hands them out.
+
+    Returns:
+        The lines, and for each notebook with a run to start: run folder, parameters that do not vary, GPUs, and a hint where
+        a toy's data set is left beside another model.
+    """
+    devices = f"{gpus or 'none'} for each run, from Slurm" if on_slurm else describe_gpus(gpus)
+    text = ""
+    for _, group in itertools.groupby(entries, key=lambda entry: entry.notebook):
+        group = list(group)
+        text += "".join(f"{entry}\n" for entry in group)
+        if to_run := [entry for entry in group if entry.to_run]:
+            fixed = {k: v for k, v in to_run[0].params.items() if k not in to_run[0].varied}
+            shared = {
+                "folder": _folder_of(to_run),
+                "parameters": ", ".join(f"{k}={v!r}" for k, v in fixed.items()),
+                "GPUs": devices,
+                "hint": _toy_data_left(to_run),
+            }
+            text += "".join(f"       {name:10}  {one_line(value)}\n" for name, value in shared.items() if value)
+    return text
+
+
+def _folder_of(entries: Sequence[Entry]) -> str:
+    """Where these runs go on; `TIME` stands for the name of a folder to be made."""
+    there = [entry.run.path for entry in entries if entry.run]
+    if len(there) == len(entries):
+        return os.path.commonpath(there)
+    return str(Path(entries[0].root or runs_root()).resolve() / entries[0].notebook.stem / "TIME")
+
+
+def _toy_data_left(entries: Sequence[Entry]) -> str:
+    for params in (entry.params for entry in entries):
+        model, data = params.get("model"), params.get("dataset")
+        if model not in (None, *EMBEDDED_MODELS) and data in EMBEDDED_MODELS:
+            return f"dataset={data!r} is still the toy's, beside model={model!r}: give yours with -p dataset=..."
+    return ""

@@ -1,0 +1,335 @@
+"""One question about curves: is this one more seed of those?"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..errors import ParameterError, RunError
+from ..runs.files import files_named
+from ..runs.run import Run
+from .curve import AXES, Curve, on_common_stretches, stretches, whole_seeds, why_incomparable
+from .documented import Baseline, list_baselines, load_baseline
+from .measured import run_curve, training_of
+from .stats import noise_covariance
+
+SAME, DIFFERENT, INCONCLUSIVE, NOT_COMPARABLE = "same process", "different", "inconclusive", "not comparable"
+PARTS = 5  # a curve is judged by its means over fifths of the steps
+LEAST = 3  # seeds, for "different": two say too little of a third
+# Where an outcome of a seed is a matter of luck, n seeds that share it and one that does not are seen in up to
+# n**n / (n + 1)**(n + 1) of cases: 10% for 3 seeds, 4% for 8, which leaves 1% for all else.
+MANY = 8
+# Rounding errors differ by factors between processors, so these are judged by their order of magnitude.
+IN_DECADES = ("padding/max_difference", "padding/mean_difference")
+SHIPPED = Path(__file__).parents[1] / "toys" / "data" / "manifest.json"  # of the toy models: file -> sha256
+NO_ERROR = 1e-9  # what stands for a difference of 0, in nats: below the rounding of fp32
+
+
+@dataclasses.dataclass(frozen=True)
+class SeedVerdict:
+    """Whether a curve is one more seed of others.
+
+    Attributes:
+        verdict: same process, different, inconclusive or not comparable.
+        reason: why, with the numbers.
+        difference: the curve's mean over a fifth of the steps less that of the seeds, of the fifth that decides, in the
+            curves' unit; NaN where nothing was compared.
+        reach: how far the same fifth of one more seed would lie at most; infinite for one seed.
+        tolerance: of that fifth, as given.
+        seeds: that were compared with.
+    """
+
+    verdict: str
+    reason: str
+    difference: float = float("nan")
+    reach: float = float("nan")
+    tolerance: float = float("nan")
+    seeds: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.reason}"
+
+
+def another_seed(one: Curve, seeds: Sequence[Curve], *, tolerance: ArrayLike, level: float = 0.95) -> SeedVerdict:
+    """Is this curve one more seed of those? Judged by its means over fifths of the steps that all curves cover.
+
+    - same process: no fifth is further from the seeds' mean than the tolerance.
+    - different: one is, and further than one more seed would be (a t prediction interval over the seeds, of the fifth in
+      which they scatter most, and never less than noise within this curve makes). Below 8 seeds it also has to be what no
+      seed is at another speed: one that learns sooner, later or never is no sign of another process. Said of 3 seeds or
+      more.
+    - inconclusive: further than the tolerance, but not different.
+    - not comparable: another unit, range or axis, a value that is not finite, too few points or too few steps in common.
+
+    Curves are compared over the same steps, however often each was logged. Seeds that ended before nine tenths of the
+    longest are left out, and the reason says so. `docs/error_rates.md` has the measured rates of wrong verdicts, for sparse
+    rewards and for seeds that never learn too.
+
+    Args:
+        one: a curve, measured or documented.
+        seeds: curves of one process, one a seed.
+        tolerance: largest difference that is none, in the curves' unit, above 0: one number, or one for each fifth, (5,).
+        level: share of seeds of the same process that are not said to be different, 0..1.
+
+    Raises:
+        ParameterError: a tolerance that is not above 0, or no seed.
+
+    Example:
+        >>> rise = np.linspace(-30, -4, 10)
+        >>> seeds = [Curve(f"seed {n}", range(10), rise + n / 10, "characters") for n in range(5)]
+        >>> print(another_seed(Curve("mine", range(10), 1.01 * rise, "characters"), seeds, tolerance=1))
+        same process: fifth 1 of 5 is 0.486 below the mean of 5 seeds, the tolerance is 1 characters; over 10 steps
+        >>> another_seed(Curve("mine", range(10), -rise, "characters"), seeds, tolerance=1).verdict
+        'different'
+    """
+    limit = np.broadcast_to(np.asarray(tolerance, float), PARTS)
+    if not (limit > 0).all():
+        raise ParameterError(f"tolerance={limit.min():g}: expected more than 0 {one.unit}")
+    if not seeds:
+        raise ParameterError(f"no seed to compare with {one.label}")
+    for curve in (one, *seeds):
+        finite = np.isfinite(curve.y)
+        broken = "" if finite.all() else f"{curve.label}: not finite at {curve.axis} {curve.x[finite.argmin()]:g}"
+        if reason := why_incomparable(curve, one) or broken:
+            return SeedVerdict(NOT_COMPARABLE, reason)
+    kept, left_out = whole_seeds(seeds)
+    start, width, values = on_common_stretches([one, *kept])
+    if reason := _too_little(one, start, width):
+        return SeedVerdict(NOT_COMPARABLE, "; ".join([reason, *left_out]), seeds=len(kept))
+    means = _fifths(start, width, values)
+    starts = values[1:, start - start[0] < width.sum() / 40].mean(axis=1)
+    found = _judge(one, means[0], means[1:], starts, limit, level)
+    reason = "; ".join([found.reason, f"over {width.sum():g} {AXES[one.axis]}", *left_out])
+    return dataclasses.replace(found, reason=reason)
+
+
+def _too_little(one: Curve, start: np.ndarray, width: np.ndarray) -> str:
+    low, high = stretches(one)
+    whole, shared = (high - low).sum(), width.sum()
+    if len(one.x) < PARTS:
+        return f"{one.label} has {len(one.x)} points; {PARTS} or more are needed"
+    if shared < 0.5 * whole or len(np.unique(_part_of(start, width))) < PARTS:
+        return f"only {shared:g} of the {whole:g} {AXES[one.axis]} of {one.label} are covered by every run"
+    return ""
+
+
+def _part_of(start: np.ndarray, width: np.ndarray) -> np.ndarray:
+    """The fifth, 0..4, that each common stretch lies in."""
+    middle, end = start + width / 2, start[-1] + width[-1]
+    return (PARTS * (middle - start[0]) / (end - start[0])).astype(int)
+
+
+def _fifths(start: np.ndarray, width: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Means of curves over the fifths, (curves, T) -> (curves, 5)."""
+    weights = width * (_part_of(start, width) == np.arange(PARTS)[:, None])
+    return values @ (weights / weights.sum(axis=1, keepdims=True)).T
+
+
+def _noise_reach(one: Curve, error: float) -> np.ndarray:
+    """How far noise around its own trend moves a curve's mean over each fifth at most, (5,)."""
+    from scipy.special import stdtrit
+
+    noise, freedom = noise_covariance(one.y, degree=int(np.clip(len(one.y) // 8, 2, 6)))
+    parts = np.array_split(np.arange(len(one.y)), PARTS)
+    return -stdtrit(freedom, error) * np.sqrt([noise[np.ix_(part, part)].mean() for part in parts])
+
+
+def _judge(curve: Curve, one, seeds, starts, limit, level: float) -> SeedVerdict:
+    """The verdict on means over fifths, of one curve (5,) and of the seeds (seeds, 5), and where these start, (seeds,)."""
+    from scipy.special import stdtrit
+
+    n, away = len(seeds), one - seeds.mean(axis=0)
+    error, between = (1 - level) / 2 / PARTS, np.inf  # of all fifths together (Bonferroni)
+    if n > 1:
+        between = -stdtrit(n - 1, error) * seeds.std(axis=0, ddof=1).max() * np.sqrt(1 + 1 / n)
+    reach, beyond = np.full(PARTS, between), np.abs(away) / limit
+    if n >= LEAST and ((beyond > 1) & (np.abs(away) > between)).any():
+        reach = np.maximum(between, _noise_reach(curve, error))
+    told = np.where(np.abs(away) > reach, beyond, 0)
+    part = int((told if told.max() > 1 else beyond).argmax())
+    count, side = f"{n} seed{'s' * (n > 1)}", "above" if away[part] > 0 else "below"
+    where = f"fifth {part + 1} of {PARTS} is {abs(away[part]):.3g} {side} the mean of {count}"
+    reason = f"{where}, the tolerance is {limit[part]:.2g} {curve.unit}"
+    if beyond.max() <= 1:
+        verdict = SAME
+    elif n < LEAST:
+        verdict, reason = INCONCLUSIVE, f"{reason}; {count} cannot tell how far another would be"
+    elif told.max() <= 1:
+        verdict, reason = INCONCLUSIVE, f"{reason}, but one more seed would lie within {reach[part]:.2g}"
+    elif n < MANY and any(_is_other_speed(one, path, np.maximum(between, limit)) for path in np.c_[starts, seeds]):
+        why = f"{count} cannot tell that from one that learns sooner, later or never"
+        verdict, reason = INCONCLUSIVE, f"{reason}; {why}"
+    else:
+        verdict, reason = DIFFERENT, f"{reason}; one more seed would lie within {reach[part]:.2g}"
+    return SeedVerdict(verdict, reason, float(away[part]), float(reach[part]), float(limit[part]), n)
+
+
+def _is_other_speed(one: np.ndarray, path: np.ndarray, near: np.ndarray) -> bool:
+    """Whether a curve's fifths, (5,), pass the levels of a seed's path in its order: sooner, later or not to the end."""
+    levels, at = np.interp(np.arange(0, len(path) - 0.99, 0.01), np.arange(len(path)), path), 0
+    for value, reach in zip(one, near, strict=True):
+        fits = np.abs(levels[at:] - value) <= reach
+        if not fits.any():
+            return False
+        at += int(fits.argmax())
+    return True
+
+
+def as_judged(curve: Curve, metric: str) -> Curve:
+    """The curve on the scale on which its metric is judged: rounding errors by their logarithm, others as they are.
+
+    Example:
+        >>> as_judged(Curve("seed 0", [1, 2], [1e-6, 1e-3], "nats", low=0), "padding/max_difference").y
+        array([-6., -3.])
+    """
+    if metric not in IN_DECADES:
+        return curve
+    y = np.log10(np.maximum(curve.y, NO_ERROR))
+    return dataclasses.replace(curve, y=y, unit=f"decades of {curve.unit}", low=None, high=None)
+
+
+def list_controls() -> list[Baseline]:
+    """Baselines that hold a curve of each seed, and a tolerance for each metric that runs of their recipe are judged by."""
+    return [one for one in map(load_baseline, list_baselines()) if one.recorded.get("tolerance")]
+
+
+def of_control(run: Run, control: Baseline, metric: str = "reward") -> SeedVerdict:
+    """`another_seed` of a training and the recorded seeds of a control, with the tolerance that the control's file holds.
+
+    Not comparable, too, where the control was recorded on other weights than the toy model that is shipped, and for a
+    training that is not whole.
+
+    Raises:
+        ParameterError: the control does not judge this metric.
+    """
+    tolerance = control.recorded.get("tolerance", {})
+    if metric not in tolerance:
+        raise ParameterError(f"metric={metric!r}: {control.name} judges {', '.join(tolerance) or 'nothing'}")
+    if other := _other_weights(control):
+        return SeedVerdict(NOT_COMPARABLE, other)
+    try:
+        curve = run_curve(run, metric, sparse=True)
+    except (RunError, ParameterError) as error:
+        return SeedVerdict(NOT_COMPARABLE, str(error))
+    seeds = control.curves_by_seed(metric)
+    if not np.array_equal(curve.x, seeds[0].x):
+        logged, wanted = (f"{len(c.x)} points up to {c.axis} {c.x[-1]:g}" for c in (curve, seeds[0]))
+        why = f"{curve.label} has {logged}, the control {wanted}; only a whole run of its recipe can be judged"
+        return SeedVerdict(NOT_COMPARABLE, why)
+    recorded = [as_judged(one, metric) for one in seeds]
+    return another_seed(as_judged(curve, metric), recorded, tolerance=tolerance[metric])
+
+
+def _other_weights(control: Baseline) -> str:
+    """Why nothing that is trained from the toy model of this package is of the control's process; empty where it may be."""
+    wanted = control.recorded.get("weights_sha256")
+    if not wanted or not SHIPPED.is_file() or wanted in SHIPPED.read_text():
+        return ""
+    return (
+        f"other weights: {control.name} was recorded on weights of sha256 {wanted[:12]}..., which are not those shipped"
+    )
+
+
+def why_not_control(training: dict, control: Baseline) -> str:
+    """What differs between a training, as its `recipe.json` says, and the control's own, seeds aside; empty for nothing."""
+    mine, own = _flat(training), _flat(control.recorded["training"])
+    for part in (mine, own):
+        for free in ("recipe.seed", "recipe.save_steps", "source"):  # none is part of the process
+            part.pop(free, None)
+    odd = [name for name in {**own, **mine} if mine.get(name) != own.get(name)]
+    return "; ".join(f"{name} is {mine.get(name)!r}, of the control {own.get(name)!r}" for name in odd[:3])
+
+
+def _flat(value, name: str = "") -> dict:
+    """Nested dictionaries and lists as one dictionary, `recipe.model` -> value."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if pairs is None:
+        return {name: value}
+    parts = [_flat(part, f"{name}.{key}" if name else str(key)) for key, part in pairs]
+    return {key: part for one in parts for key, part in one.items()}
+
+
+def control_verdicts(runs: Sequence[Run], controls: Sequence[Baseline] | None = None):
+    """Every training in these runs that is a control's own recipe, judged by each metric of the control.
+
+    Args:
+        runs: run folders, which may hold several trainings.
+        controls: default all.
+
+    Returns:
+        A DataFrame, a row a training and metric: `run`, `training` (the folder inside the run, empty for the run's own),
+        `seed`, `control`, `metric`, `verdict`, `reason`. No row for a training with another recipe.
+    """
+    import pandas as pd
+
+    rows = []
+    controls = list_controls() if controls is None else controls
+    for run in runs:
+        for folder in sorted(path.parent for path in files_named(run.path, "recipe.json")):
+            training = training_of(folder)
+            for control in (one for one in controls if not why_not_control(training, one)):
+                inside = folder.relative_to(run.path).as_posix().strip(".")
+                about = [f"{run.notebook}/{run.id}", inside, training["recipe"].get("seed"), control.name]
+                for metric in control.recorded["tolerance"]:
+                    found = of_control(Run(folder), control, metric)
+                    rows.append([*about, metric, found.verdict, found.reason])
+    return pd.DataFrame(rows, columns=["run", "training", "seed", "control", "metric", "verdict", "reason"])
+
+
+def control_check(verdicts, otherwise: str = "no training here has a control's own recipe") -> bool | str:
+    """Of a table of `control_verdicts`, what a notebook's check says: True, False, or `not run: <reason>`.
+
+    Args:
+        verdicts: with `verdict` and `reason`.
+        otherwise: why there is no row.
+
+    Example:
+        >>> import pandas as pd
+        >>> control_check(pd.DataFrame({"verdict": ["same process", "different"], "reason": ["", "..."]}))
+        False
+        >>> control_check(pd.DataFrame({"verdict": [], "reason": []}))
+        "not run: no training here has a control's own recipe"
+    """
+    if not len(verdicts):
+        return f"not run: {otherwise}"
+    if (verdicts["verdict"] == DIFFERENT).any():
+        return False
+    unclear = verdicts[verdicts["verdict"] != SAME]
+    return f"not run: {unclear['verdict'].iloc[0]}: {unclear['reason'].iloc[0]}" if len(unclear) else True
+
+
+def documented_verdicts(
+    groups: Mapping[str, Sequence[Curve]],
+    baselines: Iterable[Baseline],
+    *,
+    tolerance: float = 0.0,
+    metric: str = "reward",
+):
+    """Of each documented run whether it is one more seed of each measured group, where they share unit, range and axis.
+
+    Args:
+        groups: name -> curves, one a seed.
+        baselines: documented runs; those without a curve of the metric have no row.
+        tolerance: of `another_seed`, in the curves' unit; 0 for a tenth of the documented curve's range.
+        metric: of the baselines.
+
+    Returns:
+        A DataFrame, a row a pair: `measured, seeds, documented, verdict, why`.
+
+    Raises:
+        ParameterError: a tolerance below 0.
+    """
+    import pandas as pd
+
+    rows = []
+    for name, curves in groups.items():
+        for baseline in (one for one in baselines if metric in one.curves):
+            documented = baseline.curve(metric)
+            if why_incomparable(curves[0], documented):
+                continue
+            near = tolerance or float(f"{0.1 * np.ptp(documented.y) or 1e-9:.2g}")
+            found = another_seed(documented, curves, tolerance=near)
+            rows.append([name, len(curves), baseline.title, found.verdict, found.reason])
+    return pd.DataFrame(rows, columns=["measured", "seeds", "documented", "verdict", "why"])

@@ -1,0 +1,173 @@
+"""Documented runs as data with their sources.
+
+A baseline is a JSON file in `data/baselines/`; `$WORKBENCH_BASELINES` names a folder of more, whose files come first.
+`data/README.md` describes the format.
+"""
+
+import dataclasses
+import difflib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import ParameterError
+from ..packaged import packaged
+from ..runs.files import jsonable, read_json
+from .curve import Curve
+
+
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+    """One documented run: where it is from, what was trained on what, and its figures.
+
+    `seeds` is None where it is not stated. `figures` maps a name to `value`, `unit`, `what` and `from` ("published", or
+    "full log": computed from the log before its curve was thinned). `unknown` lists what the source does not say.
+    """
+
+    name: str
+    title: str
+    source: str
+    date: str | None
+    method: str
+    model: str | None
+    data: str | None
+    hardware: str | None
+    time: str | None
+    seeds: int | None
+    reward: dict
+    curves: dict
+    figures: dict
+    unknown: list
+    recorded: dict = dataclasses.field(default_factory=dict)
+
+    def curve(self, metric: str = "reward") -> Curve:
+        """One of the documented curves.
+
+        Raises:
+            ParameterError: names the curves there are, and the nearest spelling.
+        """
+        y = np.array(self._stored(metric)["points"], float)[:, 1]  # null becomes NaN
+        return self._drawn(metric, self.title, y)
+
+    def curves_by_seed(self, metric: str = "reward") -> list[Curve]:
+        """The same curve of each seed, where the file holds them; `curve` is their mean. Empty where it does not.
+
+        Raises:
+            ParameterError: names the curves there are, and the nearest spelling.
+        """
+        by_seed = self._stored(metric).get("by_seed", {})
+        return [self._drawn(metric, f"{self.name}, seed {seed}", np.array(y, float)) for seed, y in by_seed.items()]
+
+    def _stored(self, metric: str) -> dict:
+        return _known(f"{self.name} has no curve", metric, self.curves)
+
+    def _drawn(self, metric: str, label: str, y: np.ndarray) -> Curve:
+        found = self._stored(metric)
+        span = found.get("steps_per_point") if found["x"] == "step" else None
+        x = np.array([point[0] for point in found["points"]], float)
+        return Curve(label, x, y, found["unit"], found["low"], found["high"], found["x"], found["at"], span)
+
+    def figure(self, name: str) -> float:
+        """The value of one of the figures.
+
+        Raises:
+            ParameterError: names the figures there are, and the nearest spelling.
+        """
+        return _known(f"{self.name} has no figure", name, self.figures)["value"]
+
+
+def _known(complaint: str, name: str, known: dict):
+    if name in known:
+        return known[name]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    raise ParameterError(f"{complaint} {name!r}: {hint}there are {', '.join(known) or 'none'}")
+
+
+def _files() -> dict[str, Path]:
+    """Name -> file; those of `$WORKBENCH_BASELINES` stand for bundled ones of the same name."""
+    folders = [packaged("data") / "baselines", os.environ.get("WORKBENCH_BASELINES")]
+    files = {p.stem: p for folder in folders if folder for p in Path(folder).glob("*.json")}
+    return dict(sorted(files.items()))
+
+
+def list_baselines() -> list[str]:
+    """Names of all baselines."""
+    return list(_files())
+
+
+def load_baseline(name: str) -> Baseline:
+    """A documented run by name.
+
+    Raises:
+        ParameterError: unknown name (the nearest spelling is given), or a file that lacks a field or has an odd one.
+        RunError: the file is no JSON.
+    """
+    path = _known("unknown baseline", name, _files())
+    value = read_json(path.resolve(), {})  # the user's own file, which may be a link
+    fields = {f.name for f in dataclasses.fields(Baseline)}
+    if value.keys() | {"recorded"} != fields:
+        missing, odd = sorted(fields - value.keys() - {"recorded"}), sorted(value.keys() - fields)
+        raise ParameterError(f"{path}: lacks {missing}, does not know {odd}; see data/README.md")
+    if value["name"] != name:
+        raise ParameterError(f"{path}: its name is {value['name']!r}; a baseline is named as its file")
+    for metric, curve in value["curves"].items():
+        if absent := {"unit", "low", "high", "x", "at", "points"} - curve.keys():
+            raise ParameterError(f"{path}: curve {metric!r} lacks {sorted(absent)}; see data/README.md")
+        for seed, values in dict(curve.get("by_seed", {})).items():
+            if len(values) != len(curve["points"]):
+                raise ParameterError(
+                    f"{path}: curve {metric!r}, seed {seed}: {len(values)} values; expected {len(curve['points'])}, one for "
+                    "each of the curve's points"
+                )
+    _check_units(path, value)
+    return Baseline(**value)
+
+
+def _check_units(path: Path, value: dict) -> None:
+    """Whether curves are comparable is judged by their units: each has one, and the reward's curve has the reward's."""
+    parts = {"reward": value["reward"]}
+    for kind in ("curve", "figure"):
+        parts |= {f"{kind} {name!r}": part for name, part in value[f"{kind}s"].items()}
+    for place, part in parts.items():
+        unit = part.get("unit")
+        if not isinstance(unit, str) or not unit.strip():
+            raise ParameterError(
+                f"{path}: {place}: unit={unit!r}; expected words such as 'characters from the target of 20', see data/README.md"
+            )
+    reward = value["reward"]["unit"]
+    if (drawn := value["curves"].get("reward", {}).get("unit", reward)) != reward:
+        raise ParameterError(
+            f"{path}: curve 'reward' has unit={drawn!r}, the reward itself {reward!r}; expected one unit"
+        )
+
+
+def stored(by_seed: Mapping[int, Curve]) -> dict:
+    """A curve of each seed, at the same x, as the file of a baseline holds them: their mean, and each seed's values."""
+    first, values = next(iter(by_seed.values())), np.stack([curve.y for curve in by_seed.values()])
+    points = [[int(x), float(f"{y:.5g}")] for x, y in zip(first.x, values.mean(axis=0), strict=True)]
+    about = {"unit": first.unit, "low": first.low, "high": first.high, "x": "step", "at": "end", "steps_per_point": 1}
+    return about | {
+        "points": points,
+        "by_seed": {str(seed): [float(f"{y:.5g}") for y in curve.y] for seed, curve in by_seed.items()},
+    }
+
+
+def as_text(baseline: dict) -> str:
+    """The file of a baseline: JSON with each list of numbers on a line of its own.
+
+    Example:
+        >>> print(as_text({"points": [[1, -2.5], [2, -2.0]]}), end="")
+        {
+         "points": [
+          [1, -2.5],
+          [2, -2.0]
+         ]
+        }
+    """
+    text = json.dumps(jsonable(baseline), indent=1, allow_nan=False, ensure_ascii=False)
+    return re.sub(r"\[([-+\d.eE,\s]+)\]", lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"

@@ -1,0 +1,1 @@
+"""What looks at a training and changes nothing."""

@@ -1,0 +1,186 @@
+"""Repeated prompts of a data set, and how often equal ones meet in a batch (notebook 04, claims A3.5 and A3.7)."""
+
+import dataclasses
+import hashlib
+import html
+import json
+import re
+import unicodedata
+from array import array
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ..errors import ParameterError
+from ..training.groups import shorten
+
+
+@dataclasses.dataclass(frozen=True)
+class DuplicateReport:
+    """Repeated prompts of a data set and how often they meet in a batch (claims A3.5, A3.7).
+
+    Attributes:
+        rows: prompts read.
+        exact, normalised, same_words: rows that repeat an earlier one: literally; but for case, punctuation and white
+            space; with the same words in any order.
+        prompts_per_batch: P.
+        per_batch: expected rows of a batch that repeat another of it, literally.
+        batches_with_duplicates: share of batches with at least one such row.
+        most_repeated: `(count, first row, text)` of the most frequent prompts that repeat.
+    """
+
+    rows: int
+    exact: int
+    normalised: int
+    same_words: int
+    prompts_per_batch: int
+    per_batch: float
+    batches_with_duplicates: float
+    most_repeated: tuple[tuple[int, int, str], ...]
+
+    @property
+    def verdict(self) -> str:
+        """What to do, in words."""
+        if not self.exact:
+            near = f"; {self.normalised} differ only in case, punctuation or spaces" if self.normalised else ""
+            return f"no prompt repeats literally{near}"
+        return (
+            f"{self.exact} of {self.rows} rows repeat an earlier one; {self.batches_with_duplicates:.1%} of batches of "
+            f"{self.prompts_per_batch} prompts hold equal prompts. Training copes: equal prompts form groups of their own. "
+            "They matter with a fixed seed on a vLLM server (equal prompts share completions), and they weigh double"
+        )
+
+    def table(self) -> pd.DataFrame:
+        """The counts as a DataFrame."""
+        facts = {k: v for k, v in dataclasses.asdict(self).items() if k != "most_repeated"}
+        return pd.DataFrame({"value": facts})
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(self.verdict)}</p>{self.table().to_html(float_format='%.4g')}"
+
+
+def duplicate_report(data, *, prompts_per_batch: int = 8, column: str = "prompt", progress: bool = True):
+    """Count repeated prompts in one pass; memory is 24 bytes a row, so a million rows are no matter.
+
+    Args:
+        data: a `datasets.Dataset`, the path of a JSONL file, or an iterable of prompts (read twice, so no generator).
+        prompts_per_batch: P, prompts (not completions) of a generation batch.
+        column: of the prompts, in a data set or file.
+        progress: show a bar.
+
+    Returns:
+        A DuplicateReport.
+
+    Raises:
+        ParameterError: no rows, or fewer rows than a batch takes.
+
+    Example:
+        >>> report = duplicate_report(["a b", "a b", "B a.", "c"], prompts_per_batch=2, progress=False)
+        >>> report.exact, report.normalised, report.same_words, report.most_repeated
+        (1, 1, 2, ((2, 0, "'a b'"),))
+        >>> round(report.per_batch, 3)  # one of the six pairs of rows
+        0.167
+    """
+    hashes = _hashes(data, column, progress)
+    rows = len(hashes[0])
+    if rows < max(1, prompts_per_batch):
+        raise ParameterError(f"{rows} rows: expected at least one batch of prompts_per_batch={prompts_per_batch}")
+    _, first, counts = np.unique(hashes[0], return_index=True, return_counts=True)
+    exact, normalised, same_words = (rows - len(np.unique(kind)) for kind in hashes)
+    expected, share = _expected_per_batch(counts, rows, prompts_per_batch)
+    most_repeated = _most_repeated(data, column, first, counts)
+    return DuplicateReport(rows, exact, normalised, same_words, prompts_per_batch, expected, share, most_repeated)
+
+
+def duplicate_frequency(data, batch_sizes: Iterable[int], column: str = "prompt") -> pd.DataFrame:
+    """Share of batches with equal prompts for several batch sizes: `prompts per batch, share of batches`."""
+    literally = _hashes(data, column, progress=False)[0]
+    _, counts = np.unique(literally, return_counts=True)
+    sizes = list(batch_sizes)
+    shares = [_expected_per_batch(counts, len(literally), size)[1] for size in sizes]
+    return pd.DataFrame({"prompts per batch": sizes, "share of batches": shares})
+
+
+def _hashes(data, column: str, progress: bool) -> list[np.ndarray]:
+    """Of each prompt as it stands, normalised, and with its words in order: three arrays of 8 bytes a row."""
+    from tqdm import tqdm
+
+    hashes = [array("Q") for _ in range(3)]
+    for prompt in tqdm(_prompts(data, column), desc="prompts", unit=" rows", disable=not progress):
+        for kind, text in zip(hashes, _forms(prompt), strict=True):
+            kind.append(int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()))
+    return [np.frombuffer(kind, np.uint64) for kind in hashes]
+
+
+def _prompts(data, column: str) -> Iterator[str]:
+    if isinstance(data, str | Path):
+        if not Path(data).is_file():
+            raise ParameterError(f"{data}: no such JSONL file")
+        with open(data, encoding="utf-8") as file:
+            rows = (json.loads(line) for line in file if line.strip())
+            yield from (_text(row[column]) for row in rows)
+    elif hasattr(data, "column_names"):
+        if column not in data.column_names:
+            raise ParameterError(f"column={column!r}: the data set has {data.column_names}")
+        for batch in data.select_columns([column]).iter(batch_size=1000):
+            yield from map(_text, batch[column])
+    else:
+        yield from map(_text, data)
+
+
+def _text(prompt) -> str:
+    return prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
+
+
+def _forms(prompt: str) -> tuple[str, str, str]:
+    text = prompt.casefold()
+    if text.isascii():
+        words = re.findall(r"\w+", text)
+    else:  # `\w` takes no marks, which are the vowels of many scripts
+        words = "".join(c if c == "_" or unicodedata.category(c)[0] in "LMN" else " " for c in text).split()
+    return prompt, " ".join(words), " ".join(sorted(words))
+
+
+def _expected_per_batch(counts: np.ndarray, rows: int, batch: int) -> tuple[float, float]:
+    """Expected repeated rows of a batch drawn without replacement, and the share of batches with any; both exact."""
+    repeated = counts[counts > 1].astype(float)
+    if not len(repeated) or batch < 2:
+        return 0.0, 0.0
+    # A class of m rows is missed by a batch with probability C(rows - m, batch) / C(rows, batch).
+    draws = np.arange(batch)[:, None]
+    missed = np.prod(np.clip((rows - repeated - draws) / (rows - draws), 0, 1), axis=0)
+    expected = float((batch * repeated / rows - (1 - missed)).sum())
+    return max(0.0, expected), _share_with_repeats(counts, rows, batch)
+
+
+def _share_with_repeats(counts: np.ndarray, rows: int, batch: int) -> float:
+    """1 - e(batch) / C(rows, batch), with e the ways to take one row each of so many classes.
+
+    They are the coefficients of the product of (1 + m x) over classes of m rows, here as logarithms.
+    """
+    from scipy.special import gammaln, logsumexp
+
+    ways = np.array([0.0])
+    for size, classes in zip(*np.unique(counts, return_counts=True), strict=True):
+        taken = np.arange(min(batch, classes) + 1)
+        chosen = gammaln(classes + 1) - gammaln(taken + 1) - gammaln(classes - taken + 1) + taken * np.log(size)
+        table = np.full((len(chosen), min(batch + 1, len(ways) + len(chosen) - 1)), -np.inf)
+        for n, log_ways in enumerate(chosen):
+            there = ways[: table.shape[1] - n]
+            table[n, n : n + len(there)] = log_ways + there
+        ways = logsumexp(table, axis=0)
+    if len(ways) <= batch:  # fewer classes than rows in a batch
+        return 1.0
+    every = gammaln(rows + 1) - gammaln(batch + 1) - gammaln(rows - batch + 1)
+    return float(np.clip(-np.expm1(ways[batch] - every), 0, 1))
+
+
+def _most_repeated(data, column: str, first: np.ndarray, counts: np.ndarray, most: int = 10) -> tuple:
+    order = [n for n in np.argsort(-counts, kind="stable")[:most] if counts[n] > 1]
+    wanted = {int(first[n]): int(counts[n]) for n in order}
+    prompts = enumerate(islice(_prompts(data, column), max(wanted, default=-1) + 1))
+    texts = {row: shorten(prompt) for row, prompt in prompts if row in wanted}
+    return tuple((count, row, texts[row]) for row, count in wanted.items())

@@ -1,0 +1,145 @@
+"""What padding does to a trainer's own scores, measured while it trains, and those scores themselves.
+
+TRL samples with `generate`, which counts positions from the mask, and in GRPO, RLOO and OnlineDPO scores with a plain
+forward pass on left-padded prompts, which does not. Its PPO passes position ids in both.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import trl
+from transformers import TrainerCallback
+from trl.data_utils import prepare_multimodal_messages
+from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPO
+
+from ..consistency.padding import evaluating, pad_batch
+from ..errors import ParameterError
+from ..training.trl import is_of_a_step
+
+try:
+    from trl.experimental.ppo import PPOTrainer as StockPPO
+    from trl.experimental.ppo import ppo_trainer
+except ImportError:  # since TRL 1.13 there is none, and no trainer is one
+    StockPPO = ()
+
+PROBES = 4
+_PROBE_TOKENS = 16
+
+
+@torch.no_grad()
+def trainer_logprobs(trainer, prompt_ids: Sequence, completion_ids: Sequence) -> list[torch.Tensor]:
+    """Log-probs of completions by the trainer's own scoring path, stock or the workbench's, without dropout.
+
+    Args:
+        trainer: GRPO, RLOO, OnlineDPO or PPO.
+        prompt_ids, completion_ids: B lists of token ids each, without padding; padded here as trainers do, prompts on the
+            left and completions on the right.
+
+    Returns:
+        B tensors, one number a completion token, at the trainer's temperature (OnlineDPO: at 1, as it trains).
+    """
+    pad_id = getattr(trainer.processing_class, "tokenizer", trainer.processing_class).pad_token_id
+    device = trainer.accelerator.device
+    prompt, completion = pad_batch(prompt_ids, pad_id, "left"), pad_batch(completion_ids, pad_id, "right")
+    prompt, completion = ({name: x.to(device) for name, x in part.items()} for part in (prompt, completion))
+    model = getattr(trainer, "policy_model", trainer.model)
+    with evaluating(model):
+        scored = _score(trainer, model, prompt, completion, pad_id)
+    return [row[: len(ids)].float() for row, ids in zip(scored, completion_ids, strict=True)]
+
+
+def _score(trainer, model, prompt: dict, completion: dict, pad_id: int) -> torch.Tensor:
+    ids, mask = (torch.cat([prompt[name], completion[name]], dim=1) for name in ("input_ids", "attention_mask"))
+    width = completion["input_ids"].shape[1]
+    if isinstance(trainer, trl.GRPOTrainer | trl.RLOOTrainer):
+        return trainer._get_per_token_logps_and_entropies(model, ids, mask, width)[0]
+    if isinstance(trainer, StockOnlineDPO):
+        return trainer._forward(model, *prompt.values(), *completion.values())
+    if isinstance(trainer, StockPPO):
+        logits = ppo_trainer.forward(model, ids, pad_id).logits[:, -width - 1 : -1] / (trainer.args.temperature + 1e-7)
+        return ppo_trainer.selective_log_softmax(logits, completion["input_ids"])
+    raise ParameterError(f"{type(trainer).__name__}: expected TRL's GRPO, RLOO, OnlineDPO or PPO trainer, or a child")
+
+
+class PaddingMonitor(TrainerCallback):
+    """Scores a fixed batch with and without padding every `every` steps, by the trainer's own scoring path (claim A2.6).
+
+    Logs, with the trainer's metrics, in nats: `padding/max_difference` and `padding/mean_difference` of the log-probs of
+    one text alone and left-padded beside longer ones.
+
+    Args:
+        trainer: stock or the workbench's.
+        prompt_ids, completion_ids: the fixed batch, lists of token ids; prompts of unequal length.
+        every: optimizer steps between measurements; the first step that is logged is measured.
+
+    Raises:
+        ParameterError: fewer than two texts, prompts of one length, or `every` below 1.
+    """
+
+    def __init__(self, trainer, prompt_ids: Sequence, completion_ids: Sequence, every: int = 10):
+        if every < 1:
+            raise ParameterError(f"every={every}: expected at least 1 step")
+        if len(prompt_ids) != len(completion_ids) or len({len(ids) for ids in prompt_ids}) < 2:
+            raise ParameterError(
+                f"probe of prompts with {[len(ids) for ids in prompt_ids]} tokens and {len(completion_ids)} completions: "
+                "expected a completion for each prompt and prompts of unequal length, else nothing is padded"
+            )
+        self._trainer, self._probe, self._every = trainer, (prompt_ids, completion_ids), every
+        self._next = 0
+
+    def on_train_begin(self, args, state, control, **_):
+        self._next = state.global_step  # a resumed run measures where it goes on
+
+    def on_log(self, args, state, control, logs=None, **_):
+        if state.global_step < self._next or not is_of_a_step(logs):
+            return
+        self._next = state.global_step - state.global_step % self._every + self._every
+        numbers = self.measure()
+        logs.update(numbers)
+        state.log_history[-1].update(numbers)
+
+    def measure(self) -> dict[str, float]:
+        """The numbers of this moment."""
+        prompts, completions = self._probe
+        padded = trainer_logprobs(self._trainer, prompts, completions)
+        alone = [trainer_logprobs(self._trainer, [p], [c])[0] for p, c in zip(prompts, completions, strict=True)]
+        differences = (torch.cat(padded) - torch.cat(alone)).abs()
+        return {
+            "padding/max_difference": differences.max().item(),
+            "padding/mean_difference": differences.mean().item(),
+        }
+
+
+def monitor_padding(trainer, *, every: int = 10) -> PaddingMonitor:
+    """Attach a `PaddingMonitor` whose batch is made of the trainer's first prompts, shortest beside longest.
+
+    It goes before all other callbacks, so that whatever writes logs (files, W&B, TensorBoard) has its numbers.
+    """
+    prompts = probe_prompts(trainer)
+    completions = [ids[-_PROBE_TOKENS:] for ids in reversed(prompts)]  # any text will do: it is scored twice
+    monitor = PaddingMonitor(trainer, prompts, completions, every)
+    trainer.callback_handler.callbacks.insert(0, monitor)
+    return monitor
+
+
+def probe_prompts(trainer, rows: int = 64) -> list[list[int]]:
+    """Token ids of `PROBES` of the first prompts, spread over their lengths."""
+    data, tokenizer = trainer.train_dataset, trainer.processing_class
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor has one
+    first = data.select(range(min(rows, len(data))))
+    if "input_ids" in first.column_names:  # PPO
+        ids = [list(row) for row in first["input_ids"]]
+    elif isinstance(first[0]["prompt"], str):
+        ids = [tokenizer(text=prompt)["input_ids"] for prompt in first["prompt"]]
+    else:
+        ids = [_chat_ids(trainer.processing_class, tokenizer, prompt) for prompt in first["prompt"]]
+    ids = sorted((row for row in ids if row), key=len)
+    return [ids[round(n * (len(ids) - 1) / (PROBES - 1))] for n in range(PROBES)]
+
+
+def _chat_ids(processing_class, tokenizer, messages: list[dict]) -> list[int]:
+    """Token ids of a conversation, without its images where it has some."""
+    if processing_class is not tokenizer:
+        messages = prepare_multimodal_messages(messages)
+    text = processing_class.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return tokenizer(text=text, add_special_tokens=False)["input_ids"]

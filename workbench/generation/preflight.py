@@ -1,0 +1,196 @@
+"""What is checked before anything expensive starts: the release of TRL, names of options, stops, and the tokenizer."""
+
+import difflib
+import warnings
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from ..errors import MissingDependencyError, ParameterError
+from .stops import StopRule, StopSpec
+
+OLDEST, NEWEST = "1.12.0", "1.16.0"  # the tests run on both; `make lanes` runs some on the releases between
+LAST_WITH_PPO = "1.12.0"
+# Options of generation_kwargs that say when to stop; they have to come as a StopSpec, which all parts then obey.
+_STOP_OPTIONS = ("eos_token_id", "stop_strings", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "min_new_tokens")
+_VLLM_NAMES = {  # transformers' name of an option -> vLLM's
+    "eos_token_id": "stop_token_ids",
+    "stop_strings": "stop",
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+}
+
+
+def backend_of(args) -> str:
+    """`transformers`, `vllm` or `vllm-server`, from a TRL config."""
+    return "transformers" if not args.use_vllm else "vllm-server" if args.vllm_mode == "server" else "vllm"
+
+
+def check_generation_kwargs(options: Mapping, backend: str) -> None:
+    """Refuse options that the back end does not know.
+
+    A vLLM server accepts any name and ignores those that it does not know, and transformers ignores vLLM's names. Without
+    this check a typo, or an option of the other back end, would let every row run to the length limit, without an error.
+
+    Args:
+        options: `generation_kwargs` as for TRL's configs.
+        backend: `transformers`, `vllm` (in process) or `vllm-server`.
+
+    Raises:
+        ParameterError: names the option and the right or nearest name.
+
+    Example:
+        >>> check_generation_kwargs({"top_k": 5}, "transformers")
+        >>> check_generation_kwargs({"stop": ["."]}, "transformers")
+        Traceback (most recent call last):
+        workbench.errors.ParameterError: generation_kwargs 'stop': unknown to transformers; did you mean 'stop_strings'?
+    """
+    known = _known_options(backend)
+    right = {v: t for t, v in _VLLM_NAMES.items()} if backend == "transformers" else _VLLM_NAMES
+    for name in options:
+        if name not in known:
+            near = [right[name]] if name in right else difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ParameterError(f"generation_kwargs {name!r}: unknown to {backend}{hint}")
+
+
+def _known_options(backend: str) -> set[str]:
+    if backend == "vllm":
+        from vllm import SamplingParams
+
+        return {name for name in SamplingParams.__struct_fields__ if not name.startswith("_")}
+    if backend == "vllm-server":
+        from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+        return set(CompletionRequest.model_fields)
+    if backend == "transformers":
+        from transformers import GenerationConfig
+
+        return {name for name in GenerationConfig().to_dict() if not name.startswith("_")}
+    raise ParameterError(f"backend={backend!r}: expected transformers, vllm or vllm-server")
+
+
+def check_tokenizers(train, sampler, spec: StopSpec) -> None:
+    """Refuse a sampler whose tokenizer differs from the trainer's where it matters.
+
+    vLLM loads tokenizer and generation config from disk; a token added in memory is unknown to it.
+
+    Args:
+        train: the trainer's tokenizer.
+        sampler: the sampler's tokenizer.
+        spec: the stops; both have to encode its strings alike.
+
+    Raises:
+        ParameterError: names the tokens, and the call that mends it.
+    """
+    remedy = "save both to one folder with save_policy(model, tokenizer, folder) and start the sampler from it"
+    ours, theirs = train.get_vocab(), sampler.get_vocab()
+    if missing := sorted((t for t in ours if theirs.get(t) != ours[t]), key=ours.get):
+        shown = ", ".join(f"{t!r} (id {ours[t]}, sampler {theirs.get(t)})" for t in missing[:5])
+        raise ParameterError(f"the sampler's tokenizer differs in {len(missing)} tokens: {shown}; {remedy}")
+    for string in spec.stop:
+        ids, sampled = (t.encode(string, add_special_tokens=False) for t in (train, sampler))
+        if ids != sampled:
+            raise ParameterError(f"stop {string!r} is {ids} to the trainer and {sampled} to the sampler; {remedy}")
+
+
+def save_policy(model, tokenizer, folder: Path, new_tokens: Iterable[str] = ()) -> Path:
+    """Save model, tokenizer and generation config to one folder, so that trainer and sampler agree.
+
+    Args:
+        model: its embeddings are enlarged when the tokenizer has more tokens.
+        tokenizer: gets `new_tokens` first, as ordinary (not special) tokens: TRL drops special ones from completions.
+        folder: made when missing.
+        new_tokens: e.g. `("<search>", "</search>")`.
+
+    Returns:
+        The folder, to be given as model path.
+    """
+    tokenizer.add_tokens(list(new_tokens))
+    if model.get_input_embeddings().num_embeddings < len(tokenizer):
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    if model.generation_config.eos_token_id is None:
+        model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return Path(folder)
+
+
+def reject_stop_options(generation_kwargs: Mapping | None) -> None:
+    """Refuse stops among `generation_kwargs`: the engine would obey them, but masks, metrics and rewards would not.
+
+    A seed is refused too: copies of a prompt would get one completion, and with it no advantage.
+    """
+    if "seed" in (generation_kwargs or {}):
+        raise ParameterError(
+            "generation_kwargs 'seed': vLLM would give all copies of a prompt the same completion, hence zero advantage; "
+            "give generation_seed=... to the trainer, which seeds each completion for itself"
+        )
+    if given := [name for name in generation_kwargs or {} if name in _STOP_OPTIONS]:
+        raise ParameterError(
+            f"generation_kwargs {given[0]!r}: give stops as stops=StopSpec(...), so that masks, metrics and rewards "
+            "obey them too"
+        )
+
+
+def check_before_compute(model, args, stops: StopSpec, tokenizer) -> None:
+    """Everything about stops that can be wrong, before an engine starts or a model is built.
+
+    On vLLM that includes its tokenizer, which it reads from disk. A server's is not looked at: it may stand elsewhere.
+    """
+    from transformers import AutoTokenizer
+
+    reject_stop_options(args.generation_kwargs)
+    check_generation_kwargs(args.generation_kwargs or {}, backend_of(args))
+    if stops.stop and getattr(args, "use_transformers_continuous_batching", False):
+        raise ParameterError("stop strings: transformers' continuous batching stops at ids only; use stop_token_ids")
+    if args.use_vllm:
+        # No revision: TRL starts vLLM without one, whatever the trainer's model was loaded with.
+        path = model if isinstance(model, str) else model.name_or_path
+        on_disk = AutoTokenizer.from_pretrained(path, trust_remote_code=args.trust_remote_code)
+        tokenizer = getattr(tokenizer, "tokenizer", tokenizer) or on_disk
+        StopRule(stops, tokenizer, None if isinstance(model, str) else model.generation_config)
+        if args.vllm_mode == "colocate":
+            check_tokenizers(tokenizer, on_disk, stops)
+
+
+def check_trl(found: str = "") -> None:
+    """Refuse a TRL that is too old, and warn of one that is newer than the tests.
+
+    Args:
+        found: its version; empty for the installed one's.
+
+    Raises:
+        MissingDependencyError: older than `OLDEST`.
+
+    Example:
+        >>> check_trl("1.14.2")
+        >>> check_trl("1.11.0")
+        Traceback (most recent call last):
+        workbench.errors.MissingDependencyError: trl 1.11.0: the workbench takes 1.12.0 to 1.16.0; pip install "trl>=1.12,<1.17"
+    """
+    found = found or version("trl")
+    if _minor(found) < _minor(OLDEST):
+        above = ".".join(map(str, (_minor(NEWEST)[0], _minor(NEWEST)[1] + 1)))
+        raise MissingDependencyError(
+            f'trl {found}: the workbench takes {OLDEST} to {NEWEST}; pip install "trl>={OLDEST[:-2]},<{above}"'
+        )
+    if _minor(found) > _minor(NEWEST):
+        warnings.warn(
+            f"trl {found} is newer than the workbench was tested with ({NEWEST}): its stops and groups rest on parts of TRL "
+            "that may have moved. Look at one run's `completions/clipped_ratio` and `stops/clipped_ratio` before you trust it",
+            stacklevel=3,
+        )
+
+
+def no_ppo(error: ImportError) -> MissingDependencyError:
+    """What to say where TRL has no PPOTrainer."""
+    return MissingDependencyError(
+        f"PPOTrainer: trl {version('trl')} has none, it left TRL with 1.13; pip install trl=={LAST_WITH_PPO} ({error})"
+    )
+
+
+def _minor(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)

@@ -1,0 +1,299 @@
+"""Rollouts from each back end in one form.
+
+`generate` samples with transformers, with vLLM in this process or with a vLLM server; stops are the same `StopSpec`
+everywhere, and a row's end is found from its ids by the same pure function, whoever sampled it.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+from ..errors import ParameterError
+from .stops import StopRule, StopSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How to sample, under TRL's names.
+
+    Attributes:
+        max_completion_length: token limit, at least 1.
+        temperature: 0 is greedy.
+        top_p: in (0, 1].
+        top_k: 0 keeps every token.
+        num_generations: completions per prompt.
+        seed: of the whole call; None leaves the sampler's random state as it is.
+
+    Raises:
+        ParameterError: a value out of range.
+
+    Example:
+        >>> Sampling(max_completion_length=8, temperature=0)
+        Sampling(max_completion_length=8, temperature=0, top_p=1.0, top_k=0, num_generations=1, seed=None)
+        >>> Sampling(top_p=1.5)
+        Traceback (most recent call last):
+        workbench.errors.ParameterError: temperature=1.0, top_p=1.5, top_k=0: expected temperature >= 0, 0 < top_p <= 1, ...
+    """
+
+    max_completion_length: int = 64
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    num_generations: int = 1
+    seed: int | None = None
+
+    def __post_init__(self):
+        for name in ("max_completion_length", "num_generations"):
+            if getattr(self, name) < 1:
+                raise ParameterError(f"{name}={getattr(self, name)}: expected at least 1")
+        if not 0 <= self.temperature < float("inf") or not 0 < self.top_p <= 1 or self.top_k < 0:
+            raise ParameterError(
+                f"temperature={self.temperature}, top_p={self.top_p}, top_k={self.top_k}: expected temperature >= 0, "
+                "0 < top_p <= 1, top_k >= 0 (0 keeps all)"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """One completion.
+
+    Attributes:
+        prompt: text.
+        prompt_ids: the prompt's ids.
+        completion_ids: up to and with the stop.
+        completion: text as a reward function sees it.
+        finish_reason: `stop` or `length`, from the ids.
+        stop: the id or string that ended it, or None.
+        engine_finish_reason: what the sampler itself reported; None where it reports nothing (transformers).
+        sampled_tokens: tokens computed for this row: for transformers the batch's longest row, pads included.
+        logprobs: of `completion_ids` under the sampling distribution as the sampler gave them, or None.
+    """
+
+    prompt: str
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    completion: str
+    finish_reason: str
+    stop: int | str | None
+    engine_finish_reason: str | None
+    sampled_tokens: int
+    logprobs: tuple[float, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformersSampler:
+    """A causal LM and its tokenizer in this process."""
+
+    model: Any
+    tokenizer: Any
+
+    @property
+    def generation_config(self):
+        return self.model.generation_config
+
+    def sample(self, prompt_ids: list[list[int]], rule: StopRule, sampling: Sampling):
+        """`(ids, logprobs, None)` per prompt; more ids may follow the end of a row: the batch runs to its longest row."""
+        import torch
+        from transformers import GenerationConfig
+
+        width, device = max(map(len, prompt_ids)), self.model.device
+        pad = self.tokenizer.pad_token_id or 0  # any id does: it is masked
+        input_ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompt_ids], device=device)
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompt_ids], device=device)
+        config = GenerationConfig(max_new_tokens=sampling.max_completion_length, do_sample=sampling.temperature > 0)
+        if config.do_sample:
+            config.update(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
+        if sampling.seed is not None:
+            torch.manual_seed(sampling.seed)
+        kept = _SampledLogprobs(len(prompt_ids), sampling, device)
+        inputs = {"input_ids": input_ids, "attention_mask": mask, "logits_processor": [kept.before_sampling]}
+        # PEFT's own forward is not called by `generate`.
+        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        # What the model's folder says of sampling (a penalty, min_p, beams) would be another distribution than the other
+        # samplers'.
+        plain = mock.patch.object(base, "generation_config", GenerationConfig())
+        with plain, base.register_forward_hook(kept.see_logits), torch.no_grad():
+            sequences = rule.generate(base, self.model.generate, config, **inputs)
+        logprobs = kept.finish(sequences)
+        return [(row, lp, None) for row, lp in zip(sequences[:, width:].tolist(), logprobs.tolist(), strict=True)]
+
+
+class _SampledLogprobs:
+    """Log-probs of the tokens that `generate` samples, (B, T): the logits of all steps would be B x T x V.
+
+    The logits are the model's own, before `generate` suppresses an EOS or cuts the distribution, as vLLM gives them.
+    """
+
+    def __init__(self, rows: int, sampling: Sampling, device):
+        import torch
+
+        self._temperature = sampling.temperature or 1.0
+        # One tensor for all steps: small ones kept from each step would lie between the large ones and hold their memory.
+        self._table = torch.zeros(rows, sampling.max_completion_length, device=device)
+        self._steps = 0
+        self._logits: Any = None
+        self._previous: Any = None
+
+    def see_logits(self, model, args, output) -> None:
+        """A forward hook."""
+        self._logits = output.logits[:, -1]
+
+    def before_sampling(self, input_ids, scores):
+        """A logits processor: what was sampled in the step before is the last column now."""
+        if self._previous is not None:
+            self._keep(input_ids)
+        self._previous = self._logits
+        return scores
+
+    def finish(self, sequences):
+        """(B, T), after `generate` returned its sequences."""
+        self._keep(sequences)
+        return self._table[:, : self._steps]
+
+    def _keep(self, input_ids) -> None:
+        distribution = (self._previous.float() / self._temperature).log_softmax(-1)
+        self._table[:, self._steps] = distribution.gather(1, input_ids[:, -1:])[:, 0]
+        self._steps += 1
+
+
+@dataclasses.dataclass(frozen=True)
+class VLLMSampler:
+    """A `vllm.LLM` in this process."""
+
+    llm: Any
+
+    @property
+    def tokenizer(self):
+        return self.llm.get_tokenizer()
+
+    @property
+    def generation_config(self):
+        """Of the model's folder: it may name more EOS ids than the tokenizer, and the engine stops at all of them."""
+        return _generation_config(self.llm.model_config.model)
+
+    def sample(self, prompt_ids: list[list[int]], rule: StopRule, sampling: Sampling):
+        """`(ids, logprobs, vLLM's finish reason)` per prompt; each row has a random stream of its own."""
+        from vllm import SamplingParams
+
+        params = [SamplingParams(**_vllm_fields(rule, sampling, n)) for n in range(len(prompt_ids))]
+        outputs = self.llm.generate([{"prompt_token_ids": p} for p in prompt_ids], params, use_tqdm=False)
+        rows = []
+        for output in outputs:
+            made = output.outputs[0]
+            logprobs = [step[token].logprob for step, token in zip(made.logprobs, made.token_ids, strict=True)]
+            rows.append((list(made.token_ids), logprobs, made.finish_reason))
+        return rows
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerSampler:
+    """A vLLM server's completions endpoint.
+
+    Attributes:
+        url: `http://host:port`.
+        tokenizer: of the model it serves; the generation config in its folder, with more EOS ids, counts too.
+        model: name it serves the model under; default its first.
+    """
+
+    url: str
+    tokenizer: Any
+    model: str | None = None
+
+    @property
+    def generation_config(self):
+        return _generation_config(self.tokenizer.name_or_path)
+
+    def sample(self, prompt_ids: list[list[int]], rule: StopRule, sampling: Sampling):
+        """`(ids, logprobs, vLLM's finish reason)` per prompt; a request for each row."""
+        import requests
+
+        model = self.model or requests.get(f"{self.url}/v1/models", timeout=60).json()["data"][0]["id"]
+        rows = []
+        for n, ids in enumerate(prompt_ids):
+            body = {"model": model, "prompt": ids, "return_token_ids": True, **_vllm_fields(rule, sampling, n)}
+            answer = requests.post(f"{self.url}/v1/completions", json=body, timeout=600)
+            answer.raise_for_status()
+            choice = answer.json()["choices"][0]
+            rows.append((choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"]))
+        return rows
+
+
+def _generation_config(folder: str):
+    """The generation config in a model's folder; None without one."""
+    from transformers import GenerationConfig
+
+    if not folder:
+        return None
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except (OSError, ValueError):  # none there, no such folder, or a name that is no model's
+        return None
+
+
+def _vllm_fields(rule: StopRule, sampling: Sampling, row: int) -> dict:
+    return {
+        "seed": None if sampling.seed is None else sampling.seed * 1_000_003 + row,
+        "max_tokens": sampling.max_completion_length,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        # A server would take these from the model's folder.
+        "repetition_penalty": 1.0,
+        "min_p": 0.0,
+        "logprobs": 0,
+        **rule.for_vllm(),
+    }
+
+
+def generate(
+    sampler: TransformersSampler | VLLMSampler | ServerSampler,
+    prompts: Sequence[str],
+    *,
+    stops: StopSpec | None = None,
+    sampling: Sampling | None = None,
+) -> list[Rollout]:
+    """Sample completions, prompt by prompt: the `num_generations` rows of a prompt stand together.
+
+    Args:
+        sampler: who samples.
+        prompts: P texts.
+        stops: when completions end; default at every EOS.
+        sampling: how to sample.
+
+    Returns:
+        P x num_generations rollouts.
+
+    Raises:
+        ParameterError: no prompts, one without tokens, or stops that do not fit the tokenizer or the length limit.
+    """
+    sampling = sampling or Sampling()
+    if not prompts:
+        raise ParameterError("prompts is empty: expected at least one text")
+    tokenizer = sampler.tokenizer
+    rule = StopRule(
+        stops or StopSpec(), tokenizer, getattr(sampler, "generation_config", None), sampling.max_completion_length
+    )
+    texts = [p for p in prompts for _ in range(sampling.num_generations)]
+    prompt_ids = [tokenizer.encode(p) for p in texts]
+    if [] in prompt_ids:
+        empty = prompt_ids.index([]) // sampling.num_generations
+        raise ParameterError(f"prompt {empty} is empty: give it text, or the tokenizer a BOS token")
+    sampled = sampler.sample(prompt_ids, rule, sampling)
+    return [_rollout(rule, *parts) for parts in zip(texts, prompt_ids, sampled, strict=True)]
+
+
+def _rollout(rule: StopRule, prompt: str, prompt_ids: list[int], row: tuple) -> Rollout:
+    ids, logprobs, reason = row
+    end = rule.find_end(ids)
+    return Rollout(
+        prompt=prompt,
+        prompt_ids=tuple(prompt_ids),
+        completion_ids=tuple(ids[: end.index]),
+        completion=rule.text(ids, end),
+        finish_reason=end.finish_reason,
+        stop=end.stop,
+        engine_finish_reason=reason,
+        sampled_tokens=len(ids),
+        logprobs=None if logprobs is None else tuple(logprobs[: end.index]),
+    )

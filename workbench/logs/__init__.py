@@ -1,0 +1,1 @@
+"""Anybody's log, read: canonical names of metrics, completions, settings, and what is damaged."""

@@ -1,0 +1,138 @@
+"""What is known of a run: `Log`, made by `read`."""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from .completions import generations_in_a_row
+
+TRAINERS_WITHOUT_GROUPS = ("PPO", "OnlineDPO")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Log:
+    """A run's log under the names of `names.NAMES`.
+
+    Attributes:
+        name: of the run, as it is shown.
+        kind: what was read, such as `trainer_state.json`.
+        steps: one row a logged step, in order; column `step` and those metrics that the log has.
+        order: the step numbers as they stood in the file, before they were put in order.
+        completions: `step, prompt, completion` and, where known, `reward`, `advantage`, `completion_tokens`,
+            `finish_reason`; rows in the order of the file. None where there are none.
+        facts: settings that are known: `num_generations`, `max_completion_length`, `mask_truncated`,
+            `stop_strings`, `stop_token_ids`, `eos_token_ids`, `pad_token_id`, `tokenizer_ids`, `tokenizer_file`,
+            `model_type`, `dtype`, `trainer`, ...
+        damage: a sentence for each thing that could not be read.
+        notes: a sentence for each thing that was left out on purpose.
+        disputed: metrics that a finding contradicts; `metric` no longer gives them.
+    """
+
+    name: str
+    kind: str
+    steps: pd.DataFrame
+    order: tuple[float, ...] = ()
+    completions: pd.DataFrame | None = None
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    damage: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    disputed: frozenset[str] = frozenset()
+
+    def metric(self, name: str) -> np.ndarray | None:
+        """A metric that the log has and nothing contradicts, (N,) with NaN for steps without it; else None."""
+        return None if name in self.disputed else self.logged(name)
+
+    def logged(self, name: str) -> np.ndarray | None:
+        """A metric as it was logged, true or not."""
+        if name not in self.steps or self.steps[name].isna().all():
+            return None
+        return self.steps[name].to_numpy(float)
+
+    def without(self, metrics) -> "Log":
+        """The same log, whose `metrics` no other rule may use."""
+        return dataclasses.replace(self, disputed=self.disputed | frozenset(metrics))
+
+    def at(self, chosen) -> tuple[int, ...]:
+        """The numbers of the steps where `chosen`, (N,) of bool, holds."""
+        return tuple(int(step) for step in self.steps["step"][chosen])
+
+    @property
+    def lacks(self) -> list[str]:
+        """What rules ask for that this log does not contain, in plain words."""
+        wanted = {
+            "reward": "rewards",
+            "grad_norm": "gradient norms",
+            "entropy": "entropies",
+            "clipped_ratio": "clipped ratios",
+            "mean_length": "completion lengths",
+            "zero_std_share": "the share of groups with equal rewards",
+            "logp_difference": "sampler against scorer log-probs",
+        }
+        missing = [words for name, words in wanted.items() if self.logged(name) is None]
+        return missing + (["completions"] if self.completions is None else [])
+
+    @property
+    def each_step(self) -> bool:
+        """Whether every step has a line; else a line holds means over several."""
+        steps = self.steps["step"].to_numpy()
+        return len(steps) < 2 or float(np.median(np.diff(steps))) == 1
+
+    @property
+    def trainer(self) -> str:
+        """Its name where settings or metrics tell it, without `Observed`; else an empty string."""
+        known = str(self.facts.get("trainer") or "").removeprefix("Observed")
+        return known or ("PPO" if self.logged("eos_tokens") is not None else "")
+
+    @property
+    def grouped(self) -> bool:
+        """Whether the trainer compares completions of one prompt."""
+        return not self.trainer.startswith(TRAINERS_WITHOUT_GROUPS)
+
+    @cached_property
+    def num_generations(self) -> int | None:
+        """G, as configured, or as equal prompts stand in a row in the completions, or as advantages add up to 0; or None."""
+        if not self.grouped:
+            return None
+        if known := self.facts.get("num_generations"):
+            return int(known)
+        return generations_in_a_row(self.completions) or self._generations_by_advantage()
+
+    def _generations_by_advantage(self) -> int | None:
+        """The smallest number of rows in a row, less than a step has, whose advantages add up to 0 throughout."""
+        if self.completions is None or not len(self.completions):
+            return None
+        rows = int(self.completions.groupby("step").size().min())
+        return next((size for size in range(2, rows // 2 + 1) if rows % size == 0 and self._balanced(size)), None)
+
+    def _balanced(self, size: int) -> bool:
+        table = self.completions
+        if table is None or "advantage" not in table or not table["advantage"].any():
+            return False
+        number = table.groupby("step").cumcount() // size
+        sums = table["advantage"].groupby([table["step"], number]).sum()
+        return bool((sums.abs() < 0.01).mean() > 0.99)
+
+    @cached_property
+    def sure_of_groups(self) -> bool:
+        """Whether G is configured, or advantages confirm it: those of a group add up to 0."""
+        known, size = self.facts.get("num_generations"), self.num_generations
+        return bool(known) or (size is not None and self._balanced(size))
+
+    @cached_property
+    def groups(self) -> pd.DataFrame | None:
+        """A row a group: `step`, `prompts` and `texts` that differ in it, `rewards` that differ, whether it is `compared`."""
+        table, size = self.completions, self.num_generations
+        if table is None or not len(table) or size is None or size < 2:
+            return None
+        number = table.groupby("step").cumcount() // size
+        by_group = table.groupby([table["step"], number.rename("group")])
+        columns = {"prompts": by_group["prompt"].nunique(), "texts": by_group["completion"].nunique()}
+        if "reward" in table:
+            columns["rewards"] = by_group["reward"].nunique()
+        if "advantage" in table:  # of an evaluation with one completion a prompt, which TRL writes among them, it is 0
+            columns["compared"] = by_group["advantage"].any()
+        return pd.DataFrame(columns).reset_index()

@@ -1,0 +1,217 @@
+"""Reads anybody's log: a file, a folder or standard input, each run in it as a `Log`. Nothing in it is executed."""
+
+import codecs
+import contextlib
+import dataclasses
+import gzip
+import os
+import re
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ..errors import RunError
+from ..runs.files import files_named, open_plain
+from .completions import completions_table, last_trainer_state, read_completions, read_trl_completions
+from .formats import EXPECTED, Found, runs_in
+from .log import Log
+from .names import canonical, steps_table
+from .settings import facts_of
+
+_MOST_UNPACKED = 1_000_000_000  # bytes of a .gz, or of standard input
+_MOST_RATIO = 200  # unpacked to packed bytes: text is packed 5 to 50 times
+_REWARD = re.compile(r"(?:train/)?rewards ?/ ?(.+?)(?: ?/ ?mean)?")
+# Files of a folder that may be its log, those first that hold most; what a line of these has read ends the search.
+_PLACES = (
+    ("*.jsonl", "*.csv", "*.tsv", "*tfevents*"),
+    ("runs/*/*tfevents*", "logs/*tfevents*", "logs/*/*tfevents*", "*.json"),
+    ("*.log", "*.out", "*.txt", "*.md", "*.ipynb", "*.gz", "files/output.log", "wandb/*/files/output.log"),
+)
+_LEAST = 8  # steps in which a reward function never varies, until that says something
+_MOST_FILES = 200  # of a folder that are tried
+
+
+def read(path: str | os.PathLike) -> Log:
+    """The one run at a path, see `read_logs`.
+
+    Raises:
+        RunError: as `read_logs`, or several runs, which it names.
+
+    Example:
+        >>> log = read("outputs/checkpoint-500")             # doctest: +SKIP
+        >>> log.steps[["step", "reward", "mean_length"]]     # doctest: +SKIP
+    """
+    logs = read_logs(path)
+    if len(logs) > 1:
+        raise RunError(f"{path}: {len(logs)} runs ({', '.join(log.name for log in logs[:8])}); expected one")
+    return logs[0]
+
+
+def read_logs(path: str | os.PathLike) -> list[Log]:
+    """All runs at a path: in a folder of TRL, of the workbench or with any log in it, in a file, or in standard input.
+
+    Args:
+        path: of the user's own choice, so a link to it is followed; links in it are not. `-` for standard input.
+
+    Raises:
+        RunError: nothing in it that can be read, with what it holds and what would be read.
+        MissingDependencyError: a TensorBoard file, without TensorBoard.
+    """
+    if str(path) == "-":
+        with _copied(sys.stdin.buffer, "standard input") as copy:
+            return [_log(run, copy, name="standard input") for run in runs_in(copy, "standard input")]
+    given = Path(path)
+    if given.parts[:1] in (("http:",), ("https:",)):
+        raise RunError(
+            f"{path}: a web address, and nothing is fetched; download the run's history, as CSV from W&B, and give that"
+        )
+    try:
+        found = given.expanduser().resolve()
+    except RuntimeError as error:  # no such user, or a link to itself
+        raise RunError(f"{given}: {error}") from error
+    if found.is_dir():
+        return [dataclasses.replace(log, name=str(given / log.name)) for log in _folder(found, given)]
+    if not found.exists():
+        raise RunError(f"{given}: no such file or folder")
+    return [dataclasses.replace(log, name=str(given) + log.name.removeprefix(found.name)) for log in _file(found)]
+
+
+# --- folders --------------------------------------------------------------------------------------------------------
+
+
+def _folder(folder: Path, given: Path) -> list[Log]:
+    recorded = [p.parent for p in files_named(folder, "metrics.jsonl") if not p.is_symlink() and p.stat().st_size]
+    if recorded:
+        return [_own_run(inner, folder) for inner in recorded]
+    state = last_trainer_state(folder)
+    if state is not None:
+        return _trl_folder(folder, state)
+    refused: dict[str, RunError] = {}
+    for patterns in _PLACES:
+        logs = []
+        for path in _plain_files(folder, patterns):
+            name = str(path.relative_to(folder))
+            try:
+                logs += [dataclasses.replace(log, name=name + log.name[len(path.name) :]) for log in _file(path)]
+            except RunError as error:  # events of an evaluation alone, or data beside the log
+                refused[name] = error
+        if logs:
+            return logs
+    if len(refused) == 1:
+        raise next(iter(refused.values()))
+    if refused:
+        reasons = "; ".join(str(error).removeprefix(f"{folder}{os.sep}") for error in list(refused.values())[:3])
+        more = f"; and {len(refused) - 3} files more" if len(refused) > 3 else ""
+        raise RunError(f"{given}: no log in this folder. {reasons}{more}")
+    names = sorted(p.name for p in folder.iterdir())
+    holds = f"; it holds {', '.join(names[:6])}{' ...' if len(names) > 6 else ''}" if names else ", which is empty"
+    raise RunError(f"{given}: no log in this folder{holds}; expected {EXPECTED}")
+
+
+def _plain_files(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    found = [p for pattern in patterns for p in sorted(folder.glob(pattern)) if p.is_file()]
+    inside = [
+        p for p in found if not any(q.is_symlink() for q in (p, *p.parents) if q != folder and folder in q.parents)
+    ]
+    return list(dict.fromkeys(inside))[:_MOST_FILES]
+
+
+def _own_run(folder: Path, top: Path) -> Log:
+    path = folder / "metrics.jsonl"
+    (run,) = runs_in(path, str(path))
+    facts, more = facts_of(folder)
+    recorded, broken = read_completions(folder)
+    name = str(folder.relative_to(top))
+    return _log(run._replace(kind="metrics.jsonl"), path, name, facts, recorded, [*more, *broken])
+
+
+def _trl_folder(folder: Path, state: Path) -> list[Log]:
+    runs = runs_in(state, str(state))
+    facts, damage = facts_of(folder)
+    home = folder if (folder / "completions").is_dir() or not folder.name.startswith("checkpoint-") else folder.parent
+    recorded, broken = read_trl_completions(home / "completions")
+    return [_log(run, state, "", facts, recorded, [*damage, *broken]) for run in runs]
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def _file(path: Path) -> list[Log]:
+    """The runs in one file, named after it and, where there are several, after what tells them apart."""
+    if path.name == "trainer_state.json":
+        return [dataclasses.replace(log, name=path.name) for log in _trl_folder(path.parent, path)]
+    with _readable(path) as (plain, source):
+        return [_log(run, path, path.name) for run in runs_in(plain, source)]
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[tuple[Path, str]]:
+    """The file in UTF-8, unpacked where it is not, and its name without `.gz`."""
+    with open_plain(path) as file:
+        start = file.read(2)
+        file.seek(0)
+        if start == b"\x1f\x8b":
+            size = os.fstat(file.fileno()).st_size
+            most = min(_MOST_UNPACKED, max(100_000_000, _MOST_RATIO * size))
+            with gzip.open(file) as unpacked, _copied(unpacked, str(path), most) as copy:
+                yield copy, re.sub(r"\.gz$", "", str(path))
+            return
+        if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):  # what PowerShell's `>` writes
+            with codecs.EncodedFile(file, "utf-8", "utf-16", "replace") as text, _copied(text, str(path)) as copy:
+                yield copy, str(path)
+            return
+    yield path, str(path)
+
+
+@contextlib.contextmanager
+def _copied(stream, source: str, most: int = _MOST_UNPACKED) -> Iterator[Path]:
+    """A temporary file of what a stream gives, which is refused when it is larger than any log."""
+    with tempfile.TemporaryDirectory(prefix="wb-log-") as folder:
+        copy = Path(folder) / "log"
+        try:
+            with copy.open("wb") as file:
+                while block := stream.read(1_000_000):
+                    if file.tell() + len(block) > most:
+                        raise RunError(
+                            f"{source}: more than {most / 1e6:.0f} MB once it is unpacked; expected the log of one training. "
+                            "Unpack it and give the file itself"
+                        )
+                    file.write(block)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise RunError(
+                f"{source}: a .gz that is cut short or damaged ({error}); unpack it as far as it goes"
+            ) from error
+        yield copy
+
+
+def _log(
+    run: Found, source: Path, name: str = "", facts: dict | None = None, recorded=None, damage: Sequence[str] = ()
+) -> Log:
+    steps, order, wrong = steps_table(run.table, str(source))
+    functions = _functions(run.table)
+    completions = None if recorded is None else completions_table(recorded)
+    known: dict[str, Any] = {"trainer": run.trainer} if run.trainer else {}
+    known |= {"reward_functions": len(functions), **_constant(run.table), **(facts or {})}
+    name += f": {run.label}" * bool(run.label)
+    return Log(name, run.kind, steps, order, completions, known, (*run.damage, *damage, *wrong), notes=tuple(run.notes))
+
+
+def _functions(table: pd.DataFrame) -> dict[str, Any]:
+    """Reward function -> the column with its mean, as TRL names it: `rewards/f/mean`, or `rewards/f` before 0.17."""
+    found = {column: _REWARD.fullmatch(str(column)) for column in table}
+    known = {"reward", *canonical(map(str, table.columns))}
+    return {m[1]: c for c, m in found.items() if m and str(c) not in known and not m[1].endswith(("/std", "/ std"))}
+
+
+def _constant(table: pd.DataFrame) -> dict[str, dict]:
+    """`constant_rewards` of several reward functions: those that never varied, with what they gave. Empty for too few steps."""
+    functions = _functions(table)
+    means = {name: pd.to_numeric(table[column], errors="coerce").dropna() for name, column in functions.items()}
+    if len(means) < 2 or min(map(len, means.values())) < _LEAST:
+        return {}
+    return {"constant_rewards": {name: float(v.iloc[0]) for name, v in means.items() if v.nunique() == 1}}

@@ -1,0 +1,113 @@
+"""What the settings of a run are, from the JSON files that lie beside its log; nothing is unpickled."""
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import RunError
+from ..runs.files import checkpoints, read_json
+
+_TYPES = {"model_type": str, "num_generations": int, "max_completion_length": int}
+_ROTARY = {"rope_theta", "rope_parameters", "rope_scaling", "rotary_dim"}  # of which a model's config has one
+
+
+def facts_of(folder: Path, *, links: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """Settings that a run's folder tells, see `Log.facts`, and a sentence for each file that cannot be read.
+
+    `training_args.bin` is a pickle, which can run anything, and is never opened. Links are followed where `links`: a folder of
+    the hub's cache has nothing else.
+    """
+    damage: list[str] = []
+
+    def value(path: Path) -> dict:
+        try:
+            found = read_json(path.resolve() if links else path, {})
+        except (RunError, OSError) as error:
+            damage.append(f"{error}")
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    facts = _of_recipe(value(folder / "recipe.json"))
+    model = _model_folder(folder)
+    config, generation = value(model / "config.json"), value(model / "generation_config.json")
+    tokenizer = value(model / "tokenizer.json")
+    eos = [*_ids(generation.get("eos_token_id")), *_ids(config.get("eos_token_id"))]
+    facts |= {
+        "model_type": config.get("model_type"),
+        "rotary": bool(_ROTARY & config.keys()) or None,
+        "dtype": config.get("dtype") or config.get("torch_dtype"),
+        "eos_token_ids": list(dict.fromkeys(eos)),
+        "pad_token_id": next(iter(_ids(generation.get("pad_token_id")) or _ids(config.get("pad_token_id"))), None),
+        "tokenizer_ids": _tokenizer_ids(tokenizer),
+        "tokenizer_file": str(model / "tokenizer.json") if tokenizer else None,
+    }
+    return {name: known for name, known in facts.items() if _fits(name, known)}, damage
+
+
+def _fits(name: str, known) -> bool:
+    """Whether a setting is known, and of the type that it has: the files may come from anyone."""
+    return known is not None and known != [] and isinstance(known, _TYPES.get(name, object))
+
+
+def _model_folder(folder: Path) -> Path:
+    """Where the model's files are: the folder itself, a policy in it, or its last checkpoint."""
+    places = [folder, folder / "policy", *checkpoints(folder)]
+    return next((p for p in places if (p / "config.json").is_file()), folder)
+
+
+def _ids(value) -> list[int]:
+    values = value if isinstance(value, list) else [value]
+    return [i for i in values if type(i) is int]
+
+
+def _tokenizer_ids(tokenizer: dict) -> frozenset[int] | None:
+    """All ids of a `tokenizer.json`; None where it has no plain vocabulary."""
+    model = tokenizer.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, list):  # unigram models number their pieces
+        ids = set(range(len(vocabulary)))
+    elif isinstance(vocabulary, dict):
+        ids = {i for i in vocabulary.values() if type(i) is int}
+    else:
+        return None
+    added = tokenizer.get("added_tokens")
+    added = [t.get("id") for t in added if isinstance(t, dict)] if isinstance(added, list) else []
+    return frozenset(ids | {i for i in added if type(i) is int})
+
+
+def _of_recipe(recorded: dict) -> dict[str, Any]:
+    """The settings that the workbench records; `overrides` are those given to TRL's config by hand."""
+
+    def part(name: str) -> dict:
+        found = recorded.get(name)
+        return found if isinstance(found, dict) else {}
+
+    def items(values) -> list:
+        return values if isinstance(values, list) else []
+
+    recipe, stops, overrides = part("recipe"), part("stops"), part("overrides")
+    functions = [f for f in items(recorded.get("reward_funcs")) if isinstance(f, dict)]
+    trainer = str(recorded.get("trainer") or "")
+    own = bool(trainer) and not (recorded.get("source") == "stock" or trainer.startswith("Observed"))
+    return {
+        "num_generations": recipe.get("num_generations"),
+        "max_completion_length": recipe.get("max_completion_length"),
+        "trainer": trainer or None,
+        "stop_strings": [s for s in items(stops.get("stop", stops.get("strings"))) if isinstance(s, str)],
+        "stop_token_ids": _ids(stops.get("stop_token_ids", stops.get("token_ids"))),
+        "mask_truncated": overrides.get("mask_truncated_completions"),
+        # The workbench's own trainers pass positions unless told not to; until 0.1 a stock one was recorded as Observed...
+        "explicit_positions": overrides.get("explicit_positions", own or None),
+        "reward_highest": _highest([f.get("highest") for f in functions], items(overrides.get("reward_weights"))),
+    }
+
+
+def _highest(tops: list, weights) -> float | None:
+    """The largest sum of rewards there can be, where each one's largest and its weight are known.
+
+    Example:
+        >>> _highest([1.0, 2.0], None), _highest([1.0, 2.0], [1.0, 0.5]), _highest([1.0, None], None)
+        (3.0, 2.0, None)
+    """
+    weights = weights or [1.0] * len(tops)
+    known = all(isinstance(n, int | float) for n in (*tops, *weights)) and min(weights, default=-1) >= 0
+    return sum(w * t for w, t in zip(weights, tops, strict=True)) if known and len(weights) == len(tops) else None

@@ -1,0 +1,100 @@
+"""A vLLM server on this machine for as long as a `with` block: for notebooks and tests, on CPU or GPU."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from ..errors import RunError
+from ..training.sync_on_cpu import TiedHeads
+from ..training.trl import has_gpu
+
+_PATIENCE_S = 300  # until it answers; 60 to 120 are usual on a CPU
+
+
+@contextlib.contextmanager
+def serve(model: str, *, max_model_len: int = 256) -> Iterator[str]:
+    """Start `vllm` for a model folder on a free port of the loopback interface; yields its URL, ends it at the end.
+
+    Its development mode is on, because weights are reloaded through it where there is no CUDA: nothing but this machine
+    may reach it.
+
+    Args:
+        model: folder or hub id.
+        max_model_len: prompt and completion tokens together.
+
+    Raises:
+        RunError: it ended, or did not answer in time; with the end of its log.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    model = str(Path(model).resolve()) if Path(model).is_dir() else model  # the server runs in a folder of its own
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--max-model-len", str(max_model_len)]
+    # Log-probs of what was sampled, as TRL's engines give them.
+    command += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
+    env = os.environ | {"VLLM_SERVER_DEV_MODE": "1"}
+    if not has_gpu():
+        # On the CPU build this is the share of memory that it insists on finding free.
+        command += ["--dtype", "float32", "--gpu-memory-utilization", "0.2", "--enforce-eager"]
+        command += ["--worker-extension-cls", f"{TiedHeads.__module__}.{TiedHeads.__name__}"]
+        env |= {"VLLM_CPU_KVCACHE_SPACE": env.get("VLLM_CPU_KVCACHE_SPACE", "1")}
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "server.log"
+        with log.open("w") as out:
+            server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=folder)
+        try:
+            _wait_until_ready(server, f"http://127.0.0.1:{port}", log)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            _end(server)
+
+
+def _end(server: subprocess.Popen) -> None:
+    """End a server and what it has started: an engine that hangs outlives it otherwise."""
+    try:
+        started = psutil.Process(server.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        started = []
+    server.terminate()
+    try:
+        server.wait(30)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+    for process in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _listens(pid: int, port: int) -> bool:
+    """Whether a process, or one that it started, accepts connections at a port."""
+    try:
+        process = psutil.Process(pid)
+        open_ports = [c for p in (process, *process.children(recursive=True)) for c in p.net_connections(kind="tcp")]
+    except psutil.Error:
+        return False
+    return any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in open_ports)
+
+
+def _wait_until_ready(server: subprocess.Popen, url: str, log: Path) -> None:
+    end, port = time.monotonic() + _PATIENCE_S, int(url.rpartition(":")[2])
+    while time.monotonic() < end:
+        if server.poll() is not None:
+            raise RunError(f"the vLLM server ended with {server.returncode}:\n{log.read_text()[-3000:]}")
+        # Another server may have taken the port in between, and would answer: it has to be ours that listens.
+        if _listens(server.pid, port):
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"{url}/health", timeout=2)
+                return
+        time.sleep(1)
+    raise RunError(f"the vLLM server did not answer within {_PATIENCE_S} s:\n{log.read_text()[-3000:]}")

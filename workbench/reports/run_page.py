@@ -1,0 +1,86 @@
+"""The page of one run: what it found, its verdicts, its notebook, how to repeat it, and what it cannot support."""
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote
+
+from ..errors import RunError
+from ..runs.parameters import repeat_command
+from ..runs.run import Run
+from . import facts
+from .notebook import Notebook, read_notebook
+from .page import hider, render, write_page
+from .redacted_notebook import redacted_notebook
+
+
+def build_report(run: Run, *, redact: bool = False, path: Path | None = None) -> Path:
+    """Write the report of a run, from whatever the run has left there, and return its path.
+
+    Args:
+        run: in any state.
+        redact: take out host names, user names and absolute paths too; secrets are taken out of every report. A copy of the
+            executed notebook, redacted alike, goes next to the page, under its name with the ending `.ipynb`.
+            Next to either goes the page of all completions, `...-microscope.html`, where some were recorded.
+        path: of the page; default `report.html` in the run folder, `report-redacted.html` for a redacted one.
+
+    Raises:
+        RunError: a file of the run is damaged; names it.
+    """
+    stem = path.stem if path else "report-redacted" if redact else run.id
+    path = path or run.path / ("report-redacted.html" if redact else "report.html")
+    hide, executed, copy = hider([run], redact), read_notebook(run), ""
+    if redact and executed:
+        with contextlib.suppress(AttributeError, TypeError):  # no notebook as nbformat has it: not shown, so not copied
+            made = json.dumps(redacted_notebook(executed, hide), indent=1)
+            copy = write_page(path.with_suffix(".ipynb"), made).name
+    microscope = _write_microscope(run, path.with_name(f"{stem}-microscope.html"), hide, redact)
+    content = _content(run, executed, hide, copy, redact)
+    return write_page(path, render("run.html.j2", microscope=quote(os.fsencode(microscope)), **content))
+
+
+def _write_microscope(run: Run, path: Path, hide: Callable[[str], str], redact: bool) -> str:
+    """Write the page of all completions; its file's name, empty where none can be read."""
+    from .microscope import write_microscope  # loads pandas, which a command that builds no report does without
+
+    with contextlib.suppress(RunError):
+        title = f"Completions of {run.notebook}, run {run.id}"
+        if write_microscope(run.path, path, title, hide, redacted=redact):
+            return path.name
+    return ""
+
+
+def _content(run: Run, executed: dict | None, hide: Callable[[str], str], copy: str, redact: bool) -> dict:
+    """Everything the page shows, with `hide` applied to each text."""
+    parts = Notebook(hide, copy or ("executed.ipynb" if not redact else ""))
+    if executed:
+        parts.read(executed)
+    status, result, env, params = (facts.shown(v, hide) for v in (run.status, run.result, run.env, run.params))
+    rows, total, damaged = facts.sample_completions(run)
+    limits = facts.limits(run, status, result, env, parts if executed else None) + damaged
+    if redact:
+        limits.append("Host names, user names, absolute paths and secrets were replaced by labels in this copy.")
+    if copy:
+        limits.append(f"The notebook with all its outputs, with the same labels, is in {copy}.")
+    unfinished = status["state"] != "done"
+    return {
+        "notebook": hide(run.notebook),
+        "id": hide(run.id),
+        "parts": parts,
+        "status": status,
+        "result": result,
+        "counts": facts.count_verdicts(run.result.get("checks", {}).values()),
+        "claim_counts": facts.shown(facts.count_claims(run.result.get("claims", {})), hide),
+        "toy": run.toy,
+        "times": facts.times(status),
+        "progress": facts.shown(facts.progress(run), hide) if unfinished else {},
+        "log": facts.log_tail(run, hide) if unfinished else "",
+        "completions": [{k: facts.number(v) for k, v in facts.shown(row, hide).items()} for row in rows],
+        "total": total,
+        "parameters": params,
+        "command": repeat_command(hide(run.notebook), params, parts.parameters),
+        "environment": facts.environment(env),
+        "limits": facts.shown(limits, hide),
+    }

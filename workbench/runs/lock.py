@@ -1,0 +1,121 @@
+"""One process executes a run at a time: it holds the lock of the run's folder, `run.lock`, for the run's life.
+
+The system frees a lock when the last process that has it open is gone, however that ended. So on one host a run is alive when,
+and only when, its lock is held. The open lock is handed on: by a sweep to the process of each run, and by that process to its
+notebook's kernel, so that a kernel that outlives its runner for a moment still keeps others away.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+VARIABLE = "WORKBENCH_RUN_LOCK"  # in a kernel that a runner started: the number of the open lock
+LOCK = "run.lock"
+_WAIT_S = 2.0  # a reader holds the lock for an instant while it looks
+_held: dict[str, int] = {}  # folder -> number of the open lock
+
+
+def hold(folder: Path, wait: float = _WAIT_S) -> bool | None:
+    """Hold the lock of a run until this process ends or lets go.
+
+    Args:
+        folder: of the run.
+        wait: seconds to try for.
+
+    Returns:
+        Whether this process holds it now; None on a file system that has no locks, where it holds an open file.
+    """
+    if holds(folder):
+        return True
+    number, end = _open(folder), time.monotonic() + wait
+    while (taken := _lock(number)) is False and time.monotonic() < end:
+        time.sleep(0.05)
+    if taken is not False:
+        _held[os.path.realpath(folder)] = number
+    else:
+        os.close(number)
+    return taken
+
+
+def holds(folder: Path) -> bool:
+    """Whether this process holds the lock of a run."""
+    return os.path.realpath(folder) in _held
+
+
+def let_go(folder: Path) -> None:
+    """Close the lock, which frees it unless it was handed on."""
+    if (number := _held.pop(os.path.realpath(folder), None)) is not None:
+        os.close(number)
+
+
+def open_lock(folder: Path) -> int:
+    """The number of the open lock, to hand on; this process holds it."""
+    return _held[os.path.realpath(folder)]
+
+
+def adopt(folder: Path, number: int) -> None:
+    """Hold the lock that another process has handed on as the open file `number`."""
+    os.set_inheritable(number, False)
+    _held[os.path.realpath(folder)] = number
+
+
+def works_for_runner(folder: Path) -> bool:
+    """Whether this process is the kernel of a runner that holds the lock of this run."""
+    try:
+        number = int(os.environ[VARIABLE])
+        same = os.path.samestat(os.fstat(number), os.stat(folder / LOCK))
+        os.set_inheritable(number, False)  # what the notebook starts is no part of the run
+    except (KeyError, ValueError, OSError):
+        return False
+    return same
+
+
+@contextlib.contextmanager
+def looked_at(folder: Path) -> Iterator[bool | None]:
+    """Whether a run's lock is free, in which case it is held for as long as the block lasts; None where that cannot be told."""
+    number = None
+    try:
+        try:
+            number = _open(folder)
+            free = _lock(number)
+        except FileNotFoundError:  # a folder that may not be written, and nobody held a lock in it
+            free = True
+        except OSError:
+            free = None
+        yield free
+    finally:
+        if number is not None:
+            os.close(number)
+
+
+def _open(folder: Path) -> int:
+    flags = os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | flags, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT):
+            raise
+        return os.open(folder / LOCK, os.O_RDONLY | flags)
+
+
+def _lock(number: int) -> bool | None:
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # ENOTSUP, ENOSYS, ENOLCK: no locks here
+        return None
+    return True
+
+
+def _close_in_child() -> None:
+    """A forked process, such as one that loads data, would keep the lock after the run's own is gone."""
+    while _held:
+        os.close(_held.popitem()[1])
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,0 +1,132 @@
+"""A run in a line, for all that show it: the command line, bars, the index, widgets."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Mapping
+
+from ..errors import RunError
+from .files import files_named, read_json
+from .run import GOING, Run
+from .secrets import hide_tokens
+from .text import one_line
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSummary:
+    """What a line about a run says; `status` and `result` as they were when it was read."""
+
+    run: Run
+    status: Mapping
+    result: Mapping
+
+    @classmethod
+    def of(cls, run: Run, status: Mapping | None = None) -> "RunSummary":
+        """Read a run; `status` where it was read before.
+
+        Raises:
+            RunError, OSError: its status or result cannot be read.
+        """
+        return cls(run, status or run.status, run.result)
+
+    @property
+    def going(self) -> bool:
+        return self.status["state"] in GOING
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the checks that do not hold."""
+        return [name for name, ok in self.result.get("checks", {}).items() if ok is False]
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the run is done and all of its checks hold."""
+        return self.status["state"] == "done" and not self.failed
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the run has taken, all executions together; None where that is unknown."""
+        return duration(self.status)
+
+    @property
+    def outcome(self) -> str:
+        """State, error, headline, and which checks fail."""
+        text = self.status["state"] + (f": {self.status['error']}" if self.status.get("error") else "")
+        if headline := self.result.get("headline"):
+            value = headline["value"]
+            text += f", {headline['name']} {value:.4g}" if isinstance(value, float) else f", {headline['name']} {value}"
+        if self.failed:
+            text += f", {len(self.failed)} checks fail: {'; '.join(self.failed)}"
+        return one_line(text)
+
+    @property
+    def line(self) -> str:
+        """`notebook id: running, step 12/80, on host a, process 7, 31 s`, and for an ended run its outcome."""
+        parts = [self.outcome]
+        if self.going:
+            owner, error = self.status["owner"], self.status["error"]
+            where = f"job {owner['job']}" if owner.get("job") else f"on {owner.get('host')}, process {owner.get('pid')}"
+            parts = [self.status["state"] + (f" ({error})" if error else ""), steps_of(self.run), where]
+        took = [] if self.seconds is None else [f"{self.seconds:.0f} s"]
+        return f"{title(self.run)}: " + one_line(", ".join([*filter(None, parts), *took]))
+
+    @property
+    def row(self) -> dict:
+        """The same as a JSON object, for scripts."""
+        row: dict = {"run": str(self.run.path), "notebook": self.run.notebook, "id": self.run.id}
+        row |= {key: self.status.get(key) for key in ("state", "error", "times", "owner")}
+        progress = (self.going and steps_of(self.run)) or None
+        return row | {"progress": progress, "headline": self.result.get("headline"), "failed_checks": self.failed}
+
+
+def duration(status: Mapping) -> float | None:
+    """Seconds of all executions of a run, the one that goes on included; None where it never ran."""
+    times, state = status.get("times", {}), status["state"]
+    if "running" not in times:
+        return None
+    if state == "running":
+        return status.get("ran_s", 0.0) + max(0.0, time.time() - times["running"])
+    last = times.get(state, 0.0) - times["running"]  # of version 0.1, which did not add up
+    return status.get("ran_s", last if last >= 0 else None)
+
+
+def duration_text(seconds: float) -> str:
+    """A duration in the unit that suits it.
+
+    Example:
+        >>> duration_text(90), duration_text(3000), duration_text(9000)
+        ('90 s', '50 min', '2 h 30 min')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def title(run: Run) -> str:
+    """`notebook id`, which name its folder and so may be anyone's words."""
+    return one_line(f"{run.notebook} {run.id}")
+
+
+def unreadable(run: Run, error: Exception) -> str:
+    """The line of a run whose files cannot be read."""
+    return f"{title(run)}: cannot be read: {one_line(hide_tokens(str(error)))}"
+
+
+def latest_progress(run: Run) -> dict | None:
+    """`progress.json` of the training that wrote last since the run started: a notebook may train several in turn."""
+    times, started = {}, run.status.get("times", {}).get("running", 0.0)
+    for path in files_named(run.path, "progress.json"):
+        with contextlib.suppress(FileNotFoundError):  # a training that starts anew removes it
+            times[path] = path.stat().st_mtime
+    for path in sorted(times, key=times.__getitem__, reverse=True):
+        with contextlib.suppress(RunError, OSError):  # a file of the notebook's own that is called so
+            if times[path] > started and (found := read_json(path, None)):
+                return found
+    return None
+
+
+def steps_of(run: Run) -> str:
+    """`step 3/80` of the training that goes on in a run, or nothing."""
+    progress = latest_progress(run)
+    return f"step {progress['step']}/{progress['max_steps']}" if progress else ""

@@ -1,0 +1,139 @@
+"""vLLM beside a trainer: weight sync where there is no CUDA, and engines shared by several trainers.
+
+On a machine without CUDA TRL 1.12.0's own sync cannot work. In process, vLLM's CPU backend repacks linear weights after
+loading, so `load_weights` finds parameters without `weight_loader` (AttributeError); vLLM's layerwise reload restores the
+loadable layout first. With a server, TRL's sync is NCCL only; there a checkpoint on disk is reloaded, which needs the
+server's `VLLM_SERVER_DEV_MODE=1`, a folder both can read, and for a head tied to the embedding `TiedHeads` in its workers
+(`vllm_server.serve` has all three). On CUDA TRL's own sync is used, unchanged.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from unittest import mock
+
+from accelerate.utils import is_peft_model
+
+from ..errors import RunError
+from .engine import generation_of, hook_sync, mode_of
+from .trl import has_gpu
+
+
+def install_cpu_sync(trainer, folder: str | Path) -> None:
+    """Give a trainer that samples with vLLM a weight sync that works without CUDA; on CUDA do nothing.
+
+    Args:
+        trainer: TRL's GRPO, RLOO or OnlineDPO trainer, a child, or TRL's `VLLMGeneration`.
+        folder: where a server's checkpoints are exchanged, readable by the server.
+    """
+    if has_gpu():
+        return
+    generation = generation_of(trainer)
+    named_params = getattr(generation, "_iter_named_params", None) or (lambda: _vllm_params(trainer))
+    exchange = Path(folder).resolve() / "vllm-weights"
+
+    def sync(stock: Callable) -> None:
+        if mode_of(generation) == "colocate":
+            reload_colocated(generation.llm, named_params())
+        else:
+            reload_server(generation.vllm_client, named_params(), generation.model.config, exchange)
+
+    hook_sync(generation, sync)
+
+
+def _vllm_params(trainer):
+    """The weights of an OnlineDPOTrainer under vLLM's names; while they are read, LoRA's are merged into them."""
+    model = trainer.model
+    if not is_peft_model(model):
+        for name, param in model.named_parameters():
+            yield trainer._fix_param_name_to_vllm(name), param.data
+        return
+    model.merge_adapter()
+    try:
+        for name, param in model.named_parameters():
+            if model.prefix not in name and "original_module" not in name:
+                name = name.removeprefix("base_model.model.").replace(".base_layer", "")
+                yield trainer._fix_param_name_to_vllm(name, ["modules_to_save.default."]), param.data
+    finally:
+        model.unmerge_adapter()
+
+
+def reload_colocated(llm, named_params: Iterable) -> None:
+    """Load `(name, tensor)` pairs into an in-process vLLM engine and drop its cached prefixes."""
+    runner = llm.llm_engine.model_executor.driver_worker.model_runner
+    runner.reload_weights(weights_iterator=named_params)
+    repack_heads(runner.get_model())
+    llm.reset_prefix_cache()
+
+
+def repack_heads(model) -> None:
+    """Pack the heads of a vLLM model again.
+
+    One that is tied to the embedding (GPT-2, Llama; from vLLM 0.31 on Qwen too) is not reloaded itself, and the CPU backend
+    multiplies by a packed copy: it would sample with the head of the start.
+    """
+    for module in model.modules():
+        if type(module).__name__ == "ParallelLMHead":
+            module.quant_method.process_weights_after_loading(module)
+
+
+class TiedHeads:
+    """What a server's workers need on a CPU: `vllm serve --worker-extension-cls workbench.training.sync_on_cpu.TiedHeads`."""
+
+    def repack_tied_heads(self) -> None:
+        repack_heads(self.get_model())  # type: ignore[attr-defined]  # of vLLM's worker, which takes this class as a base
+
+
+def reload_server(client, named_params: Iterable, config, folder: Path) -> None:
+    """Write `(name, tensor)` pairs as a checkpoint, have the server load it, and drop its cached prefixes."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    # Copies: LoRA's weights are merged only while they are read.
+    weights = {name: tensor.detach().clone().contiguous() for name, tensor in named_params}
+    save_file(weights, folder / "model.safetensors")
+    config.save_pretrained(folder)
+    call = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+    try:
+        client.session.post(f"{client.base_url}/collective_rpc", json=call).raise_for_status()
+        packed = not getattr(config, "tie_word_embeddings", False) or _repacked_by(client.base_url)
+        client.session.post(f"{client.base_url}/reset_prefix_cache").raise_for_status()
+    except OSError as error:
+        raise RunError(
+            f"the vLLM server at {client.base_url} did not reload the weights ({error}); without CUDA it has to be "
+            "started with VLLM_SERVER_DEV_MODE=1 and to see this machine's files"
+        ) from error
+    if not packed:
+        warnings.warn(
+            f"the vLLM server at {client.base_url} may go on with the head it was started with, which is tied to the "
+            f"embedding: start it with --worker-extension-cls {__name__}.{TiedHeads.__name__}",
+            stacklevel=2,
+        )
+
+
+def _repacked_by(url: str) -> bool:
+    """Whether a server has packed its heads again; asked once, as TRL's session would ask for seconds."""
+    import requests
+
+    try:
+        return requests.post(f"{url}/collective_rpc", json={"method": TiedHeads.repack_tied_heads.__name__}).ok
+    except requests.RequestException:
+        return False
+
+
+@contextlib.contextmanager
+def server_without_nccl(args):
+    """While open, TRL's client makes no NCCL group where there is no CUDA: `init_communicator` would raise."""
+    if args is None or not args.use_vllm or args.vllm_mode != "server" or has_gpu():
+        yield
+        return
+    import torch
+    from trl.generation.vllm_client import VLLMClient
+
+    with (
+        mock.patch.object(VLLMClient, "init_communicator", lambda self, device=0: None),
+        # OnlineDPO asks for the accelerator to hand to it; there is none.
+        mock.patch.object(torch.accelerator, "current_accelerator", lambda *_, **__: torch.device("cpu")),
+    ):
+        yield

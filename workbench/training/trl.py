@@ -1,0 +1,190 @@
+"""What we ask of a TRL trainer, its config and its rows. The rest of the package asks here."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..consistency.positions import fills_position_ids, with_position_ids
+from ..errors import ParameterError
+from ..generation.stops import trl_finish_reason
+
+NO_TOKEN = -1
+
+
+class EndedRow(list):
+    """A row of token ids whose `[-1]` shows TRL an EOS exactly where the row stopped, else no token id at all.
+
+    Iteration, length, slices and conversion to tensors give the real ids.
+
+    Example:
+        >>> row = EndedRow([5, 6, 9], stopped=True, eos_token_id=1)
+        >>> row[-1], row[:], len(row)
+        (1, [5, 6, 9], 3)
+    """
+
+    def __init__(self, ids: Sequence[int], stopped: bool, eos_token_id: int):
+        super().__init__(ids)
+        self._last = eos_token_id if stopped else NO_TOKEN
+
+    def __getitem__(self, index):
+        return self._last if index == -1 else super().__getitem__(index)
+
+
+def has_gpu() -> bool:
+    """Whether torch sees a CUDA device."""
+    return torch.cuda.is_available()
+
+
+def tokenizer_of(trainer: Any):
+    """The trainer's tokenizer; a processor has one inside."""
+    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+
+
+def is_of_a_step(logs: Mapping) -> bool:
+    """Whether a log is that of training steps: not of an evaluation, and not the closing summary.
+
+    Example:
+        >>> is_of_a_step({"loss": 0.1}), is_of_a_step({"eval_loss": 0.1}), is_of_a_step({"train_runtime": 9.0})
+        (True, False, False)
+    """
+    return "train_runtime" not in logs and not any(name.startswith("eval_") for name in logs)
+
+
+def several_turns(trainer: Any) -> bool:
+    """Whether rows have turns, or come from the user's own sampler: then their limit is not known here."""
+    return bool(getattr(trainer, "tools", None)) or getattr(trainer, "rollout_func", None) is not None
+
+
+def eos_ids(trainer: Any) -> list[int]:
+    """All ids at which a stock trainer's sampler stops."""
+    options = trainer.args.generation_kwargs or {}
+    known: list = []
+    for value in (
+        trainer.model.generation_config.eos_token_id,
+        options.get("eos_token_id"),
+        options.get("stop_token_ids"),
+    ):
+        known += value if isinstance(value, list | tuple) else [value]
+    return [i for i in known if i is not None]
+
+
+def check_no_hook(models: Iterable) -> None:
+    """Refuse models whose position ids are filled in already, where `explicit_positions=False` asks for stock scoring.
+
+    Raises:
+        ParameterError: one of them has `with_position_ids`'s hook.
+    """
+    if any(isinstance(model, torch.nn.Module) and fills_position_ids(model) for model in models):
+        raise ParameterError(
+            "explicit_positions=False: with_position_ids is at work on a given model, from an earlier trainer or by "
+            "your own call; load the model anew, or remove the hook"
+        )
+
+
+def fill_positions(trainer: Any) -> None:
+    """Hook position ids into every forward pass of the trainer's policy, reference, value and reward model."""
+    for name in ("model", "ref_model", "policy_model", "value_model", "reward_model"):
+        model = getattr(trainer, name, None)
+        # PPO's `model` is a wrapper of two others, which are hooked themselves.
+        if (
+            isinstance(model, torch.nn.Module)
+            and not hasattr(model, "critic_backbone")
+            and not fills_position_ids(model)
+        ):
+            with_position_ids(model)
+
+
+def end_columns(
+    rows: Sequence[Sequence[int]],
+    stopped: Sequence[bool],
+    tokenizer,
+    *,
+    completion_tokens: Sequence[int] | None = None,
+    sampled_tokens: Sequence[int] | None = None,
+    engine: Sequence[str] | None = None,
+) -> dict[str, list]:
+    """What is recorded of each row's end: column -> B values.
+
+    Args:
+        rows: B lists of token ids, up to and with the stop.
+        stopped: whether each ended at a stop.
+        tokenizer: of the trainer, whose EOS and pad decide what TRL takes a row for.
+        completion_tokens: of the policy's own, where rows hold a tool's tokens too; default the rows' lengths.
+        sampled_tokens: computed for each row; default `completion_tokens`.
+        engine: the engine's finish reasons; other processes than a server's first have none.
+    """
+    tokens = [len(ids) for ids in rows] if completion_tokens is None else list(completion_tokens)
+    columns: dict[str, list] = {
+        "finish_reason": ["stop" if s else "length" for s in stopped],
+        "trl_finish_reason": [trl_finish_reason(ids, tokenizer.eos_token_id, tokenizer.pad_token_id) for ids in rows],
+        "completion_tokens": tokens,
+        "sampled_tokens": tokens if sampled_tokens is None else list(sampled_tokens),
+    }
+    if engine is not None:
+        columns["engine_finish_reason"] = list(engine) if len(engine) == len(rows) else [""] * len(rows)
+    return columns
+
+
+def completion_metrics(rows: Mapping[str, Sequence]) -> dict[str, float | None]:
+    """What is logged of a batch's completions next to TRL's own metrics.
+
+    Args:
+        rows: column -> B values as they are recorded, with `completion` and, where ends are known, those of `end_columns`.
+
+    Returns:
+        `stops/clipped_ratio`, truncated in truth; `stops/trl_clipped_ratio`, in stock TRL's eyes; `stops/wasted`, the share
+        of computed tokens after an end; `completions/distinct`, the share of different texts, 1/B to 1: a policy that has
+        collapsed writes one text over and over.
+
+    Example:
+        >>> completion_metrics({"completion": ["a", "a", "b", "c"]})
+        {'completions/distinct': 0.75}
+    """
+    count = len(rows["completion"])
+    metrics: dict[str, float | None] = {"completions/distinct": len(set(rows["completion"])) / count}
+    for column, name in (("finish_reason", "clipped_ratio"), ("trl_finish_reason", "trl_clipped_ratio")):
+        if column in rows:
+            metrics[f"stops/{name}"] = sum(reason != "stop" for reason in rows[column]) / count
+    if tokens := sum(rows.get("completion_tokens", ())):
+        metrics["stops/wasted"] = 1 - tokens / sum(rows.get("sampled_tokens", rows["completion_tokens"]))
+    return metrics
+
+
+def with_functions(columns: dict[str, list], rewards: dict[str, list]) -> dict[str, list]:
+    """Columns of completions with those of each reward function, which takes no column from another.
+
+    Example:
+        >>> with_functions({"reward": [2.0]}, {"reward": [1.0], "words": [4]})
+        {'reward': [2.0], 'reward (function)': [1.0], 'words': [4]}
+    """
+    return columns | {f"{name} (function)" if name in columns else name: values for name, values in rewards.items()}
+
+
+def logged_rewards(trainer, columns: dict[str, list], count: int | None = None) -> dict[str, list]:
+    """Columns of GRPO's or RLOO's last `count` rows, with `reward`, `advantage` and a column for each reward function."""
+    rewards = {name: _last(values, count) for name, values in trainer._logs["rewards"].items()}
+    weights = trainer.reward_weights.numpy(force=True)
+    scores = np.array(list(rewards.values()), float).T
+    if len(rewards) < len(weights):  # functions of one name share a column in TRL: their sum is not known
+        scores = np.full((len(scores), 1), np.nan)
+    unscorable = np.isnan(scores * weights).all(axis=1)
+    total = np.where(unscorable, np.nan, np.nansum(scores * weights, axis=1)).tolist()
+    own = {"reward": total, "advantage": _last(trainer._logs["advantages"], count)}
+    return with_functions(columns | own, rewards)
+
+
+def logged_rows(trainer, count: int) -> dict[str, list]:
+    """The last `count` rows as TRL gathered them over all processes, in an evaluation too: column -> values."""
+    extra = {name: _last(values, count) for name, values in trainer._logs["extra"].items()}
+    columns = {
+        "prompt": [str(prompt) for prompt in _last(trainer._logs["prompt"], count)],
+        "completion": extra.pop("completion_text", []) or _last(trainer._logs["completion"], count),
+        **extra,
+    }
+    return logged_rewards(trainer, columns, count)
+
+
+def _last(values, count: int | None) -> list:
+    return list(values) if count is None else list(values)[-count:]
