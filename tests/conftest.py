@@ -59,6 +59,10 @@ collect_ignore_glob = (
 )
 
 
+def pytest_configure(config) -> None:
+    config.pluginmanager.register(whole_run.DocstringsWithoutPPO())
+
+
 def pytest_collection_modifyitems(items) -> None:
     """Of tests for each trainer, those of PPO are skipped where the installed TRL has none: from 1.13 on."""
     whole_run.order(items)

@@ -500,7 +500,7 @@ def which_version(folder):
 def doctor(folder):
     process = workbench("doctor")
     assert process.returncode == 0, process.stdout
-    assert re.search("ok +trl: 1.12.0", process.stdout)
+    assert re.search("ok +trl: 1.16.0", process.stdout)
     (folder / "trl-0.0.1.dist-info").mkdir()
     (folder / "trl-0.0.1.dist-info" / "METADATA").write_text("Name: trl\nVersion: 0.0.1\n")
     process = workbench("doctor", env={"PYTHONPATH": str(folder)})

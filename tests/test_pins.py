@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from workbench.generation.preflight import NEWEST, OLDEST
+from workbench.generation.preflight import LAST_WITH_PPO, NEWEST, OLDEST
 
 FILES = (
     "pyproject.toml",
@@ -83,6 +83,8 @@ def test_the_documented_pins_are_there():
 def test_the_range_of_trl_is_that_of_the_trainers():
     (trl,) = [r for r in asked(ROOT) if r.name == "trl"]
     assert trl.specifier.contains(OLDEST) and trl.specifier.contains(NEWEST)
+    assert pins(ROOT / "requirements/pins.txt")["trl"] == NEWEST
+    assert pins(ROOT / "requirements/ppo.txt")["trl"] == LAST_WITH_PPO == OLDEST
     major, minor, _ = map(int, NEWEST.split("."))
     assert not trl.specifier.contains("1.11.9") and not trl.specifier.contains(f"{major}.{minor + 1}.0")
 
@@ -90,13 +92,13 @@ def test_the_range_of_trl_is_that_of_the_trainers():
 @pytest.mark.parametrize(
     "name, old, new",
     [
-        ("pyproject.toml", "trl>=1.12", "trl>=1.13"),
+        ("pyproject.toml", "trl>=1.12,<1.17", "trl>=1.13,<1.16"),
         ("pyproject.toml", "papermill>=2.7", "papermill>=2.8"),
         ("requirements/pins.txt", "vllm==0.27.1", "vllm==0.32.0"),
         ("requirements/pins.txt", "transformers==5.17.0", "transformers==5.16.0"),
         ("requirements/constraints.txt", "papermill==2.7.0", "papermill==2.6.0"),
         ("requirements/constraints.txt", "lazy-loader==0.6", ""),
-        ("Makefile", "install:", "install: # trl==1.12.0\n"),
+        ("Makefile", "install:", "install: # trl==1.16.0\n"),
     ],
 )
 def test_a_version_changed_in_one_file_is_noticed(tmp_path, name, old, new):

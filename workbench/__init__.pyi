@@ -27,6 +27,7 @@ from .training.groups import check_groups
 from .training.grpo import GRPOTrainer, RLOOTrainer
 from .training.online_dpo import OnlineDPOTrainer
 from .training.rewards import exact_match_reward, length_reward
+from .trl_release import use_trl
 
 __version__: str
 # fmt: off
@@ -36,5 +37,6 @@ __all__ = [
     "mismatch_report", "monitor_padding", "OnlineDPOTrainer", "open_run", "pad_batch", "padding_report", "position_ids",
     "PPOTrainer", "probe_sampler", "ratio_report", "resolve_model", "RLOOTrainer", "Sampling", "save_policy", "save_result",
     "seed_interval", "ServerSampler", "show_curves", "stop_report", "StopRule", "StopSpec", "token_logprobs", "train_grpo",
-    "train_online_dpo", "train_ppo", "train_rloo", "TransformersSampler", "VLLMSampler", "watch_training", "with_position_ids",
+    "train_online_dpo", "train_ppo", "train_rloo", "TransformersSampler", "use_trl", "VLLMSampler", "watch_training",
+    "with_position_ids",
 ]
