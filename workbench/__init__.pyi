@@ -22,7 +22,8 @@ from .generation.stops import StopRule, StopSpec
 from .recipes.ppo import PPOTrainer, train_ppo
 from .recipes.recipes import load_prompts, make_recipe, resolve_model
 from .recipes.train import train_grpo, train_online_dpo, train_rloo
-from .runs.run import list_runs, load_run, open_run, save_result
+from .runs.results import Result, save_result, show_results
+from .runs.run import list_runs, load_run, open_run
 from .training.groups import check_groups
 from .training.grpo import GRPOTrainer, RLOOTrainer
 from .training.online_dpo import OnlineDPOTrainer
@@ -35,8 +36,8 @@ __all__ = [
     "another_seed", "attribute_mismatch", "audit_run", "check_groups", "Curve", "duplicate_report", "exact_match_reward",
     "generate", "GRPOTrainer", "length_reward", "list_runs", "load_baseline", "load_prompts", "load_run", "make_recipe",
     "mismatch_report", "monitor_padding", "OnlineDPOTrainer", "open_run", "pad_batch", "padding_report", "position_ids",
-    "PPOTrainer", "probe_sampler", "ratio_report", "resolve_model", "RLOOTrainer", "Sampling", "save_policy", "save_result",
-    "seed_interval", "ServerSampler", "show_curves", "stop_report", "StopRule", "StopSpec", "token_logprobs", "train_grpo",
+    "PPOTrainer", "probe_sampler", "ratio_report", "resolve_model", "Result", "RLOOTrainer", "Sampling", "save_policy", "save_result",
+    "seed_interval", "ServerSampler", "show_curves", "show_results", "stop_report", "StopRule", "StopSpec", "token_logprobs", "train_grpo",
     "train_online_dpo", "train_ppo", "train_rloo", "TransformersSampler", "use_trl", "VLLMSampler", "watch_training",
     "with_position_ids",
 ]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,10 +11,10 @@ from .errors import ParameterError
 from .packaged import packaged
 from .runs.files import write_text
 from .runs.parameters import notebook_parameters, repeat_command
+from .runs.results import results_of
 from .runs.run import Run, check_readable
 
 BEGIN, END = "<!-- claims: written by `workbench claims --write` -->", "<!-- end of claims -->"
-_NOT_RUN = "not run: "
 _ISSUE = "https://github.com/huggingface/trl/issues"
 ARTICLES = {
     "A0": f"PPO that never stops at EOS ([trl#2387]({_ISSUE}/2387))",
@@ -23,7 +23,6 @@ ARTICLES = {
     "A3": f"Duplicate prompts ([trl#3045]({_ISSUE}/3045))",
     "A4": f"The documented GRPO example ([trl#3406]({_ISSUE}/3406))",
 }
-_VERDICTS = {"agrees": "holds", "differs": "does not hold"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Row:
     claim: str
     when_reported: str = ""
     measured: str = ""
-    verdict: str = "not run"
+    verdict: str = "not tested"
     scale: str = ""
     command: str = ""
 
@@ -80,7 +79,10 @@ def claims_of(run: Run, known: Mapping[str, object]) -> list[str]:
         ParameterError: the result names a claim there is not.
         RunError, OSError: the run cannot be read.
     """
-    if run.status["state"] != "done" or not (names := list(run.result.get("claims", {}))):
+    if run.status["state"] != "done":
+        return []
+    names = list(dict.fromkeys(r.claim for r in results_of(run.result) if r.claim))
+    if not names:
         return []
     check_readable(run)
     for name in names:
@@ -90,20 +92,18 @@ def claims_of(run: Run, known: Mapping[str, object]) -> list[str]:
 
 
 def _row(untested: Row, runs: list[Run]) -> Row:
-    name = untested.id
-    tested = [r for r in runs if not _verdict(r, name).startswith(_NOT_RUN)]
+    tested = [r for r in runs if _verdict(r, untested.id) != "not tested"]
     full = [r for r in tested if not r.toy]
     speakers = full or tested or runs
     if not speakers:
         return untested
     run = max(speakers, key=lambda r: r.id)
-    verdict = _verdict(run, name)
-    agreeing = sum(_verdict(r, name) == "agrees" for r in speakers)
-    if verdict.startswith(_NOT_RUN):
-        verdict = f"not testable on this machine: {verdict.removeprefix(_NOT_RUN)}"
-    elif 0 < agreeing < len(speakers):
-        verdict = f"agrees in {agreeing} of {len(speakers)} runs"
-    measured = str(run.result["claims"][name].get("measured", ""))
+    verdicts = [_verdict(r, untested.id) for r in speakers]
+    verdict = verdicts[speakers.index(run)]
+    if len(set(verdicts)) > 1:
+        verdict = f"{verdict} in {verdicts.count(verdict)} of {len(verdicts)} runs"
+    own = [r for r in results_of(run.result) if r.claim == untested.id]
+    measured = "; ".join(r.says + (f" ({r.reason})" if r.reason else "") for r in own)
     trl = run.env.get("packages", {}).get("trl")
     scale = ("toy" if run.toy else "full") + (f", TRL {trl}" if trl else "")
     row = {"measured": measured, "verdict": verdict, "scale": scale, "command": run_command(run)}
@@ -111,7 +111,10 @@ def _row(untested: Row, runs: list[Run]) -> Row:
 
 
 def _verdict(run: Run, name: str) -> str:
-    return run.result["claims"][name]["verdict"]
+    """Of all results about a claim: their verdict, or how many have which."""
+    counts = Counter(r.verdict for r in results_of(run.result) if r.claim == name)
+    words = [word if len(counts) == 1 else f"{n} {word}" for word, n in counts.most_common()]
+    return words[0] if len(counts) == 1 else f"in part: {', '.join(words)}"
 
 
 def run_command(run: Run) -> str:
@@ -140,8 +143,7 @@ def _table(rows: Sequence[Row]) -> str:
     heads = ("id", "claim", "true when it was reported?", "on the installed version", "measured")
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for row in rows:
-        verdict = re.sub(r"\b(agrees|differs)\b", lambda word: _VERDICTS[word[0]], row.verdict)
-        verdict += f" ({row.scale})" if row.scale else ""
+        verdict = row.verdict + (f" ({row.scale})" if row.scale else "")
         lines.append(
             "| " + " | ".join([row.id, *map(_cell, (row.claim, row.when_reported, verdict, row.measured))]) + " |"
         )

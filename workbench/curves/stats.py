@@ -37,6 +37,19 @@ class Interval:
         """`95% t interval`, `95% bootstrap interval` or `no interval`."""
         return f"{self.level:.0%} {self.method} interval" if self.method else "no interval"
 
+    def above(self, bound: float) -> tuple[bool | None, str]:
+        """Whether the number lies above a bound, and why not told: None where the interval holds it, or there is none.
+
+        Example:
+            >>> Interval(1.5, 1.2, 1.9, 0.95, 5, "t", "").above(1), Interval(1.5, 0.8, 1.9, 0.95, 5, "t", "").above(1)
+            ((True, ''), (None, 'its 95% t interval holds 1'))
+        """
+        if not self.method:
+            return None, "one seed: its scatter is unknown"
+        if self.low <= bound <= self.high:
+            return None, f"its {self.name} holds {bound:g}"
+        return bool(self.low > bound), ""
+
     def in_brief(self, digits: str = ".3g") -> str:
         """`0.91 (0.83 to 1.02)`, of a number; without the bounds where there are none."""
         return f"{self.estimate:{digits}}" + (f" ({self.low:{digits}} to {self.high:{digits}})" if self.method else "")

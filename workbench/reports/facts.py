@@ -1,15 +1,14 @@
 """What a reader needs to judge a run, from its folder alone: verdicts, method, environment, sample, limits."""
 
 import contextlib
-import re
 import shlex
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..errors import RunError
 from ..runs.completions import ends_of_completions
 from ..runs.files import last_metrics, read_json, read_tail
+from ..runs.results import results_of
 from ..runs.run import GOING, Run
 from ..runs.secrets import map_text
 from ..runs.summary import duration, duration_text
@@ -42,18 +41,6 @@ def quoted(value) -> str:
 def shown(value, hide: Callable[[str], str]):
     """A JSON value as the page shows it: each text without what is hidden, and cut."""
     return map_text(value, lambda text: shortened(text, _MOST_TEXT, change=hide))
-
-
-def count_verdicts(outcomes: Iterable) -> dict[str, int]:
-    """How many outcomes of checks hold, fail and were not run, those that occur."""
-    held = [value if isinstance(value, bool) else None for value in outcomes]
-    counts = {"hold": held.count(True), "fail": held.count(False), "not run": held.count(None)}
-    return {word: n for word, n in counts.items() if n}
-
-
-def count_claims(claims: Mapping) -> dict[str, int]:
-    """How many published claims have each of the most frequent verdicts, without what a verdict adds to its first words."""
-    return dict(Counter(str(claim.get("verdict", "")).partition(":")[0] for claim in claims.values()).most_common(6))
 
 
 def times(status: Mapping) -> dict[str, str]:
@@ -143,20 +130,14 @@ def _seeds(run: Run) -> list[str]:
 
 
 def check_limits(result: Mapping) -> list[str]:
-    """A sentence for each check that fails or was not run, and for the claims that were not."""
-    failing = [f"Does not hold: {name}." for name, ok in result.get("checks", {}).items() if ok is False]
+    """A sentence for each check that failed, and for what was left out."""
+    results = results_of(result)
+    failed = [f"Failed: {r.says}." for r in results if r.verdict == "failed"]
     reasons: dict[str, list[str]] = {}
-    for name, value in result.get("checks", {}).items():
-        if not isinstance(value, bool):
-            reasons.setdefault(_reason(value), []).append(f"check “{name}”")
-    for name, claim in result.get("claims", {}).items():
-        if isinstance(claim, Mapping) and str(claim.get("verdict", "")).startswith("not run"):
-            reasons.setdefault(_reason(claim["verdict"]), []).append(f"claim {name}")
-    return failing + [f"Not run ({reason}): {', '.join(names)}." for reason, names in reasons.items()]
-
-
-def _reason(value) -> str:
-    return re.sub(r"^not run:? ?", "", str(value)) or "no reason given"
+    for r in results:
+        if r.verdict in ("skipped", "not tested"):
+            reasons.setdefault(r.reason, []).append(f"claim {r.claim}" if r.claim else f"check “{r.says}”")
+    return failed + [f"Not run ({reason}): {', '.join(names)}." for reason, names in reasons.items()]
 
 
 def differing(values: Sequence[Mapping]) -> tuple[dict, list[str]]:

@@ -2,13 +2,14 @@
 
 import contextlib
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from ..errors import RunError
+from ..runs.results import Result, count_verdicts, results_of
 from ..runs.run import SET_BY_RUNNER, Run
 from ..runs.summary import RunSummary, duration_text
 from . import facts
@@ -16,6 +17,8 @@ from .clean import clean_html
 from .page import hider, render, write_page
 from .run_page import build_report
 from .sparkline import sparkline
+
+WITHOUT_NUMBERS = re.compile(r"[-+]?\d[\d.,e%+-]*")
 
 
 def build_index(runs: Sequence[Run], folder: Path, title: str = "Runs", *, redact: bool = False) -> Path:
@@ -67,8 +70,7 @@ def build_comparison(
     rows = _index_rows(runs, path.parent, hide, redact, only=varied)
     values = {
         "outcome": outcome,
-        "checks": _checks_over(runs),
-        "claims": _claims_over(runs),
+        "results": _results_over(runs),
         "completions": [(run.id, *_last_completion(run)) for run in runs if run.status["state"] == "done"][:10],
         "shared": {k: facts.number(v) for k, v in shared.items()},
         "varied": {k: _distinct(p.get(k) for p in params) for k in varied},
@@ -148,14 +150,15 @@ def _index_row(run: Run, only: Sequence[str]) -> dict:
     summary = RunSummary.of(run)
     status, result = summary.status, summary.result
     seconds = None if summary.going else summary.seconds
-    counts = facts.count_verdicts(result.get("checks", {}).values())
+    results = results_of(result)
+    counts = count_verdicts(results, claims=False)
     headline = result.get("headline") or {}
     value = headline.get("value", "")
     shown = {k: v for k, v in run.params.items() if (k in only if only else k not in SET_BY_RUNNER)}
     cells = {
-        "headline": _cell(headline.get("name", ""), kind="finding", note=str(result.get("finding") or "")[:1000]),
+        "headline": _cell(headline.get("name", ""), kind="finding", note=results[0].says[:1000] if results else ""),
         "value": _cell(facts.number(value), value, "num value"),
-        "checks": _cell(", ".join(f"{n} {word}" for word, n in counts.items()), counts.get("fail", 0), "word"),
+        "checks": _cell(", ".join(f"{n} {word}" for word, n in counts.items()), counts.get("failed", 0), "word"),
         "started (UTC)": _cell(facts.times(status).get("running", "").removesuffix(" UTC"), label="started"),
         "took": _cell(
             "" if seconds is None else duration_text(seconds),
@@ -166,7 +169,7 @@ def _index_row(run: Run, only: Sequence[str]) -> dict:
         "parameters": _cell(", ".join(f"{k}={facts.quoted(v)}" for k, v in shown.items())[:1000], kind="params"),
     }
     if counts:
-        cells["checks"]["mark"] = "bad" if counts.get("fail") else "good"
+        cells["checks"]["mark"] = "bad" if counts.get("failed") else "good"
     error = str(status.get("error") or "")[:300]
     return {"notebook": run.notebook, "id": run.id, "state": status["state"], "error": error, "cells": cells}
 
@@ -179,34 +182,26 @@ def _cell(text: str, sort="", kind: str = "", label: str = "", note: str = "") -
 # --- over several runs ---------------------------------------------------------------------------------------------
 
 
-def _outcomes(runs: Sequence[Run], kind: str) -> dict[str, list[tuple[str, Any]]]:
-    """Name of each check or claim (`kind`) -> what came out, with the run's id."""
-    found: dict[str, list] = {}
+def _results_over(runs: Sequence[Run]) -> list[dict]:
+    """Each result by its place in the notebook: what it says in the first run, how often each verdict, where it failed."""
+    places: dict[tuple[str, int], list[tuple[str, Result]]] = {}
     for run in runs:
-        for name, value in run.result.get(kind, {}).items():
-            found.setdefault(name, []).append((run.id, value))
-    return found
-
-
-def _checks_over(runs: Sequence[Run]) -> dict[str, dict]:
-    """Check -> how often it holds, fails, was not run, and in which runs it fails."""
-    return {
-        name: facts.count_verdicts(ok for _, ok in found) | {"where": [run_id for run_id, ok in found if ok is False]}
-        for name, found in _outcomes(runs, "checks").items()
-    }
-
-
-def _claims_over(runs: Sequence[Run]) -> dict[str, dict]:
-    """Claim -> what was documented, the measurements and how often each verdict."""
-    table = {}
-    for name, found in _outcomes(runs, "claims").items():
-        claims = [claim for _, claim in found]
-        verdicts = Counter(claim.get("verdict") for claim in claims)
-        table[name] = {
-            "documented": claims[-1].get("documented", ""),
-            "measured": _distinct(claim.get("measured", "") for claim in claims),
-            "verdict": ", ".join(f"{verdict} ({n})" for verdict, n in verdicts.items()),
-        }
+        seen: Counter[str] = Counter()
+        for found in results_of(run.result):
+            key = found.claim or WITHOUT_NUMBERS.sub("", found.says)  # the sentence has numbers that differ
+            places.setdefault((key, seen[key]), []).append((run.id, found))
+            seen[key] += 1
+    table = []
+    for members in places.values():
+        counts = Counter(found.verdict for _, found in members)
+        table.append(
+            {
+                "says": members[0][1].says,
+                "claim": members[0][1].claim,
+                "verdict": ", ".join(f"{word} in {n}" for word, n in counts.items()),
+                "failed": [run_id for run_id, found in members if found.verdict == "failed"],
+            }
+        )
     return table
 
 

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import json
 import re
-import struct
 import textwrap
 from collections.abc import Callable
 
@@ -17,7 +16,7 @@ from ..runs.files import read_text
 from ..runs.parameters import Parameter, parse_parameters
 from ..runs.run import Run
 from ..runs.text import visible
-from .clean import attribute, clean_html, element_span, shortened
+from .clean import attribute, clean_html, shortened
 from .facts import shown
 from .outputs import WIDGET, readable, stream_lines, terminal_text, text_of
 
@@ -26,7 +25,6 @@ _MOST_TITLE = 200
 _MOST_READ = 100_000_000  # bytes of a notebook
 _IMAGES = {"image/png": "png", "image/jpeg": "jpeg", "image/svg+xml": "svg+xml"}
 _ERROR_BANNER = "papermill-error-cell-tag"
-_MAIN = "main"  # tag of the cell whose figure opens the report; without one it is the first figure
 _MOST_LINES = 12  # of a stream that is not folded
 
 
@@ -58,8 +56,7 @@ class Notebook:
         hide: takes out of each text what is not to be shown.
         source: file that has whole what is cut here; empty for none.
 
-    `figure` is the one that opens the report, `wide` whether it may be shrunk to the first screen; `failure` is the code and
-    traceback of the cell that failed, `cells` counts the code cells, `executed` those of them that ran, `controls` the
+    `figure` is the first picture, as a data URL, for a card; `failure` is the code and traceback of the cell that failed, `cells` counts the code cells, `executed` those of them that ran, `controls` the
     interactive controls that a page cannot show, `unknown` the cells that are not as nbformat has them.
     """
 
@@ -67,23 +64,19 @@ class Notebook:
     source: str = ""
     title: str = ""
     sections: list[Section] = dataclasses.field(default_factory=list)
-    figure: Markup | None = None
-    wide: bool = True
+    figure: str = ""
     parameters: dict[str, Parameter] = dataclasses.field(default_factory=dict)
     failure: Markup | None = None
     cells: int = 0
     executed: int = 0
     controls: int = 0
     unknown: int = 0
-    _in_main: bool = True
 
     def read(self, notebook: dict) -> None:
         """Take in the cells of a notebook, `read_notebook`'s."""
         self.sections.append(Section(""))
-        any_main = any(_MAIN in _tags(cell) for cell in notebook["cells"])
         for cell in notebook["cells"]:
             try:
-                self._in_main = not any_main or _MAIN in _tags(cell)
                 self._cell(cell)
             except (AttributeError, TypeError):
                 self.unknown += 1
@@ -117,7 +110,7 @@ class Notebook:
         return clean_html(html, self.hide, self._where)
 
     def _code(self, cell: dict, tags: list) -> None:
-        source, outputs = text_of(cell.get("source")), readable(cell.get("outputs", []), tags)
+        source, outputs = text_of(cell.get("source")), readable(cell.get("outputs", []))
         self.cells += 1
         self.executed += cell.get("execution_count") is not None
         if "parameters" in tags and len(source) <= _MOST_TEXT:
@@ -143,7 +136,9 @@ class Notebook:
             return Markup('<p class="note">An interactive control stood here; it works in JupyterLab only.</p>')
         if "text/html" in data:
             html = self._foreign(text_of(data["text/html"]))
-            return self._placed(html) if "<img " in html else html
+            if not self.figure and (found := re.search(r'src="(data:image/png;base64,[A-Za-z0-9+/=]+)"', html)):
+                self.figure = found[1]
+            return html
         for mime, short in _IMAGES.items():
             if mime in data:
                 return self._image(mime, short, text_of(data[mime]), output)
@@ -178,18 +173,9 @@ class Notebook:
         alt = alt or f"Figure of section {self.sections[-1].title or self.title}; the notebook does not describe it."
         alt = attribute(shortened(str(alt), _MOST_TEXT))
         source = f'<figure><img alt="{alt}" src="data:image/{short};base64,{"".join(data.split())}"></figure>'
-        return self._placed(self._foreign(source))
-
-    def _placed(self, html: Markup) -> Markup:
-        """Keeps the main figure for the head of the report and leaves a link where it stood."""
-        if self.figure is not None or not self._in_main:
-            return html
-        start, end = element_span(html, "figure") or (0, len(html))
-        alone = end - start < len(html)
-        self.figure = Markup('<div class="foreign">{}</div>').format(html[start:end]) if alone else html
-        self.wide = _is_wide(html)
-        link = Markup('<p class="note">The <a href="#figure">figure at the top</a> of this page belongs here.</p>')
-        return link + html[:start] + html[end:] if alone else link
+        if not self.figure and short == "png":
+            self.figure = f"data:image/png;base64,{''.join(data.split())}"
+        return self._foreign(source)
 
     def _traceback(self, output: dict) -> Markup:
         name, value = text_of(output.get("ename")), text_of(output.get("evalue"))
@@ -204,19 +190,6 @@ class Notebook:
     @property
     def _where(self) -> str:
         return f"; all of it is in {self.source}" if self.source else ""
-
-
-def _tags(cell) -> list:
-    metadata = cell.get("metadata") if isinstance(cell, dict) else None
-    return metadata.get("tags", []) if isinstance(metadata, dict) else []
-
-
-def _is_wide(html: str) -> bool:
-    """Whether the first PNG is at least 1.5 times as wide as high; True of what is no PNG."""
-    if not (found := re.search(r"base64,(iVBOR[A-Za-z0-9+/]{35})", html)):
-        return True
-    width, height = struct.unpack(">II", base64.b64decode(found[1])[16:24])
-    return width >= 1.5 * height
 
 
 _as_html = mistune.create_markdown(escape=False, plugins=["strikethrough", "table", "url", "task_lists", "math"])

@@ -12,30 +12,29 @@ _PATH = re.compile(r"\s*(Posix|Windows)Path\(.*\)\s*")
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
-def readable(outputs: list[dict], tags: list[str]) -> list[dict]:
+def readable(outputs: list[dict]) -> list[dict]:
     """What is left to show: neighbouring pieces of a stream joined, what libraries said on stderr at the end.
 
-    Left out are progress bars (their last state says nothing), the path that `save_result` returns, and in a cell tagged
-    `check` the dictionary of checks, which the report shows as a table.
+    Left out are progress bars (their last state says nothing), the path that `save_result` returns.
 
     Example:
         >>> out, err = ({"output_type": "stream", "name": n, "text": n} for n in ("stdout", "stderr"))
-        >>> [o["text"] for o in readable([out, err, out], [])]
+        >>> [o["text"] for o in readable([out, err, out])]
         ['stdoutstdout', 'stderr']
     """
-    kept = [output for output in outputs if not _is_noise(output, tags)]
+    kept = [output for output in outputs if not _is_noise(output)]
     kept.sort(key=lambda output: output.get("name") == "stderr" and output.get("output_type") == "stream")
     return joined_streams(kept)
 
 
-def _is_noise(output: dict, tags: list[str]) -> bool:
+def _is_noise(output: dict) -> bool:
     data = output.get("data", {})
     plain = text_of(data.get("text/plain"))
     if WIDGET in data:
         return bool(_BAR.search(plain))
     if set(data) != {"text/plain"}:
         return False
-    return bool(_PATH.fullmatch(plain)) or ("check" in tags and plain.startswith("{"))
+    return bool(_PATH.fullmatch(plain))
 
 
 def stream_lines(text: str) -> list[str]:

@@ -1,6 +1,7 @@
 """The page of one run: what it found, its verdicts, its notebook, how to repeat it, and what it cannot support."""
 
 import contextlib
+import dataclasses
 import json
 import os
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from urllib.parse import quote
 
 from ..errors import RunError
 from ..runs.parameters import repeat_command
+from ..runs.results import count_verdicts, results_of
 from ..runs.run import Run
 from . import facts
 from .notebook import Notebook, read_notebook
@@ -71,8 +73,9 @@ def _content(run: Run, executed: dict | None, hide: Callable[[str], str], copy: 
         "parts": parts,
         "status": status,
         "result": result,
-        "counts": facts.count_verdicts(run.result.get("checks", {}).values()),
-        "claim_counts": facts.shown(facts.count_claims(run.result.get("claims", {})), hide),
+        "results": [dataclasses.asdict(r) | {"verdict": r.verdict, "reason": r.reason} for r in results_of(result)],
+        "counts": count_verdicts(results_of(result), claims=False),
+        "claim_counts": count_verdicts(results_of(result), claims=True),
         "toy": run.toy,
         "times": facts.times(status),
         "progress": facts.shown(facts.progress(run), hide) if unfinished else {},

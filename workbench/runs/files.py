@@ -227,7 +227,20 @@ def _problem_of_result(result: dict) -> str:
         return "expected `name` and `value` in `headline`"
     if not all(isinstance(claim, dict) and "verdict" in claim for claim in (result.get("claims") or {}).values()):
         return "expected a `verdict` in each of `claims`"
+    results = result.get("results") or []
+    if not isinstance(results, list) or not all(map(_is_result, results)):
+        return "expected a list of objects with `says`, `holds`, `why` and `claim` as `results`"
     return ""
+
+
+def _is_result(value) -> bool:
+    texts = [value.get(key) for key in ("says", "why", "claim")] if isinstance(value, dict) else [None]
+    undecided_without_reason = texts[0] is not None and value.get("holds") is None and not value.get("why")
+    return (
+        all(isinstance(text, str) for text in texts)
+        and isinstance(value.get("holds"), bool | None)
+        and not undecided_without_reason
+    )
 
 
 def read_tail(path: Path, most: int) -> str:

@@ -21,7 +21,7 @@ from ..errors import ParameterError, RunError
 from . import lock
 from .completions import read_completions
 from .environment import environment
-from .files import STATES, jsonable, load_metrics, read_json, remove_unfinished, write_json
+from .files import STATES, load_metrics, read_json, remove_unfinished, write_json
 from .secrets import hide_tokens, map_text
 
 GOING = ("queued", "running")
@@ -58,7 +58,7 @@ class Run:
 
     @property
     def result(self) -> dict:
-        """`headline`, `checks`, `numbers`, `claims` as saved by the notebook's last cell; empty before."""
+        """`headline`, `results`, `numbers` as saved by the notebook's last cell; empty before. `results_of` reads it."""
         return read_json(self.path / "result.json", {})
 
     @property
@@ -343,63 +343,3 @@ def _holds_run(folder: str) -> bool:
     except OSError:  # its readers say why
         return True
     return True
-
-
-def save_result(
-    run: Run,
-    *,
-    headline: Mapping,
-    checks: Mapping,
-    numbers: Mapping,
-    claims: Mapping | None = None,
-    finding: str = "",
-) -> Path:
-    """Write `result.json`, the run's outcome; ends a run that no runner executes but this process itself.
-
-    Args:
-        run: the run folder.
-        headline: `{"name": "reward, last 20 steps", "value": -3.9}`, the one number an index shows.
-        checks: name -> True, False, or "not run: <reason>"; never a pass for what was not exercised.
-        numbers: name -> number.
-        claims: claim id of the articles -> `{"documented": ..., "measured": ..., "verdict": ...}`.
-        finding: what came out, in a sentence or two with their numbers; a report opens with it.
-
-    Raises:
-        ParameterError: a check that is neither a bool nor a "not run: ..." reason.
-    """
-    for name, value in checks.items():
-        if not isinstance(jsonable(value), bool) and not str(value).startswith("not run: "):
-            raise ParameterError(f"check {name!r} = {value!r}: expected True, False or 'not run: <reason>'")
-    path = run.path / "result.json"
-    result = {"headline": headline, "finding": finding, "checks": checks, "numbers": numbers, "claims": claims or {}}
-    write_json(path, result)
-    if lock.holds(run.path):
-        set_status(run.path, "done")
-        lock.let_go(run.path)
-    return path
-
-
-def claim_row(documented: str, measured: str, holds: bool | str | Mapping[str, bool | str]) -> dict[str, str]:
-    """One row of the claims sheet.
-
-    Args:
-        documented: what the article says, in a few words.
-        measured: what was found, with its numbers.
-        holds: whether the claim holds here; of a claim in parts, each part with its name. A text says why it cannot be
-            told: `not run: <reason>` where this machine cannot test it, `undecided: <reason>` where the data do not tell.
-
-    Returns:
-        `documented`, `measured`, and the `verdict`: agrees, differs, the text; or of parts `in part: ...`.
-
-    Example:
-        >>> claim_row("reward at most 0", "-27 to -1", True)
-        {'documented': 'reward at most 0', 'measured': '-27 to -1', 'verdict': 'agrees'}
-        >>> claim_row("wastes compute, adds noise", "2.8 x forwards", {"compute": True, "noise": False})["verdict"]
-        'in part: compute agrees; noise differs'
-    """
-    parts = dict(holds) if isinstance(holds, Mapping) else {"": holds}
-    words = {name: part if isinstance(part, str) else "agrees" if part else "differs" for name, part in parts.items()}
-    verdict, *others = dict.fromkeys(words.values())
-    if others:
-        verdict = "in part: " + "; ".join(f"{name} {word}" for name, word in words.items())
-    return {"documented": documented, "measured": measured, "verdict": verdict}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from ..errors import RunError
 from .files import files_named, read_json
+from .results import results_of
 from .run import GOING, Run
 from .secrets import hide_tokens
 from .text import one_line
@@ -35,12 +36,12 @@ class RunSummary:
 
     @property
     def failed(self) -> list[str]:
-        """Names of the checks that do not hold."""
-        return [name for name, ok in self.result.get("checks", {}).items() if ok is False]
+        """What the failed checks say."""
+        return [r.says for r in results_of(self.result) if r.verdict == "failed"]
 
     @property
     def succeeded(self) -> bool:
-        """Whether the run is done and all of its checks hold."""
+        """Whether the run is done and no check of it failed."""
         return self.status["state"] == "done" and not self.failed
 
     @property
@@ -50,13 +51,13 @@ class RunSummary:
 
     @property
     def outcome(self) -> str:
-        """State, error, headline, and which checks fail."""
+        """State, error, headline, and which checks failed."""
         text = self.status["state"] + (f": {self.status['error']}" if self.status.get("error") else "")
         if headline := self.result.get("headline"):
             value = headline["value"]
             text += f", {headline['name']} {value:.4g}" if isinstance(value, float) else f", {headline['name']} {value}"
         if self.failed:
-            text += f", {len(self.failed)} checks fail: {'; '.join(self.failed)}"
+            text += f", {len(self.failed)} checks failed: {'; '.join(self.failed)}"
         return one_line(text)
 
     @property

@@ -20,7 +20,8 @@ from ..errors import ParameterError, WorkbenchError
 from ..recipes.recipes import Recipe, make_recipe
 from ..recipes.train import train_grpo
 from ..runs.parameters import Parameter, check_parameters, parse_assignments
-from ..runs.run import open_run, save_result
+from ..runs.results import Result, save_result
+from ..runs.run import open_run
 from ..training.rewards import length_reward
 from ..training.trl import has_gpu
 
@@ -62,9 +63,9 @@ def main(argv: list[str] | None = None) -> int:
             torch.distributed.destroy_process_group()
     if run:
         numbers = curve_summary(run.metrics["step"], run.metrics["reward"])
-        checks = {"every step was logged exactly once": run.metrics["step"].is_unique}
-        headline = {"name": "reward, last 20 steps", "value": numbers["last"]}
-        save_result(run, headline=headline, checks=checks, numbers=numbers)
+        once = Result("every step was logged exactly once", run.metrics["step"].is_unique)
+        ends = Result(f"the reward of the last 20 steps is {numbers['last']:.3g}", None, "a finding")
+        save_result(run, [ends, once], {"reward, last 20 steps": numbers["last"]} | numbers)
     return 0
 
 

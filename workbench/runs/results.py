@@ -1,0 +1,163 @@
+"""What a run shows: sentences with their numbers, each with a verdict that obeys its interval."""
+
+import dataclasses
+import html
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from ..errors import ParameterError
+from . import lock
+from .files import jsonable, write_json
+from .run import Run, set_status
+
+NOT_RUN = "not run: "
+# True, False, None: of a published claim, and of a check of the run itself.
+_CLAIM = ("confirmed", "refuted", "inconclusive", "not tested")
+_CHECK = ("passed", "failed", "inconclusive", "skipped")
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A sentence of a notebook's results and what it decides.
+
+    Args:
+        says: the sentence, with its numbers.
+        holds: True, False, or None where the data do not tell. A number with an interval decides it by
+            `Interval.above` or `Interval.below`, which say None where the interval holds the bound.
+        why: the reason for a None; it starts with `not run: ` where the run left it out. Else the criterion, if the sentence
+            needs one.
+        claim: id of the published claim that this confirms or refutes, as in `data/claims.json`. A refuted claim is a finding
+            and fails no run; a failed check, which has no claim, does.
+
+    Raises:
+        ParameterError: `holds` is no truth value, or None without a reason.
+
+    Example:
+        >>> Result("forward passes equal the longest row in 30 of 30 updates", True).verdict
+        'passed'
+        >>> Result("3.3 x the forward passes", True, claim="A0.2").verdict
+        'confirmed'
+        >>> Result("1.2 (0.8 to 1.7) x the seconds", None, "its interval holds 1", "A0.2").verdict
+        'inconclusive'
+        >>> Result("a server", None, "not run: server=False").verdict
+        'skipped'
+    """
+
+    says: str
+    holds: bool | None = None
+    why: str = ""
+    claim: str = ""
+
+    def __post_init__(self):
+        holds = jsonable(self.holds)
+        if holds not in (True, False, None) or not isinstance(holds, bool | None):
+            raise ParameterError(f"Result({self.says!r}, holds={self.holds!r}): expected True, False or None")
+        if holds is None and not self.why:
+            raise ParameterError(f"Result({self.says!r}, holds=None): say why it cannot be told, as `why`")
+        object.__setattr__(self, "holds", holds)  # numpy's truth values are not JSON's
+
+    @property
+    def verdict(self) -> str:
+        """Of a claim: confirmed, refuted, inconclusive, not tested. Of a check: passed, failed, inconclusive, skipped."""
+        words = _CLAIM if self.claim else _CHECK
+        if self.holds is None:
+            return words[3 if self.why.startswith(NOT_RUN) else 2]
+        return words[0 if self.holds else 1]
+
+    @property
+    def reason(self) -> str:
+        """`why` without the mark of what was left out."""
+        return self.why.removeprefix(NOT_RUN)
+
+
+class ResultTable(Sequence[Result]):
+    """Results as a table: verdict, sentence, reason. Shows itself in a notebook."""
+
+    def __init__(self, results: Iterable[Result]):
+        self._results = tuple(results)
+
+    def __len__(self):
+        return len(self._results)
+
+    def __getitem__(self, index):
+        return self._results[index]
+
+    def _repr_html_(self) -> str:
+        cells = (map(html.escape, (r.verdict, r.says, _note(r))) for r in self)
+        body = "".join(f"<tr><td><b>{v}</b></td><td>{says}</td><td>{note}</td></tr>" for v, says, note in cells)
+        head = "<tr><th>verdict</th><th>result</th><th></th></tr>"
+        return f'<table style="text-align:left"><thead>{head}</thead><tbody>{body}</tbody></table>'
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{r.verdict}: {r.says}" + (f" ({_note(r)})" if _note(r) else "") for r in self)
+
+
+def _note(result: Result) -> str:
+    about = f"about the published claim {result.claim}" if result.claim else ""
+    return "; ".join(filter(None, [result.reason, about]))
+
+
+def show_results(results: Iterable[Result]) -> ResultTable:
+    """Results as a table for the end of a cell; it is a sequence of them too.
+
+    Example:
+        >>> show_results([Result("12 of 16 completions hold the id, 0 tokens follow", False, claim="A1.1")])
+        refuted: 12 of 16 completions hold the id, 0 tokens follow (about the published claim A1.1)
+    """
+    return ResultTable(results)
+
+
+def save_result(run: Run, results: Sequence[Result], numbers: Mapping[str, float] | None = None) -> Path:
+    """Write `result.json`, the run's outcome; ends a run that no runner executes but this process itself.
+
+    Args:
+        run: the run folder.
+        results: the first is the run's finding, with which its report and its card open.
+        numbers: name -> number, for tables over several runs; the first is the one that an index shows.
+
+    Raises:
+        ParameterError: no results, or something else than results in them.
+    """
+    for result in results:
+        if not isinstance(result, Result):
+            raise ParameterError(f"save_result: {result!r}: expected a Result")
+    if not results:
+        raise ParameterError("save_result: no results; the first is what the report opens with")
+    path, numbers = run.path / "result.json", dict(numbers or {})
+    headline = next(({"name": name, "value": value} for name, value in numbers.items()), None)
+    write_json(path, {"headline": headline, "results": [dataclasses.asdict(r) for r in results], "numbers": numbers})
+    if lock.holds(run.path):
+        set_status(run.path, "done")
+        lock.let_go(run.path)
+    return path
+
+
+def results_of(result: Mapping) -> list[Result]:
+    """The results in a `result.json`, `Run.result`; of version 0.1's form too.
+
+    Example:
+        >>> results_of({"checks": {"it rises": True}, "claims": {"A0.1": {"measured": "64 of 64", "verdict": "agrees"}}})
+        [Result(says='it rises', holds=True, why='', claim=''), Result(says='64 of 64', holds=True, why='', claim='A0.1')]
+    """
+    if "results" in result:
+        return [Result(**{name: r[name] for name in ("says", "holds", "why", "claim") if name in r}) for r in result["results"]]
+    found = [Result(text, None, "a finding") for text in [result.get("finding")] if text]
+    for name, value in (result.get("checks") or {}).items():
+        found.append(Result(name, value) if isinstance(value, bool) else Result(name, None, str(value) or "no reason"))
+    for name, about in (result.get("claims") or {}).items():
+        verdict = str(about["verdict"])
+        holds = {"agrees": True, "differs": False}.get(verdict)
+        found.append(Result(str(about.get("measured") or verdict), holds, "" if holds is not None else verdict, name))
+    return found
+
+
+def count_verdicts(results: Iterable[Result], *, claims: bool) -> dict[str, int]:
+    """How many checks, or published claims, have each verdict; those that occur.
+
+    Example:
+        >>> count_verdicts([Result("a", True), Result("b", True), Result("c", False, claim="A0.1")], claims=False)
+        {'passed': 2}
+    """
+    counts = Counter(r.verdict for r in results if bool(r.claim) == claims)
+    return {word: counts[word] for word in (_CLAIM if claims else _CHECK) if counts[word]}
