@@ -20,7 +20,7 @@ from workbench.recipes.recipes import DOCS
 from workbench.runs.files import read_json
 from workbench.runs.run import Run
 from workbench.studies.custom_stops import custom_stop_arms, stop_table
-from workbench.studies.seeds import Arm, train_arms
+from workbench.studies.arms import Arm, train_arms
 from workbench.toys.search_task import search_prompts
 
 STOP = "</search>"

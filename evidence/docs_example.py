@@ -23,7 +23,7 @@ from workbench.curves.measured import run_curve, training_of
 from workbench.recipes.recipes import DOCS
 from workbench.runs.files import read_json, write_text
 from workbench.runs.run import Run
-from workbench.studies.seeds import Arm, train_arms
+from workbench.studies.arms import Arm, train_arms
 from workbench.training.rewards import describe_reward, length_reward
 
 METRICS = ("reward", "completions/mean_length", "completions/clipped_ratio", "kl", "frac_reward_zero_std")

@@ -36,8 +36,8 @@ __all__ = [
     "another_seed", "attribute_mismatch", "audit_run", "check_groups", "Curve", "duplicate_report", "exact_match_reward",
     "generate", "GRPOTrainer", "length_reward", "list_runs", "load_baseline", "load_prompts", "load_run", "make_recipe",
     "mismatch_report", "monitor_padding", "OnlineDPOTrainer", "open_run", "pad_batch", "padding_report", "position_ids",
-    "PPOTrainer", "probe_sampler", "ratio_report", "resolve_model", "Result", "RLOOTrainer", "Sampling", "save_policy", "save_result",
-    "seed_interval", "ServerSampler", "show_curves", "show_results", "stop_report", "StopRule", "StopSpec", "token_logprobs", "train_grpo",
-    "train_online_dpo", "train_ppo", "train_rloo", "TransformersSampler", "use_trl", "VLLMSampler", "watch_training",
-    "with_position_ids",
+    "PPOTrainer", "probe_sampler", "ratio_report", "resolve_model", "Result", "RLOOTrainer", "Sampling", "save_policy",
+    "save_result", "seed_interval", "ServerSampler", "show_curves", "show_results", "stop_report", "StopRule", "StopSpec",
+    "token_logprobs", "train_grpo", "train_online_dpo", "train_ppo", "train_rloo", "TransformersSampler", "use_trl",
+    "VLLMSampler", "watch_training", "with_position_ids",
 ]

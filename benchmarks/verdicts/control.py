@@ -27,7 +27,7 @@ from workbench.curves.measured import run_curve
 from workbench.recipes.recipes import resolve_model
 from workbench.runs.environment import hardware
 from workbench.runs.run import Run
-from workbench.studies.seeds import Arm, train_arms
+from workbench.studies.arms import Arm, train_arms
 from workbench.toys.make import one_thread
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.recording import quiet_libraries

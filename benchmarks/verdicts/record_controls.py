@@ -28,7 +28,7 @@ from workbench.recipes.recipes import make_recipe
 from workbench.runs.environment import environment
 from workbench.runs.files import write_text
 from workbench.runs.run import Run
-from workbench.studies.seeds import Arm, train_arms
+from workbench.studies.arms import Arm, train_arms
 from workbench.toys.make import make_model, one_thread
 from workbench.toys.starter import CORPUS, starter_corpus, toy_hash
 from workbench.training.recording import quiet_libraries

@@ -8,7 +8,7 @@ from conftest import NOTEBOOKS
 
 from workbench.curves.stats import Interval, one_seed
 from workbench.studies.findings import of_position_training, of_ppo_stops, show_checks, show_findings
-from workbench.studies.opening import installed_table
+from workbench.studies.pictures import installed_table
 
 
 def interval(low, high):

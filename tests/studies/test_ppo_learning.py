@@ -21,7 +21,7 @@ from workbench.studies.ppo_learning import (
     time_ratio,
     up_to_eos,
 )
-from workbench.studies.seeds import train_arms
+from workbench.studies.arms import train_arms
 from workbench.training.rewards import describe_reward
 
 pytestmark = pytest.mark.slow

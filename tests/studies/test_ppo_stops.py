@@ -12,7 +12,7 @@ from workbench.studies.ppo_stops import (
     stock_arms,
     stop_costs,
 )
-from workbench.studies.seeds import train_arms
+from workbench.studies.arms import train_arms
 
 pytestmark = pytest.mark.slow
 

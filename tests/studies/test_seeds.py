@@ -7,7 +7,7 @@ from workbench import StopSpec, length_reward
 from workbench.errors import TrainingStopped
 from workbench.recipes.recipes import Recipe
 from workbench.runs.files import read_json
-from workbench.studies.seeds import Arm, arm_table, column_means, share_cut, train_arms
+from workbench.studies.arms import Arm, arm_table, column_means, share_cut, train_arms
 
 SMALL = Recipe(max_steps=3, num_generations=2, per_device_train_batch_size=4, max_completion_length=8, save_steps=1)
 ARM = Arm(SMALL, length_reward(20))

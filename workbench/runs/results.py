@@ -142,7 +142,7 @@ def results_of(result: Mapping) -> list[Result]:
     """
     if "results" in result:
         return [Result(**{name: r[name] for name in ("says", "holds", "why", "claim") if name in r}) for r in result["results"]]
-    found = [Result(text, None, "a finding") for text in [result.get("finding")] if text]
+    found = []
     for name, value in (result.get("checks") or {}).items():
         found.append(Result(name, value) if isinstance(value, bool) else Result(name, None, str(value) or "no reason"))
     for name, about in (result.get("claims") or {}).items():

@@ -19,7 +19,7 @@ from ..training.sync_on_cpu import install_cpu_sync
 from ..training.trl import completion_metrics, end_columns, logged_rows
 from .duplicate_prompts import make_trainer
 from .engines import shared_engine, sharing_engines
-from .seeds import Arm, column_means, share_cut
+from .arms import Arm, column_means, share_cut
 
 STOCK_MASKED, STOCK_UNMASKED, OURS = "stock, masked", "stock, unmasked", "workbench, masked"
 

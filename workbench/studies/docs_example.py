@@ -8,7 +8,7 @@ from ..curves.figures import DescribedFigure, show_curves
 from ..errors import ParameterError
 from ..recipes.recipes import Recipe
 from ..training.rewards import RewardFn, described, length_reward
-from .seeds import Arm
+from .arms import Arm
 
 OTHER_REWARD = ("sign of TRL 0.14", "target 200")  # arms whose curves do not belong on the others' axis
 

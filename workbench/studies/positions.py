@@ -11,7 +11,7 @@ from ..diagnostics.padding_report import padding_report
 from ..recipes.recipes import Recipe
 from ..runs.run import Run
 from ..toys.families import FAMILIES, family_model, random_texts
-from .seeds import Arm, column_means
+from .arms import Arm, column_means
 
 IMPLICIT, EXPLICIT = "stock: no position ids", "workbench: position ids"
 

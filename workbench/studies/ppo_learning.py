@@ -15,7 +15,7 @@ from ..runs.run import Run
 from ..toys.preferences import loaded, preference_model, scores
 from ..toys.starter import toy_hash
 from ..training.rewards import RewardFn, describe_reward, described
-from .seeds import Arm
+from .arms import Arm
 
 WHOLE, UP_TO_EOS, AT_EOS = "no stop, whole text scored", "no stop, text up to EOS scored", "stop at EOS"
 WINDOW = 3  # updates whose mean has to reach a reward

@@ -21,7 +21,7 @@ from ..training.grpo import GRPOTrainer, RLOOTrainer
 from ..training.online_dpo import OnlineDPOTrainer
 from ..training.recording import attach_recorder
 from ..training.rewards import length_reward
-from .seeds import Arm, share_cut
+from .arms import Arm, share_cut
 
 
 class ObservedPPOTrainer(ppo_trainer.PPOTrainer):

@@ -24,7 +24,7 @@ from ..toys.search_task import CLOSE, search_prompts
 from ..training.rewards import exact_match_reward
 from .custom_stops import ObservedGRPOTrainer
 from .duplicate_prompts import sampler_layout
-from .seeds import Arm, column_means, train_arms
+from .arms import Arm, column_means, train_arms
 
 SEEDED, STOCK, OURS, SHARED = "stock, a seed", "stock, no seed", "workbench, generation_seed", "workbench, shared too"
 LEARNING = (STOCK, OURS, SHARED)
