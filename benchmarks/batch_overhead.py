@@ -24,8 +24,8 @@ from workbench.runs.environment import hardware
 PARAMETERS = (
     'seed: int = 0  # which of them; 0..10000\nout_dir: str = ""  # run folder\ninteractive: bool = True  # no widgets'
 )
-WORK = 'from workbench import open_run, save_result\nrun = open_run("short", out_dir, {"seed": seed})'
-SAVE = 'save_result(run, headline={"name": "seed", "value": seed}, checks={"ran": True}, numbers={})'
+WORK = 'from workbench import Result, open_run, save_result\nrun = open_run("short", out_dir, {"seed": seed})'
+SAVE = 'save_result(run, [Result("it ran", True)], {"seed": seed})'
 
 
 def write_notebook(folder: Path) -> Path:

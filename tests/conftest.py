@@ -203,8 +203,8 @@ seed: int = 0  # of everything; 0..1000
 out_dir: str = ""  # run folder
 interactive: bool = True  # widgets or static twins
 steps: int = 3  # optimizer steps; 1..100"""
-SETUP = 'from workbench import open_run, save_result\nrun = open_run("hand_made", out_dir, {"steps": steps})'
-SAVE = 'save_result(run, headline={"name": "steps", "value": steps}, checks={"ran": True}, numbers={})'
+SETUP = 'from workbench import Result, open_run, save_result\nrun = open_run("hand_made", out_dir, {"steps": steps})'
+SAVE = 'save_result(run, [Result("it ran", True)], {"steps": steps})'
 
 
 def write_notebook(path: Path, *cells: str, parameters: str = PARAMETERS, setup: str = SETUP, save: str = SAVE) -> Path:

@@ -5,7 +5,8 @@ from conftest import ROOT, workbench, write_notebook, write_run
 
 from workbench.claims import BEGIN, END, Row, as_markdown, claims_sheet, load_claims, run_command, write_sheet
 from workbench.errors import ParameterError
-from workbench.runs.run import claim_row, list_runs
+from workbench.runs.results import Result, save_result
+from workbench.runs.run import list_runs
 
 RECORDED = ROOT / "tests" / "data" / "claims" / "recorded"
 EXPECTED = ROOT / "tests" / "data" / "claims" / "sheet.md"
@@ -35,17 +36,17 @@ def test_every_claim_of_the_articles_has_a_row(rows):
     assert all(row.claim for row in rows.values())
 
 
-def test_a_claim_that_no_finished_run_speaks_to_reads_not_run(rows):
-    assert rows["A2.1"].verdict == "not run"
-    assert (rows["A0.1"].verdict, rows["A0.1"].command) == ("not run", "")  # its only run failed
+def test_a_claim_that_no_finished_run_speaks_to_reads_not_tested(rows):
+    assert rows["A2.1"].verdict == "not tested"
+    assert (rows["A0.1"].verdict, rows["A0.1"].command) == ("not tested", "")  # its only run failed
 
 
 def test_what_this_machine_cannot_test_says_why(rows):
-    assert rows["A4.1"].verdict == "not testable on this machine: needs 8 GPUs"
+    assert (rows["A4.1"].verdict, rows["A4.1"].measured[-14:]) == ("not tested", "(needs 8 GPUs)")
 
 
 def test_runs_that_disagree_are_counted_and_not_hidden_behind_the_latest(rows):
-    assert rows["A4.2"].verdict == "agrees in 1 of 2 runs"
+    assert rows["A4.2"].verdict == "confirmed in 1, refuted in 1 of 2 runs"
     assert rows["A4.2"].measured == "turns after 12% of late steps"
 
 
@@ -65,18 +66,15 @@ def test_the_command_of_a_notebook_that_is_gone_holds_every_parameter(tmp_path):
 
 
 def test_a_verdict_recorded_by_a_notebook_comes_through(tmp_path):
-    claims = {
-        "A3.3": claim_row("only with vLLM", "0 of 4 fail without", True),
-        "A3.4": claim_row("x", "y", "not run: no GPU"),
-    }
-    write_run(tmp_path, result={"claims": claims})
+    results = [Result("0 of 4 fail without", True, claim="A3.3"), Result("", None, "not run: no GPU", "A3.4")]
+    save_result(write_run(tmp_path), results)
     rows = {row.id: row for row in claims_sheet(list_runs(tmp_path))}
-    assert (rows["A3.3"].verdict, rows["A3.3"].measured) == ("agrees", "0 of 4 fail without")
-    assert rows["A3.4"].verdict == "not testable on this machine: no GPU"
+    assert (rows["A3.3"].verdict, rows["A3.3"].measured) == ("confirmed", "0 of 4 fail without")
+    assert (rows["A3.4"].verdict, rows["A3.4"].measured) == ("not tested", " (no GPU)")
 
 
 def test_a_result_that_names_an_unknown_claim_is_refused(tmp_path):
-    write_run(tmp_path, result={"claims": {"A9.9": claim_row("x", "y", True)}})
+    save_result(write_run(tmp_path), [Result("x", True, claim="A9.9")])
     with pytest.raises(ParameterError, match=r"speaks of claim 'A9\.9'"):
         claims_sheet(list_runs(tmp_path))
 
@@ -90,7 +88,7 @@ def test_bars_and_tags_do_not_break_the_table(rows):
 
 def test_a_tag_outside_code_is_escaped_and_shown_as_written():
     row = Row("A1.1", "stops at <search>", measured="`<a>` and <b>")
-    assert "| stops at &lt;search> |  | not run | `<a>` and &lt;b> |" in as_markdown([row])
+    assert "| stops at &lt;search> |  | not tested | `<a>` and &lt;b> |" in as_markdown([row])
 
 
 def test_the_sheet_is_written_between_its_markers_and_only_there(tmp_path, rows):
@@ -118,7 +116,10 @@ def test_the_command_prints_the_sheet_and_writes_it(notebooks, tmp_path):
     (tmp_path / "R.md").write_text(f"{BEGIN}\n{END}\n")
     assert workbench("claims", "--runs-dir", RECORDED, "--write", tmp_path / "R.md").returncode == 0
     assert printed.stdout in (tmp_path / "R.md").read_text()
-    assert "A4.2  agrees in 1 of 2 runs: User, one A100" in workbench("claims", "--runs-dir", RECORDED).stdout
+    assert (
+        "A4.2  confirmed in 1, refuted in 1 of 2 runs: User, one A100"
+        in workbench("claims", "--runs-dir", RECORDED).stdout
+    )
 
 
 def test_the_page_shows_every_claim_as_worded_in_the_data():
@@ -131,7 +132,7 @@ def test_the_page_shows_every_claim_as_worded_in_the_data():
 
 def test_the_sheet_has_a_verdict_for_today_in_plain_words_and_each_command_once(rows):
     text = as_markdown(list(rows.values()))
-    assert "| holds in 1 of 2 runs (toy) | turns after 12% of late steps |" in text
+    assert "| confirmed in 1, refuted in 1 of 2 runs (toy) | turns after 12% of late steps |" in text
     assert not re.search(r"\b(agrees|differs)\b", text)
     for article in text.split("### ")[1:]:
         commands = re.findall(r"^- `(workbench run .*)`: A", article, re.M)
@@ -147,8 +148,12 @@ def test_every_claim_is_worded_in_one_line_and_says_what_was_true_of_it_when_it_
             assert re.search(r"#\d+|TRL|report|three weeks", about["when_reported"])
 
 
-def test_a_claim_in_parts_agrees_only_as_a_whole():
-    assert claim_row("x", "y", {"a": True, "b": True})["verdict"] == "agrees"
-    assert claim_row("x", "y", {"a": False, "b": False})["verdict"] == "differs"
-    parts = {"a": True, "b": "undecided: one seed", "c": False}
-    assert claim_row("x", "y", parts)["verdict"] == "in part: a agrees; b undecided: one seed; c differs"
+def test_a_claim_with_several_results_is_confirmed_only_as_a_whole(tmp_path):
+    results = [Result("3.3 x forward passes", True, claim="A0.2")]
+    results.append(Result("1.2 (0.8 to 1.7) x the seconds", None, "its interval holds 1", "A0.2"))
+    save_result(write_run(tmp_path, "1"), results[:1])
+    one = {row.id: row for row in claims_sheet(list_runs(tmp_path))}["A0.2"]
+    save_result(write_run(tmp_path / "both", "1"), results)
+    both = {row.id: row for row in claims_sheet(list_runs(tmp_path / "both"))}["A0.2"]
+    assert (one.verdict, both.verdict) == ("confirmed", "in part: 1 confirmed, 1 inconclusive")
+    assert both.measured == "3.3 x forward passes; 1.2 (0.8 to 1.7) x the seconds (its interval holds 1)"

@@ -12,13 +12,14 @@ from workbench.runs.run import list_runs
 
 
 def test_list_names_the_notebooks_and_the_runs_with_their_outcome(capsys, tmp_path):
-    result = {"headline": {"name": "reward", "value": -4.0123}, "checks": {"a": True, "b": False}}
+    result = {"headline": {"name": "reward", "value": -4.0123}, "results": []}
+    result["results"] += [{"says": says, "holds": says == "a", "why": "", "claim": ""} for says in "ab"]
     write_run(tmp_path, result=result)
     write_run(tmp_path, "2026-2", state="failed")
     code, out, _ = call(capsys, "list", "--runs-dir", tmp_path)
     assert code == 0
     assert "  00_tour\n" in out
-    assert "05_grpo_docs_example 2026-1: done, reward -4.012, 1 checks fail: b\n" in out
+    assert "05_grpo_docs_example 2026-1: done, reward -4.012, 1 checks failed: b\n" in out
     assert "05_grpo_docs_example 2026-2: failed\n" in out
 
 

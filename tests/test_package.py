@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "errors": set(),
     "help_texts": set(),
     "packaged": set(),
+    "trl_release": {"errors"},
     "doctor": {"errors"},
     "runs": {"errors"},
     "generation": {"errors"},

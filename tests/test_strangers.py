@@ -10,7 +10,7 @@ from conftest import call, write_notebook, write_run
 from workbench import cli
 
 STATUS = {"state": "done", "error": None, "owner": {}, "times": {}}
-RESULT = {"headline": None, "checks": {}, "numbers": {}, "claims": {}}
+RESULT = {"headline": None, "results": [], "numbers": {}}
 RECORD = ("params.json", "env.json", "status.json", "result.json")
 # What is odd, one of each kind -> the file and what stands in it; such a run cannot be read.
 UNREADABLE = {
@@ -162,8 +162,9 @@ def test_names_and_texts_of_a_stranger_cannot_command_the_terminal_or_pass_for_o
     capsys, tmp_path, monkeypatch
 ):
     root, line = tmp_path / "runs", "\nall: done"
-    result = RESULT | {"headline": {"name": HOSTILE + line, "value": HOSTILE}, "checks": {HOSTILE + line: False}}
-    result["claims"] = {"A0.1": {"documented": "", "measured": HOSTILE + line, "verdict": "agrees" + HOSTILE}}
+    result = RESULT | {"headline": {"name": HOSTILE + line, "value": HOSTILE}, "results": []}
+    for claim in ("", "A0.1"):
+        result["results"] += [{"says": HOSTILE + line, "holds": False, "why": HOSTILE, "claim": claim}]
     run = write_run(root, "1" + HOSTILE + line, notebook="nb" + HOSTILE + line, result=result)
     odd = write_run(root, "2" + HOSTILE + line, notebook="nb" + HOSTILE + line)
     (odd.path / "status.json").write_text("[]")
@@ -182,7 +183,7 @@ def test_names_and_texts_of_a_stranger_cannot_command_the_terminal_or_pass_for_o
 
 def test_a_claim_that_there_is_not_is_a_row_and_hides_no_other(capsys, sound):
     root, *_ = sound
-    write_run(root, "odd", result=RESULT | {"claims": {"Z9.9": {"verdict": "agrees"}}})
+    write_run(root, "odd", result=RESULT | {"results": [{"says": "x", "holds": True, "why": "", "claim": "Z9.9"}]})
     code, out, _ = call(capsys, "claims", "--runs-dir", root)
     assert code == 1
     assert out.startswith("05_grpo_docs_example odd: cannot be read: ")

@@ -101,7 +101,8 @@ def _row(untested: Row, runs: list[Run]) -> Row:
     verdicts = [_verdict(r, untested.id) for r in speakers]
     verdict = verdicts[speakers.index(run)]
     if len(set(verdicts)) > 1:
-        verdict = f"{verdict} in {verdicts.count(verdict)} of {len(verdicts)} runs"
+        counted = ", ".join(f"{word} in {n}" for word, n in Counter(sorted(verdicts)).items())
+        verdict = f"{counted} of {len(verdicts)} runs"
     own = [r for r in results_of(run.result) if r.claim == untested.id]
     measured = "; ".join(r.says + (f" ({r.reason})" if r.reason else "") for r in own)
     trl = run.env.get("packages", {}).get("trl")

@@ -85,10 +85,7 @@ def test_a_good_notebook_ends_done_in_its_own_folder_and_stays_unchanged_itself(
     path = notebook(
         "import os, sys\nprint('héllo')\nopen('here', 'w').close()\nnumbers = {'steps': steps}\n"
         "numbers |= {'seed': int(os.environ['PYTHONHASHSEED']), 'widgets': interactive, 'torch': 'torch' in sys.modules}",
-        save=(
-            'save_result(run, headline={"name": "steps", "value": steps}, checks={"ran": True}, '
-            'numbers=numbers | {"out": out_dir})'
-        ),
+        save='save_result(run, [Result("it ran", True)], numbers | {"out": out_dir})',
     )
     before = Path(path).read_bytes()
     run = execute(path, tmp_path / "runs", steps=5, seed=9)
@@ -147,8 +144,8 @@ def test_an_earlier_result_does_not_make_a_resumed_run_done(notebook, tmp_path):
 @pytest.mark.parametrize(
     "cell, save, code, says",
     [("pass", None, 0, "hand_made .*: done, steps 3"), ("1 / 0", None, 1, "failed: cell .*ZeroDivisionError"),
-     ("pass", 'save_result(run, headline={"name": "n", "value": 1}, checks={"holds": False}, numbers={})', 1,
-      "1 checks fail: holds")]
+     ("pass", 'save_result(run, [Result("it rises", False), Result("it did", False, claim="A0.1")])', 1,
+      "1 checks failed: it rises")]
 )  # fmt: skip
 def test_the_exit_code_is_0_only_for_a_run_that_is_done_and_whose_checks_hold(
     notebook, tmp_path, cell, save, code, says
@@ -184,10 +181,7 @@ def test_a_runner_that_is_stopped_leaves_an_interrupted_run_and_no_kernel(notebo
 
 @pytest.mark.slow
 def test_two_runs_at_once_have_folders_and_ports_of_their_own(tmp_path):
-    save = (
-        'save_result(run, headline={"name": "port", "value": int(os.environ["MASTER_PORT"])}, '
-        'checks={}, numbers={"cwd": os.getcwd()})'
-    )
+    save = 'save_result(run, [Result("it ran", True)], {"port": int(os.environ["MASTER_PORT"]), "cwd": os.getcwd()})'
     names = [str(write_notebook(tmp_path / f"{n}.ipynb", "import os", save=save)) for n in ("one", "two")]
     process = workbench("run", *names, "--jobs", 2, "--runs-dir", tmp_path / "runs")
     assert process.returncode == 0, process.stderr

@@ -22,14 +22,14 @@ learning_rate: float = 1e-4  # of the optimizer; 0..1
 model: str = "starter"  # what; one of starter, other
 title: str = "a"  # any text"""
 SETUP = (
-    "import json, time\nfrom pathlib import Path\nfrom workbench import open_run, save_result\n"
+    "import json, time\nfrom pathlib import Path\nfrom workbench import Result, open_run, save_result\n"
     'run = open_run("grid", out_dir, {"seed": seed})'
 )
 TRAIN = (
     'lines = [{"step": n, "elapsed_s": n, "reward": -10 / n - seed} for n in range(1, 31)]\n'
     '(run.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))'
 )
-SAVE = 'save_result(run, headline={"name": "seed", "value": seed}, checks={"ran": True}, numbers={})'
+SAVE = 'save_result(run, [Result("it ran", True)], {"seed": seed})'
 WAIT = 'import time\n(run.path / "started").touch()\nfor _ in range(600): time.sleep(0.1)'
 
 

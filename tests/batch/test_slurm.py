@@ -80,7 +80,9 @@ def submitted(tmp_path, monkeypatch):
             subprocess.run(["scancel", "--quiet", run.status["owner"]["job"]], check=False)
 
 
-CELLS = 'from workbench import open_run, save_result\nrun = open_run("by_hand", out_dir, {{}})\ncells = {cells!r}'
+CELLS = (
+    'from workbench import Result, open_run, save_result\nrun = open_run("by_hand", out_dir, {{}})\ncells = {cells!r}'
+)
 
 
 def ended(runs, seconds: float = 120) -> list[tuple[str, str]]:

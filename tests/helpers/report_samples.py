@@ -39,11 +39,21 @@ METRICS = [
     {"step": n, "reward": -30 + n, "completions/mean_length": 9.0, "completions/clipped_ratio": 0.0, "loss": 0.1}
     for n in range(1, 21)
 ]
+
+
+def result_row(says: str, holds: bool | None, why: str = "", claim: str = "") -> dict:
+    return {"says": says, "holds": holds, "why": why, "claim": claim}
+
+
 RESULT = {
     "headline": {"name": "reward, last 20 steps", "value": -4.0123},
-    "checks": {"<b>bold</b> holds": True, "fails": False, "not tried": "not run: needs 8 GPUs"},
+    "results": [
+        result_row("<b>bold</b> rises", True),
+        result_row("it fell", False),
+        result_row("not tried", None, "not run: needs 8 GPUs"),
+        result_row("<i>-4</i>", True, claim="A4.3"),
+    ],
     "numbers": {"lowest": -30.0, "steps": 20},
-    "claims": {"A4.3": {"documented": "at most 0", "measured": "<i>-4</i>", "verdict": "agrees"}},
 }
 SURROGATE = "a\ud800b"
 UNSEEN = re.compile(
@@ -93,14 +103,10 @@ def hostile_run(root):
         {"step": n % 2, "prompt": t, "completion": t, "finish_reason": "stop", "reward": -1.0}
         for n, t in enumerate(texts)
     ]
-    named = {f"{name}: {text[:3000]}": True for name, text in HOSTILE.items()} | {SURROGATE: False}
-    claims = {t[:99]: {"documented": t, "measured": SURROGATE, "verdict": t} for t in texts}
+    named = [result_row(f"{name}: {text[:3000]}", True) for name, text in HOSTILE.items()]
+    named += [result_row(SURROGATE, False), *(result_row(SURROGATE, None, t or "unknown", t[:99]) for t in texts)]
     result = {"headline": {"name": HOSTILE["script"] + HOSTILE["right to left"], "value": SURROGATE}}
-    result |= {
-        "checks": RESULT["checks"] | named,
-        "numbers": dict.fromkeys(texts, 1.0),
-        "claims": RESULT["claims"] | claims,
-    }
+    result |= {"results": RESULT["results"] + named, "numbers": dict.fromkeys(texts, 1.0)}
     params = {"seed": 1, "model": "starter", "surrogate": SURROGATE} | {f"odd{n}": t for n, t in enumerate(texts)}
     run = write_run(root, metrics=METRICS, result=result, params=params, completions=rows)
     write_notebook_of(run, texts)

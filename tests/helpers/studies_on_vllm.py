@@ -8,10 +8,10 @@ from pathlib import Path
 
 from workbench.recipes.recipes import make_recipe, resolve_model
 from workbench.runs.files import jsonable
+from workbench.studies.arms import train_arms
 from workbench.studies.custom_stops import added_token_table, custom_stop_arms, stop_ids_table, stop_table
 from workbench.studies.duplicate_prompts import compare_backends
 from workbench.studies.repeated_prompts import HALF, repeated_prompt_arms, save_data
-from workbench.studies.arms import train_arms
 
 COPIES = 8  # of a prompt, which are all the same by chance once in thousands of seeds
 STOP_ID = 31  # `>`, the last token of `<search>`

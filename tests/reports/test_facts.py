@@ -1,5 +1,6 @@
 import pytest
 from conftest import write_run
+from report_samples import result_row
 
 from workbench.reports import facts
 from workbench.reports.redact import Redactor
@@ -13,11 +14,6 @@ def test_a_value_of_a_table_is_short():
     assert [facts.number(v) for v in (3.14159265, 3, True, None, "x")] == ["3.142", "3", "True", "None", "x"]
     assert len(facts.number("x" * 9000)) < 2100
     assert facts.shown({"a": ["hi", 1]}, str.upper) == {"A": ["HI", 1]}
-
-
-def test_verdicts_are_counted_and_numpy_s_or_other_values_are_not_taken_for_true():
-    assert facts.count_verdicts([True, False, "not run: x", 1, None]) == {"hold": 1, "fail": 1, "not run": 3}
-    assert facts.count_verdicts([]) == {}
 
 
 def test_times_are_in_utc_and_a_run_that_ended_has_a_duration():
@@ -66,18 +62,17 @@ def test_the_first_and_the_last_completions_are_shown(tmp_path, count):
 
 def test_limits_are_sentences_about_this_run(tmp_path):
     run = write_run(tmp_path, state="failed", params={"model": "starter"})
-    lines = facts.limits(run, run.status, {"checks": {"a": False}}, {"git_commit": "abc"}, None)
-    assert [line.split(":")[0] for line in lines] == ["The run failed", "Toy scale", "Does not hold"]
+    lines = facts.limits(run, run.status, {"results": [result_row("a", False)]}, {"git_commit": "abc"}, None)
+    assert [line.split(":")[0] for line in lines] == ["The run failed", "Toy scale", "Failed"]
     assert "No environment was recorded" in facts.limits(run, run.status, {}, {}, None)[-1]
 
 
 def test_what_was_not_run_is_grouped_by_its_reason():
-    checks = {"a": "not run: no GPU", "b": "not run: no GPU", "c": "not run: ", "d": True}
-    assert facts.check_limits(
-        {"checks": checks, "claims": {"A1": {"verdict": "not run"}, "A2": {"verdict": "agrees"}}}
-    ) == [
+    results = [result_row(name, None, "not run: no GPU") for name in "ab"]
+    results += [result_row("c", None, "not run: no server", "A1"), result_row("d", None, "its interval holds 1")]
+    assert facts.check_limits({"results": results}) == [
         "Not run (no GPU): check “a”, check “b”.",
-        "Not run (no reason given): check “c”, claim A1.",
+        "Not run (no server): claim A1.",
     ]
 
 

@@ -5,7 +5,7 @@ import re
 
 from conftest import write_run
 from jinja2 import Environment
-from report_samples import HOSTILE, METRICS, RESULT, UNSEEN, Elements, order, without_images
+from report_samples import HOSTILE, METRICS, RESULT, UNSEEN, Elements, order, without_images, write_notebook_of
 
 from workbench.reports import build_comparison, build_index, build_report
 from workbench.runs.files import write_json
@@ -18,11 +18,13 @@ def test_the_index_lists_runs_newest_first_with_status_parameters_and_headline(h
     later = write_run(tmp_path / "runs", "2026-2", notebook="an odd #name 100%", state="failed", result={})
     index = build_index([hostile, later], tmp_path / "reports")
     page = index.read_text()
-    assert order(page, "2026-2", "2026-1")
-    for text in ("2 runs", "failed", "done", "23 hold, 2 fail, 1 not run", "seed=1", "U+D800"):
+    table = page[page.index('id="runs"') :]
+    assert order(table, "2026-2", "2026-1")
+    for text in ("2 runs", "failed", "done", "23 passed, 2 failed, 1 skipped", "seed=1", "U+D800"):
         assert text in page, text
     links = [a["href"] for a in Elements(page).attributes if "href" in a]
-    assert links == ["an%20odd%20%23name%20100%25/2026-2.html", "05_grpo_docs_example/2026-1.html"]
+    first, second = "an%20odd%20%23name%20100%25/2026-2.html", "05_grpo_docs_example/2026-1.html"
+    assert links == [second, first, first, second]  # cards by name, rows by age
     assert (tmp_path / "reports/an odd #name 100%/2026-2.html").is_file()
 
 
@@ -49,6 +51,19 @@ def test_the_index_leads_to_the_comparisons_beside_it(hostile, tmp_path):
     assert '<a href="grid-seed%3D0..4.html">grid-seed=0..4</a>' in build_index([hostile], tmp_path).read_text()
 
 
+def test_the_newest_done_run_of_each_notebook_is_a_card_with_finding_and_picture(tmp_path):
+    runs = [write_run(tmp_path / "runs", f"2026-{n}", result=RESULT) for n in (1, 2)]
+    runs.append(write_run(tmp_path / "runs", "2026-3", state="failed"))
+    runs.append(write_run(tmp_path / "runs", "2026-4", notebook="01_first", state="interrupted"))
+    write_notebook_of(runs[1], ["x", "y"])
+    page = build_index(runs, tmp_path / "reports").read_text()
+    cards = page[page.index('<section class="deck"') : page.index("</section>")]
+    assert order(
+        cards, "01_first", "interrupted", "A notebook", "data:image/png", "&lt;b&gt;bold&lt;/b&gt; rises", "done"
+    )
+    assert cards.count("<article>") == 2 and "2026-2.html" in cards
+
+
 # --- the comparison --------------------------------------------------------------------------------------------------
 
 
@@ -57,7 +72,8 @@ def test_a_comparison_counts_verdicts_over_its_runs_and_separates_what_differs(t
         write_run(tmp_path / "runs", f"2026-{n}", params={"seed": n, "model": "m"}, result=RESULT, metrics=METRICS)
         for n in (1, 2, 3)
     ]
-    write_json(runs[2].path / "result.json", RESULT | {"checks": RESULT["checks"] | {"fails": True}})
+    rises = [row | {"holds": True} if row["says"] == "it fell" else row for row in RESULT["results"]]
+    write_json(runs[2].path / "result.json", RESULT | {"results": rises})
     path = build_comparison(
         runs,
         tmp_path / "c.html",
@@ -70,8 +86,8 @@ def test_a_comparison_counts_verdicts_over_its_runs_and_separates_what_differs(t
     page = path.read_text()
     assert order(page, "3 runs", ">Curves</h2>", 'id="verdicts"', 'id="runs-of-it"', 'id="completions"', 'id="method"',
                  'id="environment"', 'id="limits"')  # fmt: skip
-    assert "fails in 2: 2026-1, 2026-2" in page
-    assert "agrees (3)" in page
+    assert "failed in 2, passed in 1: 2026-1, 2026-2" in page
+    assert "confirmed in 3" in page
     assert '<tr><th scope="row">seed</th><td>1, 2, 3</td></tr>' in page
     assert '<tr><th scope="row">model</th><td>m</td></tr>' in page
     assert "<li>L</li>" in page
@@ -79,7 +95,7 @@ def test_a_comparison_counts_verdicts_over_its_runs_and_separates_what_differs(t
 
 def test_a_comparison_of_no_runs_or_hostile_ones_is_a_page(hostile, tmp_path):
     empty = build_comparison([], tmp_path / "e.html", title="T", outcome="0 runs", sections={}).read_text()
-    assert "No checks were recorded" in empty
+    assert "No results were recorded" in empty
     text = HOSTILE["closing tags"] + HOSTILE["right to left"]
     path = build_comparison([hostile], tmp_path / "h.html", title=text, outcome=text, sections={text: text})
     page = path.read_text()
@@ -100,7 +116,7 @@ def test_a_page_that_lies_in_a_run_is_never_shown_whatever_its_age(tmp_path):
     build_index([run], tmp_path / "reports")
     page = (tmp_path / "reports" / run.notebook / f"{run.id}.html").read_text()
     assert "window.ran" not in page
-    assert "Checks: 1 hold, 1 fail, 1 not run." in page
+    assert "checks: 1 passed, 1 failed, 1 skipped" in page
 
 
 def test_a_page_among_the_reports_is_written_anew_each_time(tmp_path):
@@ -118,7 +134,7 @@ def test_a_run_that_cannot_be_shown_has_a_row_that_says_why_and_the_others_are_s
     page = build_index(runs, tmp_path / "reports").read_text()
     assert order(page, "2026-2", "2026-1", "result.json: not JSON")
     assert not (tmp_path / "reports" / runs[0].notebook / "2026-1.html").exists()
-    assert "Checks: 1 hold" in (tmp_path / "reports" / runs[1].notebook / "2026-2.html").read_text()
+    assert "checks: 1 passed" in (tmp_path / "reports" / runs[1].notebook / "2026-2.html").read_text()
 
 
 def test_templates_are_compiled_once_for_all_pages(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from conftest import write_run
 from hypothesis import given
 from hypothesis import strategies as st
-from report_samples import METRICS, outputs_of, without_images
+from report_samples import METRICS, outputs_of, result_row, without_images
 from secret_texts import COMMIT, around, assigned, between, hexes, tokens, urls
 
 from workbench.reports import build_comparison, build_index, build_report
@@ -166,9 +166,12 @@ def run_with_secrets(root, state="failed"):
     ]
     result = {
         "headline": {"name": p["headline"], "value": 1.5},
-        "checks": {p["check"]: True, "b": f"not run: {p['reason']}"},
-        "numbers": {p["number"]: 1.0},
-        "claims": {p["claim"]: {"documented": "d", "measured": p["measured"], "verdict": p["verdict"]}},
+        "results": [
+            result_row(p["check"], True),
+            result_row("b", None, f"not run: {p['reason']}"),
+            result_row(p["measured"], None, p["verdict"], p["claim"]),
+        ],
+        "numbers": {p["number"]: 1.0, p["headline"]: 1.5},
     }
     rows = [
         {"step": 1, "prompt": p["prompt"], "completion": p["completion"], "finish_reason": "stop", "reward": -1.0}
@@ -223,7 +226,7 @@ def test_figures_and_numbers_of_a_redacted_report_are_those_of_the_report(run):
     images = [re.findall(r'src="(data:[^"]*)"', page) for page in (plain, redacted)]
     assert images[0] == images[1]
     assert len(images[0]) == 3
-    assert "1 hold, 1 not run" in redacted
+    assert "checks: 1 passed, 1 skipped" in redacted
 
 
 def test_redacted_pages_are_files_of_their_own(run, tmp_path):

@@ -3,7 +3,7 @@ import re
 import numpy as np
 import pytest
 from conftest import write_run
-from report_samples import METRICS, RESULT, UNSEEN, Elements, order, write_notebook_of
+from report_samples import METRICS, RESULT, UNSEEN, Elements, order, result_row, write_notebook_of
 
 from workbench.reports import build_report, default_folder
 from workbench.reports.page import hider, render, write_page
@@ -23,25 +23,22 @@ def limits(page: str) -> str:
 def test_a_report_shows_state_headline_checks_numbers_claims_parameters_and_environment(tmp_path):
     run = write_run(tmp_path, metrics=METRICS, result=RESULT)
     page = build_report(run).read_text()
-    for text in ("done", "-4.012", "holds", "fails", "not run: needs 8 GPUs", "lowest", "at most 0", "trl 1.12.0"):
+    for text in ("done", "passed", "failed", "skipped", "needs 8 GPUs", "lowest", "claim A4.3", "trl 1.12.0"):
         assert text in page, text
-    assert "Checks: 1 hold, 1 fail, 1 not run." in page
+    assert "checks: 1 passed, 1 failed, 1 skipped" in page
 
 
-def test_the_figure_comes_first_then_verdicts_results_completions_method_environment_limits(hostile_page):
-    names = ("verdicts", "results", "completions", "method", "environment", "limits")
-    assert order(hostile_page, '<section id="figure"', *(f'<h2 id="{name}"' for name in names))
+def test_the_notebook_comes_first_then_verdicts_completions_method_environment_limits(hostile_page):
+    names = ("notebook", "verdicts", "completions", "method", "environment", "limits")
+    assert order(hostile_page, *(f'<h2 id="{name}"' for name in names))
 
 
-def test_a_report_opens_with_the_finding_and_its_verdicts_and_keeps_the_number(tmp_path):
-    run = write_run(tmp_path, result=RESULT | {"finding": "Stock ends at <0.31>, ours at 0.75."})
-    page = build_report(run).read_text()
+def test_a_report_opens_with_the_first_result_and_the_counts_of_verdicts(tmp_path):
+    first = result_row("Stock ends at <0.31>, ours at 0.75.", True)
+    page = build_report(write_run(tmp_path, result=RESULT | {"results": [first, *RESULT["results"]]})).read_text()
     head = page[page.index("<header>") : page.index("</header>")]
-    assert order(
-        head, "Stock ends at &lt;0.31&gt;, ours at 0.75.", "1 check holds, 1 fails, 1 not run", "claims: 1 agrees"
-    )
-    assert "reward, last 20 steps" not in head
-    assert order(page, '<h2 id="results"', "reward, last 20 steps", "-4.012")
+    verdicts = "checks: 2 passed, 1 failed, 1 skipped", "claims: 1 confirmed"
+    assert order(head, "Stock ends at &lt;0.31&gt;, ours at 0.75.", *verdicts)
 
 
 def test_a_toy_run_is_called_one(hostile_page, tmp_path):
@@ -61,10 +58,10 @@ def test_the_method_says_how_to_repeat_the_run_and_what_each_parameter_means(tmp
 
 
 def test_limits_name_what_fails_what_was_not_run_and_what_the_environment_lacks(tmp_path):
-    claims = {"A1": {"verdict": "not run: needs 8 GPUs"}}
-    run = write_run(tmp_path, result=RESULT | {"claims": claims}, metrics=METRICS)
+    left_out = result_row("", None, "not run: needs 8 GPUs", "A1")
+    run = write_run(tmp_path, result=RESULT | {"results": [*RESULT["results"], left_out]}, metrics=METRICS)
     told = limits(build_report(run).read_text())
-    for text in ("Does not hold: fails.", "Not run (needs 8 GPUs): check “not tried”, claim A1.", "one run with one seed",
+    for text in ("Failed: it fell.", "Not run (needs 8 GPUs): check “not tried”, claim A1.", "one run with one seed",
                  "No git commit was recorded"):  # fmt: skip
         assert text in told, text
     write_json(run.path / "env.json", {"git_commit": "abc with uncommitted changes"})
@@ -76,7 +73,7 @@ def test_a_run_in_any_state_has_a_report_that_starts_with_the_state(tmp_path, st
     run = write_run(tmp_path, state=state)
     page = build_report(run).read_text()
     assert re.search(rf'State: <span class="(bad|odd)">{state}</span>', page)
-    assert "No checks were recorded" in page
+    assert "No results were recorded" in page
     assert "left no log, no metrics and no executed notebook" in page
     assert order(page, "State:", 'id="ended"', 'id="verdicts"')
 
@@ -106,7 +103,7 @@ def test_a_damaged_notebook_does_not_stop_the_report(tmp_path):
 
 
 def test_numbers_in_a_report_are_short(tmp_path):
-    run = write_run(tmp_path, result={"headline": {"name": "n", "value": np.pi}, "checks": {}, "numbers": {"n": 3}})
+    run = write_run(tmp_path, result={"headline": {"name": "n", "value": np.pi}, "numbers": {"n": np.pi}})
     assert "3.142" in build_report(run).read_text()
 
 

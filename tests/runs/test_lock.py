@@ -14,7 +14,8 @@ from conftest import until, write_run
 from workbench.errors import RunError
 from workbench.runs import lock
 from workbench.runs.files import read_json, write_json
-from workbench.runs.run import open_run, save_result, set_status, take_run, what_is_unknown
+from workbench.runs.results import Result, save_result
+from workbench.runs.run import open_run, set_status, take_run, what_is_unknown
 
 TAKE = """\
 import sys, time
@@ -103,9 +104,9 @@ def test_a_kernel_that_outlives_its_runner_keeps_others_away_and_does_not_end_th
     take_run(run.path, "running")
     number = lock.open_lock(run.path)
     script = (
-        "import sys; from workbench.runs.run import open_run, save_result\n"
+        "import sys; from workbench import Result, open_run, save_result\n"
         "run = open_run('nb', sys.argv[1], {'seed': 9})\n"
-        "save_result(run, headline={'name': 'n', 'value': 1}, checks={}, numbers={})\n"
+        "save_result(run, [Result('it ran', True)])\n"
         "print('taken', flush=True); sys.stdin.read()"
     )
     env = os.environ | {lock.VARIABLE: str(number)}
@@ -209,7 +210,7 @@ def test_whoever_takes_a_run_removes_what_a_killed_process_left_half_written(run
 def test_a_set_up_cell_that_runs_twice_keeps_its_run_and_one_that_ended_starts_again(tmp_path):
     run = open_run("notebook", str(tmp_path / "notebook" / "1"), {"seed": 1})
     open_run("notebook", str(run.path), {"seed": 1})
-    save_result(run, headline={"name": "n", "value": 1}, checks={}, numbers={})
+    save_result(run, [Result("it ran", True)])
     assert not lock.holds(run.path)
     open_run("notebook", str(run.path), {"seed": 1})
     assert run.status["state"] == "running" and lock.holds(run.path)

@@ -2,27 +2,22 @@ import errno
 import os
 import time
 
-import numpy as np
 import pytest
 from conftest import write_run
 
 from workbench.errors import ParameterError, RunError
 from workbench.runs import run as run_module
 from workbench.runs.files import read_json, write_json
+from workbench.runs.results import Result, save_result
 from workbench.runs.run import (
-    claim_row,
     create_run,
     list_runs,
     load_run,
     open_run,
     runs_root,
-    save_result,
     set_status,
     slurm_job,
 )
-
-HEADLINE = {"name": "reward", "value": -4.0}
-
 
 # --- one run -------------------------------------------------------------------------------------------------------
 
@@ -133,36 +128,13 @@ def test_a_notebook_without_a_runner_owns_its_run_and_ends_it(tmp_path, monkeypa
     monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path))
     run = open_run("nb", "", {"seed": 1})
     assert run.status["state"] == "running"
-    save_result(run, headline=HEADLINE, checks={}, numbers={})
+    save_result(run, [Result("it ran", True)])
     assert run.status["state"] == "done"
 
 
 def test_a_fresh_out_dir_given_by_hand_becomes_a_run(tmp_path):
     run = open_run("nb", str(tmp_path / "new"), {"seed": 2})
     assert (run.params, run.status["state"]) == ({"seed": 2}, "running")
-
-
-@pytest.mark.parametrize("value", [1, "passed", "not run", None, "not run:"])
-def test_a_check_is_true_false_or_a_reason_why_it_was_not_run(tmp_path, value):
-    run = write_run(tmp_path)
-    with pytest.raises(ParameterError, match="'the check'"):
-        save_result(run, headline=HEADLINE, checks={"the check": value}, numbers={})
-
-
-def test_a_result_comes_back_as_it_was_saved(tmp_path):
-    run = write_run(tmp_path)
-    checks = {"a": np.bool_(True), "b": False, "c": "not run: needs a GPU"}
-    claims = {"A4.3": claim_row("at most 0", "-27 to -1", True), "A4.2": claim_row("jumpy", "smooth", False)}
-    numbers = {"n": np.int64(3)}
-    save_result(run, headline=HEADLINE, checks=checks, numbers=numbers, claims=claims, finding="It ends at 3.")
-    assert run.result["finding"] == "It ends at 3."
-    assert run.result["checks"] == {"a": True, "b": False, "c": "not run: needs a GPU"}
-    assert run.result["numbers"] == {"n": 3}
-    assert [c["verdict"] for c in run.result["claims"].values()] == ["agrees", "differs"]
-
-
-def test_a_claim_that_could_not_be_tested_says_why():
-    assert claim_row("8 GPUs", "", "not run: needs 8 GPUs")["verdict"] == "not run: needs 8 GPUs"
 
 
 def test_a_folder_counts_as_a_run_only_once_its_status_is_there(tmp_path, monkeypatch):

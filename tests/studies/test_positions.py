@@ -2,8 +2,8 @@ import pytest
 
 from workbench import length_reward
 from workbench.recipes.recipes import make_recipe, resolve_model
-from workbench.studies.positions import EXPLICIT, IMPLICIT, convergence_table, paired_gain, position_arms, value_table
 from workbench.studies.arms import train_arms
+from workbench.studies.positions import EXPLICIT, IMPLICIT, convergence_table, paired_gain, position_arms, value_table
 
 pytestmark = pytest.mark.slow
 

@@ -5,6 +5,7 @@ from transformers import AutoTokenizer
 
 from workbench import StopRule, StopSpec, length_reward, make_recipe
 from workbench.runs.run import Run
+from workbench.studies.arms import train_arms
 from workbench.studies.ppo_learning import (
     AT_EOS,
     UP_TO_EOS,
@@ -21,7 +22,6 @@ from workbench.studies.ppo_learning import (
     time_ratio,
     up_to_eos,
 )
-from workbench.studies.arms import train_arms
 from workbench.training.rewards import describe_reward
 
 pytestmark = pytest.mark.slow

@@ -3,6 +3,7 @@ from samples import until_seen
 
 from workbench import StopSpec
 from workbench.recipes.recipes import make_recipe
+from workbench.studies.arms import train_arms
 from workbench.studies.ppo_stops import (
     early_ends,
     one_spec_arms,
@@ -12,7 +13,6 @@ from workbench.studies.ppo_stops import (
     stock_arms,
     stop_costs,
 )
-from workbench.studies.arms import train_arms
 
 pytestmark = pytest.mark.slow
 

@@ -46,7 +46,8 @@ for name in ("PPOTrainer", "train_ppo"):
 """
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     lines = process.stdout.splitlines()
-    assert len(lines) == 2 and all("has none, it left TRL with 1.13; call workbench.use_trl('1.12.0') first" in line for line in lines)
+    says = "has none, it left TRL with 1.13; call workbench.use_trl('1.12.0') first"
+    assert len(lines) == 2 and all(says in line for line in lines)
 
 
 # What each leaves on the disk, and what an engine that starts meets there.

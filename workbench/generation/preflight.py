@@ -187,7 +187,8 @@ def check_trl(found: str = "") -> None:
 def no_ppo(error: ImportError) -> MissingDependencyError:
     """What to say where TRL has no PPOTrainer."""
     return MissingDependencyError(
-        f"PPOTrainer: trl {version('trl')} has none, it left TRL with 1.13; call workbench.use_trl('{LAST_WITH_PPO}') first ({error})"
+        f"PPOTrainer: trl {version('trl')} has none, it left TRL with 1.13; call workbench.use_trl('{LAST_WITH_PPO}') first "
+        f"({error})"
     )
 
 

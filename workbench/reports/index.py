@@ -14,6 +14,7 @@ from ..runs.run import SET_BY_RUNNER, Run
 from ..runs.summary import RunSummary, duration_text
 from . import facts
 from .clean import clean_html
+from .notebook import Notebook, read_notebook
 from .page import hider, render, write_page
 from .run_page import build_report
 from .sparkline import sparkline
@@ -21,8 +22,10 @@ from .sparkline import sparkline
 WITHOUT_NUMBERS = re.compile(r"[-+]?\d[\d.,e%+-]*")
 
 
-def build_index(runs: Sequence[Run], folder: Path, title: str = "Runs", *, redact: bool = False) -> Path:
-    """Put each run's report into `folder`, and into the run's own, and write `index.html` over them, newest first.
+def build_index(runs: Sequence[Run], folder: Path, title: str = "Workbench: runs", *, redact: bool = False) -> Path:
+    """Put each run's report into `folder`, and into the run's own, and write `index.html` over them.
+
+    A card for the newest run of each notebook, in the notebooks' order; then a table of all runs, newest first.
 
     Each is rendered anew: a page that lies there may be anyone's.
 
@@ -34,9 +37,10 @@ def build_index(runs: Sequence[Run], folder: Path, title: str = "Runs", *, redac
     """
     hide = hider(runs, redact)
     rows = _index_rows(sorted(runs, key=lambda r: r.id, reverse=True), folder, hide, redact)
+    cards = _cards(rows, runs, hide)
     others = sorted(p.name for p in folder.glob("*.html") if p.name != "index.html")
     comparisons = {hide(name.removesuffix(".html")): _link(Path(name)) for name in others}
-    values = {"title": title, "rows": rows, "comparisons": comparisons, "redacted": redact}
+    values = {"title": title, "rows": rows, "cards": cards, "comparisons": comparisons, "redacted": redact}
     return write_page(folder / "index.html", render("index.html.j2", script="index.js", **values))
 
 
@@ -91,6 +95,27 @@ def build_comparison(
         **facts.shown(values, hide),
     )
     return write_page(path, page)
+
+
+def _cards(rows: Sequence[Mapping], runs: Sequence[Run], hide: Callable[[str], str]) -> list[dict]:
+    """Title, finding, picture and state of the newest run of each notebook that is done, else of the newest."""
+    by_id = {(run.notebook, run.id): run for run in runs}
+    newest: dict[str, tuple[Mapping, Run]] = {}
+    for row, run in zip(rows, sorted(by_id.values(), key=lambda r: r.id, reverse=True), strict=True):
+        known = newest.get(run.notebook)
+        if known is None or (row["state"] == "done" and known[0]["state"] != "done"):
+            newest[run.notebook] = (row, run)
+    cards = []
+    for name in sorted(newest):
+        row, run = newest[name]
+        parts = Notebook(hide)
+        with contextlib.suppress(Exception):  # whatever is odd in one notebook, its card has a name and a state
+            if executed := read_notebook(run):
+                parts.read(executed)
+        cell = row["cells"].get("headline") or {"note": ""}
+        card = {"title": parts.title or row["notebook"], "finding": cell["note"], "figure": parts.figure}
+        cards.append(card | {"state": row["state"], "link": row["link"]})
+    return cards
 
 
 # --- the table of runs ---------------------------------------------------------------------------------------------

@@ -56,8 +56,9 @@ class Notebook:
         hide: takes out of each text what is not to be shown.
         source: file that has whole what is cut here; empty for none.
 
-    `figure` is the first picture, as a data URL, for a card; `failure` is the code and traceback of the cell that failed, `cells` counts the code cells, `executed` those of them that ran, `controls` the
-    interactive controls that a page cannot show, `unknown` the cells that are not as nbformat has them.
+    `figure` is the first picture, as a data URL, for a card; `failure` is the code and traceback of the cell that failed,
+    `cells` counts the code cells, `executed` those of them that ran, `controls` the interactive controls that a page cannot
+    show, `unknown` the cells that are not as nbformat has them.
     """
 
     hide: Callable[[str], str]

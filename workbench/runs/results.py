@@ -141,7 +141,10 @@ def results_of(result: Mapping) -> list[Result]:
         [Result(says='it rises', holds=True, why='', claim=''), Result(says='64 of 64', holds=True, why='', claim='A0.1')]
     """
     if "results" in result:
-        return [Result(**{name: r[name] for name in ("says", "holds", "why", "claim") if name in r}) for r in result["results"]]
+        return [
+            Result(**{name: r[name] for name in ("says", "holds", "why", "claim") if name in r})
+            for r in result["results"]
+        ]
     found = []
     for name, value in (result.get("checks") or {}).items():
         found.append(Result(name, value) if isinstance(value, bool) else Result(name, None, str(value) or "no reason"))

@@ -17,9 +17,9 @@ from ..training.recording import attach_recorder
 from ..training.rewards import exact_match_reward
 from ..training.sync_on_cpu import install_cpu_sync
 from ..training.trl import completion_metrics, end_columns, logged_rows
+from .arms import Arm, column_means, share_cut
 from .duplicate_prompts import make_trainer
 from .engines import shared_engine, sharing_engines
-from .arms import Arm, column_means, share_cut
 
 STOCK_MASKED, STOCK_UNMASKED, OURS = "stock, masked", "stock, unmasked", "workbench, masked"
 

@@ -22,9 +22,9 @@ from ..runs.files import read_json
 from ..runs.run import Run
 from ..toys.search_task import CLOSE, search_prompts
 from ..training.rewards import exact_match_reward
+from .arms import Arm, column_means, train_arms
 from .custom_stops import ObservedGRPOTrainer
 from .duplicate_prompts import sampler_layout
-from .arms import Arm, column_means, train_arms
 
 SEEDED, STOCK, OURS, SHARED = "stock, a seed", "stock, no seed", "workbench, generation_seed", "workbench, shared too"
 LEARNING = (STOCK, OURS, SHARED)

@@ -1,0 +1,83 @@
+"""What a result decides, and what is kept of it."""
+
+import numpy as np
+import pytest
+from conftest import write_run
+
+from workbench.curves.stats import Interval
+from workbench.errors import ParameterError, RunError
+from workbench.reports.run_page import build_report
+from workbench.runs.files import write_json
+from workbench.runs.results import Result, results_of, save_result, show_results
+from workbench.runs.run import list_runs
+from workbench.runs.summary import RunSummary
+
+
+def interval(low, high) -> Interval:
+    return Interval((low + high) / 2, low, high, 0.95, 5, "t", "")
+
+
+@pytest.mark.parametrize("holds", [1, "passed", "not run", 0.0])
+def test_a_verdict_is_a_truth_value_or_none(holds):
+    with pytest.raises(ParameterError, match="expected True, False or None"):
+        Result("it rises", holds)
+
+
+def test_what_cannot_be_told_says_why():
+    with pytest.raises(ParameterError, match="say why"):
+        Result("it rises")
+
+
+def test_a_result_comes_back_as_it_was_saved(tmp_path):
+    run = write_run(tmp_path)
+    results = [Result("it ends at 3", np.bool_(True)), Result("at most 0", False, "of 9", "A4.3")]
+    results.append(Result("a server", None, "not run: no GPU"))
+    save_result(run, results, {"n": np.int64(3), "m": 2.5})
+    assert results_of(run.result) == results
+    assert (run.result["headline"], run.result["numbers"]) == ({"name": "n", "value": 3}, {"n": 3, "m": 2.5})
+    assert run.result["results"][0]["holds"] is True
+
+
+@pytest.mark.parametrize("results", [[], [("it rises", True)], [{"says": "it rises", "holds": True}]])
+def test_results_and_nothing_else_are_saved(tmp_path, results):
+    with pytest.raises(ParameterError, match="save_result"):
+        save_result(write_run(tmp_path), results)
+
+
+def test_a_refuted_claim_fails_no_run_and_a_failed_check_does(tmp_path):
+    save_result(write_run(tmp_path / "a"), [Result("it hurts", False, claim="A0.2")])
+    save_result(write_run(tmp_path / "b"), [Result("it hurts", False)])
+    kept, failed = (RunSummary.of(list_runs(tmp_path / name)[0]) for name in "ab")
+    assert (kept.succeeded, kept.failed) == (True, [])
+    assert (failed.succeeded, failed.failed) == (False, ["it hurts"])
+
+
+@pytest.mark.parametrize("result", [{"says": "x"}, {"says": "x", "holds": None, "why": "", "claim": ""}, "x", None])
+def test_a_damaged_result_is_named_with_its_file(tmp_path, result):
+    run = write_run(tmp_path)
+    write_json(run.path / "result.json", {"results": [result]})
+    with pytest.raises(RunError, match=r"result\.json.*`says`, `holds`, `why` and `claim`"):
+        _ = run.result
+
+
+@pytest.mark.parametrize("claim", ["", "A0.2"])
+def test_an_interval_that_holds_no_effect_is_inconclusive_wherever_it_is_shown(tmp_path, claim):
+    """No other word about it, in the table of the notebook, the report and the index of runs."""
+    ratio = interval(0.8, 1.7)
+    result = Result(f"it takes {ratio.in_brief()} x the seconds", *ratio.above(1), claim=claim)
+    run = write_run(tmp_path)
+    save_result(run, [result])
+    report = build_report(run).read_text()
+    for text in (show_results([result])._repr_html_(), report, repr(show_results([result]))):
+        assert "inconclusive" in text
+        others = ("confirmed", "refuted", "passed", ">failed", "holds in", "agrees", "differs")
+        assert not [word for word in others if word in text]
+
+
+def test_a_number_without_an_interval_decides_nothing():
+    assert Interval(3.0, 3.0, 3.0, 0.95, 1, "", "").above(1) == (None, "one seed: its scatter is unknown")
+    assert [interval(1.1, 2).above(1)[0], interval(0.1, 0.9).above(1)[0], interval(1, 2).above(1)[0]] == [
+        True,
+        False,
+        None,
+    ]
