@@ -4,7 +4,7 @@ NOTEBOOKS := $(sort $(basename $(notdir $(wildcard notebooks/[0-9]*.ipynb))))
 TEST_JOBS ?= 2
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: install report test test-ppo test-all test-rare test-lanes test-oldest test-lowest lanes check durations lab lint bench screenshots clean
+.PHONY: install notebooks report test test-ppo test-all test-rare test-lanes test-oldest test-lowest lanes check durations lab lint bench screenshots clean
 
 install: .venv/installed
 
@@ -78,6 +78,10 @@ lanes: $(LANES:%=.venv/lanes/trl-%)
 test-lowest: .venv/lanes/lowest
 	$</bin/python -m pytest -q -n $(TEST_JOBS) --dist loadfile -m "not slow" tests/generation tests/consistency tests/training tests/diagnostics tests/recipes \
 	tests/toys tests/studies tests/audit $(PYTEST)
+
+# Executes all notebooks with their defaults and writes them back with their outputs.
+notebooks: .venv/installed
+	$(PY) notebooks/write_outputs.py
 
 lab: .venv/installed
 	JUPYTER_CONFIG_PATH=lab $(PY) -m jupyter lab --notebook-dir=. notebooks

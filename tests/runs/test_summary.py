@@ -26,7 +26,7 @@ def test_the_step_shown_is_of_the_training_that_wrote_last(tmp_path):
     [
         ("done", {"headline": {"name": "reward", "value": -4.01234}, "checks": {"a": True}}, "done, reward -4.012"),
         ("done", {"headline": {"name": "by", "value": "\x07"}, "checks": {}}, r"done, by \x07"),
-        ("done", {"headline": None, "checks": {"a": False, "b": False}}, "done, 2 checks fail: a; b"),
+        ("done", {"headline": None, "checks": {"a": False, "b": False}}, "done, 2 checks failed: a; b"),
         ("failed", {}, "failed"),
     ],
 )
