@@ -20,16 +20,6 @@ MOST_BYTES, code_hash, with_outputs = write_outputs.MOST_BYTES, write_outputs.co
 # What a reader meets, in this order; the deciding figure stands in the first code cell.
 SECTIONS = ["Background", "Parameters", "By hand", "One training", "The experiment", "Results", "Against what is documented"]
 SECTIONS += ["Limitations", "Use it"]
-    "Background",
-    "Parameters",
-    "By hand",
-    "One training",
-    "Experiment",
-    "Results",
-    "Documented",
-    "Limitations",
-    "Use it",
-]
 STORIES = [path for path in NOTEBOOKS if path.stem[:2] in ("01", "02", "03", "04", "05")]  # of a published problem
 FIRST = [("seed", "int", 0), ("out_dir", "str", ""), ("interactive", "bool", True)]
 
