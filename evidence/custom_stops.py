@@ -19,8 +19,8 @@ from record import GEMMA, ROOT, Results, gemma_folder, need_disk, need_memory, p
 from workbench.recipes.recipes import DOCS
 from workbench.runs.files import read_json
 from workbench.runs.run import Run
-from workbench.studies.custom_stops import custom_stop_arms, stop_table
 from workbench.studies.arms import Arm, train_arms
+from workbench.studies.custom_stops import custom_stop_arms, stop_table
 from workbench.toys.search_task import search_prompts
 
 STOP = "</search>"

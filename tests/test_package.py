@@ -36,7 +36,8 @@ MAY_IMPORT = {
     "reports": BASE | {"logs", "curves"},
     "batch": BASE | {"reports"},
     "claims": BASE | {"batch"},
-    "cli": BASE | {"help_texts", "doctor", "reports", "batch", "claims", "audit"},
+    "new_notebook": BASE,
+    "cli": BASE | {"help_texts", "new_notebook", "doctor", "reports", "batch", "claims", "audit"},
 }
 
 

@@ -1,4 +1,4 @@
-"""The command line: `workbench list | notebooks | run | sweep | status | logs | cancel | report | claims | audit | doctor`."""
+"""The command line: `workbench list | notebooks | new | run | sweep | status | logs | cancel | report | claims | audit` ..."""
 
 import argparse
 import errno
@@ -114,6 +114,10 @@ def _parser() -> argparse.ArgumentParser:
 
     copies = command(_notebooks, of_runs=False)
     copies.add_argument("folder", nargs="?", type=Path, default=Path("notebooks"), help="where to (default notebooks/)")
+
+    new = command(_new, of_runs=False)
+    new.add_argument("name", metavar="NAME", help="of the notebook, and of its runs")
+    new.add_argument("--folder", type=Path, default=Path("."), help="where to (default here)")
 
     report = command(_report)
     report.add_argument(
@@ -344,6 +348,14 @@ def _notebooks(args) -> int:
 
     for path in copy_notebooks(args.folder):
         print(path)
+    return 0
+
+
+def _new(args) -> int:
+    from .new_notebook import write_notebook
+
+    path = write_notebook(args.name, args.folder)
+    print(f"{path}\nchange it with `jupyter lab {path}`, run it with `workbench run {path}`")
     return 0
 
 

@@ -49,6 +49,12 @@ COMMANDS = {
         "Copies the notebooks into a folder, to be read and changed there. The other commands look into notebooks/ first.",
         "notebooks",
     ),
+    "new": Help(
+        "write a small notebook to start one's own from",
+        "Writes a notebook that runs at once: parameters, one training, its curve, a result. Change it in JupyterLab; "
+        "`workbench run NAME.ipynb` and `workbench sweep` take it like the others.",
+        "my_question",
+    ),
     "report": Help(
         "build the HTML reports and their index",
         "Builds the report of each run again, with a page of all its completions, and an index of them: pages that open "
