@@ -21,7 +21,7 @@ def blocks(text: str) -> list[str]:
 def advice(path) -> str:
     """The code that a notebook ends with, for one's own code; empty where it has none."""
     sources = ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"]]
-    (found,) = [blocks(text) for text in sources if text.startswith("## In your own code")] or [[""]]
+    (found,) = [blocks(text) for text in sources if text.startswith("## Use it")] or [[""]]
     return found[0]
 
 
