@@ -327,7 +327,7 @@ def test_the_entropy_of_completions_of_one_token_tells_nothing_of_a_mask():
         "max_length": 1.0,
         "entropy": 4.6,
     }  # a mean over masked rows
-    facts = LIMIT | {"mask_truncated": True}
+    facts = LIMIT | {"mask_truncated_completions": True}
     assert rules_ends.masked_stops(log(**one, grad_norm=0.0, zero_std_share=0.1, facts=facts)).verdict == "found"
 
 
