@@ -40,7 +40,9 @@ def advice(rule) -> str:
     """What a rule advises, as it stands in its source."""
     calls = ast.walk(ast.parse(inspect.getsource(rule)))
     words = (k.value for c in calls if isinstance(c, ast.Call) for k in c.keywords if k.arg == "advice")
-    return next(w.value for w in words if isinstance(w, ast.Constant))
+    (first, *_) = [w for w in words if isinstance(w, ast.Constant | ast.JoinedStr)]
+    parts = first.values if isinstance(first, ast.JoinedStr) else [first]
+    return "".join(part.value if isinstance(part, ast.Constant) else "NAME" for part in parts)
 
 
 def section(rule) -> str:
@@ -56,13 +58,14 @@ def section(rule) -> str:
     else:
         parts += ["No run of the corpus shows it.\n"]
     parts += [f"**What to do.** {examples()[name][-1].advice if name in examples() else advice(rule)}\n"]
-    parts += [f"**How it is computed.** {re.sub('^How: ', '', rest.strip(), flags=re.MULTILINE)}\n"]
+    how = re.sub("^How: ", "", rest.strip(), flags=re.MULTILINE)
+    parts += [f"**How it is computed.** {how[:1].upper()}{how[1:]}\n"]
     return "\n".join([*parts, f"**When it is wrong.** Where {wrong.strip()}\n"])
 
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([START, *map(section, RULES)])
+    return "\n".join([START, *[section(rule) for rule in RULES]])
 
 
 if __name__ == "__main__":

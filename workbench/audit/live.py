@@ -84,8 +84,9 @@ def watch_training(
     """Record a TRL trainer's run for `workbench audit` and warn, while it trains, at the step where a rule fires.
 
     The run is not changed: its numbers are the same with and without. An error in the watch is told once and ends the watch,
-    never the training. Where the trainer reports to W&B or Trackio, each warning is an alert there too. The environment variable `WORKBENCH_WATCH=0` leaves it off without an edit. Where vLLM runs in the
-    trainer's process, `probe_sampler` is attached too: it logs `sampler/*` and warns where the engine is another policy.
+    never the training. Where the trainer reports to W&B or Trackio, each warning is an alert there. The environment variable
+    `WORKBENCH_WATCH=0` leaves it off without an edit. Where vLLM runs in the trainer's process, `probe_sampler` is attached
+    too: it logs `sampler/*` and warns where the engine is another policy.
 
     Args:
         trainer: TRL's GRPOTrainer or RLOOTrainer, unmodified or a child, before `train()`.

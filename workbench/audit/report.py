@@ -101,7 +101,8 @@ class RunAudit:
         return "\n".join([self._head(), *self._found(), *self._open()])
 
     def _head(self) -> str:
-        return f"{self.run}: {_count(self.findings)} ({self.kind}, {self.steps} steps)"
+        settings = f"\n  settings: {self.settings}" if self.settings else ""
+        return f"{self.run}: {_count(self.findings)} ({self.kind}, {self.steps} steps){settings}"
 
     def _found(self) -> list[str]:
         return [line for f in self.findings if f.verdict == FOUND for line in paragraph(f)]
@@ -121,8 +122,7 @@ class RunAudit:
         lines += _wrapped([f"these rules need what is not here: {words}"] * bool(needs), "  ")
         absent = sum(f.verdict == NOT_FOUND for f in self.findings)
         lines.append(f"  not found: {absent} other faults")
-        lines += _wrapped([f"the log does not contain {', '.join(self.lacks)}"] * bool(self.lacks), "  ")
-        return lines + _wrapped([f"settings: {self.settings}"] * bool(self.settings), "  ")
+        return lines + _wrapped([f"the log does not contain {', '.join(self.lacks)}"] * bool(self.lacks), "  ")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -143,8 +143,8 @@ def reward_scale(log: Log) -> Finding:
 def documented_run(log: Log) -> Finding:
     """Whether the numbers are those of a run that somebody has published: information, it is that run, or a copy of its log.
 
-    How: the points of each curve in `data/baselines`, which are means over some steps, against the same means of the log: 8 points
-    and more, not all of one value, of which 95% agree in three digits.
+    How: the points of each curve in `data/baselines`, which are means over some steps, against the same means of the log: 8
+    points and more, not all of one value, of which 95% agree in three digits.
     Wrong where: a run was repeated with the same seed and software, and gave the same numbers.
     """
     rule, steps = "documented-run", log.steps["step"].to_numpy()

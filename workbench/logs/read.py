@@ -197,7 +197,8 @@ def _log(
     functions = _functions(run.table)
     completions = None if recorded is None else completions_table(recorded)
     known: dict[str, Any] = {"trainer": run.trainer} if run.trainer else {}
-    known |= {"reward_functions": len(functions), **_constant(run.table), "reward_std_of_batch": _of_batch(run.table)}
+    known |= {"reward_functions": len(functions), **_constant(run.table)}
+    known |= {"reward_std_of_batch": True} if _of_batch(run.table) else {}
     known |= {**of_scripts(source.parent), **run.settings, **(facts or {})}
     name += f": {run.label}" * bool(run.label)
     return Log(name, run.kind, steps, order, completions, known, (*run.damage, *damage, *wrong), notes=tuple(run.notes))
