@@ -278,3 +278,11 @@ def test_the_spread_of_the_only_reward_function_shows_that_reward_std_is_the_bat
         text = "".join(json.dumps(row | {"rewards/f/std": spread + 0.01 * row["step"]}) + "\n" for row in rows)
         (tmp_path / "log.jsonl").write_text(text)
         assert read(tmp_path / "log.jsonl").facts.get("reward_std_of_batch", False) is expected
+
+
+def test_two_tables_of_one_cell_are_two_runs_with_names_of_their_own(tmp_path):
+    table = "<table><tr><th>Step</th><th>reward</th></tr><tr><td>1</td><td>0.5</td></tr></table>"
+    cell = {"cell_type": "code", "source": "", "outputs": [{"data": {"text/html": table}}] * 2}
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": [cell]}))
+    names = [log.name.rpartition(": ")[2] for log in read_logs(tmp_path / "a.ipynb")]
+    assert names == ["cell 1, table 1", "cell 1, table 2"]

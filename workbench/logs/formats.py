@@ -436,8 +436,12 @@ def _notebook(cells: list, source: str) -> list[Found]:
             page = _text(data.get("text/html"))
             if "<th" in page:
                 runs += [Found("notebook", t, f"cell {number}", settings=settings) for t in _html_steps(page)]
+    if len(runs) == 1:
+        return [runs[0]._replace(label="")]
     if runs:
-        return runs if len(runs) > 1 else [runs[0]._replace(label="")]
+        labels = [run.label for run in runs]
+        twice = [f", table {labels[: n + 1].count(x)}" * (labels.count(x) > 1) for n, x in enumerate(labels)]
+        return [run._replace(label=run.label + more) for run, more in zip(runs, twice, strict=True)]
     try:
         run = _printed(["\n".join(texts).encode("utf-8", "replace")], source)
         return [run._replace(kind="notebook", settings={**settings, **run.settings})]
