@@ -238,3 +238,14 @@ def test_advice_names_the_parameters_of_the_logs_own_framework():
 
     assert "Raise max_completion_length" in advised("GRPOTrainer")
     assert "Raise data.max_response_length" in advised("verl")
+
+
+@pytest.mark.parametrize("count, expected", [(3, "not found"), (20, "not-finite")])
+def test_gradients_that_are_nan_for_the_first_steps_are_lost_and_not_just_not_logged(tmp_path, count, expected):
+    lines = [
+        f"{{'loss': 0.0, 'grad_norm': {'nan' if n < count else 0.3}, 'reward': {n / 50}, 'epoch': {n / 50}}}\n"
+        for n in range(50)
+    ]
+    (tmp_path / "a.log").write_text("".join(lines))
+    found = log_damage(read(tmp_path / "a.log"))
+    assert expected in (found.cause, found.verdict) and found.is_problem is (count == 20)

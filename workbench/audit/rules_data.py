@@ -37,7 +37,7 @@ def log_damage(log: Log) -> Finding:
         says = f"{name} is no finite number in {lost[name].mean():.0%} of the steps: the weights may be lost from there on."
         advice = "Go back to a checkpoint before the first of these steps; lower the learning rate, or train in bf16 or fp32."
         return dataclasses.replace(_damaged(log, PROBLEM, "not-finite", says, advice), steps=log.at(lost[name]))
-    if never := [d for d in log.damage if d.endswith("in any step")]:
+    if never := [d for d in log.damage if "is no finite number in" in d]:
         says = (
             "; ".join(never) + ": the weights were lost before the first step ended, or the metric cannot be trusted."
         )

@@ -29,6 +29,7 @@ _LONGEST_LINE = 1_000_000  # bytes of a line of JSON that is parsed; longer ones
 _BLOCK = 8_000_000  # bytes of console output searched at a time
 _LONGEST_STEP = 20_000  # bytes of a line of verl that a terminal broke into several
 _OTHERS = 1_000  # printed dicts that are no steps, from which on they are not looked at
+_WARM_UP = 8  # steps
 _PATIENCE = 1_000  # lines of JSON without a metric of reinforcement learning, then the file is data and no log
 
 _NUMBER = r"-?(?:\d{1,40}\.?\d{0,40}(?:[eE][+-]?\d{1,4})?|(?i:nan|inf(?:inity)?))"
@@ -162,10 +163,14 @@ def _lost(rows: Sequence[dict]) -> list[str]:
     names = {name for row in rows for name in row}
     known = {column: name for column, name in canonical(names).items() if name in ("loss", "grad_norm", "reward")}
     values = {name: [row[column] for row in rows if column in row] for column, name in known.items()}
-    gone = [
-        n for n, v in values.items() if len(v) > 1 and all(isinstance(x, float) and not math.isfinite(x) for x in v)
-    ]
-    return [f"{name} is no finite number in any step" for name in sorted(gone)]
+    gone = []
+    for name, logged in sorted(values.items()):
+        count = next((n for n, x in enumerate(logged) if not isinstance(x, float) or math.isfinite(x)), len(logged))
+        if count == len(logged) > 1:
+            gone.append(f"{name} is no finite number in any step")
+        elif count >= _WARM_UP:  # fp16 finds its scale in fewer
+            gone.append(f"{name} is no finite number in the first {count} steps")
+    return gone
 
 
 def _split(found: Found) -> list[Found]:
