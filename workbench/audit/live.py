@@ -72,7 +72,9 @@ def raise_alerts(trainer, lines: Sequence[str]) -> None:
     """The lines as alerts of W&B and Trackio, where the trainer reports there; an alert that fails is dropped."""
     for name in {"wandb", "trackio"} & set(trainer.args.report_to or ()):
         tracker = sys.modules.get(name)  # transformers has imported it
-        for line in lines if tracker else ():
+        if tracker is None:
+            continue
+        for line in lines:
             with contextlib.suppress(Exception):  # of a network, or of a run that is closed
                 title = f"workbench: {line.split(': ')[1]}"
                 tracker.alert(title=title, text=line, level=tracker.AlertLevel.WARN)

@@ -344,7 +344,9 @@ def _printed(blocks, source: str) -> Found:
                 if key in others or len(others) < 100:
                     others[key] = others.get(key, 0) + 1
     if verl:
-        settings = {"max_completion_length": int(*limits), "settings_from": "the log"} if len(limits) == 1 else {}
+        settings = (
+            {"max_completion_length": int(next(iter(limits))), "settings_from": "the log"} if len(limits) == 1 else {}
+        )
         return Found("verl console log", _steps(verl), trainer="verl", settings=settings)
     if any("epoch" in row for row in rows):  # which every Trainer logs, and a dict of the user's own seldom has
         rows = [row for row in rows if "epoch" in row]
