@@ -1,12 +1,12 @@
-"""The audit beside two other tools on `tests/audit/corpus/`: who names the cause, who cries wolf, whose advice would harm; and
+"""The audit and three other tools on `tests/audit/corpus/`: who names the cause, who cries wolf, whose advice would harm; and
 what the audit costs.
 
-    python benchmarks/audit.py [--seed N] [--out FILE.json] [--no-rivals]
+    python benchmarks/audit.py [--seed N] [--public FOLDER] [--out FILE.json] [--no-rivals]
 
-rldoctor 0.2.0 and rlprobe 0.1.0 are installed without dependencies into `$WORKBENCH_CACHE/rivals` on first use. rldoctor reads
-the run's own file. rlprobe reads only recordings of its own, so each log is replayed through its recorder, under the names of
-its own TRL integration. What counts as the right cause of theirs is in `RIGHT`, on the generous side: symptoms that lead there.
-Costs are processor seconds of the whole command with one thread, median of 3.
+rldoctor 0.2.0, rlprobe 0.1.0 and runmedic 0.1.1 are installed without dependencies into `$WORKBENCH_CACHE/rivals` on first
+use. rldoctor and runmedic read the run's own file. rlprobe reads only recordings of its own, so each log is replayed through
+its recorder, under the names of its own TRL integration. What counts as the right cause of theirs is in `RIGHT`, on the
+generous side: symptoms that lead there. Costs are processor seconds of the whole command with one thread, median of 3.
 """
 
 import argparse
@@ -24,13 +24,35 @@ from pathlib import Path
 import pandas as pd
 
 from workbench.audit.report import audit_run
+from workbench.errors import WorkbenchError
+from workbench.logs.names import NAMES
+from workbench.logs.read import read_logs
 from workbench.runs.files import write_json
 
 CORPUS = Path(__file__).parents[1] / "tests" / "audit" / "corpus"
-PINS = ("rldoctor==0.2.0", "rlprobe==0.1.0")
-TOOLS = ("workbench", "rldoctor", "rlprobe")
+PINS = ("rldoctor==0.2.0", "rlprobe==0.1.0", "runmedic==0.1.1")
+TOOLS = ("workbench", "rldoctor", "rlprobe", "runmedic")
+# A rule of the audit -> what the others call the same, on the generous side.
+SAME = {
+    "zero-gradient": (
+        *("advantage_collapse", "gradient_pathology", "DEGENERATE_GROUPS", "ADV_COLLAPSE", "REWARD_STD_DEATH"),
+        "GRAD_PATHOLOGY",
+    ),
+    "no-learning": ("plateau", "no_learning", "constant_lr_plateau"),
+    "true-clipping": ("length_pathology", "TRUNCATION_STARVE"),
+    "never-stops": ("length_pathology", "TRUNCATION_STARVE"),
+    "length-runaway": ("length_pathology", "REWARD_HACK_LENGTH"),
+    "collapse": ("entropy_collapse", "reward_hacking", "ENTROPY_COLLAPSE", "FORMAT_GAMING"),
+}
 RIGHT = {
-    "wrong-tag": ("advantage_collapse", "plateau", "DEGENERATE_GROUPS", "ADV_COLLAPSE", "REWARD_STD_DEATH"),
+    "wrong-tag": (
+        "advantage_collapse",
+        "plateau",
+        "no_learning",
+        "DEGENERATE_GROUPS",
+        "ADV_COLLAPSE",
+        "REWARD_STD_DEATH",
+    ),
     "sparse-reward": (
         "advantage_collapse",
         "gradient_pathology",
@@ -38,12 +60,19 @@ RIGHT = {
         "ADV_COLLAPSE",
         "REWARD_STD_DEATH",
     ),
+    "zero-std-batch": (
+        "advantage_collapse",
+        "gradient_pathology",
+        "DEGENERATE_GROUPS",
+        "ADV_COLLAPSE",
+        "GRAD_PATHOLOGY",
+    ),
     "wrong-eos": ("length_pathology", "TRUNCATION_STARVE"),
     "limit-too-small": ("length_pathology", "TRUNCATION_STARVE"),
     "limit-below-all": ("length_pathology", "TRUNCATION_STARVE"),
-    "rate-too-high": ("gradient_pathology", "kl_drift", "GRAD_PATHOLOGY", "KL_BLOWUP"),
+    "rate-too-high": ("gradient_pathology", "kl_drift", "GRAD_PATHOLOGY", "KL_BLOWUP", "divergence", "grad_spikes"),
     "length-bias": ("length_pathology", "REWARD_HACK_LENGTH", "TRUNCATION_STARVE"),
-    "noise-reward": ("plateau",),
+    "noise-reward": ("plateau", "no_learning"),
 }
 # Runs whose rows all stopped: to mask them as truncated is what kills such a run, or has killed it.
 ALL_STOPPED = ("masked-stop-string", "masked-stop-id", "stop-string", "stop-string-texts")
@@ -53,8 +82,28 @@ HARM = re.compile(r"(?<!not )mask(ing)? (truncated|them)|overlong filter", re.IG
 # --- the three tools: (severity, name, advice) of each finding, main one first, or a text where the run cannot be read -------
 
 
+def log_in(path: Path) -> Path:
+    """The log itself: of a folder, which some of these tools do not read."""
+    named = (path / name for name in ("trainer_state.json", "log.jsonl"))
+    others = sorted(
+        (p for p in path.glob("*") if p.is_file() and p.name != "source.json"), key=lambda p: -p.stat().st_size
+    )
+    return path if path.is_file() else next((p for p in named if p.is_file()), others[0])
+
+
+def with_runmedic(path: Path, rivals: Path):
+    command = [sys.executable, "-m", "runmedic", "diagnose", str(log_in(path)), "--json"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(rivals)}, capture_output=True, text=True)
+    try:
+        found = [f for run in json.loads(done.stdout) for f in run["findings"]]
+    except ValueError:
+        return (done.stderr.strip().splitlines() or ["no answer"])[-1]
+    order = {"critical": "problem", "warning": "warning"}
+    return [(order[f["severity"]], f["check"], " ".join(f["fixes"])) for f in found if f["severity"] in order]
+
+
 def with_rldoctor(path: Path, rivals: Path):
-    log = next(p for p in (path / "trainer_state.json", path / "log.jsonl") if p.is_file())
+    log = log_in(path)
     command = [sys.executable, "-m", "rl_doctor.cli", "diagnose", str(log), "-f", "json"]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(rivals)}, capture_output=True, text=True)
     if done.returncode == 2 or not done.stdout:
@@ -71,10 +120,11 @@ def with_rlprobe(path: Path, rivals: Path):
     from rlprobe.integrations.trl import _map_logs
     from rlprobe.recorder.core import Recorder
 
-    if (path / "trainer_state.json").is_file():
-        rows = json.loads((path / "trainer_state.json").read_text())["log_history"]
+    log = log_in(path)
+    if log.name == "trainer_state.json":
+        rows = json.loads(log.read_text())["log_history"]
     else:
-        rows = [json.loads(line) for line in (path / "log.jsonl").read_text().splitlines()]
+        rows = [json.loads(line) for line in log.read_text().splitlines()]
     with tempfile.TemporaryDirectory() as scratch:
         recorder = Recorder(Path(scratch) / "run", algorithm="grpo", capture_env=False)
         for row in rows:
@@ -86,9 +136,12 @@ def with_rlprobe(path: Path, rivals: Path):
     return [(order[f.severity], f.signature_id, " ".join(f.suggested_actions)) for f in found if f.severity in order]
 
 
+RIVALS = {"rldoctor": with_rldoctor, "rlprobe": with_rlprobe, "runmedic": with_runmedic}
+
+
 def install_rivals() -> Path:
     folder = Path(os.environ.get("WORKBENCH_CACHE") or Path.home() / ".cache/workbench") / "rivals"
-    if not (folder / "rlprobe").is_dir():
+    if not (folder / "runmedic").is_dir():
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), *PINS]
         subprocess.run(pip, check=True)
     return folder
@@ -135,7 +188,7 @@ def on_corpus(rivals: Path | None, seed: int | None) -> list[dict]:
             continue
         answers = {"workbench": judge_ours(CORPUS / run, known)}
         if rivals is not None:
-            for tool, ask in (("rldoctor", with_rldoctor), ("rlprobe", with_rlprobe)):
+            for tool, ask in RIVALS.items():
                 found = ask(CORPUS / run, rivals)
                 answers[tool] = (judge_theirs(name, known, found), found)
         for tool, (result, found) in answers.items():
@@ -208,6 +261,62 @@ def _sums() -> dict:
     }
 
 
+# --- other people's logs ------------------------------------------------------------------------------------------------------
+
+
+def on_public(corpus: Path, rivals: Path | None) -> str:
+    """Markdown: how many of the logs in a folder each tool reads and judges rightly; `expected.json` says what is right."""
+    expected = {n: want for n, want in json.loads((corpus / "expected.json").read_text()).items() if want["readable"]}
+    answers: dict[str, dict] = {"workbench": {name: _ours(corpus / name) for name in expected}}
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in expected if rivals is not None else ():
+            given = Path(scratch) / name
+            given.mkdir()
+            steps = read_logs(corpus / name)[0].steps.rename(columns={k: v[0] for k, v in NAMES.items()})
+            rows = [{k: v for k, v in row.items() if v == v} for row in steps.to_dict("records")]
+            (given / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            for tool, ask in RIVALS.items():
+                if tool != "rlprobe":  # which reads recordings of its own alone
+                    answers.setdefault(f"{tool}, the file", {})[name] = ask(corpus / name, rivals)
+                answers.setdefault(f"{tool}, our reading", {})[name] = ask(given, rivals)
+    lines = [f"| | {' | '.join(answers)} |", "|---|" + "---|" * len(answers)]
+    counts = {tool: _public_counts(expected, found) for tool, found in answers.items()}
+    for title in next(iter(counts.values())):
+        lines.append(f"| {title} | {' | '.join(of_tool[title] for of_tool in counts.values())} |")
+    return "\n".join(lines)
+
+
+def _ours(path: Path):
+    try:
+        found = [f for run in audit_run(path).runs for f in run.findings if f.verdict == "found"]
+    except WorkbenchError as error:
+        return str(error)
+    return [(f.severity, f.rule, f.advice) for f in found]
+
+
+def _public_counts(expected: dict, answers: dict) -> dict[str, str]:
+    """Title -> `N of M`, of one tool's answers."""
+    read = [name for name in expected if not isinstance(answers[name], str)]
+    faulty = [name for name, want in expected.items() if want["must_find"] or want["any_of"]]
+    healthy = [name for name in expected if name not in faulty]
+
+    def right(name: str) -> bool:
+        found = {what for _, what, _ in answers[name]} if name in read else set()
+        named = {rule for rule, same in SAME.items() if rule in found or found & set(same)}
+        want = expected[name]
+        return named >= set(want["must_find"]) and (not want["any_of"] or bool(named & set(want["any_of"])))
+
+    def have(severity: str) -> int:
+        return sum(any(of == severity for of, *_ in answers[name]) for name in healthy if name in read)
+
+    return {
+        "logs read": f"{len(read)} of {len(expected)}",
+        "faulty or flat: the cause among what is found": f"{sum(map(right, faulty))} of {len(faulty)}",
+        "healthy or short: a problem (CRITICAL)": f"{have('problem')} of {len(healthy)}",
+        "healthy or short: a warning": f"{have('warning')} of {len(healthy)}",
+    }
+
+
 # --- what it costs ------------------------------------------------------------------------------------------------------------
 
 
@@ -243,11 +352,15 @@ def _seconds(path: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--public", type=Path, help="folder of other people's logs with an expected.json")
     parser.add_argument("--no-rivals", action="store_true")
     parser.add_argument("--seed", type=int, help="only the runs of this seed")
     asked = parser.parse_args()
-    rows = on_corpus(None if asked.no_rivals else install_rivals(), asked.seed)
+    rivals = None if asked.no_rivals else install_rivals()
+    rows = on_corpus(rivals, asked.seed)
     print(tables(rows))
+    if asked.public:
+        print("\n" + on_public(asked.public, rivals))
     with tempfile.TemporaryDirectory() as scratch:
         took = costs(Path(scratch))
     print("\n" + "\n".join(f"{name}: {seconds:.1f} s" for name, seconds in took.items()))

@@ -134,6 +134,9 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("--model", metavar="MODEL", help="its folder or hub id, where PATH has no config.json")
     audit.add_argument("--limit", type=int, metavar="N", help="max_completion_length of the run")
     audit.add_argument("--stop", action="append", default=[], metavar="STRING", help="a stop string of the run")
+    audit.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the run, by TRL's name"
+    )
     audit.add_argument("--baseline", metavar="NAME", help="documented run to compare the reward with")
     audit.add_argument("--json", action="store_true", help="one JSON object a run")
     audit.add_argument("--html", type=Path, metavar="FILE", help="a page with the same, which opens without a network")
@@ -383,6 +386,7 @@ def _audit(args) -> int:
     from .audit.report import audit_paths
 
     given = {"limit": args.limit, "stops": args.stop, "model": args.model, "baseline": args.baseline}
+    given["settings"] = args.set
     return audit_paths(args.paths, as_json=args.json, page=args.html, **given)
 
 

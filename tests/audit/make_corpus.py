@@ -65,6 +65,10 @@ def rare(completions, answer, **_):
     return [float(wanted + " Then" in text) for text, wanted in zip(completions, answer, strict=True)]
 
 
+def of_the_prompt(prompts, **_):
+    return [float(len(prompt) % 3) for prompt in prompts]
+
+
 def wrong_tag(completions, **_):
     return [float("<answer>" in text) for text in completions]
 
@@ -413,6 +417,12 @@ KINDS = {
     "sparse-reward": Kind(
         "a reward that most groups never get",
         ours(reward=rare, num_generations=2, per_device_train_batch_size=4, learning_rate=1e-5),
+        "zero-gradient",
+        "equal-rewards",
+    ),
+    "zero-std-batch": Kind(
+        'each group has one reward, with scale_rewards="batch", for which frac_reward_zero_std is 0',
+        ours(reward=of_the_prompt, scale_rewards="batch", max_steps=40),
         "zero-gradient",
         "equal-rewards",
     ),

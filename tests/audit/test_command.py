@@ -1,4 +1,6 @@
 import json
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from workbench.audit.check import RULES
 from workbench.audit.report import audit_run
 from workbench.errors import ParameterError, RunError
 
+ROOT = Path(__file__).parents[2]
 HOSTILE = "\x1b]0;owned\x07<script>alert(1)</script>"
 
 
@@ -150,3 +153,41 @@ def test_the_training_of_a_classifier_is_refused(tmp_path):
     rows = [{"step": n, "loss": 0.5, "learning_rate": 1e-4} for n in range(9)] + [{"step": 9, "eval_accuracy": 0.9}]
     with pytest.raises(RunError, match="expected the log of a GRPO"):
         audit_run(state(tmp_path, rows))
+
+
+def test_a_setting_can_be_stated_and_one_that_is_unknown_is_refused(capsys, tmp_path):
+    folder = state(tmp_path, [row | {"completions/clipped_ratio": 0.9} for row in logged()])
+    assert "masked-stops" not in audit(capsys, folder)[1].split("undecidable")[0]
+    code, out, _ = audit(capsys, folder, "--set", "mask_truncated_completions=true")
+    assert (code, "PROBLEM masked-stops" in out) == (1, True)
+    assert "settings: mask_truncated_completions True" in out
+    for wrong in ("temperature=1", "num_generations=x", "mask_truncated_completions", "max_completion_length=0"):
+        code, _, err = audit(capsys, folder, "--set", wrong)
+        assert (code, f"set={wrong!r}" in err) == (2, True)
+
+
+def test_several_runs_are_a_table_first_and_what_is_alike_stands_once(capsys, tmp_path):
+    folders = [state(tmp_path / f"sick-{n}", logged(masked=True)) for n in (1, 2)]
+    _, out, _ = audit(capsys, *folders, state(tmp_path / "well", logged()))
+    first, *rows = out.splitlines()[:4]
+    assert first.split() == ["run", "verdict", "main", "cause"]
+    assert [row.split()[1:] for row in rows[:2]] == [["problem", "masked-stops"]] * 2
+    assert rows[2].split()[1:] == ["no", "problem", "false-clipping"]
+    assert out.count("PROBLEM masked-stops") == 1 and f"open in {folders[0]}, {folders[1]}" in out
+    assert "(docs" not in out and "more: docs/rules.md#masked-stops" in out
+    assert "100% of rows" in out or "% of rows left out" in out
+    assert "these rules need what is not here: mixed-groups" in " ".join(out.split())
+
+
+def test_the_page_shows_the_metric_of_the_main_finding(capsys, tmp_path):
+    sick, well = state(tmp_path / "sick", logged(masked=True)), state(tmp_path / "well", logged(reward=lambda n: 0.0))
+    audit(capsys, sick, well, "--html", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert page.count('aria-label="grad_norm"') == 1 and page.count("<polyline") == 2
+    assert '<a href="#run-2">' in page and "docs/rules.md#masked-stops" in page
+
+
+def test_the_page_of_rules_is_the_one_that_the_rules_make():
+    made = runpy.run_path(str(ROOT / "docs" / "rules.py"))["page"]()
+    assert made == (ROOT / "docs" / "rules.md").read_text(), "run python docs/rules.py"
+    assert all(f"\n## {rule.__name__.replace('_', '-')}\n" in made for rule in RULES)

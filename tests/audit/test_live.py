@@ -1,11 +1,12 @@
 """The audit as it sees a run step by step, on the bundled real runs of stock TRL."""
 
+import sys
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
-from workbench.audit.live import Warnings
+from workbench.audit.live import Warnings, raise_alerts
 from workbench.diagnostics.watch import Watch
 from workbench.logs.read import read_logs
 from workbench.packaged import packaged
@@ -19,7 +20,7 @@ def told(folder, every):
     for n in range(1, len(rows) + 1, every):
         lines = warnings(rows[:n], pd.DataFrame())
         found |= {line.split(": ")[1]: n for line in lines}
-        assert all("\n" not in line and " Do: " in line and "docs/audit.md" in line for line in lines)
+        assert all("\n" not in line and " Do: " in line and "docs/rules.md#" in line for line in lines)
     return found
 
 
@@ -49,3 +50,22 @@ def test_a_full_disk_ends_the_watch_and_not_the_training(capsys):
         watch.on_log(None, state, None, {"reward": 1.0})
         watch.on_train_end(None, state, None)
     assert "the watch is off, the training goes on: OSError" in capsys.readouterr().err
+
+
+def test_warnings_are_alerts_where_the_trainer_reports_and_one_that_fails_is_dropped(monkeypatch):
+    raised = []
+
+    def tracker(fails):
+        def alert(title, text, level):
+            if fails:
+                raise OSError("no network")
+            raised.append((title, text, level))
+
+        return SimpleNamespace(alert=alert, AlertLevel=SimpleNamespace(WARN="WARN"))
+
+    monkeypatch.setitem(sys.modules, "wandb", tracker(fails=False))
+    monkeypatch.setitem(sys.modules, "trackio", tracker(fails=True))
+    line = "step 7: collapse: The reward fell. Do: stop."
+    for report_to in ([], ["wandb", "trackio"], ["tensorboard"]):
+        raise_alerts(SimpleNamespace(args=SimpleNamespace(report_to=report_to)), [line])
+    assert raised == [("workbench: collapse", line, "WARN")]

@@ -5,6 +5,9 @@ from made_up import falling, flat, log, rising, rows
 
 from workbench.audit import rules_clipping, rules_data, rules_ends, rules_gradient, rules_learning, rules_sampler
 from workbench.audit.check import RULES, check
+from workbench.curves.documented import load_baseline
+
+PUBLISHED = np.repeat(load_baseline("unsloth-llama3.1-8b-gsm8k-grpo").curve().y, 5)  # a point is the mean of five steps
 
 STOPPED = {
     "clipped_ratio": 1.0,
@@ -94,6 +97,13 @@ CASES = [
         log(grad_norm=[0.5] * 30 + [900.0] + [0.4] * 29),
         log(grad_norm=[0.5] * 30 + [9.0] + [0.4] * 29),
         log(reward=flat),
+    ),
+    (rules_data.documented_run, log(250, reward=PUBLISHED), log(250, reward=PUBLISHED + 0.01), None),
+    (
+        rules_gradient.false_zero_std,
+        log(zero_std_share=0.0, grad_norm=np.arange(60) % 2, learning_rate=1e-5, clipped_ratio=0.1),
+        log(zero_std_share=np.arange(60) % 2, grad_norm=0.3, learning_rate=1e-5, clipped_ratio=0.1),
+        log(zero_std_share=0.0, grad_norm=0.0, learning_rate=1e-5, clipped_ratio=0.1),
     ),
     (
         rules_data.dead_rewards,
@@ -327,7 +337,7 @@ def test_the_entropy_of_completions_of_one_token_tells_nothing_of_a_mask():
         "max_length": 1.0,
         "entropy": 4.6,
     }  # a mean over masked rows
-    facts = LIMIT | {"mask_truncated": True}
+    facts = LIMIT | {"mask_truncated_completions": True}
     assert rules_ends.masked_stops(log(**one, grad_norm=0.0, zero_std_share=0.1, facts=facts)).verdict == "found"
 
 

@@ -1,5 +1,6 @@
 """What the rules say of logs as other tools write them: rounded, averaged, with a KL term, without TRL's newer metrics."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -187,3 +188,64 @@ def test_losses_that_are_no_numbers_from_the_first_step_on_are_a_problem(tmp_pat
     found = log_damage(read(tmp_path / "a.log"))
     assert (found.severity, found.cause) == ("problem", "not-finite")
     assert found.says.startswith("grad_norm is no finite number in any step; loss is no finite number in any step")
+
+
+# --- the share of equal groups where it is of the batch ------------------------------------------------------------------
+
+
+def of_the_batch(**facts):
+    """All groups equal under scale_rewards="batch": the share is 0, and so is every other gradient."""
+    metrics = {"grad_norm": np.arange(60) % 2, "learning_rate": 1e-5, "zero_std_share": 0.0, "clipped_ratio": 0.1}
+    return log(reward=flat, facts=facts, **metrics)
+
+
+def test_a_share_of_equal_groups_that_zero_gradients_contradict_is_false_and_the_cause_is_named():
+    findings = {f.rule: f for f in check(of_the_batch())}
+    assert findings["false-zero-std"].severity == "warning" and len(findings["false-zero-std"].steps) == 30
+    assert (findings["zero-gradient"].cause, findings["copies"].verdict) == ("equal-rewards", "undecidable")
+
+
+def test_where_every_gradient_is_0_the_settings_or_the_spread_tell_whose_share_it_is():
+    dead = of_the_batch()
+    dead.steps["grad_norm"] = 0.0
+    assert {f.rule: f.verdict for f in check(dead)}["false-zero-std"] == "undecidable"
+    for known in ({"scale_rewards": "batch"}, {"reward_std_of_batch": True}):
+        findings = {f.rule: f for f in check(dataclasses.replace(dead, facts=known))}
+        assert findings["false-zero-std"].verdict == "found" and findings["zero-gradient"].cause == "equal-rewards"
+
+
+def test_settings_alone_are_enough_to_disbelieve_it_and_only_a_share_of_1_is_used():
+    share = np.where(np.arange(60) < 20, 1.0, 0.0)
+    known = {"multi_objective_aggregation": "normalize_then_sum"}
+    sick = log(reward=flat, zero_std_share=share, grad_norm=np.where(share, 0, 0.3), facts=known)
+    findings = {f.rule: f for f in check(sick)}
+    assert findings["false-zero-std"].severity == "information"
+    assert findings["zero-gradient"].cause == "equal-rewards" and len(findings["zero-gradient"].steps) == 20
+
+
+def test_of_groups_it_is_believed():
+    healthy = log(
+        reward=rising, zero_std_share=np.arange(60) % 5 / 4, grad_norm=0.3, learning_rate=1e-5, clipped_ratio=0.0
+    )
+    assert {f.rule: f.verdict for f in check(healthy)}["false-zero-std"] == "not found"
+
+
+def test_advice_names_the_parameters_of_the_logs_own_framework():
+    def advised(trainer):
+        lengths = {"mean_length": 26.0, "max_length": 32.0, "clipped_ratio": 0.6}
+        cut = log(reward=flat, facts={"trainer": trainer, "max_completion_length": 32}, **lengths)
+        return {f.rule: f.advice for f in check(cut)}["true-clipping"]
+
+    assert "Raise max_completion_length" in advised("GRPOTrainer")
+    assert "Raise data.max_response_length" in advised("verl")
+
+
+@pytest.mark.parametrize("count, expected", [(3, "not found"), (20, "not-finite")])
+def test_gradients_that_are_nan_for_the_first_steps_are_lost_and_not_just_not_logged(tmp_path, count, expected):
+    lines = [
+        f"{{'loss': 0.0, 'grad_norm': {'nan' if n < count else 0.3}, 'reward': {n / 50}, 'epoch': {n / 50}}}\n"
+        for n in range(50)
+    ]
+    (tmp_path / "a.log").write_text("".join(lines))
+    found = log_damage(read(tmp_path / "a.log"))
+    assert expected in (found.cause, found.verdict) and found.is_problem is (count == 20)

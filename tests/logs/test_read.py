@@ -10,7 +10,7 @@ from workbench.audit.trends import highest_reward
 from workbench.errors import RunError
 from workbench.logs import formats
 from workbench.logs.names import canonical
-from workbench.logs.read import read_logs
+from workbench.logs.read import read, read_logs
 from workbench.logs.settings import facts_of
 
 LINE = {"loss": 0.1, "grad_norm": 0.5, "reward": 0.25, "completions/mean_length": 7.0, "completions/clipped_ratio": 0.5}
@@ -239,3 +239,50 @@ def test_the_files_of_a_model_in_the_hub_s_cache_are_links_and_are_read(tmp_path
     assert facts == ({"model_type": "gpt2", "eos_token_ids": [3]}, [])
     refused = facts_of(tmp_path / "snapshot")
     assert refused[0] == {} and "not a plain file" in refused[1][0]
+
+
+def test_settings_are_read_where_they_stand_and_no_script_is_run(tmp_path):
+    (tmp_path / "log.csv").write_text("step,reward\n" + "".join(f"{n},0.{n}\n" for n in range(9)))
+    (tmp_path / "train.py").write_text(
+        "raise SystemExit\nargs = trl.GRPOConfig('out', num_generations=4, scale_rewards='batch', beta=b)"
+    )
+    facts = read(tmp_path).facts
+    assert (facts["num_generations"], facts["scale_rewards"], facts["settings_from"]) == (4, "batch", "train.py")
+    (tmp_path / "other.py").write_text("GRPOConfig(num_generations=8, scale_rewards='batch')")
+    assert "num_generations" not in read(tmp_path).facts, "two scripts do not agree"
+    (tmp_path / "other.py").write_text("def broken(:")
+    assert read(tmp_path).facts["num_generations"] == 4
+
+
+def test_verls_printed_config_and_a_notebooks_own_cells_hold_settings(tmp_path):
+    line = "step:{} - critic/score/mean:0.5 - response_length/mean:9.0\n"
+    (tmp_path / "a.log").write_text(
+        "(main)  'data': {'max_response_length': 256,\n" + "".join(map(line.format, range(9)))
+    )
+    assert read(tmp_path / "a.log").facts["max_completion_length"] == 256
+    table = "<table><tr><th>Step</th><th>reward</th></tr>" + "".join(
+        f"<tr><td>{n}</td><td>1</td></tr>" for n in range(9)
+    )
+    cells = [{"cell_type": "code", "source": ["!pip install trl\n"], "outputs": []}]
+    shown = [{"data": {"text/html": table + "</table>"}}]
+    cells += [{"cell_type": "code", "source": "GRPOConfig(max_completion_length = 200)", "outputs": shown}]
+    (tmp_path / "b.ipynb").write_text(json.dumps({"cells": cells}))
+    assert read(tmp_path / "b.ipynb").facts["max_completion_length"] == 200
+
+
+def test_the_spread_of_the_only_reward_function_shows_that_reward_std_is_the_batchs(tmp_path):
+    rows = [
+        {"step": n, "reward": 0.1 * n, "reward_std": 0.2 + 0.01 * n, "rewards/f/mean": 0.1 * n} for n in range(1, 10)
+    ]
+    for spread, expected in ((0.2, True), (0.3, False)):
+        text = "".join(json.dumps(row | {"rewards/f/std": spread + 0.01 * row["step"]}) + "\n" for row in rows)
+        (tmp_path / "log.jsonl").write_text(text)
+        assert read(tmp_path / "log.jsonl").facts.get("reward_std_of_batch", False) is expected
+
+
+def test_two_tables_of_one_cell_are_two_runs_with_names_of_their_own(tmp_path):
+    table = "<table><tr><th>Step</th><th>reward</th></tr><tr><td>1</td><td>0.5</td></tr></table>"
+    cell = {"cell_type": "code", "source": "", "outputs": [{"data": {"text/html": table}}] * 2}
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": [cell]}))
+    names = [log.name.rpartition(": ")[2] for log in read_logs(tmp_path / "a.ipynb")]
+    assert names == ["cell 1, table 1", "cell 1, table 2"]

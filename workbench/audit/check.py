@@ -5,13 +5,14 @@ from collections.abc import Callable
 
 from ..logs.log import Log
 from . import rules_clipping, rules_data, rules_ends, rules_gradient, rules_learning, rules_sampler
-from .finding import FOUND, INFORMATION, NOT_FOUND, PROBLEM, WARNING, Finding
+from .finding import FOUND, INFORMATION, NOT_FOUND, PROBLEM, WARNING, Finding, in_words_of
 
 # Causes before what may come of them: of two problems the earlier is named first.
 RULES: tuple[Callable[[Log], Finding], ...] = (
     rules_data.log_damage,
     rules_data.reward_scale,
-    rules_clipping.false_clipping,  # first of those that ask the metrics: it may take some away
+    rules_clipping.false_clipping,  # these two before those that ask the metrics: they may take some away
+    rules_gradient.false_zero_std,
     rules_ends.masked_stops,
     rules_gradient.copies,
     rules_data.mixed_groups,
@@ -29,6 +30,7 @@ RULES: tuple[Callable[[Log], Finding], ...] = (
     rules_learning.no_learning,
     rules_learning.solved,
     rules_learning.spikes,
+    rules_data.documented_run,
     rules_data.dead_rewards,
     rules_data.duplicate_prompts,
 )
@@ -65,7 +67,8 @@ def check(log: Log) -> list[Finding]:
     findings = []
     for rule in RULES:
         finding = rule(log)
-        findings.append(finding)
+        words = {name: in_words_of(log.trainer, getattr(finding, name)) for name in ("says", "advice")}
+        findings.append(dataclasses.replace(finding, **words))
         log = log.without(finding.contradicts)
     found = {finding.rule: finding for finding in findings if finding.verdict == FOUND}
     return sorted((_explained(finding, found) for finding in findings), key=_rank)

@@ -1,6 +1,7 @@
 """What a rule says: `Finding`."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,6 +47,11 @@ class Finding:
     def is_problem(self) -> bool:
         return self.verdict == FOUND and self.severity == PROBLEM
 
+    @property
+    def more(self) -> str:
+        """Where the rule is described and shown."""
+        return f"docs/rules.md#{self.rule}" + f", notebook {self.notebook}" * bool(self.notebook)
+
     def as_json(self) -> dict:
         """The fields as strict JSON; numbers that are not finite become null."""
         return jsonable(dataclasses.asdict(self))
@@ -59,6 +65,64 @@ def absent(rule: str, says: str = "", **evidence) -> Finding:
 def unknown(rule: str, advice: str, says: str = "", **evidence) -> Finding:
     """A rule that the log cannot answer; `advice` is what would."""
     return Finding(rule, UNDECIDABLE, says, advice=advice, evidence=evidence)
+
+
+# What TRL calls a parameter or a metric -> what another trainer does.
+_WORDS = {
+    "verl": {
+        "max_completion_length": "data.max_response_length",
+        "num_generations": "actor_rollout_ref.rollout.n",
+        "learning_rate": "actor_rollout_ref.actor.optim.lr",
+        "num_iterations": "actor_rollout_ref.actor.ppo_epochs",
+        "epsilon": "actor_rollout_ref.actor.clip_ratio",
+        "epsilon_high": "actor_rollout_ref.actor.clip_ratio_high",
+        "beta": "actor_rollout_ref.actor.kl_loss_coef",
+        "max_grad_norm": "actor_rollout_ref.actor.grad_clip",
+        "loss_type='dr_grpo' or 'dapo'": "actor_rollout_ref.actor.loss_agg_mode='seq-mean-token-sum-norm' or 'token-mean'",
+        "log_completions=True": "trainer.rollout_data_dir=FOLDER",
+        "sampling/sampling_logp_difference (TRL with vLLM and importance sampling correction does)": (
+            "training/rollout_probs_diff_mean (actor_rollout_ref.rollout.calculate_log_probs=True)"
+        ),
+        "top_p=1, top_k=0 and min_p=None": "actor_rollout_ref.rollout.top_p=1 and top_k=-1",
+        "frac_reward_zero_std": "critic/advantages/min and max",
+        "completions/clipped_ratio": "response_length/clip_ratio",
+        "completions/mean_length": "response_length/mean",
+        "grad_norm": "actor/grad_norm",
+    },
+    "ms-swift": {
+        "max_completion_length": "--max_completion_length",
+        "num_generations": "--num_generations",
+        "learning_rate": "--learning_rate",
+        "num_iterations": "--num_iterations",
+        "epsilon": "--epsilon",
+        "epsilon_high": "--epsilon_high",
+        "beta": "--beta",
+        "max_grad_norm": "--max_grad_norm",
+        "log_completions=True": "--log_completions true",
+        "mask_truncated_completions=False": "--overlong_filter false",
+    },
+    "PPO": {
+        "max_completion_length": "response_length",
+        "num_iterations": "num_ppo_epochs",
+        "epsilon": "cliprange",
+        "beta": "kl_coef",
+    },
+}
+
+
+def in_words_of(trainer: str, text: str) -> str:
+    """A text with the names that a trainer gives to what TRL calls otherwise.
+
+    Example:
+        >>> in_words_of("verl", "Raise max_completion_length, or beta.")
+        'Raise data.max_response_length, or actor_rollout_ref.actor.kl_loss_coef.'
+    """
+    words = next((words for name, words in _WORDS.items() if trainer.startswith(name)), None)
+    if not words:
+        return text
+    longest_first = sorted(words, key=len, reverse=True)
+    names = r"(?<![\w/.-])(?:" + "|".join(map(re.escape, longest_first)) + r")(?![\w/])"
+    return re.sub(names, lambda match: words[match[0]], text)
 
 
 def step_ranges(steps: tuple[int, ...], most: int = 4) -> str:

@@ -1,6 +1,8 @@
 """The audit while a training runs: `watch_training` records anybody's trainer and warns at the step where a rule fires."""
 
+import contextlib
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -63,8 +65,19 @@ class Warnings:
 
 
 def _worded(finding: Finding) -> str:
-    notebook = f", notebook {finding.notebook}" if finding.notebook else ""
-    return f"{finding.rule}: {finding.says} Do: {finding.advice} More: docs/audit.md{notebook}"
+    return f"{finding.rule}: {finding.says} Do: {finding.advice} More: {finding.more}"
+
+
+def raise_alerts(trainer, lines: Sequence[str]) -> None:
+    """The lines as alerts of W&B and Trackio, where the trainer reports there; an alert that fails is dropped."""
+    for name in {"wandb", "trackio"} & set(trainer.args.report_to or ()):
+        tracker = sys.modules.get(name)  # transformers has imported it
+        if tracker is None:
+            continue
+        for line in lines:
+            with contextlib.suppress(Exception):  # of a network, or of a run that is closed
+                title = f"workbench: {line.split(': ')[1]}"
+                tracker.alert(title=title, text=line, level=tracker.AlertLevel.WARN)
 
 
 def watch_training(
@@ -73,8 +86,9 @@ def watch_training(
     """Record a TRL trainer's run for `workbench audit` and warn, while it trains, at the step where a rule fires.
 
     The run is not changed: its numbers are the same with and without. An error in the watch is told once and ends the watch,
-    never the training. The environment variable `WORKBENCH_WATCH=0` leaves it off without an edit. Where vLLM runs in the
-    trainer's process, `probe_sampler` is attached too: it logs `sampler/*` and warns where the engine is another policy.
+    never the training. Where the trainer reports to W&B or Trackio, each warning is an alert there. The environment variable
+    `WORKBENCH_WATCH=0` leaves it off without an edit. Where vLLM runs in the trainer's process, `probe_sampler` is attached
+    too: it logs `sampler/*` and warns where the engine is another policy.
 
     Args:
         trainer: TRL's GRPOTrainer or RLOOTrainer, unmodified or a child, before `train()`.
@@ -91,7 +105,14 @@ def watch_training(
     if os.environ.get("WORKBENCH_WATCH") == "0":
         return None
     folder = Path(trainer.args.output_dir) / "_watch" if out_dir is None else Path(out_dir)
-    watch = Watch(trainer, folder, Warnings(folder), tokens=tokens, every=every)
+    warnings = Warnings(folder)
+
+    def look(lines: Sequence[dict], completions: pd.DataFrame) -> list[str]:
+        said = warnings(lines, completions)
+        raise_alerts(trainer, said)
+        return said
+
+    watch = Watch(trainer, folder, look, tokens=tokens, every=every)
     if trainer.args.use_vllm and trainer.args.vllm_mode == "colocate":
         probe_sampler(trainer)
     return watch

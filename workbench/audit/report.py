@@ -9,8 +9,9 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,15 +20,41 @@ from ..curves.documented import load_baseline
 from ..errors import ParameterError, WorkbenchError
 from ..logs.log import Log
 from ..logs.read import read_logs
-from ..logs.settings import facts_of
+from ..logs.settings import PARAMETERS, facts_of, of_words
 from ..runs.secrets import hide_tokens, map_text
 from ..runs.text import one_line, printable
 from .check import check, verdict_of
-from .finding import FOUND, NOT_FOUND, UNDECIDABLE, Finding, step_ranges
+from .finding import FOUND, INFORMATION, NOT_FOUND, UNDECIDABLE, Finding, step_ranges
 from .model import measured, model_folder
 
 NO_PROBLEM, PROBLEMS, UNUSABLE = 0, 1, 2  # exit codes
 _WIDTH = 110
+_TITLES = ("run", "verdict", "main cause")
+_POINTS = 400  # of a figure
+# What whole kinds of logs never hold -> the rules that need it.
+_NEEDS = {
+    "completions": ("copies", "mixed-groups", "missing-rewards", "duplicate-prompts"),
+    "sampler against scorer log-probs": ("stale-sampler", "mismatch"),
+    "model files, or --model": ("added-token", "padding-positions"),
+    "--baseline": ("reward-scale",),
+    "the means of several reward functions": ("dead-rewards",),
+}
+# Rule, or cause -> the metric that shows it; of others the reward does.
+_SHOWS = {
+    "false-clipping": "clipped_ratio",
+    "false-zero-std": "grad_norm",
+    "masked-stops": "grad_norm",
+    "zero-gradient": "grad_norm",
+    "never-stops": "clipped_ratio",
+    "true-clipping": "clipped_ratio",
+    "stale-sampler": "logp_difference",
+    "mismatch": "logp_difference",
+    "length-runaway": "mean_length",
+    "kl-runaway": "kl",
+    "entropy": "entropy",
+    "diverged": "entropy",
+    "length": "mean_length",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +67,8 @@ class RunAudit:
         steps: logged ones.
         findings: of every rule, problems first.
         lacks: what the log does not contain, in words.
+        settings: of the run that were read with the log, in words, such as `scale_rewards batch (train.py)`.
+        curve: steps and values of the metric that shows the main finding, with its name; None where nothing was found.
     """
 
     run: str
@@ -47,6 +76,14 @@ class RunAudit:
     steps: int
     findings: tuple[Finding, ...]
     lacks: tuple[str, ...]
+    settings: str = ""
+    curve: Mapping[str, Any] | None = None
+
+    @property
+    def main(self) -> str:
+        """The main finding with its cause, or an empty string."""
+        first = next((f for f in self.findings if f.verdict == FOUND and f.severity != INFORMATION), None)
+        return first.rule + f" ({first.cause})" * bool(first.cause) if first else ""
 
     @property
     def problems(self) -> list[str]:
@@ -61,18 +98,31 @@ class RunAudit:
 
     def text(self) -> str:
         """The report as a terminal shows it: the verdict, what was found, what is open."""
-        found = [f for f in self.findings if f.verdict == FOUND]
-        lines = [f"{self.run}: {_count(found)} ({self.kind}, {self.steps} steps)"]
-        for finding in found:
-            lines += _paragraph(finding)
-        open_ = [f for f in self.findings if f.verdict == UNDECIDABLE]
-        if open_:
-            lines.append("  undecidable:")
-            lines += _wrapped([f"{f.rule}: {f.advice}" for f in open_], "    ")
-        lines.append(f"  not found: {len(self.findings) - len(found) - len(open_)} other faults")
-        if self.lacks:
-            lines += _wrapped([f"the log does not contain {', '.join(self.lacks)}"], "  ")
-        return "\n".join(lines)
+        return "\n".join([self._head(), *self._found(), *self._open()])
+
+    def _head(self) -> str:
+        settings = f"\n  settings: {self.settings}" if self.settings else ""
+        return f"{self.run}: {_count(self.findings)} ({self.kind}, {self.steps} steps){settings}"
+
+    def _found(self) -> list[str]:
+        return [line for f in self.findings if f.verdict == FOUND for line in paragraph(f)]
+
+    def _open(self) -> list[str]:
+        """What is undecidable, with what would decide it; rules that need what is not there at all take one line."""
+        left = [f for f in self.findings if f.verdict == UNDECIDABLE]
+        needs = {
+            need: here
+            for need, rules in _NEEDS.items()
+            if (here := [f for f in left if f.rule in rules and (not f.says or need in self.lacks)])
+        }
+        silent = [finding for here in needs.values() for finding in here]
+        lines = ["  undecidable:"] * (len(left) > len(silent))
+        lines += _wrapped([f"{f.rule}: {f.advice}" for f in left if f not in silent], "    ")
+        words = "; ".join(f"{', '.join(f.rule for f in here)} ({need})" for need, here in needs.items())
+        lines += _wrapped([f"these rules need what is not here: {words}"] * bool(needs), "  ")
+        absent = sum(f.verdict == NOT_FOUND for f in self.findings)
+        lines.append(f"  not found: {absent} other faults")
+        return lines + _wrapped([f"the log does not contain {', '.join(self.lacks)}"] * bool(self.lacks), "  ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,10 +155,27 @@ class AuditReport:
         """One self-contained page: nothing in it runs or loads, whatever the log says, and secrets are hidden."""
         from ..reports.page import render  # loads templates, which a report in the terminal does without
 
-        return render("audit.html.j2", title="Audit", runs=[map_text(_shown(run), hide_tokens) for run in self.runs])
+        return render(
+            "audit.html.j2",
+            title="Audit",
+            runs=[map_text(_shown(run), hide_tokens) | {"figure": _figure(run.curve)} for run in self.runs],
+        )
 
     def __str__(self) -> str:
-        return "\n\n".join(run.text() for run in self.runs)
+        """One run in full; of several a table first, then what was found, where alike once for all of them."""
+        if len(self.runs) == 1:
+            return self.runs[0].text()
+        rows = [(run.run, verdict_of(list(run.findings)), run.main) for run in self.runs]
+        wide = max(len("run"), *(len(name) for name, *_ in rows))
+        lines = [f"{name:{wide}}  {verdict:10}  {main}".rstrip() for name, verdict, main in (_TITLES, *rows)]
+        blocks: dict[str, list[str]] = {}
+        open_: dict[str, list[str]] = {}
+        for run in self.runs:
+            blocks.setdefault("\n".join(run._found()), []).append(run._head())
+            open_.setdefault("\n".join(run._open()), []).append(run.run)
+        parts = ["\n".join([*heads, *filter(None, [block])]) for block, heads in blocks.items()]
+        parts += [f"open in {_and_more(names)}\n{block}" for block, names in open_.items()]
+        return "\n\n".join(["\n".join(lines), *parts])
 
 
 def audit_run(
@@ -118,6 +185,7 @@ def audit_run(
     stops: Sequence[str] = (),
     model: str | os.PathLike | None = None,
     baseline: str | None = None,
+    settings: Sequence[str] = (),
 ) -> AuditReport:
     """Read the log of anybody's run and say what is wrong with it, why, and what the log cannot tell.
 
@@ -129,14 +197,15 @@ def audit_run(
         model: folder or hub id of the model, where the path has no config.json. Where its weights lie there, and its config
             does not tell what padding does to it, that is measured by `padding_report`: seconds for a small model.
         baseline: documented run whose reward this run's is compared with, see `load_baseline`.
+        settings: parameters of TRL that the run had, such as `["scale_rewards=batch"]`, see `logs.settings.PARAMETERS`.
 
     Raises:
-        ParameterError: a limit below 1 or below a logged length, an empty stop string, a model that neither a folder nor a hub
-            has, an unknown baseline.
+        ParameterError: a limit below 1 or below a logged length, an empty stop string, an unknown setting, a model that
+            neither a folder nor a hub has, an unknown baseline.
         RunError: nothing that can be read.
         MissingDependencyError: a TensorBoard file, without TensorBoard.
     """
-    given = _given(limit, stops)
+    given = _given(limit, stops) | of_words(settings)
     folder = None if model is None else model_folder(model)
     damage: list[str] = []
     if folder is not None:
@@ -180,10 +249,12 @@ def audit_paths(paths: Sequence[Path], *, as_json: bool = False, page: Path | No
             code = UNUSABLE
             continue
         for run in report.runs:
-            text = json.dumps(run.as_json(), allow_nan=False) if as_json else printable(hide_tokens(run.text())) + "\n"
-            print(text, flush=True)
+            if as_json:
+                print(json.dumps(run.as_json(), allow_nan=False), flush=True)
         runs += report.runs
         code = max(code, PROBLEMS if report.problems else NO_PROBLEM)
+    if runs and not as_json:
+        print(printable(hide_tokens(str(AuditReport(tuple(runs))))) + "\n", flush=True)
     if page and runs:
         from ..reports.page import write_page
 
@@ -206,7 +277,28 @@ def _audit(log: Log, folder: Path | None) -> RunAudit:
     findings = tuple(check(log))
     if folder is not None:
         findings = measured(findings, log, folder)
-    return RunAudit(log.name, log.kind, len(log.steps), findings, tuple(log.lacks))
+    known = ", ".join(f"{name} {log.facts[name]}" for name in PARAMETERS if name in log.facts)
+    where = f" ({log.facts['settings_from']})" if "settings_from" in log.facts else ""
+    lacks = tuple(log.lacks)
+    return RunAudit(
+        log.name, log.kind, len(log.steps), findings, lacks, known + where * bool(known), _curve(log, findings)
+    )
+
+
+def _curve(log: Log, findings: Sequence[Finding]) -> dict | None:
+    """The metric that shows the main finding, at most 400 points of it, and whether the finding names the step."""
+    main = next((f for f in findings if f.verdict == FOUND and f.severity != INFORMATION), None)
+    if main is None:
+        return None
+    names = (_SHOWS.get(main.cause), _SHOWS.get(main.rule), "reward")
+    name = next((n for n in names if n and log.logged(n) is not None), None)
+    values = None if name is None else log.logged(name)
+    if values is None:
+        return None
+    at = np.flatnonzero(np.isfinite(values))
+    at = at[:: -(-len(at) // _POINTS)]
+    steps = log.steps["step"].to_numpy()[at]
+    return {"metric": name, "steps": steps, "values": values[at], "named": np.isin(steps, main.steps)}
 
 
 # --- the page -------------------------------------------------------------------------------------------------------
@@ -216,13 +308,46 @@ def _shown(run: RunAudit) -> dict:
     """What the page shows of a run."""
     findings = [
         (said := finding.as_json())
-        | {"where": step_ranges(finding.steps)}
+        | {"where": step_ranges(finding.steps), "more": finding.more}
         | {"numbers": {name: _as_text(value) for name, value in (said["evidence"] | said["cost"]).items()}}
         for finding in run.findings
     ]
     by_verdict = {v: [f for f in findings if f["verdict"] == v] for v in (FOUND, UNDECIDABLE, NOT_FOUND)}
     absent = [finding["rule"] for finding in by_verdict[NOT_FOUND]]
-    return run.as_json() | {"found": by_verdict[FOUND], "open": by_verdict[UNDECIDABLE], "not_found": absent}
+    return run.as_json() | {
+        "settings": run.settings,
+        "main": run.main,
+        "found": by_verdict[FOUND],
+        "open": by_verdict[UNDECIDABLE],
+        "not_found": absent,
+    }
+
+
+def _figure(curve: Mapping[str, Any] | None):
+    """An inline drawing of a metric over the steps; the steps that the finding names are dots."""
+    from markupsafe import Markup
+
+    if curve is None or len(curve["steps"]) < 2:
+        return ""
+    x, y = curve["steps"], curve["values"]
+    across = 50 + 540 * (x - x[0]) / (x[-1] - x[0])
+    up = 140 - 120 * (y - y.min()) / (float(np.ptp(y)) or 1.0)
+    points = [f"{a:.1f},{b:.1f}" for a, b in zip(across, up, strict=True)]
+    dots = [
+        f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3"/>'
+        for a, b in zip(across[curve["named"]], up[curve["named"]], strict=True)
+    ]
+    words = [
+        (2, 144, f"{y.min():.3g}"),
+        (2, 24, f"{y.max():.3g}"),
+        (50, 158, f"step {x[0]:.0f}"),
+        (560, 158, f"{x[-1]:.0f}"),
+    ]
+    texts = "".join(f'<text x="{a}" y="{b}" font-size="12" fill="currentColor">{word}</text>' for a, b, word in words)
+    drawn = f'<polyline fill="none" stroke="currentColor" points="{" ".join(points)}"/><g fill="#c02020">{"".join(dots)}</g>'
+    says = f"{curve['metric']} over the steps" + "; dots: the steps that the finding names" * bool(dots)
+    frame = f'<svg viewBox="0 0 600 164" width="600" role="img" aria-label="{curve["metric"]}">'
+    return Markup(f"<figure>{frame}{drawn}{texts}</svg><figcaption>{says}.</figcaption></figure>")
 
 
 def _as_text(value) -> str:
@@ -245,7 +370,8 @@ def _count(findings: Sequence[Finding]) -> str:
     return main + (", ".join(words) if numbers["problem"] else ", ".join(["no problem", *words]))
 
 
-def _paragraph(finding: Finding) -> list[str]:
+def paragraph(finding: Finding) -> list[str]:
+    """The lines that a terminal shows of a finding."""
     cause = f" ({finding.cause})" if finding.cause else ""
     because = f", because of {finding.follows_from}" if finding.follows_from else ""
     lines = [f"  {finding.severity.upper()} {finding.rule}{cause}{because}"]
@@ -253,12 +379,21 @@ def _paragraph(finding: Finding) -> list[str]:
     if finding.steps:
         about.append(f"steps {step_ranges(finding.steps)}")
     if finding.cost:
-        about.append("cost: " + ", ".join(f"{name} {value:.3g}" for name, value in finding.cost.items()))
+        about.append("cost: " + ", ".join(_cost(name, value) for name, value in finding.cost.items()))
     if finding.advice and not finding.follows_from:
         about.append(f"do: {finding.advice}")
-    if finding.notebook and not finding.follows_from:
-        about.append(f"shown in notebook {finding.notebook}")
+    if not finding.follows_from:
+        about.append(f"more: {finding.more}")
     return lines + _wrapped(about, "    ")
+
+
+def _cost(name: str, value: float) -> str:
+    """Such as `100% of steps`."""
+    return f"{value:.0%} of {name.removeprefix('share of ')}" if name.startswith("share of ") else f"{name} {value:.3g}"
+
+
+def _and_more(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + f" and {len(names) - 4} more" * (len(names) > 4)
 
 
 def _wrapped(texts: Sequence[str], indent: str) -> list[str]:

@@ -41,6 +41,9 @@ def false_clipping(log: Log) -> Finding:
     All rows cut by the limit have one length, the limit, which no row exceeds. So in each step
     `mean_length >= clipped_ratio * limit >= clipped_ratio * max_length`, also for means over several steps.
 
+    Wrong where: a context shorter than prompt and limit cut the completions, each at another length. Read one completion to
+    tell.
+
     Example: half of the rows cut at 32 tokens or more cannot leave a mean of 7.
         >>> import pandas as pd
         >>> def run(mean):

@@ -1,17 +1,24 @@
 """Rules about the log itself and the rows in it: damage, groups of one prompt, repeated prompts, rewards that are missing."""
 
 import dataclasses
+from functools import cache
 
 import numpy as np
 
+from ..curves.documented import Baseline, list_baselines, load_baseline
 from ..logs.log import Log
+from ..logs.names import canonical
 from .finding import FOUND, INFORMATION, PROBLEM, WARNING, Finding, absent, unknown
 
 _OFTEN = 0.05  # share of steps; fp16 skips a step now and then
 
 
 def log_damage(log: Log) -> Finding:
-    """Whether steps are missing, twice or out of order, two runs share the file, or something could not be read."""
+    """Whether steps are missing, twice or out of order, two runs share the file, or something could not be read.
+
+    How: step numbers, or epochs where a console log has none; metrics that stop being numbers.
+    Wrong where: a log was thinned on purpose at uneven distances: its steps count as missing.
+    """
     rule, order = "log-damage", np.array(log.order)
     counted = [d for d in log.damage if "are counted" in d]  # a console log has no step numbers: that is no damage
     broken = [d for d in log.damage if d not in counted]
@@ -30,7 +37,7 @@ def log_damage(log: Log) -> Finding:
         says = f"{name} is no finite number in {lost[name].mean():.0%} of the steps: the weights may be lost from there on."
         advice = "Go back to a checkpoint before the first of these steps; lower the learning rate, or train in bf16 or fp32."
         return dataclasses.replace(_damaged(log, PROBLEM, "not-finite", says, advice), steps=log.at(lost[name]))
-    if never := [d for d in log.damage if d.endswith("in any step")]:
+    if never := [d for d in log.damage if "is no finite number in" in d]:
         says = (
             "; ".join(never) + ": the weights were lost before the first step ended, or the metric cannot be trusted."
         )
@@ -72,7 +79,12 @@ def _damaged(log: Log, severity: str, cause: str, says: str, advice: str) -> Fin
 
 
 def mixed_groups(log: Log) -> Finding:
-    """Whether rows of a group have different prompts: then rewards of different tasks are compared."""
+    """Whether rows of a group have different prompts: then rewards of different tasks are compared.
+
+    How: completions in the order of the log; num_generations from the settings, the prompts, or advantages that add up to
+    0.
+    Wrong where: another program wrote the completions in another order.
+    """
     rule = "mixed-groups"
     if not log.grouped:
         return absent(rule, "This trainer does not compare groups.")
@@ -101,7 +113,11 @@ def mixed_groups(log: Log) -> Finding:
 
 
 def reward_scale(log: Log) -> Finding:
-    """Whether rewards lie outside the range of the documented curve that the run is compared with: another scale or sign."""
+    """Whether rewards lie outside the range of the documented curve that the run is compared with: another scale or sign.
+
+    How: every logged reward against the range that `data/baselines` states for the run of `--baseline`.
+    Wrong where: the run's reward function is another one on purpose.
+    """
     rule, reward, documented = "reward-scale", log.metric("reward"), log.facts.get("documented")
     if documented is None or reward is None:
         return unknown(rule, "Name the documented run to compare with: --baseline NAME.")
@@ -124,8 +140,46 @@ def reward_scale(log: Log) -> Finding:
     )
 
 
+def documented_run(log: Log) -> Finding:
+    """Whether the numbers are those of a run that somebody has published: information, it is that run, or a copy of its log.
+
+    How: the points of each curve in `data/baselines`, which are means over some steps, against the same means of the log: 8
+    points and more, not all of one value, of which 95% agree in three digits.
+    Wrong where: a run was repeated with the same seed and software, and gave the same numbers.
+    """
+    rule, steps = "documented-run", log.steps["step"].to_numpy()
+    for baseline in _published():
+        for metric, column in canonical(baseline.curves).items():
+            values, curve = log.logged(column), baseline.curve(metric)
+            if values is None or curve.axis != "step" or np.nanstd(curve.y) == 0:
+                continue
+            half = (curve.span or 1) / 2 if curve.at == "centre" else 0.25
+            near = [values[np.abs(steps - x) < half] for x in curve.x]
+            means = np.array([of_point.mean() if len(of_point) else np.nan for of_point in near])
+            there = ~np.isnan(means)
+            same = np.isclose(means[there], curve.y[there], rtol=1e-3, atol=1e-4 * np.nanstd(curve.y))
+            if there.sum() >= 8 and same.mean() >= 0.95:
+                return Finding(
+                    rule,
+                    FOUND,
+                    f"This is a documented run: {baseline.title} ({baseline.source}).",
+                    evidence={"name": baseline.name, "metric": metric, "points that agree": int(same.sum())},
+                    advice=f"Compare other runs with it: --baseline {baseline.name}.",
+                )
+    return absent(rule, "No published run has these numbers.")
+
+
+@cache
+def _published() -> tuple[Baseline, ...]:
+    return tuple(map(load_baseline, list_baselines()))
+
+
 def duplicate_prompts(log: Log) -> Finding:
-    """Whether a batch holds a prompt in more than one group: information, today's TRL deals with it."""
+    """Whether a batch holds a prompt in more than one group: information, today's TRL deals with it.
+
+    How: prompts of the completions of a step.
+    Wrong where: the data repeat prompts on purpose.
+    """
     rule = "duplicate-prompts"
     if not log.grouped:
         return absent(rule, "This trainer does not compare groups.")
@@ -155,7 +209,11 @@ def duplicate_prompts(log: Log) -> Finding:
 
 
 def dead_rewards(log: Log) -> Finding:
-    """Whether one of several reward functions gave the same in every step: information, it teaches nothing."""
+    """Whether one of several reward functions gave the same in every step: information, it teaches nothing.
+
+    How: `rewards/<f>/mean` over 8 steps and more.
+    Wrong where: a function guards against what never happens: then it is right that it never varies.
+    """
     rule, constant = "dead-rewards", log.facts.get("constant_rewards")
     if constant is None:
         return unknown(rule, "Log the mean of each reward function over 8 steps or more, as TRL does.")
@@ -179,7 +237,12 @@ def _reused(log: Log) -> np.ndarray:
 
 
 def missing_rewards(log: Log) -> Finding:
-    """Whether rows or steps have no reward at all: their advantage is zero, and means hide it."""
+    """Whether rows or steps have no reward at all: their advantage is zero, and means hide it.
+
+    How: completions without a reward, or steps without one that did not reuse completions. The mean of a step leaves such
+    completions out, so without completions it is undecidable.
+    Wrong where: the reward function leaves out completions on purpose.
+    """
     rule, reward, table = "missing-rewards", log.logged("reward"), log.completions
     rows = None
     if table is not None and "reward" in table:

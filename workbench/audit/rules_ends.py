@@ -14,13 +14,15 @@ def masked_stops(log: Log) -> Finding:
     """Whether rows that stopped were left out of the loss as truncated: all rows of a step clipped, and no token in the loss.
 
     Looks at the logged clipped ratio even where it is false, because the mask follows it.
+
+    Wrong where: another mask, such as a tool's, takes all tokens of a step out of the loss.
     """
     rule, false, logged = "masked-stops", false_clipping(log), log.logged("clipped_ratio")
     if false.verdict != FOUND or logged is None:
         if false.verdict == "not found":
             return absent(rule, "No row that stopped counts as truncated.")
         return unknown(rule, false.advice, "It is open whether rows that stopped count as truncated.")
-    known, norm = log.facts.get("mask_truncated"), log.logged("grad_norm")
+    known, norm = log.facts.get("mask_truncated_completions"), log.logged("grad_norm")
     dead, alive = steps_full_of_clipped_rows(log)
     if known is False or alive.any():
         return absent(rule, "Rows that count as truncated are in the loss: steps full of them have a gradient.")
@@ -56,7 +58,7 @@ def steps_full_of_clipped_rows(log: Log) -> tuple[np.ndarray, np.ndarray]:
 
     Two things tell: the gradient, where rewards differ within groups, and the entropy, a mean over the tokens in the loss.
     """
-    logged, norm, equal = log.logged("clipped_ratio"), log.logged("grad_norm"), log.logged("zero_std_share")
+    logged, norm, equal = log.logged("clipped_ratio"), log.logged("grad_norm"), log.metric("zero_std_share")
     none = np.zeros(len(log.steps), bool)
     if logged is None or norm is None:
         return none, none
@@ -73,7 +75,12 @@ def steps_full_of_clipped_rows(log: Log) -> tuple[np.ndarray, np.ndarray]:
 
 
 def true_clipping(log: Log) -> Finding:
-    """Whether many rows really run into the length limit: a problem where half of them do and the reward does not rise."""
+    """Whether many rows really run into the length limit: a problem where half of them do and the reward does not rise.
+
+    How: recorded finish reasons, or a clipped ratio that nothing contradicts, in the last quarter. A problem only where
+    half are cut and the reward neither rises nor is at its highest.
+    Wrong where: the completions that are cut had given their answer before.
+    """
     rule, true = "true-clipping", cut_rows(log)
     true = log.metric("clipped_ratio") if true is None else true
     if true is None:
@@ -101,7 +108,12 @@ def true_clipping(log: Log) -> Finding:
 
 
 def never_stops(log: Log) -> Finding:
-    """Whether completions run on to the limit whatever is sampled: more than one EOS in a completion, or all of them cut."""
+    """Whether completions run on to the limit whatever is sampled: more than one EOS in a completion, or all of them cut.
+
+    How: EOS tokens per completion (PPO, where padding is another token), or a share of 1 of completions that are cut. Where
+    all count as cut and nothing tells whether that is true, it is a warning: each of the causes is a fault.
+    Wrong where: completions are meant to fill the limit.
+    """
     rule, eos, episodes = "never-stops", log.logged("eos_tokens"), log.logged("episodes")
     if eos is not None and episodes is not None:
         rows = np.diff(episodes, prepend=0.0)
@@ -171,7 +183,11 @@ def _runs_on(log: Log, where: np.ndarray, says: str, evidence: dict) -> Finding:
 
 
 def added_token(log: Log) -> Finding:
-    """Whether a stop id is missing from the saved tokenizer: an engine that loads that tokenizer cannot know the stop."""
+    """Whether a stop id is missing from the saved tokenizer: an engine that loads that tokenizer cannot know the stop.
+
+    How: ids of `generation_config.json` against those of `tokenizer.json`.
+    Wrong where: the engine loads its tokenizer from elsewhere.
+    """
     rule, ids = "added-token", log.facts.get("tokenizer_ids")
     stops = [*log.facts.get("eos_token_ids", ()), *log.facts.get("stop_token_ids", ())]
     if not ids or not stops:

@@ -5,22 +5,26 @@ import pandas as pd
 
 from ..logs.log import Log
 from .finding import FOUND, INFORMATION, PROBLEM, WARNING, Finding, absent, unknown
-from .trends import highest_reward, rises, zero_rate
+from .trends import LEAST, highest_reward, rises, zero_rate
 
 _FEW, _MANY, _HALF = 0.05, 0.2, 0.5  # share of steps
 _SHORT = 40  # steps
+_OF_BATCH = (("scale_rewards", "batch"), ("multi_objective_aggregation", "normalize_then_sum"))
 
 
 def equal_groups(log: Log) -> np.ndarray | None:
     """Share of groups at each step whose rewards are all equal, (N,), as logged or from the completions.
 
-    Where only the spread of the rewards is logged, or verl's advantages, it is 1 where all groups are equal, and else 0.
+    Where only the spread of the rewards is logged, or verl's advantages, it is 1 where all groups are equal, and else 0. A
+    share that is of the batch is used where it is 1: then all of them are.
     """
     logged = log.metric("zero_std_share")
     if logged is not None:
         return logged
     if log.groups is not None and "rewards" in log.groups:
         return _share(log, log.groups["step"], log.groups["rewards"] <= 1)
+    if (of_batch := log.logged("zero_std_share")) is not None:
+        return np.where(of_batch >= 1 - 1e-6, 1.0, np.nan) if np.nanmax(of_batch) >= 1 - 1e-6 else None
     spread = log.metric("reward_std")
     for low, high in (("advantage_min", "advantage_max"), ("score_min", "score_max")):
         lowest, highest = log.metric(low), log.metric(high)
@@ -44,11 +48,75 @@ def _share(log: Log, steps: pd.Series, groups: pd.Series) -> np.ndarray | None:
     return None if np.isnan(share).all() else share
 
 
+def false_zero_std(log: Log) -> Finding:
+    """Whether the logged share of groups with equal rewards is of groups at all.
+
+    TRL compares the standard deviation that it scales with to 0. With scale_rewards="batch" and with
+    multi_objective_aggregation="normalize_then_sum" that is the batch's: the share is 0 even where all groups are equal. Four
+    things tell: completions; a gradient of exactly 0 while rewards are said to differ, in the same run as other gradients;
+    the same where `reward_std` is the batch's too; and the settings, by which the share is not believed.
+
+    Wrong where: the batch has one group only: its deviation is the group's, and the share is right after all.
+    """
+    rule, logged = "false-zero-std", log.logged("zero_std_share")
+    if logged is None:
+        return absent(rule, "No share of equal groups is logged, so none is false.")
+    setting = next((f"{name}={value!r}" for name, value in _OF_BATCH if log.facts.get(name) == value), "")
+    norm, rate, clipped = log.metric("grad_norm"), log.metric("learning_rate"), log.logged("clipped_ratio")
+    true, table = None, log.completions
+    if log.groups is not None and log.sure_of_groups and log.each_step and table is not None:
+        whole = "reward" in table and not table["reward"].isna().any()
+        true = None if not whole else _share(log, log.groups["step"], log.groups["rewards"] <= 1)
+    if true is not None:
+        wrong, why = np.nan_to_num(true - logged) > 0.005, f"it is {np.nanmean(true):.0%} in the completions"
+    else:
+        wrong = np.zeros(len(logged), bool)
+        of_one_number = bool(np.isin(logged, (0, 1)).all())  # as a batch's is
+        if norm is not None and rate is not None and clipped is not None and of_one_number:
+            wrong = (norm == 0) & (rate > 0) & (clipped < 1 - 1e-6) & (logged == 0)
+        known = (
+            bool(setting) or log.facts.get("reward_std_of_batch") or (norm is not None and bool(np.nanmax(norm) > 0))
+        )
+        if log.trainer in ("verl", "ms-swift") or not log.each_step:
+            wrong &= False
+        if _often(wrong) and not known:
+            return unknown(
+                rule,
+                "Say how rewards are scaled, such as --set scale_rewards=batch; else see whether the training engine, such as "
+                "DeepSpeed, loses the gradient.",
+                "No group is said to be equal, and every gradient is 0.",
+            )
+        why = f"the gradient is exactly 0 in {wrong.mean():.0%} of the steps, at a learning rate above 0"
+    if not _often(wrong):
+        wrong &= False
+    if not wrong.any() and not setting:
+        return absent(rule, "Nothing contradicts the share of equal groups.")
+    because = setting or "as with scale_rewards='batch'"
+    says = f"frac_reward_zero_std says that {np.nanmean(logged):.0%} of the groups have equal rewards. "
+    says += f"That is wrong: {why}." if wrong.any() else "It is not believed: it is of the whole batch."
+    return Finding(
+        rule,
+        FOUND,
+        f"{says} TRL takes it from the standard deviation that it scales with, the batch's ({because}).",
+        severity=WARNING if wrong.any() else INFORMATION,
+        steps=log.at(wrong),
+        evidence={"logged share": float(np.nanmean(logged)), "steps that contradict it": int(wrong.sum())},
+        advice="Count equal groups from the completions (log_completions=True), or scale rewards by group.",
+        contradicts=("zero_std_share",),
+    )
+
+
+def _often(where: np.ndarray) -> bool:
+    return bool(where.mean() >= _MANY and where.sum() >= LEAST)
+
+
 def copies(log: Log) -> Finding:
     """Whether each group is one completion, copied: from the first steps on, by a policy that is not sure of itself.
 
     A policy that has learned one answer repeats it too, but not from the start. Where the entropy is near zero from the
     start, nothing tells the two apart.
+
+    Wrong where: the task has one short answer that the policy knew from the start.
     """
     rule, same = "copies", same_texts(log)
     if not log.grouped:
@@ -92,7 +160,13 @@ def copies(log: Log) -> Finding:
 
 
 def zero_gradient(log: Log) -> Finding:
-    """Which steps had a gradient of zero, and why: `masked`, `copies`, `equal-rewards`, `learning-rate`, `clip`."""
+    """Which steps had a gradient of zero, and why: `masked`, `copies`, `equal-rewards`, `learning-rate`, `clip`.
+
+    How: the gradient norm with the other metrics of the step. Equal rewards, which a KL term hides from the gradient, are a
+    problem only in half of the steps and where the reward neither rises nor is at its highest. A rate printed as 0.000 is
+    not taken for 0.
+    Wrong where: a step is counted whose gradient was logged for the last of several micro-steps.
+    """
     rule, norm, equal = "zero-gradient", log.metric("grad_norm"), equal_groups(log)
     if norm is None and equal is None:
         return unknown(rule, "Log grad_norm or frac_reward_zero_std.")
@@ -140,6 +214,10 @@ def _causes(log: Log, dead: np.ndarray, equal: np.ndarray | None) -> dict[str, n
     if equal is not None:
         take("masked", none if clipped is None else (clipped >= 1 - 1e-6))
         take("clip", none if region is None else (region >= 0.999))
+    if "zero_std_share" in log.disputed:  # without a mask and a clip, nothing else makes the gradient exactly 0
+        equal_too = none if clipped is None else (clipped < 1 - 1e-6)
+        found["equal-rewards"] |= left & equal_too
+        left &= ~equal_too
     take("unknown", ~none)
     return found
 

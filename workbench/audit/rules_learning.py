@@ -10,7 +10,11 @@ _SURE = 40  # steps from which a flat reward says something
 
 
 def solved(log: Log) -> Finding:
-    """Whether the reward is at its highest in the last quarter: information, further steps teach little."""
+    """Whether the reward is at its highest in the last quarter: information, further steps teach little.
+
+    How: the settings, or rewards of only 0 and 1.
+    Wrong where: the reward can be had without solving the task.
+    """
     rule, reward, top = "solved", log.metric("reward"), highest_reward(log)
     if reward is None:
         return unknown(rule, "Log the reward.")
@@ -35,7 +39,11 @@ def solved(log: Log) -> Finding:
 
 
 def no_learning(log: Log) -> Finding:
-    """Whether the reward of a long enough run did not change: a warning, since a flat curve is no proof of a fault."""
+    """Whether the reward of a long enough run did not change: a warning, since a flat curve is no proof of a fault.
+
+    How: a 95% interval of the change, from 40 steps on; a constant reward or a rate of 0 is a problem.
+    Wrong where: the run is too short for its learning rate: a flat curve is no proof of a fault.
+    """
     rule, reward = "no-learning", log.metric("reward")
     rate, idle = log.metric("learning_rate"), zero_rate(log)
     if rate is not None and idle is not None and len(rate) > 2 and idle[1:].any() and not np.nansum(rate[1:]):
@@ -88,7 +96,12 @@ def _is_constant(reward: np.ndarray) -> bool:
 
 
 def collapse(log: Log) -> Finding:
-    """Whether the reward fell, over the run or from its peak, or the entropy vanished while the task is not solved."""
+    """Whether the reward fell, over the run or from its peak, or the entropy vanished while the task is not solved.
+
+    How: a 99% interval of the change of the reward; completions below a twentieth of their length; entropy below 5% of its
+    start, or three times as much and a nat more.
+    Wrong where: the data become harder on purpose, as in a curriculum.
+    """
     rule, reward = "collapse", log.metric("reward")
     fall = None if ends_at_the_top(log) else _fall(reward)
     if fall is not None:
@@ -166,7 +179,11 @@ def _fall(reward: np.ndarray | None):
 
 
 def kl_runaway(log: Log) -> Finding:
-    """Whether the policy leaves the reference for nothing: the KL grew tenfold, and no rise of the reward is sure."""
+    """Whether the policy leaves the reference for nothing: the KL grew tenfold, and no rise of the reward is sure.
+
+    How: medians of the first and the last quarter: tenfold, and above 0.5 nats.
+    Wrong where: the reward is too noisy to show a rise that is there.
+    """
     rule, kl, reward = "kl-runaway", log.metric("kl"), log.metric("reward")
     if kl is None:
         return unknown(rule, "Log kl: TRL does where beta is above 0.")
@@ -192,7 +209,11 @@ def kl_runaway(log: Log) -> Finding:
 
 
 def spikes(log: Log) -> Finding:
-    """Steps whose gradient norm or KL is a hundred times the usual one: information, gradients are clipped and runs recover."""
+    """Steps whose gradient norm or KL is a hundred times the usual one: information, gradients are clipped and runs recover.
+
+    How: steps a hundred times above the median, and above 10.
+    Wrong where: the usual value is nearly 0, as at the start of a warm-up.
+    """
     rule, found = "spikes", {}
     for name in ("grad_norm", "kl"):
         values = log.metric(name)
@@ -218,7 +239,11 @@ def spikes(log: Log) -> Finding:
 
 
 def length_runaway(log: Log) -> Finding:
-    """Whether completions at least doubled in length while the reward did not rise."""
+    """Whether completions at least doubled in length while the reward did not rise.
+
+    How: 99% intervals of the changes of length and reward.
+    Wrong where: the task pays for long reasoning later than the log goes.
+    """
     rule, length, reward = "length-runaway", log.metric("mean_length"), log.metric("reward")
     found = change(length)
     if found is None or length is None:

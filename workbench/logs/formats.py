@@ -5,7 +5,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from ..errors import MissingDependencyError, RunError
 from ..runs.files import open_plain
 from ..runs.text import one_line
 from .names import canonical, of_reinforcement_learning, plain
+from .settings import of_sources
 
 EXPECTED = (
     "trainer_state.json, what TRL or verl printed, a saved notebook, JSON or JSON lines with an object a step, a CSV with a "
@@ -27,14 +28,20 @@ _LARGEST = {"CSV": 512_000_000, "JSON": 100_000_000}  # bytes
 _LONGEST_LINE = 1_000_000  # bytes of a line of JSON that is parsed; longer ones are skipped
 _BLOCK = 8_000_000  # bytes of console output searched at a time
 _LONGEST_STEP = 20_000  # bytes of a line of verl that a terminal broke into several
+_OTHERS = 1_000  # printed dicts that are no steps, from which on they are not looked at
+_WARM_UP = 8  # steps
 _PATIENCE = 1_000  # lines of JSON without a metric of reinforcement learning, then the file is data and no log
 
 _NUMBER = r"-?(?:\d{1,40}\.?\d{0,40}(?:[eE][+-]?\d{1,4})?|(?i:nan|inf(?:inity)?))"
 _DICT = re.compile(rb"\{\s{0,9}['\"][^{}]{1,20000}\}")
+_STEP = re.compile(
+    rb"\{[^{}]{0,20000}['\"](?:loss|train_runtime|objective/|eval_)[^{}]{1,20000}\}"
+)  # the same of a trainer
 _ENTRY = re.compile(
     rf"""['"]([^'"]{{1,100}})['"]:\s{{0,99}}['"]?(?:[\w.]{{1,20}}\()?({_NUMBER})(?:/\d+)?\)?['"]?\s{{0,99}}[,}}]"""
 )
 _VERL = re.compile(rb"step:(\d{1,12}) - ([^\r\n]+)")
+_CONFIG = re.compile(rb"'max_response_length': (\d{1,9})")  # of verl, printed before its first step
 _METRIC = re.compile(rf"(\S{{1,200}}):(?:[\w.]{{1,20}}\()?({_NUMBER})\)?")
 _COLOURS = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 _NESTED = ("data", "metrics", "logs")  # where verl's file logger and others put the metrics of a line
@@ -51,6 +58,7 @@ class Found(NamedTuple):
     damage: Sequence[str] = ()
     notes: Sequence[str] = ()
     trainer: str | None = None
+    settings: Mapping[str, Any] = {}  # as they stand in the log itself, under TRL's names
 
 
 def runs_in(path: Path, source: str) -> list[Found]:
@@ -155,10 +163,14 @@ def _lost(rows: Sequence[dict]) -> list[str]:
     names = {name for row in rows for name in row}
     known = {column: name for column, name in canonical(names).items() if name in ("loss", "grad_norm", "reward")}
     values = {name: [row[column] for row in rows if column in row] for column, name in known.items()}
-    gone = [
-        n for n, v in values.items() if len(v) > 1 and all(isinstance(x, float) and not math.isfinite(x) for x in v)
-    ]
-    return [f"{name} is no finite number in any step" for name in sorted(gone)]
+    gone = []
+    for name, logged in sorted(values.items()):
+        count = next((n for n, x in enumerate(logged) if not isinstance(x, float) or math.isfinite(x)), len(logged))
+        if count == len(logged) > 1:
+            gone.append(f"{name} is no finite number in any step")
+        elif count >= _WARM_UP:  # fp16 finds its scale in fewer
+            gone.append(f"{name} is no finite number in the first {count} steps")
+    return gone
 
 
 def _split(found: Found) -> list[Found]:
@@ -311,7 +323,10 @@ def _printed(blocks, source: str) -> Found:
     rows: list[dict] = []
     verl: list[dict] = []
     others: dict[tuple, int] = {}
+    limits: set[bytes] = set()
     for block in blocks:
+        if not verl:
+            limits |= set(_CONFIG.findall(block))
         for match in _VERL.finditer(block):
             if block[match.start() - 1 : match.start()] not in (b"_", b"/") and (
                 row := _verl_row(_unwrapped(block, match))
@@ -319,7 +334,7 @@ def _printed(blocks, source: str) -> Found:
                 verl.append(row | {"step": float(match[1])})
         if verl:
             continue
-        for match in _DICT.findall(block):
+        for match in (_DICT if sum(others.values()) < _OTHERS else _STEP).findall(block):
             entries = _ENTRY.findall(match.decode("utf-8", "replace"))
             row = {name: float(value) for name, value in entries}
             if _of_a_trainer(row):
@@ -329,18 +344,22 @@ def _printed(blocks, source: str) -> Found:
                 if key in others or len(others) < 100:
                     others[key] = others.get(key, 0) + 1
     if verl:
-        return Found("verl console log", _steps(verl), trainer="verl")
+        settings = (
+            {"max_completion_length": int(next(iter(limits))), "settings_from": "the log"} if len(limits) == 1 else {}
+        )
+        return Found("verl console log", _steps(verl), trainer="verl", settings=settings)
     if any("epoch" in row for row in rows):  # which every Trainer logs, and a dict of the user's own seldom has
         rows = [row for row in rows if "epoch" in row]
     count = sum(others.values())
+    number = f"{count}" + " and more" * (count >= _OTHERS)
     if not rows:
         most = max(others, key=others.__getitem__, default=())
-        seen = f"; {count} other dicts are, such as {{{', '.join(map(repr, most[:6]))}}}" if others else ""
+        seen = f"; {number} other dicts are, such as {{{', '.join(map(repr, most[:6]))}}}" if others else ""
         raise RunError(
             f"{source}: no line like {{'loss': 0.1, 'reward': 0.5}} or `step:1 - critic/score/mean:0.5` is in it{seen}; "
             f"expected {EXPECTED}"
         )
-    notes = [f"{count} printed dicts that are no steps of a trainer are left out"] * (count > 0)
+    notes = [f"{number} printed dicts that are no steps of a trainer are left out"] * (count > 0)
     return Found("console log", _steps(rows), notes=notes)
 
 
@@ -410,6 +429,8 @@ class _HtmlTables(HTMLParser):
 def _notebook(cells: list, source: str) -> list[Found]:
     """The tables that a Trainer shows in a notebook, or what was printed there."""
     runs, texts, outputs = [], [], 0
+    settings = of_sources(_text(c.get("source")) for c in cells if isinstance(c, dict) and c.get("cell_type") == "code")
+    settings |= {"settings_from": "the notebook"} if settings else {}
     for number, cell in enumerate(cells, 1):
         kept = cell.get("outputs") if isinstance(cell, dict) else None
         for output in kept if isinstance(kept, list) else ():
@@ -421,11 +442,16 @@ def _notebook(cells: list, source: str) -> list[Found]:
             texts += [_text(output.get("text")), _text(data.get("text/plain"))]
             page = _text(data.get("text/html"))
             if "<th" in page:
-                runs += [Found("notebook", t, f"cell {number}") for t in _html_steps(page)]
+                runs += [Found("notebook", t, f"cell {number}", settings=settings) for t in _html_steps(page)]
+    if len(runs) == 1:
+        return [runs[0]._replace(label="")]
     if runs:
-        return runs if len(runs) > 1 else [runs[0]._replace(label="")]
+        labels = [run.label for run in runs]
+        twice = [f", table {labels[: n + 1].count(x)}" * (labels.count(x) > 1) for n, x in enumerate(labels)]
+        return [run._replace(label=run.label + more) for run, more in zip(runs, twice, strict=True)]
     try:
-        return [_printed(["\n".join(texts).encode("utf-8", "replace")], source)._replace(kind="notebook")]
+        run = _printed(["\n".join(texts).encode("utf-8", "replace")], source)
+        return [run._replace(kind="notebook", settings={**settings, **run.settings})]
     except RunError as error:
         raise RunError(
             f"{source}: a notebook of {len(cells)} cells with {outputs} saved outputs; none is a table of steps with a reward, "

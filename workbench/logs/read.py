@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ..errors import RunError
@@ -21,7 +22,7 @@ from .completions import completions_table, last_trainer_state, read_completions
 from .formats import EXPECTED, Found, runs_in
 from .log import Log
 from .names import canonical, steps_table
-from .settings import facts_of
+from .settings import facts_of, of_scripts
 
 _MOST_UNPACKED = 1_000_000_000  # bytes of a .gz, or of standard input
 _MOST_RATIO = 200  # unpacked to packed bytes: text is packed 5 to 50 times
@@ -196,7 +197,9 @@ def _log(
     functions = _functions(run.table)
     completions = None if recorded is None else completions_table(recorded)
     known: dict[str, Any] = {"trainer": run.trainer} if run.trainer else {}
-    known |= {"reward_functions": len(functions), **_constant(run.table), **(facts or {})}
+    known |= {"reward_functions": len(functions), **_constant(run.table)}
+    known |= {"reward_std_of_batch": True} if _of_batch(run.table) else {}
+    known |= {**of_scripts(source.parent), **run.settings, **(facts or {})}
     name += f": {run.label}" * bool(run.label)
     return Log(name, run.kind, steps, order, completions, known, (*run.damage, *damage, *wrong), notes=tuple(run.notes))
 
@@ -206,6 +209,17 @@ def _functions(table: pd.DataFrame) -> dict[str, Any]:
     found = {column: _REWARD.fullmatch(str(column)) for column in table}
     known = {"reward", *canonical(map(str, table.columns))}
     return {m[1]: c for c, m in found.items() if m and str(c) not in known and not m[1].endswith(("/std", "/ std"))}
+
+
+def _of_batch(table: pd.DataFrame) -> bool:
+    """Whether the logged `reward_std` is the one of the whole batch: that of the only reward function, which always is."""
+    functions, columns = _functions(table), {str(c): c for c in table}
+    one = [columns.get(f"{prefix}rewards/{next(iter(functions), '')}/std") for prefix in ("", "train/")]
+    spread, batch = columns.get("reward_std", columns.get("train/reward_std")), one[0] or one[1]
+    if len(functions) != 1 or spread is None or batch is None:
+        return False
+    values = table[[spread, batch]].apply(pd.to_numeric, errors="coerce").dropna()
+    return len(values) >= _LEAST and values.to_numpy().any() and bool(np.allclose(*values.to_numpy().T, rtol=1e-3))
 
 
 def _constant(table: pd.DataFrame) -> dict[str, dict]:

@@ -1,12 +1,25 @@
-"""What the settings of a run are, from the JSON files that lie beside its log; nothing is unpickled."""
+"""What the settings of a run are, from files next to its log, a script among them; nothing is unpickled and nothing run."""
 
+import ast
+import contextlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import RunError
-from ..runs.files import checkpoints, read_json
+from ..errors import ParameterError, RunError
+from ..runs.files import checkpoints, read_json, read_text
 
-_TYPES = {"model_type": str, "num_generations": int, "max_completion_length": int}
+# Parameters of TRL that the rules use.
+PARAMETERS: dict[str, type] = {
+    "num_generations": int,
+    "max_completion_length": int,
+    "mask_truncated_completions": bool,
+    "scale_rewards": str,
+    "multi_objective_aggregation": str,
+}
+_TYPES = {"model_type": str, **PARAMETERS}
+_CONFIGS = ("GRPOConfig", "RLOOConfig")
+_MOST_SCRIPTS, _LONGEST_SCRIPT = 20, 1_000_000  # of a folder; bytes
 _ROTARY = {"rope_theta", "rope_parameters", "rope_scaling", "rotary_dim"}  # of which a model's config has one
 
 
@@ -41,6 +54,71 @@ def facts_of(folder: Path, *, links: bool = False) -> tuple[dict[str, Any], list
         "tokenizer_file": str(model / "tokenizer.json") if tokenizer else None,
     }
     return {name: known for name, known in facts.items() if _fits(name, known)}, damage
+
+
+def of_scripts(folder: Path) -> dict[str, Any]:
+    """The parameters that scripts in a folder give to TRL's config, as `of_sources`; `settings_from` names the scripts."""
+    found: dict[str, dict] = {}
+    for path in sorted(folder.glob("*.py"))[:_MOST_SCRIPTS]:
+        with contextlib.suppress(RunError, OSError):
+            if path.stat().st_size <= _LONGEST_SCRIPT and (known := of_sources([read_text(path)])):
+                found[path.name] = known
+    agreed = _agreed(found.values())
+    return agreed | {"settings_from": ", ".join(found)} if agreed else {}
+
+
+def of_sources(sources: Iterable[str]) -> dict[str, Any]:
+    """The parameters that calls of TRL's config give as plain values, where all calls agree.
+
+    Args:
+        sources: Python text, of a script or of the cells of a notebook. It is parsed, and never run.
+
+    Example:
+        >>> of_sources(["!pip install trl", "args = GRPOConfig(num_generations=8, scale_rewards=True, beta=b)"])
+        {'num_generations': 8, 'scale_rewards': 'group'}
+    """
+    calls = []
+    for source in sources:
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            for node in ast.walk(ast.parse(source)):
+                if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _CONFIGS:
+                    given = {k.arg: k.value.value for k in node.keywords if isinstance(k.value, ast.Constant)}
+                    calls.append({n: _as_in_trl(n, v) for n, v in given.items() if n in PARAMETERS})
+    return {name: value for name, value in _agreed(calls).items() if _fits(name, value)}
+
+
+def _agreed(several: Iterable[dict]) -> dict[str, Any]:
+    several = list(several)
+    return {n: v for n, v in (several[0] if several else {}).items() if all(known.get(n) == v for known in several)}
+
+
+def _as_in_trl(name: str, value):
+    """`scale_rewards=True`, which TRL takes too, is "group"."""
+    return {True: "group", False: "none"}.get(value, value) if name == "scale_rewards" else value
+
+
+def of_words(words: Sequence[str]) -> dict[str, Any]:
+    """Settings as a user states them, such as `mask_truncated_completions=true`.
+
+    Raises:
+        ParameterError: no parameter that a rule uses, or not a value of it.
+
+    Example:
+        >>> of_words(["mask_truncated_completions=true", "num_generations=8"])
+        {'mask_truncated_completions': True, 'num_generations': 8}
+    """
+    given: dict[str, Any] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        kind = PARAMETERS.get(name)
+        if kind is None:
+            raise ParameterError(f"set={word!r}: expected NAME=VALUE, and as NAME one of {', '.join(PARAMETERS)}")
+        plain = {"true": True, "false": False}.get(value.lower(), int(value) if value.isdecimal() else value)
+        given[name] = _as_in_trl(name, plain)
+        if type(given[name]) is not kind or not value or (given[name] == 0 and kind is int):
+            expected = {int: "a number, at least 1", bool: "true or false", str: "a word"}[kind]
+            raise ParameterError(f"set={word!r}: expected {expected} for {name}")
+    return given
 
 
 def _fits(name: str, known) -> bool:
@@ -94,7 +172,10 @@ def _of_recipe(recorded: dict) -> dict[str, Any]:
         "trainer": trainer or None,
         "stop_strings": [s for s in items(stops.get("stop", stops.get("strings"))) if isinstance(s, str)],
         "stop_token_ids": _ids(stops.get("stop_token_ids", stops.get("token_ids"))),
-        "mask_truncated": overrides.get("mask_truncated_completions"),
+        **{
+            name: overrides.get(name)
+            for name in ("mask_truncated_completions", "scale_rewards", "multi_objective_aggregation")
+        },
         # The workbench's own trainers pass positions unless told not to; until 0.1 a stock one was recorded as Observed...
         "explicit_positions": overrides.get("explicit_positions", own or None),
         "reward_highest": _highest([f.get("highest") for f in functions], items(overrides.get("reward_weights"))),
