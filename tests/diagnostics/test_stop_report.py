@@ -107,7 +107,7 @@ def test_the_audit_of_a_run_agrees_with_what_it_logged(tmp_path):
 
     def run_of(seed):
         recipe = make_recipe("search", dataset="search", seed=seed, **fields)
-        train_grpo(recipe, reward_funcs=exact_match_reward(), out_dir=tmp_path, stops=stops)
+        train_grpo(recipe, reward_funcs=exact_match_reward(), record_dir=tmp_path, stops=stops)
         return Run(tmp_path)
 
     run = until_seen(run_of, lambda run: run.completions["finish_reason"].nunique() == 2)

@@ -363,7 +363,7 @@ def test_ppo_of_the_workbench_refuses_pad_equal_to_eos(tmp_path, starter_folder)
     own.save_pretrained(tmp_path / "model")
     recipe = make_recipe(str(tmp_path / "model"), dataset="starter", max_steps=1)
     with pytest.raises(ParameterError, match="EOS token falls out of the loss"):
-        train_ppo(recipe, out_dir=tmp_path / "run")
+        train_ppo(recipe, record_dir=tmp_path / "run")
     assert not (tmp_path / "run/metrics.jsonl").exists()
 
 
@@ -374,7 +374,7 @@ def test_ppo_of_the_workbench_has_every_eos_in_its_policy_loss(ppo_masks, tmp_pa
     from workbench.recipes.ppo import train_ppo
     from workbench.runs.run import Run
 
-    train_ppo(RECIPE, out_dir=tmp_path)
+    train_ppo(RECIPE, record_dir=tmp_path)
     table = Run(tmp_path).completions
     assert (table["finish_reason"] == "stop").any()
     assert [int(mask.sum()) for mask in ppo_masks] == table.groupby("step")["completion_tokens"].sum().tolist()

@@ -20,10 +20,10 @@ from trl.trainer.utils import pad
 
 from ..errors import ParameterError
 from ..generation.preflight import no_ppo
-from ..generation.stops import StopRule, StopSpec
-from ..training.grpo import Stops
-from ..training.recording import RunRecorder, add_rows, attach_recorder
-from ..training.trl import check_no_hook, completion_metrics, fill_positions, with_functions
+from ..generation.stops import End, StopRule, StopSpec
+from ..training.grpo import Stops, attach_ours
+from ..training.recording import RunRecorder, add_rows
+from ..training.trl import check_no_hook, completion_metrics, end_columns, with_functions
 from .ppo_rewards import NotifyingLoader, RewardFunctions, SplitColumnsCollator
 from .recipes import Recipe, common_fields, load_prompts, resolve_model
 from .train import train_recipe
@@ -109,13 +109,10 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
             self.eval_dataloader = NotifyingLoader(self.eval_dataloader, self._functions)
         self.forwards: list[int] = []
         self._completion_metrics: dict[str, list[float]] = {}  # of each scored batch since the last log
-        if record_dir is not None:
-            self.recorder = attach_recorder(self, record_dir)
-        if explicit_positions:
-            fill_positions(self)
+        attach_ours(self, record_dir, explicit_positions)
 
     @classmethod
-    def from_recipe(cls, recipe: Recipe, *, reward_funcs, out_dir: Path, stops: StopSpec | None = None, **options):
+    def from_recipe(cls, recipe: Recipe, *, reward_funcs, record_dir: Path, stops: StopSpec | None = None, **options):
         """The trainer that `train_recipe` trains; `reward_funcs` may be a model too, or text for one of random weights."""
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -134,10 +131,10 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         else:
             dataset = dataset.remove_columns(prompts.column_names)
             reward_model = reward_model if isinstance(reward_funcs, str) else reward_funcs
-        args = ppo_config(recipe, out_dir / "checkpoints", **options)
+        args = ppo_config(recipe, record_dir / "checkpoints", **options)
         reference = None if "peft_config" in own else copy.deepcopy(policy)  # with LoRA the policy without its adapter
         models = (policy, reference, reward_model)
-        return cls(args, tokenizer, *models, dataset, value_model, stops=stops, record_dir=out_dir, **own)
+        return cls(args, tokenizer, *models, dataset, value_model, stops=stops, record_dir=record_dir, **own)
 
     def train(self):
         """Train as TRL does, with this trainer's stops; a recorded run keeps its policy in `policy/`."""
@@ -148,7 +145,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         finally:
             gc.unfreeze()
         if self.recorder and self.accelerator.is_main_process:
-            folder = self.recorder.out_dir / "policy"
+            folder = self.recorder.record_dir / "policy"
             self.policy_model.save_pretrained(folder)
             self.processing_class.save_pretrained(folder)
 
@@ -234,30 +231,31 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         if self._functions:
             ids = [row[: end.index] for row, end in zip(rows, ends, strict=True)]
             sums, each = self._functions.score_next(prompts, completions, ids, self.state)
-            logits, scores, lengths = (
-                None,
-                torch.tensor(sums, device=queries.device),
-                None,
-            )  # TRL reads the scores alone
+            scores = torch.tensor(sums, device=queries.device)
+            logits = lengths = None  # TRL reads the scores alone
         else:
             logits, scores, lengths = self._original_get_reward(model, query_responses, pad_token_id, context_length)
             each = {}
         if self._penalty is not None:
             missing = torch.tensor([end.finish_reason != "stop" for end in ends], device=scores.device)
             scores = scores - self._penalty * missing
-        columns = {"prompt": prompts, "completion": completions, **self._about(rows, ends), "reward": scores.tolist()}
+        columns = {
+            "prompt": prompts,
+            "completion": completions,
+            **self._end_columns(rows, ends),
+            "reward": scores.tolist(),
+        }
         for name, value in completion_metrics(add_rows(self, with_functions(columns, each))).items():
             if value is not None:
                 self._completion_metrics.setdefault(name, []).append(value)
         return logits, scores, lengths
 
-    def _about(self, rows, ends) -> dict[str, list]:
-        """What is recorded of each row's end: column -> B values."""
-        return {
-            "finish_reason": [end.finish_reason for end in ends],
-            # Stock's rule for PPO: EOS anywhere.
-            "trl_finish_reason": ["stop" if self.processing_class.eos_token_id in row else "length" for row in rows],
-            "completion_tokens": [end.index for end in ends],
+    def _end_columns(self, rows: Sequence[list[int]], ends: Sequence[End]) -> dict[str, list]:
+        completions = [row[: end.index] for row, end in zip(rows, ends, strict=True)]
+        columns = end_columns(completions, [end.finish_reason == "stop" for end in ends], self.processing_class)
+        eos = self.processing_class.eos_token_id
+        return columns | {  # stock PPO looks for EOS anywhere
+            "trl_finish_reason": ["stop" if eos in row else "length" for row in rows],
             "tokens_to_eos": [self._eos_rule.find_end(row).index for row in rows],
         }
 
@@ -299,12 +297,12 @@ def ppo_config(recipe: Recipe, output_dir: Path, **overrides) -> PPOConfig:
     return PPOConfig(**(fields | overrides))
 
 
-def train_ppo(recipe: Recipe, *, out_dir: str | Path, reward_funcs=None, reward_model=None, **options) -> PPOTrainer:
+def train_ppo(recipe: Recipe, *, record_dir: str | Path, reward_funcs=None, reward_model=None, **options) -> PPOTrainer:
     """Train a recipe with PPO in a run folder, from the start: TRL's PPO loop cannot resume.
 
     Args:
         recipe: what to train; `beta` is the KL coefficient, the backend must be `transformers`.
-        out_dir: run folder.
+        record_dir: run folder.
         reward_funcs: one reward function or several, as for `train_grpo`.
         reward_model: a sequence classifier with one label. With neither of the two it is one with random weights, seeded
             by the recipe, which is enough to measure generation and masking but teaches nothing.
@@ -322,5 +320,5 @@ def train_ppo(recipe: Recipe, *, out_dir: str | Path, reward_funcs=None, reward_
         _functions(reward_model, reward_funcs, None)
     given = [reward for reward in (reward_funcs, reward_model) if reward is not None]
     return train_recipe(
-        PPOTrainer, recipe, reward_funcs=given[0] if given else "random weights", out_dir=out_dir, **options
+        PPOTrainer, recipe, reward_funcs=given[0] if given else "random weights", record_dir=record_dir, **options
     )

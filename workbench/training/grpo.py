@@ -69,6 +69,22 @@ def _is_plain(completion: Any) -> bool:
     return isinstance(completion, str) or (len(completion) == 1 and completion[0].keys() <= {"role", "content"})
 
 
+def attach_ours(trainer: Any, record_dir: str | Path | None, explicit_positions: bool) -> None:
+    """What a trainer of ours gets once TRL has built it: the sampler's proof, its recorder, position ids."""
+    if (
+        getattr(trainer.args, "use_vllm", False) and trainer.args.vllm_mode == "colocate"
+    ):  # on a server it has to be asked for
+        from ..diagnostics.sampler_probe import probe_sampler  # it looks at trainings; no trainer rests on it
+
+        probe_sampler(trainer)
+    if record_dir is not None:
+        from .recording import attach_recorder
+
+        trainer.recorder = attach_recorder(trainer, record_dir)
+    if explicit_positions:
+        fill_positions(trainer)
+
+
 class _Control:
     """What GRPO and RLOO share, before TRL's trainer in the bases; `GRPOTrainer` documents the arguments."""
 
@@ -112,17 +128,8 @@ class _Control:
                 seed=generation_seed,
                 share=share_generation,
             )
-            if self.args.vllm_mode == "colocate":  # on a server it has to be asked for
-                from ..diagnostics.sampler_probe import probe_sampler  # it looks at trainings; no trainer rests on it
-
-                probe_sampler(self)
         self.set_stops(spec)
-        if record_dir is not None:
-            from .recording import attach_recorder
-
-            self.recorder = attach_recorder(self, record_dir)
-        if explicit_positions:
-            fill_positions(self)
+        attach_ours(self, record_dir, explicit_positions)
 
     def set_stops(self, stops: StopSpec) -> None:
         """From the next generation on, end completions at `stops`."""
@@ -272,11 +279,6 @@ class _Control:
             "ess_sequences": report.effective_sample_size("sequence"),
         }
         self._log({f"mismatch/{name}": value for name, value in numbers.items()})
-
-    def train(self, *args, **kwargs):
-        if self.recorder and self.accelerator.is_main_process:
-            self.recorder.describe(self)
-        return super().train(*args, **kwargs)
 
 
 class GRPOTrainer(_Control, trl.GRPOTrainer):

@@ -12,11 +12,11 @@ from trl.trainer.utils import pad
 from ..errors import ParameterError
 from ..generation.preflight import check_before_compute
 from ..generation.stops import End, StopRule, StopSpec
-from .grpo import Stops, stops_in_generate, with_stop_text
-from .recording import RunRecorder, add_rows, attach_recorder
-from .rewards import completion_text, validate_all
+from .grpo import Stops, attach_ours, stops_in_generate, with_stop_text
+from .recording import RunRecorder, add_rows
+from .rewards import validate_all
 from .sync_on_cpu import install_cpu_sync, server_without_nccl
-from .trl import check_no_hook, completion_metrics, end_columns, fill_positions
+from .trl import check_no_hook, completion_metrics, end_columns, text_of
 
 # Of the arguments those that are not TRL's.
 _OWN = ("self", "__class__", "stops", "explicit_positions", "record_dir")
@@ -78,16 +78,9 @@ class OnlineDPOTrainer(StockOnlineDPOTrainer):
         self._ends: list[End] = []
         if args.use_vllm:
             install_cpu_sync(self, args.output_dir)
-            if args.vllm_mode == "colocate":  # on a server it has to be asked for
-                from ..diagnostics.sampler_probe import probe_sampler  # it looks at trainings; no trainer rests on it
-
-                probe_sampler(self)
         self._user_options = args.generation_kwargs or {}
         self.set_stops(spec)
-        if record_dir is not None:
-            self.recorder = attach_recorder(self, record_dir)
-        if explicit_positions:
-            fill_positions(self)
+        attach_ours(self, record_dir, explicit_positions)
 
     def set_stops(self, stops: StopSpec) -> None:
         """From the next generation on, end completions at `stops`."""
@@ -162,8 +155,8 @@ class OnlineDPOTrainer(StockOnlineDPOTrainer):
         if self._penalty is not None:
             rewards = rewards - self._penalty * ~self._stopped()
         columns = {
-            "prompt": [str(prompt) for prompt in prompts],
-            "completion": [completion_text(completion) for completion in completions],
+            "prompt": [text_of(prompt) for prompt in prompts],
+            "completion": [text_of(completion) for completion in completions],
             **end_columns(
                 kept,
                 [end.finish_reason == "stop" for end in self._ends],

@@ -42,6 +42,11 @@ def tokenizer_of(trainer: Any):
     return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
 
 
+def policy_of(trainer: Any) -> Any:
+    """The model that a trainer trains, without the wrappers of processes; PPO's stands next to a value model."""
+    return trainer.accelerator.unwrap_model(getattr(trainer, "policy_model", trainer.model))
+
+
 def is_of_a_step(logs: Mapping) -> bool:
     """Whether a log is that of training steps: not of an evaluation, and not the closing summary.
 
@@ -59,10 +64,10 @@ def several_turns(trainer: Any) -> bool:
 
 def eos_ids(trainer: Any) -> list[int]:
     """All ids at which a stock trainer's sampler stops."""
-    options = trainer.args.generation_kwargs or {}
+    options = getattr(trainer.args, "generation_kwargs", None) or {}
     known: list = []
     for value in (
-        trainer.model.generation_config.eos_token_id,
+        policy_of(trainer).generation_config.eos_token_id,
         options.get("eos_token_id"),
         options.get("stop_token_ids"),
     ):
@@ -98,8 +103,8 @@ def fill_positions(trainer: Any) -> None:
 
 def end_columns(
     rows: Sequence[Sequence[int]],
-    stopped: Sequence[bool],
-    tokenizer,
+    stopped: Sequence[bool] | None,
+    tokenizer: Any,
     *,
     completion_tokens: Sequence[int] | None = None,
     sampled_tokens: Sequence[int] | None = None,
@@ -109,19 +114,20 @@ def end_columns(
 
     Args:
         rows: B lists of token ids, up to and with the stop.
-        stopped: whether each ended at a stop.
+        stopped: whether each ended at a stop; None where that is not known.
         tokenizer: of the trainer, whose EOS and pad decide what TRL takes a row for.
         completion_tokens: of the policy's own, where rows hold a tool's tokens too; default the rows' lengths.
-        sampled_tokens: computed for each row; default `completion_tokens`.
+        sampled_tokens: computed for each row; None where that is not known.
         engine: the engine's finish reasons; other processes than a server's first have none.
     """
-    tokens = [len(ids) for ids in rows] if completion_tokens is None else list(completion_tokens)
-    columns: dict[str, list] = {
-        "finish_reason": ["stop" if s else "length" for s in stopped],
-        "trl_finish_reason": [trl_finish_reason(ids, tokenizer.eos_token_id, tokenizer.pad_token_id) for ids in rows],
-        "completion_tokens": tokens,
-        "sampled_tokens": tokens if sampled_tokens is None else list(sampled_tokens),
-    }
+    columns: dict[str, list] = {}
+    if stopped is not None:
+        columns["finish_reason"] = ["stop" if s else "length" for s in stopped]
+    special = tokenizer.eos_token_id, tokenizer.pad_token_id
+    columns["trl_finish_reason"] = [trl_finish_reason(ids, *special) for ids in rows]
+    columns["completion_tokens"] = [len(ids) for ids in rows] if completion_tokens is None else list(completion_tokens)
+    if sampled_tokens is not None:
+        columns["sampled_tokens"] = list(sampled_tokens)
     if engine is not None:
         columns["engine_finish_reason"] = list(engine) if len(engine) == len(rows) else [""] * len(rows)
     return columns
@@ -162,29 +168,52 @@ def with_functions(columns: dict[str, list], rewards: dict[str, list]) -> dict[s
     return columns | {f"{name} (function)" if name in columns else name: values for name, values in rewards.items()}
 
 
-def logged_rewards(trainer, columns: dict[str, list], count: int | None = None) -> dict[str, list]:
-    """Columns of GRPO's or RLOO's last `count` rows, with `reward`, `advantage` and a column for each reward function."""
+def text_of(value: Any) -> str:
+    """A text, or the contents of a conversation's messages, a line each.
+
+    Example:
+        >>> text_of("2 + 2?"), text_of([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}])
+        ('2 + 2?', 'Be brief.\\n2 + 2?')
+    """
+    if isinstance(value, list) and all(isinstance(message, Mapping) for message in value):
+        return "\n".join(str(message.get("content") or "") for message in value)
+    return str(value)
+
+
+def logged_rows(trainer: Any, count: int | None = None, ends: Mapping[str, list] | None = None) -> dict[str, list]:
+    """Rows as TRL's GRPO or RLOO gathered them over all processes, in an evaluation too: column -> values.
+
+    Args:
+        trainer: TRL's, or a child.
+        count: the last so many; None for all that TRL keeps, those of its last generation.
+        ends: further columns, for rows of which the trainer logs none itself.
+
+    Returns:
+        `prompt`, `completion`, what was logged with TRL's `log_extra`, `ends`, `reward` and `advantage`, and a column for each
+        reward function.
+    """
+    logs = {name: _last(trainer._logs[name], count) for name in ("prompt", "completion", "advantages")}
+    extra = {name: _last(values, count) for name, values in trainer._logs["extra"].items()}
+    columns = {
+        "prompt": [text_of(prompt) for prompt in logs["prompt"]],
+        "completion": extra.pop("completion_text", []) or [text_of(completion) for completion in logs["completion"]],
+        **(ends or {}),
+        **extra,
+    }
     rewards = {name: _last(values, count) for name, values in trainer._logs["rewards"].items()}
+    own = {"reward": _weighted_sums(trainer, rewards), "advantage": logs["advantages"]}
+    return with_functions(columns | own, rewards)
+
+
+def _weighted_sums(trainer: Any, rewards: Mapping[str, list]) -> list[float]:
+    """Each row's reward; no number where no function scored it."""
     weights = trainer.reward_weights.numpy(force=True)
     scores = np.array(list(rewards.values()), float).T
     if len(rewards) < len(weights):  # functions of one name share a column in TRL: their sum is not known
         scores = np.full((len(scores), 1), np.nan)
     unscorable = np.isnan(scores * weights).all(axis=1)
-    total = np.where(unscorable, np.nan, np.nansum(scores * weights, axis=1)).tolist()
-    own = {"reward": total, "advantage": _last(trainer._logs["advantages"], count)}
-    return with_functions(columns | own, rewards)
+    return np.where(unscorable, np.nan, np.nansum(scores * weights, axis=1)).tolist()
 
 
-def logged_rows(trainer, count: int) -> dict[str, list]:
-    """The last `count` rows as TRL gathered them over all processes, in an evaluation too: column -> values."""
-    extra = {name: _last(values, count) for name, values in trainer._logs["extra"].items()}
-    columns = {
-        "prompt": [str(prompt) for prompt in _last(trainer._logs["prompt"], count)],
-        "completion": extra.pop("completion_text", []) or _last(trainer._logs["completion"], count),
-        **extra,
-    }
-    return logged_rewards(trainer, columns, count)
-
-
-def _last(values, count: int | None) -> list:
+def _last(values: Iterable, count: int | None) -> list:
     return list(values) if count is None else list(values)[-count:]
