@@ -28,7 +28,7 @@ _PROBE_TOKENS = 16
 
 
 @torch.no_grad()
-def trainer_logprobs(trainer, prompt_ids: Sequence, completion_ids: Sequence) -> list[torch.Tensor]:
+def trainer_logprobs(trainer: Any, prompt_ids: Sequence, completion_ids: Sequence) -> list[torch.Tensor]:
     """Log-probs of completions by the trainer's own scoring path, stock or the workbench's, without dropout.
 
     Args:
@@ -49,7 +49,7 @@ def trainer_logprobs(trainer, prompt_ids: Sequence, completion_ids: Sequence) ->
     return [row[: len(ids)].float() for row, ids in zip(scored, completion_ids, strict=True)]
 
 
-def _score(trainer, model, prompt: dict, completion: dict, pad_id: int) -> torch.Tensor:
+def _score(trainer: Any, model: Any, prompt: dict, completion: dict, pad_id: int) -> torch.Tensor:
     ids, mask = (torch.cat([prompt[name], completion[name]], dim=1) for name in ("input_ids", "attention_mask"))
     width = completion["input_ids"].shape[1]
     if isinstance(trainer, trl.GRPOTrainer | trl.RLOOTrainer):
@@ -63,10 +63,10 @@ def _score(trainer, model, prompt: dict, completion: dict, pad_id: int) -> torch
 
 
 class PaddingMonitor(LiveCallback):
-    """Scores a fixed batch with and without padding every `every` steps, by the trainer's own scoring path (claim A2.6).
+    """Scores a fixed batch with and without padding every `every` steps, by the trainer's own scoring path.
 
     Logs, with the trainer's metrics, in nats: `padding/max_difference` and `padding/mean_difference` of the log-probs of
-    one text alone and left-padded beside longer ones.
+    one text alone and left-padded next to longer ones.
 
     Args:
         trainer: stock or the workbench's.
@@ -88,10 +88,10 @@ class PaddingMonitor(LiveCallback):
             )
         self._batch, self._step_of_next = (prompt_ids, completion_ids), 0
 
-    def on_train_begin(self, args, state, control, **_):
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any):
         self._step_of_next = state.global_step  # a resumed run measures where it goes on
 
-    def on_log(self, args, state, control, logs=None, **_):
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any):
         if state.global_step < self._step_of_next or not is_of_a_step(logs):
             return
         self._step_of_next = state.global_step - state.global_step % self._every + self._every
@@ -110,8 +110,8 @@ class PaddingMonitor(LiveCallback):
         }
 
 
-def monitor_padding(trainer, *, every: int = 10) -> PaddingMonitor:
-    """Attach a `PaddingMonitor` whose batch is made of the trainer's first prompts, shortest beside longest.
+def monitor_padding(trainer: Any, *, every: int = 10) -> PaddingMonitor:
+    """Attach a `PaddingMonitor` whose batch is made of the trainer's first prompts, from the shortest to the longest.
 
     It goes before all other callbacks, so that whatever writes logs (files, W&B, TensorBoard) has its numbers.
     """
@@ -122,7 +122,7 @@ def monitor_padding(trainer, *, every: int = 10) -> PaddingMonitor:
     return monitor
 
 
-def probe_prompts(trainer, rows: int = 64) -> list[list[int]]:
+def probe_prompts(trainer: Any, rows: int = 64) -> list[list[int]]:
     """Token ids of `PROBES` of the first prompts, spread over their lengths."""
     data, tokenizer = trainer.train_dataset, tokenizer_of(trainer)
     first = data.select(range(min(rows, len(data))))
@@ -136,7 +136,7 @@ def probe_prompts(trainer, rows: int = 64) -> list[list[int]]:
     return [ids[round(n * (len(ids) - 1) / (PROBES - 1))] for n in range(PROBES)]
 
 
-def _chat_ids(processing_class, tokenizer, messages: list[dict]) -> list[int]:
+def _chat_ids(processing_class: Any, tokenizer: Any, messages: list[dict]) -> list[int]:
     """Token ids of a conversation, without its images where it has some."""
     if processing_class is not tokenizer:
         messages = prepare_multimodal_messages(messages)

@@ -7,6 +7,7 @@ No random number is drawn: the training goes on as it would have gone without.
 
 import warnings
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from .sampler_verdict import (
     token_difference,
 )
 
-_FIRST = 3  # probes made whatever they cost: a cause takes two updates to be told
+_FIRST = 3  # probes made whatever they cost: a cause shows after two updates
 _KEPT = 16  # earlier steps whose log-probs are kept
 
 
@@ -77,8 +78,8 @@ class SamplerProbe(LiveCallback):
         self._numbers: dict[str, float] = {}
         self._install_hooks(generation, in_process)
 
-    def _connected(self, generation, in_process: bool) -> EngineInProcess | EngineServer | None:
-        """The engine that this process asks: its own, or as the first one the server."""
+    def _connected(self, generation: Any, in_process: bool) -> EngineInProcess | EngineServer | None:
+        """The engine of this process, or on rank 0 the server."""
         engine: EngineInProcess | EngineServer | None = None
         failed: Exception | None = None
         try:
@@ -97,7 +98,7 @@ class SamplerProbe(LiveCallback):
         return any(gather_object([flag])) if self._trainer.accelerator.num_processes > 1 else flag
 
     def _of_length(self) -> list[int]:
-        """Prompts one after another: a cache block of the engine and some tokens more."""
+        """Prompts joined: a cache block of the engine and some tokens more."""
         sizes = [self._engine.length if self._engine else (0, 0)]
         if self._trainer.accelerator.num_processes > 1:
             sizes = broadcast_object_list(sizes)
@@ -105,23 +106,23 @@ class SamplerProbe(LiveCallback):
         ids = [i for row in self._prompts for i in row]
         return (ids * (min(limits) // len(ids) + 1))[: min(limits)]
 
-    def _install_hooks(self, generation, in_process: bool) -> None:
+    def _install_hooks(self, generation: Any, in_process: bool) -> None:
         """Stand where the trainer syncs and generates; in process a probe comes before the engine may sleep again."""
         self._hooks = [hook_sync(generation, self._around_sync), hook_generate(generation, self._around_generate)]
         if in_process:
             self._hooks.append(hook_requests(generation, self._around_engine))
 
-    def _around_sync(self, original, *args, **kwargs):
+    def _around_sync(self, original: Callable, *args: Any, **kwargs: Any):
         self._syncs += 1
         return original(*args, **kwargs)
 
-    def _around_generate(self, original, *args, **kwargs):
+    def _around_generate(self, original: Callable, *args: Any, **kwargs: Any):
         self._due = self._is_due()
         result = original(*args, **kwargs)
         self._probe_once()
         return result
 
-    def _around_engine(self, original, *args, **kwargs):
+    def _around_engine(self, original: Callable, *args: Any, **kwargs: Any):
         result = original(*args, **kwargs)
         self._probe_once()  # no probe is pending for calls outside the trainer
         return result
@@ -144,7 +145,7 @@ class SamplerProbe(LiveCallback):
     def _suspicious(self) -> bool:
         """Whether the last verdict was a suspicion that the next step decides.
 
-        Another policy may be the trainer's of a step that was not probed: once, the next step is looked at too.
+        Another policy may be the trainer's of a step that was not probed: so the next step is probed too, once.
         """
         causes = [verdict.cause for _, verdict in self.verdicts[-2:]]
         if causes[-1:] == [UNKNOWN]:
@@ -179,7 +180,7 @@ class SamplerProbe(LiveCallback):
         if verdict is not None:
             self._accept(step, verdict)
 
-    def _probe_engine(self, engine, step: int, trainer: np.ndarray) -> SamplerVerdict:
+    def _probe_engine(self, engine: Any, step: int, trainer: np.ndarray) -> SamplerVerdict:
         """The verdict with what the engine gives for the text."""
         self.probes.append(Probe(step, trainer, *engine.ask(self.text)))
         if self._count == 0:
@@ -215,7 +216,7 @@ class SamplerProbe(LiveCallback):
             self._warned.add(verdict.cause)
             warnings.warn(f"vLLM at step {step}, {verdict.cause}: {verdict.text}", stacklevel=2)
 
-    def _compare_tokens(self, step: int, engine) -> None:
+    def _compare_tokens(self, step: int, engine: Any) -> None:
         if text := token_difference(encoded(tokenizer_of(self._trainer)), engine.encode()):
             text += ". Save tokenizer and model to one folder (save_policy) and start the engine from it."
             self._report(step, SamplerVerdict(TOKENS, True, None, self.probes[-1].difference, text))
@@ -232,14 +233,14 @@ class SamplerProbe(LiveCallback):
             rounded = self._logprobs()
         return float(np.abs(rounded - trainer).mean())
 
-    def on_log(self, args, state, control, logs=None, **_):
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any):
         if not is_of_a_step(logs):
             return
         add_to_log(self._numbers, logs, state)
         self._numbers = {}
 
 
-def probe_sampler(trainer, *, every: int | None = None) -> SamplerProbe | None:
+def probe_sampler(trainer: Any, *, every: int | None = None) -> SamplerProbe | None:
     """Attach a `SamplerProbe` to a trainer, stock or the workbench's; None where it does not sample with vLLM.
 
     Once attached it stays: a second call returns the first one's. It goes before all other callbacks, so that whatever
@@ -268,7 +269,7 @@ def probe_sampler(trainer, *, every: int | None = None) -> SamplerProbe | None:
     return probe
 
 
-def _dtype(trainer) -> str:
+def _dtype(trainer: Any) -> str:
     """What the trainer's forward passes compute in."""
     if trainer.args.bf16 or trainer.args.fp16:
         return "bfloat16" if trainer.args.bf16 else "float16"
@@ -276,12 +277,12 @@ def _dtype(trainer) -> str:
     return own if own in EXPLAINED else "bfloat16"
 
 
-def _weights_are_local(trainer) -> bool:
+def _weights_are_local(trainer: Any) -> bool:
     """Whether the model can be scored before `train()`: not where its weights are spread over processes."""
     return trainer.accelerator.distributed_type.value in ("NO", "MULTI_CPU", "MULTI_GPU")
 
 
-def _prompts(trainer) -> list[list[int]]:
+def _prompts(trainer: Any) -> list[list[int]]:
     """Token ids of some prompts of the training, or of a sentence where they cannot be read."""
     try:
         return probe_prompts(trainer)

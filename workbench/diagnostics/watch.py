@@ -22,25 +22,25 @@ from ..training.recording import Recorder
 from ..training.trl import end_columns, eos_ids, is_of_a_step, logged_rows, several_turns, tokenizer_of
 from .live import LiveCallback, say
 
-_KEPT = 2000  # rows from the start, and as many from the end, that the rules are asked about
+_KEPT = 2000  # rows from the start, and as many from the end, that the rules see
 
 
 Generation = tuple[int, dict[str, list]]  # a step, and column -> values of the rows that were generated for it
 
 
 class Watch(LiveCallback):
-    """Records a stock trainer's run into a folder as it trains; it reads what TRL has computed and asks no other process.
+    """Records a stock trainer's run into a folder, from what TRL has computed; it changes no number of the run.
 
-    What costs time, writing and asking `look`, waits until it fits into 1% of the training's time: where steps take some
-    seconds it is done every step.
+    Writing and calling `look` are put off while they would take more than 1% of the training's time; where a step takes
+    seconds they happen at every step.
 
     Args:
         trainer: TRL's GRPO or RLOO trainer, or a child, before `train()`.
         record_dir: folder of the record.
-        look: asked with the lines logged so far and the completions that are kept, of the first and the last steps; the
-            lines that it returns are printed.
+        look: called with the lines logged so far and the completions of the first and the last steps; the lines that it
+            returns are printed.
         tokens: also record ids and log-probs of tokens, of this process's rows, into `tokens/`.
-        every: write and ask each so many steps, whatever it costs; None as above.
+        every: steps between two calls, whatever they cost; None as above.
 
     Raises:
         ParameterError: another trainer, or `every` below 1.
@@ -97,17 +97,17 @@ class Watch(LiveCallback):
         if self._trainer.use_vllm:
             self._hooks.append(hook_requests(self._trainer.vllm_generation, self._on_engine))
 
-    def _on_engine(self, original, *args, **kwargs):
+    def _on_engine(self, original: Callable, *args: Any, **kwargs: Any):
         answer = original(*args, **kwargs)
         self.guarded(lambda: self._reasons.extend(finish_reasons(answer)))
         return answer
 
-    def _on_generate(self, original, *args, **kwargs):
+    def _on_generate(self, original: Callable, *args: Any, **kwargs: Any):
         self._reasons = []
         self._generated = original(*args, **kwargs)
         return self._generated
 
-    def _on_scored(self, original, *args, **kwargs):
+    def _on_scored(self, original: Callable, *args: Any, **kwargs: Any):
         scored = original(*args, **kwargs)
         if self._trainer.model.training:  # an evaluation is not recorded
             self.guarded(self._keep, scored)
@@ -153,15 +153,15 @@ class Watch(LiveCallback):
 
     # --- transformers' callbacks ------------------------------------------------------------------------------------
 
-    def on_train_begin(self, args, state, control, **_):
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any):
         self._began, self.seconds = time.monotonic(), 0.0
         self.guarded(self._start, state.global_step)
 
-    def on_log(self, args, state, control, logs=None, **_):
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any):
         if logs and is_of_a_step(logs):
             self.guarded(lambda: self.lines.append(self.recorder.log(state.global_step, logs)))
 
-    def on_step_begin(self, args, state, control, **_):  # everything of the step before is there, its log too
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any):
         step = state.global_step
         if step and (self.affordable(self._look_s) if self._every is None else step % self._every == 0):
             before = self.seconds
@@ -170,7 +170,7 @@ class Watch(LiveCallback):
             if not self._loaded:  # the first time loads libraries, which no later one does
                 self._loaded, self.seconds, self._look_s = True, 0.0, 0.0
 
-    def on_train_end(self, args, state, control, **_):
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any):
         self.guarded(self._write_and_look)
         self._close()
 

@@ -1,4 +1,4 @@
-"""TRL 1.12.0's PPOTrainer that stops generating where the `StopSpec` says (article A0), learns from reward functions too, and
+"""TRL 1.12.0's PPOTrainer that stops generating where the `StopSpec` says, learns from reward functions too, and
 records its run.
 
 TRL's `train` is one long method without hooks. It calls two module functions, `batch_generation` and `get_reward`; while it
@@ -37,7 +37,7 @@ except ImportError as error:
 class PPOTrainer(ppo_trainer.PPOTrainer):
     """`trl.experimental.ppo.PPOTrainer` with early stopping by default.
 
-    Against the stock trainer: several stops at once, strings too; reward functions beside reward models; the missing-EOS
+    Against the stock trainer: several stops at once, strings too; reward functions or a reward model; the missing-EOS
     penalty falls on rows that no stop ended, whatever stop is configured (stock looks for EOS alone, trl #3750); the saved
     policy keeps its EOS (stock writes None into its generation config). Rewards and values land at the same index as in a
     run padded to the limit.
@@ -112,7 +112,9 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         attach_ours(self, record_dir, explicit_positions)
 
     @classmethod
-    def from_recipe(cls, recipe: Recipe, *, reward_funcs, record_dir: Path, stops: StopSpec | None = None, **options):
+    def from_recipe(
+        cls, recipe: Recipe, *, reward_funcs: Any, record_dir: Path, stops: StopSpec | None = None, **options: Any
+    ):
         """The trainer that `train_recipe` trains; `reward_funcs` may be a model too, or text for one of random weights."""
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -149,7 +151,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
             self.policy_model.save_pretrained(folder)
             self.processing_class.save_pretrained(folder)
 
-    def log(self, logs, *args, **kwargs):
+    def log(self, logs: Any, *args: Any, **kwargs: Any):
         """TRL's log line, with `reward`, each reward function's mean, and the forward passes spent on generation."""
         own: dict[str, float] = {"generation/forwards": self.forwards[-1]} if self.forwards else {}
         if "objective/scores" in logs:  # the name of the other trainers
@@ -188,7 +190,9 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
             self.args.missing_eos_penalty = penalty
 
     @torch.no_grad()
-    def _batch_generation(self, model, queries, chunk_size, pad_token_id, generation_config):
+    def _batch_generation(
+        self, model: Any, queries: torch.Tensor, chunk_size: int, pad_token_id: int, generation_config: Any
+    ):
         """TRL's `batch_generation`, stopping at the rule: responses `[B, T]` behind their queries and logits `[B, T, V]`.
 
         When every row stopped before the limit one pad column is added: TRL puts a row's final reward one past its last
@@ -206,7 +210,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
                 logits = torch.nn.functional.pad(logits, (0, 0, 0, 1))
         return torch.cat((queries, responses), dim=1), logits
 
-    def _generate(self, model, queries, pad_token_id, generation_config):
+    def _generate(self, model: Any, queries: torch.Tensor, pad_token_id: int, generation_config: Any):
         attention_mask = queries != pad_token_id
         output = self.stop_rule.generate(
             model,
@@ -219,7 +223,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         )
         return output.sequences[:, queries.shape[1] :], torch.stack(output.scores, 1)
 
-    def _get_reward(self, model, query_responses, pad_token_id, context_length):
+    def _get_reward(self, model: Any, query_responses: torch.Tensor, pad_token_id: int, context_length: int):
         """TRL's `get_reward`; for the reward, with functions, the missing-stop penalty and the rows recorded."""
         if model is not self.reward_model:
             return self._original_get_reward(model, query_responses, pad_token_id, context_length)
@@ -260,7 +264,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         }
 
 
-def _functions(reward_model, reward_funcs, reward_weights) -> RewardFunctions | None:
+def _functions(reward_model: Any, reward_funcs: Any, reward_weights: Sequence[float] | None) -> RewardFunctions | None:
     """The reward functions as TRL's reward model, None where there is a real one."""
     if (reward_model is None) == (reward_funcs is None):
         raise ParameterError("reward_model and reward_funcs: give one of the two; PPO learns from one of them")
@@ -280,7 +284,7 @@ def random_heads(path: str, seed: int) -> list:
         return [AutoModelForSequenceClassification.from_pretrained(path, num_labels=1) for _ in range(2)]
 
 
-def ppo_config(recipe: Recipe, output_dir: Path, **overrides) -> PPOConfig:
+def ppo_config(recipe: Recipe, output_dir: Path, **overrides: Any) -> PPOConfig:
     """TRL's `PPOConfig` for a recipe: `max_steps` updates of `per_device_train_batch_size` responses a process."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))  # TRL counts the episodes of all
     batch = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps * processes
@@ -297,7 +301,9 @@ def ppo_config(recipe: Recipe, output_dir: Path, **overrides) -> PPOConfig:
     return PPOConfig(**(fields | overrides))
 
 
-def train_ppo(recipe: Recipe, *, record_dir: str | Path, reward_funcs=None, reward_model=None, **options) -> PPOTrainer:
+def train_ppo(
+    recipe: Recipe, *, record_dir: str | Path, reward_funcs: Any = None, reward_model: Any = None, **options: Any
+) -> PPOTrainer:
     """Train a recipe with PPO in a run folder, from the start: TRL's PPO loop cannot resume.
 
     Args:

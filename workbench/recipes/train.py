@@ -1,4 +1,4 @@
-"""Train a recipe in a run folder: bind the folder to the recipe, tell whether it is finished, resume."""
+"""Train a recipe in a run folder: bind the folder to the recipe, know whether it is finished, resume."""
 
 import copy
 import dataclasses
@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import trl
 
@@ -28,7 +29,9 @@ def last_checkpoint(folder: Path) -> Path | None:
     return next((p for p in checkpoints(Path(folder)) if (p / COMPLETE).is_file()), None)
 
 
-def training_record(trainer: str, recipe: Recipe, *, reward_funcs, stops: StopSpec | None = None, **options) -> dict:
+def training_record(
+    trainer: str, recipe: Recipe, *, reward_funcs: Any, stops: StopSpec | None = None, **options: Any
+) -> dict:
     """What `recipe.json` says, in one shape for every trainer; two trainings are the same when it is equal.
 
     Args:
@@ -36,7 +39,7 @@ def training_record(trainer: str, recipe: Recipe, *, reward_funcs, stops: StopSp
         recipe: what is trained.
         reward_funcs: one or several, or a reward model.
         stops: when completions end; None for every EOS.
-        **options: of the trainer and its config, beside the recipe.
+        **options: of the trainer and its config, in addition to the recipe.
 
     Returns:
         `trainer`, `recipe`, `reward_funcs` (see `describe_reward`), `stops`, `overrides`, fit for JSON.
@@ -58,7 +61,7 @@ def training_record(trainer: str, recipe: Recipe, *, reward_funcs, stops: StopSp
     return json.loads(json.dumps(jsonable(record), default=_recorded))
 
 
-def _recorded(value):
+def _recorded(value: Any):
     """What a record says of an option that JSON has no form for: of a LoRA config its fields, else the kind of thing."""
     if isinstance(value, set | frozenset):  # whose order is another in each session
         return sorted(map(str, value))
@@ -101,7 +104,13 @@ def is_finished(record_dir: Path, record: dict) -> bool:
 
 
 def make_trainer(
-    trainer_class, recipe: Recipe, *, reward_funcs, record_dir: Path, stops: StopSpec | None = None, **options
+    trainer_class: Any,
+    recipe: Recipe,
+    *,
+    reward_funcs: Any,
+    record_dir: Path,
+    stops: StopSpec | None = None,
+    **options: Any,
 ):
     """The trainer that `train_recipe` trains; `options` are its own and its config's."""
     record_dir = Path(record_dir)
@@ -125,14 +134,14 @@ def make_trainer(
 
 
 def train_recipe(
-    trainer_class,
+    trainer_class: Any,
     recipe: Recipe,
     *,
-    reward_funcs,
+    reward_funcs: Any,
     record_dir: str | Path,
     stops: StopSpec | None = None,
     monitor_every: int = 0,
-    **options,
+    **options: Any,
 ):
     """Train a recipe in a run folder; called again after an interruption it goes on from the last checkpoint.
 
@@ -150,7 +159,7 @@ def train_recipe(
     """
     quiet_libraries()
     record_dir = Path(record_dir)
-    if "peft_config" in options:  # PEFT writes into it, and the next call is to ask for what this one asks
+    if "peft_config" in options:  # PEFT changes the config; a copy keeps reruns equal
         options["peft_config"] = copy.deepcopy(options["peft_config"])
     asked = options | ({"monitor_every": monitor_every} if monitor_every else {})
     record = training_record(trainer_class.__name__, recipe, reward_funcs=reward_funcs, stops=stops, **asked)
@@ -172,7 +181,7 @@ def train_recipe(
     return trainer
 
 
-def train_grpo(recipe: Recipe, *, reward_funcs, record_dir: str | Path, **options) -> GRPOTrainer:
+def train_grpo(recipe: Recipe, *, reward_funcs: Any, record_dir: str | Path, **options: Any) -> GRPOTrainer:
     """Train a recipe with GRPO in a run folder; called again after an interruption it goes on.
 
     Args:
@@ -185,12 +194,12 @@ def train_grpo(recipe: Recipe, *, reward_funcs, record_dir: str | Path, **option
     return train_recipe(GRPOTrainer, recipe, reward_funcs=reward_funcs, record_dir=record_dir, **options)
 
 
-def train_rloo(recipe: Recipe, *, reward_funcs, record_dir: str | Path, **options) -> RLOOTrainer:
+def train_rloo(recipe: Recipe, *, reward_funcs: Any, record_dir: str | Path, **options: Any) -> RLOOTrainer:
     """As `train_grpo`, with RLOO; the recipe's `beta` is its KL coefficient."""
     return train_recipe(RLOOTrainer, recipe, reward_funcs=reward_funcs, record_dir=record_dir, **options)
 
 
-def online_dpo_config(recipe: Recipe, output_dir: Path, **overrides) -> OnlineDPOConfig:
+def online_dpo_config(recipe: Recipe, output_dir: Path, **overrides: Any) -> OnlineDPOConfig:
     """TRL's `OnlineDPOConfig` for a recipe, whose batch counts completions: two for each of TRL's prompts.
 
     Raises:
@@ -218,7 +227,7 @@ def online_dpo_config(recipe: Recipe, output_dir: Path, **overrides) -> OnlineDP
     return OnlineDPOConfig(**(fields | overrides))
 
 
-def train_online_dpo(recipe: Recipe, *, reward_funcs, record_dir: str | Path, **options) -> OnlineDPOTrainer:
+def train_online_dpo(recipe: Recipe, *, reward_funcs: Any, record_dir: str | Path, **options: Any) -> OnlineDPOTrainer:
     """Train a recipe with OnlineDPO in a run folder; called again after an interruption it goes on.
 
     Args:

@@ -1,6 +1,6 @@
 """TRL's OnlineDPOTrainer with the same stop control on each of its back ends, that can record its run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ from .rewards import validate_all
 from .sync_on_cpu import install_cpu_sync, server_without_nccl
 from .trl import check_no_hook, completion_metrics, end_columns, text_of
 
-# Of the arguments those that are not TRL's.
-_OWN = ("self", "__class__", "stops", "explicit_positions", "record_dir")
+_OWN = ("self", "__class__", "stops", "explicit_positions", "record_dir")  # arguments that TRL's trainer does not have
 
 
 class OnlineDPOTrainer(StockOnlineDPOTrainer):
@@ -101,29 +100,29 @@ class OnlineDPOTrainer(StockOnlineDPOTrainer):
         own["structured_outputs"] = self.generation_config.structured_outputs
         return SamplingParams(**own | options)
 
-    def _generate(self, model, prompts, images=None):
+    def _generate(self, model: Any, prompts: list, images: Any = None):
         # TRL 1.16 returns the images' inputs too.
         with stops_in_generate(self.stop_rule, self.accelerator.unwrap_model(model)) as raw_ids:
             prompt_ids, prompt_mask, _, _, *images_after = super()._generate(model, prompts, images)
         self._rows = raw_ids[-1].tolist()
         return prompt_ids, prompt_mask, *self._cut(self._rows), *images_after
 
-    def _generate_vllm(self, prompts, images=None):
+    def _generate_vllm(self, prompts: list, images: Any = None):
         prompt_ids, prompt_mask, _, _ = super()._generate_vllm(prompts, images)
         return prompt_ids, prompt_mask, *self._cut(self._rows)
 
-    def _generate_vllm_colocate(self, prompts, images=None):
+    def _generate_vllm_colocate(self, prompts: list, images: Any = None):
         self._rows, prompt_ids = super()._generate_vllm_colocate(prompts, images)
         return self._rows, prompt_ids
 
-    def _generate_vllm_server(self, prompts, images=None):
+    def _generate_vllm_server(self, prompts: list, images: Any = None):
         self._rows, prompt_ids = super()._generate_vllm_server(prompts, images)
         # Stock returns the left-padded prompts here and then masks their pads as real tokens.
         padding = self._tokenizer.pad_token_id
         unpadded = [ids[next((n for n, i in enumerate(ids) if i != padding), len(ids)) :] for ids in prompt_ids]
         return self._rows, unpadded
 
-    def _cut(self, rows) -> tuple[torch.Tensor, torch.Tensor]:
+    def _cut(self, rows: Sequence[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows cut at their ends, as ids and mask `[2B, T]`, padded on the right."""
         self._ends = [self.stop_rule.find_end(row) for row in rows]
         device = self.accelerator.device
@@ -132,7 +131,7 @@ class OnlineDPOTrainer(StockOnlineDPOTrainer):
         mask = pad([torch.ones_like(k) for k in kept], padding_value=0, padding_side="right").to(device)
         return ids, mask
 
-    def training_step(self, model, inputs, num_items_in_batch=None):
+    def training_step(self, model: Any, inputs: dict, num_items_in_batch: Any = None):
         """TRL's step, with the missing-EOS penalty and its metric following the configured stops."""
         penalty, self.args.missing_eos_penalty = self.args.missing_eos_penalty, None
         self._penalty = penalty
@@ -147,7 +146,9 @@ class OnlineDPOTrainer(StockOnlineDPOTrainer):
     def _stopped(self) -> torch.Tensor:
         return torch.tensor([end.finish_reason == "stop" for end in self._ends], device=self.accelerator.device)
 
-    def _calculate_rewards_from_functions(self, prompts, completions, completion_ids_list, **reward_kwargs):
+    def _calculate_rewards_from_functions(
+        self, prompts: list, completions: list, completion_ids_list: list, **reward_kwargs: Any
+    ):
         kept = [row[: end.index] for row, end in zip(self._rows, self._ends, strict=True)]
         if self.stop_rule.spec.custom:
             completions = with_stop_text(self.stop_rule, kept, self._ends, completions)

@@ -24,7 +24,7 @@ COMPLETE = "complete.json"  # the last file of a checkpoint
 _PRINTED = ("reward", "completions/mean_length", "loss")
 
 
-def prompts_per_step(args) -> float:
+def prompts_per_step(args: Any) -> float:
     """How many new prompts one optimizer step takes, over all processes, of any TRL trainer's config.
 
     GRPO and RLOO count completions in their batches, `num_generations` a prompt, and see each batch `num_iterations`
@@ -87,7 +87,6 @@ class Recorder:
             )
 
     def close(self) -> None:
-        """Write no more metrics."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -98,7 +97,7 @@ class Recorder:
 
 
 class RunRecorder(Recorder, TrainerCallback):
-    """Records a training of ours, keeps `progress.json` current, and ends the training when it is asked to.
+    """Records a training of ours, keeps `progress.json` current, and ends the training on request.
 
     A checkpoint counts only once `complete.json` stands in it, the last thing written: a kill while it is being saved
     leaves one that `last_checkpoint` passes over.
@@ -108,7 +107,7 @@ class RunRecorder(Recorder, TrainerCallback):
         trainer: whose settings are recorded; None where a recipe's are.
 
     Raises:
-        TrainingStopped: out of `trainer.train()`, when `stop_request.request_stop` asked for it.
+        TrainingStopped: out of `trainer.train()`, after `stop_request.request_stop`.
     """
 
     def __init__(self, record_dir: str | Path, trainer: Any = None):
@@ -117,24 +116,26 @@ class RunRecorder(Recorder, TrainerCallback):
         self._stop_reason: str | None = None  # why the training is to end
         self._prompts: float | None = None  # a step takes; None where it changed when the training was resumed
 
-    def on_train_begin(self, args, state, control, **_):
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any):
         if reason := self._end_asked(args):
             self._end(state, reason)
         if state.is_world_process_zero:
+            go_on(self.record_dir)
             if self.trainer is not None:
                 self.describe_trainer(self.trainer)
-            self.record_dir.mkdir(parents=True, exist_ok=True)
-            go_on(self.record_dir)
             self.begin(state.global_step)
             self._prompts = prompts_per_step(args)
-            if state.global_step and read_json(self._progress_file, {}).get("prompts_per_step") != self._prompts:
+            if (
+                state.global_step
+                and read_json(self.record_dir / "progress.json", {}).get("prompts_per_step") != self._prompts
+            ):
                 self._prompts = None
             self._progress(state)
         if state.global_step >= state.max_steps:  # resumed at its end; transformers would train a step more
             self.on_train_end(args, state, control)
             raise TrainingStopped(f"all {state.max_steps} steps were trained before; nothing is left to train")
 
-    def on_log(self, args, state, control, logs=None, **_):
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any):
         if self._file is None or "train_runtime" in logs:  # the closing summary is not a step
             return
         line = self.log(state.global_step, logs)
@@ -143,50 +144,46 @@ class RunRecorder(Recorder, TrainerCallback):
             at = f"step {state.global_step}/{state.max_steps}", f"{self.elapsed():.0f} s"
             print("  ".join([*at, *numbers]), flush=True)
 
-    def on_step_end(self, args, state, control, **_):
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any):
         if self._file is not None:
             self._progress(state)
         if state.global_step < state.max_steps and (reason := self._end_asked(args)):
             self._stop_reason = reason
             control.should_save = True  # and `on_save` ends the training
 
-    def on_save(self, args, state, control, **_):
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any):
         if state.is_world_process_zero:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             write_json(checkpoint / COMPLETE, {"step": state.global_step})
         if self._stop_reason:
             self._end(state, self._stop_reason)
 
-    def on_train_end(self, args, state, control, **_):
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any):
         if self._file is not None:
             self.close()
             self._progress(state, finished=True)
 
-    def _end_asked(self, args) -> str | None:
-        """The first process looks, and all of them do as it saw: one that stopped alone would leave the rest waiting."""
+    def _end_asked(self, args: Any) -> str | None:
+        """Rank 0 decides and broadcasts, so that all ranks stop together."""
         if args.world_size == 1:
             return stop_request(self.record_dir)
         return broadcast_object_list([stop_request(self.record_dir) if args.process_index == 0 else None])[0]
 
-    def _end(self, state, reason: str) -> None:
+    def _end(self, state: Any, reason: str) -> None:
         text = f"stopped after step {state.global_step} of {state.max_steps}: {reason}"
         if state.is_world_process_zero:
             self.close()
             honour_stop(self.record_dir, text)
         raise TrainingStopped(text)
 
-    def _progress(self, state, finished: bool = False) -> None:
+    def _progress(self, state: Any, finished: bool = False) -> None:
         progress = {"step": state.global_step, "max_steps": state.max_steps, "elapsed_s": round(self.elapsed(), 3)}
         progress |= {"prompts_per_step": self._prompts, "finished": finished}
-        write_json(self._progress_file, progress)
-
-    @property
-    def _progress_file(self) -> Path:
-        return self.record_dir / "progress.json"
+        write_json(self.record_dir / "progress.json", progress)
 
 
-def add_rows(trainer, columns: dict[str, list]) -> dict[str, list]:
-    """Record rows of the step, of which each process has some, and return those of all: column -> values."""
+def add_rows(trainer: Any, columns: dict[str, list]) -> dict[str, list]:
+    """Record the step's rows of all processes, and return them: column -> values."""
     columns = {name: gather_object(values) for name, values in columns.items()}
     if trainer.recorder and trainer.accelerator.is_main_process:
         trainer.recorder.add_completions(trainer.state.global_step + 1, columns)
@@ -228,7 +225,7 @@ def _stops(trainer: Any) -> dict:
 
 
 def attach_recorder(trainer: Any, record_dir: str | Path) -> RunRecorder:
-    """Attach a recorder to a trainer, in place of transformers' printer of raw log dictionaries."""
+    """Attach a recorder in place of transformers' printer of raw logs."""
     recorder = RunRecorder(record_dir, trainer)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(recorder)

@@ -1,4 +1,4 @@
-"""What we ask of a TRL trainer, its config and its rows. The rest of the package asks here."""
+"""What the package needs to know of a TRL trainer, its config and its rows."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ class EndedRow(list):
         super().__init__(ids)
         self._last = eos_token_id if stopped else NO_TOKEN
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any):
         return self._last if index == -1 else super().__getitem__(index)
 
 
@@ -65,25 +65,17 @@ def several_turns(trainer: Any) -> bool:
 def eos_ids(trainer: Any) -> list[int]:
     """All ids at which a stock trainer's sampler stops."""
     options = getattr(trainer.args, "generation_kwargs", None) or {}
-    known: list = []
-    for value in (
-        policy_of(trainer).generation_config.eos_token_id,
-        options.get("eos_token_id"),
-        options.get("stop_token_ids"),
-    ):
-        known += value if isinstance(value, list | tuple) else [value]
-    return [i for i in known if i is not None]
+    config = policy_of(trainer).generation_config
+    values = config.eos_token_id, options.get("eos_token_id"), options.get("stop_token_ids")
+    ids = [i for value in values for i in (value if isinstance(value, list | tuple) else [value])]
+    return [i for i in ids if i is not None]
 
 
 def check_no_hook(models: Iterable) -> None:
-    """Refuse models whose position ids are filled in already, where `explicit_positions=False` asks for stock scoring.
-
-    Raises:
-        ParameterError: one of them has `with_position_ids`'s hook.
-    """
+    """Raise where `explicit_positions=False` asks for stock scoring of a model that has `with_position_ids`'s hook."""
     if any(isinstance(model, torch.nn.Module) and fills_position_ids(model) for model in models):
         raise ParameterError(
-            "explicit_positions=False: with_position_ids is at work on a given model, from an earlier trainer or by "
+            "explicit_positions=False: with_position_ids is at work on a model, from an earlier trainer or by "
             "your own call; load the model anew, or remove the hook"
         )
 
@@ -92,12 +84,8 @@ def fill_positions(trainer: Any) -> None:
     """Hook position ids into every forward pass of the trainer's policy, reference, value and reward model."""
     for name in ("model", "ref_model", "policy_model", "value_model", "reward_model"):
         model = getattr(trainer, name, None)
-        # PPO's `model` is a wrapper of two others, which are hooked themselves.
-        if (
-            isinstance(model, torch.nn.Module)
-            and not hasattr(model, "critic_backbone")
-            and not fills_position_ids(model)
-        ):
+        wrapper = hasattr(model, "critic_backbone")  # PPO's `model`, around two that are hooked themselves
+        if isinstance(model, torch.nn.Module) and not wrapper and not fills_position_ids(model):
             with_position_ids(model)
 
 
@@ -159,7 +147,7 @@ def completion_metrics(rows: Mapping[str, Sequence]) -> dict[str, float | None]:
 
 
 def with_functions(columns: dict[str, list], rewards: dict[str, list]) -> dict[str, list]:
-    """Columns of completions with those of each reward function, which takes no column from another.
+    """Columns of completions with one for each reward function; a name that is taken gets ` (function)`.
 
     Example:
         >>> with_functions({"reward": [2.0]}, {"reward": [1.0], "words": [4]})
@@ -169,38 +157,29 @@ def with_functions(columns: dict[str, list], rewards: dict[str, list]) -> dict[s
 
 
 def text_of(value: Any) -> str:
-    """A text, or the contents of a conversation's messages, a line each.
-
-    Example:
-        >>> text_of("2 + 2?"), text_of([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}])
-        ('2 + 2?', 'Be brief.\\n2 + 2?')
-    """
+    """A text, or the contents of a conversation's messages, a line each."""
     if isinstance(value, list) and all(isinstance(message, Mapping) for message in value):
         return "\n".join(str(message.get("content") or "") for message in value)
     return str(value)
 
 
 def logged_rows(trainer: Any, count: int | None = None, ends: Mapping[str, list] | None = None) -> dict[str, list]:
-    """Rows as TRL's GRPO or RLOO gathered them over all processes, in an evaluation too: column -> values.
+    """The last `count` rows as TRL's GRPO or RLOO gathered them over all processes, in an evaluation too: column -> values.
 
     Args:
-        trainer: TRL's, or a child.
-        count: the last so many; None for all that TRL keeps, those of its last generation.
-        ends: further columns, for rows of which the trainer logs none itself.
-
-    Returns:
-        `prompt`, `completion`, what was logged with TRL's `log_extra`, `ends`, `reward` and `advantage`, and a column for each
-        reward function.
+        count: None for all that TRL keeps, those of its last generation.
+        ends: columns for rows of which the trainer itself logs none with `log_extra`.
     """
-    logs = {name: _last(trainer._logs[name], count) for name in ("prompt", "completion", "advantages")}
-    extra = {name: _last(values, count) for name, values in trainer._logs["extra"].items()}
+    count = count or len(trainer._logs["prompt"])
+    logs = {name: list(trainer._logs[name])[-count:] for name in ("prompt", "completion", "advantages")}
+    extra = {name: list(values)[-count:] for name, values in trainer._logs["extra"].items()}
     columns = {
         "prompt": [text_of(prompt) for prompt in logs["prompt"]],
         "completion": extra.pop("completion_text", []) or [text_of(completion) for completion in logs["completion"]],
         **(ends or {}),
         **extra,
     }
-    rewards = {name: _last(values, count) for name, values in trainer._logs["rewards"].items()}
+    rewards = {name: list(values)[-count:] for name, values in trainer._logs["rewards"].items()}
     own = {"reward": _weighted_sums(trainer, rewards), "advantage": logs["advantages"]}
     return with_functions(columns | own, rewards)
 
@@ -213,7 +192,3 @@ def _weighted_sums(trainer: Any, rewards: Mapping[str, list]) -> list[float]:
         scores = np.full((len(scores), 1), np.nan)
     unscorable = np.isnan(scores * weights).all(axis=1)
     return np.where(unscorable, np.nan, np.nansum(scores * weights, axis=1)).tolist()
-
-
-def _last(values: Iterable, count: int | None) -> list:
-    return list(values) if count is None else list(values)[-count:]
