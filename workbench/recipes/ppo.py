@@ -57,6 +57,8 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
     """
 
     recorder: RunRecorder | None = None
+    dataloader: Any
+    eval_dataloader: Any
 
     def __init__(
         self,

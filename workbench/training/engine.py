@@ -208,7 +208,7 @@ class EngineRequests:
             own.n, own.seed = len(rows), sampling_params.seed if self._seed is None else self._seed_of(number)
             params.append(own)
         outputs = original([prompts[rows[0]] for rows in plan], *args, sampling_params=params, **kwargs)
-        dealt = [None] * len(prompts)
+        dealt: list[Any] = [None] * len(prompts)
         for rows, output in zip(plan, outputs, strict=True):
             for row, sample in zip(rows, output.outputs, strict=True):
                 dealt[row] = copy.copy(output)

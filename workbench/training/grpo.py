@@ -319,8 +319,8 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
     ):
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__(**given)
-        if self.rollout_func is not None:
-            self.rollout_func = self._with_ends(self.rollout_func)
+        if rollout_func is not None:
+            self.rollout_func = self._with_ends(rollout_func)
 
     def _with_ends(self, rollout_func: Callable) -> Callable:
         """Marks where each row of a rollout function stopped; replaces an empty completion by one masked pad."""

@@ -43,7 +43,7 @@ def described(*, unit: str, lowest: float | None = None, highest: float | None =
     """
     about = {"arguments": arguments, "unit": unit, "lowest": lowest, "highest": highest}
 
-    def decorate(reward: RewardFn) -> RewardFn:
+    def decorate(reward: Any) -> RewardFn:
         reward.about = about
         return reward
 

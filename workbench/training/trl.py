@@ -75,8 +75,7 @@ def check_no_hook(models: Iterable) -> None:
     """Raise where `explicit_positions=False` asks for stock scoring of a model that has `with_position_ids`'s hook."""
     if any(isinstance(model, torch.nn.Module) and fills_position_ids(model) for model in models):
         raise ParameterError(
-            "explicit_positions=False: with_position_ids is at work on a model, from an earlier trainer or by "
-            "your own call; load the model anew, or remove the hook"
+            "explicit_positions=False: with_position_ids is at work on a model; load the model anew, or remove its hook"
         )
 
 
