@@ -35,14 +35,14 @@ def train(steps: int, watched: bool) -> dict:
     spent = []
     if watched:
         watch = watch_training(trainer)
-        plain = watch._guarded
+        plain = watch.guarded
 
         def timed(do, *arguments):
             start = time.process_time()
             plain(do, *arguments)
             spent.append((time.process_time() - start, do.__qualname__))
 
-        watch._guarded = timed
+        watch.guarded = timed
     start, ends = time.process_time(), []
     plain_step = trainer.training_step
 

@@ -46,7 +46,7 @@ from workbench.runs.run import create_run
 from workbench.widgets import train_live
 
 run = create_run("05_grpo_docs_example", {"seed": 0}, state="running")
-train = partial(train_grpo, make_recipe("starter", max_steps=80), reward_funcs=length_reward(20), out_dir=run.path)
+train = partial(train_grpo, make_recipe("starter", max_steps=80), reward_funcs=length_reward(20), record_dir=run.path)
 trainer = await train_live(run, train)"""
 COMPARER = """\
 from workbench.curves.documented import list_baselines, load_baseline

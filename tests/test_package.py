@@ -2,6 +2,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,37 @@ def lines_of(*folders: str) -> int:
 
 def test_the_core_is_read_in_an_evening():
     assert lines_of("generation", "consistency", "training") <= 3200
+
+
+CORE_FOLDERS = ("generation", "consistency", "training", "recipes")
+
+
+def parameters(path: Path) -> list[tuple[str, ast.arg]]:
+    """The parameters of all functions in a file, without `self` and `cls`, each with the name of its function."""
+    functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+    every = [
+        (f.name, [*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs, f.args.vararg, f.args.kwarg])
+        for f in functions
+    ]
+    return [(name, arg) for name, args in every for arg in args if arg is not None and arg.arg not in ("self", "cls")]
+
+
+@pytest.mark.parametrize("folder", CORE_FOLDERS)
+def test_parameters_have_types(folder):
+    known = [
+        (f"{path.name}: {name}({arg.arg})", arg.annotation)
+        for path in (PACKAGE / folder).glob("*.py")
+        for name, arg in parameters(path)
+    ]
+    without = [name for name, annotation in known if annotation is None]
+    assert len(without) <= 0.1 * len(known), without
+
+
+def test_types_are_checked_without_exceptions_for_a_folder():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
+    assert {f"workbench.{folder}" for folder in CORE_FOLDERS} <= set(settings["packages"])
+    ours = [part for part in settings["overrides"] if any(name.startswith("workbench.") for name in part["module"])]
+    assert not any("disable_error_code" in part for part in ours), ours
 
 
 @pytest.mark.parametrize(

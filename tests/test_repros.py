@@ -4,6 +4,8 @@ import ast
 import importlib.util
 import json
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -89,3 +91,19 @@ def test_the_installed_trl_is_as_the_table_says(name):
     need(known, f"TRL {trl.__version__} in the table: python repros/matrix.py --trl {trl.__version__}")
     made = matrix.run(name, Path(trl.__file__).parents[1], trl.__version__)
     assert (made["state"], made["says"]) == (known["state"], known["says"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["lives", "mended"])
+def test_finish_reasons_of_a_sampler_say_what_was_cut_once_trl_has_the_patch(state, tmp_path):
+    """The patch that would make `EndedRow` unnecessary; no defect of a release, so it has no row in the table."""
+    release = matrix.base("finish_reasons")
+    folders = [ROOT / f".venv/lanes/trl-{release}", Path(importlib.util.find_spec("trl").origin).parents[1]]
+    found = [folder for folder in folders if list(folder.glob(f"trl-{release}.dist-info"))]
+    need(found, f"TRL {release}")
+    for name in ("trl", f"trl-{release}.dist-info"):
+        shutil.copytree(found[0] / name, tmp_path / name)
+    if state == "mended":
+        diff = (ROOT / "repros/patches/finish_reasons.diff").read_text()
+        subprocess.run(["patch", "-p1", "--fuzz=0"], cwd=tmp_path, input=diff, text=True, check=True)
+    assert matrix.run("finish_reasons", tmp_path, release)["state"] == state

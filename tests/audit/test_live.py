@@ -10,6 +10,7 @@ from workbench.audit.live import Warnings, raise_alerts
 from workbench.diagnostics.watch import Watch
 from workbench.logs.read import read_logs
 from workbench.packaged import packaged
+from workbench.training.recording import Recorder
 
 
 def told(folder, every):
@@ -43,10 +44,10 @@ def test_a_course_is_told_when_it_is_found_twice_in_a_row_and_not_from_a_few_ste
     assert rules == expected
 
 
-def test_a_full_disk_ends_the_watch_and_not_the_training(capsys):
+def test_a_full_disk_ends_the_watch_and_not_the_training(capsys, tmp_path):
     watch, state = Watch.__new__(Watch), SimpleNamespace(global_step=1)
-    watch.__dict__ |= {"on": True, "lines": [], "_spent": 0.0, "_latest": None, "_started": 0.0, "_before": 0.0}
-    with open("/dev/full", "a") as watch._file:
+    watch.__dict__ |= {"on": True, "lines": [], "seconds": 0.0, "recorder": Recorder(tmp_path, "watched")}
+    with open("/dev/full", "a") as watch.recorder._file:
         watch.on_log(None, state, None, {"reward": 1.0})
         watch.on_train_end(None, state, None)
     assert "the watch is off, the training goes on: OSError" in capsys.readouterr().err

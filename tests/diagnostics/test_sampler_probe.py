@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -129,7 +128,7 @@ def test_processes_whose_engine_fails_in_one_of_them_end_the_probing_together(tm
     for rank in (0, 1):
         found = json.loads((tmp_path / f"rank-{rank}.json").read_text())
         assert found["at the start"] == "not probed" and found["scored"] == [1, 2, 2, 2]
-    assert json.loads((tmp_path / "rank-0.json").read_text())["warned"] == 1
+    assert json.loads((tmp_path / "rank-0.json").read_text())["printed"] == 1
 
 
 def test_a_trainer_without_vllm_has_nothing_to_probe():
@@ -137,10 +136,10 @@ def test_a_trainer_without_vllm_has_nothing_to_probe():
         assert probe_sampler(SimpleNamespace(args=SimpleNamespace(**fields))) is None
 
 
-def test_an_engine_of_an_unknown_kind_is_told_of_and_does_not_end_the_training():
+def test_an_engine_of_an_unknown_kind_is_reported_and_does_not_end_the_training(capsys):
     trainer = SimpleNamespace(args=SimpleNamespace(use_vllm=True), callback_handler=SimpleNamespace(callbacks=[]))
-    with pytest.warns(UserWarning, match="the sampler is not probed: AttributeError"):
-        assert probe_sampler(trainer) is None
+    assert probe_sampler(trainer) is None
+    assert "workbench: the sampler is not probed, the training goes on: AttributeError" in capsys.readouterr().err
     with pytest.raises(ParameterError, match="every=0: expected at least 1 step"):
         probe_sampler(trainer, every=0)
 
@@ -170,14 +169,12 @@ def test_a_sync_that_falls_behind_between_two_probes_is_named_at_the_step_after(
     assert [cause in str(w.message) for w, cause in zip(warned, (UNKNOWN, LATE), strict=True)] == [True, True]
 
 
-def test_an_error_in_a_probe_ends_the_probing_and_is_told_once():
+def test_an_error_in_a_probe_ends_the_probing_and_is_reported_once(capsys):
     probe = object.__new__(SamplerProbe)
     probe._trainer = SimpleNamespace(state=SimpleNamespace(global_step=3))
-    probe._count, probe.seconds, probe._broken = 0, 0.0, False
-    for due in (True, False):
+    probe._count, probe.seconds, probe.on = 0, 0.0, True
+    for due in (True, True, False):
         probe._due = due
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            probe._probe_once()  # it has neither engine nor model
-        assert len(caught) == due
-    assert probe._broken and probe._count == 1
+        probe._probe_once()  # it has neither engine nor model
+    assert capsys.readouterr().err.count("workbench: the sampler's probe is off, the training goes on") == 1
+    assert not probe.on

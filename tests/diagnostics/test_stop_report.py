@@ -1,7 +1,5 @@
 """The stop audit tells the truth about rollouts, recorded completions and the files of stock TRL."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 import rollout_engine
@@ -23,13 +21,13 @@ def test_the_audit_of_rollouts_counts_what_stopped_what_trl_sees_and_what_was_wa
     eos = toy_tokenizer().eos_token
     rolled = [rollout("topic</search>", sampled=20), rollout(f"done.{eos}", sampled=20)]
     rolled += [rollout("topic", "length", engine=engine) for engine in ("length", "stop")]
-    report = stop_report(rolled, tokenizer=toy_tokenizer(), seconds=2.0)
+    report = stop_report(rolled, tokenizer=toy_tokenizer())
     assert (report.rows, report.stopped, report.trl_stopped, report.engine_disagrees) == (4, 2, 1, 1)
     assert (report.clipped_ratio, report.trl_clipped_ratio) == (0.5, 0.75)
     useful = sum(len(r.completion_ids) for r in rolled)
     assert (report.useful_tokens, report.sampled_tokens) == (useful, 40 + 2 * len(rolled[2].completion_ids))
     assert report.wasted == pytest.approx(1 - useful / report.sampled_tokens)
-    assert report.table().loc["seconds", "value"] == 2.0
+    assert report.table().loc["wasted", "value"] == report.wasted
     assert "trl_clipped_ratio" in report._repr_html_()
 
 
@@ -55,29 +53,18 @@ def test_the_audit_of_a_recorded_table_reads_its_columns():
     assert (old.trl_stopped, old.trl_clipped_ratio, old.engine_disagrees, old.wasted) == (None, None, None, 0.0)
 
 
-def test_the_audit_of_stocks_table_tells_custom_stops_from_eos_and_from_cuts():
-    texts = ["topic</search>", "done.", "topic topic topic topic topic"]
-    limit = len(toy_tokenizer().encode(texts[2]))
-    stops = StopSpec(stop=("</search>",))
-    report = stop_report(pd.DataFrame({"completion": texts}), tokenizer=toy_tokenizer(), stops=stops, limit=limit)
-    assert (report.rows, report.stopped, report.trl_stopped) == (3, 2, 1)
-    assert report.trl_clipped_ratio == pytest.approx(2 / 3)
-
-
 @pytest.mark.parametrize(
-    ("completions", "fields", "message"),
+    ("completions", "message"),
     [
-        ([], {}, "completions is empty"),
-        (pd.DataFrame({"completion": []}), {}, "completions is empty"),
-        ([Rollout("a", (5,), (6,), "b", "stop", None, None, 1)], {}, "tokenizer"),
-        (pd.DataFrame({"completion": ["a"]}), {}, "tokenizer and limit"),
-        (pd.DataFrame({"completion": ["a"]}), {"tokenizer": None, "limit": 4}, "tokenizer and limit"),
-        (pd.DataFrame({"text": ["a"]}), {"limit": 4}, "text"),
+        ([], "completions is empty"),
+        (pd.DataFrame({"finish_reason": []}), "completions is empty"),
+        ([Rollout("a", (5,), (6,), "b", "stop", None, None, 1)], "tokenizer"),
+        (pd.DataFrame({"completion": ["a"]}), r"\['completion'\]: expected the columns of a recorded run"),
     ],
 )
-def test_completions_that_cannot_be_audited_are_refused(completions, fields, message):
+def test_completions_that_cannot_be_counted_are_refused(completions, message):
     with pytest.raises(ParameterError, match=message):
-        stop_report(completions, **fields)
+        stop_report(completions)
 
 
 @pytest.mark.slow
@@ -107,7 +94,7 @@ def test_the_audit_of_a_run_agrees_with_what_it_logged(tmp_path):
 
     def run_of(seed):
         recipe = make_recipe("search", dataset="search", seed=seed, **fields)
-        train_grpo(recipe, reward_funcs=exact_match_reward(), out_dir=tmp_path, stops=stops)
+        train_grpo(recipe, reward_funcs=exact_match_reward(), record_dir=tmp_path, stops=stops)
         return Run(tmp_path)
 
     run = until_seen(run_of, lambda run: run.completions["finish_reason"].nunique() == 2)
@@ -115,20 +102,3 @@ def test_the_audit_of_a_run_agrees_with_what_it_logged(tmp_path):
     assert report.rows == 32
     assert report.clipped_ratio == pytest.approx(run.metrics["completions/clipped_ratio"].mean())
     assert 0 < report.clipped_ratio < report.trl_clipped_ratio  # for which only EOS ends a row
-
-
-@pytest.mark.slow
-def test_the_audit_of_the_file_stock_wrote_agrees_with_what_stock_logged(tmp_path):
-    import trl
-    from small_runs import policy_trainer
-
-    fields = {"output_dir": str(tmp_path), "log_completions": True, "max_steps": 2, "max_completion_length": 8}
-    trainer = policy_trainer(trl.GRPOTrainer, fields)
-    trainer.train()
-    logged = [line["completions/clipped_ratio"] for line in trainer.state.log_history[:-1]]
-    files = sorted(Path(tmp_path).glob("completions/*.parquet"))
-    assert len(files) == 2
-    for path, ratio in zip(files, logged, strict=True):
-        report = stop_report(pd.read_parquet(path), tokenizer=trainer.processing_class, limit=8)
-        assert report.rows == 32
-        assert report.clipped_ratio == report.trl_clipped_ratio == pytest.approx(ratio)

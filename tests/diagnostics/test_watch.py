@@ -44,7 +44,7 @@ def test_a_watched_run_has_the_numbers_of_an_unwatched_one_and_is_recorded(cls, 
     watched.train()
     assert watch.on
     assert numbers(watched) == numbers(plain)
-    run = Run(watch.out_dir)
+    run = Run(watch.recorder.record_dir)
     assert run.metrics["step"].tolist() == [1, 2, 3, 4]
     assert run.metrics["reward"].tolist() == [row.get("reward") for row in plain.state.log_history[:4]] or options
     made = run.completions
@@ -54,7 +54,7 @@ def test_a_watched_run_has_the_numbers_of_an_unwatched_one_and_is_recorded(cls, 
     assert (made["finish_reason"] == "length").tolist() == (
         (made["completion_tokens"] == length) & (made["trl_finish_reason"] == "length")
     ).tolist()
-    tokens, _ = read_parts(token_parts(watch.out_dir))
+    tokens, _ = read_parts(token_parts(watch.recorder.record_dir))
     assert tokens["completion_ids"].map(len).tolist() == made["completion_tokens"].tolist()
     tokenizer = watched.processing_class
     decoded = tokenizer.batch_decode([list(ids) for ids in tokens["completion_ids"]], skip_special_tokens=True)
@@ -89,19 +89,19 @@ def test_masked_stops_are_named_while_the_run_trains_and_after_it(capfd):
     assert len(lines) == 1
     assert lines[0].startswith("workbench: step ") and "Set mask_truncated_completions=False" in lines[0]
     assert "docs/audit.md, notebook 02_grpo_custom_stops" in lines[0]
-    assert "masked-stops" in audit_run(watch.out_dir).problems
-    assert audit_run(trainer.args.output_dir).problems == audit_run(watch.out_dir).problems
+    assert "masked-stops" in audit_run(watch.recorder.record_dir).problems
+    assert audit_run(trainer.args.output_dir).problems == audit_run(watch.recorder.record_dir).problems
 
 
 @pytest.mark.parametrize("broken", ["_keep", "_look", "begin"])
-def test_an_error_of_the_watch_is_told_once_and_the_training_goes_on(broken, capfd, monkeypatch):
+def test_an_error_of_the_watch_is_reported_once_and_the_training_goes_on(broken, capfd, monkeypatch):
     trainer = stock(max_steps=2)
     watch = watch_training(trainer, every=1)
 
     def fails(*_, **__):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(watch, broken, fails)
+    monkeypatch.setattr(watch.recorder if broken == "begin" else watch, broken, fails)
     trainer.train()
     told = [line for line in capfd.readouterr().err.splitlines() if "workbench:" in line]
     assert [line for line in told if "off" in line] == [
@@ -123,9 +123,9 @@ def test_it_can_be_left_off_and_ended(monkeypatch):
     assert watch_training(trainer) is None
     monkeypatch.delenv("WORKBENCH_WATCH")
     watch = watch_training(trainer)
-    watch.off()
+    watch.detach()
     trainer.train()
-    assert not (watch.out_dir / "metrics.jsonl").exists()
+    assert not (watch.recorder.record_dir / "metrics.jsonl").exists()
 
 
 def test_a_resumed_run_is_recorded_once(tmp_path):
@@ -136,7 +136,7 @@ def test_a_resumed_run_is_recorded_once(tmp_path):
     second = stock(folder=tmp_path, max_steps=4)
     watch = watch_training(second)
     second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    run = Run(watch.out_dir)
+    run = Run(watch.recorder.record_dir)
     assert run.metrics["step"].tolist() == [1, 2, 3, 4]
     assert run.completions["step"].value_counts().to_dict() == dict.fromkeys([1, 2, 3, 4], 4)
 

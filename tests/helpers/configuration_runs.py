@@ -164,8 +164,8 @@ def watched(who: str, kind: str, fields=None, *, until=None, **kwargs) -> Watche
         return Watched(build(who, kind, fields, **kwargs)).train()
 
     def train(seed: int) -> Watched:
-        if "out_dir" in kwargs:
-            shutil.rmtree(kwargs["out_dir"], ignore_errors=True)
+        if "record_dir" in kwargs:
+            shutil.rmtree(kwargs["record_dir"], ignore_errors=True)
         return watched(who, kind, (fields or {}) | {"seed": seed}, **kwargs)
 
     return until_seen(train, until)
@@ -199,12 +199,14 @@ def assert_equal_runs(kind: str, fields=None, *, placed: bool = True, until=None
     return stock, ours
 
 
-def assert_promises(kind: str, got: Watched, out_dir: Path, tokenizer, strings=(STOP,), eos=None, limit: int = LIMIT):
+def assert_promises(
+    kind: str, got: Watched, record_dir: Path, tokenizer, strings=(STOP,), eos=None, limit: int = LIMIT
+):
     """What ours promises with custom stops, judged from the ids alone: ends, masks, what rewards saw, what is recorded.
 
     PPO has no reward functions; of it the recorded rows are judged.
     """
-    rows, eos = Run(out_dir).completions, eos or [tokenizer.eos_token_id]
+    rows, eos = Run(record_dir).completions, eos or [tokenizer.eos_token_id]
     stopped = (rows["finish_reason"] == "stop").tolist()
     if kind != "PPO":
         texts = [c if isinstance(c, str) else c[-1]["content"] for c in got.texts]
@@ -230,7 +232,7 @@ def assert_promises(kind: str, got: Watched, out_dir: Path, tokenizer, strings=(
     name = "val/contain_eos_token" if kind == "OnlineDPO" else "completions/clipped_ratio"
     for step, part in rows.groupby("step")["finish_reason"]:
         share = (part == ("stop" if kind == "OnlineDPO" else "length")).mean()
-        assert Run(out_dir).metrics.set_index("step")[name][step] == pytest.approx(share)
+        assert Run(record_dir).metrics.set_index("step")[name][step] == pytest.approx(share)
 
 
 def _decoder(tokenizer):
@@ -240,14 +242,16 @@ def _decoder(tokenizer):
     return lambda ids: tokenizer.decode([*before, *ids])[hidden:]
 
 
-def has_every_end(out_dir: Path, strings=()) -> bool:
+def has_every_end(record_dir: Path, strings=()) -> bool:
     """Whether the recorded rows have both finish reasons, and one of the strings at an end."""
-    rows = Run(out_dir).completions
+    rows = Run(record_dir).completions
     by_string = rows["completion"].str.endswith(tuple(strings)).any()
     return set(rows["finish_reason"]) == {"stop", "length"} and by_string == bool(strings)
 
 
-def assert_stops_hold(kind: str, out_dir: Path, fields=None, *, stops=None, eos=None, seen=None, **kwargs) -> Watched:
+def assert_stops_hold(
+    kind: str, record_dir: Path, fields=None, *, stops=None, eos=None, seen=None, **kwargs
+) -> Watched:
     """Train ours as its users do, with a stop string and a run folder, and judge it by `assert_promises`.
 
     The seed is one of which some rows stopped, some were cut and a stop string ended some, so that each is judged.
@@ -259,15 +263,15 @@ def assert_stops_hold(kind: str, out_dir: Path, fields=None, *, stops=None, eos=
         **kwargs: of `build`.
     """
     stops = stops or StopSpec(stop=(STOP,))
-    own = {"stops": stops, "record_dir": out_dir, "explicit_positions": True}
+    own = {"stops": stops, "record_dir": record_dir, "explicit_positions": True}
 
     def every_end(got: Watched) -> bool:
-        return has_every_end(out_dir, stops.stop) and (seen is None or seen(got))
+        return has_every_end(record_dir, stops.stop) and (seen is None or seen(got))
 
     got = watched("ours", kind, TELL[kind] | (fields or {}), until=every_end, **kwargs | own)
     limit = (fields or {}).get(LENGTH[kind], LIMIT)
     tokenizer = getattr(got.trainer.processing_class, "tokenizer", got.trainer.processing_class)
-    assert_promises(kind, got, out_dir, tokenizer, stops.stop, eos=eos, limit=limit)
+    assert_promises(kind, got, record_dir, tokenizer, stops.stop, eos=eos, limit=limit)
     return got
 
 

@@ -44,19 +44,19 @@ def processes_differ(got) -> bool:
     return shares[0] != shares[1]
 
 
-def recorded(kind: str, out_dir: Path) -> dict:
+def recorded(kind: str, record_dir: Path) -> dict:
     """A recipe trained in a run folder: the rows that this process sampled, and what they earned; of rows with every end."""
 
     def every_end(made: dict) -> bool:
         torch.distributed.barrier()  # the main process has written them
-        found = has_every_end(out_dir, (STOP,))
+        found = has_every_end(record_dir, (STOP,))
         torch.distributed.barrier()  # all have read them
         return found
 
-    return until_seen(lambda seed: train_recorded(kind, out_dir, seed), every_end)
+    return until_seen(lambda seed: train_recorded(kind, record_dir, seed), every_end)
 
 
-def train_recorded(kind: str, out_dir: Path, seed: int) -> dict:
+def train_recorded(kind: str, record_dir: Path, seed: int) -> dict:
     shape = {"num_generations": 2 if kind == "OnlineDPO" else G, "per_device_train_batch_size": BATCH}
     shape |= {"max_steps": STEPS, "max_completion_length": LIMIT, "beta": 0.05}
     recipe, seen = make_recipe("search", dataset="search", seed=seed, **shape), []
@@ -67,7 +67,7 @@ def train_recorded(kind: str, out_dir: Path, seed: int) -> dict:
         return scores
 
     rewards = {} if kind == "PPO" else {"reward_funcs": watching}
-    trainer = TRAIN[kind](recipe, out_dir=out_dir, stops=StopSpec(stop=(STOP,)), **TELL[kind], **rewards)
+    trainer = TRAIN[kind](recipe, record_dir=record_dir, stops=StopSpec(stop=(STOP,)), **TELL[kind], **rewards)
     return {"seen": seen, "steps": trainer.state.global_step, "rank": trainer.accelerator.process_index}
 
 

@@ -37,10 +37,10 @@ def on_vllm(who: str, kind: str, fields: dict, **kwargs) -> Watched:
     return Watched(trainer)
 
 
-def told(got: Watched, out_dir: Path | None = None) -> dict:
+def told(got: Watched, record_dir: Path | None = None) -> dict:
     """What came of a training, fit for JSON."""
-    rows = Run(out_dir).completions.to_dict("list") if out_dir else {}
-    metrics = Run(out_dir).metrics.to_dict("list") if out_dir else {}
+    rows = Run(record_dir).completions.to_dict("list") if record_dir else {}
+    metrics = Run(record_dir).metrics.to_dict("list") if record_dir else {}
     made = {"texts": got.texts, "ids": got.ids, "trained": got.trained, "scores": got.scores, "log": got.log}
     return made | {"rows": rows, "metrics": metrics}
 
@@ -167,11 +167,11 @@ def tokens(folder: Path) -> dict:
         stops = StopSpec(stop=("e", " s"))
         made[f"llama2 {kind}"] = recorded(kind, folder / f"llama2 {kind}", {}, model=llama2, stops=stops)
     for kind in SAMPLED:
-        out_dir = folder / f"llama3 {kind}"
+        record_dir = folder / f"llama3 {kind}"
 
-        def train(seed, kind=kind, out_dir=out_dir):
-            shutil.rmtree(out_dir, ignore_errors=True)
-            return recorded(kind, out_dir, {"seed": seed}, model=llama3)
+        def train(seed, kind=kind, record_dir=record_dir):
+            shutil.rmtree(record_dir, ignore_errors=True)
+            return recorded(kind, record_dir, {"seed": seed}, model=llama3)
 
         eos = {AutoTokenizer.from_pretrained(llama3).convert_tokens_to_ids(token) for token in (EOS, TURN_END)}
         made[f"llama3 {kind}"] = until_seen(train, lambda got, eos=eos: {ids[-1] for ids in got["ids"]} > eos)

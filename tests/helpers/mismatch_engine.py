@@ -1,8 +1,10 @@
 """Sampled against scored log-probs on a real vLLM engine, of rollouts and of two GRPO steps (in the process of on_vllm.py)."""
 
 import tempfile
+from pathlib import Path
 
 import numpy as np
+from tensorboard_files import tensorboard_scalars
 from transformers import AutoModelForCausalLM
 
 from workbench.diagnostics.mismatch import mismatch_report_of
@@ -28,15 +30,17 @@ def rollout(path: str, llm) -> dict:
     }
 
 
-def live(path: str, explicit: bool) -> list[dict]:
-    """Two GRPO steps: what was logged about sampler and scorer."""
+def live(path: str, explicit: bool) -> tuple[list[dict], list[str]]:
+    """Two GRPO steps: what was logged about sampler and scorer, and the names in TensorBoard's files."""
     recipe = make_recipe("starter-gpt2", backend="vllm", max_steps=2, per_device_train_batch_size=16)
-    args = grpo_config(recipe, tempfile.mkdtemp(), disable_dropout=True, save_strategy="no")
+    folder = Path(tempfile.mkdtemp())
+    args = grpo_config(recipe, folder, disable_dropout=True, save_strategy="no", report_to="tensorboard")
     data = load_prompts("starter")
     trainer = GRPOTrainer(path, length_reward(), args, train_dataset=data, explicit_positions=explicit)
     trainer.train()
     wanted = ("mismatch/", "sampling/")
-    return [{k: v for k, v in line.items() if k.startswith(wanted)} for line in trainer.state.log_history[:-1]]
+    lines = [{k: v for k, v in line.items() if k.startswith(wanted)} for line in trainer.state.log_history[:-1]]
+    return lines, sorted(tensorboard_scalars(folder))
 
 
 def result() -> dict:

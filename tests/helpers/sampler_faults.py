@@ -208,7 +208,7 @@ def run(case: tuple, url: str, steps: int) -> dict:
     lines = trainer.state.log_history[:-1]
     found = {name: [line.get(name) for line in lines] for name in ("reward", "entropy")}
     if watch:
-        return found | what_was_watched(watch.out_dir)
+        return found | what_was_watched(watch.recorder.record_dir)
     if not probe:
         return found
     said = [text for w in caught if (text := str(w.message)).startswith(("vLLM at step", "the sampler is not"))]

@@ -178,7 +178,7 @@ def two_processes(folder: Path) -> None:
         per_device_train_batch_size=4,
         max_completion_length=24,
     )
-    trainer = train_grpo(recipe, reward_funcs=parity_reward, out_dir=folder, stops=StopSpec(stop=(CLOSE,)))
+    trainer = train_grpo(recipe, reward_funcs=parity_reward, record_dir=folder, stops=StopSpec(stop=(CLOSE,)))
     ended = {"rank": trainer.accelerator.process_index, "log": trainer.state.log_history[:-1]}
     (folder / f"rank-{ended['rank']}.json").write_text(json.dumps(ended))
 

@@ -38,7 +38,7 @@ def train(tmp_path, starter_folder):
     def run(name, stops, seed=0, **overrides):
         out = tmp_path / name
         recipe = dataclasses.replace(RECIPE, seed=seed)
-        trainer = train_ppo(recipe, out_dir=out, stops=stops, callbacks=[Reseed(seed)], **overrides)
+        trainer = train_ppo(recipe, record_dir=out, stops=stops, callbacks=[Reseed(seed)], **overrides)
         return trainer, Run(out)
 
     return run
@@ -209,7 +209,7 @@ def test_a_pad_that_ends_a_response_is_refused_whichever_of_the_eos_ids_it_is(st
     tokenizer.save_pretrained(tmp_path / "model")
     recipe = make_recipe(str(tmp_path / "model"), dataset="starter", max_steps=1)
     with pytest.raises(ParameterError, match=r"pad token id 0: PPO masks by it, so it must .* none of the EOS ids"):
-        train_ppo(recipe, out_dir=tmp_path / "run")
+        train_ppo(recipe, record_dir=tmp_path / "run")
 
 
 # --- reward functions ------------------------------------------------------------------------------------------------
@@ -219,12 +219,12 @@ def characters(completions, **_):
     return [float(len(text)) for text in completions]
 
 
-def train_on_search(out_dir, reward_funcs, steps=UPDATES, **options):
+def train_on_search(record_dir, reward_funcs, steps=UPDATES, **options):
     from workbench.recipes.ppo import train_ppo
 
     recipe = make_recipe("search", dataset="search", max_steps=steps, per_device_train_batch_size=BATCH)
     recipe = make_recipe(**{**recipe.__dict__, "max_completion_length": 16})
-    return train_ppo(recipe, out_dir=out_dir, reward_funcs=reward_funcs, **options), Run(out_dir)
+    return train_ppo(recipe, record_dir=record_dir, reward_funcs=reward_funcs, **options), Run(record_dir)
 
 
 def test_reward_functions_get_the_rows_that_they_score_with_their_columns(tmp_path):
@@ -278,7 +278,9 @@ def test_an_update_makes_rewarded_completions_likelier_than_the_others(tmp_path,
         ]  # far from the value model's first guesses, which are near 0
 
     fields = {"max_steps": 1, "per_device_train_batch_size": BATCH, "learning_rate": 1e-4}
-    trainer = train_ppo(make_recipe("starter", **fields), out_dir=tmp_path, reward_funcs=every_other, num_ppo_epochs=1)
+    trainer = train_ppo(
+        make_recipe("starter", **fields), record_dir=tmp_path, reward_funcs=every_other, num_ppo_epochs=1
+    )
     encode, before = trainer.processing_class.encode, AutoModelForCausalLM.from_pretrained(starter_folder)
     models = (trainer.model.policy, before)
     change = [text_logprob(models[0], encode(p), ids) - text_logprob(models[1], encode(p), ids) for p, ids in rows]

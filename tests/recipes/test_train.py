@@ -87,7 +87,7 @@ def test_all_four_trainers_leave_a_recipe_of_one_shape_their_steps_and_their_com
     stops = StopSpec(stop=(" the",))
     for train in (train_grpo, train_rloo, train_online_dpo, *([train_ppo] if HAS_PPO else [])):
         reward = {} if train is train_ppo else {"reward_funcs": length_reward(20)}
-        train(SMALL, out_dir=tmp_path / train.__name__, stops=stops, **reward)
+        train(SMALL, record_dir=tmp_path / train.__name__, stops=stops, **reward)
         run, written = Run(tmp_path / train.__name__), read_json(tmp_path / train.__name__ / "recipe.json", {})
         assert written.keys() == {*RECORD, "source"}
         assert written["recipe"] == RECORD["recipe"] and written["stops"]["stop"] == [" the"]
@@ -104,12 +104,12 @@ def test_a_wrong_setting_is_refused_before_anything_in_the_folder_is_touched(tmp
     record_a_step(tmp_path)
     for wrong in ({"num_generations": 3}, {"generation_kwargs": {"stop": ["a"]}}):
         with pytest.raises(ValueError):
-            train_grpo(SMALL, reward_funcs=length_reward(20), out_dir=tmp_path, **wrong)
-    assert read_json(tmp_path / "recipe.json", {}) == RECORD | {"source": "recipe"}
+            train_grpo(SMALL, reward_funcs=length_reward(20), record_dir=tmp_path, **wrong)
+    assert read_json(tmp_path / "recipe.json", {}) == RECORD | {"source": "workbench"}
     assert Run(tmp_path).metrics["step"].tolist() == [1]
 
 
 @needs_ppo
 def test_a_trainer_without_a_recipe_of_its_kind_is_refused():
     with pytest.raises(ParameterError, match="samples with transformers only"):
-        PPOTrainer.from_recipe(Recipe(backend="vllm"), reward_funcs="random weights", out_dir="unused")
+        PPOTrainer.from_recipe(Recipe(backend="vllm"), reward_funcs="random weights", record_dir="unused")

@@ -271,7 +271,7 @@ def test_tokens_that_a_watched_training_records_are_those_of_its_texts(starter_f
     from workbench.training.grpo import GRPOTrainer
 
     recipe = make_recipe("starter", max_steps=1)
-    trainer = make_trainer(GRPOTrainer, recipe, reward_funcs=length_reward(20), out_dir=tmp_path / "own")
+    trainer = make_trainer(GRPOTrainer, recipe, reward_funcs=length_reward(20), record_dir=tmp_path / "own")
     Watch(trainer, tmp_path / "watched", lambda *_: [], every=1)
     trainer.train()
     (training,), damaged = read_trainings(tmp_path / "watched")

@@ -69,11 +69,11 @@ class AskAfter:
         return [-float(len(text)) for text in completions]
 
 
-def train(out_dir, reward, **fields):
+def train(record_dir, reward, **fields):
     from workbench.recipes.recipes import make_recipe
     from workbench.recipes.train import train_grpo
 
-    return train_grpo(make_recipe("starter", **(SMALL | fields)), reward_funcs=reward, out_dir=out_dir)
+    return train_grpo(make_recipe("starter", **(SMALL | fields)), reward_funcs=reward, record_dir=record_dir)
 
 
 def log(folder) -> list[dict]:
@@ -123,7 +123,7 @@ def test_ppo_stops_too_and_leaves_its_policy(starter_folder, tmp_path):
 
     fields = {"num_generations": 2, "per_device_train_batch_size": 4, "max_completion_length": 8, "max_steps": 4}
     with pytest.raises(TrainingStopped, match="stopped after step 1 of 4"):
-        train_ppo(make_recipe("starter", **fields), out_dir=run.path, callbacks=[Ask()])
+        train_ppo(make_recipe("starter", **fields), record_dir=run.path, callbacks=[Ask()])
     assert (run.path / "checkpoints/checkpoint-1/complete.json").is_file()
 
 
@@ -137,7 +137,7 @@ def test_a_notebook_that_was_asked_to_stop_is_interrupted_and_resumes_to_its_end
         "from workbench.runs.stop_request import request_stop",
         f"recipe = make_recipe('starter', max_steps=4, **{SMALL})\n"
         "if not (run.path / 'asked').exists():\n    request_stop(run, 'enough'); (run.path / 'asked').touch()\n"
-        "train_grpo(recipe, reward_funcs=length_reward(), out_dir=run.path)",
+        "train_grpo(recipe, reward_funcs=length_reward(), record_dir=run.path)",
     )
     path = str(write_notebook(tmp_path / "hand_made.ipynb", *cells))
     run = plan_run(path, {}, root=tmp_path / "runs").prepare()

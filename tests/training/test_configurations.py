@@ -99,7 +99,7 @@ def test_a_recipe_with_lora_is_one_training_of_its_folder_and_with_another_rank_
     rewards = "random weights" if kind == "PPO" else reward
     name = OURS[kind].__name__
     options = {"peft_config": LoraConfig(r=4, task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"])}
-    trained = train_recipe(OURS[kind], recipe, out_dir=tmp_path, reward_funcs=rewards, **options)
+    trained = train_recipe(OURS[kind], recipe, record_dir=tmp_path, reward_funcs=rewards, **options)
     assert any("lora_B" in weight for weight in trained.model.state_dict())
     finished = []
     for rank in (4, 8):
@@ -221,13 +221,13 @@ def test_ppo_counts_none_as_nothing_and_refuses_a_row_that_no_function_scored(ki
         return [None if n % 2 else 3.0 for n in range(len(completions))]
 
     recipe = make_recipe("search", dataset="search", max_steps=STEPS, per_device_train_batch_size=BATCH)
-    train_ppo(recipe, reward_funcs=[half, reward], reward_weights=[1.0, 0.5], out_dir=tmp_path / "half")
+    train_ppo(recipe, reward_funcs=[half, reward], reward_weights=[1.0, 0.5], record_dir=tmp_path / "half")
     rows = Run(tmp_path / "half").completions
     assert rows["half"].isna().tolist() == [n % 2 == 1 for n in range(len(rows))]
     expected = rows["half"].fillna(0.0) + 0.5 * rows["reward (function)"]
     assert rows["reward"].tolist() == pytest.approx(expected.tolist())
     with pytest.raises(ParameterError, match="half returned None; at least one reward function has to score it"):
-        train_ppo(recipe, reward_funcs=half, out_dir=tmp_path / "nobody")
+        train_ppo(recipe, reward_funcs=half, record_dir=tmp_path / "nobody")
 
 
 @shows("None", *POLICY)

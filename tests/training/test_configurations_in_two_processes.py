@@ -1,4 +1,4 @@
-"""Each trainer in two processes (tests/helpers/configurations_in_two_processes.py), with `out_dir` and beside stock."""
+"""Each trainer in two processes (tests/helpers/configurations_in_two_processes.py), with `record_dir` and beside stock."""
 
 import json
 import os

@@ -24,30 +24,30 @@ from workbench.training.rewards import length_reward
 TIMES = {"elapsed_s", "step_time"}
 
 
-def train(out_dir, **fields):
+def train(record_dir, **fields):
     from workbench.recipes.train import train_grpo
 
     small = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16, "save_steps": 2}
-    return train_grpo(make_recipe("starter", **(small | fields)), reward_funcs=length_reward(), out_dir=out_dir)
+    return train_grpo(make_recipe("starter", **(small | fields)), reward_funcs=length_reward(), record_dir=record_dir)
 
 
-def without_times(out_dir) -> list[dict]:
-    lines = (out_dir / "metrics.jsonl").read_text().splitlines()
+def without_times(record_dir) -> list[dict]:
+    lines = (record_dir / "metrics.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
 
 
-def completions(out_dir):
+def completions(record_dir):
     from workbench.runs.run import Run
 
-    return Run(out_dir).completions
+    return Run(record_dir).completions
 
 
 @pytest.fixture(scope="module")
 def trained(starter_folder, tmp_path_factory):
     """Six steps, seed 1, recorded."""
-    out_dir = tmp_path_factory.mktemp("trained")
-    train(out_dir, max_steps=6, seed=1)
-    return out_dir
+    record_dir = tmp_path_factory.mktemp("trained")
+    train(record_dir, max_steps=6, seed=1)
+    return record_dir
 
 
 @pytest.mark.slow
@@ -191,13 +191,15 @@ def test_two_processes_keep_groups_whole_also_where_a_group_spans_both(g, tmp_pa
 # --- configurations in which a review found it wrong -----------------------------------------------------------------
 
 
-def small_trainer(reward_funcs, out_dir, **fields):
+def small_trainer(reward_funcs, record_dir, **fields):
     recipe = make_recipe("starter", max_steps=2, num_generations=2, per_device_train_batch_size=4)
     recipe = make_recipe(**vars(recipe) | {"max_completion_length": 8})
-    args = grpo_config(recipe, out_dir / "trl", save_strategy="no", **fields)
+    args = grpo_config(recipe, record_dir / "trl", save_strategy="no", **fields)
     rewards = {} if reward_funcs is None else {"reward_funcs": reward_funcs}
     data = load_prompts("starter").select(range(64))
-    return GRPOTrainer(resolve_model("starter"), args=args, train_dataset=data, record_dir=out_dir / "run", **rewards)
+    return GRPOTrainer(
+        resolve_model("starter"), args=args, train_dataset=data, record_dir=record_dir / "run", **rewards
+    )
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ PADDING = ["padding/max_difference", "padding/mean_difference"]
 def test_padding_consistency_lands_in_the_runs_metrics_every_n_steps(explicit, tmp_path):
     recipe = make_recipe(**RECIPE.__dict__ | {"max_steps": 5})
     options = {"explicit_positions": explicit, "monitor_every": 2, "disable_dropout": True}
-    train_grpo(recipe, reward_funcs=length_reward(), out_dir=tmp_path, **options)
+    train_grpo(recipe, reward_funcs=length_reward(), record_dir=tmp_path, **options)
     metrics = Run(tmp_path).metrics
     measured = metrics.dropna(subset=PADDING)
     assert measured["step"].tolist() == [1, 2, 4]
@@ -37,7 +37,7 @@ def test_padding_consistency_lands_in_the_runs_metrics_every_n_steps(explicit, t
 @needs_ppo
 def test_ppo_is_monitored_too(tmp_path):
     recipe = make_recipe(**RECIPE.__dict__ | {"max_steps": 2})
-    train_ppo(recipe, out_dir=tmp_path, monitor_every=1)
+    train_ppo(recipe, record_dir=tmp_path, monitor_every=1)
     assert (Run(tmp_path).metrics["padding/max_difference"] < EXACT).all()
 
 
@@ -102,7 +102,7 @@ def test_with_position_ids_only_rounding_is_left_of_it(on_vllm):
 
 
 def test_ratios_of_grpo_on_vllm_are_logged_raw_and_are_one_with_position_ids_only(on_vllm):
-    implicit, explicit = on_vllm["live, implicit"], on_vllm["live, explicit"]
+    (implicit, _), (explicit, _) = on_vllm["live, implicit"], on_vllm["live, explicit"]
     assert len(implicit) == len(explicit) == 2  # steps
     for line in explicit:
         assert line["mismatch/ratio_1%"] == pytest.approx(1, abs=1e-4)
@@ -115,9 +115,15 @@ def test_ratios_of_grpo_on_vllm_are_logged_raw_and_are_one_with_position_ids_onl
         assert line["sampling/sampling_logp_difference/max"] > WRONG
 
 
+@pytest.mark.parametrize("name", ["mismatch/kl", "mismatch/ratio_99%", "sampler/difference", "vllm/requests"])
+def test_numbers_of_the_engine_reach_tensorboard(name, on_vllm):
+    for positions in ("implicit", "explicit"):
+        assert f"train/{name}" in on_vllm[f"live, {positions}"][1]
+
+
 def test_the_probe_is_made_with_a_processor_s_tokenizer_too():
     trainer = make(GRPOTrainer)
-    expected = monitor_padding(trainer)._probe
+    expected = monitor_padding(trainer)._batch
     tokenizer = trainer.processing_class
     trainer.processing_class = SimpleNamespace(tokenizer=tokenizer)
-    assert monitor_padding(trainer)._probe == expected
+    assert monitor_padding(trainer)._batch == expected

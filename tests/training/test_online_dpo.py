@@ -18,7 +18,7 @@ SMALL = Recipe(max_steps=2, num_generations=2, per_device_train_batch_size=8, ma
 
 def test_online_dpo_compares_two_completions():
     with pytest.raises(ParameterError, match="num_generations=8: OnlineDPO compares 2 completions"):
-        train_online_dpo(Recipe(), reward_funcs=length_reward(20), out_dir="unused")
+        train_online_dpo(Recipe(), reward_funcs=length_reward(20), record_dir="unused")
 
 
 def test_completions_without_a_pair_are_refused(tmp_path):
@@ -37,7 +37,7 @@ def test_a_recipe_counts_completions_and_trl_prompts(tmp_path):
 
 def test_each_row_is_recorded_with_its_end_and_the_reward_that_it_trained_on(tmp_path):
     stops = StopSpec(stop=(" the",))
-    train_online_dpo(SMALL, reward_funcs=length_reward(20), out_dir=tmp_path, stops=stops, missing_eos_penalty=100.0)
+    train_online_dpo(SMALL, reward_funcs=length_reward(20), record_dir=tmp_path, stops=stops, missing_eos_penalty=100.0)
     rows = Run(tmp_path).completions
     assert rows.groupby("step").size().tolist() == [8, 8]
     raw = length_reward(20)(rows["completion"])
@@ -61,8 +61,8 @@ def test_an_interrupted_training_goes_on(tmp_path):
         return [float(len(text)) for text in completions]
 
     with pytest.raises(TrainingStopped, match="stopped after step 1 of 2"):
-        train_online_dpo(SMALL, reward_funcs=reward, out_dir=tmp_path)
-    train_online_dpo(SMALL, reward_funcs=reward, out_dir=tmp_path)
+        train_online_dpo(SMALL, reward_funcs=reward, record_dir=tmp_path)
+    train_online_dpo(SMALL, reward_funcs=reward, record_dir=tmp_path)
     assert Run(tmp_path).metrics["step"].tolist() == [1, 2] and calls == [8, 8]
 
 

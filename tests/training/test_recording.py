@@ -1,21 +1,26 @@
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from ppo_parts import needs_ppo, train_ppo
+from tensorboard_files import tensorboard_scalars
+from trainers import OURS, make
 
 from workbench.curves.measured import run_curve
 from workbench.generation.stops import StopSpec
 from workbench.logs.settings import facts_of
 from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
-from workbench.recipes.train import train_grpo
+from workbench.recipes.train import train_grpo, train_online_dpo, train_rloo
 from workbench.runs.files import read_json
 from workbench.runs.run import Run
 from workbench.training.grpo import GRPOTrainer
-from workbench.training.recording import RunRecorder, quiet_libraries
+from workbench.training.recording import Recorder, RunRecorder, quiet_libraries
 from workbench.training.rewards import length_reward
-from workbench.training.trl import logged_rewards
+from workbench.training.trl import logged_rows
 
 
 def config(processes: int = 1) -> SimpleNamespace:
@@ -24,14 +29,14 @@ def config(processes: int = 1) -> SimpleNamespace:
 
 
 def test_rows_scored_in_pieces_are_all_recorded(tmp_path):
-    recorder = RunRecorder(tmp_path)
+    recorder = Recorder(tmp_path)
     recorder.add_completions(1, {"completion": ["a"]})
     recorder.add_completions(1, {"completion": ["b"]})
     assert Run(tmp_path).completions["completion"].tolist() == ["a", "b"]
 
 
 def test_a_column_that_begins_or_ends_with_a_later_piece_is_empty_elsewhere(tmp_path):
-    recorder = RunRecorder(tmp_path)
+    recorder = Recorder(tmp_path)
     recorder.add_completions(1, {"completion": ["a"], "parsed": [1.0]})
     recorder.add_completions(1, {"completion": ["b"], "seen": ["x"]})
     rows = Run(tmp_path).completions
@@ -40,11 +45,11 @@ def test_a_column_that_begins_or_ends_with_a_later_piece_is_empty_elsewhere(tmp_
 
 
 def test_functions_of_one_name_share_a_column_in_trl_so_that_their_sum_is_not_known():
-    logs = {"rewards": {"odd": [1.0, 2.0]}, "advantages": [0.0, 0.0]}
-    trainer = SimpleNamespace(_logs=logs, reward_weights=torch.ones(2))
-    assert np.isnan(logged_rewards(trainer, {})["reward"]).all()
+    logs = {"prompt": ["", ""], "completion": ["a", "b"], "extra": {}, "advantages": [0.0, 0.0]}
+    trainer = SimpleNamespace(_logs=logs | {"rewards": {"odd": [1.0, 2.0]}}, reward_weights=torch.ones(2))
+    assert np.isnan(logged_rows(trainer)["reward"]).all()
     trainer.reward_weights = torch.tensor([2.0])
-    assert logged_rewards(trainer, {})["reward"] == [2.0, 4.0]
+    assert logged_rows(trainer)["reward"] == [2.0, 4.0]
 
 
 @pytest.mark.slow
@@ -63,11 +68,38 @@ def test_an_evaluation_is_logged_without_the_completions_of_the_step_and_leaves_
     assert run_curve(Run(tmp_path / "run"), "eval_reward", sparse=True).x.tolist() == [1, 2]
 
 
+TRAINERS = [train_grpo, train_rloo, train_online_dpo, pytest.param(train_ppo, marks=needs_ppo, id="train_ppo")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", TRAINERS)
+def test_every_recorded_number_is_in_tensorboard_s_files_too(train, tmp_path):
+    batch = {"num_generations": 2, "per_device_train_batch_size": 4}
+    recipe = make_recipe("starter", max_steps=2, max_completion_length=4, **batch)
+    trainer = train(
+        recipe, reward_funcs=length_reward(20), record_dir=tmp_path, monitor_every=1, report_to="tensorboard"
+    )
+    logged = tensorboard_scalars(Path(trainer.args.output_dir))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    for line in lines:
+        numbers = {name: value for name, value in line.items() if name not in ("step", "elapsed_s")}
+        groups = {"groups/identical"} if train in (train_grpo, train_rloo) else set()
+        assert {
+            "stops/clipped_ratio",
+            "stops/wasted",
+            "completions/distinct",
+            "padding/max_difference",
+        } | groups <= set(numbers)
+        for name, value in numbers.items():
+            assert logged[f"train/{name}"][line["step"]] == pytest.approx(value, rel=1e-6), name
+
+
 @pytest.mark.slow
 def test_prompts_are_counted_as_trl_draws_them_with_several_iterations_and_steps_a_generation(tmp_path):
     batch = {"num_generations": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
     recipe = make_recipe("starter", max_steps=8, max_completion_length=4, **batch)
-    train_grpo(recipe, reward_funcs=length_reward(20), out_dir=tmp_path, num_iterations=2, steps_per_generation=4)
+    train_grpo(recipe, reward_funcs=length_reward(20), record_dir=tmp_path, num_iterations=2, steps_per_generation=4)
     drawn = len(Run(tmp_path).completions) / recipe.num_generations
     assert run_curve(Run(tmp_path), "loss", axis="prompts").x[-1] == drawn == 16
 
@@ -90,6 +122,15 @@ def test_a_trainer_of_one_s_own_leaves_what_the_audit_asks_of_its_settings(tmp_p
     assert run_curve(Run(tmp_path / "run"), "reward").unit == "as logged"  # twice the function's
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["OnlineDPO", pytest.param("PPO", marks=needs_ppo)])
+def test_a_trainer_without_a_recipe_describes_itself(kind, tmp_path):
+    make(OURS[kind], record_dir=tmp_path, stops=["."]).train()
+    facts, damage = facts_of(tmp_path)
+    assert (facts["trainer"], facts["stop_strings"], facts["explicit_positions"]) == (f"{kind}Trainer", ["."], True)
+    assert (facts["max_completion_length"], damage) == (12, [])
+
+
 @pytest.mark.parametrize("processes, prompts", [(1, 8.0), (2, None)])
 def test_a_training_resumed_with_more_processes_has_no_one_number_of_prompts_a_step(tmp_path, processes, prompts):
     for step, world in ((0, 1), (1, processes)):
@@ -98,7 +139,7 @@ def test_a_training_resumed_with_more_processes_has_no_one_number_of_prompts_a_s
         recorder._end_asked = lambda args: None  # asks the other processes, of which there are none here
         recorder.on_train_begin(config(world), state, None)
         recorder.on_step_end(None, state, None)
-        recorder._close()
+        recorder.close()
     assert read_json(tmp_path / "progress.json", {})["prompts_per_step"] == prompts
 
 

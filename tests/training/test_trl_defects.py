@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import conftest
-import pandas as pd
 import pytest
 import small_runs
 import torch
@@ -363,7 +362,7 @@ def test_ppo_of_the_workbench_refuses_pad_equal_to_eos(tmp_path, starter_folder)
     own.save_pretrained(tmp_path / "model")
     recipe = make_recipe(str(tmp_path / "model"), dataset="starter", max_steps=1)
     with pytest.raises(ParameterError, match="EOS token falls out of the loss"):
-        train_ppo(recipe, out_dir=tmp_path / "run")
+        train_ppo(recipe, record_dir=tmp_path / "run")
     assert not (tmp_path / "run/metrics.jsonl").exists()
 
 
@@ -374,7 +373,7 @@ def test_ppo_of_the_workbench_has_every_eos_in_its_policy_loss(ppo_masks, tmp_pa
     from workbench.recipes.ppo import train_ppo
     from workbench.runs.run import Run
 
-    train_ppo(RECIPE, out_dir=tmp_path)
+    train_ppo(RECIPE, record_dir=tmp_path)
     table = Run(tmp_path).completions
     assert (table["finish_reason"] == "stop").any()
     assert [int(mask.sum()) for mask in ppo_masks] == table.groupby("step")["completion_tokens"].sum().tolist()
@@ -556,18 +555,3 @@ def test_two_processes_end_together_log_once_and_record_every_row_once(tmp_path)
     cut = table.groupby("step")["finish_reason"].agg(lambda r: (r == "length").mean()).tolist()
     assert run.metrics["completions/clipped_ratio"].tolist() == pytest.approx(cut)
     assert table["completion"].str.endswith(CLOSE).any()
-
-
-# --- the audit of what stock wrote ---------------------------------------------------------------------------------
-
-
-def test_the_audit_of_stocks_completions_finds_the_stops_that_stock_counted_as_clipped(on_vllm):
-    from workbench.diagnostics.stop_report import stop_report
-
-    got = on_vllm["stock GRPO"]
-    (path,) = Path(got["folder"]).glob("completions/*.parquet")
-    stops = StopSpec(stop=EVERY_END)
-    report = stop_report(pd.read_parquet(path), tokenizer=tokenizer(), stops=stops, limit=24)
-    assert report.rows == 32
-    assert 1 > report.clipped_ratio == pytest.approx(cut(got))
-    assert report.trl_clipped_ratio == completion_metrics(got)["clipped_ratio"] == 1

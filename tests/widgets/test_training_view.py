@@ -147,7 +147,7 @@ def test_a_real_grpo_training_stops_by_its_button_and_goes_on_to_its_last_step(s
 
     reward.__name__ = "length"
     recipe = make_recipe("starter", **fields)
-    view = watch(run, train=partial(train_grpo, recipe, reward_funcs=reward, out_dir=run.path), every=0.1)
+    view = watch(run, train=partial(train_grpo, recipe, reward_funcs=reward, record_dir=run.path), every=0.1)
     with pytest.raises(TrainingStopped, match="stopped after step 2 of 6"):
         asyncio.run(view.trained())
     assert run.status["state"] == "interrupted"

@@ -81,7 +81,7 @@ def raise_alerts(trainer, lines: Sequence[str]) -> None:
 
 
 def watch_training(
-    trainer, out_dir: str | os.PathLike | None = None, *, every: int | None = None, tokens: bool = True
+    trainer, record_dir: str | os.PathLike | None = None, *, every: int | None = None, tokens: bool = True
 ) -> Watch | None:
     """Record a TRL trainer's run for `workbench audit` and warn, while it trains, at the step where a rule fires.
 
@@ -92,19 +92,19 @@ def watch_training(
 
     Args:
         trainer: TRL's GRPOTrainer or RLOOTrainer, unmodified or a child, before `train()`.
-        out_dir: folder of the record; default `_watch` in the trainer's `output_dir`, which a push to a hub leaves out.
+        record_dir: folder of the record; default `_watch` in the trainer's `output_dir`, which a push to a hub leaves out.
         every: ask the rules each so many steps; default each step, as long as that takes less than 1% of the time.
         tokens: record ids and log-probs of all tokens too (`tokens/`, about 12 bytes a token before compression).
 
     Returns:
-        The watch; its `off()` ends it. None where the variable leaves it off.
+        The watch; its `detach()` ends it. None where the variable leaves it off.
 
     Raises:
         ParameterError: another trainer, or `every` below 1.
     """
     if os.environ.get("WORKBENCH_WATCH") == "0":
         return None
-    folder = Path(trainer.args.output_dir) / "_watch" if out_dir is None else Path(out_dir)
+    folder = Path(trainer.args.output_dir) / "_watch" if record_dir is None else Path(record_dir)
     warnings = Warnings(folder)
 
     def look(lines: Sequence[dict], completions: pd.DataFrame) -> list[str]:

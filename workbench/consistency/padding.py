@@ -65,7 +65,7 @@ def pad_batch(sequences: Sequence, pad_id: int, side: str = "left", width: int |
 
 
 def check_batch(batch: Mapping) -> tuple[torch.Tensor, torch.Tensor]:
-    """The batch's `input_ids` and `attention_mask`, both (B, T), where padding can be told from text.
+    """The batch's `input_ids` and `attention_mask`, both (B, T), where padding can be distinguished from text.
 
     Raises:
         ParameterError: a part is missing; empty, of unequal shape or on two devices; a mask that is not 0 and 1, has a
@@ -185,7 +185,7 @@ def no_logits(model: torch.nn.Module) -> ParameterError:
 
 
 @contextlib.contextmanager
-def evaluating(model):
+def evaluating(model: torch.nn.Module):
     """Evaluation mode, without dropout, inside the block; then each module has its own mode again."""
     training = [module for module in model.modules() if module.training]
     model.eval()

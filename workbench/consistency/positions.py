@@ -37,25 +37,25 @@ def position_ids(attention_mask: torch.Tensor) -> torch.Tensor:
     return (real.cumsum(-1) - 1).masked_fill(real == 0, 0)
 
 
-def backbone(model):
+def backbone(model: torch.nn.Module):
     """The model under its head, through PEFT, DDP and torch.compile; a model without a head is its own backbone."""
     model = unwrapped(model)
     body = getattr(model, getattr(model, "base_model_prefix", "") or "", model)
     return getattr(body, "_orig_mod", body)
 
 
-def unwrapped(model):
+def unwrapped(model: torch.nn.Module):
     model = getattr(model, "_orig_mod", model)  # torch.compile's
     model = getattr(model, "module", model)
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def takes_position_ids(model) -> bool:
+def takes_position_ids(model: torch.nn.Module) -> bool:
     """Whether forward has a parameter `position_ids` of its own; `**kwargs` that take it and drop it do not count."""
     return "position_ids" in _parameters(unwrapped(model))
 
 
-def derives_positions(model) -> bool:
+def derives_positions(model: torch.nn.Module) -> bool:
     """Whether the model counts positions itself, from the mask or the ids: giving it others changes nothing or is wrong.
 
     It is seen by the parts that do it: a position table that takes the mask (OPT), positions made from the ids that
@@ -70,7 +70,7 @@ def derives_positions(model) -> bool:
     return False
 
 
-def rope_parameters(model) -> list[Mapping]:
+def rope_parameters(model: torch.nn.Module) -> list[Mapping]:
     """The rotary parameters in the model's config: one mapping, empty without any, and one per kind of layer."""
     config = text_config(model)
     parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
@@ -79,13 +79,13 @@ def rope_parameters(model) -> list[Mapping]:
     return [parameters, *(value for value in parameters.values() if isinstance(value, Mapping))]
 
 
-def rope_types(model) -> set[str]:
+def rope_types(model: torch.nn.Module) -> set[str]:
     """The kinds of rotary positions in the model's config (`default`, `yarn`, `dynamic`, ...); empty without any."""
     kinds = (parameters.get("rope_type") or parameters.get("type") for parameters in rope_parameters(model))
     return {kind for kind in kinds if kind}
 
 
-def window(model) -> int | None:
+def window(model: torch.nn.Module) -> int | None:
     """Positions the model has; None where text may be longer (ALiBi, dynamic NTK, no statement in the config)."""
     config = text_config(model)
     if getattr(config, "alibi", False) or "dynamic" in rope_types(model):
@@ -93,17 +93,17 @@ def window(model) -> int | None:
     return getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
 
 
-def text_config(model):
+def text_config(model: torch.nn.Module):
     """The config of the language part."""
     config = unwrapped(model).config
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def _parameters(module) -> list[str]:
+def _parameters(module: torch.nn.Module) -> list[str]:
     return list(inspect.signature(type(module).forward).parameters)[1:]
 
 
-def with_position_ids(model) -> RemovableHandle:
+def with_position_ids(model: torch.nn.Module) -> RemovableHandle:
     """From here on, fill in position ids counted from the mask wherever a caller gives none.
 
     `with with_position_ids(model): ...` does it inside the block only; `with_position_ids(model)` until the handle's
@@ -125,12 +125,12 @@ def with_position_ids(model) -> RemovableHandle:
     return body.register_forward_pre_hook(fill_position_ids, with_kwargs=True)
 
 
-def fills_position_ids(model) -> bool:
+def fills_position_ids(model: torch.nn.Module) -> bool:
     """Whether `with_position_ids` is at work on the model."""
     return fill_position_ids in backbone(model)._forward_pre_hooks.values()
 
 
-def fill_position_ids(module, args: tuple, kwargs: dict):
+def fill_position_ids(module: torch.nn.Module, args: tuple, kwargs: dict):
     """The forward pre-hook that `with_position_ids` installs; at module level, so that such models can be pickled."""
     given = dict(zip(_parameters(module), args, strict=False)) | kwargs if args else kwargs
     mask, past = given.get("attention_mask"), given.get("past_key_values")

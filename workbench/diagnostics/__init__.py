@@ -1,1 +1,1 @@
-"""What looks at a training and changes nothing."""
+"""Reports and callbacks that measure a training and change nothing."""

@@ -3,6 +3,7 @@
 import dataclasses
 import html
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ _ROUNDING = 1e-5  # mean |rest| (nats) with nothing left to explain
 
 @dataclasses.dataclass(frozen=True)
 class Attribution:
-    """What explains a rollout's mismatch, of the suspects that were given.
+    """Which of the suspects explain a rollout's mismatch.
 
     Attributes:
         causes: cause -> mean |difference| of a token that it makes, nats, the largest first; suspects that explain nothing,
@@ -51,7 +52,7 @@ class Attribution:
 
 
 def attribute_mismatch(
-    model,
+    model: Any,
     prompt_ids: Sequence,
     completion_ids: Sequence,
     sampled_logprobs: Sequence,
@@ -60,7 +61,7 @@ def attribute_mismatch(
 ) -> Attribution:
     """Try suspects one by one and together, and keep those whose settings bring the scores near the sampler's.
 
-    The suspect that takes most from what is left is kept, then the next one beside it, until none takes a fifth. A dtype may
+    The suspect that takes most from what is left is kept, then the next one in addition, until none takes a fifth. A dtype may
     then still be named for its size (`by_size`). Padding and batch shape need no suspect: they are measured on the scorer.
 
     Args:

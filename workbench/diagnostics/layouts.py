@@ -15,7 +15,7 @@ USED, IGNORED = "uses them", "takes them and ignores them"  # what a model does 
 _ROWS = 64  # tokens compared at once where all logits are there
 
 
-def use_of_positions(model, sequence: list[int]) -> str:
+def use_of_positions(model: Any, sequence: list[int]) -> str:
     """What the model does with position ids."""
     ids = torch.tensor([sequence], device=next(model.parameters()).device)
     right = torch.arange(len(sequence), device=ids.device).unsqueeze(0)
@@ -31,7 +31,7 @@ def use_of_positions(model, sequence: list[int]) -> str:
 
 
 @contextlib.contextmanager
-def attention_kernel(model, name: str):
+def attention_kernel(model: Any, name: str):
     """Another attention kernel inside the block; yields why that cannot be, or an empty string."""
     from transformers.utils import is_flash_attn_2_available, logging
 
@@ -56,7 +56,7 @@ def attention_kernel(model, name: str):
             model.set_attn_implementation(before)
 
 
-def compare_layouts(model, sequences, width, run, use, base) -> tuple[torch.Tensor, list[dict]]:
+def compare_layouts(model: Any, sequences, width, run, use, base) -> tuple[torch.Tensor, list[dict]]:
     """The reference logits and the rows of one `run`, its dtype and kernel; `base` is the name and reference of the first."""
     reference = _reference_logits(model, sequences)
     if reference.isnan().any():
@@ -86,7 +86,7 @@ def compare_layouts(model, sequences, width, run, use, base) -> tuple[torch.Tens
     return reference, rows
 
 
-def _reference_logits(model, sequences) -> torch.Tensor:
+def _reference_logits(model: Any, sequences) -> torch.Tensor:
     """Logits (n, V) of the n tokens of all texts, each text alone and unpadded."""
     found: list[torch.Tensor] = []
     _text_logits(model, sequences, lambda at, logits: found.append(logits))
@@ -94,7 +94,7 @@ def _reference_logits(model, sequences) -> torch.Tensor:
 
 
 def _text_logits(
-    model, sequences, function, side="right", positions="implicit", *, batch_size=1, copies=1, width=None
+    model: Any, sequences, function, side="right", positions="implicit", *, batch_size=1, copies=1, width=None
 ) -> None:
     """Calls `function(at, logits)` for each slice of the texts' own tokens, of several copies in one batch for the last.
 

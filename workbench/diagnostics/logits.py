@@ -15,7 +15,7 @@ from ..errors import ParameterError
 
 @torch.no_grad()  # not inference_mode: length-dependent RoPE keeps a tensor made here, which training then needs
 def map_logits(
-    model, batch: Mapping, function: Callable, *, positions: str = "explicit", max_logits: int = MAX_LOGITS
+    model: Any, batch: Mapping, function: Callable, *, positions: str = "explicit", max_logits: int = MAX_LOGITS
 ) -> list:
     """`function(logits, targets)` over slices of the logits: one pass through the layers, the head in slices.
 
@@ -65,7 +65,7 @@ class _RunOnce:
         self.output: Any = None
         self.place = slice(0, 1)
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any):
         if self.output is None:
             self.output = self.forward(*args, **kwargs)
         hidden = self.output[0]
@@ -76,7 +76,7 @@ class _RunOnce:
         return type(self.output)(last_hidden_state=hidden[:, self.place])
 
 
-def cast_copy(model, dtype: str):
+def cast_copy(model: Any, dtype: str):
     """A copy with its parameters in another dtype; buffers stay, as they do when a model is loaded in that dtype.
 
     What accelerate put around `forward` for mixed precision is not copied: the copy computes in `dtype`. Memory: of the copy,
@@ -93,7 +93,7 @@ def cast_copy(model, dtype: str):
 
 
 @contextlib.contextmanager
-def without_autocast(model):
+def without_autocast(model: Any):
     """Inside the block the model computes in its weights' dtype, whatever accelerate put around `forward`.
 
     A model that was trained with `bf16=True`, TRL's default, has fp32 weights and computes in bf16 ever after.
@@ -104,8 +104,8 @@ def without_autocast(model):
         yield
 
 
-def computed_dtype(model) -> str:
-    """`float32`, `bfloat16`, ...: what the model computes in, which accelerate's mixed precision sets beside its weights."""
+def computed_dtype(model: Any) -> str:
+    """`float32`, `bfloat16`, ...: what the model computes in; accelerate's mixed precision sets it."""
     own = str(next(model.parameters()).dtype).removeprefix("torch.")
     layer = next((module for module in model.modules() if isinstance(module, torch.nn.Linear)), None)
     if layer is None or not _autocast_by_accelerate(model):
@@ -117,6 +117,6 @@ def computed_dtype(model) -> str:
     return found[0] if found else own
 
 
-def _autocast_by_accelerate(model) -> list:
+def _autocast_by_accelerate(model: Any) -> list:
     """The modules whose `forward` accelerate has replaced for mixed precision: it keeps theirs as `_original_forward`."""
     return [module for module in model.modules() if {"forward", "_original_forward"} <= vars(module).keys()]

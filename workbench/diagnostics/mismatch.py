@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import html
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -90,7 +91,7 @@ class MismatchReport:
 
 
 def mismatch_report(
-    model,
+    model: Any,
     prompt_ids: Sequence,
     completion_ids: Sequence,
     sampled_logprobs: Sequence,
@@ -108,7 +109,7 @@ def mismatch_report(
     clip_min: float | None = CLIP_MIN,
     clip_max: float | None = CLIP_MAX,
 ) -> MismatchReport:
-    """Score a rollout as TRL does, then undo one cause of difference after another until the sampler's numbers are left.
+    """Score a rollout as TRL does, then undo the causes of difference one by one until the sampler's numbers are left.
 
     In turn: batch size, padding and positions, token ids, weights, routing to experts, dtype, temperature, top-k, top-p; what
     remains is the sampler's. Which of several suspected settings explain a rollout: `attribute_mismatch`.
@@ -178,7 +179,7 @@ def mismatch_report(
     return MismatchReport(ratios, pd.DataFrame(parts.T, columns=PARTS), float(1 - as_sampled[4].mean()), dtype)
 
 
-def mismatch_report_of(model, rollouts: Sequence, **options) -> MismatchReport:
+def mismatch_report_of(model: Any, rollouts: Sequence, **options) -> MismatchReport:
     """`mismatch_report` of rollouts as `rollouts.generate` gives them, whichever back end sampled.
 
     Args:
@@ -198,7 +199,7 @@ def mismatch_report_of(model, rollouts: Sequence, **options) -> MismatchReport:
 
 
 def _score(
-    model, rollout, supports, batch_size=1, positions="explicit", width=(None, None), *, routes=None
+    model: Any, rollout, supports, batch_size=1, positions="explicit", width=(None, None), *, routes=None
 ) -> np.ndarray:
     """The numbers of `_supports`, (5, t) for the t tokens of all completions.
 

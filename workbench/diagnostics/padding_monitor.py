@@ -5,16 +5,17 @@ forward pass on left-padded prompts, which does not. Its PPO passes position ids
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import trl
-from transformers import TrainerCallback
 from trl.data_utils import prepare_multimodal_messages
 from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPO
 
 from ..consistency.padding import evaluating, pad_batch
 from ..errors import ParameterError
-from ..training.trl import is_of_a_step
+from ..training.trl import is_of_a_step, tokenizer_of
+from .live import LiveCallback, add_to_log, attach_first
 
 try:
     from trl.experimental.ppo import PPOTrainer as StockPPO
@@ -27,7 +28,7 @@ _PROBE_TOKENS = 16
 
 
 @torch.no_grad()
-def trainer_logprobs(trainer, prompt_ids: Sequence, completion_ids: Sequence) -> list[torch.Tensor]:
+def trainer_logprobs(trainer: Any, prompt_ids: Sequence, completion_ids: Sequence) -> list[torch.Tensor]:
     """Log-probs of completions by the trainer's own scoring path, stock or the workbench's, without dropout.
 
     Args:
@@ -38,7 +39,7 @@ def trainer_logprobs(trainer, prompt_ids: Sequence, completion_ids: Sequence) ->
     Returns:
         B tensors, one number a completion token, at the trainer's temperature (OnlineDPO: at 1, as it trains).
     """
-    pad_id = getattr(trainer.processing_class, "tokenizer", trainer.processing_class).pad_token_id
+    pad_id = tokenizer_of(trainer).pad_token_id
     device = trainer.accelerator.device
     prompt, completion = pad_batch(prompt_ids, pad_id, "left"), pad_batch(completion_ids, pad_id, "right")
     prompt, completion = ({name: x.to(device) for name, x in part.items()} for part in (prompt, completion))
@@ -48,7 +49,7 @@ def trainer_logprobs(trainer, prompt_ids: Sequence, completion_ids: Sequence) ->
     return [row[: len(ids)].float() for row, ids in zip(scored, completion_ids, strict=True)]
 
 
-def _score(trainer, model, prompt: dict, completion: dict, pad_id: int) -> torch.Tensor:
+def _score(trainer: Any, model: Any, prompt: dict, completion: dict, pad_id: int) -> torch.Tensor:
     ids, mask = (torch.cat([prompt[name], completion[name]], dim=1) for name in ("input_ids", "attention_mask"))
     width = completion["input_ids"].shape[1]
     if isinstance(trainer, trl.GRPOTrainer | trl.RLOOTrainer):
@@ -61,11 +62,11 @@ def _score(trainer, model, prompt: dict, completion: dict, pad_id: int) -> torch
     raise ParameterError(f"{type(trainer).__name__}: expected TRL's GRPO, RLOO, OnlineDPO or PPO trainer, or a child")
 
 
-class PaddingMonitor(TrainerCallback):
-    """Scores a fixed batch with and without padding every `every` steps, by the trainer's own scoring path (claim A2.6).
+class PaddingMonitor(LiveCallback):
+    """Scores a fixed batch with and without padding every `every` steps, by the trainer's own scoring path.
 
     Logs, with the trainer's metrics, in nats: `padding/max_difference` and `padding/mean_difference` of the log-probs of
-    one text alone and left-padded beside longer ones.
+    one text alone and left-padded next to longer ones.
 
     Args:
         trainer: stock or the workbench's.
@@ -76,31 +77,30 @@ class PaddingMonitor(TrainerCallback):
         ParameterError: fewer than two texts, prompts of one length, or `every` below 1.
     """
 
-    def __init__(self, trainer, prompt_ids: Sequence, completion_ids: Sequence, every: int = 10):
-        if every < 1:
-            raise ParameterError(f"every={every}: expected at least 1 step")
+    name = "padding monitor"
+
+    def __init__(self, trainer: Any, prompt_ids: Sequence, completion_ids: Sequence, every: int = 10):
+        super().__init__(trainer, every)
         if len(prompt_ids) != len(completion_ids) or len({len(ids) for ids in prompt_ids}) < 2:
             raise ParameterError(
                 f"probe of prompts with {[len(ids) for ids in prompt_ids]} tokens and {len(completion_ids)} completions: "
                 "expected a completion for each prompt and prompts of unequal length, else nothing is padded"
             )
-        self._trainer, self._probe, self._every = trainer, (prompt_ids, completion_ids), every
-        self._next = 0
+        self._batch, self._step_of_next = (prompt_ids, completion_ids), 0
 
-    def on_train_begin(self, args, state, control, **_):
-        self._next = state.global_step  # a resumed run measures where it goes on
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any):
+        self._step_of_next = state.global_step  # a resumed run measures where it goes on
 
-    def on_log(self, args, state, control, logs=None, **_):
-        if state.global_step < self._next or not is_of_a_step(logs):
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any):
+        if state.global_step < self._step_of_next or not is_of_a_step(logs):
             return
-        self._next = state.global_step - state.global_step % self._every + self._every
-        numbers = self.measure()
-        logs.update(numbers)
-        state.log_history[-1].update(numbers)
+        self._step_of_next = state.global_step - state.global_step % self._every + self._every
+        if numbers := self.guarded(self.measure):
+            add_to_log(numbers, logs, state)
 
     def measure(self) -> dict[str, float]:
         """The numbers of this moment."""
-        prompts, completions = self._probe
+        prompts, completions = self._batch
         padded = trainer_logprobs(self._trainer, prompts, completions)
         alone = [trainer_logprobs(self._trainer, [p], [c])[0] for p, c in zip(prompts, completions, strict=True)]
         differences = (torch.cat(padded) - torch.cat(alone)).abs()
@@ -110,22 +110,21 @@ class PaddingMonitor(TrainerCallback):
         }
 
 
-def monitor_padding(trainer, *, every: int = 10) -> PaddingMonitor:
-    """Attach a `PaddingMonitor` whose batch is made of the trainer's first prompts, shortest beside longest.
+def monitor_padding(trainer: Any, *, every: int = 10) -> PaddingMonitor:
+    """Attach a `PaddingMonitor` whose batch is made of the trainer's first prompts, from the shortest to the longest.
 
     It goes before all other callbacks, so that whatever writes logs (files, W&B, TensorBoard) has its numbers.
     """
     prompts = probe_prompts(trainer)
     completions = [ids[-_PROBE_TOKENS:] for ids in reversed(prompts)]  # any text will do: it is scored twice
     monitor = PaddingMonitor(trainer, prompts, completions, every)
-    trainer.callback_handler.callbacks.insert(0, monitor)
+    attach_first(trainer, monitor)
     return monitor
 
 
-def probe_prompts(trainer, rows: int = 64) -> list[list[int]]:
+def probe_prompts(trainer: Any, rows: int = 64) -> list[list[int]]:
     """Token ids of `PROBES` of the first prompts, spread over their lengths."""
-    data, tokenizer = trainer.train_dataset, trainer.processing_class
-    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor has one
+    data, tokenizer = trainer.train_dataset, tokenizer_of(trainer)
     first = data.select(range(min(rows, len(data))))
     if "input_ids" in first.column_names:  # PPO
         ids = [list(row) for row in first["input_ids"]]
@@ -137,7 +136,7 @@ def probe_prompts(trainer, rows: int = 64) -> list[list[int]]:
     return [ids[round(n * (len(ids) - 1) / (PROBES - 1))] for n in range(PROBES)]
 
 
-def _chat_ids(processing_class, tokenizer, messages: list[dict]) -> list[int]:
+def _chat_ids(processing_class: Any, tokenizer: Any, messages: list[dict]) -> list[int]:
     """Token ids of a conversation, without its images where it has some."""
     if processing_class is not tokenizer:
         messages = prepare_multimodal_messages(messages)

@@ -3,6 +3,7 @@
 import dataclasses
 import html
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -27,7 +28,7 @@ UNUSED = "position ids not used"
 BROKEN = "wrong even with position ids"
 _LENGTH_DEPENDENT = ("dynamic", "longrope")  # transformers recomputes these from the largest position in the batch
 _WIDEST = 8192
-_CASTABLE = 2**30  # parameters up to which a copy in another dtype is made unasked
+_CASTABLE = 2**30  # parameters up to which a copy in another dtype is made by default
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +73,8 @@ class PaddingReport:
 
 
 def padding_report(
-    model,
-    tokenizer,
+    model: Any,
+    tokenizer: Any,
     texts: Sequence,
     *,
     dtypes: Sequence[str] | None = None,
@@ -131,14 +132,14 @@ def padding_report(
     return PaddingReport(*_decide(model, table, use), table, tuple(notes))
 
 
-def _default_dtypes(model, own: str) -> list[str]:
+def _default_dtypes(model: Any, own: str) -> list[str]:
     if sum(p.numel() for p in model.parameters()) >= _CASTABLE:
         return [own]
     on_cpu = next(model.parameters()).device.type == "cpu"
     return [dtype for dtype in TOLERANCE if dtype in (own, "float32", "bfloat16") or not on_cpu]
 
 
-def _tokenize(tokenizer, texts: Sequence) -> list[list[int]]:
+def _tokenize(tokenizer: Any, texts: Sequence) -> list[list[int]]:
     sequences = [tokenizer(text)["input_ids"] if isinstance(text, str) else list(text) for text in texts]
     if len(sequences) < 2:
         raise ParameterError(f"texts: {len(sequences)} given; expected at least two, of unequal length")
@@ -147,7 +148,7 @@ def _tokenize(tokenizer, texts: Sequence) -> list[list[int]]:
     return sequences
 
 
-def _width(model, sequences, extra_pads: int) -> tuple[int, list[str]]:
+def _width(model: Any, sequences, extra_pads: int) -> tuple[int, list[str]]:
     """Tokens per row with padding, and what to note about it."""
     longest, limit, notes = max(map(len, sequences)), window(model), []
     if limit and longest > limit:
@@ -179,7 +180,7 @@ def _worst(rows: pd.DataFrame, **where) -> float:
     return float(rows.loc[chosen, "max |Δ log-prob|"].fillna(float("inf")).max())
 
 
-def _decide(model, rows: pd.DataFrame, use: str) -> tuple[str, str]:
+def _decide(model: Any, rows: pd.DataFrame, use: str) -> tuple[str, str]:
     """Kind and reason, from the most precise dtype that was run."""
     dtype = rows.loc[0, "dtype"]
     control = _worst(rows, dtype=dtype, layout=CONTROL)
@@ -208,7 +209,7 @@ def _decide(model, rows: pd.DataFrame, use: str) -> tuple[str, str]:
     return ROUNDING, reason
 
 
-def _window_advice(model, kinds: set[str], explicit_too: bool) -> str:
+def _window_advice(model: Any, kinds: set[str], explicit_too: bool) -> str:
     text = (
         f"Its RoPE ({', '.join(kinds)}) changes once any position in the batch passes {length_threshold(model)}, and pads "
         "count as positions, on the right too, unless position ids are given. "
@@ -230,7 +231,7 @@ def _nats(value: float) -> str:
     return f"{value:.1e}" if value else "0"
 
 
-def length_threshold(model) -> int:
+def length_threshold(model: Any) -> int:
     """Tokens beyond which RoPE of a kind that depends on the length (`dynamic`, `longrope`) changes.
 
     `dynamic` changes beyond the config's `max_position_embeddings`, `longrope` beyond the original ones.

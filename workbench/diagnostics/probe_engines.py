@@ -5,6 +5,7 @@ number is drawn.
 """
 
 import contextlib
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ _WRITTEN = "The Red naïve fox paid 1234.50 for\n\n  two  DOGS;\tdef f(x): retur
 _TALK = [{"role": "user", "content": "Name a colour."}, {"role": "assistant", "content": "Blue."}]
 
 
-def encoded(tokenizer) -> dict[str, list[int]]:
+def encoded(tokenizer: Any) -> dict[str, list[int]]:
     """Ids of `_WRITTEN`, and of `_TALK` where the tokenizer has a template for it."""
     ids = {"text": tokenizer.encode(_WRITTEN)}
     if getattr(tokenizer, "chat_template", None):
@@ -33,7 +34,7 @@ def encoded(tokenizer) -> dict[str, list[int]]:
 class EngineInProcess:
     """An engine of vLLM in this process."""
 
-    def __init__(self, llm):
+    def __init__(self, llm: Any):
         self._llm = llm
         config = llm.llm_engine.vllm_config
         self._caches = bool(config.cache_config.enable_prefix_caching)
@@ -58,12 +59,12 @@ class EngineInProcess:
 
 
 class EngineServer:
-    """A server of vLLM, asked as TRL's client asks it."""
+    """A vLLM server, with the requests of TRL's client."""
 
-    def __init__(self, generation):
+    def __init__(self, generation: Any):
         self._client = client = generation.vllm_client
         (self._model,) = client.session.get(f"{client.base_url}/v1/models").json()["data"][:1]
-        # Which blocks a server caches it does not tell: 128 tokens on a CPU, 16 on a GPU.
+        # A server does not report its block size: 128 tokens on a CPU, 16 on a GPU.
         self.length = (24 if has_gpu() else 136), int(self._model["max_model_len"]) - 1
 
     def _post(self, path: str, **fields) -> dict:

@@ -7,19 +7,20 @@ scoring again with the other pass's choices ("routing replay").
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from ..errors import ParameterError
 
 
-def routers(model) -> list:
+def routers(model: Any) -> list:
     """The model's routers, in the order of its layers; empty for a dense model."""
     return [module for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
 
 
 @contextlib.contextmanager
-def routing(model, forced: Sequence | None = None):
+def routing(model: Any, forced: Sequence | None = None):
     """While open, the experts that each router takes are added to the list that it yields, layer after layer.
 
     Args:

@@ -5,20 +5,21 @@ the text once for its log-probs, always without its prefix cache, and once as an
 No random number is drawn: the training goes on as it would have gone without.
 """
 
-import time
 import warnings
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
-from transformers import TrainerCallback
 
 from ..consistency.padding import pad_batch, token_logprobs
 from ..consistency.positions import window
 from ..errors import ParameterError, RunError
 from ..training.engine import generation_of, hook_generate, hook_requests, hook_sync, mode_of
 from ..training.trl import is_of_a_step, tokenizer_of
+from .live import LiveCallback, add_to_log, attach_first, say
 from .padding_monitor import probe_prompts
 from .probe_engines import EngineInProcess, EngineServer, encoded
 from .sampler_verdict import (
@@ -33,17 +34,16 @@ from .sampler_verdict import (
     token_difference,
 )
 
-SHARE = 0.01  # of the training's time that probes may take
-_FIRST = 3  # probes made whatever they cost: a cause takes two updates to be told
+_FIRST = 3  # probes made whatever they cost: a cause shows after two updates
 _KEPT = 16  # earlier steps whose log-probs are kept
 
 
-class SamplerProbe(TrainerCallback):
+class SamplerProbe(LiveCallback):
     """Compares engine and trainer after syncs, logs what it sees and warns once of each cause.
 
     Logs, with the trainer's metrics: `sampler/difference`, mean |engine - trainer| of a token's log-prob, nats;
     `sampler/steps_behind`, the age of the engine's weights, left out where it is not known; `sampler/cache_difference`, what
-    the prefix cache changes of a log-prob, nats. An error in here is told once and ends the probing, not the training.
+    the prefix cache changes of a log-prob, nats.
 
     Args:
         trainer: TRL's GRPO, RLOO or OnlineDPO trainer with `use_vllm`, or a child, before `train()`.
@@ -53,13 +53,12 @@ class SamplerProbe(TrainerCallback):
     Attributes:
         probes: the last ones.
         verdicts: `(step, verdict)` of each probe.
-        seconds: spent in probes.
     """
 
-    def __init__(self, trainer, every: int | None = None):
-        if every is not None and every < 1:
-            raise ParameterError(f"every={every}: expected at least 1 step")
-        self._trainer, self._every = trainer, every
+    name = "sampler's probe"
+
+    def __init__(self, trainer: Any, every: int | None = None):
+        super().__init__(trainer, every)
         generation = generation_of(trainer)
         in_process = mode_of(generation) == "colocate"
         self._engine = self._connected(generation, in_process)
@@ -67,19 +66,20 @@ class SamplerProbe(TrainerCallback):
         self.text = self._of_length()
         self.probes: deque[Probe] = deque(maxlen=_KEPT)
         self.verdicts: list[tuple[int, SamplerVerdict]] = []
-        self.seconds = 0.0
         self._start = self._logprobs() if _weights_are_local(trainer) else None
         self._base: np.ndarray | None = None
         self._reference: Probe | None = None
         self._rounding: float | None = None
         self._syncs = 0
-        self._began, self._count, self._last, self._due, self._broken = 0.0, 0, -1, False, False
+        self._count = 0  # of probes
+        self._last_step = -1  # that was probed
+        self._due = False
         self._warned: set[str] = set()
         self._numbers: dict[str, float] = {}
         self._install_hooks(generation, in_process)
 
-    def _connected(self, generation, in_process: bool) -> EngineInProcess | EngineServer | None:
-        """The engine that this process asks: its own, or as the first one the server."""
+    def _connected(self, generation: Any, in_process: bool) -> EngineInProcess | EngineServer | None:
+        """The engine of this process, or on rank 0 the server."""
         engine: EngineInProcess | EngineServer | None = None
         failed: Exception | None = None
         try:
@@ -98,7 +98,7 @@ class SamplerProbe(TrainerCallback):
         return any(gather_object([flag])) if self._trainer.accelerator.num_processes > 1 else flag
 
     def _of_length(self) -> list[int]:
-        """Prompts one after another: a cache block of the engine and some tokens more."""
+        """Prompts joined: a cache block of the engine and some tokens more."""
         sizes = [self._engine.length if self._engine else (0, 0)]
         if self._trainer.accelerator.num_processes > 1:
             sizes = broadcast_object_list(sizes)
@@ -106,53 +106,46 @@ class SamplerProbe(TrainerCallback):
         ids = [i for row in self._prompts for i in row]
         return (ids * (min(limits) // len(ids) + 1))[: min(limits)]
 
-    def _install_hooks(self, generation, in_process: bool) -> None:
+    def _install_hooks(self, generation: Any, in_process: bool) -> None:
         """Stand where the trainer syncs and generates; in process a probe comes before the engine may sleep again."""
         self._hooks = [hook_sync(generation, self._around_sync), hook_generate(generation, self._around_generate)]
         if in_process:
             self._hooks.append(hook_requests(generation, self._around_engine))
 
-    def detach(self) -> None:
-        """Probe no more and leave the engine as it was."""
-        for off in self._hooks:
-            off()
-        self._trainer.remove_callback(self)
-
-    def _around_sync(self, original, *args, **kwargs):
+    def _around_sync(self, original: Callable, *args: Any, **kwargs: Any):
         self._syncs += 1
         return original(*args, **kwargs)
 
-    def _around_generate(self, original, *args, **kwargs):
+    def _around_generate(self, original: Callable, *args: Any, **kwargs: Any):
         self._due = self._is_due()
         result = original(*args, **kwargs)
         self._probe_once()
         return result
 
-    def _around_engine(self, original, *args, **kwargs):
+    def _around_engine(self, original: Callable, *args: Any, **kwargs: Any):
         result = original(*args, **kwargs)
         self._probe_once()  # no probe is pending for calls outside the trainer
         return result
 
     def _is_due(self) -> bool:
         step = self._trainer.state.global_step
-        due = step != self._last and self._may_take_time(step)
+        due = step != self._last_step and self._may_take_time(step)
         if self._trainer.accelerator.num_processes > 1:
             due = broadcast_object_list([due])[0]
-        self._broken = self._in_any_process(self._broken)
-        return due and not self._broken
+        self.on = not self._in_any_process(not self.on)
+        return due and self.on
 
     def _may_take_time(self, step: int) -> bool:
-        self._began = self._began or time.monotonic()
         if self._count < _FIRST or self._suspicious():
             return True
         if self._every is not None:
-            return step - self._last >= self._every
-        return self.seconds * (1 + 1 / self._count) <= SHARE * (time.monotonic() - self._began)
+            return step - self._last_step >= self._every
+        return self.affordable(self.seconds / self._count)
 
     def _suspicious(self) -> bool:
         """Whether the last verdict was a suspicion that the next step decides.
 
-        Another policy may be the trainer's of a step that was not probed: once, the next step is looked at too.
+        Another policy may be the trainer's of a step that was not probed: so the next step is probed too, once.
         """
         causes = [verdict.cause for _, verdict in self.verdicts[-2:]]
         if causes[-1:] == [UNKNOWN]:
@@ -162,16 +155,9 @@ class SamplerProbe(TrainerCallback):
     def _probe_once(self) -> None:
         if not self._due:
             return
-        self._due, self._last, began = False, self._trainer.state.global_step, time.monotonic()
-        try:
-            self._compare()
-        except Exception as error:
-            self._broken = True
-            warnings.warn(
-                f"the sampler is not probed any further: {type(error).__name__}: {str(error)[:300]}", stacklevel=2
-            )
+        self._due, self._last_step = False, self._trainer.state.global_step
+        self.guarded(self._compare)
         self._count += 1
-        self.seconds += time.monotonic() - began
 
     def _compare(self) -> None:
         step, trainer = self._trainer.state.global_step, self._logprobs()
@@ -194,7 +180,7 @@ class SamplerProbe(TrainerCallback):
         if verdict is not None:
             self._accept(step, verdict)
 
-    def _probe_engine(self, engine, step: int, trainer: np.ndarray) -> SamplerVerdict:
+    def _probe_engine(self, engine: Any, step: int, trainer: np.ndarray) -> SamplerVerdict:
         """The verdict with what the engine gives for the text."""
         self.probes.append(Probe(step, trainer, *engine.ask(self.text)))
         if self._count == 0:
@@ -230,7 +216,7 @@ class SamplerProbe(TrainerCallback):
             self._warned.add(verdict.cause)
             warnings.warn(f"vLLM at step {step}, {verdict.cause}: {verdict.text}", stacklevel=2)
 
-    def _compare_tokens(self, step: int, engine) -> None:
+    def _compare_tokens(self, step: int, engine: Any) -> None:
         if text := token_difference(encoded(tokenizer_of(self._trainer)), engine.encode()):
             text += ". Save tokenizer and model to one folder (save_policy) and start the engine from it."
             self._report(step, SamplerVerdict(TOKENS, True, None, self.probes[-1].difference, text))
@@ -247,15 +233,14 @@ class SamplerProbe(TrainerCallback):
             rounded = self._logprobs()
         return float(np.abs(rounded - trainer).mean())
 
-    def on_log(self, args, state, control, logs=None, **_):
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any):
         if not is_of_a_step(logs):
             return
-        logs.update(self._numbers)
-        state.log_history[-1].update(self._numbers)
+        add_to_log(self._numbers, logs, state)
         self._numbers = {}
 
 
-def probe_sampler(trainer, *, every: int | None = None) -> SamplerProbe | None:
+def probe_sampler(trainer: Any, *, every: int | None = None) -> SamplerProbe | None:
     """Attach a `SamplerProbe` to a trainer, stock or the workbench's; None where it does not sample with vLLM.
 
     Once attached it stays: a second call returns the first one's. It goes before all other callbacks, so that whatever
@@ -278,13 +263,13 @@ def probe_sampler(trainer, *, every: int | None = None) -> SamplerProbe | None:
     except ParameterError:
         raise
     except Exception as error:  # a trainer or engine of a kind not known here is still to train
-        warnings.warn(f"the sampler is not probed: {type(error).__name__}: {str(error)[:300]}", stacklevel=2)
+        say(f"the sampler is not probed, the training goes on: {type(error).__name__}: {str(error)[:300]}")
         return None
-    trainer.callback_handler.callbacks.insert(0, probe)
+    attach_first(trainer, probe)
     return probe
 
 
-def _dtype(trainer) -> str:
+def _dtype(trainer: Any) -> str:
     """What the trainer's forward passes compute in."""
     if trainer.args.bf16 or trainer.args.fp16:
         return "bfloat16" if trainer.args.bf16 else "float16"
@@ -292,12 +277,12 @@ def _dtype(trainer) -> str:
     return own if own in EXPLAINED else "bfloat16"
 
 
-def _weights_are_local(trainer) -> bool:
+def _weights_are_local(trainer: Any) -> bool:
     """Whether the model can be scored before `train()`: not where its weights are spread over processes."""
     return trainer.accelerator.distributed_type.value in ("NO", "MULTI_CPU", "MULTI_GPU")
 
 
-def _prompts(trainer) -> list[list[int]]:
+def _prompts(trainer: Any) -> list[list[int]]:
     """Token ids of some prompts of the training, or of a sentence where they cannot be read."""
     try:
         return probe_prompts(trainer)

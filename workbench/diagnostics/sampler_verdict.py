@@ -1,4 +1,4 @@
-"""Is the engine that samples the policy that is trained? The log-probs of one fixed text under both, step after step, tell.
+"""Is the engine that samples the policy that is trained? The log-probs of one fixed text under both answer it, step by step.
 
 The trainer knows what the text's log-probs are now, were at earlier steps and are without adapters; whichever of these the
 engine's equal names the cause. Two are the same only where an update is smaller than the noise: then it is undecidable.
@@ -25,7 +25,7 @@ CAUSES = (NOT_SYNCED, LATE, LORA, PRECISION, CACHE, TOKENS, UNKNOWN)
 # Mean |difference| of a log-prob (nats) that two implementations in one dtype may have. Between bf16 engines and trainers
 # about 0.012 is reported (trl #4772).
 EXPLAINED = {"float32": 2e-4, "float16": 0.01, "bfloat16": 0.05}
-_START, _BASE = "start", "base"  # weights that the engine may have beside those of a step
+_START, _BASE = "start", "base"  # weights that the engine may have other than those of a step
 _CLEAR = 4.0  # standard errors between two candidates that count as different
 _LEAST_NOISE = 1e-6  # nats, of fp32
 
@@ -39,7 +39,7 @@ class Probe:
         trainer, engine: (T,) log-probs of its tokens; the engine's of a request that reads no prefix cache.
         plain, fresh: (K,) largest log-probs of the token after the text, sorted, of a request that may read the prefix
             cache and of one that may not; None where the engine caches nothing.
-        cached_tokens: how many tokens of the plain request came from the cache; None where the engine does not tell.
+        cached_tokens: how many tokens of the plain request came from the cache; None where the engine does not report it.
     """
 
     step: int
@@ -66,7 +66,7 @@ class SamplerVerdict:
 
     Attributes:
         cause: `in sync`, `undecidable` or one of `CAUSES`.
-        decided: False where the next steps will tell more, or the update is too small to be seen.
+        decided: False where the next steps can decide, or the update is too small to be seen.
         steps_behind: age of the engine's weights in optimizer steps; None where it is not known.
         difference: mean |engine - trainer| of a token, nats.
         text: what was seen, and what to do.
@@ -93,11 +93,11 @@ def sampler_verdict(
     dtype: str = "float32",
     rounding: float | None = None,
 ) -> SamplerVerdict:
-    """What the last of some probes says of the engine, given those before it.
+    """The verdict on the engine at the last of some probes.
 
     Args:
         probes: in the order of their steps, at least one.
-        start: the trainer's log-probs of the weights that the engine was loaded with; `start.engine` is not looked at.
+        start: the trainer's log-probs of the weights that the engine was loaded with; `start.engine` is not used.
         base: (T,) the trainer's log-probs without its adapters; None without LoRA, and where no weights were sent at all.
         reference: a probe at which both were the same policy: its difference, rounding, is taken off the later ones.
         dtype: that the trainer computes in.
@@ -145,7 +145,7 @@ def sampler_verdict(
 
 
 def _closest(engine: np.ndarray, candidates: Mapping, prefer) -> tuple[int | str, set, float]:
-    """The candidate nearest to the engine, those that the noise cannot tell from it, and that noise.
+    """The candidate nearest to the engine, those that the noise cannot distinguish from it, and that noise.
 
     Between two candidates only the line from one to the other counts: the engine's place on it, 0 at one and 1 at the
     other, has a standard error of noise / distance.

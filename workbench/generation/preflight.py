@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from ..errors import MissingDependencyError, ParameterError
 from .stops import StopRule, StopSpec
@@ -21,9 +22,11 @@ _VLLM_NAMES = {  # transformers' name of an option -> vLLM's
 }
 
 
-def backend_of(args) -> str:
+def backend_of(args: Any) -> str:
     """`transformers`, `vllm` or `vllm-server`, from a TRL config."""
-    return "transformers" if not args.use_vllm else "vllm-server" if args.vllm_mode == "server" else "vllm"
+    if not getattr(args, "use_vllm", False):  # PPO's config has no such field
+        return "transformers"
+    return "vllm-server" if args.vllm_mode == "server" else "vllm"
 
 
 def check_generation_kwargs(options: Mapping, backend: str) -> None:
@@ -70,7 +73,7 @@ def _known_options(backend: str) -> set[str]:
     raise ParameterError(f"backend={backend!r}: expected transformers, vllm or vllm-server")
 
 
-def check_tokenizers(train, sampler, spec: StopSpec) -> None:
+def check_tokenizers(train: Any, sampler: Any, spec: StopSpec) -> None:
     """Refuse a sampler whose tokenizer differs from the trainer's where it matters.
 
     vLLM loads tokenizer and generation config from disk; a token added in memory is unknown to it.
@@ -94,7 +97,7 @@ def check_tokenizers(train, sampler, spec: StopSpec) -> None:
             raise ParameterError(f"stop {string!r} is {ids} to the trainer and {sampled} to the sampler; {remedy}")
 
 
-def save_policy(model, tokenizer, folder: Path, new_tokens: Iterable[str] = ()) -> Path:
+def save_policy(model: Any, tokenizer: Any, folder: Path, new_tokens: Iterable[str] = ()) -> Path:
     """Save model, tokenizer and generation config to one folder, so that trainer and sampler agree.
 
     Args:
@@ -104,7 +107,7 @@ def save_policy(model, tokenizer, folder: Path, new_tokens: Iterable[str] = ()) 
         new_tokens: e.g. `("<search>", "</search>")`.
 
     Returns:
-        The folder, to be given as model path.
+        The folder; pass it as the model path.
     """
     tokenizer.add_tokens(list(new_tokens))
     if model.get_input_embeddings().num_embeddings < len(tokenizer):
@@ -134,10 +137,10 @@ def reject_stop_options(generation_kwargs: Mapping | None) -> None:
         )
 
 
-def check_before_compute(model, args, stops: StopSpec, tokenizer) -> None:
+def check_before_compute(model: Any, args: Any, stops: StopSpec, tokenizer: Any) -> None:
     """Everything about stops that can be wrong, before an engine starts or a model is built.
 
-    On vLLM that includes its tokenizer, which it reads from disk. A server's is not looked at: it may stand elsewhere.
+    On vLLM that includes its tokenizer, which it reads from disk. A server's may be on another machine.
     """
     from transformers import AutoTokenizer
 

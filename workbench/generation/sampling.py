@@ -110,8 +110,7 @@ class TransformersSampler:
         inputs = {"input_ids": input_ids, "attention_mask": mask, "logits_processor": [kept.before_sampling]}
         # PEFT's own forward is not called by `generate`.
         base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        # What the model's folder says of sampling (a penalty, min_p, beams) would be another distribution than the other
-        # samplers'.
+        # A penalty, min_p or beams of the model's folder would be another distribution than the other samplers'.
         plain = mock.patch.object(base, "generation_config", GenerationConfig())
         with plain, base.register_forward_hook(kept.see_logits), torch.no_grad():
             sequences = rule.generate(base, self.model.generate, config, **inputs)
@@ -125,7 +124,7 @@ class _SampledLogprobs:
     The logits are the model's own, before `generate` suppresses an EOS or cuts the distribution, as vLLM gives them.
     """
 
-    def __init__(self, rows: int, sampling: Sampling, device):
+    def __init__(self, rows: int, sampling: Sampling, device: Any):
         import torch
 
         self._temperature = sampling.temperature or 1.0
@@ -135,23 +134,23 @@ class _SampledLogprobs:
         self._logits: Any = None
         self._previous: Any = None
 
-    def see_logits(self, model, args, output) -> None:
+    def see_logits(self, model: Any, args: Any, output: Any) -> None:
         """A forward hook."""
         self._logits = output.logits[:, -1]
 
-    def before_sampling(self, input_ids, scores):
+    def before_sampling(self, input_ids: Any, scores: Any):
         """A logits processor: what was sampled in the step before is the last column now."""
         if self._previous is not None:
             self._keep(input_ids)
         self._previous = self._logits
         return scores
 
-    def finish(self, sequences):
+    def finish(self, sequences: Any):
         """(B, T), after `generate` returned its sequences."""
         self._keep(sequences)
         return self._table[:, : self._steps]
 
-    def _keep(self, input_ids) -> None:
+    def _keep(self, input_ids: Any) -> None:
         distribution = (self._previous.float() / self._temperature).log_softmax(-1)
         self._table[:, self._steps] = distribution.gather(1, input_ids[:, -1:])[:, 0]
         self._steps += 1

@@ -8,7 +8,8 @@ back end.
 import copy
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..errors import ParameterError
 
@@ -51,7 +52,7 @@ class StopSpec:
     ignore_eos: bool = False
     min_tokens: int = 0
 
-    def __new__(cls, *args, **kwargs):
+    def __new__(cls, *args: Any, **kwargs: Any):
         for name in kwargs:
             if name in _RENAMED:
                 raise ParameterError(f"StopSpec {name}: is called {_RENAMED[name]}, as in vLLM")
@@ -135,7 +136,7 @@ class StopRule:
             minimum that leaves no room, or no EOS id where EOS is to end rows.
     """
 
-    def __init__(self, spec: StopSpec, tokenizer, generation_config=None, max_tokens: int | None = None):
+    def __init__(self, spec: StopSpec, tokenizer: Any, generation_config: Any = None, max_tokens: int | None = None):
         self.spec, self.tokenizer = spec, tokenizer
         configured = getattr(generation_config, "eos_token_id", None)
         configured = configured if isinstance(configured, list | tuple) else [configured]
@@ -221,7 +222,7 @@ class StopRule:
         return min(ends, key=ends.__getitem__, default=None)
 
     def _may_complete(self, token_id: int) -> bool:
-        """Whether a stop string may end within a token: told from its own text, once for each token."""
+        """Whether a stop string may end within a token, by the token's own text; computed once for each token."""
         if token_id not in self._completing:
             text = self._decode([token_id])
             begins = {text[:n] for n in range(1, len(text) + 1)}
@@ -269,7 +270,7 @@ class StopRule:
             options["stopping_criteria"] = [functools.partial(self._stopping_criterion, prompt_length)]
         return options
 
-    def generate(self, model, generate, generation_config, **inputs):
+    def generate(self, model: Any, generate: Callable, generation_config: Any, **inputs: Any):
         """Call a model's `generate` so that it obeys this rule; returns what it returns.
 
         Args:
@@ -289,7 +290,7 @@ class StopRule:
         finally:
             inherited.eos_token_id = before
 
-    def _stopping_criterion(self, prompt_length: int, input_ids, scores, **_):
+    def _stopping_criterion(self, prompt_length: int, input_ids, scores: Any, **_):
         """A stopping criterion: transformers' own `stop_strings` misses strings in partial bytes and special tokens."""
         tokens = input_ids.shape[1] - prompt_length
         rows = input_ids[:, max(prompt_length, input_ids.shape[1] - self._tail) :].tolist()

@@ -165,7 +165,7 @@ def _of_recipe(recorded: dict) -> dict[str, Any]:
     recipe, stops, overrides = part("recipe"), part("stops"), part("overrides")
     functions = [f for f in items(recorded.get("reward_funcs")) if isinstance(f, dict)]
     trainer = str(recorded.get("trainer") or "")
-    own = bool(trainer) and not (recorded.get("source") == "stock" or trainer.startswith("Observed"))
+    own = bool(trainer) and not (recorded.get("source") == "watched" or trainer.startswith("Observed"))
     return {
         "num_generations": recipe.get("num_generations"),
         "max_completion_length": recipe.get("max_completion_length"),

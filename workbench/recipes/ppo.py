@@ -1,4 +1,4 @@
-"""TRL 1.12.0's PPOTrainer that stops generating where the `StopSpec` says (article A0), learns from reward functions too, and
+"""TRL 1.12.0's PPOTrainer that stops generating where the `StopSpec` says, learns from reward functions too, and
 records its run.
 
 TRL's `train` is one long method without hooks. It calls two module functions, `batch_generation` and `get_reward`; while it
@@ -20,10 +20,10 @@ from trl.trainer.utils import pad
 
 from ..errors import ParameterError
 from ..generation.preflight import no_ppo
-from ..generation.stops import StopRule, StopSpec
-from ..training.grpo import Stops
-from ..training.recording import RunRecorder, add_rows, attach_recorder
-from ..training.trl import check_no_hook, completion_metrics, fill_positions, with_functions
+from ..generation.stops import End, StopRule, StopSpec
+from ..training.grpo import Stops, attach_ours
+from ..training.recording import RunRecorder, add_rows
+from ..training.trl import check_no_hook, completion_metrics, end_columns, with_functions
 from .ppo_rewards import NotifyingLoader, RewardFunctions, SplitColumnsCollator
 from .recipes import Recipe, common_fields, load_prompts, resolve_model
 from .train import train_recipe
@@ -37,7 +37,7 @@ except ImportError as error:
 class PPOTrainer(ppo_trainer.PPOTrainer):
     """`trl.experimental.ppo.PPOTrainer` with early stopping by default.
 
-    Against the stock trainer: several stops at once, strings too; reward functions beside reward models; the missing-EOS
+    Against the stock trainer: several stops at once, strings too; reward functions or a reward model; the missing-EOS
     penalty falls on rows that no stop ended, whatever stop is configured (stock looks for EOS alone, trl #3750); the saved
     policy keeps its EOS (stock writes None into its generation config). Rewards and values land at the same index as in a
     run padded to the limit.
@@ -57,6 +57,8 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
     """
 
     recorder: RunRecorder | None = None
+    dataloader: Any
+    eval_dataloader: Any
 
     def __init__(
         self,
@@ -109,13 +111,12 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
             self.eval_dataloader = NotifyingLoader(self.eval_dataloader, self._functions)
         self.forwards: list[int] = []
         self._completion_metrics: dict[str, list[float]] = {}  # of each scored batch since the last log
-        if record_dir is not None:
-            self.recorder = attach_recorder(self, record_dir)
-        if explicit_positions:
-            fill_positions(self)
+        attach_ours(self, record_dir, explicit_positions)
 
     @classmethod
-    def from_recipe(cls, recipe: Recipe, *, reward_funcs, out_dir: Path, stops: StopSpec | None = None, **options):
+    def from_recipe(
+        cls, recipe: Recipe, *, reward_funcs: Any, record_dir: Path, stops: StopSpec | None = None, **options: Any
+    ):
         """The trainer that `train_recipe` trains; `reward_funcs` may be a model too, or text for one of random weights."""
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -134,10 +135,10 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         else:
             dataset = dataset.remove_columns(prompts.column_names)
             reward_model = reward_model if isinstance(reward_funcs, str) else reward_funcs
-        args = ppo_config(recipe, out_dir / "checkpoints", **options)
+        args = ppo_config(recipe, record_dir / "checkpoints", **options)
         reference = None if "peft_config" in own else copy.deepcopy(policy)  # with LoRA the policy without its adapter
         models = (policy, reference, reward_model)
-        return cls(args, tokenizer, *models, dataset, value_model, stops=stops, record_dir=out_dir, **own)
+        return cls(args, tokenizer, *models, dataset, value_model, stops=stops, record_dir=record_dir, **own)
 
     def train(self):
         """Train as TRL does, with this trainer's stops; a recorded run keeps its policy in `policy/`."""
@@ -148,11 +149,11 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         finally:
             gc.unfreeze()
         if self.recorder and self.accelerator.is_main_process:
-            folder = self.recorder.out_dir / "policy"
+            folder = self.recorder.record_dir / "policy"
             self.policy_model.save_pretrained(folder)
             self.processing_class.save_pretrained(folder)
 
-    def log(self, logs, *args, **kwargs):
+    def log(self, logs: Any, *args: Any, **kwargs: Any):
         """TRL's log line, with `reward`, each reward function's mean, and the forward passes spent on generation."""
         own: dict[str, float] = {"generation/forwards": self.forwards[-1]} if self.forwards else {}
         if "objective/scores" in logs:  # the name of the other trainers
@@ -191,7 +192,9 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
             self.args.missing_eos_penalty = penalty
 
     @torch.no_grad()
-    def _batch_generation(self, model, queries, chunk_size, pad_token_id, generation_config):
+    def _batch_generation(
+        self, model: Any, queries: torch.Tensor, chunk_size: int, pad_token_id: int, generation_config: Any
+    ):
         """TRL's `batch_generation`, stopping at the rule: responses `[B, T]` behind their queries and logits `[B, T, V]`.
 
         When every row stopped before the limit one pad column is added: TRL puts a row's final reward one past its last
@@ -209,7 +212,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
                 logits = torch.nn.functional.pad(logits, (0, 0, 0, 1))
         return torch.cat((queries, responses), dim=1), logits
 
-    def _generate(self, model, queries, pad_token_id, generation_config):
+    def _generate(self, model: Any, queries: torch.Tensor, pad_token_id: int, generation_config: Any):
         attention_mask = queries != pad_token_id
         output = self.stop_rule.generate(
             model,
@@ -222,7 +225,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         )
         return output.sequences[:, queries.shape[1] :], torch.stack(output.scores, 1)
 
-    def _get_reward(self, model, query_responses, pad_token_id, context_length):
+    def _get_reward(self, model: Any, query_responses: torch.Tensor, pad_token_id: int, context_length: int):
         """TRL's `get_reward`; for the reward, with functions, the missing-stop penalty and the rows recorded."""
         if model is not self.reward_model:
             return self._original_get_reward(model, query_responses, pad_token_id, context_length)
@@ -234,35 +237,36 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         if self._functions:
             ids = [row[: end.index] for row, end in zip(rows, ends, strict=True)]
             sums, each = self._functions.score_next(prompts, completions, ids, self.state)
-            logits, scores, lengths = (
-                None,
-                torch.tensor(sums, device=queries.device),
-                None,
-            )  # TRL reads the scores alone
+            scores = torch.tensor(sums, device=queries.device)
+            logits = lengths = None  # TRL reads the scores alone
         else:
             logits, scores, lengths = self._original_get_reward(model, query_responses, pad_token_id, context_length)
             each = {}
         if self._penalty is not None:
             missing = torch.tensor([end.finish_reason != "stop" for end in ends], device=scores.device)
             scores = scores - self._penalty * missing
-        columns = {"prompt": prompts, "completion": completions, **self._about(rows, ends), "reward": scores.tolist()}
+        columns = {
+            "prompt": prompts,
+            "completion": completions,
+            **self._end_columns(rows, ends),
+            "reward": scores.tolist(),
+        }
         for name, value in completion_metrics(add_rows(self, with_functions(columns, each))).items():
             if value is not None:
                 self._completion_metrics.setdefault(name, []).append(value)
         return logits, scores, lengths
 
-    def _about(self, rows, ends) -> dict[str, list]:
-        """What is recorded of each row's end: column -> B values."""
-        return {
-            "finish_reason": [end.finish_reason for end in ends],
-            # Stock's rule for PPO: EOS anywhere.
-            "trl_finish_reason": ["stop" if self.processing_class.eos_token_id in row else "length" for row in rows],
-            "completion_tokens": [end.index for end in ends],
+    def _end_columns(self, rows: Sequence[list[int]], ends: Sequence[End]) -> dict[str, list]:
+        completions = [row[: end.index] for row, end in zip(rows, ends, strict=True)]
+        columns = end_columns(completions, [end.finish_reason == "stop" for end in ends], self.processing_class)
+        eos = self.processing_class.eos_token_id
+        return columns | {  # stock PPO looks for EOS anywhere
+            "trl_finish_reason": ["stop" if eos in row else "length" for row in rows],
             "tokens_to_eos": [self._eos_rule.find_end(row).index for row in rows],
         }
 
 
-def _functions(reward_model, reward_funcs, reward_weights) -> RewardFunctions | None:
+def _functions(reward_model: Any, reward_funcs: Any, reward_weights: Sequence[float] | None) -> RewardFunctions | None:
     """The reward functions as TRL's reward model, None where there is a real one."""
     if (reward_model is None) == (reward_funcs is None):
         raise ParameterError("reward_model and reward_funcs: give one of the two; PPO learns from one of them")
@@ -282,7 +286,7 @@ def random_heads(path: str, seed: int) -> list:
         return [AutoModelForSequenceClassification.from_pretrained(path, num_labels=1) for _ in range(2)]
 
 
-def ppo_config(recipe: Recipe, output_dir: Path, **overrides) -> PPOConfig:
+def ppo_config(recipe: Recipe, output_dir: Path, **overrides: Any) -> PPOConfig:
     """TRL's `PPOConfig` for a recipe: `max_steps` updates of `per_device_train_batch_size` responses a process."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))  # TRL counts the episodes of all
     batch = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps * processes
@@ -299,12 +303,14 @@ def ppo_config(recipe: Recipe, output_dir: Path, **overrides) -> PPOConfig:
     return PPOConfig(**(fields | overrides))
 
 
-def train_ppo(recipe: Recipe, *, out_dir: str | Path, reward_funcs=None, reward_model=None, **options) -> PPOTrainer:
+def train_ppo(
+    recipe: Recipe, *, record_dir: str | Path, reward_funcs: Any = None, reward_model: Any = None, **options: Any
+) -> PPOTrainer:
     """Train a recipe with PPO in a run folder, from the start: TRL's PPO loop cannot resume.
 
     Args:
         recipe: what to train; `beta` is the KL coefficient, the backend must be `transformers`.
-        out_dir: run folder.
+        record_dir: run folder.
         reward_funcs: one reward function or several, as for `train_grpo`.
         reward_model: a sequence classifier with one label. With neither of the two it is one with random weights, seeded
             by the recipe, which is enough to measure generation and masking but teaches nothing.
@@ -322,5 +328,5 @@ def train_ppo(recipe: Recipe, *, out_dir: str | Path, reward_funcs=None, reward_
         _functions(reward_model, reward_funcs, None)
     given = [reward for reward in (reward_funcs, reward_model) if reward is not None]
     return train_recipe(
-        PPOTrainer, recipe, reward_funcs=given[0] if given else "random weights", out_dir=out_dir, **options
+        PPOTrainer, recipe, reward_funcs=given[0] if given else "random weights", record_dir=record_dir, **options
     )

@@ -1,6 +1,7 @@
 """Reward functions where TRL's PPO takes a reward model."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -23,7 +24,7 @@ class RewardFunctions(torch.nn.Module):
         ParameterError: no function, a model among them, or another number of weights.
     """
 
-    def __init__(self, reward_funcs, weights: Sequence[float] | None = None):
+    def __init__(self, reward_funcs: Any, weights: Sequence[float] | None = None):
         super().__init__()
         functions = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
         for function in functions or [None]:
@@ -39,7 +40,7 @@ class RewardFunctions(torch.nn.Module):
         self._columns: dict[str, list] = {}
 
     def begin(self, columns: dict[str, list]) -> None:
-        """Score the rows of another batch from now on; `columns` are those of the data set beside the tokens."""
+        """Score the rows of another batch from now on; `columns` are the data set's, without the tokens."""
         self._columns, self._row = columns, 0
         self.each = {get_callable_name(function): [] for function in self.functions}
 

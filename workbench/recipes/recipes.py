@@ -5,6 +5,7 @@ import math
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from ..errors import MissingDependencyError, ParameterError
 from ..runs.run import EMBEDDED_MODELS as STARTERS
@@ -61,7 +62,7 @@ class Recipe:
 
 
 STARTER = Recipe()
-# The GRPO example of TRL's docs (v0.15 to v0.21; trl.md section 4) with that release's defaults.
+# The GRPO example of TRL's docs (v0.15 to v0.21) with that release's defaults.
 DOCS = Recipe(
     model="Qwen/Qwen2-0.5B-Instruct",
     dataset="trl-lib/tldr",
@@ -76,7 +77,7 @@ DOCS = Recipe(
 )
 
 
-def make_recipe(model: str = "starter", **fields) -> Recipe:
+def make_recipe(model: str = "starter", **fields: Any) -> Recipe:
     """The recipe that fits `model` (the starter's, or the docs example's), with `fields` in place of its own.
 
     A field given as None or "" keeps the recipe's own value, and so does a 0 for `max_steps` or `learning_rate`, which no
@@ -104,7 +105,7 @@ def common_fields(recipe: Recipe, output_dir: str | os.PathLike) -> dict:
     return fields
 
 
-def grpo_config(recipe: Recipe, output_dir: str | os.PathLike, config_class=None, **overrides):
+def grpo_config(recipe: Recipe, output_dir: str | os.PathLike, config_class=None, **overrides: Any):
     """TRL's config of GRPO or RLOO for a recipe; checkpoints go to `output_dir`.
 
     Args:
@@ -139,7 +140,7 @@ def vllm_fields(recipe: Recipe) -> dict:
     fields = {"use_vllm": True, "vllm_mode": "colocate"}
     if recipe.model in STARTERS:
         fields["vllm_max_model_length"] = 256
-    if not has_gpu():  # the CPU build takes a large share of RAM unless told (GiB), and logs every step
+    if not has_gpu():  # the CPU build takes a large share of RAM by default (GiB), and logs every step
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     return fields

@@ -1,4 +1,4 @@
-"""Train a recipe in a run folder: bind the folder to the recipe, tell whether it is finished, resume."""
+"""Train a recipe in a run folder: bind the folder to the recipe, know whether it is finished, resume."""
 
 import copy
 import dataclasses
@@ -6,16 +6,17 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import trl
 
 from ..diagnostics.padding_monitor import monitor_padding
 from ..errors import ParameterError, TrainingStopped
 from ..generation.stops import StopSpec
-from ..runs.files import checkpoints, jsonable, read_json, write_json
+from ..runs.files import checkpoints, jsonable, read_json
 from ..training.grpo import GRPOTrainer, RLOOTrainer
 from ..training.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
-from ..training.recording import COMPLETE, quiet_libraries
+from ..training.recording import COMPLETE, Recorder, quiet_libraries
 from ..training.rewards import describe_reward
 from .recipes import Recipe, common_fields, grpo_config, load_prompts, resolve_model, vllm_fields
 
@@ -28,7 +29,9 @@ def last_checkpoint(folder: Path) -> Path | None:
     return next((p for p in checkpoints(Path(folder)) if (p / COMPLETE).is_file()), None)
 
 
-def training_record(trainer: str, recipe: Recipe, *, reward_funcs, stops: StopSpec | None = None, **options) -> dict:
+def training_record(
+    trainer: str, recipe: Recipe, *, reward_funcs: Any, stops: StopSpec | None = None, **options: Any
+) -> dict:
     """What `recipe.json` says, in one shape for every trainer; two trainings are the same when it is equal.
 
     Args:
@@ -36,7 +39,7 @@ def training_record(trainer: str, recipe: Recipe, *, reward_funcs, stops: StopSp
         recipe: what is trained.
         reward_funcs: one or several, or a reward model.
         stops: when completions end; None for every EOS.
-        **options: of the trainer and its config, beside the recipe.
+        **options: of the trainer and its config, in addition to the recipe.
 
     Returns:
         `trainer`, `recipe`, `reward_funcs` (see `describe_reward`), `stops`, `overrides`, fit for JSON.
@@ -58,7 +61,7 @@ def training_record(trainer: str, recipe: Recipe, *, reward_funcs, stops: StopSp
     return json.loads(json.dumps(jsonable(record), default=_recorded))
 
 
-def _recorded(value):
+def _recorded(value: Any):
     """What a record says of an option that JSON has no form for: of a LoRA config its fields, else the kind of thing."""
     if isinstance(value, set | frozenset):  # whose order is another in each session
         return sorted(map(str, value))
@@ -73,64 +76,72 @@ def _recorded(value):
     return {"kind": type(value).__name__, **chosen}
 
 
-def open_folder(out_dir: Path, record: dict) -> None:
+def open_folder(record_dir: Path, record: dict) -> None:
     """Bind a training folder to one record; a folder that holds another training is emptied first.
 
     Resuming with other settings would join two experiments into one curve.
     """
     if int(os.environ.get("RANK", "0")) > 0:
         return  # of several processes the first one does it
-    out_dir.mkdir(parents=True, exist_ok=True)
-    path = out_dir / "recipe.json"
+    record_dir.mkdir(parents=True, exist_ok=True)
+    path = record_dir / "recipe.json"
     if _compared(read_json(path, record)) != _compared(record):
         for name in ("metrics.jsonl", "completions.jsonl", "progress.json"):
-            (out_dir / name).unlink(missing_ok=True)
+            (record_dir / name).unlink(missing_ok=True)
         for name in ("completions.parquet", "checkpoints", "policy"):
-            shutil.rmtree(out_dir / name, ignore_errors=True)
-    write_json(path, record | {"source": "recipe"})
+            shutil.rmtree(record_dir / name, ignore_errors=True)
+    Recorder(record_dir).describe(record)
 
 
 def _compared(record: dict | None) -> dict | None:
     return record and {name: value for name, value in record.items() if name != "source"}
 
 
-def is_finished(out_dir: Path, record: dict) -> bool:
+def is_finished(record_dir: Path, record: dict) -> bool:
     """Whether the folder holds this very training, from its first step to its last."""
-    same = _compared(read_json(out_dir / "recipe.json", None)) == _compared(record)
-    return same and read_json(out_dir / "progress.json", {}).get("finished", False)
+    same = _compared(read_json(record_dir / "recipe.json", None)) == _compared(record)
+    return same and read_json(record_dir / "progress.json", {}).get("finished", False)
 
 
 def make_trainer(
-    trainer_class, recipe: Recipe, *, reward_funcs, out_dir: Path, stops: StopSpec | None = None, **options
+    trainer_class: Any,
+    recipe: Recipe,
+    *,
+    reward_funcs: Any,
+    record_dir: Path,
+    stops: StopSpec | None = None,
+    **options: Any,
 ):
     """The trainer that `train_recipe` trains; `options` are its own and its config's."""
-    out_dir = Path(out_dir)
+    record_dir = Path(record_dir)
     if hasattr(trainer_class, "from_recipe"):  # PPO, which is of one release of TRL alone
-        return trainer_class.from_recipe(recipe, reward_funcs=reward_funcs, out_dir=out_dir, stops=stops, **options)
+        return trainer_class.from_recipe(
+            recipe, reward_funcs=reward_funcs, record_dir=record_dir, stops=stops, **options
+        )
     own = {name: options.pop(name) for name in TRAINER_OPTIONS if name in options}
-    own |= {"stops": stops, "record_dir": out_dir, "train_dataset": load_prompts(recipe.dataset)}
+    own |= {"stops": stops, "record_dir": record_dir, "train_dataset": load_prompts(recipe.dataset)}
     path = resolve_model(recipe.model)
     if issubclass(trainer_class, OnlineDPOTrainer):
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        args = online_dpo_config(recipe, out_dir / "checkpoints", **options)
+        args = online_dpo_config(recipe, record_dir / "checkpoints", **options)
         policy, reference = (AutoModelForCausalLM.from_pretrained(path) for _ in range(2))
         own["processing_class"] = AutoTokenizer.from_pretrained(path, padding_side="left")
         return trainer_class(policy, reference, reward_funcs, args, **own)
     config_class = trl.RLOOConfig if issubclass(trainer_class, trl.RLOOTrainer) else trl.GRPOConfig
-    args = grpo_config(recipe, out_dir / "checkpoints", config_class, **options)
+    args = grpo_config(recipe, record_dir / "checkpoints", config_class, **options)
     return trainer_class(path, reward_funcs, args, **own)
 
 
 def train_recipe(
-    trainer_class,
+    trainer_class: Any,
     recipe: Recipe,
     *,
-    reward_funcs,
-    out_dir: str | Path,
+    reward_funcs: Any,
+    record_dir: str | Path,
     stops: StopSpec | None = None,
     monitor_every: int = 0,
-    **options,
+    **options: Any,
 ):
     """Train a recipe in a run folder; called again after an interruption it goes on from the last checkpoint.
 
@@ -138,7 +149,7 @@ def train_recipe(
         trainer_class: `GRPOTrainer`, `RLOOTrainer`, `OnlineDPOTrainer`, `PPOTrainer`, or a child.
         recipe: what to train; all of it is checked before anything in the folder is touched.
         reward_funcs: one reward function or several, in TRL's convention.
-        out_dir: run folder; holds `recipe.json`, `checkpoints/` and the recorded metrics and completions.
+        record_dir: run folder; holds `recipe.json`, `checkpoints/` and the recorded metrics and completions.
         stops: when completions end; default at every EOS.
         monitor_every: measure the padding consistency of the trainer's scores every so many steps; 0 never.
         **options: of the trainer (`explicit_positions`, `generation_seed`, ...) and of its TRL config.
@@ -147,45 +158,48 @@ def train_recipe(
         The trainer, trained.
     """
     quiet_libraries()
-    out_dir = Path(out_dir)
-    if "peft_config" in options:  # PEFT writes into it, and the next call is to ask for what this one asks
+    record_dir = Path(record_dir)
+    if "peft_config" in options:  # PEFT changes the config; a copy keeps reruns equal
         options["peft_config"] = copy.deepcopy(options["peft_config"])
     asked = options | ({"monitor_every": monitor_every} if monitor_every else {})
     record = training_record(trainer_class.__name__, recipe, reward_funcs=reward_funcs, stops=stops, **asked)
-    trainer = make_trainer(trainer_class, recipe, reward_funcs=reward_funcs, out_dir=out_dir, stops=stops, **options)
+    trainer = make_trainer(
+        trainer_class, recipe, reward_funcs=reward_funcs, record_dir=record_dir, stops=stops, **options
+    )
     if monitor_every:
         monitor_padding(trainer, every=monitor_every)
-    open_folder(out_dir, record)
+    open_folder(record_dir, record)
+    trainer.recorder.trainer = None  # the recipe says it in full
     trainer.accelerator.wait_for_everyone()  # before any process looks for a checkpoint
-    checkpoint = last_checkpoint(out_dir / "checkpoints")
+    checkpoint = last_checkpoint(record_dir / "checkpoints")
     try:
         trainer.train(**({"resume_from_checkpoint": str(checkpoint)} if checkpoint else {}))
     except TrainingStopped:  # asked to end, or nothing was left to train
         trainer.accelerator.wait_for_everyone()
-        if not is_finished(out_dir, record):
+        if not is_finished(record_dir, record):
             raise
     return trainer
 
 
-def train_grpo(recipe: Recipe, *, reward_funcs, out_dir: str | Path, **options) -> GRPOTrainer:
+def train_grpo(recipe: Recipe, *, reward_funcs: Any, record_dir: str | Path, **options: Any) -> GRPOTrainer:
     """Train a recipe with GRPO in a run folder; called again after an interruption it goes on.
 
     Args:
-        recipe, reward_funcs, out_dir, **options: see `train_recipe`. With `stops`, `monitor_every`,
+        recipe, reward_funcs, record_dir, **options: see `train_recipe`. With `stops`, `monitor_every`,
             `explicit_positions`, `generation_seed`, `share_generation` and any field of `trl.GRPOConfig`.
 
     Returns:
         The trainer, trained.
     """
-    return train_recipe(GRPOTrainer, recipe, reward_funcs=reward_funcs, out_dir=out_dir, **options)
+    return train_recipe(GRPOTrainer, recipe, reward_funcs=reward_funcs, record_dir=record_dir, **options)
 
 
-def train_rloo(recipe: Recipe, *, reward_funcs, out_dir: str | Path, **options) -> RLOOTrainer:
+def train_rloo(recipe: Recipe, *, reward_funcs: Any, record_dir: str | Path, **options: Any) -> RLOOTrainer:
     """As `train_grpo`, with RLOO; the recipe's `beta` is its KL coefficient."""
-    return train_recipe(RLOOTrainer, recipe, reward_funcs=reward_funcs, out_dir=out_dir, **options)
+    return train_recipe(RLOOTrainer, recipe, reward_funcs=reward_funcs, record_dir=record_dir, **options)
 
 
-def online_dpo_config(recipe: Recipe, output_dir: Path, **overrides) -> OnlineDPOConfig:
+def online_dpo_config(recipe: Recipe, output_dir: Path, **overrides: Any) -> OnlineDPOConfig:
     """TRL's `OnlineDPOConfig` for a recipe, whose batch counts completions: two for each of TRL's prompts.
 
     Raises:
@@ -213,14 +227,14 @@ def online_dpo_config(recipe: Recipe, output_dir: Path, **overrides) -> OnlineDP
     return OnlineDPOConfig(**(fields | overrides))
 
 
-def train_online_dpo(recipe: Recipe, *, reward_funcs, out_dir: str | Path, **options) -> OnlineDPOTrainer:
+def train_online_dpo(recipe: Recipe, *, reward_funcs: Any, record_dir: str | Path, **options: Any) -> OnlineDPOTrainer:
     """Train a recipe with OnlineDPO in a run folder; called again after an interruption it goes on.
 
     Args:
         recipe: with `num_generations=2`; a `beta` of 0 takes TRL's default for DPO.
-        reward_funcs, out_dir, **options: see `train_recipe`, and any field of TRL's `OnlineDPOConfig`.
+        reward_funcs, record_dir, **options: see `train_recipe`, and any field of TRL's `OnlineDPOConfig`.
 
     Returns:
         The trainer, trained.
     """
-    return train_recipe(OnlineDPOTrainer, recipe, reward_funcs=reward_funcs, out_dir=out_dir, **options)
+    return train_recipe(OnlineDPOTrainer, recipe, reward_funcs=reward_funcs, record_dir=record_dir, **options)

@@ -18,17 +18,17 @@ _PART = re.compile(r"part-(\d+)(?:-(\d+))?\.parquet")
 _TAIL = 64_000_000  # bytes in which the last completions are looked for, at most
 
 
-def append_table(out_dir: Path, table) -> None:
+def append_table(record_dir: Path, table) -> None:
     """Add rows of completions, a DataFrame with `step`, to what a training has recorded."""
-    with open_lines(out_dir / FILE) as file:
+    with open_lines(record_dir / FILE) as file:
         append_rows(file, table.to_dict("records"))
 
 
-def read_completions(out_dir: Path) -> tuple[Any, list[str]]:
+def read_completions(record_dir: Path) -> tuple[Any, list[str]]:
     """All recorded completions.
 
     Args:
-        out_dir: where the training recorded.
+        record_dir: where the training recorded.
 
     Returns:
         DataFrame `step, prompt, completion, finish_reason, reward, ...`, empty when none were recorded; and a sentence for
@@ -41,24 +41,24 @@ def read_completions(out_dir: Path) -> tuple[Any, list[str]]:
 
     damaged: list[str] = []
     try:
-        rows = [row for _, row in json_lines(out_dir / FILE, damaged) if type(row.get("step")) is int]
+        rows = [row for _, row in json_lines(record_dir / FILE, damaged) if type(row.get("step")) is int]
     except FileNotFoundError:
-        return read_parts(old_parts(out_dir))
+        return read_parts(old_parts(record_dir))
     return pd.DataFrame(rows), damaged
 
 
-def count_completions(out_dir: Path) -> int:
+def count_completions(record_dir: Path) -> int:
     """How many completions are recorded."""
-    with contextlib.suppress(FileNotFoundError), open_plain(out_dir / FILE) as file:
+    with contextlib.suppress(FileNotFoundError), open_plain(record_dir / FILE) as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
-    return len(read_parts(old_parts(out_dir))[0])
+    return len(read_parts(old_parts(record_dir))[0])
 
 
-def ends_of_completions(out_dir: Path, most: int) -> tuple[list[dict], int, list[str]]:
+def ends_of_completions(record_dir: Path, most: int) -> tuple[list[dict], int, list[str]]:
     """The first and the last recorded completions; reads little more than those.
 
     Args:
-        out_dir: as for `read_completions`.
+        record_dir: as for `read_completions`.
         most: rows from each end.
 
     Returns:
@@ -67,13 +67,13 @@ def ends_of_completions(out_dir: Path, most: int) -> tuple[list[dict], int, list
     Raises:
         RunError: as `read_completions`.
     """
-    path, size = out_dir / FILE, 64_000
+    path, size = record_dir / FILE, 64_000
     damaged: list[str] = []
     if not path.is_file():
-        table, damaged = read_completions(out_dir)
+        table, damaged = read_completions(record_dir)
         rows = table.to_dict("records")
         return (rows if len(rows) <= 2 * most else rows[:most] + rows[-most:]), len(rows), damaged
-    total = count_completions(out_dir)
+    total = count_completions(record_dir)
     first = [row for (_, row), _ in zip(json_lines(path, damaged), range(2 * most), strict=False)]
     if total <= 2 * most:
         return first, total, damaged
@@ -84,7 +84,7 @@ def ends_of_completions(out_dir: Path, most: int) -> tuple[list[dict], int, list
     return first[:most] + last[-most:], total, list(dict.fromkeys(damaged))
 
 
-def forget_after(out_dir: Path, step: int) -> float:
+def forget_after(record_dir: Path, step: int) -> float:
     """Drop what was recorded after `step`, which a resumed run repeats, so that each step is recorded once.
 
     Returns:
@@ -94,11 +94,11 @@ def forget_after(out_dir: Path, step: int) -> float:
         RunError: a damaged line of the metrics or completions.
         OSError: a full disk; then everything recorded is still there.
     """
-    _renew(out_dir)
-    for path in token_parts(out_dir):
+    _renew(record_dir)
+    for path in token_parts(record_dir):
         _cut_part(path, step)
-    _cut_lines(out_dir / FILE, step)
-    return _cut_lines(out_dir / "metrics.jsonl", step)
+    _cut_lines(record_dir / FILE, step)
+    return _cut_lines(record_dir / "metrics.jsonl", step)
 
 
 def _cut_lines(path: Path, step: int) -> float:
@@ -116,17 +116,17 @@ def _cut_lines(path: Path, step: int) -> float:
 # --- ids and log-probs of tokens ------------------------------------------------------------------------------------
 
 
-def save_tokens(out_dir: Path, first: int, last: int, table) -> None:
+def save_tokens(record_dir: Path, first: int, last: int, table) -> None:
     """Write the tokens of steps `first` to `last` as one part, whole or not at all."""
-    folder = out_dir / TOKENS
+    folder = record_dir / TOKENS
     folder.mkdir(exist_ok=True)
     with whole_file(folder / f"part-{first:06d}-{last:06d}.parquet") as temporary:
         table.to_parquet(temporary)
 
 
-def token_parts(out_dir: Path) -> list[Path]:
+def token_parts(record_dir: Path) -> list[Path]:
     """The parts of a training's tokens, in the order of their steps."""
-    return _parts_in(out_dir / TOKENS) + old_parts(out_dir / TOKENS)
+    return _parts_in(record_dir / TOKENS) + old_parts(record_dir / TOKENS)
 
 
 def read_parts(paths: Sequence[Path]) -> tuple[Any, list[str]]:
@@ -188,15 +188,15 @@ def old_parts(folder: Path) -> list[Path]:
     return parts
 
 
-def _renew(out_dir: Path) -> None:
+def _renew(record_dir: Path) -> None:
     """Bring such a folder into today's form, before a training goes on in it."""
-    for path in old_parts(out_dir / TOKENS):
-        os.replace(path, out_dir / TOKENS / path.name)
-    shutil.rmtree(out_dir / TOKENS / _OLD, ignore_errors=True)
-    if (parts := old_parts(out_dir)) and not (out_dir / FILE).exists():
+    for path in old_parts(record_dir / TOKENS):
+        os.replace(path, record_dir / TOKENS / path.name)
+    shutil.rmtree(record_dir / TOKENS / _OLD, ignore_errors=True)
+    if (parts := old_parts(record_dir)) and not (record_dir / FILE).exists():
         table, damaged = read_parts(parts)
         if damaged:
             raise RunError(f"{damaged[0]} Remove it to go on.")
-        with whole_file(out_dir / FILE) as temporary, open_lines(temporary) as file:
+        with whole_file(record_dir / FILE) as temporary, open_lines(temporary) as file:
             append_rows(file, table.to_dict("records"))
-    shutil.rmtree(out_dir / _OLD, ignore_errors=True)
+    shutil.rmtree(record_dir / _OLD, ignore_errors=True)

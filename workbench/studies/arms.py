@@ -76,7 +76,7 @@ def _train(arm: Arm, seed: int, folder: Path) -> str:
         return "there already"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.txt").open("a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
-        train_recipe(arm.trainer, recipe, out_dir=folder, **asked)
+        train_recipe(arm.trainer, recipe, record_dir=folder, **asked)
     return "trained"
 
 

@@ -50,7 +50,7 @@ class ObservedPPOTrainer(ppo_trainer.PPOTrainer):
 
         with mock.patch.object(ppo_trainer, "batch_generation", observed):
             super().train()
-        self.policy_model.save_pretrained(self.recorder.out_dir / "policy")
+        self.policy_model.save_pretrained(self.recorder.record_dir / "policy")
 
     def log(self, logs, *args, **kwargs):
         return super().log(logs | {"generation/forwards": self.forwards[-1]}, *args, **kwargs)
@@ -131,7 +131,7 @@ def early_ends(recipe: Recipe) -> pd.DataFrame:
     recipe = dataclasses.replace(recipe, max_steps=1)
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(ppo_trainer, "masked_whiten", observed):
         with contextlib.redirect_stdout(io.StringIO()):  # TRL's own lines
-            trainer = train_recipe(_WatchedPPOTrainer, recipe, reward_funcs="random weights", out_dir=folder)
+            trainer = train_recipe(_WatchedPPOTrainer, recipe, reward_funcs="random weights", record_dir=folder)
         rows = Run(Path(folder)).completions
     columns = {"tokens": rows["completion_tokens"], "in the loss": masks[-1].sum(1).tolist()}
     return pd.DataFrame(columns | {"in the batch": rows["reward"], "alone": trainer.alone})

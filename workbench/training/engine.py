@@ -1,11 +1,11 @@
 """vLLM under a trainer: the one place that touches `llm.generate`, a server's requests and the weight sync.
 
 `hook` puts a function around a method and takes it off again, so the trainer's request control, the sampler's proof and the
-watch of a stock trainer stand on one engine in any order.
+record of a stock trainer share one engine in any order.
 
 TRL sends a batch in process as one request per row (`n=1`) and to a server as one request per prompt (`n=G`), with one
 set of sampling parameters for all. A `seed` among these makes the copies of a prompt identical in process, and equal
-prompts share their completions on a server: zero advantage, without a word. `EngineRequests` gives each its own.
+prompts share their completions on a server: zero advantage, without an error. `EngineRequests` gives each its own.
 """
 
 import copy
@@ -35,7 +35,7 @@ class _Hooked:
         else:
             setattr(self._owner, self._name, self._own)
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any):
         call = self.original
         for around in self.around:
             call = functools.partial(around, call)
@@ -125,7 +125,7 @@ def finish_reasons(answer: Any) -> list[str]:
 
 
 class EngineRequests:
-    """What a trainer asks of its engine while it generates, seeded and shared; other calls of the engine pass untouched.
+    """The requests of a trainer while it generates, seeded and shared; other calls of the engine pass unchanged.
 
     Args:
         generation: TRL's `VLLMGeneration`, in either mode.
@@ -143,10 +143,10 @@ class EngineRequests:
     """
 
     def __init__(
-        self, generation, step: Callable[[], tuple[int, bool]], *, seed: int | None = None, share: bool = False
+        self, generation: Any, step: Callable[[], tuple[int, bool]], *, seed: int | None = None, share: bool = False
     ):
         self._generation, self._step, self._seed, self._share = generation, step, seed, share
-        self._calls: dict[tuple[int, bool], int] = {}  # of this step: how often the engine was asked in it
+        self._calls: dict[tuple[int, bool], int] = {}  # of this step: requests of it so far
         self._generating = False
         self.reasons: list[str] = []
         self.logprobs: list[list[float]] = []
@@ -154,7 +154,7 @@ class EngineRequests:
         hook_generate(generation, self._generate)
         hook_requests(generation, self._in_process if generation.mode == "colocate" else self._on_server)
 
-    def _generate(self, original, prompts, *args, **kwargs):
+    def _generate(self, original: Callable, prompts: Any, *args: Any, **kwargs: Any):
         images = args[0] if args else kwargs.get("images")
         if images and any(images) and self._generation.mode == "server" and (self._share or self._seed is not None):
             raise GroupError(
@@ -193,7 +193,7 @@ class EngineRequests:
         mixed = hash((self._seed, step, self._calls[self._now], group, *(() if training else (1,))))
         return (mixed + request * _STRIDE) % 2**31
 
-    def _in_process(self, original, prompts, sampling_params=None, *args, **kwargs):
+    def _in_process(self, original: Callable, prompts: Any, sampling_params: Any = None, *args: Any, **kwargs: Any):
         if not self._generating:
             return original(prompts, sampling_params, *args, **kwargs)
         if self._generation.tensor_parallel_size > 1 and self._share:
@@ -208,7 +208,7 @@ class EngineRequests:
             own.n, own.seed = len(rows), sampling_params.seed if self._seed is None else self._seed_of(number)
             params.append(own)
         outputs = original([prompts[rows[0]] for rows in plan], *args, sampling_params=params, **kwargs)
-        dealt = [None] * len(prompts)
+        dealt: list[Any] = [None] * len(prompts)
         for rows, output in zip(plan, outputs, strict=True):
             for row, sample in zip(rows, output.outputs, strict=True):
                 dealt[row] = copy.copy(output)
@@ -216,7 +216,7 @@ class EngineRequests:
         self.reasons = finish_reasons(dealt)
         return dealt
 
-    def _on_server(self, original, url: str, *args, **kwargs):
+    def _on_server(self, original: Callable, url: str, *args: Any, **kwargs: Any):
         if not self._generating or not url.endswith("/v1/completions"):
             return original(url, *args, **kwargs)
         body = kwargs["json"]
@@ -231,7 +231,7 @@ class EngineRequests:
         self.reasons = finish_reasons(answer)
         return answer
 
-    def _post_each(self, original, url: str, body: dict, plan: list[list[int]], n: int) -> list[dict]:
+    def _post_each(self, original: Callable, url: str, body: dict, plan: list[list[int]], n: int) -> list[dict]:
         """One request per entry of the plan, all at once; choices dealt out in the order of the prompts."""
 
         def send(number: int) -> list[dict]:

@@ -13,7 +13,7 @@ class GroupError(ParameterError):
 
 
 def check_groups(prompts: Sequence, num_generations: int) -> None:
-    """Refuse a batch that is not made of groups of `num_generations` rows with one prompt each.
+    """Raise for a batch that is not made of groups of `num_generations` rows with one prompt each.
 
     Args:
         prompts: B prompts (texts, messages or ids), each G times in a row.

@@ -9,7 +9,7 @@ exactly when it really stopped (`EndedRow`). Every reader unmasks with `ids[:]`.
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
@@ -19,7 +19,7 @@ from accelerate.utils import gather_object
 
 from ..consistency.ratios import ratio_report
 from ..errors import ParameterError
-from ..generation.preflight import check_before_compute
+from ..generation.preflight import backend_of, check_before_compute
 from ..generation.stops import End, StopRule, StopSpec
 from .engine import EngineRequests, improbable_copies
 from .groups import GroupError, check_groups, identical_groups
@@ -32,13 +32,10 @@ Stops = StopSpec | Sequence[str | int] | str | int | None
 
 @contextlib.contextmanager
 def stops_in_generate(rule: StopRule, policy: Any) -> Iterator[list]:
-    """While open, `policy.generate` obeys the rule; yields a list that gets the ids (B, T) which each call sampled.
-
-    The list holds what `generate` really returned: TRL cuts it at the first EOS, which need not be a stop.
-    """
+    """While open, `policy.generate` obeys the rule; yields a list of the ids (B, T) of each call, uncut."""
     original, sampled = policy.generate, []
 
-    def generate(**inputs):
+    def generate(**inputs: Any):
         output = rule.generate(policy, original, **inputs)
         sampled.append(output[:, inputs["input_ids"].shape[1] :])
         return output
@@ -51,9 +48,7 @@ def with_stop_text(rule: StopRule, rows: Sequence, ends: Sequence[End], completi
     """The completions as reward functions should read them: with the stop in their text, which TRL drops where it is special.
 
     Args:
-        rule: that found the ends.
-        rows: B rows of ids.
-        ends: of the rows.
+        rows, ends: B rows of ids, and where each ends by `rule`.
         completions: B texts, or B lists of messages, as TRL has them.
     """
     texts = [rule.text(row, end) for row, end in zip(rows, ends, strict=True)]
@@ -69,7 +64,24 @@ def _is_plain(completion: Any) -> bool:
     return isinstance(completion, str) or (len(completion) == 1 and completion[0].keys() <= {"role", "content"})
 
 
-class _Control:
+def attach_ours(trainer: Any, record_dir: str | Path | None, explicit_positions: bool) -> None:
+    """What a trainer of ours gets once TRL has built it: the sampler's proof, its recorder, position ids."""
+    if backend_of(trainer.args) == "vllm":  # to a server it has to be attached by hand
+        from ..diagnostics.sampler_probe import probe_sampler  # it looks at trainings; no trainer rests on it
+
+        probe_sampler(trainer)
+    if record_dir is not None:
+        from .recording import attach_recorder
+
+        trainer.recorder = attach_recorder(trainer, record_dir)
+    if explicit_positions:
+        fill_positions(trainer)
+
+
+_Trainer: Any = trl.GRPOTrainer if TYPE_CHECKING else object  # whose attributes the methods use
+
+
+class _Control(_Trainer):
     """What GRPO and RLOO share, before TRL's trainer in the bases; `GRPOTrainer` documents the arguments."""
 
     # Class-level, for a trainer that is made without `__init__`, as TRL's own tests of a rollout function do.
@@ -112,17 +124,8 @@ class _Control:
                 seed=generation_seed,
                 share=share_generation,
             )
-            if self.args.vllm_mode == "colocate":  # on a server it has to be asked for
-                from ..diagnostics.sampler_probe import probe_sampler  # it looks at trainings; no trainer rests on it
-
-                probe_sampler(self)
         self.set_stops(spec)
-        if record_dir is not None:
-            from .recording import attach_recorder
-
-            self.recorder = attach_recorder(self, record_dir)
-        if explicit_positions:
-            fill_positions(self)
+        attach_ours(self, record_dir, explicit_positions)
 
     def set_stops(self, stops: StopSpec) -> None:
         """From the next generation on, end completions at `stops`."""
@@ -131,7 +134,7 @@ class _Control:
             options = self.stop_rule.for_vllm() if stops.custom else {}
             self.vllm_generation.generation_kwargs = {**(self.args.generation_kwargs or {}), **options}
 
-    def _generate_single_turn(self, prompt_ids, *rest, **kwargs):
+    def _generate_single_turn(self, prompt_ids: Any, *rest: Any, **kwargs: Any):
         with self._stop_control() as raw_ids:
             sampled = super()._generate_single_turn(prompt_ids, *rest, **kwargs)
         completion_ids, logprobs = sampled if isinstance(sampled, tuple) else (sampled, None)
@@ -153,7 +156,7 @@ class _Control:
         self.generation_config.eos_token_id = list(self.stop_rule.stop_ids) or None  # for continuous batching
         return stops_in_generate(self.stop_rule, self.accelerator.unwrap_model(self.model_wrapped))
 
-    def _tool_call_loop(self, *args, **kwargs):
+    def _tool_call_loop(self, *args: Any, **kwargs: Any):
         mask, completions, completion_ids, *rest = super()._tool_call_loop(*args, **kwargs)
         self._ends = ()
         return mask, completions, [self._ended(ids) for ids in completion_ids], *rest
@@ -162,7 +165,7 @@ class _Control:
         """A row of several turns: its last token says whether it stopped."""
         return EndedRow(ids, self.stop_rule.is_complete(list(ids)), self._tokenizer.eos_token_id)
 
-    def _generate(self, prompts):
+    def _generate(self, prompts: list):
         generated = list(super()._generate(prompts))
         if self.stop_rule is None:
             return tuple(generated)
@@ -175,7 +178,7 @@ class _Control:
         self._log_groups(rows)
         return tuple(generated)
 
-    def _log_ends(self, completion_ids, rows: list[list[int]], completions, own_tokens) -> None:
+    def _log_ends(self, completion_ids: Sequence, rows: list[list[int]], completions: list, own_tokens: Any) -> None:
         """Add each row's end to TRL's completions table, which is gathered over processes."""
         sampled = [len(ids) for ids in self._sampled_ids] if self._ends else None
         columns = end_columns(
@@ -190,15 +193,11 @@ class _Control:
         for name, values in columns.items():
             self._log_completion_extra(name, values)
 
-    def _row_text(self, completion, ids: list[int]) -> str:
+    def _row_text(self, completion: Any, ids: list[int]) -> str:
         """A row's text for the record; of several turns all of it, and calls too, which messages hold apart."""
         if _is_plain(completion):
             return completion_text(completion)
         return self._tokenizer.decode(ids, skip_special_tokens=True)
-
-    @property
-    def _mode(self) -> str:
-        return "train" if self.model.training else "eval"
 
     @property
     def _group_size(self) -> int:
@@ -206,16 +205,17 @@ class _Control:
 
     def _log(self, numbers: dict[str, float | None]) -> None:
         """Into TRL's own log, which means them over a logged step and sends them to W&B, TensorBoard and the record."""
+        metrics = self._metrics["train" if self.model.training else "eval"]
         for name, value in numbers.items():
             if value is not None:
-                self._metrics[self._mode][name].append(float(value))
+                metrics[name].append(float(value))
 
     def _check_groups(self, inputs: list[dict]) -> None:
         prompts = [row.get("prompt", row) for row in inputs]  # an environment may own the prompts
         check_groups(gather_object(prompts), self._group_size)  # groups may span processes
 
     def _log_groups(self, rows: list[list[int]]) -> None:
-        """`groups/identical`, the share of groups of one text; on vLLM also what this process asked the engine for.
+        """`groups/identical`, the share of groups of one text; on vLLM also this process's requests and prompt tokens.
 
         Raises:
             GroupError: copies that chance cannot explain.
@@ -236,11 +236,11 @@ class _Control:
                 "trainer, which seeds each completion for itself"
             )
 
-    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Sequence):
         plain = [ids[:] for ids in completion_ids_list]  # reward functions read the real last token
         return super()._calculate_rewards(inputs, prompts, completions, plain)
 
-    def _generate_and_score_completions(self, inputs):
+    def _generate_and_score_completions(self, inputs: list):
         self._check_groups(inputs)
         output = super()._generate_and_score_completions(inputs)
         rows = logged_rows(self, len(inputs) * self.accelerator.num_processes)
@@ -273,17 +273,12 @@ class _Control:
         }
         self._log({f"mismatch/{name}": value for name, value in numbers.items()})
 
-    def train(self, *args, **kwargs):
-        if self.recorder and self.accelerator.is_main_process:
-            self.recorder.describe(self)
-        return super().train(*args, **kwargs)
-
 
 class GRPOTrainer(_Control, trl.GRPOTrainer):
     """`trl.GRPOTrainer` whose rows end where `stops` says, whose groups are checked, and whose run can be recorded.
 
     Without custom stops and with `explicit_positions=False` a run equals the stock trainer's, step for step. With position ids
-    it still does to fp32 rounding where positions are rotary; where they are learned, it is stock that scores wrong.
+    it still does to fp32 rounding where positions are rotary; where they are learned, stock TRL scores wrong.
 
     Args:
         model, reward_funcs, args, ..., environment_factory: `trl.GRPOTrainer`'s.
@@ -324,13 +319,13 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
     ):
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__(**given)
-        if self.rollout_func is not None:
-            self.rollout_func = self._with_ends(self.rollout_func)
+        if rollout_func is not None:
+            self.rollout_func = self._with_ends(rollout_func)
 
     def _with_ends(self, rollout_func: Callable) -> Callable:
         """Marks where each row of a rollout function stopped; replaces an empty completion by one masked pad."""
 
-        def rollout(prompts, trainer):
+        def rollout(prompts: list, trainer: Any):
             output = rollout_func(prompts, trainer)
             rows, pad = output["completion_ids"], self._tokenizer.pad_token_id
             self._ends = ()

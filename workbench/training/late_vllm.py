@@ -35,7 +35,7 @@ def eager() -> dict[str, bool]:
 
 
 class _Late:
-    """A function or class of vLLM that is imported when it is called or asked for an attribute."""
+    """A function or class of vLLM that is imported at its first call or attribute access."""
 
     def __init__(self, module: str, name: str):
         self._module, self._name = module, name

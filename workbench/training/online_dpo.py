@@ -1,6 +1,6 @@
 """TRL's OnlineDPOTrainer with the same stop control on each of its back ends, that can record its run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,13 @@ from trl.trainer.utils import pad
 from ..errors import ParameterError
 from ..generation.preflight import check_before_compute
 from ..generation.stops import End, StopRule, StopSpec
-from .grpo import Stops, stops_in_generate, with_stop_text
-from .recording import RunRecorder, add_rows, attach_recorder
-from .rewards import completion_text, validate_all
+from .grpo import Stops, attach_ours, stops_in_generate, with_stop_text
+from .recording import RunRecorder, add_rows
+from .rewards import validate_all
 from .sync_on_cpu import install_cpu_sync, server_without_nccl
-from .trl import check_no_hook, completion_metrics, end_columns, fill_positions
+from .trl import check_no_hook, completion_metrics, end_columns, text_of
 
-# Of the arguments those that are not TRL's.
-_OWN = ("self", "__class__", "stops", "explicit_positions", "record_dir")
+_OWN = ("self", "__class__", "stops", "explicit_positions", "record_dir")  # arguments that TRL's trainer does not have
 
 
 class OnlineDPOTrainer(StockOnlineDPOTrainer):
@@ -78,16 +77,9 @@ class OnlineDPOTrainer(StockOnlineDPOTrainer):
         self._ends: list[End] = []
         if args.use_vllm:
             install_cpu_sync(self, args.output_dir)
-            if args.vllm_mode == "colocate":  # on a server it has to be asked for
-                from ..diagnostics.sampler_probe import probe_sampler  # it looks at trainings; no trainer rests on it
-
-                probe_sampler(self)
         self._user_options = args.generation_kwargs or {}
         self.set_stops(spec)
-        if record_dir is not None:
-            self.recorder = attach_recorder(self, record_dir)
-        if explicit_positions:
-            fill_positions(self)
+        attach_ours(self, record_dir, explicit_positions)
 
     def set_stops(self, stops: StopSpec) -> None:
         """From the next generation on, end completions at `stops`."""
@@ -108,29 +100,29 @@ class OnlineDPOTrainer(StockOnlineDPOTrainer):
         own["structured_outputs"] = self.generation_config.structured_outputs
         return SamplingParams(**own | options)
 
-    def _generate(self, model, prompts, images=None):
+    def _generate(self, model: Any, prompts: list, images: Any = None):
         # TRL 1.16 returns the images' inputs too.
         with stops_in_generate(self.stop_rule, self.accelerator.unwrap_model(model)) as raw_ids:
             prompt_ids, prompt_mask, _, _, *images_after = super()._generate(model, prompts, images)
         self._rows = raw_ids[-1].tolist()
         return prompt_ids, prompt_mask, *self._cut(self._rows), *images_after
 
-    def _generate_vllm(self, prompts, images=None):
+    def _generate_vllm(self, prompts: list, images: Any = None):
         prompt_ids, prompt_mask, _, _ = super()._generate_vllm(prompts, images)
         return prompt_ids, prompt_mask, *self._cut(self._rows)
 
-    def _generate_vllm_colocate(self, prompts, images=None):
+    def _generate_vllm_colocate(self, prompts: list, images: Any = None):
         self._rows, prompt_ids = super()._generate_vllm_colocate(prompts, images)
         return self._rows, prompt_ids
 
-    def _generate_vllm_server(self, prompts, images=None):
+    def _generate_vllm_server(self, prompts: list, images: Any = None):
         self._rows, prompt_ids = super()._generate_vllm_server(prompts, images)
         # Stock returns the left-padded prompts here and then masks their pads as real tokens.
         padding = self._tokenizer.pad_token_id
         unpadded = [ids[next((n for n, i in enumerate(ids) if i != padding), len(ids)) :] for ids in prompt_ids]
         return self._rows, unpadded
 
-    def _cut(self, rows) -> tuple[torch.Tensor, torch.Tensor]:
+    def _cut(self, rows: Sequence[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows cut at their ends, as ids and mask `[2B, T]`, padded on the right."""
         self._ends = [self.stop_rule.find_end(row) for row in rows]
         device = self.accelerator.device
@@ -139,7 +131,7 @@ class OnlineDPOTrainer(StockOnlineDPOTrainer):
         mask = pad([torch.ones_like(k) for k in kept], padding_value=0, padding_side="right").to(device)
         return ids, mask
 
-    def training_step(self, model, inputs, num_items_in_batch=None):
+    def training_step(self, model: Any, inputs: dict, num_items_in_batch: Any = None):
         """TRL's step, with the missing-EOS penalty and its metric following the configured stops."""
         penalty, self.args.missing_eos_penalty = self.args.missing_eos_penalty, None
         self._penalty = penalty
@@ -154,7 +146,9 @@ class OnlineDPOTrainer(StockOnlineDPOTrainer):
     def _stopped(self) -> torch.Tensor:
         return torch.tensor([end.finish_reason == "stop" for end in self._ends], device=self.accelerator.device)
 
-    def _calculate_rewards_from_functions(self, prompts, completions, completion_ids_list, **reward_kwargs):
+    def _calculate_rewards_from_functions(
+        self, prompts: list, completions: list, completion_ids_list: list, **reward_kwargs: Any
+    ):
         kept = [row[: end.index] for row, end in zip(self._rows, self._ends, strict=True)]
         if self.stop_rule.spec.custom:
             completions = with_stop_text(self.stop_rule, kept, self._ends, completions)
@@ -162,8 +156,8 @@ class OnlineDPOTrainer(StockOnlineDPOTrainer):
         if self._penalty is not None:
             rewards = rewards - self._penalty * ~self._stopped()
         columns = {
-            "prompt": [str(prompt) for prompt in prompts],
-            "completion": [completion_text(completion) for completion in completions],
+            "prompt": [text_of(prompt) for prompt in prompts],
+            "completion": [text_of(completion) for completion in completions],
             **end_columns(
                 kept,
                 [end.finish_reason == "stop" for end in self._ends],

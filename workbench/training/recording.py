@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,13 +18,13 @@ from ..runs.completions import FILE, forget_after
 from ..runs.files import append_rows, open_lines, read_json, write_json
 from ..runs.stop_request import go_on, honour_stop, stop_request
 from .rewards import describe_reward
-from .trl import eos_ids, is_of_a_step, several_turns
+from .trl import eos_ids, is_of_a_step, policy_of, several_turns
 
 COMPLETE = "complete.json"  # the last file of a checkpoint
 _PRINTED = ("reward", "completions/mean_length", "loss")
 
 
-def prompts_per_step(args) -> float:
+def prompts_per_step(args: Any) -> float:
     """How many new prompts one optimizer step takes, over all processes, of any TRL trainer's config.
 
     GRPO and RLOO count completions in their batches, `num_generations` a prompt, and see each batch `num_iterations`
@@ -39,189 +40,193 @@ def prompts_per_step(args) -> float:
     return rows / getattr(args, "num_generations", 1) / getattr(args, "num_iterations", 1)
 
 
-class StepRecord:
-    """The two files of a training that grow with it: a line of `metrics.jsonl` a logged step, one of `completions.jsonl` a row.
+class Recorder:
+    """Writes a run folder: settings, a line of `metrics.jsonl` a logged step, a line of `completions.jsonl` a completion.
 
     Args:
-        out_dir: the run folder.
+        record_dir: the run folder.
+        source: who wrote it, as `recipe.json` says: `workbench` for our trainers, `watched` for any other.
     """
 
-    def __init__(self, out_dir: str | Path):
-        self.out_dir = Path(out_dir)
+    def __init__(self, record_dir: str | Path, source: str = "workbench"):
+        self.record_dir, self.source = Path(record_dir), source
         self._file: TextIO | None = None
         self._started = self._before = 0.0
 
+    def describe(self, settings: Mapping) -> None:
+        """Write `recipe.json`."""
+        self.record_dir.mkdir(parents=True, exist_ok=True)
+        write_json(self.record_dir / "recipe.json", {**settings, "source": self.source})
+
+    def describe_trainer(self, trainer: Any) -> None:
+        """Write `recipe.json` from a trainer's own settings, and the configs of its model."""
+        self.describe(trainer_settings(trainer))
+        model = policy_of(trainer)
+        for name, config in (("config.json", model.config), ("generation_config.json", model.generation_config)):
+            write_json(self.record_dir / name, config.to_dict())
+
     def begin(self, step: int) -> None:
         """Go on after `step`, 0 for a new training; what was recorded after it is dropped."""
-        self.out_dir.mkdir(parents=True, exist_ok=True)
-        self._before = forget_after(self.out_dir, step)
+        self.record_dir.mkdir(parents=True, exist_ok=True)
+        self._before = forget_after(self.record_dir, step)
         self._started = time.monotonic()
-        self._file = open_lines(self.out_dir / "metrics.jsonl")
+        self._file = open_lines(self.record_dir / "metrics.jsonl")
 
-    def log(self, step: int, logs: dict) -> dict:
+    def log(self, step: int, logs: Mapping) -> dict:
         """Write a logged step; the line as it was written."""
-        line = {"step": step, "elapsed_s": round(self._elapsed(), 3)} | logs
+        line = {"step": step, "elapsed_s": round(self.elapsed(), 3), **logs}
         if self._file is not None:
             append_rows(self._file, [line])
         return line
 
-    def add_completions(self, step: int, rows: dict[str, list]) -> None:
-        """Append completions of a step, all or a piece of them, to `completions.jsonl`; `rows` maps column to values."""
-        with open_lines(self.out_dir / FILE) as file:
+    def add_completions(self, step: int, rows: Mapping[str, list]) -> None:
+        """Append completions of a step, all or a piece of them; `rows` maps column to values."""
+        with open_lines(self.record_dir / FILE) as file:
             append_rows(
                 file, ({"step": step, **dict(zip(rows, row, strict=True))} for row in zip(*rows.values(), strict=True))
             )
 
-    def _close(self) -> None:
+    def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def _elapsed(self) -> float:
+    def elapsed(self) -> float:
+        """Seconds trained, those before an interruption too."""
         return self._before + time.monotonic() - self._started
 
 
-class RunRecorder(StepRecord, TrainerCallback):
-    """Appends a line to `metrics.jsonl` per logged step, keeps `progress.json` current, and ends when it is asked to.
+class RunRecorder(Recorder, TrainerCallback):
+    """Records a training of ours, keeps `progress.json` current, and ends the training on request.
 
     A checkpoint counts only once `complete.json` stands in it, the last thing written: a kill while it is being saved
     leaves one that `last_checkpoint` passes over.
 
     Args:
-        out_dir: the run folder.
+        record_dir: the run folder.
+        trainer: whose settings are recorded; None where a recipe's are.
 
     Raises:
-        TrainingStopped: out of `trainer.train()`, when `stop_request.request_stop` asked for it.
+        TrainingStopped: out of `trainer.train()`, after `stop_request.request_stop`.
     """
 
-    def __init__(self, out_dir: str | Path):
-        super().__init__(out_dir)
-        self._asked: str | None = None  # why the training is to end
+    def __init__(self, record_dir: str | Path, trainer: Any = None):
+        super().__init__(record_dir)
+        self.trainer = trainer
+        self._stop_reason: str | None = None  # why the training is to end
         self._prompts: float | None = None  # a step takes; None where it changed when the training was resumed
 
-    def describe(self, trainer) -> None:
-        """Write the trainer's settings, unless a recipe has written its own."""
-        if read_json(self.out_dir / "recipe.json", {}).get("source") != "recipe":
-            describe_trainer(trainer, self.out_dir)
-
-    def on_train_begin(self, args, state, control, **_):
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any):
         if reason := self._end_asked(args):
             self._end(state, reason)
         if state.is_world_process_zero:
-            self.out_dir.mkdir(parents=True, exist_ok=True)
-            go_on(self.out_dir)
+            go_on(self.record_dir)
+            if self.trainer is not None:
+                self.describe_trainer(self.trainer)
             self.begin(state.global_step)
             self._prompts = prompts_per_step(args)
-            if state.global_step and read_json(self._progress_file, {}).get("prompts_per_step") != self._prompts:
+            if (
+                state.global_step
+                and read_json(self.record_dir / "progress.json", {}).get("prompts_per_step") != self._prompts
+            ):
                 self._prompts = None
             self._progress(state)
         if state.global_step >= state.max_steps:  # resumed at its end; transformers would train a step more
             self.on_train_end(args, state, control)
             raise TrainingStopped(f"all {state.max_steps} steps were trained before; nothing is left to train")
 
-    def on_log(self, args, state, control, logs=None, **_):
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any):
         if self._file is None or "train_runtime" in logs:  # the closing summary is not a step
             return
         line = self.log(state.global_step, logs)
         if state.global_step % max(1, state.max_steps // 10) == 0 and is_of_a_step(logs):
             numbers = [f"{k.rpartition('/')[2]} {line[k]:.3g}" for k in _PRINTED if line.get(k) is not None]
-            at = f"step {state.global_step}/{state.max_steps}", f"{self._elapsed():.0f} s"
+            at = f"step {state.global_step}/{state.max_steps}", f"{self.elapsed():.0f} s"
             print("  ".join([*at, *numbers]), flush=True)
 
-    def on_step_end(self, args, state, control, **_):
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any):
         if self._file is not None:
             self._progress(state)
         if state.global_step < state.max_steps and (reason := self._end_asked(args)):
-            self._asked = reason
+            self._stop_reason = reason
             control.should_save = True  # and `on_save` ends the training
 
-    def on_save(self, args, state, control, **_):
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any):
         if state.is_world_process_zero:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             write_json(checkpoint / COMPLETE, {"step": state.global_step})
-        if self._asked:
-            self._end(state, self._asked)
+        if self._stop_reason:
+            self._end(state, self._stop_reason)
 
-    def on_train_end(self, args, state, control, **_):
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any):
         if self._file is not None:
-            self._close()
+            self.close()
             self._progress(state, finished=True)
 
-    def _end_asked(self, args) -> str | None:
-        """The first process looks, and all of them do as it saw: one that stopped alone would leave the rest waiting."""
+    def _end_asked(self, args: Any) -> str | None:
+        """Rank 0 decides and broadcasts, so that all ranks stop together."""
         if args.world_size == 1:
-            return stop_request(self.out_dir)
-        return broadcast_object_list([stop_request(self.out_dir) if args.process_index == 0 else None])[0]
+            return stop_request(self.record_dir)
+        return broadcast_object_list([stop_request(self.record_dir) if args.process_index == 0 else None])[0]
 
-    def _end(self, state, reason: str) -> None:
+    def _end(self, state: Any, reason: str) -> None:
         text = f"stopped after step {state.global_step} of {state.max_steps}: {reason}"
         if state.is_world_process_zero:
-            self._close()
-            honour_stop(self.out_dir, text)
+            self.close()
+            honour_stop(self.record_dir, text)
         raise TrainingStopped(text)
 
-    def _progress(self, state, finished: bool = False) -> None:
-        progress = {"step": state.global_step, "max_steps": state.max_steps, "elapsed_s": round(self._elapsed(), 3)}
+    def _progress(self, state: Any, finished: bool = False) -> None:
+        progress = {"step": state.global_step, "max_steps": state.max_steps, "elapsed_s": round(self.elapsed(), 3)}
         progress |= {"prompts_per_step": self._prompts, "finished": finished}
-        write_json(self._progress_file, progress)
-
-    @property
-    def _progress_file(self) -> Path:
-        return self.out_dir / "progress.json"
+        write_json(self.record_dir / "progress.json", progress)
 
 
-def add_rows(trainer, columns: dict[str, list]) -> dict[str, list]:
-    """Record rows of the step, of which each process has some, and return those of all: column -> values."""
+def add_rows(trainer: Any, columns: dict[str, list]) -> dict[str, list]:
+    """Record the step's rows of all processes, and return them: column -> values."""
     columns = {name: gather_object(values) for name, values in columns.items()}
     if trainer.recorder and trainer.accelerator.is_main_process:
         trainer.recorder.add_completions(trainer.state.global_step + 1, columns)
     return columns
 
 
-def describe_trainer(trainer, folder: Path) -> None:
-    """Write `recipe.json`, in the shape that recipes have, and the model's configs: what the audit asks of a run.
-
-    Args:
-        trainer: TRL's GRPOTrainer or RLOOTrainer, or a child.
-        folder: where to.
-    """
+def trainer_settings(trainer: Any) -> dict:
+    """The settings of a trainer, of TRL's or ours, in the shape that recipes are recorded in."""
     args = trainer.args
-    recipe: dict[str, Any] = {name: getattr(args, name, None) for name in ("num_generations", "learning_rate", "seed")}
+    recipe = {name: getattr(args, name, None) for name in ("num_generations", "learning_rate", "seed")}
     recipe["backend"] = backend_of(args)
     if not several_turns(trainer):
-        recipe["max_completion_length"] = args.max_completion_length
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    about = {
+        limits = (getattr(args, name, None) for name in ("max_completion_length", "max_new_tokens", "response_length"))
+        recipe["max_completion_length"] = next(limit for limit in limits if limit is not None)
+    rewards = getattr(trainer, "reward_funcs", None)
+    if rewards is None:  # PPO's, whose reward model may stand for functions
+        rewards = getattr(trainer.reward_model, "functions", [trainer.reward_model])
+    return {
         "trainer": type(trainer).__name__,
-        "source": "workbench" if hasattr(trainer, "stop_rule") else "stock",
         "recipe": recipe,
-        "reward_funcs": [describe_reward(function) for function in trainer.reward_funcs],
+        "reward_funcs": [describe_reward(reward) for reward in rewards],
         "stops": _stops(trainer),
         "overrides": {
-            "mask_truncated_completions": args.mask_truncated_completions,
-            "reward_weights": args.reward_weights,
-            "explicit_positions": fills_position_ids(model),
+            "mask_truncated_completions": getattr(args, "mask_truncated_completions", None),
+            "reward_weights": getattr(args, "reward_weights", None),
+            "explicit_positions": fills_position_ids(policy_of(trainer)),
         },
         "trl": trl.__version__,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "recipe.json", about)
-    for name, config in (("config.json", model.config), ("generation_config.json", model.generation_config)):
-        write_json(folder / name, config.to_dict())
 
 
-def _stops(trainer) -> dict:
+def _stops(trainer: Any) -> dict:
     """Strings and ids at which this trainer's sampler stops."""
     if (rule := getattr(trainer, "stop_rule", None)) is not None:
         return dataclasses.asdict(rule.spec) | {"stop_token_ids": list(rule.stop_ids)}
-    options = trainer.args.generation_kwargs or {}
+    options = getattr(trainer.args, "generation_kwargs", None) or {}
     strings = options.get("stop") or options.get("stop_strings") or []
     return {"stop": [strings] if isinstance(strings, str) else list(strings), "stop_token_ids": eos_ids(trainer)}
 
 
-def attach_recorder(trainer, out_dir: str | Path) -> RunRecorder:
-    """Attach a recorder to a trainer, in place of transformers' printer of raw log dictionaries."""
-    recorder = RunRecorder(out_dir)
+def attach_recorder(trainer: Any, record_dir: str | Path) -> RunRecorder:
+    """Attach a recorder in place of transformers' printer of raw logs."""
+    recorder = RunRecorder(record_dir, trainer)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(recorder)
     return recorder

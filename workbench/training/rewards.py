@@ -24,8 +24,8 @@ from .groups import shorten
 RewardFn = Callable[..., list[float]]
 
 
-def described(*, unit: str, lowest: float | None = None, highest: float | None = None, **arguments):
-    """Decorator: lets a reward function say what its numbers are, for the run's folder and for whoever draws the curve.
+def described(*, unit: str, lowest: float | None = None, highest: float | None = None, **arguments: Any):
+    """Decorator: lets a reward function say what its numbers are, for the run's folder and for axes of plots.
 
     Args:
         unit: of one reward, in words, such as `characters from the target of 20`.
@@ -43,7 +43,7 @@ def described(*, unit: str, lowest: float | None = None, highest: float | None =
     """
     about = {"arguments": arguments, "unit": unit, "lowest": lowest, "highest": highest}
 
-    def decorate(reward: RewardFn) -> RewardFn:
+    def decorate(reward: Any) -> RewardFn:
         reward.about = about
         return reward
 
@@ -171,7 +171,7 @@ def validated(reward: Any) -> Any:
     name = get_callable_name(reward)
 
     @functools.wraps(reward)
-    def wrapper(*args, **kwargs):
+    def wrapper(*args: Any, **kwargs: Any):
         completions = kwargs["completions"] if "completions" in kwargs else args[0]
         try:
             values = reward(*args, **kwargs)
@@ -205,7 +205,7 @@ def check_names(names: Sequence[str]) -> None:
         )
 
 
-def _validate(name: str, values, completions: Sequence) -> list:
+def _validate(name: str, values: Any, completions: Sequence) -> list:
     if not hasattr(values, "__len__") or isinstance(values, str) or len(values) != len(completions):
         found = f"{len(values)} values" if hasattr(values, "__len__") else repr(values)
         raise ParameterError(
@@ -257,7 +257,7 @@ def length_reward(target: int = 20, sign: int = -1) -> RewardFn:
     bounds = {"highest": 0.0} if sign < 0 else {"lowest": 0.0}
 
     @described(unit=f"characters from the target of {target}", target=target, sign=sign, **bounds)
-    def reward_len(completions, **_):
+    def reward_len(completions: Sequence, **_: Any):
         return [float(sign * abs(target - len(completion_text(c)))) for c in completions]
 
     return reward_len
@@ -275,7 +275,7 @@ def exact_match_reward(column: str = "answer") -> RewardFn:
     """
 
     @described(unit="share of exact answers", lowest=0.0, highest=1.0, column=column)
-    def reward_exact_match(completions, **columns):
+    def reward_exact_match(completions: Sequence, **columns: Any):
         if column not in columns:
             raise ParameterError(f"column={column!r}: the data set has {sorted(columns)}; name one of its columns")
         pairs = zip(completions, columns[column], strict=True)

@@ -1,4 +1,4 @@
-"""vLLM beside a trainer: weight sync where there is no CUDA, and engines shared by several trainers.
+"""vLLM next to a trainer: weight sync where there is no CUDA, and engines shared by several trainers.
 
 On a machine without CUDA TRL 1.12.0's own sync cannot work. In process, vLLM's CPU backend repacks linear weights after
 loading, so `load_weights` finds parameters without `weight_loader` (AttributeError); vLLM's layerwise reload restores the
@@ -11,6 +11,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from accelerate.utils import is_peft_model
@@ -20,7 +21,7 @@ from .engine import generation_of, hook_sync, mode_of
 from .trl import has_gpu
 
 
-def install_cpu_sync(trainer, folder: str | Path) -> None:
+def install_cpu_sync(trainer: Any, folder: str | Path) -> None:
     """Give a trainer that samples with vLLM a weight sync that works without CUDA; on CUDA do nothing.
 
     Args:
@@ -42,7 +43,7 @@ def install_cpu_sync(trainer, folder: str | Path) -> None:
     hook_sync(generation, sync)
 
 
-def _vllm_params(trainer):
+def _vllm_params(trainer: Any):
     """The weights of an OnlineDPOTrainer under vLLM's names; while they are read, LoRA's are merged into them."""
     model = trainer.model
     if not is_peft_model(model):
@@ -59,7 +60,7 @@ def _vllm_params(trainer):
         model.unmerge_adapter()
 
 
-def reload_colocated(llm, named_params: Iterable) -> None:
+def reload_colocated(llm: Any, named_params: Iterable) -> None:
     """Load `(name, tensor)` pairs into an in-process vLLM engine and drop its cached prefixes."""
     runner = llm.llm_engine.model_executor.driver_worker.model_runner
     runner.reload_weights(weights_iterator=named_params)
@@ -67,7 +68,7 @@ def reload_colocated(llm, named_params: Iterable) -> None:
     llm.reset_prefix_cache()
 
 
-def repack_heads(model) -> None:
+def repack_heads(model: Any) -> None:
     """Pack the heads of a vLLM model again.
 
     One that is tied to the embedding (GPT-2, Llama; from vLLM 0.31 on Qwen too) is not reloaded itself, and the CPU backend
@@ -85,7 +86,7 @@ class TiedHeads:
         repack_heads(self.get_model())  # type: ignore[attr-defined]  # of vLLM's worker, which takes this class as a base
 
 
-def reload_server(client, named_params: Iterable, config, folder: Path) -> None:
+def reload_server(client: Any, named_params: Iterable, config: Any, folder: Path) -> None:
     """Write `(name, tensor)` pairs as a checkpoint, have the server load it, and drop its cached prefixes."""
     from safetensors.torch import save_file
 
@@ -113,7 +114,7 @@ def reload_server(client, named_params: Iterable, config, folder: Path) -> None:
 
 
 def _repacked_by(url: str) -> bool:
-    """Whether a server has packed its heads again; asked once, as TRL's session would ask for seconds."""
+    """Whether a server has packed its heads again. One request: TRL's session would retry for seconds."""
     import requests
 
     try:
@@ -123,7 +124,7 @@ def _repacked_by(url: str) -> bool:
 
 
 @contextlib.contextmanager
-def server_without_nccl(args):
+def server_without_nccl(args: Any):
     """While open, TRL's client makes no NCCL group where there is no CUDA: `init_communicator` would raise."""
     if args is None or not args.use_vllm or args.vllm_mode != "server" or has_gpu():
         yield

@@ -1,4 +1,4 @@
-"""What we ask of a TRL trainer, its config and its rows. The rest of the package asks here."""
+"""What the package needs to know of a TRL trainer, its config and its rows."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ class EndedRow(list):
         super().__init__(ids)
         self._last = eos_token_id if stopped else NO_TOKEN
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any):
         return self._last if index == -1 else super().__getitem__(index)
 
 
@@ -40,6 +40,11 @@ def has_gpu() -> bool:
 def tokenizer_of(trainer: Any):
     """The trainer's tokenizer; a processor has one inside."""
     return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+
+
+def policy_of(trainer: Any) -> Any:
+    """The model that a trainer trains, without the wrappers of processes; PPO's stands next to a value model."""
+    return trainer.accelerator.unwrap_model(getattr(trainer, "policy_model", trainer.model))
 
 
 def is_of_a_step(logs: Mapping) -> bool:
@@ -59,27 +64,18 @@ def several_turns(trainer: Any) -> bool:
 
 def eos_ids(trainer: Any) -> list[int]:
     """All ids at which a stock trainer's sampler stops."""
-    options = trainer.args.generation_kwargs or {}
-    known: list = []
-    for value in (
-        trainer.model.generation_config.eos_token_id,
-        options.get("eos_token_id"),
-        options.get("stop_token_ids"),
-    ):
-        known += value if isinstance(value, list | tuple) else [value]
-    return [i for i in known if i is not None]
+    options = getattr(trainer.args, "generation_kwargs", None) or {}
+    config = policy_of(trainer).generation_config
+    values = config.eos_token_id, options.get("eos_token_id"), options.get("stop_token_ids")
+    ids = [i for value in values for i in (value if isinstance(value, list | tuple) else [value])]
+    return [i for i in ids if i is not None]
 
 
 def check_no_hook(models: Iterable) -> None:
-    """Refuse models whose position ids are filled in already, where `explicit_positions=False` asks for stock scoring.
-
-    Raises:
-        ParameterError: one of them has `with_position_ids`'s hook.
-    """
+    """Raise where `explicit_positions=False` asks for stock scoring of a model that has `with_position_ids`'s hook."""
     if any(isinstance(model, torch.nn.Module) and fills_position_ids(model) for model in models):
         raise ParameterError(
-            "explicit_positions=False: with_position_ids is at work on a given model, from an earlier trainer or by "
-            "your own call; load the model anew, or remove the hook"
+            "explicit_positions=False: with_position_ids is at work on a model; load the model anew, or remove its hook"
         )
 
 
@@ -87,19 +83,15 @@ def fill_positions(trainer: Any) -> None:
     """Hook position ids into every forward pass of the trainer's policy, reference, value and reward model."""
     for name in ("model", "ref_model", "policy_model", "value_model", "reward_model"):
         model = getattr(trainer, name, None)
-        # PPO's `model` is a wrapper of two others, which are hooked themselves.
-        if (
-            isinstance(model, torch.nn.Module)
-            and not hasattr(model, "critic_backbone")
-            and not fills_position_ids(model)
-        ):
+        wrapper = hasattr(model, "critic_backbone")  # PPO's `model`, around two that are hooked themselves
+        if isinstance(model, torch.nn.Module) and not wrapper and not fills_position_ids(model):
             with_position_ids(model)
 
 
 def end_columns(
     rows: Sequence[Sequence[int]],
-    stopped: Sequence[bool],
-    tokenizer,
+    stopped: Sequence[bool] | None,
+    tokenizer: Any,
     *,
     completion_tokens: Sequence[int] | None = None,
     sampled_tokens: Sequence[int] | None = None,
@@ -109,19 +101,20 @@ def end_columns(
 
     Args:
         rows: B lists of token ids, up to and with the stop.
-        stopped: whether each ended at a stop.
+        stopped: whether each ended at a stop; None where that is not known.
         tokenizer: of the trainer, whose EOS and pad decide what TRL takes a row for.
         completion_tokens: of the policy's own, where rows hold a tool's tokens too; default the rows' lengths.
-        sampled_tokens: computed for each row; default `completion_tokens`.
+        sampled_tokens: computed for each row; None where that is not known.
         engine: the engine's finish reasons; other processes than a server's first have none.
     """
-    tokens = [len(ids) for ids in rows] if completion_tokens is None else list(completion_tokens)
-    columns: dict[str, list] = {
-        "finish_reason": ["stop" if s else "length" for s in stopped],
-        "trl_finish_reason": [trl_finish_reason(ids, tokenizer.eos_token_id, tokenizer.pad_token_id) for ids in rows],
-        "completion_tokens": tokens,
-        "sampled_tokens": tokens if sampled_tokens is None else list(sampled_tokens),
-    }
+    columns: dict[str, list] = {}
+    if stopped is not None:
+        columns["finish_reason"] = ["stop" if s else "length" for s in stopped]
+    special = tokenizer.eos_token_id, tokenizer.pad_token_id
+    columns["trl_finish_reason"] = [trl_finish_reason(ids, *special) for ids in rows]
+    columns["completion_tokens"] = [len(ids) for ids in rows] if completion_tokens is None else list(completion_tokens)
+    if sampled_tokens is not None:
+        columns["sampled_tokens"] = list(sampled_tokens)
     if engine is not None:
         columns["engine_finish_reason"] = list(engine) if len(engine) == len(rows) else [""] * len(rows)
     return columns
@@ -153,7 +146,7 @@ def completion_metrics(rows: Mapping[str, Sequence]) -> dict[str, float | None]:
 
 
 def with_functions(columns: dict[str, list], rewards: dict[str, list]) -> dict[str, list]:
-    """Columns of completions with those of each reward function, which takes no column from another.
+    """Columns of completions with one for each reward function; a name that is taken gets ` (function)`.
 
     Example:
         >>> with_functions({"reward": [2.0]}, {"reward": [1.0], "words": [4]})
@@ -162,29 +155,39 @@ def with_functions(columns: dict[str, list], rewards: dict[str, list]) -> dict[s
     return columns | {f"{name} (function)" if name in columns else name: values for name, values in rewards.items()}
 
 
-def logged_rewards(trainer, columns: dict[str, list], count: int | None = None) -> dict[str, list]:
-    """Columns of GRPO's or RLOO's last `count` rows, with `reward`, `advantage` and a column for each reward function."""
-    rewards = {name: _last(values, count) for name, values in trainer._logs["rewards"].items()}
+def text_of(value: Any) -> str:
+    """A text, or the contents of a conversation's messages, a line each."""
+    if isinstance(value, list) and all(isinstance(message, Mapping) for message in value):
+        return "\n".join(str(message.get("content") or "") for message in value)
+    return str(value)
+
+
+def logged_rows(trainer: Any, count: int | None = None, ends: Mapping[str, list] | None = None) -> dict[str, list]:
+    """The last `count` rows as TRL's GRPO or RLOO gathered them over all processes, in an evaluation too: column -> values.
+
+    Args:
+        count: None for all that TRL keeps, those of its last generation.
+        ends: columns for rows of which the trainer itself logs none with `log_extra`.
+    """
+    count = count or len(trainer._logs["prompt"])
+    logs = {name: list(trainer._logs[name])[-count:] for name in ("prompt", "completion", "advantages")}
+    extra = {name: list(values)[-count:] for name, values in trainer._logs["extra"].items()}
+    columns = {
+        "prompt": [text_of(prompt) for prompt in logs["prompt"]],
+        "completion": extra.pop("completion_text", []) or [text_of(completion) for completion in logs["completion"]],
+        **(ends or {}),
+        **extra,
+    }
+    rewards = {name: list(values)[-count:] for name, values in trainer._logs["rewards"].items()}
+    own = {"reward": _weighted_sums(trainer, rewards), "advantage": logs["advantages"]}
+    return with_functions(columns | own, rewards)
+
+
+def _weighted_sums(trainer: Any, rewards: Mapping[str, list]) -> list[float]:
+    """Each row's reward; no number where no function scored it."""
     weights = trainer.reward_weights.numpy(force=True)
     scores = np.array(list(rewards.values()), float).T
     if len(rewards) < len(weights):  # functions of one name share a column in TRL: their sum is not known
         scores = np.full((len(scores), 1), np.nan)
     unscorable = np.isnan(scores * weights).all(axis=1)
-    total = np.where(unscorable, np.nan, np.nansum(scores * weights, axis=1)).tolist()
-    own = {"reward": total, "advantage": _last(trainer._logs["advantages"], count)}
-    return with_functions(columns | own, rewards)
-
-
-def logged_rows(trainer, count: int) -> dict[str, list]:
-    """The last `count` rows as TRL gathered them over all processes, in an evaluation too: column -> values."""
-    extra = {name: _last(values, count) for name, values in trainer._logs["extra"].items()}
-    columns = {
-        "prompt": [str(prompt) for prompt in _last(trainer._logs["prompt"], count)],
-        "completion": extra.pop("completion_text", []) or _last(trainer._logs["completion"], count),
-        **extra,
-    }
-    return logged_rewards(trainer, columns, count)
-
-
-def _last(values, count: int | None) -> list:
-    return list(values) if count is None else list(values)[-count:]
+    return np.where(unscorable, np.nan, np.nansum(scores * weights, axis=1)).tolist()
