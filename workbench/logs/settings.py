@@ -78,7 +78,7 @@ def of_sources(sources: Iterable[str]) -> dict[str, Any]:
         {'num_generations': 8, 'scale_rewards': 'group'}
     """
     calls = []
-    for source in sources:
+    for source in (s for s in sources if any(name in s for name in _CONFIGS)):
         with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
             for node in ast.walk(ast.parse(source)):
                 if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _CONFIGS:
