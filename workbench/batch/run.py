@@ -1,11 +1,12 @@
 """A plan of runs executed to their last report, on this machine or as Slurm jobs, and what to say of it afterwards."""
 
+import dataclasses
 import itertools
 import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 
@@ -82,11 +83,10 @@ def execute_here(entries: Sequence[Entry], *, jobs: int = 1, gpus: int | None = 
 def _start(context, entry: Entry, gpus: int | None):
     """The process of a run; None where it cannot be started, or another process has run it since the batch was planned."""
     try:
-        if not entry.look_again():
+        if (run := entry.claim()) is None:
             return None
-        run = entry.prepare()
         handed_on = _OpenFile(lock.open_lock(run.path))
-        arguments = (str(run.path), str(entry.notebook), gpus, handed_on, dict(os.environ))
+        arguments = (str(run.path), str(entry.notebook), gpus, handed_on, dict(os.environ), dict(entry.how))
         process = context.Process(target=_in_own_session, args=arguments)
         process.start()
         lock.let_go(run.path)
@@ -111,7 +111,9 @@ class _OpenFile(int):
         return _received, (DupFd(int(self)),)
 
 
-def _in_own_session(folder: str, notebook: str, gpus: int | None, handed_on: int, environ: dict[str, str]) -> None:
+def _in_own_session(
+    folder: str, notebook: str, gpus: int | None, handed_on: int, environ: dict[str, str], how: dict
+) -> None:
     """A terminal's Ctrl-C reaches the run once, through `execute_here`; whatever it prints goes into its log."""
     lock.adopt(Path(folder), handed_on)
     os.setsid()
@@ -123,7 +125,7 @@ def _in_own_session(folder: str, notebook: str, gpus: int | None, handed_on: int
     from .execute import execute_run
 
     run = load_run(folder)
-    execute_run(run, notebook=notebook, quiet=True, gpus=gpus)
+    execute_run(run, notebook=notebook, quiet=True, gpus=gpus, **how)
     print(finish(run))
 
 
@@ -133,7 +135,7 @@ def execute_one(entry: Entry, *, quiet: bool = False, gpus: int | None = None) -
 
     run = entry.prepare()
     print(f"run folder {run.path}", file=sys.stderr)
-    return run, execute_run(run, notebook=entry.notebook, quiet=quiet, gpus=gpus)
+    return run, execute_run(run, notebook=entry.notebook, quiet=quiet, gpus=gpus, **entry.how)
 
 
 # --- on Slurm -------------------------------------------------------------------------------------------------------
@@ -151,7 +153,8 @@ def preview_on_slurm(entries: Sequence[Entry], options: slurm.SlurmOptions) -> t
     scripts = ""
     try:
         for notebook, group in _by_notebook(entries):
-            scripts += slurm.script(notebook, len(group), options, group[0].root or runs_root()) + "\n"
+            for size in slurm.array_sizes(len(group)):
+                scripts += slurm.script(notebook, size, options, group[0].root or runs_root()) + "\n"
         slurm.check_slurm(options, _count(entries))
     except (MissingDependencyError, RunError) as error:
         return scripts, str(error)
@@ -159,7 +162,7 @@ def preview_on_slurm(entries: Sequence[Entry], options: slurm.SlurmOptions) -> t
 
 
 def execute_on_slurm(entries: Sequence[Entry], options: slurm.SlurmOptions, *, wait: bool = True) -> None:
-    """Submit what a plan has to run, one array for each notebook; then follow the jobs and build the reports.
+    """Submit what a plan has to run as arrays of one notebook each; then follow the jobs and build the reports.
 
     Args:
         entries: of the plan; their runs lie on a file system that the nodes share.
@@ -173,22 +176,29 @@ def execute_on_slurm(entries: Sequence[Entry], options: slurm.SlurmOptions, *, w
     """
     slurm.check_slurm(options, _count(entries))
     for notebook, group in _by_notebook(entries):
-        group = [entry for entry in group if entry.look_again()]
-        if not group:
-            continue
-        runs = [entry.prepare("interrupted") for entry in group]
-        try:
-            slurm.submit(runs, notebook, options)
-        except Exception as error:
-            for run in runs:
-                set_status(run.path, "failed", f"not submitted: {error}")
-            raise
-        first, last = (run.status["owner"]["job"] for run in (runs[0], runs[-1]))
-        print(f"submitted {notebook.stem}: {len(runs)} jobs, {first} to {last}", file=sys.stderr)
+        with lock.alone_in(Path(group[0].root or runs_root()) / notebook.stem):
+            runs = [run for entry in group if (run := entry.claim("interrupted"))]
+            sizes = slurm.array_sizes(len(runs))
+            each = max(1, options.parallel // len(sizes)) if options.parallel and sizes else None
+            for n, size in enumerate(sizes):
+                _submit(
+                    runs[n * sizes[0] :][:size], notebook, dataclasses.replace(options, parallel=each), group[0].how
+                )
     if wait:
         _follow(entries)
         for entry in entries:
             build_report(entry.run)
+
+
+def _submit(runs: Sequence[Run], notebook: Path, options: slurm.SlurmOptions, how: Mapping) -> None:
+    try:
+        slurm.submit(runs, notebook, options, how)
+    except Exception as error:
+        for run in runs:
+            set_status(run.path, "failed", f"not submitted: {error}")
+        raise
+    first, last = (run.status["owner"]["job"] for run in (runs[0], runs[-1]))
+    print(f"submitted {notebook.stem}: {len(runs)} jobs, {first} to {last}", file=sys.stderr)
 
 
 def _count(entries: Sequence[Entry]) -> int:

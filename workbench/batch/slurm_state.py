@@ -44,6 +44,11 @@ def slurm_command(*command: str, stdin: str | None = None, timeout: float = 60) 
         return subprocess.CompletedProcess(command, 1, "", str(error))
 
 
+def slurm_config() -> dict[str, str]:
+    """The cluster's settings, such as `ClusterName` and `MaxArraySize`; empty when Slurm does not answer."""
+    return dict(re.findall(r"^(\w+)\s*= (\S+)", slurm_command("scontrol", "show", "config").stdout, re.M))
+
+
 def error_summary(text: str) -> str:
     """The errors that one of Slurm's commands printed, in one line, each once.
 
@@ -146,6 +151,11 @@ def refresh(runs: Sequence[Run]) -> None:
     """
     statuses = [(run, run.status) for run in runs]
     going = [(r, s) for r, s in statuses if s["state"] in GOING and s["owner"].get("job")]
+    here = slurm_config().get("ClusterName") if going else None
+    for run, status in [pair for pair in going if here and pair[1]["owner"].get("cluster", here) != here]:
+        going.remove((run, status))
+        there = status["owner"]["cluster"]
+        warnings.warn(f"{run.path}: is a job of cluster {there}, this is {here}; shown as last known", stacklevel=2)
     if not going:
         return
     try:

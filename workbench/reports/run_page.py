@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ..errors import RunError
+from ..packaged import packaged
 from ..runs.parameters import repeat_command
 from ..runs.results import count_verdicts, results_of
 from ..runs.run import Run
@@ -41,6 +42,12 @@ def build_report(run: Run, *, redact: bool = False, path: Path | None = None) ->
     microscope = _write_microscope(run, path.with_name(f"{stem}-microscope.html"), hide, redact)
     content = _content(run, executed, hide, copy, redact)
     return write_page(path, render("run.html.j2", microscope=quote(os.fsencode(microscope)), **content))
+
+
+def _notebook(run: Run) -> str:
+    """What a command calls the run's notebook: the library's own by name, a user's by its path."""
+    path = Path(str(run.executions[-1]["notebook"].get("path", run.notebook))) if run.executions else Path(run.notebook)
+    return path.stem if path.parent == packaged("notebooks").resolve() else str(path)
 
 
 def _write_microscope(run: Run, path: Path, hide: Callable[[str], str], redact: bool) -> str:
@@ -83,7 +90,7 @@ def _content(run: Run, executed: dict | None, hide: Callable[[str], str], copy: 
         "completions": [{k: facts.number(v) for k, v in facts.shown(row, hide).items()} for row in rows],
         "total": total,
         "parameters": params,
-        "command": repeat_command(hide(run.notebook), params, parts.parameters),
+        "command": repeat_command(hide(_notebook(run)), params, parts.parameters),
         "environment": facts.environment(env),
         "limits": facts.shown(limits, hide),
     }

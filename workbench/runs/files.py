@@ -28,7 +28,6 @@ _OBJECTS = (
     "progress.json",
     "recipe.json",
     "stop.json",
-    "notebook.json",
 )
 
 

@@ -75,6 +75,19 @@ def works_for_runner(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, made where it is absent, for as long as the block lasts; waits for it half a minute."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mine = holds(folder)
+    hold(folder, wait=30)
+    try:
+        yield
+    finally:
+        if not mine:
+            let_go(folder)
+
+
+@contextlib.contextmanager
 def looked_at(folder: Path) -> Iterator[bool | None]:
     """Whether a run's lock is free, in which case it is held for as long as the block lasts; None where that cannot be told."""
     number = None

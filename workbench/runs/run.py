@@ -21,7 +21,16 @@ from ..errors import ParameterError, RunError
 from . import lock
 from .completions import read_completions
 from .environment import environment
-from .files import STATES, load_metrics, read_json, remove_unfinished, write_json
+from .files import (
+    STATES,
+    append_plain,
+    append_rows,
+    json_lines,
+    load_metrics,
+    read_json,
+    remove_unfinished,
+    write_json,
+)
 from .secrets import hide_tokens, map_text
 
 GOING = ("queued", "running")
@@ -84,6 +93,15 @@ class Run:
                     last = max(p.stat().st_mtime for p in self.path.iterdir())  # of a file that it wrote
                     return set_status(self.path, "interrupted", gone, owner=status["owner"], when=last)
         return status
+
+    @property
+    def executions(self) -> list[dict]:
+        """Each execution by a runner, oldest first: `time`, `notebook` (its path, code, kernel and cwd), `environment`."""
+        try:
+            rows = [row for _, row in json_lines(self.path / "executions.jsonl", [])]
+        except FileNotFoundError:
+            return []
+        return [row for row in rows if all(isinstance(row.get(key), dict) for key in ("notebook", "environment"))]
 
     @property
     def metrics(self):
@@ -301,6 +319,14 @@ def open_run(notebook: str, out_dir: str, params: Mapping) -> Run:
         write_json(path / "params.json", map_text(dict(params), hide_tokens))
     write_json(path / "env.json", environment(params.get("seed")))
     return Run(path)
+
+
+def record_execution(run: Run, notebook: Mapping) -> None:
+    """Write down that a runner executes a run now: with which notebook, and where."""
+    env = environment(run.params.get("seed"))
+    write_json(run.path / "env.json", env)
+    with append_plain(run.path / "executions.jsonl") as file:
+        append_rows(file, [{"time": time.time(), "notebook": notebook, "environment": env}])
 
 
 def load_run(path: str | os.PathLike) -> Run:
