@@ -271,9 +271,9 @@ def _sweep(args) -> int:
     from .reports import default_folder
     from .reports.sweep import build_sweep_report  # loads what draws; a plan is shown without
 
-    grid = " ".join(f"{k}={v}" for k, v in given.items())
     folder = args.out or default_folder(args.runs_dir, redact=args.redact)
-    print(f"report {build_sweep_report(Path(args.notebook).stem, grid, entries, folder, redact=args.redact)}")
+    page = build_sweep_report(args.notebook, given, entries, folder, fixed=fixed, redact=args.redact)
+    print(f"report {page}")
     return _conclude(entries)
 
 

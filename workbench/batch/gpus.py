@@ -39,11 +39,7 @@ def _lock_names(names: list[str]) -> dict[str, str]:
 
 
 def check_gpus(count: int | None) -> None:
-    """Refuse more GPUs for a run than there are.
-
-    Raises:
-        ParameterError: negative, or more than this machine shows.
-    """
+    """Refuse more GPUs for a run than there are."""
     if count is None:
         return
     if count < 0:
@@ -80,13 +76,6 @@ def hold(count: int | None, waiting: Callable[[str], None]) -> Iterator[dict[str
     """Hold GPUs for one run, for as long as the block lasts; those of a killed process are free again.
 
     Where the job that a run was submitted as, or the run that starts this one, has them already, nothing is changed.
-
-    Args:
-        count: GPUs for the run; None takes one where there are any.
-        waiting: called once, with the reason, when all are taken and the block has to wait.
-
-    Yields:
-        What to add to the environment of the run's kernel.
     """
     from filelock import FileLock, Timeout
 

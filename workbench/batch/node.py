@@ -23,14 +23,7 @@ _ANSWER_S = 15  # an answer of Slurm that takes longer would use up the grace
 
 
 def run_on_node(folder: str, notebook: str, requeues: int, how: dict) -> None:
-    """Execute a submitted run and exit as `workbench run` does: 0 done, 1 failed, 130 interrupted or queued again.
-
-    Args:
-        folder: of the run.
-        notebook: path.
-        requeues: how often the job may start again.
-        how: `kernel`, `cwd` and `execution_timeout` of `execute_run`.
-    """
+    """Execute a submitted run and exit as `workbench run` does: 0 done, 1 failed, 130 interrupted or queued again."""
     from .execute import execute_run
 
     run = load_run(folder)

@@ -53,11 +53,7 @@ _INSTEAD = {  # what to do where a parameter of SET_BY_RUNNER is given
 
 
 def list_notebooks() -> dict[str, Path]:
-    """Name -> file of each notebook that its name alone finds, sorted by name.
-
-    Raises:
-        RunError: `$WORKBENCH_NOTEBOOKS` is no folder.
-    """
+    """Name -> file of each notebook that its name alone finds, sorted by name."""
     found = {path.stem: path for folder in reversed(_folders()) for path in folder.glob("*.ipynb")}
     return dict(sorted(found.items()))
 
@@ -75,10 +71,6 @@ def find_notebook(name: str) -> Path:
 
     A path comes first, then the notebooks of `$WORKBENCH_NOTEBOOKS`; without it those of `notebooks/` here, then the
     library's own.
-
-    Raises:
-        ParameterError: names the notebooks there are.
-        RunError: `$WORKBENCH_NOTEBOOKS` is no folder.
     """
     path = Path(name if name.endswith(".ipynb") else f"{name}.ipynb")
     for candidate in (path, *(folder / path for folder in _folders())):
@@ -99,11 +91,7 @@ def code_of(notebook: Path) -> str:
 
 
 def check_kernel(notebook: Path, kernel: str | None) -> None:
-    """Refuse a kernel that Jupyter does not know, and one, or a notebook, of another language than Python.
-
-    Raises:
-        ParameterError: names the kernels there are, or the language.
-    """
+    """Refuse a kernel that Jupyter does not know, and one, or a notebook, of another language than Python."""
     if kernel:
         from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
@@ -127,11 +115,7 @@ def check_kernel(notebook: Path, kernel: str | None) -> None:
 
 
 def copy_notebooks(folder: Path) -> list[Path]:
-    """Copy the library's notebooks into `folder`, made where it is absent, to be edited there.
-
-    Raises:
-        ParameterError: one of them is there already; nothing is copied then.
-    """
+    """Copy the library's notebooks into `folder`, made where it is absent, to be edited there."""
     originals = sorted(packaged("notebooks").glob("*.ipynb"))
     if there := [path.name for path in originals if os.path.lexists(folder / path.name)]:
         raise ParameterError(f"{folder}: {', '.join(there)} there already; move them away or name another folder")
@@ -190,14 +174,7 @@ class Entry:
             return self.prepare(state) if self.to_run else None
 
     def prepare(self, state: str = "queued") -> Run:
-        """The run's folder, made where there is none; starts nothing.
-
-        Args:
-            state: `queued` and executed by this process; or `interrupted`, until Slurm has taken it.
-
-        Raises:
-            RunError: another process executes it, or has run it meanwhile.
-        """
+        """The run's folder, made where there is none; starts nothing."""
         if self.other_code:
             print(f"{self.name}: {self.run.id} goes on with other code than it began with", file=sys.stderr)
         if self.run is None:
@@ -221,14 +198,6 @@ def code_of_run(run: Run) -> str:
 
 def parse_grid(known: Mapping[str, Parameter], given: Mapping[str, str]) -> dict[str, list]:
     """The values of each swept parameter, every one checked.
-
-    Args:
-        known: parameters of the notebook.
-        given: name -> text, such as `0..4`, `1e-4,3e-4` or `starter`; ranges only for whole numbers, both ends included. A
-            value in double quotes may hold commas.
-
-    Raises:
-        ParameterError: an unknown name or wrong value (of any point, before any starts), an empty range, a value twice.
 
     Example:
         >>> known = {"seed": Parameter("seed", "int", 0), "stop": Parameter("stop", "str", "")}
@@ -307,16 +276,7 @@ def plan_sweep(
     fixed: Mapping | None = None,
     how: Mapping | None = None,
 ) -> list[Entry]:
-    """All points of the grid, the last parameter changing fastest, and what is to be done for each; starts nothing.
-
-    Args:
-        notebook, root, how: as of `plan_run`.
-        given: of the grid; see `parse_grid`.
-        fixed: name -> value of parameters that do not vary.
-
-    Raises:
-        ParameterError: notebook, a name or any value is wrong.
-    """
+    """All points of the grid, the last parameter changing fastest, and what is to be done for each; starts nothing."""
     path, known, how = _checked_notebook(notebook, how)
     grid = parse_grid(known, given)
     if (count := math.prod(map(len, grid.values()))) > _MOST:
@@ -377,11 +337,7 @@ def _action(runs: Sequence[Run], code: str) -> tuple[str, Run | None]:
 
 
 def full_parameters(known: Mapping[str, Parameter], params: Mapping) -> dict:
-    """What a run records: every parameter the runner does not set, as given or by default.
-
-    Raises:
-        ParameterError: an unknown name, a wrong value, or one that only the runner sets.
-    """
+    """What a run records: every parameter the runner does not set, as given or by default."""
     for name in SET_BY_RUNNER:
         if name in params:
             raise ParameterError(f"parameter {name!r} is set by the runner; {_INSTEAD[name]}")
@@ -430,17 +386,7 @@ def _find_resumable(notebook: str, full: dict, given: dict, root: Path | None, r
 
 
 def plan_text(entries: Sequence[Entry], gpus: int | None, *, on_slurm: bool = False) -> str:
-    """A plan as `--dry-run` shows it: a line for each run, then for each notebook what its runs share.
-
-    Args:
-        entries: of the plan, those of a notebook behind each other.
-        gpus: asked for each run; None takes one where there are any.
-        on_slurm: whether Slurm hands them out.
-
-    Returns:
-        The lines, and for each notebook with a run to start: run folder, parameters that do not vary, GPUs, and a hint where
-        a toy's data set is left beside another model.
-    """
+    """A plan as `--dry-run` shows it: a line for each run, then for each notebook what its runs share."""
     devices = f"{gpus or 'none'} for each run, from Slurm" if on_slurm else describe_gpus(gpus)
     text = ""
     for _, group in itertools.groupby(entries, key=lambda entry: entry.notebook):

@@ -30,12 +30,7 @@ _LOADED_ONCE = ["pandas", "workbench.batch.execute", "workbench.batch.run"]
 
 
 def check_here(jobs: int, gpus: int | None) -> None:
-    """Refuse what this machine cannot do.
-
-    Raises:
-        MissingDependencyError: there is no papermill, or no kernel for it.
-        ParameterError: `jobs` below 1, or more GPUs for a run than there are.
-    """
+    """Refuse what this machine cannot do."""
     need_lab("running a notebook", "papermill", "ipykernel")
     if jobs < 1:
         raise ParameterError(f"jobs={jobs}: expected at least 1")
@@ -43,17 +38,7 @@ def check_here(jobs: int, gpus: int | None) -> None:
 
 
 def execute_here(entries: Sequence[Entry], *, jobs: int = 1, gpus: int | None = None) -> None:
-    """Execute what a plan has to run and build the report of each run. A failed run stops no other.
-
-    Args:
-        entries: of the plan.
-        jobs: runs at a time, each in a process of its own.
-        gpus: for each run; None takes one where there are any.
-
-    Raises:
-        MissingDependencyError, ParameterError: as `check_here`.
-        KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; every child was stopped first, its run reads as `interrupted`.
-    """
+    """Execute what a plan has to run and build the report of each run. A failed run stops no other."""
     check_here(jobs, gpus)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_LOADED_ONCE)
@@ -142,14 +127,7 @@ def execute_one(entry: Entry, *, quiet: bool = False, gpus: int | None = None) -
 
 
 def preview_on_slurm(entries: Sequence[Entry], options: slurm.SlurmOptions) -> tuple[str, str]:
-    """What `execute_on_slurm` would submit; makes nothing.
-
-    Returns:
-        The sbatch script of each array, and why Slurm could not be asked or no script be made: empty where both worked.
-
-    Raises:
-        ParameterError: Slurm refuses the options.
-    """
+    """What `execute_on_slurm` would submit; makes nothing."""
     scripts = ""
     try:
         for notebook, group in _by_notebook(entries):
@@ -162,18 +140,7 @@ def preview_on_slurm(entries: Sequence[Entry], options: slurm.SlurmOptions) -> t
 
 
 def execute_on_slurm(entries: Sequence[Entry], options: slurm.SlurmOptions, *, wait: bool = True) -> None:
-    """Submit what a plan has to run as arrays of one notebook each; then follow the jobs and build the reports.
-
-    Args:
-        entries: of the plan; their runs lie on a file system that the nodes share.
-        options: of each run.
-        wait: until all jobs have ended; else return once they are submitted.
-
-    Raises:
-        MissingDependencyError, ParameterError: as `slurm.check_slurm`, before any folder is made.
-        RunError: Slurm does not answer, or refused; then the folders read as `failed`, with its reason.
-        KeyboardInterrupt: Ctrl-C; the jobs go on by themselves.
-    """
+    """Submit what a plan has to run as arrays of one notebook each; then follow the jobs and build the reports."""
     slurm.check_slurm(options, _count(entries))
     for notebook, group in _by_notebook(entries):
         with lock.alone_in(Path(group[0].root or runs_root()) / notebook.stem):

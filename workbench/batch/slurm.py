@@ -97,13 +97,6 @@ def _problem_of_extra(name: str, value: str) -> str:
 def parse_time(text: str) -> int:
     """A time limit as sbatch takes it, in minutes, rounded up.
 
-    Args:
-        text: `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`, `days-hours:minutes` or
-            `days-hours:minutes:seconds`; 0 or UNLIMITED for no limit.
-
-    Raises:
-        ParameterError: another form.
-
     Example:
         >>> parse_time("240"), parse_time("4:00:00"), parse_time("0:30"), parse_time("1-12")
         (240, 240, 1, 2160)
@@ -125,9 +118,6 @@ def parse_time(text: str) -> int:
 def parse_memory(text: str) -> float:
     """An amount of memory in GB, with one of sbatch's units K, M, G, T or without.
 
-    Raises:
-        ParameterError: another form.
-
     Example:
         >>> parse_memory("64"), parse_memory("64G"), parse_memory("1.5"), parse_memory("512M")
         (64.0, 64.0, 1.5, 0.5)
@@ -139,17 +129,7 @@ def parse_memory(text: str) -> float:
 
 
 def check_slurm(options: SlurmOptions, count: int = 1) -> None:
-    """Ask Slurm whether it would take such jobs; makes nothing.
-
-    Args:
-        options: of each run.
-        count: runs in the array.
-
-    Raises:
-        MissingDependencyError: no Slurm client or no submitit here.
-        ParameterError: no such partition, or Slurm refuses the options; with its own reason.
-        RunError: Slurm does not answer.
-    """
+    """Ask Slurm whether it would take such jobs; makes nothing."""
     if shutil.which("sbatch") is None or shutil.which("srun") is None:
         raise MissingDependencyError("--executor slurm: no sbatch and srun on PATH; start it on a Slurm login node")
     text = script(Path("notebook.ipynb"), max(array_sizes(count)), options, Path())
@@ -171,17 +151,7 @@ def check_slurm(options: SlurmOptions, count: int = 1) -> None:
 
 
 def script(notebook: Path, count: int, options: SlurmOptions, root: Path) -> str:
-    """The sbatch script that `submit` would hand to Slurm; makes nothing and asks nobody.
-
-    Args:
-        notebook: of the runs.
-        count: how many.
-        options: of each run.
-        root: folder of all runs.
-
-    Raises:
-        MissingDependencyError: no submitit here.
-    """
+    """The sbatch script that `submit` would hand to Slurm; makes nothing and asks nobody."""
     executor = _executor(_folder(root, "TIME"), notebook.stem, options)
     if count > 1:
         executor.parameters["map_count"] = count
@@ -195,17 +165,7 @@ def array_sizes(count: int) -> list[int]:
 
 
 def submit(runs: Sequence[Run], notebook: Path, options: SlurmOptions, how: Mapping | None = None) -> None:
-    """Submit prepared runs of one notebook as one array; each then reads as `queued`, owned by its job.
-
-    Args:
-        runs: folders of one root, on a file system that the nodes share.
-        notebook: path, on such a file system too.
-        options: of each run.
-        how: `kernel`, `cwd` and `execution_timeout` of `execute_run`.
-
-    Raises:
-        RunError: Slurm refused, with its own reason; no job was made.
-    """
+    """Submit prepared runs of one notebook as one array; each then reads as `queued`, owned by its job."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     folder = _folder(runs[0].path.parents[1], f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}")

@@ -61,11 +61,7 @@ def error_summary(text: str) -> str:
 
 
 def ask_slurm(jobs: Collection[str]) -> dict[str, JobState]:
-    """The state of each job that Slurm knows: minutes after a job's end from its accounting, if there is any.
-
-    Raises:
-        RunError: Slurm does not answer.
-    """
+    """The state of each job that Slurm knows: minutes after a job's end from its accounting, if there is any."""
     ids = ",".join(sorted({job.partition("_")[0] for job in jobs}))
     fields = ",".join(f"{name}:{width}" for name, width in _SQUEUE.items())
     answer = slurm_command("squeue", "--noheader", "--array", "--states=all", f"--jobs={ids}", f"--Format={fields}")
@@ -106,12 +102,7 @@ def read_sacct(text: str) -> dict[str, JobState]:
 
 
 def verdict(status: dict, job: JobState | None) -> tuple[str, str | None] | None:
-    """The state and error that Slurm's answer gives to a run which calls itself queued or running; None for no change.
-
-    Args:
-        status: the run's `status.json`.
-        job: None when neither Slurm nor its accounting knows the job.
-    """
+    """The state and error that Slurm's answer gives to a run which calls itself queued or running; None for no change."""
     number = status["owner"]["job"]
     if job is None:
         why = f"Slurm no longer knows job {number}; it ended and left no reason (cancelled, killed or node lost)"
@@ -170,11 +161,7 @@ def refresh(runs: Sequence[Run]) -> None:
 
 
 def cancel_job(run: Run) -> None:
-    """End the run's job, and no other task of its array.
-
-    Raises:
-        RunError: the run has no job, or Slurm does not cancel it.
-    """
+    """End the run's job, and no other task of its array."""
     job = run.status.get("owner", {}).get("job")
     if not job:
         raise RunError(f"{run.path}: is no Slurm job")

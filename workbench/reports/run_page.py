@@ -20,18 +20,7 @@ from .redacted_notebook import redacted_notebook
 
 
 def build_report(run: Run, *, redact: bool = False, path: Path | None = None) -> Path:
-    """Write the report of a run, from whatever the run has left there, and return its path.
-
-    Args:
-        run: in any state.
-        redact: take out host names, user names and absolute paths too; secrets are taken out of every report. A copy of the
-            executed notebook, redacted alike, goes next to the page, under its name with the ending `.ipynb`.
-            Next to either goes the page of all completions, `...-microscope.html`, where some were recorded.
-        path: of the page; default `report.html` in the run folder, `report-redacted.html` for a redacted one.
-
-    Raises:
-        RunError: a file of the run is damaged; names it.
-    """
+    """Write the report of a run, from whatever the run has left there, and return its path."""
     stem = path.stem if path else "report-redacted" if redact else run.id
     path = path or run.path / ("report-redacted.html" if redact else "report.html")
     hide, executed, copy = hider([run], redact), read_notebook(run), ""

@@ -53,11 +53,7 @@ class Parameter:
 
 
 def notebook_parameters(path: Path) -> dict[str, Parameter]:
-    """The parameters of a notebook, in order; none where no cell is tagged `parameters`.
-
-    Raises:
-        ParameterError: no notebook, or what `check_notebook_name` or `parse_parameters` refuses.
-    """
+    """The parameters of a notebook, in order; none where no cell is tagged `parameters`."""
     if not Path(path).is_file():
         raise ParameterError(f"{path}: no such notebook")
     check_notebook_name(Path(path).stem)
@@ -74,9 +70,6 @@ def notebook_parameters(path: Path) -> dict[str, Parameter]:
 
 def parse_parameters(source: str) -> dict[str, Parameter]:
     """The parameters that the source of a `parameters` cell declares, in order. Imports and other statements declare none.
-
-    Raises:
-        ParameterError: not Python, or a default that its own range does not hold.
 
     Example:
         >>> parse_parameters("steps: int = 80  # optimizer steps; 1..100")["steps"].expected
@@ -143,14 +136,6 @@ def _kind(annotated: str, default: object) -> str:
 
 def check_parameters(known: Mapping[str, Parameter], given: Mapping[str, object]) -> dict[str, object]:
     """The given values, each as its parameter's type (an int is taken where a float is wanted).
-
-    Args:
-        known: of the notebook; one that declares none takes any name, as papermill does.
-        given: name -> value; strings, as from a command line, are read as the parameter's type.
-
-    Raises:
-        ParameterError: names the parameter, the value and what is allowed; for an unknown name the nearest spelling. An
-            access token is refused without being repeated.
 
     Example:
         >>> check_parameters(parse_parameters("rate: float = 0.1  # any; 0..1"), {"rate": "1"})
@@ -235,9 +220,6 @@ def _read(value):
 def parse_assignments(items: Sequence[str], option: str = "-p") -> dict[str, str]:
     """Items of a command line, `NAME=VALUE`, as a dictionary of strings.
 
-    Raises:
-        ParameterError: an item without `=`, a name given twice, or an access token.
-
     Example:
         >>> parse_assignments(["steps=80", "stop=a=b"])
         {'steps': '80', 'stop': 'a=b'}
@@ -258,11 +240,6 @@ def parse_assignments(items: Sequence[str], option: str = "-p") -> dict[str, str
 
 def repeat_command(notebook: str, params: Mapping[str, object], known: Mapping[str, Parameter]) -> str:
     """The command line that repeats a run.
-
-    Args:
-        notebook: its name.
-        params: of the run; those that have the notebook's default, or that the runner sets, are left out.
-        known: the notebook's parameters; empty when they are unknown, then all of `params` are named.
 
     Example:
         >>> repeat_command("00_tour", {"seed": 1, "steps": 80}, parse_parameters("steps: int = 80"))

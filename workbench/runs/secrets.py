@@ -12,19 +12,9 @@ _FORMS = {
     r"(?s:.{0,20000}?-----END [A-Z0-9 ]{0,40}-----|(?:[\w+/=:,\s.-]|\\n){0,20000})",
     "putty-": r"PuTTY-User-Key-File-\d(?s:.{0,5000}?)Private-MAC: \w{1,100}",
     "hf_": r"hf_[A-Za-z0-9]{16,}|hf_[A-Za-z0-9]{4,}(?=\.\.\.|…)",
-    "api_org_": r"api_org_[A-Za-z0-9]{16,}",
     "gh": r"gh[pousr]_[A-Za-z0-9]{20,}",
-    "github_pat_": r"github_pat_[A-Za-z0-9_]{20,}",
     "gl": r"gl(?:pat|rt|dt|ft|cbt|ptt|soat|agent)-[\w-]{16,}",
-    "akia": r"AKIA[0-9A-Z]{16}",
-    "asia": r"ASIA[0-9A-Z]{16}",
-    "aiza": r"AIza[\w-]{30,}",
-    "nvapi-": r"nvapi-[\w-]{20,}",
     "wandb_v": r"wandb_v\d+_\w{20,}",
-    "age-secret-": r"AGE-SECRET-KEY-1[A-Z0-9]{20,}",
-    "gocspx-": r"GOCSPX-[\w-]{16,}",
-    "dckr_pat_": r"dckr_pat_[\w-]{16,}",
-    "tgp_v1_": r"tgp_v1_[\w-]{16,}",
     "hooks.slack": r"hooks\.slack\.com/[a-z]+/[\w/-]{16,}",
     "/webhooks/": r"discord(?:app)?\.com/api/webhooks/\d+/[\w-]{16,}",
     "/bot": r"(?<=/bot)\d{6,12}:[\w-]{20,}",
@@ -33,81 +23,33 @@ _FORMS = {
     "k-": r"(?<![\w-])[srp]k-(?=[\w-]*[0-9A-Z])[\w-]{16,}",
     "k_": r"(?<![\w-])[srp]k_(?=[\w-]*[0-9A-Z])[\w-]{16,}",
     "xox": r"(?<![\w-])xox[a-z]-[\w-]{10,}",
-    "xapp-": r"(?<![\w-])xapp-[\w-]{10,}",
-    "pypi-": r"(?<![\w-])pypi-[\w-]{30,}",
     "eyj": r"(?<![\w-])eyJ[\w-]{6,}\.[\w-]{4,}(?:\.[\w-]*)?",
-    **{
-        p: rf"(?<![\w-]){re.escape(p)}[\w-]{{16,}}"
-        for p in ("gsk_", "xai-", "r8_", "pplx-", "fw_", "npm_", "hvs.", "hvb.", "ya29.")
-    },
-    "tskey-": r"(?<![\w-])tskey-[\w-]{10,}",
     "dapi": r"(?<![\w-])dapi[0-9a-f]{32}",
     "dp.": r"(?<![\w-])dp\.[a-z]{2}\.[\w-]{16,}",
     "key-": r"(?<![\w-])key-[0-9a-f]{32}",
     "bearer": r"(?i:\bbearer)\s{1,4}(?=\S{0,200}\d|\S{20})[\w.~+/=-]{8,}",
 }
+for prefix in re.findall(
+    r"\S+",
+    "api_org_ github_pat_ AKIA ASIA AIza nvapi- AGE-SECRET-KEY-1 GOCSPX- dckr_pat_ tgp_v1_ xapp- pypi- gsk_ xai- r8_ pplx- fw_ "
+    "npm_ hvs. hvb. ya29. tskey-",
+):
+    _FORMS[prefix.casefold()] = rf"(?<![A-Za-z0-9]){re.escape(prefix)}[\w-]{{16,}}"
 _TOKENS = {mark: re.compile(pattern) for mark, pattern in _FORMS.items()}
 # Names of secrets. `eos_token`, `max_tokens` and the like are none here.
-_OWNERS = [
-    "access",
-    "account",
-    "anthropic",
-    "api",
-    "auth",
-    "aws",
-    "azure",
-    "bearer",
-    "bot",
-    "client",
-    "cohere",
-    "csrf",
-    "deepseek",
-    "deploy",
-    "discord",
-    "encryption",
-    "gemini",
-    "github",
-    "gitlab",
-    "google",
-    "groq",
-    "hf",
-    "hub",
-    "huggingface",
-    "login",
-    "master",
-    "mistral",
-    "oauth",
-    "openai",
-    "openrouter",
-    "personal",
-    "private",
-    "refresh",
-    "registry",
-    "secret",
-    "security",
-    "service",
-    "session",
-    "signing",
-    "slack",
-    "ssh",
-    "storage",
-    "subscription",
-    "telegram",
-    "together",
-    "user",
-    "vault",
-    "wandb",
-    "xsrf",
-]
+_OWNERS = re.findall(
+    r"\w+",
+    "access account anthropic api auth aws azure bearer bot client cohere csrf deepseek deploy discord encryption gemini "
+    "github gitlab google groq hf hub huggingface login master mistral oauth openai openrouter personal private refresh "
+    "registry secret security service session signing slack ssh storage subscription telegram together user vault wandb xsrf",
+)
 
 
 def _owned(word: str) -> str:
     return "(?:" + "|".join(f"(?<={owner}{sign}{word})" for owner in _OWNERS for sign in ("", "[_-]")) + ")"
 
 
-_SPECIAL = "".join(
-    rf"(?<!\b{n}_TOKEN)" for n in ["EOS", "BOS", "PAD", "UNK", "SEP", "CLS", "MASK", "STOP", "END", "START", "IMAGE"]
-)
+_SPECIAL = "".join(f"(?<!{n}_TOKEN)" for n in re.findall(r"\w+", "EOS BOS PAD UNK SEP CLS MASK STOP END START IMAGE"))
 _SECRET_NAME = (  # its end; what stands before it is looked at behind it, which is far quicker
     rf"(?:TOKEN(?<![a-z]TOKEN){_SPECIAL}(?:_ID)?|KEY(?<![a-z]KEY)(?:_ID)?|_KEYS|_PASS|_PWD|SECRETS?|[Pp]wd(?<![\w-]pwd)"
     r"|(?i:password|passwd|passphrase|[_-]pass|[_-]pwd|secrets?|credentials?|apikeys?|authorization|x-amz-(?:signature|credential)"
@@ -251,10 +193,6 @@ def _assigned(match: re.Match) -> str:
 
 def map_text(value, change: Callable[[str], str]):
     """A JSON value with `change` applied to every string and key; what a secret's name stands before is a token.
-
-    Args:
-        value: of dictionaries, lists, strings and anything else, which stays.
-        change: text -> text.
 
     Example:
         >>> map_text({"words": ["a", 1], "password": "b"}, str.upper)
