@@ -5,6 +5,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -87,7 +88,11 @@ def _joined(argv: Sequence[str]) -> list[str]:
     made = list(argv)
     if made and made[0] in ("run", "sweep"):
         for n in range(len(made) - 3, -1, -1):
-            if made[n] in ("-p", "--parameter", "--parameters") and made[n + 1].isidentifier():
+            if (
+                made[n] in ("-p", "--parameter", "--parameters")
+                and made[n + 1].isidentifier()
+                and not re.match(r"-\D", made[n + 2])
+            ):
                 made[n + 1 : n + 3] = [f"{made[n + 1]}={made[n + 2]}"]
     return made
 

@@ -197,7 +197,7 @@ def test_the_script_is_made_without_a_client_and_asks_for_what_the_options_say(m
     ]
     assert own == ["#SBATCH --job-name=mine", "#SBATCH --mem-per-cpu=4G", "#SBATCH --wckey=w"]
     assert {"#SBATCH --time=0", "#SBATCH --gpus-per-node=a100:1", *setup} <= set(lines)
-    assert "apptainer exec --nv image.sif python -u -m submitit" in lines[-2]
+    assert "apptainer exec --nv image.sif python -u -m submitit" in "\n".join(lines)
     assert "#SBATCH --mem=0M" in slurm.script(Path("n"), 1, SlurmOptions(mem=0), tmp_path).splitlines()
     assert list(tmp_path.iterdir()) == []
 

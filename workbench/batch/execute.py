@@ -205,8 +205,8 @@ def _kernel_arguments(folders: list[str]) -> list[str]:
     first = f"__import__('sys').path[:0] = {folders!r}"
     if "SLURM_JOB_ID" in os.environ:
         first += "; from workbench.batch.node import shield; shield(); del shield"
-    # It warns of loopback TCP at every start.
-    return ["--IPKernelApp.log_level=ERROR", "--IPKernelApp.ignore_cwd=True", f"--IPKernelApp.exec_lines={first}"]
+    # Its own log is on the terminal: loopback TCP at every start, tracebacks of a kernel that is ended.
+    return ["--IPKernelApp.log_level=CRITICAL", "--IPKernelApp.ignore_cwd=True", f"--IPKernelApp.exec_lines={first}"]
 
 
 def _execute_notebook(

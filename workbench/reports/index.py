@@ -112,7 +112,7 @@ def _index_rows(
     for run in runs:
         row, problem = {"notebook": run.notebook, "id": run.id, "state": "damaged", "error": "", "cells": {}}, ""
         try:
-            row = _index_row(run, only)
+            row = _index_row(run, only, hide)
         except Exception as error:  # whatever is odd in one run, the others are shown
             problem = _reason(run, error)
         row = facts.shown(row, hide)
@@ -153,7 +153,7 @@ def _link(path: Path) -> str:
     return quote(os.fsencode(path))
 
 
-def _index_row(run: Run, only: Sequence[str]) -> dict:
+def _index_row(run: Run, only: Sequence[str], hide: Callable[[str], str]) -> dict:
     """What the table shows of a run. A new column is a line of `cells`."""
     summary = RunSummary.of(run)
     status, result = summary.status, summary.result
@@ -163,6 +163,7 @@ def _index_row(run: Run, only: Sequence[str]) -> dict:
     headline = result.get("headline") or {}
     value = headline.get("value", "")
     shown = {k: v for k, v in run.params.items() if (k in only if only else k not in SET_BY_RUNNER)}
+    shown = facts.shown(shown, hide)  # before they are cut
     cells = {
         "headline": _cell(headline.get("name", ""), kind="finding", note=results[0].says[:1000] if results else ""),
         "value": _cell(facts.number(value), value, "num value"),

@@ -63,10 +63,7 @@ def ends_of_completions(out_dir: Path, most: int) -> tuple[list[dict], int, list
 
 
 def forget_after(out_dir: Path, step: int) -> float:
-    """Drop what was recorded after `step`, which a resumed run repeats, so that each step is recorded once.
-
-    Before a training that starts anew, at step 0, the whole record of a former one is moved aside.
-    """
+    """Drop what was recorded after `step`, which a resumed run repeats; at step 0 a former record is moved aside."""
     if not step and (out_dir / "metrics.jsonl").is_file() and (out_dir / "metrics.jsonl").stat().st_size:
         names = ("metrics.jsonl", FILE, _OLD, TOKENS)
         move_aside(out_dir, names, "holds the record of a training, and one begins anew")

@@ -62,7 +62,7 @@ _QUOTED = (
 )
 _ASSIGNED = re.compile(
     rf"(?P<before>{_SECRET_NAME}\\{{0,3}}[\"']?"
-    r"(?:\]?\s{0,4}(?::\s{0,4}[A-Za-z_][\w.\[\] |]{0,40}=|[=:])\s{0,4}|\s{0,4}\n[ \t]{0,40}[\"']?value[\"']?:\s{0,4}|>\s{0,4})"
+    r"(?:\]?\s{0,4}(?::\s{0,4}[A-Za-z_][\w.\[\] |]{0,40}=|[=:])\s{0,4}|\s{0,4}\n[ \t]{0,40}[\"']?value[\"']?:\s{0,4}|>(?!\s))"
     r"(?:(?i:basic|token|bearer|apikey|negotiate)\s{1,4})?"
     r"|(?<![\w-])--(?i:[a-z-]{0,40}(?:token|api-key|secret|password))\s{1,4}"
     rf"|%(?:set_)?env\s{{1,4}}\w{{0,60}}?{_SECRET_NAME}[\s=]{{1,4}})"
@@ -82,8 +82,8 @@ _HEADER = re.compile(
     r"(?i)(?P<before>(?<![\w-])(?:(?:proxy-)?authorization|(?:set-)?cookie|private-token|[\w-]{0,40}subscription-key"
     r"|x-[\w-]{0,40}(?:token|key|auth|secret|signature))"
     r"(?:\\{0,3}[\"']\s{0,4}:\s{0,4}(?P<q>\\{0,3}[\"'])|\s{0,4}:[ \t]{1,4}))"
-    r"(?(q)[^\"'\n\\]{1,5000}|(?:(?:bearer|basic|token)\s{1,4}[^\s\"'<>\x1b]{1,5000}"
-    r"|[^\"'\n<>\x1b]{1,5000}(?:(?<==)\"[^\"\n]{0,2000}\"[^\"'\n<>\x1b]{0,2000}){0,20}))"
+    r"(?(q)[^\"'\n\\]{1,5000}|(?:\[token\](?!\S)|(?:bearer|basic|token)\s{1,4}[^\s\"'<>\x1b]{1,5000}"
+    r"|[^\"'\n<>\x1b]{1,5000}(?:(?<=[=:\s])[\"'][^\"'\n]{0,2000}[\"'][^\"'\n<>\x1b]{0,2000}){0,20}))"
 )
 _NAME_ALONE = re.compile(
     rf"[\w-]{{0,60}}?{_SECRET_NAME}|--(?i:[a-z-]*(?:token|api-key|secret|password))|(?i:(?:set-)?cookie)"
