@@ -224,10 +224,11 @@ def write_run(root: Path, name: str = "2026-1", *, notebook="05_grpo_docs_exampl
     import pandas as pd
 
     from workbench import load_run
+    from workbench.batch.plan import code_of
     from workbench.runs import lock
     from workbench.runs.completions import append_table
     from workbench.runs.files import write_json
-    from workbench.runs.run import GOING, set_status
+    from workbench.runs.run import GOING, record_execution, set_status
 
     path = root / notebook / name
     path.mkdir(parents=True)
@@ -236,6 +237,8 @@ def write_run(root: Path, name: str = "2026-1", *, notebook="05_grpo_docs_exampl
     if state in GOING:
         lock.hold(path)
     set_status(path, state)
+    if "executed" in files:  # the notebook's path
+        record_execution(load_run(path), {"code": code_of(Path(files["executed"]))})
     if "result" in files:
         write_json(path / "result.json", files["result"])
     if "metrics" in files:

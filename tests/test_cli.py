@@ -1,6 +1,9 @@
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 from conftest import NOTEBOOKS, call, workbench, write_notebook, write_run
@@ -163,3 +166,37 @@ def test_a_variable_that_names_no_folder_of_notebooks_is_refused_by_name(capsys,
     monkeypatch.setenv("WORKBENCH_NOTEBOOKS", str(tmp_path / "none"))
     code, _, err = call(capsys, "list", "00_tour")
     assert (code, err.startswith("workbench: WORKBENCH_NOTEBOOKS=")) == (2, True)
+
+
+def test_a_closed_pipe_a_full_disk_and_latin_1_end_nothing(tmp_path):
+    for n in range(300):
+        write_run(tmp_path / "runs", f"2026-{n}", result={"headline": {"name": "Ġ é" * 40, "value": 1}})
+    command = f"{sys.executable} -m workbench list --runs-dir {tmp_path / 'runs'}"
+    for rest, code, says in (
+        ("| head -1; exit ${PIPESTATUS[0]}", 0, ""),
+        ("> /dev/full", 1, "workbench: standard output: No space left on device\n"),
+        (">&-", 0, ""),
+    ):
+        process = subprocess.run(["bash", "-c", f"{command} {rest}"], capture_output=True, text=True)
+        assert (process.returncode, process.stderr) == (code, says), rest
+    latin = subprocess.run(command.split(), capture_output=True, env=os.environ | {"PYTHONIOENCODING": "latin-1"})
+    assert latin.returncode == 0 and b"\\u0120 \xe9" in latin.stdout
+
+
+def test_a_parameter_may_be_written_as_papermill_has_it(capsys, tmp_path):
+    path = write_notebook(tmp_path / "n.ipynb")
+    run = ["run", path, "--dry-run", "--runs-dir", tmp_path / "runs"]
+    assert "steps=5" in call(capsys, *run, "-p", "steps", "5")[1]
+    for wrong, says in (
+        (["-y", "[1]"], "-y [1]: expected NAME: VALUE"),
+        (["-y", "a: !!x b"], "not YAML that a parameter"),
+        (["--cwd", "/no/where"], "--cwd /no/where: no such folder"),
+        (["-k", "nope"], "Jupyter has no such kernel"),
+        (["--execution-timeout", "0"], "expected seconds above 0"),
+        (["--gpus", "a100:1"], "--gpus a100:1: expected"),
+    ):
+        code, _, err = call(capsys, *run, *wrong)
+        assert code == 2 and says in err
+    text = path.read_text().replace('"python"', '"R"').replace('"python3"', '"ir"')
+    path.write_text(text)
+    assert "the kernel ir is of R; only Python notebooks run here" in call(capsys, *run)[2]

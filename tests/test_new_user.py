@@ -404,11 +404,11 @@ def full_disk(folder):
 # --- notebooks and runs ----------------------------------------------------------------------------------------------
 
 
-@row("a notebook of one's own without a `parameters` cell", "refused: expected one cell tagged `parameters`, found 0")
-def no_parameters_cell(folder):
+@row("a notebook of another language", "refused: the kernel is of R; only Python notebooks run here")
+def another_language(folder):
     notebook = write_notebook(folder / "mine.ipynb")
-    notebook.write_text(notebook.read_text().replace('"parameters"', '"other"'))
-    refused(folder, "run", notebook, says="expected one cell tagged `parameters`, found 0")
+    notebook.write_text(notebook.read_text().replace('"python"', '"R"'))
+    refused(folder, "run", notebook, says="the kernel python3 is of R; only Python notebooks run here")
 
 
 @row("a cell raises", "state failed with cell and error; exit code 1; the report shows the traceback", slow=True)

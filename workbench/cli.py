@@ -1,8 +1,11 @@
 """The command line: `workbench list | notebooks | new | run | sweep | status | logs | cancel | report | claims | audit` ..."""
 
 import argparse
+import contextlib
 import errno
 import json
+import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,9 +23,20 @@ from .runs.text import one_line, printable
 def main(argv: list[str] | None = None) -> int:
     """Parse, dispatch, and turn the workbench's own errors into one line and exit code 2."""
     parser = _parser()
-    args, unknown = parser.parse_known_args(argv)
+    args, unknown = parser.parse_known_args(_joined(sys.argv[1:] if argv is None else argv))
     if unknown and args.command not in (_run, _sweep):
         parser.error(f"unrecognized arguments: {hide_tokens(' '.join(unknown))}")
+    out, err = _Patient(sys.stdout), _Patient(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = _dispatch(args, unknown)
+        out.flush()
+        if out.lost and out.lost.errno != errno.EPIPE:  # a full disk behind `> FILE`
+            print(f"workbench: standard output: {out.lost.strerror}", file=sys.stderr)
+            code = code or 1
+    return code
+
+
+def _dispatch(args, unknown: Sequence[str]) -> int:
     try:
         if unknown:
             raise ParameterError(_meant_as_parameter(unknown))
@@ -38,6 +52,49 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("workbench: interrupted", file=sys.stderr)
         return 130
+
+
+class _Patient:
+    """A stream that takes any text, and whose reader may leave, as `| head` does: what is written then is dropped."""
+
+    def __init__(self, stream):
+        self._stream, self.lost = stream, None
+        if hasattr(stream, "reconfigure"):  # a terminal of latin-1
+            stream.reconfigure(errors="backslashreplace")
+
+    def __getattr__(self, name: str):
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._try("write", text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._try("flush")
+
+    def _try(self, method: str, *arguments) -> None:
+        if self._stream is None:  # closed by `>&-`
+            return
+        try:
+            getattr(self._stream, method)(*arguments)
+        except OSError as error:
+            self.lost = error
+            with open(os.devnull, "w") as nothing:
+                os.dup2(nothing.fileno(), self._stream.fileno())  # what is buffered is dropped at the end
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+    """papermill's `-p NAME VALUE` as `-p NAME=VALUE`."""
+    made = list(argv)
+    if made and made[0] in ("run", "sweep"):
+        for n in range(len(made) - 3, -1, -1):
+            if (
+                made[n] in ("-p", "--parameter", "--parameters")
+                and made[n + 1].isidentifier()
+                and not re.match(r"-\D", made[n + 2])
+            ):
+                made[n + 1 : n + 3] = [f"{made[n + 1]}={made[n + 2]}"]
+    return made
 
 
 def _meant_as_parameter(unknown: Sequence[str]) -> str:
@@ -75,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     run = command(_run)
     run.add_argument("notebooks", nargs="+", metavar="NOTEBOOK", help="name, or path of an .ipynb file")
     one = "a parameter of the notebook, e.g. steps=80; `workbench list NOTEBOOK` names them"
-    run.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE", help=one)
+    run.add_argument("-p", "--parameter", "--parameters", action="append", default=[], metavar="NAME=VALUE", help=one)
     unfinished = "go on with an interrupted run (default: the latest)"
     run.add_argument("--resume", nargs="?", const="", metavar="RUN", help=unfinished)
     run.add_argument(
@@ -89,7 +146,9 @@ def _parser() -> argparse.ArgumentParser:
     grid = "values of a parameter: seed=0..4 or learning_rate=1e-4,3e-4"
     sweep = command(_sweep)
     sweep.add_argument("notebook", metavar="NOTEBOOK", help="name, or path of an .ipynb file")
-    sweep.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUES", help=grid)
+    sweep.add_argument(
+        "-p", "--parameter", "--parameters", action="append", default=[], metavar="NAME=VALUES", help=grid
+    )
     _add_page_options(sweep, "of the comparison")
     _add_batch_options(sweep)
 
@@ -153,9 +212,21 @@ def _add_page_options(parser: argparse.ArgumentParser, what: str) -> None:
 
 def _add_batch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, each in its own process")
-    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs for each run (default 1 where there are any)")
+    parser.add_argument("--gpus", metavar="N", help="GPUs for each run (default 1 where there are any)")
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     parser.add_argument("--executor", choices=("local", "slurm"), default="local", help="where (default local)")
+    any_notebook = parser.add_argument_group("as papermill's")
+    file = "parameters from a YAML file; -y and -p come after it"
+    any_notebook.add_argument("-f", "--parameters-file", action="append", default=[], metavar="FILE", help=file)
+    any_notebook.add_argument(
+        "-y", "--parameters-yaml", action="append", default=[], metavar="YAML", help="parameters as YAML"
+    )
+    any_notebook.add_argument(
+        "-k", "--kernel", metavar="NAME", help="one of Jupyter's Python kernels (default this Python)"
+    )
+    any_notebook.add_argument("--cwd", metavar="FOLDER", help="where the kernel works (default the notebook's folder)")
+    limit = "limit of each cell, in seconds (default none)"
+    any_notebook.add_argument("--execution-timeout", type=float, metavar="SECONDS", help=limit)
     slurm = parser.add_argument_group("with --executor slurm")
     slurm.add_argument("--partition", metavar="NAME")
     slurm.add_argument("--time", default="60", help="limit of a job: minutes, or as 4:00:00 or 1-12 (default 60)")
@@ -163,6 +234,10 @@ def _add_batch_options(parser: argparse.ArgumentParser) -> None:
     slurm.add_argument("--mem", default="4", help="memory for each run: GB, or as 64G or 512M (default 4)")
     slurm.add_argument("--requeues", type=int, default=10, metavar="N", help="after preemption or time limit (10)")
     slurm.add_argument("--sbatch", action="append", default=[], metavar="KEY=VALUE", help="any other sbatch option")
+    slurm.add_argument(
+        "--setup", action="append", default=[], metavar="LINE", help="shell line before a run: module load x"
+    )
+    slurm.add_argument("--python", metavar="COMMAND", help="Python of the nodes, as `apptainer exec --nv IMAGE python`")
     slurm.add_argument("--detach", action="store_true", help="submit and return; see `workbench status`")
 
 
@@ -175,18 +250,20 @@ def _run(args) -> int:
 
     given = parse_assignments(args.parameter)
     several = len(args.notebooks) > 1
+    given = _of_yaml(args) | given
     if several and (args.resume is not None or given):
         raise ParameterError("-p and --resume go with one notebook; run the others by a command of their own")
     if args.force and not args.resume:
         raise ParameterError("--force goes with --resume RUN: name the run that is to be taken over")
-    how = {"root": args.runs_dir, "resume": args.resume, "force": args.force}
-    entries = [plan.plan_run(name, given, **how) for name in args.notebooks]
+    options = {"root": args.runs_dir, "resume": args.resume, "force": args.force, "how": _how(args)}
+    entries = [plan.plan_run(name, given, **options) for name in args.notebooks]
     if several or args.dry_run or args.executor == "slurm":
         return _conclude(entries) if _execute(args, entries) else 0
-    batch.check_here(args.jobs, args.gpus)
+    gpus = _number_of_gpus(args.gpus)
+    batch.check_here(args.jobs, gpus)
     if args.force and (unknown := what_is_unknown(entries[0].run.status)):
         print(f"--force: takes the run although it is {unknown}", file=sys.stderr)
-    run, state = batch.execute_one(entries[0], quiet=args.quiet, gpus=args.gpus)
+    run, state = batch.execute_one(entries[0], quiet=args.quiet, gpus=gpus)
     print(batch.finish(run))
     return 0 if batch.succeeded(run) else 130 if state == "interrupted" else 1
 
@@ -195,16 +272,53 @@ def _sweep(args) -> int:
     from .batch.plan import plan_sweep
 
     given = parse_assignments(args.parameter)
-    entries = plan_sweep(args.notebook, given, args.runs_dir)
+    fixed = {name: value for name, value in _of_yaml(args).items() if name not in given}
+    entries = plan_sweep(args.notebook, given, args.runs_dir, fixed, _how(args))
     if not _execute(args, entries):
         return 0
     from .reports import default_folder
     from .reports.sweep import build_sweep_report  # loads what draws; a plan is shown without
 
-    grid = " ".join(f"{k}={v}" for k, v in given.items())
     folder = args.out or default_folder(args.runs_dir, redact=args.redact)
-    print(f"report {build_sweep_report(Path(args.notebook).stem, grid, entries, folder, redact=args.redact)}")
+    page = build_sweep_report(args.notebook, given, entries, folder, fixed=fixed, redact=args.redact)
+    print(f"report {page}")
     return _conclude(entries)
+
+
+def _how(args) -> dict:
+    if args.execution_timeout is not None and not args.execution_timeout > 0:
+        raise ParameterError(f"--execution-timeout {args.execution_timeout:g}: expected seconds above 0")
+    cwd = args.cwd and os.path.abspath(args.cwd)
+    return {"kernel": args.kernel, "cwd": cwd, "execution_timeout": args.execution_timeout}
+
+
+def _of_yaml(args) -> dict:
+    """The parameters of `-f` and `-y`, the later ones winning."""
+    if not args.parameters_file and not args.parameters_yaml:
+        return {}
+    import yaml
+
+    found: dict = {}
+    texts = [(f"-f {path}", Path(path).read_text(encoding="utf-8")) for path in args.parameters_file]
+    for source, text in [*texts, *((f"-y {text}", text) for text in args.parameters_yaml)]:
+        try:
+            values = yaml.safe_load(text)
+            json.dumps(values)
+        except (yaml.YAMLError, TypeError) as error:
+            raise ParameterError(f"{source}: not YAML that a parameter can hold ({error})") from None
+        if not isinstance(values, dict):
+            raise ParameterError(f"{source}: expected NAME: VALUE")
+        found |= {str(name): value for name, value in values.items()}
+    return found
+
+
+def _number_of_gpus(given: str | None) -> int | None:
+    try:
+        return None if given is None else int(given)
+    except ValueError:
+        raise ParameterError(
+            f"--gpus {given}: expected a whole number; a kind of GPU is for --executor slurm"
+        ) from None
 
 
 def _execute(args, entries: Sequence) -> bool:
@@ -213,12 +327,13 @@ def _execute(args, entries: Sequence) -> bool:
     from .batch import run as batch
 
     options, scripts, unchecked = _slurm_options(args), "", ""
+    gpus = args.gpus if options else _number_of_gpus(args.gpus)
     if not options:
-        batch.check_here(args.jobs, args.gpus)
+        batch.check_here(args.jobs, gpus)
     elif args.dry_run:
         scripts, unchecked = batch.preview_on_slurm(entries, options)
     if args.dry_run:
-        print(plan.plan_text(entries, args.gpus, on_slurm=bool(options)) + scripts, end="")
+        print(plan.plan_text(entries, gpus, on_slurm=bool(options)) + scripts, end="")
         print(f"not checked: {unchecked}\n" if unchecked else "", end="", file=sys.stderr)
         return False
     for entry in entries:
@@ -227,7 +342,7 @@ def _execute(args, entries: Sequence) -> bool:
     if options:
         batch.execute_on_slurm(entries, options, wait=not args.detach)
     else:
-        batch.execute_here(entries, jobs=args.jobs, gpus=args.gpus)
+        batch.execute_here(entries, jobs=args.jobs, gpus=gpus)
     return not args.detach
 
 
@@ -236,13 +351,13 @@ def _slurm_options(args):
     from .batch.slurm import SlurmOptions, parse_memory, parse_time
 
     if args.executor == "slurm":
-        options = {name: getattr(args, name) for name in ("partition", "cpus", "requeues")}
+        options = {name: getattr(args, name) for name in ("partition", "cpus", "requeues", "setup", "python")}
         options |= {"time": parse_time(args.time), "mem": parse_memory(args.mem)}
         parallel = None if args.jobs == 1 else args.jobs
         extra = parse_assignments(args.sbatch, "--sbatch")
         return SlurmOptions(gpus=args.gpus or 0, parallel=parallel, extra=extra, **options)
-    if args.partition or args.sbatch or args.detach:
-        raise ParameterError("--partition, --sbatch and --detach go with --executor slurm")
+    if args.partition or args.sbatch or args.detach or args.setup or args.python:
+        raise ParameterError("--partition, --sbatch, --setup, --python and --detach go with --executor slurm")
     return None
 
 
@@ -289,6 +404,8 @@ def _logs(args) -> int:
 
     for text in manage.read_log(manage.find_run(args.run, args.runs_dir), follow=args.follow):
         print(text, end="", flush=True)
+        if getattr(sys.stdout, "lost", None):  # nobody reads on
+            break
     return 0
 
 

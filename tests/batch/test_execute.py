@@ -17,7 +17,7 @@ from workbench.runs import lock
 from workbench.runs.files import read_json, write_json
 from workbench.runs.run import list_runs, load_run, set_status
 
-WAIT = "import time\nopen('started', 'w').close()\nfor _ in range(600): time.sleep(0.1)"
+WAIT = "import time\n(run.path / 'started').touch()\nfor _ in range(600): time.sleep(0.1)"
 
 
 INJECTED = "fail = 0\nopen('PWNED', 'w').close()\nfail"
@@ -91,7 +91,7 @@ def test_a_good_notebook_ends_done_in_its_own_folder_and_stays_unchanged_itself(
     run = execute(path, tmp_path / "runs", steps=5, seed=9)
     assert run.status["state"] == "done"
     assert run.result["numbers"] == {"steps": 5, "seed": 9, "widgets": False, "torch": False, "out": str(run.path)}
-    assert (run.path / "here").is_file()
+    assert (tmp_path / "here").is_file()  # as in JupyterLab
     assert "héllo" in (run.path / "log.txt").read_text()
     assert Path(path).read_bytes() == before
     assert not (run.path / "executing.ipynb").exists()
@@ -107,7 +107,7 @@ def test_a_kernel_takes_modules_from_beside_the_notebook_and_none_from_the_run_s
     (kernels / "kernel.json").write_text('{"argv": ["/bin/false"], "language": "python", "display_name": "another"}')
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     (tmp_path / "mine.py").write_text("value = 7")
-    path = notebook("import mine, sys, colorsys\nassert mine.value == 7")
+    path = notebook("import os\nos.chdir(run.path)\nimport mine, sys, colorsys\nassert mine.value == 7")
     run = plan_run(path, {}, root=tmp_path / "runs").prepare()
     for name in ("colorsys", "workbench", "ipykernel_launcher"):
         (run.path / f"{name}.py").write_text("import pathlib; pathlib.Path('PWNED').touch()")
@@ -125,19 +125,84 @@ def test_leaving_in_the_middle_is_a_failure_whatever_the_exit_code(notebook, tmp
 
 
 @pytest.mark.slow
-def test_a_notebook_that_saves_no_result_is_not_done(notebook, tmp_path):
-    run = execute(notebook(save=""), tmp_path / "runs")
-    assert run.status["state"] == "failed"
-    assert "result.json" in run.status["error"]
-
-
-@pytest.mark.slow
-def test_an_earlier_result_does_not_make_a_resumed_run_done(notebook, tmp_path):
+def test_a_notebook_that_saves_no_result_is_done_without_a_headline_of_its_own_or_of_an_earlier_execution(
+    notebook, tmp_path
+):
     path, root = notebook(save=""), tmp_path / "runs"
     run = plan_run(path, {}, root=root).prepare()
     (run.path / "result.json").write_text('{"headline": null}')
     execute_run(run, notebook=path, quiet=True)
-    assert run.status["state"] == "failed"
+    assert (run.status["state"], run.result) == ("done", {})
+
+
+OWN = """\
+\"\"\"What papermill takes.\"\"\"
+import os
+%matplotlib inline
+steps = 3
+lr: float = 1 / 4
+names = None
+layers = [0, 1]"""
+
+
+@pytest.mark.slow
+def test_a_notebook_that_knows_nothing_of_the_workbench_runs_is_swept_and_reported_as_it_stands(tmp_path):
+    here = tmp_path / "theirs"
+    path = write_notebook(here / "own.ipynb", parameters=OWN, setup="import helper\nprint(open('data.csv').read())",
+                          save="print((steps, lr, names, layers, helper.value, os.getcwd()))")  # fmt: skip
+    (here / "data.csv").write_text("a,b")
+    (here / "helper.py").write_text("value = 7")
+    (tmp_path / "more.yaml").write_text("{names: x, layers: [2]}")
+    own = ["run", path, "--runs-dir", tmp_path / "runs"]
+    given = ["-p", "steps", "0.5", "-f", tmp_path / "more.yaml", "-y", "names: [a, b]", "-k", "python3"]
+    process = workbench(*own, *given, "--cwd", here)
+    assert process.returncode == 0, process.stderr
+    assert f"a,b\n(0.5, 0.25, ['a', 'b'], [2], 7, '{here}')" in process.stderr
+    assert list_runs(tmp_path / "runs")[0].params == {"steps": 0.5, "layers": [2], "names": ["a", "b"]}
+    sweep = [
+        "sweep",
+        path,
+        "-p",
+        "steps=1,2",
+        "-y",
+        "lr: 0.5",
+        "--runs-dir",
+        tmp_path / "runs",
+        "--out",
+        tmp_path / "out",
+    ]
+    first, second = (workbench(*sweep) for _ in range(2))
+    assert first.returncode == 0 and "2 of 2 runs are done and their checks hold" in first.stdout, first.stderr
+    assert "skip   steps=1" in second.stdout  # done with this code, so the second time nothing is left to do
+    (here / "helper.py").write_text("value = 8")
+    assert workbench(*sweep, "--dry-run").stdout.startswith("run    steps=1\nrun    steps=2\n")
+    report = next((tmp_path / "runs").glob("*/*/report.html")).read_text()
+    assert f"workbench run {path}" in report
+
+
+@pytest.mark.slow
+def test_a_notebook_without_a_parameters_cell_takes_any_and_a_cell_beyond_its_limit_fails(tmp_path):
+    path = write_notebook(
+        tmp_path / "bare.ipynb", parameters="pass", setup="", save="print(seed)\nimport time; time.sleep(99)"
+    )
+    path.write_text(path.read_text().replace('"parameters"', '"other"'))
+    process = workbench("run", path, "-p", "seed", "7", "--execution-timeout", "2", "--runs-dir", tmp_path / "runs")
+    (run,) = list_runs(tmp_path / "runs")
+    assert (process.returncode, run.status["state"], run.params) == (1, "failed", {"seed": 7})
+    assert "timed out" in run.status["error"] and "7\n" in (run.path / "log.txt").read_text()
+
+
+@pytest.mark.slow
+def test_each_execution_is_kept_with_its_code_and_place_and_going_on_with_other_code_is_said(notebook, tmp_path):
+    root = tmp_path / "runs"
+    assert workbench("run", notebook("1 / 0"), "--runs-dir", root).returncode == 1
+    process = workbench("run", notebook("pass"), "--resume", "--runs-dir", root)
+    (run,) = list_runs(root)
+    assert f"{run.id} goes on with other code than it began with" in process.stderr
+    first, second = run.executions
+    assert first["notebook"]["code"] != second["notebook"]["code"] and first["time"] < second["time"]
+    assert second["notebook"]["path"] == notebook() and second["environment"]["packages"]["papermill"]
+    assert "was executed 2 times, with different code" in (run.path / "report.html").read_text()
 
 
 @pytest.mark.slow
@@ -188,7 +253,7 @@ def test_two_runs_at_once_have_folders_and_ports_of_their_own(tmp_path):
     found = list_runs(tmp_path / "runs")
     assert sorted(r.notebook for r in found) == ["one", "two"]
     assert len({r.result["headline"]["value"] for r in found}) == 2
-    assert [r.result["numbers"]["cwd"] for r in found] == [str(r.path) for r in found]
+    assert [r.result["numbers"]["cwd"] for r in found] == [str(tmp_path)] * 2
 
 
 @pytest.mark.slow

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, call, until, workbench, write_notebook, write_run
 
-from workbench.batch.plan import parse_grid, plan_run, plan_sweep
+from workbench.batch.plan import code_of, parse_grid, plan_run, plan_sweep
 from workbench.errors import ParameterError, RunError
 from workbench.runs import lock
 from workbench.runs.parameters import notebook_parameters
-from workbench.runs.run import Run, list_runs, set_status
+from workbench.runs.run import Run, list_runs, record_execution, set_status
 
 PARAMETERS = """\
 seed: int = 0  # of everything; 0..1000
@@ -107,7 +107,7 @@ def test_a_plan_is_looked_at_again_when_a_run_s_turn_comes(hand_made, tmp_path, 
     set_status(plan_run(path, {}, root=root).prepare().path, "interrupted")
     entry = plan_run(path, {}, root=root, resume="")
     set_status(entry.run.path, meanwhile)  # hours later
-    assert entry.look_again() == (then == "resume")
+    assert (entry.claim() is not None) == (then == "resume")
     assert entry.action == then
     if meanwhile == "done":
         with pytest.raises(RunError, match=r"is done; process .* has run it meanwhile"):
@@ -118,9 +118,22 @@ def test_a_point_that_another_sweep_has_begun_meanwhile_is_not_run_twice(noteboo
     path, root = notebook(), tmp_path / "runs"
     first, second = (plan_sweep(str(path), {"seed": "0..1"}, root) for _ in range(2))
     run = first[0].prepare()
-    assert not second[0].look_again() and (second[0].action, second[0].run) == ("leave", run)
-    assert second[1].look_again() and second[1].run is None
-    assert plan_run(str(path), {"seed": "0"}, root=root).look_again()  # `run` makes a new one
+    assert second[0].claim() is None and (second[0].action, second[0].run) == ("leave", run)
+    assert plan_run(str(path), {"seed": "0"}, root=root).claim() not in (None, run)  # `run` makes a new one
+    script = (
+        "import sys; from pathlib import Path; from workbench.batch.plan import plan_sweep\n"
+        "entry = plan_sweep(sys.argv[1], {'seed': '1'}, Path(sys.argv[2]))[0]; print('planned', flush=True)\n"
+        "input(); print((entry.claim(), entry.action)[1], flush=True); input()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    sweeps = [subprocess.Popen([sys.executable, "-c", script, path, str(root)], **pipes) for _ in range(2)]
+    assert [sweep.stdout.readline() for sweep in sweeps] == ["planned\n"] * 2
+    for sweep in sweeps:  # in the same moment
+        sweep.stdin.write("\n")
+        sweep.stdin.flush()
+    assert sorted(sweep.stdout.readline() for sweep in sweeps) == ["leave\n", "run\n"]
+    for sweep in sweeps:
+        sweep.communicate("\n")
 
 
 def test_a_run_of_another_notebook_is_not_resumed_and_one_may_be_named_as_others_name_it(hand_made, tmp_path):
@@ -208,7 +221,9 @@ def test_the_plan_is_the_grid_with_the_last_parameter_changing_fastest(notebook,
 
 def test_what_is_done_is_skipped_what_was_interrupted_goes_on_and_what_runs_is_left_alone(notebook, tmp_path):
     for seed, state in enumerate(("done", "interrupted", "failed", "running")):
-        run = write_run(tmp_path / "runs", str(seed), notebook="grid", params=FULL | {"seed": seed})
+        run = write_run(
+            tmp_path / "runs", str(seed), notebook="grid", params=FULL | {"seed": seed}, executed=notebook(TRAIN)
+        )
         lock.hold(run.path) if state == "running" else None
         set_status(run.path, state)
     write_run(tmp_path / "runs", "9", notebook="grid", params=FULL | {"seed": 4, "title": "other"})
@@ -221,7 +236,9 @@ def test_what_other_code_has_done_is_not_done(notebook, tmp_path):
     """A notebook that was changed since, or another one of that name."""
     path, root = notebook(), tmp_path / "runs"
     for entry in plan_sweep(path, {"seed": "0..1"}, root):
-        set_status(entry.prepare().path, "done")
+        run = entry.prepare()
+        record_execution(run, {"code": code_of(Path(path))})
+        set_status(run.path, "done")
     assert [e.action for e in plan_sweep(path, {"seed": "0..1"}, root)] == ["skip", "skip"]
     text = Path(path).read_text()
     Path(path).write_text(text.replace("seed: int = 0", "seed: int = 1"))  # a parameter's default is no code
@@ -232,7 +249,13 @@ def test_what_other_code_has_done_is_not_done(notebook, tmp_path):
 
 def test_a_plan_reads_the_parameters_of_each_run_of_the_notebook_once(notebook, tmp_path, monkeypatch):
     for seed in range(20):
-        write_run(tmp_path / "runs", f"2026-{seed:02}", notebook="grid", params=FULL | {"seed": seed})
+        write_run(
+            tmp_path / "runs",
+            f"2026-{seed:02}",
+            notebook="grid",
+            params=FULL | {"seed": seed},
+            executed=notebook(TRAIN),
+        )
         write_run(tmp_path / "runs", f"2026-{seed:02}", notebook="other", params=FULL | {"seed": seed})
     read, plain = [], Run.params.fget
     monkeypatch.setattr(Run, "params", property(lambda run: read.append(run) or plain(run)))
@@ -242,7 +265,8 @@ def test_a_plan_reads_the_parameters_of_each_run_of_the_notebook_once(notebook, 
 
 
 def test_runs_that_cannot_be_read_are_named_and_stop_no_plan(notebook, tmp_path):
-    runs = [write_run(tmp_path / "runs", str(n), notebook="grid", params=FULL | {"seed": n}) for n in range(4)]
+    about = {"notebook": "grid", "executed": notebook(TRAIN)}
+    runs = [write_run(tmp_path / "runs", str(n), params=FULL | {"seed": n}, **about) for n in range(4)]
     (runs[0].path / "params.json").write_text("[]")
     (runs[1].path / "status.json").write_text("{}")
     (runs[2].path / "params.json").write_text('{"seed": [2]}')
@@ -253,7 +277,7 @@ def test_runs_that_cannot_be_read_are_named_and_stop_no_plan(notebook, tmp_path)
 
 
 def test_a_dry_run_prints_the_plan_and_starts_nothing(notebook, tmp_path, capsys, monkeypatch):
-    write_run(tmp_path / "runs", "2026-1", notebook="grid", params=FULL | {"seed": 1})
+    write_run(tmp_path / "runs", "2026-1", notebook="grid", params=FULL | {"seed": 1}, executed=notebook(TRAIN))
     arguments = ["sweep", notebook(TRAIN), "-p", "seed=0..2", "--dry-run", "--runs-dir", tmp_path / "runs"]
     plan = (
         "run    seed=0\nskip   seed=1  (2026-1, done)\nrun    seed=2\n"

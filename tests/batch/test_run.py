@@ -263,7 +263,7 @@ def test_a_dry_run_prints_plan_and_script_and_says_what_slurm_was_not_asked(
     assert out.startswith("run    seed=0\nrun    seed=1\n       folder ")
     assert "       GPUs        none for each run, from Slurm\n#!/bin/bash\n" in out
     assert "#SBATCH --array=0-1%2" in out
-    for wrong in (["--time", "0"], ["--jobs", "0"], ["--sbatch", "nodes=2"]):
+    for wrong in (["--time", "x"], ["--jobs", "0"], ["--sbatch", "nodes=2"]):
         code, out, err = call(capsys, *arguments, *wrong)
         assert (code, out) == (2, "")
         assert "not checked" not in err

@@ -110,10 +110,11 @@ def job(run) -> str:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"time": 0}, "slurm time=0: expected a whole number of at least 1"),
+        ({"time": -1}, "slurm time=-1: expected a whole number of at least 0"),
+        ({"gpus": "many"}, "slurm gpus='many': expected a number, or a kind and a number as in a100:1"),
         ({"gpus": -1}, "slurm gpus=-1"),
         ({"cpus": True}, "slurm cpus=True"),
-        ({"mem": 0}, "slurm mem=0: expected GB of memory above 0"),
+        ({"mem": -1}, "slurm mem=-1: expected GB of memory, or 0 for all of a node"),
         ({"mem": float("nan")}, "slurm mem=nan"),
         ({"parallel": 0}, "slurm parallel=0"),
         ({"requeues": -1}, "slurm requeues=-1"),
@@ -132,7 +133,16 @@ def test_a_wrong_option_is_named_before_anything_else(fields, message):
 
 @pytest.mark.parametrize(
     ("text", "minutes"),
-    [("60", 60), ("4:00", 4), ("4:30", 5), ("4:00:00", 240), ("1-0", 1440), ("1-2:3", 1563), ("1-2:3:1", 1564)],
+    [
+        ("60", 60),
+        ("4:00", 4),
+        ("4:30", 5),
+        ("4:00:00", 240),
+        ("1-0", 1440),
+        ("1-2:3", 1563),
+        ("1-2:3:1", 1564),
+        ("UNLIMITED", 0),
+    ],
 )
 def test_a_time_limit_is_read_as_sbatch_reads_it(text, minutes):
     assert slurm.parse_time(text) == minutes
@@ -173,7 +183,31 @@ def test_the_script_is_made_without_a_client_and_asks_for_what_the_options_say(m
     assert not any(
         line.startswith("#SBATCH --array") for line in slurm.script(Path("n"), 1, options, tmp_path).split("\n")
     )
+    assert not any("wckey" in line for line in lines)
+    given = {"mem-per-cpu": "4G", "job-name": "mine", "wckey": "w", "no-requeue": ""}
+    setup = ("module load cuda", "conda activate rl")
+    options = SlurmOptions(
+        time=0, gpus="a100:1", extra=given, setup=setup, python="apptainer exec --nv image.sif python"
+    )
+    lines = slurm.script(Path("by_hand.ipynb"), 1, options, tmp_path).splitlines()
+    own = [
+        line
+        for line in lines
+        if line.startswith(("#SBATCH --job-name", "#SBATCH --mem", "#SBATCH --wckey", "#SBATCH --requeue"))
+    ]
+    assert own == ["#SBATCH --job-name=mine", "#SBATCH --mem-per-cpu=4G", "#SBATCH --wckey=w"]
+    assert {"#SBATCH --time=0", "#SBATCH --gpus-per-node=a100:1", *setup} <= set(lines)
+    assert "apptainer exec --nv image.sif python -u -m submitit" in "\n".join(lines)
+    assert "#SBATCH --mem=0M" in slurm.script(Path("n"), 1, SlurmOptions(mem=0), tmp_path).splitlines()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_is_cut_into_arrays_of_the_cluster_s_size(monkeypatch):
+    for most, sizes in (("1001", [1001, 1001, 498]), ("0", [1] * 2500), ("5000", [2500])):
+        monkeypatch.setattr(slurm, "slurm_config", lambda most=most: {"MaxArraySize": most})
+        assert slurm.array_sizes(2500) == sizes
+    monkeypatch.setattr(slurm, "slurm_config", dict)
+    assert slurm.array_sizes(2500) == [2500]
 
 
 # --- a real cluster ------------------------------------------------------------------------------------------------
@@ -342,7 +376,7 @@ def test_what_slurm_would_refuse_is_refused_before_anything_is_made(cluster, tmp
 
 
 @pytest.mark.slow
-def test_a_job_that_slurm_has_forgotten_is_said_to_be_and_an_array_too_large_is_refused(cluster, tmp_path):
+def test_a_job_that_slurm_has_forgotten_is_said_to_be_and_a_sweep_of_any_size_is_taken(cluster, tmp_path):
     runs = [create_run("by_hand", {}, tmp_path) for _ in range(3)]
     for run, unknown in zip(runs, ("99999", "88888_1"), strict=False):
         set_status(run.path, "running", owner={"job": unknown})
@@ -352,14 +386,15 @@ def test_a_job_that_slurm_has_forgotten_is_said_to_be_and_an_array_too_large_is_
     with pytest.raises(RunError, match="Slurm refused 1 jobs: "):
         slurm.submit(runs[2:], path, SlurmOptions(partition="nope"))
     assert list((tmp_path / ".slurm").iterdir()) == []
-    with pytest.raises(ParameterError, match=r"Slurm refuses such a job: .*array"):
-        slurm.check_slurm(SMALL, 5000)
+    slurm.check_slurm(SMALL, 5000)
+    assert slurm.array_sizes(2500) == [1001, 1001, 498]
 
 
 @pytest.mark.slow
 def test_the_command_line_runs_a_sweep_on_slurm_to_its_report(cluster, tmp_path):
-    path = write_notebook(tmp_path / "by_hand.ipynb", "pass")
+    path = write_notebook(tmp_path / "by_hand.ipynb", "import os\nassert os.environ['FROM_SETUP'] == '1'")
     sweep = ["sweep", path, "-p", "seed=0,1", "--runs-dir", tmp_path / "runs", "--executor", "slurm", "--mem", "1"]
+    sweep += ["--setup", "export FROM_SETUP=1", "--cwd", tmp_path]
     process = workbench(*sweep, "--out", tmp_path / "reports")
     assert process.returncode == 0, process.stderr
     assert "2 of 2 runs are done" in process.stdout

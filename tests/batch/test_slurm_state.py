@@ -2,6 +2,7 @@ import os
 import subprocess
 
 import pytest
+from conftest import write_run
 
 from workbench.batch import slurm_state
 from workbench.batch.slurm_state import JobState, read_sacct, read_squeue, verdict
@@ -134,3 +135,14 @@ def test_a_job_that_slurm_does_not_cancel_is_named_with_the_reason_and_one_of_an
     answers["scontrol"] = subprocess.CompletedProcess([], 0, "JobId=9 StdErr=/home/other/9.err StdIn=/dev/null", "")
     with pytest.raises(RunError, match=r"job 9_1 here does not write into .*; it is left alone"):
         slurm_state.cancel_job(run)
+
+
+def test_a_job_of_another_cluster_is_shown_as_last_known(monkeypatch, tmp_path):
+    """A copied folder: the job of that number here is another's."""
+    run = write_run(tmp_path, notebook="n")
+    set_status(run.path, "running", owner={"job": "7", "cluster": "there"})
+    monkeypatch.setattr(slurm_state, "slurm_config", lambda: {"ClusterName": "here"})
+    monkeypatch.setattr(slurm_state, "ask_slurm", lambda jobs: 1 / 0)
+    with pytest.warns(UserWarning, match="is a job of cluster there, this is here; shown as last known"):
+        slurm_state.refresh([run])
+    assert run.status["state"] == "running"

@@ -98,7 +98,15 @@ def test_groups_are_the_seeds_of_one_recipe_and_a_repeated_seed_counts_once(tmp_
         "lr 0.0003": 1,
         "stock, lr 0.0001": 1,
     }
-    assert left_out == []
+    assert left_out == [f"{runs[2].path}: has the seed of an earlier one; it counts in the place of that training"]
+
+
+def test_runs_of_other_parameters_are_no_seeds_of_one_experiment(tmp_path):
+    """As of one's own notebook, whose record may not name the model or the data."""
+    runs = [training(tmp_path, str(n), n) for n in range(3)]
+    write_json(runs[2].path / "params.json", {"seed": 2, "model": "another"})
+    groups, _ = measured_groups(runs)
+    assert sorted(map(len, groups.values())) == [1, 2]
 
 
 def test_recipes_that_differ_elsewhere_are_told_apart(tmp_path):

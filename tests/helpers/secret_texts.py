@@ -1,6 +1,7 @@
 """Hypothesis strategies of what must not be shared: tokens, secrets by name, and what may stand around them."""
 
 import string
+from pathlib import Path
 
 from hypothesis import strategies as st
 
@@ -46,3 +47,16 @@ around = st.tuples(
 
 def between(before: tuple[str, str], secret: str, after: tuple[str, str]) -> str:
     return f"{before[0]}{before[1]}{secret}{after[1]}{after[0]}"
+
+
+# Secrets as they stand in logs, code and configuration, one a line, with escapes.
+PLANTED = [
+    line.encode().decode("unicode_escape")
+    for line in Path(__file__).with_name("planted_secrets.txt").read_text().splitlines()
+]
+SECRET = "S3cretValue42"
+
+
+def left_of(text: str) -> list[str]:
+    """The planted secrets that a text still shows."""
+    return [secret for secret in (SECRET, "Ab1xY2Ab1xY2", "0a1b2c3d0a1b2c3d") if secret in text]

@@ -13,7 +13,7 @@ from workbench.recipes.train import (
     train_rloo,
     training_record,
 )
-from workbench.runs.files import read_json, write_json
+from workbench.runs.files import files_named, read_json, write_json
 from workbench.runs.run import Run
 from workbench.training.recording import RunRecorder
 
@@ -35,14 +35,33 @@ def test_an_incomplete_checkpoint_is_passed_over(tmp_path):
     assert last_checkpoint(tmp_path / "nowhere") is None
 
 
-def test_a_folder_of_another_training_is_emptied_and_that_of_the_same_is_kept(tmp_path):
+def test_a_folder_of_another_training_is_moved_aside_by_name_and_that_of_the_same_is_kept(tmp_path, capsys):
     open_folder(tmp_path, RECORD)
+    (tmp_path / "checkpoints" / "checkpoint-2").mkdir(parents=True)
     record_a_step(tmp_path)
-    open_folder(tmp_path, RECORD)
-    assert (tmp_path / "metrics.jsonl").is_file()
-    open_folder(tmp_path, RECORD | {"overrides": {"beta": 0.1}})
-    assert not (tmp_path / "metrics.jsonl").is_file()
+    older = {name: value for name, value in RECORD["recipe"].items() if name != "save_steps"}
+    logged = RECORD | {"recipe": older, "overrides": {"logging_steps": 5, "report_to": "wandb"}}
+    for same in (RECORD, logged, RECORD):  # what is logged, and a field that an older version did not have
+        open_folder(tmp_path, same)
+        assert (tmp_path / "metrics.jsonl").is_file() and not capsys.readouterr().err
+    open_folder(tmp_path, RECORD | {"overrides": {"epsilon": 0.1}})
+    assert "holds another training (epsilon null -> 0.1); it is now in replaced-2" in capsys.readouterr().err
+    (aside,) = tmp_path.glob("replaced-*")
+    assert (aside / "checkpoints" / "checkpoint-2").is_dir() and (
+        aside / "metrics.jsonl"
+    ).read_text() == '{"step": 1}\n'
+    assert not (tmp_path / "metrics.jsonl").is_file() and not files_named(tmp_path, "metrics.jsonl")
     assert Run(tmp_path).completions.equals(pd.DataFrame())
+
+
+def test_a_training_that_begins_anew_keeps_the_record_of_the_former_one(tmp_path, capsys):
+    """As the same script started again does."""
+    record_a_step(tmp_path)
+    recorder = RunRecorder(tmp_path)
+    recorder.begin(0)
+    assert "holds the record of a training, and one begins anew; it is now in replaced-2" in capsys.readouterr().err
+    (aside,) = tmp_path.glob("replaced-*")
+    assert sorted(path.name for path in aside.iterdir()) == ["completions.jsonl", "metrics.jsonl"]
 
 
 def other(**changed):

@@ -1,6 +1,9 @@
+import base64
+import html
 import json
 import re
 import string
+import zlib
 
 import nbformat
 import nbformat.v4 as v4
@@ -10,12 +13,14 @@ from conftest import write_run
 from hypothesis import given
 from hypothesis import strategies as st
 from report_samples import METRICS, outputs_of, result_row, without_images
-from secret_texts import COMMIT, around, assigned, between, hexes, tokens, urls
+from secret_texts import COMMIT, PLANTED, SECRET, around, assigned, between, hexes, left_of, tokens, urls
 
 from workbench.reports import build_comparison, build_index, build_report
+from workbench.reports.clean import bare_png
 from workbench.reports.page import hider
 from workbench.reports.redact import Redactor, users_in
 from workbench.reports.redacted_notebook import redacted_notebook
+from workbench.reports.sweep import build_sweep_report
 from workbench.runs.files import write_json
 from workbench.runs.run import set_status
 from workbench.runs.secrets import hide_tokens
@@ -277,7 +282,7 @@ def test_a_redacted_report_has_a_redacted_copy_of_its_notebook_beside_it(run, tm
     assert [c["cell_type"] for c in copy["cells"]] == [c["cell_type"] for c in original["cells"]]
     assert [len(c.get("outputs", [])) for c in copy["cells"]] == [len(c.get("outputs", [])) for c in original["cells"]]
     pictures = [
-        o["data"].get("image/png")
+        bare_png(o["data"].get("image/png") or "")
         for nb in (copy, original)
         for c in nb["cells"]
         for o in c.get("outputs", [])
@@ -309,3 +314,39 @@ def test_a_copy_hides_what_several_elements_colours_or_drawings_say():
 def test_a_run_s_folder_with_blanks_in_it_goes_whole(tmp_path):
     run = write_run(tmp_path / "Acme Merger 2026" / "runs")
     assert "Merger" not in hider([run], redact=True)(f"saved to {run.path}/metrics.jsonl and closed")
+
+
+def test_no_form_of_a_secret_survives_in_any_page_or_its_name(tmp_path):
+    """In outputs, tracebacks, parameters, drawings and their unseen text, pictures' comments, completions, logs and names."""
+    rows = [{"step": 1, "prompt": t, "completion": t, "finish_reason": t, "reward": 1.0} for t in PLANTED]
+    run = write_run(
+        tmp_path / "runs", state="failed", params={f"p{n}": t for n, t in enumerate(PLANTED)}, completions=rows
+    )
+    drawing = '<svg xmlns="http://www.w3.org/2000/svg">{0}<g>{0}</g><rect>{0}</rect><text>{0}</text></svg>'
+    comment = b"tEXtComment\0" + SECRET.encode()
+    chunks = [b"IHDR" + bytes(13), comment, b"IEND"]
+    picture = b"\x89PNG\r\n\x1a\n" + b"".join((len(c) - 4).to_bytes(4, "big") + c + bytes(4) for c in chunks)
+    outputs = [v4.new_output("display_data", {"image/png": base64.b64encode(picture).decode()})]
+    for text in PLANTED:
+        outputs += outputs_of(["harmless", text])
+        outputs += [v4.new_output("display_data", {"image/svg+xml": drawing.format(html.escape(text))})] * (
+            "\x1b" not in text
+        )
+        outputs += [v4.new_output("display_data", {"text/html": f"<p>{html.escape(text)}</p>"})]
+        outputs += [v4.new_output("error", ename="E", evalue=text, traceback=text.split("\n"))]
+    cell = v4.new_code_cell("x = 1", outputs=outputs, execution_count=1)
+    (run.path / "executed.ipynb").write_text(json.dumps(v4.new_notebook(cells=[cell])))
+    (run.path / "log.txt").write_text("\n\n".join(PLANTED))
+    set_status(run.path, "failed", "\n\n".join(PLANTED))
+    for redact in (True, False):
+        out = tmp_path / f"out{redact}"
+        build_index([run], out, redact=redact)
+        build_sweep_report("nb", {f"HF_TOKEN={SECRET}": "1"}, [], out, redact=redact)
+        pages = [path for path in out.rglob("*") if path.is_file()]
+        assert len(pages) >= 4 and not [path for path in pages if SECRET in path.name]
+        for page in pages:
+            text = page.read_text()
+            packed = [zlib.decompress(base64.b64decode(p)).decode() for p in re.findall(r">\s*(eJ[\w+/=]{20,})", text)]
+            pictures = [base64.b64decode(p).decode("latin-1") for p in re.findall(r"base64,([\w+/=]+)", text)]
+            shown = "".join([html.unescape(text), *packed, *pictures])
+            assert not left_of(re.sub(r"<[^<>]*>", "", shown)) and not left_of(shown), (page, redact)

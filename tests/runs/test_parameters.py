@@ -8,6 +8,7 @@ from secret_texts import COMMIT
 
 from workbench.errors import ParameterError
 from workbench.runs.parameters import (
+    COMPUTED,
     Parameter,
     check_parameters,
     command_line,
@@ -46,32 +47,60 @@ def test_a_cell_gives_names_types_defaults_help_ranges_and_choices(known):
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["steps = 3", "steps: int", "steps: list = []", "print(1)", "steps: int = 1 + 1", "a.b: int = 3", "import os",
-     "steps: int = 0.5", 'steps: int = "3"', "steps: int = True", "steps: int = 9  # x; 0..3", "flag: bool = 1",
-     'who: str = "me"  # x; one of you, them', 'who: str = "me"  # x; 0..3', "n: int = 1  # x; one of 1, 2",
-     "rate: float = 1e999", "steps: int = "]
+    ("line", "kind", "default"),
+    [("steps = 3", "number", 3), ("lr = 0.5", "number", 0.5), ("who = 'me'", "str", "me"), ("flag = True", "bool", True),
+     ("stop = None", "any", None), ("layers = [0, 1]", "any", [0, 1]), ("lr: float = 1 / 3", "float", COMPUTED),
+     ("twice = seed * 2", "any", COMPUTED), ("pair = (1, 2)", "any", COMPUTED), ("n: Optional[int] = None", "any", None),
+     ("n: int = None", "any", None), ("big = 1e999", "any", COMPUTED), ("flag: bool = 1", "any", 1)]
 )  # fmt: skip
-def test_a_line_that_is_no_annotated_literal_of_its_own_type_and_range_is_refused(tmp_path, line):
+def test_an_assignment_of_any_kind_is_a_parameter_whose_values_are_read_as_its_default(tmp_path, line, kind, default):
+    found = of_cell(tmp_path, f'"""Doc."""\nimport os\n%matplotlib inline\nseed: int = 0\nprint(seed)\n{line}  # help')
+    assert next(iter(found)) == "seed" and len(found) == 2
+    (parameter,) = [p for name, p in found.items() if name != "seed"]
+    assert (parameter.type, parameter.default, parameter.help) == (kind, default, "help")
+
+
+def test_values_of_untyped_parameters_are_read_as_literals():
+    known = parse_parameters("n = 1\nany = None\nlr: float = 1 / 3")
+    texts = {
+        "80": 80,
+        "1e-4": 1e-4,
+        "None": None,
+        "true": True,
+        "[1, 'a']": [1, "a"],
+        "</s>": "</s>",
+        "(1, 2)": "(1, 2)",
+    }
+    for text, value in texts.items():
+        read = check_parameters(known, {"any": text})["any"]
+        assert read == value and type(read) is type(value)
+        assert check_parameters(known, {"any": read})["any"] == value
+    assert check_parameters(known, {"n": "0.5", "lr": "1"}) == {"n": 0.5, "lr": 1.0}
+    with pytest.raises(ParameterError, match="n='many': expected a number"):
+        check_parameters(known, {"n": "many"})
+
+
+@pytest.mark.parametrize("line", ["steps: int = 9  # x; 0..3", 'who: str = "me"  # x; one of you, them', "steps: int = ",
+                                  "rate: float = 1e999"])  # fmt: skip
+def test_a_default_outside_its_own_range_is_refused(tmp_path, line):
     with pytest.raises(ParameterError, match="parameters cell"):
         of_cell(tmp_path, f"seed: int = 0\n{line}")
 
 
-def test_a_name_that_stands_twice_is_refused(tmp_path):
-    with pytest.raises(ParameterError, match="'seed' stands there twice"):
-        of_cell(tmp_path, "seed: int = 0\nseed: int = 1")
-
-
-@pytest.mark.parametrize("count", [0, 2])
-def test_a_notebook_needs_exactly_one_parameters_cell(tmp_path, count):
-    path = write_notebook(tmp_path / "n.ipynb")
+def test_of_several_parameters_cells_the_first_counts_and_without_one_any_name_is_taken(tmp_path):
+    path = write_notebook(tmp_path / "n.ipynb", "import os")
     notebook = nbformat.read(path, 4)
     first, *rest = notebook.cells
-    again = [nbformat.v4.new_code_cell("seed: int = 0", metadata=first.metadata) for _ in range(count)]
-    notebook.cells = [*again, *rest]
-    path.write_text(nbformat.writes(notebook))
-    with pytest.raises(ParameterError, match=f"one cell tagged `parameters`, found {count}"):
-        notebook_parameters(path)
+    for count, known in ((0, {}), (2, {"seed": Parameter("seed", "int", 1)})):
+        cells = [
+            nbformat.v4.new_code_cell(f"seed: int = {2 - n}", metadata=first.metadata) for n in range(count, 0, -1)
+        ]
+        path.write_text(nbformat.writes(nbformat.v4.new_notebook(cells=[*cells[::-1], *rest])))
+        assert notebook_parameters(path) == known
+    assert check_parameters({}, {"anything": "3"}) == {"anything": 3}
+    for name in ("fail = 0", "class", ""):
+        with pytest.raises(ParameterError, match="expected a name as Python has them"):
+            check_parameters({}, {name: 1})
 
 
 def test_help_after_text_that_is_not_ascii_is_read(tmp_path):

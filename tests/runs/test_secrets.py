@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from secret_texts import COMMIT, around, assigned, between, hexes, tokens, urls
+from secret_texts import COMMIT, PLANTED, around, assigned, between, hexes, left_of, tokens, urls
 
 from workbench.runs.secrets import hide_tokens, looks_like_token, map_text
 
@@ -93,3 +93,20 @@ def test_no_form_of_a_secret_is_passed_over_unread(secret):
 )
 def test_colours_and_escaped_quotes_do_not_save_a_secret(text):
     assert "s3cretvalue42" not in hide_tokens(text) and "api_key" in hide_tokens(text)
+
+
+@pytest.mark.parametrize("text", PLANTED)
+def test_a_usual_secret_goes_in_any_spelling_of_its_name_and_twice_is_once(text):
+    assert left_of(text) and not left_of(hide_tokens(text))
+    assert hide_tokens(hide_tokens(text)) == hide_tokens(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["max_tokens=80 eos_token='</s>' token: the", "author: Me, passed: 12, PASS: 3", "sort(key='step')",
+     "stop_token=<|im_end|>",
+     "first_token: 12", "compass=3 bypass: yes", "pad_token_id=3", "password: str", "x-axis: step 10", "The secret is out",
+     "token='opals'", "login to the hub", "valid_token: 3"]
+)  # fmt: skip
+def test_words_that_are_like_names_of_secrets_stay(text):
+    assert hide_tokens(text) == text

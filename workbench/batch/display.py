@@ -18,10 +18,6 @@ class Display:
     """Shows a run on stderr and writes the notebook's output to `log.txt` as it comes.
 
     On a terminal there are live bars; elsewhere (a log file, Slurm) only the notebook's own lines.
-
-    Args:
-        run: the run folder.
-        quiet: write only `log.txt`.
     """
 
     def __init__(self, run: Run, quiet: bool = False):

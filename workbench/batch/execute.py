@@ -22,12 +22,12 @@ from papermill.exceptions import PapermillExecutionError
 from ..errors import RunError, TrainingStopped
 from ..runs import lock
 from ..runs.parameters import check_parameters, notebook_parameters
-from ..runs.run import Run, set_status, take_run
+from ..runs.run import Run, record_execution, set_status, take_run
 from ..runs.secrets import hide_tokens, map_text
 from ..runs.stop_request import clear_stop, interruptible
 from .display import Display
 from .gpus import hold
-from .plan import find_notebook
+from .plan import code_of, find_notebook
 
 
 def execute_run(
@@ -36,8 +36,10 @@ def execute_run(
     notebook: str | Path | None = None,
     quiet: bool = False,
     gpus: int | None = None,
-    force: bool = False,
     ended: Callable[[str, str | None], tuple[str, str | None]] | None = None,
+    kernel: str | None = None,
+    cwd: str | None = None,
+    execution_timeout: float | None = None,
 ) -> str:
     """Execute a prepared run and return its final state, `done`, `failed` or `interrupted`.
 
@@ -48,16 +50,20 @@ def execute_run(
         notebook: name or path; default the notebook of the run's name.
         quiet: show nothing, write `log.txt` only.
         gpus: how many to hold for it, queued until they are free; None takes one where there are any.
-        force: execute it although another host may do so; see `take_run`.
         ended: given the state and its reason, returns those to record: a scheduler may start the run again.
+        kernel: of Jupyter; None for this Python.
+        cwd: where the kernel works; None for the notebook's folder, as in JupyterLab.
+        execution_timeout: seconds for a cell; None for no limit.
 
     Raises:
         ParameterError: `params.json` holds what the notebook does not take.
         RunError: another process executes the run; nothing in it is touched then.
     """
     source = find_notebook(str(notebook or run.notebook))
-    params = check_parameters(notebook_parameters(source), run.params)  # their names become code in the notebook
-    take_run(run.path, "queued", force=force)
+    known = notebook_parameters(source)
+    params = check_parameters(known, run.params)  # their names become code in the notebook
+    cwd = cwd or str(source.parent)
+    take_run(run.path, "queued")
     try:
         (run.path / "result.json").unlink(missing_ok=True)
         clear_stop(run)
@@ -65,7 +71,18 @@ def execute_run(
         executing.unlink(missing_ok=True)
         with interruptible():
             try:
-                state, error = _execute_in_kernel(run, source, executing, params, quiet, gpus)
+                about = {"path": str(source), "code": code_of(source), "kernel": kernel, "cwd": cwd}
+                record_execution(run, about)
+                by_runner = {"out_dir": str(run.path), "interactive": False}
+                params |= {name: value for name, value in by_runner.items() if name in known}
+                number = lock.open_lock(run.path)
+                waiting = functools.partial(set_status, run.path, "queued")
+                with Display(run, quiet=quiet) as display, hold(gpus, waiting) as devices:
+                    set_status(run.path, "running")
+                    env = kernel_environment(params.get("seed")) | {lock.VARIABLE: str(number)}
+                    start = {"env": env | devices, "cwd": cwd, "pass_fds": (number,)}
+                    options = {"kernel": kernel, "timeout": execution_timeout}
+                    state, error = _execute_notebook(source, executing, params, start, display, **options)
             except KeyboardInterrupt:
                 state, error = "interrupted", "stopped by Ctrl-C or SIGTERM"
             except OSError as problem:  # above all a full disk
@@ -73,8 +90,11 @@ def execute_run(
             except BaseException as problem:
                 set_status(run.path, "failed", f"{type(problem).__name__}: {problem}")
                 raise
-        if state == "done" and (missing := _missing_result(run)):
-            state, error = "failed", missing
+        try:
+            _ = run.result
+        except RunError as problem:  # one of the notebook's own form
+            os.replace(run.path / "result.json", run.path / "result.unreadable.json")
+            state, error = "failed", f"{problem} (it is now result.unreadable.json)"
         if executing.is_file():
             os.replace(executing, run.path / "executed.ipynb")
         if ended:
@@ -85,36 +105,9 @@ def execute_run(
     return state
 
 
-def _missing_result(run: Run) -> str:
-    """Why a notebook that ended has no result; empty where it has one. One of the notebook's own form is put aside."""
-    try:
-        return "" if run.result else "the notebook ended before its last cell saved result.json"
-    except RunError as problem:
-        os.replace(run.path / "result.json", run.path / "result.unreadable.json")
-        return f"{problem} (it is now result.unreadable.json)"
-
-
-def _execute_in_kernel(
-    run: Run, source: Path, output: Path, params: dict, quiet: bool, gpus: int | None
-) -> tuple[str, str | None]:
-    """The state that the notebook leaves the run in and, unless `done`, the reason."""
-    number = lock.open_lock(run.path)
-    environment = kernel_environment(params.get("seed", 0)) | {lock.VARIABLE: str(number)}
-    beside = [
-        str(source.parent),
-        *filter(None, [environment.get("PYTHONPATH")]),
-    ]  # a notebook imports what lies beside it
-    environment |= {"PYTHONPATH": os.pathsep.join(beside), "PYTHONSAFEPATH": "1"}
-    params = params | {"out_dir": str(run.path), "interactive": False}
-    waiting = functools.partial(set_status, run.path, "queued")
-    with Display(run, quiet=quiet) as display, hold(gpus, waiting) as devices:
-        set_status(run.path, "running")
-        start = {"env": environment | devices, "cwd": str(run.path), "pass_fds": (number,)}
-        return _execute_notebook(source, output, params, start, display)
-
-
-def kernel_environment(seed: int) -> dict[str, str]:
+def kernel_environment(seed: object = None) -> dict[str, str]:
     """The kernel's environment: what decides determinism has to be set before torch is imported.
+
 
     One thread unless `OMP_NUM_THREADS` says otherwise: the toy models are faster so and thread counts change weights.
     Every run gets a free `MASTER_PORT` (trl #3979: a fixed port lets runs on one machine collide). Of the C++ libraries'
@@ -124,7 +117,8 @@ def kernel_environment(seed: int) -> dict[str, str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     fixed = {
-        "PYTHONHASHSEED": str(seed % 2**32),
+        "PYTHONHASHSEED": str(seed % 2**32 if isinstance(seed, int) else 0),
+        "PYTHONSAFEPATH": "1",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
@@ -146,7 +140,9 @@ class Engine(NBClientEngine):
     """
 
     @classmethod
-    def execute_managed_notebook(cls, nb_man, kernel_name, *, start, display, start_timeout=60, **_):
+    def execute_managed_notebook(
+        cls, nb_man, kernel_name, *, start, display, timeout, ours, folders, start_timeout=60, **_
+    ):
         begin, complete = nb_man.cell_start, nb_man.cell_complete
 
         def cell_start(cell, cell_index=None, **kwargs):
@@ -167,9 +163,9 @@ class Engine(NBClientEngine):
             nb_man,
             kernel_name=kernel_name,
             startup_timeout=start_timeout,
-            timeout=None,
-            kernel_manager_class=_Kernel,
-            extra_arguments=_kernel_arguments(),
+            timeout=timeout,
+            kernel_manager_class=_Kernel if ours else AsyncKernelManager,
+            extra_arguments=_kernel_arguments(folders),
             stdout_file=display,
             stderr_file=display,
         )
@@ -204,28 +200,40 @@ class _Kernel(AsyncKernelManager):
     kernel_spec = property(lambda self: self._OURS)
 
 
-def _kernel_arguments() -> list[str]:
-    # It warns of loopback TCP at every start. The run's folder, in which the kernel works, is no place for modules.
-    arguments = ["--IPKernelApp.log_level=ERROR", "--IPKernelApp.ignore_cwd=True"]
+def _kernel_arguments(folders: list[str]) -> list[str]:
+    """Modules come from these folders, and from none that the notebook later works in, such as its run's."""
+    first = f"__import__('sys').path[:0] = {folders!r}"
     if "SLURM_JOB_ID" in os.environ:
-        arguments.append("--IPKernelApp.exec_lines=from workbench.batch.node import shield; shield(); del shield")
-    return arguments
+        first += "; from workbench.batch.node import shield; shield(); del shield"
+    # Its own log is on the terminal: loopback TCP at every start, tracebacks of a kernel that is ended.
+    return ["--IPKernelApp.log_level=CRITICAL", "--IPKernelApp.ignore_cwd=True", f"--IPKernelApp.exec_lines={first}"]
 
 
 def _execute_notebook(
-    source: Path, output: Path, params: dict, start: dict, display: Display
+    source: Path,
+    output: Path,
+    params: dict,
+    start: dict,
+    display: Display,
+    *,
+    kernel: str | None = None,
+    timeout: float | None = None,
 ) -> tuple[str, str | None]:
-    """Execute a notebook in a kernel whose process is made with `start`."""
+    """The state that a notebook ends in and, unless `done`, the reason; `start`: how its kernel's process is made."""
     try:
-        papermill.execute_notebook(
+        executed = papermill.execute_notebook(
             source,
             output,
             params,
             engine_name="workbench",
-            kernel_name="python3",
+            kernel_name=kernel or "python3",
+            language="python",
             progress_bar=False,
             start=start,
             display=display,
+            timeout=timeout,
+            ours=not kernel,
+            folders=list(dict.fromkeys([str(source.parent), start["cwd"]])),
         )
     except PapermillExecutionError as error:
         if error.ename == TrainingStopped.__name__:
@@ -235,4 +243,7 @@ def _execute_notebook(
         return "interrupted", "the kernel died (killed, or out of memory); see log.txt"
     except CellTimeoutError as error:
         return "failed", str(error)
+    code = [cell for cell in executed.cells if cell.cell_type == "code"]
+    if any(cell.metadata.papermill["status"] == "pending" for cell in code):  # `sys.exit(0)`
+        return "failed", "the notebook ended before its last cell"
     return "done", None

@@ -18,19 +18,28 @@ def visible_gpus() -> list[str]:
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         return [name for part in given.split(",") if (name := part.strip()) and name != "-1"]
+    return [index for index, _ in _listed("index")]
+
+
+def _listed(*columns: str) -> list[tuple[str, str]]:
+    """The first and last of these columns of nvidia-smi for each GPU."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(columns)}", "--format=csv,noheader"]
     try:
-        command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.split()
+        lines = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return []
+    rows = [line.split(", ") for line in lines]
+    return [(row[0].strip(), row[-1].strip()) for row in rows]
+
+
+def _lock_names(names: list[str]) -> dict[str, str]:
+    """GPU -> name of its lock: its index, by which other shells may name a GPU that is given as `GPU-<uuid>` here."""
+    known = _listed("index", "uuid") if any(name.startswith("GPU-") for name in names) else []
+    return {name: next((index for index, uuid in known if uuid.startswith(name)), name) for name in names}
 
 
 def check_gpus(count: int | None) -> None:
-    """Refuse more GPUs for a run than there are.
-
-    Raises:
-        ParameterError: negative, or more than this machine shows.
-    """
+    """Refuse more GPUs for a run than there are."""
     if count is None:
         return
     if count < 0:
@@ -58,7 +67,7 @@ def lock_folder() -> Path:
     Nobody else can make it beforehand, as in a folder that all users share. Runs of other users, or in containers with homes
     of their own, are not seen: give these different `CUDA_VISIBLE_DEVICES`.
     """
-    cache = Path(os.environ.get("WORKBENCH_CACHE") or Path.home() / ".cache" / "workbench")
+    cache = Path(os.environ.get("WORKBENCH_CACHE") or os.path.expanduser("~/.cache/workbench"))
     return cache / "gpus" / socket.gethostname()
 
 
@@ -67,13 +76,6 @@ def hold(count: int | None, waiting: Callable[[str], None]) -> Iterator[dict[str
     """Hold GPUs for one run, for as long as the block lasts; those of a killed process are free again.
 
     Where the job that a run was submitted as, or the run that starts this one, has them already, nothing is changed.
-
-    Args:
-        count: GPUs for the run; None takes one where there are any.
-        waiting: called once, with the reason, when all are taken and the block has to wait.
-
-    Yields:
-        What to add to the environment of the run's kernel.
     """
     from filelock import FileLock, Timeout
 
@@ -82,8 +84,11 @@ def hold(count: int | None, waiting: Callable[[str], None]) -> Iterator[dict[str
         yield {}
         return
     count = 1 if count is None else count
-    folder = lock_folder()
-    folder.mkdir(parents=True, exist_ok=True)
+    locks, folder = _lock_names(names), lock_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # a home that is read-only
+        raise ParameterError(f"{folder}: {error.strerror}; the GPUs' locks lie there: set WORKBENCH_CACHE") from error
     waits = False
     while True:
         with contextlib.ExitStack() as held:
@@ -91,7 +96,7 @@ def hold(count: int | None, waiting: Callable[[str], None]) -> Iterator[dict[str
             for name in names:
                 with contextlib.suppress(Timeout):
                     if len(taken) < count:
-                        held.enter_context(FileLock(folder / f"{name}.lock").acquire(timeout=0))
+                        held.enter_context(FileLock(folder / f"{locks[name]}.lock").acquire(timeout=0))
                         taken.append(name)
             if len(taken) == count:
                 yield {"CUDA_VISIBLE_DEVICES": ",".join(taken), HANDED_OUT: "1"}

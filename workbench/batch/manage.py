@@ -21,11 +21,7 @@ _PIECE = 1_000_000  # bytes of a log at a time
 
 
 def find_run(name: str, root: Path | None = None) -> Run:
-    """The run that `name` means: a folder, `<notebook>/<run id>`, a run id, or `last` for the newest.
-
-    Raises:
-        RunError: none or several.
-    """
+    """The run that `name` means: a folder, `<notebook>/<run id>`, a run id, or `last` for the newest."""
     if os.path.isdir(name):
         return load_run(name)
     runs = list_runs(root)
@@ -40,11 +36,7 @@ def find_run(name: str, root: Path | None = None) -> Run:
 
 
 def find_runs(name: str, root: Path | None = None) -> list[Run]:
-    """All runs of the notebook that `name` means, oldest first; else the one run of `find_run`.
-
-    Raises:
-        RunError: neither.
-    """
+    """All runs of the notebook that `name` means, oldest first; else the one run of `find_run`."""
     of_notebook = [r for r in list_runs(root) if r.notebook == name.removesuffix(".ipynb")]
     return of_notebook or [find_run(name, root)]
 
@@ -68,9 +60,6 @@ def read_log(run: Run, follow: bool = False) -> Iterator[str]:
     """The run's `log.txt`, piece by piece and harmless to a terminal; with `follow` until the run ends.
 
     A Slurm job that never came to its notebook has only the log of its job, which is shown instead.
-
-    Raises:
-        RunError: there is no log, and none is waited for.
     """
     path, position = run.path / "log.txt", 0
     job_log = Path(run.status["owner"].get("log") or path)
@@ -94,16 +83,7 @@ def read_log(run: Run, follow: bool = False) -> Iterator[str]:
 
 
 def cancel(run: Run, grace: float = 60.0, *, force: bool = False) -> None:
-    """End a run: a training stops after its current step, with a checkpoint; else, or after `grace`, its process is ended.
-
-    Args:
-        run: queued or running.
-        grace: seconds the training gets to finish its step; 0 does not ask it.
-        force: also one that another host executes, as its status says: it then counts as interrupted.
-
-    Raises:
-        RunError: the run has ended, or its process cannot be reached from here.
-    """
+    """End a run: a training stops after its current step, with a checkpoint; else, or after `grace`, its process is ended."""
     refresh([run])
     status = run.status
     if status["state"] not in GOING:

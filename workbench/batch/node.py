@@ -22,14 +22,8 @@ _LEAVE_S = 10  # of the grace, for interrupting the notebook and saving it
 _ANSWER_S = 15  # an answer of Slurm that takes longer would use up the grace
 
 
-def run_on_node(folder: str, notebook: str, requeues: int) -> None:
-    """Execute a submitted run and exit as `workbench run` does: 0 done, 1 failed, 130 interrupted or queued again.
-
-    Args:
-        folder: of the run.
-        notebook: path.
-        requeues: how often the job may start again.
-    """
+def run_on_node(folder: str, notebook: str, requeues: int, how: dict) -> None:
+    """Execute a submitted run and exit as `workbench run` does: 0 done, 1 failed, 130 interrupted or queued again."""
     from .execute import execute_run
 
     run = load_run(folder)
@@ -40,7 +34,7 @@ def run_on_node(folder: str, notebook: str, requeues: int) -> None:
         sys.exit(130)
     os.environ[HANDED_OUT] = "1"  # by Slurm, to this job
     notice = Notice(run, may_requeue=restarts < requeues)
-    state = execute_run(run, notebook=notebook, quiet=True, ended=notice.ended)
+    state = execute_run(run, notebook=notebook, quiet=True, ended=notice.ended, **how)
     if notice.requeue:
         _requeue(run)
     sys.exit({"done": 0, "failed": 1}.get(state, 130))

@@ -13,14 +13,15 @@ import math
 import os
 import re
 import shutil
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..errors import ParameterError, RunError
 from ..packaged import packaged
-from ..runs.files import read_json, write_json
-from ..runs.parameters import Parameter, check_parameters, notebook_parameters
+from ..runs import lock
+from ..runs.parameters import COMPUTED, Parameter, check_parameters, notebook_parameters
 from ..runs.run import (
     EMBEDDED_MODELS,
     GOING,
@@ -42,7 +43,6 @@ _MOST = 10_000
 _ACTIONS = {"done": "skip", "running": "leave", "queued": "leave", "interrupted": "resume", "failed": "resume"}
 
 _NOT_SUBMITTED = "not submitted yet"
-_SOURCE = "notebook.json"  # of a run: the notebook's path, and `code_of` it
 _INSTEAD = {  # what to do where a parameter of SET_BY_RUNNER is given
     "out_dir": "choose the folder with --runs-dir",
     "interactive": "a run of the command line is not interactive: open the notebook in JupyterLab for its widgets",
@@ -53,11 +53,7 @@ _INSTEAD = {  # what to do where a parameter of SET_BY_RUNNER is given
 
 
 def list_notebooks() -> dict[str, Path]:
-    """Name -> file of each notebook that its name alone finds, sorted by name.
-
-    Raises:
-        RunError: `$WORKBENCH_NOTEBOOKS` is no folder.
-    """
+    """Name -> file of each notebook that its name alone finds, sorted by name."""
     found = {path.stem: path for folder in reversed(_folders()) for path in folder.glob("*.ipynb")}
     return dict(sorted(found.items()))
 
@@ -75,10 +71,6 @@ def find_notebook(name: str) -> Path:
 
     A path comes first, then the notebooks of `$WORKBENCH_NOTEBOOKS`; without it those of `notebooks/` here, then the
     library's own.
-
-    Raises:
-        ParameterError: names the notebooks there are.
-        RunError: `$WORKBENCH_NOTEBOOKS` is no folder.
     """
     path = Path(name if name.endswith(".ipynb") else f"{name}.ipynb")
     for candidate in (path, *(folder / path for folder in _folders())):
@@ -88,22 +80,42 @@ def find_notebook(name: str) -> Path:
 
 
 def code_of(notebook: Path) -> str:
-    """A digest of a notebook's code, without its parameters: what a run with these parameters is a run of."""
+    """A digest of a notebook's code without its parameters, and of the modules next to it that it imports."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    code = [
-        "".join(c["source"])
-        for c in cells
-        if c["cell_type"] == "code" and "parameters" not in c["metadata"].get("tags", [])
-    ]
+    cells = [c for c in cells if c["cell_type"] == "code" and "parameters" not in c["metadata"].get("tags", [])]
+    code = ["".join(c["source"]) for c in cells]
+    for name in sorted(set(re.findall(r"^\s*(?:from|import)\s+(\w+)", "\n".join(code), re.M))):
+        files = [notebook.with_name(f"{name}.py"), *sorted(notebook.with_name(name).rglob("*.py"))]
+        code += [path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file()]
     return hashlib.sha256("\0".join(code).encode(errors="replace")).hexdigest()[:16]
 
 
-def copy_notebooks(folder: Path) -> list[Path]:
-    """Copy the library's notebooks into `folder`, made where it is absent, to be edited there.
+def check_kernel(notebook: Path, kernel: str | None) -> None:
+    """Refuse a kernel that Jupyter does not know, and one, or a notebook, of another language than Python."""
+    if kernel:
+        from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
-    Raises:
-        ParameterError: one of them is there already; nothing is copied then.
-    """
+        manager = KernelSpecManager()
+        try:
+            language = manager.get_kernel_spec(kernel).language
+        except NoSuchKernel:
+            known = ", ".join(sorted(manager.find_kernel_specs()))
+            raise ParameterError(f"--kernel {kernel}: Jupyter has no such kernel; it has {known}") from None
+    else:
+        about = json.loads(notebook.read_text(encoding="utf-8")).get("metadata", {})
+        spec = about.get("kernelspec", {})
+        language = spec.get("language") or about.get("language_info", {}).get("name") or "python"
+        name = spec.get("name", "python3")
+        if name not in ("python", "python3") and language == "python":
+            print(f"{notebook.name}: runs in this Python; -k {name} takes its own kernel", file=sys.stderr)
+    if language.lower() not in ("python", "ipython"):
+        raise ParameterError(
+            f"{notebook}: the kernel {kernel or name} is of {language}; only Python notebooks run here"
+        )
+
+
+def copy_notebooks(folder: Path) -> list[Path]:
+    """Copy the library's notebooks into `folder`, made where it is absent, to be edited there."""
     originals = sorted(packaged("notebooks").glob("*.ipynb"))
     if there := [path.name for path in originals if os.path.lexists(folder / path.name)]:
         raise ParameterError(f"{folder}: {', '.join(there)} there already; move them away or name another folder")
@@ -118,9 +130,8 @@ def copy_notebooks(folder: Path) -> list[Path]:
 class Entry:
     """One run of a batch: `action` is run, resume, skip (done) or leave (another process runs it).
 
-    `problem` says why it could not be started.
-
-    With `force` a run is resumed although another host may execute it; see `run.take_run`.
+    `how`: `kernel`, `cwd` and `execution_timeout` of `execute_run`. `problem` says why it could not be started. With `force`
+    a run is resumed although another host may execute it; see `run.take_run`.
     """
 
     varied: dict
@@ -131,6 +142,7 @@ class Entry:
     root: Path | None = None
     force: bool = False
     of_sweep: bool = False
+    how: Mapping = dataclasses.field(default_factory=dict)
     problem: str = ""
 
     @property
@@ -146,61 +158,67 @@ class Entry:
     def state(self) -> str:
         return self.run.status["state"] if self.run else "not started"
 
-    def look_again(self) -> bool:
-        """Whether it is still to be run: since it was planned, hours ago perhaps, another process may have taken it."""
-        if self.run is None and self.of_sweep and self.to_run:
-            same = _runs_by_parameters(self.notebook.stem, self.root).get(frozenset(self.params.items()), [])
-            self.run = same[-1] if same else None  # of another sweep with this point
-        if self.run is not None and self.to_run and not self.force:
-            self.action = _ACTIONS[self.run.status["state"]]
-        return self.to_run
+    @property
+    def other_code(self) -> bool:
+        """Whether the run that is to go on was last executed with other code than the notebook has now."""
+        return self.action == "resume" and code_of_run(self.run) not in ("", code_of(self.notebook))
+
+    def claim(self, state: str = "queued") -> Run | None:
+        """`prepare`, unless another process has taken the run since it was planned, hours ago perhaps; None then."""
+        with lock.alone_in(Path(self.root or runs_root()) / self.notebook.stem):  # two sweeps may want the same point
+            if self.run is None and self.of_sweep:
+                same = _runs_by_parameters(self.notebook.stem, self.root).get(_key(self.params), [])
+                self.action, self.run = _action(same, code_of(self.notebook))
+            elif self.run is not None and not self.force:
+                self.action = _ACTIONS[self.run.status["state"]]
+            return self.prepare(state) if self.to_run else None
 
     def prepare(self, state: str = "queued") -> Run:
-        """The run's folder, made where there is none; starts nothing.
-
-        Args:
-            state: `queued` and executed by this process; or `interrupted`, until Slurm has taken it.
-
-        Raises:
-            RunError: another process executes it, or has run it meanwhile.
-        """
+        """The run's folder, made where there is none; starts nothing."""
+        if self.other_code:
+            print(f"{self.name}: {self.run.id} goes on with other code than it began with", file=sys.stderr)
         if self.run is None:
             self.run = create_run(self.notebook.stem, self.params, self.root, state)
         elif state in GOING:
             take_run(self.run.path, state, force=self.force, not_if_done=True)
         else:
             set_status(self.run.path, state, _NOT_SUBMITTED, owner={})
-        write_json(self.run.path / _SOURCE, {"path": str(self.notebook), "code": code_of(self.notebook)})
         return self.run
 
     def __str__(self) -> str:
         """Its line in the plan: action, name, and the run that is there already."""
-        return f"{self.action:6} {self.name}" + (f"  ({self.run.id}, {self.state})" if self.run else "")
+        code = ", with other code than it began with" if self.other_code else ""
+        return f"{self.action:6} {self.name}" + (f"  ({self.run.id}, {self.state}{code})" if self.run else "")
+
+
+def code_of_run(run: Run) -> str:
+    """`code_of` the notebook that was executed last; empty where no runner executed one."""
+    return str(run.executions[-1]["notebook"].get("code")) if run.executions else ""
 
 
 def parse_grid(known: Mapping[str, Parameter], given: Mapping[str, str]) -> dict[str, list]:
     """The values of each swept parameter, every one checked.
 
-    Args:
-        known: parameters of the notebook.
-        given: name -> text, such as `0..4`, `1e-4,3e-4` or `starter`; ranges only for ints, both ends included.
-
-    Raises:
-        ParameterError: an unknown name or wrong value (of any point, before any starts), an empty range, a value twice.
-
     Example:
-        >>> parse_grid({"seed": Parameter("seed", "int", 0)}, {"seed": "0..2,7"})
-        {'seed': [0, 1, 2, 7]}
+        >>> known = {"seed": Parameter("seed", "int", 0), "stop": Parameter("stop", "str", "")}
+        >>> parse_grid(known, {"seed": "0..2,7", "stop": '", and",.'})
+        {'seed': [0, 1, 2, 7], 'stop': [', and', '.']}
     """
     grid = {}
     for name, text in given.items():
-        ints = name in known and known[name].type == "int"
-        parts = [p for part in text.split(",") for p in (_range(name, part) if ints else [part])]
+        counts = not known or (name in known and known[name].type in ("int", "number"))
+        parts = [p for part in _split(text) for p in (_range(name, part) if counts else [part])]
         values = [check_parameters(known, {name: part})[name] for part in parts]
-        if len(set(values)) < len(values):
+        if len({json.dumps(value) for value in values}) < len(values):
             raise ParameterError(f"parameter {name}={text}: a value stands there twice")
         grid[name] = values
     return grid
+
+
+def _split(text: str) -> list[str]:
+    found = re.findall(r'("(?:[^"]|"")*"|[^,]*)(?:,|$)', text)[: text.count(",") + 1]
+    found = found[:-1] if len(found) > 1 and not found[-1] and not text.endswith(",") else found
+    return [part[1:-1].replace('""', '"') if len(part) > 1 and part[0] == part[-1] == '"' else part for part in found]
 
 
 def _range(name: str, text: str) -> list[str]:
@@ -216,7 +234,13 @@ def _range(name: str, text: str) -> list[str]:
 
 
 def plan_run(
-    notebook: str, params: Mapping, *, root: Path | None = None, resume: str | None = None, force: bool = False
+    notebook: str,
+    params: Mapping,
+    *,
+    root: Path | None = None,
+    resume: str | None = None,
+    force: bool = False,
+    how: Mapping | None = None,
 ) -> Entry:
     """One run, checked; makes no folder.
 
@@ -227,32 +251,33 @@ def plan_run(
         resume: None for a new run; "" for the latest unfinished run of this notebook with these parameters; else a run
             id or folder.
         force: resume, too, a named run that another host may execute; see `run.take_run`.
+        how: see `Entry`.
 
     Raises:
-        ParameterError: notebook or parameters are wrong.
+        ParameterError: notebook, kernel or parameters are wrong.
         RunError: nothing to resume, or the run to resume is still going or done.
     """
-    path = find_notebook(notebook)
-    known = notebook_parameters(path)
+    path, known, how = _checked_notebook(notebook, how)
     full = full_parameters(known, params)
     if resume is None:
-        return Entry({}, full, "run", None, path, root)
+        return Entry({}, full, "run", None, path, root, how=how)
     run = _find_resumable(path.stem, full, {name: full[name] for name in params}, root, resume, force)
     try:
         recorded = check_parameters(known, run.params)
     except ParameterError as error:
         raise ParameterError(f"{run.path / 'params.json'}: {error}; such a run cannot be resumed") from None
-    return Entry({}, recorded, "resume", run, path, root, force)
+    return Entry({}, recorded, "resume", run, path, root, force, how=how)
 
 
-def plan_sweep(notebook: str, given: Mapping[str, str], root: Path | None = None) -> list[Entry]:
-    """All points of the grid, the last parameter changing fastest, and what is to be done for each; starts nothing.
-
-    Raises:
-        ParameterError: notebook, a name or any value is wrong.
-    """
-    path = find_notebook(notebook)
-    known = notebook_parameters(path)
+def plan_sweep(
+    notebook: str,
+    given: Mapping[str, str],
+    root: Path | None = None,
+    fixed: Mapping | None = None,
+    how: Mapping | None = None,
+) -> list[Entry]:
+    """All points of the grid, the last parameter changing fastest, and what is to be done for each; starts nothing."""
+    path, known, how = _checked_notebook(notebook, how)
     grid = parse_grid(known, given)
     if (count := math.prod(map(len, grid.values()))) > _MOST:
         raise ParameterError(f"the grid has {count} points; at most {_MOST} runs in a sweep")
@@ -260,21 +285,33 @@ def plan_sweep(notebook: str, given: Mapping[str, str], root: Path | None = None
     entries = []
     for values in itertools.product(*grid.values()):
         point = dict(zip(grid, values, strict=True))
-        full = full_parameters(known, point)
+        full = full_parameters(known, {**(fixed or {}), **point})
         varied = {name: value for name, value in point.items() if len(grid[name]) > 1}
-        action, run = _action(runs.get(frozenset(full.items()), []), code)
-        entries.append(Entry(varied, full, action, run, path, root, of_sweep=True))
+        action, run = _action(runs.get(_key(full), []), code)
+        entries.append(Entry(varied, full, action, run, path, root, of_sweep=True, how=how))
     return entries
 
 
-def _runs_by_parameters(notebook: str, root: Path | None) -> dict[frozenset, list[Run]]:
+def _checked_notebook(notebook: str, how: Mapping | None) -> tuple[Path, dict[str, Parameter], Mapping]:
+    path, how = find_notebook(notebook), how or {}
+    known = notebook_parameters(path)
+    check_kernel(path, how.get("kernel"))
+    if (cwd := how.get("cwd")) and not os.path.isdir(cwd):
+        raise ParameterError(f"--cwd {cwd}: no such folder")
+    return path, known, how
+
+
+def _key(params: Mapping) -> str:
+    """Parameters as one text, equal for equal parameters."""
+    return json.dumps(params, sort_keys=True)
+
+
+def _runs_by_parameters(notebook: str, root: Path | None) -> dict[str, list[Run]]:
     """The runs of a notebook, oldest first, by their parameters; each run is read once, however many points there are."""
-    found: dict[frozenset, list[Run]] = {}
+    found: dict[str, list[Run]] = {}
     for run in list_runs(root, notebook):
         try:
-            found.setdefault(frozenset(run.params.items()), []).append(run)
-        except TypeError:  # a list or an object: no parameter of a notebook has such a value
-            continue
+            found.setdefault(_key(run.params), []).append(run)
         except (RunError, OSError) as error:
             warnings.warn(f"not compared with what is to be run: {error}", stacklevel=3)
     return found
@@ -289,7 +326,7 @@ def _action(runs: Sequence[Run], code: str) -> tuple[str, Run | None]:
     for run in runs:
         try:
             action = _ACTIONS[run.status["state"]]
-            if action != "skip" or read_json(run.path / _SOURCE, {}).get("code", code) == code:
+            if action != "skip" or code_of_run(run) == code:
                 newest[action] = run
         except (RunError, OSError) as error:
             warnings.warn(f"not taken into account: {error}", stacklevel=4)
@@ -300,22 +337,20 @@ def _action(runs: Sequence[Run], code: str) -> tuple[str, Run | None]:
 
 
 def full_parameters(known: Mapping[str, Parameter], params: Mapping) -> dict:
-    """What a run records: every parameter the runner does not set, as given or by default.
-
-    Raises:
-        ParameterError: an unknown name, a wrong value, or one that only the runner sets.
-    """
+    """What a run records: every parameter the runner does not set, as given or by default."""
     for name in SET_BY_RUNNER:
         if name in params:
             raise ParameterError(f"parameter {name!r} is set by the runner; {_INSTEAD[name]}")
-    given = {name: _absolute(value) for name, value in check_parameters(known, params).items()}
-    return {name: p.default for name, p in known.items() if name not in SET_BY_RUNNER} | given
+    given = {name: _absolute(value, known.get(name)) for name, value in check_parameters(known, params).items()}
+    return {n: p.default for n, p in known.items() if n not in SET_BY_RUNNER and p.default != COMPUTED} | given
 
 
-def _absolute(value):
-    """A relative path of something that exists, made absolute: the kernel works in the run's folder, not here."""
-    here = isinstance(value, str) and ("/" in value or Path(value).suffix) and os.path.exists(value)
-    return os.path.abspath(value) if here else value
+def _absolute(value, parameter: Parameter | None):
+    """A relative path of something that exists, made absolute: the kernel works in the notebook's folder, not here."""
+    if not isinstance(value, str) or not os.path.exists(value):
+        return value
+    paths = parameter and re.search(r"\b(path|folder|file|dir)", f"{parameter.name} {parameter.help}")
+    return os.path.abspath(value) if paths or "/" in value or Path(value).suffix else value
 
 
 def _find_resumable(notebook: str, full: dict, given: dict, root: Path | None, resume: str, force: bool) -> Run:
@@ -332,7 +367,7 @@ def _find_resumable(notebook: str, full: dict, given: dict, root: Path | None, r
                     f"parameter {name}={value!r}: the run to resume has {found[-1].params.get(name)!r}"
                 )
     else:
-        same = _runs_by_parameters(notebook, root).get(frozenset(full.items()), [])
+        same = _runs_by_parameters(notebook, root).get(_key(full), [])
         found = [r for r in same if r.status["state"] in ("interrupted", "failed")]
         if not found:
             states = ", ".join(f"{r.id} ({r.status['state']})" for r in same) or "none"
@@ -351,17 +386,7 @@ def _find_resumable(notebook: str, full: dict, given: dict, root: Path | None, r
 
 
 def plan_text(entries: Sequence[Entry], gpus: int | None, *, on_slurm: bool = False) -> str:
-    """A plan as `--dry-run` shows it: a line for each run, then for each notebook what its runs share.
-
-    Args:
-        entries: of the plan, those of a notebook behind each other.
-        gpus: asked for each run; None takes one where there are any.
-        on_slurm: whether Slurm hands them out.
-
-    Returns:
-        The lines, and for each notebook with a run to start: run folder, parameters that do not vary, GPUs, and a hint where
-        a toy's data set is left beside another model.
-    """
+    """A plan as `--dry-run` shows it: a line for each run, then for each notebook what its runs share."""
     devices = f"{gpus or 'none'} for each run, from Slurm" if on_slurm else describe_gpus(gpus)
     text = ""
     for _, group in itertools.groupby(entries, key=lambda entry: entry.notebook):

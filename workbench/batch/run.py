@@ -1,11 +1,12 @@
 """A plan of runs executed to their last report, on this machine or as Slurm jobs, and what to say of it afterwards."""
 
+import dataclasses
 import itertools
 import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 
@@ -29,12 +30,7 @@ _LOADED_ONCE = ["pandas", "workbench.batch.execute", "workbench.batch.run"]
 
 
 def check_here(jobs: int, gpus: int | None) -> None:
-    """Refuse what this machine cannot do.
-
-    Raises:
-        MissingDependencyError: there is no papermill, or no kernel for it.
-        ParameterError: `jobs` below 1, or more GPUs for a run than there are.
-    """
+    """Refuse what this machine cannot do."""
     need_lab("running a notebook", "papermill", "ipykernel")
     if jobs < 1:
         raise ParameterError(f"jobs={jobs}: expected at least 1")
@@ -42,17 +38,7 @@ def check_here(jobs: int, gpus: int | None) -> None:
 
 
 def execute_here(entries: Sequence[Entry], *, jobs: int = 1, gpus: int | None = None) -> None:
-    """Execute what a plan has to run and build the report of each run. A failed run stops no other.
-
-    Args:
-        entries: of the plan.
-        jobs: runs at a time, each in a process of its own.
-        gpus: for each run; None takes one where there are any.
-
-    Raises:
-        MissingDependencyError, ParameterError: as `check_here`.
-        KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; every child was stopped first, its run reads as `interrupted`.
-    """
+    """Execute what a plan has to run and build the report of each run. A failed run stops no other."""
     check_here(jobs, gpus)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_LOADED_ONCE)
@@ -82,11 +68,10 @@ def execute_here(entries: Sequence[Entry], *, jobs: int = 1, gpus: int | None = 
 def _start(context, entry: Entry, gpus: int | None):
     """The process of a run; None where it cannot be started, or another process has run it since the batch was planned."""
     try:
-        if not entry.look_again():
+        if (run := entry.claim()) is None:
             return None
-        run = entry.prepare()
         handed_on = _OpenFile(lock.open_lock(run.path))
-        arguments = (str(run.path), str(entry.notebook), gpus, handed_on, dict(os.environ))
+        arguments = (str(run.path), str(entry.notebook), gpus, handed_on, dict(os.environ), dict(entry.how))
         process = context.Process(target=_in_own_session, args=arguments)
         process.start()
         lock.let_go(run.path)
@@ -111,7 +96,9 @@ class _OpenFile(int):
         return _received, (DupFd(int(self)),)
 
 
-def _in_own_session(folder: str, notebook: str, gpus: int | None, handed_on: int, environ: dict[str, str]) -> None:
+def _in_own_session(
+    folder: str, notebook: str, gpus: int | None, handed_on: int, environ: dict[str, str], how: dict
+) -> None:
     """A terminal's Ctrl-C reaches the run once, through `execute_here`; whatever it prints goes into its log."""
     lock.adopt(Path(folder), handed_on)
     os.setsid()
@@ -123,7 +110,7 @@ def _in_own_session(folder: str, notebook: str, gpus: int | None, handed_on: int
     from .execute import execute_run
 
     run = load_run(folder)
-    execute_run(run, notebook=notebook, quiet=True, gpus=gpus)
+    execute_run(run, notebook=notebook, quiet=True, gpus=gpus, **how)
     print(finish(run))
 
 
@@ -133,25 +120,19 @@ def execute_one(entry: Entry, *, quiet: bool = False, gpus: int | None = None) -
 
     run = entry.prepare()
     print(f"run folder {run.path}", file=sys.stderr)
-    return run, execute_run(run, notebook=entry.notebook, quiet=quiet, gpus=gpus)
+    return run, execute_run(run, notebook=entry.notebook, quiet=quiet, gpus=gpus, **entry.how)
 
 
 # --- on Slurm -------------------------------------------------------------------------------------------------------
 
 
 def preview_on_slurm(entries: Sequence[Entry], options: slurm.SlurmOptions) -> tuple[str, str]:
-    """What `execute_on_slurm` would submit; makes nothing.
-
-    Returns:
-        The sbatch script of each array, and why Slurm could not be asked or no script be made: empty where both worked.
-
-    Raises:
-        ParameterError: Slurm refuses the options.
-    """
+    """What `execute_on_slurm` would submit; makes nothing."""
     scripts = ""
     try:
         for notebook, group in _by_notebook(entries):
-            scripts += slurm.script(notebook, len(group), options, group[0].root or runs_root()) + "\n"
+            for size in slurm.array_sizes(len(group)):
+                scripts += slurm.script(notebook, size, options, group[0].root or runs_root()) + "\n"
         slurm.check_slurm(options, _count(entries))
     except (MissingDependencyError, RunError) as error:
         return scripts, str(error)
@@ -159,36 +140,32 @@ def preview_on_slurm(entries: Sequence[Entry], options: slurm.SlurmOptions) -> t
 
 
 def execute_on_slurm(entries: Sequence[Entry], options: slurm.SlurmOptions, *, wait: bool = True) -> None:
-    """Submit what a plan has to run, one array for each notebook; then follow the jobs and build the reports.
-
-    Args:
-        entries: of the plan; their runs lie on a file system that the nodes share.
-        options: of each run.
-        wait: until all jobs have ended; else return once they are submitted.
-
-    Raises:
-        MissingDependencyError, ParameterError: as `slurm.check_slurm`, before any folder is made.
-        RunError: Slurm does not answer, or refused; then the folders read as `failed`, with its reason.
-        KeyboardInterrupt: Ctrl-C; the jobs go on by themselves.
-    """
+    """Submit what a plan has to run as arrays of one notebook each; then follow the jobs and build the reports."""
     slurm.check_slurm(options, _count(entries))
     for notebook, group in _by_notebook(entries):
-        group = [entry for entry in group if entry.look_again()]
-        if not group:
-            continue
-        runs = [entry.prepare("interrupted") for entry in group]
-        try:
-            slurm.submit(runs, notebook, options)
-        except Exception as error:
-            for run in runs:
-                set_status(run.path, "failed", f"not submitted: {error}")
-            raise
-        first, last = (run.status["owner"]["job"] for run in (runs[0], runs[-1]))
-        print(f"submitted {notebook.stem}: {len(runs)} jobs, {first} to {last}", file=sys.stderr)
+        with lock.alone_in(Path(group[0].root or runs_root()) / notebook.stem):
+            runs = [run for entry in group if (run := entry.claim("interrupted"))]
+            sizes = slurm.array_sizes(len(runs))
+            each = max(1, options.parallel // len(sizes)) if options.parallel and sizes else None
+            for n, size in enumerate(sizes):
+                _submit(
+                    runs[n * sizes[0] :][:size], notebook, dataclasses.replace(options, parallel=each), group[0].how
+                )
     if wait:
         _follow(entries)
         for entry in entries:
             build_report(entry.run)
+
+
+def _submit(runs: Sequence[Run], notebook: Path, options: slurm.SlurmOptions, how: Mapping) -> None:
+    try:
+        slurm.submit(runs, notebook, options, how)
+    except Exception as error:
+        for run in runs:
+            set_status(run.path, "failed", f"not submitted: {error}")
+        raise
+    first, last = (run.status["owner"]["job"] for run in (runs[0], runs[-1]))
+    print(f"submitted {notebook.stem}: {len(runs)} jobs, {first} to {last}", file=sys.stderr)
 
 
 def _count(entries: Sequence[Entry]) -> int:

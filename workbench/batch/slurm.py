@@ -18,7 +18,7 @@ from ..errors import MissingDependencyError, ParameterError, RunError
 from ..runs import lock
 from ..runs.run import Run, set_status
 from .node import run_on_node
-from .slurm_state import error_summary, slurm_command
+from .slurm_state import error_summary, slurm_command, slurm_config
 
 # Options of sbatch that `--sbatch` may not set -> the option that does, None where the workbench itself does.
 _TAKEN = {
@@ -42,13 +42,15 @@ class SlurmOptions:
 
     Args:
         partition: one or several, by commas; None for the cluster's default.
-        time: minutes until Slurm ends a job; training stops ahead of it and is queued again.
-        gpus: for each run.
+        time: minutes until Slurm ends a job, 0 for no limit; training stops ahead of it and is queued again.
+        gpus: for each run, a number or as `a100:1`.
         cpus: cores for each run.
-        mem: GB of memory for each run.
+        mem: GB of memory for each run; 0 for all of a node.
         parallel: runs at a time; None leaves it to Slurm.
         requeues: how often a run that met its time limit or was preempted is queued again.
         extra: any further option of sbatch, name -> value; an empty value for an option that takes none.
+        setup: lines of shell before the run, such as `module load cuda`.
+        python: command that starts Python on the node, such as `apptainer exec --nv image.sif python`; None for this one.
 
     Raises:
         ParameterError: a value out of range, or an extra option that something else decides.
@@ -56,20 +58,24 @@ class SlurmOptions:
 
     partition: str | None = None
     time: int = 60
-    gpus: int = 0
+    gpus: int | str = 0
     cpus: int = 1
     mem: float = 4
     parallel: int | None = None
     requeues: int = 10
     extra: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    setup: Sequence[str] = ()
+    python: str | None = None
 
     def __post_init__(self):
-        for name, least in (("time", 1), ("gpus", 0), ("cpus", 1), ("requeues", 0), ("parallel", 1)):
+        for name, least in (("time", 0), ("cpus", 1), ("requeues", 0), ("parallel", 1)):
             value = getattr(self, name)
             if (type(value) is not int or value < least) and (name, value) != ("parallel", None):
                 raise ParameterError(f"slurm {name}={value!r}: expected a whole number of at least {least}")
-        if isinstance(self.mem, bool) or not isinstance(self.mem, int | float) or not 0 < self.mem < math.inf:
-            raise ParameterError(f"slurm mem={self.mem!r}: expected GB of memory above 0")
+        if not re.fullmatch(r"(\w+:)*\d+", str(self.gpus)):
+            raise ParameterError(f"slurm gpus={self.gpus!r}: expected a number, or a kind and a number as in a100:1")
+        if isinstance(self.mem, bool) or not isinstance(self.mem, int | float) or not 0 <= self.mem < math.inf:
+            raise ParameterError(f"slurm mem={self.mem!r}: expected GB of memory, or 0 for all of a node")
         if self.partition is not None and not re.fullmatch(r"[\w.,-]+", self.partition):
             raise ParameterError(f"slurm partition={self.partition!r}: expected a name, or names and commas")
         for name, value in self.extra.items():
@@ -91,17 +97,11 @@ def _problem_of_extra(name: str, value: str) -> str:
 def parse_time(text: str) -> int:
     """A time limit as sbatch takes it, in minutes, rounded up.
 
-    Args:
-        text: `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`, `days-hours:minutes` or
-            `days-hours:minutes:seconds`.
-
-    Raises:
-        ParameterError: another form.
-
     Example:
         >>> parse_time("240"), parse_time("4:00:00"), parse_time("0:30"), parse_time("1-12")
         (240, 240, 1, 2160)
     """
+    text = "0" if text.upper() in ("UNLIMITED", "INFINITE") else text
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
     if not match:
         raise ParameterError(
@@ -118,9 +118,6 @@ def parse_time(text: str) -> int:
 def parse_memory(text: str) -> float:
     """An amount of memory in GB, with one of sbatch's units K, M, G, T or without.
 
-    Raises:
-        ParameterError: another form.
-
     Example:
         >>> parse_memory("64"), parse_memory("64G"), parse_memory("1.5"), parse_memory("512M")
         (64.0, 64.0, 1.5, 0.5)
@@ -132,20 +129,10 @@ def parse_memory(text: str) -> float:
 
 
 def check_slurm(options: SlurmOptions, count: int = 1) -> None:
-    """Ask Slurm whether it would take such jobs; makes nothing.
-
-    Args:
-        options: of each run.
-        count: runs in the array.
-
-    Raises:
-        MissingDependencyError: no Slurm client or no submitit here.
-        ParameterError: no such partition, or Slurm refuses the options; with its own reason.
-        RunError: Slurm does not answer.
-    """
+    """Ask Slurm whether it would take such jobs; makes nothing."""
     if shutil.which("sbatch") is None or shutil.which("srun") is None:
         raise MissingDependencyError("--executor slurm: no sbatch and srun on PATH; start it on a Slurm login node")
-    text = script(Path("notebook.ipynb"), count, options, Path())
+    text = script(Path("notebook.ipynb"), max(array_sizes(count)), options, Path())
     answer = slurm_command("sinfo", "--noheader", "--format=%P")
     if answer.returncode:
         raise RunError(f"Slurm does not answer: {error_summary(answer.stderr)}")
@@ -164,41 +151,29 @@ def check_slurm(options: SlurmOptions, count: int = 1) -> None:
 
 
 def script(notebook: Path, count: int, options: SlurmOptions, root: Path) -> str:
-    """The sbatch script that `submit` would hand to Slurm; makes nothing and asks nobody.
-
-    Args:
-        notebook: of the runs.
-        count: how many.
-        options: of each run.
-        root: folder of all runs.
-
-    Raises:
-        MissingDependencyError: no submitit here.
-    """
+    """The sbatch script that `submit` would hand to Slurm; makes nothing and asks nobody."""
     executor = _executor(_folder(root, "TIME"), notebook.stem, options)
     if count > 1:
         executor.parameters["map_count"] = count
     return executor._make_submission_file_text(executor._submitit_command_str, "")
 
 
-def submit(runs: Sequence[Run], notebook: Path, options: SlurmOptions) -> None:
-    """Submit prepared runs of one notebook as one array; each then reads as `queued`, owned by its job.
+def array_sizes(count: int) -> list[int]:
+    """How many runs go into each array: the cluster says how large one may be."""
+    most = int(slurm_config().get("MaxArraySize") or count) or 1
+    return [min(most, count - done) for done in range(0, count, most)]
 
-    Args:
-        runs: folders of one root, on a file system that the nodes share.
-        notebook: path, on such a file system too.
-        options: of each run.
 
-    Raises:
-        RunError: Slurm refused, with its own reason; no job was made.
-    """
+def submit(runs: Sequence[Run], notebook: Path, options: SlurmOptions, how: Mapping | None = None) -> None:
+    """Submit prepared runs of one notebook as one array; each then reads as `queued`, owned by its job."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     folder = _folder(runs[0].path.parents[1], f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700)  # what a job executes lies there as pickles
     executor = _executor(folder, notebook.stem, options)
-    arguments = [(str(run.path), str(Path(notebook).resolve()), options.requeues) for run in runs]
+    arguments = [(str(run.path), str(Path(notebook).resolve()), options.requeues, dict(how or {})) for run in runs]
+    cluster = slurm_config().get("ClusterName")
     for run in runs:  # a resumed run named its former job; the new job waits to be named
         set_status(run.path, "interrupted", "not submitted yet", owner={})
         lock.let_go(run.path)
@@ -209,7 +184,7 @@ def submit(runs: Sequence[Run], notebook: Path, options: SlurmOptions) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         raise RunError(f"Slurm refused {len(runs)} jobs: {error_summary(str(error))}") from None
     for run, job in zip(runs, jobs, strict=True):
-        owner = {"job": job.job_id, "log": str(job.paths.stderr)}
+        owner = {"job": job.job_id, "log": str(job.paths.stderr), "cluster": cluster}
         set_status(run.path, "queued", owner=owner)
 
 
@@ -225,22 +200,25 @@ def _executor(folder: Path, name: str, options: SlurmOptions):
         def affinity(cls) -> int:
             return 1  # submitit's own is -1 without srun, and then it cannot even write the script
 
-    executor = Executor(folder, max_num_timeout=options.requeues)
-    ahead = min(300, options.time * 15)  # seconds; Slurm gives notice up to 60 s earlier still
-    extra = {} if "no-requeue" in options.extra else {"requeue": True}
+    executor = Executor(folder, max_num_timeout=options.requeues, python=options.python)
+    ahead = min(300, options.time * 15 or 300)  # seconds; Slurm gives notice up to 60 s earlier still
+    extra = {name.replace("-", "_"): value or True for name, value in options.extra.items()}
+    extra |= {} if "no_requeue" in extra else {"requeue": True}
     parameters = {
         "job_name": name,
         "partition": options.partition,
         "time": options.time,
-        "gpus_per_node": options.gpus or None,
+        "gpus_per_node": None if str(options.gpus) == "0" else options.gpus,
         "cpus_per_task": options.cpus,
-        "mem": f"{math.ceil(options.mem * 1024)}M",
+        "mem": None if {"mem_per_cpu", "mem_per_gpu"} & set(extra) else f"{math.ceil(options.mem * 1024)}M",
         "signal_delay_s": ahead,
         "array_parallelism": options.parallel or 100_000,
         "srun_args": ["--open-mode=append", f"--cpus-per-task={options.cpus}"],  # srun inherits neither
-        "additional_parameters": extra | {k: v or True for k, v in options.extra.items()},
+        "additional_parameters": extra,
+        "setup": list(options.setup) or None,
     }
-    executor.update_parameters(**{k: v for k, v in parameters.items() if v is not None})
+    # submitit's own wckey is refused where the cluster knows its keys
+    executor.update_parameters(wckey=None, **{k: v for k, v in parameters.items() if v is not None})
     return executor
 
 

@@ -44,6 +44,11 @@ def slurm_command(*command: str, stdin: str | None = None, timeout: float = 60) 
         return subprocess.CompletedProcess(command, 1, "", str(error))
 
 
+def slurm_config() -> dict[str, str]:
+    """The cluster's settings, such as `ClusterName` and `MaxArraySize`; empty when Slurm does not answer."""
+    return dict(re.findall(r"^(\w+)\s*= (\S+)", slurm_command("scontrol", "show", "config").stdout, re.M))
+
+
 def error_summary(text: str) -> str:
     """The errors that one of Slurm's commands printed, in one line, each once.
 
@@ -56,11 +61,7 @@ def error_summary(text: str) -> str:
 
 
 def ask_slurm(jobs: Collection[str]) -> dict[str, JobState]:
-    """The state of each job that Slurm knows: minutes after a job's end from its accounting, if there is any.
-
-    Raises:
-        RunError: Slurm does not answer.
-    """
+    """The state of each job that Slurm knows: minutes after a job's end from its accounting, if there is any."""
     ids = ",".join(sorted({job.partition("_")[0] for job in jobs}))
     fields = ",".join(f"{name}:{width}" for name, width in _SQUEUE.items())
     answer = slurm_command("squeue", "--noheader", "--array", "--states=all", f"--jobs={ids}", f"--Format={fields}")
@@ -101,12 +102,7 @@ def read_sacct(text: str) -> dict[str, JobState]:
 
 
 def verdict(status: dict, job: JobState | None) -> tuple[str, str | None] | None:
-    """The state and error that Slurm's answer gives to a run which calls itself queued or running; None for no change.
-
-    Args:
-        status: the run's `status.json`.
-        job: None when neither Slurm nor its accounting knows the job.
-    """
+    """The state and error that Slurm's answer gives to a run which calls itself queued or running; None for no change."""
     number = status["owner"]["job"]
     if job is None:
         why = f"Slurm no longer knows job {number}; it ended and left no reason (cancelled, killed or node lost)"
@@ -146,6 +142,11 @@ def refresh(runs: Sequence[Run]) -> None:
     """
     statuses = [(run, run.status) for run in runs]
     going = [(r, s) for r, s in statuses if s["state"] in GOING and s["owner"].get("job")]
+    here = slurm_config().get("ClusterName") if going else None
+    for run, status in [pair for pair in going if here and pair[1]["owner"].get("cluster", here) != here]:
+        going.remove((run, status))
+        there = status["owner"]["cluster"]
+        warnings.warn(f"{run.path}: is a job of cluster {there}, this is {here}; shown as last known", stacklevel=2)
     if not going:
         return
     try:
@@ -160,11 +161,7 @@ def refresh(runs: Sequence[Run]) -> None:
 
 
 def cancel_job(run: Run) -> None:
-    """End the run's job, and no other task of its array.
-
-    Raises:
-        RunError: the run has no job, or Slurm does not cancel it.
-    """
+    """End the run's job, and no other task of its array."""
     job = run.status.get("owner", {}).get("job")
     if not job:
         raise RunError(f"{run.path}: is no Slurm job")

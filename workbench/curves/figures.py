@@ -12,6 +12,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 
+import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -173,8 +174,9 @@ def show_curves(
     if not found:
         raise ParameterError(f"nothing to draw: no runs, and no baseline has a curve {metric!r}")
     panels = _panels([_normalised(one) for one in found] if normalised else found)
-    figure = _figure(panels, metric)
-    figure.suptitle(title)
+    with matplotlib.rc_context({"text.parse_math": False}):  # `$` in a stop string begins no formula
+        figure = _figure(panels, metric)
+        figure.suptitle(title)
     drawn = [series for panel in panels for series in panel]
     without = [b.title for b in documented if metric not in b.curves]
     return DescribedFigure(

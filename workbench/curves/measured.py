@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import ParameterError, RunError
 from ..runs.files import files_named, load_metrics, read_json
-from ..runs.run import Run
+from ..runs.run import SET_BY_RUNNER, Run
 from .curve import Curve, mean_between, steps_to_threshold, stretches, whole_seeds
 from .stats import one_seed, seed_interval
 
@@ -159,22 +159,27 @@ def measured_groups(
         for folder in trainings:
             try:
                 curve = run_curve(Run(folder), metric, **about)
+                inside = re.sub(r"[\s._/-]*(seed)?[\s._-]*\d+$", "", folder.relative_to(run.path).as_posix())
+                inside = inside.removeprefix("arms/").strip(".-_/ ")
+                training = training_of(folder)
+                recipe = {k: v for k, v in training["recipe"].items() if k != "seed"}
+                overrides = _without_seeds(training.get("overrides", {}))
+                params = {k: v for k, v in run.params.items() if k not in ("seed", *SET_BY_RUNNER)}
+                record = json.dumps([params, training | {"recipe": recipe, "overrides": overrides}], sort_keys=True)
+                group = (_name(label, inside, recipe), label, inside, record)
+                seed = _seed(Run(folder))
             except (RunError, ParameterError) as error:
                 left_out.append(str(error))
                 continue
-            inside = re.sub(r"[\s._/-]*(seed)?[\s._-]*\d+$", "", folder.relative_to(run.path).as_posix())
-            inside = inside.removeprefix("arms/").strip(".-_/ ")
-            training = training_of(folder)
-            recipe = {k: v for k, v in training["recipe"].items() if k != "seed"}
-            overrides = _without_seeds(training.get("overrides", {}))
-            record = json.dumps(training | {"recipe": recipe, "overrides": overrides}, sort_keys=True)
-            group = (_name(label, inside, recipe), label, inside, record)
-            seed = _seed(Run(folder))
+            except Exception as error:  # files of a notebook's own form
+                left_out.append(f"{folder}: {type(error).__name__}: {error}")
+                continue
             if seed is None and (digits := re.search(r"\d+$", folder.relative_to(run.path).as_posix())):
                 seed = int(digits[0])  # `seed-2`, where no recipe says so
             members = found.setdefault(group, {})
-            if seed is None and seed in members:
-                left_out.append(f"{folder}: its seed is not known; it counts in the place of another such training")
+            if seed in members:
+                known = "has the seed of an earlier one" if seed is not None else "has no known seed"
+                left_out.append(f"{folder}: {known}; it counts in the place of that training")
             members[seed] = curve
     left_out += _forget_repeated(found)
     groups, names = {}, [name for name, *_ in found]

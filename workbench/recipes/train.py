@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import trl
 from ..diagnostics.padding_monitor import monitor_padding
 from ..errors import ParameterError, TrainingStopped
 from ..generation.stops import StopSpec
-from ..runs.files import checkpoints, jsonable, read_json
+from ..runs.files import checkpoints, jsonable, move_aside, read_json
 from ..training.grpo import GRPOTrainer, RLOOTrainer
 from ..training.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 from ..training.recording import COMPLETE, Recorder, quiet_libraries
@@ -76,8 +75,23 @@ def _recorded(value: Any):
     return {"kind": type(value).__name__, **chosen}
 
 
+# Settings that change what is logged and saved, not what is trained.
+_BESIDE = (
+    "logging_",
+    "report_to",
+    "run_name",
+    "save_",
+    "log_",
+    "num_completions_to_print",
+    "disable_tqdm",
+    "push_to_hub",
+    "hub_",
+)
+_BESIDE += ("monitor_every", "callbacks", "project", "trackio_", "wandb_")
+
+
 def open_folder(record_dir: Path, record: dict) -> None:
-    """Bind a training folder to one record; a folder that holds another training is emptied first.
+    """Bind a training folder to one record; what it holds of another training is moved aside, and the difference printed.
 
     Resuming with other settings would join two experiments into one curve.
     """
@@ -85,21 +99,32 @@ def open_folder(record_dir: Path, record: dict) -> None:
         return  # of several processes the first one does it
     record_dir.mkdir(parents=True, exist_ok=True)
     path = record_dir / "recipe.json"
-    if _compared(read_json(path, record)) != _compared(record):
-        for name in ("metrics.jsonl", "completions.jsonl", "progress.json"):
-            (record_dir / name).unlink(missing_ok=True)
-        for name in ("completions.parquet", "checkpoints", "policy"):
-            shutil.rmtree(record_dir / name, ignore_errors=True)
+    if different := _different(read_json(path, record), record):
+        held = ("recipe.json", "metrics.jsonl", "completions.jsonl", "completions.parquet", "progress.json")
+        move_aside(
+            record_dir, (*held, "tokens", "checkpoints", "policy"), f"holds another training ({'; '.join(different)})"
+        )
     Recorder(record_dir).describe(record)
 
 
-def _compared(record: dict | None) -> dict | None:
-    return record and {name: value for name, value in record.items() if name != "source"}
+def _different(before: dict, record: dict) -> list[str]:
+    """What differs between two records, such as `max_steps 5000 -> 6000`; a field that one lacks has its default."""
+    fields = [_fields(before), _fields(record)]
+    names = sorted({*fields[0], *fields[1]})
+    pairs = [(name, *(json.dumps(each.get(name)) for each in fields)) for name in names]
+    return [f"{name} {old[:200]} -> {new[:200]}" for name, old, new in pairs if old != new]
+
+
+def _fields(record: dict) -> dict:
+    own = {name: value for name, value in record.items() if name not in ("source", "recipe", "overrides")}
+    fields = dataclasses.asdict(Recipe()) | record.get("recipe", {}) | record.get("overrides", {}) | own
+    return {name: value for name, value in fields.items() if value is not None and not name.startswith(_BESIDE)}
 
 
 def is_finished(record_dir: Path, record: dict) -> bool:
     """Whether the folder holds this very training, from its first step to its last."""
-    same = _compared(read_json(record_dir / "recipe.json", None)) == _compared(record)
+    before = read_json(record_dir / "recipe.json", None)
+    same = before is not None and not _different(before, record)
     return same and read_json(record_dir / "progress.json", {}).get("finished", False)
 
 

@@ -170,6 +170,8 @@ def _image(attributes: dict[str, str], images: list[str], change: Callable[[str]
     data = images[int(number[1])]
     if len(data) > MOST_IMAGE:
         return f'<span class="note">[image of {len(data):,} characters left out{html.escape(where)}: {alt}]</span>'
+    if data.startswith("data:image/png"):
+        data = data.partition(",")[0] + "," + bare_png(data.partition(",")[2])
     if data.startswith("data:image/svg"):
         try:
             drawing = hide_in_svg(base64.b64decode(data.partition(",")[2]).decode("utf-8", "replace"), change)
@@ -177,3 +179,18 @@ def _image(attributes: dict[str, str], images: list[str], change: Callable[[str]
             return f'<span class="note">[drawing that is not shown, {visible(str(error))}: {alt}]</span>'
         data = data.partition(",")[0] + "," + base64.b64encode(drawing.encode()).decode()
     return f'<img alt="{alt}" src="{data}">'
+
+
+def bare_png(data: str) -> str:
+    """A picture without what no reader sees of it: comments, the time, the camera; what is no PNG stays as it is."""
+    try:
+        whole = base64.b64decode(data, validate=True)
+    except ValueError:
+        return data
+    kept, at = whole[:8], 8
+    while whole.startswith(b"\x89PNG\r\n\x1a\n") and at + 12 <= len(whole):
+        end = at + 12 + int.from_bytes(whole[at : at + 4], "big")
+        if whole[at + 4 : at + 8] not in (b"tEXt", b"iTXt", b"zTXt", b"eXIf", b"tIME"):
+            kept += whole[at:end]
+        at = end
+    return base64.b64encode(kept).decode() if at == len(whole) else data

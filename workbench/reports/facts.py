@@ -104,6 +104,10 @@ def limits(run: Run, status: Mapping, result: Mapping, env: Mapping, parts) -> l
         lines.append(f"{parts.executed} of {parts.cells} code cells were executed.")
     if run.toy:
         lines.append("Toy scale: the model is an embedded one; nothing here is a number about a real model.")
+    if len(done := run.executions) > 1:
+        codes = "different" if len({e["notebook"].get("code") for e in done}) > 1 else "the same"
+        hosts = ", ".join(dict.fromkeys(str(e["environment"].get("host")) for e in done))
+        lines.append(f"The run was executed {len(done)} times, with {codes} code, on {hosts}; see executions.jsonl.")
     lines += check_limits(result)
     lines += _seeds(run)
     if not env:

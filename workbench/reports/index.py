@@ -28,12 +28,6 @@ def build_index(runs: Sequence[Run], folder: Path, title: str = "Workbench: runs
     A card for the newest run of each notebook, in the notebooks' order; then a table of all runs, newest first.
 
     Each is rendered anew: a page that lies there may be anyone's.
-
-    Args:
-        runs: in any order.
-        folder: of the pages.
-        title: heading of the index.
-        redact: make redacted copies of the reports; those in the run folders stay as they are.
     """
     hide = hider(runs, redact)
     rows = _index_rows(sorted(runs, key=lambda r: r.id, reverse=True), folder, hide, redact)
@@ -55,18 +49,7 @@ def build_comparison(
     limits: Sequence[str] = (),
     redact: bool = False,
 ) -> Path:
-    """One page over runs that belong together: verdicts, sections, runs, completions, method, environment, limits.
-
-    Args:
-        runs: in the order of the table; their reports are put beside the page.
-        path: of the page, an .html file.
-        title: its heading.
-        outcome: the result in a sentence.
-        sections: heading -> HTML of this library (figures, tables).
-        command: that repeats all of it.
-        limits: what cannot be concluded, in sentences; those of the runs follow.
-        redact: as for `build_index`.
-    """
+    """One page over runs that belong together: verdicts, sections, runs, completions, method, environment, limits."""
     hide = hider(runs, redact)
     params, envs = [r.params for r in runs], [r.env for r in runs]
     shared, varied = facts.differing(params)
@@ -129,7 +112,7 @@ def _index_rows(
     for run in runs:
         row, problem = {"notebook": run.notebook, "id": run.id, "state": "damaged", "error": "", "cells": {}}, ""
         try:
-            row = _index_row(run, only)
+            row = _index_row(run, only, hide)
         except Exception as error:  # whatever is odd in one run, the others are shown
             problem = _reason(run, error)
         row = facts.shown(row, hide)
@@ -170,7 +153,7 @@ def _link(path: Path) -> str:
     return quote(os.fsencode(path))
 
 
-def _index_row(run: Run, only: Sequence[str]) -> dict:
+def _index_row(run: Run, only: Sequence[str], hide: Callable[[str], str]) -> dict:
     """What the table shows of a run. A new column is a line of `cells`."""
     summary = RunSummary.of(run)
     status, result = summary.status, summary.result
@@ -180,6 +163,7 @@ def _index_row(run: Run, only: Sequence[str]) -> dict:
     headline = result.get("headline") or {}
     value = headline.get("value", "")
     shown = {k: v for k, v in run.params.items() if (k in only if only else k not in SET_BY_RUNNER)}
+    shown = facts.shown(shown, hide)  # before they are cut
     cells = {
         "headline": _cell(headline.get("name", ""), kind="finding", note=results[0].says[:1000] if results else ""),
         "value": _cell(facts.number(value), value, "num value"),

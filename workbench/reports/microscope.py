@@ -29,12 +29,7 @@ _BINS = 24  # of rewards
 
 
 def microscope_data(trainings: Sequence[Training], hide: Callable[[str], str] = str) -> tuple[dict, list[str]]:
-    """What the page holds: numbers of all steps, and the texts of every n-th group, all where they are few enough.
-
-    Returns:
-        The head, fit for JSON: of each training its steps, and columns of its groups and rows; and the chunks with the
-        texts of groups, compressed, as base64.
-    """
+    """What the page holds: numbers of all steps, and the texts of every n-th group, all where they are few enough."""
     hide = functools.cache(lambda text, hide=hide: shortened(text, _LONGEST, change=hide))
     characters = sum(int(t.table["completion"].str.len().clip(upper=_LONGEST).sum()) for t in trainings)
     every = max(1, math.ceil(characters / MOST_CHARACTERS))
@@ -198,11 +193,7 @@ def packed(value) -> str:
 def write_microscope(
     folder: Path, path: Path, title: str, hide: Callable[[str], str], *, redacted: bool = False
 ) -> Path | None:
-    """Write the page of all completions recorded in a folder and below; None, and no page, where there are none.
-
-    Raises:
-        RunError: see `read_trainings`.
-    """
+    """Write the page of all completions recorded in a folder and below; None, and no page, where there are none."""
     trainings, damaged = read_trainings(folder)
     if not trainings:
         path.unlink(missing_ok=True)
@@ -214,16 +205,7 @@ def write_microscope(
 
 
 def report_folder(folder: Path, out: Path | None = None, *, redact: bool = False) -> Path:
-    """The page of a training that is no run of the workbench, such as the output of stock TRL.
-
-    Args:
-        folder: with `completions/*.parquet`, as `log_completions=True` writes them, or with the workbench's recordings.
-        out: folder of the page; default the folder itself.
-        redact: as for `build_report`.
-
-    Raises:
-        RunError: nothing is recorded there.
-    """
+    """The page of a training that is no run of the workbench, such as the output of stock TRL."""
     name = f"{folder.resolve().name}-microscope" if out else "microscope"
     path = (out or folder) / f"{name}{'-redacted' if redact else ''}.html"
     title = f"Completions of {folder.resolve().name}"

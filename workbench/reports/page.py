@@ -30,13 +30,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(template: str, *, script: str = "", **values) -> str:
-    """A page; every value in it is escaped and its invisible characters are labelled, except Markup.
-
-    Args:
-        template: file name.
-        script: file name of the page's only script, allowed by its hash.
-        values: of the template.
-    """
+    """A page; every value in it is escaped and its invisible characters are labelled, except Markup."""
     if script:
         source = (_TEMPLATES / script).read_text(encoding="utf-8")
         digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()

@@ -21,14 +21,6 @@ _URL = re.compile(
 def changed_together(texts: Sequence[str], change: Callable[[str], str], before: str = "") -> list[str]:
     """Pieces that a reader sees as one text, changed as one.
 
-    Args:
-        texts: the pieces, in the order of reading.
-        change: text -> text without what is to be hidden.
-        before: the text that stands before them, which may name what they hold, as the cell `password` beside another.
-
-    Returns:
-        As many texts. What only several pieces together say makes the first of them the whole text, the others empty.
-
     Example:
         >>> changed_together(["api_key", "=s3cr3t"], hide_tokens)
         ['api_key=[token]', '']
@@ -60,6 +52,7 @@ _FILE = re.compile(
 _IN_URL = re.compile(rf"/(?:home|Users)/{_PART}(?:/{_PART})*/?")
 _PRIVATE_HOST = re.compile(r"[\w-]+(?:\.[\w-]+)*\.(?:local|internal)|[A-Za-z][\w-]*")
 _EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}")
+_LOGIN = re.compile(r"(?<![\w.+@-])[a-z_][\w-]{0,31}@[\w-]{1,63}(?=:(?:\s|/|~|\[|$))")  # bob@node03:
 _INSIDE = re.compile(r"(?<![\w.-])[\w-]{1,63}(?:\.[\w-]{1,63}){0,6}\.(?:local|internal)(?![\w-])")
 _IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?!\d|\.\d)(?P<port>:\d{2,5})?")
 _LOCAL = ("localhost", "localhost.localdomain", "127.0.0.1", "0.0.0.0")
@@ -113,7 +106,7 @@ class Redactor:
         credentials, at, host = (match["host"] or "").rpartition("@")
         name, colon, port = host.partition(":")
         if name.lower() not in _LOCAL and (
-            _PRIVATE_HOST.fullmatch(name) or self._names(name) != name or _address(name)
+            port or _PRIVATE_HOST.fullmatch(name) or self._names(name) != name or _address(name)
         ):
             name = HOST
         tail = _IN_URL.sub(PATH, match["tail"] or "")
@@ -122,6 +115,7 @@ class Redactor:
     def _plain(self, text: str) -> str:
         text = _PATHS.sub(_path, text)
         text = _EMAIL.sub(f"{USER}@{HOST}", text)
+        text = _LOGIN.sub(f"{USER}@{HOST}", text)
         text = _INSIDE.sub(HOST, text)
         text = _IPV4.sub(lambda m: f"{HOST}{m['port'] or ''}" if _address(m[0], bool(m["port"])) else m[0], text)
         return self._names(text)

@@ -4,7 +4,7 @@ import html
 from collections.abc import Callable
 
 from ..runs.secrets import map_text
-from .clean import clean_html
+from .clean import bare_png, clean_html
 from .outputs import joined_streams, terminal_text, text_of
 from .svg import hide_in_svg
 
@@ -13,9 +13,6 @@ def redacted_notebook(notebook: dict, hide: Callable[[str], str]) -> dict:
     """The same notebook with `hide` applied to every text that a reader sees, as the reader sees it.
 
     HTML is rebuilt from harmless elements. Pictures stay: nothing is read in them.
-
-    Raises:
-        AttributeError, TypeError: it is not of that format.
     """
     cells = [_cell(cell, hide) for cell in notebook["cells"]]
     return map_text({k: v for k, v in notebook.items() if k != "cells"}, hide) | {"cells": cells}
@@ -50,6 +47,8 @@ def _shown(mime: str, value, hide: Callable[[str], str]):
             return hide_in_svg(text_of(value), hide)
         except ValueError as error:
             return f'<svg xmlns="http://www.w3.org/2000/svg"><desc>left out: {html.escape(str(error))}</desc></svg>'
+    if mime == "image/png":
+        return bare_png("".join(text_of(value).split()))
     if mime.startswith("image/"):
         return value
     return hide(terminal_text(text_of(value))) if isinstance(value, str | list) else map_text(value, hide)

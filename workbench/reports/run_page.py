@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ..errors import RunError
+from ..packaged import packaged
 from ..runs.parameters import repeat_command
 from ..runs.results import count_verdicts, results_of
 from ..runs.run import Run
@@ -19,18 +20,7 @@ from .redacted_notebook import redacted_notebook
 
 
 def build_report(run: Run, *, redact: bool = False, path: Path | None = None) -> Path:
-    """Write the report of a run, from whatever the run has left there, and return its path.
-
-    Args:
-        run: in any state.
-        redact: take out host names, user names and absolute paths too; secrets are taken out of every report. A copy of the
-            executed notebook, redacted alike, goes next to the page, under its name with the ending `.ipynb`.
-            Next to either goes the page of all completions, `...-microscope.html`, where some were recorded.
-        path: of the page; default `report.html` in the run folder, `report-redacted.html` for a redacted one.
-
-    Raises:
-        RunError: a file of the run is damaged; names it.
-    """
+    """Write the report of a run, from whatever the run has left there, and return its path."""
     stem = path.stem if path else "report-redacted" if redact else run.id
     path = path or run.path / ("report-redacted.html" if redact else "report.html")
     hide, executed, copy = hider([run], redact), read_notebook(run), ""
@@ -41,6 +31,12 @@ def build_report(run: Run, *, redact: bool = False, path: Path | None = None) ->
     microscope = _write_microscope(run, path.with_name(f"{stem}-microscope.html"), hide, redact)
     content = _content(run, executed, hide, copy, redact)
     return write_page(path, render("run.html.j2", microscope=quote(os.fsencode(microscope)), **content))
+
+
+def _notebook(run: Run) -> str:
+    """What a command calls the run's notebook: the library's own by name, a user's by its path."""
+    path = Path(str(run.executions[-1]["notebook"].get("path", run.notebook))) if run.executions else Path(run.notebook)
+    return path.stem if path.parent == packaged("notebooks").resolve() else str(path)
 
 
 def _write_microscope(run: Run, path: Path, hide: Callable[[str], str], redact: bool) -> str:
@@ -83,7 +79,7 @@ def _content(run: Run, executed: dict | None, hide: Callable[[str], str], copy: 
         "completions": [{k: facts.number(v) for k, v in facts.shown(row, hide).items()} for row in rows],
         "total": total,
         "parameters": params,
-        "command": repeat_command(hide(run.notebook), params, parts.parameters),
+        "command": repeat_command(hide(_notebook(run)), params, parts.parameters),
         "environment": facts.environment(env),
         "limits": facts.shown(limits, hide),
     }

@@ -4,41 +4,53 @@ import hashlib
 import html
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ..curves.compare import documented_verdicts
 from ..curves.curve import Curve
-from ..curves.documented import list_baselines, load_baseline
+from ..curves.documented import Baseline, list_baselines, load_baseline
 from ..curves.figures import show_curves
 from ..curves.measured import TAIL, group_table, measured_groups
 from ..runs.parameters import command_line
 from .index import build_comparison
+from .page import hider
 
 
 def build_sweep_report(
-    notebook: str, grid: str, entries: Sequence, folder: Path, metric: str = "reward", *, redact: bool = False
+    notebook: str,
+    given: Mapping[str, str],
+    entries: Sequence,
+    folder: Path,
+    metric: str = "reward",
+    *,
+    fixed: Mapping[str, object] | None = None,
+    redact: bool = False,
 ) -> Path:
     """Write `<folder>/<notebook>-<grid>.html` and return its path; the same sweep always has the same name.
 
     Args:
-        notebook: its name.
-        grid: what was varied, as given on the command line.
+        notebook: its name or path.
+        given: what was varied, name -> text, as given on the command line.
         entries: of the sweep, each with `varied` (name -> value), `run` (None when it never started) and `state`.
         folder: of the page.
         metric: of `metrics.jsonl` to draw.
-        redact: take host names, user names and absolute paths out of the page and the reports beside it.
+        fixed: name -> value of parameters that do not vary.
+        redact: take host names, user names and absolute paths out of the page and the reports next to it.
     """
-    runs = [e.run for e in entries if e.run]
-    labels = [", ".join(f"{k}={v}" for k, v in e.varied.items() if k != "seed") for e in entries if e.run]
+    runs, name = [e.run for e in entries if e.run], Path(notebook).name.removesuffix(".ipynb")
+    hide, grid = hider(runs, redact), " ".join(f"{k}={v}" for k, v in given.items())
+    labels = _told_apart(
+        [", ".join(f"{k}={v}" for k, v in e.varied.items() if k != "seed") for e in entries if e.run], hide
+    )
     groups, left_out = measured_groups(runs, metric, labels=labels)
-    left_out += [f"{e.name}: {e.state}" for e in entries if not e.run]
+    left_out += [f"{e.name}: {e.problem or e.state}" for e in entries if not e.run]
     sections = {}
     if groups:
         rng = np.random.default_rng(0)
-        title = f"{notebook}: {metric} over steps"
+        title = f"{hide(name)}: {metric} over steps"
         sections["Curves"] = show_curves(groups, title=title, metric=metric)._repr_html_()
         sections["Groups"] = group_table(groups, rng).to_html(index=False, float_format="%.4g", na_rep="-")
         sections["Groups"] += (
@@ -47,7 +59,7 @@ def build_sweep_report(
             "steps until the mean of 5 steps has covered half of the group's own rise. A dash: no interval from one seed, or "
             "never half way.</p>"
         )
-        verdicts = documented_verdicts(groups, [load_baseline(name) for name in list_baselines()], metric=metric)
+        verdicts = documented_verdicts(groups, _baselines(left_out), metric=metric)
         if len(verdicts):
             sections["Documented runs in the same unit"] = verdicts.to_html(index=False) + (
                 "<p>Is the documented run one more seed of the group? Tolerance: a tenth of the range of the documented "
@@ -55,16 +67,40 @@ def build_sweep_report(
             )
     if left_out:
         sections["Not in the figure"] = "".join(f"<p>{html.escape(line)}</p>" for line in left_out)
+    assignments = [f"{k}={v}" for k, v in ((fixed or {}) | given).items()]
     return build_comparison(
         runs,
-        folder / f"{_file_name(notebook, 'redacted ' + _digest(grid) if redact else grid)}.html",
-        title=f"Sweep of {notebook}: {grid or 'defaults'}",
+        folder / f"{_file_name(hide(name), grid, hide)}.html",
+        title=f"Sweep of {name}: {grid or 'defaults'}",
         outcome=_outcome(entries),
         sections=sections,
-        command=command_line("sweep", notebook, [item for item in re.split(r" (?=\w+=)", grid) if item]),
+        command=command_line("sweep", notebook, assignments),
         limits=_limits(entries, groups),
         redact=redact,
     )
+
+
+def _told_apart(labels: list[str], hide: Callable[[str], str]) -> list[str]:
+    """Labels without what is hidden; those that become equal by that are numbered, as `[path] (2)`."""
+    told: dict[str, dict[str, int]] = {}
+    numbers = [told.setdefault(hide(label), {}).setdefault(label, len(told[hide(label)]) + 1) for label in labels]
+    return [
+        f"{hide(label)} ({n})" if len(told[hide(label)]) > 1 else hide(label)
+        for label, n in zip(labels, numbers, strict=True)
+    ]
+
+
+def _baselines(left_out: list[str]) -> list[Baseline]:
+    """The documented runs; a line in `left_out` for each that cannot be used."""
+    found = []
+    for name in list_baselines():
+        try:
+            one = load_baseline(name)
+            _ = [one.curve(metric) for metric in one.curves]
+            found.append(one)
+        except Exception as error:  # a file of the user's own, in $WORKBENCH_BASELINES
+            left_out.append(f"documented run {name}: {error}")
+    return found
 
 
 def _outcome(entries: Sequence) -> str:
@@ -90,7 +126,11 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _file_name(notebook: str, grid: str) -> str:
-    text = re.sub(r"[^\w.,=-]+", "_", f"{notebook}-{grid or 'defaults'}")
+def _file_name(notebook: str, grid: str, hide: Callable[[str], str]) -> str:
+    """Words of the grid, and a digest where they do not say all of it: a character that no file has, or something hidden."""
+    full = f"{notebook}-{grid or 'defaults'}"
+    text = re.sub(r"[^\w.,=-]+", "_", hide(full))
     whole = text.encode()  # a file's name has 255 bytes at most
-    return text if len(whole) <= 100 else f"{whole[:90].decode('utf-8', 'ignore')}-{_digest(text)}"
+    if text == full.replace(" ", "_") and len(whole) <= 100:
+        return text
+    return f"{whole[:90].decode('utf-8', 'ignore')}-{_digest(full)}"

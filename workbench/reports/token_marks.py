@@ -19,14 +19,7 @@ _LARGEST = 200_000_000  # bytes of a tokenizer.json
 
 
 class Tokens(NamedTuple):
-    """Of one completion, T tokens.
-
-    Attributes:
-        pieces: their texts.
-        uses: T letters: kept, the stop itself, computed after the end, left out of the loss.
-        ratios: log-prob under the scorer less that under the sampler, in nats, None where one is no number; empty where
-            they are not recorded.
-    """
+    """Of one completion, T tokens."""
 
     pieces: list[str]
     uses: str
@@ -37,13 +30,6 @@ def tokens_of(folder: Path, table) -> tuple[list[Tokens | None], list[str]]:
     """The recorded tokens of each row of a table of completions, None where there are none.
 
     Only steps with as many rows of tokens as of completions have them: of several processes one records its own.
-
-    Args:
-        folder: of the training.
-        table: `step`, and where known `kept`, `finish_reason`, `masked`.
-
-    Returns:
-        N entries; a sentence for each file that cannot be read.
     """
     raw, damaged = read_parts(token_parts(folder))
     if not {"step", "completion_ids"} <= set(raw.columns):
@@ -79,12 +65,6 @@ def _is_list(value) -> bool:
 
 def token_uses(sampled: int, kept: int, *, stopped: bool, masked: bool) -> str:
     """A letter a token: `k` kept, `s` the stop, `w` computed after the end, `m` left out of the loss.
-
-    Args:
-        sampled: tokens of the row, T.
-        kept: those up to its end.
-        stopped: whether the last kept one is a stop.
-        masked: whether the loss leaves the row out.
 
     Example:
         >>> token_uses(5, 3, stopped=True, masked=False), token_uses(3, 3, stopped=True, masked=True)

@@ -37,17 +37,7 @@ _FAULTS = ("unscored", "mixed", "mistaken")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Training:
-    """The completions of one training, a row each, groups together and in the order of their steps.
-
-    Attributes:
-        name: where in the run it was recorded; empty for the run's own folder.
-        table: `step`, `group` (from 0, through all steps), `prompt`, `completion`; where known `reward`, `advantage`,
-            `finish_reason`, `kept` and `sampled` (tokens); a column of bool for each of `SIGNS` that can be told.
-        grouped: whether the trainer compared the completions of a `group`, or they are only shown together.
-        functions: columns of single reward functions.
-        tokens: of each row, None where none were recorded.
-        stops: strings at which completions stopped, as far as they are known.
-    """
+    """The completions of one training, a row each, groups together and in the order of their steps."""
 
     name: str
     table: pd.DataFrame
@@ -58,14 +48,7 @@ class Training:
 
 
 def read_trainings(folder: Path) -> tuple[list[Training], list[str]]:
-    """Every training recorded in a folder or below it, by the workbench or by TRL's `log_completions`.
-
-    Returns:
-        The trainings, by name; a sentence for each file that cannot be read.
-
-    Raises:
-        RunError: a recording is a link, or of more than `MOST_ROWS` completions.
-    """
+    """Every training recorded in a folder or below it, by the workbench or by TRL's `log_completions`."""
     found, damaged = [], []
     for place, names in _folders(folder):
         if FILE in names or old_parts(place):
@@ -104,15 +87,6 @@ def training_of(
     raw: pd.DataFrame, name: str = "", recipe: Mapping = {}, find_tokens: Callable | None = None
 ) -> tuple[Training, list[str]] | None:
     """A training from its recorded rows; None where there are none with step, prompt and completion.
-
-    Args:
-        raw: as the workbench or TRL wrote it.
-        name: of the training.
-        recipe: the `recipe.json` next to it, as far as it is known.
-        find_tokens: table -> `tokens_of`.
-
-    Returns:
-        The training; a sentence for each file of tokens that cannot be read.
 
     Example:
         >>> rows = {"step": [1, 1], "prompt": ["1+1=", "1+1="], "completion": ["2", "2"], "reward": [1.0, 1.0]}

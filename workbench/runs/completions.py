@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunError
-from .files import append_rows, json_lines, open_lines, open_plain, whole_file
+from .files import append_rows, json_lines, move_aside, open_lines, open_plain, whole_file
 
 FILE = "completions.jsonl"
 TOKENS = "tokens"  # folder of ids and log-probs, beside the completions, so that reading those stays cheap
@@ -25,18 +25,7 @@ def append_table(record_dir: Path, table) -> None:
 
 
 def read_completions(record_dir: Path) -> tuple[Any, list[str]]:
-    """All recorded completions.
-
-    Args:
-        record_dir: where the training recorded.
-
-    Returns:
-        DataFrame `step, prompt, completion, finish_reason, reward, ...`, empty when none were recorded; and a sentence for
-        each line that cannot be read, which is left out. A last line cut short by a kill is none.
-
-    Raises:
-        RunError: a link.
-    """
+    """All recorded completions."""
     import pandas as pd
 
     damaged: list[str] = []
@@ -55,18 +44,7 @@ def count_completions(record_dir: Path) -> int:
 
 
 def ends_of_completions(record_dir: Path, most: int) -> tuple[list[dict], int, list[str]]:
-    """The first and the last recorded completions; reads little more than those.
-
-    Args:
-        record_dir: as for `read_completions`.
-        most: rows from each end.
-
-    Returns:
-        The rows, all of them where they are at most `2 * most`; how many are recorded; a sentence for each damaged line.
-
-    Raises:
-        RunError: as `read_completions`.
-    """
+    """The first and the last recorded completions; reads little more than those."""
     path, size = record_dir / FILE, 64_000
     damaged: list[str] = []
     if not path.is_file():
@@ -85,15 +63,10 @@ def ends_of_completions(record_dir: Path, most: int) -> tuple[list[dict], int, l
 
 
 def forget_after(record_dir: Path, step: int) -> float:
-    """Drop what was recorded after `step`, which a resumed run repeats, so that each step is recorded once.
-
-    Returns:
-        Seconds trained up to `step`.
-
-    Raises:
-        RunError: a damaged line of the metrics or completions.
-        OSError: a full disk; then everything recorded is still there.
-    """
+    """Drop what was recorded after `step`, which a resumed run repeats; at step 0 a former record is moved aside."""
+    if not step and (record_dir / "metrics.jsonl").is_file() and (record_dir / "metrics.jsonl").stat().st_size:
+        names = ("metrics.jsonl", FILE, _OLD, TOKENS)
+        move_aside(record_dir, names, "holds the record of a training, and one begins anew")
     _renew(record_dir)
     for path in token_parts(record_dir):
         _cut_part(path, step)

@@ -10,6 +10,8 @@ import math
 import os
 import re
 import stat
+import sys
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,18 +20,10 @@ from typing import BinaryIO, TextIO
 from ..errors import RunError
 
 STATES = ("queued", "running", "done", "failed", "interrupted")
+_ASIDE = "replaced-"
 _LARGEST = 64_000_000  # bytes of a JSON file
 _LATEST = 1e11  # seconds since 1970 that a calendar can still show
-_OBJECTS = (
-    "params.json",
-    "env.json",
-    "status.json",
-    "result.json",
-    "progress.json",
-    "recipe.json",
-    "stop.json",
-    "notebook.json",
-)
+_OBJECTS = ("params.json", "env.json", "status.json", "result.json", "progress.json", "recipe.json", "stop.json")
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
@@ -57,8 +51,25 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def files_named(folder: Path, name: str) -> list[Path]:
-    """Every file of a name in a folder and below it; a folder that vanishes meanwhile, as an old checkpoint does, has none."""
-    return sorted(Path(inner) / name for inner, _, names in os.walk(folder) if name in names)
+    """Every file of a name in a folder and below it, apart from what `move_aside` put there.
+
+    A folder that vanishes meanwhile, as an old checkpoint does, has none.
+    """
+    found = []
+    for inner, below, names in os.walk(folder):
+        below[:] = [other for other in below if not other.startswith(_ASIDE)]
+        found += [Path(inner) / name] * (name in names)
+    return sorted(found)
+
+
+def move_aside(folder: Path, names: Iterable[str], why: str) -> None:
+    """Move what there is of these names into `replaced-TIME` in the folder, and say so: nothing recorded is deleted."""
+    if there := [folder / name for name in names if os.path.lexists(folder / name)]:
+        target = folder / f"{_ASIDE}{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
+        target.mkdir()
+        for path in there:
+            os.replace(path, target / path.name)
+        print(f"{folder}: {why}; it is now in {target.name}/", file=sys.stderr)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -92,11 +103,7 @@ def append_rows(file: TextIO, rows: Iterable[Mapping]) -> None:
 
 
 def append_plain(path: Path) -> TextIO:
-    """A text file of a run, opened to be written on; made where there is none.
-
-    Raises:
-        OSError: as of `open`; a link is not followed, it could lead out of the run.
-    """
+    """A text file of a run, opened to be written on; made where there is none."""
     number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     return os.fdopen(number, "a", encoding="utf-8", errors="backslashreplace")
 
@@ -128,10 +135,6 @@ def open_plain(path: Path) -> BinaryIO:
     """A file of a run, opened for its bytes.
 
     A link could lead to a private file, and opening a pipe would wait for ever: neither is opened.
-
-    Raises:
-        RunError: a link, or no plain file.
-        OSError: as of `open`: no such file, or one that may not be read.
     """
     try:
         number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -146,15 +149,7 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def read_text(path: Path, most: int = _LARGEST) -> str:
-    """A file of a run as text; bytes that are no UTF-8 are shown as such.
-
-    Args:
-        path: of the file.
-        most: bytes that such a file can have.
-
-    Raises:
-        RunError, OSError: as `open_plain`, or a larger file.
-    """
+    """A file of a run as text; bytes that are no UTF-8 are shown as such."""
     with open_plain(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -163,12 +158,7 @@ def read_text(path: Path, most: int = _LARGEST) -> str:
 
 
 def read_json(path: Path, default):
-    """The file's value, or `default` when there is no such file.
-
-    Raises:
-        RunError: the file is no JSON, or not what a file of that name holds. The workbench's own writes are whole, so
-            something else made or changed it. Also as `read_text`.
-    """
+    """The file's value, or `default` when there is no such file."""
     try:
         text = read_text(path)
     except FileNotFoundError:
@@ -244,11 +234,7 @@ def _is_result(value) -> bool:
 
 
 def read_tail(path: Path, most: int) -> str:
-    """The last `most` bytes of a file of a run, as text; a character cut at their start is left out.
-
-    Raises:
-        RunError, OSError: as `open_plain`.
-    """
+    """The last `most` bytes of a file of a run, as text; a character cut at their start is left out."""
     with open_plain(path) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - most))
         data = file.read(most)
@@ -259,17 +245,7 @@ def read_tail(path: Path, most: int) -> str:
 
 
 def json_lines(path: Path, damaged: list[str] | None = None, *, last: int = 0) -> Iterator[tuple[bytes, dict]]:
-    """The lines of a file such as `metrics.jsonl`, each as it stands and parsed. A last line cut short by a kill is left out.
-
-    Args:
-        path: of the file.
-        damaged: takes a sentence for each line that is damaged; None raises at the first.
-        last: only the whole lines in so many bytes at the end; 0 for all.
-
-    Raises:
-        RunError: a damaged line before the last.
-        OSError: as of `open`.
-    """
+    """The lines of a file such as `metrics.jsonl`, as they stand and parsed; not a last one that a kill cut short."""
     with open_plain(path) as file:
         if last and file.seek(0, os.SEEK_END) > last:
             file.seek(-last, os.SEEK_END)
@@ -301,11 +277,7 @@ def _row(line: bytes) -> dict:
 
 
 def load_metrics(path: Path):
-    """`metrics.jsonl` as a DataFrame. A last line cut short by a kill is left out.
-
-    Raises:
-        RunError: no such file, or a damaged line before the last.
-    """
+    """`metrics.jsonl` as a DataFrame. A last line cut short by a kill is left out."""
     import pandas as pd
 
     try:
@@ -315,11 +287,7 @@ def load_metrics(path: Path):
 
 
 def last_metrics(path: Path) -> dict:
-    """The last whole line of a `metrics.jsonl`, found from the end of the file; empty when there is none.
-
-    Raises:
-        RunError: as `load_metrics`.
-    """
+    """The last whole line of a `metrics.jsonl`, found from the end of the file; empty when there is none."""
     try:
         for size in (65_536, _LARGEST):
             if rows := [row for _, row in json_lines(path, last=size)]:

@@ -20,15 +20,7 @@ _held: dict[str, int] = {}  # folder -> number of the open lock
 
 
 def hold(folder: Path, wait: float = _WAIT_S) -> bool | None:
-    """Hold the lock of a run until this process ends or lets go.
-
-    Args:
-        folder: of the run.
-        wait: seconds to try for.
-
-    Returns:
-        Whether this process holds it now; None on a file system that has no locks, where it holds an open file.
-    """
+    """Hold the lock of a run until this process ends or lets go."""
     if holds(folder):
         return True
     number, end = _open(folder), time.monotonic() + wait
@@ -72,6 +64,19 @@ def works_for_runner(folder: Path) -> bool:
     except (KeyError, ValueError, OSError):
         return False
     return same
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, made where it is absent, for as long as the block lasts; waits for it half a minute."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mine = holds(folder)
+    hold(folder, wait=30)
+    try:
+        yield
+    finally:
+        if not mine:
+            let_go(folder)
 
 
 @contextlib.contextmanager

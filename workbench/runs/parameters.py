@@ -1,16 +1,17 @@
-"""A notebook's `parameters` cell as a typed interface: names, types, ranges and help, checked before anything starts.
+"""A notebook's `parameters` cell as an interface: names, types, ranges and help, checked before anything starts.
 
-The cell holds annotated literals, one a line, with the help as trailing comment. After a semicolon the help may end in
-the allowed values:
+Any cell that papermill takes will do. Of a literal the type is checked, and what its comment says after a semicolon:
 
     steps: int = 80  # optimizer steps; 1..1000000
     backend: str = "transformers"  # who samples; one of transformers, vllm
+    layers = [0, 1]
 """
 
 import ast
 import dataclasses
 import difflib
 import json
+import keyword
 import math
 import re
 import shlex
@@ -23,11 +24,15 @@ from .secrets import looks_like_token
 
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
+COMPUTED = "(computed)"  # in the place of a default that is no literal
 
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """One line of a parameters cell. `low`, `high` and `choices` are None where any value goes."""
+    """An assignment of a parameters cell. `low`, `high` and `choices` are None where any value goes.
+
+    `type` is int, float, str, bool, `number` (int or float) or `any`.
+    """
 
     name: str
     type: str
@@ -42,39 +47,29 @@ class Parameter:
         """What a value must be, in words."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
-        if self.type == "bool":
-            return "true or false"
-        return self.type if self.low is None else f"{self.type} in {self.low:.12g}..{self.high:.12g}"
+        words = {"bool": "true or false", "number": "a number", "any": "a number, a text, a list or None"}
+        kind = words.get(self.type, self.type)
+        return kind if self.low is None else f"{kind} in {self.low:.12g}..{self.high:.12g}"
 
 
 def notebook_parameters(path: Path) -> dict[str, Parameter]:
-    """The parameters of a notebook, in order.
-
-    Raises:
-        ParameterError: no notebook, not exactly one `parameters` cell, or what `check_notebook_name` or `parse_parameters`
-            refuses.
-    """
+    """The parameters of a notebook, in order; none where no cell is tagged `parameters`."""
     if not Path(path).is_file():
         raise ParameterError(f"{path}: no such notebook")
     check_notebook_name(Path(path).stem)
     try:  # nbformat takes a second to load, and checks what is of no matter here
         cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
-        cells = [c for c in cells if "parameters" in c["metadata"].get("tags", [])]
+        sources = ["".join(c["source"]) for c in cells if "parameters" in c["metadata"].get("tags", [])]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ParameterError(f"{path}: not a notebook of format 4 ({type(error).__name__}: {error})") from error
-    if len(cells) != 1:
-        raise ParameterError(f"{path}: expected one cell tagged `parameters`, found {len(cells)}")
     try:
-        return parse_parameters("".join(cells[0]["source"]))
+        return parse_parameters(sources[0]) if sources else {}
     except ParameterError as error:
         raise ParameterError(f"{path}: parameters cell: {error}") from error
 
 
 def parse_parameters(source: str) -> dict[str, Parameter]:
-    """The parameters that the source of a `parameters` cell declares, in order.
-
-    Raises:
-        ParameterError: a line that is no annotated literal of its own type and range, or a name that stands twice.
+    """The parameters that the source of a `parameters` cell declares, in order. Imports and other statements declare none.
 
     Example:
         >>> parse_parameters("steps: int = 80  # optimizer steps; 1..100")["steps"].expected
@@ -82,7 +77,10 @@ def parse_parameters(source: str) -> dict[str, Parameter]:
     """
     lines = source.split("\n")
     try:
-        nodes = ast.parse(source).body
+        try:
+            nodes = ast.parse(source).body
+        except SyntaxError:  # `%matplotlib inline`, `!pip list`
+            nodes = ast.parse("\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)).body
     except (SyntaxError, ValueError) as error:
         raise ParameterError(f"not Python: {error}") from error
     found: dict[str, Parameter] = {}
@@ -91,54 +89,53 @@ def parse_parameters(source: str) -> dict[str, Parameter]:
         for constant in ast.walk(node):
             _refuse_token("a default", getattr(constant, "value", None))
         try:
-            parameter = _parameter(node, line)
-            parameter = dataclasses.replace(parameter, default=_checked(parameter, parameter.default))
+            if parameter := _parameter(node, line):
+                if parameter.default != COMPUTED:
+                    parameter = dataclasses.replace(parameter, default=_checked(parameter, parameter.default))
+                found[parameter.name] = parameter
         except ParameterError as error:
             raise ParameterError(f"`{line.strip()}`: {error}") from error
-        if parameter.name in found:
-            raise ParameterError(f"{parameter.name!r} stands there twice")
-        found[parameter.name] = parameter
     return found
 
 
-def _parameter(node: ast.stmt, line: str) -> Parameter:
+def _parameter(node: ast.stmt, line: str) -> Parameter | None:
     match node:
-        case ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Name(id=kind), value=ast.expr() as literal):
-            pass
+        case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=ast.expr() as value):
+            annotated = getattr(annotation, "id", "")
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            annotated = ""
         case _:
-            raise ParameterError("expected `name: type = literal  # help`")
-    if kind not in _TYPES:
-        raise ParameterError(f"the type must be one of {', '.join(_TYPES)}")
+            return None
     try:
-        default = ast.literal_eval(literal)
-    except ValueError:
-        raise ParameterError("expected `name: type = literal  # help`") from None
-    if isinstance(default, str) and kind != "str":
-        raise ParameterError(f"expected a literal of type {kind}")
+        default = ast.literal_eval(value)
+        if json.loads(json.dumps(default, allow_nan=annotated == "float")) != default:
+            default = COMPUTED  # a tuple: params.json has none
+    except (ValueError, TypeError):
+        default = COMPUTED
+    kind = _kind(annotated, default)
     after = line.encode()[node.end_col_offset :].decode()  # ast counts bytes
     text, semicolon, rule = after.partition("#")[2].strip().rpartition(";")
-    if match := re.fullmatch(rf"\s*{_NUMBER}\.\.{_NUMBER}", rule):
-        if kind not in ("int", "float"):
-            raise ParameterError(f"a range does not fit the type {kind}")
+    match = re.fullmatch(rf"\s*{_NUMBER}\.\.{_NUMBER}", rule)
+    if match and kind in ("int", "float", "number"):
         return Parameter(name, kind, default, text, low=float(match[1]), high=float(match[2]))
-    if semicolon and rule.strip().startswith("one of "):
-        if kind != "str":
-            raise ParameterError(f"a list of values does not fit the type {kind}")
+    if semicolon and rule.strip().startswith("one of ") and kind == "str":
         choices = rule.strip().removeprefix("one of ").split(",")
         return Parameter(name, kind, default, text, choices=tuple(choice.strip() for choice in choices))
     return Parameter(name, kind, default, text + semicolon + rule)
 
 
+def _kind(annotated: str, default: object) -> str:
+    """The type that values of a parameter are read as: the annotation's where the default is of it, else the default's."""
+    wanted, own = _TYPES.get(annotated), type(default)
+    if wanted and (default == COMPUTED or own is wanted or (wanted is float and own is int)):
+        return annotated
+    if wanted or annotated or default == COMPUTED:
+        return "any"
+    return {bool: "bool", int: "number", float: "number", str: "str"}.get(own, "any")
+
+
 def check_parameters(known: Mapping[str, Parameter], given: Mapping[str, object]) -> dict[str, object]:
     """The given values, each as its parameter's type (an int is taken where a float is wanted).
-
-    Args:
-        known: of the notebook.
-        given: name -> value; strings, as from a command line, are read as the parameter's type.
-
-    Raises:
-        ParameterError: names the parameter, the value and what is allowed; for an unknown name the nearest spelling. An
-            access token is refused without being repeated.
 
     Example:
         >>> check_parameters(parse_parameters("rate: float = 0.1  # any; 0..1"), {"rate": "1"})
@@ -147,11 +144,13 @@ def check_parameters(known: Mapping[str, Parameter], given: Mapping[str, object]
     for name, value in given.items():
         _refuse_token(f"parameter {name}", value, name)
     for name in given:
-        if name not in known:
+        if not known and (not name.isidentifier() or keyword.iskeyword(name)):
+            raise ParameterError(f"parameter {name!r}: expected a name as Python has them")
+        if known and name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise ParameterError(f"unknown parameter {name!r}: {hint}this notebook takes {', '.join(known)}")
-    return {name: _checked(known[name], value) for name, value in given.items()}
+    return {name: _checked(known.get(name, Parameter(name, "any", None)), value) for name, value in given.items()}
 
 
 def _refuse_token(what: str, value, name: str = "") -> None:
@@ -187,6 +186,11 @@ def _wrong_value(parameter: Parameter, value) -> ParameterError:
 
 
 def _typed(parameter: Parameter, value):
+    if parameter.type in ("any", "number"):
+        value = _read(value)
+        if parameter.type == "number" and type(value) not in (int, float):
+            raise _wrong_value(parameter, value)
+        return value
     wanted = _TYPES[parameter.type]
     if isinstance(value, str) and wanted is not str:
         try:
@@ -202,11 +206,19 @@ def _typed(parameter: Parameter, value):
     return value
 
 
+def _read(value):
+    """A text as the literal that it is, as papermill reads one; other texts and values as they are."""
+    if not isinstance(value, str):
+        return value
+    try:
+        literal = ast.literal_eval({"true": "True", "false": "False"}.get(value, value))
+        return value if isinstance(literal, str) or json.loads(json.dumps(literal)) != literal else literal
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return value
+
+
 def parse_assignments(items: Sequence[str], option: str = "-p") -> dict[str, str]:
     """Items of a command line, `NAME=VALUE`, as a dictionary of strings.
-
-    Raises:
-        ParameterError: an item without `=`, a name given twice, or an access token.
 
     Example:
         >>> parse_assignments(["steps=80", "stop=a=b"])
@@ -228,11 +240,6 @@ def parse_assignments(items: Sequence[str], option: str = "-p") -> dict[str, str
 
 def repeat_command(notebook: str, params: Mapping[str, object], known: Mapping[str, Parameter]) -> str:
     """The command line that repeats a run.
-
-    Args:
-        notebook: its name.
-        params: of the run; those that have the notebook's default, or that the runner sets, are left out.
-        known: the notebook's parameters; empty when they are unknown, then all of `params` are named.
 
     Example:
         >>> repeat_command("00_tour", {"seed": 1, "steps": 80}, parse_parameters("steps: int = 80"))

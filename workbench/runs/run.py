@@ -21,7 +21,16 @@ from ..errors import ParameterError, RunError
 from . import lock
 from .completions import read_completions
 from .environment import environment
-from .files import STATES, load_metrics, read_json, remove_unfinished, write_json
+from .files import (
+    STATES,
+    append_plain,
+    append_rows,
+    json_lines,
+    load_metrics,
+    read_json,
+    remove_unfinished,
+    write_json,
+)
 from .secrets import hide_tokens, map_text
 
 GOING = ("queued", "running")
@@ -86,6 +95,15 @@ class Run:
         return status
 
     @property
+    def executions(self) -> list[dict]:
+        """Each execution by a runner, oldest first: `time`, `notebook` (its path, code, kernel and cwd), `environment`."""
+        try:
+            rows = [row for _, row in json_lines(self.path / "executions.jsonl", [])]
+        except FileNotFoundError:
+            return []
+        return [row for row in rows if all(isinstance(row.get(key), dict) for key in ("notebook", "environment"))]
+
+    @property
     def metrics(self):
         """`metrics.jsonl` as a DataFrame, one row per logged step."""
         return load_metrics(self.path / "metrics.jsonl")
@@ -103,11 +121,7 @@ class Run:
 
 
 def check_readable(run: Run) -> None:
-    """Refuse a run whose parameters, environment, status or result is damaged, or is no run's.
-
-    Raises:
-        RunError, OSError: names the file.
-    """
+    """Refuse a run whose parameters, environment, status or result is damaged, or is no run's."""
     _ = run.params, run.env, run.status, run.result
 
 
@@ -162,18 +176,7 @@ def slurm_job() -> str | None:
 
 
 def take_run(folder: Path, state: str, *, force: bool = False, not_if_done: bool = False) -> None:
-    """Become the one that executes a run: of two processes that try, one gets it. It ends with this process, or `lock.let_go`.
-
-    Args:
-        folder: of the run.
-        state: that it is in then, `queued` or `running`.
-        force: take one, too, that another host or a Slurm job executes as its status says, which cannot be checked from here.
-            What holds the lock is never overridden: cancel it.
-        not_if_done: refuse a run that is done: whoever wants to go on with it was too late.
-
-    Raises:
-        RunError: another process executes it, or it is done; it says who has it and what to do.
-    """
+    """Become the one process that executes a run, until it ends or `lock.let_go`."""
     mine = lock.holds(folder)
     taken = lock.hold(folder)
     if taken is False:
@@ -196,10 +199,6 @@ def take_run(folder: Path, state: str, *, force: bool = False, not_if_done: bool
 
 def what_is_unknown(status: Mapping, *, locks: bool = True) -> str:
     """Who may execute a run without holding a lock that can be seen from here; empty where nobody does.
-
-    Args:
-        status: of the run.
-        locks: whether its file system has any.
 
     Example:
         >>> what_is_unknown({"state": "running", "owner": {"host": "far"}})
@@ -233,11 +232,7 @@ def runs_root() -> Path:
 
 
 def check_notebook_name(name: str) -> None:
-    """Refuse the name of a notebook, without `.ipynb`, that would put its runs elsewhere or write on a terminal.
-
-    Raises:
-        ParameterError: empty, starting with a dot, or with a slash or a character that cannot be printed.
-    """
+    """Refuse the name of a notebook, without `.ipynb`, that would put its runs elsewhere or write on a terminal."""
     if not name or name.startswith(".") or "/" in name or not name.isprintable():
         raise ParameterError(
             f"notebook {name!r}: it names the folder of its runs, so it must not start with a dot or hold a slash or a "
@@ -251,9 +246,6 @@ def create_run(notebook: str, params: Mapping, root: Path | None = None, state: 
     This process executes it, unless its state says that nobody does.
 
     No other notebook below `root` has a run of the same id, so that an id names one run, as in `workbench logs ID`.
-
-    Raises:
-        ParameterError: a notebook's name that cannot name a folder below `root`.
     """
     check_notebook_name(notebook)
     top = Path(root or runs_root())
@@ -301,6 +293,14 @@ def open_run(notebook: str, out_dir: str, params: Mapping) -> Run:
         write_json(path / "params.json", map_text(dict(params), hide_tokens))
     write_json(path / "env.json", environment(params.get("seed")))
     return Run(path)
+
+
+def record_execution(run: Run, notebook: Mapping) -> None:
+    """Write down that a runner executes a run now: with which notebook, and where."""
+    env = environment(run.params.get("seed"))
+    write_json(run.path / "env.json", env)
+    with append_plain(run.path / "executions.jsonl") as file:
+        append_rows(file, [{"time": time.time(), "notebook": notebook, "environment": env}])
 
 
 def load_run(path: str | os.PathLike) -> Run:

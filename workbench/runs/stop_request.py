@@ -22,21 +22,12 @@ _stopped_here: set[Path] = set()
 
 
 def request_stop(run: Run, reason: str) -> None:
-    """Ask whatever trains in this run's folder, or below it, to stop after its current step.
-
-    Args:
-        run: the run; asking one that does not train has no effect.
-        reason: what the run's status will say, such as `stopped by its button`.
-    """
+    """Ask whatever trains in this run's folder, or below it, to stop after its current step."""
     write_json(run.path / _FILE, {"reason": reason, "time": time.time()})
 
 
 def stop_request(folder: Path) -> str | None:
-    """The reason of a request that no training has answered yet, or None.
-
-    Args:
-        folder: where a training records, the run's folder or one below it.
-    """
+    """The reason of a request that no training has answered yet, or None."""
     try:
         request = read_json(_run_folder(folder) / _FILE, None)
     except (OSError, RunError):  # a file system that is away for a moment ends no training; the next step looks again
@@ -61,11 +52,7 @@ def honour_stop(folder: Path, error: str) -> None:
 
 
 def go_on(folder: Path) -> None:
-    """Called when the training goes on: a run that became `interrupted` by `honour_stop` is `running` again.
-
-    Raises:
-        RunError: another process has gone on with it meanwhile.
-    """
+    """Called when the training goes on: a run that became `interrupted` by `honour_stop` is `running` again."""
     path = _run_folder(folder)
     if path in _stopped_here:
         take_run(path, "running")

@@ -23,11 +23,7 @@ class RunSummary:
 
     @classmethod
     def of(cls, run: Run, status: Mapping | None = None) -> "RunSummary":
-        """Read a run; `status` where it was read before.
-
-        Raises:
-            RunError, OSError: its status or result cannot be read.
-        """
+        """Read a run; `status` where it was read before."""
         return cls(run, status or run.status, run.result)
 
     @property

@@ -37,10 +37,6 @@ def labelled(text: str) -> str:
 def visible(text: str, most: int | None = None) -> Markup:
     """Text as HTML; each character that would control, reorder or hide text is shown as a label such as `U+202E`.
 
-    Args:
-        text: anything a model or a user writes.
-        most: characters kept; the number of all is told where there are more. Default all.
-
     Example:
         >>> print(visible("a < b\\x08"))
         a &lt; b<mark class="unseen" title="control character">U+0008</mark>
