@@ -52,7 +52,7 @@ HELPERS = (
 )  # scripts that need a process of their own, and cases that several tests share
 
 
-collect_ignore = [] if HAS_PPO else ["recipes/test_ppo.py", "studies/test_ppo_learning.py", "studies/test_ppo_stops.py"]
+collect_ignore = [] if HAS_PPO else ["recipes/test_ppo.py"]
 # What is tested in which configuration is one table, of which vLLM is a part.
 collect_ignore_glob = (
     [] if find_spec("vllm") else ["training/test_configurations*.py", "training/test_what_is_tested.py"]

@@ -18,25 +18,14 @@ pytestmark = pytest.mark.slow
 # Notebook -> its parameters here, and the checks that so short a training need not pass.
 SMALL = {
     "00_tour": ("steps=3", ()),
-    "01_ppo_eos_stop": (
-        "steps=5 seeds=1 response_length=32",
-        (
-            "the reward rises in every way to stop",
-            "the same reward takes longer without a stop (A0.2)",
-            "stock would punish rows that stopped as asked",  # a share of 32 rows
-        ),
-    ),
+    "01_ppo_eos_stop": ("steps=5 seeds=1 response_length=32", ("The reward rises in every training",)),
     "02_grpo_custom_stops": ("steps=3 seeds=1 server=False", ()),
     "03_position_ids_and_padding": ("steps=10 seeds=3", ()),
     # Of eight completions all are the same by chance once in thousands of seeds, of two in one of five.
     "04_duplicate_prompts": ("num_generations=8 server=False steps=2 seeds=1", ()),
     "05_grpo_docs_example": (
         "steps=4 seeds=1 comparisons=True",
-        (
-            "the sign of TRL 0.14 makes text longer",
-            "vLLM gives the same end",
-            "at the documented rate the toy does not learn",  # in four steps its reward is that of the start
-        ),
+        ("The sign of TRL 0.14 makes text longer", "vLLM and transformers end less than 3 characters apart"),
     ),
     "06_curves_against_baselines": ("", ("a measured run has a verdict on a documented axis",)),
     "07_audit_your_run": ("", ()),
@@ -50,8 +39,8 @@ def runs_dir(tmp_path_factory):
 
 @pytest.mark.parametrize("notebook", SMALL)
 def test_a_notebook_runs_from_top_to_bottom_and_what_can_hold_at_this_size_holds(notebook, runs_dir, starter_folder):
-    if not HAS_PPO and notebook in ("00_tour", "01_ppo_eos_stop"):
-        pytest.skip("00 is about the pinned versions, 01 about PPO, which this TRL has no more")
+    if not HAS_PPO and notebook == "00_tour":
+        pytest.skip("it is about the pinned versions")
     parameters, too_short = SMALL[notebook]
     assigned = [part for parameter in parameters.split() for part in ("-p", parameter)]
     process = workbench("run", "-q", notebook, *assigned, "--runs-dir", runs_dir, timeout=600)

@@ -32,7 +32,7 @@ class DocstringsWithoutPPO:
     """
 
     def pytest_ignore_collect(self, collection_path):
-        rests_on_ppo = collection_path.name in ("ppo.py", "ppo_learning.py", "ppo_stops.py")
+        rests_on_ppo = collection_path.name == "ppo.py"
         return True if rests_on_ppo and not HAS_PPO and ROOT / "workbench" in collection_path.parents else None
 
 

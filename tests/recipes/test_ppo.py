@@ -70,6 +70,33 @@ def test_generation_ends_with_the_longest_row_and_every_row_at_its_stop(label, t
     assert (cut["completion_tokens"] == LIMIT).all()
 
 
+def test_rows_that_end_early_are_trained_up_to_their_end_and_scored_as_if_alone(tmp_path, monkeypatch):
+    from workbench.recipes.ppo import PPOTrainer
+    from workbench.recipes.train import train_recipe
+
+    masks, alone, original = [], [], ppo_trainer.masked_whiten
+
+    class Watched(PPOTrainer):
+        def _get_reward(self, model, query_responses, pad_token_id, context_length):
+            if model is self.reward_model:
+                split = [(row[:context_length], row[context_length:]) for row in query_responses]
+                for parts in ([part[part != pad_token_id] for part in parts] for parts in split):
+                    one = self._original_get_reward(model, torch.cat(parts)[None], pad_token_id, len(parts[0]))
+                    alone.append(one[1].item())
+            return super()._get_reward(model, query_responses, pad_token_id, context_length)
+
+    def whiten(values, mask, **kwargs):
+        masks.append(mask)
+        return original(values, mask, **kwargs)
+
+    monkeypatch.setattr(ppo_trainer, "masked_whiten", whiten)
+    train_recipe(Watched, dataclasses.replace(RECIPE, max_steps=1), reward_funcs="random weights", out_dir=tmp_path)
+    rows = Run(tmp_path).completions
+    assert rows["completion_tokens"].nunique() > 1 and rows["reward"].nunique() > 4
+    assert masks[-1].sum(1).tolist() == rows["completion_tokens"].tolist()
+    assert rows["reward"].tolist() == pytest.approx(alone, abs=1e-5)
+
+
 def test_legacy_mode_runs_to_the_limit_and_gives_the_same_truncated_tokens(train, starter_folder):
     rule = StopRule(StopSpec(), AutoTokenizer.from_pretrained(starter_folder))
     named = {"legacy": StopSpec.never(), "stop": StopSpec()}

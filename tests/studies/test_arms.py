@@ -7,7 +7,7 @@ from workbench import StopSpec, length_reward
 from workbench.errors import TrainingStopped
 from workbench.recipes.recipes import Recipe
 from workbench.runs.files import read_json
-from workbench.studies.arms import Arm, arm_table, column_means, share_cut, train_arms
+from workbench.studies.arms import Arm, column_means, share_cut, train_arms
 
 SMALL = Recipe(max_steps=3, num_generations=2, per_device_train_batch_size=4, max_completion_length=8, save_steps=1)
 ARM = Arm(SMALL, length_reward(20))
@@ -65,15 +65,7 @@ class Recorded:
     """A run by its metrics alone."""
 
     def __init__(self, rewards):
-        columns = dict.fromkeys(("completions/mean_length", "step_time", "frac_reward_zero_std"), 0.5)
-        self.metrics = pd.DataFrame({"reward": rewards, **columns})
-
-
-def test_the_table_of_arms_is_over_their_seeds():
-    runs = {"a": [Recorded([0.0] * 10 + [1.0] * 20), Recorded([0.0] * 10 + [3.0] * 20)]}
-    row = arm_table(runs).loc["a"]
-    assert (row["seeds"], row["reward, first 3 steps"], row["reward, last 20 steps"]) == (2, 0.0, 2.0)
-    assert row["seconds per step"] == row["groups without spread"] == row["tokens, last 20 steps"] == 0.5
+        self.metrics = pd.DataFrame({"reward": rewards})
 
 
 def test_a_column_s_mean_counts_the_asked_steps_of_each_run():

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.errors import ParameterError
-from workbench.studies.docs_example import scaled_length_reward
 from workbench.training.rewards import (
     completion_text,
     describe_reward,
@@ -36,20 +35,8 @@ def test_the_sign_wrong_version_rewards_what_the_documented_one_punishes():
     assert length_reward(sign=1)(TEXTS) == [-r for r in length_reward()(TEXTS)]
 
 
-@given(st.lists(st.text(), min_size=2))
-def test_the_scaled_reward_lies_in_0_to_1_and_keeps_the_order(texts):
-    scaled, raw = scaled_length_reward()(texts), length_reward()(texts)
-    assert all(0 <= s <= 1 for s in scaled)
-    assert sorted(scaled) == [s for _, s in sorted(zip(raw, scaled, strict=True))]
-
-
-def test_the_scaled_reward_maps_the_exact_length_to_1_and_the_worst_to_0():
-    assert scaled_length_reward()(TEXTS) == [0.75, 1.0, 0.0]
-
-
-@pytest.mark.parametrize("reward", [length_reward(), scaled_length_reward()])
-def test_a_chat_completion_counts_as_its_text(reward):
-    assert reward(CHAT) == reward(TEXTS)
+def test_a_chat_completion_counts_as_its_text():
+    assert length_reward()(CHAT) == length_reward()(TEXTS)
     assert [completion_text(c) for c in CHAT] == TEXTS
 
 
@@ -62,7 +49,7 @@ def test_exact_match_without_its_column_names_the_columns_there_are():
         exact_match_reward()(["4"], prompts=["2+2"], solution=["4"])
 
 
-@pytest.mark.parametrize("make", [length_reward, scaled_length_reward, exact_match_reward])
+@pytest.mark.parametrize("make", [length_reward, exact_match_reward])
 def test_a_reward_takes_trl_s_extra_keywords(make):
     reward = make()
     values = reward(prompts=["p"], completions=["c"], completion_ids=[[1]], trainer_state=None, answer=["c"])
@@ -70,13 +57,12 @@ def test_a_reward_takes_trl_s_extra_keywords(make):
 
 
 def test_each_reward_has_a_name_of_its_own_for_trl_s_metrics():
-    names = [make().__name__ for make in (length_reward, scaled_length_reward, exact_match_reward)]
-    assert names == ["reward_len", "reward_len_scaled", "reward_exact_match"]
+    names = [make().__name__ for make in (length_reward, exact_match_reward)]
+    assert names == ["reward_len", "reward_exact_match"]
 
 
 @pytest.mark.parametrize(
-    "make, name", [(lambda: length_reward(-1), "target"), (lambda: length_reward(sign=2), "sign"),
-                   (lambda: scaled_length_reward(worst=0), "worst")]
+    "make, name", [(lambda: length_reward(-1), "target"), (lambda: length_reward(sign=2), "sign")]
 )  # fmt: skip
 def test_a_wrong_argument_is_named(make, name):
     with pytest.raises(ParameterError, match=f"^{name}="):

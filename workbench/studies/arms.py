@@ -150,20 +150,3 @@ def share_cut(finish_reasons: pd.Series) -> float:
         0.25
     """
     return float((finish_reasons == "length").mean())
-
-
-def arm_table(runs: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
-    """Per arm, over its seeds: reward at both ends, length at the end, seconds a step, groups without spread."""
-    return pd.DataFrame(
-        {
-            name: {
-                "seeds": len(members),
-                "reward, first 3 steps": column_means(members, "reward", first=3),
-                "reward, last 20 steps": column_means(members, "reward", last=20),
-                "tokens, last 20 steps": column_means(members, "completions/mean_length", last=20),
-                "seconds per step": fmean(run.metrics["step_time"].median() for run in members),
-                "groups without spread": column_means(members, "frac_reward_zero_std"),
-            }
-            for name, members in runs.items()
-        }
-    ).T
