@@ -84,16 +84,20 @@ notebooks: .venv/installed
 	$(PY) notebooks/write_outputs.py
 
 lab: .venv/installed
-	JUPYTER_CONFIG_PATH=lab $(PY) -m jupyter lab --notebook-dir=. notebooks
+	JUPYTER_CONFIG_PATH=requirements/jupyter $(PY) -m jupyter lab --notebook-dir=. notebooks
 
 lint: .venv/installed
 	$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy
 
+# What needs no GPU and no downloaded weights.
+BENCHMARKS := $(subst /,.,$(basename $(filter-out benchmarks/cost/gpu.py,$(wildcard benchmarks/cost/*.py)))) \
+	$(addprefix benchmarks.verdicts.,attribution audit error_rates)
+
 bench: .venv/installed
-	@for script in benchmarks/*.py benchmarks/verdicts/error_rates.py; do echo "== $$script"; $(PY) $$script || exit 1; done
+	@for name in $(BENCHMARKS); do echo "== $$name"; $(PY) -m $$name || exit 1; done
 
 screenshots: .venv/installed
-	$(PY) docs/screenshots.py
+	$(PY) tests/helpers/screenshots.py
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -8,7 +8,6 @@ import re
 
 import pytest
 from conftest import workbench
-from trl_version import HAS_PPO
 
 from workbench import list_runs
 from workbench.runs.results import results_of

@@ -2,19 +2,14 @@
 
 import gzip
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks" / "real_weights"))
-
-import choose_task
-import gemma
-import stop_string as custom_stops
-import tasks
+from benchmarks import record
+from benchmarks.real_weights import choose_task, stop_string, tasks
+from workbench.errors import RunError
 
 
 @pytest.mark.parametrize(
@@ -70,10 +65,10 @@ def training(folder, steps, *, finished=False):
         made = {"step": step, "prompt": "Question: 1?", "answer": "2", "tokens": 5}
         right = {"completion": "<answer>2</answer>", "finish_reason": "stop", "reward": float(step > 1)}
         cut = {"completion": "<answer>22", "finish_reason": "length", "reward": 0.0}
-        custom_stops.append(folder / "completions.jsonl", [made | right, made | cut])
+        stop_string.append(folder / "completions.jsonl", [made | right, made | cut])
         line = {"step": step, "completions/clipped_ratio": 1.0, "grad_norm": 0.0, "loss": 0.0, "num_tokens": 10 * step}
         line |= {"frac_reward_zero_std": 1.0, "sampling/sampling_logp_difference/mean": 0.001}
-        custom_stops.append(folder / "metrics.jsonl", [line])
+        stop_string.append(folder / "metrics.jsonl", [line])
     for step in range(0, steps + 1, 2):
         row = {
             "step": step,
@@ -84,7 +79,7 @@ def training(folder, steps, *, finished=False):
             "completion": "",
             "answer": "",
         }
-        custom_stops.append(folder / "held_out.jsonl", [row, row | {"question": 1, "reward": 0.0}])
+        stop_string.append(folder / "held_out.jsonl", [row, row | {"question": 1, "reward": 0.0}])
     if finished:
         (folder / "finished").touch()
 
@@ -96,7 +91,7 @@ def collected_rows(file):
 def test_finished_and_unfinished_trainings_are_collected(tmp_path):
     training(tmp_path / "in" / "a", 4, finished=True)
     training(tmp_path / "in" / "b", 3)
-    summary = custom_stops.collect(tmp_path / "in", tmp_path / "out")
+    summary = stop_string.collect(tmp_path / "in", tmp_path / "out")
     assert json.loads((tmp_path / "out" / "stop_string.json").read_text()) == summary
     whole, part = summary["trainings"]
     assert (whole["finished"], whole["steps"], part["finished"], part["steps"]) == (True, 4, False, 3)
@@ -112,26 +107,26 @@ def test_collecting_twice_writes_the_same_bytes(tmp_path):
     training(tmp_path / "in" / "a", 2)
     contents = []
     for _ in range(2):
-        custom_stops.collect(tmp_path / "in", tmp_path / "out")
+        stop_string.collect(tmp_path / "in", tmp_path / "out")
         contents.append({path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()})
     assert contents[0] == contents[1]
 
 
 def test_completions_of_a_step_that_was_not_finished_are_left_out(tmp_path):
     training(tmp_path / "in" / "a", 2)
-    custom_stops.append(tmp_path / "in" / "a" / "completions.jsonl", [{"step": 3, "reward": 1.0}])
+    stop_string.append(tmp_path / "in" / "a" / "completions.jsonl", [{"step": 3, "reward": 1.0}])
     with (tmp_path / "in" / "a" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "lo')  # cut while it was written
-    (collected,) = custom_stops.collect(tmp_path / "in", tmp_path / "out")["trainings"]
+    (collected,) = stop_string.collect(tmp_path / "in", tmp_path / "out")["trainings"]
     assert collected["steps"] == 2
     assert len(collected_rows(tmp_path / "out" / "completions-a.jsonl.gz")) == 2 * 2 + 2 * 2
 
 
 def test_a_step_that_is_there_twice_is_refused(tmp_path):
     training(tmp_path / "in" / "a", 2)
-    custom_stops.append(tmp_path / "in" / "a" / "metrics.jsonl", [{"step": 2}])
-    with pytest.raises(SystemExit, match=r"steps \[1, 2, 2\], expected each step once"):
-        custom_stops.collect(tmp_path / "in", tmp_path / "out")
+    stop_string.append(tmp_path / "in" / "a" / "metrics.jsonl", [{"step": 2}])
+    with pytest.raises(RunError, match=r"steps \[1, 2, 2\], expected each step once"):
+        stop_string.collect(tmp_path / "in", tmp_path / "out")
 
 
 def test_a_training_that_goes_on_forgets_what_came_after_its_checkpoint(tmp_path):
@@ -139,15 +134,15 @@ def test_a_training_that_goes_on_forgets_what_came_after_its_checkpoint(tmp_path
     for step in (2, 4):
         (tmp_path / "a" / "checkpoints" / f"checkpoint-{step}").mkdir(parents=True)
     (tmp_path / "a" / "checkpoints" / "checkpoint-2" / "complete").touch()  # 4 was cut while it was written
-    step, checkpoint = custom_stops.last_checkpoint(tmp_path / "a")
+    step, checkpoint = stop_string.last_checkpoint(tmp_path / "a")
     assert (step, checkpoint.name) == (2, "checkpoint-2")
-    custom_stops.forget_after(tmp_path / "a", step)
+    stop_string.forget_after(tmp_path / "a", step)
     for name, expected in {"metrics": [1, 2], "completions": [1, 1, 2, 2], "held_out": [0, 0, 2, 2]}.items():
-        assert [line["step"] for line in custom_stops.read_lines(tmp_path / "a" / f"{name}.jsonl")] == expected
+        assert [line["step"] for line in stop_string.read_lines(tmp_path / "a" / f"{name}.jsonl")] == expected
 
 
 def test_a_new_training_begins_at_step_0(tmp_path):
-    assert custom_stops.last_checkpoint(tmp_path) == (0, None)
+    assert stop_string.last_checkpoint(tmp_path) == (0, None)
 
 
 def model(folder, values):
@@ -158,22 +153,14 @@ def model(folder, values):
 
 def test_weights_that_are_cut_short_or_other_ones_are_refused(tmp_path):
     model(tmp_path / "right", [1.0, 2.0])
-    known = gemma.weights_sha256(tmp_path / "right" / "model.safetensors")
+    known = record.weights_sha256(tmp_path / "right" / "model.safetensors")
     model(tmp_path / "other", [1.0, 3.0])
-    with pytest.raises(SystemExit, match=f"expected {known}"):
-        gemma.check_weights(tmp_path / "other", known)
+    with pytest.raises(RunError, match=f"expected {known}"):
+        record.check_weights(tmp_path / "other", known)
     model(tmp_path / "cut", [1.0, 2.0])
     file = tmp_path / "cut" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-2])
-    with pytest.raises(SystemExit, match="cannot be read"):
-        gemma.check_weights(tmp_path / "cut", known)
-    with pytest.raises(SystemExit, match="no finished model"):
-        gemma.check_weights(tmp_path / "nowhere", known)
-
-
-def test_too_little_memory_or_disk_is_refused(tmp_path):
-    gemma.check_machine(memory_gib=0.01, disk_gib=0.01, folder=tmp_path / "not" / "yet")
-    with pytest.raises(SystemExit, match="GiB of memory are free, expected 100000"):
-        gemma.check_machine(memory_gib=100000, disk_gib=0, folder=tmp_path)
-    with pytest.raises(SystemExit, match="GiB of disk are free"):
-        gemma.check_machine(memory_gib=0, disk_gib=10**9, folder=tmp_path)
+    with pytest.raises(RunError, match="cannot be read"):
+        record.check_weights(tmp_path / "cut", known)
+    with pytest.raises(RunError, match="no finished model"):
+        record.check_weights(tmp_path / "nowhere", known)

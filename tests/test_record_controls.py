@@ -1,10 +1,9 @@
 import json
-import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT
 
+from benchmarks.verdicts import record_controls as control
 from workbench.curves.compare import control_verdicts, why_not_control
 from workbench.curves.documented import load_baseline
 from workbench.recipes.recipes import make_recipe
@@ -12,9 +11,6 @@ from workbench.recipes.train import training_record
 from workbench.runs.run import Run
 from workbench.studies.arms import Arm
 from workbench.training.rewards import length_reward
-
-sys.path.append(str(ROOT / "benchmarks" / "verdicts"))
-import record_controls as control
 
 
 def record_of(arm, seed=0):

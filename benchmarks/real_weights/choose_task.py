@@ -1,22 +1,21 @@
 """Which task suits gemma-3-270m: the base model's rate of right answers on held-out questions, temperature 1.
 
-    python benchmarks/real_weights/choose_task.py [--examples 2 4] [--samples 2]
+    python -m benchmarks.real_weights.choose_task [--examples 2 4] [--samples 2]
 
 A task suits that the base solves in 20 to 60%: then groups of completions differ, and there is room to learn. Two samples of
 each held-out question, with the stop string. Writes data/measured/real_weights/task.json, one task after the other; a task
 that stands there is not measured again.
 """
 
-import argparse
 import json
 import os
-import sys
-from pathlib import Path
 
-from gemma import FOLDER, check_machine, check_weights, environment, write_json
-from tasks import STOP, TASKS, reward_of, rows
+from benchmarks.real_weights.tasks import STOP, TASKS, reward_of, rows
+from benchmarks.record import GEMMA, MEASURED, check_weights, need_room, parser, run_main, versions
+from workbench.errors import RunError
+from workbench.runs.files import write_json
 
-OUT = Path(__file__).parents[2] / "data" / "measured" / "real_weights" / "task.json"
+OUT = MEASURED / "real_weights" / "task.json"
 MAX_TOKENS = 16
 
 
@@ -53,27 +52,24 @@ def measure(llm, task: str, examples: int, samples: int) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--examples", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--samples", type=int, default=2)
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS), metavar="TASK")
-    parser.add_argument("--model", type=Path, default=FOLDER)
-    parser.add_argument("--out", type=Path, default=OUT)
-    args = parser.parse_args()
+    options = parser(__doc__, examples=[2, 4], samples=2, model=GEMMA)
+    options.set_defaults(out=OUT)
+    options.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS), metavar="TASK")
+    args = options.parse_args()
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    check_machine(memory_gib=5, disk_gib=0.1, folder=args.out.parent)
+    need_room("the engine", memory=5, disk=0.1, folder=args.out.parent)
     weights = check_weights(args.model)
     from vllm import LLM
 
     llm = LLM(model=str(args.model), dtype="float32", enforce_eager=True, max_model_len=160, gpu_memory_utilization=0.2)
     measured: dict = {"what": " ".join(__doc__.split("\n\n")[0].split()), "temperature": 1.0, "max_tokens": MAX_TOKENS}
-    measured |= {"weights": weights, "environment": environment(), "tasks": []}
+    measured |= {"weights": weights, "environment": versions(), "tasks": []}
     if args.out.is_file():
         before = json.loads(args.out.read_text())
         if before["weights"] != weights:
-            sys.exit(f"error: {args.out}: measured with other weights; move the file away")
+            raise RunError(f"{args.out}: measured with other weights; move the file away")
         measured["tasks"] = before["tasks"]
     there = [(found["task"], found["examples"]) for found in measured["tasks"]]
     for examples in args.examples:
@@ -87,4 +83,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

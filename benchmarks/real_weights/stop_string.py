@@ -1,7 +1,7 @@
 """GRPO with a stop string on real weights: stock TRL masked, stock TRL unmasked, the workbench's trainer masked.
 
-    python benchmarks/real_weights/stop_string.py            train what is missing, seed by seed over all arms
-    python benchmarks/real_weights/stop_string.py --collect  write what there is to data/measured/real_weights/
+    python -m benchmarks.real_weights.stop_string            train what is missing, seed by seed over all arms
+    python -m benchmarks.real_weights.stop_string --collect  write what there is to data/measured/real_weights/
 
 gemma-3-270m answers small questions in `<answer>...</answer>`, vLLM ends a completion at the stop string `</answer>`, and
 `mask_truncated_completions=True` asks TRL to leave truncated completions out of the loss. Reward 1 for the right answer.
@@ -25,11 +25,12 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from gemma import FOLDER, check_machine, check_weights, environment, write_json
-from tasks import STOP, reward_of, rows
+from benchmarks.real_weights.tasks import STOP, reward_of, rows
+from benchmarks.record import GEMMA, MEASURED, ROOT, check_weights, need_room, parser, run_main, versions
+from workbench.errors import RunError
+from workbench.runs.files import write_json
 
-ROOT = Path(__file__).parents[2]
-OUT = ROOT / "data" / "measured" / "real_weights"
+OUT = MEASURED / "real_weights"
 TRAININGS = ROOT / "build" / "real_weights" / "custom_stops"
 STOCK_MASKED, STOCK_UNMASKED, WORKBENCH_MASKED = ARMS = ("stock-masked", "stock-unmasked", "workbench-masked")
 TASK, EXAMPLES, HELD_OUT = "number after one up to 199", 2, 100
@@ -123,17 +124,18 @@ def last_checkpoint(folder: Path) -> tuple[int, Path | None]:
 
 def train(arm: str, seed: int, folder: Path, model: Path, steps: int) -> None:
     """One training, from its last checkpoint on."""
-    check_machine(memory_gib=8, disk_gib=3, folder=folder)
+    need_room("a training", memory=8, disk=3, folder=folder)
     weights = check_weights(model)
     train_rows, held_rows = rows(TASK, EXAMPLES, HELD_OUT)
     settings = {
         "arm": arm, "seed": seed, "steps": steps, "task": TASK, "examples": EXAMPLES, "stop": STOP, "grpo": GRPO,
         "lora": LORA, "questions": {"train": len(train_rows), "held out": len(held_rows)}, "held out": "greedy",
-        "model": weights, "environment": environment(),
+        "model": weights, "environment": versions(),
     }  # fmt: skip
     old = folder / "settings.json"
     if old.is_file() and json.loads(old.read_text()) != settings:
-        sys.exit(f"error: {old}: the training there has other settings; move the folder away, or go back to them")
+        raise RunError(f"{old}: the training there has other settings; move the folder away, or go back to them")
+    folder.mkdir(parents=True, exist_ok=True)
     write_json(old, settings)
 
     from transformers import TrainerCallback, set_seed
@@ -224,13 +226,14 @@ def collect(trainings: Path, out: Path) -> dict:
         The summary: `trainings`, a list of {"settings", "finished", "steps", "curves", "held out"}. `curves` maps a name to
         [steps] numbers, and `held out` has `step`, `reward` (share of right answers), `truncated` and `tokens`.
     """
+    out.mkdir(parents=True, exist_ok=True)
     found = []
     for settings_file in sorted(trainings.glob("*/settings.json")):
         folder, settings = settings_file.parent, json.loads(settings_file.read_text())
         metrics, completions, held = (read_lines(folder / name) for name in RECORDS)
         steps = [line["step"] for line in metrics]
         if steps != list(range(1, len(steps) + 1)):
-            sys.exit(f"error: {folder / 'metrics.jsonl'}: steps {steps}, expected each step once from 1 on")
+            raise RunError(f"{folder / 'metrics.jsonl'}: steps {steps}, expected each step once from 1 on")
         by_step = [[row for row in completions if row["step"] == step] for step in steps]
         looks = sorted({row["step"] for row in held if row["step"] <= len(steps)})
         by_look = [[row for row in held if row["step"] == step] for step in looks]
@@ -262,7 +265,6 @@ def collect(trainings: Path, out: Path) -> dict:
         whole = [{"of": "training"} | row for row in completions if row["step"] <= len(steps)]
         whole += [{"of": "held out"} | row for row in held if row["step"] <= len(steps)]
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in whole)
-        out.mkdir(parents=True, exist_ok=True)
         (out / name).write_bytes(gzip.compress(text.encode(), mtime=0))  # the same bytes for the same rows
     summary = {"what": " ".join(__doc__.split("\n\n")[0].split()), "trainings": found}
     write_json(out / "stop_string.json", summary)
@@ -275,16 +277,12 @@ def share(lines: list[dict], name: str, value) -> float | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
-    parser.add_argument("--model", type=Path, default=FOLDER)
-    parser.add_argument("--trainings", type=Path, default=TRAININGS)
-    parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--collect", action="store_true", help="train nothing, write what is trained, finished or not")
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # of the arms and seeds, in this process
-    args = parser.parse_args()
+    options = parser(__doc__, steps=60, seeds=[0, 1, 2], model=GEMMA, trainings=TRAININGS)
+    options.set_defaults(out=OUT)
+    options.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
+    options.add_argument("--collect", action="store_true", help="train nothing, write what is trained, finished or not")
+    options.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # of the arms and seeds, in this process
+    args = options.parse_args()
     if args.collect:
         for training in collect(args.trainings, args.out)["trainings"]:
             settings = training["settings"]
@@ -300,21 +298,12 @@ def main() -> None:
         for arm in args.arms:
             if (args.trainings / f"{arm}-seed-{seed}" / "finished").is_file():
                 continue
-            command = [
-                sys.executable,
-                __file__,
-                "--one",
-                "--arms",
-                arm,
-                "--seeds",
-                str(seed),
-                "--steps",
-                str(args.steps),
-            ]
+            command = [sys.executable, "-m", "benchmarks.real_weights.stop_string", "--one", "--arms", arm]
+            command += ["--seeds", str(seed), "--steps", str(args.steps)]
             command += ["--model", str(args.model), "--trainings", str(args.trainings)]
             if code := subprocess.run(command).returncode:
-                sys.exit(f"error: {arm}, seed {seed}, ended with {code}; the same command goes on with it")
+                raise RunError(f"{arm}, seed {seed}, ended with {code}; the same command goes on with it")
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

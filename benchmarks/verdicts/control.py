@@ -1,9 +1,9 @@
 """How often the positive control is wrong: recorded seeds left out, simulated ones, other rounding, damaged trainers.
 
-    python benchmarks/verdicts/control.py [--trainings FOLDER] [--seeds 3] [--repeats 2000] [--out FILE.json] [--page FILE.md]
+    python -m benchmarks.verdicts.control [--trainings FOLDER] [--seeds 3] [--repeats 2000] [--out FILE.json] [--page FILE.md]
 
 Trains about 30 short runs, one after the other; started again it goes on where it ended. `--page` writes the page of error
-rates, of `--out` and of what `error_rates.py` left in data/benchmarks.
+rates, of `--out` and of what `error_rates.py` left in data/measured.
 """
 
 import argparse
@@ -16,9 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from error_rates import page
-from record_controls import SEEDS, control_arms, fifths_of, tolerance_for, with_recipe
 
+from benchmarks.pages import write_page
+from benchmarks.record import MEASURED, parser, publish
+from benchmarks.verdicts.error_rates import page
+from benchmarks.verdicts.record_controls import SEEDS, control_arms, fifths_of, tolerance_for, with_recipe
 from workbench import load_baseline
 from workbench.curves.compare import DIFFERENT, INCONCLUSIVE, PARTS, SAME, another_seed, as_judged, of_control
 from workbench.curves.curve import Curve
@@ -32,7 +34,6 @@ from workbench.toys.make import one_thread
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.recording import quiet_libraries
 
-BENCHMARKS = Path(__file__).parents[2] / "data" / "benchmarks"
 CONTROLS = {name: f"workbench-{name}-docs-example" for name in ("starter", "starter-gpt2")}
 VERDICTS = (SAME, INCONCLUSIVE, DIFFERENT)
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
@@ -88,7 +89,17 @@ def rounded(folder: Path, seeds: list[int]) -> dict[str, list[Run]]:
     found |= train_arms({"two threads": arm}, out_dir=folder, seeds=seeds)
     torch.set_num_threads(1)
     name = "AVX2, starter made with it"
-    command = [sys.executable, __file__, "--avx2", name, "--trainings", str(folder), "--seeds", str(len(seeds))]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.verdicts.control",
+        "--avx2",
+        name,
+        "--trainings",
+        str(folder),
+        "--seeds",
+        str(len(seeds)),
+    ]
     subprocess.run(command, env=os.environ | AVX2, check=True)
     return found | {name: [Run(folder / "AVX2--starter-made-with-it" / f"seed-{seed}") for seed in seeds]}
 
@@ -165,25 +176,18 @@ def measure(folder: Path, seeds: int, repeats: int) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trainings", type=Path, default=Path("build/control-benchmark"))
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=2000)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--page", type=Path)
-    parser.add_argument("--avx2", metavar="ARM", help=argparse.SUPPRESS)  # the part that needs a process of its own
-    args = parser.parse_args()
+    options = parser(__doc__, trainings=Path("build/control-benchmark"), seeds=3, repeats=2000, page=Path(""))
+    options.add_argument("--avx2", metavar="ARM", help=argparse.SUPPRESS)  # the part that needs a process of its own
+    args = options.parse_args()
     quiet_libraries()
     if args.avx2:
         with one_thread():
             train_arms({args.avx2: control_arms()["starter"]}, out_dir=args.trainings, seeds=list(SEEDS)[: args.seeds])
         return
     result = measure(args.trainings, args.seeds, args.repeats)
-    print(json.dumps({name: result[name] for name in ("controls", "rounding", "damaged")}, indent=1))
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
-    if args.page:
-        args.page.write_text(page(json.loads((BENCHMARKS / "error_rates.json").read_text()), result))
+    publish(result, args.out)
+    if args.page.name:
+        write_page(args.page, page(json.loads((MEASURED / "verdicts" / "error_rates.json").read_text()), result))
 
 
 if __name__ == "__main__":

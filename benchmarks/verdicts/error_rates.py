@@ -1,12 +1,11 @@
 """How often the verdicts about curves are wrong: simulated runs whose truth is known, judged by the library itself.
 
-    python benchmarks/verdicts/error_rates.py [--repeats 1000] [--seed 0] [--out FILE.json] [--page FILE.md]
+    python -m benchmarks.verdicts.error_rates [--repeats 1000] [--seed 0] [--out FILE.json] [--page FILE.md]
 
 `--page` writes the tables as a page of the documentation; it is made of what `--out` writes, of what `control.py` left in
-data/benchmarks, and of nothing else.
+data/measured, and of nothing else.
 """
 
-import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,8 @@ from pathlib import Path
 import numpy as np
 from scipy.signal import lfilter
 
+from benchmarks.pages import table, write_page
+from benchmarks.record import MEASURED, parser, publish
 from workbench.curves.compare import DIFFERENT, INCONCLUSIVE, SAME, another_seed
 from workbench.curves.curve import Curve, peak
 from workbench.curves.stats import change_interval, iqm, seed_interval
@@ -23,7 +24,7 @@ SEEDS = (1, 2, 3, 5, 8, 10)
 STEPS = np.arange(1, 81)
 NOISES = {"independent": 0.0, "AR(0.8)": 0.8}
 LENGTHS = (20, 40, 80, 250)
-CONTROL = Path(__file__).parents[2] / "data" / "benchmarks" / "control.json"
+CONTROL = MEASURED / "verdicts" / "control.json"
 
 
 def noise(rng: np.random.Generator, n: int, rho: float) -> np.ndarray:
@@ -163,17 +164,13 @@ def simulate(repeats: int, seed: int) -> dict:
     return result
 
 
-def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
-
-
 def _verdict_table(result: dict, truths: tuple[str, ...], verdict: str) -> list[str]:
     rows = []
     for name, found in result["another_seed"].items():
         if found["truth"] in truths:
             rates = [f"{100 * cell[verdict]:.1f}" for cell in found["seeds"].values()]
             rows.append([*name.split("; "), *rates])
-    return _table(["case", "noise", *(f"{n} seed{'s' * (n > 1)}" for n in SEEDS)], rows)
+    return table(["case", "noise", *(f"{n} seed{'s' * (n > 1)}" for n in SEEDS)], rows)
 
 
 def _counted(verdicts: list[str]) -> str:
@@ -222,114 +219,104 @@ def control_section(control: dict) -> list[str]:
         "recipe is one more of them. A control that was recorded on other weights than the toy models that are shipped is not",
         "comparable, until it is recorded again. This part is written by",
         "",
-        f"    python benchmarks/verdicts/control.py --repeats {control['repeats']} "
-        "--out data/benchmarks/control.json --page docs/error_rates.md",
+        f"    python -m benchmarks.verdicts.control --repeats {control['repeats']} "
+        "--out data/measured/verdicts/control.json --page docs/error_rates.md",
         "",
         f"Says different, in per cent of {control['repeats']} made-up seeds with mean and covariance of the recorded ones, of",
         "which the judged one is shifted by so many of the unit. 0: the same process, at most 5% is wanted. The tolerance of",
         "each fifth is how far 99% of simulated runs on another machine lie at most, whose starter came out otherwise.",
         "",
-        *_table(["control; metric", "tolerance of the fifths", *(f"shift {s}" for s in shifts)], simulated),
+        *table(["control; metric", "tolerance of the fifths", *(f"shift {s}" for s in shifts)], simulated),
         "",
         "Real runs that were left out: each recorded seed judged by the other nine, and each run on a starter made anew (of",
         "another tenth less of the corpus) with the tolerance that the others give.",
         "",
-        *_table(["control; metric", "recorded seeds", "starters made anew"], left_out),
+        *table(["control; metric", "recorded seeds", "starters made anew"], left_out),
         "",
         "The starter's run with recorded seeds and other rounding. Rounding alone changed nothing that was sampled here;",
         "where it does, the run leaves the recorded one of its seed at the step that is named, and goes on as one more seed.",
         "How far the worst fifth lies, in characters:",
         "",
-        *_table(["rounding", "parts at step", "verdict", "worst fifth"], rounding),
+        *table(["rounding", "parts at step", "verdict", "worst fifth"], rounding),
         "",
         "Trainers with one thing wrong, trained with seeds that were not recorded. Positions off, on the transformers back",
         "end, cancel in GRPO's ratio: the reward cannot show them, the padding monitor does (in decades). Half the rate is",
         "within what another machine's starter does to the curve, and is not told.",
         "",
-        *_table(["damage", "control", "metric", "verdict", "worst fifth"], damaged),
+        *table(["damage", "control", "metric", "verdict", "worst fifth"], damaged),
         "",
     ]
 
 
-def page(result: dict, control: dict) -> str:
-    """The page of the documentation that shows a result of `simulate`, and of `control.py`."""
+def page(result: dict, control: dict) -> list[str]:
+    """The lines of the page of the documentation that shows a result of `simulate`, and of `control.py`."""
     steps = [[*n.split("; "), *(f"{100 * v:.1f}" for v in r.values())] for n, r in result["change_interval"].items()]
     seeds = [[name, *(f"{100 * v:.1f}" for v in row.values())] for name, row in result["seed_interval"].items()]
-    return "\n".join(
-        [
-            "# How often the verdicts are wrong",
-            "",
-            "Simulated runs whose truth is known, judged by the library, and at the end real ones. This page is written by",
-            "",
-            f"    python benchmarks/verdicts/error_rates.py --repeats {result['repeats']} --seed {result['seed']} "
-            "--out data/benchmarks/error_rates.json --page docs/error_rates.md",
-            "",
-            f"All rates are per cent of {result['repeats']} experiments, so one of 5% is known to about "
-            f"{196 * np.sqrt(0.05 * 0.95 / result['repeats']):.1f} points. Nothing is trained, but for the positive control.",
-            "",
-            "`another_seed` is asked whether one run is one more seed of 1 to 10 others, over 80 steps. Dense rewards rise",
-            "from -25 to -4 from the first step on; each seed has an offset of its own (deviation 1) and noise at each step:",
-            "independent with deviation 1, or autoregressive, AR(0.8), driven by the same; the tolerance is 5. Sparse rewards",
-            "go from 0 to 1 at a step of their own in each seed, around step 40; noise of 0.03, a tolerance of 0.1.",
-            "",
-            "## `another_seed` says different, but the process is the same",
-            "",
-            *_verdict_table(result, ("same",), DIFFERENT),
-            "",
-            "At most 5% is wanted. One or two seeds never say different. Where an outcome is a matter of luck, such as never",
-            "to learn, 3 seeds that share it and one that does not are seen in up to 10% of cases, 5 in up to 7%, 8 in up to",
-            "4%. So below 8 seeds a run that learns sooner, later or never is inconclusive.",
-            "",
-            "## `another_seed` says same process, but the difference exceeds the tolerance",
-            "",
-            *_verdict_table(result, ("other",), SAME),
-            "",
-            "## `another_seed` says different, and is right",
-            "",
-            "What is missing to 100 is nearly all inconclusive. 4 higher is within the tolerance.",
-            "",
-            *_verdict_table(result, ("other", "within"), DIFFERENT),
-            "",
-            "## `change_interval`: one run, its last fifth less its first",
-            "",
-            "changed: the run is noise without any change, and the interval leaves 0 out (at most 8% is wanted at 80 steps",
-            "of AR(0.8)). covers: on a rise by 3, the interval holds the true change (95% is meant). seen: the interval of",
-            "that rise lies above 0. In a short run with much autocorrelation, noise cannot be told from a trend: 20 steps",
-            "are too few there, and 40 at 0.9.",
-            "",
-            *_table(["steps", "autocorrelation", "changed", "covers", "seen"], steps),
-            "",
-            "## `seed_interval`: the true interquartile mean lies inside",
-            "",
-            "95% is meant; a t interval below 5 seeds, a bootstrap interval from 5 on.",
-            "",
-            *_table(["values", "2 seeds", "3", "4", "5", "10", "30"], seeds),
-            "",
-            "## `peak`",
-            "",
-            f"Of pure noise, the peak lies in the first 5 of its 71 possible places in {100 * result['early peaks']:.1f}% of"
-            " runs; 7.0% if",
-            "every place were as likely. The means of 10 steps overlap, which favours both ends.",
-            "",
-            *control_section(control),
-        ]
-    )  # fmt: skip
+    return [
+        "# How often the verdicts are wrong",
+        "",
+        "Simulated runs whose truth is known, judged by the library, and at the end real ones. This page is written by",
+        "",
+        f"    python -m benchmarks.verdicts.error_rates --repeats {result['repeats']} --seed {result['seed']} "
+        "--out data/measured/verdicts/error_rates.json --page docs/error_rates.md",
+        "",
+        f"All rates are per cent of {result['repeats']} experiments, so one of 5% is known to about "
+        f"{196 * np.sqrt(0.05 * 0.95 / result['repeats']):.1f} points. Nothing is trained, but for the positive control.",
+        "",
+        "`another_seed` is asked whether one run is one more seed of 1 to 10 others, over 80 steps. Dense rewards rise",
+        "from -25 to -4 from the first step on; each seed has an offset of its own (deviation 1) and noise at each step:",
+        "independent with deviation 1, or autoregressive, AR(0.8), driven by the same; the tolerance is 5. Sparse rewards",
+        "go from 0 to 1 at a step of their own in each seed, around step 40; noise of 0.03, a tolerance of 0.1.",
+        "",
+        "## `another_seed` says different, but the process is the same",
+        "",
+        *_verdict_table(result, ("same",), DIFFERENT),
+        "",
+        "At most 5% is wanted. One or two seeds never say different. Where an outcome is a matter of luck, such as never",
+        "to learn, 3 seeds that share it and one that does not are seen in up to 10% of cases, 5 in up to 7%, 8 in up to",
+        "4%. So below 8 seeds a run that learns sooner, later or never is inconclusive.",
+        "",
+        "## `another_seed` says same process, but the difference exceeds the tolerance",
+        "",
+        *_verdict_table(result, ("other",), SAME),
+        "",
+        "## `another_seed` says different, and is right",
+        "",
+        "What is missing to 100 is nearly all inconclusive. 4 higher is within the tolerance.",
+        "",
+        *_verdict_table(result, ("other", "within"), DIFFERENT),
+        "",
+        "## `change_interval`: one run, its last fifth less its first",
+        "",
+        "changed: the run is noise without any change, and the interval leaves 0 out (at most 8% is wanted at 80 steps",
+        "of AR(0.8)). covers: on a rise by 3, the interval holds the true change (95% is meant). seen: the interval of",
+        "that rise lies above 0. In a short run with much autocorrelation, noise cannot be told from a trend: 20 steps",
+        "are too few there, and 40 at 0.9.",
+        "",
+        *table(["steps", "autocorrelation", "changed", "covers", "seen"], steps),
+        "",
+        "## `seed_interval`: the true interquartile mean lies inside",
+        "",
+        "95% is meant; a t interval below 5 seeds, a bootstrap interval from 5 on.",
+        "",
+        *table(["values", "2 seeds", "3", "4", "5", "10", "30"], seeds),
+        "",
+        "## `peak`",
+        "",
+        f"Of pure noise, the peak lies in the first 5 of its 71 possible places in {100 * result['early peaks']:.1f}% of"
+        " runs; 7.0% if",
+        "every place were as likely. The means of 10 steps overlap, which favours both ends.",
+        "",
+        *control_section(control),
+    ]  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--page", type=Path)
-    args = parser.parse_args()
+    args = parser(__doc__, repeats=1000, seed=0, page=Path("")).parse_args()
     result = simulate(args.repeats, args.seed)
-    text = page(result, json.loads(CONTROL.read_text()))
-    print(text)
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
-    if args.page:
-        args.page.write_text(text)
+    publish(result, args.out)
+    if args.page.name:
+        write_page(args.page, page(result, json.loads(CONTROL.read_text())))
 
 
 if __name__ == "__main__":

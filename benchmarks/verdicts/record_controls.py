@@ -1,6 +1,6 @@
 """Records the positive controls: the starters' own documented runs, over ten seeds, as baselines.
 
-    python benchmarks/verdicts/record_controls.py [--trainings build/control] [--out data/baselines]
+    python -m benchmarks.verdicts.record_controls [--trainings build/control] [--out data/baselines]
 
 Trains one after the other, each on one thread, about 15 minutes on one idle core; started again it goes on where it ended.
 Then it writes `data/baselines/workbench-....json`: every seed's curve, what identifies the runs, and how far a run may lie
@@ -8,7 +8,6 @@ from them on another machine (`tolerance`), by a simulation on how far the runs 
 starters made anew were apart.
 """
 
-import argparse
 import dataclasses
 import platform
 import random
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from scipy import stats
 
+from benchmarks.record import ROOT, parser
 from workbench.curves.compare import IN_DECADES, PARTS, as_judged
 from workbench.curves.curve import Curve
 from workbench.curves.documented import as_text, stored
@@ -171,7 +171,7 @@ def about(model: str, arm: Arm, runs: Sequence[Run]) -> dict:
     return {
         "name": name,
         "title": f"Control: {model}, GRPO, target 20 characters, {len(runs)} seeds",
-        "source": "recorded here, by `python benchmarks/verdicts/record_controls.py`",
+        "source": "recorded here, by `python -m benchmarks.verdicts.record_controls`",
         "date": time.strftime("%Y-%m"),
         "method": method,
         "model": f"{model}: 2 layers, 0.65 M parameters, made by workbench.toys.starter",
@@ -191,10 +191,9 @@ def about(model: str, arm: Arm, runs: Sequence[Run]) -> dict:
 
 def main(argv: list[str] | None = None) -> None:
     """Train what is not trained yet, and write a file a control."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trainings", type=Path, default=Path("build/control"), help="where they are kept")
-    parser.add_argument("--out", type=Path, default=Path("data/baselines"), help="folder of the files")
-    args = parser.parse_args(argv)
+    options = parser(__doc__, trainings=Path("build/control"))
+    options.set_defaults(out=ROOT / "data" / "baselines")
+    args = options.parse_args(argv)
     quiet_libraries()
     with one_thread():
         for model, arm in control_arms().items():

@@ -1,12 +1,12 @@
 import dataclasses
 import json
 import re
-import sys
 
 import numpy as np
 import pytest
 from conftest import ROOT
 
+from benchmarks.verdicts.error_rates import CASES, NOISES, page, verdicts
 from workbench.curves import compare
 from workbench.curves.compare import (
     another_seed,
@@ -22,9 +22,6 @@ from workbench.curves.curve import Curve
 from workbench.curves.documented import list_baselines, load_baseline
 from workbench.errors import ParameterError
 from workbench.runs.run import Run
-
-sys.path.append(str(ROOT / "benchmarks" / "verdicts"))
-from error_rates import CASES, NOISES, page, verdicts
 
 STEPS = np.arange(1, 81)
 
@@ -67,9 +64,9 @@ def test_what_exceeds_the_tolerance_by_far_is_different_for_ten_seeds_and_never_
 
 
 def test_the_page_of_error_rates_shows_what_the_simulation_recorded_and_all_of_it_is_within_bounds():
-    recorded = json.loads((ROOT / "data" / "benchmarks" / "error_rates.json").read_text())
-    control = json.loads((ROOT / "data" / "benchmarks" / "control.json").read_text())
-    assert (ROOT / "docs" / "error_rates.md").read_text() == page(recorded, control)
+    recorded = json.loads((ROOT / "data" / "measured" / "verdicts" / "error_rates.json").read_text())
+    control = json.loads((ROOT / "data" / "measured" / "verdicts" / "control.json").read_text())
+    assert (ROOT / "docs" / "error_rates.md").read_text() == "\n".join(page(recorded, control))
     same = [row["seeds"] for row in recorded["another_seed"].values() if row["truth"] == "same"]
     assert len(same) == len(SAME_CASES) * len(NOISES)
     assert max(cell["different"] for row in same for cell in row.values()) <= 0.06  # of 5%, known to 1.4 points
@@ -301,7 +298,7 @@ def test_another_recipe_is_named_by_its_difference_and_a_metric_without_toleranc
 
 
 def test_the_recorded_benchmark_tells_every_damaged_trainer_by_the_metric_that_can_and_no_other_rounding():
-    found = json.loads((ROOT / "data" / "benchmarks" / "control.json").read_text())
+    found = json.loads((ROOT / "data" / "measured" / "verdicts" / "control.json").read_text())
     for one in found["rounding"].values():
         assert all(set(metric["verdicts"]) == {"same process"} for metric in one["metrics"].values())
     told = {name: {m for m, v in one["metrics"].items() if set(v["verdicts"]) == {"different"}}

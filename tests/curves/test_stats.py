@@ -1,9 +1,7 @@
-import sys
-
 import numpy as np
 import pytest
-from conftest import ROOT
 
+from benchmarks.verdicts.error_rates import changes, noise
 from workbench.curves.stats import (
     UNKNOWN_BETWEEN_RUNS,
     change_interval,
@@ -16,9 +14,6 @@ from workbench.curves.stats import (
     zero_variance_share,
 )
 from workbench.errors import ParameterError
-
-sys.path.append(str(ROOT / "benchmarks" / "verdicts"))
-from error_rates import changes, noise
 
 
 def test_a_rising_line_is_summed_up_by_its_ends():

@@ -1,4 +1,4 @@
-"""A real JupyterLab in a real Chromium, driven as a user would; for test_lab.py and docs/screenshots.py."""
+"""A real JupyterLab in a real Chromium, driven as a user would; for test_lab.py and screenshots.py."""
 
 import contextlib
 import os
@@ -35,7 +35,11 @@ def served(folder: Path, **environment: str):
         for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
     }
     homes |= {"JUPYTERLAB_SETTINGS_DIR": str(own / "settings"), "JUPYTERLAB_WORKSPACES_DIR": str(own / "workspaces")}
-    homes |= {"JUPYTER_CONFIG_PATH": str(ROOT / "lab"), "JUPYTER_PREFER_ENV_PATH": "1", "JUPYTER_PLATFORM_DIRS": "1"}
+    homes |= {
+        "JUPYTER_CONFIG_PATH": str(ROOT / "requirements" / "jupyter"),
+        "JUPYTER_PREFER_ENV_PATH": "1",
+        "JUPYTER_PLATFORM_DIRS": "1",
+    }
     with (folder / "jupyter.log").open("w") as log:
         process = subprocess.Popen(command, cwd=folder, env=os.environ | homes | environment, stdout=log, stderr=log)
     try:

@@ -36,7 +36,7 @@ def test_every_control_has_a_description_and_a_tooltip(sampler, prompt, tmp_path
     view = watch(run)
     controls = [c for explorer in explorers for c in explorer.controls.values() if not isinstance(c, Choices)]
     choices = [c for explorer in explorers for c in explorer.controls.values() if isinstance(c, Choices)]
-    controls += [view.stop, view.go_on, *(box for c in choices for box in c.children[1].children)]
+    controls += [view.stop, view.go_on, *(box for c in choices for box in c.boxes)]
     assert len(controls) == 17 + 1 + len(list_baselines())
     assert all(c.children[0].value == c.description for c in choices)
     assert all(c.description.strip() and c.tooltip.strip() for c in controls)
@@ -66,17 +66,14 @@ def test_a_refusal_and_a_failure_are_told_in_words_and_the_last_good_result_stay
     assert "ready" in explorer.state.value and "answer 3" in explorer.result.value
 
 
-def test_of_several_choices_those_that_are_ticked_count_and_both_directions_agree():
+def test_of_several_choices_those_that_are_ticked_count():
     choices = Choices("runs", "shown when ticked", [("first", 1), ("second", 2), ("third", 3)])
-    boxes = choices.children[1].children
-    assert choices.value == (1, 2, 3)
-    boxes[1].value = False
-    assert choices.value == (1, 3)
     seen = []
     choices.observe(lambda change: seen.append(change["new"]), names="value")
-    choices.value = (2,)
-    assert seen == [(2,)]  # a result is computed once
-    assert [box.value for box in boxes] == [False, True, False]
+    assert choices.value == (1, 2, 3)
+    choices.boxes[1].value = False
+    assert choices.value == (1, 3)
+    assert seen == [(1, 3)]  # a result is computed once
     assert Choices("none", "", []).value == ()
 
 

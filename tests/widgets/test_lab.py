@@ -130,4 +130,6 @@ def test_nothing_outside_this_machine_is_asked_for_and_no_news_pop_up(lab):
 
 def test_make_lab_starts_on_the_notebooks_with_the_settings_and_the_kernel_of_this_environment():
     recipe = (ROOT / "Makefile").read_text().partition("\nlab:")[2].partition("\n\n")[0]
-    assert "JUPYTER_CONFIG_PATH=lab" in recipe and recipe.rstrip().endswith("--notebook-dir=. notebooks")
+    assert "JUPYTER_CONFIG_PATH=requirements/jupyter" in recipe and recipe.rstrip().endswith(
+        "--notebook-dir=. notebooks"
+    )

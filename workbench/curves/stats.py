@@ -209,30 +209,13 @@ def change_interval(values: ArrayLike, *, share: float = 0.2, level: float = 0.9
         >>> print(round(change.estimate, 2), change.low > 0, change.name)
         8.0 True 95% t interval
     """
+    from scipy import stats
+
     values = _finite(values, "change_interval", least=8)
     n = max(4, round(share * len(values)))
     weights = np.zeros(len(values))
     weights[:n], weights[-n:] = -1 / n, 1 / n
-    return weighted_interval(values, weights, level=level)
-
-
-def weighted_interval(values: ArrayLike, weights: ArrayLike, *, level: float = 0.95, degree: int = 3) -> Interval:
-    """The weighted sum of a run's steps with a t interval for their noise, see `noise_covariance`.
-
-    Args:
-        values: N steps of one run, more than `degree` + 1, finite; in any unit.
-        weights: N, such as 1/n on the last n steps and -1/n on the first n: then it is a change.
-        level: of confidence.
-        degree: of the trend.
-
-    Example:
-        >>> print(weighted_interval([0, 1, 0, 1, 0, 1, 0, 1], np.full(8, 1 / 8)).estimate)
-        0.5
-    """
-    from scipy import stats
-
-    values, weights = np.asarray(values, float), np.asarray(weights, float)
-    covariance, freedom = noise_covariance(values, degree)
+    covariance, freedom = noise_covariance(values)
     middle = float(weights @ values)
     half = float(np.sqrt(weights @ covariance @ weights) * stats.t.ppf(0.5 + level / 2, freedom))
     return Interval(middle, middle - half, middle + half, level, len(values), "t", UNKNOWN_BETWEEN_RUNS)

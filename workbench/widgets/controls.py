@@ -1,7 +1,6 @@
 """Controls above a result that follows them, with the state as text; what the explorers have in common."""
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 
 import ipywidgets
 import traitlets
@@ -30,33 +29,35 @@ class Choices(ipywidgets.VBox):
         description: above the boxes.
         tooltip: of each.
         options: (label, value) pairs; all are chosen at first.
+
+    Attributes:
+        boxes: one an option.
+        value: of the options that are ticked, a tuple.
     """
 
     value = traitlets.Tuple()
-    description = traitlets.Unicode()
 
     def __init__(self, description: str, tooltip: str, options: Iterable[tuple[str, object]]):
         options = list(options)
         look = {"tooltip": tooltip, "indent": False, "layout": ipywidgets.Layout(width="97%")}
-        boxes = [ipywidgets.Checkbox(True, description=label, **look) for label, _ in options]
-        scrolled = ipywidgets.VBox(boxes, layout=ipywidgets.Layout(max_height="15em", overflow="auto"))
-        super().__init__(
-            [ipywidgets.Label(description), scrolled],
-            value=tuple(value for _, value in options),
-            description=description,
-            layout=ipywidgets.Layout(width="min(42em, 98%)"),
-        )
+        self.boxes = [ipywidgets.Checkbox(True, description=label, **look) for label, _ in options]
+        scrolled = ipywidgets.VBox(self.boxes, layout=ipywidgets.Layout(max_height="15em", overflow="auto"))
+        super().__init__([ipywidgets.Label(description), scrolled], layout=ipywidgets.Layout(width="min(42em, 98%)"))
+        self.description = description
 
-        def chosen_after(own, ticked: bool) -> tuple:
-            return tuple(value for _, value in options if (ticked if value == own else value in self.value))
+        def count(_=None):
+            self.value = tuple(value for box, (_, value) in zip(self.boxes, options, strict=True) if box.value)
 
-        for box, (_, own) in zip(boxes, options, strict=True):
-            both_ways = (lambda chosen, own=own: own in chosen, partial(chosen_after, own))
-            traitlets.link((self, "value"), (box, "value"), both_ways)
+        count()
+        for box in self.boxes:
+            box.observe(count, names="value")
 
 
 class Explorer(ipywidgets.VBox):
     """Controls, a line that says ready, busy, refused or failed, and the result.
+
+    ipywidgets' own `interactive_output` would clear the last good result when a value is refused, show a traceback for a
+    word, and show nothing outside a kernel.
 
     Args:
         show: takes the controls' values by name and returns something with `_repr_html_`.
