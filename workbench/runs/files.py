@@ -51,10 +51,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def files_named(folder: Path, name: str) -> list[Path]:
-    """Every file of a name in a folder and below it, apart from what `move_aside` put there.
-
-    A folder that vanishes meanwhile, as an old checkpoint does, has none.
-    """
+    """Every file of a name in a folder and below it, apart from what `move_aside` put there and what vanishes meanwhile."""
     found = []
     for inner, below, names in os.walk(folder):
         below[:] = [other for other in below if not other.startswith(_ASIDE)]

@@ -21,16 +21,7 @@ from ..errors import ParameterError, RunError
 from . import lock
 from .completions import read_completions
 from .environment import environment
-from .files import (
-    STATES,
-    append_plain,
-    append_rows,
-    json_lines,
-    load_metrics,
-    read_json,
-    remove_unfinished,
-    write_json,
-)
+from .files import STATES, append_plain, append_rows, json_lines, load_metrics, read_json, remove_unfinished, write_json
 from .secrets import hide_tokens, map_text
 
 GOING = ("queued", "running")
