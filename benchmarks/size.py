@@ -50,7 +50,7 @@ def many_runs(root: Path, count: int) -> None:
     status = {"state": "done", "error": None, "owner": owner, "times": {"queued": 1.0, "running": 2.0, "done": 100.0}}
     result = {"headline": {"name": "reward", "value": -4.0}, "checks": {"a": True}, "numbers": {}, "claims": {}}
     for n in range(count):
-        folder = root / ("00_tour", "05_grpo_docs_example")[n % 2] / f"20260101-{n:06}"
+        folder = root / ("00_start_here", "05_grpo_docs_example")[n % 2] / f"20260101-{n:06}"
         folder.mkdir(parents=True)
         params = {"seed": n, "model": "starter", "steps": 80}
         for name, value in {"params": params, "env": {"packages": {}}, "status": status, "result": result}.items():
@@ -128,7 +128,7 @@ def cases(folder: Path, quick: bool) -> dict[str, tuple[list[str], int | None]]:
     runs, lines, rows = 10_000 // few, 1_000_000 // few, 100_000 // few
     many_runs(folder / "runs", runs)
     long_metrics(folder / "metrics", lines)
-    (folder / "runs" / "00_tour" / "20260101-000000" / "log.txt").write_text("step 12/80  reward -3.1\n" * (lines * 4))
+    (folder / "runs" / "00_start_here" / "20260101-000000" / "log.txt").write_text("step 12/80  reward -3.1\n" * (lines * 4))
     cli = [sys.executable, "-m", "workbench"]
     sweep = [*cli, "sweep", str(HERE / "notebooks" / "05_grpo_docs_example.ipynb"), "-p", "seed=0..99", "--dry-run"]
     where = ["--runs-dir", str(folder / "runs")]

@@ -18,8 +18,10 @@ def test_list_names_the_notebooks_and_the_runs_with_their_outcome(capsys, tmp_pa
     write_run(tmp_path, "2026-2", state="failed")
     code, out, _ = call(capsys, "list", "--runs-dir", tmp_path)
     assert code == 0
-    assert "  00_tour\n" in out
-    assert "05_grpo_docs_example 2026-1: done, reward -4.012, 1 checks failed: b\n" in out
+    assert "  00_start_here
+" in out
+    assert "05_grpo_docs_example 2026-1: done, reward -4.012, 1 checks failed: b
+" in out
     assert "05_grpo_docs_example 2026-2: failed\n" in out
 
 
@@ -63,13 +65,13 @@ def test_redacted_reports_go_to_a_folder_of_their_own_and_name_no_host_or_path(c
         (["run", "05_grpo_docs_example", "-p", "steps"], "expected -p NAME=VALUE"),
         (["run", "05_grpo_docs_example", "-p", "steps=1", "-p", "steps=2"], "steps was given before"),
         (["run", "05_grpo_docs_example", "--resume", "no-such-run"], "not a run folder"),
-        (["run", "00_tour", "05_grpo_docs_example", "-p", "steps=1"], "-p and --resume go with one notebook"),
-        (["run", "00_tour", "99_none"], "notebook '99_none': not found"),
-        (["run", "00_tour", "05_grpo_docs_example", "--detach"], "--detach go with --executor slurm"),
-        (["sweep", "00_tour", "--seed"], "written `-p seed=VALUE`"),
-        (["run", "00_tour", "-q", "01_ppo_eos_stop"], "unrecognized arguments: 01_ppo_eos_stop\n"),
-        (["run", "00_tour", "--executor", "slurm", "--time", "long"], "--time long: expected minutes"),
-        (["run", "00_tour", "--executor", "slurm", "--mem", "much"], "--mem much: expected GB"),
+        (["run", "00_start_here", "05_grpo_docs_example", "-p", "steps=1"], "-p and --resume go with one notebook"),
+        (["run", "00_start_here", "99_none"], "notebook '99_none': not found"),
+        (["run", "00_start_here", "05_grpo_docs_example", "--detach"], "--detach go with --executor slurm"),
+        (["sweep", "00_start_here", "--seed"], "written `-p seed=VALUE`"),
+        (["run", "00_start_here", "-q", "01_ppo_eos_stop"], "unrecognized arguments: 01_ppo_eos_stop\n"),
+        (["run", "00_start_here", "--executor", "slurm", "--time", "long"], "--time long: expected minutes"),
+        (["run", "00_start_here", "--executor", "slurm", "--mem", "much"], "--mem much: expected GB"),
         (["list", "99_none"], "not found"),
     ],
 )
@@ -91,7 +93,7 @@ def test_a_folder_that_is_no_run_gives_one_line_and_exit_code_2(capsys, tmp_path
 def test_an_access_token_in_an_option_that_is_not_there_is_not_repeated(capsys):
     secret = "hf_" + "aB3dE5" * 6
     for command in ("run", "list"):
-        code, _, err = call(capsys, command, "00_tour", f"--token={secret}")
+        code, _, err = call(capsys, command, "00_start_here", f"--token={secret}")
         assert code == 2
         assert "unrecognized arguments: --token=" in err
         assert secret not in err
@@ -113,7 +115,7 @@ def test_every_command_is_in_the_help_with_a_few_words(capsys):
     assert all(help.short in " ".join(out.split()) for help in COMMANDS.values())
 
 
-@pytest.mark.parametrize("arguments", [[], ["fly"], ["run"], ["run", "00_tour", "--jobs", "two"], ["list", "--fly"]])
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["run"], ["run", "00_start_here", "--jobs", "two"], ["list", "--fly"]])
 def test_a_command_line_that_makes_no_sense_ends_2_with_the_usage(capsys, arguments):
     code, _, err = call(capsys, *arguments)
     assert code == 2
@@ -153,7 +155,7 @@ def test_a_notebook_of_the_folder_here_comes_before_one_of_the_library_and_all_a
     capsys, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    own = [write_notebook(tmp_path / "notebooks" / f"{name}.ipynb") for name in ("00_tour", "zz_mine")]
+    own = [write_notebook(tmp_path / "notebooks" / f"{name}.ipynb") for name in ("00_start_here", "zz_mine")]
     assert [find_notebook(path.stem) for path in own] == own
     assert find_notebook("01_ppo_eos_stop") == NOTEBOOKS[1]
     assert list(list_notebooks()) == [*(path.stem for path in NOTEBOOKS), "zz_mine"]
@@ -161,5 +163,5 @@ def test_a_notebook_of_the_folder_here_comes_before_one_of_the_library_and_all_a
 
 def test_a_variable_that_names_no_folder_of_notebooks_is_refused_by_name(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("WORKBENCH_NOTEBOOKS", str(tmp_path / "none"))
-    code, _, err = call(capsys, "list", "00_tour")
+    code, _, err = call(capsys, "list", "00_start_here")
     assert (code, err.startswith("workbench: WORKBENCH_NOTEBOOKS=")) == (2, True)

@@ -87,7 +87,7 @@ def only_run(folder: Path):
 
 @row("`workbench run 05_grpo`, half a name", "refused: not found, and the notebooks there are")
 def half_a_name(folder):
-    refused(folder, "run", "05_grpo", says=f"notebook '05_grpo': not found; there are 00_tour, .*{EXAMPLE}")
+    refused(folder, "run", "05_grpo", says=f"notebook '05_grpo': not found; there are 00_start_here, .*{EXAMPLE}")
 
 
 @row("`-p stesp=80`, a wrong parameter name", "refused: did you mean 'steps'? and all there are")
@@ -293,11 +293,11 @@ def report_without_runs(folder):
 
 @row("`workbench notebooks` where notebooks of these names lie", "refused by name; nothing is copied or overwritten")
 def copy_over_own_notebooks(folder):
-    own = write_notebook(folder / "notebooks" / "00_tour.ipynb")
+    own = write_notebook(folder / "notebooks" / "00_start_here.ipynb")
     text = own.read_text()
     process = workbench("notebooks", own.parent)
     assert (process.returncode, process.stdout) == (2, "")
-    assert re.search("00_tour.ipynb there already; move them away", process.stderr)
+    assert re.search("00_start_here.ipynb there already; move them away", process.stderr)
     assert [p.name for p in own.parent.iterdir()] == [own.name]
     assert own.read_text() == text
 

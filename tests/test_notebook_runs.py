@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 # Notebook -> its parameters here, and the checks that so short a training need not pass.
 SMALL = {
-    "00_tour": ("steps=3", ()),
+    "00_start_here": ("steps=3", ()),
     "01_ppo_eos_stop": (
         "steps=5 seeds=1 response_length=32",
         (
@@ -53,7 +53,7 @@ def runs_dir(tmp_path_factory):
 
 @pytest.mark.parametrize("notebook", SMALL)
 def test_a_notebook_runs_from_top_to_bottom_and_what_can_hold_at_this_size_holds(notebook, runs_dir, starter_folder):
-    if not HAS_PPO and notebook in ("00_tour", "01_ppo_eos_stop"):
+    if not HAS_PPO and notebook in ("00_start_here", "01_ppo_eos_stop"):
         pytest.skip("00 is about the pinned versions, 01 about PPO, which this TRL has no more")
     parameters, too_short = SMALL[notebook]
     assigned = [part for parameter in parameters.split() for part in ("-p", parameter)]
@@ -63,7 +63,7 @@ def test_a_notebook_runs_from_top_to_bottom_and_what_can_hold_at_this_size_holds
     assert len(run.result["checks"]) >= 3 and run.result["headline"]["value"] is not None
     assert set(RunSummary.of(run).failed) <= set(too_short)
     assert noise(run) == []
-    assert notebook == "00_tour" or re.search(r"\d", run.result["finding"])
+    assert notebook == "00_start_here" or re.search(r"\d", run.result["finding"])
 
 
 def noise(run) -> list[str]:

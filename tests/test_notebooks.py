@@ -36,7 +36,7 @@ def tagged(path, tag):
 
 
 def test_there_are_notebooks():
-    assert {"00_tour", "05_grpo_docs_example"} <= {path.stem for path in NOTEBOOKS}
+    assert {"00_start_here", "05_grpo_docs_example"} <= {path.stem for path in NOTEBOOKS}
 
 
 @each_notebook

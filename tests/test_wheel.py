@@ -99,9 +99,9 @@ def test_it_carries_the_toys_and_python_s_licence_as_they_are_in_the_checkout(pr
 def test_list_run_and_report_work_in_any_folder_and_leave_what_they_make_there(programs, tmp_path):
     listing = ran(programs / "workbench", "list", cwd=tmp_path)
     assert all(f"  {path.stem}\n" in listing for path in NOTEBOOKS)
-    ran(programs / "workbench", "run", "-q", "00_tour", "-p", "steps=3", cwd=tmp_path)
+    ran(programs / "workbench", "run", "-q", "00_start_here", "-p", "steps=3", cwd=tmp_path)
     ran(programs / "workbench", "report", cwd=tmp_path)
-    (run,) = (tmp_path / "runs" / "00_tour").iterdir()
+    (run,) = (tmp_path / "runs" / "00_start_here").iterdir()
     assert json.loads((run / "status.json").read_text())["state"] == "done"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["reports", "runs"]
     assert (tmp_path / "reports" / "index.html").is_file()
@@ -119,10 +119,10 @@ def test_a_sweep_over_a_notebook_of_ones_own_works_in_any_folder(programs, tmp_p
 @pytest.mark.rare
 def test_notebooks_are_copied_out_and_the_copy_comes_before_the_one_in_the_wheel(programs, tmp_path):
     ran(programs / "workbench", "notebooks", cwd=tmp_path)
-    copy = tmp_path / "notebooks" / "00_tour.ipynb"
+    copy = tmp_path / "notebooks" / "00_start_here.ipynb"
     assert copy.read_text() == (packaged("notebooks") / copy.name).read_text()
     copy.write_text(copy.read_text().replace("steps: int = 10 ", "steps: int = 7 "))
-    assert "steps = 7 " in ran(programs / "workbench", "list", "00_tour", cwd=tmp_path)
+    assert "steps = 7 " in ran(programs / "workbench", "list", "00_start_here", cwd=tmp_path)
 
 
 @pytest.mark.rare

@@ -11,14 +11,14 @@ from workbench.runs.environment import environment
 
 
 def test_the_environment_says_what_another_person_needs_to_repeat_a_run(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["/home/somebody/bin/workbench", "run", "00_tour"])
+    monkeypatch.setattr("sys.argv", ["/home/somebody/bin/workbench", "run", "00_start_here"])
     found = environment(seed=3)
     assert (found["seed"], found["host"], found["python"]) == (3, socket.gethostname(), platform.python_version())
     assert (found["cores"], found["threads"]) == (os.cpu_count(), "1")
     assert {"trl", "torch"} <= found["packages"].keys()
     assert found["packages"]["workbench"] == __version__
     assert found["cpu"]
-    assert found["argv"] == ["workbench", "run", "00_tour"]  # no folder of a user
+    assert found["argv"] == ["workbench", "run", "00_start_here"]  # no folder of a user
 
 
 def test_the_commit_says_whether_the_code_was_changed():

@@ -54,19 +54,19 @@ def test_runs_of_two_notebooks_made_in_the_same_second_have_different_ids(tmp_pa
 
 def test_runs_are_listed_oldest_first_and_other_folders_are_passed_over(tmp_path):
     later = write_run(tmp_path, "2026-2")
-    earlier = write_run(tmp_path, "2026-1", notebook="00_tour")
-    (tmp_path / "00_tour" / "notes").mkdir()
+    earlier = write_run(tmp_path, "2026-1", notebook="00_start_here")
+    (tmp_path / "00_start_here" / "notes").mkdir()
     assert list_runs(tmp_path) == [earlier, later]
     assert list_runs(tmp_path / "nowhere") == []
 
 
 def test_the_runs_of_one_notebook_and_those_behind_links_are_listed(tmp_path):
-    run = write_run(tmp_path / "runs", "2026-1", notebook="00_tour")
-    moved = write_run(tmp_path / "archive", "2026-0", notebook="00_tour")
-    (tmp_path / "runs" / "00_tour" / "2026-0").symlink_to(moved.path)
+    run = write_run(tmp_path / "runs", "2026-1", notebook="00_start_here")
+    moved = write_run(tmp_path / "archive", "2026-0", notebook="00_start_here")
+    (tmp_path / "runs" / "00_start_here" / "2026-0").symlink_to(moved.path)
     (tmp_path / "runs" / "README").write_text("no notebook")
     (tmp_path / "root").symlink_to(tmp_path / "runs")
-    assert list_runs(tmp_path / "root") == list_runs(tmp_path / "root", "00_tour") == [moved, run]
+    assert list_runs(tmp_path / "root") == list_runs(tmp_path / "root", "00_start_here") == [moved, run]
     assert list_runs(tmp_path / "root", "01_none") == []
 
 

@@ -1,9 +1,7 @@
 import pytest
 import torch
 
-from workbench.diagnostics.padding_report import NEEDS_POSITIONS, ROUNDING, UNUSED
 from workbench.errors import ParameterError
-from workbench.studies.positions import family_table
 from workbench.toys.families import FAMILIES, VOCAB, family_model, random_texts
 
 
@@ -30,12 +28,3 @@ def test_texts_have_their_lengths_no_special_token_and_repeat():
     texts = random_texts(24, 17, 9)
     assert [len(text) for text in texts] == [24, 17, 9] and texts == random_texts(24, 17, 9)
     assert all(3 <= token < VOCAB for text in texts for token in text)
-
-
-def test_the_table_has_a_row_per_family_and_nan_where_there_are_no_position_ids_to_give():
-    table = family_table(("llama", "gpt2", "bloom")).set_index("family")
-    assert table["verdict"].to_dict() == {"llama": ROUNDING, "gpt2": NEEDS_POSITIONS, "bloom": UNUSED}
-    assert table.loc["gpt2", "fp32, without position ids"] > 0.5 > 1e-5 > table.loc["gpt2", "fp32, with them"]
-    assert table.loc["gpt2", "bf16, without position ids"] > 0.5 > 0.1 > table.loc["gpt2", "bf16, with them"]
-    assert 1e-4 < table.loc["llama", "bf16, without position ids"] < 0.1
-    assert table["fp32, with them"].isna().to_dict() == {"llama": False, "gpt2": False, "bloom": True}

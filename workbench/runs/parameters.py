@@ -235,8 +235,8 @@ def repeat_command(notebook: str, params: Mapping[str, object], known: Mapping[s
         known: the notebook's parameters; empty when they are unknown, then all of `params` are named.
 
     Example:
-        >>> repeat_command("00_tour", {"seed": 1, "steps": 80}, parse_parameters("steps: int = 80"))
-        'workbench run 00_tour -p seed=1'
+        >>> repeat_command("00_start_here", {"seed": 1, "steps": 80}, parse_parameters("steps: int = 80"))
+        'workbench run 00_start_here -p seed=1'
     """
     changed = {k: v for k, v in params.items() if k not in known or known[k].default != v}
     return command_line("run", notebook, [f"{k}={v}" for k, v in changed.items() if k not in SET_BY_RUNNER])
