@@ -128,7 +128,9 @@ def cases(folder: Path, quick: bool) -> dict[str, tuple[list[str], int | None]]:
     runs, lines, rows = 10_000 // few, 1_000_000 // few, 100_000 // few
     many_runs(folder / "runs", runs)
     long_metrics(folder / "metrics", lines)
-    (folder / "runs" / "00_start_here" / "20260101-000000" / "log.txt").write_text("step 12/80  reward -3.1\n" * (lines * 4))
+    (folder / "runs" / "00_start_here" / "20260101-000000" / "log.txt").write_text(
+        "step 12/80  reward -3.1\n" * (lines * 4)
+    )
     cli = [sys.executable, "-m", "workbench"]
     sweep = [*cli, "sweep", str(HERE / "notebooks" / "05_grpo_docs_example.ipynb"), "-p", "seed=0..99", "--dry-run"]
     where = ["--runs-dir", str(folder / "runs")]

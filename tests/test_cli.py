@@ -115,7 +115,9 @@ def test_every_command_is_in_the_help_with_a_few_words(capsys):
     assert all(help.short in " ".join(out.split()) for help in COMMANDS.values())
 
 
-@pytest.mark.parametrize("arguments", [[], ["fly"], ["run"], ["run", "00_start_here", "--jobs", "two"], ["list", "--fly"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["fly"], ["run"], ["run", "00_start_here", "--jobs", "two"], ["list", "--fly"]]
+)
 def test_a_command_line_that_makes_no_sense_ends_2_with_the_usage(capsys, arguments):
     code, _, err = call(capsys, *arguments)
     assert code == 2

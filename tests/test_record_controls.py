@@ -24,16 +24,14 @@ def record_of(arm, seed=0):
 
 def test_the_runs_of_two_notebooks_with_their_defaults_have_a_control():
     starter, gpt2 = (load_baseline(f"workbench-{name}-docs-example") for name in ("starter", "starter-gpt2"))
-    recipe, reward = make_recipe("starter-gpt2", max_steps=50, max_completion_length=32), length_reward(20)
+    recipe, reward = make_recipe("starter-gpt2", max_steps=50), length_reward(20)
     options = {"disable_dropout": True, "monitor_every": 5}
     explicit = Arm(recipe, reward, options=options)
     implicit = Arm(recipe, reward, options=options | {"explicit_positions": False})
     plain = training_record("GRPOTrainer", make_recipe("starter", seed=3), reward_funcs=length_reward(20))
     assert why_not_control(plain, starter) == ""
     assert why_not_control(record_of(explicit), gpt2) == ""
-    assert (
-        why_not_control(record_of(implicit), gpt2) == "overrides.explicit_positions is False, of the control None"
-    )
+    assert why_not_control(record_of(implicit), gpt2) == "overrides.explicit_positions is False, of the control None"
 
 
 def test_what_is_recorded_is_what_the_file_says():

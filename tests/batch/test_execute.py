@@ -40,7 +40,11 @@ def descendants_of(pid: int) -> list[psutil.Process]:
 
 
 def test_a_notebook_is_found_by_name_or_path_and_else_the_ones_there_are_are_named(notebook, tmp_path):
-    assert find_notebook("00_start_here") == find_notebook("00_start_here.ipynb") == ROOT / "notebooks" / "00_start_here.ipynb"
+    assert (
+        find_notebook("00_start_here")
+        == find_notebook("00_start_here.ipynb")
+        == ROOT / "notebooks" / "00_start_here.ipynb"
+    )
     assert find_notebook(notebook()) == tmp_path / "hand_made.ipynb"
     with pytest.raises(ParameterError, match="'99_none': not found; there are 00_start_here, "):
         find_notebook("99_none")
