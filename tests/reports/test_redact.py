@@ -328,7 +328,7 @@ def test_no_form_of_a_secret_survives_in_any_page_or_its_name(tmp_path):
     picture = b"\x89PNG\r\n\x1a\n" + b"".join((len(c) - 4).to_bytes(4, "big") + c + bytes(4) for c in chunks)
     outputs = [v4.new_output("display_data", {"image/png": base64.b64encode(picture).decode()})]
     for text in PLANTED:
-        outputs += outputs_of(["harmless", text])
+        outputs += [v4.new_output("stream", name="stdout", text=text + "\n\n")]
         outputs += [v4.new_output("display_data", {"image/svg+xml": drawing.format(html.escape(text))})] * (
             "\x1b" not in text
         )

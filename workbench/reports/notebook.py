@@ -16,7 +16,7 @@ from ..runs.files import read_text
 from ..runs.parameters import Parameter, parse_parameters
 from ..runs.run import Run
 from ..runs.text import visible
-from .clean import attribute, clean_html, shortened
+from .clean import attribute, bare_png, clean_html, shortened
 from .facts import shown
 from .outputs import WIDGET, readable, stream_lines, terminal_text, text_of
 
@@ -175,7 +175,7 @@ class Notebook:
         alt = attribute(shortened(str(alt), _MOST_TEXT))
         source = f'<figure><img alt="{alt}" src="data:image/{short};base64,{"".join(data.split())}"></figure>'
         if not self.figure and short == "png":
-            self.figure = f"data:image/png;base64,{''.join(data.split())}"
+            self.figure = f"data:image/png;base64,{bare_png(''.join(data.split()))}"
         return self._foreign(source)
 
     def _traceback(self, output: dict) -> Markup:
