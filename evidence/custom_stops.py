@@ -13,14 +13,15 @@ import os
 import shutil
 from pathlib import Path
 
+import pandas as pd
 from docs_example import lora
 from record import GEMMA, ROOT, Results, gemma_folder, need_disk, need_memory, parser, run_main
 
+from workbench import GRPOTrainer, StopSpec, exact_match_reward
 from workbench.recipes.recipes import DOCS
 from workbench.runs.files import read_json
 from workbench.runs.run import Run
-from workbench.studies.arms import Arm, train_arms
-from workbench.studies.custom_stops import custom_stop_arms, stop_table
+from workbench.studies.arms import Arm, ObservedGRPOTrainer, column_means, share_cut, train_arms
 from workbench.toys.search_task import search_prompts
 
 STOP = "</search>"
@@ -41,9 +42,16 @@ def arms(model: Path, prompts: Path, steps: int) -> dict[str, Arm]:
         DOCS, model=str(model), dataset=str(prompts), backend="vllm", max_steps=steps, learning_rate=3e-4, beta=0.0,
         lr_scheduler_type="constant", num_generations=4, temperature=1.0, max_completion_length=16, save_steps=4,
     )  # fmt: skip
-    vllm = {"vllm_max_model_length": 128, "save_total_limit": 1} | lora()
-    made = custom_stop_arms(recipe, STOP)
-    return {name: dataclasses.replace(arm, options=dict(arm.options) | vllm) for name, arm in made.items()}
+    reward, spec = exact_match_reward("answer"), StopSpec(stop=(STOP,))
+    masked = {"vllm_max_model_length": 128, "save_total_limit": 1, "mask_truncated_completions": True} | lora()
+    stock = masked | {"generation_kwargs": {"stop": [STOP], "include_stop_str_in_output": True}}
+    return {
+        "stock, masked": Arm(recipe, reward, ObservedGRPOTrainer, spec, stock),
+        "stock, unmasked": Arm(
+            recipe, reward, ObservedGRPOTrainer, spec, stock | {"mask_truncated_completions": False}
+        ),
+        "workbench, masked": Arm(recipe, reward, GRPOTrainer, spec, masked),
+    }
 
 
 def folder_of(arm: str) -> str:
@@ -51,10 +59,24 @@ def folder_of(arm: str) -> str:
     return "".join(c if c.isalnum() or c in ".-" else "-" for c in arm)
 
 
+def row_of(members: list[Run]) -> dict[str, float]:
+    """Reward at both ends, clipped ratio as logged and in truth, and steps without gradient, over an arm's seeds."""
+    logged = pd.concat([run.metrics["completions/clipped_ratio"] for run in members])
+    per_step = pd.concat([run.completions.groupby("step")["finish_reason"].agg(share_cut) for run in members])
+    return {
+        "reward, first 10 steps": column_means(members, "reward", first=10),
+        "reward, last 10 steps": column_means(members, "reward", last=10),
+        "logged clipped ratio": float(logged.mean()),
+        "true clipped ratio": share_cut(pd.concat([run.completions for run in members])["finish_reason"]),
+        "clipped ratio error": float(abs(logged.to_numpy() - per_step.to_numpy()).max()),
+        "steps without gradient": float(pd.concat([run.metrics["grad_norm"] == 0 for run in members]).mean()),
+    }
+
+
 def table_of(runs: dict[str, list[Run]]) -> dict:
-    """The study's table, of the arms that are trained, and each curve."""
+    """A row for each arm that is trained, over its seeds, and each curve."""
     trained = {name: members for name, members in runs.items() if members}
-    rows = stop_table(trained).T.to_dict()
+    rows = {name: row_of(members) for name, members in trained.items()}
     curves = {name: [run.metrics["reward"].round(4).tolist() for run in members] for name, members in trained.items()}
     seconds = {name: [float(run.metrics["elapsed_s"].iloc[-1]) for run in members] for name, members in trained.items()}
     return {"arms": rows, "reward by step": curves, "elapsed s": seconds}

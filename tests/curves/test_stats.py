@@ -137,6 +137,7 @@ def test_one_seed_has_an_estimate_and_no_interval():
     one = one_seed(np.array([1.0, 2.0]))
     assert one.name == "no interval" and np.isnan([one.low, one.high]).all() and one.low.shape == (2,)
     assert str(one_seed(7.0)) == "7 (no interval), 1 seed; how far another seed would be from it is unknown"
+    assert str(seed_interval([7.0], np.random.default_rng(0))) == str(one_seed(7.0))
 
 
 def test_the_same_generator_state_gives_the_same_interval():
@@ -146,12 +147,11 @@ def test_the_same_generator_state_gives_the_same_interval():
     assert one.low.tolist() != other.low.tolist()
 
 
-def test_one_seed_or_a_value_that_is_not_finite_is_refused():
+def test_no_seed_or_a_value_that_is_not_finite_is_refused():
     rng = np.random.default_rng(0)
-    with pytest.raises(ParameterError, match="1 seed: an interval over seeds needs 2 or more"):
-        seed_interval([1.0], rng)
-    with pytest.raises(ParameterError, match="not finite"):
-        seed_interval([1.0, np.nan, 2.0], rng)
+    for values in ([], [np.nan], [1.0, np.nan, 2.0]):
+        with pytest.raises(ParameterError, match="no value, or one that is not finite"):
+            seed_interval(values, rng)
     with pytest.raises(ParameterError, match="change_interval: 3 steps; expected at least 8"):
         change_interval([1, 2, 3])
     with pytest.raises(ParameterError, match="value 4 is not finite"):

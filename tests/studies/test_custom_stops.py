@@ -1,19 +1,23 @@
 """What runs on real vLLM is judged in test_on_vllm.py."""
 
-from workbench.recipes.recipes import make_recipe
-from workbench.studies.custom_stops import OURS, STOCK_MASKED, STOCK_UNMASKED, ObservedGRPOTrainer, custom_stop_arms
-from workbench.training.grpo import GRPOTrainer
+import json
+
+from workbench.studies import custom_stops
 
 
-def test_stock_is_told_by_generation_kwargs_and_the_workbench_by_its_stops():
-    arms = custom_stop_arms(make_recipe("search", dataset="search", backend="vllm"), "</search>")
-    assert {name: arm.trainer for name, arm in arms.items()} == {
-        STOCK_MASKED: ObservedGRPOTrainer,
-        STOCK_UNMASKED: ObservedGRPOTrainer,
-        OURS: GRPOTrainer,
+def training(arm, seed, rewards):
+    return {"settings": {"arm": arm, "seed": seed}, "curves": {"reward": rewards}}
+
+
+def test_trainings_on_real_weights_are_curves_by_arm_and_one_without_a_step_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(custom_stops, "packaged", lambda name: tmp_path / name)
+    assert custom_stops.real_weight_curves() == {}
+    file = tmp_path / "data" / "measured" / "real_weights" / "stop_string.json"
+    file.parent.mkdir(parents=True)
+    trainings = [training("stock-masked", 0, [0.25, 0.5]), training("workbench-masked", 0, [0.5])]
+    file.write_text(json.dumps({"trainings": [*trainings, training("stock-masked", 1, [])]}))
+    found = custom_stops.real_weight_curves()
+    assert {arm: [curve.y.tolist() for curve in curves] for arm, curves in found.items()} == {
+        "stock-masked": [[0.25, 0.5]],
+        "workbench-masked": [[0.5]],
     }
-    assert {arm.stops.stop for arm in arms.values()} == {("</search>",)}
-    masked = {name: arm.options["mask_truncated_completions"] for name, arm in arms.items()}
-    assert masked == {STOCK_MASKED: True, STOCK_UNMASKED: False, OURS: True}
-    assert arms[STOCK_MASKED].options["generation_kwargs"]["stop"] == ["</search>"]
-    assert "generation_kwargs" not in arms[OURS].options

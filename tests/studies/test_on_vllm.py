@@ -1,13 +1,10 @@
 """The studies of custom stops and of equal prompts, on real vLLM in process."""
 
+import pandas as pd
 import pytest
 from conftest import on_vllm
 
-from workbench.studies import repeated_prompts
-
 pytestmark = pytest.mark.slow
-
-STOCK, UNMASKED, OURS = "stock, masked", "stock, unmasked", "workbench, masked"
 
 
 @pytest.fixture(scope="module")
@@ -15,19 +12,25 @@ def result(tmp_path_factory):
     return on_vllm("studies_on_vllm", str(tmp_path_factory.mktemp("studies")))
 
 
-def test_stock_counts_rows_that_stopped_as_cut_and_the_workbench_counts_them_right(result):
-    table = result["stops"]
-    assert table.keys() == {STOCK, UNMASKED, OURS}
-    for name in (STOCK, UNMASKED):
-        assert table[name]["logged clipped ratio"] > table[name]["true clipped ratio"] + 0.3
-        assert table[name]["clipped ratio error"] > 0.3
-    assert table[OURS]["logged clipped ratio"] == pytest.approx(table[OURS]["true clipped ratio"])
-    assert table[OURS]["clipped ratio error"] < 1e-6
+@pytest.fixture(scope="module")
+def batches(result):
+    return {(row["back end"], row["trainer"]): row for row in result["backends"]}
+
+
+@pytest.mark.parametrize("name", ["stock, masked", "workbench, masked"])
+def test_stock_counts_rows_that_stopped_as_truncated_and_the_workbench_counts_them_right(result, name):
+    rows = pd.DataFrame(result["rows"][name])
+    truncated = (rows["finish_reason"] == "length").groupby(rows["step"]).mean()
+    logged = result["metrics"][name]["completions/clipped_ratio"]
+    if name.startswith("stock"):
+        assert all(logged > truncated + 0.3)
+    else:
+        assert logged == pytest.approx(truncated.tolist(), abs=1e-6)
 
 
 def test_every_arm_records_each_row_with_its_real_end(result):
     for rows in result["rows"].values():
-        assert rows["step"] == [1] * 16 + [2] * 16
+        assert rows["step"] == [1] * 32 + [2] * 32
         by_stop = [text.endswith("</search>") for text in rows["completion"]]
         for stopped, reason, trl in zip(by_stop, rows["finish_reason"], rows["trl_finish_reason"], strict=True):
             assert not stopped or (reason == "stop" and trl == "length")
@@ -37,7 +40,8 @@ def test_every_arm_records_each_row_with_its_real_end(result):
 def test_a_token_added_in_memory_is_unknown_to_the_engine_and_known_once_saved(result):
     token = result["token"]
     assert "tokenizer differs in 1 tokens: '<call>'" in token["in memory"]["checked"]
-    assert token["in memory"]["spelt in tokens"] > 1 and "after 1 tokens" not in token["in memory"]["stop by id"]
+    assert token["in memory"]["spelt in tokens"] > 1
+    assert token["in memory"]["stop by id"] == "did not stop, hit its 8-token limit"
     assert token["saved"]["checked"] == "accepted"
     assert token["saved"]["spelt in tokens"] == 1
     assert "after 1 tokens" in token["saved"]["stop by id"] and "after 1 tokens" in token["saved"]["stop by string"]
@@ -46,36 +50,44 @@ def test_a_token_added_in_memory_is_unknown_to_the_engine_and_known_once_saved(r
 def test_stop_token_ids_reach_vllm_through_stock_trl_and_end_its_rows(result):
     (at, seen), *others = result["ids"].items()
     assert at == "vLLM" and not others
-    assert seen["carries"] is True and seen["rows with the id"] > 0 and seen["tokens after it"] == 0
+    assert seen["request has the id"] is True and seen["completions with it"] > 0 and seen["tokens after it"] == 0
 
 
-def test_a_seed_of_stock_trl_collapses_its_groups_and_ours_does_not(result):
-    rows = {(row["trainer"], row["seed"]): row for row in result["backends"].values()}
-    assert {trainer for trainer, _ in rows} == {
-        f"{who}, {at}" for who in ("stock", "workbench") for at in ("transformers", "vLLM")
-    }
-    assert all(row["wrong prompt"] == 0 and row["advantage error"] < 1e-4 for row in rows.values())
-    assert rows["stock, vLLM", "generation_kwargs"]["group is one sample"]
-    for seeding in ("generation_seed", "generation_seed, shared"):
-        ours = rows["workbench, vLLM", seeding]
-        assert ours["repeats"] and not ours["group is one sample"] and not ours["same answers across groups"]
-    assert rows["workbench, vLLM", "generation_seed, shared"]["requests"] == 3
+def test_a_seed_of_stock_trl_copies_a_group_in_process_and_equal_prompts_on_a_server(batches):
+    assert batches["vLLM", "stock TRL, seed"]["distinct per group"] == 1
+    on_server = batches["vLLM server", "stock TRL, seed"]
+    assert on_server["distinct per group"] > 1 and on_server["equal prompts share"]
+
+
+def test_no_other_trainer_copies_completions_or_trains_one_under_a_foreign_prompt(batches):
+    others = {name: row for name, row in batches.items() if not row["error"] and name[1] != "stock TRL, seed"}
+    assert len(others) == 9
+    for name, row in others.items():
+        assert row["wrong prompt"] == 0 and row["completions"] == row["prompts"] == 32, name
+        assert row["distinct per group"] > 1 and not row["equal prompts share"], name
+    for place in ("vLLM", "vLLM server"):
+        assert batches[place, "workbench, share_generation"]["requests"] == 3
+
+
+def test_put_back_into_trl_the_removed_rule_breaks_equal_prompts_on_a_server_and_nothing_else(batches):
+    ((name, broken),) = [(name, row) for name, row in batches.items() if row["error"]]
+    assert name == ("vLLM server", "stock TRL, removed rule")
+    assert (broken["prompts"], broken["completions"]) == (32, 24)
+    assert broken["error"].startswith("RuntimeError: Sizes of tensors must match")
 
 
 def test_with_a_seed_stock_trl_trains_without_any_gradient_and_the_workbench_has_one(result):
-    steps = result["repeated"]
-    assert steps[repeated_prompts.SEEDED]["grad_norm"] == [0, 0]
-    assert steps[repeated_prompts.SEEDED]["frac_reward_zero_std"] == [1, 1]
-    for name in repeated_prompts.LEARNING:
-        assert max(steps[name]["grad_norm"]) > 0, (
-            name
-        )  # a step may have no group in which some are right and some are not
+    steps = result["metrics"]
+    assert steps["stock, seed"]["grad_norm"] == [0, 0]
+    assert steps["stock, seed"]["frac_reward_zero_std"] == [1, 1]
+    for name in ("workbench, seed", "workbench, shared"):
+        assert max(steps[name]["grad_norm"]) > 0, name
 
 
 def test_a_request_a_row_is_asked_of_vllm_or_where_generation_is_shared_one_a_prompt(result):
-    shared = repeated_prompts.SHARED
-    for name, steps in result["repeated"].items():
-        assert steps["vllm/requests"] == (result["asked"][name] if name == shared else [32, 32]), name
-    assert sum(result["repeated"][shared]["vllm/prompt_tokens"]) < 0.3 * sum(
-        result["repeated"][repeated_prompts.STOCK]["vllm/prompt_tokens"]
-    )
+    for name, steps in result["metrics"].items():
+        rows = pd.DataFrame(result["rows"][name])
+        asked = rows.groupby("step")["prompt"].nunique().tolist()
+        assert steps["vllm/requests"] == (asked if name == "workbench, shared" else [32, 32]), name
+    tokens = {name: sum(steps["vllm/prompt_tokens"]) for name, steps in result["metrics"].items()}
+    assert tokens["workbench, shared"] < 0.3 * tokens["workbench, seed"]

@@ -16,7 +16,6 @@ from conftest import HELPERS, ROOT, until, workbench
 from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.runs.files import load_metrics
 from workbench.runs.run import Run, list_runs
-from workbench.studies.duplicate_prompts import group_advantages
 from workbench.training.groups import GroupError, check_groups
 from workbench.training.grpo import GRPOTrainer, RLOOTrainer
 from workbench.training.rewards import length_reward
@@ -184,7 +183,8 @@ def test_two_processes_keep_groups_whole_also_where_a_group_spans_both(g, tmp_pa
         check_groups(rows["prompt"].tolist(), g)
         own = [100.0 * len(p) + len(c) for p, c in zip(rows["prompt"], rows["completion"], strict=True)]
         assert rows["reward"].tolist() == own
-        expected = group_advantages(torch.tensor(own), g)
+        groups = torch.tensor(own).view(-1, g)
+        expected = ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)).flatten()
         torch.testing.assert_close(torch.tensor(rows["advantage"].to_numpy()).float(), expected, rtol=1e-3, atol=1e-3)
 
 

@@ -11,7 +11,7 @@ from ..errors import ParameterError, RunError
 from ..runs.files import files_named, load_metrics, read_json
 from ..runs.run import Run
 from .curve import Curve, mean_between, steps_to_threshold, stretches, whole_seeds
-from .stats import one_seed, seed_interval
+from .stats import seed_interval
 
 TAIL = 20  # steps at the end whose mean is a run's result
 
@@ -239,7 +239,7 @@ def group_table(groups: dict[str, list[Curve]], rng: np.random.Generator):
         start = np.mean([mean_between(c, low, low + 3) for c, low in first])
         window = min(5, *(end - low for _, low in first))
         half = steps_to_threshold(kept, (start + ends.mean()) / 2, rng, rising=ends.mean() > start, window=window)
-        result = seed_interval(ends, rng) if len(ends) > 1 else one_seed(ends[0])
+        result = seed_interval(ends, rng)
         points = min(int(((stretches(c)[1] > end - TAIL) & (c.x <= end)).sum()) for c in kept)
         row = {"group": name, "n seeds": len(kept), "left out": "; ".join(left_out)}
         row |= {"result": result.estimate, "low": result.low, "high": result.high, "interval": result.name}

@@ -123,7 +123,7 @@ def seed_interval(
     level: float = 0.95,
     resamples: int = 2000,
 ) -> Interval:
-    """Interval over seeds: t below 5 seeds, bootstrap from 5 seeds on; for curves one interval a step.
+    """Interval over seeds: t below 5 seeds, bootstrap from 5 seeds on; for curves one interval a step. Of 1 seed there is none.
 
     The bootstrap takes percentiles further out than `level` asks (Hesterberg 2015), because few seeds resampled spread
     too little. Below 5 seeds no resampling reaches 95% (the widest it gives is lowest to highest seed, right in 75% of
@@ -142,7 +142,7 @@ def seed_interval(
         resamples: drawn.
 
     Raises:
-        ParameterError: fewer than 2 seeds, or a value that is not finite.
+        ParameterError: no seeds, or a value that is not finite.
 
     Example:
         >>> found = seed_interval([1.0, 2.0, 3.0], np.random.default_rng(0))
@@ -151,10 +151,10 @@ def seed_interval(
     """
     values = np.asarray(values, float)
     n = len(values)
-    if n < 2:
-        raise ParameterError(f"{n} seed: an interval over seeds needs 2 or more; of one run use change_interval")
-    if not np.isfinite(values).all():
-        raise ParameterError("a value is not finite; leave that seed out and say so, or repeat it")
+    if not n or not np.isfinite(values).all():
+        raise ParameterError("no value, or one that is not finite; leave that seed out and say so, or repeat it")
+    if n == 1:
+        return one_seed(statistic(values, axis=0))
     index = rng.integers(n, size=(resamples, n))
     pieces = np.array_split(index, min(resamples, 1 + resamples * values.size // 2_000_000))  # to spare the memory
     drawn = np.concatenate([statistic(values[piece], axis=1) for piece in pieces])

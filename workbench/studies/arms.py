@@ -1,4 +1,4 @@
-"""Several ways to train one task, each over some seeds: the loop that every study uses."""
+"""Several ways to train one task, each over some seeds: the loop that every study uses, and stock GRPO as one of the ways."""
 
 import contextlib
 import dataclasses
@@ -8,12 +8,17 @@ from statistics import fmean
 from typing import Any
 
 import pandas as pd
+import trl
 
-from ..generation.stops import StopSpec
+from ..generation.stops import StopRule, StopSpec
 from ..recipes.recipes import Recipe
 from ..recipes.train import is_finished, train_recipe, training_record
 from ..runs.run import Run
+from ..training.engine import hook_requests
 from ..training.grpo import GRPOTrainer
+from ..training.recording import attach_recorder
+from ..training.sync_on_cpu import install_cpu_sync
+from ..training.trl import completion_metrics, end_columns, logged_rows
 from .engines import sharing_engines
 
 
@@ -36,6 +41,51 @@ class Arm:
     stops: StopSpec | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     seeds: int | None = None
+
+
+class ObservedGRPOTrainer(trl.GRPOTrainer):
+    """Stock `trl.GRPOTrainer`, recorded: each row's real end is noted next to what TRL takes it for. Nothing is fixed.
+
+    It also logs `vllm/requests` and `vllm/prompt_tokens`, as the workbench's trainer does.
+
+    Args:
+        stops: that the engine was given through `generation_kwargs`.
+        record_dir: run folder.
+        *args, **kwargs: TRL's.
+    """
+
+    def __init__(self, *args, stops: StopSpec, record_dir, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._rule = StopRule(stops, self._tokenizer, self.model.generation_config)
+        if self.use_vllm:
+            install_cpu_sync(self, self.args.output_dir)
+            hook_requests(self.vllm_generation, self._count)
+        self.recorder = attach_recorder(self, record_dir)
+
+    def _count(self, original, prompts, *args, **kwargs):
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        metrics["vllm/requests"].append(len(prompts))
+        metrics["vllm/prompt_tokens"].append(sum(len(prompt["prompt_token_ids"]) for prompt in prompts))
+        return original(prompts, *args, **kwargs)
+
+    def _generate(self, prompts):
+        generated = super()._generate(prompts)
+        rows = [list(row) for row in generated[1]]
+        ends = [self._rule.find_end(row) for row in rows]
+        columns = end_columns(rows, [end.finish_reason == "stop" for end in ends], self._tokenizer)
+        columns["completion_text"] = [self._rule.text(row, end) for row, end in zip(rows, ends, strict=True)]
+        for name, values in columns.items():
+            self._log_completion_extra(name, values)
+        return generated
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        rows = logged_rows(self, len(inputs) * self.accelerator.num_processes)
+        for name, value in completion_metrics(rows).items():
+            self._metrics["train" if self.model.training else "eval"][name].append(value)
+        if self.model.training:
+            self.recorder.add_completions(self.state.global_step + 1, rows)
+        return output
 
 
 def train_arms(arms: Mapping[str, Arm], *, out_dir: Path, seeds: Iterable[int]) -> dict[str, list[Run]]:

@@ -1,6 +1,7 @@
 """Engines of vLLM that several trainers of one process share."""
 
 import contextlib
+import os
 from unittest import mock
 
 from ..training.engine import unhook
@@ -16,6 +17,9 @@ def shared_engine(model: str, **kwargs):
     Later calls ignore `kwargs`. Weights are whatever was synced last: meant for trainers that sync before they sample.
     """
     if model not in _engines:
+        if not has_gpu():  # the CPU build takes a large share of the memory unless told (GiB), and logs every step
+            os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+            os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         from vllm import LLM
 
         if not has_gpu():
