@@ -18,6 +18,6 @@ def test_trainings_on_real_weights_are_curves_by_arm_and_one_without_a_step_is_l
     file.write_text(json.dumps({"trainings": [*trainings, training("stock-masked", 1, [])]}))
     found = custom_stops.real_weight_curves()
     assert {arm: [curve.y.tolist() for curve in curves] for arm, curves in found.items()} == {
-        "stock-masked": [[0.25, 0.5]],
-        "workbench-masked": [[0.5]],
+        "stock, masked": [[0.25, 0.5]],
+        "workbench, masked": [[0.5]],
     }

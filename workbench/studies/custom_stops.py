@@ -116,5 +116,5 @@ def real_weight_curves() -> dict[str, list[Curve]]:
             curve = Curve(
                 f"seed {settings['seed']}", range(1, len(rewards) + 1), rewards, "share of right answers", 0, 1
             )
-            found.setdefault(settings["arm"], []).append(curve)
+            found.setdefault(settings["arm"].replace("-", ", "), []).append(curve)
     return found
