@@ -18,10 +18,8 @@ def test_list_names_the_notebooks_and_the_runs_with_their_outcome(capsys, tmp_pa
     write_run(tmp_path, "2026-2", state="failed")
     code, out, _ = call(capsys, "list", "--runs-dir", tmp_path)
     assert code == 0
-    assert "  00_start_here
-" in out
-    assert "05_grpo_docs_example 2026-1: done, reward -4.012, 1 checks failed: b
-" in out
+    assert "  00_start_here\n" in out
+    assert "05_grpo_docs_example 2026-1: done, reward -4.012, 1 checks failed: b\n" in out
     assert "05_grpo_docs_example 2026-2: failed\n" in out
 
 
