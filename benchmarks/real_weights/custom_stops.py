@@ -13,9 +13,9 @@ import os
 from pathlib import Path
 
 import pandas as pd
-from docs_example import lora
-from record import GEMMA, ROOT, Results, gemma_folder, need_disk, need_memory, parser, run_main
 
+from benchmarks.real_weights.docs_example import forget_checkpoints, lora
+from benchmarks.record import ROOT, Results, gemma_folder, need_room, parser, run_main
 from workbench import GRPOTrainer, StopSpec, exact_match_reward
 from workbench.recipes.recipes import DOCS
 from workbench.runs.run import Run

@@ -67,8 +67,8 @@ def check(log: Log) -> list[Finding]:
     findings = []
     for rule in RULES:
         finding = rule(log)
-        words = {name: in_words_of(log.trainer, getattr(finding, name)) for name in ("says", "advice")}
-        findings.append(dataclasses.replace(finding, **words))
+        says, advice = (in_words_of(log.trainer, text) for text in (finding.says, finding.advice))
+        findings.append(dataclasses.replace(finding, says=says, advice=advice))
         log = log.without(finding.contradicts)
     found = {finding.rule: finding for finding in findings if finding.verdict == FOUND}
     return sorted((_explained(finding, found) for finding in findings), key=_rank)

@@ -219,7 +219,8 @@ def _of_batch(table: pd.DataFrame) -> bool:
     if len(functions) != 1 or spread is None or batch is None:
         return False
     values = table[[spread, batch]].apply(pd.to_numeric, errors="coerce").dropna()
-    return len(values) >= _LEAST and values.to_numpy().any() and bool(np.allclose(*values.to_numpy().T, rtol=1e-3))
+    first, second = values.to_numpy().T
+    return len(values) >= _LEAST and values.to_numpy().any() and bool(np.allclose(first, second, rtol=1e-3))
 
 
 def _constant(table: pd.DataFrame) -> dict[str, dict]:

@@ -76,18 +76,10 @@ def _recorded(value: Any):
 
 
 # Settings that change what is logged and saved, not what is trained.
-_BESIDE = (
-    "logging_",
-    "report_to",
-    "run_name",
-    "save_",
-    "log_",
-    "num_completions_to_print",
-    "disable_tqdm",
-    "push_to_hub",
-    "hub_",
+_NOT_TRAINED = (
+    "logging_ report_to run_name save_ log_ num_completions_to_print disable_tqdm push_to_hub hub_ monitor_every "
 )
-_BESIDE += ("monitor_every", "callbacks", "project", "trackio_", "wandb_")
+_NOT_TRAINED += "callbacks project trackio_ wandb_"
 
 
 def open_folder(record_dir: Path, record: dict) -> None:
@@ -118,7 +110,11 @@ def _different(before: dict, record: dict) -> list[str]:
 def _fields(record: dict) -> dict:
     own = {name: value for name, value in record.items() if name not in ("source", "recipe", "overrides")}
     fields = dataclasses.asdict(Recipe()) | record.get("recipe", {}) | record.get("overrides", {}) | own
-    return {name: value for name, value in fields.items() if value is not None and not name.startswith(_BESIDE)}
+    return {
+        name: value
+        for name, value in fields.items()
+        if value is not None and not name.startswith(tuple(_NOT_TRAINED.split()))
+    }
 
 
 def is_finished(record_dir: Path, record: dict) -> bool:
