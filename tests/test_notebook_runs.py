@@ -25,7 +25,7 @@ SMALL = {
     "04_duplicate_prompts": ("num_generations=8 server=False steps=2 seeds=1", ()),
     "05_grpo_docs_example": (
         "steps=4 seeds=1 comparisons=True",
-        ("The sign of TRL 0.14 makes text longer", "vLLM and transformers end less than 3 characters apart"),
+        ("The sign of TRL 0.14 makes text longer",),
     ),
     "06_curves_against_baselines": ("", ("Verdicts on pairs of one unit: none.",)),
     "07_audit_your_run": ("", ()),
