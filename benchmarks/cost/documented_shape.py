@@ -74,6 +74,7 @@ def grpo_steps(model, tokenizer, ours: bool, **sizes) -> list[float]:
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(Clock())
         trainer.train()
+    vars(model).pop("forward", None)  # TRL 1.16 puts one of its own on the model, which the next trainer is not to have
     return [b - a for a, b in itertools.pairwise(ends)]
 
 
@@ -91,9 +92,7 @@ def grpo_in_turns(folder: Path, turns: int = 6, **sizes) -> dict:
         order = (False, True) if turn % 2 else (True, False)
         seconds = {ours: statistics.median(grpo_steps(model, tokenizer, ours, **sizes)) for ours in order}
         pairs.append(round(seconds[True] / seconds[False], 3))
-        assert not {"generate", "forward"} & set(vars(model)), (
-            "a trainer left its own call on the model of the next one"
-        )
+        assert "generate" not in vars(model), "a trainer left its own call on the model of the next one"
     profile = cProfile.Profile()
     steps = profile.runcall(grpo_steps, model, tokenizer, True, **sizes)
     own = own_seconds(profile) / sizes["max_steps"]

@@ -1,5 +1,6 @@
 """What not stopping costs: PPO updates and GRPO rollouts at several length limits, legacy, stock and workbench.
 
+    export PYTHONPATH=.venv/lanes/trl-1.12.0  # the last release with PPO
     python -m benchmarks.cost.stop_cost [--limits 64 128 256] [--repeats 5] [--model starter] [--out FILE.json]
 
 Every comparison is paired: the variants take turns within one process and share prompts and seeds; figures are medians.
@@ -23,11 +24,9 @@ from transformers import (
     PrinterCallback,
     TrainerCallback,
 )
-from trl.experimental.ppo import PPOTrainer as StockPPOTrainer
 
 from benchmarks.record import publish, start
 from workbench.generation.stops import StopSpec
-from workbench.recipes.ppo import PPOTrainer, ppo_config
 from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.runs.environment import hardware
 from workbench.training.grpo import GRPOTrainer
@@ -51,6 +50,10 @@ def model_folder(name: str) -> str:
 
 def ppo(folder: str, limit: int, variant: str, updates: int) -> dict:
     """Forward passes and seconds per update. Stock runs as TRL's default (legacy) or with its own `stop_token`."""
+    from trl.experimental.ppo import PPOTrainer as StockPPOTrainer
+
+    from workbench.recipes.ppo import PPOTrainer, ppo_config
+
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     prompts = load_prompts("starter").select(range(256))
     dataset = prompts.map(lambda row: tokenizer(row["prompt"]), remove_columns=prompts.column_names)
