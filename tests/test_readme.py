@@ -5,10 +5,11 @@ import json
 import re
 
 import pytest
-from conftest import NOTEBOOKS, ROOT
+from conftest import NOTEBOOKS, ROOT, call
 from trl_version import HAS_PPO
 
 README = ROOT / "README.md"
+AFFECTED = ROOT / "docs" / "affected.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "data" / "README.md"]
 TINY = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "save_strategy": "no"}
 TINY |= {"per_device_train_batch_size": 4, "num_generations": 2}
@@ -26,7 +27,18 @@ def advice(path) -> str:
 
 
 def test_the_readme_is_a_screen_and_a_half():
-    assert len(README.read_text().splitlines()) < 150
+    lines = README.read_text().splitlines()
+    assert len(lines) < 120
+    assert all(line.count("|") <= 4 for line in lines if line.startswith("|"))  # no wide table
+
+
+def test_the_audit_says_what_the_readme_shows_of_it(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    shown = README.read_text().partition("    $ workbench audit ")[2].partition("\n\n")[0]
+    command, *lines = [line.strip() for line in shown.splitlines()]
+    _, out, _ = call(capsys, "audit", command)
+    places = [out.index(line) for line in lines]
+    assert len(lines) >= 5 and places == sorted(places)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
@@ -51,14 +63,14 @@ def test_every_page_of_docs_is_linked_from_another():
     assert {page.name for page in PAGES if page.parent.name == "docs"} <= linked
 
 
-def test_the_releases_of_the_readme_s_table_are_those_that_were_seen():
+def test_the_releases_of_the_table_are_those_that_were_seen():
     seen = json.loads((ROOT / "data" / "defects.json").read_text())["results"]
     release = lambda name: tuple(map(int, name.split(".")))  # noqa: E731
     last = {name: max((r for r in found if found[r]["state"] == "lives"), key=release) for name, found in seen.items()}
     rows = {"stop strings or stop ids": "false_clipping", "`seed` in `generation_kwargs`": "copied_request_seed"}
     rows |= {"learned positions (GPT-2)": "padding_without_positions", "PPO responses": "ppo_runs_past_eos"}
     for words, name in rows.items():
-        (line,) = [line for line in README.read_text().splitlines() if line.startswith("|") and words in line]
+        (line,) = [line for line in AFFECTED.read_text().splitlines() if line.startswith("|") and words in line]
         assert f"up to TRL {last[name].rpartition('.')[0]}" in line, name
 
 
