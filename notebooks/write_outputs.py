@@ -78,9 +78,12 @@ def main() -> None:
                 continue
             path, run = HERE / f"{name}.ipynb", done[-1]
             notebook = nbformat.read(path, as_version=4)
-            executed = redacted_notebook(json.loads((run.path / "executed.ipynb").read_text()), hider([run], True))
+            executed = nbformat.read(run.path / "executed.ipynb", as_version=4)
+            shown = nbformat.from_dict(redacted_notebook(executed, hider([run], True)))
+            for cell, redacted in zip(executed.cells, shown.cells, strict=True):
+                cell.outputs = redacted.get("outputs", [])
             try:
-                text = nbformat.writes(with_outputs(notebook, nbformat.from_dict(executed)))
+                text = nbformat.writes(with_outputs(notebook, executed))
             except ValueError as error:
                 problems.append(f"{name}: {error}")
                 continue

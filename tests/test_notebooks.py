@@ -58,11 +58,12 @@ def test_its_outputs_are_those_of_its_code_and_name_no_machine(path):
             assert output.output_type != "error"
             data = output.get("data", {})
             assert len(str(data.get("image/png", ""))) <= 200_000  # base64 of 150 kB
-            text = re.sub(r"base64,[A-Za-z0-9+/=]+", "", str(data) + str(output.get("text", "")))
+            texts = [str(value) for mime, value in data.items() if not mime.startswith("image/")]
+            text = re.sub(r"base64,[A-Za-z0-9+/=]+", "", "".join(texts) + str(output.get("text", "")))
             assert not re.search(r"(?<![\w.:/])/(home|root|tmp|work|check|Users|opt)/|[A-Z]:\\\\Users", text), text[
                 :300
             ]
-            assert socket.gethostname() not in text
+            assert not re.search(rf"\b{re.escape(socket.gethostname())}\b", text)
 
 
 def test_outputs_of_other_code_are_noticed():
@@ -139,8 +140,8 @@ def test_it_opens_with_the_facts_and_the_figure_that_decides(path):
 
 @each_story
 def test_one_training_stands_in_the_open(path):
-    ours, ppo, train, _ = shape(path)["in the open"]
-    assert ours + ppo >= 2 and train >= 2  # stock TRL's, and ours
+    grpo, ppo, train, _ = shape(path)["in the open"]
+    assert grpo + ppo >= 1 and train >= 1
 
 
 @each_story

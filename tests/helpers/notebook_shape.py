@@ -11,7 +11,7 @@ from pathlib import Path
 import nbformat
 
 ROOT = Path(__file__).parents[2]
-IN_THE_OPEN = (r"(?<!\w)(GRPO|RLOO|OnlineDPO)Trainer\(", r"(?<!\w)PPOTrainer\(", r"\.train\(", "generation_kwargs")
+IN_THE_OPEN = (r"(?<!\w)(GRPO|RLOO|OnlineDPO)Trainer\(", r"PPOTrainer\(", r"\.train\(", "generation_kwargs")
 BOOKKEEPING = {"open_run", "save_result", "show_results", "Result", "params", "results", "numbers"}
 # Whose imports need no library of ours to be understood.
 FIELD = {"accelerate", "datasets", "IPython", "ipywidgets", "matplotlib", "numpy", "pandas", "peft", "scipy", "torch"}
