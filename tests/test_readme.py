@@ -22,7 +22,7 @@ def blocks(text: str) -> list[str]:
 def advice(path) -> str:
     """The code that a notebook ends with, for one's own code; empty where it has none."""
     sources = ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"]]
-    (found,) = [blocks(text) for text in sources if text.startswith("## Use it")] or [[""]]
+    (found,) = [blocks(text.partition("## Use it")[2]) for text in sources if "## Use it" in text] or [[""]]
     return found[0]
 
 
