@@ -70,7 +70,7 @@ def test_status_shows_every_run_from_its_folder(capsys, tmp_path):
     code, out, _ = call(capsys, "status", "--runs-dir", tmp_path)
     lines = out.splitlines()
     assert code == 0
-    assert lines[0].endswith(" 1: done, reward -4, 1 checks fail: a")
+    assert lines[0].endswith(" 1: done, reward -4, 1 checks failed: a")
     assert f" 2: running, step 3/80, on {socket.gethostname()}, process {os.getpid()}, " in lines[1]
     assert lines[2].endswith(r" 3: failed: cell 3: ValueError: no \x1b]0;title\x07")
     _, out, _ = call(capsys, "status", "--runs-dir", tmp_path, "--json", "2")

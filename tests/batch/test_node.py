@@ -32,12 +32,12 @@ def test_a_job_leaves_a_run_alone_that_belongs_to_another_job_or_to_none(job_9, 
     run = write_run(tmp_path)
     status = set_status(run.path, "queued", owner={"job": "10"})
     with pytest.raises(SystemExit, match="belongs to job 10; this is job 9"):
-        run_on_node(str(run.path), "none.ipynb", requeues=1)
+        run_on_node(str(run.path), "none.ipynb", 1, {})
     assert run.status == status
     set_status(run.path, "queued", owner={"pid": os.getpid()})
     monkeypatch.setattr(node, "_SUBMITTER_WAIT_S", 0.1)
     with pytest.raises(SystemExit, match="names no job"):
-        run_on_node(str(run.path), "none.ipynb", requeues=1)
+        run_on_node(str(run.path), "none.ipynb", 1, {})
 
 
 def test_a_job_that_was_queued_again_too_often_does_not_start(job_9, tmp_path, monkeypatch):
@@ -45,7 +45,7 @@ def test_a_job_that_was_queued_again_too_often_does_not_start(job_9, tmp_path, m
     set_status(run.path, "queued", owner={"job": "9"})
     monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
     with pytest.raises(SystemExit) as ended:
-        run_on_node(str(run.path), "none.ipynb", requeues=2)
+        run_on_node(str(run.path), "none.ipynb", 2, {})
     assert ended.value.code == 130
     assert run.status["error"] == "Slurm queued it again 3 times; --requeues allows 2"
 

@@ -20,7 +20,7 @@ def test_the_index_lists_runs_newest_first_with_status_parameters_and_headline(h
     page = index.read_text()
     table = page[page.index('id="runs"') :]
     assert order(table, "2026-2", "2026-1")
-    for text in ("2 runs", "failed", "done", "23 passed, 2 failed, 1 skipped", "seed=1", "U+D800"):
+    for text in ("2 runs", "failed", "done", "23 passed, 2 failed, 1 inconclusive, 1 skipped", "seed=1", "U+D800"):
         assert text in page, text
     links = [a["href"] for a in Elements(page).attributes if "href" in a]
     first, second = "an%20odd%20%23name%20100%25/2026-2.html", "05_grpo_docs_example/2026-1.html"
