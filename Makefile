@@ -81,7 +81,7 @@ test-lowest: .venv/lanes/lowest
 
 # Executes all notebooks with their defaults and writes them back with their outputs.
 notebooks: .venv/installed
-	$(PY) notebooks/write_outputs.py
+	$(PY) tests/helpers/write_outputs.py
 
 lab: .venv/installed
 	JUPYTER_CONFIG_PATH=requirements/jupyter $(PY) -m jupyter lab --notebook-dir=. notebooks

@@ -1,5 +1,4 @@
 import ast
-import importlib.util
 import re
 import socket
 import subprocess
@@ -7,16 +6,12 @@ import sys
 
 import nbformat
 import pytest
-from conftest import NOTEBOOKS, ROOT, workbench
+from conftest import NOTEBOOKS, workbench
 from notebook_shape import code_cells, shape
+from write_outputs import MOST_BYTES, code_hash, with_outputs
 
 from workbench.runs.results import results_of
 from workbench.runs.run import list_runs
-
-_spec = importlib.util.spec_from_file_location("write_outputs", ROOT / "notebooks" / "write_outputs.py")
-write_outputs = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(write_outputs)
-MOST_BYTES, code_hash, with_outputs = write_outputs.MOST_BYTES, write_outputs.code_hash, write_outputs.with_outputs
 
 # What a reader meets, in this order; the deciding figure stands in the first code cell.
 SECTIONS = (

@@ -177,7 +177,7 @@ MOST_LINES = {
     "workbench/widgets": 900,
     "workbench": 21290,
     "benchmarks": 4430,
-    "tests": 25250,
+    "tests": 25350,
 }
 
 

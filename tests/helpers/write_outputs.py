@@ -1,7 +1,7 @@
 """Executes notebooks with their defaults and writes them back with their outputs: `make notebooks`.
 
-    python notebooks/write_outputs.py                      all
-    python notebooks/write_outputs.py 02_grpo_custom_stops
+    python tests/helpers/write_outputs.py                      all
+    python tests/helpers/write_outputs.py 02_grpo_custom_stops
 
 A notebook says in its metadata of which code its outputs are; a test compares that with the code that stands there.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import nbformat
 
-HERE = Path(__file__).parent
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 MOST_BYTES = 1_000_000
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="notebooks; default all")
     parser.add_argument("--runs-dir", type=Path, help="take the newest finished run of each from here, execute none")
     args = parser.parse_args()
-    names = args.names or sorted(path.stem for path in HERE.glob("[0-9]*.ipynb"))
+    names = args.names or sorted(path.stem for path in NOTEBOOKS.glob("[0-9]*.ipynb"))
     with tempfile.TemporaryDirectory() as folder:
         runs = args.runs_dir or Path(folder)
         if not args.runs_dir:
@@ -76,7 +76,7 @@ def main() -> None:
             if not done:
                 problems.append(f"{name}: no run of it is done")
                 continue
-            path, run = HERE / f"{name}.ipynb", done[-1]
+            path, run = NOTEBOOKS / f"{name}.ipynb", done[-1]
             notebook = nbformat.read(path, as_version=4)
             executed = nbformat.read(run.path / "executed.ipynb", as_version=4)
             shown = nbformat.from_dict(redacted_notebook(executed, hider([run], True)))
