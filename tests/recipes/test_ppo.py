@@ -90,7 +90,7 @@ def test_rows_that_end_early_are_trained_up_to_their_end_and_scored_as_if_alone(
         return original(values, mask, **kwargs)
 
     monkeypatch.setattr(ppo_trainer, "masked_whiten", whiten)
-    train_recipe(Watched, dataclasses.replace(RECIPE, max_steps=1), reward_funcs="random weights", out_dir=tmp_path)
+    train_recipe(Watched, dataclasses.replace(RECIPE, max_steps=1), reward_funcs="random weights", record_dir=tmp_path)
     rows = Run(tmp_path).completions
     assert rows["completion_tokens"].nunique() > 1 and rows["reward"].nunique() > 4
     assert masks[-1].sum(1).tolist() == rows["completion_tokens"].tolist()
