@@ -28,8 +28,8 @@ def test_a_report_shows_state_headline_checks_numbers_claims_parameters_and_envi
     assert "checks: 1 passed, 1 failed, 1 skipped" in page
 
 
-def test_the_notebook_comes_first_then_verdicts_completions_method_environment_limits(hostile_page):
-    names = ("notebook", "verdicts", "completions", "method", "environment", "limits")
+def test_verdicts_come_first_then_the_notebook_completions_method_environment_limits(hostile_page):
+    names = ("verdicts", "notebook", "completions", "method", "environment", "limits")
     assert order(hostile_page, *(f'<h2 id="{name}"' for name in names))
 
 
