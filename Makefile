@@ -32,7 +32,7 @@ test: .venv/installed
 OLDEST := $(shell sed -n 's/^trl==//p' requirements/ppo.txt)
 WITH_PPO = PYTHONPATH=$(CURDIR)/.venv/lanes/trl-$(OLDEST) $(PYTEST_ALL)
 test-ppo: .venv/installed
-	$(WITH_PPO) -m "not rare" -k "ppo or PPO" --doctest-modules tests/recipes tests/studies tests/training workbench/recipes workbench/studies $(PYTEST)
+	$(WITH_PPO) -m "not rare" -k "ppo or PPO or what_is_tested" --doctest-modules tests/recipes tests/runs tests/studies tests/training workbench/recipes workbench/studies $(PYTEST)
 
 # All there is: also what is long and changes seldom, the other releases of TRL, the lowest of the rest.
 test-all: test test-rare test-lanes

@@ -163,7 +163,7 @@ def start_and_end_a_process() -> int:
     return process.pid
 
 
-def until(condition, what: str = "it", seconds: float = 120):
+def until(condition, what: str = "it", seconds: float = 300):
     """The condition's value once it is true; the limit only keeps a broken test from hanging."""
     end = time.monotonic() + seconds
     while not (value := condition()):

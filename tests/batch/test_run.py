@@ -126,8 +126,8 @@ def test_nothing_is_left_behind_by_failures_ctrl_c_or_a_kill(tmp_path, how):
     command = [sys.executable, "-m", "workbench", "sweep", str(path), "-p", "seed=0..3", "--jobs", "2"]
     command += ["--runs-dir", str(tmp_path / "runs")]
     runtime = {"TMPDIR": str(scratch), "JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime")}
-    runner = subprocess.Popen(command, cwd=ROOT, env=os.environ | runtime, stderr=subprocess.DEVNULL)
-    until(lambda: len(list((tmp_path / "runs").glob("*/*/started"))) == 2)
+    runner = subprocess.Popen(command, cwd=ROOT, env=os.environ | runtime)
+    until(lambda: len(list((tmp_path / "runs").glob("*/*/started"))) == 2, "two runs that have started")
     below = psutil.Process(runner.pid).children(recursive=True)
     assert any("ipykernel" in " ".join(p.cmdline()) for p in below)
     runner.send_signal(how)
@@ -152,7 +152,7 @@ def test_nothing_is_left_behind_by_failures_ctrl_c_or_a_kill(tmp_path, how):
 def test_a_run_that_cannot_be_started_is_named_and_the_others_go_on(tmp_path, monkeypatch):
     path = write_notebook(tmp_path / "by_hand.ipynb")
     plan = plan_sweep(str(path), {"seed": "0..2"}, tmp_path / "runs")
-    monkeypatch.setattr(plan[1], "prepare", lambda: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
+    monkeypatch.setattr(plan[1], "prepare", lambda state: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
     batch.execute_here(plan)
     assert [entry.state for entry in plan] == ["done", "not started", "done"]
     assert plan[1].problem == "not started: [Errno 30] Read-only file system"

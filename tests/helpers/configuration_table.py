@@ -116,8 +116,11 @@ HEAD = """\
 
 Configurations that users run, with {versions}, on a CPU. A cell says
 "tested" where a test of `tests/training/test_configurations*.py` trains it for two steps with the real TRL; these tests also
-write this page, with `python tests/training/test_what_is_tested.py > docs/what_is_tested.md`. The models are tiny, below a
-million weights: they show that a configuration works, and nothing about what a large model learns in it.
+write this page. The models are tiny, below a million weights: they show that a configuration works, and nothing about what
+a large model learns in it. The page is of the oldest TRL, where all four trainers are; `make test` runs the same tests, but
+PPO's, on the pinned release. To write it again:
+
+    PYTHONPATH=.venv/lanes/trl-1.12.0 python tests/training/test_what_is_tested.py > docs/what_is_tested.md
 
 If no test below says otherwise, "tested" means two things. Without custom stops, on the same seed, every logged number and
 every weight equals stock TRL's (`explicit_positions=False`; with position ids, to rounding). With a stop string, rows end

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import write_notebook, write_run
+from ppo_parts import needs_ppo
 
 from workbench.errors import RunError, TrainingStopped
 from workbench.runs import lock
@@ -107,6 +108,7 @@ def test_a_stop_asked_before_the_first_or_during_the_last_step_loses_nothing(sta
     assert load_metrics(run.path / "metrics.jsonl")["step"].tolist() == [1, 2]
 
 
+@needs_ppo
 @pytest.mark.slow
 def test_ppo_stops_too_and_leaves_its_policy(starter_folder, tmp_path):
     from transformers import TrainerCallback

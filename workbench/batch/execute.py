@@ -141,7 +141,7 @@ class Engine(NBClientEngine):
 
     @classmethod
     def execute_managed_notebook(
-        cls, nb_man, kernel_name, *, start, display, timeout, ours, folders, start_timeout=60, **_
+        cls, nb_man, kernel_name, *, start, display, timeout, ours, folders, start_timeout, **_
     ):
         begin, complete = nb_man.cell_start, nb_man.cell_complete
 
@@ -226,6 +226,7 @@ def _execute_notebook(
             output,
             params,
             engine_name="workbench",
+            start_timeout=300,  # seconds: on a busy node, or one that reads Python from the network, 60 are few
             kernel_name=kernel or "python3",
             language="python",
             progress_bar=False,
