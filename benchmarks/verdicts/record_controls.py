@@ -2,7 +2,7 @@
 
     python -m benchmarks.verdicts.record_controls [--trainings build/control] [--out data/baselines]
 
-Trains one after the other, each on one thread, about 15 minutes on one idle core; started again it goes on where it ended.
+Trains one after the other, each on one thread, about 20 minutes on one idle core; started again it goes on where it ended.
 Then it writes `data/baselines/workbench-....json`: every seed's curve, what identifies the runs, and how far a run may lie
 from them on another machine (`tolerance`), by a simulation on how far the runs of
 starters made anew were apart.

@@ -24,7 +24,7 @@ MANY = 8
 # Rounding errors differ by factors between processors, so these are judged by their order of magnitude.
 IN_DECADES = ("padding/max_difference", "padding/mean_difference")
 SHIPPED = Path(__file__).parents[1] / "toys" / "data" / "manifest.json"  # of the toy models: file -> sha256
-NO_ERROR = 1e-9  # what stands for a difference of 0, in nats: below the rounding of fp32
+NO_ERROR = 1e-6  # nats; a batch in which nothing is padded has 0, and what fp32 rounds is no finer: both read the same
 
 
 @dataclasses.dataclass(frozen=True)
