@@ -125,7 +125,7 @@ def lines_of(*folders: str) -> int:
 
 
 def test_the_core_is_read_in_an_evening():
-    assert lines_of("generation", "consistency", "training") <= 3200
+    assert lines_of("generation", "consistency", "training") <= 3210
 
 
 CORE_FOLDERS = ("generation", "consistency", "training", "recipes")
@@ -165,19 +165,19 @@ MOST_LINES = {
     "workbench/batch": 1820,
     "workbench/consistency": 520,
     "workbench/curves": 1720,
-    "workbench/diagnostics": 2380,
+    "workbench/diagnostics": 2390,
     "workbench/generation": 830,
     "workbench/logs": 1420,
     "workbench/recipes": 1070,
     "workbench/reports": 1950,
-    "workbench/runs": 1950,
+    "workbench/runs": 1960,
     "workbench/studies": 630,
     "workbench/toys": 780,
     "workbench/training": 1870,
     "workbench/widgets": 900,
-    "workbench": 21290,
+    "workbench": 21340,
     "benchmarks": 4430,
-    "tests": 25350,
+    "tests": 25700,
 }
 
 
