@@ -19,7 +19,7 @@ report: .venv/installed
 	$(PY) -m workbench run $(FIRST) || status=$$?; \
 	wait $$beside || status=$$?; \
 	$(PY) -m workbench run $(filter 06_%,$(NOTEBOOKS)) || status=$$?; \
-	$(PY) -m workbench report && exit $$status
+	$(PY) -m workbench report && $(PY) -m workbench status && exit $$status
 
 # What one runs before a commit. The package beside tests/: the examples of its docstrings are tests too.
 # One pytest of several workers; the longest files first, all that needs vLLM on one worker (tests/helpers/whole_run.py).

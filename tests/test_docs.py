@@ -18,7 +18,8 @@ TOOLS = Path(sys.prefix) / "lanes" / "docs"
 def tree_of(page: Path) -> set[Path]:
     """The pages in the toctrees of a page."""
     entries = re.findall(r"^```\{toctree\}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
-    names = [line for text in entries for line in text.splitlines() if line and not line.startswith(":")]
+    lines = [line for text in entries for line in text.splitlines() if line and not line.startswith(":")]
+    names = [re.sub(r"^.*<(.*)>$", r"\1", line) for line in lines]
     found = [there for name in names for end in (".md", ".ipynb") for there in page.parent.glob(f"{name}{end}")]
     assert len(found) >= len(names), f"{page.name}: an entry leads nowhere"
     return {path.resolve() for path in found}

@@ -211,8 +211,9 @@ def plan_of_another_model(folder):
     lines = [" ".join(line.split()) for line in process.stdout.splitlines()]
     assert lines[:2] == [f"run {EXAMPLE}", f"folder {folder / 'runs' / EXAMPLE / 'TIME'}"]
     assert lines[2].startswith(f"parameters seed=0, model='{model}', dataset='starter', backend='vllm', steps=0, ")
-    assert lines[3] == "GPUs 1 for each run, of 0, 1"
-    assert re.match("hint dataset='starter' is still the toy's, .* -p dataset=", lines[4])
+    assert lines[3].startswith("0 means steps: the recipe's own (starter 80, documented 2500); learning_rate: ")
+    assert lines[4] == "GPUs 1 for each run, of 0, 1"
+    assert re.match("hint dataset='starter' is still the toy's, .* -p dataset=", lines[5])
     assert not (folder / "runs").exists()
 
 

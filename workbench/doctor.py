@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """`verdict` is `ok`, `note` (something optional is absent) or `wrong` (things will break)."""
+    """`verdict` is `ok`, `warning` (something optional is absent) or `error` (things will break)."""
 
     verdict: str
     subject: str
@@ -41,7 +41,7 @@ def _whole(name: str) -> bool:
 def _python() -> Finding:
     have = ".".join(map(str, sys.version_info[:3]))
     good = sys.version_info >= (3, 11)
-    return Finding("ok" if good else "wrong", "python", have if good else f"{have}; 3.11 or newer is needed")
+    return Finding("ok" if good else "error", "python", have if good else f"{have}; 3.11 or newer is needed")
 
 
 def _requirements() -> list[Finding]:
@@ -55,11 +55,11 @@ def _requirements() -> list[Finding]:
             have = version(requirement.name)
         except PackageNotFoundError:
             if not extra:
-                findings.append(Finding("wrong", requirement.name, f"not installed; {_asked(requirement)}"))
+                findings.append(Finding("error", requirement.name, f"not installed; {_asked(requirement)}"))
             continue
         good = requirement.specifier.contains(have, prereleases=True)
         findings.append(
-            Finding("ok" if good else "wrong", requirement.name, have if good else f"{have}; {_asked(requirement)}")
+            Finding("ok" if good else "error", requirement.name, have if good else f"{have}; {_asked(requirement)}")
         )
     return findings
 
@@ -70,20 +70,20 @@ def _asked(requirement: Requirement) -> str:
 
 def _vllm() -> Finding:
     state = backends()["vllm"]
-    return Finding("ok" if state == "available" else "note", "vllm", state)
+    return Finding("ok" if state == "available" else "warning", "vllm", state)
 
 
 def _gpu() -> Finding:
     try:
         import torch
     except (ImportError, OSError) as error:  # a library that torch loads is missing
-        return Finding("wrong", "gpu", f"torch cannot be imported: {str(error).splitlines()[0]}")
+        return Finding("error", "gpu", f"torch cannot be imported: {str(error).splitlines()[0]}")
     if not torch.cuda.is_available():
-        return Finding("note", "gpu", f"none; torch {torch.__version__}, {os.cpu_count()} cores: toy scale only")
+        return Finding("warning", "gpu", f"none; torch {torch.__version__}, {os.cpu_count()} cores: toy scale only")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return Finding("ok", "gpu", ", ".join(names))
 
 
 def _program(subject: str, name: str) -> Finding:
     path = shutil.which(name)
-    return Finding("ok" if path else "note", subject, path or f"no `{name}` on the PATH")
+    return Finding("ok" if path else "warning", subject, path or f"no `{name}` on the PATH")
