@@ -379,7 +379,7 @@ def paragraph(finding: Finding) -> list[str]:
     if finding.steps:
         about.append(f"steps {step_ranges(finding.steps)}")
     if finding.cost:
-        about.append("cost: " + ", ".join(_cost(name, value) for name, value in finding.cost.items()))
+        about.append("affected: " + ", ".join(_cost(name, value) for name, value in finding.cost.items()))
     if finding.advice and not finding.follows_from:
         about.append(f"do: {finding.advice}")
     if not finding.follows_from:

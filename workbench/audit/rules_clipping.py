@@ -75,7 +75,7 @@ def false_clipping(log: Log) -> Finding:
         rule,
         FOUND,
         f"completions/clipped_ratio says {np.nanmean(logged):.0%} of the completions were cut by the length limit. That is "
-        f"wrong: {next(iter(counts))}. They stopped, at something that the trainer does not take for an end.",
+        f"wrong: {next(iter(counts))}. They ended at a stop that the trainer does not recognise.",
         severity=WARNING,
         steps=log.at(wrong),
         evidence=evidence,

@@ -111,7 +111,7 @@ def never_stops(log: Log) -> Finding:
     """Whether completions run on to the limit whatever is sampled: more than one EOS in a completion, or all of them cut.
 
     How: EOS tokens per completion (PPO, where padding is another token), or a share of 1 of completions that are cut. Where
-    all count as cut and nothing tells whether that is true, it is a warning: each of the causes is a fault.
+    all count as cut and nothing shows whether that is true, it is a warning: each of the causes is a fault.
     Wrong where: completions are meant to fill the limit.
     """
     rule, eos, episodes = "never-stops", log.logged("eos_tokens"), log.logged("episodes")
@@ -160,7 +160,7 @@ def never_stops(log: Log) -> Finding:
             steps=log.at(true >= 0.95),
             evidence={"share cut, last quarter": late, "share cut, all steps": float(np.nanmean(true))},
             cost={"share of rows": late},
-            advice="Read one completion. --limit N or --stop STRING tells which it is; mask nothing before.",
+            advice="Read one completion, or give --limit N or --stop STRING to decide which it is. Mask nothing until then.",
         )
     return _runs_on(
         log, true >= _ALL, "No completion stops before the length limit, from the first step on.", {"share cut": 1.0}
@@ -201,6 +201,6 @@ def added_token(log: Log) -> Finding:
         f"The saved tokenizer does not know the stop id {missing[0]}: an engine that loads it cannot decode that stop.",
         severity=PROBLEM,
         evidence={"stop ids": stops, "unknown to the tokenizer": missing},
-        advice="Save the tokenizer that has the added token beside the resized model, and load both from that folder.",
+        advice="Save the tokenizer with the added token and the resized model to one folder, and load both from there.",
         notebook="02_grpo_custom_stops",
     )

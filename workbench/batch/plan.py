@@ -424,5 +424,5 @@ def _toy_data_left(entries: Sequence[Entry]) -> str:
     for params in (entry.params for entry in entries):
         model, data = params.get("model"), params.get("dataset")
         if model not in (None, *EMBEDDED_MODELS) and data in EMBEDDED_MODELS:
-            return f"dataset={data!r} is still the toy's, beside model={model!r}: give yours with -p dataset=..."
+            return f"dataset={data!r} is still the toy's, with model={model!r}: give yours with -p dataset=..."
     return ""

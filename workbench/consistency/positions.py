@@ -126,7 +126,7 @@ def with_position_ids(model: torch.nn.Module) -> RemovableHandle:
 
 
 def fills_position_ids(model: torch.nn.Module) -> bool:
-    """Whether `with_position_ids` is at work on the model."""
+    """Whether the model has the hook of `with_position_ids`."""
     return fill_position_ids in backbone(model)._forward_pre_hooks.values()
 
 

@@ -54,7 +54,7 @@ class Result:
         if holds not in (True, False, None) or not isinstance(holds, bool | None):
             raise ParameterError(f"Result({self.says!r}, holds={self.holds!r}): expected True, False or None")
         if holds is None and not self.why:
-            raise ParameterError(f"Result({self.says!r}, holds=None): say why it cannot be told, as `why`")
+            raise ParameterError(f"Result({self.says!r}, holds=None): say why the data cannot decide it, as `why`")
         object.__setattr__(self, "holds", holds)  # numpy's truth values are not JSON's
 
     @property
