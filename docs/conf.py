@@ -1,11 +1,9 @@
 """The site: `make docs`. The source is the checkout, so that a link is the same here and in a viewer of the repository."""
 
 import re
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
 project = "Workbench"
 author = copyright = "the authors of Workbench"
 (release,) = re.findall(r'^__version__ = "(.+)"', (ROOT / "workbench" / "__init__.py").read_text(), re.M)

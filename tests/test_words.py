@@ -1,4 +1,4 @@
-"""Plain English: words that readers stumbled over stand in no page, notebook, message or docstring. Sentences it cannot judge."""
+"""Plain English: no page, notebook, message or docstring has a word that readers stumbled over. Sentences it cannot judge."""
 
 import ast
 import json
