@@ -205,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_page_options(parser: argparse.ArgumentParser, what: str) -> None:
-    text = "copies to share, without host names, user names, absolute paths and tokens (default reports-redacted/)"
+    text = "copies to share, without host names, user names, absolute paths and secrets (default reports-redacted/)"
     parser.add_argument("--out", type=Path, help=f"folder {what} (default reports/ next to runs/)")
     parser.add_argument("--redact", action="store_true", help=text)
 

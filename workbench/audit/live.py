@@ -83,7 +83,7 @@ def raise_alerts(trainer, lines: Sequence[str]) -> None:
 def watch_training(
     trainer, record_dir: str | os.PathLike | None = None, *, every: int | None = None, tokens: bool = True
 ) -> Watch | None:
-    """Record a TRL trainer's run for `workbench audit` and warn, while it trains, at the step where a rule fires.
+    """Record the run of a TRL trainer for `workbench audit`, and print a warning at the step where a rule finds something.
 
     The run is not changed: its numbers are the same with and without. An error in the watch is printed once and ends the watch,
     never the training. Where the trainer reports to W&B or Trackio, each warning is an alert there. The environment variable

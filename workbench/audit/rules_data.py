@@ -95,8 +95,7 @@ def mixed_groups(log: Log) -> Finding:
         mixed &= log.groups["compared"]
     if not mixed.any() and not log.sure_of_groups:
         return unknown(
-            rule,
-            "Name num_generations: groups were found by their prompts, so a group with two prompts cannot be seen.",
+            rule, "Name num_generations: groups were found by their prompts, so none with two prompts can be seen."
         )
     if not mixed.any():
         return absent(rule, "Each group has one prompt.", groups=len(mixed))

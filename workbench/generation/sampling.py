@@ -252,7 +252,7 @@ def generate(
     stops: StopSpec | None = None,
     sampling: Sampling | None = None,
 ) -> list[Rollout]:
-    """Sample completions, prompt by prompt: the `num_generations` rows of a prompt stand together.
+    """Sample completions, prompt by prompt: the `num_generations` completions of a prompt are next to each other.
 
     Args:
         sampler: who samples.

@@ -266,7 +266,7 @@ def create_run(notebook: str, params: Mapping, root: Path | None = None, state: 
 
 
 def open_run(notebook: str, out_dir: str, params: Mapping) -> Run:
-    """For a notebook's set-up cell: the runner's folder when `out_dir` names one, else a fresh folder.
+    """Open the run of a notebook: in the runner's folder if `out_dir` names one, else in a new folder.
 
     Without a runner (JupyterLab, plain papermill) the kernel executes the run until `save_result` ends it, also one in a
     folder that has ended before.
