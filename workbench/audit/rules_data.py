@@ -260,7 +260,9 @@ def missing_rewards(log: Log) -> Finding:
     share = float(rows.mean()) if rows is not None else float(steps.mean())
     if not share:
         if rows is None:
-            advice = "Give completions (log_completions=True): the mean of a step leaves out rows without a reward."
+            advice = (
+                "Give completions (log_completions=True): the mean of a step leaves out completions without a reward."
+            )
             return unknown(rule, advice, "Every step has a reward.")
         return absent(rule, "Every completion has a reward.")
     where = log.at(steps)
@@ -273,6 +275,6 @@ def missing_rewards(log: Log) -> Finding:
         severity=PROBLEM if share >= 0.05 else WARNING,
         steps=where,
         evidence={"share": share, "steps": int(steps.sum())},
-        cost={"share of rows" if rows is not None else "share of steps": share},
+        cost={"share of completions" if rows is not None else "share of steps": share},
         advice="Let a reward function return a number for every completion, or drop the prompts that it cannot score.",
     )
