@@ -19,6 +19,16 @@ def test_the_exit_code_is_1_only_when_something_is_wrong(capsys, monkeypatch, ve
     assert call(capsys, "doctor") == (code, "".join(f"{v:8} trl: 1.12.0\n" for v in worst_first), "")
 
 
+def test_a_checkout_that_is_not_installed_says_what_to_run(monkeypatch):
+    def absent(name):
+        raise doctor.PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor, "requires", absent)
+    assert of("trl-workbench") == Finding(
+        "error", "trl-workbench", "not installed; run `make install`, or `pip install .` in the checkout"
+    )
+
+
 def test_every_part_of_the_environment_has_a_line():
     subjects = [finding.subject for finding in examine()]
     assert subjects[0] == "python"

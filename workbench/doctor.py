@@ -47,7 +47,13 @@ def _python() -> Finding:
 def _requirements() -> list[Finding]:
     """Of what the library asks for: wrong where it is missing or outside of its range; an extra's may be missing."""
     findings = []
-    for requirement in map(Requirement, requires("trl-workbench") or []):
+    try:
+        asked = requires("trl-workbench") or []
+    except PackageNotFoundError:
+        return [
+            Finding("error", "trl-workbench", "not installed; run `make install`, or `pip install .` in the checkout")
+        ]
+    for requirement in map(Requirement, asked):
         extra = requirement.marker is not None and "extra ==" in str(requirement.marker)
         if "dev" in str(requirement.marker) or requirement.name == "vllm":  # which has a line of its own
             continue
