@@ -177,7 +177,7 @@ MOST_LINES = {
     "workbench/widgets": 900,
     "workbench": 21360,
     "benchmarks": 4450,
-    "tests": 25700,
+    "tests": 25720,
 }
 
 
