@@ -4,7 +4,7 @@ NOTEBOOKS := $(sort $(basename $(notdir $(wildcard notebooks/[0-9]*.ipynb))))
 TEST_JOBS ?= 2
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: install notebooks report test test-ppo test-all test-rare test-lanes test-oldest test-lowest lanes check durations lab lint bench screenshots clean
+.PHONY: install notebooks report test test-ppo test-all test-rare test-lanes test-oldest test-lowest lanes check durations lab lint bench docs screenshots clean
 
 install: .venv/installed
 
@@ -19,7 +19,7 @@ report: .venv/installed
 	$(PY) -m workbench run $(FIRST) || status=$$?; \
 	wait $$beside || status=$$?; \
 	$(PY) -m workbench run $(filter 06_%,$(NOTEBOOKS)) || status=$$?; \
-	$(PY) -m workbench report && exit $$status
+	$(PY) -m workbench report && $(PY) -m workbench status && exit $$status
 
 # What one runs before a commit. The package beside tests/: the examples of its docstrings are tests too.
 # One pytest of several workers; the longest files first, all that needs vLLM on one worker (tests/helpers/whole_run.py).
@@ -95,6 +95,17 @@ BENCHMARKS := $(subst /,.,$(basename $(filter-out benchmarks/cost/gpu.py,$(wildc
 
 bench: .venv/installed
 	@for name in $(BENCHMARKS); do echo "== $$name"; $(PY) -m $$name || exit 1; done
+
+# The site, in build/site. Its tools lie in a folder of their own; nothing is fetched while it is built, and a warning is an error.
+.venv/lanes/docs: requirements/docs.txt | .venv/installed
+	rm -rf $@
+	$(PY) -m uv --version >/dev/null 2>&1 && $(PY) -m uv pip install --quiet --python $(PY) --target $@ -r $< || \
+	$(PY) -m pip install --quiet --target $@ -r $<
+
+docs: .venv/lanes/docs
+	$(PY) docs/rules.py && $(PY) docs/api.py
+	PYTHONPATH=$(CURDIR)/$<:$(CURDIR) $(PY) -m sphinx -q -b html -W --keep-going -c docs . build/site
+	@echo build/site/index.html
 
 screenshots: .venv/installed
 	$(PY) tests/helpers/screenshots.py

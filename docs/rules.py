@@ -1,4 +1,4 @@
-"""Writes rules.md from the rules' own texts and the real runs of the corpus. `python docs/rules.py`."""
+"""Writes rules.md and a page for each rule, from the rules and from real runs of the corpus: `python docs/rules.py`."""
 
 import ast
 import inspect
@@ -14,9 +14,18 @@ ROOT = Path(__file__).parents[1]
 CORPUS = ROOT / "tests" / "audit" / "corpus"
 START = """# The rules of the audit
 
-Written by `python docs/rules.py` from the rules and from real runs of `tests/audit/corpus/`. What severities and exit codes
-mean, and how far it all can be trusted: [audit.md](audit.md). A metric that a finding contradicts is used by no later rule. A
-finding that another explains says so.
+Written by `python docs/rules.py` from the rules and from real runs of `tests/audit/corpus/`.
+
+A metric that one finding shows to be wrong is not used by any later rule. A finding that another one explains says so. What
+severities and exit codes mean, and how far to trust the rules: [the audit](audit.md).
+
+| rule | question |
+|---|---|
+"""
+TREE = """
+```{toctree}
+:hidden:
+
 """
 
 
@@ -45,28 +54,43 @@ def advice(rule) -> str:
     return "".join(part.value if isinstance(part, ast.Constant) else "NAME" for part in parts)
 
 
-def section(rule) -> str:
-    """The part of the page about one rule."""
+def name_of(rule) -> str:
+    """`false_clipping` -> `false-clipping`."""
+    return rule.__name__.replace("_", "-")
+
+
+def told(rule) -> tuple[str, str, str]:
+    """What a rule asks, how it is computed, and where it is wrong, from its docstring."""
     doc = inspect.getdoc(rule).partition("\nExample:")[0].strip()
     what, _, rest = doc.partition("\n\n")
     rest, _, wrong = rest.partition("Wrong where: ")
-    name = rule.__name__.replace("_", "-")
-    parts = [f"## {name}\n", f"**What it says.** {what}\n"]
+    how = re.sub("^How: ", "", rest.strip(), flags=re.MULTILINE)
+    return what, how[:1].upper() + how[1:], wrong.strip()
+
+
+def page_of(rule) -> str:
+    """The page about one rule."""
+    name, (what, how, wrong) = name_of(rule), told(rule)
+    parts = [f"# {name}\n", f"**What it checks.** {what}\n"]
     if name in examples():
         _, about, run, finding = examples()[name]
         parts += [f"**A real log**, `{run}`: {about}.\n", "```text", *paragraph(finding), "```\n"]
     else:
         parts += ["No run of the corpus shows it.\n"]
     parts += [f"**What to do.** {examples()[name][-1].advice if name in examples() else advice(rule)}\n"]
-    how = re.sub("^How: ", "", rest.strip(), flags=re.MULTILINE)
-    parts += [f"**How it is computed.** {how[:1].upper()}{how[1:]}\n"]
-    return "\n".join([*parts, f"**When it is wrong.** Where {wrong.strip()}\n"])
+    parts += [f"**How it is computed.** {how}\n", f"**When it is wrong.** Where {wrong}\n"]
+    return "\n".join([*parts, "[All rules](../rules.md). This page is written by `python docs/rules.py`.\n"])
 
 
-def page() -> str:
-    """The whole page."""
-    return "\n".join([START, *[section(rule) for rule in RULES]])
+def pages() -> dict[str, str]:
+    """Path below docs/ -> the whole page."""
+    rows = [f"| [{name_of(rule)}](rules/{name_of(rule)}.md) | {' '.join(told(rule)[0].split())} |\n" for rule in RULES]
+    tree = [f"rules/{name_of(rule)}\n" for rule in RULES]
+    index = {"rules.md": "".join([START, *rows, TREE, *tree, "```\n"])}
+    return index | {f"rules/{name_of(rule)}.md": page_of(rule) for rule in RULES}
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "rules.md").write_text(page())
+    for place, text in pages().items():
+        (ROOT / "docs" / place).parent.mkdir(exist_ok=True)
+        (ROOT / "docs" / place).write_text(text, encoding="utf-8")

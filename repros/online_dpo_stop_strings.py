@@ -3,7 +3,7 @@
 Cause: its SamplingParams have `detokenize=False` ("we don't need it", experimental/online_dpo/online_dpo_trainer.py:531 on
 1.16.0), and vLLM looks for stop strings in the text.
 Harm: `generation_kwargs={"stop": [...]}` ends in an error of vLLM about a field that the user did not set, after the engine was
-started. `"detokenize": True` beside it helps.
+started. Adding `"detokenize": True` helps.
 Reported: not found.
 Patch: detokenize where there are stop strings.
 """

@@ -1,6 +1,6 @@
 """What the repros share: a byte-level tokenizer, random models of some ten thousand weights, and how a verdict is given.
 
-Exit codes: 1 the defect lives, 0 it is mended, 2 this version cannot run the repro (the last line says why).
+Exit codes: 1 the defect is present, 0 it is fixed, 2 this version cannot run the repro (the last line says why).
 """
 
 import os
@@ -31,9 +31,9 @@ def stop(code: int, *lines: str) -> None:
     os._exit(code)
 
 
-def verdict(lives: bool, happens: str, should: str) -> None:
-    """Print what happens and what should; end the process with 1 where the defect lives, with 0 where it is mended."""
-    stop(int(lives), f"happens: {happens}", f"should:  {should}", "LIVES" if lives else "MENDED")
+def verdict(present: bool, happens: str, should: str) -> None:
+    """Print what happens and what should; end the process with 1 if the defect is present, with 0 if it is fixed."""
+    stop(int(present), f"happens: {happens}", f"should:  {should}", "PRESENT" if present else "FIXED")
 
 
 def cannot_run(why: str) -> None:

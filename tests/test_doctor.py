@@ -12,10 +12,21 @@ def of(subject: str) -> Finding:
     return finding
 
 
-@pytest.mark.parametrize(("verdicts", "code"), [(["ok", "note"], 0), (["ok", "wrong", "note"], 1), ([], 0)])
+@pytest.mark.parametrize(("verdicts", "code"), [(["ok", "warning"], 0), (["ok", "error", "warning"], 1), ([], 0)])
 def test_the_exit_code_is_1_only_when_something_is_wrong(capsys, monkeypatch, verdicts, code):
     monkeypatch.setattr(doctor, "examine", lambda: [Finding(v, "trl", "1.12.0") for v in verdicts])
-    assert call(capsys, "doctor") == (code, "".join(f"{v:5} trl: 1.12.0\n" for v in verdicts), "")
+    worst_first = sorted(verdicts, key=["error", "warning", "ok"].index)
+    assert call(capsys, "doctor") == (code, "".join(f"{v:8} trl: 1.12.0\n" for v in worst_first), "")
+
+
+def test_a_checkout_that_is_not_installed_says_what_to_run(monkeypatch):
+    def absent(name):
+        raise doctor.PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor, "requires", absent)
+    assert of("trl-workbench") == Finding(
+        "error", "trl-workbench", "not installed; run `make install`, or `pip install .` in the checkout"
+    )
 
 
 def test_every_part_of_the_environment_has_a_line():
@@ -31,25 +42,25 @@ def test_a_requirement_is_ok_in_its_range_and_wrong_outside_of_it_or_when_it_is_
     for version, wanted in (
         ("1.12.0", Finding("ok", "trl", "1.12.0")),
         ("1.16.3+cpu", Finding("ok", "trl", "1.16.3+cpu")),  # a build with a local name
-        ("1.11.0", Finding("wrong", "trl", '1.11.0; the workbench takes "trl<1.17,>=1.12"')),
-        ("1.17.0", Finding("wrong", "trl", '1.17.0; the workbench takes "trl<1.17,>=1.12"')),
+        ("1.11.0", Finding("error", "trl", '1.11.0; the workbench takes "trl<1.17,>=1.12"')),
+        ("1.17.0", Finding("error", "trl", '1.17.0; the workbench takes "trl<1.17,>=1.12"')),
     ):
         monkeypatch.setattr(doctor, "version", lambda _, version=version: version)
         assert of("trl") == wanted
-    assert of("papermill").verdict == "wrong"  # 1.17.0 is too old for it
+    assert of("papermill").verdict == "error"  # 1.17.0 is too old for it
     assert not [f for f in examine() if f.subject == "pytest"]
 
     def missing(name):
         raise doctor.PackageNotFoundError(name)
 
     monkeypatch.setattr(doctor, "version", missing)
-    assert of("trl") == Finding("wrong", "trl", 'not installed; the workbench takes "trl<1.17,>=1.12"')
+    assert of("trl") == Finding("error", "trl", 'not installed; the workbench takes "trl<1.17,>=1.12"')
     assert not [f for f in examine() if f.subject == "papermill"]  # of an extra, which may be absent
 
 
 def test_a_python_too_old_is_wrong(monkeypatch):
     monkeypatch.setattr(doctor.sys, "version_info", (3, 9, 2))
-    assert of("python") == Finding("wrong", "python", "3.9.2; 3.11 or newer is needed")
+    assert of("python") == Finding("error", "python", "3.9.2; 3.11 or newer is needed")
     monkeypatch.setattr(doctor.sys, "version_info", (3, 12, 0))
     assert of("python") == Finding("ok", "python", "3.12.0")
 
@@ -57,12 +68,12 @@ def test_a_python_too_old_is_wrong(monkeypatch):
 def test_what_is_optional_and_absent_is_a_note(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(doctor, "find_spec", lambda _: None)
-    assert of("slurm") == Finding("note", "slurm", "no `sbatch` on the PATH")
-    assert of("vllm").verdict == "note"
+    assert of("slurm") == Finding("warning", "slurm", "no `sbatch` on the PATH")
+    assert of("vllm").verdict == "warning"
     assert backends() == {"transformers": "available", "vllm": of("vllm").detail}
     assert of("vllm").detail.startswith("not installed (")
     monkeypatch.setattr(doctor, "find_spec", lambda name: ModuleSpec(name, None))  # an empty folder, left by a removal
-    assert of("vllm").verdict == "note"
+    assert of("vllm").verdict == "warning"
     (tmp_path / "sbatch").touch(mode=0o755)
     monkeypatch.setattr(doctor, "find_spec", lambda name: ModuleSpec(name, None, origin="vllm/__init__.py"))
     assert of("slurm") == Finding("ok", "slurm", str(tmp_path / "sbatch"))

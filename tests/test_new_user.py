@@ -211,8 +211,9 @@ def plan_of_another_model(folder):
     lines = [" ".join(line.split()) for line in process.stdout.splitlines()]
     assert lines[:2] == [f"run {EXAMPLE}", f"folder {folder / 'runs' / EXAMPLE / 'TIME'}"]
     assert lines[2].startswith(f"parameters seed=0, model='{model}', dataset='starter', backend='vllm', steps=0, ")
-    assert lines[3] == "GPUs 1 for each run, of 0, 1"
-    assert re.match("hint dataset='starter' is still the toy's, .* -p dataset=", lines[4])
+    assert lines[3].startswith("0 means steps: the recipe's own (starter 80, documented 2500); learning_rate: ")
+    assert lines[4] == "GPUs 1 for each run, of 0, 1"
+    assert re.match("hint dataset='starter' is still the toy's, .* -p dataset=", lines[5])
     assert not (folder / "runs").exists()
 
 
@@ -327,7 +328,8 @@ def status_of_a_notebook(folder):
         write_run(folder / "runs", run, notebook=notebook)
     process = workbench("status", EXAMPLE, "--runs-dir", folder / "runs")
     assert process.returncode == 0, process.stderr
-    assert process.stdout.splitlines() == [f"{EXAMPLE} 2026-1: done", f"{EXAMPLE} 2026-2: done"]
+    tally = "2 of 2 runs are done and no check failed"
+    assert process.stdout.splitlines() == [f"{EXAMPLE} 2026-1: done", f"{EXAMPLE} 2026-2: done", tally]
 
 
 @row("`workbench cancel` of a run that has ended", "refused: is done; only a queued or running run can be cancelled")
@@ -350,14 +352,14 @@ def runs_dir_is_a_file(folder):
 
 @row(
     "a `status.json` damaged by hand",
-    "a row that names the file and says to mend or remove it; other runs are shown; exit code 1",
+    "a row that names the file and says to repair or remove it; other runs are shown; exit code 1",
 )
 def damaged_file(folder):
     run, _ = write_run(folder / "runs", "2026-1"), write_run(folder / "runs", "2026-2")
     (run.path / "status.json").write_text("{")
     process = workbench("status", "--runs-dir", folder / "runs")
     assert process.returncode == 1
-    assert "status.json: not JSON" in process.stdout and "mend or remove the file" in process.stdout
+    assert "status.json: not JSON" in process.stdout and "repair or remove the file" in process.stdout
     assert "2026-2: done" in process.stdout
 
 
@@ -495,7 +497,7 @@ def which_version(folder):
 
 @row(
     "`workbench doctor` in a fresh environment",
-    "a line for each package it asks for, back end and tool; exit code 1 only when one is wrong",
+    "a line for each package it asks for, back end and tool; exit code 1 only for an error",
 )
 def doctor(folder):
     process = workbench("doctor")
@@ -505,7 +507,7 @@ def doctor(folder):
     (folder / "trl-0.0.1.dist-info" / "METADATA").write_text("Name: trl\nVersion: 0.0.1\n")
     process = workbench("doctor", env={"PYTHONPATH": str(folder)})
     assert process.returncode == 1
-    assert 'wrong trl: 0.0.1; the workbench takes "trl<1.17,>=1.12"' in process.stdout
+    assert 'error    trl: 0.0.1; the workbench takes "trl<1.17,>=1.12"' in process.stdout
 
 
 @pytest.mark.parametrize(

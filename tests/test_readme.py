@@ -10,7 +10,7 @@ from trl_version import HAS_PPO
 
 README = ROOT / "README.md"
 AFFECTED = ROOT / "docs" / "affected.md"
-PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "data" / "README.md"]
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "data" / "README.md"]
 TINY = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "save_strategy": "no"}
 TINY |= {"per_device_train_batch_size": 4, "num_generations": 2}
 
@@ -41,7 +41,7 @@ def test_the_audit_says_what_the_readme_shows_of_it(capsys, monkeypatch):
     assert len(lines) >= 5 and places == sorted(places)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_link_of_a_page_leads_somewhere(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)):
         if target.startswith("http"):
@@ -58,15 +58,12 @@ def test_every_link_of_a_page_leads_somewhere(page):
             assert anchor in slugs or f'id="{anchor}"' in text, f"{page.name}: {target}"
 
 
-def test_every_page_of_docs_is_linked_from_another():
-    linked = {t for page in PAGES for t in re.findall(r"([\w-]+\.md)", page.read_text())}
-    assert {page.name for page in PAGES if page.parent.name == "docs"} <= linked
-
-
 def test_the_releases_of_the_table_are_those_that_were_seen():
     seen = json.loads((ROOT / "data" / "defects.json").read_text())["results"]
     release = lambda name: tuple(map(int, name.split(".")))  # noqa: E731
-    last = {name: max((r for r in found if found[r]["state"] == "lives"), key=release) for name, found in seen.items()}
+    last = {
+        name: max((r for r in found if found[r]["state"] == "present"), key=release) for name, found in seen.items()
+    }
     rows = {"stop strings or stop ids": "false_clipping", "`seed` in `generation_kwargs`": "copied_request_seed"}
     rows |= {"learned positions (GPT-2)": "padding_without_positions", "PPO responses": "ppo_runs_past_eos"}
     for words, name in rows.items():

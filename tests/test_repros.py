@@ -50,10 +50,10 @@ def test_a_repro_is_short_and_says_cause_harm_and_patch(name):
 
 
 @every_repro
-def test_a_repro_has_a_patch_that_was_seen_to_mend_it(name):
+def test_a_repro_has_a_patch_that_was_seen_to_fix_it(name):
     tried = DATA["patched"][name][matrix.base(name)]
-    assert tried["state"] == "mended"
-    assert DATA["results"][name][matrix.base(name)]["state"] == "lives"
+    assert tried["state"] == "fixed"
+    assert DATA["results"][name][matrix.base(name)]["state"] == "present"
 
 
 @every_repro
@@ -68,7 +68,7 @@ def test_the_page_is_what_the_results_say():
 
 
 def test_only_neighbouring_releases_that_came_out_the_same_share_a_column():
-    states = {"1.0.0": "lives", "1.2.0": "lives", "1.10.0": "mended", "1.11.0": "lives"}
+    states = {"1.0.0": "present", "1.2.0": "present", "1.10.0": "fixed", "1.11.0": "present"}
     data = {"results": {name: {v: {"state": state} for v, state in states.items()} for name in NAMES}}
     assert [label for label, _ in matrix.ranges(data)] == ["1.0.0 to 1.2.0", "1.10.0", "1.11.0"]
 
@@ -94,7 +94,7 @@ def test_the_installed_trl_is_as_the_table_says(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("state", ["lives", "mended"])
+@pytest.mark.parametrize("state", ["present", "fixed"])
 def test_finish_reasons_of_a_sampler_say_what_was_cut_once_trl_has_the_patch(state, tmp_path):
     """The patch that would make `EndedRow` unnecessary; no defect of a release, so it has no row in the table."""
     release = matrix.base("finish_reasons")
@@ -103,7 +103,7 @@ def test_finish_reasons_of_a_sampler_say_what_was_cut_once_trl_has_the_patch(sta
     need(found, f"TRL {release}")
     for name in ("trl", f"trl-{release}.dist-info"):
         shutil.copytree(found[0] / name, tmp_path / name)
-    if state == "mended":
+    if state == "fixed":
         diff = (ROOT / "repros/patches/finish_reasons.diff").read_text()
         subprocess.run(["patch", "-p1", "--fuzz=0"], cwd=tmp_path, input=diff, text=True, check=True)
     assert matrix.run("finish_reasons", tmp_path, release)["state"] == state

@@ -1,4 +1,4 @@
-"""The claims sheet: every claim of the articles beside what recorded runs measured. Generated, never typed."""
+"""The claims sheet: every claim of the articles with what recorded runs measured. Generated, never typed."""
 
 import dataclasses
 import json

@@ -158,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="one JSON object a run")
 
     logs = command(_logs)
-    logs.add_argument("run", metavar="RUN", help="run id, folder or `last`")
+    logs.add_argument("run", metavar="RUN", help="run id, folder, `last`, or a notebook for its newest run")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
 
     cancel = command(_cancel)
@@ -205,8 +205,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_page_options(parser: argparse.ArgumentParser, what: str) -> None:
-    text = "copies to share, without host names, user names, absolute paths and tokens (default reports-redacted/)"
-    parser.add_argument("--out", type=Path, help=f"folder {what} (default reports/ beside runs/)")
+    text = "copies to share, without host names, user names, absolute paths and secrets (default reports-redacted/)"
+    parser.add_argument("--out", type=Path, help=f"folder {what} (default reports/ next to runs/)")
     parser.add_argument("--redact", action="store_true", help=text)
 
 
@@ -377,11 +377,17 @@ def _status(args) -> int:
     if not runs and not args.json:
         print(f"no runs in {args.runs_dir or runs_root()}")
 
+    good: list[bool] = []
+
     def row(run: Run) -> object:
         summary = RunSummary.of(run, seen[run])
+        good.append(summary.succeeded)
         return summary.row if args.json else summary.line
 
-    return _print_rows(runs, row, as_json=args.json)
+    code = _print_rows(runs, row, as_json=args.json)
+    if len(runs) > 1 and not args.json:
+        print(f"{sum(good)} of {len(runs)} runs are done and no check failed")
+    return code
 
 
 def _print_rows(runs: Sequence[Run], row: Callable[[Run], object], *, as_json: bool = False) -> int:
@@ -402,7 +408,7 @@ def _print_rows(runs: Sequence[Run], row: Callable[[Run], object], *, as_json: b
 def _logs(args) -> int:
     from .batch import manage
 
-    for text in manage.read_log(manage.find_run(args.run, args.runs_dir), follow=args.follow):
+    for text in manage.read_log(manage.find_runs(args.run, args.runs_dir)[-1], follow=args.follow):
         print(text, end="", flush=True)
         if getattr(sys.stdout, "lost", None):  # nobody reads on
             break
@@ -510,7 +516,7 @@ def _audit(args) -> int:
 def _doctor(args) -> int:
     from .doctor import examine
 
-    findings = examine()
+    findings = sorted(examine(), key=lambda finding: ("error", "warning", "ok").index(finding.verdict))
     for finding in findings:
-        print(f"{finding.verdict:5} {finding.subject}: {finding.detail}")
-    return 1 if any(f.verdict == "wrong" for f in findings) else 0
+        print(f"{finding.verdict:8} {finding.subject}: {finding.detail}")
+    return 1 if any(f.verdict == "error" for f in findings) else 0

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """`verdict` is `ok`, `note` (something optional is absent) or `wrong` (things will break)."""
+    """`verdict` is `ok`, `warning` (something optional is absent) or `error` (things will break)."""
 
     verdict: str
     subject: str
@@ -41,13 +41,19 @@ def _whole(name: str) -> bool:
 def _python() -> Finding:
     have = ".".join(map(str, sys.version_info[:3]))
     good = sys.version_info >= (3, 11)
-    return Finding("ok" if good else "wrong", "python", have if good else f"{have}; 3.11 or newer is needed")
+    return Finding("ok" if good else "error", "python", have if good else f"{have}; 3.11 or newer is needed")
 
 
 def _requirements() -> list[Finding]:
     """Of what the library asks for: wrong where it is missing or outside of its range; an extra's may be missing."""
     findings = []
-    for requirement in map(Requirement, requires("workbench") or []):
+    try:
+        asked = requires("trl-workbench") or []
+    except PackageNotFoundError:
+        return [
+            Finding("error", "trl-workbench", "not installed; run `make install`, or `pip install .` in the checkout")
+        ]
+    for requirement in map(Requirement, asked):
         extra = requirement.marker is not None and "extra ==" in str(requirement.marker)
         if "dev" in str(requirement.marker) or requirement.name == "vllm":  # which has a line of its own
             continue
@@ -55,11 +61,11 @@ def _requirements() -> list[Finding]:
             have = version(requirement.name)
         except PackageNotFoundError:
             if not extra:
-                findings.append(Finding("wrong", requirement.name, f"not installed; {_asked(requirement)}"))
+                findings.append(Finding("error", requirement.name, f"not installed; {_asked(requirement)}"))
             continue
         good = requirement.specifier.contains(have, prereleases=True)
         findings.append(
-            Finding("ok" if good else "wrong", requirement.name, have if good else f"{have}; {_asked(requirement)}")
+            Finding("ok" if good else "error", requirement.name, have if good else f"{have}; {_asked(requirement)}")
         )
     return findings
 
@@ -70,20 +76,20 @@ def _asked(requirement: Requirement) -> str:
 
 def _vllm() -> Finding:
     state = backends()["vllm"]
-    return Finding("ok" if state == "available" else "note", "vllm", state)
+    return Finding("ok" if state == "available" else "warning", "vllm", state)
 
 
 def _gpu() -> Finding:
     try:
         import torch
     except (ImportError, OSError) as error:  # a library that torch loads is missing
-        return Finding("wrong", "gpu", f"torch cannot be imported: {str(error).splitlines()[0]}")
+        return Finding("error", "gpu", f"torch cannot be imported: {str(error).splitlines()[0]}")
     if not torch.cuda.is_available():
-        return Finding("note", "gpu", f"none; torch {torch.__version__}, {os.cpu_count()} cores: toy scale only")
+        return Finding("warning", "gpu", f"none; torch {torch.__version__}, {os.cpu_count()} cores: toy scale only")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return Finding("ok", "gpu", ", ".join(names))
 
 
 def _program(subject: str, name: str) -> Finding:
     path = shutil.which(name)
-    return Finding("ok" if path else "note", subject, path or f"no `{name}` on the PATH")
+    return Finding("ok" if path else "warning", subject, path or f"no `{name}` on the PATH")

@@ -24,11 +24,11 @@ class TrainingStopped(WorkbenchError):
 
 
 def need_lab(what: str, *modules: str) -> None:
-    """Refuse what takes the extra `lab` where it is not installed.
+    """Refuse what needs the extra `lab` where it is not installed.
 
     Args:
-        what: that is asked for, in words.
-        modules: of the extra, which it takes.
+        what: what was asked for, in words.
+        modules: those of the extra that it needs.
 
     Raises:
         MissingDependencyError: one of them is absent.
@@ -37,10 +37,10 @@ def need_lab(what: str, *modules: str) -> None:
         >>> need_lab("counting", "math")
         >>> need_lab("a made-up thing", "no_such_package")
         Traceback (most recent call last):
-        workbench.errors.MissingDependencyError: a made-up thing takes no_such_package: pip install "workbench[lab]"
+        workbench.errors.MissingDependencyError: a made-up thing needs no_such_package: pip install ".[lab]" in the checkout
     """
     if absent := [name for name in modules if find_spec(name) is None]:
-        raise MissingDependencyError(f'{what} takes {", ".join(absent)}: pip install "workbench[lab]"')
+        raise MissingDependencyError(f'{what} needs {", ".join(absent)}: pip install ".[lab]" in the checkout')
 
 
 def refusal(function, *args, **kwargs) -> str:

@@ -62,14 +62,14 @@ COMMANDS = {
         "--redact",
     ),
     "claims": Help(
-        "every claim of the articles beside what was measured here",
-        "Lists the claims of the articles, each with what the runs here say of it: agrees, differs, or why it is open.",
+        "every claim of the articles with what was measured here",
+        "Lists the claims of the articles, each with what the runs here say: confirmed, refuted, inconclusive or not tested.",
         "--markdown",
     ),
     "audit": Help(
-        "what is wrong with a training, from its log, whoever made it",
-        "Checks the log of an RL training against itself, names faults with cause and remedy, says what the log cannot "
-        "tell. Exit code 0: no problem, 1: problems, 2: unusable input.",
+        "find out what is wrong with a training from its log",
+        "Checks the log of any RL training against itself, names each fault with its cause and a fix, and says what the log "
+        "cannot show. Exit code 0: no problem, 1: problems, 2: unusable input.",
         "outputs/checkpoint-500 --stop '</answer>'",
     ),
     "doctor": Help(

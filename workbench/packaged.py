@@ -1,4 +1,4 @@
-"""What the library carries beside its code: documented runs, the claims, the notebooks."""
+"""What the library carries in addition to its code: documented runs, the claims, the notebooks."""
 
 from pathlib import Path
 

@@ -1,9 +1,10 @@
-"""Writes docs/evidence.md from data/measured/, the baselines, and docs/results.md for notebooks' own numbers.
+"""Writes docs/evidence.md from data/measured/, the baselines, and the stored outputs of a notebook.
 
 python -m benchmarks.real_weights.page
 """
 
 import dataclasses
+import json
 import re
 import statistics
 from pathlib import Path
@@ -327,7 +328,6 @@ def training_rows(seen: Evidence) -> list[Row]:
             f"{name}: {arm['steps without gradient']:.0%} of the steps without gradient, clipped ratio "
             f"{arm['logged clipped ratio']:.2f} logged, {arm['true clipped ratio']:.2f} true, reward {by_seed}"
         )
-    notebook = re.search(r"`02_grpo_custom_stops` \|[^|]*\|([^|]*)\|", (ROOT / "docs" / "results.md").read_text())
     masked, ours = (arms.get(name) for name in ("stock, masked", "workbench, masked"))
     lost = masked and ours and masked["steps without gradient"] > ours["steps without gradient"]
     return [
@@ -350,7 +350,7 @@ def training_rows(seen: Evidence) -> list[Row]:
         ),
         Row(
             "With a stop string stock TRL that masks loses its gradients; ours does not",
-            cell(notebook[1].strip() if notebook else None, "workbench run 02_grpo_custom_stops"),
+            cell(first_result("02_grpo_custom_stops"), "workbench run 02_grpo_custom_stops"),
             cell("<br>".join(shown) or None, "python -m benchmarks.real_weights.custom_stops --seeds 0 1"),
             NONE,
             NO_GPU,
@@ -358,6 +358,14 @@ def training_rows(seen: Evidence) -> list[Row]:
             " or ".join(sorted({f"seeds: {len(seeds)}, steps: {min(map(len, seeds))}" for seeds in rewards.values()})),
         ),
     ]
+
+
+def first_result(notebook: str) -> str | None:
+    """The first result in a notebook's stored outputs, without its verdict."""
+    cells = json.loads((ROOT / "notebooks" / f"{notebook}.ipynb").read_text(encoding="utf-8"))["cells"]
+    texts = ["".join(out.get("data", {}).get("text/plain", "")) for one in cells for out in one.get("outputs", ())]
+    found = [re.match("(?:passed|failed|inconclusive): (.*)", text) for text in texts]
+    return next((match[1] for match in found if match), None)
 
 
 def cost_rows(seen: Evidence) -> list[Row]:
@@ -400,7 +408,13 @@ def cost_rows(seen: Evidence) -> list[Row]:
             cell(step, command),
             f"{on_gpu}<br>{GPU}" if on_gpu else NO_GPU,
         ),
-        Row("`padding_report` takes less than 2 GiB beside the weights", NONE, NONE, cell(beyond, command), NO_GPU),
+        Row(
+            "`padding_report` takes less than 2 GiB in addition to the weights",
+            NONE,
+            NONE,
+            cell(beyond, command),
+            NO_GPU,
+        ),
         Row("What recording costs", NONE, NONE, cell(recorded, command), NO_GPU),
         Row("What the other helpers cost", NONE, NONE, cell("<br>".join(others) or None, command), NO_GPU),
     ]
@@ -409,9 +423,9 @@ def cost_rows(seen: Evidence) -> list[Row]:
 def verdicts(rows: list[Row]) -> list[str]:
     """What a reader wants first: what carried over to real weights."""
     holds = [row.claim + (f" ({row.remark})" if row.remark else "") for row in rows if row.held]
-    fails = [f'Not so: "{row.claim}": {row.remark}' for row in rows if row.held is False]
+    fails = [f"{row.claim}. Measured: {row.remark}" for row in rows if row.held is False]
     lines = []
-    for title, claims in {"Holds on real weights": holds, "Does not hold on real weights": fails}.items():
+    for title, claims in {"Confirmed on real weights": holds, "Refuted on real weights": fails}.items():
         lines += [f"**{title}:**", "", *(f"- {claim}." for claim in claims or ["Nothing that was tried"]), ""]
     return lines
 
@@ -431,7 +445,7 @@ def page(seen: Evidence) -> list[str]:
         "never shipped. **Shape**: Qwen2-0.5B (24 layers, vocabulary 151,936), random weights, fit for cost alone. One",
         "model of each kind: a second one may differ. Trainings are as short as the cells say: a trend, not its end.",
         "",
-        f"CPU: one thread of {environment.get('cpu', 'unknown')}, beside other work. GPU: {hardware or 'none at hand'}.",
+        f"CPU: one thread of {environment.get('cpu', 'unknown')}, shared with other work. GPU: {hardware or 'none at hand'}.",
         "",
         *table(["claim", "toy", "real weights", "documented shape", "GPU"], cells),
         "",

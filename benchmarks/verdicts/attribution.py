@@ -231,8 +231,8 @@ def page(result: dict) -> list[str]:
         "Known causes, put between a real vLLM engine (CPU build) and TRL's way of scoring. `attribute_mismatch` is given the",
         "same suspects in every case (temperature 0.7, top-k 20, top-p 0.8, bfloat16, other weights; token ids and experts",
         "where they are recorded) and has to find which are true. Sizes are the mean |difference| of a token's log-prob.",
-        "Right: exactly what was put in is found, and a single cause with its size within a quarter. *By size*: what is left",
-        "is as much as that dtype makes, though not token by token; its size is what is left, so its quarter proves nothing.",
+        "Right: exactly what was put in is found, and a single cause with its size within a quarter. *By size*: the remaining",
+        "difference is as large as that dtype would cause, but does not match token by token, so its size is no evidence.",
         "Written by",
         "",
         "    python -m benchmarks.verdicts.attribution \\",
@@ -250,9 +250,9 @@ def page(result: dict) -> list[str]:
         "Batch shape and routing are sampled with transformers: vLLM scales RoPE otherwise, and on a CPU with",
         "AMX its CPU build refuses mixtures in fp32.",
         "",
-        "**Chunked prefill** changes the order of sums only: there is no suspect for it, and what it makes is left,",
-        "in lower precision beside or within `dtype`. **Tokens** can be compared only where as many",
-        "ids are trained as were sampled, and where the sampled ones were kept. What no suspect explains is said to be left.",
+        "**Chunked prefill** changes only the order of sums. No suspect covers it, so its effect stays unexplained; in lower",
+        "precision it can be counted under `dtype`. **Tokens** can be compared only if as many ids are trained as were",
+        "sampled, and if the sampled ids were kept. Anything that no suspect explains is reported as left.",
         "",
     ]
     return lines

@@ -253,7 +253,7 @@ def _sums() -> dict:
         "healthy runs with a warning": lambda rows: (
             f"{sum(row['warnings'] > 0 for row in healthy(rows))} of {len(healthy(rows))}"
         ),
-        "runs whose rows all stopped, told to mask truncated rows": lambda rows: (
+        "runs whose completions all stopped, advised to mask truncated ones": lambda rows: (
             f"{sum(row['harm'] for row in rows)} of {sum(row['kind'] in ALL_STOPPED for row in rows)}"
         ),
     }

@@ -174,8 +174,8 @@ def test_several_runs_are_a_table_first_and_what_is_alike_stands_once(capsys, tm
     assert [row.split()[1:] for row in rows[:2]] == [["problem", "masked-stops"]] * 2
     assert rows[2].split()[1:] == ["no", "problem", "false-clipping"]
     assert out.count("PROBLEM masked-stops") == 1 and f"open in {folders[0]}, {folders[1]}" in out
-    assert "(docs" not in out and "more: docs/rules.md#masked-stops" in out
-    assert "100% of rows" in out or "% of rows left out" in out
+    assert "(docs" not in out and "more: docs/rules/masked-stops.md" in out
+    assert "100% of completions" in out or "% of completions left out" in out
     assert "these rules need what is not here: mixed-groups" in " ".join(out.split())
 
 
@@ -184,10 +184,12 @@ def test_the_page_shows_the_metric_of_the_main_finding(capsys, tmp_path):
     audit(capsys, sick, well, "--html", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert page.count('aria-label="grad_norm"') == 1 and page.count("<polyline") == 2
-    assert '<a href="#run-2">' in page and "docs/rules.md#masked-stops" in page
+    assert '<a href="#run-2">' in page and "docs/rules/masked-stops.md" in page
 
 
-def test_the_page_of_rules_is_the_one_that_the_rules_make():
-    made = runpy.run_path(str(ROOT / "docs" / "rules.py"))["page"]()
-    assert made == (ROOT / "docs" / "rules.md").read_text(), "run python docs/rules.py"
-    assert all(f"\n## {rule.__name__.replace('_', '-')}\n" in made for rule in RULES)
+def test_the_pages_of_rules_are_those_that_the_rules_make():
+    made = runpy.run_path(str(ROOT / "docs" / "rules.py"))["pages"]()
+    assert set(made) == {"rules.md", *(f"rules/{rule.__name__.replace('_', '-')}.md" for rule in RULES)}
+    for place, text in made.items():
+        assert text == (ROOT / "docs" / place).read_text(encoding="utf-8"), "run python docs/rules.py"
+    assert len(list((ROOT / "docs" / "rules").iterdir())) == len(RULES)

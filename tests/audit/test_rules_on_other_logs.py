@@ -52,7 +52,7 @@ ALL_CUT = {"clipped_ratio": 1.0, "mean_length": 256.0, "max_length": 256.0}
 def test_when_every_row_counts_as_cut_that_is_said_whichever_way_it_is():
     found = never_stops(log(**ALL_CUT, reward=flat))
     assert (found.verdict, found.severity, found.cause) == ("found", "warning", "all-cut")
-    assert "--limit N" in found.advice and "mask nothing" in found.advice
+    assert "--limit N" in found.advice and "Mask nothing" in found.advice
     assert never_stops(log(**ALL_CUT, reward=flat, facts={"max_completion_length": 256})).severity == "problem"
     some = log(**(ALL_CUT | {"clipped_ratio": 0.7}), reward=flat)
     assert never_stops(some).verdict == "not found"

@@ -51,12 +51,15 @@ def test_a_run_is_found_by_id_by_notebook_and_id_by_folder_and_as_the_last(tmp_p
         manage.find_run("2026-1", tmp_path)
 
 
-def test_a_notebook_s_name_means_all_of_its_runs(tmp_path):
+def test_a_notebook_s_name_means_all_of_its_runs(tmp_path, capsys):
     runs = [write_run(tmp_path, f"2026-{n}") for n in (1, 2)]
     other = write_run(tmp_path, "2026-3", notebook="other")
     for name in (runs[0].notebook, f"{runs[0].notebook}.ipynb"):
         assert manage.find_runs(name, tmp_path) == runs
     assert manage.find_runs("2026-3", tmp_path) == [other]
+    (runs[-1].path / "log.txt").write_text("of the newest")
+    assert call(capsys, "logs", runs[0].notebook, "--runs-dir", tmp_path) == (0, "of the newest", "")
+    assert call(capsys, "status", "--runs-dir", tmp_path)[1].endswith("\n3 of 3 runs are done and no check failed\n")
     with pytest.raises(RunError, match="run 'nine': not found"):
         manage.find_runs("nine", tmp_path)
 

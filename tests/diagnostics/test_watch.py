@@ -88,7 +88,7 @@ def test_masked_stops_are_named_while_the_run_trains_and_after_it(capfd):
     lines = [line for line in capfd.readouterr().err.splitlines() if "masked-stops" in line]
     assert len(lines) == 1
     assert lines[0].startswith("workbench: step ") and "Set mask_truncated_completions=False" in lines[0]
-    assert "docs/rules.md#masked-stops, notebook 02_grpo_custom_stops" in lines[0]
+    assert "docs/rules/masked-stops.md, notebook 02_grpo_custom_stops" in lines[0]
     assert "masked-stops" in audit_run(watch.recorder.record_dir).problems
     assert audit_run(trainer.args.output_dir).problems == audit_run(watch.recorder.record_dir).problems
 

@@ -35,7 +35,7 @@ CONFIGURATIONS = {
     "several EOS": "several EOS ids, as Llama-3 has them, transformers",
     "several EOS on vLLM": "several EOS ids, vLLM in process",
     "pad is EOS": "the pad token among the EOS ids, as in Qwen2.5",
-    "control tokens": "control tokens beside the tokenizer's special tokens, as Llama-3 has them",
+    "control tokens": "control tokens in addition to the tokenizer's special tokens, as Llama-3 has them",
     "SentencePiece": "a SentencePiece tokenizer with byte fallback, transformers",
     "SentencePiece on vLLM": "a SentencePiece tokenizer with byte fallback, vLLM in process",
     "two processes": "two processes (torchrun) with `record_dir`",

@@ -59,7 +59,7 @@ def test_a_training_that_begins_anew_keeps_the_record_of_the_former_one(tmp_path
     record_a_step(tmp_path)
     recorder = RunRecorder(tmp_path)
     recorder.begin(0)
-    assert "holds the record of a training, and one begins anew; it is now in replaced-2" in capsys.readouterr().err
+    assert "holds the record of a training, and a new one begins; it is now in replaced-2" in capsys.readouterr().err
     (aside,) = tmp_path.glob("replaced-*")
     assert sorted(path.name for path in aside.iterdir()) == ["completions.jsonl", "metrics.jsonl"]
 

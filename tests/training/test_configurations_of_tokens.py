@@ -24,7 +24,7 @@ from workbench.runs.run import Run
 
 pytestmark = pytest.mark.slow
 
-MENDED = TRL >= (1, 14, 2)  # sampling stops at every EOS id, see docs/defects.md
+FIXED = TRL >= (1, 14, 2)  # sampling stops at every EOS id, see docs/defects.md
 SAMPLED = ("GRPO", "RLOO", "OnlineDPO")  # whose reward functions are given the ids
 
 
@@ -71,7 +71,7 @@ def met(token: int, rows: list[list[int]], *, behind: bool) -> bool:
 @shows("several EOS", *SAMPLED)
 def test_stock_samples_on_behind_the_eos_that_its_tokenizer_does_not_name(kind, llama3):
     turn_end = AutoTokenizer.from_pretrained(llama3).convert_tokens_to_ids(TURN_END)
-    fixed = MENDED and kind != "OnlineDPO"
+    fixed = FIXED and kind != "OnlineDPO"
     rows = watched("stock", kind, model=llama3, until=lambda got: met(turn_end, got.ids, behind=not fixed)).ids
     assert any(turn_end in ids[:-1] for ids in rows) != fixed
 
@@ -102,8 +102,8 @@ def test_the_workbench_ends_at_every_eos_and_shows_none_to_rewards(kind, strings
 @shows("pad is EOS", *SAMPLED)
 def test_stock_samples_on_behind_a_pad_that_ends_rows(kind, qwen25):
     pad = AutoTokenizer.from_pretrained(qwen25).pad_token_id
-    rows = watched("stock", kind, model=qwen25, until=lambda got: met(pad, got.ids, behind=not MENDED)).ids
-    assert any(any(i != pad for i in ids[ids.index(pad) :]) for ids in rows if pad in ids) != MENDED
+    rows = watched("stock", kind, model=qwen25, until=lambda got: met(pad, got.ids, behind=not FIXED)).ids
+    assert any(any(i != pad for i in ids[ids.index(pad) :]) for ids in rows if pad in ids) != FIXED
 
 
 @pytest.mark.parametrize("strings", [(), (STOP,)])

@@ -159,7 +159,7 @@ def test_with_rotary_positions_a_run_equals_the_stock_trainers_to_rounding():
 def test_a_model_that_is_hooked_already_is_refused_where_the_original_is_asked_for():
     model = load()
     with_position_ids(model)
-    with pytest.raises(ParameterError, match="explicit_positions=False: with_position_ids is at work"):
+    with pytest.raises(ParameterError, match="explicit_positions=False: the model has a hook of with_position_ids"):
         make(GRPOTrainer, model=model, explicit_positions=False)
     make(GRPOTrainer, model=model)
     assert len(backbone(model)._forward_pre_hooks) == 1  # not installed twice

@@ -50,7 +50,7 @@ class Finding:
     @property
     def more(self) -> str:
         """Where the rule is described and shown."""
-        return f"docs/rules.md#{self.rule}" + f", notebook {self.notebook}" * bool(self.notebook)
+        return f"docs/rules/{self.rule}.md" + f", notebook {self.notebook}" * bool(self.notebook)
 
     def as_json(self) -> dict:
         """The fields as strict JSON; numbers that are not finite become null."""

@@ -19,7 +19,7 @@ from .check import check
 from .finding import FOUND, INFORMATION, Finding
 
 # One step is proof enough. All others judge a course or a share: they are asked from `_SOON` steps on, ever more seldom, and
-# told when they were found twice in a row, since a rule that is asked at each of 1,000 steps is wrong at one of them.
+# reported when they were found twice in a row, since a rule that is asked at each of 1,000 steps is wrong at one of them.
 _AT_ONCE = frozenset({"false-clipping", "masked-stops", "mixed-groups", "missing-rewards", "padding-positions"})
 _SOON, _GROWTH = 20, 1.25
 
@@ -31,11 +31,11 @@ class Warnings:
         folder: of the record, for the settings of the run.
 
     Attributes:
-        told: rule -> its finding, as it was when it was told.
+        reported: rule -> its finding, as it was reported.
     """
 
     def __init__(self, folder: Path):
-        self.told: dict[str, Finding] = {}
+        self.reported: dict[str, Finding] = {}
         self._folder, self._facts = folder, dict[str, Any]()
         self._next, self._before = _SOON, frozenset[str]()
 
@@ -58,10 +58,10 @@ class Warnings:
         if len(steps) >= self._next:
             certain |= found.keys() & self._before
             self._next, self._before = int(len(steps) * _GROWTH), frozenset(found)
-        new = {rule: f for rule, f in found.items() if rule in certain and rule not in self.told}
-        self.told |= new
+        new = {rule: f for rule, f in found.items() if rule in certain and rule not in self.reported}
+        self.reported |= new
         step = int(steps["step"].iloc[-1])
-        return [f"step {step}: {_worded(f)}" for f in new.values() if f.follows_from not in self.told]
+        return [f"step {step}: {_worded(f)}" for f in new.values() if f.follows_from not in self.reported]
 
 
 def _worded(finding: Finding) -> str:
@@ -83,9 +83,9 @@ def raise_alerts(trainer, lines: Sequence[str]) -> None:
 def watch_training(
     trainer, record_dir: str | os.PathLike | None = None, *, every: int | None = None, tokens: bool = True
 ) -> Watch | None:
-    """Record a TRL trainer's run for `workbench audit` and warn, while it trains, at the step where a rule fires.
+    """Record the run of a TRL trainer for `workbench audit`, and print a warning at the step where a rule finds something.
 
-    The run is not changed: its numbers are the same with and without. An error in the watch is told once and ends the watch,
+    The run is not changed: its numbers are the same with and without. An error in the watch is printed once and ends the watch,
     never the training. Where the trainer reports to W&B or Trackio, each warning is an alert there. The environment variable
     `WORKBENCH_WATCH=0` leaves it off without an edit. Where vLLM runs in the trainer's process, `probe_sampler` is attached
     too: it logs `sampler/*` and warns where the engine is another policy.

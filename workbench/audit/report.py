@@ -187,7 +187,7 @@ def audit_run(
     baseline: str | None = None,
     settings: Sequence[str] = (),
 ) -> AuditReport:
-    """Read the log of anybody's run and say what is wrong with it, why, and what the log cannot tell.
+    """Read the log of any run and report what is wrong with it, why, and what the log cannot show.
 
     Args:
         path: a TRL output or checkpoint folder, a run folder, or a log: trainer_state.json, console output of TRL, verl's
@@ -379,7 +379,7 @@ def paragraph(finding: Finding) -> list[str]:
     if finding.steps:
         about.append(f"steps {step_ranges(finding.steps)}")
     if finding.cost:
-        about.append("cost: " + ", ".join(_cost(name, value) for name, value in finding.cost.items()))
+        about.append("affected: " + ", ".join(_cost(name, value) for name, value in finding.cost.items()))
     if finding.advice and not finding.follows_from:
         about.append(f"do: {finding.advice}")
     if not finding.follows_from:
@@ -389,7 +389,7 @@ def paragraph(finding: Finding) -> list[str]:
 
 def _cost(name: str, value: float) -> str:
     """Such as `100% of steps`."""
-    return f"{value:.0%} of {name.removeprefix('share of ')}" if name.startswith("share of ") else f"{name} {value:.3g}"
+    return f"{value:.0%} of {name.removeprefix('share of ')}" if name.startswith("share of ") else f"{value:.3g} {name}"
 
 
 def _and_more(names: Sequence[str]) -> str:

@@ -57,9 +57,9 @@ def false_clipping(log: Log) -> Finding:
         return absent(rule, "No clipped ratio is logged, so none is false.")
     clipped = np.nan_to_num(logged) > 0
     if not clipped.any():
-        return absent(rule, "The log counts no row as clipped.")
+        return absent(rule, "The log counts no completion as clipped.")
     if log.trainer == "ms-swift":
-        return absent(rule, "ms-swift counts the rows that the engine says it cut, at whatever length.")
+        return absent(rule, "ms-swift counts the completions that the engine reports as truncated, at any length.")
     reasons = _contradictions(log, logged)
     wrong = np.any(list(reasons.values()), axis=0) if reasons else np.zeros(len(logged), bool)
     if not wrong.any():
@@ -74,8 +74,8 @@ def false_clipping(log: Log) -> Finding:
     return Finding(
         rule,
         FOUND,
-        f"completions/clipped_ratio says {np.nanmean(logged):.0%} of the completions were cut by the length limit. That is "
-        f"wrong: {next(iter(counts))}. They stopped, at something that the trainer does not take for an end.",
+        f"completions/clipped_ratio says {np.nanmean(logged):.0%} of the completions were truncated by the length limit. That "
+        f"is wrong: {next(iter(counts))}. They ended at a stop that the trainer does not recognise.",
         severity=WARNING,
         steps=log.at(wrong),
         evidence=evidence,
@@ -93,7 +93,7 @@ def _contradictions(log: Log, logged: np.ndarray) -> dict[str, np.ndarray]:
     if true is None:
         return _indirect(log, logged)
     indirect = {reason: where & np.isnan(true) for reason, where in _indirect(log, logged).items()}
-    return {"the recorded ends of the rows say otherwise": logged - true > 0.005} | indirect
+    return {"the recorded finish reasons say otherwise": logged - true > 0.005} | indirect
 
 
 def _indirect(log: Log, logged: np.ndarray) -> dict[str, np.ndarray]:
@@ -110,14 +110,14 @@ def _indirect(log: Log, logged: np.ndarray) -> dict[str, np.ndarray]:
         return reasons  # TRL 0.17 takes masked rows for rows of no token
     if longest is not None:
         least = logged * longest
-        reasons["rows cut by the limit are the longest, and the mean length is too small for so many"] = _less(
+        reasons["truncated completions are the longest, and the mean length is too small for so many"] = _less(
             mean, least
         )
     limit = _limit(log)
     if limit:
-        reasons[f"so many rows of {limit} tokens need a larger mean length"] = _less(mean, logged * limit)
+        reasons[f"so many completions of {limit} tokens need a larger mean length"] = _less(mean, logged * limit)
         if longest is not None and _one_step_a_line(log, longest):
-            reasons[f"no row reached the limit of {limit} tokens"] = (logged > 0) & (longest < limit)
+            reasons[f"no completion reached the limit of {limit} tokens"] = (logged > 0) & (longest < limit)
     return reasons
 
 
@@ -140,19 +140,21 @@ def _one_step_a_line(log: Log, longest: np.ndarray) -> bool:
 def _consistent(log: Log, logged: np.ndarray, clipped: np.ndarray) -> Finding:
     rule, longest = "false-clipping", log.logged("max_length")
     if cut_rows(log) is not None:
-        return absent(rule, "The recorded ends of the rows agree with the clipped ratio.")
+        return absent(rule, "The recorded finish reasons agree with the clipped ratio.")
     limit, mean = _limit(log), log.logged("mean_length")
     if limit and mean is not None and np.nanmin(mean[clipped], initial=limit) >= 0.98 * limit:
         return absent(rule, "Rows are as long as the limit wherever they count as clipped.", limit=limit)
     if longest is not None and mean is not None and log.logged("tool_calls") is None:
         reached = longest[clipped & ~np.isnan(longest)]
         if limit and len(reached) and reached.min() >= 0.9 * limit:
-            return absent(rule, "The longest rows reach the limit wherever rows count as clipped.", limit=limit)
+            return absent(
+                rule, "The longest completions reach the limit wherever completions count as clipped.", limit=limit
+            )
         one_length = len(reached) >= 3 and np.ptp(reached) == 0 and np.nanmax(longest) == reached[0]
         full = logged >= 1 - 1e-6
         together = full.sum() >= 3 and np.allclose(mean[full], np.nanmax(longest), rtol=_ROUNDING)
         if not limit and (one_length or together) and (_varied(log) or _free_texts(log) or _many_endings(log)):
-            return absent(rule, "Clipped rows all end at one length, as at a limit.", limit=float(reached[0]))
+            return absent(rule, "Clipped completions all have one length, as at a limit.", limit=float(reached[0]))
     return unknown(
         rule,
         "Give the limit of the run with --limit N, or its stop strings with --stop STRING; completions "

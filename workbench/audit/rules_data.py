@@ -29,7 +29,7 @@ def log_damage(log: Log) -> Finding:
     gaps = [int(a) for a, d in zip(np.unique(order), distances, strict=False) if d > 1.5 * usual]
     twice = len(order) - len(np.unique(order))
     if restarts:
-        says = f"The file holds {len(restarts) + 1} runs: steps begin anew after step {order[restarts[0]]:.0f}."
+        says = f"The file holds {len(restarts) + 1} runs: step numbers start again after step {order[restarts[0]]:.0f}."
         return _damaged(log, PROBLEM, "two-runs", says, "Give each run in a file of its own; other findings mix them.")
     lost = {name: where for name in ("loss", "grad_norm") if (where := _not_a_number(log, name)).any()}
     if lost and max(where.mean() for where in lost.values()) >= _OFTEN:
@@ -60,7 +60,7 @@ def log_damage(log: Log) -> Finding:
 
 
 def _not_a_number(log: Log, name: str) -> np.ndarray:
-    """Steps without a value of a metric that other steps log beside the reward, (N,) of bool.
+    """Steps without a value of a metric that other steps log in addition to the reward, (N,) of bool.
 
     A metric that no two lines in a row have is logged less often than the reward, and not lost.
     """
@@ -95,7 +95,7 @@ def mixed_groups(log: Log) -> Finding:
         mixed &= log.groups["compared"]
     if not mixed.any() and not log.sure_of_groups:
         return unknown(
-            rule, "Name num_generations: groups were told by their prompts, so no other prompt can show in them."
+            rule, "Name num_generations: groups were found by their prompts, so none with two prompts can be seen."
         )
     if not mixed.any():
         return absent(rule, "Each group has one prompt.", groups=len(mixed))
@@ -260,7 +260,9 @@ def missing_rewards(log: Log) -> Finding:
     share = float(rows.mean()) if rows is not None else float(steps.mean())
     if not share:
         if rows is None:
-            advice = "Give completions (log_completions=True): the mean of a step leaves out rows without a reward."
+            advice = (
+                "Give completions (log_completions=True): the mean of a step leaves out completions without a reward."
+            )
             return unknown(rule, advice, "Every step has a reward.")
         return absent(rule, "Every completion has a reward.")
     where = log.at(steps)
@@ -273,6 +275,6 @@ def missing_rewards(log: Log) -> Finding:
         severity=PROBLEM if share >= 0.05 else WARNING,
         steps=where,
         evidence={"share": share, "steps": int(steps.sum())},
-        cost={"share of rows" if rows is not None else "share of steps": share},
+        cost={"share of completions" if rows is not None else "share of steps": share},
         advice="Let a reward function return a number for every completion, or drop the prompts that it cannot score.",
     )

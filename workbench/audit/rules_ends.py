@@ -21,7 +21,7 @@ def masked_stops(log: Log) -> Finding:
     if false.verdict != FOUND or logged is None:
         if false.verdict == "not found":
             return absent(rule, "No row that stopped counts as truncated.")
-        return unknown(rule, false.advice, "It is open whether rows that stopped count as truncated.")
+        return unknown(rule, false.advice, "It is open whether completions that stopped count as truncated.")
     known, norm = log.facts.get("mask_truncated_completions"), log.logged("grad_norm")
     dead, alive = steps_full_of_clipped_rows(log)
     if known is False or alive.any():
@@ -30,7 +30,7 @@ def masked_stops(log: Log) -> Finding:
         return unknown(
             rule,
             "Say whether mask_truncated_completions was True in the config of the run.",
-            "No step shows whether truncated rows are left out of the loss.",
+            "No step shows whether truncated completions are left out of the loss.",
         )
     share = float(dead.sum() / len(logged))
     evidence = {"steps all masked": int(dead.sum()), "mean share of rows masked": float(np.nanmean(logged))}
@@ -41,11 +41,11 @@ def masked_stops(log: Log) -> Finding:
         rule,
         FOUND,
         "Completions that stopped properly are left out of the loss, because they count as truncated: "
-        f"{np.nanmean(logged):.0%} of the rows{all_of_them * bool(dead.any())}.",
+        f"{np.nanmean(logged):.0%} of all completions{all_of_them * bool(dead.any())}.",
         severity=PROBLEM,
         steps=log.at(dead),
         evidence=evidence,
-        cost={"share of rows left out": float(np.nanmean(logged)), "share of steps without gradient": share},
+        cost={"share of completions left out": float(np.nanmean(logged)), "share of steps without gradient": share},
         advice="Set mask_truncated_completions=False, or let the trainer know the stop: put its id into "
         "model.generation_config.eos_token_id before the trainer is made, or train with workbench's trainer and StopSpec.",
         notebook="02_grpo_custom_stops",
@@ -88,7 +88,7 @@ def true_clipping(log: Log) -> Finding:
         return unknown(rule, false if log.disputed else "Log completions/clipped_ratio, or give completions.")
     late = quarters(true)[1]
     if late < 0.25:
-        return absent(rule, f"{late:.0%} of the rows are cut at the end of the run.", late=late)
+        return absent(rule, f"{late:.0%} of the completions are truncated at the end of the run.", late=late)
     if false_clipping(log).verdict == "undecidable":
         return unknown(rule, "Give --limit N or --stop STRING: it is open whether the clipped ratio is true.")
     learns = rises(log.metric("reward")) or ends_at_the_top(log)
@@ -101,8 +101,8 @@ def true_clipping(log: Log) -> Finding:
         severity=PROBLEM if serious else WARNING,
         steps=log.at(true >= 0.25),
         evidence={"share cut, last quarter": late, "share cut, all steps": float(np.nanmean(true))},
-        cost={"share of rows cut": float(np.nanmean(true))},
-        advice="Raise max_completion_length, or reward shorter completions; masking them leaves fewer rows to learn from.",
+        cost={"share of completions truncated": float(np.nanmean(true))},
+        advice="Raise max_completion_length, or reward shorter completions; masking them leaves less to learn from.",
         notebook="05_grpo_docs_example",
     )
 
@@ -111,7 +111,7 @@ def never_stops(log: Log) -> Finding:
     """Whether completions run on to the limit whatever is sampled: more than one EOS in a completion, or all of them cut.
 
     How: EOS tokens per completion (PPO, where padding is another token), or a share of 1 of completions that are cut. Where
-    all count as cut and nothing tells whether that is true, it is a warning: each of the causes is a fault.
+    all count as cut and nothing shows whether that is true, it is a warning: each of the causes is a fault.
     Wrong where: completions are meant to fill the limit.
     """
     rule, eos, episodes = "never-stops", log.logged("eos_tokens"), log.logged("episodes")
@@ -123,7 +123,7 @@ def never_stops(log: Log) -> Finding:
             if log.facts.get("pad_token_id") in (None, *log.facts.get("eos_token_ids", ())):
                 return unknown(
                     rule,
-                    "Give --model FOLDER or a checkpoint folder: where rows are padded with the EOS token, as they are without "
+                    "Give --model FOLDER or a checkpoint folder: where padding is the EOS token, as they are without "
                     "a padding token, these are no sampled ones.",
                     f"Completions hold {np.nanmean(each):.1f} EOS tokens each.",
                 )
@@ -159,8 +159,8 @@ def never_stops(log: Log) -> Finding:
             cause="all-cut",
             steps=log.at(true >= 0.95),
             evidence={"share cut, last quarter": late, "share cut, all steps": float(np.nanmean(true))},
-            cost={"share of rows": late},
-            advice="Read one completion. --limit N or --stop STRING tells which it is; mask nothing before.",
+            cost={"share of completions": late},
+            advice="Read one completion, or give --limit N or --stop STRING to decide which it is. Mask nothing until then.",
         )
     return _runs_on(
         log, true >= _ALL, "No completion stops before the length limit, from the first step on.", {"share cut": 1.0}
@@ -201,6 +201,6 @@ def added_token(log: Log) -> Finding:
         f"The saved tokenizer does not know the stop id {missing[0]}: an engine that loads it cannot decode that stop.",
         severity=PROBLEM,
         evidence={"stop ids": stops, "unknown to the tokenizer": missing},
-        advice="Save the tokenizer that has the added token beside the resized model, and load both from that folder.",
+        advice="Save the tokenizer with the added token and the resized model to one folder, and load both from there.",
         notebook="02_grpo_custom_stops",
     )

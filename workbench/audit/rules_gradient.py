@@ -114,7 +114,7 @@ def copies(log: Log) -> Finding:
     """Whether each group is one completion, copied: from the first steps on, by a policy that is not sure of itself.
 
     A policy that has learned one answer repeats it too, but not from the start. Where the entropy is near zero from the
-    start, nothing tells the two apart.
+    start, nothing distinguishes the two.
 
     Wrong where: the task has one short answer that the policy knew from the start.
     """

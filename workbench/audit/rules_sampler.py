@@ -104,7 +104,7 @@ _CAUSES = {
     "positions": (", from the start, as shifted positions do", "See padding-positions."),
     "constant": (
         ", from the start",
-        "Compare temperature, dtype, weights and chat template of both; workbench.mismatch_report tells them apart.",
+        "Compare temperature, dtype, weights and chat template of both; workbench.diagnostics.mismatch_report separates them.",
     ),
 }
 
@@ -168,7 +168,7 @@ def padding_positions(log: Log) -> Finding:
         if log.facts.get("rotary"):
             return absent(rule, f"{kind} has rotary positions, which padding does not change.")
         return unknown(
-            rule, f"Run workbench.padding_report on the model: how {kind} counts positions is not known here."
+            rule, f"Run workbench.padding_report on the model: the audit does not know how {kind} counts positions."
         )
     if log.facts.get("explicit_positions") or log.trainer.startswith(_PASS_POSITIONS):
         return absent(rule, "The trainer passes position ids.")

@@ -397,11 +397,19 @@ def plan_text(entries: Sequence[Entry], gpus: int | None, *, on_slurm: bool = Fa
             shared = {
                 "folder": _folder_of(to_run),
                 "parameters": ", ".join(f"{k}={v!r}" for k, v in fixed.items()),
+                "0 means": _of_zeros(group[0].notebook, fixed),
                 "GPUs": devices,
                 "hint": _toy_data_left(to_run),
             }
             text += "".join(f"       {name:10}  {one_line(value)}\n" for name, value in shared.items() if value)
     return text
+
+
+def _of_zeros(notebook: Path, params: Mapping) -> str:
+    """What the notebook takes where a parameter is 0, as the help of that parameter says: `0 for the recipe's own`."""
+    helps = {name: declared.help for name, declared in notebook_parameters(notebook).items()}
+    found = {name: re.search(r"\b0 for (.*)", helps.get(name, "")) for name, value in params.items() if value == 0}
+    return "; ".join(f"{name}: {match[1]}" for name, match in found.items() if match)
 
 
 def _folder_of(entries: Sequence[Entry]) -> str:
@@ -416,5 +424,5 @@ def _toy_data_left(entries: Sequence[Entry]) -> str:
     for params in (entry.params for entry in entries):
         model, data = params.get("model"), params.get("dataset")
         if model not in (None, *EMBEDDED_MODELS) and data in EMBEDDED_MODELS:
-            return f"dataset={data!r} is still the toy's, beside model={model!r}: give yours with -p dataset=..."
+            return f"dataset={data!r} is still the toy's, with model={model!r}: give yours with -p dataset=..."
     return ""

@@ -204,11 +204,11 @@ def finish(run: Run) -> str:
 
 
 def succeeded(run: Run | None) -> bool:
-    """Whether a run is done and all of its checks hold; None stands for a run that never started."""
+    """Whether a run is done and no check failed; None stands for a run that never started."""
     return run is not None and RunSummary.of(run).succeeded
 
 
 def tally(entries: Sequence[Entry]) -> str:
     """How many runs of a plan succeeded, in a line."""
     good = sum(succeeded(e.run) for e in entries)
-    return f"{good} of {len(entries)} runs are done and their checks hold"
+    return f"{good} of {len(entries)} runs are done and no check failed"

@@ -1,1 +1,5 @@
 """Same tokens, same numbers: padding, positions, and sampler against scorer."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

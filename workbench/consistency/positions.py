@@ -13,7 +13,7 @@ _PACKED = ("cu_seq_lens_q", "cu_seqlens", "seq_idx", "max_length_q")
 
 
 def position_ids(attention_mask: torch.Tensor) -> torch.Tensor:
-    """Each real token's place in its own text; pads get 0.
+    """Position of each real token in its own text; pads get 0.
 
     `attention_mask.cumsum(-1) - 1` alone leaves -1 on left pads: an index error, or the last position of a table.
 
@@ -104,7 +104,7 @@ def _parameters(module: torch.nn.Module) -> list[str]:
 
 
 def with_position_ids(model: torch.nn.Module) -> RemovableHandle:
-    """From here on, fill in position ids counted from the mask wherever a caller gives none.
+    """Make a model count position ids from the attention mask wherever a caller passes none.
 
     `with with_position_ids(model): ...` does it inside the block only; `with_position_ids(model)` until the handle's
     `remove()`. It hooks the backbone, so it holds in PEFT (wrapped before or after), for value heads, and where a trainer
@@ -126,7 +126,7 @@ def with_position_ids(model: torch.nn.Module) -> RemovableHandle:
 
 
 def fills_position_ids(model: torch.nn.Module) -> bool:
-    """Whether `with_position_ids` is at work on the model."""
+    """Whether the model has the hook of `with_position_ids`."""
     return fill_position_ids in backbone(model)._forward_pre_hooks.values()
 
 

@@ -141,8 +141,8 @@ def measured_groups(
     Args:
         runs: oldest first, as `list_runs` gives them.
         metric: of their logs.
-        labels: one a run, where more than the recipe tells runs apart (a sweep over the reward's target); names groups.
-        about: `unit`, `low`, `high` for runs that do not record theirs, and `axis`; see `run_curve`.
+        labels: one a run, where runs differ in more than the recipe (a sweep over the reward's target); names groups.
+        about: `unit`, `low`, `high` for runs that do not record them, and `axis`; see `run_curve`.
 
     Returns:
         Group name -> the curve of each seed; and a line for each training left out, with the reason.
@@ -202,7 +202,7 @@ def _forget_repeated(found: dict[tuple, dict]) -> list[str]:
 
 
 def _without_seeds(overrides):
-    """Options of a training with every seed of sampling as one: that there is a seed tells trainings apart, which does not."""
+    """Options of a training, with all seeds of sampling made equal: only whether there is one makes a difference."""
     if not isinstance(overrides, dict):
         return overrides
     seeds = {name: "any" for name in ("seed", "generation_seed") if overrides.get(name) is not None}
@@ -210,7 +210,7 @@ def _without_seeds(overrides):
 
 
 def _name(label: str, inside: str, recipe: dict) -> str:
-    """What tells most groups apart; those that it does not are numbered."""
+    """What distinguishes most groups; groups that it does not are numbered."""
     rate, steps = recipe.get("learning_rate"), recipe.get("max_steps")
     inside = re.sub(r"-(?=\S)|-$", " ", inside.replace("--", ", ")).strip(", ")  # a folder's name as it was in words
     parts = [label, inside, recipe.get("model"), rate and f"lr {rate:g}", steps and f"{steps} steps"]

@@ -38,7 +38,7 @@ class Interval:
         return f"{self.level:.0%} {self.method} interval" if self.method else "no interval"
 
     def above(self, bound: float) -> tuple[bool | None, str]:
-        """Whether the number lies above a bound, and why not told: None where the interval holds it, or there is none.
+        """Whether the number lies above a bound, and why that is open: None where the interval holds it, or there is none.
 
         Example:
             >>> Interval(1.5, 1.2, 1.9, 0.95, 5, "t", "").above(1), Interval(1.5, 0.8, 1.9, 0.95, 5, "t", "").above(1)

@@ -63,7 +63,7 @@ class DuplicateReport:
 
 
 def duplicate_report(data, *, prompts_per_batch: int = 8, column: str = "prompt", progress: bool = True):
-    """Count repeated prompts in one pass; memory is 24 bytes a row, so a million rows are no matter.
+    """Count repeated prompts in one pass; memory is 24 bytes a row, so a million rows are fine.
 
     Args:
         data: a `datasets.Dataset`, the path of a JSONL file, or an iterable of prompts (read twice, so no generator).

@@ -118,5 +118,5 @@ def computed_dtype(model: Any) -> str:
 
 
 def _autocast_by_accelerate(model: Any) -> list:
-    """The modules whose `forward` accelerate has replaced for mixed precision: it keeps theirs as `_original_forward`."""
+    """The modules whose `forward` accelerate has replaced for mixed precision: it keeps the original as `_original_forward`."""
     return [module for module in model.modules() if {"forward", "_original_forward"} <= vars(module).keys()]

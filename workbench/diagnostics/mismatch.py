@@ -222,7 +222,7 @@ def _routes(sampler, rollout, routed_experts: Sequence | None) -> list | None:
     """Of each row the experts (t, k) of each layer that the sampler took; None for a dense model."""
     if not (layers := len(routers(sampler))):
         if routed_experts is not None:
-            raise ParameterError("routed_experts: no router that is known here in this model; transformers 5 has them")
+            raise ParameterError("routed_experts: no supported MoE router found in this model; transformers 5 has them")
         return None
     device, found = next(sampler.parameters()).device, []
     for n, (prompt, completion) in enumerate(zip(*rollout, strict=True)):

@@ -111,7 +111,7 @@ class PaddingMonitor(LiveCallback):
 
 
 def monitor_padding(trainer: Any, *, every: int = 10) -> PaddingMonitor:
-    """Attach a `PaddingMonitor` whose batch is made of the trainer's first prompts, from the shortest to the longest.
+    """Attach a `PaddingMonitor`. Its batch is made of the trainer's first prompts, from the shortest to the longest.
 
     It goes before all other callbacks, so that whatever writes logs (files, W&B, TensorBoard) has its numbers.
     """

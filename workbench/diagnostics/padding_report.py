@@ -169,7 +169,7 @@ def _width(model: Any, sequences, extra_pads: int) -> tuple[int, list[str]]:
             "nothing can be seen: give texts of unequal length, one of them shorter than the window"
         )
     if fills_position_ids(model):
-        notes.append("with_position_ids is at work on this model: its 'implicit' rows are filled by it")
+        notes.append("this model has a hook of with_position_ids, which fills its 'implicit' rows")
     if derives_positions(model):
         notes.append("the model counts positions itself where none are given")
     return width, notes
@@ -193,7 +193,7 @@ def _decide(model: Any, rows: pd.DataFrame, use: str) -> tuple[str, str]:
     )
     length_dependent = rope_types(model) & set(_LENGTH_DEPENDENT)
     if use != USED and implicit <= tolerance:
-        return UNUSED, numbers + f"The model {use}; the mask alone tells it what is padding, and that is enough."
+        return UNUSED, numbers + f"The model {use}; the mask alone shows what is padding, and that is enough."
     if length_dependent and max(implicit, explicit if use == USED else 0) > tolerance:
         return NEAR_WINDOW, numbers + _window_advice(model, length_dependent, explicit > tolerance)
     if use != USED or explicit > tolerance:

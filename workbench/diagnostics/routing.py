@@ -1,7 +1,7 @@
 """Which experts a mixture model sends each token to, read from one forward pass and held fixed in another.
 
 For models of transformers whose routers take the top k of a softmax (Mixtral, Qwen-MoE, OLMoE and their kind). A token near
-the border of two experts is sent elsewhere by a rounding error, and its log-prob jumps: that is told from rounding itself by
+the border of two experts is sent elsewhere by a rounding error, and its log-prob jumps: it is separated from rounding itself by
 scoring again with the other pass's choices ("routing replay").
 """
 

@@ -94,7 +94,7 @@ class SamplerProbe(LiveCallback):
         return engine
 
     def _in_any_process(self, flag: bool) -> bool:
-        """Those whose weights are spread score together: what one of them sees, all have to act on."""
+        """Processes that share the weights score together: what one of them sees, all have to act on."""
         return any(gather_object([flag])) if self._trainer.accelerator.num_processes > 1 else flag
 
     def _of_length(self) -> list[int]:

@@ -170,7 +170,7 @@ def _no_numbers(now: Probe) -> SamplerVerdict | None:
         return None
     text = f"of {len(now.trainer)} log-probs the trainer gives {trainer} that are no numbers, the engine {engine}: "
     if trainer:
-        text += "the training has diverged, and nothing is told of the engine."
+        text += "the training has diverged, so the engine cannot be judged."
         return SamplerVerdict(UNDECIDABLE, False, None, now.difference, text)
     return SamplerVerdict(UNKNOWN, True, None, now.difference, text + "it overflows where the trainer does not.")
 
@@ -216,7 +216,7 @@ def _level(now: Probe, before, alike: set, noise: float, dtype: str, rounding: f
     if before and before[-1] in unseen:
         moved = float(np.abs(now.trainer - unseen[0].trainer).mean())
         text = (
-            f"{size}; since step {unseen[0].step} the log-probs moved by {moved:.2g}, too little beside a noise of "
+            f"{size}; since step {unseen[0].step} the log-probs moved by {moved:.2g}, too little compared with a noise of "
             f"{noise:.2g} to tell whether the engine has these updates."
         )
         return SamplerVerdict(UNDECIDABLE, False, None, now.difference, text)
@@ -228,7 +228,7 @@ def _behind(now: Probe, before: Sequence[Probe], best: int | str, alike: set, or
     old = now.step - (best if isinstance(best, int) else origin)
     size = f"mean |difference| {now.difference:.2g} nats a token"
     early = bool(before) and all(p.step in alike for p in before)  # a warm-up's first update changes nothing
-    tail = ", or is one sync late; the next one tells" if early else ""
+    tail = ", or is one sync late; the next sync decides" if early else ""
     if _BASE in alike:
         text = f"the engine has the model without its adapters ({size}): LoRA is not merged into what is synced{tail}."
         return SamplerVerdict(LORA, not early, old, now.difference, text)
@@ -243,7 +243,7 @@ def token_difference(trainer: Mapping[str, Sequence[int]], engine: Mapping[str, 
     """How the token ids of some texts differ between trainer and engine; empty where they do not.
 
     Args:
-        trainer, engine: what was encoded (`text`, `conversation`) -> ids; what one of both lacks is not compared.
+        trainer, engine: what was encoded (`text`, `conversation`) -> ids; an entry that one of the two lacks is not compared.
 
     Example:
         >>> token_difference({"text": [5, 6, 7]}, {"text": [5, 6, 7]})

@@ -61,7 +61,7 @@ class StopReport:
 
 
 def stop_report(completions: Sequence[Rollout] | pd.DataFrame, *, tokenizer: Any = None) -> StopReport:
-    """Count the ends of completions.
+    """Count why completions ended, what stock TRL would log, and the share of wasted tokens.
 
     Args:
         completions: rollouts, or recorded completions as a DataFrame with `finish_reason` and `completion_tokens`, where known

@@ -84,7 +84,7 @@ def check_tokenizers(train: Any, sampler: Any, spec: StopSpec) -> None:
         spec: the stops; both have to encode its strings alike.
 
     Raises:
-        ParameterError: names the tokens, and the call that mends it.
+        ParameterError: names the tokens, and the call that fixes it.
     """
     remedy = "save both to one folder with save_policy(model, tokenizer, folder) and start the sampler from it"
     ours, theirs = train.get_vocab(), sampler.get_vocab()

@@ -1,7 +1,7 @@
 """Rollouts from each back end in one form.
 
 `generate` samples with transformers, with vLLM in this process or with a vLLM server; stops are the same `StopSpec`
-everywhere, and a row's end is found from its ids by the same pure function, whoever sampled it.
+everywhere, and a row's end is found from its ids by the same pure function, for every sampler.
 """
 
 import dataclasses
@@ -252,7 +252,7 @@ def generate(
     stops: StopSpec | None = None,
     sampling: Sampling | None = None,
 ) -> list[Rollout]:
-    """Sample completions, prompt by prompt: the `num_generations` rows of a prompt stand together.
+    """Sample completions, prompt by prompt: the `num_generations` completions of a prompt are next to each other.
 
     Args:
         sampler: who samples.
@@ -277,7 +277,7 @@ def generate(
     prompt_ids = [tokenizer.encode(p) for p in texts]
     if [] in prompt_ids:
         empty = prompt_ids.index([]) // sampling.num_generations
-        raise ParameterError(f"prompt {empty} is empty: give it text, or the tokenizer a BOS token")
+        raise ParameterError(f"prompt {empty} is empty; add text, or set a BOS token in the tokenizer")
     sampled = sampler.sample(prompt_ids, rule, sampling)
     return [_rollout(rule, *parts) for parts in zip(texts, prompt_ids, sampled, strict=True)]
 

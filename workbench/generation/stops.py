@@ -24,7 +24,7 @@ _RENAMED = {  # a field's name until version 0.1 -> vLLM's
 
 @dataclasses.dataclass(frozen=True)
 class StopSpec:
-    """When a completion is over, in vLLM's names. `StopSpec()` stops at every EOS of tokenizer and generation config.
+    """When completions end, with vLLM's names. `StopSpec()` stops at every EOS of tokenizer and generation config.
 
     Attributes:
         stop: stop strings, found in the decoded text wherever tokens split them; special tokens count as text.

@@ -1,4 +1,4 @@
-"""Recorded completions as one table, whoever wrote them: the workbench, or TRL's `log_completions`."""
+"""Recorded completions as one table, from any writer: the workbench, or TRL's `log_completions`."""
 
 import math
 import re
@@ -75,7 +75,7 @@ def _logged_rewards(folder: Path) -> set[str]:
 
 
 def completions_table(raw) -> Any | None:
-    """Recorded completions with `step`, `prompt` and `completion` as text, and `reward` where it can be told.
+    """Recorded completions with `step`, `prompt` and `completion` as text, and `reward` where it is known.
 
     TRL writes a column for each reward function; their sum is the reward, since their weights are in no file.
 

@@ -1,4 +1,4 @@
-"""The steps in a file, whatever wrote it: told by its first bytes, parsed, never executed, with errors that name the file."""
+"""The steps in a file, whatever wrote it: recognised by its first bytes and parsed, never executed. Errors name the file."""
 
 import io
 import json
@@ -136,7 +136,7 @@ def _is_object(line: bytes) -> bool:
 
 
 def _row(row: dict) -> dict:
-    """Its numbers and words; what is nested in `data` or `metrics` stands beside them."""
+    """Its numbers and words; what is nested in `data` or `metrics` is added to them."""
     flat: dict[str, Any] = {}
     for name in _NESTED:
         if isinstance(nested := row.get(name), dict):
@@ -174,7 +174,7 @@ def _lost(rows: Sequence[dict]) -> list[str]:
 
 
 def _split(found: Found) -> list[Found]:
-    """The runs of a table that stand below each other or mixed, told apart by columns of words, or of seeds."""
+    """The runs of a table that stand below each other or mixed, separated by columns of words, or of seeds."""
     table = found.table
     known = canonical(map(str, table.columns))
     steps = next((c for c in table if known.get(str(c)) == "step"), None)

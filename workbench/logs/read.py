@@ -143,7 +143,7 @@ def _trl_folder(folder: Path, state: Path) -> list[Log]:
 
 
 def _file(path: Path) -> list[Log]:
-    """The runs in one file, named after it and, where there are several, after what tells them apart."""
+    """The runs in one file, named after it and, where there are several, after what distinguishes them."""
     if path.name == "trainer_state.json":
         return [dataclasses.replace(log, name=path.name) for log in _trl_folder(path.parent, path)]
     with _readable(path) as (plain, source):

@@ -24,7 +24,7 @@ _ROTARY = {"rope_theta", "rope_parameters", "rope_scaling", "rotary_dim"}  # of 
 
 
 def facts_of(folder: Path, *, links: bool = False) -> tuple[dict[str, Any], list[str]]:
-    """Settings that a run's folder tells, see `Log.facts`, and a sentence for each file that cannot be read.
+    """Settings that a run's folder holds, see `Log.facts`, and a sentence for each file that cannot be read.
 
     `training_args.bin` is a pickle, which can run anything, and is never opened. Links are followed where `links`: a folder of
     the hub's cache has nothing else.

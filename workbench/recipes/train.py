@@ -203,7 +203,7 @@ def train_recipe(
 
 
 def train_grpo(recipe: Recipe, *, reward_funcs: Any, record_dir: str | Path, **options: Any) -> GRPOTrainer:
-    """Train a recipe with GRPO in a run folder; called again after an interruption it goes on.
+    """Train a recipe with GRPO in a run folder. Called again after an interruption, it resumes.
 
     Args:
         recipe, reward_funcs, record_dir, **options: see `train_recipe`. With `stops`, `monitor_every`,
@@ -249,7 +249,7 @@ def online_dpo_config(recipe: Recipe, output_dir: Path, **overrides: Any) -> Onl
 
 
 def train_online_dpo(recipe: Recipe, *, reward_funcs: Any, record_dir: str | Path, **options: Any) -> OnlineDPOTrainer:
-    """Train a recipe with OnlineDPO in a run folder; called again after an interruption it goes on.
+    """Train a recipe with OnlineDPO in a run folder. Called again after an interruption, it resumes.
 
     Args:
         recipe: with `num_generations=2`; a `beta` of 0 takes TRL's default for DPO.

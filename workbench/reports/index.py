@@ -27,7 +27,7 @@ def build_index(runs: Sequence[Run], folder: Path, title: str = "Workbench: runs
 
     A card for the newest run of each notebook, in the notebooks' order; then a table of all runs, newest first.
 
-    Each is rendered anew: a page that lies there may be anyone's.
+    Each is rendered again: a page that lies there may be anyone's.
     """
     hide = hider(runs, redact)
     rows = _index_rows(sorted(runs, key=lambda r: r.id, reverse=True), folder, hide, redact)

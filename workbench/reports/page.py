@@ -52,14 +52,14 @@ def _inert(value):
 
 
 def write_page(path: Path, html: str) -> Path:
-    """Write a page, or what goes beside it, whole or not at all."""
+    """Write a page, or a file that belongs to it, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, html.encode("utf-8", "replace").decode("utf-8"))
     return path
 
 
 def default_folder(root: Path | None = None, *, redact: bool = False) -> Path:
-    """`reports/` beside the folder of all runs; redacted pages go to `reports-redacted/`, never among the others."""
+    """`reports/` next to the folder of all runs; redacted pages go to `reports-redacted/`, never among the others."""
     return Path(os.path.abspath(root or runs_root())).parent / ("reports-redacted" if redact else "reports")
 
 

@@ -1,6 +1,6 @@
 """Tokens of recorded completions, each with what became of it and how sampler and scorer rate it.
 
-They lie in `tokens/` beside the completions, as ids, where a training was asked to record them.
+They are in `tokens/` next to the completions, as ids, where a training was asked to record them.
 """
 
 import functools

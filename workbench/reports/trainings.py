@@ -1,4 +1,4 @@
-"""The trainings of a folder as tables of completions, with what may be wrong with each: signs, told from what was recorded."""
+"""The trainings of a folder as tables of completions, with what may be wrong with each: signs, from what was recorded."""
 
 import dataclasses
 import os
@@ -22,8 +22,8 @@ _APART = np.log(2)
 SIGNS = {
     "unscored": ("without a reward", "rewards"),
     "mixed": ("in a group of several prompts", ""),
-    "masked": ("left out of the loss as if cut off", "whether the loss left rows out"),
-    "mistaken": ("ended by a stop, taken for cut off by TRL", "what TRL takes for cut off"),
+    "masked": ("masked as truncated", "whether the loss left completions out"),
+    "mistaken": ("stopped, but counted as truncated by TRL", "what TRL counts as truncated"),
     "flat": ("in a group of one reward: no advantage", "groups with rewards"),
     "same": ("the same text as another of the group", ""),
     "cut": ("cut off by the length limit", "why completions ended"),
@@ -119,14 +119,14 @@ def training_of(
 
 
 def _generations(table: pd.DataFrame, recipe: Mapping) -> int:
-    """G; 1 where completions are not compared, or nothing tells which are."""
+    """G; 1 where completions are not compared, or it is not known which are."""
     if "PPO" in recipe.get("trainer", ""):
         return 1
     return recipe.get("recipe", {}).get("num_generations") or generations_in_a_row(table) or 1
 
 
 def signs_of(table: pd.DataFrame, grouped: bool, recipe: Mapping) -> dict[str, pd.Series]:
-    """Of each row whether it shows a sign: key of `SIGNS` -> (N,) of bool, for those that can be told."""
+    """Of each row whether it shows a sign: key of `SIGNS` -> (N,) of bool, for those that can be decided."""
     signs = {"empty": table["completion"].str.strip() == ""}
     if grouped:
         signs["mixed"] = table.groupby("group")["prompt"].transform("nunique") > 1

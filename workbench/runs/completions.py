@@ -66,7 +66,7 @@ def forget_after(record_dir: Path, step: int) -> float:
     """Drop what was recorded after `step`, which a resumed run repeats; at step 0 a former record is moved aside."""
     if not step and (record_dir / "metrics.jsonl").is_file() and (record_dir / "metrics.jsonl").stat().st_size:
         names = ("metrics.jsonl", FILE, _OLD, TOKENS)
-        move_aside(record_dir, names, "holds the record of a training, and one begins anew")
+        move_aside(record_dir, names, "holds the record of a training, and a new one begins")
     _renew(record_dir)
     for path in token_parts(record_dir):
         _cut_part(path, step)
@@ -79,7 +79,7 @@ def _cut_lines(path: Path, step: int) -> float:
     with contextlib.suppress(FileNotFoundError), whole_file(path) as temporary, temporary.open("wb") as kept:
         for line, row in json_lines(path):
             if type(row.get("step")) is not int:
-                raise RunError(f"{path}: a line without a step: {line[:80]!r}; remove or mend it")
+                raise RunError(f"{path}: a line without a step: {line[:80]!r}; remove or repair it")
             if row["step"] <= step and line.endswith(b"\n"):
                 kept.write(line)
                 seconds = row.get("elapsed_s", seconds)

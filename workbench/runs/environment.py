@@ -10,10 +10,10 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from .. import __version__
 from .secrets import hide_tokens, map_text
 
 _PACKAGES = (
-    "workbench",
     "torch",
     "transformers",
     "trl",
@@ -31,7 +31,7 @@ def environment(seed: int | None = None) -> dict:
 
     Passwords and access tokens among the arguments are `[token]`: this is written to `env.json`.
     """
-    versions = {}
+    versions = {"workbench": __version__}
     for name in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             versions[name] = version(name)

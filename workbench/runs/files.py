@@ -163,9 +163,9 @@ def read_json(path: Path, default):
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RunError(f"{path}: not JSON ({error}); mend or remove the file") from error
+        raise RunError(f"{path}: not JSON ({error}); repair or remove the file") from error
     if problem := problem_of(path.name, value):
-        raise RunError(f"{path}: {problem}; mend or remove the file")
+        raise RunError(f"{path}: {problem}; repair or remove the file")
     return value
 
 
@@ -259,7 +259,7 @@ def json_lines(path: Path, damaged: list[str] | None = None, *, last: int = 0) -
                     return
                 sentence = f"{path}, {'' if last else f'line {number}: '}{error}"
                 if damaged is None:
-                    raise RunError(f"{sentence}; remove or mend that line") from error
+                    raise RunError(f"{sentence}; remove or repair that line") from error
                 damaged.append(f"{sentence}; the other lines are shown.")
 
 

@@ -81,7 +81,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def looked_at(folder: Path) -> Iterator[bool | None]:
-    """Whether a run's lock is free, in which case it is held for as long as the block lasts; None where that cannot be told."""
+    """Whether a run's lock is free, in which case it is held for as long as the block lasts; None where that is unknown."""
     number = None
     try:
         try:

@@ -19,7 +19,7 @@ _CHECK = ("passed", "failed", "inconclusive", "skipped")
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A sentence of a notebook's results and what it decides.
+    """One sentence of a notebook's results, with its verdict.
 
     Args:
         says: the sentence, with its numbers.
@@ -54,7 +54,7 @@ class Result:
         if holds not in (True, False, None) or not isinstance(holds, bool | None):
             raise ParameterError(f"Result({self.says!r}, holds={self.holds!r}): expected True, False or None")
         if holds is None and not self.why:
-            raise ParameterError(f"Result({self.says!r}, holds=None): say why it cannot be told, as `why`")
+            raise ParameterError(f"Result({self.says!r}, holds=None): say why the data cannot decide it, as `why`")
         object.__setattr__(self, "holds", holds)  # numpy's truth values are not JSON's
 
     @property
@@ -99,7 +99,7 @@ def _note(result: Result) -> str:
 
 
 def show_results(results: Iterable[Result]) -> ResultTable:
-    """Results as a table for the end of a cell; it is a sequence of them too.
+    """Show results as a table at the end of a cell. The table is also a sequence of them.
 
     Example:
         >>> show_results([Result("12 of 16 completions hold the id, 0 tokens follow", False, claim="A1.1")])
@@ -109,7 +109,7 @@ def show_results(results: Iterable[Result]) -> ResultTable:
 
 
 def save_result(run: Run, results: Sequence[Result], numbers: Mapping[str, float] | None = None) -> Path:
-    """Write `result.json`, the run's outcome; ends a run that no runner executes but this process itself.
+    """Write the run's outcome to `result.json`. If this process executes the run itself, the run ends.
 
     Args:
         run: the run folder.

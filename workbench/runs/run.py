@@ -2,8 +2,9 @@
 
     params.json  env.json  status.json  progress.json  metrics.jsonl  completions.jsonl  checkpoints/  result.json
 
-Files are written under a temporary name and renamed, or appended to line by line, so a reader never sees half of one. Whoever
-executes a run holds its lock (`lock.py`); one that calls itself running while its lock is free reads as `interrupted`.
+Files are written under a temporary name and renamed, or appended to line by line, so a reader never sees half of one. The
+process that executes a run holds its lock (`lock.py`). A run that calls itself running while its lock is free reads as
+`interrupted`.
 """
 
 import contextlib
@@ -215,7 +216,7 @@ def describe_owner(status: Mapping) -> str:
 
 
 def runs_root() -> Path:
-    """`$WORKBENCH_RUNS`, else `runs/` beside `notebooks/` (JupyterLab's working folder), else `runs/` here."""
+    """`$WORKBENCH_RUNS`, else `runs/` next to `notebooks/` (JupyterLab's working folder), else `runs/` here."""
     if given := os.environ.get("WORKBENCH_RUNS"):
         return Path(given)
     here = Path.cwd()
@@ -265,7 +266,7 @@ def create_run(notebook: str, params: Mapping, root: Path | None = None, state: 
 
 
 def open_run(notebook: str, out_dir: str, params: Mapping) -> Run:
-    """For a notebook's set-up cell: the runner's folder when `out_dir` names one, else a fresh folder.
+    """Open the run of a notebook: in the runner's folder if `out_dir` names one, else in a new folder.
 
     Without a runner (JupyterLab, plain papermill) the kernel executes the run until `save_result` ends it, also one in a
     folder that has ended before.

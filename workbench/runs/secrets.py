@@ -122,7 +122,7 @@ def hide_tokens(text: str) -> str:
 
     Characters that cannot be seen, and colours, do not save a secret in which they stand.
 
-    A bare run of 40 hex digits is a git commit as often as a wandb key: it is taken for a key only beside that word.
+    A bare run of 40 hex digits is a git commit as often as a wandb key: it counts as a key only next to that word.
 
     Example:
         >>> hide_tokens("HF_TOKEN=abc1 git clone https://me:pw@example.org/x")
@@ -152,7 +152,7 @@ def _hide(text: str) -> str:
 
 
 def names_secret(text: str) -> bool:
-    """Whether a text is the name of a secret and nothing else, so that what stands beside it is one.
+    """Whether a text is the name of a secret and nothing else, so that what stands next to it is one.
 
     Example:
         >>> names_secret("api_key:"), names_secret("the api key is private")

@@ -66,7 +66,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The same in one line, for names and errors that a stranger wrote: a line of theirs could pass for one of ours.
+    """The same in one line, for names and errors that a stranger wrote: a line of such a text could pass for one of ours.
 
     Example:
         >>> one_line("a\\nb")

@@ -31,7 +31,7 @@ class Arm:
         reward_funcs: one or several, or a reward model.
         trainer: class with a `from_recipe`.
         stops: when completions end; None for every EOS.
-        options: of `train_recipe` beside these: of the trainer, and fields of its TRL config.
+        options: of `train_recipe` in addition to these: of the trainer, and fields of its TRL config.
         seeds: how many of the study's seeds it is trained with; None for all.
     """
 
@@ -94,7 +94,7 @@ def train_arms(arms: Mapping[str, Arm], *, out_dir: Path, seeds: Iterable[int]) 
     So what else the machine does meanwhile, and an interruption, meet all arms alike.
 
     A finished training is reused only where recipe, reward functions, stops and options equal what is asked now. An
-    interrupted one goes on from its last checkpoint; one that was asked otherwise starts anew. One line is printed of each;
+    interrupted one goes on from its last checkpoint; one with other settings starts again. One line is printed of each;
     what a training prints itself goes to the `log.txt` of its folder.
 
     Args:

@@ -1,7 +1,7 @@
 """A small preference model of the starter's own text, for PPO: one whole sentence is preferred, by TRL's RewardTrainer.
 
-Toy scale: it tells sentences from broken ones. Which of two sentences fits a prompt is beyond a model of this size: trained on
-that, it was right in 50 to 56% of held-out pairs.
+Toy scale: it knows whole sentences from broken ones. Which of two sentences fits a prompt is beyond a model of this size:
+trained on that, it was right in 50 to 56% of held-out pairs.
 """
 
 import functools

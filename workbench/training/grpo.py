@@ -275,7 +275,7 @@ class _Control(_Trainer):
 
 
 class GRPOTrainer(_Control, trl.GRPOTrainer):
-    """`trl.GRPOTrainer` whose rows end where `stops` says, whose groups are checked, and whose run can be recorded.
+    """`trl.GRPOTrainer` that stops completions as `stops` says, checks its groups, and can record its run.
 
     Without custom stops and with `explicit_positions=False` a run equals the stock trainer's, step for step. With position ids
     it still does to fp32 rounding where positions are rotary; where they are learned, stock TRL scores wrong.
@@ -341,7 +341,7 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
 
 
 class RLOOTrainer(_Control, trl.RLOOTrainer):
-    """`trl.RLOOTrainer` whose rows end where `stops` says, on every back end, and whose run can be recorded.
+    """`trl.RLOOTrainer` that stops completions as `stops` says, on every back end, and can record its run.
 
     Args:
         model, reward_funcs, args, ..., peft_config: `trl.RLOOTrainer`'s.

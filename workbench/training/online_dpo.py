@@ -22,7 +22,7 @@ _OWN = ("self", "__class__", "stops", "explicit_positions", "record_dir")  # arg
 
 
 class OnlineDPOTrainer(StockOnlineDPOTrainer):
-    """`trl.experimental.online_dpo.OnlineDPOTrainer` whose rows end where `stops` says.
+    """`trl.experimental.online_dpo.OnlineDPOTrainer` that stops completions as `stops` says.
 
     Against the stock trainer: stop strings work on vLLM (stock sets `detokenize=False`, which refuses them); no EOS is
     appended that was not sampled; `missing_eos_penalty` and `val/contain_eos_token` follow the configured stops.

@@ -75,7 +75,7 @@ def check_no_hook(models: Iterable) -> None:
     """Raise where `explicit_positions=False` asks for stock scoring of a model that has `with_position_ids`'s hook."""
     if any(isinstance(model, torch.nn.Module) and fills_position_ids(model) for model in models):
         raise ParameterError(
-            "explicit_positions=False: with_position_ids is at work on a model; load the model anew, or remove its hook"
+            "explicit_positions=False: the model has a hook of with_position_ids; load the model again, or remove the hook"
         )
 
 

@@ -67,7 +67,7 @@ def compare_runs(
         seed: of the resamples.
         metric: of both.
         title: of the figure.
-        about: `axis`, and `unit`, `low`, `high` for runs that do not record theirs; see `measured.run_curve`.
+        about: `axis`, and `unit`, `low`, `high` for runs that do not record them; see `measured.run_curve`.
 
     Raises:
         ParameterError: nothing to draw, or a tolerance below 0.

@@ -140,7 +140,7 @@ def show_stops(backend: str, sampler, stops: StopSpec, *, text: str = "", prompt
     stopped = generate(sampler, [prompt], stops=stops, sampling=how)
     marked = []
     for ids, found in zip((w.completion_ids for w in whole), stopped, strict=True):
-        kept, same = found.completion_ids, "other tokens, for it sampled anew"
+        kept, same = found.completion_ids, "other tokens, because it sampled again"
         if kept == ids[: rule.find_end(ids).index]:
             same = "the same tokens"
         sampling = f"with the stops it computed {found.sampled_tokens} tokens and kept {len(kept)}, {same}"

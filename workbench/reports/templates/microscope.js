@@ -163,7 +163,7 @@
     byId("marks-label").hidden = !training.has_tokens;
     const lacks = training.lacks.length ? `Not recorded here, so nothing is said of it: ${training.lacks.join(", ")}${training.has_tokens ? "" : ", tokens"}.` : training.has_tokens ? "" : "Single tokens were not recorded.";
     rewrite(byId("lacks"), lacks);
-    rewrite(byId("absent"), training.absent.length ? `Looked for and not found: completions ${training.absent.join("; ")}.` : "");
+    rewrite(byId("absent"), training.absent.length ? `Checked, none found: completions ${training.absent.join("; ")}.` : "");
     await applyFilter(step ?? training.signs[0]?.worst ?? training.steps.length - 1);
     if (number > 1) await show(groupsOf(training.steps_of_groups[group])[number - 1]);
   };

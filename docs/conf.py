@@ -1,0 +1,40 @@
+"""The site: `make docs`. The source is the checkout, so that a link is the same here and in a viewer of the repository."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+project = "Workbench"
+author = copyright = "the authors of Workbench"
+(release,) = re.findall(r'^__version__ = "(.+)"', (ROOT / "workbench" / "__init__.py").read_text(), re.M)
+
+extensions = ["myst_nb"]
+root_doc = "docs/index"
+include_patterns = ["docs/**.md", "notebooks/*.ipynb", "CHANGELOG.md", "CONTRIBUTING.md", "data/README.md"]
+exclude_patterns = [".*", "build", "reports", "runs", "workbench", "tests", "benchmarks", "repros", "requirements"]
+
+nb_execution_mode = "off"  # the stored outputs are what is shown
+nb_mime_priority_overrides = [("html", "application/vnd.jupyter.widget-view+json", None)]
+nb_merge_streams = True
+myst_enable_extensions = ["attrs_inline"]
+myst_heading_anchors = 4
+suppress_warnings = ["mystnb.unknown_mime_type"]
+
+html_theme = "furo"
+html_title = "Workbench"
+html_static_path = ["site"]
+html_css_files = ["site.css"]
+html_copy_source = html_show_sphinx = False
+html_theme_options = {"footer_icons": []}
+
+
+def _front_page(app, error) -> None:
+    """`index.html` at the top of the site leads to the front page."""
+    if not error and app.builder.name == "html":
+        page = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=docs/index.html">'
+        link = '<title>Workbench</title><a href="docs/index.html">Workbench</a>'
+        (Path(app.outdir) / "index.html").write_text(page + link, encoding="utf-8")
+
+
+def setup(app) -> None:
+    app.connect("build-finished", _front_page)

@@ -1,0 +1,9 @@
+# What `workbench.curves` gives, each name loaded when it is first used.
+from .compare import another_seed
+from .curve import Curve
+from .documented import load_baseline
+from .figures import show_curves
+from .stats import seed_interval
+
+# fmt: off
+__all__ = ["Curve", "another_seed", "load_baseline", "seed_interval", "show_curves"]
