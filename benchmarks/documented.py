@@ -17,12 +17,12 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.record import ROOT, run_main
-from workbench.curves.documented import as_text, load_baseline
+from workbench.curves.documented import as_text, load_baseline, load_sources
 from workbench.errors import ParameterError, RunError
 from workbench.logs.formats import runs_in
 from workbench.logs.names import canonical
 from workbench.logs.read import read_logs
-from workbench.runs.files import read_json, write_text
+from workbench.runs.files import write_text
 
 SOURCES = ROOT / "data" / "sources.json"
 MOST = 60  # points of a curve; of evaluations, which are never averaged, as many as there are
@@ -42,11 +42,6 @@ FIELDS = (
     "evals",
     "taken",
 )
-
-
-def sources() -> list[dict]:
-    """The table of sources, a row a file: what `FIELDS` names; null where it is not known."""
-    return read_json(SOURCES, [])
 
 
 def sha256(path: Path) -> str:
@@ -160,11 +155,8 @@ def source_row(path: Path | None, **fields) -> dict:
 
 
 def save_sources(rows: list[dict]) -> None:
-    """Write the table, in the order of the runs' names."""
-    write_text(
-        SOURCES,
-        as_text(sorted(rows, key=lambda row: (row["run"], row["repository"], row["file"] or "", row["which"] or 0))),
-    )
+    """Write the table, in the order of the runs' names; of a run's files the one that its figures are of comes first."""
+    write_text(SOURCES, as_text(sorted(rows, key=lambda row: row["run"])))
 
 
 def differences(row: dict, path: Path) -> list[str]:
@@ -194,7 +186,7 @@ def differences(row: dict, path: Path) -> list[str]:
 def check(folder: Path) -> int:
     """Work out again what the files at hand say; prints a line a source, returns how many do not agree."""
     bad = seen = 0
-    for row in sources():
+    for row in load_sources():
         path = folder / (row["repository"] or "").replace("/", "+") / (row["file"] or "")
         if not row["sha256"] or not path.is_file():
             continue
@@ -235,7 +227,7 @@ def add(args: argparse.Namespace) -> None:
         "taken": ", ".join(made["curves"]),
     }
     write_text(target, as_text(made))
-    save_sources([*sources(), row])
+    save_sources([*load_sources(), row])
     print(f"{target.relative_to(ROOT)}: {', '.join(made['curves'])}; now: python -m benchmarks.documented page")
 
 

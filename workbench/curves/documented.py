@@ -151,6 +151,16 @@ def _check_units(path: Path, value: dict) -> None:
         )
 
 
+def load_sources(name: str = "") -> list[dict]:
+    """The files that documented runs are of, a row a file, that which the figures are of first; of one run or of all.
+
+    Each has `run`, `repository`, `file`, `commit` or `blob`, `sha256`, `licence`, `loads` (the model that the file's code
+    loads), `which` of its runs, `column` and `evals` (where the log has names of its own), `taken`; null where not known.
+    """
+    rows = read_json(packaged("data") / "sources.json", [])
+    return [row for row in rows if not name or row["run"] == name]
+
+
 def stored(by_seed: Mapping[int, Curve]) -> dict:
     """A curve of each seed, at the same x, as the file of a baseline holds them: their mean, and each seed's values."""
     first, values = next(iter(by_seed.values())), np.stack([curve.y for curve in by_seed.values()])

@@ -1,15 +1,22 @@
-"""What a documented run shows, and what it does not: pure functions of curves and published figures.
+"""What a documented run shows and what it does not, and where one's own log stands among them.
 
 Each gives a `Verdict`: a word, why, and the numbers behind it. docs/documented_verdicts.md has how often each is wrong.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
-from ..errors import ParameterError
+from ..errors import ParameterError, WorkbenchError
+from ..logs.log import Log
+from ..logs.read import read_logs
+from ..runs.files import files_named
+from ..runs.run import Run
 from .curve import Curve, mean_between, stretches, why_incomparable
+from .documented import Baseline
+from .measured import run_curve
 from .stats import change_interval, noise_covariance
 
 RISES, FLAT, FALLS = "rises", "flat", "falls"
@@ -60,7 +67,8 @@ def trend(curve: Curve, level: float = 0.95) -> Verdict:
     y = curve.y[np.isfinite(curve.y)]
     if len(y) < LEAST:
         return Verdict(UNCLEAR, f"{len(y)} points; {LEAST} or more are needed")
-    change = change_interval(y, level=level)
+    # A reward that is learned in the first steps and then stays would look like noise around a cubic.
+    change = change_interval(y, level=level, degree=int(np.clip(len(y) // 8, 3, 6)))
     low, high, middle = float(change.low), float(change.high), float(change.estimate)
     numbers = f"{middle:+.3g} ({low:+.3g} to {high:+.3g}) from its first fifth to its last"
     near = (curve.high - curve.low) / 10 if curve.low is not None and curve.high is not None else 0.0
@@ -267,3 +275,51 @@ def place(one: Curve, others: Sequence[Curve], level: float = 0.95) -> Verdict:
     spread = f"{n} others at step {end:g}: {reached.min():.3g} to {reached.max():.3g}"
     why = f"{result:.3g}; {spread}; one more is expected within {low:.3g} to {high:.3g}"
     return Verdict(word, why, result, low, high)
+
+
+def peers(like: Baseline, runs: Iterable[Baseline]) -> list[Baseline]:
+    """The documented runs that one of the recipe of `like` stands among: of its recipe, or else of its task, in its unit.
+
+    `like` is one of them. A run under whose table several models stand is not told from the others here.
+    """
+    same = [run for run in runs if "reward" in run.curves and run.reward["unit"] == like.reward["unit"]]
+    same = [run for run in same if run.task == like.task]
+    return [run for run in same if run.recipe == like.recipe] if like.recipe else same
+
+
+def curves_of(paths: Sequence[str | Path], like: Baseline | None = None) -> tuple[list[Curve], list[str]]:
+    """The reward curves of anybody's logs, and a line for each that could not be used.
+
+    Args:
+        paths: files and folders that `workbench audit` reads.
+        like: a documented run whose reward function the logs are of, for logs that do not say their unit; without it that
+            is "as logged".
+
+    Example:
+        >>> curves_of(["no/such/log.jsonl"])
+        ([], ['no/such/log.jsonl: no such file or folder'])
+    """
+    curves, left_out = [], []
+    for path in map(Path, paths):
+        try:
+            trainings = sorted(p.parent for p in files_named(path, "metrics.jsonl")) if path.is_dir() else []
+            found = [run_curve(Run(folder), sparse=True) for folder in trainings] or [*map(_logged, read_logs(path))]
+            curves += [_in_unit_of(like, one) for one in found]
+        except WorkbenchError as error:
+            left_out.append(str(error))
+    return curves, left_out
+
+
+def _in_unit_of(like: Baseline | None, one: Curve) -> Curve:
+    if like is None or one.unit != "as logged":
+        return one
+    unit, low, high = (like.reward[part] for part in ("unit", "low", "high"))
+    return dataclasses.replace(one, unit=unit, low=low, high=high)
+
+
+def _logged(log: Log) -> Curve:
+    y = log.logged("reward")
+    if y is None:
+        raise ParameterError(f"{log.name}: no reward in it; it has {', '.join(log.steps)}")
+    known = np.isfinite(y)
+    return Curve(log.name, log.steps["step"].to_numpy(float)[known], y[known], "as logged")

@@ -1,6 +1,6 @@
 """How often the verdicts on documented runs are wrong: simulated runs whose truth is known, judged by the library itself.
 
-    python -m benchmarks.verdicts.documented [--repeats 1000] [--seed 0] [--out FILE.json] [--page FILE.md]
+    python -m benchmarks.verdicts.documented_verdicts [--repeats 1000] [--seed 0] [--out FILE.json] [--page FILE.md]
 
 `--page` writes docs/documented_verdicts.md, of what `--out` writes and of nothing else.
 """
@@ -233,8 +233,8 @@ def page(result: dict) -> list[str]:
         "`workbench.curves.verdicts` says of documented runs what they show. Here it judges simulated runs whose truth is",
         "known. This page is written by",
         "",
-        f"    python -m benchmarks.verdicts.documented --repeats {repeats} --seed {result['seed']} "
-        "--out data/measured/verdicts/documented.json --page docs/documented_verdicts.md",
+        f"    python -m benchmarks.verdicts.documented_verdicts --repeats {repeats} --seed {result['seed']} "
+        "--out data/measured/verdicts/documented_verdicts.json --page docs/documented_verdicts.md",
         "",
         f"All rates are per cent of {repeats} experiments (`gap`: {repeats // 4}). One of 5% is known to about "
         f"{196 * np.sqrt(0.05 * 0.95 / repeats):.1f} points.",
@@ -244,7 +244,8 @@ def page(result: dict) -> list[str]:
         "Runs without any trend, whose noise has this autocorrelation: how often is a trend seen? At most 5% is wanted. The",
         "other two columns are bootstraps of the slope, with blocks of 5 points and with a block length chosen by the data",
         "(Politis and White). Both are wrong more often, so `trend` does not use them. The last column: a rise by 3 deviations",
-        "of a point, levelling off, that `trend` sees.",
+        "of a point, levelling off, that `trend` sees. Twenty points cannot tell noise that lasts from a trend: there, and up",
+        "to 40 points with an autocorrelation of 0.8, more than 5% are wrong.",
         "",
         *_rates(result["trends"], (*BLOCKS, "seen"), ("points", "autocorrelation")),
         "",
@@ -281,7 +282,8 @@ def page(result: dict) -> list[str]:
         "## `place`: where does a run stand among others?",
         "",
         "With a shift of 0 the run is of the people's own process: inside is right, at most 5% outside are wanted. With 3",
-        "others even a large shift is often not seen.",
+        "others even a large shift is often not seen. Where results of people are skewed, or one of five never learns, up to",
+        "one in eight is wrongly outside.",
         "",
         *_rates(result["places"], (v.INSIDE, v.ABOVE, v.BELOW), ("between people", "others", "shift, deviations")),
         "",
