@@ -104,7 +104,9 @@ def thinned(x: np.ndarray, y: np.ndarray, most: int = MOST) -> dict:
         >>> thinned(np.array([10, 20]), np.array([1.0, 2.0]))
         {'x': 'step', 'at': 'end', 'steps_per_point': 10, 'points': [[10, 1.0], [20, 2.0]]}
     """
-    gap = round(float(np.median(np.diff(x)))) if len(x) > 1 else 1
+    gap = (
+        round(float(np.median(np.diff(x)))) if len(x) > 1 and x[0] > 0 else 1
+    )  # what is known before step 1 is no mean
     together = -(-len(x) // most)
     parts = [slice(n, n + together) for n in range(0, len(x), together)]
     shift = (gap - 1) / 2 if together > 1 else 0
@@ -113,7 +115,9 @@ def thinned(x: np.ndarray, y: np.ndarray, most: int = MOST) -> dict:
 
 
 def _points(metric: str, full: dict) -> dict:
-    return thinned(*full[metric], most=len(full[metric][0]) if metric.startswith("eval_") else MOST)
+    if metric.startswith("eval_"):
+        return thinned(*full[metric], most=len(full[metric][0])) | {"steps_per_point": 1}
+    return thinned(*full[metric])
 
 
 def _short(number: float) -> int | float:

@@ -237,11 +237,11 @@ def result_at(curve: Curve, end: float) -> float:
 
 
 def place(one: Curve, others: Sequence[Curve], level: float = 0.95) -> Verdict:
-    """Where a run stands among others of the same recipe: the mean of its last 20 steps, and theirs at the same steps.
+    """Where a run stands among others of the same recipe: means of the last 20 steps that it and 3 others or more have.
 
     - inside the spread: within the t prediction interval over the others, which holds one more run of 95%.
     - above, below: outside.
-    - inconclusive: fewer than 3 others got as far.
+    - inconclusive: fewer than 3 others, or fewer than 3 points.
     - not comparable: another unit, range or axis; nothing is said of it then.
 
     Returns:
@@ -262,13 +262,14 @@ def place(one: Curve, others: Sequence[Curve], level: float = 0.95) -> Verdict:
             return Verdict(NOT_COMPARABLE, reason)
     if len(one.x) < 3:
         return Verdict(UNCLEAR, f"{one.label} has {len(one.x)} points; 3 or more are needed")
-    end = float(one.x[-1])
+    if len(others) < PEOPLE:
+        return Verdict(UNCLEAR, f"{len(others)} others; {PEOPLE} or more are needed")
+    end = float(min(one.x[-1], sorted(other.x[-1] for other in others)[-PEOPLE]))
     result = result_at(one, end)
     theirs = np.array([result_at(other, end) for other in others])
     reached = theirs[np.isfinite(theirs)]
-    n = len(reached)
-    if n < PEOPLE:
-        return Verdict(UNCLEAR, f"{n} of {len(others)} others reach step {end:g}; {PEOPLE} or more are needed", result)
+    if (n := len(reached)) < PEOPLE or not np.isfinite(result):
+        return Verdict(UNCLEAR, f"{n} others have a reward up to step {end:g}; {PEOPLE} or more are needed", result)
     half = float(stats.t.ppf(0.5 + level / 2, n - 1) * reached.std(ddof=1) * np.sqrt(1 + 1 / n))
     low, high = float(reached.mean()) - half, float(reached.mean()) + half
     word = ABOVE if result > high else BELOW if result < low else INSIDE
