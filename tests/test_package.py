@@ -177,7 +177,7 @@ MOST_LINES = {
     "workbench/widgets": 900,
     "workbench": 21640,
     "benchmarks": 5120,
-    "tests": 25610,
+    "tests": 25620,
 }
 
 
