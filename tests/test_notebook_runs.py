@@ -27,7 +27,7 @@ SMALL = {
         "steps=4 seeds=1 comparisons=True",
         ("The sign of TRL 0.14 makes text longer",),
     ),
-    "06_curves_against_baselines": ("", ("Verdicts on pairs of one unit: none.",)),
+    "06_curves_against_baselines": ("", ()),
     "07_audit_your_run": ("", ()),
 }
 

@@ -6,7 +6,7 @@ import sys
 
 import nbformat
 import pytest
-from conftest import NOTEBOOKS, workbench
+from conftest import NOTEBOOKS, ROOT, workbench
 from notebook_shape import code_cells, shape
 from write_outputs import MOST_BYTES, code_hash, with_outputs
 
@@ -153,6 +153,13 @@ def test_every_name_is_imported_or_assigned_and_every_import_used(path):
     assert process.returncode == 0, process.stdout
 
 
+def outputs(run) -> list[str]:
+    cells = [
+        cell for cell in nbformat.read(run.path / "executed.ipynb", as_version=4).cells if cell.cell_type == "code"
+    ]
+    return [str(output.get("data", {}).get("text/html", "")) for cell in cells for output in cell.outputs]
+
+
 # --- executed ------------------------------------------------------------------------------------------------------
 
 
@@ -184,9 +191,8 @@ def test_curves_against_baselines_works_without_any_run_and_says_so(tmp_path):
     assert process.returncode == 0, process.stderr
     (run,) = list_runs(tmp_path)
     skipped = {r.reason for r in results_of(run.result) if r.verdict != "passed"}
-    assert skipped == {"no finished runs of 05_grpo_docs_example"}
-    assert run.result["numbers"]["measured groups"] == 0
-    assert run.result["numbers"]["Qwen2.5-3B, share at cap"] == pytest.approx(0.57, abs=0.005)
+    assert skipped == {"no training here has a control's own recipe"}
+    assert run.result["numbers"]["documented"] >= 60 and run.result["numbers"]["placed"] == 1
 
 
 @pytest.mark.slow
@@ -196,4 +202,17 @@ def test_curves_against_baselines_draws_the_measured_runs(example_run, tmp_path)
     assert process.returncode == 0, process.stderr
     (run,) = list_runs(tmp_path)
     assert {r.verdict for r in results_of(run.result)} <= {"passed", "skipped"}
-    assert run.result["numbers"]["measured groups"] >= 1
+    assert any("workbench-starter-docs-example" in cell and "metric" in cell for cell in outputs(run))
+
+
+@pytest.mark.slow
+def test_curves_against_baselines_places_a_log_and_names_what_it_cannot_use(tmp_path):
+    log = ROOT / "tests" / "data" / "documented" / "imjonezz-llama3.1-8b-gsm8k-grpo.csv"
+    (tmp_path / "damaged.json").write_text('{"log_history": [')
+    chosen = f"run={log};{tmp_path / 'damaged.json'}"
+    command = ["-p", chosen, "-p", "like=unsloth-llama3.1-8b-gsm8k-grpo", "--runs-dir", tmp_path / "runs"]
+    process = workbench("run", "06_curves_against_baselines", *command)
+    assert process.returncode == 0, process.stderr
+    (run,) = list_runs(tmp_path / "runs")
+    (cell,) = [cell for cell in outputs(run) if "the table of" in cell]
+    assert "inside the spread" in cell and "(IMJONEZZ)" in cell and "not JSON" in cell

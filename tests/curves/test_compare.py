@@ -117,8 +117,15 @@ def test_further_than_the_tolerance_but_within_the_scatter_of_seeds_is_inconclus
 # --- over the same steps ---------------------------------------------------------------------------------------------
 
 
+def _covers_its_steps(name: str) -> bool:
+    """Whether a documented reward was logged throughout, at ten points or more; evaluations leave gaps."""
+    found = load_baseline(name).curves.get("reward", {"points": ()})
+    x = [point[0] for point in found["points"]]
+    return len(x) > 9 and x[1] - x[0] <= found.get("steps_per_point", np.inf) + 1
+
+
 @pytest.mark.parametrize("every", [5, 10])
-@pytest.mark.parametrize("name", [n for n in list_baselines() if "reward" in load_baseline(n).curves])
+@pytest.mark.parametrize("name", [name for name in list_baselines() if _covers_its_steps(name)])
 def test_a_documented_run_logged_every_5_or_10_steps_is_the_same_process_as_itself(name, every):
     """Eight of sixteen could not be compared, though every step was covered."""
     documented = load_baseline(name).curve()

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from workbench.curves.documented import list_baselines, load_baseline
+from benchmarks import documented as the_set
+from workbench.curves.documented import list_baselines, load_baseline, load_sources
 from workbench.curves.stats import share_at
 from workbench.errors import ParameterError, RunError
 
@@ -34,9 +35,10 @@ def test_a_baseline_says_where_it_is_from_and_what_is_not_known(name):
 def test_a_mean_over_several_steps_stands_at_their_centre_unless_a_trainer_logged_it_at_their_end(name):
     for metric, curve in load_baseline(name).curves.items():
         x = [point[0] for point in curve["points"]]
-        thinned = curve["steps_per_point"] > 1 and name != "w3ng-qwen2.5-1.5b-tldr-grpo"
-        assert load_baseline(name).curve(metric).at == ("centre" if thinned else "end")
-        assert not thinned or x[0] < curve["steps_per_point"]  # an end would be the last of the first steps
+        # A log of every tenth step has its points where it logged them, as trainers do: at the end of the steps.
+        thinned = x[0] < curve["steps_per_point"] and curve["steps_per_point"] > 1
+        assert curve["at"] == ("centre" if thinned else "end")
+        assert not metric.startswith("eval_") or curve["steps_per_point"] == 1
 
 
 @each_baseline
@@ -44,7 +46,7 @@ def test_its_curves_are_short_in_order_and_inside_their_range(name):
     baseline = load_baseline(name)
     for metric in baseline.curves:
         curve = baseline.curve(metric)  # order and range are checked there
-        assert 1 <= len(curve.x) <= (80 if baseline.recorded else 60)
+        assert 1 <= len(curve.x) <= (200 if metric.startswith("eval_") else 80 if baseline.recorded else 60)
         assert np.isfinite(curve.y).all()
     if "reward" in baseline.curves:
         assert baseline.curve().unit == baseline.reward["unit"]
@@ -159,3 +161,82 @@ def test_a_damaged_file_is_refused(tmp_path, monkeypatch):
     (tmp_path / "mine.json").write_text('{"name": ')
     with pytest.raises(RunError, match="not JSON"):
         load_baseline("mine")
+
+
+# --- sources ---------------------------------------------------------------------------------------------------------
+
+
+EXTRACTS = ROOT / "tests" / "data" / "documented"  # the steps and figures of a source's file, and nothing else of it
+
+
+def test_every_documented_run_has_a_source_with_a_licence_and_what_was_taken():
+    rows = load_sources()
+    assert {row["run"] for row in rows} == set(list_baselines())
+    assert all(
+        row.keys() == set(the_set.FIELDS) and row["repository"] and row["licence"] and row["taken"] for row in rows
+    )
+    assert len({row["repository"] for row in rows}) >= 15
+    hashed = [row for row in rows if row["sha256"]]
+    assert len({row["run"] for row in hashed}) >= 60
+    assert all(len(row["sha256"]) == 64 and (row["commit"] or row["blob"]) for row in hashed)
+    assert sum(path.stat().st_size for path in FOLDER.glob("*.json")) < 10_000_000
+
+
+@pytest.mark.parametrize("path", sorted(EXTRACTS.glob("*.csv")), ids=lambda path: path.stem)
+def test_the_numbers_of_a_run_come_out_of_its_log_again(path):
+    (row, *_) = load_sources(path.stem)
+    again = row | {"which": 0, "column": None, "evals": "eval_accuracy" if row["evals"] else None}
+    assert the_set.differences(again | {"sha256": the_set.sha256(path)}, path) == []
+
+
+def test_a_log_with_one_other_number_and_one_with_another_hash_are_noticed(tmp_path):
+    path = sorted(EXTRACTS.glob("imjonezz*.csv"))[0]
+    (row,) = load_sources(path.stem)
+    changed = tmp_path / path.name
+    lines = path.read_text().splitlines()
+    lines[5] = ",".join([lines[5].split(",")[0], "3.9", *lines[5].split(",")[2:]])
+    changed.write_text("\n".join(lines))
+    with pytest.raises(RunError, match="another version of the file"):
+        the_set.differences(row, changed)
+    (wrong,) = the_set.differences(row | {"sha256": the_set.sha256(changed)}, changed)
+    assert "reward: 50 stored points, 50 worked out, not the same" in wrong
+    with pytest.raises(RunError, match="which=3, it holds 1 runs, counted from 0"):
+        the_set.full_curves(path, which=3)
+
+
+def test_a_command_adds_a_run_from_a_log_and_refuses_a_name_that_is_taken(tmp_path, monkeypatch, capsys):
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps({"step": n, "reward": n / 100}) + "\n" for n in range(1, 151)))
+    (tmp_path / "data" / "baselines").mkdir(parents=True)
+    monkeypatch.setattr(the_set, "ROOT", tmp_path)
+    monkeypatch.setattr(the_set, "SOURCES", tmp_path / "data" / "sources.json")
+    command = [
+        "x",
+        "add",
+        str(log),
+        "--name",
+        "mine",
+        "--title",
+        "Mine",
+        "--repository",
+        "me/mine",
+        "--file",
+        "log.jsonl",
+    ]
+    command += ["--commit", "0123456789", "--like", "imjonezz-llama3.1-8b-gsm8k-grpo"]
+    monkeypatch.setattr("sys.argv", command)
+    the_set.main()
+    monkeypatch.setenv("WORKBENCH_BASELINES", str(tmp_path / "data" / "baselines"))
+    mine = load_baseline("mine")
+    assert (mine.task, mine.curve().unit, mine.curve().high) == ("GSM8K", "points (GSM8K tags, at most 4)", 4.0)
+    assert len(mine.curve().x) == 50 and mine.curve().y[0] == pytest.approx(0.02)
+    (row,) = [row for row in json.loads((tmp_path / "data" / "sources.json").read_text()) if row["run"] == "mine"]
+    assert row["sha256"] == the_set.sha256(log) and row["taken"] == "reward"
+    with pytest.raises(ParameterError, match=r"name='mine': .* is there; give another name"):
+        the_set.main()
+
+
+def test_the_page_of_documented_runs_is_made_of_the_data():
+    from benchmarks.documented_page import page
+
+    assert (ROOT / "docs" / "baselines.md").read_text() == "\n".join(page())

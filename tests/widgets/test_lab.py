@@ -112,7 +112,7 @@ def test_a_box_ticked_off_by_keyboard_takes_a_documented_run_out_of_the_comparis
     lab.open(copy_notebook("06", folder, last="run_comparer("))
     lab.run_all()
     wait_for_state(lab, "ready")
-    title = "Llama-3.2-3B on GSM8K"
+    title = "Control: starter, GRPO"
     figure = lab.page.get_by_role("img", name="Measured and documented reward curves").last
     assert title in figure.get_attribute("alt")
     lab.page.get_by_label(title).press("Space")

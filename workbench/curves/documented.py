@@ -19,13 +19,16 @@ from ..packaged import packaged
 from ..runs.files import jsonable, read_json
 from .curve import Curve
 
+OPTIONAL = {"recorded", "task", "recipe"}  # fields of a file
+
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
     """One documented run: where it is from, what was trained on what, and its figures.
 
     `seeds` is None where it is not stated. `figures` maps a name to `value`, `unit`, `what` and `from` ("published", or
-    "full log": computed from the log before its curve was thinned). `unknown` lists what the source does not say.
+    "full log": computed from the log before its curve was thinned). `unknown` lists what the source does not say. `task` is
+    what was learned, in a word that runs share; `recipe` names a recipe (task, reward, model) that several people ran.
     """
 
     name: str
@@ -43,6 +46,8 @@ class Baseline:
     figures: dict
     unknown: list
     recorded: dict = dataclasses.field(default_factory=dict)
+    task: str = ""
+    recipe: str = ""
 
     def curve(self, metric: str = "reward") -> Curve:
         """One of the documented curves.
@@ -110,8 +115,8 @@ def load_baseline(name: str) -> Baseline:
     path = _known("unknown baseline", name, _files())
     value = read_json(path.resolve(), {})  # the user's own file, which may be a link
     fields = {f.name for f in dataclasses.fields(Baseline)}
-    if value.keys() | {"recorded"} != fields:
-        missing, odd = sorted(fields - value.keys() - {"recorded"}), sorted(value.keys() - fields)
+    if value.keys() | OPTIONAL != fields:
+        missing, odd = sorted(fields - value.keys() - OPTIONAL), sorted(value.keys() - fields)
         raise ParameterError(f"{path}: lacks {missing}, does not know {odd}; see data/README.md")
     if value["name"] != name:
         raise ParameterError(f"{path}: its name is {value['name']!r}; a baseline is named as its file")
@@ -144,6 +149,16 @@ def _check_units(path: Path, value: dict) -> None:
         raise ParameterError(
             f"{path}: curve 'reward' has unit={drawn!r}, the reward itself {reward!r}; expected one unit"
         )
+
+
+def load_sources(name: str = "") -> list[dict]:
+    """The files that documented runs are of, a row a file, that which the figures are of first; of one run or of all.
+
+    Each has `run`, `repository`, `file`, `commit` or `blob`, `sha256`, `licence`, `loads` (the model that the file's code
+    loads), `which` of its runs, `column` and `evals` (where the log has names of its own), `taken`; null where not known.
+    """
+    rows = read_json(packaged("data") / "sources.json", [])
+    return [row for row in rows if not name or row["run"] == name]
 
 
 def stored(by_seed: Mapping[int, Curve]) -> dict:

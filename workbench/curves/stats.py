@@ -188,7 +188,7 @@ def _interval(estimate, drawn: np.ndarray, n: int, level: float, about: str) -> 
     return Interval(estimate, low, high, level, n, method, about)
 
 
-def change_interval(values: ArrayLike, *, share: float = 0.2, level: float = 0.95) -> Interval:
+def change_interval(values: ArrayLike, *, share: float = 0.2, level: float = 0.95, degree: int = 3) -> Interval:
     """How much a run changed: mean of its last `share` of steps less that of its first, with a t interval.
 
     An interval above 0 shows a rise. One that holds 0 does not show that nothing was learned; it shows no learning.
@@ -200,6 +200,7 @@ def change_interval(values: ArrayLike, *, share: float = 0.2, level: float = 0.9
         values: N steps of one run, at least 8, finite; in any unit.
         share: of the steps at each end, 0..0.5; at least 4 steps are taken.
         level: of confidence.
+        degree: of the polynomial around which the noise is judged, see `noise_covariance`.
 
     Raises:
         ParameterError: fewer than 8 steps, or a value that is not finite.
@@ -215,7 +216,7 @@ def change_interval(values: ArrayLike, *, share: float = 0.2, level: float = 0.9
     n = max(4, round(share * len(values)))
     weights = np.zeros(len(values))
     weights[:n], weights[-n:] = -1 / n, 1 / n
-    covariance, freedom = noise_covariance(values)
+    covariance, freedom = noise_covariance(values, degree)
     middle = float(weights @ values)
     half = float(np.sqrt(weights @ covariance @ weights) * stats.t.ppf(0.5 + level / 2, freedom))
     return Interval(middle, middle - half, middle + half, level, len(values), "t", UNKNOWN_BETWEEN_RUNS)

@@ -1,0 +1,162 @@
+"""Verdicts on documented runs: each with what it is true of, and a counter-example that it must not be said of."""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks.record import MEASURED, ROOT
+from benchmarks.verdicts import documented_verdicts as rates
+from workbench.curves import verdicts as v
+from workbench.curves.curve import Curve
+from workbench.curves.documented import list_baselines, load_baseline, load_sources
+from workbench.errors import ParameterError
+
+STEPS = np.arange(1, 61)
+
+
+def curve(y, label="run", **about):
+    return Curve(label, np.arange(1, len(y) + 1), y, "points", **about)
+
+
+def drift(rng, n=60, rho=0.8):
+    return rates.noise(rng, n, rho)
+
+
+def test_a_rise_and_a_fall_are_told_from_drifting_noise_in_95_of_100_runs():
+    rng = np.random.default_rng(1)
+    flat = [v.trend(curve(drift(rng))).word for _ in range(200)]
+    assert flat.count(v.RISES) + flat.count(v.FALLS) <= 22  # 5.8% by 1,000 runs, and three deviations of 200
+    slope = 8 * STEPS / 60
+    assert [v.trend(curve(sign * slope + 0.3 * drift(rng))).word for sign in (1, -1)] == [v.RISES, v.FALLS]
+
+
+def test_a_reward_that_is_learned_in_the_first_tenth_and_stays_rises():
+    rng = np.random.default_rng(0)
+    assert v.trend(curve(1 - np.exp(-STEPS / 6) + 0.1 * rng.normal(size=60))).word == v.RISES
+    assert v.trend(load_baseline("happynessi-babyai-dapo").curve()).word == v.RISES
+
+
+def test_flat_is_said_of_a_bounded_reward_alone_and_of_few_points_nothing():
+    y = 0.5 + 0.01 * np.tile([1, -1], 30)
+    assert v.trend(curve(y, low=0, high=1)).word == v.FLAT
+    assert v.trend(curve(y)).word == v.UNCLEAR
+    assert "19 points; 20 or more are needed" in v.trend(curve(np.arange(19.0))).why
+
+
+def test_slopes_by_moving_blocks_find_trends_in_noise_too_often_which_is_why_they_are_not_used():
+    rng = np.random.default_rng(0)
+    runs = [drift(rng, 40, 0.5) for _ in range(150)]
+    for block in (5, None):
+        assert np.mean([rates.slope_leaves_0_out(y, rng, block) for y in runs]) > 0.1
+
+
+def test_a_copy_is_found_in_another_form_and_no_other_run_is():
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=200)
+    made = rates.thinned(np.arange(1.0, 201), y)
+    thinned = Curve("thinned", *np.array(made["points"]).T, "points", at=made["at"], span=made["steps_per_point"])
+    assert v.same_table(curve(y), thinned).word == v.same_table(thinned, curve(y)).word == v.COPY
+    assert v.same_table(curve(y), curve(y[:90])).word == v.COPY  # a run that was stopped
+    assert v.same_table(curve(y), curve(rng.normal(size=200))).word == v.OTHER
+    assert v.same_table(curve(y), curve(np.where(np.arange(200) == 7, y + 0.1, y))).word == v.OTHER
+
+
+def test_a_reward_that_is_stuck_or_short_is_no_copy_of_another():
+    stuck = np.zeros(100)
+    assert v.same_table(curve(stuck), curve(stuck)).word == v.UNCLEAR
+    assert "19 points in common" in v.same_table(curve(np.arange(19.0)), curve(np.arange(100.0))).why
+
+
+def test_no_two_documented_runs_are_one_table():
+    """A table that several files hold is one run with several sources."""
+    runs = [load_baseline(name) for name in list_baselines()]
+    curves = [one.curve() for one in runs if "reward" in one.curves and not one.recorded]
+    pairs = [(a, b) for n, a in enumerate(curves) for b in curves[n + 1 :] if a.unit == b.unit]
+    assert len(pairs) > 50
+    assert [(a.label, b.label) for a, b in pairs if v.same_table(a, b).word == v.COPY] == []
+
+
+def test_three_saved_tables_stand_under_code_that_loads_several_models():
+    loads = {}
+    for row in load_sources():
+        if row["loads"]:
+            loads.setdefault(row["run"], set()).add(row["loads"].rpartition("/")[2].lower().removeprefix("meta-"))
+    assert sum(len(models) > 1 for models in loads.values()) == 3
+
+
+def test_the_best_of_equal_checkpoints_is_luck_and_a_score_far_above_them_is_not():
+    rng = np.random.default_rng(0)
+    scores = [rng.binomial(30, 0.3, 21) / 30 for _ in range(300)]
+    above = [v.best_of_k(one.max(), one, 30).word == v.NOT_CHANCE for one in scores]
+    assert np.mean(above) <= 0.09  # 4.1% by 1,000, and three deviations of 300
+    assert v.best_of_k(0.9, scores[0], 30).word == v.NOT_CHANCE
+    with pytest.raises(ParameterError, match=r"headline=46\.7, 21 scores, items=30: expected 3 or more shares"):
+        v.best_of_k(46.7, scores[0], 30)
+
+
+def test_a_published_figure_is_found_where_it_is_in_the_log_and_nowhere_else():
+    log = curve([0.61, 0.702, 0.697], low=0, high=1)
+    assert v.figure_in_log(0.697, log).word == v.FINAL
+    assert v.figure_in_log(0.70, log, 2).word == v.FINAL  # as it was rounded
+    assert v.figure_in_log(0.714, log).word == v.NOT_IN_LOG
+    mi300 = load_baseline("yushengsu-deepseek-7b-gsm8k-grpo")
+    assert v.figure_in_log(mi300.figure("published_eval_accuracy"), mi300.curve("eval_accuracy")).word == v.NOT_IN_LOG
+
+
+def test_training_apart_from_the_test_set_is_seen_and_scores_that_go_together_are_not_called_so():
+    about = {"low": 0, "high": 1}
+    up, wiggle = np.linspace(0.4, 0.9, 400), 0.01 * np.tile([1, -1], 20)
+    test = Curve("test", np.arange(10, 401, 10), up[9::10] + wiggle, "points", **about)
+    behind = Curve("test", test.x, test.y - 0.3, "points", **about)
+    train = curve(up, "train", **about)
+    assert [v.gap(train, one).word for one in (test, behind)] == [v.TOGETHER, v.APART]
+    assert v.gap(curve(up), Curve("test", test.x, test.y, "points")).word == v.NOT_COMPARABLE  # a range without ends
+    few = Curve("test", test.x[:11], test.y[:11], "points", **about)
+    assert "11 evaluations; 12 or more are needed" in v.gap(train, few).why
+
+
+def test_a_run_is_placed_among_those_that_got_as_far_and_another_unit_is_not_compared():
+    flat = lambda level, n=100, **about: Curve(f"at {level}", np.arange(1, n + 1), np.full(n, level), "points", **about)  # noqa: E731
+    others = [flat(1.0), flat(1.2), flat(1.4), flat(5.0, n=20)]
+    found = v.place(flat(1.3, n=1000), others)  # compared at step 100, which three of them have
+    assert found.word == v.INSIDE and "3 others at step 100" in found.why
+    assert [v.place(flat(level), others).word for level in (9.0, -9.0)] == [v.ABOVE, v.BELOW]
+    assert v.place(flat(1.3), others[:2]).word == v.UNCLEAR
+    assert v.place(Curve("mine", [1, 2], [1, 2], "points"), others).why == "mine has 2 points; 3 or more are needed"
+    assert v.place(flat(1.3, high=4), others).word == v.place(flat(1.0), []).word == v.NOT_COMPARABLE
+
+
+def test_of_each_log_that_cannot_be_used_there_is_a_line_and_the_others_are_drawn(tmp_path):
+    like = load_baseline("imjonezz-llama3.1-8b-gsm8k-grpo")
+    logs = {"good": [n / 100 for n in range(1, 101)], "other_unit": [-30.0 + n for n in range(100)], "two": [0.5, 0.6]}
+    for name, rewards in logs.items():
+        lines = [json.dumps({"step": n, "reward": reward}) for n, reward in enumerate(rewards, 1)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    (tmp_path / "damaged.json").write_text('{"log_history": [{"step": 1, "rew')
+    (tmp_path / "other.csv").write_text("step,loss\n1,2.0\n2,1.5\n")
+    paths = [*sorted(tmp_path.iterdir()), tmp_path / "none"]
+    curves, left_out = v.curves_of(paths, like)
+    assert [one.label.rpartition("/")[2] for one in curves] == ["good.jsonl", "two.jsonl"]
+    assert {one.unit for one in curves} == {like.reward["unit"]}
+    assert len(left_out) == 4
+    for line, words in zip(
+        left_out, ("damaged.json: not JSON", "other.csv: no reward", "lie outside", "no such file"), strict=True
+    ):
+        assert words in line
+
+
+def test_peers_are_of_the_recipe_or_else_of_the_task_and_unit():
+    runs = [load_baseline(name) for name in list_baselines()]
+    recipe = v.peers(load_baseline("imjonezz-llama3.1-8b-gsm8k-grpo"), runs)
+    assert len(recipe) >= 5 and {"Llama-3.1-8B" in one.title for one in recipe} == {True}
+    task = v.peers(load_baseline("unsloth-mistral-7b-gsm8k-grpo"), runs)
+    assert {one.task for one in task} == {"GSM8K"} and len({one.recipe for one in task}) > 2
+
+
+def test_the_rates_on_the_page_are_those_that_were_measured():
+    found = json.loads((MEASURED / "verdicts" / "documented_verdicts.json").read_text())
+    page = (ROOT / "docs" / "documented_verdicts.md").read_text()
+    assert page == "\n".join(rates.page(found))
+    assert max(found["trends"][f"60; {rho}"][rates.BLOCKS[0]] for rho in rates.RHOS) < 0.08
+    assert found["copies"]["two seeds, 8 completions that are right or wrong"].get(v.COPY, 0) == 0

@@ -1,0 +1,326 @@
+"""What a documented run shows and what it does not, and where one's own log stands among them.
+
+Each gives a `Verdict`: a word, why, and the numbers behind it. docs/documented_verdicts.md has how often each is wrong.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import ParameterError, WorkbenchError
+from ..logs.log import Log
+from ..logs.read import read_logs
+from ..runs.files import files_named
+from ..runs.run import Run
+from .curve import Curve, mean_between, stretches, why_incomparable
+from .documented import Baseline
+from .measured import run_curve
+from .stats import change_interval, noise_covariance
+
+RISES, FLAT, FALLS = "rises", "flat", "falls"
+COPY, OTHER = "same table", "another table"
+BY_CHANCE, NOT_CHANCE = "within the best of k", "above the best of k"
+FINAL, BEST, PASSED, NOT_IN_LOG = "the final value", "the best value", "a value on the way", "not in the log"
+APART, TOGETHER = "apart", "together"
+INSIDE, ABOVE, BELOW = "inside the spread", "above", "below"
+UNCLEAR = "inconclusive"
+NOT_COMPARABLE = "not comparable"
+
+LEAST = 20  # points, for a trend: `change_interval` is wrong too often on fewer
+EVALUATIONS = 12  # for a gap
+ALIKE = 20  # points that two tables share, to be one
+DISTINCT = 5  # values among them: a reward that is stuck is alike in every run
+WINDOW = 20  # steps at the end whose mean is a run's result
+PEOPLE = 3  # runs, for a spread
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """A word of those above, why, and the numbers: an estimate with its bounds where there are some, else NaN."""
+
+    word: str
+    why: str
+    value: float = float("nan")
+    low: float = float("nan")
+    high: float = float("nan")
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.why}"
+
+
+def trend(curve: Curve, level: float = 0.95) -> Verdict:
+    """Does one run rise, fall or stay level? Its last fifth less its first, with noise that neighbouring steps share.
+
+    - rises, falls: the interval of the change leaves 0 out.
+    - flat: it holds 0 and lies within a tenth of the reward's range. Said only where the range has both ends.
+    - inconclusive: neither, or fewer than 20 points.
+
+    How far the noise of neighbouring steps is alike is judged from the curve (`noise_covariance`), not given.
+
+    Example:
+        >>> rising = Curve("a", range(1, 41), [n / 40 + 0.1 * (-1) ** n for n in range(40)], "points", low=-1, high=2)
+        >>> trend(rising).word, trend(Curve("b", range(1, 41), [0.5, 0.6] * 20, "points", low=0, high=1)).word
+        ('rises', 'flat')
+    """
+    y = curve.y[np.isfinite(curve.y)]
+    if len(y) < LEAST:
+        return Verdict(UNCLEAR, f"{len(y)} points; {LEAST} or more are needed")
+    # A reward that is learned in the first steps and then stays would look like noise around a cubic.
+    change = change_interval(y, level=level, degree=int(np.clip(len(y) // 8, 3, 6)))
+    low, high, middle = float(change.low), float(change.high), float(change.estimate)
+    numbers = f"{middle:+.3g} ({low:+.3g} to {high:+.3g}) from its first fifth to its last"
+    near = (curve.high - curve.low) / 10 if curve.low is not None and curve.high is not None else 0.0
+    if low > 0 or high < 0:
+        word = RISES if low > 0 else FALLS
+    elif max(-low, high) <= near:
+        word, numbers = FLAT, f"{numbers}, within a tenth of the range ({near:.3g})"
+    else:
+        word, numbers = UNCLEAR, f"{numbers}, which holds 0"
+    return Verdict(word, numbers, middle, low, high)
+
+
+def same_table(one: Curve, other: Curve) -> Verdict:
+    """Are these the numbers of one run? Two trainings never agree digit for digit, even with one seed on two machines.
+
+    - same table: at 20 points or more, 5 values among them, no difference beyond a thousandth of how far the values scatter.
+    - another table: one differs by more.
+    - inconclusive: fewer points in common, or fewer values: a reward that is stuck is alike in every run.
+
+    The finer curve is averaged over the stretches of the coarser one first.
+
+    Example:
+        >>> y = np.random.default_rng(0).normal(size=60)
+        >>> fine = Curve("a log", range(1, 61), y, "points")
+        >>> coarse = Curve("of two steps", range(2, 61, 2), y.reshape(-1, 2).mean(axis=1), "points")
+        >>> same_table(fine, coarse).word, same_table(fine, Curve("b", range(1, 61), -y, "points")).word
+        ('same table', 'another table')
+    """
+    if one.axis != other.axis:
+        return Verdict(UNCLEAR, f"{one.label} is over {one.axis}, {other.label} over {other.axis}")
+    ends = min(stretches(one)[1][-1], stretches(other)[1][-1])
+    coarse, fine = sorted((one, other), key=lambda curve: (stretches(curve)[1] <= ends).sum())
+    low, high = stretches(coarse)
+    start = stretches(fine)[0][0]
+    whole = (high <= ends) & (low >= start) & np.isfinite(coarse.y)
+    mine = coarse.y[whole]
+    theirs = np.array([mean_between(fine, *edges) for edges in zip(low[whole], high[whole], strict=True)])
+    distinct = len(np.unique(np.round(mine, 6)))
+    if len(mine) < ALIKE or distinct < DISTINCT:
+        need = f"{ALIKE} points with {DISTINCT} values are needed"
+        return Verdict(UNCLEAR, f"{len(mine)} points in common with {distinct} values; {need}")
+    away = float(np.nanmax(np.abs(mine - theirs)))
+    limit = 1e-3 * float(mine.std())
+    word = COPY if away <= limit else OTHER
+    return Verdict(word, f"{len(mine)} points differ by at most {away:.2g}", away)
+
+
+def best_of_k(headline: float, scores: Sequence[float], items: int, level: float = 0.95) -> Verdict:
+    """Is a published score more than the luckiest of k equal checkpoints would show?
+
+    The k checkpoints are taken as equal: each scores their mean, but for the scatter of a test of so many items. That is
+    the binomial one, or how far the scores themselves scatter where that is less (items that all get right scatter less).
+
+    - within the best of k: by chance alone the highest of k reaches the headline in more than 5% of cases.
+    - above the best of k: it does not.
+
+    Args:
+        headline: share of right answers, 0..1.
+        scores: of all k checkpoints that were measured, each a share, at least 3.
+        items: of the test.
+        level: 1 less the share of cases that counts as chance.
+
+    Returns:
+        A verdict whose `value` is the expected highest of k, and `low` and `high` its central 95%.
+
+    Raises:
+        ParameterError: fewer than 3 scores, or a share outside 0..1.
+
+    Example:
+        >>> print(best_of_k(0.5, [0.3, 0.4, 0.35, 0.5], items=30))
+        within the best of k: of 4 equal checkpoints of 30 items the highest is expected at 0.475; 0.5 or more in 43% of cases
+        >>> best_of_k(0.9, [0.3, 0.4, 0.35, 0.5], items=30).word
+        'above the best of k'
+    """
+    from scipy import stats
+
+    found = np.asarray(scores, float)
+    if len(found) < 3 or not ((found >= 0) & (found <= 1)).all() or not 0 <= headline <= 1 or items < 1:
+        raise ParameterError(
+            f"headline={headline}, {len(found)} scores, items={items}: expected 3 or more shares in 0..1"
+        )
+    mean, k = float(found.mean()), len(found)
+    scatter = min(float(np.sqrt(mean * (1 - mean) / items)), float(found.std(ddof=1)))
+    scatter = max(scatter, 1e-12)
+    highest = mean + scatter * stats.norm.ppf(((np.arange(1000) + 0.5) / 1000) ** (1 / k))  # its quantiles
+    expected = float(highest.mean())
+    # A score stands for all within half an item of it.
+    chance = float(1 - stats.norm.cdf((headline - 0.5 / items - mean) / scatter) ** k)
+    why = f"of {k} equal checkpoints of {items} items the highest is expected at {expected:.3f}"
+    why += f"; {headline:g} or more in {chance:.0%} of cases"
+    low, high = np.quantile(highest, [0.025, 0.975])
+    return Verdict(BY_CHANCE if chance > 1 - level else NOT_CHANCE, why, expected, float(low), float(high))
+
+
+def figure_in_log(figure: float, curve: Curve, decimals: int = 3) -> Verdict:
+    """Does the log that a published figure is said to be of hold it, when rounded as it was published?
+
+    Args:
+        figure: as published, in the curve's unit.
+        curve: the evaluations of the log.
+        decimals: that were published.
+
+    Example:
+        >>> evals = Curve("log", [10, 20, 30], [0.61, 0.70, 0.68], "share of right answers")
+        >>> [figure_in_log(f, evals, 2).word for f in (0.68, 0.70, 0.61, 0.72)]
+        ['the final value', 'the best value', 'a value on the way', 'not in the log']
+    """
+    y = curve.y[np.isfinite(curve.y)]
+    near = 0.5001 * 10.0**-decimals
+    holds = np.abs(y - figure) <= near
+    word = NOT_IN_LOG
+    if holds.any():
+        word = FINAL if holds[-1] else BEST if abs(y.max() - figure) <= near else PASSED
+    why = f"{figure:g} was published; of {len(y)} in the log the final is {y[-1]:.4g}, the best {y.max():.4g}"
+    return Verdict(word, why, figure)
+
+
+def gap(train: Curve, test: Curve, level: float = 0.95) -> Verdict:
+    """Do the scores in training end above those on held-out data? Over the last fifth of the evaluations.
+
+    - apart: the interval of the difference lies above a tenth of the range.
+    - together: it lies below.
+    - inconclusive: neither, or fewer than 12 evaluations. Not comparable: other units, or a range without ends.
+
+    The training score at an evaluation is its mean since the one before. Sampling differs between the two, often: a
+    difference of less than a tenth is not told.
+
+    Example:
+        >>> steps, up = range(10, 410, 10), np.linspace(0.4, 0.9, 40)
+        >>> wiggle = np.tile([0.01, -0.01], 20)
+        >>> train = Curve("train", steps, up, "share", 0, 1)
+        >>> level, along = (Curve("test", steps, y + wiggle, "share", 0, 1) for y in (np.full(40, 0.6), up))
+        >>> gap(train, level).word, gap(train, along).word
+        ('apart', 'together')
+    """
+    from scipy import stats
+
+    if reason := why_incomparable(train, test):
+        return Verdict(NOT_COMPARABLE, reason)
+    if train.low is None or train.high is None:
+        return Verdict(NOT_COMPARABLE, f"{train.label} ranges over {train.range}: how far is far is not known")
+    x, y = test.x[np.isfinite(test.y)], test.y[np.isfinite(test.y)]
+    before = np.concatenate([[-np.inf], x[:-1]])
+    above = np.array([mean_between(train, *between) for between in zip(before, x, strict=True)]) - y
+    above = above[np.isfinite(above)]
+    if len(above) < EVALUATIONS:
+        return Verdict(UNCLEAR, f"{len(above)} evaluations; {EVALUATIONS} or more are needed")
+    covariance, freedom = noise_covariance(above)
+    end = max(4, len(above) // 5)
+    middle, error = float(above[-end:].mean()), float(np.sqrt(covariance[-end:, -end:].mean()))
+    half, near = error * float(stats.t.ppf(0.5 + level / 2, freedom)), (train.high - train.low) / 10
+    low, high = middle - half, middle + half
+    word = APART if low > near else TOGETHER if high < near else UNCLEAR
+    why = f"training ends {middle:+.3g} ({low:+.3g} to {high:+.3g}) from held out, over the last {end} evaluations"
+    return Verdict(word, why, middle, low, high)
+
+
+def result_at(curve: Curve, end: float) -> float:
+    """The mean of the 20 steps up to `end`; NaN for a curve that ends before nine tenths of it.
+
+    Example:
+        >>> result_at(Curve("a", range(1, 101), range(100), "points"), 100)
+        89.5
+    """
+    return mean_between(curve, end - WINDOW, end) if curve.x[-1] >= 0.9 * end else float("nan")
+
+
+def place(one: Curve, others: Sequence[Curve], level: float = 0.95) -> Verdict:
+    """Where a run stands among others of the same recipe: means of the last 20 steps that it and 3 others or more have.
+
+    - inside the spread: within the t prediction interval over the others, which holds one more run of 95%.
+    - above, below: outside.
+    - inconclusive: fewer than 3 others, or fewer than 3 points.
+    - not comparable: another unit, range or axis; nothing is said of it then.
+
+    Returns:
+        A verdict whose `value` is the run's result, `low` and `high` the interval.
+
+    Example:
+        >>> flat = lambda label, level: Curve(label, range(1, 101), np.full(100, level), "points")
+        >>> others = [flat(f"person {n}", n) for n in (1.0, 1.2, 1.4, 1.1)]
+        >>> [place(flat("mine", level), others).word for level in (1.3, 9)], place(flat("mine", 1), others[:2]).word
+        (['inside the spread', 'above'], 'inconclusive')
+    """
+    from scipy import stats
+
+    if not others:
+        return Verdict(NOT_COMPARABLE, f"no documented run has its unit ({one.unit}), task and range")
+    for other in others:
+        if reason := why_incomparable(one, other):
+            return Verdict(NOT_COMPARABLE, reason)
+    if len(one.x) < 3:
+        return Verdict(UNCLEAR, f"{one.label} has {len(one.x)} points; 3 or more are needed")
+    if len(others) < PEOPLE:
+        return Verdict(UNCLEAR, f"{len(others)} others; {PEOPLE} or more are needed")
+    end = float(min(one.x[-1], sorted(other.x[-1] for other in others)[-PEOPLE]))
+    result = result_at(one, end)
+    theirs = np.array([result_at(other, end) for other in others])
+    reached = theirs[np.isfinite(theirs)]
+    if (n := len(reached)) < PEOPLE or not np.isfinite(result):
+        return Verdict(UNCLEAR, f"{n} others have a reward up to step {end:g}; {PEOPLE} or more are needed", result)
+    half = float(stats.t.ppf(0.5 + level / 2, n - 1) * reached.std(ddof=1) * np.sqrt(1 + 1 / n))
+    low, high = float(reached.mean()) - half, float(reached.mean()) + half
+    word = ABOVE if result > high else BELOW if result < low else INSIDE
+    spread = f"{n} others at step {end:g}: {reached.min():.3g} to {reached.max():.3g}"
+    why = f"{result:.3g}; {spread}; one more is expected within {low:.3g} to {high:.3g}"
+    return Verdict(word, why, result, low, high)
+
+
+def peers(like: Baseline, runs: Iterable[Baseline]) -> list[Baseline]:
+    """The documented runs that one of the recipe of `like` stands among: of its recipe, or else of its task, in its unit.
+
+    `like` is one of them. A run under whose table several models stand is not told from the others here.
+    """
+    same = [run for run in runs if "reward" in run.curves and run.reward["unit"] == like.reward["unit"]]
+    same = [run for run in same if run.task == like.task]
+    return [run for run in same if run.recipe == like.recipe] if like.recipe else same
+
+
+def curves_of(paths: Sequence[str | Path], like: Baseline | None = None) -> tuple[list[Curve], list[str]]:
+    """The reward curves of anybody's logs, and a line for each that could not be used.
+
+    Args:
+        paths: files and folders that `workbench audit` reads.
+        like: a documented run whose reward function the logs are of, for logs that do not say their unit; without it that
+            is "as logged".
+
+    Example:
+        >>> curves_of(["no/such/log.jsonl"])
+        ([], ['no/such/log.jsonl: no such file or folder'])
+    """
+    curves, left_out = [], []
+    for path in map(Path, paths):
+        try:
+            trainings = sorted(p.parent for p in files_named(path, "metrics.jsonl")) if path.is_dir() else []
+            found = [run_curve(Run(folder), sparse=True) for folder in trainings] or [*map(_logged, read_logs(path))]
+            curves += [_in_unit_of(like, one) for one in found]
+        except WorkbenchError as error:
+            left_out.append(str(error))
+    return curves, left_out
+
+
+def _in_unit_of(like: Baseline | None, one: Curve) -> Curve:
+    if like is None or one.unit != "as logged":
+        return one
+    unit, low, high = (like.reward[part] for part in ("unit", "low", "high"))
+    return dataclasses.replace(one, unit=unit, low=low, high=high)
+
+
+def _logged(log: Log) -> Curve:
+    y = log.logged("reward")
+    if y is None:
+        raise ParameterError(f"{log.name}: no reward in it; it has {', '.join(log.steps)}")
+    known = np.isfinite(y)
+    return Curve(log.name, log.steps["step"].to_numpy(float)[known], y[known], "as logged")
