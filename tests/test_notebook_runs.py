@@ -29,6 +29,8 @@ SMALL = {
     ),
     "06_curves_against_baselines": ("", ("Verdicts on pairs of one unit: none.",)),
     "07_audit_your_run": ("", ()),
+    "08_who_moved_the_ratio": ("steps=4 seeds=1 tokens=32", ()),
+    "09_is_the_sampler_the_policy": ("steps=4 seeds=1", ()),
     "10_what_the_loss_is_divided_by": ("steps=3 seeds=1", ()),
 }
 
