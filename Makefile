@@ -11,11 +11,12 @@ install: .venv/installed
 .venv/installed: pyproject.toml $(addprefix requirements/,install.sh pins.txt constraints.txt overrides.txt ppo.txt)
 	@requirements/install.sh
 
-# Two at a time, about as long each: 05 with its comparisons and then 04, quietly, beside the others; 06 reads what all left.
-FIRST := $(filter-out 04_% 05_% 06_%,$(NOTEBOOKS))
+# Two at a time, about as long each: 05 with its comparisons and then three more, quietly, beside the others; 06 reads what all left.
+QUIET := 04_% 09_% 10_%
+FIRST := $(filter-out 05_% 06_% $(QUIET),$(NOTEBOOKS))
 report: .venv/installed
 	@status=0; { quiet=0; $(PY) -m workbench run -q 05_grpo_docs_example -p comparisons=true || quiet=$$?; \
-	$(PY) -m workbench run -q $(filter 04_%,$(NOTEBOOKS)) || quiet=$$?; exit $$quiet; } & beside=$$!; \
+	$(PY) -m workbench run -q $(filter $(QUIET),$(NOTEBOOKS)) || quiet=$$?; exit $$quiet; } & beside=$$!; \
 	$(PY) -m workbench run $(FIRST) || status=$$?; \
 	wait $$beside || status=$$?; \
 	$(PY) -m workbench run $(filter 06_%,$(NOTEBOOKS)) || status=$$?; \

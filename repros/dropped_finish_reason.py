@@ -6,6 +6,7 @@ asks whether the last token is an EOS (trl/trainer/grpo_trainer.py:2302, 2490).
 Harm: with `generation_kwargs={"stop": [...]}` everything that stopped counts as clipped, and with mask_truncated_completions is
 masked. The length does not tell either: a completion may stop with the last token that it is allowed, or be cut earlier, by
 max_model_len.
+Met by: use_vllm=True with `stop` or `stop_token_ids` in generation_kwargs (GRPO, RLOO).
 Reported: huggingface/trl#2820, #3201; #5318 (`truncated` is False for all in the async worker).
 Patch: hand `finish_reason` on, and believe it.
 """

@@ -3,6 +3,7 @@
 Cause: `ids[-1]` of an empty list (trl/trainer/grpo_trainer.py:2302 and, with mask_truncated_completions, 2490 on 1.16.0).
 Harm: a rollout function whose environment fails before the model says anything, or a server that returns nothing for a prompt
 that fills its context, ends a run of days at that step.
+Met by: a rollout_func, or a server, that returns a completion without tokens (GRPO, RLOO).
 Reported: not found.
 Patch: a completion without tokens did not end by itself: it counts as truncated.
 """

@@ -5,6 +5,7 @@ Cause: the engine's seed is `accelerator.process_index // self.tensor_parallel_s
 with it, after the trainer seeded the process with its own.
 Harm: `seed=1`, `seed=2` and `seed=3` start from the same random numbers. What differs is the order of the data; where that
 is fixed (one prompt, shuffle_dataset=False) the first step is the same in all runs, and an error bar over seeds is too small.
+Met by: use_vllm=True with vllm_mode="colocate" (GRPO, RLOO, OnlineDPO).
 Reported: huggingface/trl#7040 (a pull request, closed).
 Patch: add args.seed.
 """

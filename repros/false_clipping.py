@@ -5,6 +5,7 @@ RLOO, rloo_trainer.py:1446). A stop string, or any stop that is not an EOS, is a
 Harm: `completions/clipped_ratio` is 1 and `mean_terminated_length` 0 for a run in which nothing was cut, so a user raises
 max_completion_length and pays for it; with mask_truncated_completions nothing is learned (masked_stopped_rows.py).
 dropped_finish_reason.py shows the same with vLLM's `stop`.
+Met by: any stop in generation_kwargs, or a rollout_func that stops at a text (GRPO, RLOO).
 Reported: huggingface/trl#2820 asks for stop strings; #7039 is its multi-EOS form.
 Patch: what ended before the limit was not cut by it. (What vLLM says itself is better: dropped_finish_reason.diff.)
 """

@@ -151,6 +151,10 @@ def page(data: dict) -> str:
         "apply a patch: `patch -p1 -d FOLDER < repros/patches/empty_completion.diff`, where FOLDER contains an unchanged",
         "`trl/`. Some patches change the same lines.",
         "",
+        "*Met by* are the settings that lead into a defect. Which of them yours meet:",
+        "",
+        "    workbench doctor --trl 1.8.0 --args FILE        # TRL's arguments as JSON or YAML, or a run's folder",
+        "",
         "| defect | reported | " + " | ".join(label for label, _ in columns) + " | patch |",
         "|---" * (len(columns) + 3) + "|",
     ]
@@ -174,8 +178,8 @@ def page(data: dict) -> str:
 
 
 def listed(name: str) -> str:
-    """A docstring as Markdown: its first line, and a list of cause, harm, reported and patch."""
-    return re.sub(r"^(Cause|Harm|Reported|Patch[^:]*): ", r"- **\1**: ", docstring(name), flags=re.MULTILINE)
+    """A docstring as Markdown: its first line, and a list of cause, harm, settings, reported and patch."""
+    return re.sub(r"^(Cause|Harm|Met by|Reported|Patch[^:]*): ", r"- **\1**: ", docstring(name), flags=re.MULTILINE)
 
 
 def issues(name: str) -> str:

@@ -5,6 +5,7 @@ rloo_trainer.py:1019; OnlineDPO, experimental/online_dpo/online_dpo_trainer.py:1
 first pad. `generate` makes them from the mask, so what is sampled and what is scored part.
 Harm: with GPT-2 the log-probability of a token depends on the length of the other prompts in its batch. On the random
 weights of this script by up to 2.3 nats, a ratio of 10. Rotary positions are relative: rounding alone.
+Met by: a model with learned positions, whatever the settings (GRPO, RLOO, OnlineDPO).
 Reported: huggingface/trl#6800, #6819 (OnlineDPO; 34 nats a sequence).
 Patch: position ids from the mask, for models whose forward takes them and that are given no images.
 """

@@ -5,6 +5,7 @@ the tokenizer alone (trl/trainer/grpo_trainer.py:408-416 and 1881 on 1.16.0), so
 with stay in the completion and in the loss.
 Harm: every row has the length of the longest; pads that were never sampled get the row's advantage. The longest row, which
 ended as asked, is counted as clipped (its last token is no EOS), the padded ones as ended.
+Met by: `eos_token_id` in generation_kwargs without vLLM (GRPO, RLOO).
 Reported: not found; huggingface/trl#7039 is its multi-EOS form.
 Patch: the ids of generation_kwargs end a completion too.
 """

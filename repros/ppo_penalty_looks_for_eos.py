@@ -4,6 +4,7 @@ Cause: the filter looks for the tokenizer's EOS, not for `self.stop_token_id` (t
 1.12.0, the last release with PPO), though its comment says "Ensure that the sample contains stop_token_id".
 Harm: with a stop id of one's own every completion is punished, whether it stopped or ran to the limit: the penalty, which
 is there to teach the policy to stop, teaches nothing, and drowns the reward.
+Met by: missing_eos_penalty with stop_token_id (PPO).
 Reported: huggingface/trl#3750, #5338.
 Patch (for 1.12.0): look for the stop id, where there is one.
 """

@@ -5,6 +5,7 @@ Cause: `stop_token` is None by default, and the trainer writes that None over th
 Harm: every row costs `response_length` forward passes: 5.6 times what the longest row needs on a small model (128 against
 23, 2.2 times the time of an update). The reward model scores the text behind the EOS. The saved policy has lost its EOS, so it
 does not stop where it is used either.
+Met by: no stop_token and no stop_token_id, the default (PPO).
 Reported: huggingface/trl#2387 (deliberate, after OpenAI's first code). `stop_token="eos"` helps since #2528.
 Patch (for 1.12.0): without a stop of the user's own, EOS is it.
 """

@@ -5,6 +5,7 @@ Cause: the trainer gave `generate` the tokenizer's `eos_token_id`, and cut compl
 (trl/trainer/grpo_trainer.py:408-416 on 1.16.0).
 Harm: completions run on behind their end of turn to the limit, in transformers; under vLLM, which stops there, they count as
 clipped: clipped_ratio 0.97 with Phi-3.5.
+Met by: a model with several EOS ids in its generation_config.json, whatever the settings (GRPO, RLOO).
 Reported: huggingface/trl#7039.
 Patch: none is needed from 1.14.2 on. patches/several_eos_ids.diff is for 1.12.0.
 """

@@ -1,4 +1,4 @@
-"""All eight notebooks from top to bottom, in the order of a user, with small parameters where the defaults take minutes.
+"""All notebooks from top to bottom, in the order of a user, with small parameters where the defaults take minutes.
 
 A broken cell fails here. Checks that only a longer training can pass are named; every other one has to hold.
 """
@@ -29,6 +29,9 @@ SMALL = {
     ),
     "06_curves_against_baselines": ("", ()),
     "07_audit_your_run": ("", ()),
+    "08_who_moved_the_ratio": ("steps=4 seeds=1 tokens=32", ()),
+    "09_is_the_sampler_the_policy": ("steps=4 seeds=1", ()),
+    "10_what_the_loss_is_divided_by": ("steps=3 seeds=1", ()),
 }
 
 

@@ -17,7 +17,9 @@ from workbench.runs.run import list_runs
 SECTIONS = (
     "Background|Parameters|By hand|One training|The experiment|Results|Against what is documented|Limitations|Use it"
 )
-STORIES = [path for path in NOTEBOOKS if path.stem[:2] in ("01", "02", "03", "04", "05")]  # of a published problem
+STORIES = [
+    path for path in NOTEBOOKS if path.stem[:2] in ("01", "02", "03", "04", "05", "08", "09", "10")
+]  # of a published problem
 FIRST = [("seed", "int", 0), ("out_dir", "str", ""), ("interactive", "bool", True)]
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)

@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "packaged": set(),
     "trl_release": {"errors"},
     "doctor": {"errors"},
+    "defects": BASE,
     "runs": {"errors"},
     "generation": {"errors"},
     "consistency": {"errors"},
@@ -38,7 +39,7 @@ MAY_IMPORT = {
     "batch": BASE | {"reports"},
     "claims": BASE | {"batch"},
     "new_notebook": BASE,
-    "cli": BASE | {"help_texts", "new_notebook", "doctor", "reports", "batch", "claims", "audit"},
+    "cli": BASE | {"help_texts", "new_notebook", "doctor", "defects", "reports", "batch", "claims", "audit"},
 }
 
 
@@ -171,13 +172,13 @@ MOST_LINES = {
     "workbench/recipes": 1070,
     "workbench/reports": 1950,
     "workbench/runs": 1960,
-    "workbench/studies": 630,
+    "workbench/studies": 810,
     "workbench/toys": 780,
     "workbench/training": 1870,
     "workbench/widgets": 900,
-    "workbench": 21710,
+    "workbench": 22200,
     "benchmarks": 5140,
-    "tests": 25990,
+    "tests": 26250,
 }
 
 

@@ -125,6 +125,10 @@ def mine(tmp_path, starter_folder):
                 "model": AutoModelForCausalLM.from_pretrained(resolve_model("starter-gpt2")),
                 "tokenizer": tokenizer,
             }
+        if number == "08":
+            ids = [tokenizer(text)["input_ids"] for text in dataset["prompt"][:2]]
+            columns = {"prompt_ids": ids, "completion_ids": [[5, 6]] * 2, "sampled_logprobs": [[-3.0, -4.0]] * 2}
+            return columns | {"model": AutoModelForCausalLM.from_pretrained(starter_folder)}
         if number == "06":
             return {"steps": range(1, 61), "runs": [[n / 100 + seed / 50 for n in range(60)] for seed in range(4)]}
         return common
@@ -138,6 +142,6 @@ def test_the_code_that_notebooks_end_with_runs(mine, tmp_path, monkeypatch):
     shown = {path.stem[:2]: code for path in NOTEBOOKS if (code := advice(path))}
     assert {"01", "02", "03", "04", "05", "06"} <= set(shown)
     for number, code in shown.items():
-        if number in ("00", "07", *([] if HAS_PPO else ["01"])):
+        if number in ("00", "07", "09", *([] if HAS_PPO else ["01"])):
             continue  # these watch a trainer, which has a test of its own; this TRL has no PPO
         exec(compile(code, f"notebook {number}", "exec"), mine(number))

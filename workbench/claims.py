@@ -22,6 +22,9 @@ ARTICLES = {
     "A2": "Position ids and padding ([OpenRLHF#217](https://github.com/OpenRLHF/OpenRLHF/issues/217))",
     "A3": f"Duplicate prompts ([trl#3045]({_ISSUE}/3045))",
     "A4": f"The documented GRPO example ([trl#3406]({_ISSUE}/3406))",
+    "A5": f"What the loss is divided by ([trl#5619]({_ISSUE}/5619), [trl#3452]({_ISSUE}/3452))",
+    "A6": f"What moves the ratio ([trl#4772]({_ISSUE}/4772), [trl#6789]({_ISSUE}/6789))",
+    "A7": f"Whether the sampler is the policy ([trl#5312]({_ISSUE}/5312))",
 }
 
 

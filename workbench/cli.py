@@ -200,7 +200,10 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("--json", action="store_true", help="one JSON object a run")
     audit.add_argument("--html", type=Path, metavar="FILE", help="a page with the same, which opens without a network")
 
-    command(_doctor, of_runs=False)
+    doctor = command(_doctor, of_runs=False)
+    doctor.add_argument("--trl", metavar="RELEASE", help="with --args: a release of TRL (default: the installed one)")
+    arguments = "TRL's arguments as JSON or YAML, or a run's folder: the known defects that these settings meet"
+    doctor.add_argument("--args", type=Path, metavar="FILE", dest="arguments", help=arguments)
     return parser
 
 
@@ -515,6 +518,13 @@ def _audit(args) -> int:
 
 def _doctor(args) -> int:
     from .doctor import examine
+
+    if args.arguments or args.trl:
+        from .defects import print_defects
+
+        if not args.arguments:
+            raise ParameterError("--trl: which settings? Give them with --args FILE")
+        return print_defects(args.trl, args.arguments)
 
     findings = sorted(examine(), key=lambda finding: ("error", "warning", "ok").index(finding.verdict))
     for finding in findings:

@@ -73,9 +73,10 @@ COMMANDS = {
         "outputs/checkpoint-500 --stop '</answer>'",
     ),
     "doctor": Help(
-        "check the environment: versions, back ends, hardware",
+        "check the environment, or which known defects of TRL some settings meet",
         "Compares what is installed with what the workbench takes, and says which back ends can "
-        "run here. The exit code is 1 where something is wrong.",
-        "",
+        "run here. With --args FILE instead: which known defects of a release of TRL these settings meet. The exit code "
+        "is 1 where something is wrong, or a defect is met.",
+        "--trl 1.8.0 --args grpo.yaml",
     ),
 }

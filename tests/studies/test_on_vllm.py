@@ -91,3 +91,19 @@ def test_a_request_a_row_is_asked_of_vllm_or_where_generation_is_shared_one_a_pr
         assert steps["vllm/requests"] == (asked if name == "workbench, shared" else [32, 32]), name
     tokens = {name: sum(steps["vllm/prompt_tokens"]) for name, steps in result["metrics"].items()}
     assert tokens["workbench, shared"] < 0.3 * tokens["workbench, seed"]
+
+
+@pytest.mark.parametrize("name, behind", [("LateBy0", [0, 0]), ("LateBy1", [1, 1]), ("NeverSynced", [2, 3])])
+def test_the_proof_says_how_old_the_weights_of_a_late_engine_are(result, name, behind):
+    seen = result["samplers"][name]
+    assert seen["sampler/steps_behind"][2:] == behind
+    late = [apart > 2e-4 for apart in seen["sampler/difference"]]
+    assert late == [name != "LateBy0" and step > 0 for step in range(4)]
+
+
+def test_log_probs_before_the_temperature_are_other_ones_and_the_correction_leaves_rows_out(result):
+    raw, right = result["samplers"]["RawLogprobsGRPOTrainer"], result["samplers"]["LateBy0"]
+    name = "sampling/sampling_logp_difference/mean"
+    assert min(raw[name]) > 0.01 and max(right[name]) < 1e-3
+    assert max(right["ratio/masked"]) == 0 and all(w == pytest.approx(1, abs=1e-2) for w in right["ratio/weight"])
+    assert min(abs(w - 1) for w in raw["ratio/weight"]) > 1e-2

@@ -49,14 +49,14 @@ class ObservedGRPOTrainer(trl.GRPOTrainer):
     It also logs `vllm/requests` and `vllm/prompt_tokens`, as the workbench's trainer does.
 
     Args:
-        stops: that the engine was given through `generation_kwargs`.
+        stops: that the engine was given through `generation_kwargs`; None for every EOS.
         record_dir: run folder.
         *args, **kwargs: TRL's.
     """
 
-    def __init__(self, *args, stops: StopSpec, record_dir, **kwargs):
+    def __init__(self, *args, stops: StopSpec | None = None, record_dir, **kwargs):
         super().__init__(*args, **kwargs)
-        self._rule = StopRule(stops, self._tokenizer, self.model.generation_config)
+        self._rule = StopRule(stops or StopSpec(), self._tokenizer, self.model.generation_config)
         if self.use_vllm:
             install_cpu_sync(self, self.args.output_dir)
             hook_requests(self.vllm_generation, self._count)

@@ -1,0 +1,117 @@
+"""Stock GRPO on vLLM whose sampler is not quite the policy: other log-probs, or weights that come late or never."""
+
+import contextlib
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from ..diagnostics.sampler_probe import probe_sampler
+from ..training.engine import generation_of, hook_sync
+from .arms import ObservedGRPOTrainer
+from .engines import shared_engine
+
+
+@contextlib.contextmanager
+def logprobs_of(llm: Any, mode: str) -> Iterator[None]:
+    """While open, an engine of vLLM in this process gives the log-probs of another `logprobs_mode` than it was started with.
+
+    Args:
+        llm: `vllm.LLM`, in this process.
+        mode: `processed_logprobs`, of what was sampled from, which TRL asks for; `raw_logprobs`, vLLM's default, before
+            temperature, top-k and top-p.
+    """
+    sampler = llm.llm_engine.model_executor.driver_worker.model_runner.sampler
+    with contextlib.ExitStack() as stack:
+        for part in (sampler, sampler.topk_topp_sampler):
+            stack.enter_context(mock.patch.object(part, "logprobs_mode", mode))
+        yield
+
+
+def engine_in(dtype: str, path: str, folder: Path) -> Any:
+    """An engine of a model in another dtype, kept for the life of the process like `shared_engine`'s.
+
+    Args:
+        dtype: such as `bfloat16`.
+        path: the model's folder.
+        folder: for a copy of it: engines are shared by path.
+    """
+    shutil.copytree(path, folder, dirs_exist_ok=True)
+    return shared_engine(str(folder), dtype=dtype, max_model_len=256, logprobs_mode="processed_logprobs")
+
+
+class RatioGRPOTrainer(ObservedGRPOTrainer):
+    """Stock GRPO that logs what its importance-sampling correction does, which TRL's own metrics leave out.
+
+    Logs, of the rows of a step: `ratio/masked`, the share whose weight the correction sets to 0, and `ratio/weight`, the mean
+    weight that is left. The engine is asked for the log-probs that TRL takes, whatever it was started with.
+    """
+
+    logprobs_mode = "processed_logprobs"
+
+    def _generate(self, prompts: list):
+        with logprobs_of(self.vllm_generation.llm, self.logprobs_mode):
+            return super()._generate(prompts)
+
+    def _generate_and_score_completions(self, inputs: list):
+        output = super()._generate_and_score_completions(inputs)
+        if (ratio := output.get("importance_sampling_ratio")) is not None:
+            metrics = self._metrics["train" if self.model.training else "eval"]
+            metrics["ratio/masked"].append(float((ratio == 0).float().mean()))
+            metrics["ratio/weight"].append(float(ratio.mean()))
+        return output
+
+
+class RawLogprobsGRPOTrainer(RatioGRPOTrainer):
+    """The same with the log-probs that `vllm serve` gives by default: before temperature, top-k and top-p."""
+
+    logprobs_mode = "raw_logprobs"
+
+
+def late_by(updates: int | None) -> type[RatioGRPOTrainer]:
+    """Stock GRPO whose engine samples with the weights of so many updates ago.
+
+    Args:
+        updates: how late; 0 for in time, None for never: the engine keeps the weights of the first sync.
+
+    Returns:
+        A trainer's class, with the sampler's proof attached.
+
+    Example:
+        >>> late_by(2).__name__, late_by(None).__name__
+        ('LateBy2', 'NeverSynced')
+    """
+    name = "NeverSynced" if updates is None else f"LateBy{updates}"
+    return type(name, (_LateGRPOTrainer,), {"updates": updates, "__doc__": late_by.__doc__})
+
+
+class _LateGRPOTrainer(RatioGRPOTrainer):
+    updates: int | None = 0
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._sent: deque[list[torch.Tensor]] = deque()
+        hook_sync(generation_of(self), self._send)
+        probe_sampler(self, every=1)
+
+    def _send(self, original: Callable[[], None]) -> None:
+        """Sync as TRL does, while the policy has its weights of then."""
+        now = [parameter.detach().clone() for parameter in self.model.parameters()]
+        if self.updates is not None or not self._sent:
+            self._sent.append(now)
+        if self.updates is not None and len(self._sent) > self.updates + 1:
+            self._sent.popleft()
+        self._put(self._sent[0])
+        try:
+            original()
+        finally:
+            self._put(now)
+
+    @torch.no_grad()
+    def _put(self, weights: list[torch.Tensor]) -> None:
+        for parameter, value in zip(self.model.parameters(), weights, strict=True):
+            parameter.copy_(value)
