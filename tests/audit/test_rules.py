@@ -609,3 +609,7 @@ def test_cut_rows_that_count_as_no_token_make_no_clipping_false():
     share, terminated = np.tile([0.25, 0.5, 0.75], 20), np.tile([80.0, 120.0, 100.0], 20)
     lengths = {"mean_length": (1 - share) * terminated, "max_length": 200.0, "mean_terminated_length": terminated}
     assert rules_clipping.false_clipping(log(clipped_ratio=share, **lengths, facts=LIMIT)).verdict != "found"
+
+
+def test_a_reward_stuck_at_0_is_no_documented_run_though_some_of_those_are_stuck_there_too():
+    assert rules_data.documented_run(log(49, reward=np.zeros(49))).verdict == "not found"

@@ -6,6 +6,7 @@ from functools import cache
 import numpy as np
 
 from ..curves.documented import Baseline, list_baselines, load_baseline
+from ..curves.verdicts import DISTINCT
 from ..logs.log import Log
 from ..logs.names import canonical
 from .finding import FOUND, INFORMATION, PROBLEM, WARNING, Finding, absent, unknown
@@ -144,7 +145,7 @@ def documented_run(log: Log) -> Finding:
     """Whether the numbers are those of a run that somebody has published: information, it is that run, or a copy of its log.
 
     How: the points of each curve in `data/baselines`, which are means over some steps, against the same means of the log: 8
-    points and more, not all of one value, of which 95% agree in three digits.
+    points and more, of which 95% agree in three digits, with 5 values among them: a reward stuck at 0 is alike in every run.
     Wrong where: a run was repeated with the same seed and software, and gave the same numbers.
     """
     rule, steps = "documented-run", log.steps["step"].to_numpy()
@@ -158,7 +159,8 @@ def documented_run(log: Log) -> Finding:
             means = np.array([of_point.mean() if len(of_point) else np.nan for of_point in near])
             there = ~np.isnan(means)
             same = np.isclose(means[there], curve.y[there], rtol=1e-3, atol=1e-4 * np.nanstd(curve.y))
-            if there.sum() >= 8 and same.mean() >= 0.95:
+            values_alike = len(np.unique(np.round(means[there][same], 6)))
+            if there.sum() >= 8 and same.mean() >= 0.95 and values_alike >= DISTINCT:
                 return Finding(
                     rule,
                     FOUND,
