@@ -130,7 +130,10 @@ def mine(tmp_path, starter_folder):
             columns = {"prompt_ids": ids, "completion_ids": [[5, 6]] * 2, "sampled_logprobs": [[-3.0, -4.0]] * 2}
             return columns | {"model": AutoModelForCausalLM.from_pretrained(starter_folder)}
         if number == "06":
-            return {"steps": range(1, 61), "runs": [[n / 100 + seed / 50 for n in range(60)] for seed in range(4)]}
+            (tmp_path / "outputs/checkpoint-250").mkdir(parents=True)  # where TRL leaves its log
+            log = [{"step": n, "reward": n / 100, "completion_length": 200.0} for n in range(1, 251)]
+            (tmp_path / "outputs/checkpoint-250/trainer_state.json").write_text(json.dumps({"log_history": log}))
+            return {}
         return common
 
     return of

@@ -79,7 +79,7 @@ class Lab:
         page.on("request", lambda r: None if LOOPBACK.match(r.url) else self.foreign.append(r.url))
         page.on("websocket", lambda w: None if LOOPBACK.match(w.url) else self.foreign.append(w.url))
         page.on("pageerror", lambda e: self.errors.append(str(e)))
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(240_000)
 
     def open(self, notebook: str) -> None:
         """Open a notebook alone and wait until its kernel is idle: pressed earlier, Run All would ask for a kernel."""
