@@ -257,7 +257,7 @@ def test_where_no_tokens_were_recorded_the_stop_in_the_text_is_marked_and_what_a
     assert visit.page.locator(".card .text.masked [data-use=s]").all_text_contents() == ["</s>"] * 2
     assert visit.page.locator(".card .chip.fault").count() == 0
     assert visit.page.inner_text("#shared").startswith("All 2 completions: masked as truncated")
-    assert visit.page.inner_text("#course").startswith("Of all completions: 100% left out of the loss")
+    assert visit.page.inner_text("#course").startswith("Of all completions: 100% masked as truncated")
     visit.check()
 
 
