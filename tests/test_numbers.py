@@ -18,7 +18,7 @@ import workbench
 from workbench.generation.preflight import NEWEST, OLDEST
 
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-NAMES += ["thirteen", "fourteen", "fifteen", "sixteen"]
+NAMES += ["thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"]
 N = rf"(\d[\d,]*(?:\.\d+)?(?:e-?\d+)?|{'|'.join(NAMES)})"
 DEFECTS = json.loads((ROOT / "data" / "defects.json").read_text())["results"]
 CORPUS = json.loads((ROOT / "tests" / "audit" / "corpus" / "manifest.json").read_text())

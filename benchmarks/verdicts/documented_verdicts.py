@@ -262,7 +262,7 @@ def page(result: dict) -> list[str]:
         "## `best_of_k`: is the headline more than luck?",
         "",
         "Where no checkpoint is better (0), `above` is wrong. Where one is, it is right: on 30 items a checkpoint has to be",
-        "much better to be told from luck.",
+        "much better to be distinguished from luck.",
         "",
         *_rates(result["headlines"], (v.BY_CHANCE, v.NOT_CHANCE), ("checkpoints", "items", "better by")),
         "",

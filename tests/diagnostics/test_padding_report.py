@@ -163,7 +163,7 @@ def test_the_report_sees_the_hook_at_work():
     model = tiny("gpt2")
     with with_position_ids(model):
         report = padding_report(model, None, TEXTS, dtypes=["float32"])
-    assert report.kind == ROUNDING and any("is at work" in note for note in report.notes)
+    assert report.kind == ROUNDING and any("hook of with_position_ids" in note for note in report.notes)
     assert padding_report(model, None, TEXTS, dtypes=["float32"]).kind == NEEDS_POSITIONS
 
 

@@ -163,6 +163,7 @@ class Engine(NBClientEngine):
             nb_man,
             kernel_name=kernel_name,
             startup_timeout=start_timeout,
+            iopub_timeout=start_timeout,  # 4 seconds by default: a cell's last output may take longer on a busy node
             timeout=timeout,
             kernel_manager_class=_Kernel if ours else AsyncKernelManager,
             extra_arguments=_kernel_arguments(folders),

@@ -194,7 +194,7 @@ def gap(train: Curve, test: Curve, level: float = 0.95) -> Verdict:
     - inconclusive: neither, or fewer than 12 evaluations. Not comparable: other units, or a range without ends.
 
     The training score at an evaluation is its mean since the one before. Sampling differs between the two, often: a
-    difference of less than a tenth is not told.
+    difference of less than a tenth is not detected.
 
     Example:
         >>> steps, up = range(10, 410, 10), np.linspace(0.4, 0.9, 40)
@@ -281,7 +281,7 @@ def place(one: Curve, others: Sequence[Curve], level: float = 0.95) -> Verdict:
 def peers(like: Baseline, runs: Iterable[Baseline]) -> list[Baseline]:
     """The documented runs that one of the recipe of `like` stands among: of its recipe, or else of its task, in its unit.
 
-    `like` is one of them. A run under whose table several models stand is not told from the others here.
+    `like` is one of them. A run under whose table several models stand is not separated from the others here.
     """
     same = [run for run in runs if "reward" in run.curves and run.reward["unit"] == like.reward["unit"]]
     same = [run for run in same if run.task == like.task]
