@@ -8,7 +8,7 @@ from workbench.widgets.run_comparer import compare_runs
 
 def test_the_comparer_draws_what_is_chosen_and_says_what_is_left_out(tmp_path):
     runs = [write_run(tmp_path, "a", metrics=METRICS), write_run(tmp_path, "b", state="failed")]
-    documented = [load_baseline(name) for name in list_baselines()]
+    documented = [load_baseline(name) for name in list_baselines()[:6]]
     explorer = run_comparer(runs, documented, tolerance=5.0, unit="characters", high=0.0)
     assert "05_grpo_docs_example/b: failed" in explorer.result.value
     for box in explorer.controls["documented"].boxes:
