@@ -94,7 +94,7 @@ def test_an_empty_folder_named_vllm_is_no_vllm(monkeypatch):
 def test_everything_is_imported_at_once_but_ppo_where_trl_has_none():
     code = """
 from workbench import *
-print(*({"GRPOTrainer", "PPOTrainer", "train_ppo"} & globals().keys()))
+print(*({"GRPOTrainer", "PPOTrainer"} & globals().keys()))
 """
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert set(process.stdout.split()) == {"GRPOTrainer"} | ({"PPOTrainer", "train_ppo"} if HAS_PPO else set())
+    assert set(process.stdout.split()) == {"GRPOTrainer"} | ({"PPOTrainer"} if HAS_PPO else set())
