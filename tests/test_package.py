@@ -178,7 +178,7 @@ MOST_LINES = {
     "workbench/widgets": 900,
     "workbench": 22200,
     "benchmarks": 5140,
-    "tests": 26250,
+    "tests": 26260,
 }
 
 

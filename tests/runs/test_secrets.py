@@ -110,3 +110,8 @@ def test_a_usual_secret_goes_in_any_spelling_of_its_name_and_twice_is_once(text)
 )  # fmt: skip
 def test_words_that_are_like_names_of_secrets_stay(text):
     assert hide_tokens(text) == text
+
+
+def test_a_value_that_ends_in_an_equals_sign_is_no_annotation():
+    assert hide_tokens("HF_TOKEN: qaaaaaaaa7=0") == "HF_TOKEN: [token]"
+    assert hide_tokens('HF_TOKEN: str | None = "qaaaaaaaa7"') == 'HF_TOKEN: str | None = "[token]"'

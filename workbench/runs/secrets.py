@@ -62,7 +62,8 @@ _QUOTED = (
 )
 _ASSIGNED = re.compile(
     rf"(?P<before>{_SECRET_NAME}\\{{0,3}}[\"']?"
-    r"(?:\]?\s{0,4}(?::\s{0,4}[A-Za-z_][\w.\[\] |]{0,40}=|[=:])\s{0,4}|\s{0,4}\n[ \t]{0,40}[\"']?value[\"']?:\s{0,4}|>(?!\s))"
+    r"(?:\]?\s{0,4}(?::\s{0,4}(?:typing\.)?(?:str|bytes|Any|Final|Optional|SecretStr)\b[\w.\[\] |]{0,40}=|[=:])\s{0,4}"
+    r"|\s{0,4}\n[ \t]{0,40}[\"']?value[\"']?:\s{0,4}|>(?!\s))"
     r"(?:(?i:basic|token|bearer|apikey|negotiate)\s{1,4})?"
     r"|(?<![\w-])--(?i:[a-z-]{0,40}(?:token|api-key|secret|password))\s{1,4}"
     rf"|%(?:set_)?env\s{{1,4}}\w{{0,60}}?{_SECRET_NAME}[\s=]{{1,4}})"
