@@ -114,4 +114,5 @@ def test_words_that_are_like_names_of_secrets_stay(text):
 
 def test_a_value_that_ends_in_an_equals_sign_is_no_annotation():
     assert hide_tokens("HF_TOKEN: qaaaaaaaa7=0") == "HF_TOKEN: [token]"
+    assert hide_tokens("--api-key = qaaaaaaaa7") == "--api-key = [token]"
     assert hide_tokens('HF_TOKEN: str | None = "qaaaaaaaa7"') == 'HF_TOKEN: str | None = "[token]"'

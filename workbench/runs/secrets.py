@@ -65,7 +65,7 @@ _ASSIGNED = re.compile(
     r"(?:\]?\s{0,4}(?::\s{0,4}(?:typing\.)?(?:str|bytes|Any|Final|Optional|SecretStr)\b[\w.\[\] |]{0,40}=|[=:])\s{0,4}"
     r"|\s{0,4}\n[ \t]{0,40}[\"']?value[\"']?:\s{0,4}|>(?!\s))"
     r"(?:(?i:basic|token|bearer|apikey|negotiate)\s{1,4})?"
-    r"|(?<![\w-])--(?i:[a-z-]{0,40}(?:token|api-key|secret|password))\s{1,4}"
+    r"|(?<![\w-])--(?i:[a-z-]{0,40}(?:token|api-key|secret|password))(?:\s{0,4}=\s{0,4}|\s{1,4})"
     rf"|%(?:set_)?env\s{{1,4}}\w{{0,60}}?{_SECRET_NAME}[\s=]{{1,4}})"
     rf"(?:{_OPENS}{_QUOTED}|(?P<bare>[^\s\"'<>,;&)\]}}\x1b]{{1,5000}}))"
     # Between a name and its value in code: `getenv("KEY") or "value"`, `("password", "value")`
