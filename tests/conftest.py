@@ -20,6 +20,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 import contextlib
 import json
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -41,6 +42,10 @@ from whole_run import (  # noqa: F401  # hooks of pytest
 )
 
 import workbench.training  # before TRL, which imports vLLM otherwise
+
+# Where the tests run in the background of a shell's script, Ctrl-C is ignored, and their processes would inherit that.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("workbench", deadline=None)  # no test is about time, least of all on a busy machine
 settings.load_profile("workbench")
@@ -66,9 +71,9 @@ def pytest_configure(config) -> None:
 def pytest_collection_modifyitems(items) -> None:
     """Of tests for each trainer, those of PPO are skipped where the installed TRL has none: from 1.13 on."""
     whole_run.order(items)
-    for item in items:  # of what Llama, Qwen and vision models need, GRPO stands for the others from day to day
+    for item in items:  # of the configurations, GRPO stands for the other trainers from day to day
         kind = getattr(getattr(item, "callspec", None), "params", {}).get("kind", "GRPO")
-        if item.path.stem.startswith("test_configurations_of_") and kind != "GRPO":
+        if item.path.stem.startswith("test_configurations") and kind != "GRPO" and not HAS_PPO:
             item.add_marker("rare")
     for item in items if not HAS_PPO else ():
         params = getattr(getattr(item, "callspec", None), "params", {})
@@ -182,7 +187,7 @@ def starter_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def example_run(starter_folder, tmp_path_factory):
-    """The documented example on the starter, 80 steps through the command line: `(run, finished process)`.
+    """The documented example on the starter, 8 steps through the command line: `(run, finished process)`.
 
     The workers of a run of the tests share it; nobody changes it.
     """
@@ -192,7 +197,7 @@ def example_run(starter_folder, tmp_path_factory):
     shared = (shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared) / "example"
     with FileLock(f"{shared}.lock"):
         if not (shared / "process").is_file():
-            arguments = ("-p", "steps=80", "-p", "seed=1", "--runs-dir", shared / "runs")
+            arguments = ("-p", "steps=8", "-p", "seeds=1", "--runs-dir", shared / "runs")
             process = workbench("run", "05_grpo_docs_example", *arguments)
             (shared / "process").write_bytes(pickle.dumps(process))
     return list_runs(shared / "runs")[0], pickle.loads((shared / "process").read_bytes())
@@ -205,6 +210,13 @@ interactive: bool = True  # widgets or static twins
 steps: int = 3  # optimizer steps; 1..100"""
 SETUP = 'from workbench import Result, open_run, save_result\nrun = open_run("hand_made", out_dir, {"steps": steps})'
 SAVE = 'save_result(run, [Result("it ran", True)], {"steps": steps})'
+
+
+# A cell that trains for 16 steps, to be interrupted: an import, and no experiment around it.
+TRAINS = """\
+from workbench import length_reward, make_recipe, train_grpo
+recipe = make_recipe("starter", max_steps=16, per_device_train_batch_size=8, num_generations=4)
+train_grpo(recipe, reward_funcs=length_reward(), record_dir=run.path)"""
 
 
 def write_notebook(path: Path, *cells: str, parameters: str = PARAMETERS, setup: str = SETUP, save: str = SAVE) -> Path:

@@ -10,8 +10,10 @@ from conftest import NOTEBOOKS, ROOT, workbench
 from notebook_shape import code_cells, shape
 from write_outputs import MOST_BYTES, code_hash, with_outputs
 
+from workbench import length_reward, load_baseline, make_recipe, train_grpo
+from workbench.curves.compare import SAME, of_control
 from workbench.runs.results import results_of
-from workbench.runs.run import list_runs
+from workbench.runs.run import Run, list_runs
 
 # What a reader meets, in this order; the deciding figure stands in the first code cell.
 SECTIONS = (
@@ -166,28 +168,26 @@ def outputs(run) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_documented_example_rises_from_below_minus_20_to_above_minus_6(example_run):
-    run, process = example_run
-    assert process.returncode == 0, process.stderr
-    assert run.status["state"] == "done"
-    checks = [r for r in results_of(run.result) if not r.claim and not r.reason.startswith("other weights")]
-    assert {r.verdict for r in checks} == {"passed", "skipped"}
-    assert {r.reason for r in checks if r.verdict == "skipped"} == {"comparisons=False"}
-    assert run.result["numbers"]["first"] < -20
-    assert -6 < run.result["headline"]["value"] <= 0
-    assert len(run.metrics) == 80
+def test_the_documented_example_rises_as_one_more_of_the_recorded_seeds(starter_folder, tmp_path):
+    train_grpo(make_recipe("starter", seed=1), reward_funcs=length_reward(), record_dir=tmp_path)
+    run = Run(tmp_path)
+    rewards = run.metrics["reward"]
+    assert len(rewards) == 80 and rewards.head(3).mean() < -20 and -6 < rewards.tail(20).mean() <= 0
+    assert of_control(run, load_baseline("workbench-starter-docs-example")).verdict == SAME
 
 
 @pytest.mark.slow
 def test_the_output_of_training_comes_while_it_trains(example_run):
     """The log has the notebook's own lines, on stderr as well as in the run's folder."""
     run, process = example_run
-    lines = re.findall(r"^step \d+/80 .*reward", (run.path / "log.txt").read_text(), re.M)
-    assert len(lines) == 10
+    assert process.returncode == 0, process.stderr
+    lines = re.findall(r"^step \d+/8 .*reward", (run.path / "log.txt").read_text(), re.M)
+    assert len(lines) == 8
     assert lines[0] in process.stderr
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_curves_against_baselines_works_without_any_run_and_says_so(tmp_path):
     process = workbench("run", "06_curves_against_baselines", "--runs-dir", tmp_path)
     assert process.returncode == 0, process.stderr
@@ -198,20 +198,10 @@ def test_curves_against_baselines_works_without_any_run_and_says_so(tmp_path):
 
 
 @pytest.mark.slow
-def test_curves_against_baselines_draws_the_measured_runs(example_run, tmp_path):
-    runs_dir = example_run[0].path.parents[1]
-    process = workbench("run", "06_curves_against_baselines", "-p", f"runs_dir={runs_dir}", "--runs-dir", tmp_path)
-    assert process.returncode == 0, process.stderr
-    (run,) = list_runs(tmp_path)
-    assert {r.verdict for r in results_of(run.result)} <= {"passed", "skipped"}
-    assert any("workbench-starter-docs-example" in cell and "metric" in cell for cell in outputs(run))
-
-
-@pytest.mark.slow
-def test_curves_against_baselines_places_a_log_and_names_what_it_cannot_use(tmp_path):
+def test_curves_against_baselines_places_a_log_draws_a_run_and_names_what_it_cannot_use(example_run, tmp_path):
     log = ROOT / "tests" / "data" / "documented" / "imjonezz-llama3.1-8b-gsm8k-grpo.csv"
     (tmp_path / "damaged.json").write_text('{"log_history": [')
-    chosen = f"run={log};{tmp_path / 'damaged.json'}"
+    chosen = f"run={log};{example_run[0].path};{tmp_path / 'damaged.json'}"
     command = ["-p", chosen, "-p", "like=unsloth-llama3.1-8b-gsm8k-grpo", "--runs-dir", tmp_path / "runs"]
     process = workbench("run", "06_curves_against_baselines", *command)
     assert process.returncode == 0, process.stderr

@@ -116,6 +116,7 @@ def test_a_watched_training_on_vllm_is_the_same_and_its_record_has_the_engine_s_
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_processes_whose_engine_fails_in_one_of_them_end_the_probing_together(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command += [str(HELPERS / "probe_in_two_processes.py"), str(tmp_path)]

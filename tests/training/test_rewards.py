@@ -69,7 +69,7 @@ def test_a_wrong_argument_is_named(make, name):
         make()
 
 
-def test_a_function_is_told_from_another_in_every_process_alike():
+def test_a_function_is_told_from_another_in_every_process_alike(capsys):
     code = (
         "from functools import partial\n"
         "from workbench.training.rewards import describe_reward\n"
@@ -77,17 +77,16 @@ def test_a_function_is_told_from_another_in_every_process_alike():
         "    return [float(c in {'yes', 'no', 'maybe'} and c in words) for c in completions]\n"
         "print(describe_reward(fits)['code'], describe_reward(partial(fits, words=('a',)))['code'])"
     )
-    said = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(said) == 1 and len(set(said.pop().split())) == 2
+    there = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONHASHSEED": "1"},  # sets are in another order there
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    exec(code, {"__name__": "__main__"})
+    said = capsys.readouterr().out
+    assert there.stdout == said and len(set(said.split())) == 2
 
 
 SOURCE = """

@@ -528,6 +528,7 @@ def test_conversational_reward_functions_see_the_marker_when_it_is_kept(kind, ke
     assert completion_metrics(got)["clipped_ratio"] == pytest.approx(cut(got, (CLOSE, EOS)))
 
 
+@pytest.mark.rare  # test_main.py has two processes every day
 def test_two_processes_end_together_log_once_and_record_every_row_once(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command = [*command, str(SCRIPT), str(tmp_path)]

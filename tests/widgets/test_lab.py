@@ -108,6 +108,7 @@ def test_a_control_moved_by_keyboard_changes_the_result_and_leaves_the_notebook_
     assert lab.page.evaluate("document.activeElement.labels[0].innerText") == "padding side"
 
 
+@pytest.mark.rare
 def test_a_box_ticked_off_by_keyboard_takes_a_documented_run_out_of_the_comparison(lab, folder):
     lab.open(copy_notebook("06", folder, last="run_comparer("))
     lab.run_all()
