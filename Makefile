@@ -11,55 +11,55 @@ install: .venv/installed
 .venv/installed: pyproject.toml $(addprefix requirements/,install.sh pins.txt constraints.txt overrides.txt ppo.txt)
 	@requirements/install.sh
 
-# Two at a time, about as long each: 05 with its comparisons and then three more, quietly, beside the others; 06 reads what all left.
+# Two groups run at the same time and take about as long: 05 with its comparisons and the three of QUIET, and FIRST. 06 reads what they left.
 QUIET := 04_% 09_% 10_%
 FIRST := $(filter-out 05_% 06_% $(QUIET),$(NOTEBOOKS))
 report: .venv/installed
 	@status=0; { quiet=0; $(PY) -m workbench run -q 05_grpo_docs_example -p comparisons=true || quiet=$$?; \
-	$(PY) -m workbench run -q $(filter $(QUIET),$(NOTEBOOKS)) || quiet=$$?; exit $$quiet; } & beside=$$!; \
+	$(PY) -m workbench run -q $(filter $(QUIET),$(NOTEBOOKS)) || quiet=$$?; exit $$quiet; } & second=$$!; \
 	$(PY) -m workbench run $(FIRST) || status=$$?; \
-	wait $$beside || status=$$?; \
+	wait $$second || status=$$?; \
 	$(PY) -m workbench run $(filter 06_%,$(NOTEBOOKS)) || status=$$?; \
 	$(PY) -m workbench report && $(PY) -m workbench status && exit $$status
 
-# What one runs before a commit. The package beside tests/: the examples of its docstrings are tests too.
-# One pytest of several workers; the longest files first, all that needs vLLM on one worker (tests/helpers/whole_run.py).
+# To run before a commit. workbench/ is there because the examples in its docstrings are tests too.
+# One pytest with several workers: the longest files first, all tests that need vLLM on one worker (tests/helpers/whole_run.py).
 PYTEST_ALL = $(PY) -m pytest -n $(TEST_JOBS) --dist loadfile --ignore=tests/helpers
 test: .venv/installed
 	$(PYTEST_ALL) -m "not rare" --doctest-modules tests workbench $(PYTEST)
 	$(MAKE) test-ppo
 
-# PPO left TRL after this release, which is a folder on the path.
+# The last release with PPO. It is a folder on the path.
 OLDEST := $(shell sed -n 's/^trl==//p' requirements/ppo.txt)
 WITH_PPO = PYTHONPATH=$(CURDIR)/.venv/lanes/trl-$(OLDEST) $(PYTEST_ALL)
 test-ppo: .venv/installed
 	$(WITH_PPO) -m "not rare" -k "ppo or PPO or what_is_tested" --doctest-modules tests/recipes tests/runs tests/studies tests/training workbench/recipes workbench/studies $(PYTEST)
 
-# All there is: also what is long and changes seldom, the other releases of TRL, the lowest of the rest.
+# All tests: also those marked rare, other releases of TRL, and the lowest releases of everything else.
 test-all: test test-rare test-lanes
 test-rare: .venv/installed
 	$(PYTEST_ALL) -m rare tests $(PYTEST)
 
-# The quick half on the oldest TRL and on the lowest releases of everything.
+# The tests that are not slow, on the oldest TRL and on the lowest releases of everything.
 test-lanes:
 	$(MAKE) test-oldest PYTEST='-q -m "not slow" $(PYTEST)'
 	CI= $(MAKE) test-lowest  # which has no vLLM
 
-# The loop of somebody who edits: what starts no model. The folders left out import TRL, which takes longer than all of these.
+# To run while you edit: the tests that start no model. The folders left out import TRL, which takes longer than all of these.
 check: lint
 	$(PYTEST_ALL) -q -m "not slow" --durations=0 --durations-min=1 tests $(addprefix --ignore=tests/,training diagnostics recipes studies audit/test_live.py) $(PYTEST)
 
-# What each file takes, by which the next run is ordered: tests/durations.json. On an idle machine.
+# Measures how long each file takes, on an idle machine. The next run is ordered by the result, tests/durations.json.
 durations: .venv/installed
 	$(PYTEST_ALL) --doctest-modules --record-durations tests workbench $(PYTEST)
 
-# TRL is pure python: another release is a folder on the path. To try a new one, add it to LANES. 1.15.0 is left out: its loss
-# calls a Triton kernel on any device, so that it trains on GPUs alone (there: make lanes LANES=1.15.0); 1.16.0 asks first.
+# TRL is pure Python, so another release is a folder on the path. To try a new one, add it to LANES. 1.15.0 is left out: its loss
+# calls a Triton kernel on any device, so it trains on GPUs only (there: make lanes LANES=1.15.0). 1.16.0 checks the device first.
 LANES := 1.13.0 1.14.2
 .venv/lanes/trl-%: | .venv/installed
 	$(PY) -m pip install --quiet --no-deps --upgrade --target $@ trl==$*
 
-# Everything that rests on TRL, on the oldest release that the library takes.
+# Everything that uses TRL, on the oldest release that the library supports.
 test-oldest: .venv/installed
 	$(WITH_PPO) tests/training tests/generation tests/consistency tests/diagnostics tests/recipes \
 	tests/studies tests/toys tests/test_notebook_runs.py $(PYTEST)
@@ -70,7 +70,7 @@ lanes: $(LANES:%=.venv/lanes/trl-%)
 	tests/training/test_stopping.py tests/training/test_positions.py tests/training/test_groups.py \
 	tests/training/test_groups_on_vllm.py $(PYTEST) || status=$$?; done; exit $$status
 
-# The lowest releases that pyproject.toml allows, beside the same torch and without vLLM, which takes no transformers 4 from 0.24 on.
+# The lowest releases that pyproject.toml allows, with the same torch. vLLM is left out: from 0.24 on it accepts no transformers 4.
 .venv/lanes/lowest: requirements/lowest.txt | .venv/installed
 	rm -rf $@ && $(PY) -m venv $@
 	ln -s $(CURDIR)/.venv/lib/python3*/site-packages/torch* $(CURDIR)/.venv/lib/python3*/site-packages/functorch $@/lib/python3*/site-packages/
@@ -90,14 +90,14 @@ lab: .venv/installed
 lint: .venv/installed
 	$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy
 
-# What needs no GPU and no downloaded weights.
+# The benchmarks that need no GPU and no downloaded weights.
 BENCHMARKS := $(subst /,.,$(basename $(filter-out benchmarks/cost/gpu.py,$(wildcard benchmarks/cost/*.py)))) \
 	$(addprefix benchmarks.verdicts.,attribution audit error_rates)
 
 bench: .venv/installed
 	@for name in $(BENCHMARKS); do echo "== $$name"; $(PY) -m $$name || exit 1; done
 
-# The site, in build/site. Its tools lie in a folder of their own; nothing is fetched while it is built, and a warning is an error.
+# The site, in build/site. Its tools are in a folder of their own. Building fetches nothing, and a warning is an error.
 .venv/lanes/docs: requirements/docs.txt | .venv/installed
 	rm -rf $@
 	$(PY) -m uv --version >/dev/null 2>&1 && $(PY) -m uv pip install --quiet --python $(PY) --target $@ -r $< || \

@@ -59,7 +59,7 @@ def name_of(rule) -> str:
     return rule.__name__.replace("_", "-")
 
 
-def told(rule) -> tuple[str, str, str]:
+def sections_of(rule) -> tuple[str, str, str]:
     """What a rule asks, how it is computed, and where it is wrong, from its docstring."""
     doc = inspect.getdoc(rule).partition("\nExample:")[0].strip()
     what, _, rest = doc.partition("\n\n")
@@ -70,7 +70,7 @@ def told(rule) -> tuple[str, str, str]:
 
 def page_of(rule) -> str:
     """The page about one rule."""
-    name, (what, how, wrong) = name_of(rule), told(rule)
+    name, (what, how, wrong) = name_of(rule), sections_of(rule)
     parts = [f"# {name}\n", f"**What it checks.** {what}\n"]
     if name in examples():
         _, about, run, finding = examples()[name]
@@ -84,7 +84,10 @@ def page_of(rule) -> str:
 
 def pages() -> dict[str, str]:
     """Path below docs/ -> the whole page."""
-    rows = [f"| [{name_of(rule)}](rules/{name_of(rule)}.md) | {' '.join(told(rule)[0].split())} |\n" for rule in RULES]
+    rows = [
+        f"| [{name_of(rule)}](rules/{name_of(rule)}.md) | {' '.join(sections_of(rule)[0].split())} |\n"
+        for rule in RULES
+    ]
     tree = [f"rules/{name_of(rule)}\n" for rule in RULES]
     index = {"rules.md": "".join([START, *rows, TREE, *tree, "```\n"])}
     return index | {f"rules/{name_of(rule)}.md": page_of(rule) for rule in RULES}
