@@ -30,7 +30,7 @@ CLOSE = "</search>"
 class Kind:
     """A fault or a healthy control.
 
-    `rule` and `cause` are what an audit has to name first, `None` for a healthy run; `verdict` is `undecidable` where the kept
+    `rule` and `cause` are what an audit has to name first, `None` for a healthy run; `verdict` is `cannot tell` where the kept
     files cannot show the fault. `also` are other rules that say the same in other words. `given` are options of the audit.
     """
 
@@ -393,7 +393,7 @@ KINDS = {
         "the same, without completions",
         ours(**SEEDED),
         "copies",
-        verdict="undecidable",
+        verdict="cannot tell",
         also=("zero-gradient", "no-learning"),
         vllm=True,
     ),
@@ -405,7 +405,7 @@ KINDS = {
         "missing-rewards",
     ),
     "rewards-none-no-texts": Kind(
-        "the same, without completions", ours(reward=sometimes_none), "missing-rewards", verdict="undecidable"
+        "the same, without completions", ours(reward=sometimes_none), "missing-rewards", verdict="cannot tell"
     ),
     "wrong-tag": Kind(
         "the reward function looks for a tag that no prompt asks for",
@@ -440,7 +440,7 @@ KINDS = {
         "below what any answer needs: every row has the same length, as with a stop",
         ours(max_completion_length=6),
         "true-clipping",
-        verdict="undecidable",
+        verdict="cannot tell",
         also=("zero-gradient", "no-learning"),
     ),
     "added-token": Kind(
@@ -459,7 +459,7 @@ KINDS = {
         "the same, with vllm_importance_sampling_correction=False",
         ours(change=without_sync, learning_rate=1e-3, vllm_importance_sampling_correction=False),
         "stale-sampler",
-        verdict="undecidable",
+        verdict="cannot tell",
         vllm=True,
     ),
     "top-p": Kind("vLLM samples with top_p=0.6", ours(top_p=0.6), "mismatch", "truncated-sampling", vllm=True),
@@ -479,7 +479,7 @@ KINDS = {
         "the same, trainer_state.json alone",
         ours(reward=near_20, rows=signatures, model=lambda: starter("gpt2"), max_steps=30),
         "padding-positions",
-        verdict="undecidable",
+        verdict="cannot tell",
         keep=STATE_ALONE,
     ),
     "gpt2-padding-vllm": Kind(

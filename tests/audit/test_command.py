@@ -117,7 +117,7 @@ def test_what_a_stranger_wrote_is_inert_in_every_output(capsys, tmp_path):
 def test_the_value_in_python_is_a_table_of_what_was_found_and_what_is_open(tmp_path):
     report = audit_run(state(tmp_path, logged(masked=True)))
     assert report.problems == ["masked-stops", "zero-gradient"]
-    assert set(report.table()["verdict"]) == {"found", "undecidable"}
+    assert set(report.table()["verdict"]) == {"found", "cannot tell"}
     assert "masked-stops" in str(report)
     assert "Because of masked-stops" in report.html()
 
@@ -157,7 +157,7 @@ def test_the_training_of_a_classifier_is_refused(tmp_path):
 
 def test_a_setting_can_be_stated_and_one_that_is_unknown_is_refused(capsys, tmp_path):
     folder = state(tmp_path, [row | {"completions/clipped_ratio": 0.9} for row in logged()])
-    assert "masked-stops" not in audit(capsys, folder)[1].split("undecidable")[0]
+    assert "masked-stops" not in audit(capsys, folder)[1].split("cannot tell")[0]
     code, out, _ = audit(capsys, folder, "--set", "mask_truncated_completions=true")
     assert (code, "PROBLEM masked-stops" in out) == (1, True)
     assert "settings: mask_truncated_completions True" in out

@@ -148,7 +148,7 @@ def test_each_rule_finds_its_fault_leaves_a_healthy_log_alone_and_says_when_it_c
     assert rule(healthy).verdict == "not found"
     if open_ is not None:
         undecided = rule(open_)
-        assert undecided.verdict == "undecidable"
+        assert undecided.verdict == "cannot tell"
         assert undecided.advice, "it has to say what would decide it"
 
 
@@ -173,18 +173,18 @@ def test_rows_that_are_really_cut_are_never_called_falsely_clipped():
 
 
 def test_lengths_without_the_words_of_tools_do_not_make_clipping_false():
-    assert rules_clipping.false_clipping(log(**STOPPED, tool_calls=1.0)).verdict == "undecidable"
+    assert rules_clipping.false_clipping(log(**STOPPED, tool_calls=1.0)).verdict == "cannot tell"
 
 
 def test_the_limit_or_the_stop_string_decides_what_lengths_alone_leave_open():
     alike = {"clipped_ratio": 1.0, "mean_length": 7.0, "max_length": 7.0}
-    assert rules_clipping.false_clipping(log(**alike)).verdict == "undecidable"
+    assert rules_clipping.false_clipping(log(**alike)).verdict == "cannot tell"
     assert rules_clipping.false_clipping(log(**alike, facts=LIMIT)).verdict == "found"
     assert rules_clipping.false_clipping(log(**alike, facts={"max_completion_length": 7})).verdict == "not found"
     texts = rows(text=lambda s, g, r: f"<search>{s}{g}{r}</search>")
     stops = {"stop_strings": ["</search>"]}
     assert rules_clipping.false_clipping(log(**alike, completions=texts, facts=stops)).verdict == "found"
-    assert rules_clipping.false_clipping(log(**alike, completions=rows(), facts=stops)).verdict == "undecidable"
+    assert rules_clipping.false_clipping(log(**alike, completions=rows(), facts=stops)).verdict == "cannot tell"
 
 
 def test_stops_that_only_look_clipped_are_a_warning_and_masked_ones_a_problem():
@@ -220,7 +220,7 @@ def test_a_zero_gradient_is_told_by_its_cause(metrics, cause):
 
 def test_a_zero_gradient_of_a_solved_task_is_no_problem():
     rewards = {"reward": 1.0, "facts": {"reward_highest": 1.0}}
-    assert rules_gradient.zero_gradient(log(**EQUAL, **rewards)).severity == "information"
+    assert rules_gradient.zero_gradient(log(**EQUAL, **rewards)).severity == "note"
     assert rules_gradient.zero_gradient(log(**EQUAL, **(rewards | {"reward": 0.0}))).severity == "problem"
     late = {"grad_norm": np.repeat([0.3, 0.0], 30), "zero_std_share": np.repeat([0.2, 1.0], 30)}
     climbs = np.minimum(np.linspace(0.2, 1.8, 60), 1.0)  # what the reward can reach is not known here
@@ -233,7 +233,7 @@ def test_a_policy_that_learned_one_answer_does_not_copy():
     learned = rows(text=lambda s, g, r: f"{s} {g} {r if s < 30 else 0}")
     assert rules_gradient.copies(log(completions=learned, facts=SIZE, entropy=0.4)).verdict == "not found"
     sure = rows(text=lambda s, g, r: f"{s} {g}")
-    assert rules_gradient.copies(log(completions=sure, facts=SIZE, entropy=0.001)).verdict == "undecidable"
+    assert rules_gradient.copies(log(completions=sure, facts=SIZE, entropy=0.001)).verdict == "cannot tell"
 
 
 def test_entropy_that_falls_while_the_reward_rises_is_learning():
@@ -256,7 +256,7 @@ def test_an_entropy_of_steps_whose_tokens_were_all_masked_is_not_taken_for_a_col
 
 
 def test_a_difference_that_is_large_all_along_is_no_stale_sampler_and_a_growing_one_is_named_by_it():
-    assert rules_sampler.stale_sampler(log(logp_difference=0.3)).verdict == "undecidable"
+    assert rules_sampler.stale_sampler(log(logp_difference=0.3)).verdict == "cannot tell"
     noisy = log(logp_difference=lambda x: 0.3 + 0 * x)
     assert rules_sampler.stale_sampler(noisy).verdict == "not found"
     growing = {f.rule: f for f in check(log(logp_difference=lambda x: 0.5 * x))}
@@ -266,7 +266,7 @@ def test_a_difference_that_is_large_all_along_is_no_stale_sampler_and_a_growing_
 def test_what_the_dtype_explains_is_no_mismatch():
     small = {"logp_difference": 0.03}
     assert rules_sampler.mismatch(log(**small, facts={"dtype": "bfloat16"})).verdict == "not found"
-    assert rules_sampler.mismatch(log(**small, facts={"dtype": "float32"})).verdict == "undecidable"
+    assert rules_sampler.mismatch(log(**small, facts={"dtype": "float32"})).verdict == "cannot tell"
     assert rules_sampler.mismatch(log(logp_difference=0.001, facts={"dtype": "float32"})).verdict == "not found"
 
 
@@ -289,9 +289,9 @@ def test_damage_is_told_apart(order, cause):
 def test_groups_told_by_their_prompts_alone_are_no_proof_and_advantages_are():
     pairs = rows(advantage=lambda s, g, r: (1.0, -1.0, 1.0, -1.0)[r])
     assert rules_data.mixed_groups(log(completions=pairs)).verdict == "not found"
-    assert rules_data.mixed_groups(log(completions=rows())).verdict == "undecidable"
+    assert rules_data.mixed_groups(log(completions=rows())).verdict == "cannot tell"
     halves = rows(advantage=lambda s, g, r: 1.0 if g % 2 else -1.0)  # groups of 8, each with two prompts
-    assert rules_data.mixed_groups(log(completions=halves)).verdict == "undecidable"
+    assert rules_data.mixed_groups(log(completions=halves)).verdict == "cannot tell"
     assert rules_data.mixed_groups(log(completions=halves, facts={"num_generations": 8})).verdict == "found"
 
 
@@ -305,7 +305,7 @@ def test_prompts_of_one_length_are_not_padded():
 def test_steps_that_use_completions_once_more_have_no_missing_reward():
     twice = np.where(np.arange(60) % 2, np.nan, 0.5)  # num_iterations=2
     again = log(reward=twice, mean_length=twice)
-    assert rules_data.missing_rewards(again).verdict == "undecidable"  # means of steps hide rows without one
+    assert rules_data.missing_rewards(again).verdict == "cannot tell"  # means of steps hide rows without one
     assert rules_data.missing_rewards(log(reward=twice, mean_length=7.0)).verdict == "found"
     dead = log(reward=twice, mean_length=twice, grad_norm=0.0, zero_std_share=np.where(np.arange(60) % 2, np.nan, 1.0))
     assert rules_gradient.zero_gradient(dead).evidence["steps by cause"] == {"equal-rewards": 60}
@@ -319,14 +319,14 @@ def test_numbers_that_are_no_numbers_are_named_and_a_rare_one_is_damage_alone():
     assert rules_data.log_damage(once).verdict == "not found"
     infinite = log(reward=np.where(np.arange(60) % 5, 0.5, np.nan), damage=["reward is infinite in 12 of 60 steps"])
     assert rules_data.log_damage(infinite).cause == "not-finite"
-    assert rules_data.missing_rewards(infinite).verdict == "undecidable"
+    assert rules_data.missing_rewards(infinite).verdict == "cannot tell"
 
 
 def test_a_gradient_or_an_entropy_in_a_step_of_clipped_rows_shows_that_none_is_masked():
     alive = log(**STOPPED, grad_norm=MASKED, zero_std_share=0.1)
     assert rules_ends.masked_stops(alive).verdict == "not found"
     alike = {"grad_norm": 0.0, "zero_std_share": 1.0}  # rewards are equal, so the gradient tells nothing
-    assert rules_ends.masked_stops(log(**STOPPED, **alike)).verdict == "undecidable"
+    assert rules_ends.masked_stops(log(**STOPPED, **alike)).verdict == "cannot tell"
     assert rules_ends.masked_stops(log(**STOPPED, **alike, entropy=0.4)).verdict == "not found"
     assert rules_ends.masked_stops(log(**STOPPED, **alike, entropy=0.0)).verdict == "found"
 
@@ -358,7 +358,7 @@ def test_rows_of_one_length_are_cut_where_their_texts_end_in_many_ways_or_differ
 def test_ppo_s_eos_tokens_may_be_padding():
     counts = {"eos_tokens": 180, "episodes": 16 * np.arange(1, 61)}
     for facts in ({}, {"pad_token_id": 1, "eos_token_ids": [1]}):
-        assert rules_ends.never_stops(log(**counts, facts=facts)).verdict == "undecidable"
+        assert rules_ends.never_stops(log(**counts, facts=facts)).verdict == "cannot tell"
     ppo = log(**counts, completions=UNEQUAL, facts=GPT2)
     assert rules_sampler.padding_positions(ppo).verdict == "not found"  # TRL's PPO passes position ids
     assert rules_gradient.copies(ppo).verdict == "not found"
@@ -369,7 +369,7 @@ def test_texts_of_the_last_of_several_steps_do_not_contradict_their_mean():
     several = log(clipped_ratio=0.5, completions=texts, facts={"stop_strings": ["</search>"]})
     assert rules_clipping.false_clipping(several).verdict == "found"
     several.steps["step"] *= 5
-    assert rules_clipping.false_clipping(several).verdict == "undecidable"
+    assert rules_clipping.false_clipping(several).verdict == "cannot tell"
 
 
 def test_advantages_show_groups_where_no_prompt_stands_twice():
@@ -380,7 +380,7 @@ def test_advantages_show_groups_where_no_prompt_stands_twice():
 
 def test_a_policy_that_is_sure_of_short_answers_is_not_called_a_copier():
     short = {"completions": rows(text=lambda s, g, r: "yes"), "facts": SIZE, "entropy": 0.1}
-    assert rules_gradient.copies(log(**short, mean_length=2.0)).verdict == "undecidable"
+    assert rules_gradient.copies(log(**short, mean_length=2.0)).verdict == "cannot tell"
     assert rules_gradient.copies(log(**short, mean_length=50.0)).verdict == "found"
 
 
@@ -433,7 +433,7 @@ def test_prompts_are_counted_in_tokens_where_the_tokenizer_is_there(tmp_path):
         return rules_sampler.padding_positions(log(completions=prompts, facts=facts)).verdict
 
     assert [verdict("a longer", facts), verdict("a a a", facts)] == ["not found", "found"]
-    assert [verdict("a aa", GPT2), verdict("a a a a a", GPT2)] == ["undecidable", "found"]
+    assert [verdict("a aa", GPT2), verdict("a a a a a", GPT2)] == ["cannot tell", "found"]
 
 
 def test_an_entropy_that_explodes_while_the_reward_is_lost_is_a_collapse_and_explains_the_dead_steps():
@@ -447,11 +447,11 @@ def test_an_entropy_that_explodes_while_the_reward_is_lost_is_a_collapse_and_exp
 
 
 def test_an_entropy_alone_is_no_collapse():
-    assert rules_learning.collapse(log(entropy=np.exp(-9 * np.linspace(0, 1, 60)))).verdict == "undecidable"
+    assert rules_learning.collapse(log(entropy=np.exp(-9 * np.linspace(0, 1, 60)))).verdict == "cannot tell"
 
 
 def test_rewards_that_are_compared_within_their_batch_are_not_called_constant():
-    assert rules_learning.no_learning(log(reward=0.5, reward_std=0.3)).verdict == "undecidable"
+    assert rules_learning.no_learning(log(reward=0.5, reward_std=0.3)).verdict == "cannot tell"
     assert rules_learning.no_learning(log(reward=0.5, reward_std=0.0)).cause == "constant"
 
 
@@ -466,11 +466,11 @@ def test_a_limit_below_the_longest_completion_is_another_run_s():
     assert (
         rules_clipping.false_clipping(log(**cut, facts={"max_completion_length": 32})).verdict == "found"
     )  # 30 is no limit
-    assert rules_clipping.false_clipping(log(**cut, facts={"max_completion_length": 8})).verdict == "undecidable"
+    assert rules_clipping.false_clipping(log(**cut, facts={"max_completion_length": 8})).verdict == "cannot tell"
 
 
 def test_a_difference_of_probabilities_is_no_difference_of_log_probs():
-    assert rules_sampler.mismatch(log(probability_difference=0.01)).verdict == "undecidable"
+    assert rules_sampler.mismatch(log(probability_difference=0.01)).verdict == "cannot tell"
     assert rules_sampler.mismatch(log(probability_difference=0.2)).verdict == "found"
     assert rules_sampler.stale_sampler(log(probability_difference=lambda x: 0.2 * x)).verdict == "found"
 
@@ -478,7 +478,7 @@ def test_a_difference_of_probabilities_is_no_difference_of_log_probs():
 def test_steps_without_a_token_to_compare_are_no_agreement_of_sampler_and_scorer():
     none_yet = np.r_[0.0, np.full(59, 0.03)]  # TRL logs 0 where every row of the step was masked
     assert rules_sampler.stale_sampler(log(logp_difference=none_yet)).verdict != "found"
-    assert rules_sampler.stale_sampler(log(logp_difference=0.0)).verdict == "undecidable"
+    assert rules_sampler.stale_sampler(log(logp_difference=0.0)).verdict == "cannot tell"
 
 
 def test_ratios_of_long_completions_are_small_with_any_mismatch_and_only_smaller_ones_are_top_p():
@@ -518,7 +518,7 @@ def test_a_reward_above_1_has_a_weight_and_its_highest_is_not_known():
     halves = rows(reward=lambda s, g, r: float(r % 2))
     assert rules_learning.solved(log(reward=np.r_[0.5, np.ones(59)], completions=halves)).verdict == "found"
     weighted = np.tile([0.9, 1.1], 30)  # a weight of 2, half of the rows right
-    assert rules_learning.solved(log(reward=weighted, completions=halves)).verdict == "undecidable"
+    assert rules_learning.solved(log(reward=weighted, completions=halves)).verdict == "cannot tell"
 
 
 def test_a_dip_at_the_top_is_no_collapse():
@@ -529,7 +529,7 @@ def test_a_dip_at_the_top_is_no_collapse():
 
 def test_completions_of_other_steps_tell_nothing_of_the_logged_ones():
     other = pd.DataFrame(rows(reward=lambda s, g, r: 1.0)).assign(step=lambda table: table["step"] + 100)
-    assert rules_gradient.zero_gradient(log(completions=other, facts=SIZE)).verdict == "undecidable"
+    assert rules_gradient.zero_gradient(log(completions=other, facts=SIZE)).verdict == "cannot tell"
     lost = log(reward=np.where(np.arange(60) % 4, 0.5, np.nan), mean_length=5.0, completions=other)
     assert rules_data.missing_rewards(lost).says == "25.0% of the steps have no reward."
 
@@ -558,8 +558,8 @@ def test_a_loss_that_is_logged_less_often_than_the_reward_is_not_lost():
 def test_no_rule_uses_a_metric_that_another_has_shown_to_be_false():
     found = {f.rule: f for f in check(log(**STOPPED, reward=rising, grad_norm=0.4, zero_std_share=0.1))}
     assert found["false-clipping"].contradicts == ("clipped_ratio", "mean_terminated_length")
-    assert found["true-clipping"].verdict == "undecidable"
-    assert found["never-stops"].verdict == "undecidable"
+    assert found["true-clipping"].verdict == "cannot tell"
+    assert found["never-stops"].verdict == "cannot tell"
 
 
 @pytest.mark.parametrize(
@@ -591,7 +591,7 @@ def test_five_thousand_steps_are_answered():
 
 def test_without_lengths_a_step_that_reuses_completions_is_not_told_from_one_without_a_reward():
     reward = np.where(np.arange(60) % 2 == 0, 0.5, np.nan)
-    assert rules_data.missing_rewards(log(reward=reward)).verdict == "undecidable"
+    assert rules_data.missing_rewards(log(reward=reward)).verdict == "cannot tell"
     assert rules_data.missing_rewards(log(reward=reward, mean_length=7.0)).verdict == "found"
     again = np.where(np.isnan(reward), np.nan, 7.0)
     assert rules_data.missing_rewards(log(reward=reward, mean_length=again)).verdict != "found"

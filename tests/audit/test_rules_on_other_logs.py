@@ -162,14 +162,14 @@ def test_completions_that_shrink_to_nothing_are_a_collapse():
 
 def test_a_reward_at_its_highest_from_the_first_step_on_is_no_solved_task():
     top = {"facts": {"reward_highest": 1.0}}
-    assert solved(log(reward=1.0, **top)).verdict == "undecidable"
+    assert solved(log(reward=1.0, **top)).verdict == "cannot tell"
     assert no_learning(log(reward=1.0, **top)).cause == "constant"
     assert solved(log(reward=np.minimum(np.linspace(0.2, 1.8, 60), 1.0), **top)).verdict == "found"
 
 
 def test_one_prompt_in_all_steps_is_said():
     one = log(completions=rows(prompt=lambda s, g, r: "the prompt"), facts={"num_generations": 4})
-    assert (duplicate_prompts(one).cause, duplicate_prompts(one).severity) == ("one-prompt", "information")
+    assert (duplicate_prompts(one).cause, duplicate_prompts(one).severity) == ("one-prompt", "note")
 
 
 def test_a_reward_function_that_never_varies_is_named(tmp_path):
@@ -202,13 +202,13 @@ def of_the_batch(**facts):
 def test_a_share_of_equal_groups_that_zero_gradients_contradict_is_false_and_the_cause_is_named():
     findings = {f.rule: f for f in check(of_the_batch())}
     assert findings["false-zero-std"].severity == "warning" and len(findings["false-zero-std"].steps) == 30
-    assert (findings["zero-gradient"].cause, findings["copies"].verdict) == ("equal-rewards", "undecidable")
+    assert (findings["zero-gradient"].cause, findings["copies"].verdict) == ("equal-rewards", "cannot tell")
 
 
 def test_where_every_gradient_is_0_the_settings_or_the_spread_tell_whose_share_it_is():
     dead = of_the_batch()
     dead.steps["grad_norm"] = 0.0
-    assert {f.rule: f.verdict for f in check(dead)}["false-zero-std"] == "undecidable"
+    assert {f.rule: f.verdict for f in check(dead)}["false-zero-std"] == "cannot tell"
     for known in ({"scale_rewards": "batch"}, {"reward_std_of_batch": True}):
         findings = {f.rule: f for f in check(dataclasses.replace(dead, facts=known))}
         assert findings["false-zero-std"].verdict == "found" and findings["zero-gradient"].cause == "equal-rewards"
@@ -219,7 +219,7 @@ def test_settings_alone_are_enough_to_disbelieve_it_and_only_a_share_of_1_is_use
     known = {"multi_objective_aggregation": "normalize_then_sum"}
     sick = log(reward=flat, zero_std_share=share, grad_norm=np.where(share, 0, 0.3), facts=known)
     findings = {f.rule: f for f in check(sick)}
-    assert findings["false-zero-std"].severity == "information"
+    assert findings["false-zero-std"].severity == "note"
     assert findings["zero-gradient"].cause == "equal-rewards" and len(findings["zero-gradient"].steps) == 20
 
 

@@ -16,7 +16,7 @@ from ..logs.log import Log
 from ..logs.names import steps_table
 from ..logs.settings import facts_of
 from .check import check
-from .finding import FOUND, INFORMATION, Finding
+from .finding import FOUND, NOTE, Finding
 
 # One step is proof enough. All others judge a course or a share: they are asked from `_SOON` steps on, ever more seldom, and
 # reported when they were found twice in a row, since a rule that is asked at each of 1,000 steps is wrong at one of them.
@@ -53,7 +53,7 @@ class Warnings:
         steps, order, damage = steps_table(pd.DataFrame(lines), str(self._folder))
         rows = completions_table(completions) if len(completions) else None
         log = Log(str(self._folder), "live", steps, order, rows, self._facts, tuple(damage))
-        found = {f.rule: f for f in check(log) if f.verdict == FOUND and f.severity != INFORMATION}
+        found = {f.rule: f for f in check(log) if f.verdict == FOUND and f.severity != NOTE}
         certain = _AT_ONCE & found.keys()
         if len(steps) >= self._next:
             certain |= found.keys() & self._before
