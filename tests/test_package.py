@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "packaged": set(),
     "trl_release": {"errors"},
     "doctor": {"errors"},
-    "defects": BASE,
+    "defects": BASE | {"logs"},
     "runs": {"errors"},
     "generation": {"errors"},
     "consistency": {"errors"},

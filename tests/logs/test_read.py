@@ -8,7 +8,7 @@ import pytest
 from workbench.audit.rules_data import log_damage
 from workbench.audit.trends import highest_reward
 from workbench.errors import RunError
-from workbench.logs import formats
+from workbench.logs import rows
 from workbench.logs.names import canonical
 from workbench.logs.read import read, read_logs
 from workbench.logs.settings import facts_of
@@ -188,12 +188,12 @@ def test_every_name_of_a_metric_stands_once_in_the_table():
 def test_reading_a_long_log_counts_every_byte_for_its_progress_bar(tmp_path, monkeypatch):
     bars = []
 
-    class Bar(formats.tqdm):
+    class Bar(rows.tqdm):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs | {"disable": False, "file": io.StringIO()})
             bars.append(self)
 
-    monkeypatch.setattr(formats, "tqdm", Bar)
+    monkeypatch.setattr(rows, "tqdm", Bar)
     path = tmp_path / "train.log"
     path.write_bytes((repr(LINE).encode() + b"\n") * 3 + b"x" * 2_500_000 + b"\n" + repr(LINE).encode())
     one(path)
