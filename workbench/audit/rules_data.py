@@ -4,8 +4,9 @@ from functools import cache
 
 import numpy as np
 
+from ..curves.curve import Curve
 from ..curves.documented import Baseline, list_baselines, load_baseline
-from ..curves.verdicts import DISTINCT
+from ..curves.verdicts import COPY, same_table
 from ..logs.log import Log
 from ..logs.names import canonical
 from .finding import NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
@@ -138,28 +139,22 @@ def reward_scale(log: Log) -> Finding:
 def documented_run(log: Log) -> Finding:
     """Whether the numbers are those of a run that somebody has published: a note, it is that run, or a copy of its log.
 
-    How: the points of each curve in `data/baselines`, which are means over some steps, against the same means of the log: 8
-    points and more, of which 95% agree in three digits, with 5 values among them: a reward stuck at 0 is alike in every run.
+    How: `curves.verdicts.same_table` of the log and of each curve in `data/baselines`, over the same steps: 10 points and
+    more that agree in three digits, with 5 values among them: a reward stuck at 0 is alike in every run.
     Wrong where: a run was repeated with the same seed and software, and gave the same numbers.
     """
     steps = log.steps["step"].to_numpy()
     for baseline in _published():
         for metric, column in canonical(baseline.curves).items():
-            values, curve = log.logged(column), baseline.curve(metric)
-            if values is None or curve.axis != "step" or np.nanstd(curve.y) == 0:
+            if (values := log.logged(column)) is None:
                 continue
-            half = (curve.span or 1) / 2 if curve.at == "centre" else 0.25
-            near = [values[np.abs(steps - x) < half] for x in curve.x]
-            means = np.array([of_point.mean() if len(of_point) else np.nan for of_point in near])
-            there = ~np.isnan(means)
-            same = np.isclose(means[there], curve.y[there], rtol=1e-3, atol=1e-4 * np.nanstd(curve.y))
-            values_alike = len(np.unique(np.round(means[there][same], 6)))
-            if there.sum() >= 8 and same.mean() >= 0.95 and values_alike >= DISTINCT:
+            own, documented = Curve(log.name, steps, values, ""), baseline.curve(metric)
+            if (alike := same_table(own, documented)).word == COPY:
                 return found(
                     NOTE,
                     f"This is a documented run: {baseline.title} ({baseline.source}).",
                     f"Compare other runs with it: --baseline {baseline.name}.",
-                    evidence={"name": baseline.name, "metric": metric, "points that agree": int(same.sum())},
+                    evidence={"name": baseline.name, "metric": metric, "agreement": alike.why},
                 )
     return absent("No published run has these numbers.")
 

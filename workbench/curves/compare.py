@@ -178,12 +178,7 @@ def _is_other_speed(one: np.ndarray, path: np.ndarray, near: np.ndarray) -> bool
 
 
 def as_judged(curve: Curve, metric: str) -> Curve:
-    """The curve on the scale on which its metric is judged: rounding errors by their logarithm, others as they are.
-
-    Example:
-        >>> as_judged(Curve("seed 0", [1, 2], [1e-6, 1e-3], "nats", low=0), "padding/max_difference").y
-        array([-6., -3.])
-    """
+    """The curve on the scale on which its metric is judged: rounding errors by their logarithm, others as they are."""
     if metric not in IN_DECADES:
         return curve
     y = np.log10(np.maximum(curve.y, NO_ERROR))
@@ -199,10 +194,7 @@ def of_control(run: Run, control: Baseline, metric: str = "reward") -> SeedVerdi
     """`another_seed` of a training and the recorded seeds of a control, with the tolerance that the control's file holds.
 
     Not comparable, too, where the control was recorded on other weights than the toy model that is shipped, and for a
-    training that is not whole.
-
-    Raises:
-        ParameterError: the control does not judge this metric.
+    training that is not whole. A metric that the control does not judge is a ParameterError.
     """
     tolerance = control.recorded.get("tolerance", {})
     if metric not in tolerance:
@@ -254,18 +246,13 @@ def _flat(value, name: str = "") -> dict:
 def control_verdicts(runs: Sequence[Run], controls: Sequence[Baseline] | None = None):
     """Every training in these runs that is a control's own recipe, judged by each metric of the control.
 
-    Args:
-        runs: run folders, which may hold several trainings.
-        controls: default all.
-
     Returns:
         A DataFrame, a row a training and metric: `run`, `training` (the folder inside the run, empty for the run's own),
         `seed`, `control`, `metric`, `verdict`, `reason`. No row for a training with another recipe.
     """
     import pandas as pd
 
-    rows = []
-    controls = list_controls() if controls is None else controls
+    rows, controls = [], list_controls() if controls is None else controls
     for run in runs:
         for folder in sorted(path.parent for path in files_named(run.path, "recipe.json")):
             training = training_of(folder)
@@ -278,22 +265,10 @@ def control_verdicts(runs: Sequence[Run], controls: Sequence[Baseline] | None = 
     return pd.DataFrame(rows, columns=["run", "training", "seed", "control", "metric", "verdict", "reason"])
 
 
-def control_check(verdicts, otherwise: str = "no training here has a control's own recipe") -> bool | str:
-    """Of a table of `control_verdicts`, what a notebook's check says: True, False, or `not run: <reason>`.
-
-    Args:
-        verdicts: with `verdict` and `reason`.
-        otherwise: why there is no row.
-
-    Example:
-        >>> import pandas as pd
-        >>> control_check(pd.DataFrame({"verdict": ["same process", "different"], "reason": ["", "..."]}))
-        False
-        >>> control_check(pd.DataFrame({"verdict": [], "reason": []}))
-        "not run: no training here has a control's own recipe"
-    """
+def control_check(verdicts) -> bool | str:
+    """Of a table of `control_verdicts`, what a notebook's check says: True, False, or `not run: <reason>`."""
     if not len(verdicts):
-        return f"not run: {otherwise}"
+        return "not run: no training here has a control's own recipe"
     if (verdicts["verdict"] == DIFFERENT).any():
         return False
     unclear = verdicts[verdicts["verdict"] != SAME]
@@ -317,9 +292,6 @@ def documented_verdicts(
 
     Returns:
         A DataFrame, a row a pair: `measured, seeds, documented, verdict, why`.
-
-    Raises:
-        ParameterError: a tolerance below 0.
     """
     import pandas as pd
 

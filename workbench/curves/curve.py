@@ -1,4 +1,4 @@
-"""A curve with its unit and range, the steps its points stand for, and where curves peak, settle and reach a threshold."""
+"""A curve with its unit and range, the steps its points stand for, and curves over the same steps."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import ParameterError
-from .stats import Interval, one_seed, seed_interval
 
 AXES = {"step": "steps", "elapsed_s": "seconds of training", "prompts": "prompts"}  # in words
 PLACES = ("end", "start", "centre")
@@ -90,12 +89,7 @@ def why_incomparable(first: Curve, *others: Curve) -> str:
 
 
 def stretches(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
-    """The x from which and up to which each point of a curve is a mean, (N,) each; they do not overlap.
-
-    Example:
-        >>> stretches(Curve("documented", [10, 20, 30], [-368, -370, -313], "characters"))
-        (array([ 0., 10., 20.]), array([10., 20., 30.]))
-    """
+    """The x from which and up to which each point of a curve is a mean, (N,) each; they do not overlap."""
     x, gaps = curve.x, np.diff(curve.x)
     if curve.span is not None or len(x) == 1:
         before = after = np.full(len(x), curve.span or 1.0)
@@ -115,13 +109,10 @@ def stretches(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
 
 
 def on_common_stretches(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The stretches of x that all curves cover, cut so that each is of one point of every curve.
-
-    So curves are compared over the same steps, however often each was logged.
+    """The stretches of x that all curves cover, cut so that each is of one point of every curve: compared are the same steps.
 
     Returns:
-        Where each stretch begins and how long it is, (T,) each, and the values there, (curves, T); T is 0 where the curves
-        share nothing.
+        Where each begins and how long it is, (T,) each, and the values there, (curves, T); T is 0 where they share nothing.
 
     Example:
         >>> fine = Curve("every step", [1, 2, 3, 4], [1, 2, 3, 4], "tokens")
@@ -141,13 +132,7 @@ def on_common_stretches(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray
 
 
 def mean_between(curve: Curve, start: float, end: float) -> float:
-    """The mean of a curve over a window of x, of the points whose stretches reach into it; NaN where none does.
-
-    Example:
-        >>> curve = Curve("seed 0", [10, 20, 30], [1, 2, 6], "tokens")
-        >>> mean_between(curve, 10, 30), mean_between(curve, 25, 30)
-        (4.0, 6.0)
-    """
+    """The mean of a curve over a window of x, of the points whose stretches reach into it; NaN where none does."""
     low, high = stretches(curve)
     weights = np.clip(np.minimum(high, end) - np.maximum(low, start), 0, None)
     return float(weights @ curve.y / weights.sum()) if weights.any() else float("nan")
@@ -170,12 +155,7 @@ def whole_seeds(curves: Sequence[Curve]) -> tuple[list[Curve], list[str]]:
 
 
 def centred_mean(x: ArrayLike, y: ArrayLike, window: float) -> np.ndarray:
-    """The mean over a window of x around each point, narrower towards both ends; a NaN is left out.
-
-    Example:
-        >>> centred_mean([1, 2, 3, 4], [2, 4, 9, 8], window=3)
-        array([2., 5., 7., 8.])
-    """
+    """The mean over a window of x around each point, narrower towards both ends; a NaN is left out."""
     x, y = np.asarray(x, float), np.asarray(y, float)
     reach = np.minimum(np.minimum(x - x[0], x[-1] - x) + 1e-9, window / 2)
     first, last = np.searchsorted(x, x - reach), np.searchsorted(x, x + reach, side="right")
@@ -186,13 +166,10 @@ def centred_mean(x: ArrayLike, y: ArrayLike, window: float) -> np.ndarray:
 
 
 def on_common_x(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
-    """Positions that all curves cover, (T,), and the values there, (curves, T).
+    """Positions that all curves cover, (T,), and the values there, (curves, T); a ParameterError where there are none.
 
     Over steps these are the ends of the stretches that all curves cover. Over seconds, where two runs never log at once,
     values between two points are interpolated.
-
-    Raises:
-        ParameterError: curves that do not belong on one axis, or share no position.
     """
     if reason := why_incomparable(*curves):
         raise ParameterError(reason)
@@ -206,101 +183,3 @@ def on_common_x(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
     if not len(x):
         raise ParameterError(f"{', '.join(c.label for c in curves)}: no {curves[0].axis} in common")
     return x, values
-
-
-def _full_means(curve: Curve, window: float) -> tuple[np.ndarray, np.ndarray]:
-    """The means over each window of so many steps, at least one point, and the x at which each ends.
-
-    A mean of fewer points scatters more: with those at the start, the highest mean of pure noise lay in its first 5
-    steps in 29% of runs.
-    """
-    gap = 1.0 if curve.axis == "elapsed_s" or len(curve.x) == 1 else float(np.median(np.diff(curve.x)))
-    points = max(1, round(window / gap))
-    if not window > 0 or points > len(curve.y):
-        raise ParameterError(
-            f"{curve.label}: window={window}: expected more than 0, and at most {len(curve.y) * gap:g}, the length of the curve"
-        )
-    return curve.x[points - 1 :], np.lib.stride_tricks.sliding_window_view(curve.y, points).mean(axis=1)
-
-
-def peak(curve: Curve, window: float = 10) -> tuple[float, float]:
-    """The x at which the best window of so many steps ends, and the mean over it in the curve's unit.
-
-    Args:
-        curve: finite.
-        window: in the unit of x, and at least one point of the curve; over seconds it counts points.
-
-    Raises:
-        ParameterError: a window that is not above 0, or longer than the curve.
-
-    Example:
-        >>> peak(Curve("seed 0", [1, 2, 3, 4], [6, 1, 5, 4], "characters"), window=2)
-        (4.0, 4.5)
-    """
-    x, means = _full_means(curve, window)
-    return float(x[means.argmax()]), float(means.max())
-
-
-def settles_at(curve: Curve, window: float = 10, band: float = 0.15) -> float | None:
-    """The x at which the first window ends from which on the means stay near the level of the last quarter.
-
-    None where a curve does not stay settled for its last quarter.
-
-    Args:
-        curve: at least 8 points, finite.
-        window: as for `peak`.
-        band: near is within this share of the range of the means, 0..1.
-
-    Example:
-        >>> settles_at(Curve("seed 0", range(1, 17), [0, 2, 4, 6] + [7, 9] * 6, "characters"), window=2)
-        6.0
-    """
-    ends, smooth = _full_means(curve, window)
-    level = float(curve.y[-max(1, len(curve.y) // 4) :].mean())
-    away = np.abs(smooth - level) > band * (smooth.max() - smooth.min())
-    first = int(np.flatnonzero(away).max()) + 1 if away.any() else 0
-    return float(ends[first]) if len(ends) - first >= max(2, len(curve.y) // 4) else None
-
-
-def reached_at(curve: Curve, threshold: float, *, rising: bool = True, window: float = 1) -> float:
-    """The x at which the mean over a window, as for `peak`, first reaches a threshold; infinite for never.
-
-    Example:
-        >>> curve = Curve("seed 0", [1, 2, 3, 4], [0, 4, 5, 9], "characters")
-        >>> reached_at(curve, 4.5), reached_at(curve, 4.5, window=2), reached_at(curve, 10)
-        (3.0, 3.0, inf)
-    """
-    ends, smooth = _full_means(curve, window)
-    reached = smooth >= threshold if rising else smooth <= threshold
-    return float(ends[reached.argmax()]) if reached.any() else float("inf")
-
-
-def steps_to_threshold(
-    curves: Sequence[Curve], threshold: float, rng: np.random.Generator, *, rising: bool = True, window: float = 1
-) -> Interval:
-    """Where curves, one a seed, first reach a threshold: `reached_at`, the IQM over seeds with its interval.
-
-    Infinite for never; of one seed without bounds.
-
-    Raises:
-        ParameterError: no curves, curves that cannot be compared, or a window longer than one of them.
-
-    Example:
-        >>> curves = [Curve(f"seed {n}", [1, 2, 3, 4], [0, n, 5, 9], "characters") for n in (2, 4, 6)]
-        >>> steps_to_threshold(curves, 5, np.random.default_rng(0)).estimate  # reached at steps 3, 3 and 2
-        2.6666666666666665
-    """
-    if not curves:
-        raise ParameterError("steps_to_threshold: no curves")
-    if reason := why_incomparable(*curves):
-        raise ParameterError(reason)
-    first = [reached_at(curve, threshold, rising=rising, window=window) for curve in curves]
-    if len(first) == 1:
-        return one_seed(first[0])
-    # A seed that never got there is put far beyond every step: its rank counts, its distance does not.
-    beyond = 1e9 * (1 + max(float(c.x[-1]) for c in curves))
-    found = seed_interval(np.minimum(first, beyond), rng)
-    middle, low, high = (np.inf if v > beyond / 1000 else max(0.0, v) for v in (found.estimate, found.low, found.high))
-    never = int(np.isinf(first).sum())
-    about = found.about + (f"; {never} of {len(first)} never reach it" if never else "")
-    return dataclasses.replace(found, estimate=middle, low=low, high=high, about=about)

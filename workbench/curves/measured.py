@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import ParameterError, RunError
 from ..runs.files import files_named, load_metrics, read_json
 from ..runs.run import SET_BY_RUNNER, Run
-from .curve import Curve, mean_between, steps_to_threshold, stretches, whole_seeds
+from .curve import Curve, mean_between, stretches, whole_seeds
 from .stats import seed_interval
 
 TAIL = 20  # steps at the end whose mean is a run's result
@@ -98,22 +98,6 @@ def _recorded_reward(run: Run, metric: str) -> tuple[str, float | None, float | 
         if reward["unit"] and (own or (alone and metric == "reward")):
             return reward["unit"], reward["lowest"], reward["highest"]
     return "as logged", None, None
-
-
-def typed_bound(name: str, text: str) -> float | None:
-    """A bound that a notebook takes as text, because a parameter has no None: empty for none given.
-
-    Raises:
-        ParameterError: no number.
-
-    Example:
-        >>> typed_bound("highest", "0.5"), typed_bound("highest", "")
-        (0.5, None)
-    """
-    try:
-        return float(text) if text else None
-    except ValueError:
-        raise ParameterError(f"{name}={text!r}: expected a number, or nothing for the recorded bound") from None
 
 
 def _prompts_per_step(run: Run) -> float:
@@ -218,20 +202,10 @@ def _name(label: str, inside: str, recipe: dict) -> str:
 
 
 def group_table(groups: dict[str, list[Curve]], rng: np.random.Generator):
-    """For each group of seeds: n, the result with its interval, and the steps to half way.
+    """A row for each group of seeds: `n seeds`, `left out`, `result` with `low`, `high` and the `interval`, logged `points`.
 
-    Windows count steps, however often a run was logged. Seeds that ended before nine tenths of the longest are left out;
-    the others are taken up to the last step that all have.
-
-    Args:
-        groups: name -> curves, one a seed.
-        rng: decides the resamples.
-
-    Returns:
-        A row a group. `n seeds`; `left out`, a line for each seed that ended early; `result`: interquartile mean over seeds
-        of the mean of the last `TAIL` steps; `interval` names what `low` and `high` are; `points`: logged points in that
-        mean, of the seed with the fewest; `half way`: steps until the mean of 5 steps has covered half of the way from the
-        first 3 steps to the result.
+    The result is the interquartile mean over seeds of the mean of the last `TAIL` steps, however often a run was logged, up
+    to the last step that all have. Seeds that ended before nine tenths of the longest are left out. `rng` decides the resamples.
     """
     import pandas as pd
 
@@ -240,14 +214,9 @@ def group_table(groups: dict[str, list[Curve]], rng: np.random.Generator):
         kept, left_out = whole_seeds(curves)
         end = min(c.x[-1] for c in kept)
         ends = np.array([mean_between(c, end - TAIL, end) for c in kept])
-        first = [(c, stretches(c)[0][0]) for c in kept]
-        start = np.mean([mean_between(c, low, low + 3) for c, low in first])
-        window = min(5, *(end - low for _, low in first))
-        half = steps_to_threshold(kept, (start + ends.mean()) / 2, rng, rising=ends.mean() > start, window=window)
         result = seed_interval(ends, rng)
         points = min(int(((stretches(c)[1] > end - TAIL) & (c.x <= end)).sum()) for c in kept)
         row = {"group": name, "n seeds": len(kept), "left out": "; ".join(left_out)}
         row |= {"result": result.estimate, "low": result.low, "high": result.high, "interval": result.name}
-        row |= {"points": points, "half way": half.estimate, "half way, low": half.low, "half way, high": half.high}
-        rows.append(row)
+        rows.append(row | {"points": points})
     return pd.DataFrame(rows)
