@@ -64,11 +64,7 @@ def name_of(rule: Callable) -> str:
 
 
 def check(log: Log) -> list[Finding]:
-    """What every rule says of a run: problems first, those that another explains after it; then what was not found.
-
-    Args:
-        log: as the readers made it.
-    """
+    """What every rule says of a run: problems first, those that another explains after it; then what was not found."""
     findings = []
     for rule in RULES:
         finding = rule(log)

@@ -25,14 +25,7 @@ _SOON, _GROWTH = 20, 1.25
 
 
 class Warnings:
-    """Asks the rules of the audit about a run so far, and words what is new.
-
-    Args:
-        folder: of the record, for the settings of the run.
-
-    Attributes:
-        reported: rule -> its finding, as it was reported.
-    """
+    """Asks the rules of the audit about a run so far, and words what is new; `reported` are the findings by rule."""
 
     def __init__(self, folder: Path):
         self.reported: dict[str, Finding] = {}
@@ -40,12 +33,7 @@ class Warnings:
         self._next, self._before = _SOON, frozenset[str]()
 
     def __call__(self, lines: Sequence[dict], completions: pd.DataFrame) -> list[str]:
-        """Lines to print, one a rule that is found for the first time.
-
-        Args:
-            lines: as they were logged, one a step.
-            completions: rows of `step, prompt, completion, reward, ...`.
-        """
+        """Lines to print, one a rule that is found for the first time, of what was logged a step and of the completions."""
         if not lines:
             return []
         if not self._facts:

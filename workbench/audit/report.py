@@ -229,14 +229,8 @@ def audit_run(
 def audit_paths(paths: Sequence[Path], *, as_json: bool = False, page: Path | None = None, **given) -> int:
     """Audit each path and print what was found; a path that cannot be used is a line on standard error.
 
-    Args:
-        paths: as for `audit_run`.
-        as_json: print an object a run, each on a line.
-        page: file of a page over all of them, to write.
-        **given: further arguments of `audit_run`.
-
-    Returns:
-        0 where no run has a problem, 1 where one has, 2 where a path could not be used.
+    With `as_json` an object a run is printed, each on a line; `page` is a file to write; `given` are arguments of `audit_run`.
+    Returns 0 where no run has a problem, 1 where one has, 2 where a path could not be used.
     """
     code = NO_PROBLEM
     runs: list = []

@@ -26,12 +26,7 @@ def change(values: np.ndarray | None, level: float = 0.99) -> Interval | None:
 
 
 def thinned(values: np.ndarray, most: int = _MOST) -> np.ndarray:
-    """At most `most` means of neighbouring values.
-
-    Example:
-        >>> thinned(np.arange(6.0), most=3)
-        array([0.5, 2.5, 4.5])
-    """
+    """At most `most` means of neighbouring values."""
     if len(values) <= most:
         return values
     return np.array([block.mean() for block in np.array_split(values, most)])
@@ -44,12 +39,7 @@ def rises(values: np.ndarray | None) -> bool:
 
 
 def quarters(values: np.ndarray) -> tuple[float, float]:
-    """Means of the first and the last quarter of the finite values, NaN where there are none.
-
-    Example:
-        >>> print(*quarters(np.array([1.0, 2, 3, np.nan, 9])))
-        1.0 9.0
-    """
+    """Means of the first and the last quarter of the finite values, NaN where there are none."""
     finite = values[~np.isnan(values)]
     if not len(finite):
         return np.nan, np.nan
