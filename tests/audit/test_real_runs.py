@@ -35,18 +35,6 @@ def test_its_healthy_twin_has_no_problem_and_is_told_not_to_mask(given):
     assert clipping.advice.startswith("Do not mask truncated completions")
 
 
-def test_a_request_seed_is_told_from_its_copies():
-    run, found = verdicts("stock_request_seed")
-    assert run.problems == ["copies", "zero-gradient"]
-    assert found["masked-stops"] == "not found"
-
-
-def test_its_healthy_twin_has_no_problem():
-    run, found = verdicts("stock_no_seed")
-    assert run.problems == []
-    assert found["copies"] == found["mixed-groups"] == "not found"
-
-
 def as_printed(rows):
     numbers = [{name: f"{value:.4g}" for name, value in row.items() if name != "step"} for row in rows]
     return "\n".join(f" {n}%|##  | {n}/80 [00:01<00:09, 1.2it/s]{row}" for n, row in enumerate(numbers))

@@ -82,7 +82,7 @@ class RunAudit:
     @property
     def main(self) -> str:
         """The main finding with its cause, or an empty string."""
-        first = next((f for f in self.findings if f.verdict == FOUND and f.severity != NOTE), None)
+        first = _main(self.findings)
         return first.rule + f" ({first.cause})" * bool(first.cause) if first else ""
 
     @property
@@ -279,16 +279,19 @@ def _audit(log: Log, folder: Path | None) -> RunAudit:
     )
 
 
+def _main(findings: Sequence[Finding]) -> Finding | None:
+    return next((f for f in findings if f.verdict == FOUND and f.severity != NOTE), None)
+
+
 def _curve(log: Log, findings: Sequence[Finding]) -> dict | None:
     """The metric that shows the main finding, at most 400 points of it, and whether the finding names the step."""
-    main = next((f for f in findings if f.verdict == FOUND and f.severity != NOTE), None)
-    if main is None:
+    if (main := _main(findings)) is None:
         return None
-    names = (_SHOWS.get(main.cause), _SHOWS.get(main.rule), "reward")
-    name = next((n for n in names if n and log.logged(n) is not None), None)
-    values = None if name is None else log.logged(name)
-    if values is None:
+    names = (_SHOWS.get(main.cause, ""), _SHOWS.get(main.rule, ""), "reward")
+    logged = [(name, values) for name in names if (values := log.logged(name)) is not None]
+    if not logged:
         return None
+    name, values = logged[0]
     at = np.flatnonzero(np.isfinite(values))
     at = at[:: -(-len(at) // _POINTS)]
     steps = log.steps["step"].to_numpy()[at]
@@ -300,21 +303,14 @@ def _curve(log: Log, findings: Sequence[Finding]) -> dict | None:
 
 def _shown(run: RunAudit) -> dict:
     """What the page shows of a run."""
-    findings = [
-        (said := finding.as_json())
-        | {"where": step_ranges(finding.steps), "more": finding.more}
-        | {"numbers": {name: _as_text(value) for name, value in (said["evidence"] | said["cost"]).items()}}
-        for finding in run.findings
-    ]
-    by_verdict = {v: [f for f in findings if f["verdict"] == v] for v in (FOUND, CANNOT_TELL, NOT_FOUND)}
-    absent = [finding["rule"] for finding in by_verdict[NOT_FOUND]]
-    return run.as_json() | {
-        "settings": run.settings,
-        "main": run.main,
-        "found": by_verdict[FOUND],
-        "open": by_verdict[CANNOT_TELL],
-        "not_found": absent,
-    }
+    by_verdict: dict[str, list[dict]] = {FOUND: [], CANNOT_TELL: [], NOT_FOUND: []}
+    for finding in run.findings:
+        said = finding.as_json()
+        numbers = {name: _as_text(value) for name, value in (said["evidence"] | said["cost"]).items()}
+        about = {"where": step_ranges(finding.steps), "more": finding.more, "numbers": numbers}
+        by_verdict[finding.verdict].append(said | about)
+    groups = {"found": by_verdict[FOUND], "open": by_verdict[CANNOT_TELL], "not_found": by_verdict[NOT_FOUND]}
+    return run.as_json() | {"settings": run.settings, "main": run.main} | groups
 
 
 def _figure(curve: Mapping[str, Any] | None):

@@ -205,7 +205,7 @@ def group_table(groups: dict[str, list[Curve]], rng: np.random.Generator):
     """A row for each group of seeds: `n seeds`, `left out`, `result` with `low`, `high` and the `interval`, logged `points`.
 
     The result is the interquartile mean over seeds of the mean of the last `TAIL` steps, however often a run was logged, up
-    to the last step that all have. Seeds that ended before nine tenths of the longest are left out. `rng` decides the resamples.
+    to the last step that all have. Seeds that ended before nine tenths of the longest are left out.
     """
     import pandas as pd
 
