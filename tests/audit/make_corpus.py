@@ -120,7 +120,7 @@ def second_task(completions, task, **_):
 
 
 def yes_or_no(completions, answer, **_):
-    return [float(text.strip() == wanted) for text, wanted in zip(completions, answer, strict=True)]
+    return exact(completions, answer)
 
 
 # --- models and prompts -----------------------------------------------------------------------------------------------
@@ -250,12 +250,16 @@ def mixed(work):
     work.grpo(called, trainer=Shuffled, log_completions=True)
 
 
-def wrong_eos(work):
-    """The tokenizer's EOS is not the token that the model ends with."""
+def loaded_search():
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     path = search()
-    tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path, dtype="float32")
+    return AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path, dtype="float32")
+
+
+def wrong_eos(work):
+    """The tokenizer's EOS is not the token that the model ends with."""
+    tokenizer, model = loaded_search()
     tokenizer.eos_token = tokenizer.pad_token
     model.generation_config.eos_token_id = tokenizer.pad_token_id
     work.grpo(called, loaded=model, processing_class=tokenizer, log_completions=True)
@@ -263,10 +267,7 @@ def wrong_eos(work):
 
 def added_token(work):
     """A stop token is added in memory; the tokenizer that is saved is the old one."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    path = search()
-    tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path, dtype="float32")
+    tokenizer, model = loaded_search()
     new = len(tokenizer)
     model.resize_token_embeddings(new + 1)
     model.generation_config.eos_token_id = [tokenizer.eos_token_id, new]
