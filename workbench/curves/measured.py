@@ -165,24 +165,11 @@ def measured_groups(
                 known = "has the seed of an earlier one" if seed is not None else "has no known seed"
                 left_out.append(f"{folder}: {known}; it counts in the place of that training")
             members[seed] = curve
-    left_out += _forget_repeated(found)
     groups, names = {}, [name for name, *_ in found]
     for n, (name, by_seed) in enumerate(zip(names, found.values(), strict=True)):
         number = f" ({names[:n].count(name) + 1})" if names.count(name) > 1 else ""
         groups[name + number] = list(by_seed.values())
     return groups, left_out
-
-
-def _forget_repeated(found: dict[tuple, dict]) -> list[str]:
-    """Take out a run's own training that one of its settings repeats, seed for seed; returns a line for each."""
-    lines = []
-    for key in [key for key in found if not key[2]]:
-        name, label, _, record = key
-        twins = [other for other in found if other[1] == label and other[2] and other[3] == record]
-        if len(twins) == 1 and set(found[key]) <= set(found[twins[0]]):
-            del found[key]
-            lines.append(f"{name}: the same training as {twins[0][0]}, counted once")
-    return lines
 
 
 def _without_seeds(overrides):
