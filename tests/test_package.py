@@ -162,15 +162,15 @@ def test_types_are_checked_without_exceptions_for_a_folder():
 
 # Lines of Python at most, so that growth is decided. A number is lowered where a folder falls; it is not raised in passing.
 MOST_LINES = {
-    "workbench/audit": 2430,
+    "workbench/audit": 2340,
     "workbench/batch": 1830,
     "workbench/consistency": 520,
-    "workbench/curves": 2070,
+    "workbench/curves": 1700,
     "workbench/diagnostics": 2390,
     "workbench/generation": 830,
     "workbench/logs": 1420,
     "workbench/recipes": 1070,
-    "workbench/reports": 1950,
+    "workbench/reports": 1900,
     "workbench/runs": 1960,
     "workbench/studies": 810,
     "workbench/toys": 780,
