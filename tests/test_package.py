@@ -165,7 +165,7 @@ MOST_LINES = {
     "workbench/audit": 2340,
     "workbench/batch": 1830,
     "workbench/consistency": 520,
-    "workbench/curves": 1700,
+    "workbench/curves": 1660,
     "workbench/diagnostics": 2390,
     "workbench/generation": 830,
     "workbench/logs": 1420,

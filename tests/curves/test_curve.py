@@ -29,8 +29,6 @@ def test_steps_out_of_order_and_uneven_lengths_are_refused(x, y, message):
 def test_values_outside_the_bounds_and_odd_axes_are_refused():
     with pytest.raises(ParameterError, match=r"values from -5 to 1 lie outside \(-inf, 0\]; correct low and high"):
         Curve("c", [1, 2], [-5, 1], "characters", high=0)
-    with pytest.raises(ParameterError, match="axis='hours': expected one of step, elapsed_s, prompts"):
-        Curve("c", [1], [1], "characters", axis="hours")
     with pytest.raises(ParameterError, match="at='middle': expected one of end, start, centre"):
         Curve("c", [1], [1], "characters", at="middle")
     with pytest.raises(ParameterError, match="span=0: expected more than 0"):
@@ -54,29 +52,19 @@ def test_windows_count_steps_however_often_a_run_was_logged():
     assert mean_between(coarse, 495, 500) == coarse.y[-1]  # at least one point
 
 
-def test_a_seed_that_ended_early_is_left_out_and_named_but_over_seconds_machines_differ():
+def test_a_seed_that_ended_early_is_left_out_and_named():
     long, near, short = (
         Curve(f"seed {n}", steps, steps, "tokens") for n, steps in enumerate((STEPS, STEPS[:75], STEPS[:20]))
     )
     kept, lines = whole_seeds([long, near, short])
     assert kept == [long, near] and lines == ["seed 2 ended at step 20 of 80 and is left out"]
-    seconds = [
-        Curve("slow", STEPS, STEPS, "tokens", axis="elapsed_s"),
-        Curve("fast", STEPS[:20], STEPS[:20], "tokens", axis="elapsed_s"),
-    ]
-    assert whole_seeds(seconds) == (seconds, [])
 
 
-def test_seconds_are_read_off_between_steps_and_steps_have_to_coincide():
-    slow = Curve("slow", [2, 4, 6], [2, 4, 6], "tokens", axis="elapsed_s")
-    fast = Curve("fast", [1, 3, 5], [1, 3, 5], "tokens", axis="elapsed_s")
-    x, values = on_common_x([slow, fast])
-    assert x.tolist() == [2, 4]
-    assert values.tolist() == [[2, 4], [2, 4]]
+def test_curves_are_drawn_over_the_steps_that_all_have():
     with pytest.raises(ParameterError, match="no step in common"):
         on_common_x([Curve("a", [1], [1], "t"), Curve("b", [2], [1], "t")])
     every, second = Curve("a", [1, 2, 3, 4], [1, 2, 3, 4], "t"), Curve("b", [2, 4], [5, 7], "t")
     x, values = on_common_x([every, second])
     assert (x.tolist(), values.tolist()) == ([1, 2, 3, 4], [[1, 2, 3, 4], [5, 5, 7, 7]])
-    with pytest.raises(ParameterError, match="slow is over elapsed_s, c over step"):
-        on_common_x([slow, Curve("c", [2], [1], "tokens")])
+    with pytest.raises(ParameterError, match="a is in t, c in tokens"):
+        on_common_x([every, Curve("c", [2], [1], "tokens")])

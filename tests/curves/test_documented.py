@@ -100,6 +100,7 @@ WORDS = "expected words such as 'characters from the target of 20'"
      ({"reward": {"name": "reward"}}, f"mine.json: reward: unit=None; {WORDS}"),
      ({"curves": {"reward": CURVE, "loss": CURVE | {"unit": ""}}}, f"mine.json: curve 'loss': unit=''; {WORDS}"),
      ({"figures": {"peak": FIGURE | {"unit": []}}}, f"mine.json: figure 'peak': unit=[]; {WORDS}"),
+     ({"curves": {"reward": CURVE | {"x": "hours"}}}, "curve 'reward': x='hours'; expected 'step'"),
      ({"curves": {"reward": CURVE | {"unit": "tokens"}}},
       "mine.json: curve 'reward' has unit='tokens', the reward itself 'characters from the target of 200'"),
      ({"curves": {"reward": CURVE | {"by_seed": {"0": [1.0, 2.0]}}}},

@@ -20,24 +20,6 @@ def rows(*rewards, start=1):
     return [{"step": n, "elapsed_s": n / 2, "reward": r} for n, r in enumerate(rewards, start)]
 
 
-def test_a_curve_can_be_over_steps_seconds_or_prompts(tmp_path):
-    run = write_run(tmp_path, metrics=rows(-3, -2, -1))
-    write_json(run.path / "progress.json", {"step": 3, "max_steps": 3, "prompts_per_step": 8.0})
-    assert run_curve(run).x.tolist() == [1, 2, 3]
-    assert run_curve(run, axis="elapsed_s").x.tolist() == [0.5, 1, 1.5]
-    assert run_curve(run, axis="prompts").x.tolist() == [8, 16, 24]
-
-
-@pytest.mark.parametrize("progress", [{}, {"prompts_per_step": None}])
-def test_prompts_that_nobody_recorded_are_not_guessed_from_the_recipe(tmp_path, progress):
-    """It knows neither the number of processes nor `num_iterations`."""
-    run = write_run(tmp_path, metrics=rows(-3, -2, -1))
-    write_json(run.path / "recipe.json", {"trainer": "GRPOTrainer", "recipe": RECIPE})
-    write_json(run.path / "progress.json", {"step": 3, "max_steps": 3} | progress)
-    with pytest.raises(RunError, match=r"how many prompts a step took is unknown; .* Use axis='step'"):
-        run_curve(run, axis="prompts")
-
-
 def test_units_of_trl_s_own_metrics_are_known_and_a_reward_s_can_be_given(tmp_path):
     run = write_run(tmp_path, metrics=[{"step": 1, "reward": -1, "completions/mean_length": 9}])
     assert run_curve(run, "completions/mean_length").unit == "tokens"

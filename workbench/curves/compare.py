@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from ..errors import ParameterError, RunError
 from ..runs.files import files_named
 from ..runs.run import Run
-from .curve import AXES, Curve, on_common_stretches, stretches, whole_seeds, why_incomparable
+from .curve import Curve, on_common_stretches, stretches, whole_seeds, why_incomparable
 from .documented import Baseline, list_baselines, load_baseline
 from .measured import run_curve, training_of
 from .stats import noise_covariance
@@ -91,7 +91,7 @@ def another_seed(one: Curve, seeds: Sequence[Curve], *, tolerance: ArrayLike, le
         raise ParameterError(f"no seed to compare with {one.label}")
     for curve in (one, *seeds):
         finite = np.isfinite(curve.y)
-        broken = "" if finite.all() else f"{curve.label}: not finite at {curve.axis} {curve.x[finite.argmin()]:g}"
+        broken = "" if finite.all() else f"{curve.label}: not finite at step {curve.x[finite.argmin()]:g}"
         if reason := why_incomparable(curve, one) or broken:
             return SeedVerdict(NOT_COMPARABLE, reason)
     kept, left_out = whole_seeds(seeds)
@@ -101,7 +101,7 @@ def another_seed(one: Curve, seeds: Sequence[Curve], *, tolerance: ArrayLike, le
     means = _fifths(start, width, values)
     starts = values[1:, start - start[0] < width.sum() / 40].mean(axis=1)
     found = _judge(one, means[0], means[1:], starts, limit, level)
-    reason = "; ".join([found.reason, f"over {width.sum():g} {AXES[one.axis]}", *left_out])
+    reason = "; ".join([found.reason, f"over {width.sum():g} steps", *left_out])
     return dataclasses.replace(found, reason=reason)
 
 
@@ -111,7 +111,7 @@ def _too_little(one: Curve, start: np.ndarray, width: np.ndarray) -> str:
     if len(one.x) < PARTS:
         return f"{one.label} has {len(one.x)} points; {PARTS} or more are needed"
     if shared < 0.5 * whole or len(np.unique(_part_of(start, width))) < PARTS:
-        return f"only {shared:g} of the {whole:g} {AXES[one.axis]} of {one.label} are covered by every run"
+        return f"only {shared:g} of the {whole:g} steps of {one.label} are covered by every run"
     return ""
 
 
@@ -207,7 +207,7 @@ def of_control(run: Run, control: Baseline, metric: str = "reward") -> SeedVerdi
         return SeedVerdict(NOT_COMPARABLE, str(error))
     seeds = control.curves_by_seed(metric)
     if not np.array_equal(curve.x, seeds[0].x):
-        logged, wanted = (f"{len(c.x)} points up to {c.axis} {c.x[-1]:g}" for c in (curve, seeds[0]))
+        logged, wanted = (f"{len(c.x)} points up to step {c.x[-1]:g}" for c in (curve, seeds[0]))
         why = f"{curve.label} has {logged}, the control {wanted}; only a whole run of its recipe can be judged"
         return SeedVerdict(NOT_COMPARABLE, why)
     recorded = [as_judged(one, metric) for one in seeds]

@@ -8,27 +8,25 @@ from numpy.typing import ArrayLike
 
 from ..errors import ParameterError
 
-AXES = {"step": "steps", "elapsed_s": "seconds of training", "prompts": "prompts"}  # in words
 PLACES = ("end", "start", "centre")
 WHOLE = 0.9  # of the longest run of a group: one that ended before is not its like
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """One metric of one run over steps, seconds or prompts.
+    """One metric of one run over its steps.
 
     Args:
         label: names it in figures and messages.
-        x: N increasing positions.
+        x: N increasing steps.
         y: N values; NaN where none is known.
         unit: of `y`: tokens, characters, share of right answers, ...
         low, high: bounds the metric cannot leave; None where there is none.
-        axis: what `x` counts: step, elapsed_s or prompts.
         at: where a point stands in the stretch of `x` that it is the mean of: end, as trainers log, start or centre.
         span: length of that stretch; None where a point reaches to the one next to it.
 
     Raises:
-        ParameterError: an unknown `axis` or `at`, a `span` that is not above 0, lengths differ, there is no point, `x`
+        ParameterError: an unknown `at`, a `span` that is not above 0, lengths differ, there is no point, `x`
             does not increase, or a value lies outside the bounds.
 
     Example:
@@ -43,7 +41,6 @@ class Curve:
     unit: str
     low: float | None = None
     high: float | None = None
-    axis: str = "step"
     at: str = "end"
     span: float | None = None
 
@@ -51,9 +48,7 @@ class Curve:
         x, y = np.asarray(self.x, float), np.asarray(self.y, float)
         object.__setattr__(self, "x", x)
         object.__setattr__(self, "y", y)
-        if self.axis not in AXES:
-            wrong = f"axis={self.axis!r}: expected one of {', '.join(AXES)}"
-        elif self.at not in PLACES:
+        if self.at not in PLACES:
             wrong = f"at={self.at!r}: expected one of {', '.join(PLACES)}"
         elif self.span is not None and not self.span > 0:
             wrong = f"span={self.span}: expected more than 0, or None"
@@ -61,7 +56,7 @@ class Curve:
             wrong = f"expected equally many x and y, at least 1; got {x.shape} and {y.shape}"
         elif not (np.diff(x) > 0).all():
             n = int(np.argmin(np.diff(x) > 0))
-            wrong = f"{self.axis} {x[n + 1]:g} follows {x[n]:g}; expected increasing {self.axis}"
+            wrong = f"step {x[n + 1]:g} follows {x[n]:g}; expected increasing step"
         elif (self.low is not None and (y < self.low).any()) or (self.high is not None and (y > self.high).any()):
             lowest, highest = np.nanmin(y), np.nanmax(y)
             wrong = f"values from {lowest:.4g} to {highest:.4g} lie outside {self.range}; correct low and high"
@@ -77,14 +72,12 @@ class Curve:
 
 
 def why_incomparable(first: Curve, *others: Curve) -> str:
-    """Why curves do not belong on one axis: unit, range or x-axis; empty when they do."""
+    """Why curves do not belong on one axis: unit or range; empty when they do."""
     for other in others:
         if first.unit != other.unit:
             return f"{first.label} is in {first.unit}, {other.label} in {other.unit}"
         if (first.low, first.high) != (other.low, other.high):
             return f"{first.label} ranges over {first.range}, {other.label} over {other.range}"
-        if first.axis != other.axis:
-            return f"{first.label} is over {first.axis}, {other.label} over {other.axis}"
     return ""
 
 
@@ -101,8 +94,6 @@ def stretches(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
         high[:-1] = np.minimum(high[:-1], low[1:])
     else:
         low[1:] = np.maximum(low[1:], high[:-1])
-    if curve.axis != "step":
-        return low, high
     # Steps are whole: step n reaches from n - 1 to n, and a stretch that begins at its point holds that step.
     whole = (np.ceil(low) - 1, np.ceil(high) - 1) if curve.at == "start" else (np.floor(low), np.floor(high))
     return whole if (whole[1] > whole[0]).all() else (low, high)
@@ -141,17 +132,12 @@ def mean_between(curve: Curve, start: float, end: float) -> float:
 def whole_seeds(curves: Sequence[Curve]) -> tuple[list[Curve], list[str]]:
     """The curves but for those that ended before nine tenths of the longest, and a line for each that did.
 
-    The last steps of a run that ended early say what it was then, not what it would have become. Over seconds all are
-    kept, since one machine is slower than another.
+    The last steps of a run that ended early say what it was then, not what it would have become.
     """
     end = max(curve.x[-1] for curve in curves)
-    early = [curve.axis != "elapsed_s" and curve.x[-1] < WHOLE * end for curve in curves]
-    lines = [
-        f"{curve.label} ended at {curve.axis} {curve.x[-1]:g} of {end:g} and is left out"
-        for curve, left in zip(curves, early, strict=True)
-        if left
-    ]
-    return [curve for curve, left in zip(curves, early, strict=True) if not left], lines
+    early = [curve for curve in curves if curve.x[-1] < WHOLE * end]
+    lines = [f"{curve.label} ended at step {curve.x[-1]:g} of {end:g} and is left out" for curve in early]
+    return [curve for curve in curves if curve.x[-1] >= WHOLE * end], lines
 
 
 def centred_mean(x: ArrayLike, y: ArrayLike, window: float) -> np.ndarray:
@@ -166,20 +152,10 @@ def centred_mean(x: ArrayLike, y: ArrayLike, window: float) -> np.ndarray:
 
 
 def on_common_x(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
-    """Positions that all curves cover, (T,), and the values there, (curves, T); a ParameterError where there are none.
-
-    Over steps these are the ends of the stretches that all curves cover. Over seconds, where two runs never log at once,
-    values between two points are interpolated.
-    """
+    """The ends of the stretches that all curves cover, (T,), and the values there, (curves, T); an error for none."""
     if reason := why_incomparable(*curves):
         raise ParameterError(reason)
-    if curves[0].axis == "elapsed_s":
-        start, end = max(c.x[0] for c in curves), min(c.x[-1] for c in curves)
-        x = curves[0].x[(curves[0].x >= start) & (curves[0].x <= end)]
-        values = np.stack([np.interp(x, c.x, c.y) for c in curves])
-    else:
-        start, width, values = on_common_stretches(curves)
-        x = start + width
-    if not len(x):
-        raise ParameterError(f"{', '.join(c.label for c in curves)}: no {curves[0].axis} in common")
-    return x, values
+    start, width, values = on_common_stretches(curves)
+    if not len(start):
+        raise ParameterError(f"{', '.join(c.label for c in curves)}: no step in common")
+    return start + width, values

@@ -64,9 +64,9 @@ class Baseline:
 
     def _drawn(self, metric: str, label: str, y: np.ndarray) -> Curve:
         found = self._stored(metric)
-        span = found.get("steps_per_point") if found["x"] == "step" else None
+        span = found.get("steps_per_point")
         x = np.array([point[0] for point in found["points"]], float)
-        return Curve(label, x, y, found["unit"], found["low"], found["high"], found["x"], found["at"], span)
+        return Curve(label, x, y, found["unit"], found["low"], found["high"], found["at"], span)
 
     def figure(self, name: str) -> float:
         """The value of one of the figures; a ParameterError names those that there are, and the nearest spelling."""
@@ -111,6 +111,8 @@ def load_baseline(name: str) -> Baseline:
     for metric, curve in value["curves"].items():
         if absent := {"unit", "low", "high", "x", "at", "points"} - curve.keys():
             raise ParameterError(f"{path}: curve {metric!r} lacks {sorted(absent)}; see data/README.md")
+        if curve["x"] != "step":
+            raise ParameterError(f"{path}: curve {metric!r}: x={curve['x']!r}; expected 'step', see data/README.md")
         for seed, values in dict(curve.get("by_seed", {})).items():
             if len(values) != len(curve["points"]):
                 raise ParameterError(

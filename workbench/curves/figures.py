@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 
 from ..errors import ParameterError
 from ..runs.run import Run
-from .curve import AXES, Curve, centred_mean, on_common_x, whole_seeds, why_incomparable
+from .curve import Curve, centred_mean, on_common_x, whole_seeds, why_incomparable
 from .documented import Baseline
 from .measured import run_curve
 from .stats import seed_interval
@@ -217,7 +217,7 @@ def _panels(found: list[Series]) -> list[list[Series]]:
     panels: dict[tuple, list[Series]] = {}
     for one in found:
         first = one.curves[0]
-        panels.setdefault((first.unit, first.low, first.high, first.axis), []).append(one)
+        panels.setdefault((first.unit, first.low, first.high), []).append(one)
     return [panel[n : n + LINES] for panel in panels.values() for n in range(0, len(panel), LINES)]
 
 
@@ -249,7 +249,7 @@ def _draw_panel(ax, panel: list[Series], metric: str) -> None:
     for n, one in enumerate(panel):
         _draw(ax, one, n)
     first = panel[0].curves[0]
-    ax.set(xlabel=AXES[first.axis], ylabel=f"{metric} [{first.unit}]")
+    ax.set(xlabel="steps", ylabel=f"{metric} [{first.unit}]")
     ax.grid(alpha=0.25)
     low, high = ax.get_ylim()
     ax.set_ylim(low, high)
@@ -296,7 +296,7 @@ def _caption(panels: list[list[Series]], without: list[str], metric: str, window
         means = "points of a long log are means over several steps"
         text.append(f"Markers: documented, one run each or the mean of a control's seeds; {means}.")
     if len({one.curves[0].unit + one.curves[0].range for one in drawn}) > 1:
-        heads = dict.fromkeys(f"{c.unit} in {c.range} over {AXES[c.axis]}" for c in (one.curves[0] for one in drawn))
+        heads = dict.fromkeys(f"{c.unit} in {c.range} over steps" for c in (one.curves[0] for one in drawn))
         text.append(f"Another unit or range has a panel of its own and compares with no other: {'; '.join(heads)}.")
     if without:
         text.append(f"No numeric {metric} curve was published for {', '.join(without)}.")

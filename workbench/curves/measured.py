@@ -31,7 +31,6 @@ def run_curve(
     unit: str = "",
     low: float | None = None,
     high: float | None = None,
-    axis: str = "step",
     sparse: bool = False,
 ) -> Curve:
     """One metric of a run's `metrics.jsonl` as a curve.
@@ -41,19 +40,15 @@ def run_curve(
         metric: its name in the log.
         unit, low, high: of the metric, where they are not those of TRL's lengths and shares, or those that `recipe.json`
             says of the run's one reward function. A unit that nobody knows is "as logged".
-        axis: step, elapsed_s, or prompts (optimizer steps times the prompts a step takes, which the trainer left in
-            `progress.json`: it depends on the number of processes too).
         sparse: leave out steps without the metric, as for evaluations; else a gap is refused.
 
     Raises:
-        RunError: no metrics, no such metric, steps out of order, a value that is not finite (it says where), or prompts
-            that are not known.
+        RunError: no metrics, no such metric, steps out of order, or a value that is not finite (it says where).
         ParameterError: a value outside `low` and `high`.
     """
     path = run.path / "metrics.jsonl"
     table = load_metrics(path)
-    counted = "elapsed_s" if axis == "elapsed_s" else "step"
-    if missing := {"step", metric, counted} - set(table):
+    if missing := {"step", metric} - set(table):
         raise RunError(f"{path}: no {', '.join(sorted(missing))}; it has {', '.join(table) or 'no line'}")
     if not metric.startswith("eval_"):  # lines of evaluations repeat a step's number
         table = table[table.filter(regex="^eval_").isna().all(axis=1)]
@@ -71,12 +66,11 @@ def run_curve(
     if not np.isfinite(values).all():
         n = np.isfinite(values).argmin()
         raise RunError(f"{path}: {metric} at step {steps[n]:g} is not finite; nothing can be compared with that")
-    x = table[counted].to_numpy(float) * (_prompts_per_step(run) if axis == "prompts" else 1)
     known_unit, known_low, known_high = _UNITS.get(metric) or _recorded_reward(run, metric)
     low, high = known_low if low is None else low, known_high if high is None else high
     for bound in (bound for bound in (low, high) if bound is not None):  # a float32 mean of 1.1 is 1.100000024
         values = np.where(np.abs(values - bound) <= 1e-6 * max(1.0, abs(bound)), bound, values)
-    return Curve(f"{run.notebook}, seed {_seed(run)}", x, values, unit or known_unit, low, high, axis)
+    return Curve(f"{run.notebook}, seed {_seed(run)}", steps, values, unit or known_unit, low, high)
 
 
 def training_of(folder: Path) -> dict:
@@ -100,16 +94,6 @@ def _recorded_reward(run: Run, metric: str) -> tuple[str, float | None, float | 
     return "as logged", None, None
 
 
-def _prompts_per_step(run: Run) -> float:
-    path = run.path / "progress.json"
-    if not (prompts := read_json(path, {}).get("prompts_per_step")):
-        raise RunError(
-            f"{path}: how many prompts a step took is unknown; an older version recorded the run, or it was resumed with "
-            "another batch or number of processes. Use axis='step'"
-        )
-    return prompts
-
-
 def _seed(run: Run) -> int | None:
     return (training_of(run.path)["recipe"] or run.params).get("seed")
 
@@ -126,7 +110,7 @@ def measured_groups(
         runs: oldest first, as `list_runs` gives them.
         metric: of their logs.
         labels: one a run, where runs differ in more than the recipe (a sweep over the reward's target); names groups.
-        about: `unit`, `low`, `high` for runs that do not record them, and `axis`; see `run_curve`.
+        about: `unit`, `low`, `high` for runs that do not record them; see `run_curve`.
 
     Returns:
         Group name -> the curve of each seed; and a line for each training left out, with the reason.

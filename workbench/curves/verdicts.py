@@ -98,8 +98,6 @@ def same_table(one: Curve, other: Curve) -> Verdict:
         >>> same_table(fine, coarse).word, same_table(fine, Curve("b", range(1, 61), -y, "points")).word
         ('same table', 'another table')
     """
-    if one.axis != other.axis:
-        return Verdict(UNCLEAR, f"{one.label} is over {one.axis}, {other.label} over {other.axis}")
     ends = min(stretches(one)[1][-1], stretches(other)[1][-1])
     coarse, fine = sorted((one, other), key=lambda curve: (stretches(curve)[1] <= ends).sum())
     low, high = stretches(coarse)
