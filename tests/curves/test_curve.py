@@ -29,7 +29,7 @@ def test_steps_out_of_order_and_uneven_lengths_are_refused(x, y, message):
 def test_values_outside_the_bounds_and_odd_axes_are_refused():
     with pytest.raises(ParameterError, match=r"values from -5 to 1 lie outside \(-inf, 0\]; correct low and high"):
         Curve("c", [1, 2], [-5, 1], "characters", high=0)
-    with pytest.raises(ParameterError, match="at='middle': expected one of end, start, centre"):
+    with pytest.raises(ParameterError, match="at='middle': expected one of end, centre"):
         Curve("c", [1], [1], "characters", at="middle")
     with pytest.raises(ParameterError, match="span=0: expected more than 0"):
         Curve("c", [1], [1], "characters", span=0)

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from ..errors import ParameterError
 
-PLACES = ("end", "start", "centre")
+PLACES = ("end", "centre")
 WHOLE = 0.9  # of the longest run of a group: one that ended before is not its like
 
 
@@ -22,7 +22,7 @@ class Curve:
         y: N values; NaN where none is known.
         unit: of `y`: tokens, characters, share of right answers, ...
         low, high: bounds the metric cannot leave; None where there is none.
-        at: where a point stands in the stretch of `x` that it is the mean of: end, as trainers log, start or centre.
+        at: where a point stands in the stretch of `x` that it is the mean of: end, as trainers log, or centre.
         span: length of that stretch; None where a point reaches to the one next to it.
 
     Raises:
@@ -88,14 +88,10 @@ def stretches(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
         before = after = np.full(len(x), curve.span or 1.0)
     else:
         before, after = np.concatenate([gaps[:1], gaps]), np.concatenate([gaps, gaps[-1:]])
-    share = {"end": 1, "centre": 0.5, "start": 0}[curve.at]  # of the stretch that lies before its point
+    share = 1 if curve.at == "end" else 0.5  # of the stretch that lies before its point
     low, high = x - share * before, x + (1 - share) * after
-    if curve.at == "start":
-        high[:-1] = np.minimum(high[:-1], low[1:])
-    else:
-        low[1:] = np.maximum(low[1:], high[:-1])
-    # Steps are whole: step n reaches from n - 1 to n, and a stretch that begins at its point holds that step.
-    whole = (np.ceil(low) - 1, np.ceil(high) - 1) if curve.at == "start" else (np.floor(low), np.floor(high))
+    low[1:] = np.maximum(low[1:], high[:-1])
+    whole = np.floor(low), np.floor(high)  # step n reaches from n - 1 to n
     return whole if (whole[1] > whole[0]).all() else (low, high)
 
 
