@@ -90,10 +90,5 @@ def _rank(finding: Finding) -> tuple:
 
 
 def verdict_of(findings: list[Finding]) -> str:
-    """`problem` or `no problem`, which is what the exit code says.
-
-    Example:
-        >>> verdict_of([Finding("copies", "cannot tell")])
-        'no problem'
-    """
+    """`problem` or `no problem`, which is what the exit code says."""
     return "problem" if any(finding.is_problem for finding in findings) else "no problem"

@@ -43,14 +43,6 @@ def false_clipping(log: Log) -> Finding:
 
     Wrong where: a context shorter than prompt and limit cut the completions, each at another length. Read one completion to
     tell.
-
-    Example: half of the rows cut at 32 tokens or more cannot leave a mean of 7.
-        >>> import pandas as pd
-        >>> def run(mean):
-        ...     columns = {"step": [1.0], "clipped_ratio": [0.5], "mean_length": [mean], "max_length": [32.0]}
-        ...     return Log("a", "CSV", pd.DataFrame(columns), facts={"max_completion_length": 32})
-        >>> false_clipping(run(7.0)).verdict, false_clipping(run(20.0)).verdict
-        ('found', 'not found')
     """
     logged = log.logged("clipped_ratio")
     if logged is None:

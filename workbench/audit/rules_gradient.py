@@ -277,18 +277,9 @@ def _advice(log: Log, cause: str) -> str:
 
 
 def _level(dead: float, reward: np.ndarray, top: float | None) -> tuple[str, str]:
-    """Where the reward of steps without gradient stands, in words, and how severe that is.
+    """Where the mean reward of steps without gradient stands, in words, and how severe that is.
 
-    Args:
-        dead: mean reward of those steps.
-        reward: of all steps.
-        top: the largest possible, or None: then the largest of the run may be a solved task, which is no problem.
-
-    Example:
-        >>> _level(1.0, np.array([0.0, 1.0]), 1.0), _level(0.0, np.array([0.0, 0.5]), 1.0)
-        ((', the highest there is', 'note'), (', the lowest of the run', 'problem'))
-        >>> _level(1.0, np.array([0.0, 1.0]), None)
-        (', the highest of the run', 'warning')
+    Where `top`, the largest possible, is None, the largest of the run may be a solved task, which is no problem.
     """
     low, high = float(np.nanmin(reward)), float(np.nanmax(reward))
     if top is not None and top > 0 and dead >= 0.95 * top:

@@ -9,14 +9,7 @@ _MOST = 400  # points that the interval is computed from: its matrix has their s
 
 
 def change(values: np.ndarray | None, level: float = 0.99) -> Interval | None:
-    """How much a metric changed over its finite steps; None with fewer than 8 of them, or with no noise to judge by.
-
-    Example:
-        >>> round(change(np.array([0, 1] * 5 + [5, 6] * 5)).estimate, 2)
-        5.0
-        >>> print(change(np.ones(4)))
-        None
-    """
+    """How much a metric changed over its finite steps; None with fewer than 8 of them, or with no noise to judge by."""
     if values is None:
         return None
     finite = values[~np.isnan(values)]
@@ -54,12 +47,7 @@ def ends_at_the_top(log) -> bool:
 
 
 def ends_at_its_best(reward: np.ndarray) -> bool:
-    """Whether the last quarter is at the highest of the run, within 5% of its range: it may be solved.
-
-    Example:
-        >>> ends_at_its_best(np.array([0.2, 0.6, 1, 1, 1])), ends_at_its_best(np.array([0.2, 0.6, 0.3, 0.4]))
-        (True, False)
-    """
+    """Whether the last quarter is at the highest of the run, within 5% of its range: it may be solved."""
     low, high = np.nanmin(reward), np.nanmax(reward)
     return bool(high > low and high - quarters(reward)[1] <= 0.05 * (high - low))
 

@@ -141,12 +141,7 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, tuple[flo
 
 
 def _counted(epochs: Iterable[float]) -> list[float]:
-    """Step numbers by epochs: where these go back, it is to the step after the last one with an earlier epoch.
-
-    Example: resumed after the second of three steps; and a second run.
-        >>> _counted([0.1, 0.2, 0.3, 0.25, 0.4]), _counted([0.1, 0.2, 0.1, 0.2])
-        ([1.0, 2.0, 3.0, 3.0, 4.0], [1.0, 2.0, 1.0, 2.0])
-    """
+    """Step numbers by epochs: where these go back, it is to the step after the last one with an earlier epoch."""
     order: list[float] = []
     path: list[float] = []  # epochs of the steps up to here
     for epoch in epochs:
