@@ -61,7 +61,7 @@ def another_seed(one: Curve, seeds: Sequence[Curve], *, tolerance: ArrayLike, le
       seed is at another speed: one that learns sooner, later or never is no sign of another process. Said of 3 seeds or
       more.
     - inconclusive: further than the tolerance, but not different.
-    - not comparable: another unit, range or axis, a value that is not finite, too few points or too few steps in common.
+    - not comparable: another unit or range, a value that is not finite, too few points or too few steps in common.
 
     Curves are compared over the same steps, however often each was logged. Seeds that ended before nine tenths of the
     longest are left out, and the reason says so. `docs/error_rates.md` has the measured rates of wrong verdicts, for sparse
@@ -282,7 +282,7 @@ def documented_verdicts(
     tolerance: float = 0.0,
     metric: str = "reward",
 ):
-    """Of each documented run whether it is one more seed of each measured group, where they share unit, range and axis.
+    """Of each documented run whether it is one more seed of each measured group, where they share unit and range.
 
     Args:
         groups: name -> curves, one a seed.

@@ -245,7 +245,7 @@ def place(one: Curve, others: Sequence[Curve]) -> Verdict:
     - inside the spread: within the t prediction interval over the others, which holds one more run of 95%.
     - above, below: outside.
     - inconclusive: fewer than 3 others, or fewer than 3 points.
-    - not comparable: another unit, range or axis; nothing is said of it then.
+    - not comparable: another unit or range; nothing is said of it then.
 
     Returns:
         A verdict whose `value` is the run's result, `low` and `high` the interval.
