@@ -282,9 +282,18 @@ def test_two_tables_of_one_cell_are_two_runs_with_names_of_their_own(tmp_path):
 
 def test_a_record_of_a_training_is_read_alike_for_the_audit_and_for_known_defects(tmp_path):
     overrides = {"mask_truncated_completions": True, "scale_rewards": False, "max_completion_length": 64}
-    record = {"trainer": "GRPOTrainer", "recipe": {"num_generations": 4, "max_completion_length": 32}, "overrides": overrides}
+    record = {
+        "trainer": "GRPOTrainer",
+        "recipe": {"num_generations": 4, "max_completion_length": 32},
+        "overrides": overrides,
+    }
     (tmp_path / "recipe.json").write_text(json.dumps(record | {"stops": {"stop": ["</a>"]}}))
     facts, arguments = facts_of(tmp_path)[0], read_arguments(tmp_path)
-    known = {"num_generations": 4, "scale_rewards": "none", "mask_truncated_completions": True, "max_completion_length": 64}
+    known = {
+        "num_generations": 4,
+        "scale_rewards": "none",
+        "mask_truncated_completions": True,
+        "max_completion_length": 64,
+    }
     assert known.items() <= facts.items() and known.items() <= arguments.items()
     assert facts["stop_strings"] == arguments["generation_kwargs"]["stop"] == ["</a>"]
