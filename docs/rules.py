@@ -7,7 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from workbench.audit.check import RULES
+from workbench.audit.check import RULES, name_of
 from workbench.audit.report import audit_run, paragraph
 
 ROOT = Path(__file__).parents[1]
@@ -48,15 +48,10 @@ def examples() -> dict:
 def advice(rule) -> str:
     """What a rule advises, as it stands in its source."""
     calls = ast.walk(ast.parse(inspect.getsource(rule)))
-    words = (k.value for c in calls if isinstance(c, ast.Call) for k in c.keywords if k.arg == "advice")
+    words = [c.args[2] for c in calls if isinstance(c, ast.Call) and ast.unparse(c.func) == "found"]
     (first, *_) = [w for w in words if isinstance(w, ast.Constant | ast.JoinedStr)]
     parts = first.values if isinstance(first, ast.JoinedStr) else [first]
     return "".join(part.value if isinstance(part, ast.Constant) else "NAME" for part in parts)
-
-
-def name_of(rule) -> str:
-    """`false_clipping` -> `false-clipping`."""
-    return rule.__name__.replace("_", "-")
 
 
 def sections_of(rule) -> tuple[str, str, str]:

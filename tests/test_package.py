@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "packaged": set(),
     "trl_release": {"errors"},
     "doctor": {"errors"},
-    "defects": BASE,
+    "defects": BASE | {"logs"},
     "runs": {"errors"},
     "generation": {"errors"},
     "consistency": {"errors"},
@@ -162,15 +162,15 @@ def test_types_are_checked_without_exceptions_for_a_folder():
 
 # Lines of Python at most, so that growth is decided. A number is lowered where a folder falls; it is not raised in passing.
 MOST_LINES = {
-    "workbench/audit": 2430,
+    "workbench/audit": 2310,
     "workbench/batch": 1830,
     "workbench/consistency": 520,
-    "workbench/curves": 2070,
+    "workbench/curves": 1660,
     "workbench/diagnostics": 2390,
     "workbench/generation": 830,
-    "workbench/logs": 1420,
+    "workbench/logs": 1410,
     "workbench/recipes": 1070,
-    "workbench/reports": 1950,
+    "workbench/reports": 1890,
     "workbench/runs": 1960,
     "workbench/studies": 810,
     "workbench/toys": 780,

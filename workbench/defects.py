@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ParameterError
+from .logs.settings import STOPS, read_arguments
 from .packaged import packaged
-from .runs.files import read_json, read_text
 
 TRAINERS = ("GRPO", "RLOO", "OnlineDPO", "PPO")
 # What counts where a file does not say; the same in all releases of the table.
@@ -28,8 +28,12 @@ DEFAULTS = {
     "vllm_mode": "colocate",
 }
 _BY_TOKENS = ("dapo", "cispo", "vespo")  # the losses that divide by the tokens of a generation batch
-_STOPS = ("stop", "stop_strings", "stop_token_ids", "eos_token_id")
-_IN_FOLDER = ("recipe.json", "training_args.json", "args.json", "config.yaml", "config.yml", "args.yaml", "args.yml")
+_NUMBERS = (
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "per_device_train_batch_size",
+    "generation_batch_size",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +55,7 @@ class Settings:
     @property
     def stops(self) -> str:
         """The first stop in generation_kwargs, such as `stop`; empty without one."""
-        return next((name for name in _STOPS if (self["generation_kwargs"] or {}).get(name)), "")
+        return next((name for name in STOPS if (self["generation_kwargs"] or {}).get(name)), "")
 
     @property
     def steps_per_generation(self) -> int:
@@ -206,50 +210,18 @@ def met_defects(release: str, settings: Settings) -> dict[str, Met]:
 
 
 def read_settings(path: Path) -> Settings:
-    """The settings of a training, from a JSON or YAML file of TRL's arguments, or a run's folder that holds one.
-
-    Args:
-        path: a file; or a folder with a `recipe.json` of the workbench, or a file of _IN_FOLDER.
+    """The settings of a training, from a file or a run's folder as `logs.settings.read_arguments` takes it.
 
     Raises:
-        ParameterError: no such file, or none in the folder, or it does not hold NAME: VALUE.
+        ParameterError: as `read_arguments`, or an argument of another type.
     """
-    if path.is_dir():
-        found = next((path / name for name in _IN_FOLDER if (path / name).is_file()), None)
-        if found is None:
-            raise ParameterError(f"args={path}: no {', '.join(_IN_FOLDER)} in it; name the file with TRL's arguments")
-        path = found
-    if not path.is_file():
-        raise ParameterError(f"args={path}: no such file or folder")
-    value = _yaml(path) if path.suffix in (".yaml", ".yml") else read_json(path, {})
-    if not isinstance(value, dict) or not value:
-        raise ParameterError(f"args={path}: expected TRL's arguments as NAME: VALUE")
-    if isinstance(recipe := value.get("recipe"), dict):  # the workbench's record of a training
-        stops = {name: ids for name, ids in (value.get("stops") or {}).items() if ids and name in _STOPS}
-        vllm = {"use_vllm": recipe.get("backend") == "vllm"}
-        own = {"generation_kwargs": stops} if stops else {}
-        value = recipe | vllm | own | (value.get("overrides") or {}) | {"trainer": value.get("trainer")}
-    return Settings(_trainer(value), _as_in_trl(value, path))
+    value = read_arguments(path)
+    return Settings(_trainer(value), _checked(value, path))
 
 
-def _yaml(path: Path) -> Any:
-    import yaml
-
-    try:
-        return yaml.safe_load(read_text(path))
-    except yaml.YAMLError as error:
-        raise ParameterError(f"args={path}: not YAML ({error})") from None
-
-
-def _as_in_trl(value: dict, path: Path) -> dict:
-    """Numbers, and `generation_kwargs`, checked; `scale_rewards=True`, which TRL takes too, is "group"."""
-    numbers = (
-        "gradient_accumulation_steps",
-        "steps_per_generation",
-        "per_device_train_batch_size",
-        "generation_batch_size",
-    )
-    for name in numbers:
+def _checked(value: dict, path: Path) -> dict:
+    """The arguments with numbers and `generation_kwargs` that are such."""
+    for name in _NUMBERS:
         if value.get(name) is not None and (type(value[name]) is not int or value[name] < 1):
             raise ParameterError(f"args={path}: {name}={value[name]!r}: expected a whole number of at least 1")
     kwargs = value.get("generation_kwargs")
@@ -260,9 +232,7 @@ def _as_in_trl(value: dict, path: Path) -> dict:
             kwargs = kwargs or None
     if kwargs is not None and not isinstance(kwargs, dict):
         raise ParameterError(f"args={path}: generation_kwargs={kwargs!r}: expected NAME: VALUE")
-    scale = value.get("scale_rewards")
-    scaled = {True: "group", False: "none"}[scale] if isinstance(scale, bool) else scale
-    return value | {"generation_kwargs": kwargs, "scale_rewards": scaled}
+    return value | {"generation_kwargs": kwargs}
 
 
 def _trainer(value: dict) -> str:

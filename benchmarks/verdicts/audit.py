@@ -152,19 +152,19 @@ def install_rivals() -> Path:
 
 
 def judge_ours(path: Path, known: dict) -> tuple[str, list]:
-    """`right`, `another`, `silent` or `undecidable`, and what was found."""
+    """`right`, `another`, `silent` or `cannot tell`, and what was found."""
     (run,) = audit_run(path, **known["given"]).runs
     verdicts = {finding.rule: finding for finding in run.findings}
-    found = [f for f in run.findings if f.verdict == "found" and f.severity != "information"]
+    found = [f for f in run.findings if f.verdict == "found" and f.severity != "note"]
     shown = [(f.severity, f.rule + (f" ({f.cause})" if f.cause else ""), f.advice) for f in found]
     if known["rule"] is None:
         return "", shown
-    if known["verdict"] == "undecidable":  # that, and no cause beside what the data show
-        open_ = verdicts[known["rule"]].verdict == "undecidable"
+    if known["verdict"] == "cannot tell":  # that, and no cause beside what the data show
+        open_ = verdicts[known["rule"]].verdict == "cannot tell"
         return ("right" if open_ and set(run.problems) <= set(known["also"]) else "another"), shown
     main = found[0] if found else None
     if main is None:
-        return ("undecidable" if verdicts[known["rule"]].verdict == "undecidable" else "silent"), shown
+        return ("cannot tell" if verdicts[known["rule"]].verdict == "cannot tell" else "silent"), shown
     named = main.rule == known["rule"] and known["cause"] in ("", main.cause)
     return ("right" if named or main.rule in known["also"] else "another"), shown
 
@@ -200,7 +200,7 @@ def on_corpus(rivals: Path | None, seed: int | None) -> list[dict]:
                     "seed": known["seed"],
                     "fault": known["rule"],
                     "about": known["about"],
-                    "undecidable": known["verdict"] == "undecidable",
+                    "cannot tell": known["verdict"] == "cannot tell",
                     "tool": tool,
                     "result": result,
                     "problems": sum(severity == "problem" for severity, *_ in told),
@@ -227,8 +227,8 @@ def tables(rows: list[dict]) -> str:
 
 
 def _word(row: dict) -> str:
-    as_it_is = row["undecidable"] and row["tool"] == "workbench" and row["result"] == "right"
-    return "right: undecidable" if as_it_is else row["result"]
+    as_it_is = row["cannot tell"] and row["tool"] == "workbench" and row["result"] == "right"
+    return "right: cannot tell" if as_it_is else row["result"]
 
 
 def _sums() -> dict:
@@ -245,7 +245,7 @@ def _sums() -> dict:
         "faulty runs: the right cause first": share("right"),
         "another cause first": share("another"),
         "silent": share("silent"),
-        "undecidable, though the data show it": share("undecidable"),
+        "cannot tell, though the data show it": share("cannot tell"),
         "cannot read the log": share("cannot read"),
         "healthy runs with a problem (CRITICAL)": lambda rows: (
             f"{sum(row['problems'] > 0 for row in healthy(rows))} of {len(healthy(rows))}"

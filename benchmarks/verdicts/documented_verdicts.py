@@ -125,7 +125,7 @@ def copies(repeats: int, seed: int) -> dict:
     cases = {
         "two seeds, 8 completions that are right or wrong": lambda rng: (curve(eight(rng)), curve(eight(rng))),
         "two seeds, a reward without steps": lambda rng: (curve(rng.normal(size=100)), curve(rng.normal(size=100))),
-        "two seeds, 20 steps": lambda rng: (curve(eight(rng, 20)), curve(eight(rng, 20))),
+        "two seeds, 10 steps": lambda rng: (curve(eight(rng, 10)), curve(eight(rng, 10))),
         "two seeds, stuck at 0 in 97% of steps": lambda rng: (curve(stuck(rng)), curve(stuck(rng))),
         "one run, and the means of two steps each": lambda rng: (curve(y := rng.normal(size=100)), form(y)),
         "one run, printed with 4 decimals": lambda rng: (curve(y := rng.normal(size=100)), curve(y.round(4))),

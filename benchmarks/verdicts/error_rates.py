@@ -16,7 +16,7 @@ from scipy.signal import lfilter
 from benchmarks.pages import table, write_page
 from benchmarks.record import MEASURED, parser, publish
 from workbench.curves.compare import DIFFERENT, INCONCLUSIVE, SAME, another_seed
-from workbench.curves.curve import Curve, peak
+from workbench.curves.curve import Curve
 from workbench.curves.stats import change_interval, iqm, seed_interval
 from workbench.runs.environment import hardware
 
@@ -123,12 +123,6 @@ def changes(rng: np.random.Generator, n: int, rho: float, repeats: int) -> dict[
     }
 
 
-def early_peaks(rng: np.random.Generator, repeats: int, window: int = 10) -> float:
-    """Share of runs of pure noise whose peak lies in the first 5 of its 71 possible places; 0.07 were they all equal."""
-    runs = [Curve("noise", STEPS, rng.normal(size=len(STEPS)), "characters") for _ in range(repeats)]
-    return float(np.mean([peak(one, window)[0] < window + 5 for one in runs]))
-
-
 def coverage(rng: np.random.Generator, seeds: int, draw: Callable, repeats: int) -> float:
     """How often `seed_interval` holds the true interquartile mean; every column of the values is an experiment."""
     truth = iqm(draw(rng, 1_000_000))
@@ -160,7 +154,6 @@ def simulate(repeats: int, seed: int) -> dict:
     result["seed_interval"] = {
         name: {str(n): coverage(rng(), n, draw, repeats) for n in (2, 3, 4, 5, 10, 30)} for name, draw in VALUES.items()
     }
-    result["early peaks"] = early_peaks(rng(), repeats)
     return result
 
 
@@ -300,12 +293,6 @@ def page(result: dict, control: dict) -> list[str]:
         "95% is meant; a t interval below 5 seeds, a bootstrap interval from 5 on.",
         "",
         *table(["values", "2 seeds", "3", "4", "5", "10", "30"], seeds),
-        "",
-        "## `peak`",
-        "",
-        f"Of pure noise, the peak lies in the first 5 of its 71 possible places in {100 * result['early peaks']:.1f}% of"
-        " runs; 7.0% if",
-        "every place were as likely. The means of 10 steps overlap, which favours both ends.",
         "",
         *control_section(control),
     ]  # fmt: skip

@@ -39,3 +39,14 @@ def falling(share):
 
 def flat(share):
     return 0.5 + 0 * share
+
+
+STOPPED = {"clipped_ratio": 1.0, "mean_length": 7.0, "max_length": 9.0}  # a stop string, read as a cut
+CUT = {"clipped_ratio": 0.6, "mean_length": 50.0, "max_length": 64.0}
+LIMIT = {"max_completion_length": 64}
+MASKED = np.tile([0.0, 0.0, 0.0, 0.4], 15)  # gradients; a step has one where a row of it ended in EOS
+EQUAL = {"grad_norm": 0.0, "zero_std_share": 1.0}
+GPT2 = {"model_type": "gpt2"}
+SIZE = {"num_generations": 4}
+UNEQUAL = rows(prompt=lambda s, g, r: "a prompt " * (g + 1))
+LONG = rows(prompt=lambda s, g, r: "one length", reward=lambda s, g, r: float(r % 2))

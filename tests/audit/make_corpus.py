@@ -30,7 +30,7 @@ CLOSE = "</search>"
 class Kind:
     """A fault or a healthy control.
 
-    `rule` and `cause` are what an audit has to name first, `None` for a healthy run; `verdict` is `undecidable` where the kept
+    `rule` and `cause` are what an audit has to name first, `None` for a healthy run; `verdict` is `cannot tell` where the kept
     files cannot show the fault. `also` are other rules that say the same in other words. `given` are options of the audit.
     """
 
@@ -120,7 +120,7 @@ def second_task(completions, task, **_):
 
 
 def yes_or_no(completions, answer, **_):
-    return [float(text.strip() == wanted) for text, wanted in zip(completions, answer, strict=True)]
+    return exact(completions, answer)
 
 
 # --- models and prompts -----------------------------------------------------------------------------------------------
@@ -250,12 +250,16 @@ def mixed(work):
     work.grpo(called, trainer=Shuffled, log_completions=True)
 
 
-def wrong_eos(work):
-    """The tokenizer's EOS is not the token that the model ends with."""
+def loaded_search():
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     path = search()
-    tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path, dtype="float32")
+    return AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path, dtype="float32")
+
+
+def wrong_eos(work):
+    """The tokenizer's EOS is not the token that the model ends with."""
+    tokenizer, model = loaded_search()
     tokenizer.eos_token = tokenizer.pad_token
     model.generation_config.eos_token_id = tokenizer.pad_token_id
     work.grpo(called, loaded=model, processing_class=tokenizer, log_completions=True)
@@ -263,10 +267,7 @@ def wrong_eos(work):
 
 def added_token(work):
     """A stop token is added in memory; the tokenizer that is saved is the old one."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    path = search()
-    tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path, dtype="float32")
+    tokenizer, model = loaded_search()
     new = len(tokenizer)
     model.resize_token_embeddings(new + 1)
     model.generation_config.eos_token_id = [tokenizer.eos_token_id, new]
@@ -393,7 +394,7 @@ KINDS = {
         "the same, without completions",
         ours(**SEEDED),
         "copies",
-        verdict="undecidable",
+        verdict="cannot tell",
         also=("zero-gradient", "no-learning"),
         vllm=True,
     ),
@@ -405,7 +406,7 @@ KINDS = {
         "missing-rewards",
     ),
     "rewards-none-no-texts": Kind(
-        "the same, without completions", ours(reward=sometimes_none), "missing-rewards", verdict="undecidable"
+        "the same, without completions", ours(reward=sometimes_none), "missing-rewards", verdict="cannot tell"
     ),
     "wrong-tag": Kind(
         "the reward function looks for a tag that no prompt asks for",
@@ -440,7 +441,7 @@ KINDS = {
         "below what any answer needs: every row has the same length, as with a stop",
         ours(max_completion_length=6),
         "true-clipping",
-        verdict="undecidable",
+        verdict="cannot tell",
         also=("zero-gradient", "no-learning"),
     ),
     "added-token": Kind(
@@ -459,7 +460,7 @@ KINDS = {
         "the same, with vllm_importance_sampling_correction=False",
         ours(change=without_sync, learning_rate=1e-3, vllm_importance_sampling_correction=False),
         "stale-sampler",
-        verdict="undecidable",
+        verdict="cannot tell",
         vllm=True,
     ),
     "top-p": Kind("vLLM samples with top_p=0.6", ours(top_p=0.6), "mismatch", "truncated-sampling", vllm=True),
@@ -479,7 +480,7 @@ KINDS = {
         "the same, trainer_state.json alone",
         ours(reward=near_20, rows=signatures, model=lambda: starter("gpt2"), max_steps=30),
         "padding-positions",
-        verdict="undecidable",
+        verdict="cannot tell",
         keep=STATE_ALONE,
     ),
     "gpt2-padding-vllm": Kind(

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from workbench import cli
+from workbench.audit.report import audit_run
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31m<script>alert(1)</script><img src=x onerror=alert(2)>"
 LINE = {"reward": 0.5, "completions/mean_length": 7.0, "frac_reward_zero_std": 0.1}
@@ -23,17 +24,14 @@ def half_a_parquet() -> bytes:
 
 UNUSABLE = {
     "an empty folder": (None, "no log in this folder"),
-    "a truncated JSON": (("trainer_state.json", history({"step": 1, **LINE})[:-9]), "not JSON"),
     "a parquet cut in half": (("completions_00001.parquet", half_a_parquet()), "completions alone"),
     "a classifier's training": (
         ("trainer_state.json", history({"step": 1, "loss": 0.5, "eval_accuracy": 0.9})),
         "no reward",
     ),
     "NaN alone": (("trainer_state.json", b'{"log_history": [{"step": NaN, "reward": NaN}]}'), "no step with a number"),
-    "Infinity alone": (("trainer_state.json", b'{"log_history": [{"step": Infinity, "reward": Infinity}]}'), "no step"),
     "lines of 1 MB": (("console.txt", (b"{'" * 600_000 + b"\n") * 4), "no line like"),
     "a pickle dressed as JSON": (("state.json", pickle.dumps({"log_history": [LINE]})), "pickle"),
-    "a pickle": (("training_args.bin", pickle.dumps({"log_history": [LINE]})), "pickle"),
 }
 
 
@@ -78,18 +76,17 @@ def test_settings_of_another_type_are_left_out(tmp_path, name, value):
 
 def test_terminal_escapes_and_scripts_in_completions_are_inert_in_all_outputs(tmp_path, capsys):
     (tmp_path / "trainer_state.json").write_bytes(history(*({"step": n, **LINE, HOSTILE: 1} for n in range(1, 21))))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": HOSTILE, "dtype": HOSTILE}))
     (tmp_path / "completions").mkdir()
-    table = {
-        "step": [n for n in range(1, 21) for _ in range(4)],
-        "prompt": HOSTILE,
-        "completion": HOSTILE,
-        HOSTILE: 1.0,
-    }
+    steps = [n for n in range(1, 21) for _ in range(4)]
+    table = {"step": steps, "prompt": HOSTILE, "completion": HOSTILE, HOSTILE: 1.0}
     pd.DataFrame(table).to_parquet(tmp_path / "completions" / "completions_00020.parquet")
     page = tmp_path / "page.html"
     assert cli.main(["audit", str(tmp_path), "--html", str(page)]) == 1  # copies: every completion is the same
     assert cli.main(["audit", str(tmp_path), "--json"]) == 1
     out, err = capsys.readouterr()
+    assert "script" in out, "the model type is named"
     for text in (out, err, page.read_text()):
         assert "\x1b" not in text and "\x07" not in text
+    assert "<script>" not in audit_run(tmp_path)._repr_html_()
     assert "<script>alert" not in page.read_text() and "<img src=x" not in page.read_text()

@@ -8,10 +8,9 @@ import pytest
 from workbench import cli
 from workbench.audit.check import RULES
 from workbench.audit.report import audit_run
-from workbench.errors import ParameterError, RunError
+from workbench.errors import ParameterError
 
 ROOT = Path(__file__).parents[2]
-HOSTILE = "\x1b]0;owned\x07<script>alert(1)</script>"
 
 
 def state(folder, rows):
@@ -100,24 +99,10 @@ def test_a_limit_and_a_stop_string_decide_what_the_log_leaves_open(capsys, tmp_p
     assert (code, "limit=0" in err) == (2, True)
 
 
-def test_what_a_stranger_wrote_is_inert_in_every_output(capsys, tmp_path):
-    folder = state(tmp_path, [row | {HOSTILE: 1} for row in logged()])
-    (folder / "config.json").write_text(json.dumps({"model_type": HOSTILE, "dtype": HOSTILE}))
-    code, out, err = audit(capsys, folder)
-    assert code == 0
-    out += audit(capsys, folder, "--json")[1]
-    assert "script" in out, "the model type is named"
-    assert "\x1b" not in out + err and "\x07" not in out + err
-    assert "<script>" not in audit_run(folder)._repr_html_()
-    audit(capsys, folder, "--html", tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
-    assert "alert(1)" in page and "<script" not in page and "\x1b" not in page
-
-
 def test_the_value_in_python_is_a_table_of_what_was_found_and_what_is_open(tmp_path):
     report = audit_run(state(tmp_path, logged(masked=True)))
     assert report.problems == ["masked-stops", "zero-gradient"]
-    assert set(report.table()["verdict"]) == {"found", "undecidable"}
+    assert set(report.table()["verdict"]) == {"found", "cannot tell"}
     assert "masked-stops" in str(report)
     assert "Because of masked-stops" in report.html()
 
@@ -149,15 +134,9 @@ def test_a_model_with_weights_is_measured_where_its_config_says_too_little(tmp_p
     assert finding.evidence["measured difference, nats"] > 0.1
 
 
-def test_the_training_of_a_classifier_is_refused(tmp_path):
-    rows = [{"step": n, "loss": 0.5, "learning_rate": 1e-4} for n in range(9)] + [{"step": 9, "eval_accuracy": 0.9}]
-    with pytest.raises(RunError, match="expected the log of a GRPO"):
-        audit_run(state(tmp_path, rows))
-
-
 def test_a_setting_can_be_stated_and_one_that_is_unknown_is_refused(capsys, tmp_path):
     folder = state(tmp_path, [row | {"completions/clipped_ratio": 0.9} for row in logged()])
-    assert "masked-stops" not in audit(capsys, folder)[1].split("undecidable")[0]
+    assert "masked-stops" not in audit(capsys, folder)[1].split("cannot tell")[0]
     code, out, _ = audit(capsys, folder, "--set", "mask_truncated_completions=true")
     assert (code, "PROBLEM masked-stops" in out) == (1, True)
     assert "settings: mask_truncated_completions True" in out

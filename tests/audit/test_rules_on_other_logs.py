@@ -5,14 +5,14 @@ import json
 
 import numpy as np
 import pytest
-from made_up import falling, flat, log, rising, rows
+from made_up import flat, log, rising
 
 from workbench.audit.check import check
 from workbench.audit.rules_clipping import false_clipping
-from workbench.audit.rules_data import dead_rewards, duplicate_prompts, log_damage
-from workbench.audit.rules_ends import never_stops, true_clipping
+from workbench.audit.rules_data import dead_rewards, log_damage
+from workbench.audit.rules_ends import true_clipping
 from workbench.audit.rules_gradient import zero_gradient
-from workbench.audit.rules_learning import collapse, length_runaway, no_learning, solved
+from workbench.audit.rules_learning import no_learning
 from workbench.logs.read import read
 
 EVERY_OTHER = np.tile([0.0, 1.0], 30)
@@ -46,17 +46,6 @@ def test_a_learning_rate_of_0_beside_numbers_in_full_is_0():
 
 # --- rows that all count as cut ----------------------------------------------------------------------------------------
 
-ALL_CUT = {"clipped_ratio": 1.0, "mean_length": 256.0, "max_length": 256.0}
-
-
-def test_when_every_row_counts_as_cut_that_is_said_whichever_way_it_is():
-    found = never_stops(log(**ALL_CUT, reward=flat))
-    assert (found.verdict, found.severity, found.cause) == ("found", "warning", "all-cut")
-    assert "--limit N" in found.advice and "Mask nothing" in found.advice
-    assert never_stops(log(**ALL_CUT, reward=flat, facts={"max_completion_length": 256})).severity == "problem"
-    some = log(**(ALL_CUT | {"clipped_ratio": 0.7}), reward=flat)
-    assert never_stops(some).verdict == "not found"
-
 
 def test_lines_that_are_means_of_several_steps_confirm_a_limit_where_full_ones_have_one_length_and_others_less():
     full = EVERY_OTHER == 1
@@ -65,24 +54,6 @@ def test_lines_that_are_means_of_several_steps_confirm_a_limit_where_full_ones_h
     several.steps["step"] *= 5
     assert false_clipping(several).verdict == "not found"
     assert true_clipping(several).severity == "problem"
-
-
-def test_three_steps_of_cut_rows_are_no_problem_yet():
-    few = {"clipped_ratio": [0.25, 0.5, 0.625], "mean_length": [223, 240, 219], "max_length": 256.0, "reward": 0.125}
-    found = true_clipping(log(3, **few, facts={"max_completion_length": 256}))
-    assert (found.verdict, found.severity) == ("found", "warning")
-
-
-def test_ms_swift_counts_rows_that_the_engine_cut_at_any_length():
-    swift = {"clipped_ratio": 0.45, "mean_length": 2393.1, "max_length": 7009.0, "reward": flat}
-    assert false_clipping(log(**swift)).verdict == "found"
-    assert false_clipping(log(**swift, facts={"trainer": "ms-swift"})).verdict == "not found"
-
-
-def test_no_eos_in_any_completion_is_one_that_never_stops():
-    episodes = 16 * np.arange(1, 61)
-    assert never_stops(log(eos_tokens=0, episodes=episodes)).severity == "problem"
-    assert never_stops(log(eos_tokens=4, episodes=episodes)).verdict == "not found"
 
 
 # --- groups without signal ---------------------------------------------------------------------------------------------
@@ -94,10 +65,6 @@ def test_a_kl_term_does_not_hide_that_all_groups_have_equal_rewards():
     assert (found.cause, found.severity) == ("equal-rewards", "problem")
     assert "whatever gradient other terms give" in found.says
     assert zero_gradient(log(**hidden, zero_std_share=0.5)).verdict == "not found"
-
-
-def test_a_share_of_equal_groups_that_gradients_refute_is_not_believed():
-    assert zero_gradient(log(grad_norm=0.3, zero_std_share=1.0, reward=rising)).verdict == "not found"
 
 
 @pytest.mark.parametrize(
@@ -124,15 +91,6 @@ def test_the_gradient_of_the_last_of_ten_steps_is_set_against_the_share_of_equal
     assert zero_gradient(lost).cause == "unknown"
 
 
-def test_half_of_the_groups_equal_in_a_short_run_is_a_warning():
-    equal = {"kl": 0.001, "grad_norm": 0.1, "reward_std": np.tile([0.0, 0.2], 10), "reward": np.tile([0.0, 0.125], 10)}
-    assert zero_gradient(log(20, **equal)).severity == "warning"
-    assert (
-        zero_gradient(log(60, **{k: np.tile(v, 3) if np.ndim(v) else v for k, v in equal.items()})).severity
-        == "problem"
-    )
-
-
 def test_nobody_is_told_to_log_what_is_logged():
     whole = {"grad_norm": 0.0, "zero_std_share": 0.2, "clipped_ratio": 0.1, "reward": flat}
     assert not zero_gradient(log(**whole)).advice.startswith("Log")
@@ -140,36 +98,6 @@ def test_nobody_is_told_to_log_what_is_logged():
 
 
 # --- course ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_fall_that_is_sure_at_95_percent_and_not_at_99_is_no_learning():
-    noise = np.random.default_rng(7).normal(size=60)
-    found = no_learning(log(reward=0.5 - 0.6 * np.linspace(0, 1, 60) + 0.38 * noise))
-    assert (found.verdict, found.cause) == ("found", "falls")
-    assert no_learning(log(reward=falling)).verdict == "not found"  # which collapse says
-    assert no_learning(log(reward=rising)).verdict == "not found"
-
-
-def test_lengths_that_are_the_same_in_all_steps_are_not_asked_for_again():
-    assert length_runaway(log(mean_length=256.0, reward=flat)).verdict == "not found"
-
-
-def test_completions_that_shrink_to_nothing_are_a_collapse():
-    found = collapse(log(mean_length=lambda share: 1800 * np.exp(-20 * share) + 2, reward=flat))
-    assert (found.cause, found.severity) == ("length", "problem")
-    assert collapse(log(mean_length=lambda share: 1800 * np.exp(-20 * share) + 2, reward=rising)).verdict == "not found"
-
-
-def test_a_reward_at_its_highest_from_the_first_step_on_is_no_solved_task():
-    top = {"facts": {"reward_highest": 1.0}}
-    assert solved(log(reward=1.0, **top)).verdict == "undecidable"
-    assert no_learning(log(reward=1.0, **top)).cause == "constant"
-    assert solved(log(reward=np.minimum(np.linspace(0.2, 1.8, 60), 1.0), **top)).verdict == "found"
-
-
-def test_one_prompt_in_all_steps_is_said():
-    one = log(completions=rows(prompt=lambda s, g, r: "the prompt"), facts={"num_generations": 4})
-    assert (duplicate_prompts(one).cause, duplicate_prompts(one).severity) == ("one-prompt", "information")
 
 
 def test_a_reward_function_that_never_varies_is_named(tmp_path):
@@ -202,13 +130,13 @@ def of_the_batch(**facts):
 def test_a_share_of_equal_groups_that_zero_gradients_contradict_is_false_and_the_cause_is_named():
     findings = {f.rule: f for f in check(of_the_batch())}
     assert findings["false-zero-std"].severity == "warning" and len(findings["false-zero-std"].steps) == 30
-    assert (findings["zero-gradient"].cause, findings["copies"].verdict) == ("equal-rewards", "undecidable")
+    assert (findings["zero-gradient"].cause, findings["copies"].verdict) == ("equal-rewards", "cannot tell")
 
 
 def test_where_every_gradient_is_0_the_settings_or_the_spread_tell_whose_share_it_is():
     dead = of_the_batch()
     dead.steps["grad_norm"] = 0.0
-    assert {f.rule: f.verdict for f in check(dead)}["false-zero-std"] == "undecidable"
+    assert {f.rule: f.verdict for f in check(dead)}["false-zero-std"] == "cannot tell"
     for known in ({"scale_rewards": "batch"}, {"reward_std_of_batch": True}):
         findings = {f.rule: f for f in check(dataclasses.replace(dead, facts=known))}
         assert findings["false-zero-std"].verdict == "found" and findings["zero-gradient"].cause == "equal-rewards"
@@ -219,7 +147,7 @@ def test_settings_alone_are_enough_to_disbelieve_it_and_only_a_share_of_1_is_use
     known = {"multi_objective_aggregation": "normalize_then_sum"}
     sick = log(reward=flat, zero_std_share=share, grad_norm=np.where(share, 0, 0.3), facts=known)
     findings = {f.rule: f for f in check(sick)}
-    assert findings["false-zero-std"].severity == "information"
+    assert findings["false-zero-std"].severity == "note"
     assert findings["zero-gradient"].cause == "equal-rewards" and len(findings["zero-gradient"].steps) == 20
 
 

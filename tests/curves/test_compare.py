@@ -144,7 +144,7 @@ def test_a_documented_run_logged_every_5_or_10_steps_is_the_same_process_as_itse
         assert found.verdict == "same process", found
 
 
-@pytest.mark.parametrize("at, x", [("end", 4), ("start", 1), ("centre", 2.5)])
+@pytest.mark.parametrize("at, x", [("end", 4), ("centre", 2.5)])
 def test_a_point_is_compared_with_the_steps_that_it_is_the_mean_of(at, x):
     means = rise(STEPS).reshape(-1, 4).mean(1)
     for span in (None, 4):
@@ -176,10 +176,9 @@ def test_a_run_cut_off_early_is_not_comparable_and_one_cut_late_says_how_many_st
     "other, reason",
     [({"unit": "tokens"}, "seed 0 is in tokens, mine in characters"),
      ({"high": 9.0}, r"seed 0 ranges over (-inf, 9], mine over (-inf, inf)"),
-     ({"axis": "prompts"}, "seed 0 is over prompts, mine over step"),
      ({"y": np.where(STEPS == 40, np.nan, 1)}, "seed 0: not finite at step 40")]
 )  # fmt: skip
-def test_other_units_ranges_and_axes_and_values_that_are_not_finite_are_not_comparable(other, reason):
+def test_other_units_and_ranges_and_values_that_are_not_finite_are_not_comparable(other, reason):
     found = another_seed(MINE, seeds(2, **other), tolerance=5)
     assert (found.verdict, found.reason) == ("not comparable", reason)
 

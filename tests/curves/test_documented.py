@@ -6,7 +6,6 @@ from conftest import ROOT
 
 from benchmarks import documented as the_set
 from workbench.curves.documented import list_baselines, load_baseline, load_sources
-from workbench.curves.stats import share_at
 from workbench.errors import ParameterError, RunError
 
 FOLDER = ROOT / "data" / "baselines"
@@ -65,7 +64,7 @@ def test_the_known_figures_come_out():
 
 def test_thinning_a_curve_would_have_lost_the_share_at_the_cap():
     qwen3b = load_baseline("unsloth-qwen2.5-3b-gsm8k-grpo")
-    assert share_at(qwen3b.curve("completion_length").y, 200) < qwen3b.figure("share_at_cap") - 0.2
+    assert np.mean(qwen3b.curve("completion_length").y == 200) < qwen3b.figure("share_at_cap") - 0.2
 
 
 def test_an_unknown_name_gets_the_nearest_spelling():
@@ -87,56 +86,29 @@ def test_a_user_adds_a_baseline_by_dropping_a_file_in(tmp_path, monkeypatch):
     assert load_baseline("mine").curve().y[0] == -368.4
 
 
+W3NG = json.loads((FOLDER / "w3ng-qwen2.5-1.5b-tldr-grpo.json").read_text()) | {"name": "mine"}
+CURVE = W3NG["curves"]["reward"]
+FIGURE = {"value": 1, "what": "peak", "from": "published"}
+WORDS = "expected words such as 'characters from the target of 20'"
+
+
 @pytest.mark.parametrize(
     "change, message",
-    [({"colour": 1}, r"does not know \['colour'\]"), ({"name": "other"}, "its name is 'other'"),
-     ({"curves": {"reward": {"points": []}}}, r"curve 'reward' lacks \['at', 'high', 'low', 'unit', 'x'\]")]
+    [({"colour": 1}, "does not know ['colour']"), ({"name": "other"}, "its name is 'other'"),
+     ({"curves": {"reward": {"points": []}}}, "curve 'reward' lacks ['at', 'high', 'low', 'unit', 'x']"),
+     *(({"reward": W3NG["reward"] | {"unit": unit}}, f"mine.json: reward: unit={unit!r}; {WORDS}") for unit in (None, 3, "  ")),
+     ({"reward": {"name": "reward"}}, f"mine.json: reward: unit=None; {WORDS}"),
+     ({"curves": {"reward": CURVE, "loss": CURVE | {"unit": ""}}}, f"mine.json: curve 'loss': unit=''; {WORDS}"),
+     ({"figures": {"peak": FIGURE | {"unit": []}}}, f"mine.json: figure 'peak': unit=[]; {WORDS}"),
+     ({"curves": {"reward": CURVE | {"x": "hours"}}}, "curve 'reward': x='hours'; expected 'step'"),
+     ({"curves": {"reward": CURVE | {"unit": "tokens"}}},
+      "mine.json: curve 'reward' has unit='tokens', the reward itself 'characters from the target of 200'"),
+     ({"curves": {"reward": CURVE | {"by_seed": {"0": [1.0, 2.0]}}}},
+      "mine.json: curve 'reward', seed 0: 2 values; expected 11, one for each")],
 )  # fmt: skip
 def test_an_odd_file_is_refused_with_what_is_odd(tmp_path, monkeypatch, change, message):
     monkeypatch.setenv("WORKBENCH_BASELINES", str(tmp_path))
-    mine = json.loads((FOLDER / "w3ng-qwen2.5-1.5b-tldr-grpo.json").read_text()) | {"name": "mine"}
-    (tmp_path / "mine.json").write_text(json.dumps(mine | change))
-    with pytest.raises(ParameterError, match=message):
-        load_baseline("mine")
-
-
-W3NG = json.loads((FOLDER / "w3ng-qwen2.5-1.5b-tldr-grpo.json").read_text()) | {"name": "mine"}
-CURVE = W3NG["curves"]["reward"]
-
-
-@pytest.mark.parametrize("unit", [None, 3, "", "  ", [], "missing"])
-@pytest.mark.parametrize("place", ["reward", "curve 'completion_length'", "figure 'peak'"])
-def test_a_file_with_an_unknown_unit_is_refused_with_the_place_and_what_was_expected(
-    tmp_path, monkeypatch, place, unit
-):
-    monkeypatch.setenv("WORKBENCH_BASELINES", str(tmp_path))
-    mine = json.loads(json.dumps(W3NG))
-    mine["figures"]["peak"] = {"value": 1, "unit": "steps", "what": "peak", "from": "published"}
-    parts = {"reward": mine["reward"], "curve 'completion_length'": mine["curves"]["completion_length"],
-             "figure 'peak'": mine["figures"]["peak"]}  # fmt: skip
-    parts[place]["unit"] = unit
-    lacks = place.startswith("curve") and unit == "missing"
-    if unit == "missing":
-        del parts[place]["unit"]
-    (tmp_path / "mine.json").write_text(json.dumps(mine))
-    shown = f"unit={None if unit == 'missing' else unit!r}"
-    wanted = r"lacks \['unit'\]" if lacks else f": {shown}; expected words such as 'characters from the target of 20'"
-    with pytest.raises(ParameterError, match=rf"mine.json: {place}{' ' if lacks else ''}".replace("'", ".")) as error:
-        load_baseline("mine")
-    assert lacks or wanted in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [({"unit": "tokens"}, "mine.json: curve 'reward' has unit='tokens', the reward itself 'characters from the target of 200'"),
-     ({"by_seed": {"0": [1.0, 2.0]}}, "mine.json: curve 'reward', seed 0: 2 values; expected 11, one for each")],
-)  # fmt: skip
-def test_a_curve_in_another_unit_than_its_reward_or_with_seeds_that_do_not_fit_is_refused(
-    tmp_path, monkeypatch, change, message
-):
-    monkeypatch.setenv("WORKBENCH_BASELINES", str(tmp_path))
-    mine = W3NG | {"curves": {"reward": CURVE | change}}
-    (tmp_path / "mine.json").write_text(json.dumps(mine))
+    (tmp_path / "mine.json").write_text(json.dumps(W3NG | change))
     with pytest.raises(ParameterError) as error:
         load_baseline("mine")
     assert message in str(error.value)
@@ -184,14 +156,14 @@ def test_every_documented_run_has_a_source_with_a_licence_and_what_was_taken():
 
 @pytest.mark.parametrize("path", sorted(EXTRACTS.glob("*.csv")), ids=lambda path: path.stem)
 def test_the_numbers_of_a_run_come_out_of_its_log_again(path):
-    (row, *_) = load_sources(path.stem)
+    row = next(row for row in load_sources() if row["run"] == path.stem)
     again = row | {"which": 0, "column": None, "evals": "eval_accuracy" if row["evals"] else None}
     assert the_set.differences(again | {"sha256": the_set.sha256(path)}, path) == []
 
 
 def test_a_log_with_one_other_number_and_one_with_another_hash_are_noticed(tmp_path):
     path = sorted(EXTRACTS.glob("imjonezz*.csv"))[0]
-    (row,) = load_sources(path.stem)
+    (row,) = [row for row in load_sources() if row["run"] == path.stem]
     changed = tmp_path / path.name
     lines = path.read_text().splitlines()
     lines[5] = ",".join([lines[5].split(",")[0], "3.9", *lines[5].split(",")[2:]])

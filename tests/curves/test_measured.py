@@ -8,7 +8,7 @@ from conftest import write_run
 from workbench.curves.compare import another_seed
 from workbench.curves.curve import Curve
 from workbench.curves.documented import load_baseline
-from workbench.curves.measured import group_table, measured_groups, run_curve, typed_bound
+from workbench.curves.measured import group_table, measured_groups, run_curve
 from workbench.errors import ParameterError, RunError
 from workbench.runs.files import write_json
 from workbench.runs.run import Run, set_status
@@ -18,24 +18,6 @@ RECIPE = {"per_device_train_batch_size": 32, "gradient_accumulation_steps": 2, "
 
 def rows(*rewards, start=1):
     return [{"step": n, "elapsed_s": n / 2, "reward": r} for n, r in enumerate(rewards, start)]
-
-
-def test_a_curve_can_be_over_steps_seconds_or_prompts(tmp_path):
-    run = write_run(tmp_path, metrics=rows(-3, -2, -1))
-    write_json(run.path / "progress.json", {"step": 3, "max_steps": 3, "prompts_per_step": 8.0})
-    assert run_curve(run).x.tolist() == [1, 2, 3]
-    assert run_curve(run, axis="elapsed_s").x.tolist() == [0.5, 1, 1.5]
-    assert run_curve(run, axis="prompts").x.tolist() == [8, 16, 24]
-
-
-@pytest.mark.parametrize("progress", [{}, {"prompts_per_step": None}])
-def test_prompts_that_nobody_recorded_are_not_guessed_from_the_recipe(tmp_path, progress):
-    """It knows neither the number of processes nor `num_iterations`."""
-    run = write_run(tmp_path, metrics=rows(-3, -2, -1))
-    write_json(run.path / "recipe.json", {"trainer": "GRPOTrainer", "recipe": RECIPE})
-    write_json(run.path / "progress.json", {"step": 3, "max_steps": 3} | progress)
-    with pytest.raises(RunError, match=r"how many prompts a step took is unknown; .* Use axis='step'"):
-        run_curve(run, axis="prompts")
 
 
 def test_units_of_trl_s_own_metrics_are_known_and_a_reward_s_can_be_given(tmp_path):
@@ -188,26 +170,20 @@ def test_older_folders_hold_the_recipe_s_fields_alone_and_are_grouped_too(tmp_pa
     assert {name: [c.unit for c in curves] for name, curves in groups.items()} == {"lr 0.0001": ["characters"] * 2}
 
 
-def test_a_bound_typed_as_text_is_a_number_or_none_given():
-    assert [typed_bound("highest", text) for text in ("", "0", "-1.5")] == [None, 0, -1.5]
-    with pytest.raises(ParameterError, match="highest='zero': expected a number, or nothing"):
-        typed_bound("highest", "zero")
-
-
 def test_the_group_table_has_the_result_with_its_interval_and_none_for_one_seed(tmp_path):
     runs = [training(tmp_path, str(seed), seed, rewards=range(seed, seed + 30)) for seed in range(5)]
     runs += [training(tmp_path, f"other {seed}", seed, rewards=range(seed, seed + 30)) for seed in range(3)]
     groups, _ = measured_groups(runs, labels=["a"] * 5 + ["b"] * 2 + ["c"])
     table = group_table(groups, np.random.default_rng(0)).set_index(["group"])
     a, b, c = (row for _, row in table.iterrows())
-    assert a["low"] < a["result"] < a["high"] and a["half way, low"] <= a["half way"] <= a["half way, high"]
+    assert a["low"] < a["result"] < a["high"]
     assert [row["interval"] for row in (a, b, c)] == ["95% bootstrap interval", "95% t interval", "no interval"]
     assert np.isnan(c["low"])
     assert table["n seeds"].tolist() == [5, 2, 1]
 
 
 def test_the_result_is_of_the_last_20_steps_however_often_a_run_was_logged():
-    """One run, logged every step: 0.981, half way at 249; every 10 steps: 0.801, at 240."""
+    """One run, logged every step: 0.981; every 10 steps: 0.801."""
     steps = np.arange(1, 501)
     y = 1 / (1 + np.exp(-(steps - 250) / 60))
     groups = {"every step": [Curve("1", steps, y, "share")]}
@@ -215,17 +191,16 @@ def test_the_result_is_of_the_last_20_steps_however_often_a_run_was_logged():
     groups["every 50"] = [Curve("50", steps[49::50], y.reshape(-1, 50).mean(1), "share")]
     one, ten, fifty = group_table(groups, np.random.default_rng(0)).to_dict("records")
     assert one["result"] == pytest.approx(ten["result"], abs=1e-6) and (one["points"], ten["points"]) == (20, 2)
-    assert abs(one["half way"] - ten["half way"]) <= 10
     assert fifty["points"] == 1 and fifty["result"] == pytest.approx(y[-50:].mean())
 
 
 def test_a_seed_that_ended_early_is_out_of_the_result_and_named():
-    """Seeds that reach 10, 10 and, at step 20 of 200, 1: the result was 6.5 (-6 to 19), of 3 seeds, half way never."""
+    """Seeds that reach 10, 10 and, at step 20 of 200, 1: the result was 6.5 (-6 to 19), of 3 seeds."""
     whole = [Curve(f"seed {n}", range(1, 201), np.linspace(0, 10, 200) + n / 10, "points") for n in range(2)]
     short = Curve("seed 2", range(1, 21), np.linspace(0, 1, 20), "points")
     (row,) = group_table({"a": [*whole, short]}, np.random.default_rng(0)).to_dict("records")
     assert (row["n seeds"], row["left out"]) == (2, "seed 2 ended at step 20 of 200 and is left out")
-    assert row["result"] > 9 and 90 < row["half way"] < 110
+    assert row["result"] > 9
 
 
 def test_trainings_of_seed_folders_without_a_recipe_count_each(tmp_path):

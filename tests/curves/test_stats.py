@@ -5,61 +5,12 @@ from benchmarks.verdicts.error_rates import changes, noise
 from workbench.curves.stats import (
     UNKNOWN_BETWEEN_RUNS,
     change_interval,
-    curve_summary,
     iqm,
     noise_covariance,
     one_seed,
     seed_interval,
-    share_at,
-    zero_variance_share,
 )
 from workbench.errors import ParameterError
-
-
-def test_a_rising_line_is_summed_up_by_its_ends():
-    summary = curve_summary(range(1, 101), np.linspace(-30, -4, 100))
-    assert summary["first"] == pytest.approx(-29.74, abs=0.01)
-    assert summary["last"] == pytest.approx(-6.49, abs=0.01)
-    assert (summary["lowest"], summary["highest"], summary["best_step"]) == (-30, -4, 100)
-    assert summary["flips"] == 0
-
-
-def test_flips_is_one_for_a_zigzag_and_two_thirds_for_noise():
-    assert curve_summary(range(20), [0, 1] * 10)["flips"] == 1
-    noise = np.random.default_rng(0).normal(size=20_000)
-    assert curve_summary(range(20_000), noise, tail=20_000)["flips"] == pytest.approx(2 / 3, abs=0.02)
-
-
-def test_a_run_shorter_than_the_tail_is_taken_whole():
-    summary = curve_summary([1], [-3.0])
-    assert (summary["first"], summary["last"], summary["flips"]) == (-3, -3, 0)
-
-
-def test_only_the_tail_counts_for_the_result():
-    assert curve_summary(range(30), [-100.0] * 10 + [-1.0] * 20)["last"] == -1
-
-
-def test_the_tail_counts_steps_and_not_logged_points():
-    every_10 = curve_summary(range(10, 501, 10), np.linspace(0, 1, 50), tail=20)
-    assert every_10["last"] == pytest.approx(np.linspace(0, 1, 50)[-2:].mean()) and every_10["first"] == 0
-
-
-def test_values_are_plain_numbers_that_json_takes():
-    assert {type(v) for v in curve_summary([1, 2], np.float32([1, 2])).values()} == {float}
-
-
-@pytest.mark.parametrize("steps, rewards", [([], []), ([1, 2], [1.0])])
-def test_empty_or_uneven_curves_are_refused(steps, rewards):
-    with pytest.raises(ParameterError, match="equally many steps and rewards"):
-        curve_summary(steps, rewards)
-
-
-def test_a_tail_below_one_is_refused():
-    with pytest.raises(ParameterError, match="tail=0"):
-        curve_summary([1], [1.0], tail=0)
-
-
-# --- intervals -------------------------------------------------------------------------------------------------------
 
 DISTRIBUTIONS = {
     "normal": lambda rng, size: rng.normal(size=size),
@@ -69,13 +20,6 @@ DISTRIBUTIONS = {
     "exponential": lambda rng, size: rng.exponential(size=size),
     "share of 40": lambda rng, size: rng.binomial(40, 0.3, size=size) / 40,
 }
-
-
-def test_iqm_is_the_mean_of_the_middle_half():
-    assert iqm([0, 1, 2, 3, 4, 5, 6, 700]) == 3.5
-    assert iqm([1, 2, 3]) == 2
-    assert iqm(np.array([[1.0, 10.0], [3.0, 30.0]])).tolist() == [2, 20]
-    assert iqm(np.array([[1.0, 3.0]]), axis=1).tolist() == [2]
 
 
 def test_iqm_cuts_a_quarter_rounded_down_from_each_end():
@@ -111,14 +55,6 @@ def test_long_curves_are_resampled_piece_by_piece():
     values = np.outer([1.0, 2.0, 3.0], np.ones(700_000))
     interval = seed_interval(values, np.random.default_rng(0), resamples=3)
     assert interval.low.shape == (700_000,) and np.ptp(interval.low) == 0
-
-
-def test_plain_percentiles_would_cover_too_little_at_three_seeds():
-    rng = np.random.default_rng(3)
-    values = rng.normal(size=(3, 2000))
-    drawn = np.stack([iqm(values[rng.integers(3, size=3)]) for _ in range(400)])
-    low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
-    assert ((low <= 0) & (high >= 0)).mean() < 0.8
 
 
 @pytest.mark.parametrize("n, name", [(2, "95% t interval"), (4, "95% t interval"), (5, "95% bootstrap interval")])
@@ -185,10 +121,3 @@ def test_the_noise_of_a_run_is_found_beneath_its_trend(rho):
     covariances = [noise_covariance(run)[0] for run in runs]
     assert np.mean([c[0, 0] for c in covariances]) == pytest.approx(1 / (1 - rho**2), rel=0.15)
     assert np.mean([c[0, 1] / c[0, 0] for c in covariances]) == pytest.approx(rho, abs=0.06)
-
-
-def test_shares_of_steps_and_of_groups():
-    assert share_at([200, 199.5, 200, 180], 200) == 0.5
-    assert zero_variance_share([0, 0.5, 1]) == 0.5
-    with pytest.raises(ParameterError, match=r"expected shares in 0\.\.1"):
-        zero_variance_share([0, 25])

@@ -1,5 +1,6 @@
 """Verdicts on documented runs: each with what it is true of, and a counter-example that it must not be said of."""
 
+import itertools
 import json
 
 import numpy as np
@@ -65,16 +66,26 @@ def test_a_copy_is_found_in_another_form_and_no_other_run_is():
 def test_a_reward_that_is_stuck_or_short_is_no_copy_of_another():
     stuck = np.zeros(100)
     assert v.same_table(curve(stuck), curve(stuck)).word == v.UNCLEAR
-    assert "19 points in common" in v.same_table(curve(np.arange(19.0)), curve(np.arange(100.0))).why
+    assert "9 points in common" in v.same_table(curve(np.arange(9.0)), curve(np.arange(100.0))).why
 
 
-def test_no_two_documented_runs_are_one_table():
+def test_three_digits_are_a_copy_where_they_say_more_than_the_run_scatters_and_else_not():
+    y = np.random.default_rng(0).normal(size=60)
+    shifted = {away: curve(away + y) for away in (0, 300, 3000)}
+    words = {away: v.same_table(one, curve(one.y.round(2))).word for away, one in shifted.items()}
+    assert words == {0: v.OTHER, 300: v.COPY, 3000: v.COPY}
+    other = curve(3000 + np.random.default_rng(1).normal(size=60))
+    assert v.same_table(shifted[3000], other).word == v.OTHER  # all of their digits that are alike are the offset's
+
+
+def test_no_two_documented_runs_are_one_table_but_one_that_begins_with_the_steps_of_the_notebook_it_is_a_copy_of():
     """A table that several files hold is one run with several sources."""
     runs = [load_baseline(name) for name in list_baselines()]
-    curves = [one.curve() for one in runs if "reward" in one.curves and not one.recorded]
-    pairs = [(a, b) for n, a in enumerate(curves) for b in curves[n + 1 :] if a.unit == b.unit]
+    curves = {one.name: one.curve() for one in runs if "reward" in one.curves and not one.recorded}
+    pairs = [(a, b) for a, b in itertools.combinations(curves, 2) if curves[a].unit == curves[b].unit]
     assert len(pairs) > 50
-    assert [(a.label, b.label) for a, b in pairs if v.same_table(a, b).word == v.COPY] == []
+    same = [pair for pair in pairs if v.same_table(*map(curves.get, pair)).word == v.COPY]
+    assert same == [("kevindic0214-gemma3-1b-gsm8k-grpo", "unsloth-gemma3-1b-gsm8k-grpo")]  # of 50 steps, and of 12
 
 
 def test_three_saved_tables_stand_under_code_that_loads_several_models():
@@ -100,6 +111,8 @@ def test_a_published_figure_is_found_where_it_is_in_the_log_and_nowhere_else():
     assert v.figure_in_log(0.697, log).word == v.FINAL
     assert v.figure_in_log(0.70, log, 2).word == v.FINAL  # as it was rounded
     assert v.figure_in_log(0.714, log).word == v.NOT_IN_LOG
+    empty = v.figure_in_log(0.7, curve([np.nan, np.nan]))
+    assert (empty.word, empty.why) == (v.UNCLEAR, "run holds no finite value, so it cannot tell")
     mi300 = load_baseline("yushengsu-deepseek-7b-gsm8k-grpo")
     assert v.figure_in_log(mi300.figure("published_eval_accuracy"), mi300.curve("eval_accuracy")).word == v.NOT_IN_LOG
 

@@ -8,10 +8,10 @@ import pytest
 from workbench.audit.rules_data import log_damage
 from workbench.audit.trends import highest_reward
 from workbench.errors import RunError
-from workbench.logs import formats
+from workbench.logs import rows
 from workbench.logs.names import canonical
 from workbench.logs.read import read, read_logs
-from workbench.logs.settings import facts_of
+from workbench.logs.settings import facts_of, read_arguments
 
 LINE = {"loss": 0.1, "grad_norm": 0.5, "reward": 0.25, "completions/mean_length": 7.0, "completions/clipped_ratio": 0.5}
 
@@ -169,14 +169,6 @@ def test_a_run_that_has_not_logged_yet_does_not_hide_the_others(tmp_path):
     assert one(tmp_path / "a").kind == "trainer_state.json"
 
 
-def test_links_inside_a_folder_are_not_followed(tmp_path):
-    (tmp_path / "real.csv").write_text("step,reward\n1,2\n")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "a.csv").symlink_to(tmp_path / "real.csv")
-    with pytest.raises(RunError, match="no log in this folder"):
-        read_logs(tmp_path / "run")
-
-
 def test_every_name_of_a_metric_stands_once_in_the_table():
     from workbench.logs.names import NAMES
 
@@ -188,12 +180,12 @@ def test_every_name_of_a_metric_stands_once_in_the_table():
 def test_reading_a_long_log_counts_every_byte_for_its_progress_bar(tmp_path, monkeypatch):
     bars = []
 
-    class Bar(formats.tqdm):
+    class Bar(rows.tqdm):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs | {"disable": False, "file": io.StringIO()})
             bars.append(self)
 
-    monkeypatch.setattr(formats, "tqdm", Bar)
+    monkeypatch.setattr(rows, "tqdm", Bar)
     path = tmp_path / "train.log"
     path.write_bytes((repr(LINE).encode() + b"\n") * 3 + b"x" * 2_500_000 + b"\n" + repr(LINE).encode())
     one(path)
@@ -286,3 +278,22 @@ def test_two_tables_of_one_cell_are_two_runs_with_names_of_their_own(tmp_path):
     (tmp_path / "a.ipynb").write_text(json.dumps({"cells": [cell]}))
     names = [log.name.rpartition(": ")[2] for log in read_logs(tmp_path / "a.ipynb")]
     assert names == ["cell 1, table 1", "cell 1, table 2"]
+
+
+def test_a_record_of_a_training_is_read_alike_for_the_audit_and_for_known_defects(tmp_path):
+    overrides = {"mask_truncated_completions": True, "scale_rewards": False, "max_completion_length": 64}
+    record = {
+        "trainer": "GRPOTrainer",
+        "recipe": {"num_generations": 4, "max_completion_length": 32},
+        "overrides": overrides,
+    }
+    (tmp_path / "recipe.json").write_text(json.dumps(record | {"stops": {"stop": ["</a>"]}}))
+    facts, arguments = facts_of(tmp_path)[0], read_arguments(tmp_path)
+    known = {
+        "num_generations": 4,
+        "scale_rewards": "none",
+        "mask_truncated_completions": True,
+        "max_completion_length": 64,
+    }
+    assert known.items() <= facts.items() and known.items() <= arguments.items()
+    assert facts["stop_strings"] == arguments["generation_kwargs"]["stop"] == ["</a>"]

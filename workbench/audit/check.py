@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from ..logs.log import Log
 from . import rules_clipping, rules_data, rules_ends, rules_gradient, rules_learning, rules_sampler
-from .finding import FOUND, INFORMATION, NOT_FOUND, PROBLEM, WARNING, Finding, in_words_of
+from .finding import FOUND, NOT_FOUND, NOTE, PROBLEM, WARNING, Finding, in_words_of
 
 # Causes before what may come of them: of two problems the earlier is named first.
 RULES: tuple[Callable[[Log], Finding], ...] = (
@@ -55,20 +55,21 @@ _CAUSES = {
     ("true-clipping", "zero-gradient"): "equal-rewards",
     ("collapse", "zero-gradient"): "equal-rewards",
 }
-_ORDER = [(FOUND, PROBLEM), (FOUND, WARNING), (FOUND, INFORMATION)]
+_ORDER = [(FOUND, PROBLEM), (FOUND, WARNING), (FOUND, NOTE)]
+
+
+def name_of(rule: Callable) -> str:
+    """`false_clipping` -> `false-clipping`."""
+    return rule.__name__.replace("_", "-")
 
 
 def check(log: Log) -> list[Finding]:
-    """What every rule says of a run: problems first, those that another explains after it; then what was not found.
-
-    Args:
-        log: as the readers made it.
-    """
+    """What every rule says of a run: problems first, those that another explains after it; then what was not found."""
     findings = []
     for rule in RULES:
         finding = rule(log)
         says, advice = (in_words_of(log.trainer, text) for text in (finding.says, finding.advice))
-        findings.append(dataclasses.replace(finding, says=says, advice=advice))
+        findings.append(dataclasses.replace(finding, rule=name_of(rule), says=says, advice=advice))
         log = log.without(finding.contradicts)
     found = {finding.rule: finding for finding in findings if finding.verdict == FOUND}
     return sorted((_explained(finding, found) for finding in findings), key=_rank)
@@ -77,7 +78,7 @@ def check(log: Log) -> list[Finding]:
 def _explained(finding: Finding, found: dict[str, Finding]) -> Finding:
     for by, explained in _EXPLAINS.items():
         cause = _CAUSES.get((by, finding.rule), finding.cause)
-        if by in found and finding.rule in explained and cause == finding.cause and found[by].severity != INFORMATION:
+        if by in found and finding.rule in explained and cause == finding.cause and found[by].severity != NOTE:
             return dataclasses.replace(finding, follows_from=by) if finding.verdict == FOUND else finding
     return dataclasses.replace(finding, follows_from=None)
 
@@ -89,10 +90,5 @@ def _rank(finding: Finding) -> tuple:
 
 
 def verdict_of(findings: list[Finding]) -> str:
-    """`problem` or `no problem`, which is what the exit code says.
-
-    Example:
-        >>> verdict_of([Finding("copies", "undecidable")])
-        'no problem'
-    """
+    """`problem` or `no problem`, which is what the exit code says."""
     return "problem" if any(finding.is_problem for finding in findings) else "no problem"

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..runs.files import jsonable
 
-FOUND, NOT_FOUND, UNDECIDABLE = "found", "not found", "undecidable"
-PROBLEM, WARNING, INFORMATION = "problem", "warning", "information"
+FOUND, NOT_FOUND, CANNOT_TELL = "found", "not found", "cannot tell"
+PROBLEM, WARNING, NOTE = "problem", "warning", "note"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Finding:
 
     Attributes:
         rule: its name, such as `false-clipping`.
-        verdict: `found`, `not found`, or `undecidable`: then `advice` says what would decide it.
+        verdict: `found`, `not found`, or `cannot tell`: then `advice` says what would decide it.
         says: what was seen, in a sentence or two.
-        severity: `problem`, `warning` or `information`.
+        severity: `problem`, `warning` or `note`.
         cause: where one rule has several, such as `masked`.
         steps: where it shows.
         evidence: the numbers.
@@ -33,7 +33,7 @@ class Finding:
     rule: str
     verdict: str
     says: str = ""
-    severity: str = INFORMATION
+    severity: str = NOTE
     cause: str = ""
     steps: tuple[int, ...] = ()
     evidence: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -57,14 +57,22 @@ class Finding:
         return jsonable(dataclasses.asdict(self))
 
 
-def absent(rule: str, says: str = "", **evidence) -> Finding:
+# What a rule returns; `check` adds the rule's name.
+
+
+def found(severity: str, says: str, advice: str, **about) -> Finding:
+    """A rule that found what it looks for; `about` are further fields of `Finding`."""
+    return Finding("", FOUND, says, severity, advice=advice, **about)
+
+
+def absent(says: str, **evidence) -> Finding:
     """A rule that looked and found nothing."""
-    return Finding(rule, NOT_FOUND, says, evidence=evidence)
+    return Finding("", NOT_FOUND, says, evidence=evidence)
 
 
-def unknown(rule: str, advice: str, says: str = "", **evidence) -> Finding:
+def unknown(advice: str, says: str = "", **evidence) -> Finding:
     """A rule that the log cannot answer; `advice` is what would."""
-    return Finding(rule, UNDECIDABLE, says, advice=advice, evidence=evidence)
+    return Finding("", CANNOT_TELL, says, advice=advice, evidence=evidence)
 
 
 # What TRL calls a parameter or a metric -> what another trainer does.

@@ -16,7 +16,7 @@ from ..logs.log import Log
 from ..logs.names import steps_table
 from ..logs.settings import facts_of
 from .check import check
-from .finding import FOUND, INFORMATION, Finding
+from .finding import FOUND, NOTE, Finding
 
 # One step is proof enough. All others judge a course or a share: they are asked from `_SOON` steps on, ever more seldom, and
 # reported when they were found twice in a row, since a rule that is asked at each of 1,000 steps is wrong at one of them.
@@ -25,14 +25,7 @@ _SOON, _GROWTH = 20, 1.25
 
 
 class Warnings:
-    """Asks the rules of the audit about a run so far, and words what is new.
-
-    Args:
-        folder: of the record, for the settings of the run.
-
-    Attributes:
-        reported: rule -> its finding, as it was reported.
-    """
+    """Asks the rules of the audit about a run so far, and words what is new; `reported` are the findings by rule."""
 
     def __init__(self, folder: Path):
         self.reported: dict[str, Finding] = {}
@@ -40,12 +33,7 @@ class Warnings:
         self._next, self._before = _SOON, frozenset[str]()
 
     def __call__(self, lines: Sequence[dict], completions: pd.DataFrame) -> list[str]:
-        """Lines to print, one a rule that is found for the first time.
-
-        Args:
-            lines: as they were logged, one a step.
-            completions: rows of `step, prompt, completion, reward, ...`.
-        """
+        """Lines to print, one a rule that is found for the first time, of what was logged a step and of the completions."""
         if not lines:
             return []
         if not self._facts:
@@ -53,7 +41,7 @@ class Warnings:
         steps, order, damage = steps_table(pd.DataFrame(lines), str(self._folder))
         rows = completions_table(completions) if len(completions) else None
         log = Log(str(self._folder), "live", steps, order, rows, self._facts, tuple(damage))
-        found = {f.rule: f for f in check(log) if f.verdict == FOUND and f.severity != INFORMATION}
+        found = {f.rule: f for f in check(log) if f.verdict == FOUND and f.severity != NOTE}
         certain = _AT_ONCE & found.keys()
         if len(steps) >= self._next:
             certain |= found.keys() & self._before

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import ParameterError
 from ..logs.log import Log
-from .finding import FOUND, NOT_FOUND, UNDECIDABLE, WARNING, Finding
+from .finding import CANNOT_TELL, FOUND, NOT_FOUND, WARNING, Finding
 
 _FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 _LARGEST = 5e9  # bytes of weights that are loaded to be measured
@@ -65,7 +65,7 @@ def _measured(finding: Finding, log: Log, folder: Path) -> Finding:
     evidence = {**finding.evidence, "measured": report.kind, "measured difference, nats": report.worst()}
     if report.kind in (EXACT, ROUNDING):
         return Finding(finding.rule, NOT_FOUND, took, evidence=evidence)
-    if finding.verdict == UNDECIDABLE:
+    if finding.verdict == CANNOT_TELL:
         says = (
             f"{took} Where prompts differ in length and the trainer passes no position ids, as TRL's, scores are wrong."
         )

@@ -24,7 +24,7 @@ from ..logs.settings import PARAMETERS, facts_of, of_words
 from ..runs.secrets import hide_tokens, map_text
 from ..runs.text import one_line, printable
 from .check import check, verdict_of
-from .finding import FOUND, INFORMATION, NOT_FOUND, UNDECIDABLE, Finding, step_ranges
+from .finding import CANNOT_TELL, FOUND, NOT_FOUND, NOTE, Finding, step_ranges
 from .model import measured, model_folder
 
 NO_PROBLEM, PROBLEMS, UNUSABLE = 0, 1, 2  # exit codes
@@ -82,7 +82,7 @@ class RunAudit:
     @property
     def main(self) -> str:
         """The main finding with its cause, or an empty string."""
-        first = next((f for f in self.findings if f.verdict == FOUND and f.severity != INFORMATION), None)
+        first = _main(self.findings)
         return first.rule + f" ({first.cause})" * bool(first.cause) if first else ""
 
     @property
@@ -108,15 +108,15 @@ class RunAudit:
         return [line for f in self.findings if f.verdict == FOUND for line in paragraph(f)]
 
     def _open(self) -> list[str]:
-        """What is undecidable, with what would decide it; rules that need what is not there at all take one line."""
-        left = [f for f in self.findings if f.verdict == UNDECIDABLE]
+        """What the log cannot tell, with what would decide it; rules that need what is not there at all take one line."""
+        left = [f for f in self.findings if f.verdict == CANNOT_TELL]
         needs = {
             need: here
             for need, rules in _NEEDS.items()
             if (here := [f for f in left if f.rule in rules and (not f.says or need in self.lacks)])
         }
         silent = [finding for here in needs.values() for finding in here]
-        lines = ["  undecidable:"] * (len(left) > len(silent))
+        lines = ["  cannot tell:"] * (len(left) > len(silent))
         lines += _wrapped([f"{f.rule}: {f.advice}" for f in left if f not in silent], "    ")
         words = "; ".join(f"{', '.join(f.rule for f in here)} ({need})" for need, here in needs.items())
         lines += _wrapped([f"these rules need what is not here: {words}"] * bool(needs), "  ")
@@ -143,7 +143,7 @@ class AuditReport:
             | {"what was seen": f.says, "what to do": f.advice, "follows from": f.follows_from or ""}
             for run in self.runs
             for f in run.findings
-            if f.verdict in (FOUND, UNDECIDABLE)
+            if f.verdict in (FOUND, CANNOT_TELL)
         ]
         return pd.DataFrame(rows)
 
@@ -229,14 +229,8 @@ def audit_run(
 def audit_paths(paths: Sequence[Path], *, as_json: bool = False, page: Path | None = None, **given) -> int:
     """Audit each path and print what was found; a path that cannot be used is a line on standard error.
 
-    Args:
-        paths: as for `audit_run`.
-        as_json: print an object a run, each on a line.
-        page: file of a page over all of them, to write.
-        **given: further arguments of `audit_run`.
-
-    Returns:
-        0 where no run has a problem, 1 where one has, 2 where a path could not be used.
+    With `as_json` an object a run is printed, each on a line; `page` is a file to write; `given` are arguments of `audit_run`.
+    Returns 0 where no run has a problem, 1 where one has, 2 where a path could not be used.
     """
     code = NO_PROBLEM
     runs: list = []
@@ -285,16 +279,19 @@ def _audit(log: Log, folder: Path | None) -> RunAudit:
     )
 
 
+def _main(findings: Sequence[Finding]) -> Finding | None:
+    return next((f for f in findings if f.verdict == FOUND and f.severity != NOTE), None)
+
+
 def _curve(log: Log, findings: Sequence[Finding]) -> dict | None:
     """The metric that shows the main finding, at most 400 points of it, and whether the finding names the step."""
-    main = next((f for f in findings if f.verdict == FOUND and f.severity != INFORMATION), None)
-    if main is None:
+    if (main := _main(findings)) is None:
         return None
-    names = (_SHOWS.get(main.cause), _SHOWS.get(main.rule), "reward")
-    name = next((n for n in names if n and log.logged(n) is not None), None)
-    values = None if name is None else log.logged(name)
-    if values is None:
+    names = (_SHOWS.get(main.cause, ""), _SHOWS.get(main.rule, ""), "reward")
+    logged = [(name, values) for name in names if (values := log.logged(name)) is not None]
+    if not logged:
         return None
+    name, values = logged[0]
     at = np.flatnonzero(np.isfinite(values))
     at = at[:: -(-len(at) // _POINTS)]
     steps = log.steps["step"].to_numpy()[at]
@@ -306,21 +303,14 @@ def _curve(log: Log, findings: Sequence[Finding]) -> dict | None:
 
 def _shown(run: RunAudit) -> dict:
     """What the page shows of a run."""
-    findings = [
-        (said := finding.as_json())
-        | {"where": step_ranges(finding.steps), "more": finding.more}
-        | {"numbers": {name: _as_text(value) for name, value in (said["evidence"] | said["cost"]).items()}}
-        for finding in run.findings
-    ]
-    by_verdict = {v: [f for f in findings if f["verdict"] == v] for v in (FOUND, UNDECIDABLE, NOT_FOUND)}
-    absent = [finding["rule"] for finding in by_verdict[NOT_FOUND]]
-    return run.as_json() | {
-        "settings": run.settings,
-        "main": run.main,
-        "found": by_verdict[FOUND],
-        "open": by_verdict[UNDECIDABLE],
-        "not_found": absent,
-    }
+    by_verdict: dict[str, list[dict]] = {FOUND: [], CANNOT_TELL: [], NOT_FOUND: []}
+    for finding in run.findings:
+        said = finding.as_json()
+        numbers = {name: _as_text(value) for name, value in (said["evidence"] | said["cost"]).items()}
+        about = {"where": step_ranges(finding.steps), "more": finding.more, "numbers": numbers}
+        by_verdict[finding.verdict].append(said | about)
+    groups = {"found": by_verdict[FOUND], "open": by_verdict[CANNOT_TELL], "not_found": by_verdict[NOT_FOUND]}
+    return run.as_json() | {"settings": run.settings, "main": run.main} | groups
 
 
 def _figure(curve: Mapping[str, Any] | None):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..logs.log import Log
-from .finding import FOUND, WARNING, Finding, absent, unknown
+from .finding import WARNING, Finding, absent, found, unknown
 
 _ROUNDING = 2e-3  # of four printed digits, relative
 _CLIP_METRICS = ("clipped_ratio", "mean_terminated_length")
@@ -43,23 +43,15 @@ def false_clipping(log: Log) -> Finding:
 
     Wrong where: a context shorter than prompt and limit cut the completions, each at another length. Read one completion to
     tell.
-
-    Example: half of the rows cut at 32 tokens or more cannot leave a mean of 7.
-        >>> import pandas as pd
-        >>> def run(mean):
-        ...     columns = {"step": [1.0], "clipped_ratio": [0.5], "mean_length": [mean], "max_length": [32.0]}
-        ...     return Log("a", "CSV", pd.DataFrame(columns), facts={"max_completion_length": 32})
-        >>> false_clipping(run(7.0)).verdict, false_clipping(run(20.0)).verdict
-        ('found', 'not found')
     """
-    rule, logged = "false-clipping", log.logged("clipped_ratio")
+    logged = log.logged("clipped_ratio")
     if logged is None:
-        return absent(rule, "No clipped ratio is logged, so none is false.")
+        return absent("No clipped ratio is logged, so none is false.")
     clipped = np.nan_to_num(logged) > 0
     if not clipped.any():
-        return absent(rule, "The log counts no completion as clipped.")
+        return absent("The log counts no completion as clipped.")
     if log.trainer == "ms-swift":
-        return absent(rule, "ms-swift counts the completions that the engine reports as truncated, at any length.")
+        return absent("ms-swift counts the completions that the engine reports as truncated, at any length.")
     reasons = _contradictions(log, logged)
     wrong = np.any(list(reasons.values()), axis=0) if reasons else np.zeros(len(logged), bool)
     if not wrong.any():
@@ -71,17 +63,15 @@ def false_clipping(log: Log) -> Finding:
         evidence["true clipped ratio"] = float(np.nanmean(true))
     if (mean := log.logged("mean_length")) is not None:
         evidence["mean length"] = float(np.nanmean(mean))
-    return Finding(
-        rule,
-        FOUND,
+    return found(
+        WARNING,
         f"completions/clipped_ratio says {np.nanmean(logged):.0%} of the completions were truncated by the length limit. That "
         f"is wrong: {next(iter(counts))}. They ended at a stop that the trainer does not recognise.",
-        severity=WARNING,
-        steps=log.at(wrong),
-        evidence=evidence,
-        advice="Do not mask truncated completions and do not raise the limit because of this number. Let the trainer know "
+        "Do not mask truncated completions and do not raise the limit because of this number. Let the trainer know "
         "the stop: put its id into model.generation_config.eos_token_id before the trainer is made, or train with "
         "workbench's trainer and StopSpec.",
+        steps=log.at(wrong),
+        evidence=evidence,
         notebook="02_grpo_custom_stops",
         contradicts=_CLIP_METRICS,
     )
@@ -138,25 +128,22 @@ def _one_step_a_line(log: Log, longest: np.ndarray) -> bool:
 
 
 def _consistent(log: Log, logged: np.ndarray, clipped: np.ndarray) -> Finding:
-    rule, longest = "false-clipping", log.logged("max_length")
+    longest = log.logged("max_length")
     if cut_rows(log) is not None:
-        return absent(rule, "The recorded finish reasons agree with the clipped ratio.")
+        return absent("The recorded finish reasons agree with the clipped ratio.")
     limit, mean = _limit(log), log.logged("mean_length")
     if limit and mean is not None and np.nanmin(mean[clipped], initial=limit) >= 0.98 * limit:
-        return absent(rule, "Rows are as long as the limit wherever they count as clipped.", limit=limit)
+        return absent("Rows are as long as the limit wherever they count as clipped.", limit=limit)
     if longest is not None and mean is not None and log.logged("tool_calls") is None:
         reached = longest[clipped & ~np.isnan(longest)]
         if limit and len(reached) and reached.min() >= 0.9 * limit:
-            return absent(
-                rule, "The longest completions reach the limit wherever completions count as clipped.", limit=limit
-            )
+            return absent("The longest completions reach the limit wherever completions count as clipped.", limit=limit)
         one_length = len(reached) >= 3 and np.ptp(reached) == 0 and np.nanmax(longest) == reached[0]
         full = logged >= 1 - 1e-6
         together = full.sum() >= 3 and np.allclose(mean[full], np.nanmax(longest), rtol=_ROUNDING)
         if not limit and (one_length or together) and (_varied(log) or _free_texts(log) or _many_endings(log)):
-            return absent(rule, "Clipped completions all have one length, as at a limit.", limit=float(reached[0]))
+            return absent("Clipped completions all have one length, as at a limit.", limit=float(reached[0]))
     return unknown(
-        rule,
         "Give the limit of the run with --limit N, or its stop strings with --stop STRING; completions "
         "(log_completions=True) help too.",
         "The lengths neither contradict the clipped ratio nor confirm it.",

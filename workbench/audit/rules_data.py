@@ -1,15 +1,15 @@
 """Rules about the log itself and the rows in it: damage, groups of one prompt, repeated prompts, rewards that are missing."""
 
-import dataclasses
 from functools import cache
 
 import numpy as np
 
+from ..curves.curve import Curve
 from ..curves.documented import Baseline, list_baselines, load_baseline
-from ..curves.verdicts import DISTINCT
+from ..curves.verdicts import COPY, same_table
 from ..logs.log import Log
 from ..logs.names import canonical
-from .finding import FOUND, INFORMATION, PROBLEM, WARNING, Finding, absent, unknown
+from .finding import NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
 
 _OFTEN = 0.05  # share of steps; fp16 skips a step now and then
 
@@ -20,7 +20,7 @@ def log_damage(log: Log) -> Finding:
     How: step numbers, or epochs where a console log has none; metrics that stop being numbers.
     Wrong where: a log was thinned on purpose at uneven distances: its steps count as missing.
     """
-    rule, order = "log-damage", np.array(log.order)
+    order = np.array(log.order)
     counted = [d for d in log.damage if "are counted" in d]  # a console log has no step numbers: that is no damage
     broken = [d for d in log.damage if d not in counted]
     distances = np.diff(np.unique(order))
@@ -37,7 +37,7 @@ def log_damage(log: Log) -> Finding:
         name = max(lost, key=lambda name: lost[name].mean())
         says = f"{name} is no finite number in {lost[name].mean():.0%} of the steps: the weights may be lost from there on."
         advice = "Go back to a checkpoint before the first of these steps; lower the learning rate, or train in bf16 or fp32."
-        return dataclasses.replace(_damaged(log, PROBLEM, "not-finite", says, advice), steps=log.at(lost[name]))
+        return _damaged(log, PROBLEM, "not-finite", says, advice, steps=log.at(lost[name]))
     if never := [d for d in log.damage if "is no finite number in" in d]:
         says = (
             "; ".join(never) + ": the weights were lost before the first step ended, or the metric cannot be trusted."
@@ -50,7 +50,7 @@ def log_damage(log: Log) -> Finding:
     wrong += [f"steps are missing after {', '.join(map(str, gaps[:5]))}"] if gaps else []
     wrong += broken
     if not wrong:
-        return absent(rule, "; ".join((*counted, *log.notes)) or "Every step is there once and in order.")
+        return absent("; ".join((*counted, *log.notes)) or "Every step is there once and in order.")
     if any(text.startswith("reward is infinite") for text in broken):
         advice = "Let the reward function return finite numbers: the mean of a step is lost with one that is not."
         return _damaged(log, PROBLEM, "not-finite", "; ".join(wrong) + ".", advice)
@@ -75,8 +75,8 @@ def _not_a_number(log: Log, name: str) -> np.ndarray:
     return np.isnan(values) & ~np.isnan(reward) & (np.arange(len(values)) > np.argmax(beside))
 
 
-def _damaged(log: Log, severity: str, cause: str, says: str, advice: str) -> Finding:
-    return Finding("log-damage", FOUND, says, severity, cause, evidence={"lines": len(log.order)}, advice=advice)
+def _damaged(log: Log, severity: str, cause: str, says: str, advice: str, **about) -> Finding:
+    return found(severity, says, advice, cause=cause, evidence={"lines": len(log.order)}, **about)
 
 
 def mixed_groups(log: Log) -> Finding:
@@ -86,29 +86,26 @@ def mixed_groups(log: Log) -> Finding:
     0.
     Wrong where: another program wrote the completions in another order.
     """
-    rule = "mixed-groups"
     if not log.grouped:
-        return absent(rule, "This trainer does not compare groups.")
+        return absent("This trainer does not compare groups.")
     if log.groups is None:
-        return unknown(rule, "Give completions, and num_generations where prompts do not show it.")
+        return unknown("Give completions, and num_generations where prompts do not show it.")
     mixed = log.groups["prompts"] > 1
     if "compared" in log.groups and log.groups["compared"].any():
         mixed &= log.groups["compared"]
     if not mixed.any() and not log.sure_of_groups:
         return unknown(
-            rule, "Name num_generations: groups were found by their prompts, so none with two prompts can be seen."
+            "Name num_generations: groups were found by their prompts, so none with two prompts can be seen."
         )
     if not mixed.any():
-        return absent(rule, "Each group has one prompt.", groups=len(mixed))
-    return Finding(
-        rule,
-        FOUND,
+        return absent("Each group has one prompt.", groups=len(mixed))
+    return found(
+        PROBLEM,
         f"{mixed.mean():.0%} of the groups hold more than one prompt, so rewards of different prompts are compared.",
-        severity=PROBLEM,
+        "Make the sampler repeat each prompt num_generations times in a row; workbench.check_groups names the group.",
         steps=tuple(int(s) for s in log.groups["step"][mixed].unique()),
         evidence={"groups": len(mixed), "mixed": int(mixed.sum()), "num_generations": log.num_generations},
         cost={"share of groups": float(mixed.mean())},
-        advice="Make the sampler repeat each prompt num_generations times in a row; workbench.check_groups names the group.",
         notebook="04_duplicate_prompts",
     )
 
@@ -119,56 +116,47 @@ def reward_scale(log: Log) -> Finding:
     How: every logged reward against the range that `data/baselines` states for the run of `--baseline`.
     Wrong where: the run's reward function is another one on purpose.
     """
-    rule, reward, documented = "reward-scale", log.metric("reward"), log.facts.get("documented")
+    reward, documented = log.metric("reward"), log.facts.get("documented")
     if documented is None or reward is None:
-        return unknown(rule, "Name the documented run to compare with: --baseline NAME.")
+        return unknown("Name the documented run to compare with: --baseline NAME.")
     low = -np.inf if documented["low"] is None else documented["low"]
     high = np.inf if documented["high"] is None else documented["high"]
     outside = (reward < low) | (reward > high)
     evidence = {"rewards": [float(np.nanmin(reward)), float(np.nanmax(reward))], "documented": [low, high]}
     if not outside.any():
-        return absent(rule, f"Rewards lie in the range of {documented['name']}.", **evidence)
-    return Finding(
-        rule,
-        FOUND,
+        return absent(f"Rewards lie in the range of {documented['name']}.", **evidence)
+    return found(
+        WARNING,
         f"Rewards from {np.nanmin(reward):.4g} to {np.nanmax(reward):.4g} cannot be compared with {documented['name']}, "
         f"whose reward lies in {low:g} to {high:g} ({documented['unit']}): scale or sign differ.",
-        severity=WARNING,
+        "Compare with a run of the same reward function, or rescale one of them.",
         steps=log.at(outside),
         evidence=evidence,
-        advice="Compare with a run of the same reward function, or rescale one of them.",
         notebook="06_curves_against_baselines",
     )
 
 
 def documented_run(log: Log) -> Finding:
-    """Whether the numbers are those of a run that somebody has published: information, it is that run, or a copy of its log.
+    """Whether the numbers are those of a run that somebody has published: a note, it is that run, or a copy of its log.
 
-    How: the points of each curve in `data/baselines`, which are means over some steps, against the same means of the log: 8
-    points and more, of which 95% agree in three digits, with 5 values among them: a reward stuck at 0 is alike in every run.
+    How: `curves.verdicts.same_table` of the log and of each curve in `data/baselines`, over the same steps: 10 points and
+    more that agree in three digits, with 5 values among them: a reward stuck at 0 is alike in every run.
     Wrong where: a run was repeated with the same seed and software, and gave the same numbers.
     """
-    rule, steps = "documented-run", log.steps["step"].to_numpy()
+    steps = log.steps["step"].to_numpy()
     for baseline in _published():
         for metric, column in canonical(baseline.curves).items():
-            values, curve = log.logged(column), baseline.curve(metric)
-            if values is None or curve.axis != "step" or np.nanstd(curve.y) == 0:
+            if (values := log.logged(column)) is None:
                 continue
-            half = (curve.span or 1) / 2 if curve.at == "centre" else 0.25
-            near = [values[np.abs(steps - x) < half] for x in curve.x]
-            means = np.array([of_point.mean() if len(of_point) else np.nan for of_point in near])
-            there = ~np.isnan(means)
-            same = np.isclose(means[there], curve.y[there], rtol=1e-3, atol=1e-4 * np.nanstd(curve.y))
-            values_alike = len(np.unique(np.round(means[there][same], 6)))
-            if there.sum() >= 8 and same.mean() >= 0.95 and values_alike >= DISTINCT:
-                return Finding(
-                    rule,
-                    FOUND,
+            own, documented = Curve(log.name, steps, values, ""), baseline.curve(metric)
+            if (alike := same_table(own, documented)).word == COPY:
+                return found(
+                    NOTE,
                     f"This is a documented run: {baseline.title} ({baseline.source}).",
-                    evidence={"name": baseline.name, "metric": metric, "points that agree": int(same.sum())},
-                    advice=f"Compare other runs with it: --baseline {baseline.name}.",
+                    f"Compare other runs with it: --baseline {baseline.name}.",
+                    evidence={"name": baseline.name, "metric": metric, "agreement": alike.why},
                 )
-    return absent(rule, "No published run has these numbers.")
+    return absent("No published run has these numbers.")
 
 
 @cache
@@ -177,58 +165,51 @@ def _published() -> tuple[Baseline, ...]:
 
 
 def duplicate_prompts(log: Log) -> Finding:
-    """Whether a batch holds a prompt in more than one group: information, today's TRL deals with it.
+    """Whether a batch holds a prompt in more than one group: a note, today's TRL deals with it.
 
     How: prompts of the completions of a step.
     Wrong where: the data repeat prompts on purpose.
     """
-    rule = "duplicate-prompts"
     if not log.grouped:
-        return absent(rule, "This trainer does not compare groups.")
+        return absent("This trainer does not compare groups.")
     table = log.completions
     if log.groups is None or table is None:
-        return unknown(rule, "Give completions, and num_generations where prompts do not show it.")
+        return unknown("Give completions, and num_generations where prompts do not show it.")
     prompts = table.groupby("step")["prompt"].nunique()
     if len(prompts) >= 8 and table["prompt"].nunique() == 1:
-        return Finding(
-            rule, FOUND, "All steps have one prompt.", INFORMATION, "one-prompt", advice="Train on more prompts."
-        )
+        return found(NOTE, "All steps have one prompt.", "Train on more prompts.", cause="one-prompt")
     groups = log.groups.groupby("step").size()
     repeats = (groups - prompts).clip(lower=0)
     share = float(repeats.sum() / groups.sum())
     if not share:
-        return absent(rule, "No prompt has two groups in a step.")
-    return Finding(
-        rule,
-        FOUND,
+        return absent("No prompt has two groups in a step.")
+    return found(
+        NOTE,
         f"{share:.0%} of the groups repeat a prompt of the same step.",
-        severity=INFORMATION,
+        "Harmless in TRL from 0.17 on; early 2025 versions dropped such groups. Shuffle or deduplicate the data.",
         steps=tuple(int(s) for s in repeats.index[repeats > 0]),
         evidence={"share of groups": share},
-        advice="Harmless in TRL from 0.17 on; early 2025 versions dropped such groups. Shuffle or deduplicate the data.",
         notebook="04_duplicate_prompts",
     )
 
 
 def dead_rewards(log: Log) -> Finding:
-    """Whether one of several reward functions gave the same in every step: information, it teaches nothing.
+    """Whether one of several reward functions gave the same in every step: a note, it teaches nothing.
 
     How: `rewards/<f>/mean` over 8 steps and more.
     Wrong where: a function guards against what never happens: then it is right that it never varies.
     """
-    rule, constant = "dead-rewards", log.facts.get("constant_rewards")
+    constant = log.facts.get("constant_rewards")
     if constant is None:
-        return unknown(rule, "Log the mean of each reward function over 8 steps or more, as TRL does.")
+        return unknown("Log the mean of each reward function over 8 steps or more, as TRL does.")
     if not constant:
-        return absent(rule, "Each reward function varies.")
+        return absent("Each reward function varies.")
     words = ", ".join(f"{name} gave {value:.4g}" for name, value in constant.items())
-    return Finding(
-        rule,
-        FOUND,
+    return found(
+        NOTE,
         f"Of {log.facts['reward_functions']} reward functions {len(constant)} never varied: {words} in every step.",
-        severity=INFORMATION,
+        "Call the function on a completion that should earn its reward: what it looks for may never be sampled.",
         evidence={"constant": dict(constant)},
-        advice="Call the function on a completion that should earn its reward: what it looks for may never be sampled.",
     )
 
 
@@ -242,21 +223,21 @@ def missing_rewards(log: Log) -> Finding:
     """Whether rows or steps have no reward at all: their advantage is zero, and means hide it.
 
     How: completions without a reward, or steps without one that did not reuse completions. The mean of a step leaves such
-    completions out, so without completions it is undecidable.
+    completions out, so without completions it cannot tell.
     Wrong where: the reward function leaves out completions on purpose.
     """
-    rule, reward, table = "missing-rewards", log.logged("reward"), log.completions
+    reward, table = log.logged("reward"), log.completions
     rows = None
     if table is not None and "reward" in table:
         rows = table["reward"].isna()
     if reward is None and rows is None:
-        return unknown(rule, "Log the reward.")
+        return unknown("Log the reward.")
     if any(text.startswith("reward is infinite") for text in log.damage):
-        return unknown(rule, "Let the reward function return finite numbers: here infinite ones count as missing.")
+        return unknown("Let the reward function return finite numbers: here infinite ones count as missing.")
     steps = np.zeros(len(log.steps), bool) if reward is None else np.isnan(reward) & ~_reused(log)
     if rows is None and steps.any() and log.logged("mean_length") is None:
         advice = "Log completions/mean_length too: steps that reuse completions (num_iterations) have no reward either."
-        return unknown(rule, advice, f"{steps.mean():.1%} of the steps have no reward in this log.")
+        return unknown(advice, f"{steps.mean():.1%} of the steps have no reward in this log.")
     if steps.any() and rows is not None and not rows.any():
         rows = None  # the completions are of other steps
     share = float(rows.mean()) if rows is not None else float(steps.mean())
@@ -265,18 +246,16 @@ def missing_rewards(log: Log) -> Finding:
             advice = (
                 "Give completions (log_completions=True): the mean of a step leaves out completions without a reward."
             )
-            return unknown(rule, advice, "Every step has a reward.")
-        return absent(rule, "Every completion has a reward.")
+            return unknown(advice, "Every step has a reward.")
+        return absent("Every completion has a reward.")
     where = log.at(steps)
     if table is not None and rows is not None:
         where = tuple(int(s) for s in table["step"][rows].unique())
-    return Finding(
-        rule,
-        FOUND,
+    return found(
+        PROBLEM if share >= 0.05 else WARNING,
         f"{share:.1%} of the {'steps' if rows is None else 'completions'} have no reward.",
-        severity=PROBLEM if share >= 0.05 else WARNING,
+        "Let a reward function return a number for every completion, or drop the prompts that it cannot score.",
         steps=where,
         evidence={"share": share, "steps": int(steps.sum())},
         cost={"share of completions" if rows is not None else "share of steps": share},
-        advice="Let a reward function return a number for every completion, or drop the prompts that it cannot score.",
     )

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..logs.log import Log
-from .finding import FOUND, PROBLEM, WARNING, Finding, absent, unknown
+from .finding import CANNOT_TELL, FOUND, NOT_FOUND, PROBLEM, WARNING, Finding, absent, found, unknown
 from .rules_clipping import cut_rows, false_clipping
 from .trends import LEAST, ends_at_the_top, quarters, rises
 
@@ -17,18 +17,17 @@ def masked_stops(log: Log) -> Finding:
 
     Wrong where: another mask, such as a tool's, takes all tokens of a step out of the loss.
     """
-    rule, false, logged = "masked-stops", false_clipping(log), log.logged("clipped_ratio")
+    false, logged = false_clipping(log), log.logged("clipped_ratio")
     if false.verdict != FOUND or logged is None:
-        if false.verdict == "not found":
-            return absent(rule, "No row that stopped counts as truncated.")
-        return unknown(rule, false.advice, "It is open whether completions that stopped count as truncated.")
+        if false.verdict == NOT_FOUND:
+            return absent("No row that stopped counts as truncated.")
+        return unknown(false.advice, "It is open whether completions that stopped count as truncated.")
     known, norm = log.facts.get("mask_truncated_completions"), log.logged("grad_norm")
     dead, alive = steps_full_of_clipped_rows(log)
     if known is False or alive.any():
-        return absent(rule, "Rows that count as truncated are in the loss: steps full of them have a gradient.")
+        return absent("Rows that count as truncated are in the loss: steps full of them have a gradient.")
     if not dead.any() and not known:
         return unknown(
-            rule,
             "Say whether mask_truncated_completions was True in the config of the run.",
             "No step shows whether truncated completions are left out of the loss.",
         )
@@ -37,17 +36,15 @@ def masked_stops(log: Log) -> Finding:
     if norm is not None:
         evidence["steps with a gradient of 0"] = int((norm == 0).sum())
     all_of_them = f", in {share:.0%} of the steps all of them, so that no token is in the loss and the gradient is 0"
-    return Finding(
-        rule,
-        FOUND,
+    return found(
+        PROBLEM,
         "Completions that stopped properly are left out of the loss, because they count as truncated: "
         f"{np.nanmean(logged):.0%} of all completions{all_of_them * bool(dead.any())}.",
-        severity=PROBLEM,
+        "Set mask_truncated_completions=False, or let the trainer know the stop: put its id into "
+        "model.generation_config.eos_token_id before the trainer is made, or train with workbench's trainer and StopSpec.",
         steps=log.at(dead),
         evidence=evidence,
         cost={"share of completions left out": float(np.nanmean(logged)), "share of steps without gradient": share},
-        advice="Set mask_truncated_completions=False, or let the trainer know the stop: put its id into "
-        "model.generation_config.eos_token_id before the trainer is made, or train with workbench's trainer and StopSpec.",
         notebook="02_grpo_custom_stops",
         contradicts=("entropy", "clip_region"),  # means over no token
     )
@@ -74,6 +71,12 @@ def steps_full_of_clipped_rows(log: Log) -> tuple[np.ndarray, np.ndarray]:
     return dead & (differ | (entropy == 0)) & ~(entropy > 0), alive | (full & (entropy > 0))
 
 
+def truncated_share(log: Log) -> np.ndarray | None:
+    """Share of truncated rows at each step, (N,): from recorded ends, else as logged where nothing contradicts it."""
+    true = cut_rows(log)
+    return log.metric("clipped_ratio") if true is None else true
+
+
 def true_clipping(log: Log) -> Finding:
     """Whether many rows really run into the length limit: a problem where half of them do and the reward does not rise.
 
@@ -81,28 +84,25 @@ def true_clipping(log: Log) -> Finding:
     half are cut and the reward neither rises nor is at its highest.
     Wrong where: the completions that are cut had given their answer before.
     """
-    rule, true = "true-clipping", cut_rows(log)
-    true = log.metric("clipped_ratio") if true is None else true
+    true = truncated_share(log)
     if true is None:
         false = "Give --limit N and completions: the logged clipped ratio is false."
-        return unknown(rule, false if log.disputed else "Log completions/clipped_ratio, or give completions.")
+        return unknown(false if log.disputed else "Log completions/clipped_ratio, or give completions.")
     late = quarters(true)[1]
     if late < 0.25:
-        return absent(rule, f"{late:.0%} of the completions are truncated at the end of the run.", late=late)
-    if false_clipping(log).verdict == "undecidable":
-        return unknown(rule, "Give --limit N or --stop STRING: it is open whether the clipped ratio is true.")
+        return absent(f"{late:.0%} of the completions are truncated at the end of the run.", late=late)
+    if false_clipping(log).verdict == CANNOT_TELL:
+        return unknown("Give --limit N or --stop STRING: it is open whether the clipped ratio is true.")
     learns = rises(log.metric("reward")) or ends_at_the_top(log)
     serious = late >= 0.5 and not learns and (~np.isnan(true)).sum() >= LEAST
-    return Finding(
-        rule,
-        FOUND,
+    return found(
+        PROBLEM if serious else WARNING,
         f"{late:.0%} of the completions are cut by the length limit in the last quarter of the run"
         + (", while the reward rises or is at its highest." if learns else "."),
-        severity=PROBLEM if serious else WARNING,
+        "Raise max_completion_length, or reward shorter completions; masking them leaves less to learn from.",
         steps=log.at(true >= 0.25),
         evidence={"share cut, last quarter": late, "share cut, all steps": float(np.nanmean(true))},
         cost={"share of completions truncated": float(np.nanmean(true))},
-        advice="Raise max_completion_length, or reward shorter completions; masking them leaves less to learn from.",
         notebook="05_grpo_docs_example",
     )
 
@@ -114,7 +114,7 @@ def never_stops(log: Log) -> Finding:
     all count as cut and nothing shows whether that is true, it is a warning: each of the causes is a fault.
     Wrong where: completions are meant to fill the limit.
     """
-    rule, eos, episodes = "never-stops", log.logged("eos_tokens"), log.logged("episodes")
+    eos, episodes = log.logged("eos_tokens"), log.logged("episodes")
     if eos is not None and episodes is not None:
         rows = np.diff(episodes, prepend=0.0)
         rows = np.where(rows > 0, rows, np.nan)
@@ -122,7 +122,6 @@ def never_stops(log: Log) -> Finding:
         if (each > 1.01).sum() * 2 >= len(each):
             if log.facts.get("pad_token_id") in (None, *log.facts.get("eos_token_ids", ())):
                 return unknown(
-                    rule,
                     "Give --model FOLDER or a checkpoint folder: where padding is the EOS token, as they are without "
                     "a padding token, these are no sampled ones.",
                     f"Completions hold {np.nanmean(each):.1f} EOS tokens each.",
@@ -141,26 +140,23 @@ def never_stops(log: Log) -> Finding:
                 "No completion ends with EOS: the policy has not learned to, or what it ends with is another token.",
                 {"EOS tokens per completion": float(np.nanmean(each))},
             )
-        return absent(rule, "At most one EOS a completion.")
-    true = cut_rows(log)
-    true = log.metric("clipped_ratio") if true is None else true
+        return absent("At most one EOS a completion.")
+    true = truncated_share(log)
     if true is None:
-        return unknown(rule, "Log completions/clipped_ratio or val/num_eos_tokens, or give completions.")
-    late, open_ = quarters(true)[1], false_clipping(log).verdict == "undecidable"
+        return unknown("Log completions/clipped_ratio or val/num_eos_tokens, or give completions.")
+    late, open_ = quarters(true)[1], false_clipping(log).verdict == CANNOT_TELL
     if np.nanmean(true) < _ALL and not (open_ and late >= 0.95):
-        return absent(rule, f"{1 - np.nanmean(true):.1%} of the completions stop.")
+        return absent(f"{1 - np.nanmean(true):.1%} of the completions stop.")
     if open_:  # whichever it is, it is wrong
-        return Finding(
-            rule,
-            FOUND,
+        return found(
+            WARNING,
             f"{late:.0%} of the completions count as cut in the last quarter of the run: the limit is too small, or nothing "
             "stops them, or they stop at something that the trainer does not take for an end.",
-            severity=WARNING,
+            "Read one completion, or give --limit N or --stop STRING to decide which it is. Mask nothing until then.",
             cause="all-cut",
             steps=log.at(true >= 0.95),
             evidence={"share cut, last quarter": late, "share cut, all steps": float(np.nanmean(true))},
             cost={"share of completions": late},
-            advice="Read one completion, or give --limit N or --stop STRING to decide which it is. Mask nothing until then.",
         )
     return _runs_on(
         log, true >= _ALL, "No completion stops before the length limit, from the first step on.", {"share cut": 1.0}
@@ -168,16 +164,14 @@ def never_stops(log: Log) -> Finding:
 
 
 def _runs_on(log: Log, where: np.ndarray, says: str, evidence: dict) -> Finding:
-    return Finding(
-        "never-stops",
-        FOUND,
+    return found(
+        PROBLEM,
         says,
-        severity=PROBLEM,
+        "Let the sampler stop: stop_token='eos' in TRL's PPOConfig, or an eos_token_id in the model's generation "
+        "config; if completions are meant to be longer, raise the limit.",
         steps=log.at(where),
         evidence=evidence,
         cost={"share of steps": float(where.mean())},
-        advice="Let the sampler stop: stop_token='eos' in TRL's PPOConfig, or an eos_token_id in the model's generation "
-        "config; if completions are meant to be longer, raise the limit.",
         notebook="01_ppo_eos_stop",
     )
 
@@ -188,19 +182,17 @@ def added_token(log: Log) -> Finding:
     How: ids of `generation_config.json` against those of `tokenizer.json`.
     Wrong where: the engine loads its tokenizer from elsewhere.
     """
-    rule, ids = "added-token", log.facts.get("tokenizer_ids")
+    ids = log.facts.get("tokenizer_ids")
     stops = [*log.facts.get("eos_token_ids", ()), *log.facts.get("stop_token_ids", ())]
     if not ids or not stops:
-        return unknown(rule, "Give a checkpoint folder with tokenizer.json and generation_config.json.")
+        return unknown("Give a checkpoint folder with tokenizer.json and generation_config.json.")
     missing = sorted(set(stops) - set(ids))
     if not missing:
-        return absent(rule, "The saved tokenizer knows every stop id.", stops=stops)
-    return Finding(
-        rule,
-        FOUND,
+        return absent("The saved tokenizer knows every stop id.", stops=stops)
+    return found(
+        PROBLEM,
         f"The saved tokenizer does not know the stop id {missing[0]}: an engine that loads it cannot decode that stop.",
-        severity=PROBLEM,
+        "Save the tokenizer with the added token and the resized model to one folder, and load both from there.",
         evidence={"stop ids": stops, "unknown to the tokenizer": missing},
-        advice="Save the tokenizer with the added token and the resized model to one folder, and load both from there.",
         notebook="02_grpo_custom_stops",
     )

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from ..logs.log import Log
-from .finding import FOUND, INFORMATION, PROBLEM, WARNING, Finding, absent, unknown
+from .finding import FOUND, NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
 from .trends import LEAST, highest_reward, rises, zero_rate
 
 _FEW, _MANY, _HALF = 0.05, 0.2, 0.5  # share of steps
@@ -58,9 +58,9 @@ def false_zero_std(log: Log) -> Finding:
 
     Wrong where: the batch has one group only: its deviation is the group's, and the share is right after all.
     """
-    rule, logged = "false-zero-std", log.logged("zero_std_share")
+    logged = log.logged("zero_std_share")
     if logged is None:
-        return absent(rule, "No share of equal groups is logged, so none is false.")
+        return absent("No share of equal groups is logged, so none is false.")
     setting = next((f"{name}={value!r}" for name, value in _OF_BATCH if log.facts.get(name) == value), "")
     norm, rate, clipped = log.metric("grad_norm"), log.metric("learning_rate"), log.logged("clipped_ratio")
     true, table = None, log.completions
@@ -81,7 +81,6 @@ def false_zero_std(log: Log) -> Finding:
             wrong &= False
         if _often(wrong) and not known:
             return unknown(
-                rule,
                 "Say how rewards are scaled, such as --set scale_rewards=batch; else see whether the training engine, such as "
                 "DeepSpeed, loses the gradient.",
                 "No group is said to be equal, and every gradient is 0.",
@@ -90,18 +89,16 @@ def false_zero_std(log: Log) -> Finding:
     if not _often(wrong):
         wrong &= False
     if not wrong.any() and not setting:
-        return absent(rule, "Nothing contradicts the share of equal groups.")
+        return absent("Nothing contradicts the share of equal groups.")
     because = setting or "as with scale_rewards='batch'"
     says = f"frac_reward_zero_std says that {np.nanmean(logged):.0%} of the groups have equal rewards. "
     says += f"That is wrong: {why}." if wrong.any() else "It is not believed: it is of the whole batch."
-    return Finding(
-        rule,
-        FOUND,
+    return found(
+        WARNING if wrong.any() else NOTE,
         f"{says} TRL takes it from the standard deviation that it scales with, the batch's ({because}).",
-        severity=WARNING if wrong.any() else INFORMATION,
+        "Count equal groups from the completions (log_completions=True), or scale rewards by group.",
         steps=log.at(wrong),
         evidence={"logged share": float(np.nanmean(logged)), "steps that contradict it": int(wrong.sum())},
-        advice="Count equal groups from the completions (log_completions=True), or scale rewards by group.",
         contradicts=("zero_std_share",),
     )
 
@@ -118,43 +115,38 @@ def copies(log: Log) -> Finding:
 
     Wrong where: the task has one short answer that the policy knew from the start.
     """
-    rule, same = "copies", same_texts(log)
+    same = same_texts(log)
     if not log.grouped:
-        return absent(rule, "This trainer does not compare groups.")
+        return absent("This trainer does not compare groups.")
     if same is None:
         equal = equal_groups(log)
         if equal is not None and np.nanmean(equal) < 0.9:
-            return absent(rule, "Rewards differ within groups, so completions do.")
-        return unknown(
-            rule, "Give completions (log_completions=True), and num_generations where prompts do not show it."
-        )
+            return absent("Rewards differ within groups, so completions do.")
+        return unknown("Give completions (log_completions=True), and num_generations where prompts do not show it.")
     known = same[~np.isnan(same)]
     start = known[: max(1, len(known) // 4)]
     if known.mean() < 0.9 or start.mean() < 0.9:
-        return absent(rule, f"{known.mean():.0%} of the groups are one text repeated.", share=float(known.mean()))
+        return absent(f"{known.mean():.0%} of the groups are one text repeated.", share=float(known.mean()))
     entropy, length = log.metric("entropy"), log.metric("mean_length")
     spread = None if entropy is None else np.nanmedian(entropy * (1 if length is None else length))
     if spread is not None and spread < (0.01 if length is None else 1.0):
         return unknown(
-            rule,
             "Sample the prompts again without a seed and with temperature 1.",
             "All completions of a group are the same, but the policy is so sure of its answers that it would repeat them "
             "anyway.",
         )
     shown = "" if entropy is None else f", although the policy's entropy is {np.nanmedian(entropy):.2g}"
-    return Finding(
-        rule,
-        FOUND,
+    return found(
+        PROBLEM,
         f"{known.mean():.0%} of the groups are one completion, copied{shown}: there is nothing to compare, so nothing is "
         "learned.",
-        severity=PROBLEM,
+        "Remove `seed` from generation_kwargs (each request gets the same one), and check that temperature is not 0.",
         steps=log.at(np.nan_to_num(same) >= 0.9),
         evidence={
             "share of groups of one text": float(known.mean()),
             "the same in the first quarter": float(start.mean()),
         },
         cost={"share of groups": float(known.mean())},
-        advice="Remove `seed` from generation_kwargs (each request gets the same one), and check that temperature is not 0.",
         notebook="04_duplicate_prompts",
     )
 
@@ -167,9 +159,9 @@ def zero_gradient(log: Log) -> Finding:
     not taken for 0.
     Wrong where: a step is counted whose gradient was logged for the last of several micro-steps.
     """
-    rule, norm, equal = "zero-gradient", log.metric("grad_norm"), equal_groups(log)
+    norm, equal = log.metric("grad_norm"), equal_groups(log)
     if norm is None and equal is None:
-        return unknown(rule, "Log grad_norm or frac_reward_zero_std.")
+        return unknown("Log grad_norm or frac_reward_zero_std.")
     dead = np.zeros(len(log.steps), bool) if norm is None else np.asarray(norm == 0)
     if equal is not None and (norm is None or _has_a_kl_term(log)):  # whose gradient is never exactly 0
         dead |= equal >= 1 - 1e-6
@@ -179,7 +171,7 @@ def zero_gradient(log: Log) -> Finding:
     if len(idle) > 2 and idle[1:-1].mean() >= _MANY:
         return _dead(log, idle, "learning-rate", {"learning-rate": int(idle.sum())})
     if share < _FEW:
-        return absent(rule, f"{share:.0%} of the steps have no gradient.", share=share)
+        return absent(f"{share:.0%} of the steps have no gradient.", share=share)
     causes = _causes(log, dead, equal)
     counts = {name: int(where.sum()) for name, where in causes.items() if where.any()}
     cause = max(counts, key=counts.__getitem__)
@@ -256,16 +248,14 @@ def _dead(log: Log, dead: np.ndarray, cause: str, counts: dict) -> Finding:
     many = _HALF if cause == "equal-rewards" else _MANY  # a batch of few groups has such steps now and then
     if severity == PROBLEM and (share < many or (cause == "equal-rewards" and (chance or rises(reward)))):
         severity = WARNING
-    return Finding(
-        "zero-gradient",
-        FOUND,
+    return found(
+        severity,
         f"{share:.0%} of the {'steps' if log.each_step else 'logged steps'} {_what(log, dead)}: {words}.",
-        severity=severity,
+        _advice(log, cause),
         cause=cause,
         steps=log.at(dead),
         evidence={"steps": int(dead.sum()), "of": len(dead), "steps by cause": counts},
         cost={"share of steps": share} | _seconds(log, dead),
-        advice=_advice(log, cause),
         notebook=_NOTEBOOKS.get(cause),
     )
 
@@ -287,22 +277,13 @@ def _advice(log: Log, cause: str) -> str:
 
 
 def _level(dead: float, reward: np.ndarray, top: float | None) -> tuple[str, str]:
-    """Where the reward of steps without gradient stands, in words, and how severe that is.
+    """Where the mean reward of steps without gradient stands, in words, and how severe that is.
 
-    Args:
-        dead: mean reward of those steps.
-        reward: of all steps.
-        top: the largest possible, or None: then the largest of the run may be a solved task, which is no problem.
-
-    Example:
-        >>> _level(1.0, np.array([0.0, 1.0]), 1.0), _level(0.0, np.array([0.0, 0.5]), 1.0)
-        ((', the highest there is', 'information'), (', the lowest of the run', 'problem'))
-        >>> _level(1.0, np.array([0.0, 1.0]), None)
-        (', the highest of the run', 'warning')
+    Where `top`, the largest possible, is None, the largest of the run may be a solved task, which is no problem.
     """
     low, high = float(np.nanmin(reward)), float(np.nanmax(reward))
     if top is not None and top > 0 and dead >= 0.95 * top:
-        return ", the highest there is", INFORMATION
+        return ", the highest there is", NOTE
     if top is None and high - dead <= 0.05 * (high - low) and (high > low or high > 0):
         return ", the highest of the run", WARNING
     return (", the lowest of the run" if dead - low <= 0.05 * (high - low) else ""), PROBLEM

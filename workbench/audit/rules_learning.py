@@ -3,38 +3,34 @@
 import numpy as np
 
 from ..logs.log import Log
-from .finding import FOUND, INFORMATION, PROBLEM, WARNING, Finding, absent, unknown
+from .finding import NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
 from .trends import LEAST, change, ends_at_its_best, ends_at_the_top, highest_reward, quarters, rises, zero_rate
 
 _SURE = 40  # steps from which a flat reward says something
 
 
 def solved(log: Log) -> Finding:
-    """Whether the reward is at its highest in the last quarter: information, further steps teach little.
+    """Whether the reward is at its highest in the last quarter: a note, further steps teach little.
 
     How: the settings, or rewards of only 0 and 1.
     Wrong where: the reward can be had without solving the task.
     """
-    rule, reward, top = "solved", log.metric("reward"), highest_reward(log)
+    reward, top = log.metric("reward"), highest_reward(log)
     if reward is None:
-        return unknown(rule, "Log the reward.")
+        return unknown("Log the reward.")
     if top is None or top <= 0:
-        return unknown(rule, "The largest possible reward is not known.")
+        return unknown("The largest possible reward is not known.")
     first, last = quarters(reward)
     if not ends_at_the_top(log):
-        return absent(rule, f"The reward ends at {last:.3g} of at most {top:.3g}.", last=last, highest=top)
+        return absent(f"The reward ends at {last:.3g} of at most {top:.3g}.", last=last, highest=top)
     if _is_constant(reward):
-        return unknown(
-            rule, "Check the reward function on a wrong answer.", "The reward is at its highest in every step."
-        )
-    return Finding(
-        rule,
-        FOUND,
+        return unknown("Check the reward function on a wrong answer.", "The reward is at its highest in every step.")
+    return found(
+        NOTE,
         f"The task is solved: the reward ends at {last:.3g} of at most {top:.3g}.",
-        severity=INFORMATION,
+        "End the run earlier, or take harder prompts.",
         steps=log.at(np.nan_to_num(reward, nan=-np.inf) >= 0.95 * top),
         evidence={"first quarter": first, "last quarter": last, "highest": top},
-        advice="End the run earlier, or take harder prompts.",
     )
 
 
@@ -44,49 +40,47 @@ def no_learning(log: Log) -> Finding:
     How: a 95% interval of the change, from 40 steps on; a constant reward or a rate of 0 is a problem.
     Wrong where: the run is too short for its learning rate: a flat curve is no proof of a fault.
     """
-    rule, reward = "no-learning", log.metric("reward")
+    reward = log.metric("reward")
     rate, idle = log.metric("learning_rate"), zero_rate(log)
     if rate is not None and idle is not None and len(rate) > 2 and idle[1:].any() and not np.nansum(rate[1:]):
         says = "The learning rate is 0 in all steps."
-        return Finding(rule, FOUND, says, PROBLEM, "learning-rate", log.at(idle), advice="Set learning_rate.")
+        return found(PROBLEM, says, "Set learning_rate.", cause="learning-rate", steps=log.at(idle))
     if reward is None:
-        return unknown(rule, "Log the reward.")
+        return unknown("Log the reward.")
     if ends_at_the_top(log) and not _is_constant(reward):
-        return absent(rule, "The task is solved.")
-    found = change(reward, level=0.95)
+        return absent("The task is solved.")
+    changed = change(reward, level=0.95)
     steps = int((~np.isnan(reward)).sum())
     spread = log.metric("reward_std")
-    if found is None and steps >= LEAST and spread is not None and np.nanmax(spread) > 1e-6:
+    if changed is None and steps >= LEAST and spread is not None and np.nanmax(spread) > 1e-6:
         says = f"The mean reward is {np.nanmax(reward):.4g} in every step, though rewards differ: they are relative."
-        return unknown(rule, "Log a reward that is not compared within its batch, or evaluate checkpoints.", says)
-    if found is None and steps >= LEAST:
+        return unknown("Log a reward that is not compared within its batch, or evaluate checkpoints.", says)
+    if changed is None and steps >= LEAST:
         says = f"The reward is {np.nanmax(reward):.4g} in every step."
         advice = "Check what the reward function sees: a reward that never varies teaches nothing."
-        return Finding(rule, FOUND, says, WARNING if np.nanmax(reward) > 0 else PROBLEM, "constant", advice=advice)
-    if found is None:
-        return unknown(rule, f"At least {LEAST} steps with a reward; there are {steps}.")
-    evidence = {"change of the reward": found.estimate, "95% interval": [found.low, found.high], "steps": steps}
-    if found.low > 0:
-        return absent(rule, f"The reward changed by {found.estimate:+.3g}.", **evidence)
-    if found.high < 0:
+        return found(WARNING if np.nanmax(reward) > 0 else PROBLEM, says, advice, cause="constant")
+    if changed is None:
+        return unknown(f"At least {LEAST} steps with a reward; there are {steps}.")
+    evidence = {"change of the reward": changed.estimate, "95% interval": [changed.low, changed.high], "steps": steps}
+    by = f"changed by {changed.estimate:+.3g}"
+    between = f"{changed.low:.3g} to {changed.high:.3g}"
+    if changed.low > 0:
+        return absent(f"The reward {by}.", **evidence)
+    if changed.high < 0:
         if _fall(reward) is not None:
-            return absent(rule, f"The reward fell, see collapse: {found.estimate:+.3g}.", **evidence)
-        says = (
-            f"The reward did not rise: it changed by {found.estimate:+.3g}, {found.low:.3g} to {found.high:.3g} at 95%."
-        )
+            return absent(f"The reward fell, see collapse: {changed.estimate:+.3g}.", **evidence)
+        says = f"The reward did not rise: it {by}, {between} at 95%."
         advice = "Look at the other findings first; else lower the learning rate, or train more seeds to be sure."
-        return Finding(rule, FOUND, says, WARNING, "falls", evidence=evidence, advice=advice)
+        return found(WARNING, says, advice, cause="falls", evidence=evidence)
     noise = float(np.std(np.diff(reward[~np.isnan(reward)])) / np.sqrt(2))
-    if steps < _SURE or found.high - found.low > 3 * noise:
-        says = f"The reward changed by {found.estimate:+.3g}; its 95% interval, {found.low:.3g} to {found.high:.3g}, holds 0."
-        return unknown(rule, "More steps, or more seeds.", says, **evidence)
-    return Finding(
-        rule,
-        FOUND,
-        f"No learning shows: over {steps} steps the reward changed by {found.estimate:+.3g}, less than steps scatter.",
-        severity=WARNING,
+    if steps < _SURE or changed.high - changed.low > 3 * noise:
+        says = f"The reward {by}; its 95% interval, {between}, holds 0."
+        return unknown("More steps, or more seeds.", says, **evidence)
+    return found(
+        WARNING,
+        f"No learning shows: over {steps} steps the reward {by}, less than steps scatter.",
+        "Look at the other findings first; else raise the learning rate, or train longer.",
         evidence=evidence,
-        advice="Look at the other findings first; else raise the learning rate, or train longer.",
         notebook="05_grpo_docs_example",
     )
 
@@ -102,22 +96,20 @@ def collapse(log: Log) -> Finding:
     start, or three times as much and a nat more.
     Wrong where: the data become harder on purpose, as in a curriculum.
     """
-    rule, reward = "collapse", log.metric("reward")
+    reward = log.metric("reward")
     fall = None if ends_at_the_top(log) else _fall(reward)
     if fall is not None:
-        kind, found = fall
-        slight = -found.estimate < _step_noise(reward)  # in thousands of steps the slightest drift is sure
-        return Finding(
-            rule,
-            FOUND,
-            f"The reward fell by {-found.estimate:.3g} {kind}" + (", less than from step to step." if slight else "."),
-            severity=WARNING if slight else PROBLEM,
+        kind, fell = fall
+        slight = -fell.estimate < _step_noise(reward)  # in thousands of steps the slightest drift is sure
+        return found(
+            WARNING if slight else PROBLEM,
+            f"The reward fell by {-fell.estimate:.3g} {kind}" + (", less than from step to step." if slight else "."),
+            "Look at the other findings first; else lower the learning rate, or add a KL penalty (beta).",
             cause="reward",
-            evidence={"change of the reward": found.estimate, "99% interval": [found.low, found.high]},
-            advice="Look at the other findings first; else lower the learning rate, or add a KL penalty (beta).",
+            evidence={"change of the reward": fell.estimate, "99% interval": [fell.low, fell.high]},
         )
     if reward is None:
-        return unknown(rule, "Log the reward.")
+        return unknown("Log the reward.")
     entropy, norm, length = log.metric("entropy"), log.logged("grad_norm"), log.metric("mean_length")
     if length is not None and change(length) is not None and not (rises(reward) or ends_at_the_top(log)):
         first, last = quarters(length)
@@ -125,9 +117,9 @@ def collapse(log: Log) -> Finding:
             says = f"Completions shrank from {first:.4g} to {last:.4g} tokens, and no rise of the reward is sure."
             advice = "Read the completions: the reward may pay for empty ones."
             lengths = {"mean length, first quarter": first, "mean length, last quarter": last}
-            return Finding(rule, FOUND, says, PROBLEM, "length", evidence=lengths, advice=advice)
+            return found(PROBLEM, says, advice, cause="length", evidence=lengths)
     if entropy is None:
-        return absent(rule, "The reward did not fall, or ends at its highest.")
+        return absent("The reward did not fall, or ends at its highest.")
     if norm is not None:  # without a token in the loss its entropy is a mean over nothing
         entropy = np.where((norm == 0) & (entropy == 0), np.nan, entropy)
     first, last = quarters(entropy)
@@ -142,9 +134,9 @@ def collapse(log: Log) -> Finding:
         cause, advice = "entropy", "Lower the learning rate, raise epsilon_high or the temperature."
     else:
         return absent(
-            rule, f"Entropy {first:.3g} to {last:.3g}; the reward did not fall, or ends at its highest.", **evidence
+            f"Entropy {first:.3g} to {last:.3g}; the reward did not fall, or ends at its highest.", **evidence
         )
-    return Finding(rule, FOUND, says, PROBLEM, cause, evidence=evidence, advice=advice)
+    return found(PROBLEM, says, advice, cause=cause, evidence=evidence)
 
 
 def _ends_low(log: Log, reward: np.ndarray) -> bool:
@@ -184,57 +176,53 @@ def kl_runaway(log: Log) -> Finding:
     How: medians of the first and the last quarter: tenfold, and above 0.5 nats.
     Wrong where: the reward is too noisy to show a rise that is there.
     """
-    rule, kl, reward = "kl-runaway", log.metric("kl"), log.metric("reward")
+    kl, reward = log.metric("kl"), log.metric("reward")
     if kl is None:
-        return unknown(rule, "Log kl: TRL does where beta is above 0.")
+        return unknown("Log kl: TRL does where beta is above 0.")
     finite = np.abs(kl[~np.isnan(kl)])
     quarter = max(1, len(finite) // 4)
     first, last = float(np.median(finite[:quarter])), float(np.median(finite[-quarter:]))
     evidence = {"KL, first quarter": first, "KL, last quarter": last, "KL, largest": float(finite.max())}
     if len(finite) < LEAST or last < 10 * first or last < 0.5:
-        return absent(rule, f"KL {first:.3g} to {last:.3g}.", **evidence)
+        return absent(f"KL {first:.3g} to {last:.3g}.", **evidence)
     if reward is None:
-        return unknown(rule, "Log the reward.", f"The KL grew from {first:.3g} to {last:.3g}.", **evidence)
+        return unknown("Log the reward.", f"The KL grew from {first:.3g} to {last:.3g}.", **evidence)
     if rises(reward) or ends_at_the_top(log):
-        return absent(rule, f"The KL grew from {first:.3g} to {last:.3g}, and the reward rose.", **evidence)
-    return Finding(
-        rule,
-        FOUND,
+        return absent(f"The KL grew from {first:.3g} to {last:.3g}, and the reward rose.", **evidence)
+    return found(
+        WARNING,
         f"The policy leaves its reference for nothing: the KL grew from {first:.3g} to {last:.3g} nats, and no rise of the "
         "reward is sure.",
-        severity=WARNING,
+        "Lower the learning rate, or raise beta, the weight of the KL penalty.",
         evidence=evidence,
-        advice="Lower the learning rate, or raise beta, the weight of the KL penalty.",
     )
 
 
 def spikes(log: Log) -> Finding:
-    """Steps whose gradient norm or KL is a hundred times the usual one: information, gradients are clipped and runs recover.
+    """Steps whose gradient norm or KL is a hundred times the usual one: a note, gradients are clipped and runs recover.
 
     How: steps a hundred times above the median, and above 10.
     Wrong where: the usual value is nearly 0, as at the start of a warm-up.
     """
-    rule, found = "spikes", {}
+    far = {}
     for name in ("grad_norm", "kl"):
         values = log.metric(name)
         usual = 0.0 if values is None else float(np.nanmedian(np.abs(values)))
         if values is not None and usual > 0 and (~np.isnan(values)).sum() >= LEAST:
-            found[name] = np.nan_to_num(np.abs(values)) > max(100 * usual, 10)
-    if not found:
-        return unknown(rule, "Log grad_norm or kl.")
-    where = np.any(list(found.values()), axis=0)
+            far[name] = np.nan_to_num(np.abs(values)) > max(100 * usual, 10)
+    if not far:
+        return unknown("Log grad_norm or kl.")
+    where = np.any(list(far.values()), axis=0)
     if not where.any():
-        return absent(rule, "No step stands far above the others.")
-    largest = {name: float(np.nanmax(log.steps[name])) for name, at in found.items() if at.any()}
+        return absent("No step stands far above the others.")
+    largest = {name: float(np.nanmax(log.steps[name])) for name, at in far.items() if at.any()}
     words = " and ".join(f"{name} up to {value:.4g}" for name, value in largest.items())
-    return Finding(
-        rule,
-        FOUND,
+    return found(
+        NOTE,
         f"{int(where.sum())} steps stand a hundred times above the usual: {words}.",
-        severity=INFORMATION,
+        "See what these steps sampled; lower max_grad_norm or the learning rate where they come often.",
         steps=log.at(where),
         evidence={f"largest {name}": value for name, value in largest.items()},
-        advice="See what these steps sampled; lower max_grad_norm or the learning rate where they come often.",
     )
 
 
@@ -244,27 +232,25 @@ def length_runaway(log: Log) -> Finding:
     How: 99% intervals of the changes of length and reward.
     Wrong where: the task pays for long reasoning later than the log goes.
     """
-    rule, length, reward = "length-runaway", log.metric("mean_length"), log.metric("reward")
-    found = change(length)
-    if found is None or length is None:
+    length, reward = log.metric("mean_length"), log.metric("reward")
+    longer = change(length)
+    if longer is None or length is None:
         if length is not None and (~np.isnan(length)).sum() >= LEAST:
-            return absent(rule, f"All completions have {np.nanmax(length):.4g} tokens in the mean.")
-        return unknown(rule, f"Log the mean length of completions over at least {LEAST} steps.")
+            return absent(f"All completions have {np.nanmax(length):.4g} tokens in the mean.")
+        return unknown(f"Log the mean length of completions over at least {LEAST} steps.")
     first, last = quarters(length)
     evidence = {"mean length, first quarter": first, "mean length, last quarter": last}
-    if found.low <= 0 or last < 2 * first:
-        return absent(rule, f"Mean length {first:.3g} to {last:.3g}.", **evidence)
+    if longer.low <= 0 or last < 2 * first:
+        return absent(f"Mean length {first:.3g} to {last:.3g}.", **evidence)
     if reward is None:
-        return unknown(rule, "Log the reward.", f"Completions grew from {first:.3g} to {last:.3g} tokens.", **evidence)
+        return unknown("Log the reward.", f"Completions grew from {first:.3g} to {last:.3g} tokens.", **evidence)
     grown = change(reward)
     if grown is not None and grown.low > 0:
-        return absent(rule, f"Completions grew from {first:.3g} to {last:.3g} tokens, and the reward rose.", **evidence)
-    return Finding(
-        rule,
-        FOUND,
+        return absent(f"Completions grew from {first:.3g} to {last:.3g} tokens, and the reward rose.", **evidence)
+    return found(
+        WARNING if ends_at_the_top(log) else PROBLEM,
         f"Completions grew from {first:.3g} to {last:.3g} tokens, and no rise of the reward is sure.",
-        severity=WARNING if ends_at_the_top(log) else PROBLEM,
+        "Use a loss that does not favour length (loss_type='dr_grpo' or 'dapo'), or a length penalty.",
         evidence=evidence,
         cost={"tokens per completion": last - first},
-        advice="Use a loss that does not favour length (loss_type='dr_grpo' or 'dapo'), or a length penalty.",
     )

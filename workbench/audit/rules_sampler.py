@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..logs.log import Log
-from .finding import FOUND, PROBLEM, WARNING, Finding, absent, unknown
+from .finding import FOUND, PROBLEM, WARNING, Finding, absent, found, unknown
 from .trends import change, quarters
 
 # Mean |log-prob difference| of a token that arithmetic explains; bf16: about 0.012 is reported (trl #4772).
@@ -23,27 +23,25 @@ def stale_sampler(log: Log) -> Finding:
 
     Wrong where: the two part for another reason that grows, such as a precision that the policy outgrows.
     """
-    rule, difference = "stale-sampler", _difference(log)
-    found = change(difference)
+    difference = _difference(log)
+    changed = change(difference)
     if difference is None:
-        return unknown(rule, _ADVICE)
-    if found is None:
+        return unknown(_ADVICE)
+    if changed is None:
         if np.nanmax(difference) < _DRIFT:
-            return absent(rule, "Sampler and scorer agree.")
-        return unknown(rule, "More steps.")
+            return absent("Sampler and scorer agree.")
+        return unknown("More steps.")
     first, last = float(difference[~np.isnan(difference)][0]), quarters(difference)[1]
     evidence = {"difference, first step": first, "difference, last quarter": last}
     far = (last >= _DRIFT and last >= 5 * first) or (last >= _DRIFT / 20 and last >= 50 * first)
-    if not far or (found.low <= 0 and last < 50 * first):
-        return absent(rule, f"Sampler and scorer differ by {first:.2g}, later by {last:.2g}.", **evidence)
-    return Finding(
-        rule,
-        FOUND,
+    if not far or (changed.low <= 0 and last < 50 * first):
+        return absent(f"Sampler and scorer differ by {first:.2g}, later by {last:.2g}.", **evidence)
+    return found(
+        PROBLEM,
         f"The sampler does not follow the policy: their log-probs differ by {first:.2g} a token in the first step and "
         f"by {last:.2g} in the last quarter.",
-        severity=PROBLEM,
+        "Check that weights, LoRA ones too, reach the engine: sync every step, and compare a greedy sample of both.",
         evidence=evidence,
-        advice="Check that weights, LoRA ones too, reach the engine: sync every step, and compare a greedy sample of both.",
     )
 
 
@@ -60,30 +58,27 @@ def _difference(log: Log) -> np.ndarray | None:
 def mismatch(log: Log) -> Finding:
     """Whether sampler and scorer differ by more than the arithmetic of the dtype explains.
 
-    How: a mean difference above 0.05 a token, what bf16 explains; undecidable from 0.005 on for a model saved in fp32, 0.02
-    in fp16. top_p, top_k and min_p make no sampled token less likely to the sampler.
+    How: a mean difference above 0.05 a token, what bf16 explains. The rule cannot tell from 0.005 on for a model saved in
+    fp32, from 0.02 on in fp16. top_p, top_k and min_p make no sampled token less likely to the sampler.
     Wrong where: experts are routed differently in engine and trainer, which makes larger differences with the same weights.
     """
-    rule, difference = "mismatch", _difference(log)
+    difference = _difference(log)
     if difference is None:
-        return unknown(rule, _ADVICE)
+        return unknown(_ADVICE)
     if log.metric("logp_difference") is None and np.nanmean(difference) <= EXPLAINED["bfloat16"]:
         says = (
             f"Probabilities differ by {np.nanmean(difference):.2g}; log-probs differ by more, how much is not logged."
         )
-        return unknown(rule, _ADVICE, says)
+        return unknown(_ADVICE, says)
     dtype, bound = str(log.facts.get("dtype") or ""), EXPLAINED["bfloat16"]
     mean = float(np.nanmean(difference))
     evidence = {"mean difference of a token's log-prob": mean, "explained": bound, "dtype of the saved model": dtype}
     if _only_more_likely(log, difference):
         return _apart(log, "truncated-sampling", difference, bound, evidence)
     if mean <= EXPLAINED.get(dtype, bound):
-        return absent(
-            rule, f"Sampler and scorer differ by {mean:.2g} a token, which {dtype or 'bf16'} explains.", **evidence
-        )
+        return absent(f"Sampler and scorer differ by {mean:.2g} a token, which {dtype or 'bf16'} explains.", **evidence)
     if mean <= bound:
         return unknown(
-            rule,
             "Say in which dtype the engine and the trainer computed (bf16=True, vLLM's dtype): bf16 explains the difference.",
             f"Sampler and scorer differ by {mean:.2g} a token, more than the {dtype} of the saved model explains.",
             **evidence,
@@ -141,15 +136,13 @@ def _products_are_as_small(log: Log, difference: np.ndarray, apart: np.ndarray) 
 def _apart(log: Log, cause: str, difference: np.ndarray, bound: float, evidence: dict) -> Finding:
     (words, advice), mean = _CAUSES[cause], float(np.nanmean(difference))
     beyond = f", more than the {bound} that bf16 explains" if mean > bound else ""
-    return Finding(
-        "mismatch",
-        FOUND,
+    return found(
+        PROBLEM if mean > 2 * bound else WARNING,
         f"Sampler and scorer differ by {mean:.2g} a token{beyond}{words}.",
-        severity=PROBLEM if mean > 2 * bound else WARNING,
+        advice,
         cause=cause,
         steps=log.at(np.nan_to_num(difference) > (bound if mean > bound else 1e-3)),
         evidence=evidence,
-        advice=advice,
         notebook="03_position_ids_and_padding",
     )
 
@@ -161,33 +154,30 @@ def padding_positions(log: Log) -> Finding:
     (`tokenizer.json`); with weights it is measured.
     Wrong where: the trainer's own model code makes positions from the attention mask.
     """
-    rule, kind = "padding-positions", log.facts.get("model_type")
+    kind = log.facts.get("model_type")
     if kind is None:
-        return unknown(rule, "Give --model FOLDER, or a checkpoint folder with config.json.")
+        return unknown("Give --model FOLDER, or a checkpoint folder with config.json.")
     if kind not in LEARNED_POSITIONS:
         if log.facts.get("rotary"):
-            return absent(rule, f"{kind} has rotary positions, which padding does not change.")
+            return absent(f"{kind} has rotary positions, which padding does not change.")
         return unknown(
-            rule, f"Run workbench.padding_report on the model: the audit does not know how {kind} counts positions."
+            f"Run workbench.padding_report on the model: the audit does not know how {kind} counts positions."
         )
     if log.facts.get("explicit_positions") or log.trainer.startswith(_PASS_POSITIONS):
-        return absent(rule, "The trainer passes position ids.")
+        return absent("The trainer passes position ids.")
     varied = _prompts_differ_in_length(log)
     if varied is None:
         return unknown(
-            rule,
             "Give completions (log_completions=True) and tokenizer.json: padding matters where prompts differ in tokens.",
         )
     if not varied:
-        return absent(rule, "All prompts of a step are equally long, so nothing is padded.")
-    return Finding(
-        rule,
-        FOUND,
+        return absent("All prompts of a step are equally long, so nothing is padded.")
+    return found(
+        PROBLEM,
         f"{kind} has learned positions, prompts differ in length, and TRL's scorer passes no position ids: padded rows are "
         "scored at other positions than they were sampled at.",
-        severity=PROBLEM,
+        "Train with workbench's trainer, which passes position ids, or with prompts of one length.",
         evidence={"model type": kind, "share of steps with prompts of several lengths": varied},
-        advice="Train with workbench's trainer, which passes position ids, or with prompts of one length.",
         notebook="03_position_ids_and_padding",
     )
 

@@ -9,14 +9,7 @@ _MOST = 400  # points that the interval is computed from: its matrix has their s
 
 
 def change(values: np.ndarray | None, level: float = 0.99) -> Interval | None:
-    """How much a metric changed over its finite steps; None with fewer than 8 of them, or with no noise to judge by.
-
-    Example:
-        >>> round(change(np.array([0, 1] * 5 + [5, 6] * 5)).estimate, 2)
-        5.0
-        >>> print(change(np.ones(4)))
-        None
-    """
+    """How much a metric changed over its finite steps; None with fewer than 8 of them, or with no noise to judge by."""
     if values is None:
         return None
     finite = values[~np.isnan(values)]
@@ -26,12 +19,7 @@ def change(values: np.ndarray | None, level: float = 0.99) -> Interval | None:
 
 
 def thinned(values: np.ndarray, most: int = _MOST) -> np.ndarray:
-    """At most `most` means of neighbouring values.
-
-    Example:
-        >>> thinned(np.arange(6.0), most=3)
-        array([0.5, 2.5, 4.5])
-    """
+    """At most `most` means of neighbouring values."""
     if len(values) <= most:
         return values
     return np.array([block.mean() for block in np.array_split(values, most)])
@@ -44,12 +32,7 @@ def rises(values: np.ndarray | None) -> bool:
 
 
 def quarters(values: np.ndarray) -> tuple[float, float]:
-    """Means of the first and the last quarter of the finite values, NaN where there are none.
-
-    Example:
-        >>> print(*quarters(np.array([1.0, 2, 3, np.nan, 9])))
-        1.0 9.0
-    """
+    """Means of the first and the last quarter of the finite values, NaN where there are none."""
     finite = values[~np.isnan(values)]
     if not len(finite):
         return np.nan, np.nan
@@ -64,12 +47,7 @@ def ends_at_the_top(log) -> bool:
 
 
 def ends_at_its_best(reward: np.ndarray) -> bool:
-    """Whether the last quarter is at the highest of the run, within 5% of its range: it may be solved.
-
-    Example:
-        >>> ends_at_its_best(np.array([0.2, 0.6, 1, 1, 1])), ends_at_its_best(np.array([0.2, 0.6, 0.3, 0.4]))
-        (True, False)
-    """
+    """Whether the last quarter is at the highest of the run, within 5% of its range: it may be solved."""
     low, high = np.nanmin(reward), np.nanmax(reward)
     return bool(high > low and high - quarters(reward)[1] <= 0.05 * (high - low))
 

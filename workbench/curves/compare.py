@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from ..errors import ParameterError, RunError
 from ..runs.files import files_named
 from ..runs.run import Run
-from .curve import AXES, Curve, on_common_stretches, stretches, whole_seeds, why_incomparable
+from .curve import Curve, on_common_stretches, stretches, whole_seeds, why_incomparable
 from .documented import Baseline, list_baselines, load_baseline
 from .measured import run_curve, training_of
 from .stats import noise_covariance
@@ -61,7 +61,7 @@ def another_seed(one: Curve, seeds: Sequence[Curve], *, tolerance: ArrayLike, le
       seed is at another speed: one that learns sooner, later or never is no sign of another process. Said of 3 seeds or
       more.
     - inconclusive: further than the tolerance, but not different.
-    - not comparable: another unit, range or axis, a value that is not finite, too few points or too few steps in common.
+    - not comparable: another unit or range, a value that is not finite, too few points or too few steps in common.
 
     Curves are compared over the same steps, however often each was logged. Seeds that ended before nine tenths of the
     longest are left out, and the reason says so. `docs/error_rates.md` has the measured rates of wrong verdicts, for sparse
@@ -91,7 +91,7 @@ def another_seed(one: Curve, seeds: Sequence[Curve], *, tolerance: ArrayLike, le
         raise ParameterError(f"no seed to compare with {one.label}")
     for curve in (one, *seeds):
         finite = np.isfinite(curve.y)
-        broken = "" if finite.all() else f"{curve.label}: not finite at {curve.axis} {curve.x[finite.argmin()]:g}"
+        broken = "" if finite.all() else f"{curve.label}: not finite at step {curve.x[finite.argmin()]:g}"
         if reason := why_incomparable(curve, one) or broken:
             return SeedVerdict(NOT_COMPARABLE, reason)
     kept, left_out = whole_seeds(seeds)
@@ -101,7 +101,7 @@ def another_seed(one: Curve, seeds: Sequence[Curve], *, tolerance: ArrayLike, le
     means = _fifths(start, width, values)
     starts = values[1:, start - start[0] < width.sum() / 40].mean(axis=1)
     found = _judge(one, means[0], means[1:], starts, limit, level)
-    reason = "; ".join([found.reason, f"over {width.sum():g} {AXES[one.axis]}", *left_out])
+    reason = "; ".join([found.reason, f"over {width.sum():g} steps", *left_out])
     return dataclasses.replace(found, reason=reason)
 
 
@@ -111,7 +111,7 @@ def _too_little(one: Curve, start: np.ndarray, width: np.ndarray) -> str:
     if len(one.x) < PARTS:
         return f"{one.label} has {len(one.x)} points; {PARTS} or more are needed"
     if shared < 0.5 * whole or len(np.unique(_part_of(start, width))) < PARTS:
-        return f"only {shared:g} of the {whole:g} {AXES[one.axis]} of {one.label} are covered by every run"
+        return f"only {shared:g} of the {whole:g} steps of {one.label} are covered by every run"
     return ""
 
 
@@ -178,12 +178,7 @@ def _is_other_speed(one: np.ndarray, path: np.ndarray, near: np.ndarray) -> bool
 
 
 def as_judged(curve: Curve, metric: str) -> Curve:
-    """The curve on the scale on which its metric is judged: rounding errors by their logarithm, others as they are.
-
-    Example:
-        >>> as_judged(Curve("seed 0", [1, 2], [1e-6, 1e-3], "nats", low=0), "padding/max_difference").y
-        array([-6., -3.])
-    """
+    """The curve on the scale on which its metric is judged: rounding errors by their logarithm, others as they are."""
     if metric not in IN_DECADES:
         return curve
     y = np.log10(np.maximum(curve.y, NO_ERROR))
@@ -199,10 +194,7 @@ def of_control(run: Run, control: Baseline, metric: str = "reward") -> SeedVerdi
     """`another_seed` of a training and the recorded seeds of a control, with the tolerance that the control's file holds.
 
     Not comparable, too, where the control was recorded on other weights than the toy model that is shipped, and for a
-    training that is not whole.
-
-    Raises:
-        ParameterError: the control does not judge this metric.
+    training that is not whole. A metric that the control does not judge is a ParameterError.
     """
     tolerance = control.recorded.get("tolerance", {})
     if metric not in tolerance:
@@ -215,7 +207,7 @@ def of_control(run: Run, control: Baseline, metric: str = "reward") -> SeedVerdi
         return SeedVerdict(NOT_COMPARABLE, str(error))
     seeds = control.curves_by_seed(metric)
     if not np.array_equal(curve.x, seeds[0].x):
-        logged, wanted = (f"{len(c.x)} points up to {c.axis} {c.x[-1]:g}" for c in (curve, seeds[0]))
+        logged, wanted = (f"{len(c.x)} points up to step {c.x[-1]:g}" for c in (curve, seeds[0]))
         why = f"{curve.label} has {logged}, the control {wanted}; only a whole run of its recipe can be judged"
         return SeedVerdict(NOT_COMPARABLE, why)
     recorded = [as_judged(one, metric) for one in seeds]
@@ -254,18 +246,13 @@ def _flat(value, name: str = "") -> dict:
 def control_verdicts(runs: Sequence[Run], controls: Sequence[Baseline] | None = None):
     """Every training in these runs that is a control's own recipe, judged by each metric of the control.
 
-    Args:
-        runs: run folders, which may hold several trainings.
-        controls: default all.
-
     Returns:
         A DataFrame, a row a training and metric: `run`, `training` (the folder inside the run, empty for the run's own),
         `seed`, `control`, `metric`, `verdict`, `reason`. No row for a training with another recipe.
     """
     import pandas as pd
 
-    rows = []
-    controls = list_controls() if controls is None else controls
+    rows, controls = [], list_controls() if controls is None else controls
     for run in runs:
         for folder in sorted(path.parent for path in files_named(run.path, "recipe.json")):
             training = training_of(folder)
@@ -278,22 +265,10 @@ def control_verdicts(runs: Sequence[Run], controls: Sequence[Baseline] | None = 
     return pd.DataFrame(rows, columns=["run", "training", "seed", "control", "metric", "verdict", "reason"])
 
 
-def control_check(verdicts, otherwise: str = "no training here has a control's own recipe") -> bool | str:
-    """Of a table of `control_verdicts`, what a notebook's check says: True, False, or `not run: <reason>`.
-
-    Args:
-        verdicts: with `verdict` and `reason`.
-        otherwise: why there is no row.
-
-    Example:
-        >>> import pandas as pd
-        >>> control_check(pd.DataFrame({"verdict": ["same process", "different"], "reason": ["", "..."]}))
-        False
-        >>> control_check(pd.DataFrame({"verdict": [], "reason": []}))
-        "not run: no training here has a control's own recipe"
-    """
+def control_check(verdicts) -> bool | str:
+    """Of a table of `control_verdicts`, what a notebook's check says: True, False, or `not run: <reason>`."""
     if not len(verdicts):
-        return f"not run: {otherwise}"
+        return "not run: no training here has a control's own recipe"
     if (verdicts["verdict"] == DIFFERENT).any():
         return False
     unclear = verdicts[verdicts["verdict"] != SAME]
@@ -307,7 +282,7 @@ def documented_verdicts(
     tolerance: float = 0.0,
     metric: str = "reward",
 ):
-    """Of each documented run whether it is one more seed of each measured group, where they share unit, range and axis.
+    """Of each documented run whether it is one more seed of each measured group, where they share unit and range.
 
     Args:
         groups: name -> curves, one a seed.
@@ -317,9 +292,6 @@ def documented_verdicts(
 
     Returns:
         A DataFrame, a row a pair: `measured, seeds, documented, verdict, why`.
-
-    Raises:
-        ParameterError: a tolerance below 0.
     """
     import pandas as pd
 

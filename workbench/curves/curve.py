@@ -1,4 +1,4 @@
-"""A curve with its unit and range, the steps its points stand for, and where curves peak, settle and reach a threshold."""
+"""A curve with its unit and range, the steps its points stand for, and curves over the same steps."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,29 +7,26 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import ParameterError
-from .stats import Interval, one_seed, seed_interval
 
-AXES = {"step": "steps", "elapsed_s": "seconds of training", "prompts": "prompts"}  # in words
-PLACES = ("end", "start", "centre")
+PLACES = ("end", "centre")
 WHOLE = 0.9  # of the longest run of a group: one that ended before is not its like
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """One metric of one run over steps, seconds or prompts.
+    """One metric of one run over its steps.
 
     Args:
         label: names it in figures and messages.
-        x: N increasing positions.
+        x: N increasing steps.
         y: N values; NaN where none is known.
         unit: of `y`: tokens, characters, share of right answers, ...
         low, high: bounds the metric cannot leave; None where there is none.
-        axis: what `x` counts: step, elapsed_s or prompts.
-        at: where a point stands in the stretch of `x` that it is the mean of: end, as trainers log, start or centre.
+        at: where a point stands in the stretch of `x` that it is the mean of: end, as trainers log, or centre.
         span: length of that stretch; None where a point reaches to the one next to it.
 
     Raises:
-        ParameterError: an unknown `axis` or `at`, a `span` that is not above 0, lengths differ, there is no point, `x`
+        ParameterError: an unknown `at`, a `span` that is not above 0, lengths differ, there is no point, `x`
             does not increase, or a value lies outside the bounds.
 
     Example:
@@ -44,7 +41,6 @@ class Curve:
     unit: str
     low: float | None = None
     high: float | None = None
-    axis: str = "step"
     at: str = "end"
     span: float | None = None
 
@@ -52,9 +48,7 @@ class Curve:
         x, y = np.asarray(self.x, float), np.asarray(self.y, float)
         object.__setattr__(self, "x", x)
         object.__setattr__(self, "y", y)
-        if self.axis not in AXES:
-            wrong = f"axis={self.axis!r}: expected one of {', '.join(AXES)}"
-        elif self.at not in PLACES:
+        if self.at not in PLACES:
             wrong = f"at={self.at!r}: expected one of {', '.join(PLACES)}"
         elif self.span is not None and not self.span > 0:
             wrong = f"span={self.span}: expected more than 0, or None"
@@ -62,7 +56,7 @@ class Curve:
             wrong = f"expected equally many x and y, at least 1; got {x.shape} and {y.shape}"
         elif not (np.diff(x) > 0).all():
             n = int(np.argmin(np.diff(x) > 0))
-            wrong = f"{self.axis} {x[n + 1]:g} follows {x[n]:g}; expected increasing {self.axis}"
+            wrong = f"step {x[n + 1]:g} follows {x[n]:g}; expected increasing step"
         elif (self.low is not None and (y < self.low).any()) or (self.high is not None and (y > self.high).any()):
             lowest, highest = np.nanmin(y), np.nanmax(y)
             wrong = f"values from {lowest:.4g} to {highest:.4g} lie outside {self.range}; correct low and high"
@@ -78,50 +72,34 @@ class Curve:
 
 
 def why_incomparable(first: Curve, *others: Curve) -> str:
-    """Why curves do not belong on one axis: unit, range or x-axis; empty when they do."""
+    """Why curves do not belong on one axis: unit or range; empty when they do."""
     for other in others:
         if first.unit != other.unit:
             return f"{first.label} is in {first.unit}, {other.label} in {other.unit}"
         if (first.low, first.high) != (other.low, other.high):
             return f"{first.label} ranges over {first.range}, {other.label} over {other.range}"
-        if first.axis != other.axis:
-            return f"{first.label} is over {first.axis}, {other.label} over {other.axis}"
     return ""
 
 
 def stretches(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
-    """The x from which and up to which each point of a curve is a mean, (N,) each; they do not overlap.
-
-    Example:
-        >>> stretches(Curve("documented", [10, 20, 30], [-368, -370, -313], "characters"))
-        (array([ 0., 10., 20.]), array([10., 20., 30.]))
-    """
+    """The x from which and up to which each point of a curve is a mean, (N,) each; they do not overlap."""
     x, gaps = curve.x, np.diff(curve.x)
     if curve.span is not None or len(x) == 1:
         before = after = np.full(len(x), curve.span or 1.0)
     else:
         before, after = np.concatenate([gaps[:1], gaps]), np.concatenate([gaps, gaps[-1:]])
-    share = {"end": 1, "centre": 0.5, "start": 0}[curve.at]  # of the stretch that lies before its point
+    share = 1 if curve.at == "end" else 0.5  # of the stretch that lies before its point
     low, high = x - share * before, x + (1 - share) * after
-    if curve.at == "start":
-        high[:-1] = np.minimum(high[:-1], low[1:])
-    else:
-        low[1:] = np.maximum(low[1:], high[:-1])
-    if curve.axis != "step":
-        return low, high
-    # Steps are whole: step n reaches from n - 1 to n, and a stretch that begins at its point holds that step.
-    whole = (np.ceil(low) - 1, np.ceil(high) - 1) if curve.at == "start" else (np.floor(low), np.floor(high))
+    low[1:] = np.maximum(low[1:], high[:-1])
+    whole = np.floor(low), np.floor(high)  # step n reaches from n - 1 to n
     return whole if (whole[1] > whole[0]).all() else (low, high)
 
 
 def on_common_stretches(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The stretches of x that all curves cover, cut so that each is of one point of every curve.
-
-    So curves are compared over the same steps, however often each was logged.
+    """The stretches of x that all curves cover, cut so that each is of one point of every curve: compared are the same steps.
 
     Returns:
-        Where each stretch begins and how long it is, (T,) each, and the values there, (curves, T); T is 0 where the curves
-        share nothing.
+        Where each begins and how long it is, (T,) each, and the values there, (curves, T); T is 0 where they share nothing.
 
     Example:
         >>> fine = Curve("every step", [1, 2, 3, 4], [1, 2, 3, 4], "tokens")
@@ -141,13 +119,7 @@ def on_common_stretches(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray
 
 
 def mean_between(curve: Curve, start: float, end: float) -> float:
-    """The mean of a curve over a window of x, of the points whose stretches reach into it; NaN where none does.
-
-    Example:
-        >>> curve = Curve("seed 0", [10, 20, 30], [1, 2, 6], "tokens")
-        >>> mean_between(curve, 10, 30), mean_between(curve, 25, 30)
-        (4.0, 6.0)
-    """
+    """The mean of a curve over a window of x, of the points whose stretches reach into it; NaN where none does."""
     low, high = stretches(curve)
     weights = np.clip(np.minimum(high, end) - np.maximum(low, start), 0, None)
     return float(weights @ curve.y / weights.sum()) if weights.any() else float("nan")
@@ -156,26 +128,16 @@ def mean_between(curve: Curve, start: float, end: float) -> float:
 def whole_seeds(curves: Sequence[Curve]) -> tuple[list[Curve], list[str]]:
     """The curves but for those that ended before nine tenths of the longest, and a line for each that did.
 
-    The last steps of a run that ended early say what it was then, not what it would have become. Over seconds all are
-    kept, since one machine is slower than another.
+    The last steps of a run that ended early say what it was then, not what it would have become.
     """
     end = max(curve.x[-1] for curve in curves)
-    early = [curve.axis != "elapsed_s" and curve.x[-1] < WHOLE * end for curve in curves]
-    lines = [
-        f"{curve.label} ended at {curve.axis} {curve.x[-1]:g} of {end:g} and is left out"
-        for curve, left in zip(curves, early, strict=True)
-        if left
-    ]
-    return [curve for curve, left in zip(curves, early, strict=True) if not left], lines
+    early = [curve for curve in curves if curve.x[-1] < WHOLE * end]
+    lines = [f"{curve.label} ended at step {curve.x[-1]:g} of {end:g} and is left out" for curve in early]
+    return [curve for curve in curves if curve.x[-1] >= WHOLE * end], lines
 
 
 def centred_mean(x: ArrayLike, y: ArrayLike, window: float) -> np.ndarray:
-    """The mean over a window of x around each point, narrower towards both ends; a NaN is left out.
-
-    Example:
-        >>> centred_mean([1, 2, 3, 4], [2, 4, 9, 8], window=3)
-        array([2., 5., 7., 8.])
-    """
+    """The mean over a window of x around each point, narrower towards both ends; a NaN is left out."""
     x, y = np.asarray(x, float), np.asarray(y, float)
     reach = np.minimum(np.minimum(x - x[0], x[-1] - x) + 1e-9, window / 2)
     first, last = np.searchsorted(x, x - reach), np.searchsorted(x, x + reach, side="right")
@@ -186,121 +148,10 @@ def centred_mean(x: ArrayLike, y: ArrayLike, window: float) -> np.ndarray:
 
 
 def on_common_x(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
-    """Positions that all curves cover, (T,), and the values there, (curves, T).
-
-    Over steps these are the ends of the stretches that all curves cover. Over seconds, where two runs never log at once,
-    values between two points are interpolated.
-
-    Raises:
-        ParameterError: curves that do not belong on one axis, or share no position.
-    """
+    """The ends of the stretches that all curves cover, (T,), and the values there, (curves, T); an error for none."""
     if reason := why_incomparable(*curves):
         raise ParameterError(reason)
-    if curves[0].axis == "elapsed_s":
-        start, end = max(c.x[0] for c in curves), min(c.x[-1] for c in curves)
-        x = curves[0].x[(curves[0].x >= start) & (curves[0].x <= end)]
-        values = np.stack([np.interp(x, c.x, c.y) for c in curves])
-    else:
-        start, width, values = on_common_stretches(curves)
-        x = start + width
-    if not len(x):
-        raise ParameterError(f"{', '.join(c.label for c in curves)}: no {curves[0].axis} in common")
-    return x, values
-
-
-def _full_means(curve: Curve, window: float) -> tuple[np.ndarray, np.ndarray]:
-    """The means over each window of so many steps, at least one point, and the x at which each ends.
-
-    A mean of fewer points scatters more: with those at the start, the highest mean of pure noise lay in its first 5
-    steps in 29% of runs.
-    """
-    gap = 1.0 if curve.axis == "elapsed_s" or len(curve.x) == 1 else float(np.median(np.diff(curve.x)))
-    points = max(1, round(window / gap))
-    if not window > 0 or points > len(curve.y):
-        raise ParameterError(
-            f"{curve.label}: window={window}: expected more than 0, and at most {len(curve.y) * gap:g}, the length of the curve"
-        )
-    return curve.x[points - 1 :], np.lib.stride_tricks.sliding_window_view(curve.y, points).mean(axis=1)
-
-
-def peak(curve: Curve, window: float = 10) -> tuple[float, float]:
-    """The x at which the best window of so many steps ends, and the mean over it in the curve's unit.
-
-    Args:
-        curve: finite.
-        window: in the unit of x, and at least one point of the curve; over seconds it counts points.
-
-    Raises:
-        ParameterError: a window that is not above 0, or longer than the curve.
-
-    Example:
-        >>> peak(Curve("seed 0", [1, 2, 3, 4], [6, 1, 5, 4], "characters"), window=2)
-        (4.0, 4.5)
-    """
-    x, means = _full_means(curve, window)
-    return float(x[means.argmax()]), float(means.max())
-
-
-def settles_at(curve: Curve, window: float = 10, band: float = 0.15) -> float | None:
-    """The x at which the first window ends from which on the means stay near the level of the last quarter.
-
-    None where a curve does not stay settled for its last quarter.
-
-    Args:
-        curve: at least 8 points, finite.
-        window: as for `peak`.
-        band: near is within this share of the range of the means, 0..1.
-
-    Example:
-        >>> settles_at(Curve("seed 0", range(1, 17), [0, 2, 4, 6] + [7, 9] * 6, "characters"), window=2)
-        6.0
-    """
-    ends, smooth = _full_means(curve, window)
-    level = float(curve.y[-max(1, len(curve.y) // 4) :].mean())
-    away = np.abs(smooth - level) > band * (smooth.max() - smooth.min())
-    first = int(np.flatnonzero(away).max()) + 1 if away.any() else 0
-    return float(ends[first]) if len(ends) - first >= max(2, len(curve.y) // 4) else None
-
-
-def reached_at(curve: Curve, threshold: float, *, rising: bool = True, window: float = 1) -> float:
-    """The x at which the mean over a window, as for `peak`, first reaches a threshold; infinite for never.
-
-    Example:
-        >>> curve = Curve("seed 0", [1, 2, 3, 4], [0, 4, 5, 9], "characters")
-        >>> reached_at(curve, 4.5), reached_at(curve, 4.5, window=2), reached_at(curve, 10)
-        (3.0, 3.0, inf)
-    """
-    ends, smooth = _full_means(curve, window)
-    reached = smooth >= threshold if rising else smooth <= threshold
-    return float(ends[reached.argmax()]) if reached.any() else float("inf")
-
-
-def steps_to_threshold(
-    curves: Sequence[Curve], threshold: float, rng: np.random.Generator, *, rising: bool = True, window: float = 1
-) -> Interval:
-    """Where curves, one a seed, first reach a threshold: `reached_at`, the IQM over seeds with its interval.
-
-    Infinite for never; of one seed without bounds.
-
-    Raises:
-        ParameterError: no curves, curves that cannot be compared, or a window longer than one of them.
-
-    Example:
-        >>> curves = [Curve(f"seed {n}", [1, 2, 3, 4], [0, n, 5, 9], "characters") for n in (2, 4, 6)]
-        >>> steps_to_threshold(curves, 5, np.random.default_rng(0)).estimate  # reached at steps 3, 3 and 2
-        2.6666666666666665
-    """
-    if not curves:
-        raise ParameterError("steps_to_threshold: no curves")
-    if reason := why_incomparable(*curves):
-        raise ParameterError(reason)
-    first = [reached_at(curve, threshold, rising=rising, window=window) for curve in curves]
-    if len(first) == 1:
-        return one_seed(first[0])
-    # A seed that never got there is put far beyond every step: its rank counts, its distance does not.
-    beyond = 1e9 * (1 + max(float(c.x[-1]) for c in curves))
-    found = seed_interval(np.minimum(first, beyond), rng)
-    middle, low, high = (np.inf if v > beyond / 1000 else max(0.0, v) for v in (found.estimate, found.low, found.high))
-    never = int(np.isinf(first).sum())
-    about = found.about + (f"; {never} of {len(first)} never reach it" if never else "")
-    return dataclasses.replace(found, estimate=middle, low=low, high=high, about=about)
+    start, width, values = on_common_stretches(curves)
+    if not len(start):
+        raise ParameterError(f"{', '.join(c.label for c in curves)}: no step in common")
+    return start + width, values

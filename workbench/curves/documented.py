@@ -50,20 +50,12 @@ class Baseline:
     recipe: str = ""
 
     def curve(self, metric: str = "reward") -> Curve:
-        """One of the documented curves.
-
-        Raises:
-            ParameterError: names the curves there are, and the nearest spelling.
-        """
+        """One of the documented curves; a ParameterError names those that there are, and the nearest spelling."""
         y = np.array(self._stored(metric)["points"], float)[:, 1]  # null becomes NaN
         return self._drawn(metric, self.title, y)
 
     def curves_by_seed(self, metric: str = "reward") -> list[Curve]:
-        """The same curve of each seed, where the file holds them; `curve` is their mean. Empty where it does not.
-
-        Raises:
-            ParameterError: names the curves there are, and the nearest spelling.
-        """
+        """The same curve of each seed, where the file holds them; `curve` is their mean. Empty where it does not."""
         by_seed = self._stored(metric).get("by_seed", {})
         return [self._drawn(metric, f"{self.name}, seed {seed}", np.array(y, float)) for seed, y in by_seed.items()]
 
@@ -72,16 +64,12 @@ class Baseline:
 
     def _drawn(self, metric: str, label: str, y: np.ndarray) -> Curve:
         found = self._stored(metric)
-        span = found.get("steps_per_point") if found["x"] == "step" else None
+        span = found.get("steps_per_point")
         x = np.array([point[0] for point in found["points"]], float)
-        return Curve(label, x, y, found["unit"], found["low"], found["high"], found["x"], found["at"], span)
+        return Curve(label, x, y, found["unit"], found["low"], found["high"], found["at"], span)
 
     def figure(self, name: str) -> float:
-        """The value of one of the figures.
-
-        Raises:
-            ParameterError: names the figures there are, and the nearest spelling.
-        """
+        """The value of one of the figures; a ParameterError names those that there are, and the nearest spelling."""
         return _known(f"{self.name} has no figure", name, self.figures)["value"]
 
 
@@ -123,6 +111,8 @@ def load_baseline(name: str) -> Baseline:
     for metric, curve in value["curves"].items():
         if absent := {"unit", "low", "high", "x", "at", "points"} - curve.keys():
             raise ParameterError(f"{path}: curve {metric!r} lacks {sorted(absent)}; see data/README.md")
+        if curve["x"] != "step":
+            raise ParameterError(f"{path}: curve {metric!r}: x={curve['x']!r}; expected 'step', see data/README.md")
         for seed, values in dict(curve.get("by_seed", {})).items():
             if len(values) != len(curve["points"]):
                 raise ParameterError(
@@ -151,14 +141,13 @@ def _check_units(path: Path, value: dict) -> None:
         )
 
 
-def load_sources(name: str = "") -> list[dict]:
-    """The files that documented runs are of, a row a file, that which the figures are of first; of one run or of all.
+def load_sources() -> list[dict]:
+    """The files that documented runs are of, a row a file, that which the figures are of first.
 
     Each has `run`, `repository`, `file`, `commit` or `blob`, `sha256`, `licence`, `loads` (the model that the file's code
     loads), `which` of its runs, `column` and `evals` (where the log has names of its own), `taken`; null where not known.
     """
-    rows = read_json(packaged("data") / "sources.json", [])
-    return [row for row in rows if not name or row["run"] == name]
+    return read_json(packaged("data") / "sources.json", [])
 
 
 def stored(by_seed: Mapping[int, Curve]) -> dict:
@@ -173,16 +162,6 @@ def stored(by_seed: Mapping[int, Curve]) -> dict:
 
 
 def as_text(baseline: dict) -> str:
-    """The file of a baseline: JSON with each list of numbers on a line of its own.
-
-    Example:
-        >>> print(as_text({"points": [[1, -2.5], [2, -2.0]]}), end="")
-        {
-         "points": [
-          [1, -2.5],
-          [2, -2.0]
-         ]
-        }
-    """
+    """The file of a baseline: JSON with each list of numbers on a line of its own."""
     text = json.dumps(jsonable(baseline), indent=1, allow_nan=False, ensure_ascii=False)
     return re.sub(r"\[([-+\d.eE,\s]+)\]", lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 
 from ..errors import ParameterError
 from ..runs.run import Run
-from .curve import AXES, Curve, centred_mean, on_common_x, whole_seeds, why_incomparable
+from .curve import Curve, centred_mean, on_common_x, whole_seeds, why_incomparable
 from .documented import Baseline
 from .measured import run_curve
 from .stats import seed_interval
@@ -32,7 +32,6 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 LINES = 5  # in a panel; more get panels of their own
 BAND = 5  # seeds for a band
 TENTH = 0.1  # of a run, which a line is the mean over at most
-OWN_RANGE = "share of its own range"
 
 
 class DescribedFigure:
@@ -58,10 +57,7 @@ class DescribedFigure:
         return self.html()
 
     def html(self, between: str = "") -> str:
-        """The figure with its caption, and its data folded up; `between` is HTML that stands between them.
-
-        A report cuts long output: what is to be read goes before the data.
-        """
+        """The figure with its caption, HTML that stands between, and its data folded up: a report cuts what is long."""
         data = base64.b64encode(self.png()).decode()
         return (
             f'<figure><img alt="{html.escape(self.alt, quote=True)}" src="data:image/png;base64,{data}" '
@@ -75,12 +71,7 @@ class DescribedFigure:
 
 
 def describe_curve(name: str, steps: Sequence[float], values: ArrayLike) -> str:
-    """A curve in a sentence: mean of the first and last tenth, extremes; for alt texts.
-
-    Example:
-        >>> describe_curve("loss", [1, 2, 3], [4.0, 1.0, 2.0])
-        'loss falls from 4 (mean of the first 1 steps) to 2 (mean of the last 1) over 3 steps; single steps range from 1 to 4.'
-    """
+    """A curve in a sentence: mean of the first and last tenth, extremes; for alt texts."""
     values = np.asarray(values, float)
     if not np.isfinite(values).any():
         return f"{name}: no finite value in {len(values)} steps."
@@ -101,29 +92,20 @@ _PANELS = (
 )
 
 
-def show_training(metrics: pd.DataFrame, *, title: str, label: str = "the run") -> DescribedFigure:
-    """Reward, length and clipped ratio of one training run over its steps.
-
-    Args:
-        metrics: `Run.metrics`.
-        title: of the figure.
-        label: of the run in the caption.
-
-    Raises:
-        ParameterError: a column is missing, or the steps do not increase.
-    """
+def show_training(metrics: pd.DataFrame, *, title: str) -> DescribedFigure:
+    """Reward, length and clipped ratio of one training run over its steps; `metrics` as of `Run.metrics`."""
     if missing := [column for column, _ in _PANELS if column not in metrics]:
         raise ParameterError(f"metrics lack {', '.join(missing)}; they have {', '.join(metrics.columns)}")
     figure = Figure(figsize=(10.5, 3.5), layout="constrained")
     for n, (ax, (column, name)) in enumerate(zip(figure.subplots(1, 3), _PANELS, strict=True)):
-        _draw(ax, _series(label, [Curve(label, metrics["step"], metrics[column], name)]), n)
+        _draw(ax, _series("the run", [Curve("the run", metrics["step"], metrics[column], name)]), n)
         ax.set(xlabel="steps", ylabel=name)
         ax.grid(alpha=0.25)
     figure.axes[2].set_ylim(-0.03, 1.03)
     figure.suptitle(title)
     alt = " ".join(describe_curve(name, metrics["step"].tolist(), metrics[column]) for column, name in _PANELS)
     caption = (
-        f"Thin line: each step of {label}. Thick line: centred mean over a tenth of the run. How far another seed would be "
+        "Thin line: each step of the run. Thick line: centred mean over a tenth of the run. How far another seed would be "
         "is unknown."
     )
     return DescribedFigure(figure, alt=alt, table=metrics[["step", *(c for c, _ in _PANELS)]], caption=caption)
@@ -136,8 +118,6 @@ def show_curves(
     title: str,
     metric: str = "reward",
     window: float = 1,
-    normalised: bool = False,
-    said: str = "",
     seed: int = 0,
 ) -> DescribedFigure:
     """One metric of groups of runs and of documented runs, each unit and range on an axis of its own.
@@ -148,9 +128,6 @@ def show_curves(
         title: of the figure.
         metric: of the runs' logs and of the baselines.
         window: steps of the centred mean that is taken of each seed first, at most a tenth of the run; 1 for none.
-        normalised: draw curves of several units on one axis: x is the share of the run, y runs from the lowest to the
-            highest value of each line. That says when a curve moves, and neither how far nor how high.
-        said: a source's own words, where it gives no curve; they stand in the caption.
         seed: of the resamples.
 
     Raises:
@@ -173,7 +150,7 @@ def show_curves(
     found += [_series(b.title, [b.curve(metric)], documented=True) for b in documented if metric in b.curves]
     if not found:
         raise ParameterError(f"nothing to draw: no runs, and no baseline has a curve {metric!r}")
-    panels = _panels([_normalised(one) for one in found] if normalised else found)
+    panels = _panels(found)
     with matplotlib.rc_context({"text.parse_math": False}):  # `$` in a stop string begins no formula
         figure = _figure(panels, metric)
         figure.suptitle(title)
@@ -183,7 +160,7 @@ def show_curves(
         figure,
         alt=f"{title}. {len(panels)} panel{'s' * (len(panels) > 1)}. {' '.join(one.sentence for one in drawn)}",
         table=pd.concat([one.table for one in drawn], ignore_index=True),
-        caption=_caption(panels, without, metric, window, normalised, said),
+        caption=_caption(panels, without, metric, window),
     )
 
 
@@ -235,22 +212,12 @@ def _series(name: str, curves: list[Curve], rng=None, window: float = 1, *, docu
     return Series(name, curves, documented, x, line, low, high, left_out)
 
 
-def _normalised(one: Series) -> Series:
-    """The same over shares of the run and of the range of its line, the centred mean over a tenth of the run."""
-    start, end = one.x[0] - (one.x[1] - one.x[0] if len(one.x) > 1 else 1), one.x[-1]
-    line = centred_mean(one.x, one.line, TENTH * (end - one.x[0]))
-    bottom, size = np.nanmin(line), np.ptp(line[np.isfinite(line)]) or 1.0
-    curves = [Curve(c.label, (c.x - start) / (end - start), (c.y - bottom) / size, OWN_RANGE) for c in one.curves]
-    line, low, high = ((values - bottom) / size for values in (line, one.low, one.high))
-    return dataclasses.replace(one, curves=curves, x=(one.x - start) / (end - start), line=line, low=low, high=high)
-
-
 def _panels(found: list[Series]) -> list[list[Series]]:
     """Series that belong on one axis, together, at most `LINES` of them."""
     panels: dict[tuple, list[Series]] = {}
     for one in found:
         first = one.curves[0]
-        panels.setdefault((first.unit, first.low, first.high, first.axis), []).append(one)
+        panels.setdefault((first.unit, first.low, first.high), []).append(one)
     return [panel[n : n + LINES] for panel in panels.values() for n in range(0, len(panel), LINES)]
 
 
@@ -282,8 +249,7 @@ def _draw_panel(ax, panel: list[Series], metric: str) -> None:
     for n, one in enumerate(panel):
         _draw(ax, one, n)
     first = panel[0].curves[0]
-    x = "share of the run" if first.unit == OWN_RANGE else AXES[first.axis]
-    ax.set(xlabel=x, ylabel=f"{metric} [{first.unit}]")
+    ax.set(xlabel="steps", ylabel=f"{metric} [{first.unit}]")
     ax.grid(alpha=0.25)
     low, high = ax.get_ylim()
     ax.set_ylim(low, high)
@@ -297,12 +263,7 @@ def _draw_panel(ax, panel: list[Series], metric: str) -> None:
 
 
 def _apart(heights: Sequence[float], sizes: Sequence[float], low: float, high: float) -> np.ndarray:
-    """The heights, moved as little as it takes for texts of these sizes to be apart and between `low` and `high`.
-
-    Example:
-        >>> _apart([0.99, 1.0, 0.5], [0.1, 0.1, 0.1], 0.0, 1.0).round(3).tolist()
-        [0.85, 0.95, 0.5]
-    """
+    """The heights, moved as little as it takes for texts of these sizes to be apart and between `low` and `high`."""
     order, half = np.argsort(heights, kind="stable"), np.asarray(sizes, float) / 2
     half *= min(1, (high - low) / (2 * half.sum()))
     at, floor = np.empty(len(half)), low
@@ -316,9 +277,7 @@ def _apart(heights: Sequence[float], sizes: Sequence[float], low: float, high: f
     return at
 
 
-def _caption(
-    panels: list[list[Series]], without: list[str], metric: str, window: float, normalised: bool, said: str
-) -> str:
+def _caption(panels: list[list[Series]], without: list[str], metric: str, window: float) -> str:
     drawn, text = [one for panel in panels for one in panel], []
     counts = [len(one.curves) - len(one.left_out) for one in drawn if not one.documented]
     if max(counts, default=0) > 1:
@@ -334,18 +293,11 @@ def _caption(
         text.append("Of 1 seed the thick line is its centred mean over a tenth of the run; another seed's is unknown.")
     text += [f"{line}." for one in drawn for line in one.left_out]
     if any(one.documented for one in drawn):
-        means = "" if normalised else "; points of a long log are means over several steps"
-        text.append(f"Markers: documented, one run each or the mean of a control's seeds{means}.")
-    if normalised:
-        text.append(
-            "Units differ, so each line, as its centred mean over a tenth of the run, goes from its own lowest value (0) to "
-            "its own highest (1). That says when a curve moves, neither how far nor how high."
-        )
-    elif len({one.curves[0].unit + one.curves[0].range for one in drawn}) > 1:
-        heads = dict.fromkeys(f"{c.unit} in {c.range} over {AXES[c.axis]}" for c in (one.curves[0] for one in drawn))
+        means = "points of a long log are means over several steps"
+        text.append(f"Markers: documented, one run each or the mean of a control's seeds; {means}.")
+    if len({one.curves[0].unit + one.curves[0].range for one in drawn}) > 1:
+        heads = dict.fromkeys(f"{c.unit} in {c.range} over steps" for c in (one.curves[0] for one in drawn))
         text.append(f"Another unit or range has a panel of its own and compares with no other: {'; '.join(heads)}.")
     if without:
         text.append(f"No numeric {metric} curve was published for {', '.join(without)}.")
-    if said:
-        text.append(f"Documented in words, without numbers: {said}")
     return " ".join(text)

@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import ParameterError, RunError
 from ..runs.files import files_named, load_metrics, read_json
 from ..runs.run import SET_BY_RUNNER, Run
-from .curve import Curve, mean_between, steps_to_threshold, stretches, whole_seeds
+from .curve import Curve, mean_between, stretches, whole_seeds
 from .stats import seed_interval
 
 TAIL = 20  # steps at the end whose mean is a run's result
@@ -31,7 +31,6 @@ def run_curve(
     unit: str = "",
     low: float | None = None,
     high: float | None = None,
-    axis: str = "step",
     sparse: bool = False,
 ) -> Curve:
     """One metric of a run's `metrics.jsonl` as a curve.
@@ -41,19 +40,15 @@ def run_curve(
         metric: its name in the log.
         unit, low, high: of the metric, where they are not those of TRL's lengths and shares, or those that `recipe.json`
             says of the run's one reward function. A unit that nobody knows is "as logged".
-        axis: step, elapsed_s, or prompts (optimizer steps times the prompts a step takes, which the trainer left in
-            `progress.json`: it depends on the number of processes too).
         sparse: leave out steps without the metric, as for evaluations; else a gap is refused.
 
     Raises:
-        RunError: no metrics, no such metric, steps out of order, a value that is not finite (it says where), or prompts
-            that are not known.
+        RunError: no metrics, no such metric, steps out of order, or a value that is not finite (it says where).
         ParameterError: a value outside `low` and `high`.
     """
     path = run.path / "metrics.jsonl"
     table = load_metrics(path)
-    counted = "elapsed_s" if axis == "elapsed_s" else "step"
-    if missing := {"step", metric, counted} - set(table):
+    if missing := {"step", metric} - set(table):
         raise RunError(f"{path}: no {', '.join(sorted(missing))}; it has {', '.join(table) or 'no line'}")
     if not metric.startswith("eval_"):  # lines of evaluations repeat a step's number
         table = table[table.filter(regex="^eval_").isna().all(axis=1)]
@@ -71,12 +66,11 @@ def run_curve(
     if not np.isfinite(values).all():
         n = np.isfinite(values).argmin()
         raise RunError(f"{path}: {metric} at step {steps[n]:g} is not finite; nothing can be compared with that")
-    x = table[counted].to_numpy(float) * (_prompts_per_step(run) if axis == "prompts" else 1)
     known_unit, known_low, known_high = _UNITS.get(metric) or _recorded_reward(run, metric)
     low, high = known_low if low is None else low, known_high if high is None else high
     for bound in (bound for bound in (low, high) if bound is not None):  # a float32 mean of 1.1 is 1.100000024
         values = np.where(np.abs(values - bound) <= 1e-6 * max(1.0, abs(bound)), bound, values)
-    return Curve(f"{run.notebook}, seed {_seed(run)}", x, values, unit or known_unit, low, high, axis)
+    return Curve(f"{run.notebook}, seed {_seed(run)}", steps, values, unit or known_unit, low, high)
 
 
 def training_of(folder: Path) -> dict:
@@ -100,32 +94,6 @@ def _recorded_reward(run: Run, metric: str) -> tuple[str, float | None, float | 
     return "as logged", None, None
 
 
-def typed_bound(name: str, text: str) -> float | None:
-    """A bound that a notebook takes as text, because a parameter has no None: empty for none given.
-
-    Raises:
-        ParameterError: no number.
-
-    Example:
-        >>> typed_bound("highest", "0.5"), typed_bound("highest", "")
-        (0.5, None)
-    """
-    try:
-        return float(text) if text else None
-    except ValueError:
-        raise ParameterError(f"{name}={text!r}: expected a number, or nothing for the recorded bound") from None
-
-
-def _prompts_per_step(run: Run) -> float:
-    path = run.path / "progress.json"
-    if not (prompts := read_json(path, {}).get("prompts_per_step")):
-        raise RunError(
-            f"{path}: how many prompts a step took is unknown; an older version recorded the run, or it was resumed with "
-            "another batch or number of processes. Use axis='step'"
-        )
-    return prompts
-
-
 def _seed(run: Run) -> int | None:
     return (training_of(run.path)["recipe"] or run.params).get("seed")
 
@@ -142,7 +110,7 @@ def measured_groups(
         runs: oldest first, as `list_runs` gives them.
         metric: of their logs.
         labels: one a run, where runs differ in more than the recipe (a sweep over the reward's target); names groups.
-        about: `unit`, `low`, `high` for runs that do not record them, and `axis`; see `run_curve`.
+        about: `unit`, `low`, `high` for runs that do not record them; see `run_curve`.
 
     Returns:
         Group name -> the curve of each seed; and a line for each training left out, with the reason.
@@ -181,24 +149,11 @@ def measured_groups(
                 known = "has the seed of an earlier one" if seed is not None else "has no known seed"
                 left_out.append(f"{folder}: {known}; it counts in the place of that training")
             members[seed] = curve
-    left_out += _forget_repeated(found)
     groups, names = {}, [name for name, *_ in found]
     for n, (name, by_seed) in enumerate(zip(names, found.values(), strict=True)):
         number = f" ({names[:n].count(name) + 1})" if names.count(name) > 1 else ""
         groups[name + number] = list(by_seed.values())
     return groups, left_out
-
-
-def _forget_repeated(found: dict[tuple, dict]) -> list[str]:
-    """Take out a run's own training that one of its settings repeats, seed for seed; returns a line for each."""
-    lines = []
-    for key in [key for key in found if not key[2]]:
-        name, label, _, record = key
-        twins = [other for other in found if other[1] == label and other[2] and other[3] == record]
-        if len(twins) == 1 and set(found[key]) <= set(found[twins[0]]):
-            del found[key]
-            lines.append(f"{name}: the same training as {twins[0][0]}, counted once")
-    return lines
 
 
 def _without_seeds(overrides):
@@ -218,20 +173,10 @@ def _name(label: str, inside: str, recipe: dict) -> str:
 
 
 def group_table(groups: dict[str, list[Curve]], rng: np.random.Generator):
-    """For each group of seeds: n, the result with its interval, and the steps to half way.
+    """A row for each group of seeds: `n seeds`, `left out`, `result` with `low`, `high` and the `interval`, logged `points`.
 
-    Windows count steps, however often a run was logged. Seeds that ended before nine tenths of the longest are left out;
-    the others are taken up to the last step that all have.
-
-    Args:
-        groups: name -> curves, one a seed.
-        rng: decides the resamples.
-
-    Returns:
-        A row a group. `n seeds`; `left out`, a line for each seed that ended early; `result`: interquartile mean over seeds
-        of the mean of the last `TAIL` steps; `interval` names what `low` and `high` are; `points`: logged points in that
-        mean, of the seed with the fewest; `half way`: steps until the mean of 5 steps has covered half of the way from the
-        first 3 steps to the result.
+    The result is the interquartile mean over seeds of the mean of the last `TAIL` steps, however often a run was logged, up
+    to the last step that all have. Seeds that ended before nine tenths of the longest are left out.
     """
     import pandas as pd
 
@@ -240,14 +185,9 @@ def group_table(groups: dict[str, list[Curve]], rng: np.random.Generator):
         kept, left_out = whole_seeds(curves)
         end = min(c.x[-1] for c in kept)
         ends = np.array([mean_between(c, end - TAIL, end) for c in kept])
-        first = [(c, stretches(c)[0][0]) for c in kept]
-        start = np.mean([mean_between(c, low, low + 3) for c, low in first])
-        window = min(5, *(end - low for _, low in first))
-        half = steps_to_threshold(kept, (start + ends.mean()) / 2, rng, rising=ends.mean() > start, window=window)
         result = seed_interval(ends, rng)
         points = min(int(((stretches(c)[1] > end - TAIL) & (c.x <= end)).sum()) for c in kept)
         row = {"group": name, "n seeds": len(kept), "left out": "; ".join(left_out)}
         row |= {"result": result.estimate, "low": result.low, "high": result.high, "interval": result.name}
-        row |= {"points": points, "half way": half.estimate, "half way, low": half.low, "half way, high": half.high}
-        rows.append(row)
+        rows.append(row | {"points": points})
     return pd.DataFrame(rows)

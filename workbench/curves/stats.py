@@ -38,12 +38,7 @@ class Interval:
         return f"{self.level:.0%} {self.method} interval" if self.method else "no interval"
 
     def above(self, bound: float) -> tuple[bool | None, str]:
-        """Whether the number lies above a bound, and why that is open: None where the interval holds it, or there is none.
-
-        Example:
-            >>> Interval(1.5, 1.2, 1.9, 0.95, 5, "t", "").above(1), Interval(1.5, 0.8, 1.9, 0.95, 5, "t", "").above(1)
-            ((True, ''), (None, 'its 95% t interval holds 1'))
-        """
+        """Whether the number lies above a bound, and why that is open: None where the interval holds it, or there is none."""
         if not self.method:
             return None, "one seed: its scatter is unknown"
         if self.low <= bound <= self.high:
@@ -61,54 +56,8 @@ class Interval:
         return f"{self.estimate:.4g} ({self.name}{bounds}), {self.about}"
 
 
-def curve_summary(steps: ArrayLike, rewards: ArrayLike, tail: int = 20) -> dict[str, float]:
-    """The first and last reward of one curve, its extremes, and how jumpy its end is.
-
-    Args:
-        steps: N increasing step numbers.
-        rewards: N rewards.
-        tail: steps at the end taken as the result, however many points were logged in them; at least the last point.
-
-    Returns:
-        `first` (mean of the first 3 steps), `last` (mean of the last `tail`), `lowest`, `highest`, `best_step`, and
-        `flips`, the share of steps in the tail after which the curve turns: 0 for a smooth rise, 2/3 for pure noise.
-
-    Raises:
-        ParameterError: no steps, lengths differ, or `tail` below 1.
-
-    Example:
-        >>> curve_summary([1, 2, 3, 4], [-9.0, -6.0, -3.0, -4.0], tail=2)  # doctest: +NORMALIZE_WHITESPACE
-        {'first': -6.0, 'last': -3.5, 'lowest': -9.0, 'highest': -3.0, 'best_step': 3.0, 'flips': 0.0}
-    """
-    if tail < 1:
-        raise ParameterError(f"tail={tail}: expected at least 1 step")
-    steps, rewards = np.asarray(steps, float), np.asarray(rewards, float)
-    if not len(rewards) or steps.shape != rewards.shape:
-        raise ParameterError(
-            f"expected equally many steps and rewards, at least 1; got {len(steps)} and {len(rewards)}"
-        )
-    end = rewards[steps > steps[-1] - tail]
-    turns = np.diff(np.sign(np.diff(end))) != 0
-    return {
-        "first": float(rewards[steps < steps[0] + 3].mean()),
-        "last": float(end.mean()),
-        "lowest": float(rewards.min()),
-        "highest": float(rewards.max()),
-        "best_step": float(steps[rewards.argmax()]),
-        "flips": float(turns.mean()) if len(turns) else 0.0,
-    }
-
-
 def iqm(values, axis: int = 0) -> float | np.ndarray:
-    """Interquartile mean: the mean of what is left after a quarter of the values is cut from each end.
-
-    With fewer than 4 values nothing is cut. One lucky seed moves it less than the mean, and it wastes less than the
-    median (Agarwal et al., NeurIPS 2021).
-
-    Example:
-        >>> iqm([0, 1, 2, 3, 4, 5, 6, 700])
-        3.5
-    """
+    """Interquartile mean, of what is left after a quarter is cut from each end (Agarwal et al., NeurIPS 2021)."""
     from scipy.stats import trim_mean
 
     kept = trim_mean(np.asarray(values, float), 0.25, axis=axis)
@@ -162,12 +111,7 @@ def seed_interval(
 
 
 def one_seed(estimate) -> Interval:
-    """Of one seed there is no interval: the estimate without bounds (NaN), and `about` says why.
-
-    Example:
-        >>> print(one_seed(7.0))
-        7 (no interval), 1 seed; how far another seed would be from it is unknown
-    """
+    """Of one seed there is no interval: the estimate without bounds (NaN), and `about` says why."""
     unknown = np.full_like(estimate, np.nan, dtype=float)[()]
     return Interval(estimate, unknown, unknown, 0.95, 1, "", "1 seed; how far another seed would be from it is unknown")
 
@@ -188,22 +132,17 @@ def _interval(estimate, drawn: np.ndarray, n: int, level: float, about: str) -> 
     return Interval(estimate, low, high, level, n, method, about)
 
 
-def change_interval(values: ArrayLike, *, share: float = 0.2, level: float = 0.95, degree: int = 3) -> Interval:
-    """How much a run changed: mean of its last `share` of steps less that of its first, with a t interval.
+def change_interval(values: ArrayLike, *, level: float = 0.95, degree: int = 3) -> Interval:
+    """How much a run changed: mean of its last fifth of steps less that of its first, with a t interval.
 
-    An interval above 0 shows a rise. One that holds 0 does not show that nothing was learned; it shows no learning.
-    The noise of neighbouring steps may be alike, see `noise_covariance`. Of runs that do not change, up to 6% are said
-    to have changed, at 40 steps or more with lag-1 autocorrelation up to 0.8; at 20 steps with 0.8 it is 11%, because so
-    short a run cannot tell noise from trend. `docs/error_rates.md` has the table.
+    An interval above 0 shows a rise. One that holds 0 does not show that nothing was learned; it shows no learning. Of
+    runs that do not change, up to 6% are said to have changed, at 40 steps or more with lag-1 autocorrelation up to 0.8;
+    at 20 steps with 0.8 it is 11%, because so short a run cannot tell noise from trend: see `docs/error_rates.md`.
 
     Args:
-        values: N steps of one run, at least 8, finite; in any unit.
-        share: of the steps at each end, 0..0.5; at least 4 steps are taken.
+        values: N steps of one run, at least 8, finite; in any unit. Of each end at least 4 are taken.
         level: of confidence.
         degree: of the polynomial around which the noise is judged, see `noise_covariance`.
-
-    Raises:
-        ParameterError: fewer than 8 steps, or a value that is not finite.
 
     Example:
         >>> change = change_interval([0, 1, 0, 1, 0, 5, 9, 8, 9, 8, 9, 8])
@@ -213,7 +152,7 @@ def change_interval(values: ArrayLike, *, share: float = 0.2, level: float = 0.9
     from scipy import stats
 
     values = _finite(values, "change_interval", least=8)
-    n = max(4, round(share * len(values)))
+    n = max(4, round(0.2 * len(values)))
     weights = np.zeros(len(values))
     weights[:n], weights[-n:] = -1 / n, 1 / n
     covariance, freedom = noise_covariance(values, degree)
@@ -223,23 +162,11 @@ def change_interval(values: ArrayLike, *, share: float = 0.2, level: float = 0.9
 
 
 def noise_covariance(values: ArrayLike, degree: int = 3) -> tuple[np.ndarray, int]:
-    """How the steps of one run scatter around their trend, and how much neighbours scatter alike.
+    """How the steps of one run scatter around their trend: covariance, (N, N), and its degrees of freedom.
 
     The trend is a polynomial, the noise autoregressive of order 1. Every autocorrelation from 0 to 0.95 counts by its
     restricted likelihood: the likeliest alone would be too sure of itself in a short run, and ordinary likelihood finds
-    too little autocorrelation (Cheang and Reinsel, JASA 2000).
-
-    Args:
-        values: N steps, more than `degree` + 1, finite.
-        degree: of the polynomial.
-
-    Returns:
-        Covariance of the steps' noise, (N, N), in the square of their unit; and its degrees of freedom.
-
-    Example:
-        >>> covariance, freedom = noise_covariance(np.random.default_rng(0).normal(size=60))
-        >>> covariance.shape, freedom, 0.5 < covariance[0, 0] < 2
-        ((60, 60), 56, np.True_)
+    too little autocorrelation (Cheang and Reinsel, JASA 2000). N is more than `degree` + 1, and the values are finite.
     """
     from scipy.linalg import toeplitz
 
@@ -265,33 +192,3 @@ def _finite(values, name: str, least: int = 1) -> np.ndarray:
     if not (finite := np.isfinite(values)).all():
         raise ParameterError(f"{name}: value {finite.argmin()} is not finite; leave it out or repeat")
     return values
-
-
-def share_at(values: ArrayLike, value: float) -> float:
-    """Share of steps at exactly `value`, e.g. of mean completion lengths at the length cap.
-
-    Example:
-        >>> share_at([200, 199.5, 200, 180], 200)
-        0.5
-    """
-    return float((_finite(values, "share_at") == value).mean())
-
-
-def zero_variance_share(frac_reward_zero_std: ArrayLike) -> float:
-    """Share of groups whose completions all got one reward, over a whole run; nothing is learned from them.
-
-    Args:
-        frac_reward_zero_std: TRL's metric of that name, a share for each step.
-
-    Raises:
-        ParameterError: a value outside 0..1.
-
-    Example:
-        >>> zero_variance_share([0, 0.5, 1])
-        0.5
-    """
-    shares = _finite(frac_reward_zero_std, "zero_variance_share")
-    low, high = shares.min(), shares.max()
-    if low < 0 or high > 1:
-        raise ParameterError(f"frac_reward_zero_std from {low:.4g} to {high:.4g}: expected shares in 0..1")
-    return float(shares.mean())

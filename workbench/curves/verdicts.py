@@ -14,7 +14,7 @@ from ..logs.log import Log
 from ..logs.read import read_logs
 from ..runs.files import files_named
 from ..runs.run import Run
-from .curve import Curve, mean_between, stretches, why_incomparable
+from .curve import Curve, mean_between, on_common_stretches, stretches, why_incomparable
 from .documented import Baseline
 from .measured import run_curve
 from .stats import change_interval, noise_covariance
@@ -30,7 +30,7 @@ NOT_COMPARABLE = "not comparable"
 
 LEAST = 20  # points, for a trend: `change_interval` is wrong too often on fewer
 EVALUATIONS = 12  # for a gap
-ALIKE = 20  # points that two tables share, to be one
+ALIKE = 10  # points that two tables share, to be one
 DISTINCT = 5  # values among them: a reward that is stuck is alike in every run
 WINDOW = 20  # steps at the end whose mean is a run's result
 PEOPLE = 3  # runs, for a spread
@@ -50,7 +50,7 @@ class Verdict:
         return f"{self.word}: {self.why}"
 
 
-def trend(curve: Curve, level: float = 0.95) -> Verdict:
+def trend(curve: Curve) -> Verdict:
     """Does one run rise, fall or stay level? Its last fifth less its first, with noise that neighbouring steps share.
 
     - rises, falls: the interval of the change leaves 0 out.
@@ -68,7 +68,7 @@ def trend(curve: Curve, level: float = 0.95) -> Verdict:
     if len(y) < LEAST:
         return Verdict(UNCLEAR, f"{len(y)} points; {LEAST} or more are needed")
     # A reward that is learned in the first steps and then stays would look like noise around a cubic.
-    change = change_interval(y, level=level, degree=int(np.clip(len(y) // 8, 3, 6)))
+    change = change_interval(y, degree=int(np.clip(len(y) // 8, 3, 6)))
     low, high, middle = float(change.low), float(change.high), float(change.estimate)
     numbers = f"{middle:+.3g} ({low:+.3g} to {high:+.3g}) from its first fifth to its last"
     near = (curve.high - curve.low) / 10 if curve.low is not None and curve.high is not None else 0.0
@@ -84,7 +84,8 @@ def trend(curve: Curve, level: float = 0.95) -> Verdict:
 def same_table(one: Curve, other: Curve) -> Verdict:
     """Are these the numbers of one run? Two trainings never agree digit for digit, even with one seed on two machines.
 
-    - same table: at 20 points or more, 5 values among them, no difference beyond a thousandth of how far the values scatter.
+    - same table: at 10 points or more, 5 values among them, none differs in its first three digits, or by a thousandth of
+      how far the values scatter, and none by a hundredth of that.
     - another table: one differs by more.
     - inconclusive: fewer points in common, or fewer values: a reward that is stuck is alike in every run.
 
@@ -97,26 +98,25 @@ def same_table(one: Curve, other: Curve) -> Verdict:
         >>> same_table(fine, coarse).word, same_table(fine, Curve("b", range(1, 61), -y, "points")).word
         ('same table', 'another table')
     """
-    if one.axis != other.axis:
-        return Verdict(UNCLEAR, f"{one.label} is over {one.axis}, {other.label} over {other.axis}")
     ends = min(stretches(one)[1][-1], stretches(other)[1][-1])
     coarse, fine = sorted((one, other), key=lambda curve: (stretches(curve)[1] <= ends).sum())
     low, high = stretches(coarse)
-    start = stretches(fine)[0][0]
-    whole = (high <= ends) & (low >= start) & np.isfinite(coarse.y)
-    mine = coarse.y[whole]
-    theirs = np.array([mean_between(fine, *edges) for edges in zip(low[whole], high[whole], strict=True)])
+    start, width, (_, values) = on_common_stretches([coarse, fine])
+    point = np.searchsorted(high, start + width / 2)
+    covered, total = (np.bincount(point, parts, minlength=len(low)) for parts in (width, width * values))
+    whole = (covered > 0.99 * (high - low)) & np.isfinite(coarse.y) & np.isfinite(total)
+    mine, theirs = coarse.y[whole], total[whole] / covered[whole]
     distinct = len(np.unique(np.round(mine, 6)))
     if len(mine) < ALIKE or distinct < DISTINCT:
         need = f"{ALIKE} points with {DISTINCT} values are needed"
         return Verdict(UNCLEAR, f"{len(mine)} points in common with {distinct} values; {need}")
-    away = float(np.nanmax(np.abs(mine - theirs)))
-    limit = 1e-3 * float(mine.std())
-    word = COPY if away <= limit else OTHER
-    return Verdict(word, f"{len(mine)} points differ by at most {away:.2g}", away)
+    away, scatter = np.abs(mine - theirs), mine.std()
+    alike = (away <= np.clip(1e-3 * np.abs(mine), 1e-3 * scatter, 1e-2 * scatter)).all()
+    word = COPY if alike else OTHER
+    return Verdict(word, f"{len(mine)} points differ by at most {away.max():.2g}", float(away.max()))
 
 
-def best_of_k(headline: float, scores: Sequence[float], items: int, level: float = 0.95) -> Verdict:
+def best_of_k(headline: float, scores: Sequence[float], items: int) -> Verdict:
     """Is a published score more than the luckiest of k equal checkpoints would show?
 
     The k checkpoints are taken as equal: each scores their mean, but for the scatter of a test of so many items. That is
@@ -129,7 +129,6 @@ def best_of_k(headline: float, scores: Sequence[float], items: int, level: float
         headline: share of right answers, 0..1.
         scores: of all k checkpoints that were measured, each a share, at least 3.
         items: of the test.
-        level: 1 less the share of cases that counts as chance.
 
     Returns:
         A verdict whose `value` is the expected highest of k, and `low` and `high` its central 95%.
@@ -160,11 +159,13 @@ def best_of_k(headline: float, scores: Sequence[float], items: int, level: float
     why = f"of {k} equal checkpoints of {items} items the highest is expected at {expected:.3f}"
     why += f"; {headline:g} or more in {chance:.0%} of cases"
     low, high = np.quantile(highest, [0.025, 0.975])
-    return Verdict(BY_CHANCE if chance > 1 - level else NOT_CHANCE, why, expected, float(low), float(high))
+    return Verdict(BY_CHANCE if chance > 0.05 else NOT_CHANCE, why, expected, float(low), float(high))
 
 
 def figure_in_log(figure: float, curve: Curve, decimals: int = 3) -> Verdict:
     """Does the log that a published figure is said to be of hold it, when rounded as it was published?
+
+    Inconclusive where the log holds no finite value.
 
     Args:
         figure: as published, in the curve's unit.
@@ -177,6 +178,8 @@ def figure_in_log(figure: float, curve: Curve, decimals: int = 3) -> Verdict:
         ['the final value', 'the best value', 'a value on the way', 'not in the log']
     """
     y = curve.y[np.isfinite(curve.y)]
+    if not len(y):
+        return Verdict(UNCLEAR, f"{curve.label} holds no finite value, so it cannot tell", figure)
     near = 0.5001 * 10.0**-decimals
     holds = np.abs(y - figure) <= near
     word = NOT_IN_LOG
@@ -186,7 +189,7 @@ def figure_in_log(figure: float, curve: Curve, decimals: int = 3) -> Verdict:
     return Verdict(word, why, figure)
 
 
-def gap(train: Curve, test: Curve, level: float = 0.95) -> Verdict:
+def gap(train: Curve, test: Curve) -> Verdict:
     """Do the scores in training end above those on held-out data? Over the last fifth of the evaluations.
 
     - apart: the interval of the difference lies above a tenth of the range.
@@ -219,7 +222,7 @@ def gap(train: Curve, test: Curve, level: float = 0.95) -> Verdict:
     covariance, freedom = noise_covariance(above)
     end = max(4, len(above) // 5)
     middle, error = float(above[-end:].mean()), float(np.sqrt(covariance[-end:, -end:].mean()))
-    half, near = error * float(stats.t.ppf(0.5 + level / 2, freedom)), (train.high - train.low) / 10
+    half, near = error * float(stats.t.ppf(0.975, freedom)), (train.high - train.low) / 10
     low, high = middle - half, middle + half
     word = APART if low > near else TOGETHER if high < near else UNCLEAR
     why = f"training ends {middle:+.3g} ({low:+.3g} to {high:+.3g}) from held out, over the last {end} evaluations"
@@ -236,13 +239,13 @@ def result_at(curve: Curve, end: float) -> float:
     return mean_between(curve, end - WINDOW, end) if curve.x[-1] >= 0.9 * end else float("nan")
 
 
-def place(one: Curve, others: Sequence[Curve], level: float = 0.95) -> Verdict:
+def place(one: Curve, others: Sequence[Curve]) -> Verdict:
     """Where a run stands among others of the same recipe: means of the last 20 steps that it and 3 others or more have.
 
     - inside the spread: within the t prediction interval over the others, which holds one more run of 95%.
     - above, below: outside.
     - inconclusive: fewer than 3 others, or fewer than 3 points.
-    - not comparable: another unit, range or axis; nothing is said of it then.
+    - not comparable: another unit or range; nothing is said of it then.
 
     Returns:
         A verdict whose `value` is the run's result, `low` and `high` the interval.
@@ -270,7 +273,7 @@ def place(one: Curve, others: Sequence[Curve], level: float = 0.95) -> Verdict:
     reached = theirs[np.isfinite(theirs)]
     if (n := len(reached)) < PEOPLE or not np.isfinite(result):
         return Verdict(UNCLEAR, f"{n} others have a reward up to step {end:g}; {PEOPLE} or more are needed", result)
-    half = float(stats.t.ppf(0.5 + level / 2, n - 1) * reached.std(ddof=1) * np.sqrt(1 + 1 / n))
+    half = float(stats.t.ppf(0.975, n - 1) * reached.std(ddof=1) * np.sqrt(1 + 1 / n))
     low, high = float(reached.mean()) - half, float(reached.mean()) + half
     word = ABOVE if result > high else BELOW if result < low else INSIDE
     spread = f"{n} others at step {end:g}: {reached.min():.3g} to {reached.max():.3g}"

@@ -16,17 +16,11 @@ _NOT_REWARDS = {"step", "advantage", "completion_tokens", "sampled_tokens", "tok
 
 
 def read_completions(folder: Path) -> tuple[Any, list[str]]:
-    """The completions that were recorded in a training's folder, as they stand there.
-
-    Args:
-        folder: with `completions.jsonl`, `completions.parquet/`, or TRL's `completions/`; the first of these is read.
+    """The completions recorded in a training's folder: `completions.jsonl`, `completions.parquet/`, or TRL's `completions/`.
 
     Returns:
-        DataFrame `step, prompt, completion, ...`, empty where there are none; a sentence for each file or line that cannot be
-        read, which is left out.
-
-    Raises:
-        RunError: what holds them is a link.
+        DataFrame `step, prompt, completion, ...` of the first that is there, empty where there are none; a sentence for each
+        file or line that cannot be read. Where a link holds them a RunError says so.
     """
     table, damage = runs.read_completions(folder)
     if len(table) or damage or (folder / runs.FILE).exists():
@@ -37,15 +31,7 @@ def read_completions(folder: Path) -> tuple[Any, list[str]]:
 
 
 def read_trl_completions(folder: Path) -> tuple[Any, list[str]]:
-    """The parts that TRL's `log_completions` writes, one a step.
-
-    Args:
-        folder: `completions/` of a training's output.
-
-    Returns:
-        DataFrame `step, prompt, completion, advantage` and a column a reward function, empty where there are no parts; a
-        sentence for each part that cannot be read.
-    """
+    """The parts that TRL's `log_completions` writes, one a step; a sentence for each that cannot be read."""
     import pandas as pd
 
     if not folder.is_dir() or folder.is_symlink():
@@ -75,12 +61,9 @@ def _logged_rewards(folder: Path) -> set[str]:
 
 
 def completions_table(raw) -> Any | None:
-    """Recorded completions with `step`, `prompt` and `completion` as text, and `reward` where it is known.
+    """Recorded completions in the order of steps, as text, with `reward` where it is known; None where there are none.
 
     TRL writes a column for each reward function; their sum is the reward, since their weights are in no file.
-
-    Returns:
-        DataFrame in the order of steps; None where one of the three columns is missing, or there is no row.
     """
     if not {"step", "prompt", "completion"} <= set(raw.columns) or not len(raw):
         return None
@@ -93,13 +76,7 @@ def completions_table(raw) -> Any | None:
 
 
 def reward_functions(table) -> list[str]:
-    """The columns that hold what single reward functions gave: all numbers that are nothing else.
-
-    Example:
-        >>> import pandas as pd
-        >>> reward_functions(pd.DataFrame({"step": [1], "reward": [2.0], "words": [2.0], "completion": ["a b"]}))
-        ['words']
-    """
+    """The columns that hold what single reward functions gave: all numbers that are nothing else."""
     from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
     known = _NOT_REWARDS | {"reward"}

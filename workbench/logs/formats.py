@@ -2,71 +2,32 @@
 
 import io
 import json
-import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from html.parser import HTMLParser
+from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from tqdm import tqdm
 
 from ..errors import MissingDependencyError, RunError
 from ..runs.files import open_plain
-from ..runs.text import one_line
 from .names import canonical, of_reinforcement_learning, plain
+from .printed import printed
+from .rows import LONGEST_LINE, Found, blocks_of, flat_row, lines_of, steps_of
 from .settings import of_sources
 
-EXPECTED = (
-    "trainer_state.json, what TRL or verl printed, a saved notebook, JSON or JSON lines with an object a step, a CSV with a "
-    "row a step, or TensorBoard events"
-)
 _LARGEST = {"CSV": 512_000_000, "JSON": 100_000_000}  # bytes
-_LONGEST_LINE = 1_000_000  # bytes of a line of JSON that is parsed; longer ones are skipped
-_BLOCK = 8_000_000  # bytes of console output searched at a time
-_LONGEST_STEP = 20_000  # bytes of a line of verl that a terminal broke into several
-_OTHERS = 1_000  # printed dicts that are no steps, from which on they are not looked at
-_WARM_UP = 8  # steps
 _PATIENCE = 1_000  # lines of JSON without a metric of reinforcement learning, then the file is data and no log
 
-_NUMBER = r"-?(?:\d{1,40}\.?\d{0,40}(?:[eE][+-]?\d{1,4})?|(?i:nan|inf(?:inity)?))"
-_DICT = re.compile(rb"\{\s{0,9}['\"][^{}]{1,20000}\}")
-_STEP = re.compile(
-    rb"\{[^{}]{0,20000}['\"](?:loss|train_runtime|objective/|eval_)[^{}]{1,20000}\}"
-)  # the same of a trainer
-_ENTRY = re.compile(
-    rf"""['"]([^'"]{{1,100}})['"]:\s{{0,99}}['"]?(?:[\w.]{{1,20}}\()?({_NUMBER})(?:/\d+)?\)?['"]?\s{{0,99}}[,}}]"""
-)
-_VERL = re.compile(rb"step:(\d{1,12}) - ([^\r\n]+)")
-_CONFIG = re.compile(rb"'max_response_length': (\d{1,9})")  # of verl, printed before its first step
-_METRIC = re.compile(rf"(\S{{1,200}}):(?:[\w.]{{1,20}}\()?({_NUMBER})\)?")
-_COLOURS = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
-_NESTED = ("data", "metrics", "logs")  # where verl's file logger and others put the metrics of a line
 # Names of columns that part the runs of one table, where they hold numbers; those of words need no name.
 _RUN_NAMES = {"run", "run_id", "seed", "experiment", "exp", "trial", "config", "group"}
 
 
-class Found(NamedTuple):
-    """One run's lines as they stand in a file."""
-
-    kind: str
-    table: pd.DataFrame
-    label: str = ""  # which run, where the file holds several
-    damage: Sequence[str] = ()
-    notes: Sequence[str] = ()
-    trainer: str | None = None
-    settings: Mapping[str, Any] = {}  # as they stand in the log itself, under TRL's names
-
-
 def runs_in(path: Path, source: str) -> list[Found]:
-    """The runs in one file.
-
-    Args:
-        path: of a plain file in UTF-8.
-        source: what errors call it; what follows its last dot may tell the kind.
+    """The runs in one plain file in UTF-8. `source` is what errors call it; what follows its last dot may tell the kind.
 
     Raises:
         RunError: nothing in it that is a log, with what it holds instead and what would be read.
@@ -93,7 +54,7 @@ def _parsed(path: Path, source: str) -> list[Found]:
     with open_plain(path) as file:
         start = file.read(4096)
         file.seek(0)
-        first = file.readline(_LONGEST_LINE)
+        first = file.readline(LONGEST_LINE)
         one_line_only = not file.read(1)
     start = start.removeprefix(b"\xef\xbb\xbf").lstrip()
     if start.startswith(b"PAR1"):
@@ -116,13 +77,13 @@ def _parsed(path: Path, source: str) -> list[Found]:
             except RunError as error:
                 refused = error
         try:
-            return _console(path, source)
+            return [printed(blocks_of(path), source)]
         except RunError:
             raise refused from None
     names = re.split(rb"[,;\t]", first)
     if len(names) > 2 and of_reinforcement_learning(n.decode("utf-8", "replace").strip('"\r\n ') for n in names):
         return _csv(path, source)
-    return _console(path, source)
+    return [printed(blocks_of(path), source)]
 
 
 def _is_object(line: bytes) -> bool:
@@ -130,47 +91,6 @@ def _is_object(line: bytes) -> bool:
         return isinstance(json.loads(line.removeprefix(b"\xef\xbb\xbf")), dict)
     except (ValueError, RecursionError):
         return False
-
-
-# --- rows -----------------------------------------------------------------------------------------------------------
-
-
-def _row(row: dict) -> dict:
-    """Its numbers and words; what is nested in `data` or `metrics` is added to them."""
-    flat: dict[str, Any] = {}
-    for name in _NESTED:
-        if isinstance(nested := row.get(name), dict):
-            flat |= nested
-    flat |= {name: value for name, value in row.items() if name not in _NESTED}
-    return {str(name): value if _is_short(value) else None for name, value in flat.items()}
-
-
-def _is_short(value) -> bool:
-    return isinstance(value, int | float) or (isinstance(value, str) and len(value) <= 100)
-
-
-def _steps(rows: Sequence[dict]) -> pd.DataFrame:
-    """The rows of steps: the closing summary is none, and evaluations are none where there are others."""
-    kept = [row for row in rows if "train_runtime" not in row]
-    kept = [row for row in kept if not any(name.startswith("eval_") for name in row)] or kept
-    table = pd.DataFrame(kept)
-    table.attrs["lost"] = _lost(kept)
-    return table
-
-
-def _lost(rows: Sequence[dict]) -> list[str]:
-    """A sentence for each loss, gradient or reward that was logged and never a finite number: tables show it as not logged."""
-    names = {name for row in rows for name in row}
-    known = {column: name for column, name in canonical(names).items() if name in ("loss", "grad_norm", "reward")}
-    values = {name: [row[column] for row in rows if column in row] for column, name in known.items()}
-    gone = []
-    for name, logged in sorted(values.items()):
-        count = next((n for n, x in enumerate(logged) if not isinstance(x, float) or math.isfinite(x)), len(logged))
-        if count == len(logged) > 1:
-            gone.append(f"{name} is no finite number in any step")
-        elif count >= _WARM_UP:  # fp16 finds its scale in fewer
-            gone.append(f"{name} is no finite number in the first {count} steps")
-    return gone
 
 
 def _split(found: Found) -> list[Found]:
@@ -204,29 +124,12 @@ def _split(found: Found) -> list[Found]:
 # --- JSON -----------------------------------------------------------------------------------------------------------
 
 
-def _lines(path: Path) -> Iterator[tuple[bytes, bool]]:
-    """The lines of a file and whether each is whole; of one longer than `_LONGEST_LINE` only the start is given."""
-    with open_plain(path) as file, _bar(path, file) as bar:
-        while line := file.readline(_LONGEST_LINE):
-            whole = line.endswith(b"\n")
-            bar.update(len(line))
-            yield line, whole or len(line) < _LONGEST_LINE
-            while not whole and len(rest := file.readline(_LONGEST_LINE)):
-                whole = rest.endswith(b"\n")
-                bar.update(len(rest))
-
-
-def _bar(path: Path, file):
-    size = os.fstat(file.fileno()).st_size
-    return tqdm(total=size, desc=one_line(path.name), unit="B", unit_scale=True, delay=1, leave=False, disable=None)
-
-
 def _json_lines(path: Path, source: str) -> list[Found]:
     """One object a line, as the workbench, verl's file logger and ms-swift write them."""
     rows: list[dict] = []
     names: dict[str, None] = {}
     broken, verl = 0, False
-    for line, _ in _lines(path):
+    for line in lines_of(path):
         if not line.strip():
             continue
         try:
@@ -237,14 +140,14 @@ def _json_lines(path: Path, source: str) -> list[Found]:
             broken += 1
             continue
         verl |= isinstance(row.get("data"), dict)
-        rows.append(_row(row))
+        rows.append(flat_row(row))
         names |= dict.fromkeys(rows[-1])
         if len(rows) == _PATIENCE and not of_reinforcement_learning(names):
             break
     if not rows:
         raise RunError(f"{source}: no line of it is a JSON object; expected one a step")
     damage = [f"{Path(source).name}: {broken} of {len(rows) + broken} lines are no JSON objects"] * (broken > 0)
-    return [Found("verl JSONL" if verl else "JSONL", _steps(rows), "", damage, (), "verl" if verl else None)]
+    return [Found("verl JSONL" if verl else "JSONL", steps_of(rows), "", damage, (), "verl" if verl else None)]
 
 
 def _json(path: Path, source: str) -> list[Found]:
@@ -267,7 +170,7 @@ def _json(path: Path, source: str) -> list[Found]:
         return _notebook(value["cells"], source)
     if isinstance(value, list) and value and all(isinstance(v, dict) and "stream_name" in v for v in value):
         text = "".join(v["data"] for v in value if isinstance(v.get("data"), str))
-        return [_printed([text.encode("utf-8", "replace")], source)]
+        return [printed([text.encode("utf-8", "replace")], source)]
     found = list(_tables(value, source))
     if isinstance(value, dict) and "log_history" in value:
         found = [run._replace(kind="trainer_state.json") for run in found if run.label == "log_history"]
@@ -284,7 +187,7 @@ def _json(path: Path, source: str) -> list[Found]:
 def _tables(value, label: str, depth: int = 0) -> Iterator[Found]:
     """Lists of objects, and columns of numbers, in a value and up to three levels below it."""
     if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
-        yield Found("JSON", _steps([_row(row) for row in value]), label)
+        yield Found("JSON", steps_of([flat_row(row) for row in value]), label)
     elif isinstance(value, dict) and depth < 4:
         columns = {k: v for k, v in value.items() if isinstance(v, list) and v and all(map(_is_number, v))}
         sizes = {len(v) for v in columns.values()}
@@ -298,132 +201,7 @@ def _is_number(value) -> bool:
     return value is None or isinstance(value, int | float)
 
 
-# --- what was printed -----------------------------------------------------------------------------------------------
-
-
-def _blocks(path: Path) -> Iterator[bytes]:
-    """A file in pieces that end with a line, or are very long."""
-    with open_plain(path) as file, _bar(path, file) as bar:
-        left = b""
-        while block := file.read(_BLOCK):
-            bar.update(len(block))
-            block = left + block
-            end = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1 or len(block)
-            left = block[end:]
-            yield block[:end]
-        yield left
-
-
-def _console(path: Path, source: str) -> list[Found]:
-    return [_printed(_blocks(path), source)]
-
-
-def _printed(blocks, source: str) -> Found:
-    """What TRL or verl printed, between anything else, progress bars too."""
-    rows: list[dict] = []
-    verl: list[dict] = []
-    others: dict[tuple, int] = {}
-    limits: set[bytes] = set()
-    for block in blocks:
-        if not verl:
-            limits |= set(_CONFIG.findall(block))
-        for match in _VERL.finditer(block):
-            if block[match.start() - 1 : match.start()] not in (b"_", b"/") and (
-                row := _verl_row(_unwrapped(block, match))
-            ):
-                verl.append(row | {"step": float(match[1])})
-        if verl:
-            continue
-        for match in (_DICT if sum(others.values()) < _OTHERS else _STEP).findall(block):
-            entries = _ENTRY.findall(match.decode("utf-8", "replace"))
-            row = {name: float(value) for name, value in entries}
-            if _of_a_trainer(row):
-                rows.append(row)
-            elif row:
-                key = tuple(row)
-                if key in others or len(others) < 100:
-                    others[key] = others.get(key, 0) + 1
-    if verl:
-        settings = (
-            {"max_completion_length": int(next(iter(limits))), "settings_from": "the log"} if len(limits) == 1 else {}
-        )
-        return Found("verl console log", _steps(verl), trainer="verl", settings=settings)
-    if any("epoch" in row for row in rows):  # which every Trainer logs, and a dict of the user's own seldom has
-        rows = [row for row in rows if "epoch" in row]
-    count = sum(others.values())
-    number = f"{count}" + " and more" * (count >= _OTHERS)
-    if not rows:
-        most = max(others, key=others.__getitem__, default=())
-        seen = f"; {number} other dicts are, such as {{{', '.join(map(repr, most[:6]))}}}" if others else ""
-        raise RunError(
-            f"{source}: no line like {{'loss': 0.1, 'reward': 0.5}} or `step:1 - critic/score/mean:0.5` is in it{seen}; "
-            f"expected {EXPECTED}"
-        )
-    notes = [f"{number} printed dicts that are no steps of a trainer are left out"] * (count > 0)
-    return Found("console log", _steps(rows), notes=notes)
-
-
-def _of_a_trainer(row: dict) -> bool:
-    """Whether a printed dict is what a Trainer logs: it always has a loss, or PPO's `objective/...`."""
-    return "loss" in row or "train_runtime" in row or any(name.startswith(("objective/", "eval_")) for name in row)
-
-
-def _unwrapped(block: bytes, match: re.Match) -> str:
-    """The line of a step with those that a terminal's width broke off: they begin with ` - `, or go on inside a name."""
-    lines = block[match.start(2) : match.end() + _LONGEST_STEP].splitlines()
-    text = lines[0].decode("utf-8", "replace")
-    for line in lines[1:]:
-        more = line.decode("utf-8", "replace")
-        if more.lstrip().startswith("- "):
-            text = f"{text.rstrip()} {more.lstrip()}"
-        elif not _is_metric(text.rpartition(" - ")[2]) and _is_metric(
-            (text + more)[text.rfind(" - ") + 3 :].partition(" - ")[0]
-        ):
-            text += more
-        else:
-            break
-    return _COLOURS.sub("", text) if "\x1b" in text else text
-
-
-def _is_metric(text: str) -> re.Match | None:
-    return _METRIC.fullmatch(text.strip())
-
-
-def _verl_row(line: str) -> dict | None:
-    """`name:value - name:value ...`; None where no metric is in it."""
-    found = filter(None, map(_is_metric, line.split(" - ")))
-    row = {metric[1]: float(metric[2]) for metric in found}
-    return row if any("/" in name for name in row) else None
-
-
 # --- notebooks ------------------------------------------------------------------------------------------------------
-
-
-class _HtmlTables(HTMLParser):
-    """All tables of a page as rows of texts."""
-
-    def __init__(self):
-        super().__init__()
-        self.tables: list[list[list[str]]] = []
-        self._cell: list[str] | None = None
-
-    def handle_starttag(self, tag, attrs):
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr" and self.tables:
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self._cell = []
-
-    def handle_endtag(self, tag):
-        if tag in ("td", "th") and self._cell is not None:
-            if self.tables and self.tables[-1]:
-                self.tables[-1][-1].append("".join(self._cell).strip())
-            self._cell = None
-
-    def handle_data(self, data):
-        if self._cell is not None:
-            self._cell.append(data)
 
 
 def _notebook(cells: list, source: str) -> list[Found]:
@@ -450,7 +228,7 @@ def _notebook(cells: list, source: str) -> list[Found]:
         twice = [f", table {labels[: n + 1].count(x)}" * (labels.count(x) > 1) for n, x in enumerate(labels)]
         return [run._replace(label=run.label + more) for run, more in zip(runs, twice, strict=True)]
     try:
-        run = _printed(["\n".join(texts).encode("utf-8", "replace")], source)
+        run = printed(["\n".join(texts).encode("utf-8", "replace")], source)
         return [run._replace(kind="notebook", settings={**settings, **run.settings})]
     except RunError as error:
         raise RunError(
@@ -465,13 +243,14 @@ def _text(value) -> str:
 
 
 def _html_steps(page: str) -> list[pd.DataFrame]:
-    parser = _HtmlTables()
-    parser.feed(page)
+    """The tables of steps in a page, as a Trainer writes them: never one within another."""
     found = []
-    for head, *body in filter(None, parser.tables):
-        rows = [dict(zip(head, row, strict=True)) for row in body if len(row) == len(head)]
-        if rows and of_reinforcement_learning(head):
-            found.append(pd.DataFrame(rows))
+    for table in page.split("<table")[1:]:
+        rows = [re.split(r"<t[dh]\b[^<>]*>", row)[1:] for row in table.split("<tr")[1:]]
+        texts = [[unescape(re.sub(r"<[^<>]*>", "", cell.partition("</t")[0])).strip() for cell in row] for row in rows]
+        head, body = (texts or [[]])[0], [row for row in texts[1:] if len(row) == len(texts[0])]
+        if body and of_reinforcement_learning(head):
+            found.append(pd.DataFrame(body, columns=head))
     return found
 
 

@@ -96,15 +96,11 @@ def of_reinforcement_learning(columns: Iterable[str]) -> bool:
 def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, tuple[float, ...], list[str]]:
     """The steps of a log under canonical names, in order and each once.
 
-    Args:
-        raw: a row a line of the log, with the names and values that it has.
-        source: the file, for errors.
-
     Returns:
         The table; the step numbers as they stood; a sentence for each thing that is wrong with the values.
 
     Raises:
-        RunError: no known metric of a reinforcement learning run.
+        RunError: no known metric of a reinforcement learning run; it names the `source`.
 
     Example:
         >>> table, order, damage = steps_table(pd.DataFrame({"global_step": [2, 1], "train/reward": ["0.5", 1]}), "a.csv")
@@ -145,12 +141,7 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, tuple[flo
 
 
 def _counted(epochs: Iterable[float]) -> list[float]:
-    """Step numbers by epochs: where these go back, it is to the step after the last one with an earlier epoch.
-
-    Example: resumed after the second of three steps; and a second run.
-        >>> _counted([0.1, 0.2, 0.3, 0.25, 0.4]), _counted([0.1, 0.2, 0.1, 0.2])
-        ([1.0, 2.0, 3.0, 3.0, 4.0], [1.0, 2.0, 1.0, 2.0])
-    """
+    """Step numbers by epochs: where these go back, it is to the step after the last one with an earlier epoch."""
     order: list[float] = []
     path: list[float] = []  # epochs of the steps up to here
     for epoch in epochs:

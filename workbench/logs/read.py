@@ -19,9 +19,10 @@ import pandas as pd
 from ..errors import RunError
 from ..runs.files import files_named, open_plain
 from .completions import completions_table, last_trainer_state, read_completions, read_trl_completions
-from .formats import EXPECTED, Found, runs_in
+from .formats import runs_in
 from .log import Log
 from .names import canonical, steps_table
+from .rows import EXPECTED, Found
 from .settings import facts_of, of_scripts
 
 _MOST_UNPACKED = 1_000_000_000  # bytes of a .gz, or of standard input

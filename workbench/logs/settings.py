@@ -20,6 +20,8 @@ PARAMETERS: dict[str, type] = {
 _TYPES = {"model_type": str, **PARAMETERS}
 _CONFIGS = ("GRPOConfig", "RLOOConfig")
 _MOST_SCRIPTS, _LONGEST_SCRIPT = 20, 1_000_000  # of a folder; bytes
+_IN_FOLDER = ("recipe.json", "training_args.json", "args.json", "config.yaml", "config.yml", "args.yaml", "args.yml")
+STOPS = ("stop", "stop_strings", "stop_token_ids", "eos_token_id")  # in generation_kwargs
 _ROTARY = {"rope_theta", "rope_parameters", "rope_scaling", "rotary_dim"}  # of which a model's config has one
 
 
@@ -37,7 +39,7 @@ def facts_of(folder: Path, *, links: bool = False) -> tuple[dict[str, Any], list
         except (RunError, OSError) as error:
             damage.append(f"{error}")
             return {}
-        return found if isinstance(found, dict) else {}
+        return _dict(found)
 
     facts = _of_recipe(value(folder / "recipe.json"))
     model = _model_folder(folder)
@@ -54,6 +56,53 @@ def facts_of(folder: Path, *, links: bool = False) -> tuple[dict[str, Any], list
         "tokenizer_file": str(model / "tokenizer.json") if tokenizer else None,
     }
     return {name: known for name, known in facts.items() if _fits(name, known)}, damage
+
+
+def read_arguments(path: Path) -> dict[str, Any]:
+    """TRL's arguments as a JSON or YAML file gives them, `trainer` among them where it is known.
+
+    Args:
+        path: a file; or a folder with a `recipe.json` of the workbench, or another file of `_IN_FOLDER`.
+
+    Raises:
+        ParameterError: no such file, or none in the folder, or it does not hold NAME: VALUE.
+        RunError: no JSON.
+    """
+    if path.is_dir():
+        found = next((path / name for name in _IN_FOLDER if (path / name).is_file()), None)
+        if found is None:
+            raise ParameterError(f"args={path}: no {', '.join(_IN_FOLDER)} in it; name the file with TRL's arguments")
+        path = found
+    if not path.is_file():
+        raise ParameterError(f"args={path}: no such file or folder")
+    value = _yaml(path) if path.suffix in (".yaml", ".yml") else read_json(path, {})
+    if not isinstance(value, dict) or not value:
+        raise ParameterError(f"args={path}: expected TRL's arguments as NAME: VALUE")
+    return _arguments(value)
+
+
+def _yaml(path: Path) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(read_text(path))
+    except yaml.YAMLError as error:
+        raise ParameterError(f"args={path}: not YAML ({error})") from None
+
+
+def _arguments(value: dict) -> dict[str, Any]:
+    """TRL's arguments in a file, which may be the workbench's record of a training."""
+    found = value
+    if isinstance(recipe := value.get("recipe"), dict):
+        stops = {name: ids for name, ids in _dict(value.get("stops")).items() if ids and name in STOPS}
+        own = {"generation_kwargs": stops} if stops else {}
+        found = {**recipe, "use_vllm": recipe.get("backend") == "vllm", **own, **_dict(value.get("overrides"))}
+        found["trainer"] = value.get("trainer")
+    return {name: _as_in_trl(name, known) for name, known in found.items()}
+
+
+def _dict(value) -> dict:
+    return value if isinstance(value, dict) else {}
 
 
 def of_scripts(folder: Path) -> dict[str, Any]:
@@ -94,7 +143,7 @@ def _agreed(several: Iterable[dict]) -> dict[str, Any]:
 
 def _as_in_trl(name: str, value):
     """`scale_rewards=True`, which TRL takes too, is "group"."""
-    return {True: "group", False: "none"}.get(value, value) if name == "scale_rewards" else value
+    return {True: "group", False: "none"}[value] if name == "scale_rewards" and isinstance(value, bool) else value
 
 
 def of_words(words: Sequence[str]) -> dict[str, Any]:
@@ -139,8 +188,7 @@ def _ids(value) -> list[int]:
 
 def _tokenizer_ids(tokenizer: dict) -> frozenset[int] | None:
     """All ids of a `tokenizer.json`; None where it has no plain vocabulary."""
-    model = tokenizer.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    vocabulary = _dict(tokenizer.get("model")).get("vocab")
     if isinstance(vocabulary, list):  # unigram models number their pieces
         ids = set(range(len(vocabulary)))
     elif isinstance(vocabulary, dict):
@@ -155,27 +203,18 @@ def _tokenizer_ids(tokenizer: dict) -> frozenset[int] | None:
 def _of_recipe(recorded: dict) -> dict[str, Any]:
     """The settings that the workbench records; `overrides` are those given to TRL's config by hand."""
 
-    def part(name: str) -> dict:
-        found = recorded.get(name)
-        return found if isinstance(found, dict) else {}
-
     def items(values) -> list:
         return values if isinstance(values, list) else []
 
-    recipe, stops, overrides = part("recipe"), part("stops"), part("overrides")
+    arguments, stops, overrides = _arguments(recorded), _dict(recorded.get("stops")), _dict(recorded.get("overrides"))
     functions = [f for f in items(recorded.get("reward_funcs")) if isinstance(f, dict)]
     trainer = str(recorded.get("trainer") or "")
     own = bool(trainer) and not (recorded.get("source") == "watched" or trainer.startswith("Observed"))
     return {
-        "num_generations": recipe.get("num_generations"),
-        "max_completion_length": recipe.get("max_completion_length"),
+        **{name: arguments.get(name) for name in PARAMETERS},
         "trainer": trainer or None,
         "stop_strings": [s for s in items(stops.get("stop", stops.get("strings"))) if isinstance(s, str)],
         "stop_token_ids": _ids(stops.get("stop_token_ids", stops.get("token_ids"))),
-        **{
-            name: overrides.get(name)
-            for name in ("mask_truncated_completions", "scale_rewards", "multi_objective_aggregation")
-        },
         # The workbench's own trainers pass positions unless told not to; until 0.1 a stock one was recorded as Observed...
         "explicit_positions": overrides.get("explicit_positions", own or None),
         "reward_highest": _highest([f.get("highest") for f in functions], items(overrides.get("reward_weights"))),

@@ -52,12 +52,6 @@ def shortened(text: str, most: int, where: str = "", change: Callable[[str], str
     """At most `most` characters of the text, its beginning and its end, with a note of how many were left out.
 
     `where` ends the note; `change` is applied before the text is cut, so that a secret on the cut is not shown in part.
-
-    Example:
-        >>> print(shortened("abcdefgh", 4))
-        abc
-        [... 4 of 8 characters left out ...]
-        h
     """
     if len(text) <= most:
         return change(text)
@@ -116,23 +110,6 @@ def clean_html(source: str, change: Callable[[str], str] = str, where: str = "")
     return Markup('<div class="foreign">{}</div>{}').format(
         Markup("".join(pieces)), Markup('<p class="note">{}</p>').format(note) if left > 0 else ""
     )
-
-
-def element_span(cleaned: str, tag: str) -> tuple[int, int] | None:
-    """Where the first element of a kind begins and ends in HTML of `clean_html`, with what is nested in it; None without one.
-
-    Example:
-        >>> element_span("<p>a</p><figure>b<figure>c</figure></figure>d", "figure")
-        (8, 44)
-    """
-    start, depth = 0, 0
-    for match in _TOKEN.finditer(cleaned):
-        if match[2] == tag:
-            start = start if depth else match.start()
-            depth += -1 if match[1] else 1
-            if depth == 0:
-                return start, match.end()
-    return None
 
 
 def _rewritten(inert: str, change: Callable[[str], str], image: Callable[[dict[str, str]], str]) -> Iterator[str]:

@@ -22,7 +22,7 @@ from .sparkline import sparkline
 WITHOUT_NUMBERS = re.compile(r"[-+]?\d[\d.,e%+-]*")
 
 
-def build_index(runs: Sequence[Run], folder: Path, title: str = "Workbench: runs", *, redact: bool = False) -> Path:
+def build_index(runs: Sequence[Run], folder: Path, *, redact: bool = False) -> Path:
     """Put each run's report into `folder`, and into the run's own, and write `index.html` over them.
 
     A card for the newest run of each notebook, in the notebooks' order; then a table of all runs, newest first.
@@ -34,7 +34,7 @@ def build_index(runs: Sequence[Run], folder: Path, title: str = "Workbench: runs
     cards = _cards(rows, runs, hide)
     others = sorted(p.name for p in folder.glob("*.html") if p.name != "index.html")
     comparisons = {hide(name.removesuffix(".html")): _link(Path(name)) for name in others}
-    values = {"title": title, "rows": rows, "cards": cards, "comparisons": comparisons, "redacted": redact}
+    values = {"title": "Workbench: runs", "rows": rows, "cards": cards, "comparisons": comparisons, "redacted": redact}
     return write_page(folder / "index.html", render("index.html.j2", script="index.js", **values))
 
 
@@ -214,9 +214,9 @@ def _results_over(runs: Sequence[Run]) -> list[dict]:
     return table
 
 
-def _distinct(values, most: int = 12) -> str:
+def _distinct(values) -> str:
     seen = list(dict.fromkeys(facts.number(v) for v in values if v not in ("", None)))
-    return ", ".join(seen[:most]) + (f" and {len(seen) - most} more" if len(seen) > most else "")
+    return ", ".join(seen[:12]) + (f" and {len(seen) - 12} more" if len(seen) > 12 else "")
 
 
 def _last_completion(run: Run) -> tuple[dict, int]:

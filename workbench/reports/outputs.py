@@ -16,11 +16,6 @@ def readable(outputs: list[dict]) -> list[dict]:
     """What is left to show: neighbouring pieces of a stream joined, what libraries said on stderr at the end.
 
     Left out are progress bars (their last state says nothing), the path that `save_result` returns.
-
-    Example:
-        >>> out, err = ({"output_type": "stream", "name": n, "text": n} for n in ("stdout", "stderr"))
-        >>> [o["text"] for o in readable([out, err, out])]
-        ['stdoutstdout', 'stderr']
     """
     kept = [output for output in outputs if not _is_noise(output)]
     kept.sort(key=lambda output: output.get("name") == "stderr" and output.get("output_type") == "stream")
@@ -38,12 +33,7 @@ def _is_noise(output: dict) -> bool:
 
 
 def stream_lines(text: str) -> list[str]:
-    """The lines that a terminal would show in the end, without those of progress bars.
-
-    Example:
-        >>> stream_lines("  5%|     | 1/20 [00:01<00:19,  1.00it/s]\\rtrained")
-        ['trained']
-    """
+    """The lines that a terminal would show in the end, without those of progress bars."""
     lines = terminal_text(text).rstrip("\n").split("\n")
     return [line for line in lines if not _BAR.search(line)]
 

@@ -19,12 +19,7 @@ _URL = re.compile(
 
 
 def changed_together(texts: Sequence[str], change: Callable[[str], str], before: str = "") -> list[str]:
-    """Pieces that a reader sees as one text, changed as one.
-
-    Example:
-        >>> changed_together(["api_key", "=s3cr3t"], hide_tokens)
-        ['api_key=[token]', '']
-    """
+    """Pieces that a reader sees as one text, changed as one."""
     told = [change(text) for text in texts]
     name = f"{before.rstrip(' :=')}: " if names_secret(before) else ""
     if len(texts) == 1 and not name:

@@ -24,42 +24,34 @@ def build_sweep_report(
     given: Mapping[str, str],
     entries: Sequence,
     folder: Path,
-    metric: str = "reward",
     *,
     fixed: Mapping[str, object] | None = None,
     redact: bool = False,
 ) -> Path:
     """Write `<folder>/<notebook>-<grid>.html` and return its path; the same sweep always has the same name.
 
-    Args:
-        notebook: its name or path.
-        given: what was varied, name -> text, as given on the command line.
-        entries: of the sweep, each with `varied` (name -> value), `run` (None when it never started) and `state`.
-        folder: of the page.
-        metric: of `metrics.jsonl` to draw.
-        fixed: name -> value of parameters that do not vary.
-        redact: take host names, user names and absolute paths out of the page and the reports next to it.
+    `given` is what was varied, name -> text, as on the command line; `entries` have each `varied` (name -> value), `run` (None
+    when it never started) and `state`; `fixed` are parameters that do not vary.
     """
     runs, name = [e.run for e in entries if e.run], Path(notebook).name.removesuffix(".ipynb")
     hide, grid = hider(runs, redact), " ".join(f"{k}={v}" for k, v in given.items())
     labels = _told_apart(
         [", ".join(f"{k}={v}" for k, v in e.varied.items() if k != "seed") for e in entries if e.run], hide
     )
-    groups, left_out = measured_groups(runs, metric, labels=labels)
+    groups, left_out = measured_groups(runs, labels=labels)
     left_out += [f"{e.name}: {e.problem or e.state}" for e in entries if not e.run]
     sections = {}
     if groups:
         rng = np.random.default_rng(0)
-        title = f"{hide(name)}: {metric} over steps"
-        sections["Curves"] = show_curves(groups, title=title, metric=metric)._repr_html_()
+        title = f"{hide(name)}: reward over steps"
+        sections["Curves"] = show_curves(groups, title=title)._repr_html_()
         sections["Groups"] = group_table(groups, rng).to_html(index=False, float_format="%.4g", na_rep="-")
         sections["Groups"] += (
             f"<p>Each group differs only in the seed. Result: mean of the last {TAIL} steps of each run, its interquartile "
-            "mean over seeds and the interval between runs that the table names. Points: logged points in that mean. Half way: "
-            "steps until the mean of 5 steps has covered half of the group's own rise. A dash: no interval from one seed, or "
-            "never half way.</p>"
+            "mean over seeds and the interval between runs that the table names. Points: logged points in that mean. A dash: "
+            "no interval from one seed.</p>"
         )
-        verdicts = documented_verdicts(groups, _baselines(left_out), metric=metric)
+        verdicts = documented_verdicts(groups, _baselines(left_out))
         if len(verdicts):
             sections["Documented runs in the same unit"] = verdicts.to_html(index=False) + (
                 "<p>Is the documented run one more seed of the group? Tolerance: a tenth of the range of the documented "

@@ -64,12 +64,7 @@ def _is_list(value) -> bool:
 
 
 def token_uses(sampled: int, kept: int, *, stopped: bool, masked: bool) -> str:
-    """A letter a token: `k` kept, `s` the stop, `w` computed after the end, `m` left out of the loss.
-
-    Example:
-        >>> token_uses(5, 3, stopped=True, masked=False), token_uses(3, 3, stopped=True, masked=True)
-        ('kksww', 'mmm')
-    """
+    """A letter a token: `k` kept, `s` the stop, `w` computed after the end, `m` left out of the loss."""
     used = MASKED * kept if masked else KEPT * (kept - stopped) + STOP * (stopped and kept > 0)
     return used + WASTED * (sampled - kept)
 

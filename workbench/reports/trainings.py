@@ -86,14 +86,7 @@ def _recipe(folder: Path) -> dict:
 def training_of(
     raw: pd.DataFrame, name: str = "", recipe: Mapping = {}, find_tokens: Callable | None = None
 ) -> tuple[Training, list[str]] | None:
-    """A training from its recorded rows; None where there are none with step, prompt and completion.
-
-    Example:
-        >>> rows = {"step": [1, 1], "prompt": ["1+1=", "1+1="], "completion": ["2", "2"], "reward": [1.0, 1.0]}
-        >>> training, damaged = training_of(pd.DataFrame(rows))
-        >>> training.grouped, training.table[["flat", "same"]].to_numpy().tolist()
-        (True, [[True, True], [True, True]])
-    """
+    """A training from its recorded rows; None where there are none with step, prompt and completion."""
     table = completions_table(raw.dropna(subset="step") if "step" in raw else raw)
     if table is None:
         return None

@@ -1,0 +1,103 @@
+"""The lines of a log as one run's table, and the lines of a file: what every format comes to."""
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+from tqdm import tqdm
+
+from ..runs.files import open_plain
+from ..runs.text import one_line
+from .names import canonical
+
+EXPECTED = (
+    "trainer_state.json, what TRL or verl printed, a saved notebook, JSON or JSON lines with an object a step, a CSV with a "
+    "row a step, or TensorBoard events"
+)
+LONGEST_LINE = 1_000_000  # bytes of a line of JSON that is parsed; longer ones are skipped
+_BLOCK = 8_000_000  # bytes of console output searched at a time
+_WARM_UP = 8  # steps
+_NESTED = ("data", "metrics", "logs")  # where verl's file logger and others put the metrics of a line
+
+
+class Found(NamedTuple):
+    """One run's lines as they stand in a file."""
+
+    kind: str
+    table: pd.DataFrame
+    label: str = ""  # which run, where the file holds several
+    damage: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    trainer: str | None = None
+    settings: Mapping[str, Any] = {}  # as they stand in the log itself, under TRL's names
+
+
+def flat_row(row: dict) -> dict:
+    """Its numbers and words; what is nested in `data` or `metrics` is added to them."""
+    flat: dict[str, Any] = {}
+    for name in _NESTED:
+        if isinstance(nested := row.get(name), dict):
+            flat |= nested
+    flat |= {name: value for name, value in row.items() if name not in _NESTED}
+    return {str(name): value if _is_short(value) else None for name, value in flat.items()}
+
+
+def _is_short(value) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, str) and len(value) <= 100)
+
+
+def steps_of(rows: Sequence[dict]) -> pd.DataFrame:
+    """The rows of steps: the closing summary is none, and evaluations are none where there are others."""
+    kept = [row for row in rows if "train_runtime" not in row]
+    kept = [row for row in kept if not any(name.startswith("eval_") for name in row)] or kept
+    table = pd.DataFrame(kept)
+    table.attrs["lost"] = _lost(kept)
+    return table
+
+
+def _lost(rows: Sequence[dict]) -> list[str]:
+    """A sentence for each loss, gradient or reward that was logged and never a finite number: tables show it as not logged."""
+    names = {name for row in rows for name in row}
+    known = {column: name for column, name in canonical(names).items() if name in ("loss", "grad_norm", "reward")}
+    values = {name: [row[column] for row in rows if column in row] for column, name in known.items()}
+    gone = []
+    for name, logged in sorted(values.items()):
+        count = next((n for n, x in enumerate(logged) if not isinstance(x, float) or math.isfinite(x)), len(logged))
+        if count == len(logged) > 1:
+            gone.append(f"{name} is no finite number in any step")
+        elif count >= _WARM_UP:  # fp16 finds its scale in fewer
+            gone.append(f"{name} is no finite number in the first {count} steps")
+    return gone
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """The lines of a file; of one longer than `LONGEST_LINE` only the start."""
+    with open_plain(path) as file, _bar(path, file) as bar:
+        while line := file.readline(LONGEST_LINE):
+            whole = line.endswith(b"\n")
+            bar.update(len(line))
+            yield line
+            while not whole and len(rest := file.readline(LONGEST_LINE)):
+                whole = rest.endswith(b"\n")
+                bar.update(len(rest))
+
+
+def blocks_of(path: Path) -> Iterator[bytes]:
+    """A file in pieces that end with a line, or are very long."""
+    with open_plain(path) as file, _bar(path, file) as bar:
+        left = b""
+        while block := file.read(_BLOCK):
+            bar.update(len(block))
+            block = left + block
+            end = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1 or len(block)
+            left = block[end:]
+            yield block[:end]
+        yield left
+
+
+def _bar(path: Path, file):
+    size = os.fstat(file.fileno()).st_size
+    return tqdm(total=size, desc=one_line(path.name), unit="B", unit_scale=True, delay=1, leave=False, disable=None)
