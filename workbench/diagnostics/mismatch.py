@@ -168,20 +168,11 @@ def mismatch_report(
 
 
 def mismatch_report_of(model: Any, rollouts: Sequence, **options) -> MismatchReport:
-    """`mismatch_report` of rollouts as `rollouts.generate` gives them, whichever back end sampled.
+    """`mismatch_report` of rollouts as `generate` gives them.
 
-    Args:
-        model: with the weights that sampled.
-        rollouts: rows with `prompt_ids`, `completion_ids` and `logprobs`.
-        **options: of `mismatch_report`. `temperature`, `top_k` and `top_p` are those that the log-probs contain: from
-            `TransformersSampler` the temperature alone; from vLLM nothing, unless it was started with
-            `logprobs_mode="processed_logprobs"`, as TRL does, which gives all three.
-
-    Raises:
-        ParameterError: rollouts without log-probs or of no tokens; see `mismatch_report`.
+    Log-probs of `TransformersSampler` contain the temperature alone; vLLM's contain nothing, unless it was started with
+    `logprobs_mode="processed_logprobs"`, as TRL starts it: then temperature, top-k and top-p.
     """
-    if silent := [n for n, rollout in enumerate(rollouts) if rollout.logprobs is None]:
-        raise ParameterError(f"rollouts {silent[:5]} have no logprobs; sample them with rollouts.generate")
     columns = ([getattr(r, name) for r in rollouts] for name in ("prompt_ids", "completion_ids", "logprobs"))
     return mismatch_report(model, *columns, **options)
 
@@ -200,11 +191,10 @@ def _score(model: Any, rollout, supports, batch_size=1, positions="explicit", wi
 
 
 def _supports(logits, targets, temperatures, top_k: int, top_p: float) -> torch.Tensor:
-    """Of `targets` (B, t) from logits (B, t, V) five numbers each, (5, B, t).
+    """Of `targets` (B, t) from logits (B, t, V): log-probs at both temperatures, within the top k, within the nucleus of
+    these, and whether the token is in that nucleus (1 or 0); (5, B, t).
 
-    Log-probs at both temperatures, within the top k, and within the nucleus of these; then 1 for a token in that nucleus,
-    0 for one outside. A token outside keeps its log-prob less the log of the mass inside, so that rounding at the edge
-    gives no infinity.
+    A token outside keeps its log-prob less the log of the mass inside: rounding at the edge gives no infinity.
     """
     index = targets.unsqueeze(-1)
     scored = (logits / temperatures[0]).log_softmax(-1).gather(-1, index).squeeze(-1)
