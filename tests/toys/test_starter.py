@@ -260,7 +260,7 @@ def test_shipped_toys_beside_themselves_are_identical():
     assert models == [f"{name}: tokenizer identical, weights identical" for name in MODELS]
 
 
-def test_a_changed_weight_and_a_missing_row_are_told_with_the_loss_of_both(copied):
+def test_a_changed_weight_and_a_missing_row_are_told(copied):
     from safetensors.torch import load_file, save_file
 
     path = copied / "search-qwen2" / "model.safetensors"
@@ -268,9 +268,7 @@ def test_a_changed_weight_and_a_missing_row_are_told_with_the_loss_of_both(copie
     weights["model.norm.weight"] += 0.5
     save_file(weights, path, metadata={"format": "pt"})
     changed = next(line for line in difference(copied) if line.startswith("search"))
-    assert "tokenizer identical, weights differ by up to 0.5" in changed
-    shipped, made = (float(part.split()[0]) for part in changed.rpartition("text ")[2].split(", ")[:2])
-    assert 0 < shipped < 2 and made != shipped
+    assert changed == "search-qwen2: tokenizer identical, weights differ by up to 0.5"
     row = {"prompt": "a", "completion": "b"}
     assert rows([row], [row, row | {"prompt": "c"}]) == "1 rows as shipped, 1 shipped rows missing, 0 other"
 
