@@ -126,7 +126,7 @@ def lines_of(*folders: str) -> int:
 
 
 def test_the_core_is_read_in_an_evening():
-    assert lines_of("generation", "consistency", "training") <= 3060
+    assert lines_of("generation", "consistency", "training") <= 3050
 
 
 CORE_FOLDERS = ("generation", "consistency", "training", "recipes")
@@ -167,9 +167,9 @@ MOST_LINES = {
     "workbench/consistency": 510,
     "workbench/curves": 2070,
     "workbench/diagnostics": 2080,
-    "workbench/generation": 790,
+    "workbench/generation": 780,
     "workbench/logs": 1420,
-    "workbench/recipes": 990,
+    "workbench/recipes": 1000,
     "workbench/reports": 1950,
     "workbench/runs": 1960,
     "workbench/studies": 720,

@@ -159,14 +159,6 @@ def check_trl(found: str = "") -> None:
         )
 
 
-def no_ppo(error: ImportError) -> MissingDependencyError:
-    """What to say where TRL has no PPOTrainer."""
-    return MissingDependencyError(
-        f"PPOTrainer: trl {version('trl')} has none, it left TRL with 1.13; call workbench.use_trl('{LAST_WITH_PPO}') first "
-        f"({error})"
-    )
-
-
 def _minor(text: str) -> tuple[int, int]:
     major, minor = text.split(".")[:2]
     return int(major), int(minor)

@@ -69,7 +69,7 @@ class StopSpec:
             if len(set(value)) < len(value):
                 raise ParameterError(f"StopSpec {name}={value!r}: a stop is given twice; give each once")
             for one in value:
-                if type(one) is not kind or one == "" or (kind is int and one < 0):
+                if type(one) is not kind or one == "" or (isinstance(one, int) and one < 0):
                     hint = f"; {other}" if type(one) in {str, int} - {kind} else ""
                     raise ParameterError(f"StopSpec {name}: {one!r}: expected {expected}{hint}")
         if self.min_tokens < 0:

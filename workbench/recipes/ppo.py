@@ -10,6 +10,7 @@ import copy
 import gc
 import os
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,8 +19,8 @@ import torch
 from transformers import DataCollatorWithPadding
 from trl.trainer.utils import pad
 
-from ..errors import ParameterError
-from ..generation.preflight import no_ppo
+from ..errors import MissingDependencyError, ParameterError
+from ..generation.preflight import LAST_WITH_PPO
 from ..generation.stops import End, StopRule, StopSpec
 from ..training.grpo import Stops, attach_ours
 from ..training.recording import RunRecorder, add_rows
@@ -31,7 +32,10 @@ from .train import train_recipe
 try:
     from trl.experimental.ppo import PPOConfig, ppo_trainer
 except ImportError as error:
-    raise no_ppo(error) from error
+    raise MissingDependencyError(
+        f"PPOTrainer: trl {version('trl')} has none, it left TRL with 1.13; call workbench.use_trl('{LAST_WITH_PPO}') first "
+        f"({error})"
+    ) from error
 
 
 class PPOTrainer(ppo_trainer.PPOTrainer):
