@@ -175,18 +175,6 @@ def test_every_completion_is_recorded_where_a_step_generates_several_times(tmp_p
     assert metrics["stops/clipped_ratio"].tolist() == pytest.approx(cut.tolist())
 
 
-@pytest.mark.slow
-def test_a_reward_function_that_has_no_answer_for_a_row_leaves_the_others_reward(tmp_path):
-    def sometimes(completions, **_):
-        return [None if n % 2 else 1.0 for n in range(len(completions))]
-
-    small_trainer([length_reward(20), sometimes], tmp_path).train()
-    rows = Run(tmp_path / "run").completions
-    assert rows["reward"].tolist() == pytest.approx((rows["reward_len"] + rows["sometimes"].fillna(0)).tolist())
-    logged = Run(tmp_path / "run").metrics["reward"]
-    assert logged.tolist() == pytest.approx(rows.groupby("step")["reward"].mean().tolist(), rel=1e-5)
-
-
 def bare(ends=(), logprobs=()) -> GRPOTrainer:
     """A trainer without model and data, after an engine's generation."""
     trainer = object.__new__(GRPOTrainer)

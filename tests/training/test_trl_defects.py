@@ -361,19 +361,6 @@ def test_ppo_of_the_workbench_refuses_pad_equal_to_eos(tmp_path, starter_folder)
     assert not (tmp_path / "run/metrics.jsonl").exists()
 
 
-@needs_ppo
-def test_ppo_of_the_workbench_has_every_eos_in_its_policy_loss(ppo_masks, tmp_path, starter_folder):
-    from recipes.test_ppo import RECIPE
-
-    from workbench.recipes.ppo import train_ppo
-    from workbench.runs.run import Run
-
-    train_ppo(RECIPE, record_dir=tmp_path)
-    table = Run(tmp_path).completions
-    assert (table["finish_reason"] == "stop").any()
-    assert [int(mask.sum()) for mask in ppo_masks] == table.groupby("step")["completion_tokens"].sum().tolist()
-
-
 # --- options that are refused before anything starts ---------------------------------------------------------------
 
 
