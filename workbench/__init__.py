@@ -19,7 +19,7 @@ _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 _MOVED = {
     "curves": "Curve another_seed load_baseline seed_interval",
     "runs": "list_runs load_run",
-    "diagnostics": "attribute_mismatch duplicate_report mismatch_report monitor_padding probe_sampler stop_report",
+    "diagnostics": "attribute_mismatch duplicate_report mismatch_report monitor_padding probe_sampler",
     "generation": "Sampling ServerSampler StopRule TransformersSampler VLLMSampler generate save_policy",
     "consistency": "pad_batch position_ids ratio_report token_logprobs",
     "recipes": "train_grpo train_online_dpo train_ppo train_rloo",

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+from statistics import fmean
 
 import pandas as pd
 
@@ -19,7 +20,7 @@ from benchmarks.record import ROOT, Results, gemma_folder, need_room, parser, ru
 from workbench import GRPOTrainer, StopSpec, exact_match_reward
 from workbench.recipes.recipes import DOCS
 from workbench.runs.run import Run
-from workbench.studies.arms import Arm, ObservedGRPOTrainer, column_means, share_cut, train_arms
+from workbench.studies.arms import Arm, ObservedGRPOTrainer, train_arms
 from workbench.toys.search_task import search_prompts
 
 STOP = "</search>"
@@ -60,12 +61,15 @@ def folder_of(arm: str) -> str:
 def row_of(members: list[Run]) -> dict[str, float]:
     """Reward at both ends, clipped ratio as logged and in truth, and steps without gradient, over an arm's seeds."""
     logged = pd.concat([run.metrics["completions/clipped_ratio"] for run in members])
-    per_step = pd.concat([run.completions.groupby("step")["finish_reason"].agg(share_cut) for run in members])
+    cut = [(run.completions["finish_reason"] == "length").groupby(run.completions["step"]) for run in members]
+    per_step = pd.concat([of_run.mean() for of_run in cut])
     return {
-        "reward, first 10 steps": column_means(members, "reward", first=10),
-        "reward, last 10 steps": column_means(members, "reward", last=10),
+        "reward, first 10 steps": fmean(run.metrics["reward"].iloc[:10].mean() for run in members),
+        "reward, last 10 steps": fmean(run.metrics["reward"].iloc[-10:].mean() for run in members),
         "logged clipped ratio": float(logged.mean()),
-        "true clipped ratio": share_cut(pd.concat([run.completions for run in members])["finish_reason"]),
+        "true clipped ratio": float(
+            (pd.concat([run.completions for run in members])["finish_reason"] == "length").mean()
+        ),
         "clipped ratio error": float(abs(logged.to_numpy() - per_step.to_numpy()).max()),
         "steps without gradient": float(pd.concat([run.metrics["grad_norm"] == 0 for run in members]).mean()),
     }

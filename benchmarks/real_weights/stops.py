@@ -11,7 +11,6 @@ import functools
 import time
 
 from benchmarks.record import Results, gemma_folder, load, need_room, parser, run_main
-from workbench.diagnostics.stop_report import stop_report
 from workbench.generation.sampling import Sampling, TransformersSampler, VLLMSampler, generate
 from workbench.generation.stops import StopRule, StopSpec, trl_finish_reason
 from workbench.training.trl import has_gpu
@@ -40,11 +39,11 @@ def audit(sampler, limit: int, stops: StopSpec, asked: StopSpec = STOPS) -> dict
     # What stock TRL has at hand is the ids as they came; the rule of what was asked for finds their real ends.
     rule = StopRule(asked, tokenizer)
     ends = [rule.find_end(list(rollout.completion_ids)) for rollout in rollouts]
-    report = stop_report(rollouts, tokenizer=tokenizer)
     rows = [list(rollout.completion_ids) for rollout in rollouts]
     by_trl = [trl_finish_reason(row, tokenizer.eos_token_id, tokenizer.pad_token_id) for row in rows]
     useful = sum(min(end.index, len(row)) for end, row in zip(ends, rows, strict=True))
     computed = sum(rollout.sampled_tokens for rollout in rollouts)
+    disagree = [r.engine_finish_reason != r.finish_reason for r in rollouts if r.engine_finish_reason]
     return {
         "rows": len(rows),
         "ended by a stop": sum(end.finish_reason == "stop" for end in ends),
@@ -54,7 +53,7 @@ def audit(sampler, limit: int, stops: StopSpec, asked: StopSpec = STOPS) -> dict
         "computed tokens": computed,
         "share wasted": 1 - useful / computed,
         "processor s": round(seconds, 1),
-        "engine disagrees": report.engine_disagrees,
+        "engine disagrees": sum(disagree) if disagree else None,
     }
 
 
@@ -64,7 +63,7 @@ def main() -> None:
     args = options.parse_args()
     results = Results("real_weights.stops", args.out)
     folder = gemma_folder()
-    results.value["stops"] = [*STOPS.strings, "EOS"]
+    results.value["stops"] = [*STOPS.stop, "EOS"]
     for backend in args.backend or ("transformers", "vllm"):
         need_room(f"sampling with {backend}", memory=4)
         sampler = start(backend, folder)

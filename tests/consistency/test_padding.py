@@ -9,11 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from workbench.consistency import padding
-from workbench.consistency.padding import check_batch, evaluating, pad_batch, token_logprobs
-from workbench.consistency.positions import (
-    backbone,
-    position_ids,
-)
+from workbench.consistency.padding import check_batch, pad_batch, token_logprobs
+from workbench.consistency.positions import backbone, position_ids
 from workbench.diagnostics.logits import cast_copy, map_logits
 from workbench.diagnostics.padding_report import padding_report
 from workbench.errors import ParameterError
@@ -223,15 +220,6 @@ def test_slices_reach_a_function_in_order():
     logits, targets = (torch.cat(parts, dim=1) for parts in zip(*slices, strict=True))
     assert torch.equal(targets[:, :-1], batch["input_ids"][:, 1:])
     assert furthest(logits, map_logits(model, batch, lambda logits, targets: logits)[0]) < 1e-5
-
-
-def test_evaluation_mode_holds_inside_the_block_only():
-    model = tiny("gpt2").train()
-    model.transformer.h[1].eval()
-    modes = [module.training for module in model.modules()]
-    with evaluating(model):
-        assert not any(module.training for module in model.modules())
-    assert [module.training for module in model.modules()] == modes
 
 
 def test_a_copy_in_another_dtype_leaves_the_model_and_the_buffers_alone():

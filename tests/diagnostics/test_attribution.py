@@ -1,21 +1,18 @@
 """One cause at a time put into a rollout, all suspects tried: it is found with its size. On vLLM: benchmarks/verdicts/."""
 
 import copy
-import functools
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from padding_cases import by_hand, some_texts, tiny
-from transformers import AutoConfig, AutoModelForCausalLM
+from padding_cases import some_texts, tiny
 
 from workbench.consistency.ratios import ratio_report
-from workbench.diagnostics import attribution, mismatch
+from workbench.diagnostics import attribution
 from workbench.diagnostics.attribution import attribute_mismatch
 from workbench.diagnostics.logits import cast_copy
 from workbench.diagnostics.mismatch import PARTS, MismatchReport, mismatch_report
-from workbench.diagnostics.routing import routers, routing
 from workbench.errors import ParameterError
 
 PROMPTS, COMPLETIONS = some_texts(12, 7, 3), some_texts(16, 16, 16)
@@ -50,26 +47,6 @@ def suspects(model) -> dict:
         "weights": {"sampler_model": moved(model)},
         "tokens": {"sampled_ids": swapped},
     }
-
-
-@functools.cache
-def mixture(**fields):
-    """A small mixture of experts whose routers have clear choices."""
-    torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 64,
-        "moe_intermediate_size": 64,
-        "intermediate_size": 128,
-        "shared_expert_intermediate_size": 64,
-    }
-    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 128}
-    config = AutoConfig.for_model("qwen2_moe", num_experts=8, num_experts_per_tok=2, **sizes)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=0.15)
-    return model
 
 
 @pytest.mark.parametrize("cause", ["temperature", "dtype", "weights", "tokens"])
@@ -137,49 +114,3 @@ def test_a_rollout_without_a_cause_has_none():
     assert found.causes == {} and "no cause found" in found.verdict
     with pytest.raises(ParameterError, match="suspects: none given"):
         attribute_mismatch(model, PROMPTS, COMPLETIONS, scores(model), {})
-
-
-needs_routers = pytest.mark.skipif(not routers(mixture()), reason="transformers 4 has no routers as modules")
-
-
-@needs_routers
-def test_the_experts_of_a_model_are_asked_for_where_it_lies(monkeypatch):
-    asked = []
-    monkeypatch.setattr(mismatch, "map_logits", lambda model, batch, _: asked.append(batch["input_ids"].device.type))
-    mismatch._routes(copy.deepcopy(mixture()).to("meta"), ([[5, 6, 7]], [[8, 9]]), None)
-    assert asked == ["meta"]
-
-
-@needs_routers
-def test_experts_that_a_rounded_router_takes_are_told_from_rounding():
-    model = mixture()
-    sampler = copy.deepcopy(model)
-    for router in routers(sampler):  # rounded as in bfloat16 computations, which move single tokens
-        router.weight.data = router.weight.data + 0.05 * torch.randn_like(router.weight)
-    taken = []
-    for prompt, completion in zip(PROMPTS, COMPLETIONS, strict=True):
-        with routing(sampler) as layers, torch.no_grad():
-            sampler(input_ids=torch.tensor([prompt + completion]))
-        taken.append(np.stack([layer.numpy() for layer in layers], axis=1)[:-1])  # the engine never sees its last token
-    sampled = []
-    for n, (prompt, completion) in enumerate(zip(PROMPTS, COMPLETIONS, strict=True)):
-        forced = [np.concatenate([taken[n][:, layer], np.full((1, 2), -1)]) for layer in range(2)]
-        with routing(model, forced):
-            sampled.append(by_hand(model, prompt + completion)[-len(completion) :].tolist())
-    given = suspects(model) | {"routing": {"routed_experts": taken}}
-    found = attribute_mismatch(model, PROMPTS, COMPLETIONS, sampled, given)
-    assert list(found.causes) == ["routing"] and found.rest < 1e-5 and found.causes["routing"] > 1e-3
-    parts = mismatch_report(model, PROMPTS, COMPLETIONS, scores(sampler), sampler_dtype="bfloat16").parts.abs().mean()
-    assert parts["routing"] > 0  # those that bfloat16 would take, where the engine does not tell
-
-
-@needs_routers
-def test_experts_of_another_shape_and_routers_of_another_kind_are_refused():
-    model = mixture()
-    columns = (model, PROMPTS, COMPLETIONS, scores(model))
-    with pytest.raises(ParameterError, match=r"routed_experts 0: shape \(3, 5, 2\); expected \(28 or less, 2, k\)"):
-        mismatch_report(*columns, routed_experts=[np.zeros((3, 5, 2))] * 3)
-    odd = copy.deepcopy(model)
-    routers(odd)[0].register_forward_hook(lambda m, i, o: (o[0], o[1] * 7, o[2]))
-    with pytest.raises(ParameterError, match="its scores are no softmax over experts"):
-        mismatch_report(odd, PROMPTS, COMPLETIONS, scores(model))

@@ -5,7 +5,7 @@ import random
 import pytest
 from datasets import Dataset
 
-from workbench.diagnostics.duplicate_report import duplicate_frequency, duplicate_report
+from workbench.diagnostics.duplicate_report import duplicate_report
 from workbench.errors import ParameterError
 
 
@@ -28,12 +28,6 @@ def test_expected_duplicates_per_batch_agree_with_drawing_batches():
     extra = [10 - len(set(batch)) for batch in draws]
     assert report.per_batch == pytest.approx(sum(extra) / len(extra), rel=0.05)
     assert report.batches_with_duplicates == pytest.approx(sum(map(bool, extra)) / len(extra), abs=0.05)
-
-
-def test_larger_batches_meet_more_duplicates():
-    prompts = ["a"] * 4 + [str(n) for n in range(200)]
-    shares = duplicate_frequency(prompts, [2, 8, 32])["share of batches"]
-    assert shares.is_monotonic_increasing and shares.iloc[-1] > shares.iloc[0]
 
 
 def test_conversational_prompts_count_by_their_messages():

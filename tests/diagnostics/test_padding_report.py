@@ -132,11 +132,6 @@ def test_the_verdict_on_learned_positions_holds_in_every_dtype(dtype):
     assert padding_report(tiny("llama"), None, TEXTS, dtypes=[dtype]).kind in (ROUNDING, EXACT)
 
 
-def test_bloom_in_bfloat16_is_moved_by_nothing():
-    report = padding_report(tiny("bloom"), None, TEXTS, dtypes=["bfloat16"])
-    assert (report.rows["max |Δ log-prob|"] == 0).all() and report.kind == UNUSED
-
-
 def test_the_report_has_every_layout_beside_its_control():
     report = padding_report(tiny("gpt2"), None, TEXTS)
     table = report.table()

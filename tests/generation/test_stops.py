@@ -10,12 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from workbench.errors import ParameterError
-from workbench.generation.stops import (
-    End,
-    StopRule,
-    StopSpec,
-    trl_finish_reason,
-)
+from workbench.generation.stops import End, StopRule, StopSpec
 
 
 def ids_of(text):
@@ -40,28 +35,21 @@ def test_every_eos_of_the_generation_config_counts():
     assert rule().find_end([5, 40, 6]).finish_reason == "length"
 
 
-def test_a_stop_string_that_ends_inside_a_token_keeps_the_whole_token():
-    ids = ids_of(" Return <search>topic</search>")
-    end = rule("turn").find_end(ids)
-    assert "turn" in tokenizer().decode(ids[: end.index])
-    assert "turn" not in tokenizer().decode(ids[: end.index - 1])
-
-
-def test_the_string_that_is_complete_first_wins_even_when_it_is_a_prefix_of_another():
-    ids = ids_of("topic</search>")
-    assert rule("</search>", "</sea").find_end(ids).stop == "</sea"
-    assert rule("</sea", "</search>").find_end(ids).stop == "</sea"
-
-
-def test_multi_byte_characters_split_over_tokens_are_found():
-    ids = ids_of("see 🙂 and 日本")
-    assert rule("🙂").find_end(ids).stop == "🙂"
-    assert rule("日本").find_end(ids) == End(len(ids), "日本", "stop")
-
-
-def test_special_tokens_are_text_for_stop_strings():
-    ids = ids_of("a<|tool|>b")
-    assert rule("<|tool|>").find_end(ids).stop == "<|tool|>"
+@pytest.mark.parametrize(
+    "text, strings, stop",
+    [
+        ("topic</search>", ("</search>", "</sea"), "</sea"),  # complete first, though a prefix of the other
+        ("topic</search>", ("</sea", "</search>"), "</sea"),
+        ("see 🙂 and 日本", ("🙂",), "🙂"),
+        ("a<|tool|>b", ("<|tool|>",), "<|tool|>"),  # special tokens are text for stop strings
+        (" Return <search>topic</search>", ("turn",), "turn"),  # within a token, which is kept whole
+    ],
+)
+def test_the_string_that_is_complete_first_ends_the_row_with_the_token_that_completes_it(text, strings, stop):
+    ids = ids_of(text)
+    end = rule(*strings).find_end(ids)
+    assert end.stop == stop and stop in tokenizer().decode(ids[: end.index])
+    assert stop not in tokenizer().decode(ids[: end.index - 1])
 
 
 def test_stops_within_the_minimum_do_not_count():
@@ -197,12 +185,6 @@ def test_a_string_the_tokenizer_cannot_produce_is_refused():
         StopRule(StopSpec(stop=("STOP",)), lower)
 
 
-def test_trl_takes_a_custom_stop_for_a_cut():
-    eos, pad = tokenizer().eos_token_id, tokenizer().pad_token_id
-    assert trl_finish_reason([5, eos], eos, pad) == "stop"
-    assert trl_finish_reason(ids_of("a</search>"), eos, pad) == "length"
-
-
 # --- ends and find say the same, whatever the tokenizer ---------------------------------------------------------------
 
 
@@ -303,23 +285,6 @@ def test_a_row_ends_where_vllm_s_own_detokenizer_ends_it(name):
     check()
 
 
-def test_two_hundred_stop_ids_are_as_good_as_one():
-    tokenizer = byte_level()
-    many = tuple(range(10, 210))
-    rule = StopRule(StopSpec(stop_token_ids=many), tokenizer)
-    for n in (10, 100, 209):
-        assert rule.find_end([5, 6, n, 7]).index == 3 and rule.is_complete([5, 6, n])
-    assert rule.find_end([5, 6, 7]).stop is None
-    assert rule.for_vllm()["stop_token_ids"][-200:] == list(many)
-
-
-def test_a_second_call_in_one_row_ends_it_too():
-    tokenizer = TOKENIZERS["byte-level BPE"][0]
-    rule = StopRule(StopSpec(stop=(">>",)), tokenizer)
-    turn = tokenizer.encode("a >>")
-    assert rule.is_complete(turn) and rule.is_complete([*turn, *tokenizer.encode(" 42 "), *turn])
-
-
 def test_a_row_that_starts_with_the_stop_s_blank_ends_there_as_on_vllm():
     tokenizer = TOKENIZERS["SentencePiece, byte fallback"][0]
     row = [tokenizer.convert_tokens_to_ids("▁END"), tokenizer.convert_tokens_to_ids("b")]
@@ -342,3 +307,10 @@ def test_control_tokens_that_no_attribute_names_stay_out_of_the_text():
     assert tokenizer.convert_tokens_to_ids("<|python_tag|>") not in tokenizer.all_special_ids
     rule = StopRule(StopSpec(stop=(">>",)), tokenizer)
     assert rule.text(row, rule.find_end(row)) == "END>>" == tokenizer.decode(row, skip_special_tokens=True)
+
+
+def test_a_second_call_in_one_row_ends_it_too():
+    tokenizer = TOKENIZERS["byte-level BPE"][0]
+    rule = StopRule(StopSpec(stop=(">>",)), tokenizer)
+    turn = tokenizer.encode("a >>")
+    assert rule.is_complete(turn) and rule.is_complete([*turn, *tokenizer.encode(" 42 "), *turn])

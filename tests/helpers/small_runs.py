@@ -1,28 +1,21 @@
 """One optimizer step each of stock TRL's trainers and of the workbench's, and what came of every row.
 
-test_trl_defects.py imports it; `result` runs in the process of on_vllm.py, and `python tests/helpers/small_runs.py FOLDER` is
-what torchrun starts twice.
+test_trl_defects.py imports it; `result` runs in the process of on_vllm.py.
 """
 
-import json
-import sys
 import tempfile
 from contextlib import ExitStack
-from pathlib import Path
 from unittest import mock
 
-import torch
 import trl
 from trl.experimental.online_dpo import OnlineDPOConfig
 from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPO
 
 from workbench.generation.stops import StopSpec
-from workbench.recipes.recipes import load_prompts, make_recipe, resolve_model
-from workbench.recipes.train import train_grpo
+from workbench.recipes.recipes import load_prompts, resolve_model
 from workbench.studies.engines import shared_engine, sharing_engines
 from workbench.training.grpo import GRPOTrainer, RLOOTrainer
 from workbench.training.online_dpo import OnlineDPOTrainer
-from workbench.training.recording import quiet_libraries
 from workbench.training.sync_on_cpu import install_cpu_sync
 
 CLOSE = "</search>"
@@ -166,24 +159,3 @@ def result() -> dict:
                 online_dpo_trainer(OnlineDPOTrainer, fields, stops=spec)
             )
     return cases
-
-
-def two_processes(folder: Path) -> None:
-    """Two steps in a run folder; each process says how it ended and what it logged."""
-    recipe = make_recipe(
-        "search",
-        dataset="search",
-        max_steps=2,
-        num_generations=4,
-        per_device_train_batch_size=4,
-        max_completion_length=24,
-    )
-    trainer = train_grpo(recipe, reward_funcs=parity_reward, record_dir=folder, stops=StopSpec(stop=(CLOSE,)))
-    ended = {"rank": trainer.accelerator.process_index, "log": trainer.state.log_history[:-1]}
-    (folder / f"rank-{ended['rank']}.json").write_text(json.dumps(ended))
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    quiet_libraries()
-    two_processes(Path(sys.argv[1]))

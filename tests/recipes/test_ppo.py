@@ -221,24 +221,6 @@ def test_trls_own_stop_fields_are_refused(train, fields, message):
         train("run", StopSpec(), **fields)
 
 
-def test_a_pad_that_ends_a_response_is_refused_whichever_of_the_eos_ids_it_is(starter_folder, tmp_path):
-    from workbench.recipes.ppo import train_ppo
-
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(starter_folder),
-        AutoTokenizer.from_pretrained(starter_folder),
-    )
-    model.generation_config.eos_token_id = [
-        tokenizer.eos_token_id,
-        tokenizer.pad_token_id,
-    ]  # as Qwen2.5-Instruct has it
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    recipe = make_recipe(str(tmp_path / "model"), dataset="starter", max_steps=1)
-    with pytest.raises(ParameterError, match=r"pad token id 0: PPO masks by it, so it must .* none of the EOS ids"):
-        train_ppo(recipe, record_dir=tmp_path / "run")
-
-
 # --- reward functions ------------------------------------------------------------------------------------------------
 
 

@@ -90,17 +90,6 @@ def test_a_training_is_finished_only_for_the_same_record_and_after_its_last_step
     assert record != RECORD and not is_finished(tmp_path, record)
 
 
-def test_two_functions_of_one_name_that_do_other_things_are_other_trainings():
-    def made(number):
-        def reward(completions, **_):
-            return [number for _ in completions]
-
-        return reward
-
-    assert other(reward_funcs=made(1)) == other(reward_funcs=made(1))
-    assert other(reward_funcs=made(1)) != other(reward_funcs=made(2))
-
-
 @pytest.mark.slow
 def test_all_four_trainers_leave_a_recipe_of_one_shape_their_steps_and_their_completions(tmp_path):
     stops = StopSpec(stop=(" the",))

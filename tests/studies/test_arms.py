@@ -1,13 +1,12 @@
 import dataclasses
 
-import pandas as pd
 import pytest
 
 from workbench import StopSpec, length_reward
 from workbench.errors import TrainingStopped
 from workbench.recipes.recipes import Recipe
 from workbench.runs.files import read_json
-from workbench.studies.arms import Arm, column_means, share_cut, train_arms
+from workbench.studies.arms import Arm, train_arms
 
 SMALL = Recipe(max_steps=3, num_generations=2, per_device_train_batch_size=4, max_completion_length=8, save_steps=1)
 ARM = Arm(SMALL, length_reward(20))
@@ -59,21 +58,3 @@ def test_an_interrupted_arm_goes_on_from_its_last_step(tmp_path, capsys):
     assert words == ["trained"] and calls == [4, 4, 4]
     assert "step 3/3" in (folder / "log.txt").read_text()
     assert runs["a"][0].metrics["step"].tolist() == [1, 2, 3]
-
-
-class Recorded:
-    """A run by its metrics alone."""
-
-    def __init__(self, rewards):
-        self.metrics = pd.DataFrame({"reward": rewards})
-
-
-def test_a_column_s_mean_counts_the_asked_steps_of_each_run():
-    runs = [Recorded([1.0, 2.0, 3.0]), Recorded([3.0, 4.0, 5.0])]
-    assert column_means(runs, "reward") == 3.0
-    assert column_means(runs, "reward", first=1) == 2.0
-    assert column_means(runs, "reward", last=1) == 4.0
-
-
-def test_the_share_that_the_limit_cut():
-    assert share_cut(pd.Series(["stop", "length", "length", "length"])) == 0.75

@@ -41,7 +41,7 @@ SETTINGS = {  # configuration -> trainers, fields of their configs, their own ar
     "accumulation": (ALL, {"gradient_accumulation_steps": 2}, dict),
     "accumulation < generation": (POLICY, {"gradient_accumulation_steps": 1, "steps_per_generation": 2}, dict),
     "accumulation > generation": (POLICY, {"gradient_accumulation_steps": 4, "steps_per_generation": 2}, dict),
-    "iterations": (POLICY, {"num_iterations": 2}, dict),
+    "iterations": (POLICY, {"num_iterations": 2, "mask_truncated_completions": True}, dict),
 }
 ROWS = {"accumulation": [16, 16], "accumulation < generation": [16], "accumulation > generation": [32, 32]}
 ROWS |= {"iterations": [8]}  # recorded in each step that generates; else a batch a step

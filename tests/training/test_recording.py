@@ -28,14 +28,7 @@ def config(processes: int = 1) -> SimpleNamespace:
     return SimpleNamespace(**batch, world_size=processes)
 
 
-def test_rows_scored_in_pieces_are_all_recorded(tmp_path):
-    recorder = Recorder(tmp_path)
-    recorder.add_completions(1, {"completion": ["a"]})
-    recorder.add_completions(1, {"completion": ["b"]})
-    assert Run(tmp_path).completions["completion"].tolist() == ["a", "b"]
-
-
-def test_a_column_that_begins_or_ends_with_a_later_piece_is_empty_elsewhere(tmp_path):
+def test_rows_in_pieces_are_all_recorded_and_a_column_of_one_piece_is_empty_elsewhere(tmp_path):
     recorder = Recorder(tmp_path)
     recorder.add_completions(1, {"completion": ["a"], "parsed": [1.0]})
     recorder.add_completions(1, {"completion": ["b"], "seen": ["x"]})

@@ -53,18 +53,6 @@ def test_a_function_that_raises_is_called_once_and_named():
     assert isinstance(caught.value.__cause__, ZeroDivisionError) and len(calls) == 1
 
 
-def test_a_service_that_is_away_is_not_asked_again_for_each_row():
-    calls = []
-
-    def judge(completions, **_):
-        calls.append(completions)
-        raise TimeoutError("no answer")
-
-    with pytest.raises(ParameterError, match="judge: raised TimeoutError: no answer"):
-        validated(judge)(completions=TEXTS)
-    assert len(calls) == 1
-
-
 def test_a_checked_function_keeps_its_name_and_what_it_says_of_itself():
     assert describe_reward(validated(length_reward(7)))["arguments"] == {"target": 7, "sign": -1}
     assert validated(functools.partial(length_reward(7), unused=1)).__name__ == "reward_len"

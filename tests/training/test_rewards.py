@@ -5,39 +5,12 @@ import sys
 from functools import partial
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from workbench.errors import ParameterError
-from workbench.training.rewards import (
-    completion_text,
-    describe_reward,
-    exact_match_reward,
-    length_reward,
-)
+from workbench.training.rewards import describe_reward, exact_match_reward, length_reward
 
 TEXTS = ["", "exactly twenty chars", "x" * 100]
 CHAT = [[{"role": "assistant", "content": text}] for text in TEXTS]
-
-
-def test_the_length_reward_is_the_documented_one():
-    assert length_reward()(TEXTS) == [-20.0, 0.0, -80.0]
-
-
-@given(st.lists(st.text()), st.integers(0, 1000))
-def test_the_length_reward_is_never_above_zero(texts, target):
-    rewards = length_reward(target)(texts)
-    assert len(rewards) == len(texts)
-    assert all(r <= 0 for r in rewards)
-
-
-def test_the_sign_wrong_version_rewards_what_the_documented_one_punishes():
-    assert length_reward(sign=1)(TEXTS) == [-r for r in length_reward()(TEXTS)]
-
-
-def test_a_chat_completion_counts_as_its_text():
-    assert length_reward()(CHAT) == length_reward()(TEXTS)
-    assert [completion_text(c) for c in CHAT] == TEXTS
 
 
 def test_exact_match_strips_white_space_and_compares_with_the_column():
@@ -49,16 +22,16 @@ def test_exact_match_without_its_column_names_the_columns_there_are():
         exact_match_reward()(["4"], prompts=["2+2"], solution=["4"])
 
 
-@pytest.mark.parametrize("make", [length_reward, exact_match_reward])
-def test_a_reward_takes_trl_s_extra_keywords(make):
+def test_the_length_reward_is_the_documented_one_its_sign_wrong_version_the_opposite_and_a_chat_counts_as_its_text():
+    assert length_reward()(TEXTS) == length_reward()(CHAT) == [-20.0, 0.0, -80.0]
+    assert length_reward(sign=1)(TEXTS) == [20.0, 0.0, 80.0]
+
+
+@pytest.mark.parametrize("make, name", [(length_reward, "reward_len"), (exact_match_reward, "reward_exact_match")])
+def test_a_reward_takes_trl_s_extra_keywords_and_has_a_name_for_its_metrics(make, name):
     reward = make()
     values = reward(prompts=["p"], completions=["c"], completion_ids=[[1]], trainer_state=None, answer=["c"])
-    assert [type(v) for v in values] == [float]
-
-
-def test_each_reward_has_a_name_of_its_own_for_trl_s_metrics():
-    names = [make().__name__ for make in (length_reward, exact_match_reward)]
-    assert names == ["reward_len", "reward_exact_match"]
+    assert [type(v) for v in values] == [float] and reward.__name__ == name
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,9 @@ In test_ppo.py: PPO erases EOS from the saved policy, and punishes rows that end
 import functools
 import json
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import conftest
 import pytest
-import small_runs
 import torch
 import trl
 from ppo_parts import needs_ppo
@@ -29,7 +25,6 @@ from workbench.training.rewards import length_reward
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(small_runs.__file__)
 GRPO_AND_RLOO = pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
 
 
@@ -366,50 +361,6 @@ def test_ppo_of_the_workbench_refuses_pad_equal_to_eos(tmp_path, starter_folder)
     assert not (tmp_path / "run/metrics.jsonl").exists()
 
 
-@needs_ppo
-def test_ppo_of_the_workbench_has_every_eos_in_its_policy_loss(ppo_masks, tmp_path, starter_folder):
-    from recipes.test_ppo import RECIPE
-
-    from workbench.recipes.ppo import train_ppo
-    from workbench.runs.run import Run
-
-    train_ppo(RECIPE, record_dir=tmp_path)
-    table = Run(tmp_path).completions
-    assert (table["finish_reason"] == "stop").any()
-    assert [int(mask.sum()) for mask in ppo_masks] == table.groupby("step")["completion_tokens"].sum().tolist()
-
-
-# --- without custom stops ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("masked", [False, True])
-@GRPO_AND_RLOO
-def test_without_custom_stops_a_run_equals_the_stock_trainers_step_for_step(kind, masked, starter_folder):
-    from workbench.recipes.recipes import load_prompts
-
-    fields = {"max_steps": 4, "max_completion_length": 16, "mask_truncated_completions": masked, "beta": 0.02}
-    logs = {}
-    for who in ("stock", "workbench"):
-        trainer = policy_trainer(
-            TRAINERS[who, kind],
-            fields | {"per_device_train_batch_size": 16, "seed": 3},
-            model="starter",
-            reward_funcs=length_reward(),
-            train_dataset=load_prompts("starter"),
-            # With position ids it equals stock to rounding only; test_positions.py compares that.
-            **({"explicit_positions": False} if who == "workbench" else {}),
-        )
-        trainer.train()
-        logs[who] = [{k: v for k, v in line.items() if k != "step_time"} for line in trainer.state.log_history[:-1]]
-    assert len(logs["stock"]) == 4
-    assert any(0 < line["completions/clipped_ratio"] < 1 for line in logs["stock"])
-    assert all(line["grad_norm"] > 0 for line in logs["stock"])
-    # Metrics that stock does not have may come on top.
-    assert [
-        {k: ours[k] for k in theirs} for ours, theirs in zip(logs["workbench"], logs["stock"], strict=True)
-    ] == logs["stock"]
-
-
 # --- options that are refused before anything starts ---------------------------------------------------------------
 
 
@@ -480,24 +431,7 @@ def test_a_tokenizer_with_code_of_its_own_is_read_only_where_that_is_trusted(kin
         check_before_compute(model, CONFIGS[kind](**VLLM), StopSpec(), tokenizer)
 
 
-# --- with PEFT, conversations, two processes -----------------------------------------------------------------------
-
-
-def test_a_peft_run_obeys_a_custom_stop():
-    from peft import LoraConfig
-
-    trainer = policy_trainer(
-        TRAINERS["workbench", "GRPO"],
-        {"max_steps": 2, "mask_truncated_completions": True},
-        stops=StopSpec(stop=EVERY_END),
-        peft_config=LoraConfig(r=4, task_type="CAUSAL_LM"),
-    )
-    got, every_end = one_step(trainer), (*EVERY_END, EOS)
-    assert got["trained"] == kept(got, every_end)
-    assert got["log"]["step"] == 2 and got["log"]["grad_norm"] > 0
-    assert completion_metrics(got)["clipped_ratio"] == pytest.approx(cut(got, every_end))
-    adapters = [p for name, p in trainer.model.named_parameters() if "lora_B" in name]
-    assert adapters and all(p.abs().sum() > 0 for p in adapters)  # they start at zero
+# --- conversations -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -526,33 +460,3 @@ def test_conversational_reward_functions_see_the_marker_when_it_is_kept(kind, ke
             assert message["content"] == own.decode(ids).removesuffix("" if keep else CLOSE)
     assert seen > 0
     assert completion_metrics(got)["clipped_ratio"] == pytest.approx(cut(got, (CLOSE, EOS)))
-
-
-@pytest.mark.rare  # test_main.py has two processes every day
-def test_two_processes_end_together_log_once_and_record_every_row_once(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [*command, str(SCRIPT), str(tmp_path)]
-    with (tmp_path / "out").open("w") as out, subprocess.Popen(command, stdout=out, stderr=out) as torchrun:
-        try:
-            code = torchrun.wait(200)
-        finally:
-            torchrun.terminate()  # torchrun then ends its processes, as it does not when it is killed
-    assert code == 0, (tmp_path / "out").read_text()[-4000:]
-
-    from workbench.curves.measured import run_curve
-    from workbench.runs.run import Run
-
-    logs = [json.loads((tmp_path / f"rank-{rank}.json").read_text())["log"] for rank in (0, 1)]
-    without_times = [[{k: v for k, v in line.items() if k != "step_time"} for line in log] for log in logs]
-    assert without_times[0] == without_times[1]
-    run = Run(tmp_path)
-    assert run.metrics["step"].tolist() == [1, 2]
-    table = run.completions
-    assert table.groupby("step").size().tolist() == [8, 8]  # 4 a process
-    assert table.groupby(["step", "prompt"]).size().tolist() == [4] * 4
-    assert run_curve(run, "loss", axis="prompts").x.tolist() == [2, 4]  # a prompt of each process
-    means = table.groupby("step")["completion_tokens"].mean().tolist()
-    assert run.metrics["completions/mean_length"].tolist() == pytest.approx(means)
-    cut = table.groupby("step")["finish_reason"].agg(lambda r: (r == "length").mean()).tolist()
-    assert run.metrics["completions/clipped_ratio"].tolist() == pytest.approx(cut)
-    assert table["completion"].str.endswith(CLOSE).any()

@@ -65,21 +65,7 @@ def pad_batch(sequences: Sequence, pad_id: int, side: str = "left", width: int |
 
 
 def check_batch(batch: Mapping) -> tuple[torch.Tensor, torch.Tensor]:
-    """The batch's `input_ids` and `attention_mask`, both (B, T), where padding can be distinguished from text.
-
-    Raises:
-        ParameterError: a part is missing; empty, of unequal shape or on two devices; a mask that is not 0 and 1, has a
-            row of pads only, or a hole.
-
-    Example:
-        >>> ids, mask = check_batch(pad_batch([[5, 6], [8]], pad_id=0))
-        >>> mask
-        tensor([[1, 1],
-                [0, 1]])
-        >>> check_batch({"input_ids": ids, "attention_mask": torch.tensor([[1, 1], [0, 0]])})
-        Traceback (most recent call last):
-        workbench.errors.ParameterError: attention_mask: rows [1] are pads only; leave them out, they have no log-probs
-    """
+    """The batch's `input_ids` and `attention_mask`, both (B, T), where padding can be distinguished from text."""
     for name in ("input_ids", "attention_mask"):
         if not isinstance(batch.get(name), torch.Tensor):
             raise ParameterError(f"batch: expected a tensor `{name}`; make one with pad_batch(sequences, pad_id)")
@@ -117,8 +103,8 @@ def token_logprobs(
         B tensors, fp32, of one number less than the row has real tokens: the first has nothing before it.
 
     Raises:
-        ParameterError: see `check_batch`; also model and batch on two devices, a model without logits, and positions
-            beyond the model's window.
+        ParameterError: a batch without one of the two, empty, of unequal shapes or on two devices; a mask that is not 0
+            and 1, has a row of pads only, or a hole; a model without logits; positions beyond the model's window.
 
     Example: a model that gives every token of its vocabulary of 4 the same probability, 1/4.
         >>> from types import SimpleNamespace

@@ -5,10 +5,9 @@ from .mismatch import mismatch_report
 from .padding_monitor import monitor_padding
 from .padding_report import padding_report
 from .sampler_probe import probe_sampler
-from .stop_report import stop_report
 
 # fmt: off
 __all__ = [
     "attribute_mismatch", "duplicate_report", "mismatch_report",
-    "monitor_padding", "padding_report", "probe_sampler", "stop_report",
+    "monitor_padding", "padding_report", "probe_sampler",
 ]

@@ -1,4 +1,4 @@
-"""Repeated prompts of a data set, and how often equal ones meet in a batch (notebook 04, claims A3.5 and A3.7)."""
+"""Repeated prompts of a data set, and how often equal ones meet in a batch."""
 
 import dataclasses
 import hashlib
@@ -7,7 +7,7 @@ import json
 import re
 import unicodedata
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from ..training.groups import shorten
 
 @dataclasses.dataclass(frozen=True)
 class DuplicateReport:
-    """Repeated prompts of a data set and how often they meet in a batch (claims A3.5, A3.7).
+    """Repeated prompts of a data set and how often they meet in a batch.
 
     Attributes:
         rows: prompts read.
@@ -55,8 +55,7 @@ class DuplicateReport:
 
     def table(self) -> pd.DataFrame:
         """The counts as a DataFrame."""
-        facts = {k: v for k, v in dataclasses.asdict(self).items() if k != "most_repeated"}
-        return pd.DataFrame({"value": facts})
+        return pd.DataFrame({"value": {k: v for k, v in vars(self).items() if k != "most_repeated"}})
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(self.verdict)}</p>{self.table().to_html(float_format='%.4g')}"
@@ -93,15 +92,6 @@ def duplicate_report(data, *, prompts_per_batch: int = 8, column: str = "prompt"
     expected, share = _expected_per_batch(counts, rows, prompts_per_batch)
     most_repeated = _most_repeated(data, column, first, counts)
     return DuplicateReport(rows, exact, normalised, same_words, prompts_per_batch, expected, share, most_repeated)
-
-
-def duplicate_frequency(data, batch_sizes: Iterable[int], column: str = "prompt") -> pd.DataFrame:
-    """Share of batches with equal prompts for several batch sizes: `prompts per batch, share of batches`."""
-    literally = _hashes(data, column, progress=False)[0]
-    _, counts = np.unique(literally, return_counts=True)
-    sizes = list(batch_sizes)
-    shares = [_expected_per_batch(counts, len(literally), size)[1] for size in sizes]
-    return pd.DataFrame({"prompts per batch": sizes, "share of batches": shares})
 
 
 def _hashes(data, column: str, progress: bool) -> list[np.ndarray]:

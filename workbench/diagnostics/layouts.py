@@ -58,7 +58,9 @@ def attention_kernel(model: Any, name: str):
 
 def compare_layouts(model: Any, sequences, width, run, use, base) -> tuple[torch.Tensor, list[dict]]:
     """The reference logits and the rows of one `run`, its dtype and kernel; `base` is the name and reference of the first."""
-    reference = _reference_logits(model, sequences)
+    slices: list[torch.Tensor] = []
+    _text_logits(model, sequences, lambda at, logits: slices.append(logits))
+    reference = torch.cat(slices)  # (n, V) of the n tokens of all texts
     if reference.isnan().any():
         raise RuntimeError("its logits are NaN for texts alone and unpadded")
     rows = []
@@ -86,20 +88,12 @@ def compare_layouts(model: Any, sequences, width, run, use, base) -> tuple[torch
     return reference, rows
 
 
-def _reference_logits(model: Any, sequences) -> torch.Tensor:
-    """Logits (n, V) of the n tokens of all texts, each text alone and unpadded."""
-    found: list[torch.Tensor] = []
-    _text_logits(model, sequences, lambda at, logits: found.append(logits))
-    return torch.cat(found)
-
-
 def _text_logits(
     model: Any, sequences, function, side="right", positions="implicit", *, batch_size=1, copies=1, width=None
 ) -> None:
-    """Calls `function(at, logits)` for each slice of the texts' own tokens, of several copies in one batch for the last.
+    """Calls `function(at, logits)` for slices of the texts' own tokens, of several copies in one batch for the last.
 
-    `at` (k,) are places among the tokens of all texts one after another, `logits` (k, V) those of these tokens. Never are
-    all logits there at once: a batch padded past a model's window would have many times the texts' tokens.
+    `at` (k,) are places among the tokens of all texts one after another, `logits` (k, V) those of these tokens.
     """
     before = 0
     for start in range(0, len(sequences), batch_size):
@@ -125,12 +119,7 @@ def _text_logits(
 
 
 class _Differences:
-    """The numbers of a row, from slices of logits seen one after another.
-
-    Args:
-        sequences: the texts, of n tokens together.
-        before: their reference logits (n, V).
-    """
+    """The numbers of a row, from slices of logits seen one after another; `before` (n, V) are the reference's."""
 
     def __init__(self, sequences: list, before: torch.Tensor):
         self._before, self._lengths = before, [len(text) for text in sequences]

@@ -15,16 +15,8 @@ SHARE = 0.01  # of the training's time that a callback may take
 class LiveCallback(TrainerCallback):
     """A callback that takes at most 1% of the training's time, and that its first error switches off.
 
-    Args:
-        trainer: TRL's or ours, before `train()`.
-        every: optimizer steps between two measurements; None as often as 1% of the training's time allows.
-
-    Attributes:
-        on: False after an error and after `detach`.
-        seconds: spent in here.
-
-    Raises:
-        ParameterError: `every` below 1.
+    `every` counts optimizer steps between two measurements, None measures as often as that time allows. `on` is False after
+    an error and after `detach`; `seconds` were spent in here.
     """
 
     name = "callback"  # as the line about an error says

@@ -19,17 +19,12 @@ def map_logits(
 ) -> list:
     """`function(logits, targets)` over slices of the logits: one pass through the layers, the head in slices.
 
-    A batch stays one batch, because what its rows do to each other is what reports measure.
+    A batch stays one batch, because what its rows do to each other is what reports measure. Of a model with a backbone under
+    its head at most `max_logits` fp32 logits are held at once.
 
     Args:
-        model, batch, positions: as for `token_logprobs`.
-        max_logits: fp32 logits held at once: (B, t, V) for t of the T positions, where the model has a backbone under its
-            head; else (B, T, V).
-        function: takes the logits of a slice (B, t, V), fp32, and the ids (B, t) that follow its positions; what follows
-            the last position is no token of the text.
-
-    Returns:
-        What `function` returned, slice after slice.
+        function: takes the logits of a slice (B, t, V) and the ids (B, t) that follow its positions; what follows the last
+            position is no token of the text.
     """
     inputs = model_inputs(model, batch, positions)
     ids = inputs["input_ids"]
@@ -55,10 +50,7 @@ def map_logits(
 
 
 class _RunOnce:
-    """Stands in for a backbone's forward: runs it once, then gives the positions in `place` of what it gave.
-
-    So the model's own head sees slices of one pass: heads cap, scale and shift logits each in its way.
-    """
+    """Stands in for a backbone's forward: runs it once, then gives the model's own head the positions in `place`."""
 
     def __init__(self, forward: Callable, tokens: int):
         self.forward, self.tokens = forward, tokens
@@ -79,8 +71,7 @@ class _RunOnce:
 def cast_copy(model: Any, dtype: str):
     """A copy with its parameters in another dtype; buffers stay, as they do when a model is loaded in that dtype.
 
-    What accelerate put around `forward` for mixed precision is not copied: the copy computes in `dtype`. Memory: of the copy,
-    at no time of a second one in the model's own dtype.
+    What accelerate put around `forward` for mixed precision is not copied. No second copy in the model's own dtype is made.
     """
     cast = {}
     for parameter in model.parameters():

@@ -1,6 +1,5 @@
 """Sampled against scored log-probs of a rollout: how much of the difference each cause adds."""
 
-import contextlib
 import dataclasses
 import functools
 import html
@@ -12,17 +11,15 @@ import pandas as pd
 import torch
 
 from ..consistency.padding import TOLERANCE, pad_batch
-from ..consistency.ratios import CLIP_MAX, CLIP_MIN, RatioReport, check_columns, flat_logprobs, ratio_report
+from ..consistency.ratios import RatioReport, check_columns, flat_logprobs, ratio_report
 from ..errors import ParameterError
 from .logits import cast_copy, computed_dtype, map_logits
-from .routing import routers, routing
 
 _ADVICE = {
     "batch shape": "The trainer differs from itself in another batch: no setting of the sampler can remove that.",
     "padding": "Score with position ids: with_position_ids(model).",
     "tokens": "Train the ids that were sampled: text that is decoded and encoded again has others.",
     "weights": "Sync the engine before it samples: probe_sampler(trainer) proves it.",
-    "routing": "Replay the sampler's routing in the trainer, or compute the router in fp32 on both sides.",
     "dtype": "Sample and score in one dtype.",
     "temperature": "Divide the scored logits by the temperature of sampling (TRL: `temperature`).",
     "top-k": "Sample with top_k=0, or score within the same support: the trainer spreads mass over tokens never sampled.",
@@ -105,14 +102,11 @@ def mismatch_report(
     sampler_dtype: str | None = None,
     sampler_model=None,
     sampled_ids: Sequence | None = None,
-    routed_experts: Sequence | None = None,
-    clip_min: float | None = CLIP_MIN,
-    clip_max: float | None = CLIP_MAX,
 ) -> MismatchReport:
     """Score a rollout as TRL does, then undo the causes of difference one by one until the sampler's numbers are left.
 
-    In turn: batch size, padding and positions, token ids, weights, routing to experts, dtype, temperature, top-k, top-p; what
-    remains is the sampler's. Which of several suspected settings explain a rollout: `attribute_mismatch`.
+    In turn: batch size, padding and positions, token ids, weights, dtype, temperature, top-k, top-p; what remains is the
+    sampler's. Which of several suspected settings explain a rollout: `attribute_mismatch`.
 
     Args:
         model: with the weights that sampled; scored as it is, in evaluation mode.
@@ -126,10 +120,6 @@ def mismatch_report(
         sampler_dtype: the sampler's, where it is not the model's.
         sampler_model: with the weights that the sampler had, where they were others: an earlier checkpoint.
         sampled_ids: N lists of the ids that the sampler drew, where others are trained; as many as are trained.
-        routed_experts: of a mixture model N arrays (t, layers, k), the experts that the sampler took for the first t tokens
-            of prompt and completion (vLLM: `enable_return_routed_experts`). Without it those that the model takes in
-            `sampler_dtype`.
-        clip_min, clip_max: for TRL's importance-sampling modes.
 
     Raises:
         ParameterError: lengths that do not match, an empty prompt or completion, no sampled log-prob at all, settings out of
@@ -161,10 +151,8 @@ def mismatch_report(
     alone = _score(model, rollout, supports)
     of_drawn = alone if sampled_ids is None else _score(model, drawn, supports)
     of_older = of_drawn if older is model else _score(older, drawn, supports)
-    routes = _routes(sampler, drawn, routed_experts)
-    rerouted = of_older if routes is None else _score(older, drawn, supports, routes=routes)
-    as_sampled = rerouted if sampler is older else _score(sampler, drawn, supports, routes=routes)
-    scores = [score[0] for score in (as_trained, one_row, alone, of_drawn, of_older, rerouted)]
+    as_sampled = of_older if sampler is older else _score(sampler, drawn, supports)
+    scores = [score[0] for score in (as_trained, one_row, alone, of_drawn, of_older)]
     steps = np.stack([*scores, *as_sampled[:4], sampled])
     if (broken := np.isnan(steps[:-1])).any():
         at = int(broken.any(axis=1).argmax())
@@ -175,79 +163,38 @@ def mismatch_report(
     # A token that the sampler gave no log-prob counts as no difference, here as in TRL.
     parts = np.where(np.isnan(sampled), 0, steps[:-1] - steps[1:])
     scored = np.split(as_trained[0], np.cumsum(lengths)[:-1])
-    ratios = ratio_report(scored, sampled_logprobs, clip_min=clip_min, clip_max=clip_max)
-    return MismatchReport(ratios, pd.DataFrame(parts.T, columns=PARTS), float(1 - as_sampled[4].mean()), dtype)
+    ratios, outside_support = ratio_report(scored, sampled_logprobs), float(1 - as_sampled[4].mean())
+    return MismatchReport(ratios, pd.DataFrame(parts.T, columns=PARTS), outside_support, dtype)
 
 
 def mismatch_report_of(model: Any, rollouts: Sequence, **options) -> MismatchReport:
-    """`mismatch_report` of rollouts as `rollouts.generate` gives them, whichever back end sampled.
+    """`mismatch_report` of rollouts as `generate` gives them.
 
-    Args:
-        model: with the weights that sampled.
-        rollouts: rows with `prompt_ids`, `completion_ids` and `logprobs`.
-        **options: of `mismatch_report`. `temperature`, `top_k` and `top_p` are those that the log-probs contain: from
-            `TransformersSampler` the temperature alone; from vLLM nothing, unless it was started with
-            `logprobs_mode="processed_logprobs"`, as TRL does, which gives all three.
-
-    Raises:
-        ParameterError: rollouts without log-probs or of no tokens; see `mismatch_report`.
+    Log-probs of `TransformersSampler` contain the temperature alone; vLLM's contain nothing, unless it was started with
+    `logprobs_mode="processed_logprobs"`, as TRL starts it: then temperature, top-k and top-p.
     """
-    if silent := [n for n, rollout in enumerate(rollouts) if rollout.logprobs is None]:
-        raise ParameterError(f"rollouts {silent[:5]} have no logprobs; sample them with rollouts.generate")
     columns = ([getattr(r, name) for r in rollouts] for name in ("prompt_ids", "completion_ids", "logprobs"))
     return mismatch_report(model, *columns, **options)
 
 
-def _score(
-    model: Any, rollout, supports, batch_size=1, positions="explicit", width=(None, None), *, routes=None
-) -> np.ndarray:
-    """The numbers of `_supports`, (5, t) for the t tokens of all completions.
-
-    Prompts are padded on the left and completions on the right, as TRL does, to the two of `width`. `routes` are the experts
-    that each row alone is sent to.
-    """
+def _score(model: Any, rollout, supports, batch_size=1, positions="explicit", width=(None, None)) -> np.ndarray:
+    """The numbers of `_supports`, (5, t) for the t tokens of all completions, padded as TRL does to the two of `width`."""
     device, found = next(model.parameters()).device, []
     for start in range(0, len(rollout[0]), batch_size):
         prompts, completions = (rows[start : start + batch_size] for rows in rollout)
         prompt, completion = pad_batch(prompts, 0, "left", width[0]), pad_batch(completions, 0, "right", width[1])
         batch = {name: torch.cat([prompt[name], completion[name]], dim=1).to(device) for name in prompt}
-        with routing(model, routes[start]) if routes is not None else contextlib.nullcontext():
-            scored = torch.cat(map_logits(model, batch, supports, positions=positions), dim=-1)
+        scored = torch.cat(map_logits(model, batch, supports, positions=positions), dim=-1)
         of_completion = scored[..., prompt["input_ids"].shape[1] - 1 : -1].cpu()
         found.append(of_completion[:, completion["attention_mask"].bool().cpu()].double().numpy())
     return np.concatenate(found, axis=-1)
 
 
-def _routes(sampler, rollout, routed_experts: Sequence | None) -> list | None:
-    """Of each row the experts (t, k) of each layer that the sampler took; None for a dense model."""
-    if not (layers := len(routers(sampler))):
-        if routed_experts is not None:
-            raise ParameterError("routed_experts: no supported MoE router found in this model; transformers 5 has them")
-        return None
-    device, found = next(sampler.parameters()).device, []
-    for n, (prompt, completion) in enumerate(zip(*rollout, strict=True)):
-        ids = [*prompt, *completion]
-        if routed_experts is None:
-            with routing(sampler) as taken:
-                batch = {name: x.to(device) for name, x in pad_batch([ids], 0).items()}
-                map_logits(sampler, batch, lambda logits, _: None)
-            found.append(taken)
-            continue
-        given = np.asarray(routed_experts[n])
-        if given.ndim != 3 or given.shape[1] != layers or len(given) > len(ids):
-            raise ParameterError(f"routed_experts {n}: shape {given.shape}; expected ({len(ids)} or less, {layers}, k)")
-        own = np.full((len(ids), *given.shape[1:]), -1)  # the sampler need not have seen its last token
-        own[: len(given)] = given
-        found.append(list(own.swapaxes(0, 1)))
-    return found
-
-
 def _supports(logits, targets, temperatures, top_k: int, top_p: float) -> torch.Tensor:
-    """Of `targets` (B, t) from logits (B, t, V) five numbers each, (5, B, t).
+    """Of `targets` (B, t) from logits (B, t, V): log-probs at both temperatures, within the top k, within the nucleus of
+    these, and whether the token is in that nucleus (1 or 0); (5, B, t).
 
-    Log-probs at both temperatures, within the top k, and within the nucleus of these; then 1 for a token in that nucleus,
-    0 for one outside. A token outside keeps its log-prob less the log of the mass inside, so that rounding at the edge
-    gives no infinity.
+    A token outside keeps its log-prob less the log of the mass inside: rounding at the edge gives no infinity.
     """
     index = targets.unsqueeze(-1)
     scored = (logits / temperatures[0]).log_softmax(-1).gather(-1, index).squeeze(-1)

@@ -32,9 +32,7 @@ def trainer_logprobs(trainer: Any, prompt_ids: Sequence, completion_ids: Sequenc
     """Log-probs of completions by the trainer's own scoring path, stock or the workbench's, without dropout.
 
     Args:
-        trainer: GRPO, RLOO, OnlineDPO or PPO.
-        prompt_ids, completion_ids: B lists of token ids each, without padding; padded here as trainers do, prompts on the
-            left and completions on the right.
+        prompt_ids, completion_ids: B lists of token ids each; padded here as trainers do, on the left and on the right.
 
     Returns:
         B tensors, one number a completion token, at the trainer's temperature (OnlineDPO: at 1, as it trains).
@@ -66,15 +64,7 @@ class PaddingMonitor(LiveCallback):
     """Scores a fixed batch with and without padding every `every` steps, by the trainer's own scoring path.
 
     Logs, with the trainer's metrics, in nats: `padding/max_difference` and `padding/mean_difference` of the log-probs of
-    one text alone and left-padded next to longer ones.
-
-    Args:
-        trainer: stock or the workbench's.
-        prompt_ids, completion_ids: the fixed batch, lists of token ids; prompts of unequal length.
-        every: optimizer steps between measurements; the first step that is logged is measured.
-
-    Raises:
-        ParameterError: fewer than two texts, prompts of one length, or `every` below 1.
+    one text alone and left-padded next to longer ones. The first step that is logged is measured too.
     """
 
     name = "padding monitor"
@@ -104,10 +94,7 @@ class PaddingMonitor(LiveCallback):
         padded = trainer_logprobs(self._trainer, prompts, completions)
         alone = [trainer_logprobs(self._trainer, [p], [c])[0] for p, c in zip(prompts, completions, strict=True)]
         differences = (torch.cat(padded) - torch.cat(alone)).abs()
-        return {
-            "padding/max_difference": differences.max().item(),
-            "padding/mean_difference": differences.mean().item(),
-        }
+        return {f"padding/{name}_difference": getattr(differences, name)().item() for name in ("max", "mean")}
 
 
 def monitor_padding(trainer: Any, *, every: int = 10) -> PaddingMonitor:

@@ -43,16 +43,8 @@ class SamplerProbe(LiveCallback):
 
     Logs, with the trainer's metrics: `sampler/difference`, mean |engine - trainer| of a token's log-prob, nats;
     `sampler/steps_behind`, the age of the engine's weights, left out where it is not known; `sampler/cache_difference`, what
-    the prefix cache changes of a log-prob, nats.
-
-    Args:
-        trainer: TRL's GRPO, RLOO or OnlineDPO trainer with `use_vllm`, or a child, before `train()`.
-        every: optimizer steps between two probes; None as often as 1% of the training's time allows. The first three syncs
-            are always probed, and so is the step after one whose verdict was open.
-
-    Attributes:
-        probes: the last ones.
-        verdicts: `(step, verdict)` of each probe.
+    the prefix cache changes of a log-prob, nats. The first three syncs are always probed, and so is the step after one whose
+    verdict was open. `verdicts` has `(step, verdict)` of each probe.
     """
 
     name = "sampler's probe"
@@ -76,7 +68,9 @@ class SamplerProbe(LiveCallback):
         self._due = False
         self._warned: set[str] = set()
         self._numbers: dict[str, float] = {}
-        self._install_hooks(generation, in_process)
+        self._hooks = [hook_sync(generation, self._around_sync), hook_generate(generation, self._around_generate)]
+        if in_process:  # a probe comes before the engine may sleep again
+            self._hooks.append(hook_requests(generation, self._around_engine))
 
     def _connected(self, generation: Any, in_process: bool) -> EngineInProcess | EngineServer | None:
         """The engine of this process, or on rank 0 the server."""
@@ -105,12 +99,6 @@ class SamplerProbe(LiveCallback):
         limits = [limit for limit in (*sizes[0], window(self._trainer.model)) if limit]
         ids = [i for row in self._prompts for i in row]
         return (ids * (min(limits) // len(ids) + 1))[: min(limits)]
-
-    def _install_hooks(self, generation: Any, in_process: bool) -> None:
-        """Stand where the trainer syncs and generates; in process a probe comes before the engine may sleep again."""
-        self._hooks = [hook_sync(generation, self._around_sync), hook_generate(generation, self._around_generate)]
-        if in_process:
-            self._hooks.append(hook_requests(generation, self._around_engine))
 
     def _around_sync(self, original: Callable, *args: Any, **kwargs: Any):
         self._syncs += 1
@@ -143,10 +131,7 @@ class SamplerProbe(LiveCallback):
         return self.affordable(self.seconds / self._count)
 
     def _suspicious(self) -> bool:
-        """Whether the last verdict was a suspicion that the next step decides.
-
-        Another policy may be the trainer's of a step that was not probed: so the next step is probed too, once.
-        """
+        """Whether the next step decides: another policy may be the trainer's of a step that was not probed, once."""
         causes = [verdict.cause for _, verdict in self.verdicts[-2:]]
         if causes[-1:] == [UNKNOWN]:
             return causes.count(UNKNOWN) == 1

@@ -35,15 +35,10 @@ class Watch(LiveCallback):
     seconds they happen at every step.
 
     Args:
-        trainer: TRL's GRPO or RLOO trainer, or a child, before `train()`.
-        record_dir: folder of the record.
         look: called with the lines logged so far and the completions of the first and the last steps; the lines that it
             returns are printed.
         tokens: also record ids and log-probs of tokens, of this process's rows, into `tokens/`.
         every: steps between two calls, whatever they cost; None as above.
-
-    Raises:
-        ParameterError: another trainer, or `every` below 1.
     """
 
     name = "watch"
@@ -86,8 +81,6 @@ class Watch(LiveCallback):
     def _close(self) -> None:
         with contextlib.suppress(OSError):  # of a full disk, which was said at the line that did not fit
             self.recorder.close()
-
-    # --- what TRL computes ------------------------------------------------------------------------------------------
 
     def _install_hooks(self) -> None:
         self._hooks = [
@@ -150,8 +143,6 @@ class Watch(LiveCallback):
                 stopped = [reason != "length" for reason in self._reasons]
         own_tokens = None if own is None else [sum(mask) for mask in own]
         return end_columns(rows, stopped, tokenizer, completion_tokens=own_tokens)
-
-    # --- transformers' callbacks ------------------------------------------------------------------------------------
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any):
         self._began, self.seconds = time.monotonic(), 0.0

@@ -30,17 +30,10 @@ def backend_of(args: Any) -> str:
 
 
 def check_generation_kwargs(options: Mapping, backend: str) -> None:
-    """Refuse options that the back end does not know.
+    """Raise for an option that the back end does not know, with the right or nearest name.
 
-    A vLLM server accepts any name and ignores those that it does not know, and transformers ignores vLLM's names. Without
-    this check a typo, or an option of the other back end, would let every row run to the length limit, without an error.
-
-    Args:
-        options: `generation_kwargs` as for TRL's configs.
-        backend: `transformers`, `vllm` (in process) or `vllm-server`.
-
-    Raises:
-        ParameterError: names the option and the right or nearest name.
+    A vLLM server ignores names that it does not know, and transformers ignores vLLM's: every row would run to the length
+    limit, without an error.
 
     Example:
         >>> check_generation_kwargs({"top_k": 5}, "transformers")
@@ -66,25 +59,14 @@ def _known_options(backend: str) -> set[str]:
         from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
         return set(CompletionRequest.model_fields)
-    if backend == "transformers":
-        from transformers import GenerationConfig
+    from transformers import GenerationConfig
 
-        return {name for name in GenerationConfig().to_dict() if not name.startswith("_")}
-    raise ParameterError(f"backend={backend!r}: expected transformers, vllm or vllm-server")
+    return {name for name in GenerationConfig().to_dict() if not name.startswith("_")}
 
 
 def check_tokenizers(train: Any, sampler: Any, spec: StopSpec) -> None:
-    """Refuse a sampler whose tokenizer differs from the trainer's where it matters.
-
-    vLLM loads tokenizer and generation config from disk; a token added in memory is unknown to it.
-
-    Args:
-        train: the trainer's tokenizer.
-        sampler: the sampler's tokenizer.
-        spec: the stops; both have to encode its strings alike.
-
-    Raises:
-        ParameterError: names the tokens, and the call that fixes it.
+    """Raise where the sampler's tokenizer differs from the trainer's: vLLM loads its own from disk, without tokens that were
+    added in memory.
     """
     remedy = "save both to one folder with save_policy(model, tokenizer, folder) and start the sampler from it"
     ours, theirs = train.get_vocab(), sampler.get_vocab()
@@ -120,21 +102,18 @@ def save_policy(model: Any, tokenizer: Any, folder: Path, new_tokens: Iterable[s
     return Path(folder)
 
 
-def reject_stop_options(generation_kwargs: Mapping | None) -> None:
-    """Refuse stops among `generation_kwargs`: the engine would obey them, but masks, metrics and rewards would not.
-
-    A seed is refused too: copies of a prompt would get one completion, and with it no advantage.
-    """
-    if "seed" in (generation_kwargs or {}):
+def _check_options(options: Mapping, backend: str) -> None:
+    """Raise for stops and seeds among `generation_kwargs`: masks, metrics and rewards would not obey them."""
+    if "seed" in options:
         raise ParameterError(
             "generation_kwargs 'seed': vLLM would give all copies of a prompt the same completion, hence zero advantage; "
             "give generation_seed=... to the trainer, which seeds each completion for itself"
         )
-    if given := [name for name in generation_kwargs or {} if name in _STOP_OPTIONS]:
+    if given := [name for name in options if name in _STOP_OPTIONS]:
         raise ParameterError(
-            f"generation_kwargs {given[0]!r}: give stops as stops=StopSpec(...), so that masks, metrics and rewards "
-            "obey them too"
+            f"generation_kwargs {given[0]!r}: give stops as stops=StopSpec(...), so that masks and rewards obey them too"
         )
+    check_generation_kwargs(options, backend)
 
 
 def check_before_compute(model: Any, args: Any, stops: StopSpec, tokenizer: Any) -> None:
@@ -144,8 +123,7 @@ def check_before_compute(model: Any, args: Any, stops: StopSpec, tokenizer: Any)
     """
     from transformers import AutoTokenizer
 
-    reject_stop_options(args.generation_kwargs)
-    check_generation_kwargs(args.generation_kwargs or {}, backend_of(args))
+    _check_options(args.generation_kwargs or {}, backend_of(args))
     if stops.stop and getattr(args, "use_transformers_continuous_batching", False):
         raise ParameterError("stop strings: transformers' continuous batching stops at ids only; use stop_token_ids")
     if args.use_vllm:
@@ -159,13 +137,7 @@ def check_before_compute(model: Any, args: Any, stops: StopSpec, tokenizer: Any)
 
 
 def check_trl(found: str = "") -> None:
-    """Refuse a TRL that is too old, and warn of one that is newer than the tests.
-
-    Args:
-        found: its version; empty for the installed one's.
-
-    Raises:
-        MissingDependencyError: older than `OLDEST`.
+    """Raise for a TRL that is too old, and warn of one that is newer than the tests; empty for the installed one.
 
     Example:
         >>> check_trl("1.14.2")
@@ -185,14 +157,6 @@ def check_trl(found: str = "") -> None:
             "that may have moved. Look at one run's `completions/clipped_ratio` and `stops/clipped_ratio` before you trust it",
             stacklevel=3,
         )
-
-
-def no_ppo(error: ImportError) -> MissingDependencyError:
-    """What to say where TRL has no PPOTrainer."""
-    return MissingDependencyError(
-        f"PPOTrainer: trl {version('trl')} has none, it left TRL with 1.13; call workbench.use_trl('{LAST_WITH_PPO}') first "
-        f"({error})"
-    )
 
 
 def _minor(text: str) -> tuple[int, int]:

@@ -1,8 +1,4 @@
-"""Rollouts from each back end in one form.
-
-`generate` samples with transformers, with vLLM in this process or with a vLLM server; stops are the same `StopSpec`
-everywhere, and a row's end is found from its ids by the same pure function, for every sampler.
-"""
+"""Rollouts in one form, from transformers, from vLLM in this process or from a vLLM server, with one rule for all ends."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -59,15 +55,12 @@ class Rollout:
     """One completion.
 
     Attributes:
-        prompt: text.
-        prompt_ids: the prompt's ids.
         completion_ids: up to and with the stop.
         completion: text as a reward function sees it.
-        finish_reason: `stop` or `length`, from the ids.
-        stop: the id or string that ended it, or None.
+        finish_reason: `stop` or `length`, from the ids; `stop` is the id or string that ended it, or None.
         engine_finish_reason: what the sampler itself reported; None where it reports nothing (transformers).
         sampled_tokens: tokens computed for this row: for transformers the batch's longest row, pads included.
-        logprobs: of `completion_ids` under the sampling distribution as the sampler gave them, or None.
+        logprobs: of `completion_ids` under the sampling distribution as the sampler gave them.
     """
 
     prompt: str
@@ -78,7 +71,7 @@ class Rollout:
     stop: int | str | None
     engine_finish_reason: str | None
     sampled_tokens: int
-    logprobs: tuple[float, ...] | None = None
+    logprobs: tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,9 +112,8 @@ class TransformersSampler:
 
 
 class _SampledLogprobs:
-    """Log-probs of the tokens that `generate` samples, (B, T): the logits of all steps would be B x T x V.
-
-    The logits are the model's own, before `generate` suppresses an EOS or cuts the distribution, as vLLM gives them.
+    """Log-probs of the tokens that `generate` samples, (B, T), from the model's own logits, as vLLM gives them: before
+    `generate` suppresses an EOS or cuts the distribution. The logits of all steps would be B x T x V.
     """
 
     def __init__(self, rows: int, sampling: Sampling, device: Any):
@@ -294,5 +286,5 @@ def _rollout(rule: StopRule, prompt: str, prompt_ids: list[int], row: tuple) -> 
         stop=end.stop,
         engine_finish_reason=reason,
         sampled_tokens=len(ids),
-        logprobs=None if logprobs is None else tuple(logprobs[: end.index]),
+        logprobs=tuple(logprobs[: end.index]),
     )

@@ -59,22 +59,18 @@ class StopSpec:
         return super().__new__(cls)
 
     def __post_init__(self):
-        for name, kind in (("stop", str), ("stop_token_ids", int)):
+        for name, kind, expected, other in (
+            ("stop", str, "strings that are not empty", "ids go to stop_token_ids="),
+            ("stop_token_ids", int, "token ids from 0", "strings go to stop="),
+        ):
             value = getattr(self, name)
             value = (value,) if isinstance(value, str | int) else tuple(value)
             object.__setattr__(self, name, value)
             if len(set(value)) < len(value):
                 raise ParameterError(f"StopSpec {name}={value!r}: a stop is given twice; give each once")
             for one in value:
-                if (
-                    isinstance(one, bool)
-                    or not isinstance(one, kind)
-                    or one == ""
-                    or (isinstance(one, int) and one < 0)
-                ):
-                    expected = {str: "strings that are not empty", int: "token ids from 0"}[kind]
-                    hint = "; strings go to stop=" if isinstance(one, str) and kind is int else ""
-                    hint = "; ids go to stop_token_ids=" if type(one) is int and kind is str else hint
+                if type(one) is not kind or one == "" or (isinstance(one, int) and one < 0):
+                    hint = f"; {other}" if type(one) in {str, int} - {kind} else ""
                     raise ParameterError(f"StopSpec {name}: {one!r}: expected {expected}{hint}")
         if self.min_tokens < 0:
             raise ParameterError(f"StopSpec min_tokens={self.min_tokens}: expected at least 0")
@@ -311,9 +307,9 @@ class StopRule:
 
 
 def trl_finish_reason(ids: Sequence[int], eos_token_id: int | None, pad_token_id: int | None) -> str:
-    """How stock TRL 1.12.0 says that a row ended, from its last token alone (grpo_trainer.py 2320, rloo_trainer.py).
+    """How stock TRL says that a row ended, from its last token alone: by EOS, or by a custom stop, which it takes for a cut.
 
-    Example: ended by EOS, then by a custom stop id, which TRL takes for a cut.
+    Example:
         >>> trl_finish_reason([5, 6, 1], eos_token_id=1, pad_token_id=0)
         'stop'
         >>> trl_finish_reason([5, 6, 9], eos_token_id=1, pad_token_id=0)

@@ -10,6 +10,7 @@ import copy
 import gc
 import os
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,8 +19,8 @@ import torch
 from transformers import DataCollatorWithPadding
 from trl.trainer.utils import pad
 
-from ..errors import ParameterError
-from ..generation.preflight import no_ppo
+from ..errors import MissingDependencyError, ParameterError
+from ..generation.preflight import LAST_WITH_PPO
 from ..generation.stops import End, StopRule, StopSpec
 from ..training.grpo import Stops, attach_ours
 from ..training.recording import RunRecorder, add_rows
@@ -31,7 +32,10 @@ from .train import train_recipe
 try:
     from trl.experimental.ppo import PPOConfig, ppo_trainer
 except ImportError as error:
-    raise no_ppo(error) from error
+    raise MissingDependencyError(
+        f"PPOTrainer: trl {version('trl')} has none, it left TRL with 1.13; call workbench.use_trl('{LAST_WITH_PPO}') first "
+        f"({error})"
+    ) from error
 
 
 class PPOTrainer(ppo_trainer.PPOTrainer):
@@ -88,9 +92,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         if args.stop_token is not None or args.stop_token_id is not None:
             raise ParameterError("stop_token and stop_token_id: leave both unset and give stops=StopSpec(...)")
         if processing_class.padding_side != "left":
-            raise ParameterError(
-                "padding_side='right': PPO continues the prompt, so the tokenizer has to pad on the left"
-            )
+            raise ParameterError("padding_side='right': PPO continues prompts, so the tokenizer has to pad on the left")
         self._eos_rule = StopRule(StopSpec(), processing_class, model.generation_config)
         pad_id, eos_ids = processing_class.pad_token_id, self._eos_rule.eos_ids
         if pad_id is None or pad_id in eos_ids:
@@ -314,7 +316,7 @@ def train_ppo(
         reward_funcs: one reward function or several, as for `train_grpo`.
         reward_model: a sequence classifier with one label. With neither of the two it is one with random weights, seeded
             by the recipe, which is enough to measure generation and masking but teaches nothing.
-        **options: see `train_recipe`: `stops`, `monitor_every`, `callbacks`, `peft_config`, `reward_weights`, and any
+        **options: `stops`, `monitor_every`, `explicit_positions`, `callbacks`, `peft_config`, `reward_weights`, and any
             field of TRL's `PPOConfig`. Rewards of tens, as lengths in characters, want a weight of 0.1 or so: PPO's value
             model starts at 0.
 

@@ -14,15 +14,7 @@ _TOKENIZED = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class RewardFunctions(torch.nn.Module):
-    """What TRL's PPO gets as its reward model: no weights, but functions, and the rows of the batch that they score.
-
-    Args:
-        reward_funcs: one or several, in the convention of TRL's GRPO.
-        weights: a factor for each; None for 1.
-
-    Raises:
-        ParameterError: no function, a model among them, or another number of weights.
-    """
+    """What TRL's PPO gets as its reward model: no weights, but functions, and the rows of the batch that they score."""
 
     def __init__(self, reward_funcs: Any, weights: Sequence[float] | None = None):
         super().__init__()
@@ -69,19 +61,7 @@ class RewardFunctions(torch.nn.Module):
 
 
 def score(reward_funcs: Sequence[RewardFn], weights: Sequence[float], *, completions: Sequence, **columns):
-    """The weighted sum of several reward functions, and what each of them gave; a function's None adds nothing.
-
-    Args:
-        reward_funcs: F functions in TRL's convention.
-        weights: F factors, TRL's `reward_weights`.
-        completions: B texts or conversations.
-        **columns: of B values each, and what else TRL hands to reward functions.
-
-    Returns:
-        B sums, and function name -> B values or None.
-
-    Raises:
-        ParameterError: see `validated`; a row that no function scored; two functions of one name, an asynchronous one.
+    """B weighted sums of F reward functions, and function name -> its B values; a function's None adds nothing.
 
     Example:
         >>> def words(completions, **_):
@@ -107,11 +87,7 @@ def score(reward_funcs: Sequence[RewardFn], weights: Sequence[float], *, complet
 
 
 class SplitColumnsCollator:
-    """Collates token columns with `collator`; passes the others through as lists, under `columns`.
-
-    Args:
-        collator: TRL's or the user's, for the tokens.
-    """
+    """Collates token columns with TRL's or the user's collator; passes the others through as lists, under `columns`."""
 
     def __init__(self, collator):
         self._collator = collator

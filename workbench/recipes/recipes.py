@@ -93,27 +93,17 @@ def make_recipe(model: str = "starter", **fields: Any) -> Recipe:
 
 
 def common_fields(recipe: Recipe, output_dir: str | os.PathLike) -> dict:
-    """Fields of every TRL config here: the recipe's, one log line a step, no bars, and what TRL needs without a GPU.
-
-    That is fp32 without gradient checkpointing: both default to on, and bf16 autocast silently costs twice the time on a CPU.
-    """
+    """Fields of every TRL config here: the recipe's, one log line a step, no bars, and without a GPU fp32."""
     names = ("seed", "learning_rate", "temperature", "per_device_train_batch_size", "gradient_accumulation_steps")
     fields = {name: getattr(recipe, name) for name in names}
     fields |= {"output_dir": str(output_dir), "logging_steps": 1, "report_to": "none", "disable_tqdm": True}
-    if not has_gpu():
+    if not has_gpu():  # TRL's defaults: bf16 autocast takes twice the time on a CPU
         fields |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "dataloader_pin_memory": False}
     return fields
 
 
 def grpo_config(recipe: Recipe, output_dir: str | os.PathLike, config_class=None, **overrides: Any):
-    """TRL's config of GRPO or RLOO for a recipe; checkpoints go to `output_dir`.
-
-    Args:
-        recipe: what to train.
-        output_dir: for TRL's checkpoints.
-        config_class: default `trl.GRPOConfig`.
-        **overrides: further fields. What is in neither recipe nor overrides is TRL's default.
-    """
+    """TRL's config of GRPO or RLOO for a recipe; what is in neither recipe nor overrides is TRL's default."""
     import trl
 
     fields = {k: v for k, v in dataclasses.asdict(recipe).items() if k not in ("model", "dataset", "backend")}
@@ -126,14 +116,9 @@ def grpo_config(recipe: Recipe, output_dir: str | os.PathLike, config_class=None
 
 
 def vllm_fields(recipe: Recipe) -> dict:
-    """Config fields that sample with vLLM in process.
-
-    Raises:
-        MissingDependencyError: vLLM is not installed.
-    """
-    if (
-        not (found := find_spec("vllm")) or not found.origin
-    ):  # a folder without a module is what a failed removal leaves
+    """Config fields that sample with vLLM in process."""
+    found = find_spec("vllm")
+    if not found or not found.origin:  # a folder without a module is what a failed removal leaves
         raise MissingDependencyError(
             "backend='vllm': vLLM is not installed; use backend='transformers' or install it with `make install`"
         )

@@ -20,7 +20,7 @@ from ..training.rewards import describe_reward
 from .recipes import Recipe, common_fields, grpo_config, load_prompts, resolve_model, vllm_fields
 
 # What a trainer takes itself; any other option is a field of its TRL config.
-TRAINER_OPTIONS = ("explicit_positions", "generation_seed", "share_generation", "callbacks", "peft_config")
+_OWN_OPTIONS = ("stops", "explicit_positions", "generation_seed", "share_generation", "callbacks", "peft_config")
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -33,21 +33,10 @@ def training_record(
 ) -> dict:
     """What `recipe.json` says, in one shape for every trainer; two trainings are the same when it is equal.
 
-    Args:
-        trainer: name of the trainer's class.
-        recipe: what is trained.
-        reward_funcs: one or several, or a reward model.
-        stops: when completions end; None for every EOS.
-        **options: of the trainer and its config, in addition to the recipe.
-
-    Returns:
-        `trainer`, `recipe`, `reward_funcs` (see `describe_reward`), `stops`, `overrides`, fit for JSON.
-
     Example:
-        >>> from workbench.training.rewards import length_reward
-        >>> record = training_record("GRPOTrainer", Recipe(seed=3), reward_funcs=length_reward(20), temperature=0.7)
-        >>> record["recipe"]["seed"], record["reward_funcs"][0]["arguments"], record["overrides"]
-        (3, {'target': 20, 'sign': -1}, {'temperature': 0.7})
+        >>> record = training_record("GRPOTrainer", Recipe(seed=3), reward_funcs="a/model", temperature=0.7)
+        >>> record["recipe"]["seed"], record["reward_funcs"][0]["name"], record["overrides"]
+        (3, 'a/model', {'temperature': 0.7})
     """
     several = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
     record = {
@@ -77,16 +66,13 @@ def _recorded(value: Any):
 
 # Settings that change what is logged and saved, not what is trained.
 _NOT_TRAINED = (
-    "logging_ report_to run_name save_ log_ num_completions_to_print disable_tqdm push_to_hub hub_ monitor_every "
+    "logging_ report_to run_name save_ log_ num_completions_to_print disable_tqdm push_to_hub hub_ monitor_every"
 )
-_NOT_TRAINED += "callbacks project trackio_ wandb_"
+_NOT_TRAINED += " callbacks project trackio_ wandb_"
 
 
 def open_folder(record_dir: Path, record: dict) -> None:
-    """Bind a training folder to one record; what it holds of another training is moved aside, and the difference printed.
-
-    Resuming with other settings would join two experiments into one curve.
-    """
+    """Bind a training folder to one record; what it holds of another training is moved aside, and the difference printed."""
     if int(os.environ.get("RANK", "0")) > 0:
         return  # of several processes the first one does it
     record_dir.mkdir(parents=True, exist_ok=True)
@@ -110,11 +96,8 @@ def _different(before: dict, record: dict) -> list[str]:
 def _fields(record: dict) -> dict:
     own = {name: value for name, value in record.items() if name not in ("source", "recipe", "overrides")}
     fields = dataclasses.asdict(Recipe()) | record.get("recipe", {}) | record.get("overrides", {}) | own
-    return {
-        name: value
-        for name, value in fields.items()
-        if value is not None and not name.startswith(tuple(_NOT_TRAINED.split()))
-    }
+    unseen = tuple(_NOT_TRAINED.split())
+    return {name: value for name, value in fields.items() if value is not None and not name.startswith(unseen)}
 
 
 def is_finished(record_dir: Path, record: dict) -> bool:
@@ -124,23 +107,12 @@ def is_finished(record_dir: Path, record: dict) -> bool:
     return same and read_json(record_dir / "progress.json", {}).get("finished", False)
 
 
-def make_trainer(
-    trainer_class: Any,
-    recipe: Recipe,
-    *,
-    reward_funcs: Any,
-    record_dir: Path,
-    stops: StopSpec | None = None,
-    **options: Any,
-):
+def make_trainer(trainer_class: Any, recipe: Recipe, *, reward_funcs: Any, record_dir: Path, **options: Any):
     """The trainer that `train_recipe` trains; `options` are its own and its config's."""
-    record_dir = Path(record_dir)
     if hasattr(trainer_class, "from_recipe"):  # PPO, which is of one release of TRL alone
-        return trainer_class.from_recipe(
-            recipe, reward_funcs=reward_funcs, record_dir=record_dir, stops=stops, **options
-        )
-    own = {name: options.pop(name) for name in TRAINER_OPTIONS if name in options}
-    own |= {"stops": stops, "record_dir": record_dir, "train_dataset": load_prompts(recipe.dataset)}
+        return trainer_class.from_recipe(recipe, reward_funcs=reward_funcs, record_dir=record_dir, **options)
+    own = {name: options.pop(name) for name in _OWN_OPTIONS if name in options}
+    own |= {"record_dir": record_dir, "train_dataset": load_prompts(recipe.dataset)}
     path = resolve_model(recipe.model)
     if issubclass(trainer_class, OnlineDPOTrainer):
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -164,19 +136,9 @@ def train_recipe(
     monitor_every: int = 0,
     **options: Any,
 ):
-    """Train a recipe in a run folder; called again after an interruption it goes on from the last checkpoint.
+    """Train a recipe with a trainer of ours in a run folder, as `train_grpo` says; returns the trainer.
 
-    Args:
-        trainer_class: `GRPOTrainer`, `RLOOTrainer`, `OnlineDPOTrainer`, `PPOTrainer`, or a child.
-        recipe: what to train; all of it is checked before anything in the folder is touched.
-        reward_funcs: one reward function or several, in TRL's convention.
-        record_dir: run folder; holds `recipe.json`, `checkpoints/` and the recorded metrics and completions.
-        stops: when completions end; default at every EOS.
-        monitor_every: measure the padding consistency of the trainer's scores every so many steps; 0 never.
-        **options: of the trainer (`explicit_positions`, `generation_seed`, ...) and of its TRL config.
-
-    Returns:
-        The trainer, trained.
+    Everything is checked before anything in the folder is touched.
     """
     quiet_libraries()
     record_dir = Path(record_dir)
@@ -206,8 +168,11 @@ def train_grpo(recipe: Recipe, *, reward_funcs: Any, record_dir: str | Path, **o
     """Train a recipe with GRPO in a run folder. Called again after an interruption, it resumes.
 
     Args:
-        recipe, reward_funcs, record_dir, **options: see `train_recipe`. With `stops`, `monitor_every`,
-            `explicit_positions`, `generation_seed`, `share_generation` and any field of `trl.GRPOConfig`.
+        recipe: see `make_recipe`.
+        reward_funcs: one reward function or several, in TRL's convention.
+        record_dir: run folder.
+        **options: `stops`, `monitor_every` (steps between two measurements of what padding does), `explicit_positions`,
+            `generation_seed`, `share_generation`, `callbacks`, `peft_config`, and any field of `trl.GRPOConfig`.
 
     Returns:
         The trainer, trained.
@@ -221,11 +186,7 @@ def train_rloo(recipe: Recipe, *, reward_funcs: Any, record_dir: str | Path, **o
 
 
 def online_dpo_config(recipe: Recipe, output_dir: Path, **overrides: Any) -> OnlineDPOConfig:
-    """TRL's `OnlineDPOConfig` for a recipe, whose batch counts completions: two for each of TRL's prompts.
-
-    Raises:
-        ParameterError: `num_generations` is not 2, or a batch without pairs.
-    """
+    """TRL's `OnlineDPOConfig` for a recipe, whose batch counts completions: two for each of TRL's prompts."""
     if recipe.num_generations != 2:
         raise ParameterError(f"num_generations={recipe.num_generations}: OnlineDPO compares 2 completions of a prompt")
     if recipe.per_device_train_batch_size % 2:
@@ -253,7 +214,7 @@ def train_online_dpo(recipe: Recipe, *, reward_funcs: Any, record_dir: str | Pat
 
     Args:
         recipe: with `num_generations=2`; a `beta` of 0 takes TRL's default for DPO.
-        reward_funcs, record_dir, **options: see `train_recipe`, and any field of TRL's `OnlineDPOConfig`.
+        reward_funcs, record_dir, **options: see `train_grpo`, with the fields of TRL's `OnlineDPOConfig`.
 
     Returns:
         The trainer, trained.

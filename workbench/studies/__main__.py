@@ -26,15 +26,7 @@ from ..training.trl import has_gpu
 
 
 def parse_fields(items: list[str]) -> dict:
-    """Items such as `max_steps=3` as `Recipe` fields of their types.
-
-    Raises:
-        ParameterError: no `=`, an unknown field, a value of another type, or an access token.
-
-    Example:
-        >>> parse_fields(["model=starter", "max_steps=3"])
-        {'model': 'starter', 'max_steps': 3}
-    """
+    """Items such as `max_steps=3` as `Recipe` fields of their types."""
     types = get_type_hints(Recipe)
     known = {name: Parameter(name, kind.__name__, None) for name, kind in types.items()}
     return check_parameters(known, parse_assignments(items))

@@ -2,12 +2,10 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-import pandas as pd
 import trl
 
 from ..generation.stops import StopRule, StopSpec
@@ -46,12 +44,8 @@ class Arm:
 class ObservedGRPOTrainer(trl.GRPOTrainer):
     """Stock `trl.GRPOTrainer`, recorded: each row's real end is noted next to what TRL takes it for. Nothing is fixed.
 
-    It also logs `vllm/requests` and `vllm/prompt_tokens`, as the workbench's trainer does.
-
-    Args:
-        stops: that the engine was given through `generation_kwargs`; None for every EOS.
-        record_dir: run folder.
-        *args, **kwargs: TRL's.
+    `stops` are those that the engine was given through `generation_kwargs`. It also logs `vllm/requests` and
+    `vllm/prompt_tokens`, as the workbench's trainer does.
     """
 
     def __init__(self, *args, stops: StopSpec | None = None, record_dir, **kwargs):
@@ -89,21 +83,14 @@ class ObservedGRPOTrainer(trl.GRPOTrainer):
 
 
 def train_arms(arms: Mapping[str, Arm], *, out_dir: Path, seeds: Iterable[int]) -> dict[str, list[Run]]:
-    """Train every arm with its seeds, one after the other, each in a folder of its own; all arms with one seed, then the next.
-
-    So what else the machine does meanwhile, and an interruption, meet all arms alike.
+    """Train all arms with one seed, then with the next, each training in a folder of its own.
 
     A finished training is reused only where recipe, reward functions, stops and options equal what is asked now. An
     interrupted one goes on from its last checkpoint; one with other settings starts again. One line is printed of each;
     what a training prints itself goes to the `log.txt` of its folder.
 
-    Args:
-        arms: name -> arm.
-        out_dir: holds `<arm>/seed-<n>`.
-        seeds: of the study.
-
     Returns:
-        Arm -> its runs, in the order of the seeds.
+        Arm -> its runs, in the order of the seeds; they are in `out_dir/<arm>/seed-<n>`.
     """
     seeds = list(seeds)
     runs: dict[str, list[Run]] = {name: [] for name in arms}
@@ -128,25 +115,3 @@ def _train(arm: Arm, seed: int, folder: Path) -> str:
     with (folder / "log.txt").open("a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
         train_recipe(arm.trainer, recipe, record_dir=folder, **asked)
     return "trained"
-
-
-def column_means(runs: Sequence[Run], column: str, *, first: int | None = None, last: int | None = None) -> float:
-    """Mean over runs of a metric's mean over all steps, the first or the last so many.
-
-    Args:
-        runs: each with `metrics`.
-        column: of the metrics.
-        first, last: steps counted, from the start or the end; one of them at most.
-    """
-    rows = slice(None, first) if last is None else slice(-last, None)
-    return fmean(run.metrics[column].iloc[rows].mean() for run in runs)
-
-
-def share_cut(finish_reasons: pd.Series) -> float:
-    """Share of rows that the length limit cut.
-
-    Example:
-        >>> share_cut(pd.Series(["stop", "length", "stop", "stop"]))
-        0.25
-    """
-    return float((finish_reasons == "length").mean())

@@ -1,4 +1,4 @@
-"""How stop token ids and new tokens reach a real vLLM engine, and what a stop string does to real weights (notebook 02)."""
+"""How stop token ids and new tokens reach a real vLLM engine, and what a stop string does to real weights."""
 
 import contextlib
 import json
@@ -21,14 +21,8 @@ from .engines import shared_engine, sharing_engines
 def stop_ids_table(path: str, stop_id: int, *, server: bool) -> pd.DataFrame:
     """Stock GRPO with `generation_kwargs={"stop_token_ids": [stop_id]}`: does vLLM get the id, and do completions end there?
 
-    Args:
-        path: saved model of the search task.
-        stop_id: that its completions hold.
-        server: ask a vLLM server too, started here.
-
-    Returns:
-        A row per back end: whether the `request has the id`, how many of 16 `completions with it`, and the most `tokens
-        after it` in one of them.
+    A row per back end, with `server` a vLLM server too: whether the `request has the id`, how many of 16 `completions with
+    it`, and the most `tokens after it` in one of them. `path` is a saved model of the search task.
     """
     table = {}
     with sharing_engines(), serve(path) if server else contextlib.nullcontext() as url:
@@ -52,17 +46,9 @@ def stop_ids_table(path: str, stop_id: int, *, server: bool) -> pd.DataFrame:
 
 
 def added_token_table(path: str, token: str, *, folder: Path) -> pd.DataFrame:
-    """A token added in memory and then saved, as a real vLLM engine sees it.
+    """A token added in memory and then saved to `folder`, as a real vLLM engine sees it: a column for each engine.
 
     The token is forced by a logit bias, so that the stop, not the model's will, is tested.
-
-    Args:
-        path: saved model without the token.
-        token: new token, e.g. `<call>`.
-        folder: where the grown model is saved.
-
-    Returns:
-        Rows: the check, a stop by id, a stop by string. Columns: engine from `path`, engine from `folder`.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -100,12 +86,7 @@ def _forced(llm, token_id: int, **stops) -> str:
 
 
 def real_weight_curves() -> dict[str, list[Curve]]:
-    """Arm -> the reward of each training on real weights that is in `data/measured/`; empty where there is none.
-
-    Example:
-        >>> isinstance(real_weight_curves(), dict)
-        True
-    """
+    """Arm -> the reward of each training on real weights that is in `data/measured/`; empty where there is none."""
     file = packaged("data") / "measured" / "real_weights" / "stop_string.json"
     if not file.is_file():
         return {}

@@ -1,7 +1,4 @@
-"""Batches of equal prompts through real trainers and back ends (notebook 04, its tests, `benchmarks/groups.py`).
-
-Batches go through the trainer's own generation and scoring; nothing is trained.
-"""
+"""Batches of equal prompts through real trainers and back ends: through generation and scoring, and nothing is trained."""
 
 import contextlib
 import inspect
@@ -63,11 +60,8 @@ def make_trainer(
 
 
 def score_batch(trainer, rows: list[dict], num_generations: int) -> dict:
-    """One batch through the trainer's generation and scoring, with a reward that depends on the prompt.
-
-    Returns:
-        `asked`, `prompts`, `text`, `ids`, `rewards` as the reward function saw them; `trained_prompts`, `trained_ids` and
-        `advantages` as the loss would; `requests`, `prompt_tokens` sent to vLLM.
+    """One batch through the trainer's generation and scoring, with a reward that depends on the prompt: what the reward
+    function saw, what the loss would see (`trained_prompts`, `trained_ids`, `advantages`), and what was sent to vLLM.
     """
     trainer.num_generations = num_generations
     trainer.model.train()
@@ -97,13 +91,7 @@ def score_batch(trainer, rows: list[dict], num_generations: int) -> dict:
 
 
 def compare_backends(path: str, *, num_generations: int, seed: int, server: bool) -> pd.DataFrame:
-    """Four groups, two of one prompt, through stock and workbench trainers on each back end.
-
-    Args:
-        path: of the search task's model.
-        num_generations: G.
-        seed: of the trainers that sample with one.
-        server: ask a vLLM server too, started here.
+    """Four groups, two of one prompt, through stock and workbench trainers on each back end, with `server` a vLLM server too.
 
     Returns:
         A row per back end and trainer: `prompts` of the batch and `completions` that came back, `distinct per group` (1..G,
@@ -163,11 +151,7 @@ def _judge(trainer, batch: list[dict], g: int) -> dict:
 
 
 def removed_rule():
-    """While open, TRL takes the set of a batch's prompts where it takes every G-th for a vLLM server (trl #3045, claim A3.1).
-
-    Raises:
-        RunError: this TRL has no such line any more.
-    """
+    """While open, TRL takes the set of a batch's prompts where it takes every G-th for a vLLM server (trl #3045)."""
     from trl.generation import vllm_generation  # here, after the workbench has put off TRL's import of vLLM
 
     generation = vllm_generation.VLLMGeneration

@@ -31,10 +31,7 @@ class OldDivisorGRPOTrainer(ObservedGRPOTrainer):
 
 
 def contains_reward(column: str) -> Callable[..., list[float]]:
-    """A reward of 1 for a completion that contains the text of a column, wherever and with whatever around it, else 0.
-
-    Args:
-        column: of the data set.
+    """A reward of 1 for a completion that contains the text of the data set's column, else 0.
 
     Example:
         >>> contains_reward("answer")(["so: 42 it is", "41"], answer=["42", "42"])
@@ -49,10 +46,7 @@ def contains_reward(column: str) -> Callable[..., list[float]]:
 
 
 def token_mean_loss(completions: pd.DataFrame) -> pd.Series:
-    """The value of the `dapo` loss where every ratio is 1: minus the mean advantage of a token, for each step.
-
-    Args:
-        completions: of a run, with `step`, `advantage` and `completion_tokens`.
+    """The value of the `dapo` loss where every ratio is 1: minus the mean advantage of a token, for each step of a run.
 
     Example:
         >>> rows = pd.DataFrame({"step": [1, 1], "advantage": [1.0, -1.0], "completion_tokens": [6, 2]})

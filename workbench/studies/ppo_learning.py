@@ -1,4 +1,4 @@
-"""What PPO that learns is measured with: rewards of a text up to EOS, and ratios of two ways to train (notebook 01)."""
+"""What PPO that learns is measured with: rewards of a text up to EOS, and ratios of two ways to train."""
 
 from collections.abc import Sequence
 
@@ -24,12 +24,7 @@ def preference_reward() -> RewardFn:
 
 
 def up_to_eos(reward: RewardFn, rule: StopRule) -> RewardFn:
-    """The same reward of each completion cut at its first EOS, whatever stops it was sampled with.
-
-    Args:
-        reward: described, in TRL's convention.
-        rule: that ends at EOS.
-    """
+    """The same reward of each completion cut at its first EOS, where `rule` ends, whatever stops it was sampled with."""
     about = describe_reward(reward)
 
     @described(unit=about["unit"], lowest=about["lowest"], highest=about["highest"], **about["arguments"])

@@ -20,10 +20,8 @@ from .engines import shared_engine
 def logprobs_of(llm: Any, mode: str) -> Iterator[None]:
     """While open, an engine of vLLM in this process gives the log-probs of another `logprobs_mode` than it was started with.
 
-    Args:
-        llm: `vllm.LLM`, in this process.
-        mode: `processed_logprobs`, of what was sampled from, which TRL asks for; `raw_logprobs`, vLLM's default, before
-            temperature, top-k and top-p.
+    `processed_logprobs`, which TRL asks for, are of what was sampled from; `raw_logprobs`, vLLM's default, are before
+    temperature, top-k and top-p.
     """
     sampler = llm.llm_engine.model_executor.driver_worker.model_runner.sampler
     with contextlib.ExitStack() as stack:
@@ -33,13 +31,7 @@ def logprobs_of(llm: Any, mode: str) -> Iterator[None]:
 
 
 def engine_in(dtype: str, path: str, folder: Path) -> Any:
-    """An engine of a model in another dtype, kept for the life of the process like `shared_engine`'s.
-
-    Args:
-        dtype: such as `bfloat16`.
-        path: the model's folder.
-        folder: for a copy of it: engines are shared by path.
-    """
+    """An engine of a model in another dtype, kept like `shared_engine`'s; `folder` gets a copy, as these are shared by path."""
     shutil.copytree(path, folder, dirs_exist_ok=True)
     return shared_engine(str(folder), dtype=dtype, max_model_len=256, logprobs_mode="processed_logprobs")
 
@@ -73,13 +65,9 @@ class RawLogprobsGRPOTrainer(RatioGRPOTrainer):
 
 
 def late_by(updates: int | None) -> type[RatioGRPOTrainer]:
-    """Stock GRPO whose engine samples with the weights of so many updates ago.
+    """Stock GRPO, with the sampler's proof attached, whose engine samples with the weights of so many updates ago.
 
-    Args:
-        updates: how late; 0 for in time, None for never: the engine keeps the weights of the first sync.
-
-    Returns:
-        A trainer's class, with the sampler's proof attached.
+    0 is in time, None is never: the engine keeps the weights of the first sync.
 
     Example:
         >>> late_by(2).__name__, late_by(None).__name__

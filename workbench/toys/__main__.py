@@ -6,8 +6,6 @@ unless `--out` names its folder. About 2 minutes on one core.
 """
 
 import argparse
-import gzip
-import json
 import platform
 import shutil
 import sys
@@ -15,39 +13,24 @@ import tempfile
 from pathlib import Path
 
 from ..errors import ParameterError
-from .starter import CORPUS, SHIPPED
+from .starter import SHIPPED, corpus
 
 MODELS = ("starter-qwen2", "starter-gpt2", "search-qwen2", "preferences")
 
 
 def difference(made: Path, shipped: Path = SHIPPED) -> list[str]:
-    """How far made toys differ from the shipped ones, a line a thing.
-
-    Args:
-        made: a folder that `make_toys` filled.
-        shipped: the folder to compare it with.
-    """
+    """How far the toys in a folder that `make_toys` filled differ from the shipped ones, a line a thing."""
     return [
-        f"corpus: {rows(_corpus(made), _corpus(shipped))}",
+        f"corpus: {rows(corpus(made), corpus(shipped))}",
         *(f"{name}: {_of_model(made / name, shipped / name)}" for name in MODELS),
     ]
 
 
-def _corpus(folder: Path) -> list[dict[str, str]]:
-    return json.loads(gzip.decompress((folder / CORPUS).read_bytes()))
-
-
 def rows(made: list[dict[str, str]], shipped: list[dict[str, str]]) -> str:
-    """What is equal of two corpora.
-
-    Example:
-        >>> row = {"prompt": "a", "completion": "b"}
-        >>> rows([row], [row]), rows([row], [])
-        ('identical, 1 rows', '0 rows as shipped, 0 shipped rows missing, 1 other')
-    """
+    """What is equal of two corpora."""
     if made == shipped:
         return f"identical, {len(made)} rows"
-    ours, theirs = ({(row["prompt"], row["completion"]) for row in corpus} for corpus in (made, shipped))
+    ours, theirs = ({tuple(row.values()) for row in each} for each in (made, shipped))
     return (
         f"{len(ours & theirs)} rows as shipped, {len(theirs - ours)} shipped rows missing, {len(ours - theirs)} other"
     )
@@ -62,43 +45,7 @@ def _of_model(made: Path, shipped: Path) -> str:
     if {name: w.shape for name, w in ours.items()} != {name: w.shape for name, w in theirs.items()}:
         return f"{tokenizer}, weights of other shapes"
     furthest = max(float((ours[name].float() - theirs[name].float()).abs().max()) for name in ours)
-    if not furthest:
-        return f"{tokenizer}, weights identical"
-    unit = "nats a pair" if made.name == "preferences" else "nats a token"
-    losses = f"{held_out_loss(shipped):.3f} shipped, {held_out_loss(made):.3f} made"
-    return f"{tokenizer}, weights differ by up to {furthest:.2g}; loss on held-out text {losses}, in {unit}"
-
-
-def held_out_loss(folder: Path) -> float:
-    """Mean loss of a toy on text that it was not trained on.
-
-    Of a starter in nats a token of completions: docstrings of this package; of the search model, other targets of its task;
-    of the preference model in nats a pair: the pairs held out of its training.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from .make import docstring_corpus, one_thread, search_corpus
-    from .preferences import held_out_pairs, loaded, scores
-
-    if folder.name == "preferences":
-        pairs = held_out_pairs(_corpus(SHIPPED))
-        chosen, rejected = (
-            torch.tensor(scores(*loaded(folder), [pair["prompt"] for pair in pairs], [pair[kind] for pair in pairs]))
-            for kind in ("chosen", "rejected")
-        )
-        return float(-torch.nn.functional.logsigmoid(chosen - rejected).mean())
-    texts = search_corpus(480, seed=1) if folder.name.startswith("search") else docstring_corpus(SHIPPED.parents[1])
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
-    total = count = 0
-    for row in texts:
-        prompt, completion = (tokenizer(text).input_ids for text in (row["prompt"], row["completion"]))
-        labels = [-100] * len(prompt) + [*completion, tokenizer.eos_token_id]
-        ids = torch.tensor([[*prompt, *completion, tokenizer.eos_token_id]])
-        with torch.no_grad(), one_thread():
-            total += float(model(ids, labels=torch.tensor([labels])).loss) * (len(completion) + 1)
-        count += len(completion) + 1
-    return total / count
+    return f"{tokenizer}, weights differ by up to {furthest:.2g}" if furthest else f"{tokenizer}, weights identical"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -122,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     disable_progress_bars()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    own, shipped = docstring_corpus(), _corpus(SHIPPED)
+    own, shipped = docstring_corpus(), corpus(SHIPPED)
     print(f"docstrings of Python {platform.python_version()}: {rows(own, shipped)}", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch) / "toys"

@@ -1,4 +1,4 @@
-"""One small model per family, with random weights, to see what padding does to each kind of position (article A2)."""
+"""One small model per family, with random weights, to see what padding does to each kind of position."""
 
 from typing import Any
 
@@ -57,13 +57,6 @@ def family_model(name: str, auto=None, **fields):
         name: of `FAMILIES`.
         auto: transformers' auto class; default `AutoModelForCausalLM`.
         **fields: of the config, in place of the family's own.
-
-    Raises:
-        ParameterError: a name that is not in `FAMILIES`.
-
-    Example:
-        >>> family_model("gpt2", n_positions=64).config.n_positions
-        64
     """
     if name not in FAMILIES:
         raise ParameterError(f"name={name!r}: expected one of {', '.join(FAMILIES)}")
@@ -80,11 +73,6 @@ def family_model(name: str, auto=None, **fields):
 
 
 def random_texts(*lengths: int) -> list[list[int]]:
-    """Token ids of these lengths, without special tokens; the same at each call.
-
-    Example:
-        >>> random_texts(3, 2)
-        [[98, 17, 127], [121, 16]]
-    """
+    """Token ids of these lengths, without special tokens; the same at each call."""
     generator = torch.Generator().manual_seed(1)
     return [torch.randint(3, VOCAB, (n,), generator=generator).tolist() for n in lengths]

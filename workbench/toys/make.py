@@ -73,13 +73,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
 
 
 def make_toys(folder: Path, corpus: list[dict[str, str]], seed: int = 0) -> None:
-    """Make everything that the package ships, in about 2 minutes on one core.
-
-    Args:
-        folder: to fill; anything of an earlier call in it is replaced.
-        corpus: the text of the starters and of the preference model.
-        seed: of weights and of the order of rows.
-    """
+    """Make everything that the package ships, in about 2 minutes on one core; `corpus` is all but the search model's text."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CORPUS).write_bytes(gzip.compress(json.dumps(corpus, ensure_ascii=False).encode(), 9, mtime=0))
     licence = Path(sysconfig.get_paths()["stdlib"]) / "LICENSE.txt"
@@ -111,14 +105,8 @@ def write_manifest(folder: Path, seed: int) -> None:
 
 
 def docstring_corpus(root: Path | None = None) -> list[dict[str, str]]:
-    """Prompt and completion pairs from the docstrings of a folder's Python files, sorted, without duplicates.
-
-    Args:
-        root: default the standard library; other versions of Python have somewhat other text.
-
-    Returns:
-        rows `{"prompt": "textwrap\\ndef dedent(text)\\nTL;DR:", "completion": " Remove ..."}`; completions have 10 to 90
-        characters.
+    """Prompt and completion pairs from the docstrings of a folder's Python files, default the standard library; sorted,
+    without duplicates, completions of 10 to 90 characters.
     """
     root = root or Path(sysconfig.get_paths()["stdlib"])
     skip = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}
@@ -163,15 +151,7 @@ def _signature(node) -> str:
 
 
 def build_tokenizer(corpus: list[dict[str, str]]):
-    """Byte-level BPE trained on the corpus: at most `VOCAB_SIZE` entries, `<|im_end|>` as EOS, a pad token of its own.
-
-    Example:
-        >>> tokenizer = build_tokenizer([{"prompt": "a note", "completion": " a note"}] * 2)
-        >>> tokenizer.encode("note<|im_end|>")
-        [258, 259, 1]
-        >>> tokenizer.pad_token_id, tokenizer.eos_token_id
-        (0, 1)
-    """
+    """Byte-level BPE trained on the corpus: at most `VOCAB_SIZE` entries, `<|im_end|>` as EOS, a pad token of its own."""
     core = Tokenizer(models.BPE())
     core.normalizer = normalizers.NFC()
     words = pre_tokenizers.Split(_WORDS, behavior="isolated")
@@ -190,13 +170,7 @@ def build_tokenizer(corpus: list[dict[str, str]]):
 
 
 def build_model(tokenizer, architecture: str = "qwen2", seed: int = 0):
-    """A randomly initialised starter model (about 0.65 M parameters, fp32).
-
-    Args:
-        tokenizer: gives vocabulary size, EOS and pad ids.
-        architecture: `qwen2` (rotary positions) or `gpt2` (learned positions: sensitive to padding, article A2).
-        seed: of the initial weights; the caller's random state is left as it was.
-    """
+    """A starter model of random weights of that seed (0.65 M parameters, fp32); the caller's random state is left alone."""
     if architecture not in ARCHITECTURES:
         raise ParameterError(f"architecture={architecture!r}: expected one of {', '.join(ARCHITECTURES)}")
     config = AutoConfig.for_model(
@@ -216,58 +190,44 @@ def build_model(tokenizer, architecture: str = "qwen2", seed: int = 0):
 
 
 def make_model(corpus: list[dict[str, str]], folder: Path, architecture: str = "qwen2", seed: int = 0) -> Path:
-    """Train a tiny model and its tokenizer on `corpus` by TRL's SFTTrainer, about 30 s on one core.
-
-    Args:
-        corpus: rows with `prompt` and `completion`.
-        folder: where it is saved, once it is trained.
-        architecture: `qwen2` or `gpt2`.
-        seed: of weights and of the order of rows.
-
-    Returns:
-        `folder`.
-    """
-    from datasets import Dataset
+    """Train a tiny model and its tokenizer on `corpus` by TRL's SFTTrainer and save them, about 30 s on one core."""
     from trl import SFTConfig, SFTTrainer
 
     tokenizer = build_tokenizer(corpus)
     model = build_model(tokenizer, architecture, seed)
-    with _quietly(), tempfile.TemporaryDirectory() as scratch:
-        args = SFTConfig(output_dir=scratch, logging_steps=100, seed=seed, **_SFT, **_ON_CPU)
-        trainer = SFTTrainer(model, args=args, train_dataset=Dataset.from_list(corpus), processing_class=tokenizer)
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
+    with _quietly():
+        _train(SFTTrainer, SFTConfig, _SFT, model, tokenizer, corpus, seed)
     model.generation_config.eos_token_id = tokenizer.eos_token_id  # transformers' Trainer makes it a list
     return _save(model, tokenizer, folder)
 
 
 def make_preference_model(corpus: list[dict[str, str]], folder: Path, base: Path, seed: int = 0) -> Path:
-    """Train the preference model by TRL's RewardTrainer, about 20 s on one core.
-
-    Args:
-        corpus: whose completions are preferred; every pair but about `HELD_OUT` is trained on.
-        folder: where it is saved, once it is trained.
-        base: the model that it starts from.
-        seed: of the head's weights and of the order of rows.
-
-    Returns:
-        `folder`.
-    """
-    from datasets import Dataset
+    """Train the preference model, which starts from `base`, by TRL's RewardTrainer on all but about `HELD_OUT` pairs."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
     from trl import RewardConfig, RewardTrainer
 
     pairs = preference_pairs(corpus)
     pairs = [pair for n, pair in enumerate(pairs) if n % (len(pairs) // HELD_OUT)]
-    with _quietly(), tempfile.TemporaryDirectory() as scratch:
+    with _quietly():
         torch.manual_seed(seed)
         model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
         tokenizer = AutoTokenizer.from_pretrained(base)
-        args = RewardConfig(output_dir=scratch, seed=seed, **_REWARD, **_ON_CPU)
-        trainer = RewardTrainer(model, args=args, train_dataset=Dataset.from_list(pairs), processing_class=tokenizer)
+        model = _train(RewardTrainer, RewardConfig, _REWARD, model, tokenizer, pairs, seed)
+    return _save(model, tokenizer, folder)
+
+
+def _train(
+    trainer_class: Any, config_class: Any, fields: dict, model: Any, tokenizer: Any, rows: list[dict], seed: int
+):
+    """The model, trained by one of TRL's trainers."""
+    from datasets import Dataset
+
+    with tempfile.TemporaryDirectory() as scratch:
+        args = config_class(output_dir=scratch, logging_steps=100, seed=seed, **fields, **_ON_CPU)
+        trainer = trainer_class(model, args=args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    return _save(trainer.model, tokenizer, folder)
+    return trainer.model
 
 
 def _save(model, tokenizer, folder: Path) -> Path:

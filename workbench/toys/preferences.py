@@ -17,11 +17,6 @@ def preference_pairs(corpus: list[dict[str, str]], seed: int = 0) -> list[dict[s
     """For each row its prompt with its own completion, `chosen`, and a broken one, `rejected`.
 
     By turns it is cut in the middle, has the next row's sentence after it, or its words in disorder.
-
-    Example:
-        >>> rows = [{"prompt": "a:", "completion": " Add two numbers."}, {"prompt": "b:", "completion": " Be still."}]
-        >>> [pair["rejected"] for pair in preference_pairs(rows)]
-        [' Add two', ' Be still. Add two numbers.']
     """
     rng, pairs = random.Random(seed), []
     for n, row in enumerate(corpus):

@@ -1,4 +1,4 @@
-"""A toy tool-call task: write `<search>TOPIC</search>` and stop. Article A1's situation, small enough for a CPU.
+"""A toy tool-call task: write `<search>TOPIC</search>` and stop. Small enough for a CPU.
 
 The warm start is on a mixture in which just over half of the targets call for the right topic, and many go on after the
 call; so stopping at `</search>` matters, and GRPO has something to improve. Toy scale: it shows a mechanism.
@@ -31,10 +31,6 @@ def search_prompts() -> list[dict[str, str]]:
 def search_corpus(rows: int = 4800, seed: int = 0) -> list[dict[str, str]]:
     """Warm-start targets: 30% the right call, 25% the right call with text after it, 30% a call for another topic (half
     of them with text after it), 15% no call at all.
-
-    Example:
-        >>> search_corpus(rows=2)[1]
-        {'prompt': 'What is basalt?\\n', 'completion': '<search>basalt</search>'}
     """
     rng = random.Random(seed)
     prompts = search_prompts()

@@ -26,14 +26,7 @@ def starter_model(architecture: str = "qwen2") -> Path:
     """Folder of the starter model and its tokenizer: 2 layers, 0.65 M parameters, computed in fp32.
 
     Args:
-        architecture: `qwen2` (rotary positions) or `gpt2` (learned positions: sensitive to padding, article A2).
-
-    Raises:
-        ParameterError: another architecture, or a file that is missing or is not the one of the manifest.
-
-    Example:
-        >>> starter_model("gpt2").name
-        'starter-gpt2'
+        architecture: `qwen2` (rotary positions) or `gpt2` (learned positions: sensitive to padding).
     """
     if architecture not in ARCHITECTURES:
         raise ParameterError(f"architecture={architecture!r}: expected one of {', '.join(ARCHITECTURES)}")
@@ -41,34 +34,24 @@ def starter_model(architecture: str = "qwen2") -> Path:
 
 
 def starter_corpus() -> list[dict[str, str]]:
-    """The embedded text: 5,897 rows `{"prompt": "textwrap\\ndef dedent(text)\\nTL;DR:", "completion": " Remove ..."}`.
+    """The embedded text: 5,897 rows `{"prompt": "textwrap\\ndef dedent(text)\\nTL;DR:", "completion": " Remove ..."}`."""
+    return corpus(toy(CORPUS).parent)
 
-    Completions have 10 to 90 characters; no prompt and no completion stands twice.
-    """
-    return json.loads(gzip.decompress(toy(CORPUS).read_bytes()))
+
+def corpus(folder: Path) -> list[dict[str, str]]:
+    """The text in a folder of toys."""
+    return json.loads(gzip.decompress((folder / CORPUS).read_bytes()))
 
 
 def toy(name: str) -> Path:
-    """A file or folder of the toys, whose files are those of their manifest: of `$WORKBENCH_TOYS`, else of this package.
-
-    Args:
-        name: in the folder of toys, such as `search-qwen2`.
-
-    Raises:
-        ParameterError: a file that is missing or has another sha256 than the manifest says.
-    """
+    """A file or folder of the toys, checked against their manifest: of `$WORKBENCH_TOYS`, else of this package."""
     root = _root()
     _check(root, name)
     return root / name
 
 
 def toy_hash(name: str) -> str:
-    """What the manifest says of a file of the toys: its sha256, 64 hex digits.
-
-    Example:
-        >>> len(toy_hash("starter-qwen2/model.safetensors"))
-        64
-    """
+    """The sha256 of a file of the toys as the manifest has it, 64 hex digits."""
     return _manifest(_root())["files"][name]
 
 

@@ -1,7 +1,4 @@
-"""TRL's trainers with what runs need to be trustworthy. The only folder that touches private parts of TRL and vLLM.
-
-Each private part is exercised by a test against the real library, so a new TRL or vLLM fails there first.
-"""
+"""TRL's trainers with what runs need to be trustworthy. Each private part of TRL or vLLM has a test against the library."""
 
 import os
 

@@ -29,7 +29,6 @@ class _Hooked:
         setattr(owner, name, self)
 
     def restore(self) -> None:
-        """Put back what was there, an attribute of the owner's own or its class's method."""
         if self._own is None:
             delattr(self._owner, self._name)
         else:
@@ -127,19 +126,14 @@ def finish_reasons(answer: Any) -> list[str]:
 class EngineRequests:
     """The requests of a trainer while it generates, seeded and shared; other calls of the engine pass unchanged.
 
+    Of the last generation it has the engine's finish reasons and log-probs, and how many prompts and prompt tokens were sent.
+
     Args:
         generation: TRL's `VLLMGeneration`, in either mode.
         step: returns the training step and whether it trains, so that a resumed run samples what it would have sampled,
             and an evaluation does not change the training.
-        seed: every completion gets a random stream of its own, from this, the step and its place; None leaves randomness to
-            the engine.
+        seed: of the random stream that every completion gets for itself; None leaves randomness to the engine.
         share: send equal prompts as one request with as many samples as they need.
-
-    Attributes:
-        reasons: the engine's finish reasons of the last generation, in the order of its completions.
-        logprobs: of its completions' tokens, as the engine gave them.
-        requests: prompts sent at the last generation.
-        prompt_tokens: tokens of these prompts.
     """
 
     def __init__(
@@ -263,16 +257,7 @@ def improbable_copies(ids: Sequence, logprobs: Sequence, num_generations: int) -
     """Groups of G identical samples that chance cannot explain: seeded alike, or dealt from one request.
 
     G samples coincide by chance with probability `p ** (G - 1)`; a sharp policy does that rightly, so only groups below
-    `exp(-30)` are named.
-
-    Args:
-        ids: B rows of completion ids.
-        logprobs: B rows of their log-probabilities under the sampling distribution.
-        num_generations: G.
+    `exp(-30)` are named. `ids` and `logprobs` have B rows, of completions and under the sampling distribution.
     """
-    found = []
-    for group in identical_groups([list(row) for row in ids], num_generations):
-        total = sum(x for x in logprobs[group * num_generations] if x is not None)
-        if total * (num_generations - 1) < -30:
-            found.append(group)
-    return found
+    totals = [sum(x for x in row if x is not None) for row in logprobs[::num_generations]]
+    return [g for g in identical_groups(ids, num_generations) if totals[g] * (num_generations - 1) < -30]

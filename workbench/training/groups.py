@@ -1,7 +1,4 @@
-"""Prompt groups: GRPO compares the G completions of one prompt, so they must belong to one prompt and really differ.
-
-TRL takes every G-th prompt of a batch and does not check that the G rows belong to one prompt; here that is checked.
-"""
+"""Prompt groups: GRPO compares the G completions of one prompt, so they must belong to one prompt and really differ."""
 
 from collections.abc import Sequence
 
@@ -13,14 +10,7 @@ class GroupError(ParameterError):
 
 
 def check_groups(prompts: Sequence, num_generations: int) -> None:
-    """Raise for a batch that is not made of groups of `num_generations` rows with one prompt each.
-
-    Args:
-        prompts: B prompts (texts, messages or ids), each G times in a row.
-        num_generations: G, at least 1.
-
-    Raises:
-        GroupError: names the group and its first odd row.
+    """Raise for a batch that is not made of groups of `num_generations` rows with one prompt each; TRL does not check.
 
     Example:
         >>> check_groups(["a", "a", "b", "b"], 2)
@@ -44,14 +34,8 @@ def check_groups(prompts: Sequence, num_generations: int) -> None:
 
 
 def identical_groups(completions: Sequence, num_generations: int) -> list[int]:
-    """Numbers of the groups whose G >= 2 completions are all the same: their advantages are zero.
-
-    Example:
-        >>> identical_groups(["x", "x", "y", "z"], 2)
-        [0]
-    """
-    starts = range(0, len(completions), num_generations)
-    groups = [list(completions[s : s + num_generations]) for s in starts]
+    """Numbers of the groups whose G >= 2 completions are all the same: their advantages are zero."""
+    groups = [completions[s : s + num_generations] for s in range(0, len(completions), num_generations)]
     return [n for n, group in enumerate(groups) if len(group) > 1 and all(c == group[0] for c in group)]
 
 

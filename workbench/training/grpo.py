@@ -45,12 +45,7 @@ def stops_in_generate(rule: StopRule, policy: Any) -> Iterator[list]:
 
 
 def with_stop_text(rule: StopRule, rows: Sequence, ends: Sequence[End], completions: list) -> list:
-    """The completions as reward functions should read them: with the stop in their text, which TRL drops where it is special.
-
-    Args:
-        rows, ends: B rows of ids, and where each ends by `rule`.
-        completions: B texts, or B lists of messages, as TRL has them.
-    """
+    """B completions, texts or messages, as reward functions should read them: TRL drops special stops from the text."""
     texts = [rule.text(row, end) for row, end in zip(rows, ends, strict=True)]
     if isinstance(completions[0], str):
         return texts
@@ -229,7 +224,7 @@ class _Control(_Trainer):
         self._log({"groups/identical": len(identical) * size / len(rows)})
         # RLOO asks for no log-probs, and of several turns there are the last one's only.
         judged = self._ends and self.engine and len(self.engine.logprobs) == len(rows) and self.temperature > 0
-        if identical and judged and (copies := improbable_copies(rows, self.engine.logprobs, size)):
+        if judged and (copies := improbable_copies(rows, self.engine.logprobs, size)):
             raise GroupError(
                 f"groups {copies[:5]}: their {size} completions are the same, far beyond chance at temperature "
                 f"{self.temperature}. The engine gave every copy the same random stream; give generation_seed=... to the "
@@ -261,16 +256,9 @@ class _Control(_Trainer):
         if not scored:  # everything was masked
             return
         report = ratio_report(scored, sampled)
-        low, middle, high = np.exp(np.quantile(report.tokens, (0.01, 0.5, 0.99)))
-        numbers = {
-            "ratio_1%": low,
-            "ratio_50%": middle,
-            "ratio_99%": high,
-            "ratios_outside": report.outside,
-            "kl": report.kl(),
-            "ess_tokens": report.effective_sample_size("token"),
-            "ess_sequences": report.effective_sample_size("sequence"),
-        }
+        numbers = {f"ratio_{q}%": np.exp(np.quantile(report.tokens, q / 100)) for q in (1, 50, 99)}
+        numbers |= {"ratios_outside": report.outside, "kl": report.kl()}
+        numbers |= {f"ess_{level}s": report.effective_sample_size(level) for level in ("token", "sequence")}
         self._log({f"mismatch/{name}": value for name, value in numbers.items()})
 
 

@@ -29,12 +29,6 @@ def prompts_per_step(args: Any) -> float:
 
     GRPO and RLOO count completions in their batches, `num_generations` a prompt, and see each batch `num_iterations`
     times; `steps_per_generation` changes when prompts are drawn, not how many. OnlineDPO and PPO count prompts.
-
-    Example:
-        >>> from types import SimpleNamespace as Config
-        >>> batch = {"per_device_train_batch_size": 32, "gradient_accumulation_steps": 2, "world_size": 3}
-        >>> prompts_per_step(Config(**batch, num_generations=8, num_iterations=2)), prompts_per_step(Config(**batch))
-        (12.0, 192.0)
     """
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     return rows / getattr(args, "num_generations", 1) / getattr(args, "num_iterations", 1)
@@ -43,9 +37,7 @@ def prompts_per_step(args: Any) -> float:
 class Recorder:
     """Writes a run folder: settings, a line of `metrics.jsonl` a logged step, a line of `completions.jsonl` a completion.
 
-    Args:
-        record_dir: the run folder.
-        source: who wrote it, as `recipe.json` says: `workbench` for our trainers, `watched` for any other.
+    `recipe.json` says in `source` who wrote it: `workbench` for our trainers, `watched` for any other.
     """
 
     def __init__(self, record_dir: str | Path, source: str = "workbench"):
@@ -81,10 +73,9 @@ class Recorder:
 
     def add_completions(self, step: int, rows: Mapping[str, list]) -> None:
         """Append completions of a step, all or a piece of them; `rows` maps column to values."""
+        each = (dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True))
         with open_lines(self.record_dir / FILE) as file:
-            append_rows(
-                file, ({"step": step, **dict(zip(rows, row, strict=True))} for row in zip(*rows.values(), strict=True))
-            )
+            append_rows(file, ({"step": step, **row} for row in each))
 
     def close(self) -> None:
         if self._file is not None:
@@ -100,14 +91,8 @@ class RunRecorder(Recorder, TrainerCallback):
     """Records a training of ours, keeps `progress.json` current, and ends the training on request.
 
     A checkpoint counts only once `complete.json` stands in it, the last thing written: a kill while it is being saved
-    leaves one that `last_checkpoint` passes over.
-
-    Args:
-        record_dir: the run folder.
-        trainer: whose settings are recorded; None where a recipe's are.
-
-    Raises:
-        TrainingStopped: out of `trainer.train()`, after `stop_request.request_stop`.
+    leaves one that `last_checkpoint` passes over. After `stop_request.request_stop` the training ends with `TrainingStopped`.
+    The settings recorded are the trainer's; without one a recipe's are there already.
     """
 
     def __init__(self, record_dir: str | Path, trainer: Any = None):
@@ -125,10 +110,8 @@ class RunRecorder(Recorder, TrainerCallback):
                 self.describe_trainer(self.trainer)
             self.begin(state.global_step)
             self._prompts = prompts_per_step(args)
-            if (
-                state.global_step
-                and read_json(self.record_dir / "progress.json", {}).get("prompts_per_step") != self._prompts
-            ):
+            before = read_json(self.record_dir / "progress.json", {}).get("prompts_per_step")
+            if state.global_step and before != self._prompts:
                 self._prompts = None
             self._progress(state)
         if state.global_step >= state.max_steps:  # resumed at its end; transformers would train a step more
@@ -233,10 +216,7 @@ def attach_recorder(trainer: Any, record_dir: str | Path) -> RunRecorder:
 
 
 def quiet_libraries() -> None:
-    """Switch off the progress bars of transformers and datasets, and load reports: the run has its own lines.
-
-    Tables show texts whole: pandas cuts them at 50 characters, and with them the reason of a refusal.
-    """
+    """Switch off the libraries' progress bars and load reports; tables show texts whole, which pandas cuts at 50 characters."""
     import datasets
     import transformers
 

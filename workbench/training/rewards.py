@@ -137,25 +137,14 @@ def _bare_source(function: types.FunctionType) -> str:
 
 
 def completion_text(completion: str | Sequence[dict]) -> str:
-    """The text of one completion, plain or conversational.
-
-    Example:
-        >>> completion_text([{"role": "assistant", "content": "yes"}])
-        'yes'
-    """
+    """The text of one completion, or of the last message of a conversation."""
     return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
 def validated(reward: Any) -> Any:
     """Wrap a reward function so that an invalid answer raises an error that names the row.
 
-    Args:
-        reward: in TRL's convention: it returns a number for each completion, None for one that it does not score. Models,
-            names of models and asynchronous functions pass through unchanged.
-
-    Raises:
-        ParameterError: from the function that is returned: it raised, it returned another number of values than there are
-            completions, or a value that is no finite number.
+    Models, names of models and asynchronous functions pass through unchanged.
 
     Example:
         >>> def half(completions, **_):
@@ -186,11 +175,7 @@ def validated(reward: Any) -> Any:
 
 
 def validate_all(reward_funcs: Any) -> Any:
-    """One reward function or several, each `validated`.
-
-    Raises:
-        ParameterError: two functions of one name, which TRL would log as one.
-    """
+    """One reward function or several, each `validated`; two of one name, which TRL would log as one, are an error."""
     if isinstance(reward_funcs, list | tuple):
         check_names([get_callable_name(f) for f in reward_funcs if not isinstance(f, str | torch.nn.Module)])
         return [validated(reward) for reward in reward_funcs]
@@ -212,10 +197,8 @@ def _validate(name: str, values: Any, completions: Sequence) -> list:
             f"reward function {name}: returned {found}; expected a list of {len(completions)}, one for each completion"
         )
     for row, value in enumerate(values):
-        if value is None:
-            continue
         try:
-            finite = math.isfinite(value)
+            finite = value is None or math.isfinite(value)
         except TypeError:
             finite = False
         if not finite:

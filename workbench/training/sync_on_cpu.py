@@ -22,11 +22,9 @@ from .trl import has_gpu
 
 
 def install_cpu_sync(trainer: Any, folder: str | Path) -> None:
-    """Give a trainer that samples with vLLM a weight sync that works without CUDA; on CUDA do nothing.
+    """Give a trainer, or TRL's `VLLMGeneration`, a weight sync that works without CUDA; on CUDA do nothing.
 
-    Args:
-        trainer: TRL's GRPO, RLOO or OnlineDPO trainer, a child, or TRL's `VLLMGeneration`.
-        folder: where a server's checkpoints are exchanged, readable by the server.
+    A server's checkpoints are exchanged in the folder, which the server has to be able to read.
     """
     if has_gpu():
         return

@@ -48,12 +48,7 @@ def policy_of(trainer: Any) -> Any:
 
 
 def is_of_a_step(logs: Mapping) -> bool:
-    """Whether a log is that of training steps: not of an evaluation, and not the closing summary.
-
-    Example:
-        >>> is_of_a_step({"loss": 0.1}), is_of_a_step({"eval_loss": 0.1}), is_of_a_step({"train_runtime": 9.0})
-        (True, False, False)
-    """
+    """Whether a log is that of training steps: not of an evaluation, and not the closing summary."""
     return "train_runtime" not in logs and not any(name.startswith("eval_") for name in logs)
 
 
@@ -97,14 +92,13 @@ def end_columns(
     sampled_tokens: Sequence[int] | None = None,
     engine: Sequence[str] | None = None,
 ) -> dict[str, list]:
-    """What is recorded of each row's end: column -> B values.
+    """What is recorded of each row's end: column -> B values; what is None is not known.
 
     Args:
         rows: B lists of token ids, up to and with the stop.
-        stopped: whether each ended at a stop; None where that is not known.
-        tokenizer: of the trainer, whose EOS and pad decide what TRL takes a row for.
+        stopped: whether each ended at a stop.
         completion_tokens: of the policy's own, where rows hold a tool's tokens too; default the rows' lengths.
-        sampled_tokens: computed for each row; None where that is not known.
+        sampled_tokens: computed for each row.
         engine: the engine's finish reasons; other processes than a server's first have none.
     """
     columns: dict[str, list] = {}
@@ -121,15 +115,10 @@ def end_columns(
 
 
 def completion_metrics(rows: Mapping[str, Sequence]) -> dict[str, float | None]:
-    """What is logged of a batch's completions next to TRL's own metrics.
+    """What is logged of a batch's recorded columns next to TRL's own metrics.
 
-    Args:
-        rows: column -> B values as they are recorded, with `completion` and, where ends are known, those of `end_columns`.
-
-    Returns:
-        `stops/clipped_ratio`, truncated in truth; `stops/trl_clipped_ratio`, in stock TRL's eyes; `stops/wasted`, the share
-        of computed tokens after an end; `completions/distinct`, the share of different texts, 1/B to 1: a policy that has
-        collapsed writes one text over and over.
+    `stops/clipped_ratio` is the share truncated in truth, `stops/trl_clipped_ratio` in stock TRL's eyes, `stops/wasted` that
+    of computed tokens after an end, `completions/distinct` that of different texts, near 0 for a collapsed policy.
 
     Example:
         >>> completion_metrics({"completion": ["a", "a", "b", "c"]})
@@ -163,11 +152,8 @@ def text_of(value: Any) -> str:
 
 
 def logged_rows(trainer: Any, count: int | None = None, ends: Mapping[str, list] | None = None) -> dict[str, list]:
-    """The last `count` rows as TRL's GRPO or RLOO gathered them over all processes, in an evaluation too: column -> values.
-
-    Args:
-        count: None for all that TRL keeps, those of its last generation.
-        ends: columns for rows of which the trainer itself logs none with `log_extra`.
+    """The last `count` rows, or those of the last generation, as TRL's GRPO or RLOO gathered them over all processes, in an
+    evaluation too: column -> values. `ends` are columns for rows of which the trainer logs none with `log_extra`.
     """
     count = count or len(trainer._logs["prompt"])
     logs = {name: list(trainer._logs[name])[-count:] for name in ("prompt", "completion", "advantages")}
