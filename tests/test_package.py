@@ -176,9 +176,9 @@ MOST_LINES = {
     "workbench/toys": 780,
     "workbench/training": 1870,
     "workbench/widgets": 900,
-    "workbench": 22200,
+    "workbench": 22230,
     "benchmarks": 5140,
-    "tests": 26260,
+    "tests": 26450,
 }
 
 
