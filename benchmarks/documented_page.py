@@ -37,7 +37,7 @@ def _link(row: dict) -> str:
 def _row(run: Baseline, files: list[dict]) -> list[str]:
     source = _link(files[0]) + (f" and {len(files) - 1} more files" if len(files) > 1 else "")
     if "reward" not in run.curves:
-        said = "; ".join(f"{name} {part['value']:g}" for name, part in list(run.figures.items())[:3])
+        said = "; ".join(f"{name} {part['value']:g}" for name, part in run.figures.items())
         return [run.title, run.task, "", "", said or ", ".join(run.curves), source]
     curve = run.curve()
     fifth = max(1, len(curve.y) // 5)

@@ -176,9 +176,9 @@ MOST_LINES = {
     "workbench/toys": 650,
     "workbench/training": 1770,
     "workbench/widgets": 900,
-    "workbench": 22200,
+    "workbench": 22230,
     "benchmarks": 5140,
-    "tests": 26260,
+    "tests": 26450,
 }
 
 

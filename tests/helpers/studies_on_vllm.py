@@ -3,15 +3,26 @@
 Judged in tests/studies/test_on_vllm.py.
 """
 
+import dataclasses
+import json
 from pathlib import Path
 
+from peft import LoraConfig
+from transformers import AutoTokenizer
+
 from workbench import GRPOTrainer, StopSpec, exact_match_reward
-from workbench.recipes.recipes import make_recipe, resolve_model
+from workbench.recipes.recipes import load_prompts, make_recipe, resolve_model
 from workbench.runs.files import jsonable
 from workbench.studies.arms import Arm, ObservedGRPOTrainer, train_arms
 from workbench.studies.custom_stops import added_token_table, stop_ids_table
 from workbench.studies.duplicate_prompts import compare_backends
-from workbench.studies.samplers import RawLogprobsGRPOTrainer, late_by
+from workbench.studies.samplers import (
+    RawLogprobsGRPOTrainer,
+    ReloadedGRPOTrainer,
+    StaleCacheGRPOTrainer,
+    UnmergedGRPOTrainer,
+    late_by,
+)
 
 COPIES = 8  # of a prompt, which are all the same by chance once in thousands of seeds
 STOP_ID = 31  # `>`, the last token of `<search>`
@@ -35,15 +46,31 @@ def arms() -> dict[str, Arm]:
     return {name: Arm(recipe, reward, trainers[name.partition(",")[0]], spec, given) for name, given in options.items()}
 
 
+def alike(path: Path) -> str:
+    """The prompts of the task behind one beginning of more than a block of the engine's prefix cache, 128 tokens."""
+    tokenizer, rows = AutoTokenizer.from_pretrained(resolve_model("search")), list(load_prompts("search"))
+    beginning = tokenizer.decode(tokenizer.encode("".join(row["prompt"] for row in rows))[:140])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(json.dumps(row | {"prompt": f"{beginning}\n{row['prompt']}"}) for row in rows))
+    return str(path)
+
+
 def samplers(folder: Path) -> dict:
-    """What is logged with weights that come late or never, and with log-probs before the temperature."""
+    """What is logged of each fault of a sampler, of its counterpart without, and with log-probs before the temperature."""
     sizes = {"per_device_train_batch_size": 16, "num_generations": 4, "max_completion_length": 24, "max_steps": 4}
     sizes |= {"learning_rate": 6e-4, "temperature": 0.5}
     recipe, reward = make_recipe("search", dataset="search", backend="vllm", **sizes), exact_match_reward("answer")
-    classes = [late_by(0), late_by(1), late_by(None), RawLogprobsGRPOTrainer]
-    arms = {cls.__name__: Arm(recipe, reward, cls, options={"save_strategy": "no"}) for cls in classes}
+    plain, lora = {"save_strategy": "no"}, {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}
+    classes = [late_by(0), late_by(1), late_by(None), ReloadedGRPOTrainer, RawLogprobsGRPOTrainer]
+    arms = {cls.__name__: Arm(recipe, reward, cls, options=plain) for cls in classes}
+    adapter = dataclasses.replace(recipe, learning_rate=6e-3)
+    for name, cls in {"merged": late_by(0), "not merged": UnmergedGRPOTrainer}.items():
+        arms[name] = Arm(adapter, reward, cls, options=plain | lora)
+    cached = dataclasses.replace(recipe, dataset=alike(folder / "alike.jsonl"))
+    for name, cls in {"cache cleared": late_by(0), "cache kept": StaleCacheGRPOTrainer}.items():
+        arms[name] = Arm(cached, reward, cls, options=plain)
     runs = train_arms(arms, out_dir=folder, seeds=[0])
-    wanted = ("sampler/", "ratio/", "sampling/sampling_logp_difference/mean")
+    wanted = ("reward", "sampler/", "ratio/", "sampling/sampling_logp_difference/mean")
     kept = {name: run.metrics for name, (run,) in runs.items()}
     return {n: m[[c for c in m if c.startswith(wanted)]].to_dict("list") for n, m in kept.items()}
 

@@ -101,6 +101,24 @@ def test_the_proof_says_how_old_the_weights_of_a_late_engine_are(result, name, b
     assert late == [name != "LateBy0" and step > 0 for step in range(4)]
 
 
+def test_to_the_training_an_engine_that_loads_its_base_again_is_one_that_is_never_synced(result):
+    assert result["samplers"]["ReloadedGRPOTrainer"] == result["samplers"]["NeverSynced"]
+
+
+@pytest.mark.parametrize("right, broken", [("merged", "not merged"), ("cache cleared", "cache kept")])
+def test_an_adapter_left_out_and_a_cache_that_is_kept_show_after_the_first_update(result, right, broken):
+    right, broken = (result["samplers"][name] for name in (right, broken))
+    logged = "sampling/sampling_logp_difference/mean"
+    assert max(right[logged]) < 1e-4 and right["sampler/steps_behind"] == [0] * 4
+    assert broken[logged][0] < 1e-4 < 1e-3 < min(broken[logged][2:])
+
+
+def test_the_proof_tells_an_adapter_left_out_from_a_cache_that_is_kept(result):
+    unmerged, kept = (result["samplers"][name] for name in ("not merged", "cache kept"))
+    assert unmerged["sampler/steps_behind"][2:] == [2, 3] and max(unmerged["sampler/cache_difference"]) < 1e-4
+    assert min(kept["sampler/cache_difference"][1:]) > 1e-4 > max(kept["sampler/difference"])
+
+
 def test_log_probs_before_the_temperature_are_other_ones_and_the_correction_leaves_rows_out(result):
     raw, right = result["samplers"]["RawLogprobsGRPOTrainer"], result["samplers"]["LateBy0"]
     name = "sampling/sampling_logp_difference/mean"

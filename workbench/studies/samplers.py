@@ -1,8 +1,7 @@
-"""Stock GRPO on vLLM whose sampler is not quite the policy: other log-probs, or weights that come late or never."""
+"""Stock GRPO on vLLM whose sampler is not quite the policy: other log-probs, weights that come late, in part or never."""
 
 import contextlib
 import shutil
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 
 from ..diagnostics.sampler_probe import probe_sampler
 from ..training.engine import generation_of, hook_sync
+from ..training.sync_on_cpu import reload_colocated
 from .arms import ObservedGRPOTrainer
 from .engines import shared_engine
 
@@ -64,8 +64,57 @@ class RawLogprobsGRPOTrainer(RatioGRPOTrainer):
     logprobs_mode = "raw_logprobs"
 
 
-def late_by(updates: int | None) -> type[RatioGRPOTrainer]:
-    """Stock GRPO, with the sampler's proof attached, whose engine samples with the weights of so many updates ago.
+class FaultyGRPOTrainer(RatioGRPOTrainer):
+    """Stock GRPO with the sampler's proof attached. A child says what the engine gets in place of the policy."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._start = self._weights()
+        hook_sync(generation_of(self), self._sync)
+        probe_sampler(self, every=1)
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        return {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
+
+    def _sent(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def _sync(self, original: Callable[[], None]) -> None:
+        own = self._weights()
+        self.model.load_state_dict(self._sent(), strict=False)
+        original()
+        self.model.load_state_dict(own, strict=False)
+
+
+class ReloadedGRPOTrainer(FaultyGRPOTrainer):
+    """Its engine loads the model that it was started with again after each sync, as some do when they wake up."""
+
+    def _sync(self, original: Callable[[], None]) -> None:
+        original()
+        reload_colocated(self.vllm_generation.llm, self._start.items())
+
+
+class UnmergedGRPOTrainer(FaultyGRPOTrainer):
+    """With LoRA: what is synced leaves the adapter out."""
+
+    def _sent(self) -> dict[str, torch.Tensor]:
+        return {name: torch.zeros_like(value) for name, value in self._start.items() if "lora_B" in name}
+
+
+class StaleCacheGRPOTrainer(FaultyGRPOTrainer):
+    """Its engine keeps its prefix cache at each sync but the first: prompts that begin alike read states of old weights."""
+
+    _first = True
+
+    def _sync(self, original: Callable[[], None]) -> None:
+        kept = mock.patch.object(self.vllm_generation.llm, "reset_prefix_cache", lambda *_, **__: None)
+        with contextlib.nullcontext() if self._first else kept:
+            original()
+        self._first = False
+
+
+def late_by(updates: int | None) -> type[FaultyGRPOTrainer]:
+    """Stock GRPO whose engine samples with the weights of so many updates ago.
 
     0 is in time, None is never: the engine keeps the weights of the first sync.
 
@@ -77,29 +126,11 @@ def late_by(updates: int | None) -> type[RatioGRPOTrainer]:
     return type(name, (_LateGRPOTrainer,), {"updates": updates, "__doc__": late_by.__doc__})
 
 
-class _LateGRPOTrainer(RatioGRPOTrainer):
+class _LateGRPOTrainer(FaultyGRPOTrainer):
     updates: int | None = 0
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self._sent: deque[list[torch.Tensor]] = deque()
-        hook_sync(generation_of(self), self._send)
-        probe_sampler(self, every=1)
-
-    def _send(self, original: Callable[[], None]) -> None:
-        """Sync as TRL does, while the policy has its weights of then."""
-        now = [parameter.detach().clone() for parameter in self.model.parameters()]
-        if self.updates is not None or not self._sent:
-            self._sent.append(now)
-        if self.updates is not None and len(self._sent) > self.updates + 1:
-            self._sent.popleft()
-        self._put(self._sent[0])
-        try:
-            original()
-        finally:
-            self._put(now)
-
-    @torch.no_grad()
-    def _put(self, weights: list[torch.Tensor]) -> None:
-        for parameter, value in zip(self.model.parameters(), weights, strict=True):
-            parameter.copy_(value)
+    def _sent(self) -> dict[str, torch.Tensor]:
+        if self.updates is None:
+            return self._start
+        self._last = [*getattr(self, "_last", ()), self._weights()][-self.updates - 1 :]
+        return self._last[0]

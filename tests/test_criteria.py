@@ -1,0 +1,148 @@
+"""Each claim that the notebooks 08 to 10 judge has data on which its criterion holds and data on which it fails.
+
+The cells that judge are run as they stand in the notebook, on numbers made up here in place of trainings.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import NOTEBOOKS
+from notebook_shape import code_cells
+
+import workbench
+from workbench import seed_interval
+
+
+def verdicts(number: str, world: dict, monkeypatch) -> dict[str, list]:
+    """Claim -> whether each sentence about it holds, of the judging cells of a notebook, which begin where `first` stands."""
+    results = []
+    monkeypatch.setattr(workbench, "save_result", lambda run, found, numbers: results.extend(found))
+    monkeypatch.setattr(workbench, "show_results", lambda found: None)
+    (path,) = [path for path in NOTEBOOKS if path.stem.startswith(number)]
+    sources = [cell.source for cell in code_cells(path)]
+    begin = next(n for n, source in enumerate(sources) if source.startswith(world["first"]))
+    scope = {"np": np, "pd": pd, "seed_interval": seed_interval, "rng": np.random.default_rng(0), "run": None} | world
+    for source in sources[begin:]:
+        exec(source, scope)
+    held: dict[str, list] = {}
+    for one in results:
+        held.setdefault(one.claim, []).append(one.holds)
+    return held
+
+
+def of(*values: float):
+    """An interval over five seeds around a value, narrow."""
+    (middle,) = values
+    return seed_interval(middle + np.array([-2, -1, 0, 1, 2]) * 1e-3, np.random.default_rng(0), statistic=np.mean)
+
+
+def training(**columns) -> SimpleNamespace:
+    return SimpleNamespace(metrics=pd.DataFrame(columns))
+
+
+def world_08(sign=0.15, cost=-3.0, agreed=1.0, kept=1.0, top=2.9) -> dict:
+    mode = ("sequence_mask", "weight left")
+    logged = training(**{"sampling/importance_sampling_ratio/max": [top]})
+    drawn = {"top-p": [np.full((4, 8), np.log(kept) + n * 1e-6) for n in range(5)]}
+    seeds = np.arange(5) * 1e-3
+    return {
+        "first": "from workbench import Result",
+        "named": {"dtype": ["dtype"]}, "drawn": drawn, "runs": {"wrong": [logged]}, "wrong": "wrong", "right": "right",
+        "unweighted": "off", "modes": pd.DataFrame({mode: {"nothing": agreed}}), "masked": 0.9, "loss": of(-3),
+        "ends": pd.DataFrame({"right": seeds, "wrong": seeds * 2 - 3, "off": seeds - 3 + cost}),
+        "exponent": {"dtype": of(0.5), "temperature": of(1.0)}, "share": of(sign), "seeds": 5, "lengths": [8], "tokens": 8,
+    }  # fmt: skip
+
+
+def world_09(never=0.4, growth=0.3, gained=3.0) -> dict:
+    delays = ["in time", "late by 1", "late by 2", "late by 4", "late by 8", "never"]
+    arms = [*delays, *(f"{name}, no correction" for name in delays), "LoRA, merged", "LoRA, not merged"]
+    seeds = np.arange(5) * 1e-3
+    names = {"logged difference": 0.0, "proof: difference": 0.0, "named at step": np.nan}
+    log = pd.DataFrame(names, index=arms)
+    log.loc["never", "logged difference"] = never
+    log.loc["in time", "logged difference"] = 0.01
+    after = [training(**{"sampler/difference": [0.01, 0.0, 0.01 + growth + n * 1e-4]}) for n in range(5)]
+    said = {fault: [] for fault in ("never synced", "base reloaded", "LoRA not merged", "stale cache", "cache cleared")}
+    lost = {"with": dict.fromkeys([*delays, "each update"], of(1)), "without": {"each update": of(1)}}
+    return {
+        "first": "with_it, without", "arms": arms, "ends": pd.DataFrame(dict.fromkeys(arms, seeds)), "log": log, "third": 1,
+        "runs": {"never": after}, "said_of": said, "cost": lost, "gain": {"late by 8": of(gained)},
+        "logs": dict.fromkeys(said, pd.DataFrame({"reward": [0.0]})),
+    }  # fmt: skip
+
+
+def world_10(window="present", masked="present", dapo=0.1, grpo=0.0, bnpo=0.1, zero=0.0, default=0.0, between=0.1,
+             share=0.0, longer=1.0) -> dict:  # fmt: skip
+    rows = {f"{loss}: four batches against one": 1.0 for loss in ("dapo", "grpo", "dr_grpo", "bnpo")}
+    rows["dapo: four batches against one"] += dapo
+    rows["grpo: four batches against one"] += grpo
+    rows["bnpo: four batches against one"] += bnpo
+    rows |= {f"old divisor, {n}": float(n) for n in (4, 1, 0.5)}
+    scales = pd.DataFrame({"gradient x": rows, "expected": rows})
+    arms = ["SGD, today's divisor", "SGD, divisor of 1.8"]
+    unclipped = {
+        f"Adam unclipped, {which}": [training(reward=[0.5])] for which in ("today's divisor", "divisor of 1.8")
+    }
+    known = {"loss_scale_window": {"9.9": {"state": window}}, "loss_scale_masked": {"9.9": {"state": masked}}}
+    return {
+        "first": "margin =", "gap": {"Adam": of(0), "masked": of(0)}, "scales": scales, "known": known, "runs": unclipped,
+        "factor": pd.DataFrame({"gradient x": [0.5], "share of tokens kept": [0.5]}), "windows": ["1 and 4"],
+        "trl": SimpleNamespace(__version__="9.9"), "ends": pd.DataFrame(dict.fromkeys(arms, np.arange(5.0))),
+        "largest": {"grpo": zero, "dapo": default}, "change": {("grpo", "reward"): of(0.2)}, "alike": 0.0, "unlike": 0.1,
+        "off": 0.0, "off_shuffled": 1.0, "negative": 0.5, "between": {"reward_std": 2.0, "grad_norm": between},
+        "of_batch": pd.Series([2.0, 2.0, share]), "longer": of(longer),
+    }  # fmt: skip
+
+
+WORLDS = {"A5": ("10", world_10), "A6": ("08", world_08), "A7": ("09", world_09)}
+# Claim -> data on which it is true, data on which it is not. A5.6 has two sentences, one of each loss.
+CASES = {
+    "A5.1": ({"window": "present"}, {"window": "fixed"}),
+    "A5.2": ({"window": "fixed"}, {"window": "present"}),
+    "A5.3": ({"masked": "present"}, {"masked": "fixed"}),
+    "A5.4": ({"dapo": 0.1}, {"dapo": 0.001}),
+    "A5.5": ({"bnpo": 0.1}, {"grpo": 0.1}),
+    "A5.6": ({"zero": 1e-6, "default": 1e-6}, {"zero": 0.1, "default": 0.1}),
+    "A5.7": ({"between": 0.1}, {"between": 0.0}),
+    "A5.8": ({"share": 0.0}, {"share": 1.0}),
+    "A5.9": ({"longer": 1.0}, {"longer": -1.0}),
+    "A6.1": ({"sign": 0.9}, {"sign": 0.15}),
+    "A6.2": ({"cost": -3.0}, {"cost": 3.0}),
+    "A6.3": ({"agreed": 0.6}, {"agreed": 1.0}),
+    "A6.4": ({"kept": 0.8}, {"kept": 1.2}),
+    "A6.5": ({"top": 2.9}, {"top": 8.0}),
+    "A7.1": ({"never": 0.4}, {"never": 0.02}),
+    "A7.2": ({"growth": 0.3}, {"growth": -0.3}),
+    "A7.3": ({"gained": 3.0}, {"gained": -3.0}),
+}
+
+
+@pytest.mark.parametrize("claim", CASES)
+def test_a_criterion_holds_where_the_claim_is_true_and_fails_where_it_is_not(claim, monkeypatch):
+    number, world = WORLDS[claim[:2]]
+    held = [verdicts(number, world(**change), monkeypatch)[claim] for change in CASES[claim]]
+    assert [set(each) for each in held] == [{True}, {False}]
+
+
+@pytest.mark.parametrize(
+    "claim, change", [("A5.9", "longer"), ("A6.1", "sign"), ("A7.2", "growth"), ("A7.3", "gained")]
+)
+def test_a_claim_whose_interval_holds_the_bound_is_inconclusive(claim, change, monkeypatch):
+    number, world = WORLDS[claim[:2]]
+    bound = 0.5 if claim == "A6.1" else 0.0
+    assert verdicts(number, world(**{change: bound}), monkeypatch)[claim] == [None]
+
+
+def test_every_claim_of_these_notebooks_is_here():
+    from workbench.claims import load_claims
+
+    assert set(CASES) == {claim for claim in load_claims() if claim[:2] in WORLDS}
+
+
+@pytest.mark.parametrize("alike, unlike, holds", [(0.0, 0.1, True), (0.1, 0.1, False), (0.0, 0.0, None)])
+def test_sgd_is_said_to_be_that_of_four_times_the_rate_only_where_one_rate_is_not(alike, unlike, holds, monkeypatch):
+    world = world_10() | {"alike": alike, "unlike": unlike}
+    assert holds in verdicts("10", world, monkeypatch)[""]
