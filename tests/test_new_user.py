@@ -429,7 +429,9 @@ def no_such_model(folder):
 def no_network(folder):
     from workbench.recipes.recipes import resolve_model
 
-    with pytest.raises(MissingDependencyError, match=r"not found on the hub, or no hub can be reached.*use model='starter' or"):
+    with pytest.raises(
+        MissingDependencyError, match=r"not found on the hub, or no hub can be reached.*use model='starter' or"
+    ):
         resolve_model("Qwen/none")
 
 
