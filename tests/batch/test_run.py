@@ -195,22 +195,20 @@ def test_a_plan_hints_at_the_data_set_of_a_toy_beside_another_model(plan, params
 # --- on Slurm: what can be shown and checked without one -------------------------------------------------------------
 
 
-def test_a_preview_without_a_client_has_the_script_and_says_that_nothing_was_checked(monkeypatch, plan, tmp_path):
-    client(tmp_path / "bin", monkeypatch)
-    scripts, unchecked = batch.preview_on_slurm(plan, SlurmOptions())
-    assert "#SBATCH --array=0-2%3" in scripts
-    assert unchecked == "--executor slurm: no sbatch and srun on PATH; start it on a Slurm login node"
-    with pytest.raises(MissingDependencyError, match="no sbatch and srun on PATH"):
-        batch.execute_on_slurm(plan, SlurmOptions())
-    assert not (tmp_path / "runs").exists()
+NOBODY = "--executor slurm: no sbatch and srun on PATH; start it on a Slurm login node"
+SILENT = "Slurm does not answer: Unable to contact slurm controller"
+ABSENT = [({}, MissingDependencyError, NOBODY), (ANSWERS | {"sinfo": REFUSES}, RunError, SILENT)]
 
 
-def test_a_preview_where_slurm_does_not_answer_has_the_script_and_the_reason(monkeypatch, plan, tmp_path):
-    client(tmp_path / "bin", monkeypatch, **ANSWERS | {"sinfo": REFUSES})
-    scripts, unchecked = batch.preview_on_slurm(plan, SlurmOptions())
-    assert "#SBATCH --array=0-2%3" in scripts
-    assert unchecked == "Slurm does not answer: Unable to contact slurm controller"
-    with pytest.raises(RunError, match="Slurm does not answer"):
+@pytest.mark.parametrize(("scripts", "error", "reason"), ABSENT)
+def test_a_preview_without_slurm_has_the_script_and_the_reason_and_a_submission_is_refused(
+    monkeypatch, plan, tmp_path, scripts, error, reason
+):
+    client(tmp_path / "bin", monkeypatch, **scripts)
+    shown, unchecked = batch.preview_on_slurm(plan, SlurmOptions())
+    assert "#SBATCH --array=0-2%3" in shown
+    assert unchecked == reason
+    with pytest.raises(error, match=reason):
         batch.execute_on_slurm(plan, SlurmOptions())
     assert not (tmp_path / "runs").exists()
 
@@ -244,26 +242,19 @@ def test_a_preview_has_an_array_for_each_notebook_and_none_for_what_is_done(plan
     assert str(tmp_path / "runs" / ".slurm") in scripts
 
 
-@pytest.mark.parametrize(
-    ("scripts", "line"),
-    [
-        (None, "not checked: --executor slurm: no sbatch and srun on PATH; start it on a Slurm login node\n"),
-        (ANSWERS | {"sinfo": REFUSES}, "not checked: Slurm does not answer: Unable to contact slurm controller\n"),
-        (ANSWERS, ""),
-    ],
-)
+@pytest.mark.parametrize(("scripts", "reason"), [*((scripts, reason) for scripts, _, reason in ABSENT), (ANSWERS, "")])
 def test_a_dry_run_prints_plan_and_script_and_says_what_slurm_was_not_asked(
-    monkeypatch, tmp_path, capsys, scripts, line
+    monkeypatch, tmp_path, capsys, scripts, reason
 ):
     path = write_notebook(tmp_path / "by_hand.ipynb")
-    client(tmp_path / "bin", monkeypatch, **(scripts or {}))
+    client(tmp_path / "bin", monkeypatch, **scripts)
     arguments = ["sweep", path, "-p", "seed=0..1", "--runs-dir", tmp_path / "runs", "--executor", "slurm", "--dry-run"]
     code, out, err = call(capsys, *arguments)
-    assert (code, err) == (0, line)
+    assert (code, err) == (0, reason and f"not checked: {reason}\n")
     assert out.startswith("run    seed=0\nrun    seed=1\n       folder ")
     assert "       GPUs        none for each run, from Slurm\n#!/bin/bash\n" in out
     assert "#SBATCH --array=0-1%2" in out
-    for wrong in (["--time", "x"], ["--jobs", "0"], ["--sbatch", "nodes=2"]):
+    for wrong in (["--time", "x"], ["--mem", "much"], ["--jobs", "0"], ["--sbatch", "nodes=2"]):
         code, out, err = call(capsys, *arguments, *wrong)
         assert (code, out) == (2, "")
         assert "not checked" not in err

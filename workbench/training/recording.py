@@ -21,7 +21,7 @@ from .rewards import describe_reward
 from .trl import eos_ids, is_of_a_step, policy_of, several_turns
 
 COMPLETE = "complete.json"  # the last file of a checkpoint
-_RECORDED = ("num_generations", "learning_rate", "seed", "temperature", "beta", "max_steps")
+_RECORDED: tuple[str, ...] = ("num_generations", "learning_rate", "seed", "temperature", "beta", "max_steps")
 _RECORDED += ("per_device_train_batch_size", "gradient_accumulation_steps")
 _PRINTED = ("reward", "completions/mean_length", "loss")
 
