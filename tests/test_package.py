@@ -161,7 +161,7 @@ def test_types_are_checked_without_exceptions_for_a_folder():
 # Lines of Python at most, so that growth is decided. A number is lowered where a folder falls; it is not raised in passing.
 MOST_LINES = {
     "workbench/audit": 2430,
-    "workbench/batch": 1830,
+    "workbench/batch": 1780,
     "workbench/consistency": 520,
     "workbench/curves": 2070,
     "workbench/diagnostics": 2390,
@@ -169,14 +169,14 @@ MOST_LINES = {
     "workbench/logs": 1420,
     "workbench/recipes": 1070,
     "workbench/reports": 1950,
-    "workbench/runs": 1960,
+    "workbench/runs": 1850,
     "workbench/studies": 810,
     "workbench/toys": 780,
     "workbench/training": 1870,
-    "workbench/widgets": 900,
-    "workbench": 22200,
+    "workbench/widgets": 810,
+    "workbench": 21820,
     "benchmarks": 5140,
-    "tests": 26260,
+    "tests": 26120,
 }
 
 
