@@ -247,18 +247,6 @@ def test_a_runner_that_is_stopped_leaves_an_interrupted_run_and_no_kernel(notebo
 
 
 @pytest.mark.slow
-def test_two_runs_at_once_have_folders_and_ports_of_their_own(tmp_path):
-    save = 'save_result(run, [Result("it ran", True)], {"port": int(os.environ["MASTER_PORT"]), "cwd": os.getcwd()})'
-    names = [str(write_notebook(tmp_path / f"{n}.ipynb", "import os", save=save)) for n in ("one", "two")]
-    process = workbench("run", *names, "--jobs", 2, "--runs-dir", tmp_path / "runs")
-    assert process.returncode == 0, process.stderr
-    found = list_runs(tmp_path / "runs")
-    assert sorted(r.notebook for r in found) == ["one", "two"]
-    assert len({r.result["headline"]["value"] for r in found}) == 2
-    assert [r.result["numbers"]["cwd"] for r in found] == [str(tmp_path)] * 2
-
-
-@pytest.mark.slow
 def test_plain_papermill_runs_a_notebook_too(starter_folder, tmp_path):
     command = [sys.executable, "-m", "papermill", str(find_notebook("05_grpo_docs_example")), "out.ipynb"]
     env = {k: v for k, v in os.environ.items() if not k.startswith("WORKBENCH_RUNS")}

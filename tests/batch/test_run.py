@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -52,23 +53,26 @@ def test_less_than_one_job_at_a_time_and_more_gpus_than_there_are_are_refused(mo
 
 
 @pytest.mark.slow
-def test_several_notebooks_run_side_by_side_and_the_outcome_of_each_is_shown(tmp_path):
-    good = write_notebook(tmp_path / "good.ipynb")
+def test_several_notebooks_run_side_by_side_with_ports_of_their_own_and_the_outcome_of_each_is_shown(tmp_path):
+    save = 'save_result(run, [Result("it ran", True)], {"port": int(os.environ["MASTER_PORT"]), "cwd": os.getcwd()})'
+    good = [write_notebook(tmp_path / f"good{n}.ipynb", "import os", save=save) for n in range(2)]
     bad = write_notebook(tmp_path / "bad.ipynb", "print('before'); 1 / 0")
-    arguments = [bad, good, "--jobs", "2", "--runs-dir", tmp_path / "runs"]
+    arguments = [bad, *good, "--jobs", "3", "--runs-dir", tmp_path / "runs"]
     plan = workbench("run", *arguments, "--dry-run")
-    assert [line for line in plan.stdout.splitlines() if line.startswith("run ")] == ["run    bad", "run    good"]
+    assert re.findall("^run .*", plan.stdout, re.M) == ["run    bad", "run    good0", "run    good1"]
     assert list_runs(tmp_path / "runs") == []
     process = workbench("run", *arguments)
     assert process.returncode == 1
     assert "bad: failed: cell 4: ZeroDivisionError: division by zero" in process.stderr
-    assert "good: done, steps 3" in process.stderr
-    assert "1 of 2 runs are done" in process.stdout
-    failed = next(r for r in list_runs(tmp_path / "runs") if r.notebook == "bad")
-    log = workbench("logs", failed.path).stdout
+    assert "good0: done, port " in process.stderr
+    assert "2 of 3 runs are done" in process.stdout
+    runs = {run.notebook: run for run in list_runs(tmp_path / "runs")}
+    log = workbench("logs", runs["bad"].path).stdout
     assert "before" in log
-    assert log.endswith(f"report {failed.path / 'report.html'}\n")
-    assert all((run.path / "report.html").is_file() for run in list_runs(tmp_path / "runs"))
+    assert log.endswith(f"report {runs.pop('bad').path / 'report.html'}\n")
+    numbers = [run.result["numbers"] for run in runs.values()]
+    assert numbers[0]["port"] != numbers[1]["port"] and [n["cwd"] for n in numbers] == [str(tmp_path)] * 2
+    assert all((run.path / "report.html").is_file() for run in runs.values())
 
 
 WHEN = """\
