@@ -289,7 +289,10 @@ def test_force_takes_what_cannot_be_checked_and_says_so_and_nothing_that_lives(n
     status = read_json(run.path / "status.json", {})
     write_json(run.path / "status.json", status | {"state": "running", "owner": {"pid": 1, "host": "far"}})
     code, _, err = call(capsys, *resume)
-    says = ("running on far, as its status says; cannot be checked from here", "if that has ended, `--force` takes the run")
+    says = (
+        "running on far, as its status says; cannot be checked from here",
+        "if that has ended, `--force` takes the run",
+    )
     assert code == 2 and all(part in err for part in says)
     process = workbench(*resume, "--force")
     assert process.returncode == 0, process.stderr
