@@ -176,19 +176,14 @@ def api_pages() -> dict[str, str]:
 def cli_page() -> str:
     """The commands, from the parser and the texts of its help."""
     from workbench.cli import _parser
-    from workbench.help_texts import COMMANDS
     from workbench.runs.run import runs_root
 
     (commands,) = [a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction)]
     lines = ["# Command line\n", WRITTEN.replace("docstrings", "the commands' own help")]
     lines += ["Exit codes: 0 success, 1 a run failed or the audit found problems, 2 wrong input, 130 interrupted.\n"]
     for name, parser in commands.choices.items():
-        about = COMMANDS[name]
-        lines += [
-            f"## workbench {name}\n",
-            f"{about.purpose}\n",
-            f"    workbench {name} {about.example}".rstrip() + "\n",
-        ]
+        example = (parser.epilog or "").removeprefix("Example: ")
+        lines += [f"## workbench {name}\n", f"{parser.description}\n", f"    {example}\n"]
         for group in parser._action_groups:
             actions = [a for a in group._group_actions if "-h" not in a.option_strings]
             if actions and group.title not in ("positional arguments", "options"):

@@ -236,7 +236,7 @@ def write_run(root: Path, name: str = "2026-1", *, notebook="05_grpo_docs_exampl
     import pandas as pd
 
     from workbench import load_run
-    from workbench.batch.plan import code_of
+    from workbench.batch.notebooks import code_of
     from workbench.runs import lock
     from workbench.runs.completions import append_table
     from workbench.runs.files import write_json

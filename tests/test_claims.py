@@ -111,11 +111,9 @@ def test_a_file_without_one_pair_of_markers_is_left_alone(tmp_path, text):
 
 
 def test_the_command_prints_the_sheet_and_writes_it(notebooks, tmp_path):
-    printed = workbench("claims", "--runs-dir", RECORDED, "--markdown")
-    assert printed.stdout == EXPECTED.read_text(encoding="utf-8")
     (tmp_path / "R.md").write_text(f"{BEGIN}\n{END}\n")
     assert workbench("claims", "--runs-dir", RECORDED, "--write", tmp_path / "R.md").returncode == 0
-    assert printed.stdout in (tmp_path / "R.md").read_text()
+    assert EXPECTED.read_text(encoding="utf-8") in (tmp_path / "R.md").read_text()
     assert (
         "A4.2  confirmed in 1, refuted in 1 of 2 runs: User, one A100"
         in workbench("claims", "--runs-dir", RECORDED).stdout

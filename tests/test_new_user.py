@@ -195,12 +195,12 @@ def slurm_dry_run_on_a_laptop(folder):
     assert not (folder / "runs").exists()
 
 
-@row("`--mem 64G --time 4:00:00`, as sbatch takes them", "65536 MB and 240 minutes in the sbatch script")
+@row("`--mem 64G --time 4:00:00`, as sbatch takes them", "`--mem=64G` and 240 minutes in the sbatch script")
 def sbatch_forms(folder):
     arguments = ["--executor", "slurm", "--mem", "64G", "--time", "4:00:00", "--dry-run", "--runs-dir", folder / "runs"]
     process = workbench("run", EXAMPLE, *arguments, env={"PATH": str(Path(sys.executable).parent)})
     assert process.returncode == 0, process.stderr
-    assert {"#SBATCH --mem=65536M", "#SBATCH --time=240"} <= set(process.stdout.splitlines())
+    assert {"#SBATCH --mem=64G", "#SBATCH --time=240"} <= set(process.stdout.splitlines())
 
 
 @row("a batch that groups do not fill: `num_generations=8`, batch 12", "ParameterError that names both numbers")

@@ -18,7 +18,6 @@ MAY_IMPORT = {
     "__init__": set(),
     "__main__": {"cli"},
     "errors": set(),
-    "help_texts": set(),
     "packaged": set(),
     "trl_release": {"errors"},
     "doctor": {"errors"},
@@ -38,8 +37,7 @@ MAY_IMPORT = {
     "reports": BASE | {"logs", "curves"},
     "batch": BASE | {"reports"},
     "claims": BASE | {"batch"},
-    "new_notebook": BASE,
-    "cli": BASE | {"help_texts", "new_notebook", "doctor", "defects", "reports", "batch", "claims", "audit"},
+    "cli": BASE | {"doctor", "defects", "reports", "batch", "claims", "audit"},
 }
 
 
@@ -163,7 +161,7 @@ def test_types_are_checked_without_exceptions_for_a_folder():
 # Lines of Python at most, so that growth is decided. A number is lowered where a folder falls; it is not raised in passing.
 MOST_LINES = {
     "workbench/audit": 2310,
-    "workbench/batch": 1830,
+    "workbench/batch": 1780,
     "workbench/consistency": 510,
     "workbench/curves": 1660,
     "workbench/diagnostics": 2080,
@@ -171,14 +169,14 @@ MOST_LINES = {
     "workbench/logs": 1410,
     "workbench/recipes": 1000,
     "workbench/reports": 1890,
-    "workbench/runs": 1960,
+    "workbench/runs": 1850,
     "workbench/studies": 740,
     "workbench/toys": 650,
     "workbench/training": 1770,
-    "workbench/widgets": 900,
-    "workbench": 20820,
+    "workbench/widgets": 810,
+    "workbench": 20440,
     "benchmarks": 5100,
-    "tests": 25420,
+    "tests": 25290,
 }
 
 
@@ -211,7 +209,7 @@ OPENED_THERE = {  # file -> what it opens
     "runs/lock.py": "the lock, which holds nothing",
     "runs/environment.py": "/proc",
     "runs/parameters.py": "the notebook that the user names",
-    "batch/plan.py": "the notebook that the user names",
+    "batch/notebooks.py": "the notebook that the user names",
     "batch/run.py": "the log, to write it",
     "reports/page.py": "templates",
     "reports/index.py": "the page it has just made",

@@ -7,8 +7,6 @@ import shutil
 import pytest
 from conftest import call, write_notebook, write_run
 
-from workbench import cli
-
 STATUS = {"state": "done", "error": None, "owner": {}, "times": {}}
 RESULT = {"headline": None, "results": [], "numbers": {}}
 RECORD = ("params.json", "env.json", "status.json", "result.json")
@@ -56,8 +54,8 @@ def sound(tmp_path):
 
 
 # Command -> the files without which it cannot show a run.
-NEEDS = dict.fromkeys(["status", "list", "claims"], ("status.json", "result.json")) | {"report": RECORD}
-NEEDS |= {"status --json": NEEDS["status"], "list --json": ("status.json", "result.json", "params.json")}
+NEEDS = dict.fromkeys(["status", "claims"], ("status.json", "result.json")) | {"report": RECORD}
+NEEDS["status --json"] = ("status.json", "result.json", "params.json")
 
 
 # Each odd file with the command that needs all of a record, and each command with one of each kind of file.
@@ -78,9 +76,9 @@ def test_a_run_that_cannot_be_read_is_a_row_that_says_so_and_the_others_are_show
     if command == "report":
         assert "3 runs" in (root.parent / "reports" / "index.html").read_text()
     elif command != "claims":
-        rows = [line for line in out.splitlines() if "docs_example " in line or "docs_example/" in line]
-        assert (
-            len(rows) == 3 if "json" in command else [row.split()[1].rstrip(":") for row in rows] == ["a", "odd", "z"]
+        rows = [line for line in out.splitlines() if "docs_example" in line]
+        assert len(rows) == 3 and (
+            "json" in command or [row.split()[1].rstrip(":") for row in rows] == ["a", "odd", "z"]
         )
 
 
@@ -88,7 +86,7 @@ def test_a_run_that_cannot_be_read_is_a_row_that_says_so_and_the_others_are_show
 def test_a_run_with_something_odd_beside_its_record_is_shown(capsys, sound, name):
     root, *_ = sound
     odd_run(root, *HARMLESS[name])
-    for command in ("status", "list", "report", "claims"):
+    for command in ("status", "report", "claims"):
         code, _, err = call(capsys, command, "--runs-dir", root)
         assert (code, err) == (0, ""), command
     assert "3 runs" in (root.parent / "reports" / "index.html").read_text()
@@ -111,7 +109,7 @@ def test_a_link_shows_no_private_file_and_a_pipe_hangs_nothing(capsys, sound, fi
     (run.path / file).unlink()
     (run.path / file).symlink_to(private) if kind == "link" else os.mkfifo(run.path / file)
     shown = ""
-    for command in ("status", "list", "report", "claims"):
+    for command in ("status", "report", "claims"):
         code, out, err = call(capsys, command, "--runs-dir", root)
         assert code == (command == "report" and file in RECORD), command
         shown += out + err
@@ -172,9 +170,9 @@ def test_names_and_texts_of_a_stranger_cannot_command_the_terminal_or_pass_for_o
     monkeypatch.setenv("WORKBENCH_NOTEBOOKS", str(tmp_path))
     notebook = write_notebook(tmp_path / "given.ipynb", parameters=help_text)
     write_notebook(tmp_path / ("x" + HOSTILE + line + ".ipynb"))
-    for arguments in (["status"], ["list"], ["claims"], ["claims", "--markdown"], ["list", notebook], ["status", odd.path],
-                      ["logs", run.path], ["cancel", run.path], ["status", "none"], ["run", "none"]):  # fmt: skip
-        code, out, err = call(capsys, *arguments, "--runs-dir", root)
+    for arguments in (["list"], ["list", notebook], ["claims"], ["status"], ["status", odd.path], ["logs", run.path],
+                      ["cancel", run.path], ["status", "none"], ["run", "none"]):  # fmt: skip
+        code, out, err = call(capsys, *arguments, *(["--runs-dir", root] if arguments[0] != "list" else []))
         assert code in (0, 1, 2)
         assert out + err
         assert not any(c in out + err for c in "\x1b\x07\u202e")
@@ -187,4 +185,4 @@ def test_a_claim_that_there_is_not_is_a_row_and_hides_no_other(capsys, sound):
     code, out, _ = call(capsys, "claims", "--runs-dir", root)
     assert code == 1
     assert out.startswith("05_grpo_docs_example odd: cannot be read: ")
-    assert out.count("\n") > len(cli.__doc__.split("|"))  # the sheet follows
+    assert out.count("\n") > 20  # the sheet follows

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .batch.plan import find_notebook
+from .batch.notebooks import find_notebook
 from .errors import ParameterError
 from .packaged import packaged
 from .runs.files import write_text

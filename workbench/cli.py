@@ -1,8 +1,9 @@
-"""The command line: `workbench list | notebooks | new | run | sweep | status | logs | cancel | report | claims | audit` ..."""
+"""The command line. The docstring of a command is its help: what it does in a few words, what it is for, an example."""
 
 import argparse
 import contextlib
 import errno
+import inspect
 import json
 import os
 import re
@@ -11,13 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from . import __version__
-from .errors import ParameterError, RunError, WorkbenchError
-from .help_texts import COMMANDS
+from .errors import ParameterError, WorkbenchError
 from .runs.parameters import notebook_parameters, parse_assignments
 from .runs.run import Run, check_readable, list_runs, load_run, runs_root, what_is_unknown
 from .runs.secrets import hide_tokens
-from .runs.summary import RunSummary, title, unreadable
-from .runs.text import one_line, printable
+from .runs.summary import RunSummary, unreadable
+from .runs.text import one_line
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -120,10 +120,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(function: Callable, *, of_runs: bool = True) -> argparse.ArgumentParser:
-        name = function.__name__.removeprefix("_")
-        short, purpose, example = COMMANDS[name]
-        epilog = f"Example: workbench {name} {example}".rstrip()
-        made = commands.add_parser(name, help=short, description=purpose, epilog=epilog)
+        *purpose, example = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+        about, name = " ".join(" ".join(purpose).split()), function.__name__.removeprefix("_")
+        made = commands.add_parser(name, help=purpose[0], description=about, epilog=example)
         made.set_defaults(command=function)
         if of_runs:
             made.add_argument("--runs-dir", type=Path, help=f"folder of all runs (default {runs_root()})")
@@ -131,26 +130,17 @@ def _parser() -> argparse.ArgumentParser:
 
     run = command(_run)
     run.add_argument("notebooks", nargs="+", metavar="NOTEBOOK", help="name, or path of an .ipynb file")
-    one = "a parameter of the notebook, e.g. steps=80; `workbench list NOTEBOOK` names them"
-    run.add_argument("-p", "--parameter", "--parameters", action="append", default=[], metavar="NAME=VALUE", help=one)
     unfinished = "go on with an interrupted run (default: the latest)"
     run.add_argument("--resume", nargs="?", const="", metavar="RUN", help=unfinished)
-    run.add_argument(
-        "--force",
-        action="store_true",
-        help="with --resume RUN: also one that is running on another host",
-    )
+    run.add_argument("--force", action="store_true", help="with --resume RUN: also one that is running on another host")
     run.add_argument("-q", "--quiet", action="store_true", help="no bars and no output of the notebook")
-    _add_batch_options(run)
+    one = "a parameter of the notebook, e.g. steps=80; `workbench list NOTEBOOK` names them"
+    _add_batch_options(run, "NAME=VALUE", one)
 
-    grid = "values of a parameter: seed=0..4 or learning_rate=1e-4,3e-4"
     sweep = command(_sweep)
     sweep.add_argument("notebook", metavar="NOTEBOOK", help="name, or path of an .ipynb file")
-    sweep.add_argument(
-        "-p", "--parameter", "--parameters", action="append", default=[], metavar="NAME=VALUES", help=grid
-    )
     _add_page_options(sweep, "of the comparison")
-    _add_batch_options(sweep)
+    _add_batch_options(sweep, "NAME=VALUES", "values of a parameter: seed=0..4 or learning_rate=1e-4,3e-4")
 
     status = command(_status)
     which = "a notebook for all of its runs, or a run id, folder or `last` (default: all)"
@@ -164,12 +154,10 @@ def _parser() -> argparse.ArgumentParser:
     cancel = command(_cancel)
     cancel.add_argument("runs", nargs="+", metavar="RUN", help="run id, folder or `last`")
     cancel.add_argument("--grace", type=float, default=60, metavar="SECONDS", help="for the current step (default 60)")
-
     cancel.add_argument("--force", action="store_true", help="also a run whose process cannot be reached from here")
 
-    listing = command(_list)
+    listing = command(_list, of_runs=False)
     listing.add_argument("notebook", nargs="?", metavar="NOTEBOOK", help="name, or path of an .ipynb file")
-    listing.add_argument("--json", action="store_true", help="one JSON object a run")
 
     copies = command(_notebooks, of_runs=False)
     copies.add_argument("folder", nargs="?", type=Path, default=Path("notebooks"), help="where to (default notebooks/)")
@@ -179,26 +167,24 @@ def _parser() -> argparse.ArgumentParser:
     new.add_argument("--folder", type=Path, default=Path("."), help="where to (default here)")
 
     report = command(_report)
-    report.add_argument(
-        "runs", nargs="*", type=Path, help="run folders (default: all), or a TRL output with completions"
-    )
+    folders = "run folders (default: all), or a TRL output with completions"
+    report.add_argument("runs", nargs="*", type=Path, help=folders)
     _add_page_options(report, "of the index")
 
     sheet = command(_claims)
-    sheet.add_argument("--markdown", action="store_true", help="as a markdown table")
-    sheet.add_argument("--write", type=Path, metavar="FILE", help="put the table between the markers in FILE")
+    sheet.add_argument("--write", type=Path, metavar="FILE", help="as a table, between the markers in FILE")
 
     audit = command(_audit, of_runs=False)
     audit.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="folder or file of anybody's log, or -")
     audit.add_argument("--model", metavar="MODEL", help="its folder or hub id, where PATH has no config.json")
     audit.add_argument("--limit", type=int, metavar="N", help="max_completion_length of the run")
     audit.add_argument("--stop", action="append", default=[], metavar="STRING", help="a stop string of the run")
-    audit.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the run, by TRL's name"
-    )
+    setting = "a setting of the run, by TRL's name"
+    audit.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=setting)
     audit.add_argument("--baseline", metavar="NAME", help="documented run to compare the reward with")
     audit.add_argument("--json", action="store_true", help="one JSON object a run")
     audit.add_argument("--html", type=Path, metavar="FILE", help="a page with the same, which opens without a network")
+    audit.add_argument("--redact", action="store_true", help="that page without host names, user names and paths")
 
     doctor = command(_doctor, of_runs=False)
     doctor.add_argument("--trl", metavar="RELEASE", help="with --args: a release of TRL (default: the installed one)")
@@ -213,20 +199,19 @@ def _add_page_options(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--redact", action="store_true", help=text)
 
 
-def _add_batch_options(parser: argparse.ArgumentParser) -> None:
+def _add_batch_options(parser: argparse.ArgumentParser, metavar: str, help: str) -> None:
+    several = {"action": "append", "default": []}
+    parser.add_argument("-p", "--parameter", "--parameters", metavar=metavar, help=help, **several)
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, each in its own process")
     parser.add_argument("--gpus", metavar="N", help="GPUs for each run (default 1 where there are any)")
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     parser.add_argument("--executor", choices=("local", "slurm"), default="local", help="where (default local)")
     any_notebook = parser.add_argument_group("as papermill's")
     file = "parameters from a YAML file; -y and -p come after it"
-    any_notebook.add_argument("-f", "--parameters-file", action="append", default=[], metavar="FILE", help=file)
-    any_notebook.add_argument(
-        "-y", "--parameters-yaml", action="append", default=[], metavar="YAML", help="parameters as YAML"
-    )
-    any_notebook.add_argument(
-        "-k", "--kernel", metavar="NAME", help="one of Jupyter's Python kernels (default this Python)"
-    )
+    any_notebook.add_argument("-f", "--parameters-file", metavar="FILE", help=file, **several)
+    any_notebook.add_argument("-y", "--parameters-yaml", metavar="YAML", help="parameters as YAML", **several)
+    kernel = "one of Jupyter's Python kernels (default this Python)"
+    any_notebook.add_argument("-k", "--kernel", metavar="NAME", help=kernel)
     any_notebook.add_argument("--cwd", metavar="FOLDER", help="where the kernel works (default the notebook's folder)")
     limit = "limit of each cell, in seconds (default none)"
     any_notebook.add_argument("--execution-timeout", type=float, metavar="SECONDS", help=limit)
@@ -234,12 +219,10 @@ def _add_batch_options(parser: argparse.ArgumentParser) -> None:
     slurm.add_argument("--partition", metavar="NAME")
     slurm.add_argument("--time", default="60", help="limit of a job: minutes, or as 4:00:00 or 1-12 (default 60)")
     slurm.add_argument("--cpus", type=int, default=1, metavar="N", help="cores for each run (default 1)")
-    slurm.add_argument("--mem", default="4", help="memory for each run: GB, or as 64G or 512M (default 4)")
+    slurm.add_argument("--mem", default="4G", help="memory for each run: GB, or as 64G or 512M (default 4G)")
     slurm.add_argument("--requeues", type=int, default=10, metavar="N", help="after preemption or time limit (10)")
-    slurm.add_argument("--sbatch", action="append", default=[], metavar="KEY=VALUE", help="any other sbatch option")
-    slurm.add_argument(
-        "--setup", action="append", default=[], metavar="LINE", help="shell line before a run: module load x"
-    )
+    slurm.add_argument("--sbatch", metavar="KEY=VALUE", help="any other sbatch option", **several)
+    slurm.add_argument("--setup", metavar="LINE", help="shell line before a run: module load x", **several)
     slurm.add_argument("--python", metavar="COMMAND", help="Python of the nodes, as `apptainer exec --nv IMAGE python`")
     slurm.add_argument("--detach", action="store_true", help="submit and return; see `workbench status`")
 
@@ -248,12 +231,15 @@ def _add_batch_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args) -> int:
+    """Run notebooks, each in a new run folder with its log, metrics, completions and report.
+
+    Example: workbench run 05_grpo_docs_example -p steps=80 -p seed=1
+    """
     from .batch import plan
     from .batch import run as batch
 
-    given = parse_assignments(args.parameter)
+    given = _of_yaml(args) | parse_assignments(args.parameter)
     several = len(args.notebooks) > 1
-    given = _of_yaml(args) | given
     if several and (args.resume is not None or given):
         raise ParameterError("-p and --resume go with one notebook; run the others by a command of their own")
     if args.force and not args.resume:
@@ -272,6 +258,12 @@ def _run(args) -> int:
 
 
 def _sweep(args) -> int:
+    """Run a notebook over a grid of parameters and compare the runs.
+
+    Called again, it skips what is done and goes on with what was interrupted.
+
+    Example: workbench sweep 05_grpo_docs_example -p seed=0..4 --jobs 2
+    """
     from .batch.plan import plan_sweep
 
     given = parse_assignments(args.parameter)
@@ -351,11 +343,11 @@ def _execute(args, entries: Sequence) -> bool:
 
 def _slurm_options(args):
     """The options of each job; None with `--executor local`."""
-    from .batch.slurm import SlurmOptions, parse_memory, parse_time
+    from .batch.slurm import SlurmOptions, parse_time
 
     if args.executor == "slurm":
-        options = {name: getattr(args, name) for name in ("partition", "cpus", "requeues", "setup", "python")}
-        options |= {"time": parse_time(args.time), "mem": parse_memory(args.mem)}
+        options = {name: getattr(args, name) for name in ("partition", "cpus", "mem", "requeues", "setup", "python")}
+        options["time"] = parse_time(args.time)
         parallel = None if args.jobs == 1 else args.jobs
         extra = parse_assignments(args.sbatch, "--sbatch")
         return SlurmOptions(gpus=args.gpus or 0, parallel=parallel, extra=extra, **options)
@@ -372,43 +364,47 @@ def _conclude(entries: Sequence) -> int:
 
 
 def _status(args) -> int:
+    """Show each run in a line: its state, step and place, or its result and the checks that fail.
+
+    Example: workbench status 05_grpo_docs_example
+    """
     from .batch import manage
 
-    named = [run for name in args.runs for run in manage.find_runs(name, args.runs_dir)]
-    runs = named or list_runs(args.runs_dir)
-    seen = dict(manage.look(runs))
-    if not runs and not args.json:
-        print(f"no runs in {args.runs_dir or runs_root()}")
+    runs = [run for name in args.runs for run in manage.find_runs(name, args.runs_dir)] or list_runs(args.runs_dir)
+    seen, good = dict(manage.look(runs)), []
 
-    good: list[bool] = []
-
-    def row(run: Run) -> object:
+    def row(run: Run) -> str:
         summary = RunSummary.of(run, seen[run])
         good.append(summary.succeeded)
-        return summary.row if args.json else summary.line
+        return json.dumps(summary.row) if args.json else summary.line
 
     code = _print_rows(runs, row, as_json=args.json)
-    if len(runs) > 1 and not args.json:
-        print(f"{sum(good)} of {len(runs)} runs are done and no check failed")
+    if not args.json and len(runs) != 1:
+        tally = f"{sum(good)} of {len(runs)} runs are done and no check failed"
+        print(tally if runs else f"no runs in {args.runs_dir or runs_root()}")
     return code
 
 
-def _print_rows(runs: Sequence[Run], row: Callable[[Run], object], *, as_json: bool = False) -> int:
+def _print_rows(runs: Sequence[Run], row: Callable[[Run], str | None], *, as_json: bool = False) -> int:
     """A line for each run; the exit code is 1 where one cannot be read, and its line says why."""
     code = 0
     for run in runs:
         try:
             shown = row(run)
-        except (RunError, ParameterError, OSError) as error:
+        except Exception as error:  # whatever is odd in one run, the others are shown
             about = {"run": str(run.path), "notebook": run.notebook, "id": run.id, "state": "unreadable"}
-            shown = about | {"error": str(error)} if as_json else unreadable(run, error)
+            shown = json.dumps(about | {"error": str(error)}) if as_json else unreadable(run, error)
             code = 1
         if shown:
-            print(json.dumps(shown) if as_json else shown)
+            print(shown)
     return code
 
 
 def _logs(args) -> int:
+    """Print what a run's notebook and the training in it wrote, also while it runs.
+
+    Example: workbench logs last --follow
+    """
     from .batch import manage
 
     for text in manage.read_log(manage.find_runs(args.run, args.runs_dir)[-1], follow=args.follow):
@@ -419,6 +415,10 @@ def _logs(args) -> int:
 
 
 def _cancel(args) -> int:
+    """End runs; a training finishes its step and writes a checkpoint, from which `--resume` goes on.
+
+    Example: workbench cancel last
+    """
     from .batch import manage
 
     for run in [manage.find_run(name, args.runs_dir) for name in args.runs]:  # all are looked up before the first ends
@@ -428,6 +428,10 @@ def _cancel(args) -> int:
 
 
 def _claims(args) -> int:
+    """List the claims of the articles, each with what the runs here say of it.
+
+    Example: workbench claims --write docs/claims.md
+    """
     from . import claims
 
     known = claims.load_claims()
@@ -442,8 +446,6 @@ def _claims(args) -> int:
     if args.write:
         claims.write_sheet(args.write, rows)
         print(args.write)
-    elif args.markdown:
-        print(printable(claims.as_markdown(rows)), end="")
     else:
         for row in rows:
             here = f" | here: {row.measured}" if row.measured else ""
@@ -452,36 +454,42 @@ def _claims(args) -> int:
 
 
 def _list(args) -> int:
-    from .batch import plan
+    """Name the notebooks; of one, its parameters with default, allowed values and meaning.
 
-    if args.notebook:
-        for p in notebook_parameters(plan.find_notebook(args.notebook)).values():
-            print(one_line(f"{p.name} = {p.default!r}  ({p.expected})  {p.help}"))
+    Example: workbench list 05_grpo_docs_example
+    """
+    from .batch import notebooks
+
+    if not args.notebook:
+        print(*map(one_line, notebooks.list_notebooks()), sep="\n")
         return 0
-    runs = list_runs(args.runs_dir)
-    if args.json:
-        return _print_rows(
-            runs,
-            lambda run: {"run": str(run.path), "status": run.status, "params": run.params, "result": run.result},
-            as_json=True,
-        )
-    print("notebooks")
-    for name in plan.list_notebooks():
-        print(f"  {one_line(name)}")
-    print(f"runs in {args.runs_dir or runs_root()}")
-    return _print_rows(runs, lambda run: f"  {title(run)}: {RunSummary.of(run).outcome}")
+    for p in notebook_parameters(notebooks.find_notebook(args.notebook)).values():
+        print(one_line(f"{p.name} = {p.default!r}  ({p.expected})  {p.help}"))
+    return 0
 
 
 def _notebooks(args) -> int:
-    from .batch.plan import copy_notebooks
+    """Copy the notebooks into a folder, to be changed there; the other commands look into notebooks/ first.
+
+    Example: workbench notebooks notebooks
+    """
+    from .batch.notebooks import copy_notebooks
 
     for path in copy_notebooks(args.folder):
         print(path)
+    if args.folder.name != "notebooks":
+        print(f"JupyterLab puts their runs into {args.folder / 'runs'}: name it with --runs-dir", file=sys.stderr)
     return 0
 
 
 def _new(args) -> int:
-    from .new_notebook import write_notebook
+    """Write a small notebook that runs at once, to start one's own from.
+
+    `workbench run NAME.ipynb` and `workbench sweep` take it like the others.
+
+    Example: workbench new my_question
+    """
+    from .batch.notebooks import write_notebook
 
     path = write_notebook(args.name, args.folder)
     print(f"{path}\nchange it with `jupyter lab {path}`, run it with `workbench run {path}`")
@@ -489,6 +497,12 @@ def _new(args) -> int:
 
 
 def _report(args) -> int:
+    """Build the HTML reports and their index, pages that open without a network.
+
+    Of each run: its report and a page of all its completions; of a folder that stock TRL wrote, that page.
+
+    Example: workbench report --redact
+    """
     from .reports import build_index, default_folder
 
     others = [p for p in args.runs if not (p / "params.json").is_file()]
@@ -509,14 +523,27 @@ def _report(args) -> int:
 
 
 def _audit(args) -> int:
+    """Find out from the log of any RL training what is wrong with it, why, and how to fix it.
+
+    It also says what the log cannot show. Exit code 0: no problem, 1: problems, 2: unusable input.
+
+    Example: workbench audit outputs/checkpoint-500 --stop '</answer>'
+    """
     from .audit.report import audit_paths
 
     given = {"limit": args.limit, "stops": args.stop, "model": args.model, "baseline": args.baseline}
     given["settings"] = args.set
-    return audit_paths(args.paths, as_json=args.json, page=args.html, **given)
+    return audit_paths(args.paths, as_json=args.json, page=args.html, redact=args.redact, **given)
 
 
 def _doctor(args) -> int:
+    """Compare what is installed with what the workbench takes, and say which back ends can run here.
+
+    With --args FILE instead: which known defects of a release of TRL these settings meet. The exit code is 1 where
+    something is wrong, or a defect is met.
+
+    Example: workbench doctor --trl 1.8.0 --args grpo.yaml
+    """
     from .doctor import examine
 
     if args.arguments or args.trl:

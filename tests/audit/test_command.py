@@ -172,3 +172,12 @@ def test_the_pages_of_rules_are_those_that_the_rules_make():
     for place, text in made.items():
         assert text == (ROOT / "docs" / place).read_text(encoding="utf-8"), "run python docs/rules.py"
     assert len(list((ROOT / "docs" / "rules").iterdir())) == len(RULES)
+
+
+def test_a_page_to_share_names_no_folder_of_mine(capsys, tmp_path):
+    folder, page = state(tmp_path / "s3cr3t project" / "sick", logged(masked=True)), tmp_path / "page.html"
+    audit(capsys, folder, "--html", page)
+    assert str(tmp_path) in page.read_text()
+    audit(capsys, folder, "--html", page, "--redact")
+    assert "s3cr3t" not in page.read_text() and str(tmp_path) not in page.read_text()
+    assert "masked-stops" in page.read_text()

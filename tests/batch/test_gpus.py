@@ -126,3 +126,13 @@ def test_runs_with_different_temporary_folders_share_one_set_of_locks(monkeypatc
 
         with pytest.raises(InterruptedError, match="too many are taken"), hold(1, refuse):
             pass
+
+
+def test_a_home_that_cannot_be_written_says_where_the_locks_could_lie(monkeypatch):
+    monkeypatch.delenv("WORKBENCH_CACHE")
+    monkeypatch.setenv("HOME", "/dev/null/home")
+    with (
+        pytest.raises(ParameterError, match=r"/dev/null/home.*the GPUs' locks lie there: set WORKBENCH_CACHE"),
+        hold(1, print),
+    ):
+        pass

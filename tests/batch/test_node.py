@@ -53,18 +53,14 @@ def test_a_job_that_was_queued_again_too_often_does_not_start(job_9, tmp_path, m
 # --- Slurm's notice --------------------------------------------------------------------------------------------------
 
 TRAINS = {"JobState": "RUNNING", "PreemptTime": "None"}
+NO_MORE = "and no requeue is left (--requeues)"
 
 
 @pytest.mark.parametrize(
     ("number", "fields", "may_requeue", "recorded"),
     [
         (signal.SIGUSR2, TRAINS, True, ("queued", "requeued after time limit: step 2")),
-        (
-            signal.SIGUSR2,
-            TRAINS,
-            False,
-            ("interrupted", "Slurm: time limit, and no requeue is left (--requeues): step 2"),
-        ),
+        (signal.SIGUSR2, TRAINS, False, ("interrupted", f"Slurm: time limit, {NO_MORE}: step 2")),
         (signal.SIGTERM, TRAINS | {"PreemptTime": "1"}, True, ("queued", "requeued after preemption: step 2")),
         (signal.SIGTERM, TRAINS, True, ("queued", "Slurm ended its job: step 2")),
     ],

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -52,23 +53,26 @@ def test_less_than_one_job_at_a_time_and_more_gpus_than_there_are_are_refused(mo
 
 
 @pytest.mark.slow
-def test_several_notebooks_run_side_by_side_and_the_outcome_of_each_is_shown(tmp_path):
-    good = write_notebook(tmp_path / "good.ipynb")
+def test_several_notebooks_run_side_by_side_with_ports_of_their_own_and_the_outcome_of_each_is_shown(tmp_path):
+    save = 'save_result(run, [Result("it ran", True)], {"port": int(os.environ["MASTER_PORT"]), "cwd": os.getcwd()})'
+    good = [write_notebook(tmp_path / f"good{n}.ipynb", "import os", save=save) for n in range(2)]
     bad = write_notebook(tmp_path / "bad.ipynb", "print('before'); 1 / 0")
-    arguments = [bad, good, "--jobs", "2", "--runs-dir", tmp_path / "runs"]
+    arguments = [bad, *good, "--jobs", "3", "--runs-dir", tmp_path / "runs"]
     plan = workbench("run", *arguments, "--dry-run")
-    assert [line for line in plan.stdout.splitlines() if line.startswith("run ")] == ["run    bad", "run    good"]
+    assert re.findall("^run .*", plan.stdout, re.M) == ["run    bad", "run    good0", "run    good1"]
     assert list_runs(tmp_path / "runs") == []
     process = workbench("run", *arguments)
     assert process.returncode == 1
     assert "bad: failed: cell 4: ZeroDivisionError: division by zero" in process.stderr
-    assert "good: done, steps 3" in process.stderr
-    assert "1 of 2 runs are done" in process.stdout
-    failed = next(r for r in list_runs(tmp_path / "runs") if r.notebook == "bad")
-    log = workbench("logs", failed.path).stdout
+    assert "good0: done, port " in process.stderr
+    assert "2 of 3 runs are done" in process.stdout
+    runs = {run.notebook: run for run in list_runs(tmp_path / "runs")}
+    log = workbench("logs", runs["bad"].path).stdout
     assert "before" in log
-    assert log.endswith(f"report {failed.path / 'report.html'}\n")
-    assert all((run.path / "report.html").is_file() for run in list_runs(tmp_path / "runs"))
+    assert log.endswith(f"report {runs.pop('bad').path / 'report.html'}\n")
+    numbers = [run.result["numbers"] for run in runs.values()]
+    assert numbers[0]["port"] != numbers[1]["port"] and [n["cwd"] for n in numbers] == [str(tmp_path)] * 2
+    assert all((run.path / "report.html").is_file() for run in runs.values())
 
 
 WHEN = """\
@@ -195,22 +199,20 @@ def test_a_plan_hints_at_the_data_set_of_a_toy_beside_another_model(plan, params
 # --- on Slurm: what can be shown and checked without one -------------------------------------------------------------
 
 
-def test_a_preview_without_a_client_has_the_script_and_says_that_nothing_was_checked(monkeypatch, plan, tmp_path):
-    client(tmp_path / "bin", monkeypatch)
-    scripts, unchecked = batch.preview_on_slurm(plan, SlurmOptions())
-    assert "#SBATCH --array=0-2%3" in scripts
-    assert unchecked == "--executor slurm: no sbatch and srun on PATH; start it on a Slurm login node"
-    with pytest.raises(MissingDependencyError, match="no sbatch and srun on PATH"):
-        batch.execute_on_slurm(plan, SlurmOptions())
-    assert not (tmp_path / "runs").exists()
+NOBODY = "--executor slurm: no sbatch and srun on PATH; start it on a Slurm login node"
+SILENT = "Slurm does not answer: Unable to contact slurm controller"
+ABSENT = [({}, MissingDependencyError, NOBODY), (ANSWERS | {"sinfo": REFUSES}, RunError, SILENT)]
 
 
-def test_a_preview_where_slurm_does_not_answer_has_the_script_and_the_reason(monkeypatch, plan, tmp_path):
-    client(tmp_path / "bin", monkeypatch, **ANSWERS | {"sinfo": REFUSES})
-    scripts, unchecked = batch.preview_on_slurm(plan, SlurmOptions())
-    assert "#SBATCH --array=0-2%3" in scripts
-    assert unchecked == "Slurm does not answer: Unable to contact slurm controller"
-    with pytest.raises(RunError, match="Slurm does not answer"):
+@pytest.mark.parametrize(("scripts", "error", "reason"), ABSENT)
+def test_a_preview_without_slurm_has_the_script_and_the_reason_and_a_submission_is_refused(
+    monkeypatch, plan, tmp_path, scripts, error, reason
+):
+    client(tmp_path / "bin", monkeypatch, **scripts)
+    shown, unchecked = batch.preview_on_slurm(plan, SlurmOptions())
+    assert "#SBATCH --array=0-2%3" in shown
+    assert unchecked == reason
+    with pytest.raises(error, match=reason):
         batch.execute_on_slurm(plan, SlurmOptions())
     assert not (tmp_path / "runs").exists()
 
@@ -244,26 +246,19 @@ def test_a_preview_has_an_array_for_each_notebook_and_none_for_what_is_done(plan
     assert str(tmp_path / "runs" / ".slurm") in scripts
 
 
-@pytest.mark.parametrize(
-    ("scripts", "line"),
-    [
-        (None, "not checked: --executor slurm: no sbatch and srun on PATH; start it on a Slurm login node\n"),
-        (ANSWERS | {"sinfo": REFUSES}, "not checked: Slurm does not answer: Unable to contact slurm controller\n"),
-        (ANSWERS, ""),
-    ],
-)
+@pytest.mark.parametrize(("scripts", "reason"), [*((scripts, reason) for scripts, _, reason in ABSENT), (ANSWERS, "")])
 def test_a_dry_run_prints_plan_and_script_and_says_what_slurm_was_not_asked(
-    monkeypatch, tmp_path, capsys, scripts, line
+    monkeypatch, tmp_path, capsys, scripts, reason
 ):
     path = write_notebook(tmp_path / "by_hand.ipynb")
-    client(tmp_path / "bin", monkeypatch, **(scripts or {}))
+    client(tmp_path / "bin", monkeypatch, **scripts)
     arguments = ["sweep", path, "-p", "seed=0..1", "--runs-dir", tmp_path / "runs", "--executor", "slurm", "--dry-run"]
     code, out, err = call(capsys, *arguments)
-    assert (code, err) == (0, line)
+    assert (code, err) == (0, reason and f"not checked: {reason}\n")
     assert out.startswith("run    seed=0\nrun    seed=1\n       folder ")
     assert "       GPUs        none for each run, from Slurm\n#!/bin/bash\n" in out
     assert "#SBATCH --array=0-1%2" in out
-    for wrong in (["--time", "x"], ["--jobs", "0"], ["--sbatch", "nodes=2"]):
+    for wrong in (["--time", "x"], ["--mem", "much"], ["--jobs", "0"], ["--sbatch", "nodes=2"]):
         code, out, err = call(capsys, *arguments, *wrong)
         assert (code, out) == (2, "")
         assert "not checked" not in err

@@ -5,7 +5,7 @@ import pytest
 from conftest import write_run
 
 from workbench.batch import slurm_state
-from workbench.batch.slurm_state import JobState, read_sacct, read_squeue, verdict
+from workbench.batch.slurm_state import JobState, read_states, verdict
 from workbench.errors import RunError
 from workbench.runs.run import create_run, set_status
 
@@ -40,11 +40,12 @@ def test_a_job_that_never_starts_is_reported_while_it_hangs_in_the_queue():
         assert (state, error) == ("interrupted", f"Slurm: failed to start ({reason}); its job 9_1 is held: scancel it")
 
 
-def test_the_accounting_database_is_read_where_there_is_one():
+def test_what_squeue_and_sacct_say_is_read():
     text = "9_0|COMPLETED|None|n1\n9_1|CANCELLED by 1000|None|n1\n14|NODE_FAIL|None|n2\nslurm_load: error\n"
-    states = read_sacct(text)
-    assert list(states) == ["9_0", "9_1", "14"]
+    states = read_states(text + "9_2|PENDING|(launch failed requeued held)|\n")
+    assert list(states) == ["9_0", "9_1", "14", "9_2"]
     assert states["9_1"] == JobState("CANCELLED", "None", "n1")
+    assert states["9_2"] == JobState("PENDING", "(launch failed requeued held)", "")
     assert verdict(RUNNING, states["14"]) == ("interrupted", "Slurm: NODE_FAIL of n2")
 
 
@@ -60,23 +61,16 @@ def test_a_job_that_left_slurm_s_memory_is_looked_up_in_accounting(monkeypatch):
     assert slurm_state.ask_slurm({"9_1"}) == {}
 
 
-def test_a_controller_that_does_not_answer_changes_nothing(tmp_path, monkeypatch):
+def test_a_controller_that_does_not_answer_changes_nothing_and_says_why(tmp_path, monkeypatch):
     run = create_run("by_hand", {}, tmp_path)
     before = set_status(run.path, "running", owner={"job": "9_1"})
     answer = subprocess.CompletedProcess([], 1, "", "squeue: error: Unable to contact slurm controller\n")
     monkeypatch.setattr(slurm_state, "slurm_command", lambda *_: answer)
+    with pytest.raises(RunError, match="Slurm does not answer: Unable to contact slurm controller"):
+        slurm_state.ask_slurm({"9_1"})
     with pytest.warns(UserWarning, match="Unable to contact slurm controller; runs are shown as last known"):
         slurm_state.refresh([run])
     assert run.status == before
-
-
-def test_squeue_s_columns_are_read_by_their_width():
-    line = "{:40}{:40}{:80}{:200}\n".format
-    text = line("9_1", "FAILED", "NonZeroExitCode", "n1") + line("9_2", "PENDING", "(launch failed requeued held)", "")
-    assert read_squeue(text) == {
-        "9_1": JobState("FAILED", "NonZeroExitCode", "n1"),
-        "9_2": JobState("PENDING", "(launch failed requeued held)", ""),
-    }
 
 
 def test_a_run_whose_job_is_known_lives_whatever_its_process_id_says(tmp_path, monkeypatch):
@@ -100,13 +94,6 @@ def test_a_command_that_fails_hangs_or_is_not_there_says_why_and_raises_nothing(
     (tmp_path / "squeue").chmod(0o755)
     assert "timed out" in slurm_state.slurm_command("squeue", timeout=0.2).stderr
     assert slurm_state.error_summary("") == "no reason given"
-
-
-def test_slurm_that_does_not_answer_is_an_error_with_its_reason(monkeypatch):
-    answer = subprocess.CompletedProcess([], 1, "", "squeue: error: Unable to contact slurm controller\n")
-    monkeypatch.setattr(slurm_state, "slurm_command", lambda *_: answer)
-    with pytest.raises(RunError, match="Slurm does not answer: Unable to contact slurm controller"):
-        slurm_state.ask_slurm({"9_1"})
 
 
 def test_a_run_without_a_job_is_not_asked_about_and_cannot_be_cancelled_on_slurm(tmp_path, monkeypatch):

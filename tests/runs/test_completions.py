@@ -172,35 +172,24 @@ def test_a_damaged_part_is_named_and_the_others_are_read(tmp_path):
 
 @pytest.fixture
 def old(tmp_path):
-    """Steps 1 to 3 joined, with one of the parts that a kill left over, and step 4; tokens beside them."""
+    """Steps 1 to 3 joined, with one of the parts that a kill left over, and step 4."""
     folder = tmp_path / "completions.parquet"
     folder.mkdir()
     for name, steps in (("000001-000003", [1, 2, 3]), ("000003", [3]), ("000004", [4])):
         table = pd.DataFrame({"step": steps, "completion": [f"c{step}" for step in steps]})
         table.to_parquet(folder / f"part-{name}.parquet")
-    (tmp_path / "tokens" / "completions.parquet").mkdir(parents=True)
-    tokens(1, 2, 3, 4).to_parquet(tmp_path / "tokens" / "completions.parquet" / "part-000001-000004.parquet")
     return tmp_path
 
 
-def test_a_folder_of_version_0_1_is_read(old):
+def test_a_folder_of_version_0_1_is_read_and_a_damaged_part_of_it_named(old):
     assert Run(old).completions["completion"].tolist() == ["c1", "c2", "c3", "c4"]
     assert ends_of_completions(old, 1)[1] == 4
-    assert read_parts(token_parts(old))[0]["step"].tolist() == [1, 2, 3, 4]
-
-
-def test_a_training_of_version_0_1_goes_on_in_today_s_form(old):
-    forget_after(old, 2)
-    record(old, [3])
-    save_tokens(old, 3, 3, tokens(3))
-    assert Run(old).completions["completion"].tolist() == ["c1", "c2", "3a", "3b"]
-    assert read_parts(token_parts(old))[0]["step"].tolist() == [1, 2, 3]
-    assert not list(old.rglob("completions.parquet"))
-
-
-def test_a_damaged_part_of_version_0_1_is_named_and_stops_a_resume_that_would_lose_it(old):
     (old / "completions.parquet" / "part-000004.parquet").write_bytes(b"PAR1")
     with pytest.warns(UserWarning, match=r"part-000004.parquet: cannot be read"):
         assert steps_of(old) == [1, 2, 3]
-    with pytest.raises(RunError, match=r"part-000004.parquet: cannot be read.*Remove it to go on"):
-        forget_after(old, 3)
+
+
+def test_a_training_of_version_0_1_does_not_go_on_here_and_loses_nothing(old):
+    with pytest.raises(RunError, match=r"version 0.1 recorded it; it can be read, but goes on with version 0.1 alone"):
+        forget_after(old, 2)
+    assert Run(old).completions["completion"].tolist() == ["c1", "c2", "c3", "c4"]

@@ -38,14 +38,8 @@ def _no_such_program(command, **_):
 
 
 def test_no_password_or_token_of_the_command_line_is_recorded(monkeypatch):
-    arguments = [
-        "--vllm-server",
-        "http://me:s3cr3tz9@host:8000",
-        "--hf-token",
-        "s3cr3tz9",
-        "-p",
-        "model=hf_AbCdEfGhIjKl1234s3cr3tz9",
-    ]
+    arguments = ["--vllm-server", "http://me:s3cr3tz9@host:8000", "--hf-token", "s3cr3tz9", "-p"]
+    arguments += ["model=hf_AbCdEfGhIjKl1234s3cr3tz9"]
     monkeypatch.setattr("sys.argv", ["/bin/workbench", "run", *arguments, "seed=1"])
     told = environment()["argv"]
     assert "tz9" not in " ".join(told)

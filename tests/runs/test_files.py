@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +15,6 @@ from workbench.runs.files import (
     jsonable,
     last_metrics,
     load_metrics,
-    problem_of,
     read_json,
     read_tail,
     read_text,
@@ -61,26 +59,12 @@ def test_a_missing_file_reads_as_the_default_and_a_damaged_one_is_named(tmp_path
 def test_numpy_torch_paths_and_numbers_without_end_become_strict_json(tmp_path):
     import torch
 
-    value = {
-        "numpy": np.float32(1.5),
-        "array": np.arange(2),
-        "bool": np.bool_(True),
-        "torch": torch.tensor(2),
-        "tensor": torch.tensor([1.0, float("nan")]),
-        "path": tmp_path,
-        "nan": float("nan"),
-        "deep": [(float("-inf"),), {1: np.int64(3)}],
-    }
-    assert jsonable(value) == {
-        "numpy": 1.5,
-        "array": [0, 1],
-        "bool": True,
-        "torch": 2,
-        "tensor": [1.0, None],
-        "path": str(tmp_path),
-        "nan": None,
-        "deep": [[None], {"1": 3}],
-    }
+    value = {"numpy": np.float32(1.5), "array": np.arange(2), "bool": np.bool_(True), "torch": torch.tensor(2),
+             "tensor": torch.tensor([1.0, float("nan")]), "path": tmp_path, "nan": float("nan"),
+             "deep": [(float("-inf"),), {1: np.int64(3)}]}  # fmt: skip
+    strict = {"numpy": 1.5, "array": [0, 1], "bool": True, "torch": 2, "tensor": [1.0, None], "path": str(tmp_path),
+              "nan": None, "deep": [[None], {"1": 3}]}  # fmt: skip
+    assert jsonable(value) == strict
     assert jsonable(value)["bool"] is True
 
 
@@ -102,9 +86,10 @@ def test_a_last_line_cut_short_by_a_kill_is_left_out(tmp_path, half):
     assert load_metrics(tmp_path / "metrics.jsonl")["step"].tolist() == [1, 2]
 
 
-def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, \n{"step": 3}\n')
-    with pytest.raises(RunError, match=r"metrics.jsonl, line 2: not JSON"):
+@pytest.mark.parametrize("line", ['{"step": 1}{"step": 2}', '{"step": ', "[1]", "nothing", '{"step": "\\ud8'])
+def test_a_damaged_line_is_named_by_its_number(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' * 5 + line + "\n" + '{"step": 1}\n' * 5)
+    with pytest.raises(RunError, match=r"metrics.jsonl, line 6: "):
         load_metrics(tmp_path / "metrics.jsonl")
 
 
@@ -142,9 +127,6 @@ def test_the_tail_of_a_file_starts_with_a_whole_character(tmp_path):
     assert read_tail(tmp_path / "log.txt", 1000) == "é" * 10
 
 
-# --- long metrics ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("end", ["", "\n", '\n{"step": 9', "\n\n", "\n{"])
 def test_the_last_line_is_found_from_the_end_however_the_file_ends(tmp_path, end):
     path = tmp_path / "metrics.jsonl"
@@ -159,19 +141,6 @@ def test_a_damaged_last_line_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n[2]\n')
     with pytest.raises(RunError, match=r"metrics.jsonl, \[2\] is no object"):
         last_metrics(tmp_path / "metrics.jsonl")
-
-
-def test_numbers_and_texts_of_long_metrics_keep_their_types(tmp_path):
-    rows = [{"step": 1, "loss": 1, "when": "a"}, {"step": 2, "loss": 0.5, "when": "b", "late": 1}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert load_metrics(tmp_path / "metrics.jsonl").dtypes.to_dict() == pd.DataFrame(rows).dtypes.to_dict()
-
-
-@pytest.mark.parametrize("line", ['{"step": 1}{"step": 2}', '{"step": ', "[1]", "nothing", '{"step": "\\ud8'])
-def test_a_damaged_line_among_many_is_named_by_its_number(tmp_path, line):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' * 5 + line + "\n" + '{"step": 1}\n' * 5)
-    with pytest.raises(RunError, match=r"metrics.jsonl, line 6: "):
-        load_metrics(tmp_path / "metrics.jsonl")
 
 
 def test_files_of_a_name_are_found_though_folders_vanish_meanwhile(tmp_path, monkeypatch):
@@ -193,60 +162,28 @@ def test_files_of_a_name_are_found_though_folders_vanish_meanwhile(tmp_path, mon
 
 # --- what a run's files must hold ------------------------------------------------------------------------------------
 
-STATUS = {"state": "done", "error": None, "owner": {}, "times": {}}
-RESULT = {"headline": None, "checks": {}, "numbers": {}, "claims": {}}
-
 
 @pytest.mark.parametrize(
     "name, value",
-    [
-        ("params.json", []),
-        ("params.json", None),
-        ("env.json", "text"),
-        ("status.json", []),
-        ("status.json", {}),
-        ("status.json", STATUS | {"state": "lost"}),
-        ("status.json", STATUS | {"state": ["done"]}),
-        ("status.json", STATUS | {"error": {"a": 1}}),
-        ("status.json", STATUS | {"owner": None}),
-        ("status.json", STATUS | {"owner": {"pid": "12"}}),
-        ("status.json", STATUS | {"owner": {"pid": 0}}),
-        ("status.json", STATUS | {"owner": {"pid": -1}}),
-        ("status.json", STATUS | {"owner": {"pid": 2**40}}),
-        ("status.json", STATUS | {"owner": {"job": "--user=me"}}),
-        ("status.json", STATUS | {"owner": {"log": 3}}),
-        ("status.json", STATUS | {"times": {"done": "yesterday"}}),
-        ("status.json", STATUS | {"times": {"done": 1e300}}),
-        ("status.json", STATUS | {"times": {"done": float("nan")}}),
-        ("status.json", STATUS | {"times": [1]}),
-        ("result.json", 3),
-        ("result.json", RESULT | {"headline": "text"}),
-        ("result.json", RESULT | {"headline": {"name": "x"}}),
-        ("result.json", RESULT | {"checks": [True]}),
-        ("result.json", RESULT | {"claims": {"A0.1": "agrees"}}),
-        ("progress.json", {}),
-        ("progress.json", {"step": "a", "max_steps": 3}),
-    ],
-)
+    [("params.json", []), ("env.json", "text"), ("status.json", []), ("status.json", {}), ("status.json", {"state": "lost"}),
+     ("status.json", {"state": ["done"]}), ("status.json", {"state": "done", "owner": None}),
+     ("status.json", {"state": "done", "owner": {"job": "--user=me"}}), ("status.json", {"state": "done", "owner": {"job": 3}}),
+     ("result.json", 3), ("result.json", {"results": [True]}), ("result.json", {"results": {"a": 1}}),
+     ("progress.json", {}), ("progress.json", {"step": "a", "max_steps": 3})]
+)  # fmt: skip
 def test_what_a_run_cannot_have_written_is_refused_and_the_file_is_named(tmp_path, name, value):
-    assert problem_of(name, value)
-    if value == value and "nan" not in str(value):
-        write_json(tmp_path / name, value)
-        with pytest.raises(RunError, match=f"{name}: "):
-            read_json(tmp_path / name, {})
+    write_json(tmp_path / name, value)
+    with pytest.raises(RunError, match=f"{name}: "):
+        read_json(tmp_path / name, {})
 
 
 @pytest.mark.parametrize(
     "name, value",
-    [
-        ("params.json", {"seed": 1, "stop": None, "list": [1]}),
-        ("env.json", {"packages": {"trl": "1.12.0"}, "seed": None, "gpus": []}),
-        ("status.json", STATUS | {"owner": {"job": "9_1", "log": None}, "times": {"queued": 0}}),
-        ("status.json", {"state": "running", "owner": {"pid": 1, "started": "12", "host": "a"}}),
-        ("result.json", RESULT | {"headline": {"name": "reward", "value": None}, "more": 1}),
-        ("progress.json", {"step": 0, "max_steps": 80, "finished": False}),
-        ("other.json", [1]),
-    ],
-)
-def test_what_runs_write_is_taken_and_what_else_they_hold_too(name, value):
-    assert problem_of(name, value) == ""
+    [("params.json", {"seed": 1, "stop": None, "list": [1]}), ("status.json", {"state": "queued", "owner": {"job": "9_1"}}),
+     ("status.json", {"state": "running", "owner": {"pid": 1, "started": "12", "host": "a"}}),
+     ("result.json", {"headline": {"name": "reward", "value": None}, "more": 1}),
+     ("progress.json", {"step": 0, "max_steps": 80, "finished": False}), ("other.json", [1])]
+)  # fmt: skip
+def test_what_runs_write_is_taken_and_what_else_they_hold_too(tmp_path, name, value):
+    write_json(tmp_path / name, value)
+    assert read_json(tmp_path / name, {}) == value

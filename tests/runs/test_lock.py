@@ -243,14 +243,3 @@ def test_an_interruption_is_of_the_time_when_the_run_last_wrote_and_not_of_when_
     os.utime(run.path / lock.LOCK, (1000.0, 1000.0))
     assert run.status["times"]["interrupted"] == 1060.0
     assert run.status["ran_s"] == 110.0
-
-
-def test_nothing_waits_for_a_lock_that_is_handed_over(run):
-    """A holder that ends while another waits: that one gets the run."""
-    process = taker(run)
-    assert taken(process)
-    process.kill()
-    assert lock.hold(run.path, wait=60)
-    lock.let_go(run.path)
-    process.communicate()
-    until(lambda: run.status["state"] == "interrupted", "the state")

@@ -52,7 +52,9 @@ def test_a_refuted_claim_fails_no_run_and_a_failed_check_does(tmp_path):
     assert (failed.succeeded, failed.failed) == (False, ["it hurts"])
 
 
-@pytest.mark.parametrize("result", [{"says": "x"}, {"says": "x", "holds": None, "why": "", "claim": ""}, "x", None])
+@pytest.mark.parametrize(
+    "result", [{"says": "x"}, {"says": "x", "holds": None, "why": "", "claim": ""}, {"holds": True}, "x", None]
+)
 def test_a_damaged_result_is_named_with_its_file(tmp_path, result):
     run = write_run(tmp_path)
     write_json(run.path / "result.json", {"results": [result]})

@@ -1,5 +1,4 @@
 import errno
-import os
 import time
 
 import pytest
@@ -18,13 +17,6 @@ from workbench.runs.run import (
     set_status,
     slurm_job,
 )
-
-# --- one run -------------------------------------------------------------------------------------------------------
-
-
-def test_a_run_without_metrics_says_so(tmp_path):
-    with pytest.raises(RunError, match="logged no step"):
-        _ = write_run(tmp_path).metrics
 
 
 @pytest.mark.parametrize(
@@ -70,24 +62,6 @@ def test_the_runs_of_one_notebook_and_those_behind_links_are_listed(tmp_path):
     assert list_runs(tmp_path / "root", "01_none") == []
 
 
-def test_runs_and_folders_that_may_not_be_looked_into_are_not_passed_over_in_silence(tmp_path, monkeypatch):
-    run, locked = write_run(tmp_path, "2026-1", notebook="a"), write_run(tmp_path, "2026-2", notebook="a")
-    write_run(tmp_path, "2026-3", notebook="b")
-
-    def denied(function, path):
-        def call(given, *args):
-            if str(given).startswith(str(path)):
-                raise PermissionError(errno.EACCES, "Permission denied")
-            return function(given, *args)
-
-        return call
-
-    monkeypatch.setattr(os, "lstat", denied(os.lstat, locked.path))
-    monkeypatch.setattr(os, "scandir", denied(os.scandir, tmp_path / "b"))
-    with pytest.warns(UserWarning, match="b: its runs are not listed: Permission denied"):
-        assert list_runs(tmp_path) == [run, locked]
-
-
 @pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "/tmp/a", "a\x1b[31m", "a\n"])
 def test_a_name_that_would_put_a_run_elsewhere_makes_no_folder(tmp_path, name):
     with pytest.raises(ParameterError, match="it names the folder of its runs"):
@@ -109,9 +83,11 @@ def test_a_job_s_log_is_believed_only_where_the_workbench_puts_such_logs(tmp_pat
         assert run.status["owner"]["log"] == (str(log) if kept else None)
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path):
+def test_a_folder_that_is_no_run_is_refused_and_a_run_without_metrics_says_so(tmp_path):
     with pytest.raises(RunError, match="not a run folder"):
         load_run(tmp_path)
+    with pytest.raises(RunError, match="logged no step"):
+        _ = write_run(tmp_path).metrics
 
 
 def test_runs_lie_beside_the_notebooks_whether_started_there_or_at_the_top(tmp_path, monkeypatch):
@@ -216,21 +192,17 @@ def test_a_process_knows_its_slurm_job(tmp_path, monkeypatch, variables, job):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert slurm_job() == job
-    set_status(tmp_path, "queued", owner={"job": "10_3", "log": "slurm.out"})
-    assert set_status(tmp_path, "running")["owner"].get("log") == ("slurm.out" if job == "10_3" else None)
+    submitted = {"job": "10_3", "log": "slurm.out", "cluster": "a"}
+    set_status(tmp_path, "queued", owner=submitted)
+    owner = set_status(tmp_path, "running")["owner"]
+    assert {name: owner[name] for name in submitted if name in owner} == (submitted if job == "10_3" else {})
 
 
 def test_a_run_took_the_time_of_all_its_executions(tmp_path, monkeypatch):
     from workbench.runs.summary import duration
 
-    for state, when in (
-        ("queued", 0),
-        ("running", 10),
-        ("interrupted", 40),
-        ("queued", 90),
-        ("running", 100),
-        ("done", 105),
-    ):
+    states = ("queued", "running", "interrupted", "queued", "running", "done")
+    for state, when in zip(states, (0, 10, 40, 90, 100, 105), strict=True):
         status = set_status(tmp_path, state, when=float(when))
     assert duration(status) == 35.0
     assert duration({"state": "done", "times": {"running": 2.0, "done": 9.0}}) == 7.0  # of version 0.1

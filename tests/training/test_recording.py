@@ -6,11 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from conftest import write_run
 from ppo_parts import needs_ppo, train_ppo
 from tensorboard_files import tensorboard_scalars
 from trainers import OURS, make
 
-from workbench.curves.measured import run_curve
+from workbench.curves.measured import measured_groups, run_curve
 from workbench.generation.stops import StopSpec
 from workbench.logs.settings import facts_of
 from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
@@ -23,9 +24,9 @@ from workbench.training.rewards import length_reward
 from workbench.training.trl import logged_rows
 
 
-def config(processes: int = 1) -> SimpleNamespace:
+def config(processes: int = 1, output_dir: str = "none") -> SimpleNamespace:
     batch = {"per_device_train_batch_size": 32, "gradient_accumulation_steps": 2, "num_generations": 8}
-    return SimpleNamespace(**batch, world_size=processes)
+    return SimpleNamespace(**batch, world_size=processes, process_index=0, output_dir=output_dir)
 
 
 def test_rows_in_pieces_are_all_recorded_and_a_column_of_one_piece_is_empty_elsewhere(tmp_path):
@@ -134,6 +135,40 @@ def test_a_training_resumed_with_more_processes_has_no_one_number_of_prompts_a_s
         recorder.on_step_end(None, state, None)
         recorder.close()
     assert read_json(tmp_path / "progress.json", {})["prompts_per_step"] == prompts
+
+
+def test_a_resumed_training_counts_the_seconds_up_to_its_checkpoint_though_the_last_log_is_older(tmp_path):
+    args = config(output_dir=str(tmp_path / "trainer"))
+    (tmp_path / "trainer" / "checkpoint-3").mkdir(parents=True)
+    state = SimpleNamespace(global_step=0, max_steps=9, is_world_process_zero=True)
+    killed = RunRecorder(tmp_path)
+    killed.on_train_begin(args, state, None)
+    killed.log(1, {"loss": 1.0})
+    killed._started -= 100
+    state.global_step = 3
+    killed.on_save(args, state, None)
+    resumed = RunRecorder(tmp_path)
+    resumed.on_train_begin(args, state, None)
+    assert 100 <= resumed.elapsed() < 200
+    for recorder in (killed, resumed):
+        recorder.close()
+
+
+@pytest.mark.slow
+def test_trainings_that_differ_in_model_batch_or_temperature_are_no_seeds_of_one_experiment(tmp_path):
+    """Of a notebook that was edited between its runs: their parameters are the same."""
+    runs = []
+    for n, (model, temperature, batch) in enumerate([("starter", 1.0, 4), ("starter", 0.3, 4), ("starter-gpt2", 1.0, 4),
+                                                     ("starter", 1.0, 8), ("starter", 1.0, 4)]):  # fmt: skip
+        run = write_run(tmp_path / "runs", str(n))
+        about = {"num_generations": 2, "per_device_train_batch_size": batch, "temperature": temperature}
+        recipe = make_recipe("starter", max_steps=1, max_completion_length=4, seed=n, **about)
+        args = grpo_config(recipe, run.path / "trl", save_strategy="no")
+        given = {"train_dataset": load_prompts("starter"), "record_dir": run.path}
+        GRPOTrainer(resolve_model(model), length_reward(20), args, **given).train()
+        runs.append(run)
+    groups, left_out = measured_groups(runs)
+    assert (sorted(map(len, groups.values())), left_out) == ([1, 1, 1, 2], [])
 
 
 def test_a_quiet_notebook_shows_texts_of_tables_whole():

@@ -7,7 +7,7 @@ from widget_samples import METRICS, widgets_alive
 from workbench.curves.documented import list_baselines, load_baseline
 from workbench.errors import ParameterError
 from workbench.widgets import padding_explorer, run_comparer, stop_explorer, watch
-from workbench.widgets.controls import Choices, Explorer, control
+from workbench.widgets.controls import Choices, Explorer, as_jupyter_output, control, status_line, table
 
 
 def test_a_static_twin_makes_no_widget_and_shows_what_the_widget_starts_with(sampler, prompt, tmp_path):
@@ -82,3 +82,16 @@ def test_a_list_says_which_key_opens_it_and_text_counts_once_it_is_left():
         control(ipywidgets.Dropdown, "dtype", "of weights", options=["a"]).tooltip == "of weights; Space opens the list"
     )
     assert control(ipywidgets.Text, "ids", "numbers", value="7").continuous_update is False
+
+
+def test_a_state_is_a_sign_and_a_word_and_read_out_and_its_text_is_inert():
+    line = status_line("failed", "<b>no</b>")
+    assert 'role="status"' in line and "\u2717 failed: &lt;b&gt;no&lt;/b&gt;" in line and "bold" in line
+    assert "\u2022 queued: " in status_line("queued", "waits") and "bold" not in status_line("queued", "waits")
+
+
+def test_a_table_has_a_caption_and_a_header_cell_a_column():
+    page = as_jupyter_output(table([["1", "<i>2</i>"]], ["a", "b"], "Two"))
+    assert page.startswith('<div class="jp-RenderedHTMLCommon"')
+    assert page.count('<th scope="col"') == 2 and ">Two</caption>" in page
+    assert page.count("<td") == 2 and "<i>2</i>" in page

@@ -75,7 +75,7 @@ def test_a_training_stops_by_its_button_while_it_trains_and_continue_takes_it_to
     assert status["state"] == "interrupted"
     stopped_at = int(re.fullmatch(r"stopped after step (\d+) of 40: stopped by its button", status["error"])[1])
     assert 0 < stopped_at < 40
-    assert read_json(run.path / f"checkpoints/checkpoint-{stopped_at}/complete.json", None) == {"step": stopped_at}
+    assert read_json(run.path / f"checkpoints/checkpoint-{stopped_at}/complete.json", {})["step"] == stopped_at
     assert run.metrics["step"].tolist() == list(range(1, stopped_at + 1))
     cell = lab.page.locator(OUTPUT, has_text=f"TrainingStopped: {status['error']}")
     cell.wait_for()

@@ -151,15 +151,16 @@ class AuditReport:
         heads = "".join(f"<p><b>{html.escape(run.run)}</b>: {_count(run.findings)}</p>" for run in self.runs)
         return heads + self.table().to_html(index=False)
 
-    def html(self) -> str:
-        """One self-contained page: nothing in it runs or loads, whatever the log says, and secrets are hidden."""
-        from ..reports.page import render  # loads templates, which a report in the terminal does without
+    def html(self, *, redact: bool = False) -> str:
+        """One self-contained page: nothing in it runs or loads, whatever the log says, and secrets are hidden.
 
-        return render(
-            "audit.html.j2",
-            title="Audit",
-            runs=[map_text(_shown(run), hide_tokens) | {"figure": _figure(run.curve)} for run in self.runs],
-        )
+        With `redact` it names no host and user of this machine and no path.
+        """
+        from ..reports.page import hider, render  # loads templates, which a report in the terminal does without
+
+        hide = hider([], redact)
+        runs = [map_text(_shown(run), hide) | {"figure": _figure(run.curve)} for run in self.runs]
+        return render("audit.html.j2", title="Audit", runs=runs)
 
     def __str__(self) -> str:
         """One run in full; of several a table first, then what was found, where alike once for all of them."""
@@ -226,10 +227,13 @@ def audit_run(
     return AuditReport(tuple(_audit(log, folder) for log in logs))
 
 
-def audit_paths(paths: Sequence[Path], *, as_json: bool = False, page: Path | None = None, **given) -> int:
+def audit_paths(
+    paths: Sequence[Path], *, as_json: bool = False, page: Path | None = None, redact=False, **given
+) -> int:
     """Audit each path and print what was found; a path that cannot be used is a line on standard error.
 
-    With `as_json` an object a run is printed, each on a line; `page` is a file to write; `given` are arguments of `audit_run`.
+    With `as_json` an object a run is printed, each on a line; `page` is a file to write, with `redact`
+    without hosts, users and paths; `given` are arguments of `audit_run`.
     Returns 0 where no run has a problem, 1 where one has, 2 where a path could not be used.
     """
     code = NO_PROBLEM
@@ -252,7 +256,7 @@ def audit_paths(paths: Sequence[Path], *, as_json: bool = False, page: Path | No
     if page and runs:
         from ..reports.page import write_page
 
-        write_page(page, AuditReport(tuple(runs)).html())
+        write_page(page, AuditReport(tuple(runs)).html(redact=redact))
     return code
 
 

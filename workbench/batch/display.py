@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from tqdm import tqdm
 
-from ..errors import RunError
 from ..runs.files import append_plain
 from ..runs.run import Run
 from ..runs.secrets import hide_tokens
@@ -98,6 +97,6 @@ class SweepProgress:
         self._bar.update(1)
         try:
             line = f"{entry.name}: {entry.problem or RunSummary.of(entry.run).outcome}"
-        except (RunError, OSError) as error:
+        except Exception as error:  # whatever is odd in one run, the others go on
             line = unreadable(entry.run, error)
         tqdm.write(f"[{self._ended}/{len(self._entries)}] {line}", file=sys.stderr)

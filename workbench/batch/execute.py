@@ -27,7 +27,7 @@ from ..runs.secrets import hide_tokens, map_text
 from ..runs.stop_request import clear_stop, interruptible
 from .display import Display
 from .gpus import hold
-from .plan import code_of, find_notebook
+from .notebooks import code_of, find_notebook
 
 
 def execute_run(
@@ -46,14 +46,12 @@ def execute_run(
     Ctrl-C or SIGTERM ends it as `interrupted` (see `interruptible`); checkpoints and everything recorded so far stay.
 
     Args:
-        run: its folder.
-        notebook: name or path; default the notebook of the run's name.
+        run, notebook: its folder; the notebook's name or path, default that of the run's name.
         quiet: show nothing, write `log.txt` only.
         gpus: how many to hold for it, queued until they are free; None takes one where there are any.
         ended: given the state and its reason, returns those to record: a scheduler may start the run again.
-        kernel: of Jupyter; None for this Python.
-        cwd: where the kernel works; None for the notebook's folder, as in JupyterLab.
-        execution_timeout: seconds for a cell; None for no limit.
+        kernel, cwd, execution_timeout: of Jupyter, None for this Python; where it works, None for the notebook's folder;
+            seconds for a cell.
 
     Raises:
         ParameterError: `params.json` holds what the notebook does not take.
@@ -107,7 +105,6 @@ def execute_run(
 
 def kernel_environment(seed: object = None) -> dict[str, str]:
     """The kernel's environment: what decides determinism has to be set before torch is imported.
-
 
     One thread unless `OMP_NUM_THREADS` says otherwise: the toy models are faster so and thread counts change weights.
     Every run gets a free `MASTER_PORT` (trl #3979: a fixed port lets runs on one machine collide). Of the C++ libraries'

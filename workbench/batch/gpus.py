@@ -28,8 +28,7 @@ def _listed(*columns: str) -> list[tuple[str, str]]:
         lines = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return []
-    rows = [line.split(", ") for line in lines]
-    return [(row[0].strip(), row[-1].strip()) for row in rows]
+    return [(row[0].strip(), row[-1].strip()) for row in (line.split(", ") for line in lines)]
 
 
 def _lock_names(names: list[str]) -> dict[str, str]:
@@ -61,11 +60,10 @@ def describe_gpus(count: int | None) -> str:
     return f"{count} for each run, of {', '.join(there)}" if count else f"none, of {', '.join(there)}"
 
 
-def lock_folder() -> Path:
-    """Where the locks of this machine's GPUs lie: in the user's cache, which is one for all runs, as TMPDIR is not.
+def _lock_folder() -> Path:
+    """In the user's cache, which is one for all runs, as TMPDIR is not, and where nobody else can make it beforehand.
 
-    Nobody else can make it beforehand, as in a folder that all users share. Runs of other users, or in containers with homes
-    of their own, are not seen: give these different `CUDA_VISIBLE_DEVICES`.
+    Runs of other users, or in containers with homes of their own, are not seen: give these different `CUDA_VISIBLE_DEVICES`.
     """
     cache = Path(os.environ.get("WORKBENCH_CACHE") or os.path.expanduser("~/.cache/workbench"))
     return cache / "gpus" / socket.gethostname()
@@ -84,7 +82,7 @@ def hold(count: int | None, waiting: Callable[[str], None]) -> Iterator[dict[str
         yield {}
         return
     count = 1 if count is None else count
-    locks, folder = _lock_names(names), lock_folder()
+    locks, folder = _lock_names(names), _lock_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:  # a home that is read-only

@@ -59,10 +59,7 @@ class Notice:
 
     The training is asked to stop after its step; what has not ended shortly before Slurm kills it is interrupted.
     submitit's own checkpoint does not serve: it passes over SIGTERM, and holds up the thread that executes the notebook.
-
-    Args:
-        run: what the job executes; from the main thread, which alone may set signal handlers.
-        may_requeue: whether the run may be queued again.
+    It is made in the main thread, which alone may set signal handlers.
     """
 
     def __init__(self, run: Run, may_requeue: bool):
@@ -109,15 +106,9 @@ class Notice:
 
 
 def why_ended(job: dict[str, str], number: int, now: float) -> tuple[str, float]:
-    """Why Slurm sent a signal, and until when the notebook may go on.
+    """Why Slurm sent a signal, `preemption`, `time limit` or nothing, and until when the notebook may go on.
 
-    Args:
-        job: fields of `scontrol show job`, times in seconds since the epoch; empty when Slurm does not answer.
-        number: of the signal.
-        now: seconds since the epoch.
-
-    Returns:
-        `preemption` or `time limit`, after which the job may start again, else nothing; and a time in seconds since the epoch.
+    Times are in seconds since 1970; `job`: fields of `scontrol show job`, empty when Slurm does not answer.
 
     Example:
         >>> why_ended({"JobState": "RUNNING", "EndTime": "1300"}, signal.SIGUSR2, now=1000.0)

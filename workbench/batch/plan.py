@@ -1,4 +1,4 @@
-"""What is to be run: one run, or a grid of runs of a notebook, found, planned and checked as a whole before the first starts.
+"""What is to be run: one run, or a grid of runs of a notebook, planned and checked as a whole before the first starts.
 
     seed=0..4 learning_rate=1e-4,3e-4        ten runs; a..b counts in ints, commas separate values
 
@@ -6,20 +6,17 @@ A run that is done is not repeated, one that was interrupted goes on. All that i
 """
 
 import dataclasses
-import hashlib
 import itertools
 import json
 import math
 import os
 import re
-import shutil
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..errors import ParameterError, RunError
-from ..packaged import packaged
 from ..runs import lock
 from ..runs.parameters import COMPUTED, Parameter, check_parameters, notebook_parameters
 from ..runs.run import (
@@ -38,92 +35,14 @@ from ..runs.run import (
 )
 from ..runs.text import one_line
 from .gpus import describe_gpus
+from .notebooks import check_kernel, code_of, find_notebook
 
 _MOST = 10_000
 _ACTIONS = {"done": "skip", "running": "leave", "queued": "leave", "interrupted": "resume", "failed": "resume"}
-
-_NOT_SUBMITTED = "not submitted yet"
 _INSTEAD = {  # what to do where a parameter of SET_BY_RUNNER is given
     "out_dir": "choose the folder with --runs-dir",
     "interactive": "a run of the command line is not interactive: open the notebook in JupyterLab for its widgets",
 }
-
-
-# --- which notebook a name means: the user's own come before those that the library carries -----------------------------
-
-
-def list_notebooks() -> dict[str, Path]:
-    """Name -> file of each notebook that its name alone finds, sorted by name."""
-    found = {path.stem: path for folder in reversed(_folders()) for path in folder.glob("*.ipynb")}
-    return dict(sorted(found.items()))
-
-
-def _folders() -> list[Path]:
-    """`$WORKBENCH_NOTEBOOKS`; without it `notebooks/` here, then the library's own."""
-    given = os.environ.get("WORKBENCH_NOTEBOOKS")
-    if given and not Path(given).is_dir():
-        raise RunError(f"WORKBENCH_NOTEBOOKS={given}: no such folder; unset it or name a folder of notebooks")
-    return [Path(given)] if given else [Path("notebooks"), packaged("notebooks")]
-
-
-def find_notebook(name: str) -> Path:
-    """The notebook called `name` (with or without `.ipynb`, or a path).
-
-    A path comes first, then the notebooks of `$WORKBENCH_NOTEBOOKS`; without it those of `notebooks/` here, then the
-    library's own.
-    """
-    path = Path(name if name.endswith(".ipynb") else f"{name}.ipynb")
-    for candidate in (path, *(folder / path for folder in _folders())):
-        if os.path.isfile(candidate):
-            return candidate.resolve()
-    raise ParameterError(f"notebook {name!r}: not found; there are {', '.join(list_notebooks())}")
-
-
-def code_of(notebook: Path) -> str:
-    """A digest of a notebook's code without its parameters, and of the modules next to it that it imports."""
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    cells = [c for c in cells if c["cell_type"] == "code" and "parameters" not in c["metadata"].get("tags", [])]
-    code = ["".join(c["source"]) for c in cells]
-    for name in sorted(set(re.findall(r"^\s*(?:from|import)\s+(\w+)", "\n".join(code), re.M))):
-        files = [notebook.with_name(f"{name}.py"), *sorted(notebook.with_name(name).rglob("*.py"))]
-        code += [path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file()]
-    return hashlib.sha256("\0".join(code).encode(errors="replace")).hexdigest()[:16]
-
-
-def check_kernel(notebook: Path, kernel: str | None) -> None:
-    """Refuse a kernel that Jupyter does not know, and one, or a notebook, of another language than Python."""
-    if kernel:
-        from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
-
-        manager = KernelSpecManager()
-        try:
-            language = manager.get_kernel_spec(kernel).language
-        except NoSuchKernel:
-            known = ", ".join(sorted(manager.find_kernel_specs()))
-            raise ParameterError(f"--kernel {kernel}: Jupyter has no such kernel; it has {known}") from None
-    else:
-        about = json.loads(notebook.read_text(encoding="utf-8")).get("metadata", {})
-        spec = about.get("kernelspec", {})
-        language = spec.get("language") or about.get("language_info", {}).get("name") or "python"
-        name = spec.get("name", "python3")
-        if name not in ("python", "python3") and language == "python":
-            print(f"{notebook.name}: runs in this Python; -k {name} takes its own kernel", file=sys.stderr)
-    if language.lower() not in ("python", "ipython"):
-        raise ParameterError(
-            f"{notebook}: the kernel {kernel or name} is of {language}; only Python notebooks run here"
-        )
-
-
-def copy_notebooks(folder: Path) -> list[Path]:
-    """Copy the library's notebooks into `folder`, made where it is absent, to be edited there."""
-    originals = sorted(packaged("notebooks").glob("*.ipynb"))
-    if there := [path.name for path in originals if os.path.lexists(folder / path.name)]:
-        raise ParameterError(f"{folder}: {', '.join(there)} there already; move them away or name another folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    return [Path(shutil.copyfile(path, folder / path.name)) for path in originals]
-
-
-# --- what is to be done ---------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -182,7 +101,7 @@ class Entry:
         elif state in GOING:
             take_run(self.run.path, state, force=self.force, not_if_done=True)
         else:
-            set_status(self.run.path, state, _NOT_SUBMITTED, owner={})
+            set_status(self.run.path, state, "not submitted yet", owner={})
         return self.run
 
     def __str__(self) -> str:
@@ -242,20 +161,9 @@ def plan_run(
     force: bool = False,
     how: Mapping | None = None,
 ) -> Entry:
-    """One run, checked; makes no folder.
+    """One run, checked; makes no folder. `force` and `how`: see `Entry`.
 
-    Args:
-        notebook: name or path.
-        params: name -> value, strings allowed.
-        root: folder of all runs; default `runs_root()`.
-        resume: None for a new run; "" for the latest unfinished run of this notebook with these parameters; else a run
-            id or folder.
-        force: resume, too, a named run that another host may execute; see `run.take_run`.
-        how: see `Entry`.
-
-    Raises:
-        ParameterError: notebook, kernel or parameters are wrong.
-        RunError: nothing to resume, or the run to resume is still going or done.
+    `resume`: None for a new run; "" for the latest unfinished one with these parameters; else the id or folder of one.
     """
     path, known, how = _checked_notebook(notebook, how)
     full = full_parameters(known, params)
@@ -320,7 +228,7 @@ def _runs_by_parameters(notebook: str, root: Path | None) -> dict[str, list[Run]
 def _action(runs: Sequence[Run], code: str) -> tuple[str, Run | None]:
     """What to do where these runs, oldest first, have the same parameters: the best of them decides, of equals the newest.
 
-    What is done by other code, of another notebook of that name or of one that was changed since, is not done.
+    What other code has done, of another notebook of that name or of one that was changed since, is not done.
     """
     newest = {}
     for run in runs:
@@ -358,14 +266,11 @@ def _find_resumable(notebook: str, full: dict, given: dict, root: Path | None, r
         named = [r for r in list_runs(root, notebook) if resume in (r.id, f"{notebook}/{r.id}")]
         found = named or [load_run(resume)]
         if (other := found[-1].notebook) != notebook:
-            raise ParameterError(
-                f"the run to resume, {resume}, is of notebook {other}, not of {notebook}: name that one"
-            )
+            raise ParameterError(f"{resume}: a run of {other}, not of {notebook}; name that notebook to resume it")
+        recorded = found[-1].params
         for name, value in given.items():
-            if found[-1].params.get(name) != value:
-                raise ParameterError(
-                    f"parameter {name}={value!r}: the run to resume has {found[-1].params.get(name)!r}"
-                )
+            if recorded.get(name) != value:
+                raise ParameterError(f"parameter {name}={value!r}: the run to resume has {recorded.get(name)!r}")
     else:
         same = _runs_by_parameters(notebook, root).get(_key(full), [])
         found = [r for r in same if r.status["state"] in ("interrupted", "failed")]

@@ -40,32 +40,22 @@ _OF_A_JOB = re.compile(
 class SlurmOptions:
     """What each run asks of Slurm.
 
-    Args:
-        partition: one or several, by commas; None for the cluster's default.
-        time: minutes until Slurm ends a job, 0 for no limit; training stops ahead of it and is queued again.
-        gpus: for each run, a number or as `a100:1`.
-        cpus: cores for each run.
-        mem: GB of memory for each run; 0 for all of a node.
-        parallel: runs at a time; None leaves it to Slurm.
-        requeues: how often a run that met its time limit or was preempted is queued again.
-        extra: any further option of sbatch, name -> value; an empty value for an option that takes none.
-        setup: lines of shell before the run, such as `module load cuda`.
-        python: command that starts Python on the node, such as `apptainer exec --nv image.sif python`; None for this one.
-
     Raises:
         ParameterError: a value out of range, or an extra option that something else decides.
     """
 
-    partition: str | None = None
-    time: int = 60
-    gpus: int | str = 0
+    partition: str | None = None  # one or several, by commas; None for the cluster's default
+    time: int = 60  # minutes until Slurm ends a job, 0 for no limit; training stops ahead of it and is queued again
+    gpus: int | str = 0  # a number, or as `a100:1`
     cpus: int = 1
-    mem: float = 4
-    parallel: int | None = None
-    requeues: int = 10
-    extra: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    setup: Sequence[str] = ()
-    python: str | None = None
+    mem: str = "4G"  # as sbatch takes it; a plain number is of GB, 0 for all of a node
+    parallel: int | None = None  # runs at a time; None leaves it to Slurm
+    requeues: int = 10  # how often a run that met its time limit or was preempted is queued again
+    extra: Mapping[str, str] = dataclasses.field(
+        default_factory=dict
+    )  # of sbatch; "" for an option that takes no value
+    setup: Sequence[str] = ()  # lines of shell before the run, such as `module load cuda`
+    python: str | None = None  # command that starts Python on the node; None for this one
 
     def __post_init__(self):
         for name, least in (("time", 0), ("cpus", 1), ("requeues", 0), ("parallel", 1)):
@@ -74,8 +64,10 @@ class SlurmOptions:
                 raise ParameterError(f"slurm {name}={value!r}: expected a whole number of at least {least}")
         if not re.fullmatch(r"(\w+:)*\d+", str(self.gpus)):
             raise ParameterError(f"slurm gpus={self.gpus!r}: expected a number, or a kind and a number as in a100:1")
-        if isinstance(self.mem, bool) or not isinstance(self.mem, int | float) or not 0 <= self.mem < math.inf:
-            raise ParameterError(f"slurm mem={self.mem!r}: expected GB of memory, or 0 for all of a node")
+        if not re.fullmatch(r"(?i)\d+[KMGT]?", self.mem):
+            raise ParameterError(
+                f"--mem {self.mem}: expected GB, or a whole number with K, M, G or T, e.g. 64G or 1536M"
+            )
         if self.partition is not None and not re.fullmatch(r"[\w.,-]+", self.partition):
             raise ParameterError(f"slurm partition={self.partition!r}: expected a name, or names and commas")
         for name, value in self.extra.items():
@@ -113,19 +105,6 @@ def parse_time(text: str) -> int:
         numbers = [0, *numbers]  # the first number is of minutes
     hours, minutes, seconds = (*numbers, 0, 0)[:3]
     return (int(days or 0) * 24 + hours) * 60 + minutes + math.ceil(seconds / 60)
-
-
-def parse_memory(text: str) -> float:
-    """An amount of memory in GB, with one of sbatch's units K, M, G, T or without.
-
-    Example:
-        >>> parse_memory("64"), parse_memory("64G"), parse_memory("1.5"), parse_memory("512M")
-        (64.0, 64.0, 1.5, 0.5)
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)B?", text.upper())
-    if not match:
-        raise ParameterError(f"--mem {text}: expected GB, or a number with K, M, G or T, e.g. 64G")
-    return float(match[1]) * 1024.0 ** ("KMGT".index(match[2] or "G") - 2)
 
 
 def check_slurm(options: SlurmOptions, count: int = 1) -> None:
@@ -210,7 +189,7 @@ def _executor(folder: Path, name: str, options: SlurmOptions):
         "time": options.time,
         "gpus_per_node": None if str(options.gpus) == "0" else options.gpus,
         "cpus_per_task": options.cpus,
-        "mem": None if {"mem_per_cpu", "mem_per_gpu"} & set(extra) else f"{math.ceil(options.mem * 1024)}M",
+        "mem": None if {"mem_per_cpu", "mem_per_gpu"} & set(extra) else options.mem + "G" * options.mem.isdigit(),
         "signal_delay_s": ahead,
         "array_parallelism": options.parallel or 100_000,
         "srun_args": ["--open-mode=append", f"--cpus-per-task={options.cpus}"],  # srun inherits neither

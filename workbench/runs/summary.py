@@ -73,7 +73,8 @@ class RunSummary:
         row: dict = {"run": str(self.run.path), "notebook": self.run.notebook, "id": self.run.id}
         row |= {key: self.status.get(key) for key in ("state", "error", "times", "owner")}
         progress = (self.going and steps_of(self.run)) or None
-        return row | {"progress": progress, "headline": self.result.get("headline"), "failed_checks": self.failed}
+        row |= {"progress": progress, "headline": self.result.get("headline"), "failed_checks": self.failed}
+        return row | {"params": self.run.params, "result": self.result}
 
 
 def duration(status: Mapping) -> float | None:

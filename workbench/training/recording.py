@@ -21,6 +21,8 @@ from .rewards import describe_reward
 from .trl import eos_ids, is_of_a_step, policy_of, several_turns
 
 COMPLETE = "complete.json"  # the last file of a checkpoint
+_RECORDED: tuple[str, ...] = ("num_generations", "learning_rate", "seed", "temperature", "beta", "max_steps")
+_RECORDED += ("per_device_train_batch_size", "gradient_accumulation_steps")
 _PRINTED = ("reward", "completions/mean_length", "loss")
 
 
@@ -109,6 +111,8 @@ class RunRecorder(Recorder, TrainerCallback):
             if self.trainer is not None:
                 self.describe_trainer(self.trainer)
             self.begin(state.global_step)
+            resumed = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE
+            self._before = max(self._before, read_json(resumed, {}).get("elapsed_s", 0.0))  # the last log may be older
             self._prompts = prompts_per_step(args)
             before = read_json(self.record_dir / "progress.json", {}).get("prompts_per_step")
             if state.global_step and before != self._prompts:
@@ -137,7 +141,7 @@ class RunRecorder(Recorder, TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **_: Any):
         if state.is_world_process_zero:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            write_json(checkpoint / COMPLETE, {"step": state.global_step})
+            write_json(checkpoint / COMPLETE, {"step": state.global_step, "elapsed_s": round(self.elapsed(), 3)})
         if self._stop_reason:
             self._end(state, self._stop_reason)
 
@@ -176,8 +180,8 @@ def add_rows(trainer: Any, columns: dict[str, list]) -> dict[str, list]:
 def trainer_settings(trainer: Any) -> dict:
     """The settings of a trainer, of TRL's or ours, in the shape that recipes are recorded in."""
     args = trainer.args
-    recipe = {name: getattr(args, name, None) for name in ("num_generations", "learning_rate", "seed")}
-    recipe["backend"] = backend_of(args)
+    recipe = {name: getattr(args, name, None) for name in _RECORDED}
+    recipe |= {"backend": backend_of(args), "model": policy_of(trainer).config._name_or_path}
     if not several_turns(trainer):
         limits = (getattr(args, name, None) for name in ("max_completion_length", "max_new_tokens", "response_length"))
         recipe["max_completion_length"] = next(limit for limit in limits if limit is not None)

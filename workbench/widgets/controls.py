@@ -1,4 +1,4 @@
-"""Controls above a result that follows them, with the state as text; what the explorers have in common."""
+"""What the views share: controls above a result that follows them, the state as text, tables as JupyterLab draws them."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -6,10 +6,33 @@ import ipywidgets
 import traitlets
 
 from ..errors import WorkbenchError
-from .markup import as_jupyter_output, status_line
+from ..runs.text import visible
 
 _WIDE = ipywidgets.Layout(width="min(46em, 98%)")
 _NARROW = ipywidgets.Layout(width="22em")
+
+_MARKS = dict.fromkeys(("ready", "trained", "done"), "\u2713")
+_MARKS |= {"refused": "!", "failed": "\u2717", "interrupted": "\u2016"}
+
+
+def status_line(state: str, text: str) -> str:
+    """A state as a sign, a word and a sentence; a screen reader reads it out when it changes."""
+    weight = "font-weight:bold" if state in ("refused", "failed") else ""
+    mark = _MARKS.get(state, "\u2022")
+    return f'<p role="status" aria-live="polite" style="{weight}">{mark} {state}: {visible(text, 1000)}</p>'
+
+
+def as_jupyter_output(inner: str) -> str:
+    """HTML marked as a cell's output; without the mark JupyterLab draws tables inside a widget without its style."""
+    return f'<div class="jp-RenderedHTMLCommon" style="padding-right:0">{inner}</div>'
+
+
+def table(rows: list[list[str]], head: list[str], caption: str) -> str:
+    """A table of finished HTML cells."""
+    heads = "".join(f'<th scope="col" style="text-align:left">{h}</th>' for h in head)
+    body = "".join("<tr>" + "".join(f'<td style="text-align:left">{c}</td>' for c in row) + "</tr>" for row in rows)
+    title = f'<caption style="text-align:left">{caption}</caption>'
+    return f'<table style="margin-left:0">{title}<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def control(kind: type, description: str, tooltip: str, **options):
@@ -25,14 +48,7 @@ def control(kind: type, description: str, tooltip: str, **options):
 class Choices(ipywidgets.VBox):
     """Several of many, each with a box to tick: in a list of several selected, JupyterLab would take the arrow keys.
 
-    Args:
-        description: above the boxes.
-        tooltip: of each.
-        options: (label, value) pairs; all are chosen at first.
-
-    Attributes:
-        boxes: one an option.
-        value: of the options that are ticked, a tuple.
+    `options` are (label, value) pairs, all chosen at first; `value` holds those that are ticked.
     """
 
     value = traitlets.Tuple()
@@ -54,37 +70,26 @@ class Choices(ipywidgets.VBox):
 
 
 class Explorer(ipywidgets.VBox):
-    """Controls, a line that says ready, busy, refused or failed, and the result.
+    """Controls, a line that says ready, busy, refused or failed, and what `show` returns for the controls' values.
 
     ipywidgets' own `interactive_output` would clear the last good result when a value is refused, show a traceback for a
     word, and show nothing outside a kernel.
-
-    Args:
-        show: takes the controls' values by name and returns something with `_repr_html_`.
-        controls: name -> control.
-        first: the result for the values the controls start with, where it is known.
-
-    Attributes:
-        controls: name -> control.
-        state: the line, an HTML widget.
-        result: what is shown, an HTML widget; the last good result stays while the state says what is wrong.
     """
 
-    def __init__(self, show: Callable, controls: Mapping[str, ipywidgets.Widget], first=None):
+    def __init__(self, show: Callable, controls: Mapping[str, ipywidgets.Widget]):
         self.show, self.controls = show, dict(controls)
         self.state, self.result = ipywidgets.HTML(), ipywidgets.HTML()
         for one in self.controls.values():
             one.observe(self.refresh, names="value")
         panel = ipywidgets.HBox(list(self.controls.values()), layout=ipywidgets.Layout(flex_flow="row wrap"))
         super().__init__([panel, self.state, self.result])
-        self.refresh(first=first)
+        self.refresh()
 
-    def refresh(self, _=None, *, first=None) -> None:
-        """Show the result for the controls' values, or `first`; a refusal of the library is shown as it words it."""
+    def refresh(self, _=None) -> None:
+        """Show the result for the controls' values; a refusal of the library is shown as it words it."""
         self.state.value = status_line("busy", "computing ...")
         try:
-            values = {name: one.value for name, one in self.controls.items()}
-            result = self.show(**values) if first is None else first
+            result = self.show(**{name: one.value for name, one in self.controls.items()})
             self.result.value = as_jupyter_output(result._repr_html_())
             self.state.value = status_line("ready", "the result below belongs to the controls above")
         except WorkbenchError as error:

@@ -19,14 +19,7 @@ _NOISE = 1e-7  # nats; smaller differences are drawn as this one
 def score_deltas(model, texts: Sequence[Sequence[int]], *, side: str, pads: int) -> dict[str, np.ndarray]:
     """|difference of each token's log-prob| in nats: in a padded batch against the text alone and unpadded.
 
-    Args:
-        model: causal language model.
-        texts: B lists of ids.
-        side: `left` or `right`.
-        pads: beyond the longest text.
-
-    Returns:
-        `without position ids` and `with them` -> (B, T - 1), NaN where a text is shorter.
+    Returns `without position ids` and `with them` -> (B, T - 1), NaN where a text is shorter.
     """
     from ..consistency.padding import pad_batch, token_logprobs
 
@@ -73,13 +66,6 @@ def show_padding(
 
     The caption starts with the verdict of `padding_report` in this dtype.
 
-    Args:
-        family: of `workbench.toys.families.FAMILIES`.
-        side: of the pads, `left` or `right`.
-        dtype: `float32`, `bfloat16` or `float16`.
-        pads: beyond the longest text, 0 to 64.
-        lengths: tokens of the texts.
-
     Raises:
         ParameterError: an unknown family, side or dtype, or a row longer than the model's window.
     """
@@ -116,7 +102,10 @@ def padding_explorer(
     """Choose model family, padding side and dtype; see which log-probs move, and how far.
 
     Args:
-        family, side, dtype, pads: see `show_padding`; the values to start with.
+        family: of `workbench.toys.families.FAMILIES`, with random weights.
+        side: of the pads, `left` or `right`.
+        dtype: `float32`, `bfloat16` or `float16`.
+        pads: beyond the longest text, 0 to 64.
         interactive: False returns the result for these values and makes no widget.
 
     Returns:

@@ -10,7 +10,7 @@ from ..runs.completions import ends_of_completions
 from ..runs.files import read_json
 from ..runs.run import Run
 from ..runs.text import visible
-from .markup import table
+from .controls import table
 
 
 class TrainingProgress:

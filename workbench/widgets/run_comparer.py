@@ -13,22 +13,12 @@ from ..curves.figures import DescribedFigure, show_curves
 from ..curves.measured import measured_groups
 from ..runs.run import Run
 from ..runs.text import visible
-from .controls import Choices, Explorer, control
-from .markup import table
-
-_NONE = "<p>No finished run to compare with the documented ones.</p>"
+from .controls import Choices, Explorer, control, table
 
 
 @dataclasses.dataclass(frozen=True)
 class RunComparison:
-    """Groups of runs with documented ones.
-
-    Attributes:
-        groups: group name -> curves, one a seed.
-        left_out: a line for each training that could not be used, with the reason.
-        figure: of both.
-        verdicts: of pairs that share unit, range and axis, see `documented_verdicts`.
-    """
+    """Groups of runs, one curve a seed, with documented ones; a line for each training that could not be used."""
 
     groups: dict[str, list[Curve]]
     left_out: list[str]
@@ -36,15 +26,12 @@ class RunComparison:
     verdicts: pd.DataFrame
 
     def _repr_html_(self) -> str:
+        none = "" if self.groups else "<p>No finished run to compare with the documented ones.</p>"
         left_out = "".join(f"<li>{visible(line)}</li>" for line in self.left_out)
         left_out = f"<p>Left out:</p><ul>{left_out}</ul>" if left_out else ""
+        rows = [[visible(str(value), 2000) for value in row] for row in self.verdicts.to_numpy()]
         caption = "Is the documented run one more seed? Pairs of the same unit and range"
-        shown = _as_html(self.verdicts, caption) if len(self.verdicts) else ""
-        return self.figure.html(shown + ("" if self.groups else _NONE) + left_out)
-
-
-def _as_html(found: pd.DataFrame, caption: str) -> str:
-    return table([[visible(str(value), 2000) for value in row] for row in found.to_numpy()], list(found), caption)
+        return self.figure.html((table(rows, list(self.verdicts), caption) if rows else "") + none + left_out)
 
 
 def compare_runs(
@@ -59,16 +46,6 @@ def compare_runs(
 ) -> RunComparison:
     """Group runs by what differs except the seed, draw them with documented ones, and judge pairs of one unit.
 
-    Args:
-        runs: oldest first; those that are not done are left out and named.
-        baselines: documented runs.
-        tolerance: largest difference that still agrees, as the mean over a fifth of the points, in the metric's unit; 0
-            for a tenth of the documented curve's range.
-        seed: of the resamples.
-        metric: of both.
-        title: of the figure.
-        about: `axis`, and `unit`, `low`, `high` for runs that do not record them; see `measured.run_curve`.
-
     Raises:
         ParameterError: nothing to draw, or a tolerance below 0.
     """
@@ -79,45 +56,36 @@ def compare_runs(
     return RunComparison(groups, left_out, figure, verdicts)
 
 
-def run_comparer(
-    runs: Sequence[Run],
-    baselines: Iterable[Baseline],
-    *,
-    first: RunComparison | None = None,
-    interactive: bool = True,
-    **options,
-):
+def run_comparer(runs: Sequence[Run], baselines: Iterable[Baseline], *, interactive: bool = True, **options):
     """Pick runs and documented ones; see them in one figure, with the verdicts.
 
     Args:
         runs: to choose from; all are chosen at first.
         baselines: likewise.
-        first: the comparison of all, where it is known.
         interactive: False returns the comparison of all and makes no widget.
-        options: `tolerance` and others of `compare_runs`.
+        options: `tolerance`, the largest difference that still agrees, as the mean over a fifth of the points, in the unit of
+            the metric (0: a tenth of the documented curve's range); `metric`, `seed` of the resamples, `title`; `axis`, `unit`,
+            `low` and `high` for runs that do not record them.
 
     Returns:
         A widget, or a `RunComparison`.
     """
     runs, by_name = list(runs), {b.name: b for b in baselines}
     if not interactive:
-        return first or compare_runs(runs, by_name.values(), **options)
+        return compare_runs(runs, by_name.values(), **options)
 
     def show(runs, documented, tolerance):
         chosen = [by_name[name] for name in documented]
         return compare_runs(runs, chosen, **options | {"tolerance": tolerance})
 
-    titles = [(b.title, name) for name, b in by_name.items()]
-    ticked, largest = (
-        "in the figure and the tables when ticked",
-        "largest difference that agrees; 0: a tenth of the range",
-    )
+    ticked = "in the figure and the tables when ticked"
+    largest = "largest difference that agrees; 0: a tenth of the range"
     controls = {
         "runs": Choices("runs", ticked, _labels(runs)),
-        "documented": Choices("documented", ticked, titles),
+        "documented": Choices("documented", ticked, [(b.title, name) for name, b in by_name.items()]),
         "tolerance": control(BoundedFloatText, "tolerance", largest, value=options.get("tolerance", 0), min=0, max=1e9),
     }
-    return Explorer(show, controls, first)
+    return Explorer(show, controls)
 
 
 def _labels(runs: Sequence[Run]) -> Iterator[tuple[str, Run]]:

@@ -13,7 +13,6 @@ from ..generation.sampling import Sampling, generate
 from ..generation.stops import StopRule, StopSpec
 from ..runs.text import visible
 from .controls import Explorer, control
-from .markup import table
 
 _ROLES = {  # of the cell and of its text: a mark beside each colour
     "kept": ("border:1px solid #0072B2;background-color:rgba(0,114,178,0.12)", ""),
@@ -29,15 +28,9 @@ _CELL = "display:inline-block;text-align:center;padding:2px 5px;border-radius:3p
 
 @dataclasses.dataclass(frozen=True)
 class StoppedRow:
-    """One row of ids under a stop rule.
+    """One row of ids under a stop rule, those after its end too; of each id its text and role, `kept`, `stop` or `wasted`.
 
-    Attributes:
-        ids: all of them, those after the end too.
-        texts: of each id by itself.
-        roles: of each id: `kept`, `stop` or `wasted`.
-        completion: what a reward function sees.
-        ending: where and why the row ends, as a sentence.
-        sampling: what the back end did when it had the stops, as a sentence; empty for typed text.
+    `completion` is what a reward function sees; `sampling` says what the back end did when it had the stops.
     """
 
     ids: tuple[int, ...]
@@ -70,24 +63,13 @@ class StoppedRows:
     rows: tuple[StoppedRow, ...]
 
     def _repr_html_(self) -> str:
-        counted = [
-            [f"row {n}", *(str(row.roles.count(role)) for role in _ROLES), visible(row.ending)]
-            for n, row in enumerate(self.rows)
-        ]
         head = f"<p>{visible(self.backend)}, <code>{visible(str(self.stops))}</code></p>"
         marks = "Each token: its text, its id, its role. kept: plain; stop: bold, underlined; wasted: dashed, struck through."
-        shown = "".join(row._repr_html_() for row in self.rows)
-        return head + f"<p>{marks}</p>" + shown + table(counted, ["row", *_ROLES, "end"], "Tokens of each role")
+        return head + f"<p>{marks}</p>" + "".join(row._repr_html_() for row in self.rows)
 
 
 def mark_row(rule: StopRule, ids, sampling: str = "") -> StoppedRow:
-    """Each id of a row as `kept`, `stop` or `wasted`.
-
-    Args:
-        rule: finds the end.
-        ids: of one completion, with what follows its end.
-        sampling: a sentence about the back end.
-    """
+    """Each id of a completion, with what follows its end, as `kept`, `stop` or `wasted`."""
     end = rule.find_end(ids)
     marker = _marker_length(rule, ids, end)
     roles = ["kept"] * (end.index - marker) + ["stop"] * marker + ["wasted"] * (len(ids) - end.index)
@@ -116,14 +98,6 @@ def show_stops(backend: str, sampler, stops: StopSpec, *, text: str = "", prompt
 
     Sampling runs twice with one seed. Without stops, to the limit: this shows what no stop would have cost. With the
     stops: this shows whether the back end ends where the rule says.
-
-    Args:
-        backend: its name, shown.
-        sampler: samples, or only lends its tokenizer to a typed text.
-        stops: when a completion ends.
-        text: typed in place of sampling.
-        prompt: to be continued where no text is given.
-        limit, rows, seed: tokens, completions and random state of the sampling.
 
     Raises:
         ParameterError: stops that contradict each other or do not fit the tokenizer or the limit; neither text nor prompt.

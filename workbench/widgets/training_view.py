@@ -12,7 +12,7 @@ from ipywidgets import Button
 from ..errors import TrainingStopped
 from ..runs.run import Run
 from ..runs.stop_request import clear_stop, request_stop, stop_request
-from .markup import as_jupyter_output, status_line
+from .controls import as_jupyter_output, status_line
 from .progress import TrainingProgress
 
 _STATES = {
