@@ -26,16 +26,6 @@ _RECORDED += ("per_device_train_batch_size", "gradient_accumulation_steps")
 _PRINTED = ("reward", "completions/mean_length", "loss")
 
 
-def prompts_per_step(args: Any) -> float:
-    """How many new prompts one optimizer step takes, over all processes, of any TRL trainer's config.
-
-    GRPO and RLOO count completions in their batches, `num_generations` a prompt, and see each batch `num_iterations`
-    times; `steps_per_generation` changes when prompts are drawn, not how many. OnlineDPO and PPO count prompts.
-    """
-    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    return rows / getattr(args, "num_generations", 1) / getattr(args, "num_iterations", 1)
-
-
 class Recorder:
     """Writes a run folder: settings, a line of `metrics.jsonl` a logged step, a line of `completions.jsonl` a completion.
 
@@ -101,7 +91,6 @@ class RunRecorder(Recorder, TrainerCallback):
         super().__init__(record_dir)
         self.trainer = trainer
         self._stop_reason: str | None = None  # why the training is to end
-        self._prompts: float | None = None  # a step takes; None where it changed when the training was resumed
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any):
         if reason := self._end_asked(args):
@@ -113,10 +102,6 @@ class RunRecorder(Recorder, TrainerCallback):
             self.begin(state.global_step)
             resumed = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE
             self._before = max(self._before, read_json(resumed, {}).get("elapsed_s", 0.0))  # the last log may be older
-            self._prompts = prompts_per_step(args)
-            before = read_json(self.record_dir / "progress.json", {}).get("prompts_per_step")
-            if state.global_step and before != self._prompts:
-                self._prompts = None
             self._progress(state)
         if state.global_step >= state.max_steps:  # resumed at its end; transformers would train a step more
             self.on_train_end(args, state, control)
@@ -165,8 +150,7 @@ class RunRecorder(Recorder, TrainerCallback):
 
     def _progress(self, state: Any, finished: bool = False) -> None:
         progress = {"step": state.global_step, "max_steps": state.max_steps, "elapsed_s": round(self.elapsed(), 3)}
-        progress |= {"prompts_per_step": self._prompts, "finished": finished}
-        write_json(self.record_dir / "progress.json", progress)
+        write_json(self.record_dir / "progress.json", progress | {"finished": finished})
 
 
 def add_rows(trainer: Any, columns: dict[str, list]) -> dict[str, list]:
