@@ -14,7 +14,6 @@ import torch
 import trl
 from conftest import HELPERS, ROOT, TRAINS, until, workbench, write_notebook
 
-from workbench.curves.measured import run_curve
 from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.runs.files import load_metrics, read_json, write_json
 from workbench.runs.run import Run, list_runs
@@ -132,7 +131,6 @@ def test_two_processes_keep_groups_whole_also_where_a_group_spans_both(g, tmp_pa
     assert done.returncode == 0, done.stderr[-3000:]
     run = Run(tmp_path)
     assert run.metrics["step"].tolist() == [1, 2, 3, 4]
-    assert run_curve(run, "loss", axis="prompts").x.tolist() == [16 / g * n for n in (1, 2, 3, 4)]  # of both processes
     for _, rows in run.completions.groupby("step"):
         assert len(rows) == 16
         check_groups(rows["prompt"].tolist(), g)

@@ -16,7 +16,6 @@ from workbench.generation.stops import StopSpec
 from workbench.logs.settings import facts_of
 from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.recipes.train import train_grpo, train_online_dpo, train_rloo
-from workbench.runs.files import read_json
 from workbench.runs.run import Run
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.recording import Recorder, RunRecorder, quiet_libraries
@@ -90,15 +89,6 @@ def test_every_recorded_number_is_in_tensorboard_s_files_too(train, tmp_path):
 
 
 @pytest.mark.slow
-def test_prompts_are_counted_as_trl_draws_them_with_several_iterations_and_steps_a_generation(tmp_path):
-    batch = {"num_generations": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
-    recipe = make_recipe("starter", max_steps=8, max_completion_length=4, **batch)
-    train_grpo(recipe, reward_funcs=length_reward(20), record_dir=tmp_path, num_iterations=2, steps_per_generation=4)
-    drawn = len(Run(tmp_path).completions) / recipe.num_generations
-    assert run_curve(Run(tmp_path), "loss", axis="prompts").x[-1] == drawn == 16
-
-
-@pytest.mark.slow
 def test_a_trainer_of_one_s_own_leaves_what_the_audit_asks_of_its_settings(tmp_path):
     recipe = make_recipe(
         "starter", max_steps=1, max_completion_length=4, num_generations=2, per_device_train_batch_size=4
@@ -123,18 +113,6 @@ def test_a_trainer_without_a_recipe_describes_itself(kind, tmp_path):
     facts, damage = facts_of(tmp_path)
     assert (facts["trainer"], facts["stop_strings"], facts["explicit_positions"]) == (f"{kind}Trainer", ["."], True)
     assert (facts["max_completion_length"], damage) == (12, [])
-
-
-@pytest.mark.parametrize("processes, prompts", [(1, 8.0), (2, None)])
-def test_a_training_resumed_with_more_processes_has_no_one_number_of_prompts_a_step(tmp_path, processes, prompts):
-    for step, world in ((0, 1), (1, processes)):
-        state = SimpleNamespace(global_step=step, max_steps=3, is_world_process_zero=True)
-        recorder = RunRecorder(tmp_path)
-        recorder._end_asked = lambda args: None  # asks the other processes, of which there are none here
-        recorder.on_train_begin(config(world), state, None)
-        recorder.on_step_end(None, state, None)
-        recorder.close()
-    assert read_json(tmp_path / "progress.json", {})["prompts_per_step"] == prompts
 
 
 def test_a_resumed_training_counts_the_seconds_up_to_its_checkpoint_though_the_last_log_is_older(tmp_path):
