@@ -281,6 +281,18 @@ def test_a_run_that_is_not_whole_is_not_comparable_and_the_check_says_so(tmp_pat
     assert control_check(control_verdicts([Run(tmp_path)])[:0]).startswith("not run: no training here")
 
 
+def test_a_metric_that_is_logged_every_fifth_step_is_judged(tmp_path, same_weights):
+    (seed, *_), verdicts = GPT2.curves_by_seed(PADDING), []
+    for name, y in {"own": seed.y, "stock": 1 + seed.x / 100}.items():
+        measured = dict(zip(seed.x, y, strict=True))
+        lines = [{"step": n, "elapsed_s": n} | ({PADDING: measured[n]} if n in measured else {}) for n in range(1, 51)]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+        (tmp_path / name / "recipe.json").write_text(json.dumps(GPT2.recorded["training"]))
+        verdicts.append(of_control(Run(tmp_path / name), GPT2, PADDING).verdict)
+    assert verdicts == ["same process", "different"]
+
+
 def test_a_control_of_other_weights_than_those_shipped_is_not_comparable(tmp_path, monkeypatch):
     monkeypatch.setattr(compare, "SHIPPED", tmp_path / "manifest.json")
     run = made_up_run(tmp_path / "05_example" / "one", np.mean([one.y for one in STARTER.curves_by_seed()], axis=0))

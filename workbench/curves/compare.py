@@ -211,6 +211,7 @@ def of_control(run: Run, control: Baseline, metric: str = "reward") -> SeedVerdi
         why = f"{curve.label} has {logged}, the control {wanted}; only a whole run of its recipe can be judged"
         return SeedVerdict(NOT_COMPARABLE, why)
     recorded = [as_judged(one, metric) for one in seeds]
+    curve = dataclasses.replace(curve, span=seeds[0].span)  # logged at the same steps: as long are its stretches
     return another_seed(as_judged(curve, metric), recorded, tolerance=tolerance[metric])
 
 
