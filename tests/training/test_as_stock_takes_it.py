@@ -2,13 +2,17 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from configuration_runs import build
-from peft import PromptTuningConfig
+from peft import LoraConfig, PromptTuningConfig
+from ppo_parts import needs_ppo
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from workbench.consistency.positions import fills_position_ids
 from workbench.diagnostics.logits import cast_copy
+from workbench.recipes.recipes import resolve_model
 from workbench.runs.run import Run
 from workbench.training.trl import is_of_a_step
 
@@ -108,3 +112,32 @@ def test_a_model_with_virtual_tokens_is_scored_at_the_positions_at_which_it_samp
     config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     trainer = build("ours", "GRPO", peft_config=config, explicit_positions=True)
     assert not fills_position_ids(trainer.model)
+
+
+@pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
+def test_one_seed_gives_one_adapter(kind):
+    """TRL 1.12 to 1.14 make it before they seed."""
+    path, made = resolve_model("search"), []
+    for state in (1, 2):
+
+        def policy(state=state):
+            loaded = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+            torch.manual_seed(state)  # what was drawn before the trainer is made
+            return loaded
+
+        lora = LoraConfig(r=2, task_type="CAUSAL_LM")
+        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+        trainer = build("ours", kind, model=policy, tokenizer=tokenizer, peft_config=lora)
+        made.append([p.detach().clone() for name, p in trainer.model.named_parameters() if "lora_A" in name])
+    assert made[0] and all(torch.equal(one, other) for one, other in zip(*made, strict=True))
+
+
+@pytest.mark.parametrize("kind", [pytest.param("PPO", marks=needs_ppo)])
+def test_one_seed_gives_one_ppo_training(kind):
+    weights = []
+    for state in (1, 2):
+        trainer = build("ours", kind, {"num_mini_batches": 2})
+        np.random.seed(state)  # what TRL permutes with
+        trainer.train()
+        weights.append([p.detach().clone() for p in trainer.policy_model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import trl
 from accelerate.utils import gather_object
+from transformers import set_seed
 
 from ..consistency.ratios import ratio_report
 from ..errors import ParameterError
@@ -116,6 +117,8 @@ class _Control(_Trainer):
             check_no_hook([model])
         if args is not None:
             check_before_compute(model, args, spec, processing_class)
+        if args is not None and trl_arguments.get("peft_config") is not None:
+            set_seed(args.seed)  # TRL before 1.15 makes the adapter before it seeds
         with server_without_nccl(args):
             super().__init__(
                 model, validate_all(reward_funcs), args, processing_class=processing_class, **trl_arguments
