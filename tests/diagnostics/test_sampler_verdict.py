@@ -7,12 +7,12 @@ import pytest
 
 from workbench.diagnostics.sampler_verdict import (
     CACHE,
+    CANNOT_TELL,
     IN_SYNC,
     LATE,
     LORA,
     NOT_SYNCED,
     PRECISION,
-    CANNOT_TELL,
     UNKNOWN,
     Probe,
     sampler_verdict,
