@@ -116,7 +116,7 @@ def test_a_model_with_virtual_tokens_is_scored_at_the_positions_at_which_it_samp
 
 @pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
 def test_one_seed_gives_one_adapter(kind):
-    """TRL 1.12 to 1.14 make it before they seed."""
+    """TRL before 1.15 makes it before it seeds."""
     path, made = resolve_model("search"), []
     for state in (1, 2):
 
