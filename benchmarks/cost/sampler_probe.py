@@ -48,7 +48,7 @@ def train(model: str, steps: int, every: int | None) -> dict:
         "seconds in probes": probe.seconds if probe else 0.0,
         "probes": len(rows),
         "faults": sum(verdict.fault for _, verdict in rows),
-        "undecidable": sum(verdict.cause == "undecidable" for _, verdict in rows),
+        "cannot tell": sum(verdict.cause == "cannot tell" for _, verdict in rows),
         "largest difference": max((verdict.difference for _, verdict in rows), default=None),
         "warnings": [str(w.message) for w in caught if str(w.message).startswith("vLLM at step")],
     }

@@ -7,12 +7,12 @@ import pytest
 
 from workbench.diagnostics.sampler_verdict import (
     CACHE,
+    CANNOT_TELL,
     IN_SYNC,
     LATE,
     LORA,
     NOT_SYNCED,
     PRECISION,
-    UNDECIDABLE,
     UNKNOWN,
     Probe,
     sampler_verdict,
@@ -121,11 +121,11 @@ def test_staleness_is_seen_through_the_rounding_of_an_engine_in_lower_precision(
     assert [v.cause for v in found] == [PRECISION, NOT_SYNCED, LATE, LATE, LATE]
 
 
-def test_updates_below_the_noise_are_undecidable_until_they_have_added_up():
+def test_updates_below_the_noise_cannot_be_told_until_they_have_added_up():
     trainer = policy(40, 5e-4)
     found = verdicts(trainer, late(trainer, 99), noise=2e-3, dtype="bfloat16")
     causes = [v.cause for v in found]
-    assert causes[:3] == [IN_SYNC, UNDECIDABLE, UNDECIDABLE] and not found[2].decided and not found[2].fault
+    assert causes[:3] == [IN_SYNC, CANNOT_TELL, CANNOT_TELL] and not found[2].decided and not found[2].fault
     assert causes[-1] == NOT_SYNCED
     in_step = verdicts(trainer, trainer, noise=2e-3, dtype="bfloat16")
     assert not any(v.fault for v in in_step)
@@ -170,7 +170,7 @@ def test_a_prefix_cache_that_outlives_its_weights_is_found_by_what_it_changes_or
 
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize(
-    "trainer, engine, cause", [(np.nan, np.nan, UNDECIDABLE), (np.nan, -1, UNDECIDABLE), (-1, np.nan, UNKNOWN)]
+    "trainer, engine, cause", [(np.nan, np.nan, CANNOT_TELL), (np.nan, -1, CANNOT_TELL), (-1, np.nan, UNKNOWN)]
 )
 def test_a_policy_of_nan_is_not_taken_for_a_stale_one(trainer, engine, cause, cached):
     first, top = Probe(0, *[np.full(TOKENS, -2.0)] * 2), np.full(5, engine, float)

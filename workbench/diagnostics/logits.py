@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._dynamo import OptimizedModule
 
 from ..consistency.padding import MAX_LOGITS, evaluating, logits_of, model_inputs, no_logits, pad_batch
 from ..consistency.positions import backbone, unwrapped
@@ -71,15 +72,18 @@ class _RunOnce:
 def cast_copy(model: Any, dtype: str):
     """A copy with its parameters in another dtype; buffers stay, as they do when a model is loaded in that dtype.
 
-    What accelerate put around `forward` for mixed precision is not copied. No second copy in the model's own dtype is made.
+    What accelerate (mixed precision) and TRL (fused head, head in fp32) put in the place of a `forward` is not copied: it
+    computes with the original's weights. No second copy in the model's own dtype is made.
     """
     cast = {}
     for parameter in model.parameters():
         made = parameter.detach().to(getattr(torch, dtype), copy=True)
         cast[id(parameter)] = torch.nn.Parameter(made, requires_grad=parameter.requires_grad)
     made = copy.deepcopy(model, cast)
-    for module in _autocast_by_accelerate(made):
-        module.forward = vars(module).pop("_original_forward")
+    for module in made.modules():
+        if not isinstance(module, OptimizedModule):  # torch.compile's, which calls what it was made of
+            vars(module).pop("forward", None)
+            vars(module).pop("_original_forward", None)
     return made
 
 

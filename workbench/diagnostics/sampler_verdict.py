@@ -1,7 +1,7 @@
 """Is the engine that samples the policy that is trained? The log-probs of one fixed text under both answer it, step by step.
 
 The trainer knows what the text's log-probs are now, were at earlier steps and are without adapters; whichever of these the
-engine's equal names the cause. Two are the same only where an update is smaller than the noise: then it is undecidable.
+engine's equal names the cause. Two are the same only where an update is smaller than the noise: then it cannot tell.
 
 | the engine's log-probs of the text | cause |
 |---|---|
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-IN_SYNC, UNDECIDABLE, UNKNOWN = "in sync", "undecidable", "another policy"
+IN_SYNC, CANNOT_TELL, UNKNOWN = "in sync", "cannot tell", "another policy"
 NOT_SYNCED, LATE, LORA = "not synced", "synced late", "LoRA not merged"
 PRECISION, CACHE, TOKENS = "lost precision", "stale prefix cache", "other tokenizer or template"
 CAUSES = (NOT_SYNCED, LATE, LORA, PRECISION, CACHE, TOKENS, UNKNOWN)
@@ -65,7 +65,7 @@ class SamplerVerdict:
     """What the probes say of the engine.
 
     Attributes:
-        cause: `in sync`, `undecidable` or one of `CAUSES`.
+        cause: `in sync`, `cannot tell` or one of `CAUSES`.
         decided: False where the next steps can decide, or the update is too small to be seen.
         steps_behind: age of the engine's weights in optimizer steps; None where it is not known.
         difference: mean |engine - trainer| of a token, nats.
@@ -160,7 +160,7 @@ def _no_numbers(now: Probe) -> SamplerVerdict | None:
     text = f"of {len(now.trainer)} log-probs the trainer gives {trainer} that are no numbers, the engine {engine}: "
     if trainer:
         text += "the training has diverged, so the engine cannot be judged."
-        return SamplerVerdict(UNDECIDABLE, False, None, now.difference, text)
+        return SamplerVerdict(CANNOT_TELL, False, None, now.difference, text)
     return SamplerVerdict(UNKNOWN, True, None, now.difference, text + "it overflows where the trainer does not.")
 
 
@@ -186,7 +186,7 @@ def _stale_cache(now: Probe, before: Sequence[Probe], dtype: str) -> SamplerVerd
 
 
 def _level(now: Probe, before, alike: set, noise: float, dtype: str, rounding: float | None) -> SamplerVerdict:
-    """The verdict where no earlier weights fit better than the trainer's: in sync, undecidable, or off by more than noise."""
+    """The verdict where no earlier weights fit better than the trainer's: in sync, cannot tell, or off by more than noise."""
     size = f"mean |difference| {now.difference:.2g} nats a token"
     if now.difference > EXPLAINED[dtype]:
         if rounding is not None and dtype == "float32" and now.difference <= 2 * rounding:
@@ -208,7 +208,7 @@ def _level(now: Probe, before, alike: set, noise: float, dtype: str, rounding: f
             f"{size}; since step {unseen[0].step} the log-probs moved by {moved:.2g}, too little compared with a noise of "
             f"{noise:.2g} to tell whether the engine has these updates."
         )
-        return SamplerVerdict(UNDECIDABLE, False, None, now.difference, text)
+        return SamplerVerdict(CANNOT_TELL, False, None, now.difference, text)
     return SamplerVerdict(IN_SYNC, True, 0, now.difference, f"engine and trainer are one policy: {size}.")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from transformers import DataCollatorWithPadding
 from trl.trainer.utils import pad
@@ -145,6 +146,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
     def train(self):
         """Train as TRL does, with this trainer's stops; a recorded run keeps its policy in `policy/`."""
         gc.freeze()  # TRL collects garbage twice an update, half a second each among all that its libraries have loaded
+        np.random.seed(self.args.seed)  # TRL permutes its mini-batches with numpy, which it never seeds
         try:
             with self._own_functions():
                 super().train()

@@ -5,10 +5,9 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from trl.trainer.utils import get_callable_name
 
 from ..errors import ParameterError
-from ..training.rewards import RewardFn, check_names, is_async, row_name, validated
+from ..training.rewards import RewardFn, check_names, is_async, name_of, row_name, validated
 
 _TOKENIZED = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -34,7 +33,7 @@ class RewardFunctions(torch.nn.Module):
     def begin(self, columns: dict[str, list]) -> None:
         """Score the rows of another batch from now on; `columns` are the data set's, without the tokens."""
         self._columns, self._row = columns, 0
-        self.each = {get_callable_name(function): [] for function in self.functions}
+        self.each = {name_of(function): [] for function in self.functions}
 
     def score_next(self, prompts: list[str], completions: list[str], completion_ids: list[list[int]], trainer_state):
         """Score the next B rows of the batch: B sums, and function name -> B values or None."""
@@ -69,7 +68,7 @@ def score(reward_funcs: Sequence[RewardFn], weights: Sequence[float], *, complet
         >>> score([words], [0.5], completions=["two words", "one"])
         ([1.0, 0.5], {'words': [2, 1]})
     """
-    names = [get_callable_name(reward) for reward in reward_funcs]
+    names = [name_of(reward) for reward in reward_funcs]
     check_names(names)
     if late := [name for name, f in zip(names, reward_funcs, strict=True) if is_async(f)]:
         raise ParameterError(

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import trl
 from accelerate.utils import gather_object
+from transformers import set_seed
 
 from ..consistency.ratios import ratio_report
 from ..errors import ParameterError
@@ -25,7 +26,16 @@ from .engine import EngineRequests, improbable_copies
 from .groups import GroupError, check_groups, identical_groups
 from .rewards import completion_text, validate_all
 from .sync_on_cpu import install_cpu_sync, server_without_nccl
-from .trl import NO_TOKEN, EndedRow, check_no_hook, completion_metrics, end_columns, fill_positions, logged_rows
+from .trl import (
+    NO_TOKEN,
+    OWN_COLUMNS,
+    EndedRow,
+    check_no_hook,
+    completion_metrics,
+    end_columns,
+    fill_positions,
+    logged_rows,
+)
 
 Stops = StopSpec | Sequence[str | int] | str | int | None
 
@@ -107,6 +117,8 @@ class _Control(_Trainer):
             check_no_hook([model])
         if args is not None:
             check_before_compute(model, args, spec, processing_class)
+        if args is not None and trl_arguments.get("peft_config") is not None:
+            set_seed(args.seed)  # TRL before 1.15 makes the adapter before it seeds
         with server_without_nccl(args):
             super().__init__(
                 model, validate_all(reward_funcs), args, processing_class=processing_class, **trl_arguments
@@ -186,7 +198,11 @@ class _Control(_Trainer):
         )
         columns["completion_text"] = [self._row_text(*row) for row in zip(completions, rows, strict=True)]
         for name, values in columns.items():
-            self._log_completion_extra(name, values)
+            super()._log_completion_extra(name, values)
+
+    def _log_completion_extra(self, column: str, values: Sequence) -> None:
+        """A reward function's `log_extra`, which does not replace what the trainer records itself."""
+        super()._log_completion_extra(f"{column} (function)" if column in OWN_COLUMNS else column, list(values))
 
     def _row_text(self, completion: Any, ids: list[int]) -> str:
         """A row's text for the record; of several turns all of it, and calls too, which messages hold apart."""
@@ -237,6 +253,7 @@ class _Control(_Trainer):
 
     def _generate_and_score_completions(self, inputs: list):
         self._check_groups(inputs)
+        self._logs["extra"].clear()  # a column that is not logged each time would stand at other rows
         output = super()._generate_and_score_completions(inputs)
         rows = logged_rows(self, len(inputs) * self.accelerator.num_processes)
         self._log(completion_metrics(rows))
@@ -315,14 +332,14 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
 
         def rollout(prompts: list, trainer: Any):
             output = rollout_func(prompts, trainer)
-            rows, pad = output["completion_ids"], self._tokenizer.pad_token_id
+            rows, pad = [list(map(int, ids)) for ids in output["completion_ids"]], self._tokenizer.pad_token_id
             self._ends = ()
             output["completion_ids"] = [self._ended(ids) if ids else EndedRow([pad], False, pad) for ids in rows]
             if not all(rows):
                 masks = output.get("env_mask") or [[1] * len(ids) for ids in rows]
-                output["env_mask"] = [mask or [0] for mask in masks]
+                output["env_mask"] = [mask if len(mask) else [0] for mask in masks]
                 if output["logprobs"] is not None:
-                    output["logprobs"] = [logprobs or [0.0] for logprobs in output["logprobs"]]
+                    output["logprobs"] = [row if len(row) else [0.0] for row in output["logprobs"]]
             return output
 
         return rollout

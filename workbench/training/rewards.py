@@ -157,7 +157,7 @@ def validated(reward: Any) -> Any:
     """
     if isinstance(reward, str | torch.nn.Module) or is_async(reward):
         return reward
-    name = get_callable_name(reward)
+    name = name_of(reward)
 
     @functools.wraps(reward)
     def wrapper(*args: Any, **kwargs: Any):
@@ -177,9 +177,14 @@ def validated(reward: Any) -> Any:
 def validate_all(reward_funcs: Any) -> Any:
     """One reward function or several, each `validated`; two of one name, which TRL would log as one, are an error."""
     if isinstance(reward_funcs, list | tuple):
-        check_names([get_callable_name(f) for f in reward_funcs if not isinstance(f, str | torch.nn.Module)])
+        check_names([name_of(f) for f in reward_funcs if not isinstance(f, str | torch.nn.Module)])
         return [validated(reward) for reward in reward_funcs]
     return reward_funcs if reward_funcs is None else validated(reward_funcs)
+
+
+def name_of(reward: Any) -> str:
+    """A reward function's own `__name__`, which a partial has where its user has set it; else TRL's name for it."""
+    return getattr(reward, "__name__", None) or get_callable_name(reward)
 
 
 def check_names(names: Sequence[str]) -> None:

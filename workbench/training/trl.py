@@ -1,5 +1,6 @@
 """What the package needs to know of a TRL trainer, its config and its rows."""
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ from ..errors import ParameterError
 from ..generation.stops import trl_finish_reason
 
 NO_TOKEN = -1
+# What the record has of a completion; a reward function's `log_extra` cannot take these names.
+OWN_COLUMNS = {"step", "prompt", "completion", "completion_text", "reward", "advantage"}
+OWN_COLUMNS |= {"finish_reason", "trl_finish_reason", "engine_finish_reason", "completion_tokens", "sampled_tokens"}
 
 
 class EndedRow(list):
@@ -49,7 +53,9 @@ def policy_of(trainer: Any) -> Any:
 
 def is_of_a_step(logs: Mapping) -> bool:
     """Whether a log is that of training steps: not of an evaluation, and not the closing summary."""
-    return "train_runtime" not in logs and not any(name.startswith("eval_") for name in logs)
+    # a reward function may log a metric of its own named eval_...
+    evaluation = any(name.startswith("eval_") and name.endswith("_runtime") for name in logs)
+    return "train_runtime" not in logs and not evaluation
 
 
 def several_turns(trainer: Any) -> bool:
@@ -80,6 +86,8 @@ def fill_positions(trainer: Any) -> None:
         model = getattr(trainer, name, None)
         wrapper = hasattr(model, "critic_backbone")  # PPO's `model`, around two that are hooked themselves
         if isinstance(model, torch.nn.Module) and not wrapper and not fills_position_ids(model):
+            if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+                continue  # its virtual tokens stand before the pads, which `generate` counts there
             with_position_ids(model)
 
 
@@ -162,8 +170,14 @@ def logged_rows(trainer: Any, count: int | None = None, ends: Mapping[str, list]
         "prompt": [text_of(prompt) for prompt in logs["prompt"]],
         "completion": extra.pop("completion_text", []) or [text_of(completion) for completion in logs["completion"]],
         **(ends or {}),
-        **extra,
     }
+    for name, values in extra.items():
+        if len(values) != count:
+            warnings.warn(
+                f"log_extra({name!r}): {len(values)} values for {count} completions; not recorded", stacklevel=2
+            )
+        else:
+            columns.setdefault(name, values)
     rewards = {name: list(values)[-count:] for name, values in trainer._logs["rewards"].items()}
     own = {"reward": _weighted_sums(trainer, rewards), "advantage": logs["advantages"]}
     return with_functions(columns | own, rewards)
