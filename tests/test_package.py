@@ -124,7 +124,7 @@ def lines_of(*folders: str) -> int:
 
 
 def test_the_core_is_read_in_an_evening():
-    assert lines_of("generation", "consistency", "training") <= 3050
+    assert lines_of("generation", "consistency", "training") <= 3100
 
 
 CORE_FOLDERS = ("generation", "consistency", "training", "recipes")
@@ -172,11 +172,11 @@ MOST_LINES = {
     "workbench/runs": 1850,
     "workbench/studies": 740,
     "workbench/toys": 650,
-    "workbench/training": 1760,
+    "workbench/training": 1790,
     "workbench/widgets": 810,
-    "workbench": 20430,
+    "workbench": 20470,
     "benchmarks": 5100,
-    "tests": 25280,
+    "tests": 25420,
 }
 
 
