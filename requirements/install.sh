@@ -73,5 +73,8 @@ need trl "$(pin trl)"
 ppo=$(sed -n 's/^trl==//p' requirements/ppo.txt)
 [ -d ".venv/lanes/trl-$ppo/trl" ] || with_$with --no-deps --target ".venv/lanes/trl-$ppo" -r requirements/ppo.txt
 need pytest "$(pin pytest)"
+# uv compiles nothing, and where PYTHONDONTWRITEBYTECODE is set, as in many containers, each process would compile torch,
+# transformers and TRL anew: more than half of the time that their import takes.
+.venv/bin/python -m compileall -q -j 0 .venv/lib .venv/lanes >/dev/null 2>&1 || true
 touch .venv/installed
 echo "install: done in $(($(date +%s) - started)) s"
