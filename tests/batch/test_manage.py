@@ -123,7 +123,9 @@ def test_a_run_of_another_machine_is_cancelled_by_force_alone_and_says_what_was_
 def process():
     """A process that lives until the test ends and whose command names a kernel."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "ipykernel_launcher"])
-    yield psutil.Process(child.pid)
+    process = psutil.Process(child.pid)
+    until(process.cmdline)  # empty for a moment while the program is loaded
+    yield process
     child.kill()
     child.wait()
 

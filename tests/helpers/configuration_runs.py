@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import small_runs
+import numpy as np
 import torch
 import trl
 from ppo_parts import PPOConfig
@@ -90,7 +91,9 @@ def build(who: str, kind: str, fields=None, *, model="search", tokenizer=None, d
     set_seed(11)
     policy = model() if callable(model) else AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     if kind == "PPO":
-        return cls(args, tokenizer, policy, *_ppo_parts(policy, tokenizer, data, kwargs), **kwargs)
+        trainer = cls(args, tokenizer, policy, *_ppo_parts(policy, tokenizer, data, kwargs), **kwargs)
+        np.random.seed(args.seed)  # noqa: NPY002  # ours does so before it trains; TRL permutes with what it finds
+        return trainer
     rewards = list(rewards) if isinstance(rewards, list) else rewards  # a trainer keeps the list
     kwargs = {"reward_funcs": rewards, "args": args, "train_dataset": data, "processing_class": tokenizer} | kwargs
     return cls(policy, **kwargs)
