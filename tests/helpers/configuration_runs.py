@@ -8,9 +8,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import small_runs
-import numpy as np
 import torch
 import trl
 from ppo_parts import PPOConfig
@@ -92,7 +92,7 @@ def build(who: str, kind: str, fields=None, *, model="search", tokenizer=None, d
     policy = model() if callable(model) else AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     if kind == "PPO":
         trainer = cls(args, tokenizer, policy, *_ppo_parts(policy, tokenizer, data, kwargs), **kwargs)
-        np.random.seed(args.seed)  # noqa: NPY002  # ours does so before it trains; TRL permutes with what it finds
+        np.random.seed(args.seed)  # ours does so before it trains; TRL permutes with what it finds
         return trainer
     rewards = list(rewards) if isinstance(rewards, list) else rewards  # a trainer keeps the list
     kwargs = {"reward_funcs": rewards, "args": args, "train_dataset": data, "processing_class": tokenizer} | kwargs

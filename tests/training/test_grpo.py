@@ -123,7 +123,8 @@ def logged(folder) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("g", [pytest.param(4, marks=pytest.mark.rare), 16])
+@pytest.mark.rare
+@pytest.mark.parametrize("g", [4, 16])
 def test_two_processes_keep_groups_whole_also_where_a_group_spans_both(g, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
     command += [str(HELPERS / "group_processes.py"), str(tmp_path), str(g)]

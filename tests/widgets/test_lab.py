@@ -90,6 +90,7 @@ def test_a_training_stops_by_its_button_while_it_trains_and_continue_takes_it_to
     assert run.status["state"] == "running"  # of this kernel, which has the notebook's other cells before it
 
 
+@pytest.mark.rare
 def test_a_control_moved_by_keyboard_changes_the_result_and_leaves_the_notebook_alone(lab, folder):
     lab.open(copy_notebook("03", folder, last="padding_explorer("))
     lab.run_all()
