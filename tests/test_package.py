@@ -176,7 +176,7 @@ MOST_LINES = {
     "workbench/widgets": 810,
     "workbench": 20470,
     "benchmarks": 5100,
-    "tests": 25430,
+    "tests": 25440,
 }
 
 

@@ -159,7 +159,7 @@ def judge_ours(path: Path, known: dict) -> tuple[str, list]:
     shown = [(f.severity, f.rule + (f" ({f.cause})" if f.cause else ""), f.advice) for f in found]
     if known["rule"] is None:
         return "", shown
-    if known["verdict"] == "cannot tell":  # that, and no cause beside what the data show
+    if known["verdict"] == "cannot tell":  # that, and no other cause than what the data show
         open_ = verdicts[known["rule"]].verdict == "cannot tell"
         return ("right" if open_ and set(run.problems) <= set(known["also"]) else "another"), shown
     main = found[0] if found else None

@@ -319,3 +319,10 @@ def test_cut_rows_that_count_as_no_token_make_no_clipping_false():
     share, terminated = np.tile([0.25, 0.5, 0.75], 20), np.tile([80.0, 120.0, 100.0], 20)
     lengths = {"mean_length": (1 - share) * terminated, "max_length": 200.0, "mean_terminated_length": terminated}
     assert false_clipping(log(clipped_ratio=share, **lengths, facts=LIMIT)).verdict != "found"
+
+
+def test_spikes_asks_for_no_metric_that_is_logged():
+    for kl in (0.0, 0.1):
+        unsure = spikes(log(grad_norm=0.0) if not kl else log(5, kl=kl))
+        assert unsure.verdict == "cannot tell" and "Log grad_norm" not in str(unsure)
+    assert "Log grad_norm or kl" in str(spikes(log()))

@@ -211,7 +211,9 @@ def spikes(log: Log) -> Finding:
         if values is not None and usual > 0 and (~np.isnan(values)).sum() >= LEAST:
             far[name] = np.nan_to_num(np.abs(values)) > max(100 * usual, 10)
     if not far:
-        return unknown("Log grad_norm or kl.")
+        if all(log.metric(name) is None for name in ("grad_norm", "kl")):
+            return unknown("Log grad_norm or kl.")
+        return unknown(f"The usual grad_norm or kl is 0, or it was logged for fewer than {LEAST} steps.")
     where = np.any(list(far.values()), axis=0)
     if not where.any():
         return absent("No step stands far above the others.")
