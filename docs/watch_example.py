@@ -11,7 +11,7 @@ import sys
 
 from trl import GRPOConfig, GRPOTrainer
 
-from workbench import exact_match_reward, load_prompts, resolve_model, watch_training
+from workbench import attach_watch, exact_match_reward, load_prompts, resolve_model
 from workbench.training.sync_on_cpu import install_cpu_sync
 
 where = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3, "vllm_max_model_length": 128}
@@ -25,5 +25,5 @@ args = GRPOConfig(
 trainer = GRPOTrainer(resolve_model("search"), exact_match_reward(), args, train_dataset=load_prompts("search"))
 install_cpu_sync(trainer.vllm_generation, args.output_dir)  # without CUDA TRL brings no weights to vLLM
 
-watch_training(trainer)  # the second of the two lines; the first is its import
+attach_watch(trainer)  # the second of the two lines; the first is its import
 trainer.train()

@@ -19,18 +19,22 @@ _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 _MOVED = {
     "curves": "Curve another_seed load_baseline seed_interval",
     "runs": "list_runs load_run",
-    "diagnostics": "attribute_mismatch duplicate_report mismatch_report monitor_padding probe_sampler",
+    "diagnostics": "attribute_mismatch duplicate_report mismatch_report",
     "generation": "Sampling ServerSampler StopRule TransformersSampler VLLMSampler generate save_policy",
     "consistency": "pad_batch position_ids ratio_report token_logprobs",
     "recipes": "train_grpo train_online_dpo train_ppo train_rloo",
     "training.groups": "check_groups",
 }
+# The same for names of version 0.1 that are called otherwise now; all of them are in `diagnostics`.
+_RENAMED = {"monitor_padding": "attach_padding_monitor", "probe_sampler": "attach_sampler_probe"}
 
 
 def __getattr__(name: str) -> Any:
     for part, names in _MOVED.items():
         if name in names.split():
             return getattr(import_module(f"{__name__}.{part}"), name)
+    if name in _RENAMED:
+        return getattr(import_module(f"{__name__}.diagnostics"), _RENAMED[name])
     return _load(name)
 
 

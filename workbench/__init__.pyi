@@ -5,7 +5,7 @@ from . import diagnostics as diagnostics
 from . import generation as generation
 from . import recipes as recipes
 from . import runs as runs
-from .audit.live import watch_training
+from .audit.live import attach_watch
 from .audit.report import audit_run
 from .consistency.positions import with_position_ids
 from .curves.figures import show_curves
@@ -23,7 +23,7 @@ from .trl_release import use_trl
 __version__: str
 # fmt: off
 __all__ = [
-    "audit_run", "watch_training", "GRPOTrainer", "RLOOTrainer", "OnlineDPOTrainer", "PPOTrainer", "StopSpec",
+    "audit_run", "attach_watch", "GRPOTrainer", "RLOOTrainer", "OnlineDPOTrainer", "PPOTrainer", "StopSpec",
     "exact_match_reward", "length_reward", "padding_report", "with_position_ids", "load_prompts", "make_recipe",
     "resolve_model", "open_run", "Result", "save_result", "show_results", "show_curves", "use_trl",
 ]

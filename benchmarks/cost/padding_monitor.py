@@ -15,7 +15,7 @@ import time
 from transformers import PrinterCallback
 
 from benchmarks.record import in_turns, publish, start
-from workbench.diagnostics.padding_monitor import monitor_padding
+from workbench.diagnostics.padding_monitor import attach_padding_monitor
 from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.runs.environment import hardware
 from workbench.training.grpo import GRPOTrainer
@@ -30,7 +30,7 @@ def train(model: str, steps: int, every: int | None) -> dict:
     trainer.remove_callback(PrinterCallback)
     spent = []
     if every:
-        monitor = monitor_padding(trainer, every=every)
+        monitor = attach_padding_monitor(trainer, every=every)
         plain = monitor.measure
 
         def timed():

@@ -19,7 +19,7 @@ import trl
 from transformers import PrinterCallback
 
 from benchmarks.record import in_turns, publish, start
-from workbench.diagnostics.sampler_probe import probe_sampler
+from workbench.diagnostics.sampler_probe import attach_sampler_probe
 from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.runs.environment import hardware
 from workbench.studies.engines import sharing_engines
@@ -36,7 +36,7 @@ def train(model: str, steps: int, every: int | None) -> dict:
     trainer = trl.GRPOTrainer(resolve_model(model), length_reward(), args, train_dataset=load_prompts("starter"))
     install_cpu_sync(trainer.vllm_generation, args.output_dir)
     trainer.remove_callback(PrinterCallback)
-    probe = None if every == NEVER else probe_sampler(trainer, every=every)
+    probe = None if every == NEVER else attach_sampler_probe(trainer, every=every)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What watching a training costs: stock GRPO steps of the starter with `watch_training` and without.
+"""What watching a training costs: stock GRPO steps of the starter with `attach_watch` and without.
 
     python -m benchmarks.cost.watch [--steps 60] [--repeats 3] [--out FILE.json]
 
@@ -19,7 +19,7 @@ import trl
 from transformers import PrinterCallback
 
 from benchmarks.record import in_turns, publish, start
-from workbench.audit.live import watch_training
+from workbench.audit.live import attach_watch
 from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.runs.environment import hardware
 from workbench.training.rewards import length_reward
@@ -32,7 +32,7 @@ def train(steps: int, watched: bool) -> dict:
     trainer.remove_callback(PrinterCallback)
     spent = []
     if watched:
-        watch = watch_training(trainer)
+        watch = attach_watch(trainer)
         plain = watch.guarded
 
         def timed(do, *arguments):

@@ -248,7 +248,7 @@ def sampler_rows(seen: Evidence) -> list[Row]:
 
 
 def proof_rows(seen: Evidence) -> list[Row]:
-    """What `probe_sampler` says of trainings with a fault and without."""
+    """What `attach_sampler_probe` says of trainings with a fault and without."""
     clean = read_json(MEASURED / "cost" / "sampler_probe-starter-2-core-cpu.json", {})["clean"]
     parts = seen.of.get("sampler_faults", {}).get("parts", {})
     faults = {name: part for name, part in parts.items() if not name.startswith("clean")}
@@ -264,7 +264,7 @@ def proof_rows(seen: Evidence) -> list[Row]:
         shown += f"<br>not right: {'; '.join(wrong)}" if wrong else ""
     return [
         Row(
-            "`probe_sampler` names an engine that is not the policy within two steps, and nothing in clean trainings",
+            "`attach_sampler_probe` names an engine that is not the policy within two steps, and nothing in clean trainings",
             "each of six faults, in process and on a server: `pytest tests/diagnostics/test_sampler_probe.py`<br>"
             f"{clean['steps']} clean steps: {clean['faults']} named, {nats(clean['largest difference'])} nats at most<br>"
             "`python -m benchmarks.cost.sampler_probe`",

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import HELPERS, on_vllm
 
-from workbench.diagnostics.sampler_probe import SamplerProbe, probe_sampler
+from workbench.diagnostics.sampler_probe import SamplerProbe, attach_sampler_probe
 from workbench.diagnostics.sampler_verdict import CACHE, IN_SYNC, LATE, LORA, NOT_SYNCED, PRECISION, TOKENS, UNKNOWN
 from workbench.errors import ParameterError
 
@@ -134,15 +134,15 @@ def test_processes_whose_engine_fails_in_one_of_them_end_the_probing_together(tm
 
 def test_a_trainer_without_vllm_has_nothing_to_probe():
     for fields in ({"use_vllm": False}, {}):
-        assert probe_sampler(SimpleNamespace(args=SimpleNamespace(**fields))) is None
+        assert attach_sampler_probe(SimpleNamespace(args=SimpleNamespace(**fields))) is None
 
 
 def test_an_engine_of_an_unknown_kind_is_reported_and_does_not_end_the_training(capsys):
     trainer = SimpleNamespace(args=SimpleNamespace(use_vllm=True), callback_handler=SimpleNamespace(callbacks=[]))
-    assert probe_sampler(trainer) is None
+    assert attach_sampler_probe(trainer) is None
     assert "workbench: the sampler is not probed, the training goes on: AttributeError" in capsys.readouterr().err
     with pytest.raises(ParameterError, match="every=0: expected at least 1 step"):
-        probe_sampler(trainer, every=0)
+        attach_sampler_probe(trainer, every=0)
 
 
 def test_a_sync_that_falls_behind_between_two_probes_is_named_at_the_step_after(monkeypatch):

@@ -3,7 +3,7 @@ import tempfile
 import pytest
 import trl
 
-from workbench.audit.live import watch_training
+from workbench.audit.live import attach_watch
 from workbench.audit.report import audit_run
 from workbench.errors import ParameterError
 from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
@@ -40,7 +40,7 @@ def test_a_watched_run_has_the_numbers_of_an_unwatched_one_and_is_recorded(cls, 
     plain = stock(cls, **options)
     plain.train()
     watched = stock(cls, **options)
-    watch = watch_training(watched, every=1)
+    watch = attach_watch(watched, every=1)
     watched.train()
     assert watch.on
     assert numbers(watched) == numbers(plain)
@@ -83,7 +83,7 @@ def parity(completions, **_):
 
 def test_masked_stops_are_named_while_the_run_trains_and_after_it(capfd):
     trainer = stock(reward=parity, rollout=stops_at_a_vowel, mask_truncated_completions=True)
-    watch = watch_training(trainer, every=1)
+    watch = attach_watch(trainer, every=1)
     trainer.train()
     lines = [line for line in capfd.readouterr().err.splitlines() if "masked-stops" in line]
     assert len(lines) == 1
@@ -96,7 +96,7 @@ def test_masked_stops_are_named_while_the_run_trains_and_after_it(capfd):
 @pytest.mark.parametrize("broken", ["_keep", "_look", "begin"])
 def test_an_error_of_the_watch_is_reported_once_and_the_training_goes_on(broken, capfd, monkeypatch):
     trainer = stock(max_steps=2)
-    watch = watch_training(trainer, every=1)
+    watch = attach_watch(trainer, every=1)
 
     def fails(*_, **__):
         raise OSError("No space left on device")
@@ -113,16 +113,16 @@ def test_an_error_of_the_watch_is_reported_once_and_the_training_goes_on(broken,
 def test_where_trl_has_moved_what_is_watched_it_says_so_and_is_off(capfd, monkeypatch):
     trainer = stock()
     monkeypatch.delattr(trl.GRPOTrainer, "_generate")
-    assert not watch_training(trainer).on
+    assert not attach_watch(trainer).on
     assert "the watch is off, the training goes on: AttributeError" in capfd.readouterr().err
 
 
 def test_it_can_be_left_off_and_ended(monkeypatch):
     trainer = stock(max_steps=2)
     monkeypatch.setenv("WORKBENCH_WATCH", "0")
-    assert watch_training(trainer) is None
+    assert attach_watch(trainer) is None
     monkeypatch.delenv("WORKBENCH_WATCH")
-    watch = watch_training(trainer)
+    watch = attach_watch(trainer)
     watch.detach()
     trainer.train()
     assert not (watch.recorder.record_dir / "metrics.jsonl").exists()
@@ -130,11 +130,11 @@ def test_it_can_be_left_off_and_ended(monkeypatch):
 
 def test_a_resumed_run_is_recorded_once(tmp_path):
     first = stock(folder=tmp_path, max_steps=4, save_strategy="steps", save_steps=2)
-    watch_training(first, every=1)
+    attach_watch(first, every=1)
     first.train()
     (tmp_path / "checkpoint-4").rename(tmp_path / "gone")
     second = stock(folder=tmp_path, max_steps=4)
-    watch = watch_training(second)
+    watch = attach_watch(second)
     second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     run = Run(watch.recorder.record_dir)
     assert run.metrics["step"].tolist() == [1, 2, 3, 4]
@@ -143,6 +143,6 @@ def test_a_resumed_run_is_recorded_once(tmp_path):
 
 def test_another_trainer_is_refused():
     with pytest.raises(ParameterError, match="expected TRL's GRPOTrainer or RLOOTrainer"):
-        watch_training(object(), "folder")
+        attach_watch(object(), "folder")
     with pytest.raises(ParameterError, match="every=0"):
-        watch_training(stock(), every=0)
+        attach_watch(stock(), every=0)

@@ -18,7 +18,7 @@ import torch
 from accelerate import Accelerator
 
 from workbench.diagnostics import sampler_probe
-from workbench.diagnostics.sampler_probe import SamplerProbe, probe_sampler
+from workbench.diagnostics.sampler_probe import SamplerProbe, attach_sampler_probe
 
 
 class Scored(SamplerProbe):
@@ -49,7 +49,7 @@ def main(folder: str) -> None:
 
     with contextlib.redirect_stderr(io.StringIO()) as printed:
         sampler_probe.EngineServer = away
-        found: dict = {"at the start": "not probed" if probe_sampler(trainer) is None else "probed"}
+        found: dict = {"at the start": "not probed" if attach_sampler_probe(trainer) is None else "probed"}
         sampler_probe.EngineServer = lambda generation: engine
         probe, found["scored"] = Scored(trainer, every=1), []
         for state.global_step in range(4):

@@ -26,9 +26,9 @@ from peft import LoraConfig
 from tokenizers import normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 
-from workbench.audit.live import watch_training
+from workbench.audit.live import attach_watch
 from workbench.audit.report import audit_run
-from workbench.diagnostics.sampler_probe import probe_sampler
+from workbench.diagnostics.sampler_probe import attach_sampler_probe
 from workbench.generation.preflight import save_policy
 from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.recipes.train import online_dpo_config
@@ -195,8 +195,8 @@ def run(case: tuple, url: str, steps: int) -> dict:
         if cls is trl.GRPOTrainer:
             install_cpu_sync(trainer.vllm_generation, args.output_dir)
         trainer.remove_callback(PrinterCallback)
-        probe = probe_sampler(trainer) if probed else None
-        watch = watch_training(trainer, every=1) if watched else None
+        probe = attach_sampler_probe(trainer) if probed else None
+        watch = attach_watch(trainer, every=1) if watched else None
         start = AutoModelForCausalLM.from_pretrained(PATH)  # the engine is as after its start
         if url:
             client, exchange = trainer.vllm_generation.vllm_client, Path(tempfile.mkdtemp())

@@ -7,7 +7,7 @@ from configuration_turns import chats
 from configuration_vision import FAMILIES, load_vision_model, pictures, save_vision_model
 from trl_version import TRL
 
-from workbench.diagnostics.padding_monitor import monitor_padding
+from workbench.diagnostics.padding_monitor import attach_padding_monitor
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,7 @@ def test_without_images_it_trains_as_stock_does_and_ends_at_stop_strings(kind, s
 def test_its_padding_is_monitored_with_conversations_whether_they_have_images_or_not(kind, seeing):
     _, own = seeing
     for data in (chats(), pictures()):
-        numbers = monitor_padding(build("ours", kind, explicit_positions=True, data=data, **own)).measure()
+        numbers = attach_padding_monitor(build("ours", kind, explicit_positions=True, data=data, **own)).measure()
         assert 0 <= numbers["padding/max_difference"] < 1e-4
 
 

@@ -6,7 +6,7 @@ import torch
 from ppo_parts import needs_ppo, train_ppo
 from trainers import EXACT, RECIPE, WRONG, make
 
-from workbench.diagnostics.padding_monitor import PaddingMonitor, monitor_padding
+from workbench.diagnostics.padding_monitor import PaddingMonitor, attach_padding_monitor
 from workbench.errors import ParameterError
 from workbench.recipes.recipes import make_recipe
 from workbench.recipes.train import train_grpo
@@ -43,7 +43,7 @@ def test_ppo_is_monitored_too(tmp_path):
 
 def test_the_monitor_moves_no_random_number_and_no_dropout():
     trainer = make(GRPOTrainer)
-    monitor = monitor_padding(trainer)
+    monitor = attach_padding_monitor(trainer)
     trainer.model.train()
     state = torch.get_rng_state()
     assert monitor.measure() == monitor.measure()
@@ -123,7 +123,7 @@ def test_numbers_of_the_engine_reach_tensorboard(name, on_vllm):
 
 def test_the_probe_is_made_with_a_processor_s_tokenizer_too():
     trainer = make(GRPOTrainer)
-    expected = monitor_padding(trainer)._batch
+    expected = attach_padding_monitor(trainer)._batch
     tokenizer = trainer.processing_class
     trainer.processing_class = SimpleNamespace(tokenizer=tokenizer)
-    assert monitor_padding(trainer)._batch == expected
+    assert attach_padding_monitor(trainer)._batch == expected

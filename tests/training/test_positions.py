@@ -14,7 +14,7 @@ from trainers import EXACT, OURS, RECIPE, STOCK, WRONG, load, make, prompts
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from workbench.consistency.positions import backbone, fills_position_ids, position_ids, with_position_ids
-from workbench.diagnostics.padding_monitor import monitor_padding, trainer_logprobs
+from workbench.diagnostics.padding_monitor import attach_padding_monitor, trainer_logprobs
 from workbench.errors import ParameterError
 from workbench.generation.sampling import Sampling, TransformersSampler, generate
 from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
@@ -129,7 +129,7 @@ def test_a_resumed_run_scores_with_position_ids_and_repeats_the_whole_one(tmp_pa
     for name, checkpoint in (("whole", None), ("resumed", tmp_path / "whole" / "checkpoint-2")):
         args = grpo_config(RECIPE, tmp_path / name, **fields)
         trainer = GRPOTrainer(resolve_model("starter-gpt2"), length_reward(), args, train_dataset=prompts())
-        monitor_padding(trainer, every=1)
+        attach_padding_monitor(trainer, every=1)
         trainer.train(resume_from_checkpoint=checkpoint)
         assert fills_position_ids(trainer.model) and fills_position_ids(trainer.ref_model)
         logs[name] = [{k: v for k, v in line.items() if k != "step_time"} for line in trainer.state.log_history[:-1]]

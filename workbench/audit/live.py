@@ -1,4 +1,4 @@
-"""The audit while a training runs: `watch_training` records anybody's trainer and warns at the step where a rule fires."""
+"""The audit while a training runs: `attach_watch` records anybody's trainer and warns at the step where a rule fires."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..diagnostics.sampler_probe import probe_sampler
+from ..diagnostics.sampler_probe import attach_sampler_probe
 from ..diagnostics.watch import Watch
 from ..logs.completions import completions_table
 from ..logs.log import Log
@@ -68,15 +68,15 @@ def raise_alerts(trainer, lines: Sequence[str]) -> None:
                 tracker.alert(title=title, text=line, level=tracker.AlertLevel.WARN)
 
 
-def watch_training(
+def attach_watch(
     trainer, record_dir: str | os.PathLike | None = None, *, every: int | None = None, tokens: bool = True
 ) -> Watch | None:
     """Record the run of a TRL trainer for `workbench audit`, and print a warning at the step where a rule finds something.
 
     The run is not changed: its numbers are the same with and without. An error in the watch is printed once and ends the watch,
     never the training. Where the trainer reports to W&B or Trackio, each warning is an alert there. The environment variable
-    `WORKBENCH_WATCH=0` leaves it off without an edit. Where vLLM runs in the trainer's process, `probe_sampler` is attached
-    too: it logs `sampler/*` and warns where the engine is another policy.
+    `WORKBENCH_WATCH=0` leaves it off without an edit. Where vLLM runs in the trainer's process, `attach_sampler_probe` is
+    called too: it logs `sampler/*` and warns where the engine is another policy.
 
     Args:
         trainer: TRL's GRPOTrainer or RLOOTrainer, unmodified or a child, before `train()`.
@@ -102,5 +102,5 @@ def watch_training(
 
     watch = Watch(trainer, folder, look, tokens=tokens, every=every)
     if trainer.args.use_vllm and trainer.args.vllm_mode == "colocate":
-        probe_sampler(trainer)
+        attach_sampler_probe(trainer)
     return watch

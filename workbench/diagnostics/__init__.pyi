@@ -2,12 +2,12 @@
 from .attribution import attribute_mismatch
 from .duplicate_report import duplicate_report
 from .mismatch import mismatch_report
-from .padding_monitor import monitor_padding
+from .padding_monitor import attach_padding_monitor
 from .padding_report import padding_report
-from .sampler_probe import probe_sampler
+from .sampler_probe import attach_sampler_probe
 
 # fmt: off
 __all__ = [
     "attribute_mismatch", "duplicate_report", "mismatch_report",
-    "monitor_padding", "padding_report", "probe_sampler",
+    "attach_padding_monitor", "padding_report", "attach_sampler_probe",
 ]

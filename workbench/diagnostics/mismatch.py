@@ -19,7 +19,7 @@ _ADVICE = {
     "batch shape": "The trainer differs from itself in another batch: no setting of the sampler can remove that.",
     "padding": "Score with position ids: with_position_ids(model).",
     "tokens": "Train the ids that were sampled: text that is decoded and encoded again has others.",
-    "weights": "Sync the engine before it samples: probe_sampler(trainer) proves it.",
+    "weights": "Sync the engine before it samples: attach_sampler_probe(trainer) proves it.",
     "dtype": "Sample and score in one dtype.",
     "temperature": "Divide the scored logits by the temperature of sampling (TRL: `temperature`).",
     "top-k": "Sample with top_k=0, or score within the same support: the trainer spreads mass over tokens never sampled.",

@@ -97,7 +97,7 @@ class PaddingMonitor(LiveCallback):
         return {f"padding/{name}_difference": getattr(differences, name)().item() for name in ("max", "mean")}
 
 
-def monitor_padding(trainer: Any, *, every: int = 10) -> PaddingMonitor:
+def attach_padding_monitor(trainer: Any, *, every: int = 10) -> PaddingMonitor:
     """Attach a `PaddingMonitor`. Its batch is made of the trainer's first prompts, from the shortest to the longest.
 
     It goes before all other callbacks, so that whatever writes logs (files, W&B, TensorBoard) has its numbers.

@@ -225,7 +225,7 @@ class SamplerProbe(LiveCallback):
         self._numbers = {}
 
 
-def probe_sampler(trainer: Any, *, every: int | None = None) -> SamplerProbe | None:
+def attach_sampler_probe(trainer: Any, *, every: int | None = None) -> SamplerProbe | None:
     """Attach a `SamplerProbe` to a trainer, stock or the workbench's; None where it does not sample with vLLM.
 
     Once attached it stays: a second call returns the first one's. It goes before all other callbacks, so that whatever

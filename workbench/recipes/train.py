@@ -9,7 +9,7 @@ from typing import Any
 
 import trl
 
-from ..diagnostics.padding_monitor import monitor_padding
+from ..diagnostics.padding_monitor import attach_padding_monitor
 from ..errors import ParameterError, TrainingStopped
 from ..generation.stops import StopSpec
 from ..runs.files import checkpoints, jsonable, move_aside, read_json
@@ -150,7 +150,7 @@ def train_recipe(
         trainer_class, recipe, reward_funcs=reward_funcs, record_dir=record_dir, stops=stops, **options
     )
     if monitor_every:
-        monitor_padding(trainer, every=monitor_every)
+        attach_padding_monitor(trainer, every=monitor_every)
     open_folder(record_dir, record)
     trainer.recorder.trainer = None  # the recipe says it in full
     trainer.accelerator.wait_for_everyone()  # before any process looks for a checkpoint

@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 
-from ..diagnostics.sampler_probe import probe_sampler
+from ..diagnostics.sampler_probe import attach_sampler_probe
 from ..training.engine import generation_of, hook_sync
 from ..training.sync_on_cpu import reload_colocated
 from .arms import ObservedGRPOTrainer
@@ -71,7 +71,7 @@ class FaultyGRPOTrainer(RatioGRPOTrainer):
         super().__init__(*args, **kwargs)
         self._start = self._weights()
         hook_sync(generation_of(self), self._sync)
-        probe_sampler(self, every=1)
+        attach_sampler_probe(self, every=1)
 
     def _weights(self) -> dict[str, torch.Tensor]:
         return {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}

@@ -72,9 +72,9 @@ def _is_plain(completion: Any) -> bool:
 def attach_ours(trainer: Any, record_dir: str | Path | None, explicit_positions: bool) -> None:
     """What a trainer of ours gets once TRL has built it: the sampler's proof, its recorder, position ids."""
     if backend_of(trainer.args) == "vllm":  # to a server it has to be attached by hand
-        from ..diagnostics.sampler_probe import probe_sampler  # it looks at trainings; no trainer rests on it
+        from ..diagnostics.sampler_probe import attach_sampler_probe  # it looks at trainings; no trainer rests on it
 
-        probe_sampler(trainer)
+        attach_sampler_probe(trainer)
     if record_dir is not None:
         from .recording import attach_recorder
 
