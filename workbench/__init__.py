@@ -15,7 +15,7 @@ import lazy_loader
 __version__ = "0.2.0"
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
-# Names that version 0.1 had at the top, by the part that has them now. They are found for one release more.
+# Names of version 0.1, found for one release more: the part that has them now, and what they are called in `diagnostics`.
 _MOVED = {
     "curves": "Curve another_seed load_baseline seed_interval",
     "runs": "list_runs load_run",
@@ -25,7 +25,6 @@ _MOVED = {
     "recipes": "train_grpo train_online_dpo train_ppo train_rloo",
     "training.groups": "check_groups",
 }
-# The same for names of version 0.1 that are called otherwise now; all of them are in `diagnostics`.
 _RENAMED = {"monitor_padding": "attach_padding_monitor", "probe_sampler": "attach_sampler_probe"}
 
 

@@ -27,7 +27,7 @@ def need_lab(what: str, *modules: str) -> None:
     """Refuse what needs the extra `lab` where it is not installed.
 
     Args:
-        what: what was asked for, in words.
+        what: the feature, as the message names it.
         modules: those of the extra that it needs.
 
     Raises:

@@ -7,7 +7,7 @@ from .finding import FOUND, PROBLEM, WARNING, Finding, absent, found, unknown
 from .trends import change, quarters
 
 # Mean |log-prob difference| of a token that arithmetic explains; bf16: about 0.012 is reported (trl #4772).
-EXPLAINED = {"float32": 0.005, "float16": 0.02, "bfloat16": 0.05}
+ROUNDING_NATS = {"float32": 0.005, "float16": 0.02, "bfloat16": 0.05}
 _DRIFT = 0.02
 # Their positions are learned vectors: a token's place in a padded row changes its logits.
 LEARNED_POSITIONS = {"gpt2", "gpt_neo", "gpt_bigcode", "openai-gpt"}
@@ -65,17 +65,17 @@ def mismatch(log: Log) -> Finding:
     difference = _difference(log)
     if difference is None:
         return unknown(_ADVICE)
-    if log.metric("logp_difference") is None and np.nanmean(difference) <= EXPLAINED["bfloat16"]:
+    if log.metric("logp_difference") is None and np.nanmean(difference) <= ROUNDING_NATS["bfloat16"]:
         says = (
             f"Probabilities differ by {np.nanmean(difference):.2g}; log-probs differ by more, how much is not logged."
         )
         return unknown(_ADVICE, says)
-    dtype, bound = str(log.facts.get("dtype") or ""), EXPLAINED["bfloat16"]
+    dtype, bound = str(log.facts.get("dtype") or ""), ROUNDING_NATS["bfloat16"]
     mean = float(np.nanmean(difference))
     evidence = {"mean difference of a token's log-prob": mean, "explained": bound, "dtype of the saved model": dtype}
     if _only_more_likely(log, difference):
         return _apart(log, "truncated-sampling", difference, bound, evidence)
-    if mean <= EXPLAINED.get(dtype, bound):
+    if mean <= ROUNDING_NATS.get(dtype, bound):
         return absent(f"Sampler and scorer differ by {mean:.2g} a token, which {dtype or 'bf16'} explains.", **evidence)
     if mean <= bound:
         return unknown(

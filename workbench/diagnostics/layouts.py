@@ -56,29 +56,31 @@ def attention_kernel(model: Any, name: str):
             model.set_attn_implementation(before)
 
 
-def compare_layouts(model: Any, sequences, width, run, use, base) -> tuple[torch.Tensor, list[dict]]:
-    """The reference logits and the rows of one `run`, its dtype and kernel; `base` is the name and reference of the first."""
+def compare_layouts(
+    model: Any, sequences: list[list[int]], width: int, settings: dict, use: str, first: tuple[str, torch.Tensor] | None
+) -> tuple[torch.Tensor, list[dict]]:
+    """The reference logits (n, V) of the n tokens of all texts, and a row for each layout; `first` has those of the first."""
     slices: list[torch.Tensor] = []
     _text_logits(model, sequences, lambda at, logits: slices.append(logits))
-    reference = torch.cat(slices)  # (n, V) of the n tokens of all texts
+    reference = torch.cat(slices)
     if reference.isnan().any():
         raise RuntimeError("its logits are NaN for texts alone and unpadded")
     rows = []
 
     def add(found, layout, side="", positions="", batch=1):
         place = {"layout": layout, "side": side, "positions": positions, "batch": batch}
-        rows.append(run | place | found.numbers())
+        rows.append(settings | place | found.numbers())
 
     for copies in (1, 4):
         found = _Differences(sequences, reference)
         _text_logits(model, sequences, found.see, copies=copies)
         add(found, CONTROL, batch=copies)
-    if base:
-        found = _Differences(sequences, base[1])
+    if first:
+        found = _Differences(sequences, first[1])
         for at in torch.arange(len(reference), device=reference.device).split(_ROWS):
             found.see(at, reference[at])
-        add(found, f"unpadded, against {base[0]}")
-    sizes = (1, len(sequences)) if base else (1, 2, len(sequences))
+        add(found, f"unpadded, against {first[0]}")
+    sizes = (1, len(sequences)) if first else (1, 2, len(sequences))
     for side in SIDES:
         for positions in ("implicit", "explicit") if use in (USED, IGNORED) else ("implicit",):
             for size in sorted(set(sizes)):

@@ -23,8 +23,8 @@ try:
 except ImportError:  # since TRL 1.13 there is none, and no trainer is one
     StockPPO = ()
 
-PROBES = 4
-_PROBE_TOKENS = 16
+_ROWS = 4
+_COMPLETION_TOKENS = 16
 
 
 @torch.no_grad()
@@ -73,7 +73,7 @@ class PaddingMonitor(LiveCallback):
         super().__init__(trainer, every)
         if len(prompt_ids) != len(completion_ids) or len({len(ids) for ids in prompt_ids}) < 2:
             raise ParameterError(
-                f"probe of prompts with {[len(ids) for ids in prompt_ids]} tokens and {len(completion_ids)} completions: "
+                f"a batch of prompts with {[len(ids) for ids in prompt_ids]} tokens and {len(completion_ids)} completions: "
                 "expected a completion for each prompt and prompts of unequal length, else nothing is padded"
             )
         self._batch, self._step_of_next = (prompt_ids, completion_ids), 0
@@ -102,15 +102,15 @@ def attach_padding_monitor(trainer: Any, *, every: int = 10) -> PaddingMonitor:
 
     It goes before all other callbacks, so that whatever writes logs (files, W&B, TensorBoard) has its numbers.
     """
-    prompts = probe_prompts(trainer)
-    completions = [ids[-_PROBE_TOKENS:] for ids in reversed(prompts)]  # any text will do: it is scored twice
+    prompts = prompts_of_all_lengths(trainer)
+    completions = [ids[-_COMPLETION_TOKENS:] for ids in reversed(prompts)]  # any text will do: it is scored twice
     monitor = PaddingMonitor(trainer, prompts, completions, every)
     attach_first(trainer, monitor)
     return monitor
 
 
-def probe_prompts(trainer: Any, rows: int = 64) -> list[list[int]]:
-    """Token ids of `PROBES` of the first prompts, spread over their lengths."""
+def prompts_of_all_lengths(trainer: Any, rows: int = 64) -> list[list[int]]:
+    """Token ids of `_ROWS` of the first prompts, spread over their lengths."""
     data, tokenizer = trainer.train_dataset, tokenizer_of(trainer)
     first = data.select(range(min(rows, len(data))))
     if "input_ids" in first.column_names:  # PPO
@@ -120,7 +120,7 @@ def probe_prompts(trainer: Any, rows: int = 64) -> list[list[int]]:
     else:
         ids = [_chat_ids(trainer.processing_class, tokenizer, prompt) for prompt in first["prompt"]]
     ids = sorted((row for row in ids if row), key=len)
-    return [ids[round(n * (len(ids) - 1) / (PROBES - 1))] for n in range(PROBES)]
+    return [ids[round(n * (len(ids) - 1) / (_ROWS - 1))] for n in range(_ROWS)]
 
 
 def _chat_ids(processing_class: Any, tokenizer: Any, messages: list[dict]) -> list[int]:

@@ -107,7 +107,7 @@ def padding_report(
     dtypes = sorted(dtypes, key=list(TOLERANCE).index)
     width, notes = _width(model, sequences, extra_pads)
     rows: list[dict] = []
-    base = None
+    first = None
     with without_autocast(model):
         use = use_of_positions(model, sequences[0])
     for dtype in dtypes:
@@ -117,14 +117,14 @@ def padding_report(
                 if missing:
                     notes.append(f"not run: {attention} ({missing})")
                     continue
-                run = {"dtype": dtype, "attention": attention}
+                settings = {"dtype": dtype, "attention": attention}
                 try:
-                    reference, found = compare_layouts(cast, sequences, width, run, use, base)
+                    reference, found = compare_layouts(cast, sequences, width, settings, use, first)
                 except RuntimeError as error:  # a kernel that lacks this dtype, no memory, NaN
                     notes.append(f"not run: {attention} in {dtype} ({str(error).splitlines()[0]})")
                     continue
                 rows += found
-                base = base or (f"{dtype} {attention}", reference)
+                first = first or (f"{dtype} {attention}", reference)
     notes = list(dict.fromkeys(notes))
     if not rows:
         raise ParameterError(f"attentions={list(attentions)}, dtypes={dtypes}: none could be run; {'; '.join(notes)}")

@@ -20,12 +20,12 @@ from ..errors import ParameterError, RunError
 from ..training.engine import generation_of, hook_generate, hook_requests, hook_sync, mode_of
 from ..training.trl import is_of_a_step, tokenizer_of
 from .live import LiveCallback, add_to_log, attach_first, say
-from .padding_monitor import probe_prompts
+from .padding_monitor import prompts_of_all_lengths
 from .probe_engines import EngineInProcess, EngineServer, encoded
 from .sampler_verdict import (
-    EXPLAINED,
     IN_SYNC,
     PRECISION,
+    ROUNDING_NATS,
     TOKENS,
     UNKNOWN,
     Probe,
@@ -81,14 +81,14 @@ class SamplerProbe(LiveCallback):
                 engine = EngineInProcess(generation.llm)
             elif self._trainer.accelerator.is_main_process:
                 engine = EngineServer(generation)
-        except Exception as error:  # the other processes are to hear of it
+        except Exception as error:  # raised below, in all processes
             failed = error
         if self._in_any_process(failed is not None):
             raise failed or RunError("another process cannot ask its engine")
         return engine
 
     def _in_any_process(self, flag: bool) -> bool:
-        """Processes that share the weights score together: what one of them sees, all have to act on."""
+        """True in every process if it is true in any: processes that share the weights have to score together."""
         return any(gather_object([flag])) if self._trainer.accelerator.num_processes > 1 else flag
 
     def _of_length(self) -> list[int]:
@@ -154,7 +154,7 @@ class SamplerProbe(LiveCallback):
         try:
             if self._engine is not None:
                 verdict = self._probe_engine(self._engine, step, trainer)
-        except Exception as error:  # once the others need not wait for this process
+        except Exception as error:  # raised below, after what all processes do together
             failed = error
         open_question = verdict is not None and verdict.cause == UNKNOWN and self._rounding is None
         if self._in_any_process(open_question and _dtype(self._trainer) == "float32"):
@@ -259,7 +259,7 @@ def _dtype(trainer: Any) -> str:
     if trainer.args.bf16 or trainer.args.fp16:
         return "bfloat16" if trainer.args.bf16 else "float16"
     own = str(next(trainer.model.parameters()).dtype).removeprefix("torch.")
-    return own if own in EXPLAINED else "bfloat16"
+    return own if own in ROUNDING_NATS else "bfloat16"
 
 
 def _weights_are_local(trainer: Any) -> bool:
@@ -270,6 +270,6 @@ def _weights_are_local(trainer: Any) -> bool:
 def _prompts(trainer: Any) -> list[list[int]]:
     """Token ids of some prompts of the training, or of a sentence where they cannot be read."""
     try:
-        return probe_prompts(trainer)
+        return prompts_of_all_lengths(trainer)
     except Exception:  # no data set, rows of a form of their own
         return [tokenizer_of(trainer).encode("What is asked here, and what is a good answer to it?")]

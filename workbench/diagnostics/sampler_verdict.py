@@ -24,7 +24,7 @@ PRECISION, CACHE, TOKENS = "lost precision", "stale prefix cache", "other tokeni
 CAUSES = (NOT_SYNCED, LATE, LORA, PRECISION, CACHE, TOKENS, UNKNOWN)
 # Mean |difference| of a log-prob (nats) that two implementations in one dtype may have. Between bf16 engines and trainers
 # about 0.012 is reported (trl #4772).
-EXPLAINED = {"float32": 2e-4, "float16": 0.01, "bfloat16": 0.05}
+ROUNDING_NATS = {"float32": 2e-4, "float16": 0.01, "bfloat16": 0.05}
 _START, _BASE = "start", "base"  # weights that the engine may have other than those of a step
 _CLEAR = 4.0  # standard errors between two candidates that count as different
 _LEAST_NOISE = 1e-6  # nats, of fp32
@@ -126,11 +126,11 @@ def sampler_verdict(
         candidates[_START] = start.trainer
     if base is not None:
         candidates[_BASE] = base
-    best, alike, noise = _closest(engine, candidates, prefer=now.step)
-    if now.step in alike:
-        return _level(now, before, alike, noise, dtype, rounding)
+    best, possible, noise = _closest(engine, candidates, prefer=now.step)
+    if now.step in possible:
+        return _in_step(now, before, possible, noise, dtype, rounding)
     origin = start.step if start is not None else probes[0].step
-    return _behind(now, before, best, alike, origin)
+    return _stale_weights(now, before, best, possible, origin)
 
 
 def _closest(engine: np.ndarray, candidates: Mapping, prefer) -> tuple[int | str, set, float]:
@@ -142,14 +142,14 @@ def _closest(engine: np.ndarray, candidates: Mapping, prefer) -> tuple[int | str
     best = min(candidates, key=lambda name: (float(((engine - candidates[name]) ** 2).sum()), name != prefer))
     residual = engine - candidates[best]
     noise = max(float(np.sqrt((residual**2).mean())), _LEAST_NOISE)
-    alike = set()
+    possible = set()
     for name, logprobs in candidates.items():
         gap = candidates[best] - logprobs
         distance = float(np.sqrt((gap**2).sum()))
         place = float((engine - logprobs) @ gap) / distance**2 if distance else 0.5
         if (place - 0.5) * distance < _CLEAR * noise:
-            alike.add(name)
-    return best, alike, noise
+            possible.add(name)
+    return best, possible, noise
 
 
 def _no_numbers(now: Probe) -> SamplerVerdict | None:
@@ -174,7 +174,7 @@ def _stale_cache(now: Probe, before: Sequence[Probe], dtype: str) -> SamplerVerd
     if of_engine <= max(0.01 * of_trainer, 10 * _LEAST_NOISE):  # but for rounding: what is cached has these weights
         return None
     apart = now.cache_difference
-    if not now.cached_tokens and apart <= 10 * EXPLAINED[dtype]:
+    if not now.cached_tokens and apart <= 10 * ROUNDING_NATS[dtype]:
         return None
     read = f"{now.cached_tokens} tokens were read from it" if now.cached_tokens else "it was read"
     text = (
@@ -185,10 +185,10 @@ def _stale_cache(now: Probe, before: Sequence[Probe], dtype: str) -> SamplerVerd
     return SamplerVerdict(CACHE, True, None, now.difference, text)
 
 
-def _level(now: Probe, before, alike: set, noise: float, dtype: str, rounding: float | None) -> SamplerVerdict:
+def _in_step(now: Probe, before, possible: set, noise: float, dtype: str, rounding: float | None) -> SamplerVerdict:
     """The verdict where no earlier weights fit better than the trainer's: in sync, cannot tell, or off by more than noise."""
     size = f"mean |difference| {now.difference:.2g} nats a token"
-    if now.difference > EXPLAINED[dtype]:
+    if now.difference > ROUNDING_NATS[dtype]:
         if rounding is not None and dtype == "float32" and now.difference <= 2 * rounding:
             text = (
                 f"the engine follows the trainer in lower precision: {size}, {now.difference / rounding:.2g} times what "
@@ -201,7 +201,7 @@ def _level(now: Probe, before, alike: set, noise: float, dtype: str, rounding: f
             "another architecture, or lower precision."
         )
         return SamplerVerdict(UNKNOWN, True, None, now.difference, text)
-    unseen = [p for p in before if p.step in alike and (p.trainer != now.trainer).any()]
+    unseen = [p for p in before if p.step in possible and (p.trainer != now.trainer).any()]
     if before and before[-1] in unseen:
         moved = float(np.abs(now.trainer - unseen[0].trainer).mean())
         text = (
@@ -212,16 +212,16 @@ def _level(now: Probe, before, alike: set, noise: float, dtype: str, rounding: f
     return SamplerVerdict(IN_SYNC, True, 0, now.difference, f"engine and trainer are one policy: {size}.")
 
 
-def _behind(now: Probe, before: Sequence[Probe], best: int | str, alike: set, origin: int) -> SamplerVerdict:
+def _stale_weights(now: Probe, before: Sequence[Probe], best: int | str, possible: set, origin: int) -> SamplerVerdict:
     """The verdict where other weights than the trainer's fit the engine."""
     old = now.step - (best if isinstance(best, int) else origin)
     size = f"mean |difference| {now.difference:.2g} nats a token"
-    early = bool(before) and all(p.step in alike for p in before)  # a warm-up's first update changes nothing
+    early = bool(before) and all(p.step in possible for p in before)  # a warm-up's first update changes nothing
     tail = ", or is one sync late; the next sync decides" if early else ""
-    if _BASE in alike:
+    if _BASE in possible:
         text = f"the engine has the model without its adapters ({size}): LoRA is not merged into what is synced{tail}."
         return SamplerVerdict(LORA, not early, old, now.difference, text)
-    if _START in alike or best == origin:
+    if _START in possible or best == origin:
         text = f"{old} steps on, the engine still has the weights that it was loaded with ({size}): no sync reaches it{tail}."
         return SamplerVerdict(NOT_SYNCED, not early, old, now.difference, text)
     text = f"the engine has the weights of step {best}, {old} behind the trainer ({size}): synced late."

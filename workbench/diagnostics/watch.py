@@ -1,6 +1,6 @@
 """Watches anybody's GRPO or RLOO trainer while it trains: records its run into a folder, and changes nothing of it.
 
-Only what TRL has computed anyway is read, after it was computed; no random number is drawn and other processes are not asked.
+Read-only: it uses values that TRL has already computed, draws no random number and communicates with no other process.
 """
 
 import contextlib

@@ -25,7 +25,7 @@ from ..generation.preflight import LAST_WITH_PPO
 from ..generation.stops import End, StopRule, StopSpec
 from ..training.grpo import Stops, attach_ours
 from ..training.recording import RunRecorder, add_rows
-from ..training.trl import check_no_hook, completion_metrics, end_columns, with_functions
+from ..training.trl import add_reward_columns, check_no_hook, completion_metrics, end_columns
 from .ppo_rewards import NotifyingLoader, RewardFunctions, SplitColumnsCollator
 from .recipes import Recipe, common_fields, load_prompts, resolve_model
 from .train import train_recipe
@@ -255,7 +255,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
             **self._end_columns(rows, ends),
             "reward": scores.tolist(),
         }
-        for name, value in completion_metrics(add_rows(self, with_functions(columns, each))).items():
+        for name, value in completion_metrics(add_rows(self, add_reward_columns(columns, each))).items():
             if value is not None:
                 self._completion_metrics.setdefault(name, []).append(value)
         return logits, scores, lengths

@@ -142,11 +142,11 @@ def completion_metrics(rows: Mapping[str, Sequence]) -> dict[str, float | None]:
     return metrics
 
 
-def with_functions(columns: dict[str, list], rewards: dict[str, list]) -> dict[str, list]:
+def add_reward_columns(columns: dict[str, list], rewards: dict[str, list]) -> dict[str, list]:
     """Columns of completions with one for each reward function; a name that is taken gets ` (function)`.
 
     Example:
-        >>> with_functions({"reward": [2.0]}, {"reward": [1.0], "words": [4]})
+        >>> add_reward_columns({"reward": [2.0]}, {"reward": [1.0], "words": [4]})
         {'reward': [2.0], 'reward (function)': [1.0], 'words': [4]}
     """
     return columns | {f"{name} (function)" if name in columns else name: values for name, values in rewards.items()}
@@ -180,7 +180,7 @@ def logged_rows(trainer: Any, count: int | None = None, ends: Mapping[str, list]
             columns.setdefault(name, values)
     rewards = {name: list(values)[-count:] for name, values in trainer._logs["rewards"].items()}
     own = {"reward": _weighted_sums(trainer, rewards), "advantage": logs["advantages"]}
-    return with_functions(columns | own, rewards)
+    return add_reward_columns(columns | own, rewards)
 
 
 def _weighted_sums(trainer: Any, rewards: Mapping[str, list]) -> list[float]:
