@@ -11,14 +11,12 @@ install: .venv/installed
 .venv/installed: pyproject.toml $(addprefix requirements/,install.sh pins.txt constraints.txt overrides.txt ppo.txt)
 	@requirements/install.sh
 
-# Two groups run at the same time and take about as long: 05 with its comparisons and the three of QUIET, and FIRST. 06 reads what they left.
+# Two groups run at the same time and take about as long. 06 reads what they left.
 QUIET := 04_% 09_% 10_%
-FIRST := $(filter-out 05_% 06_% $(QUIET),$(NOTEBOOKS))
 report: .venv/installed
-	@status=0; { quiet=0; $(PY) -m workbench run -q 05_grpo_docs_example -p comparisons=true || quiet=$$?; \
-	$(PY) -m workbench run -q $(filter $(QUIET),$(NOTEBOOKS)) || quiet=$$?; exit $$quiet; } & second=$$!; \
-	$(PY) -m workbench run $(FIRST) || status=$$?; \
-	wait $$second || status=$$?; \
+	@status=0; $(PY) -m workbench run -q $(filter $(QUIET),$(NOTEBOOKS)) & quiet=$$!; \
+	$(PY) -m workbench run $(filter-out 06_% $(QUIET),$(NOTEBOOKS)) || status=$$?; \
+	wait $$quiet || status=$$?; \
 	$(PY) -m workbench run $(filter 06_%,$(NOTEBOOKS)) || status=$$?; \
 	$(PY) -m workbench report && $(PY) -m workbench status && exit $$status
 

@@ -46,6 +46,14 @@ def test_a_notebook_is_valid_and_names_the_python3_kernel(path):
     assert not {"widgets", "papermill"} & read(path).metadata.keys()
 
 
+def test_the_first_screen_of_06_says_what_its_results_say():
+    first, *rest = read(next(path for path in NOTEBOOKS if path.stem.startswith("06_"))).cells
+    printed = " ".join(str(cell.get("outputs", "")) for cell in rest)
+    assert "1 of 4 runs rises" in printed  # the outputs are looked at
+    for sentence in re.findall(r"(?:\bOf \d|(?<=\. )\d |Equal )[^.]*\.", " ".join(first.source.split())):
+        assert sentence in printed, sentence
+
+
 @each_notebook
 def test_its_outputs_are_those_of_its_code_and_name_no_machine(path):
     notebook = read(path)
