@@ -96,6 +96,25 @@ def test_requests_of_a_server_from_elsewhere_are_left_as_they_are():
     ]
 
 
+def test_each_copy_of_a_prompt_gets_a_sample_of_its_own_from_a_servers_shared_request():
+    def answer(url, json):
+        ids = json["prompt"][0]
+        return {"choices": [{"token_ids": [*ids, n], "finish_reason": "stop"} for n in range(json["n"])]}
+
+    client = SimpleNamespace(_post=answer)
+
+    def generate(prompts, images=None, num_generations=1):
+        body = {"prompt": prompts, "n": 2}
+        rows = [choice["token_ids"] for choice in client._post("http://x/v1/completions", json=body)["choices"]]
+        return prompts, rows, None, None
+
+    accelerator = SimpleNamespace(process_index=0, is_main_process=True)
+    generation = SimpleNamespace(mode="server", vllm_client=client, accelerator=accelerator, generate=generate)
+    EngineRequests(generation, lambda: (0, True), share=True)
+    rows = generation.generate([[1, 2], [3], [1, 2]])[1]
+    assert rows == [[1, 2, 0], [1, 2, 1], [3, 0], [3, 1], [1, 2, 2], [1, 2, 3]]
+
+
 @pytest.mark.parametrize(("images", "hint"), [(None, "send equally many prompts"), (["a cat", None], "trl #6294")])
 def test_an_answer_to_another_prompt_is_refused_with_its_likely_cause(images, hint):
     generation, _, _ = tapped()

@@ -6,6 +6,7 @@ import torch
 from ppo_parts import needs_ppo, train_ppo
 from trainers import EXACT, RECIPE, WRONG, make
 
+from workbench.diagnostics import padding_monitor
 from workbench.diagnostics.padding_monitor import PaddingMonitor, attach_padding_monitor
 from workbench.errors import ParameterError
 from workbench.recipes.recipes import make_recipe
@@ -50,6 +51,16 @@ def test_the_monitor_moves_no_random_number_and_no_dropout():
     assert torch.equal(torch.get_rng_state(), state)
     assert all(module.training for module in trainer.model.modules())
     assert trainer.callback_handler.callbacks[0] is monitor  # whatever writes logs stands behind it
+
+
+def test_what_padding_lowers_and_what_it_raises_do_not_cancel(monkeypatch):
+    scores = iter(
+        [[torch.tensor([-1.0, -2.0]), torch.tensor([-3.0])], [torch.tensor([-2.0, -1.0])], [torch.tensor([-3.0])]]
+    )
+    monkeypatch.setattr(padding_monitor, "trainer_logprobs", lambda *_: next(scores))
+    measured = PaddingMonitor(None, [[5], [5, 6]], [[8, 9], [9]]).measure()
+    assert measured["padding/max_difference"] == 1
+    assert measured["padding/mean_difference"] == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize(
