@@ -9,6 +9,7 @@ from safetensors.numpy import save_file
 
 from benchmarks import record
 from benchmarks.real_weights import choose_task, stop_string, tasks
+from workbench.audit.report import audit_run
 from workbench.errors import RunError
 
 
@@ -164,3 +165,24 @@ def test_weights_that_are_cut_short_or_other_ones_are_refused(tmp_path):
         record.check_weights(tmp_path / "cut", known)
     with pytest.raises(RunError, match="no finished model"):
         record.check_weights(tmp_path / "nowhere", known)
+
+
+def test_readme_says_what_the_recorded_trainings_show_and_the_audit_names_the_cause(tmp_path):
+    recorded = json.loads((record.ROOT / "data/measured/real_weights/stop_string.json").read_text())["trainings"]
+    assert {one["settings"]["arm"] for one in recorded} == set(stop_string.ARMS) and all(
+        one["finished"] for one in recorded
+    )
+    for one in recorded:
+        curves, right = one["curves"], one["held out"]["reward"]
+        if one["settings"]["arm"] != stop_string.STOCK_MASKED:
+            assert right[0] == pytest.approx(0.30, abs=0.01) and right[1] > 0.8
+            continue
+        assert curves["gradient norm"] == [0] * 60 and all(share == pytest.approx(0.30, abs=0.01) for share in right)
+    log = record.ROOT / "data/audit/masked_stops_gemma.jsonl"
+    first = tmp_path / "metrics.jsonl"
+    first.write_text(log.read_text().splitlines()[0] + "\n")
+    assert all("masked-stops" in audit_run(path).problems for path in (log, first))
+    readme = " ".join((record.ROOT / "README.md").read_text().split())
+    assert "no gradient in any of 60 steps, and 30% of the answers to held-out questions stay right" in readme
+    seeds = {one["settings"]["seed"] for one in recorded}
+    assert ("one seed of each arm so far" in readme) == (len(seeds) == 1)

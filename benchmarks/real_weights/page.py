@@ -317,19 +317,19 @@ def training_rows(seen: Evidence) -> list[Row]:
     rose = [name for name, found in documented.items() if found == "yes"]
     starter = ends("workbench-starter-docs-example")
     toy = f"{statistics.fmean(a for a, _ in starter):.0f} to {statistics.fmean(b for _, b in starter):.0f}, ten seeds, 80 steps"
-    table = seen.part("custom_stops", "table")
-    arms, rewards = table.get("arms", {}), table.get("reward by step", {})
-    shown = []
-    for name, arm in arms.items():
-        by_seed = "; ".join(
-            f"{statistics.fmean(seed[:3]):.2f} to {statistics.fmean(seed[-3:]):.2f}" for seed in rewards[name]
-        )
+    shown, idle = [], {}
+    for training in seen.of.get("stop_string", {}).get("trainings", []):
+        arm, seed = training["settings"]["arm"], training["settings"]["seed"]
+        curves, right = training["curves"], training["held out"]["reward"]
+        none = statistics.fmean(norm == 0 for norm in curves["gradient norm"])
+        idle.setdefault(arm, []).append(none)
         shown.append(
-            f"{name}: {arm['steps without gradient']:.0%} of the steps without gradient, clipped ratio "
-            f"{arm['logged clipped ratio']:.2f} logged, {arm['true clipped ratio']:.2f} true, reward {by_seed}"
+            f"{arm.replace('-', ', ')}, seed {seed}: {none:.0%} of {training['steps']} steps without gradient, clipped ratio "
+            f"{statistics.fmean(curves['logged clipped ratio']):.2f} logged, {statistics.fmean(curves['truncated']):.2f} true, "
+            f"right on held-out questions {right[0]:.0%} to {right[-1]:.0%}"
         )
-    masked, ours = (arms.get(name) for name in ("stock, masked", "workbench, masked"))
-    lost = masked and ours and masked["steps without gradient"] > ours["steps without gradient"]
+    masked, ours = (idle.get(name, []) for name in ("stock-masked", "workbench-masked"))
+    lost = min(masked) > max(ours) if masked and ours else None
     return [
         Row(
             "The documented example learns at higher rates: reward of the first three and last three steps",
@@ -349,13 +349,13 @@ def training_rows(seen: Evidence) -> list[Row]:
             "; ".join(f"{name}: {'it does' if name in rose else 'none shown'}" for name in documented),
         ),
         Row(
-            "With a stop string stock TRL that masks loses its gradients; ours does not",
+            "With a stop string stock TRL that masks has fewer steps with a gradient than ours",
             cell(first_result("02_grpo_custom_stops"), "workbench run 02_grpo_custom_stops"),
-            cell("<br>".join(shown) or None, "python -m benchmarks.real_weights.custom_stops --seeds 0 1"),
+            cell("<br>".join(shown) or None, "python -m benchmarks.real_weights.stop_string"),
             NONE,
             NO_GPU,
             lost,
-            " or ".join(sorted({f"seeds: {len(seeds)}, steps: {min(map(len, seeds))}" for seeds in rewards.values()})),
+            f"seeds: {len(ours)}",
         ),
     ]
 

@@ -103,6 +103,10 @@ def test_what_cannot_be_read_is_an_error_that_says_what_was_expected(tmp_path, n
         read_logs(tmp_path / name)
 
 
+def test_the_closing_summary_is_no_step():
+    assert rows.steps_of([LINE, {"train_runtime": 3.0, "reward": 9.0}])["reward"].tolist() == [0.25]
+
+
 def test_an_empty_folder_and_no_folder_are_errors(tmp_path):
     with pytest.raises(RunError, match=r"no log in this folder, which is empty; expected trainer_state\.json"):
         read_logs(tmp_path)
