@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from scipy import stats
 
 from benchmarks.verdicts.error_rates import changes, noise
 from workbench.curves.stats import (
@@ -121,3 +122,10 @@ def test_the_noise_of_a_run_is_found_beneath_its_trend(rho):
     covariances = [noise_covariance(run)[0] for run in runs]
     assert np.mean([c[0, 0] for c in covariances]) == pytest.approx(1 / (1 - rho**2), rel=0.15)
     assert np.mean([c[0, 1] / c[0, 0] for c in covariances]) == pytest.approx(rho, abs=0.06)
+
+
+@pytest.mark.parametrize("values", [[1.0, 4.0], [1.0, 2.0, 6.0], [0.0, 3.0, 4.0, 9.0]])
+def test_of_few_seeds_the_interval_of_the_mean_is_students(values):
+    found = seed_interval(values, np.random.default_rng(0), statistic=np.mean, resamples=20_000)
+    low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
+    assert (found.low, found.high) == pytest.approx((low, high), rel=0.03)
