@@ -39,7 +39,7 @@ def test_each_row_is_recorded_with_its_end_and_the_reward_that_it_trained_on(tmp
     stops = StopSpec(stop=(" the",))
     train_online_dpo(SMALL, reward_funcs=length_reward(20), record_dir=tmp_path, stops=stops, missing_eos_penalty=100.0)
     rows = Run(tmp_path).completions
-    assert rows.groupby("step").size().tolist() == [8, 8]
+    assert rows.groupby("step").size().to_dict() == {1: 8, 2: 8}
     raw = length_reward(20)(rows["completion"])
     cut = rows["finish_reason"] == "length"
     assert rows["reward"].tolist() == pytest.approx([r - 100.0 * c for r, c in zip(raw, cut, strict=True)], abs=1e-4)
