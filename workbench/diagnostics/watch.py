@@ -113,7 +113,7 @@ class Watch(LiveCallback):
         prompt_ids, completion_ids = ([list(ids) for ids in rows] for rows in self._generated[:2])
         count, ends = len(trainer._logs["prompt"]), dict[str, list]()
         if len(completion_ids) == count:  # else other processes have rows whose ids are not known here
-            ends = self._ends(completion_ids, self._generated[2] if len(self._generated) > 3 else None)
+            ends = self._end_columns(completion_ids, self._generated[2] if len(self._generated) > 3 else None)
         generation = step, logged_rows(trainer, ends=ends)
         self._rows.append(generation)
         if len(self._first) * count < _KEPT:
@@ -133,7 +133,7 @@ class Watch(LiveCallback):
                 rows["sampled_ids"] = sampled
             self._token_rows.append((step, rows | _logprobs(scored, [len(ids) for ids in completion_ids])))
 
-    def _ends(self, rows: list[list[int]], own: Sequence | None) -> dict[str, list]:
+    def _end_columns(self, rows: list[list[int]], own: Sequence | None) -> dict[str, list]:
         """What is known of each row's end; of tools and rollout functions only what TRL takes it for."""
         tokenizer, stopped = tokenizer_of(self._trainer), None
         if not several_turns(self._trainer):

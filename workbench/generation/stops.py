@@ -214,16 +214,16 @@ class StopRule:
         settled = len(self._decode(tail[:-1]).rstrip("\ufffd"))  # bytes of a character in the making are no text yet
         text = self._decode(tail)
         starts = {s: text.find(s, max(0, settled - len(s) + 1)) for s in self.spec.stop}
-        ends = {s: start + len(s) for s, start in starts.items() if start >= 0}
-        return min(ends, key=ends.__getitem__, default=None)
+        offsets = {s: start + len(s) for s, start in starts.items() if start >= 0}
+        return min(offsets, key=offsets.__getitem__, default=None)
 
     def _may_complete(self, token_id: int) -> bool:
         """Whether a stop string may end within a token, by the token's own text; computed once for each token."""
         if token_id not in self._completing:
             text = self._decode([token_id])
             begins = {text[:n] for n in range(1, len(text) + 1)}
-            ends = any(s in text or any(map(s.endswith, begins)) for s in self.spec.stop)
-            self._completing[token_id] = ends or not text or "\ufffd" in text
+            completes = any(s in text or any(map(s.endswith, begins)) for s in self.spec.stop)
+            self._completing[token_id] = completes or not text or "\ufffd" in text
         return self._completing[token_id]
 
     def is_complete(self, ids: Sequence[int], tokens: int | None = None) -> bool:
