@@ -113,9 +113,10 @@ def _why_ended(status: dict, job: JobState) -> str:
 
 
 def _last_line(path: str | None) -> str:
-    """The last line of a job's own log, if it wrote any."""
+    """The last line of a job's own log, if it wrote any; of one that used too much memory Slurm's line about that."""
     try:
-        return read_tail(Path(path or ""), 50_000).strip().rpartition("\n")[2].strip()
+        lines = read_tail(Path(path or ""), 50_000).strip().split("\n")
+        return ([line for line in lines if "exceeded" in line and "memory limit" in line] or lines)[-1].strip()
     except (OSError, RunError):
         return ""
 
