@@ -45,7 +45,8 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
     Against the stock trainer: several stops at once, strings too; reward functions or a reward model; the missing-EOS
     penalty falls on rows that no stop ended, whatever stop is configured (stock looks for EOS alone, trl #3750); the saved
     policy keeps its EOS (stock writes None into its generation config). Rewards and values land at the same index as in a
-    run padded to the limit.
+    run padded to the limit. The old log-probs are of the policy's own logits, so with a minimum of tokens or a repetition
+    penalty the first ratio is 1, too.
 
     Args:
         args, processing_class, model, ...: TRL's. `args.stop_token` and `args.stop_token_id` stay unset.
@@ -225,9 +226,12 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
             input_ids=torch.masked_fill(queries, ~attention_mask, 0),
             attention_mask=attention_mask,
             return_dict_in_generate=True,
-            output_scores=True,
+            output_logits=True,
         )
-        return output.sequences[:, queries.shape[1] :], torch.stack(output.scores, 1)
+        # Not the scores, in which a minimum of tokens bans stops and a penalty lowers tokens: TRL scores again without them.
+        return output.sequences[:, queries.shape[1] :], torch.stack(output.logits, 1).div_(
+            generation_config.temperature
+        )
 
     def _get_reward(self, model: Any, query_responses: torch.Tensor, pad_token_id: int, context_length: int):
         """TRL's `get_reward`; for the reward, with functions, the missing-stop penalty and the rows recorded."""

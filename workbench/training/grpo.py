@@ -24,7 +24,7 @@ from ..generation.preflight import backend_of, check_before_compute
 from ..generation.stops import End, StopRule, StopSpec
 from .engine import EngineRequests, improbable_copies
 from .groups import GroupError, check_groups, identical_groups
-from .rewards import completion_text, validate_all
+from .rewards import validate_all
 from .sync_on_cpu import install_cpu_sync, server_without_nccl
 from .trl import (
     NO_TOKEN,
@@ -54,27 +54,33 @@ def stops_in_generate(rule: StopRule, policy: Any) -> Iterator[list]:
         yield sampled
 
 
-def with_stop_text(rule: StopRule, rows: Sequence, ends: Sequence[End], completions: list) -> list:
-    """B completions, texts or messages, as reward functions should read them: TRL drops special stops from the text."""
-    texts = [rule.text(row, end) for row, end in zip(rows, ends, strict=True)]
+def with_stop_text(rule: StopRule, rows: Sequence, completions: list, own_tokens: Any = None) -> list:
+    """B completions, texts or messages, as reward functions should read them: TRL drops special stops from the text.
+
+    Of several turns it is the last one's stop. What the tokenizer's response template has parsed stays as it is.
+    """
     if isinstance(completions[0], str):
-        return texts
-    # A message with calls or thoughts keeps its content: the text would say them a second time.
-    pairs = zip(completions, texts, strict=True)
-    return [[{**c[0], "content": text}] if _is_plain(c) else c for c, text in pairs]
-
-
-def _is_plain(completion: Any) -> bool:
-    """Whether a completion is a text, or a message that has nothing but a text."""
-    return isinstance(completion, str) or (len(completion) == 1 and completion[0].keys() <= {"role", "content"})
+        return [rule.text(row, rule.last_end(row)) for row in rows]
+    fixed = []
+    for n, (row, messages) in enumerate(zip(rows, completions, strict=True)):
+        turn = list(row)
+        if len(messages) > 1 and own_tokens is not None:  # the policy's last message stands behind a tool's answer
+            turn = turn[max((i for i, own in enumerate(own_tokens[n]) if not own), default=-1) + 1 :]
+        if messages[-1].get("content") == rule.tokenizer.decode(turn, skip_special_tokens=True):
+            text = rule.text(turn, rule.last_end(turn))
+            messages = [*messages[:-1], {**messages[-1], "content": text}]
+        fixed.append(messages)
+    return fixed
 
 
 def attach_ours(trainer: Any, record_dir: str | Path | None, explicit_positions: bool) -> None:
-    """What a trainer of ours gets once TRL has built it: the sampler's proof, its recorder, position ids."""
+    """What a trainer of ours gets once TRL has built it: its seed, the sampler's proof, its recorder, position ids."""
     if backend_of(trainer.args) == "vllm":  # to a server it has to be attached by hand
         from ..diagnostics.sampler_probe import probe_sampler  # it looks at trainings; no trainer rests on it
 
         probe_sampler(trainer)
+        # TRL's engine seeds the whole process alike for every `args.seed`; the ranks of one engine have to draw alike.
+        set_seed(trainer.args.seed + trainer.accelerator.process_index // trainer.args.vllm_tensor_parallel_size)
     if record_dir is not None:
         from .recording import attach_recorder
 
@@ -130,6 +136,7 @@ class _Control(_Trainer):
                 lambda: (self.state.global_step, self.model.training),
                 seed=generation_seed,
                 share=share_generation,
+                run_seed=self.args.seed,
             )
         self.set_stops(spec)
         attach_ours(self, record_dir, explicit_positions)
@@ -170,7 +177,7 @@ class _Control(_Trainer):
 
     def _ended(self, ids: Sequence[int]) -> EndedRow:
         """A row of several turns: its last token says whether it stopped."""
-        return EndedRow(ids, self.stop_rule.is_complete(list(ids)), self._tokenizer.eos_token_id)
+        return EndedRow(ids, self.stop_rule.last_end(ids).finish_reason == "stop", self._tokenizer.eos_token_id)
 
     def _generate(self, prompts: list):
         generated = list(super()._generate(prompts))
@@ -179,8 +186,8 @@ class _Control(_Trainer):
         text_index = 2 if len(generated) == 3 else 3  # RLOO returns three values, GRPO eight
         own_tokens = None if text_index == 2 else generated[2]
         rows = [list(ids[:]) for ids in generated[1]]
-        if self._ends and self.stop_rule.spec.custom:
-            generated[text_index] = with_stop_text(self.stop_rule, rows, self._ends, generated[text_index])
+        if self.stop_rule.spec.custom:
+            generated[text_index] = with_stop_text(self.stop_rule, rows, generated[text_index], own_tokens)
         self._log_ends(generated[1], rows, generated[text_index], own_tokens)
         self._log_groups(rows)
         return tuple(generated)
@@ -205,9 +212,11 @@ class _Control(_Trainer):
         super()._log_completion_extra(f"{column} (function)" if column in OWN_COLUMNS else column, list(values))
 
     def _row_text(self, completion: Any, ids: list[int]) -> str:
-        """A row's text for the record; of several turns all of it, and calls too, which messages hold apart."""
-        if _is_plain(completion):
-            return completion_text(completion)
+        """A row's text for the record: of messages all of it, calls and thoughts too, which they hold apart."""
+        if isinstance(completion, str):
+            return completion
+        if self.stop_rule.spec.custom:
+            return self.stop_rule.text(ids, self.stop_rule.last_end(ids))
         return self._tokenizer.decode(ids, skip_special_tokens=True)
 
     @property
@@ -289,7 +298,9 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
         model, reward_funcs, args, ..., environment_factory: `trl.GRPOTrainer`'s.
         stops: when completions end: a `StopSpec`, or strings and token ids that end a completion in addition to every EOS,
             e.g. `["</answer>", 151645]`. Default every EOS of tokenizer and generation config.
-        generation_seed: on vLLM, gives every completion a random stream of its own; the run then repeats exactly.
+        generation_seed: on vLLM, gives every completion a random stream of its own; the run then repeats exactly, whatever
+            else uses the engine. Default: in process one stream of `args.seed` for all completions, where stock TRL takes
+            the same one for every seed; on a server, a stream of `args.seed` for each, images apart.
         share_generation: on vLLM, send equal prompts of a batch as one request.
         explicit_positions: fill in position ids wherever the trainer's forward passes give none. False scores as TRL does,
             with pads counted as text.

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from trl.data_utils import maybe_apply_chat_template
 from trl.experimental.online_dpo import OnlineDPOConfig
 from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPOTrainer
 from trl.trainer.utils import pad
@@ -116,11 +117,10 @@ class OnlineDPOTrainer(StockOnlineDPOTrainer):
         return self._rows, prompt_ids
 
     def _generate_vllm_server(self, prompts: list, images: Any = None):
-        self._rows, prompt_ids = super()._generate_vllm_server(prompts, images)
+        self._rows, _ = super()._generate_vllm_server(prompts, images)
         # Stock returns the left-padded prompts here and then masks their pads as real tokens.
-        padding = self._tokenizer.pad_token_id
-        unpadded = [ids[next((n for n, i in enumerate(ids) if i != padding), len(ids)) :] for ids in prompt_ids]
-        return self._rows, unpadded
+        texts = [maybe_apply_chat_template({"prompt": prompt}, self.processing_class)["prompt"] for prompt in prompts]
+        return self._rows, 2 * self._tokenizer(texts, add_special_tokens=False)["input_ids"]
 
     def _cut(self, rows: Sequence[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows cut at their ends, as ids and mask `[2B, T]`, padded on the right."""
@@ -151,7 +151,7 @@ class OnlineDPOTrainer(StockOnlineDPOTrainer):
     ):
         kept = [row[: end.index] for row, end in zip(self._rows, self._ends, strict=True)]
         if self.stop_rule.spec.custom:
-            completions = with_stop_text(self.stop_rule, kept, self._ends, completions)
+            completions = with_stop_text(self.stop_rule, kept, completions)
         rewards = super()._calculate_rewards_from_functions(prompts, completions, kept, **reward_kwargs)
         if self._penalty is not None:
             rewards = rewards - self._penalty * ~self._stopped()
