@@ -408,6 +408,21 @@ def test_bad_options_are_refused_before_anything_starts(kind, fields, options, m
         cls("no/such-model", reward_funcs=length_reward(), args=args)
 
 
+@pytest.mark.parametrize(
+    ("stops", "message"),
+    [
+        (StopSpec(stop=("a",)), "^stop strings: transformers' continuous batching ends every row"),
+        (StopSpec(min_tokens=8), "^min_tokens=8: transformers' continuous batching ends every row"),
+    ],
+)
+@GRPO_AND_RLOO
+def test_what_continuous_batching_cannot_pass_is_refused(kind, stops, message):
+    args = CONFIGS[kind](use_transformers_continuous_batching=True)
+    check_before_compute("no/such-model", args, StopSpec(stop_token_ids=(5,)), None)
+    with pytest.raises(ParameterError, match=message):
+        TRAINERS["workbench", kind]("no/such-model", reward_funcs=length_reward(), args=args, stops=stops)
+
+
 TOKENIZER_CODE = """
 from transformers import PreTrainedTokenizerFast
 

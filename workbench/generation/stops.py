@@ -265,7 +265,8 @@ class StopRule:
         Args:
             prompt_length: columns of the prompt in `input_ids`.
         """
-        options = {"eos_token_id": list(self.stop_ids) or None, "pad_token_id": self.tokenizer.pad_token_id}
+        # Behind an end any token of the table does: nobody reads it, and a pad token may lie outside.
+        options = {"eos_token_id": list(self.stop_ids) or None, "pad_token_id": 0}
         if self.spec.min_tokens:
             options["min_new_tokens"] = self.spec.min_tokens
         if self.spec.stop:

@@ -1,8 +1,8 @@
 """TRL 1.12.0's PPOTrainer that stops generating where the `StopSpec` says, learns from reward functions too, and
 records its run.
 
-TRL's `train` is one long method without hooks. It calls two module functions, `batch_generation` and `get_reward`; while it
-runs they are replaced, so everything else is TRL's own code.
+TRL's `train` is one long method without hooks. It calls module functions, of which three are replaced while it runs, so
+everything else is TRL's own code.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 import torch
 from transformers import DataCollatorWithPadding
-from trl.trainer.utils import pad
+from trl.trainer.utils import pad, selective_log_softmax
 
 from ..errors import MissingDependencyError, ParameterError
 from ..generation.preflight import LAST_WITH_PPO
@@ -190,6 +190,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         self.args.missing_eos_penalty = penalty if legacy else None
         self._original_get_reward = ppo_trainer.get_reward
         own = {"batch_generation": self._batch_generation, "get_reward": self._get_reward}
+        own["selective_log_softmax"] = _log_softmax
         try:
             with mock.patch.multiple(ppo_trainer, **own):
                 yield
@@ -272,6 +273,11 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
             "trl_finish_reason": ["stop" if eos in row else "length" for row in rows],
             "tokens_to_eos": [self._eos_rule.find_end(row).index for row in rows],
         }
+
+
+def _log_softmax(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """TRL's, of logits (B, T, V) and ids (B, T); the pads behind a row's end, which TRL masks then, may lie outside of V."""
+    return selective_log_softmax(logits, ids.clamp(max=logits.shape[-1] - 1))
 
 
 def _functions(reward_model: Any, reward_funcs: Any, reward_weights: Sequence[float] | None) -> RewardFunctions | None:

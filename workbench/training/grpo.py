@@ -145,8 +145,10 @@ class _Control(_Trainer):
         """From the next generation on, end completions at `stops`."""
         self.stop_rule = StopRule(stops, self._tokenizer, self.model.generation_config, self.max_completion_length)
         if self.use_vllm:
-            options = self.stop_rule.for_vllm() if stops.custom else {}
-            self.vllm_generation.generation_kwargs = {**(self.args.generation_kwargs or {}), **options}
+            self.vllm_generation.generation_kwargs = {
+                **(self.args.generation_kwargs or {}),
+                **self.stop_rule.for_vllm(),
+            }
 
     def _generate_single_turn(self, prompt_ids: Any, *rest: Any, **kwargs: Any):
         with self._stop_control() as raw_ids:

@@ -1,5 +1,6 @@
 """TRL's OnlineDPOTrainer with the same stop control on each of its back ends, that can record its run."""
 
+import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,7 @@ class OnlineDPOTrainer(StockOnlineDPOTrainer):
             )
         with server_without_nccl(args):
             super().__init__(**given | {"reward_funcs": validate_all(reward_funcs)})
+        self.args = args = copy.copy(args)  # stops are set in it, and the user's may serve another trainer
         self._rows: list[list[int]] = []
         self._ends: list[End] = []
         if args.use_vllm:
@@ -98,8 +100,8 @@ class OnlineDPOTrainer(StockOnlineDPOTrainer):
         names = ("repetition_penalty", "temperature", "top_p", "top_k", "min_p")
         own = {name: value for name in names if (value := getattr(self, name)) is not None}
         own |= {"n": 2, "max_tokens": self.args.max_new_tokens, "detokenize": bool(self.stop_rule.spec.stop)}
-        own["structured_outputs"] = self.generation_config.structured_outputs
-        return SamplingParams(**own | options)
+        made = {"structured_outputs": self.generation_config.structured_outputs}  # by TRL, of the user's dictionary
+        return SamplingParams(**own | options | made)
 
     def _generate(self, model: Any, prompts: list, images: Any = None):
         # TRL 1.16 returns the images' inputs too.
