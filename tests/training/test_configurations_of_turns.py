@@ -113,18 +113,18 @@ def test_a_second_turn_that_the_limit_cuts_counts_as_cut_and_one_without_room_en
 
 
 @shows("tools", "GRPO")
-def test_a_stop_that_is_not_to_be_seen_stands_at_the_end_of_no_message(kind, tmp_path):
-    """A call of no known form stays text, as does what follows a tool's answer."""
-    own = {"tokenizer": chat_tokenizer(), **CALLING, "stops": CUT, "record_dir": tmp_path}
+def test_a_stop_that_is_not_to_be_seen_stands_in_no_message_of_a_text(kind, tmp_path):
+    stops = StopSpec(stop=(CLOSE, "i"), include_stop_str_in_output=False)
+    own = {"tokenizer": chat_tokenizer(), **CALLING, "stops": stops, "record_dir": tmp_path}
 
-    def unparsed(got):
-        last = [c[-1] for c, ids in zip(got.texts, got.ids, strict=True) if tokenizer().decode(ids).endswith(CLOSE)]
-        return any("tool_calls" not in message for message in last)
+    def texts(got):
+        """Last messages of rows that the letter ended: after a tool's answer, or at once."""
+        ended_there = ["i" in turns(tokenizer().decode(ids))[-1] for ids in got.ids]
+        return [c[-1] for c, there in zip(got.texts, ended_there, strict=True) if there and "tool_calls" not in c[-1]]
 
-    got = watched("ours", kind, MASKED, until=unparsed, **own)
-    assert not [c for c in got.texts if c[-1]["role"] == "assistant" and c[-1]["content"].endswith(CLOSE)]
-    texts = [tokenizer().decode(ids, skip_special_tokens=True).removesuffix(CLOSE) for ids in got.ids]
-    assert Run(tmp_path).completions["completion"].tolist() == texts
+    got = watched("ours", kind, MASKED, until=texts, **own)
+    assert [message["content"] for message in texts(got) if "i" in message["content"]] == []
+    assert not [text for text in Run(tmp_path).completions["completion"] if text.endswith("i")]
 
 
 # --- environments ----------------------------------------------------------------------------------------------------
