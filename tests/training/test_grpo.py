@@ -175,22 +175,22 @@ def test_every_completion_is_recorded_where_a_step_generates_several_times(tmp_p
     assert metrics["stops/clipped_ratio"].tolist() == pytest.approx(cut.tolist())
 
 
-def bare(ends=(), logprobs=()) -> GRPOTrainer:
+def bare(sampled=(), logprobs=()) -> GRPOTrainer:
     """A trainer without model and data, after an engine's generation."""
     trainer = object.__new__(GRPOTrainer)
     trainer.engine = SimpleNamespace(logprobs=logprobs, requests=2, prompt_tokens=12)
     trainer.model, trainer._metrics = SimpleNamespace(training=True), {"train": defaultdict(list)}
-    trainer.num_generations, trainer.temperature, trainer._ends = 2, 1.0, ends
+    trainer.num_generations, trainer.temperature, trainer._sampled_ids = 2, 1.0, sampled
     return trainer
 
 
 def test_copies_far_beyond_chance_are_refused_and_rows_of_several_turns_are_not_judged_by_their_last():
     copies = [[5, 6, 7], [5, 6, 7], [8], [9]]
     with pytest.raises(GroupError, match=r"groups \[0\]: their 2 completions are the same"):
-        bare(["end"] * 4, [[-20.0] * 3, [-20.0] * 3, [-1.0], [-1.0]])._log_groups(copies)
+        bare(copies, [[-20.0] * 3, [-20.0] * 3, [-1.0], [-1.0]])._log_groups(copies)
     last_turn, none = [[-20.0]], []  # of fewer rows; RLOO asks for none
-    for ends, logprobs in (([], last_turn), ([], [[-20.0]] * 4), (["end"] * 4, none)):
-        trainer = bare(ends, logprobs)
+    for sampled, logprobs in (([], last_turn), ([], [[-20.0]] * 4), (copies, none)):
+        trainer = bare(sampled, logprobs)
         trainer._log_groups(copies)
         assert trainer._metrics["train"] == {
             "groups/identical": [0.5],

@@ -411,8 +411,8 @@ def test_bad_options_are_refused_before_anything_starts(kind, fields, options, m
 @pytest.mark.parametrize(
     ("stops", "message"),
     [
-        (StopSpec(stop=("a",)), "^stop strings: transformers' continuous batching ends every row"),
-        (StopSpec(min_tokens=8), "^min_tokens=8: transformers' continuous batching ends every row"),
+        (StopSpec(stop=("a",)), r"^stop=\('a',\), min_tokens=0: transformers' continuous batching ends rows"),
+        (StopSpec(min_tokens=8), r"^stop=\(\), min_tokens=8: transformers' continuous batching ends rows"),
     ],
 )
 @GRPO_AND_RLOO

@@ -125,10 +125,8 @@ def check_before_compute(model: Any, args: Any, stops: StopSpec, tokenizer: Any)
 
     _check_options(args.generation_kwargs or {}, backend_of(args))
     if getattr(args, "use_transformers_continuous_batching", False) and (stops.stop or stops.min_tokens):
-        given = "stop strings" if stops.stop else f"min_tokens={stops.min_tokens}"
-        raise ParameterError(
-            f"{given}: transformers' continuous batching ends every row at its first stop id; use stop_token_ids alone"
-        )
+        given = f"stop={stops.stop}, min_tokens={stops.min_tokens}"
+        raise ParameterError(f"{given}: transformers' continuous batching ends rows at their first stop id alone")
     if args.use_vllm:
         # No revision: TRL starts vLLM without one, whatever the trainer's model was loaded with.
         path = model if isinstance(model, str) else model.name_or_path

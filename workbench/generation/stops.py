@@ -265,8 +265,7 @@ class StopRule:
         Args:
             prompt_length: columns of the prompt in `input_ids`.
         """
-        # Behind an end any token of the table does: nobody reads it, and a pad token may lie outside.
-        options = {"eos_token_id": list(self.stop_ids) or None, "pad_token_id": 0}
+        options = {"eos_token_id": list(self.stop_ids) or None, "pad_token_id": 0}  # nobody reads behind an end
         if self.spec.min_tokens:
             options["min_new_tokens"] = self.spec.min_tokens
         if self.spec.stop:

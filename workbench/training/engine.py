@@ -126,8 +126,7 @@ def finish_reasons(answer: Any) -> list[str]:
 class EngineRequests:
     """The requests of a trainer while it generates, seeded and shared; other calls of the engine pass unchanged.
 
-    Of the last generation it has the engine's finish reasons, its log-probs in process, and how many prompts and prompt
-    tokens were sent.
+    Of the last generation it has the engine's finish reasons, its log-probs in process, and the prompts and tokens sent.
 
     Args:
         generation: TRL's `VLLMGeneration`, in either mode.
@@ -141,7 +140,7 @@ class EngineRequests:
     def __init__(
         self,
         generation: Any,
-        step: Callable[[], tuple[int, bool]],
+        step: Callable,
         *,
         seed: int | None = None,
         share: bool = False,
@@ -174,8 +173,7 @@ class EngineRequests:
             result = original(prompts, *args, **kwargs)
         finally:
             self._generating = False
-        # A server may give them from before temperature and top_p, and then they judge nothing.
-        sampled = result[2] if self._generation.mode == "colocate" else None
+        sampled = result[2] if self._generation.mode == "colocate" else None  # a server's may know no temperature
         self.logprobs = [[token[0] for token in row] for row in sampled or ()]
         cause = "in server mode every process must send equally many prompts"
         if images and any(images):
@@ -226,14 +224,9 @@ class EngineRequests:
         if not self._generating or not url.endswith("/v1/completions"):
             return original(url, *args, **kwargs)
         body = kwargs["json"]
-        prompts, n = body["prompt"], body["n"]
-        keys = [tuple(p) for p in prompts]
+        keys = [tuple(p) for p in body["prompt"]]
         plan = self._plan(keys, keys)
-        if self._seed is None and not self._share:
-            answer = original(url, **kwargs)
-            self.reasons = finish_reasons(answer)
-            return answer
-        answer = {"choices": self._post_each(original, url, body, plan, n)}
+        answer = {"choices": self._post_each(original, url, body, plan, body["n"])}
         self.reasons = finish_reasons(answer)
         return answer
 

@@ -21,7 +21,7 @@ from transformers import set_seed
 from ..consistency.ratios import ratio_report
 from ..errors import ParameterError
 from ..generation.preflight import backend_of, check_before_compute
-from ..generation.stops import End, StopRule, StopSpec
+from ..generation.stops import StopRule, StopSpec
 from .engine import EngineRequests, improbable_copies
 from .groups import GroupError, check_groups, identical_groups
 from .rewards import validate_all
@@ -64,11 +64,10 @@ def with_stop_text(rule: StopRule, rows: Sequence, completions: list, own_tokens
     fixed = []
     for n, (row, messages) in enumerate(zip(rows, completions, strict=True)):
         turn = list(row)
-        if len(messages) > 1 and own_tokens is not None:  # the policy's last message stands behind a tool's answer
+        if len(messages) > 1:  # the policy's last one stands behind a tool's answer
             turn = turn[max((i for i, own in enumerate(own_tokens[n]) if not own), default=-1) + 1 :]
         if messages[-1].get("content") == rule.tokenizer.decode(turn, skip_special_tokens=True):
-            text = rule.text(turn, rule.last_end(turn))
-            messages = [*messages[:-1], {**messages[-1], "content": text}]
+            messages = [*messages[:-1], {**messages[-1], "content": rule.text(turn, rule.last_end(turn))}]
         fixed.append(messages)
     return fixed
 
@@ -99,8 +98,7 @@ class _Control(_Trainer):
     stop_rule: Any = None  # a `StopRule`
     engine: Any = None  # on vLLM `EngineRequests`
     recorder: Any = None  # a `RunRecorder`
-    _ends: Sequence[End] = ()  # empty where rows had several turns: their last turn decides
-    _sampled_ids: Sequence[list[int]] = ()
+    _sampled_ids: Sequence[list[int]] = ()  # uncut; empty where rows had several turns: their last turn decides
 
     def __init__(
         self,
@@ -123,8 +121,7 @@ class _Control(_Trainer):
             check_no_hook([model])
         if args is not None:
             check_before_compute(model, args, spec, processing_class)
-        if args is not None and trl_arguments.get("peft_config") is not None:
-            set_seed(args.seed)  # TRL before 1.15 makes the adapter before it seeds
+            set_seed(args.seed)  # TRL before 1.15 makes an adapter before it seeds
         with server_without_nccl(args):
             super().__init__(
                 model, validate_all(reward_funcs), args, processing_class=processing_class, **trl_arguments
@@ -155,15 +152,12 @@ class _Control(_Trainer):
             sampled = super()._generate_single_turn(prompt_ids, *rest, **kwargs)
         completion_ids, logprobs = sampled if isinstance(sampled, tuple) else (sampled, None)
         rows = [list(row) for row in (raw_ids[-1].tolist() if raw_ids else completion_ids)]
-        self._ends = [self.stop_rule.find_end(row) for row in rows]
         self._sampled_ids = rows
-        eos = self._tokenizer.eos_token_id
-        pairs = zip(rows, self._ends, strict=True)
-        cut = [EndedRow(row[: end.index], end.finish_reason == "stop", eos) for row, end in pairs]
+        cut = [self._ended(row[: self.stop_rule.find_end(row).index]) for row in rows]
         if not isinstance(sampled, tuple):
             return cut
         if logprobs is not None:
-            logprobs = [row[: end.index] for row, end in zip(logprobs, self._ends, strict=True)]
+            logprobs = [row[: len(kept)] for row, kept in zip(logprobs, cut, strict=True)]
         return cut, logprobs
 
     def _stop_control(self):
@@ -174,11 +168,11 @@ class _Control(_Trainer):
 
     def _tool_call_loop(self, *args: Any, **kwargs: Any):
         mask, completions, completion_ids, *rest = super()._tool_call_loop(*args, **kwargs)
-        self._ends = ()
+        self._sampled_ids = ()
         return mask, completions, [self._ended(ids) for ids in completion_ids], *rest
 
     def _ended(self, ids: Sequence[int]) -> EndedRow:
-        """A row of several turns: its last token says whether it stopped."""
+        """A row up to its end: its last token says whether it stopped."""
         return EndedRow(ids, self.stop_rule.last_end(ids).finish_reason == "stop", self._tokenizer.eos_token_id)
 
     def _generate(self, prompts: list):
@@ -196,13 +190,12 @@ class _Control(_Trainer):
 
     def _log_ends(self, completion_ids: Sequence, rows: list[list[int]], completions: list, own_tokens: Any) -> None:
         """Add each row's end to TRL's completions table, which is gathered over processes."""
-        sampled = [len(ids) for ids in self._sampled_ids] if self._ends else None
         columns = end_columns(
             rows,
             [ids[-1] != NO_TOKEN for ids in completion_ids],
             self._tokenizer,
             completion_tokens=None if own_tokens is None else [sum(mask) for mask in own_tokens],
-            sampled_tokens=sampled,
+            sampled_tokens=[len(ids) for ids in self._sampled_ids] or None,
             engine=self.engine.reasons if self.engine else None,
         )
         columns["completion_text"] = [self._row_text(*row) for row in zip(completions, rows, strict=True)]
@@ -250,7 +243,7 @@ class _Control(_Trainer):
         identical = identical_groups(rows, size)
         self._log({"groups/identical": len(identical) * size / len(rows)})
         # RLOO asks for no log-probs, and of several turns there are the last one's only.
-        judged = self._ends and self.engine and len(self.engine.logprobs) == len(rows) and self.temperature > 0
+        judged = self._sampled_ids and self.engine and len(self.engine.logprobs) == len(rows) and self.temperature > 0
         if judged and (copies := improbable_copies(rows, self.engine.logprobs, size)):
             raise GroupError(
                 f"groups {copies[:5]}: their {size} completions are the same, far beyond chance at temperature "
@@ -300,9 +293,8 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
         model, reward_funcs, args, ..., environment_factory: `trl.GRPOTrainer`'s.
         stops: when completions end: a `StopSpec`, or strings and token ids that end a completion in addition to every EOS,
             e.g. `["</answer>", 151645]`. Default every EOS of tokenizer and generation config.
-        generation_seed: on vLLM, gives every completion a random stream of its own; the run then repeats exactly, whatever
-            else uses the engine. Default: in process one stream of `args.seed` for all completions, where stock TRL takes
-            the same one for every seed; on a server, a stream of `args.seed` for each, images apart.
+        generation_seed: on vLLM, gives every completion a random stream of its own; the run then repeats exactly. Default:
+            `args.seed`, in process for one stream of all (stock TRL's is the same for every seed), on a server for each.
         share_generation: on vLLM, send equal prompts of a batch as one request.
         explicit_positions: fill in position ids wherever the trainer's forward passes give none. False scores as TRL does,
             with pads counted as text.
@@ -346,7 +338,7 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
         def rollout(prompts: list, trainer: Any):
             output = rollout_func(prompts, trainer)
             rows, pad = [list(map(int, ids)) for ids in output["completion_ids"]], self._tokenizer.pad_token_id
-            self._ends = ()
+            self._sampled_ids = ()
             output["completion_ids"] = [self._ended(ids) if ids else EndedRow([pad], False, pad) for ids in rows]
             if not all(rows):
                 masks = output.get("env_mask") or [[1] * len(ids) for ids in rows]
