@@ -12,6 +12,7 @@ from tensorboard_files import tensorboard_scalars
 from trainers import OURS, make
 
 from workbench.curves.measured import measured_groups, run_curve
+from workbench.errors import ParameterError
 from workbench.generation.stops import StopSpec
 from workbench.logs.settings import facts_of
 from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
@@ -86,6 +87,16 @@ def test_every_recorded_number_is_in_tensorboard_s_files_too(train, tmp_path):
         } | groups <= set(numbers)
         for name, value in numbers.items():
             assert logged[f"train/{name}"][line["step"]] == pytest.approx(value, rel=1e-6), name
+
+
+def test_a_model_s_own_folder_takes_no_record(tmp_path):
+    """Its configs would be written over."""
+    (tmp_path / "config.json").write_text("{}")
+    model = SimpleNamespace(config=SimpleNamespace(_name_or_path=str(tmp_path / ".")))
+    trainer = SimpleNamespace(model=model, accelerator=SimpleNamespace(unwrap_model=lambda model: model))
+    with pytest.raises(ParameterError, match="is the model's own folder"):
+        Recorder(tmp_path).describe_trainer(trainer)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 @pytest.mark.slow

@@ -423,6 +423,13 @@ def test_what_continuous_batching_cannot_pass_is_refused(kind, stops, message):
         TRAINERS["workbench", kind]("no/such-model", reward_funcs=length_reward(), args=args, stops=stops)
 
 
+@pytest.mark.parametrize("given", [{"generation_seed": 7}, {"share_generation": True}])
+@GRPO_AND_RLOO
+def test_options_of_requests_to_vllm_are_refused_without_it(kind, given):
+    with pytest.raises(ParameterError, match="generation_seed=.*, share_generation=.*: need use_vllm=True"):
+        TRAINERS["workbench", kind]("no/such-model", reward_funcs=length_reward(), args=CONFIGS[kind](), **given)
+
+
 TOKENIZER_CODE = """
 from transformers import PreTrainedTokenizerFast
 

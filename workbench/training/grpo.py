@@ -115,8 +115,10 @@ class _Control(_Trainer):
         **trl_arguments: Any,
     ):
         spec = StopSpec.of(stops)
-        if share_generation and not (args and args.use_vllm):
-            raise ParameterError("share_generation=True: equal prompts share requests on vLLM only; set use_vllm=True")
+        if (share_generation or generation_seed is not None) and not (args and args.use_vllm):
+            raise ParameterError(
+                f"generation_seed={generation_seed}, share_generation={share_generation}: need use_vllm=True"
+            )
         if not explicit_positions:
             check_no_hook([model])
         if args is not None:
