@@ -426,7 +426,7 @@ def test_what_continuous_batching_cannot_pass_is_refused(kind, stops, message):
 @pytest.mark.parametrize("given", [{"generation_seed": 7}, {"share_generation": True}])
 @GRPO_AND_RLOO
 def test_options_of_requests_to_vllm_are_refused_without_it(kind, given):
-    with pytest.raises(ParameterError, match=r"generation_seed=.*, share_generation=.*: on vLLM only"):
+    with pytest.raises(ParameterError, match=r"generation_seed=.*, share_generation=.*: vLLM only"):
         TRAINERS["workbench", kind]("no/such-model", reward_funcs=length_reward(), args=CONFIGS[kind](), **given)
 
 

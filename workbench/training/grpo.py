@@ -116,9 +116,7 @@ class _Control(_Trainer):
     ):
         spec = StopSpec.of(stops)
         if (share_generation or generation_seed is not None) and not (args and args.use_vllm):
-            raise ParameterError(
-                f"generation_seed={generation_seed}, share_generation={share_generation}: on vLLM only"
-            )
+            raise ParameterError(f"generation_seed={generation_seed}, share_generation={share_generation}: vLLM only")
         if not explicit_positions:
             check_no_hook([model])
         if args is not None:
