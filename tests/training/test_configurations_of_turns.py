@@ -208,7 +208,7 @@ def test_ours_counts_it_as_ended_trains_on_its_own_tokens_and_records_it(kind, t
 
 
 @shows("rollout", "GRPO")
-def test_rewards_read_a_rollout_s_text_without_the_stop_that_is_not_to_be_seen(kind):
+def test_rewards_read_the_text_of_a_rollout_without_the_stop_that_is_not_to_be_seen(kind):
     got = watched("ours", kind, TELL[kind], rollout_func=two_turns, rewards=of_turns, stops=CUT)
     whole = [tokenizer().decode(ids, skip_special_tokens=True) for ids in got.ids]
     assert got.texts == [text.removesuffix(CLOSE) for text in whole] != whole
@@ -216,7 +216,7 @@ def test_rewards_read_a_rollout_s_text_without_the_stop_that_is_not_to_be_seen(k
 
 @pytest.mark.parametrize("kept", [True, False])
 @shows("rollout", "GRPO")
-def test_rewards_read_a_rollout_s_text_with_the_special_token_that_ended_it(kind, kept):
+def test_rewards_read_the_text_of_a_rollout_with_the_special_token_that_ended_it(kind, kept):
     own = AutoTokenizer.from_pretrained(resolve_model("search"), padding_side="left")
     (end,) = own.encode("?")
     own.add_special_tokens({"additional_special_tokens": ["?"]})
