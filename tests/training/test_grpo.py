@@ -12,8 +12,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 import trl
+from configuration_runs import tokenizer
 from conftest import HELPERS, ROOT, TRAINS, until, workbench, write_notebook
 
+from workbench.generation.stops import StopSpec
 from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.runs.files import load_metrics, read_json, write_json
 from workbench.runs.run import Run, list_runs
@@ -197,6 +199,17 @@ def test_copies_far_beyond_chance_are_refused_and_rows_of_several_turns_are_not_
             "vllm/requests": [2],
             "vllm/prompt_tokens": [12],
         }
+
+
+def test_vllm_is_given_an_eos_that_is_only_in_memory():
+    """It reads those of the model's folder alone, and would sample on."""
+    trainer, own = bare(), tokenizer()
+    trainer.vllm_generation, trainer.use_vllm, trainer._tokenizer = SimpleNamespace(), True, own
+    trainer.args, trainer.max_completion_length = SimpleNamespace(generation_kwargs={"top_k": 5}), 8
+    trainer.model.generation_config = SimpleNamespace(eos_token_id=40)
+    trainer.set_stops(StopSpec())
+    options = trainer.vllm_generation.generation_kwargs
+    assert options == {"top_k": 5, "stop_token_ids": [own.eos_token_id, 40]}
 
 
 def test_rows_without_a_prompt_which_an_environment_owns_are_grouped_as_rows():
