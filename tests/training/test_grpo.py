@@ -229,7 +229,7 @@ def test_the_signature_is_trls_and_ours_by_keyword(kind):
 
 
 @pytest.mark.slow
-def test_a_training_cut_after_its_last_checkpoint_trains_no_step_more(tmp_path):
+def test_a_training_cut_after_its_last_checkpoint_trains_no_step_more_and_says_so(tmp_path, capsys):
     fields = {"max_steps": 2, "save_steps": 1}
     train(tmp_path, **fields)
     progress = read_json(tmp_path / "progress.json", {})
@@ -237,6 +237,7 @@ def test_a_training_cut_after_its_last_checkpoint_trains_no_step_more(tmp_path):
     write_json(tmp_path / "progress.json", progress | {"finished": False})
     trainer = train(tmp_path, **fields)
     assert trainer.state.global_step == 2
+    assert "trained before, 2 steps; nothing is trained again" in capsys.readouterr().out
     assert Run(tmp_path).metrics["step"].tolist() == [1, 2]
     assert read_json(tmp_path / "progress.json", {})["finished"]
 

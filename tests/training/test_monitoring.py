@@ -6,7 +6,7 @@ import torch
 from ppo_parts import needs_ppo, train_ppo
 from trainers import EXACT, RECIPE, WRONG, make
 
-from workbench.diagnostics.padding_monitor import PaddingMonitor, monitor_padding
+from workbench.diagnostics.padding_monitor import PaddingMonitor, monitor_padding, probe_prompts
 from workbench.errors import ParameterError
 from workbench.recipes.recipes import make_recipe
 from workbench.recipes.train import train_grpo
@@ -50,6 +50,15 @@ def test_the_monitor_moves_no_random_number_and_no_dropout():
     assert torch.equal(torch.get_rng_state(), state)
     assert all(module.training for module in trainer.model.modules())
     assert trainer.callback_handler.callbacks[0] is monitor  # whatever writes logs stands behind it
+
+
+def test_data_that_stream_are_probed_and_a_trainer_that_is_not_scored_is_refused_when_it_is_attached():
+    trainer = make(GRPOTrainer)
+    known = probe_prompts(trainer)
+    trainer.train_dataset = trainer.train_dataset.to_iterable_dataset()
+    assert probe_prompts(trainer) == known
+    with pytest.raises(ParameterError, match="SimpleNamespace: expected TRL's GRPO, RLOO, OnlineDPO or PPO trainer"):
+        monitor_padding(SimpleNamespace())
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,8 @@ def train_recipe(
         trainer.accelerator.wait_for_everyone()
         if not is_finished(record_dir, record):
             raise
+        if trainer.accelerator.is_main_process:
+            print(f"{record_dir}: trained before, {trainer.state.max_steps} steps; nothing is trained again")
     return trainer
 
 
