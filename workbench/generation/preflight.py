@@ -83,7 +83,7 @@ def save_policy(model: Any, tokenizer: Any, folder: Path, new_tokens: Iterable[s
     """Save model, tokenizer and generation config to one folder, so that trainer and sampler agree.
 
     Args:
-        model: its embeddings are enlarged when the tokenizer has more tokens.
+        model: without an adapter (`merge_and_unload()` first); its embeddings grow when the tokenizer has more tokens.
         tokenizer: gets `new_tokens` first, as ordinary (not special) tokens: TRL drops special ones from completions.
         folder: made when missing.
         new_tokens: e.g. `("<search>", "</search>")`.
