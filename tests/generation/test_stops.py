@@ -288,7 +288,8 @@ def test_a_row_ends_where_vllm_s_own_detokenizer_ends_it(name):
 def test_a_row_that_starts_with_the_stop_s_blank_ends_there_as_on_vllm():
     tokenizer = TOKENIZERS["SentencePiece, byte fallback"][0]
     row = [tokenizer.convert_tokens_to_ids("▁END"), tokenizer.convert_tokens_to_ids("b")]
-    assert StopRule(StopSpec(stop=(" END",)), tokenizer).find_end(row).index == 1
+    rule = StopRule(StopSpec(stop=(" END",), include_stop_str_in_output=False), tokenizer)
+    assert rule.find_end(row).index == 1 and rule.text(row, rule.find_end(row)) == ""
 
 
 def test_a_stop_inside_a_longer_token_is_cut_whole():
