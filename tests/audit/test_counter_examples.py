@@ -165,6 +165,14 @@ CASES = {
     "fp32 explains it": (mismatch, log(logp_difference=0.001, facts={"dtype": "float32"}), ABSENT),
     "top_p shows below what a dtype explains":
         (mismatch, log(logp_difference=0.02, ratio_max=1.0, ratio_mean=0.9), FOUND, "warning", "truncated-sampling"),
+    "min_tokens does the same, to stops alone":
+        (mismatch, log(logp_difference=0.02, ratio_max=1.0, ratio_mean=0.9, facts={"min_tokens": 8}),
+         FOUND, "warning", "min-tokens"),
+    "a minimum of 0 does nothing":
+        (mismatch, log(logp_difference=0.02, ratio_max=1.0, ratio_mean=0.9, facts={"min_tokens": 0}),
+         FOUND, "truncated-sampling"),
+    "a minimum makes no token less likely to the sampler":
+        (mismatch, log(logp_difference=0.3, ratio_max=2.5, ratio_mean=0.9, facts={"min_tokens": 8}), FOUND, "constant"),
     "a token that is less likely to the sampler": (mismatch, log(logp_difference=0.02, ratio_max=1.05, ratio_mean=1), ABSENT),
     "rounding is not taken for top_p": (mismatch, log(logp_difference=1e-7, ratio_max=1.0, ratio_mean=1.0), ABSENT),
     "a difference of probabilities is none of log-probs": (mismatch, log(probability_difference=0.01), OPEN),

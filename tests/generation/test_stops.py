@@ -104,7 +104,7 @@ def by_decoding_every_prefix(spec, row):
 )
 def test_the_check_at_each_sampling_step_stops_where_find_does(text, strings):
     row, stops = ids_of("".join(text)), rule(*strings)
-    stepwise = next((n for n in range(1, len(row) + 1) if stops.is_complete(row[:n])), None)
+    stepwise = next((n for n in range(1, len(row) + 1) if stops.last_end(row[:n]).stop is not None), None)
     end = stops.find_end(row)
     assert stepwise == (end.index if end.finish_reason == "stop" else None)
 
@@ -252,7 +252,7 @@ def test_ends_fires_first_where_find_ends(name, data):
     least = data.draw(st.integers(0, 4))
     rule = StopRule(StopSpec(tuple(chosen), tuple(stop_ids), min_tokens=least), tokenizer)
     end = rule.find_end(ids)
-    fired = [n for n in range(1, len(ids) + 1) if rule.is_complete(ids[:n])]
+    fired = [n for n in range(1, len(ids) + 1) if rule.last_end(ids[:n]).stop is not None]
     assert fired[:1] == ([end.index] if end.stop is not None else [])
     assert rule.find_end(ids[: end.index]) == end
 
@@ -288,7 +288,8 @@ def test_a_row_ends_where_vllm_s_own_detokenizer_ends_it(name):
 def test_a_row_that_starts_with_the_stop_s_blank_ends_there_as_on_vllm():
     tokenizer = TOKENIZERS["SentencePiece, byte fallback"][0]
     row = [tokenizer.convert_tokens_to_ids("▁END"), tokenizer.convert_tokens_to_ids("b")]
-    assert StopRule(StopSpec(stop=(" END",)), tokenizer).find_end(row).index == 1
+    rule = StopRule(StopSpec(stop=(" END",), include_stop_str_in_output=False), tokenizer)
+    assert rule.find_end(row).index == 1 and rule.text(row, rule.find_end(row)) == ""
 
 
 def test_a_stop_inside_a_longer_token_is_cut_whole():
@@ -313,4 +314,4 @@ def test_a_second_call_in_one_row_ends_it_too():
     tokenizer = TOKENIZERS["byte-level BPE"][0]
     rule = StopRule(StopSpec(stop=(">>",)), tokenizer)
     turn = tokenizer.encode("a >>")
-    assert rule.is_complete(turn) and rule.is_complete([*turn, *tokenizer.encode(" 42 "), *turn])
+    assert rule.last_end(turn).stop == rule.last_end([*turn, *tokenizer.encode(" 42 "), *turn]).stop is not None

@@ -13,8 +13,10 @@ from peft import LoraConfig
 from samples import until_seen
 from transformers import AutoTokenizer
 from vllm import SamplingParams
+from vllm.utils.torch_utils import set_random_seed
 
 from workbench.generation.stops import StopSpec
+from workbench.recipes.recipes import load_prompts
 from workbench.runs.files import jsonable
 from workbench.runs.run import Run
 from workbench.studies.engines import shared_engine, sharing_engines
@@ -178,7 +180,35 @@ def tokens(folder: Path) -> dict:
     return made
 
 
-CASES = {"tools": tools, "lora": lora, "correction": correction, "tokens": tokens}
+# --- seeds -----------------------------------------------------------------------------------------------------------
+
+
+def seeds(folder: Path) -> dict:
+    """The first step's texts of one prompt with seeds 1, 1 and 2, the engine seeded as where it is started anew."""
+
+    def anew(model, seed=0, **kwargs):
+        engine = shared_engine(model, **kwargs)
+        set_random_seed(seed)
+        return engine
+
+    made = {}
+    with (
+        mock.patch("trl.generation.vllm_generation.LLM", anew),
+        mock.patch("trl.experimental.online_dpo.online_dpo_trainer.LLM", anew),
+    ):
+        for kind in SAMPLED:
+            made[kind] = []
+            for seed in (1, 1, 2):
+                fields = {"seed": seed, "max_steps": 1, "temperature": 2.0}
+                made[kind].append(on_vllm("ours", kind, fields, data=one_prompt()).train().texts)
+    return made
+
+
+def one_prompt():
+    return load_prompts("search").select([0] * 16)
+
+
+CASES = {"seeds": seeds, "tools": tools, "lora": lora, "correction": correction, "tokens": tokens}
 
 
 def result(folder: str) -> dict:

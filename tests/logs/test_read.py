@@ -291,7 +291,7 @@ def test_a_record_of_a_training_is_read_alike_for_the_audit_and_for_known_defect
         "recipe": {"num_generations": 4, "max_completion_length": 32},
         "overrides": overrides,
     }
-    (tmp_path / "recipe.json").write_text(json.dumps(record | {"stops": {"stop": ["</a>"]}}))
+    (tmp_path / "recipe.json").write_text(json.dumps(record | {"stops": {"stop": ["</a>"], "min_tokens": 8}}))
     facts, arguments = facts_of(tmp_path)[0], read_arguments(tmp_path)
     known = {
         "num_generations": 4,
@@ -300,4 +300,4 @@ def test_a_record_of_a_training_is_read_alike_for_the_audit_and_for_known_defect
         "max_completion_length": 64,
     }
     assert known.items() <= facts.items() and known.items() <= arguments.items()
-    assert facts["stop_strings"] == arguments["generation_kwargs"]["stop"] == ["</a>"]
+    assert facts["stop_strings"] == arguments["generation_kwargs"]["stop"] == ["</a>"] and facts["min_tokens"] == 8

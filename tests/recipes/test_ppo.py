@@ -213,6 +213,14 @@ def test_rewards_land_at_the_same_index_as_in_a_run_padded_to_the_limit(train, s
     assert losses["short"] == pytest.approx(losses["padded"], rel=1e-5)
 
 
+def test_before_the_first_update_a_minimum_of_tokens_moves_no_ratio_and_no_kl(train):
+    """TRL takes its old log-probs from scores, in which stops are banned up to the minimum."""
+    _, run = train("run", StopSpec(min_tokens=8), learning_rate=0.0, num_ppo_epochs=1)
+    assert run.completions["completion_tokens"].min() > 8
+    assert run.metrics["val/ratio"].tolist() == pytest.approx([1.0] * UPDATES, abs=1e-4)
+    assert run.metrics["objective/kl"].tolist() == pytest.approx([0.0] * UPDATES, abs=1e-3)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"), [({"stop_token": "eos"}, "stop_token"), ({"stop_token_id": 5}, "stop_token_id")]
 )

@@ -1,3 +1,5 @@
+import os
+
 import pandas as pd
 import pytest
 from ppo_parts import HAS_PPO, PPOTrainer, needs_ppo, train_ppo
@@ -88,6 +90,35 @@ def test_a_training_is_finished_only_for_the_same_record_and_after_its_last_step
     write_json(tmp_path / "progress.json", {"step": 2, "max_steps": 2, "finished": True})
     assert is_finished(tmp_path, RECORD)
     assert record != RECORD and not is_finished(tmp_path, record)
+
+
+def test_another_content_of_local_data_model_or_reward_model_is_another_training(tmp_path, monkeypatch):
+    data, model, judge = (tmp_path / name for name in ("prompts.jsonl", "model", "judge"))
+    for folder in (model, judge):
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(b"weights of 1")
+
+    def asked():
+        recipe = Recipe(model=str(model), dataset=str(data))
+        return training_record("GRPOTrainer", recipe, reward_funcs=[str(judge), length_reward(20)])
+
+    data.write_text('{"prompt": "a"}')
+    before = asked()
+    (model / "a_run_of_it").mkdir()
+    (model / "a_run_of_it" / "metrics.jsonl").write_text("{}")  # no part of a model
+    stat = data.stat()
+    data.write_text('{"prompt": "a"}')  # written again, and the same
+    assert asked() == before
+    for changed in (data, model / "model.safetensors", judge / "model.safetensors"):
+        known = changed.read_bytes()
+        changed.write_bytes(known[:-1] + b"2")
+        os.utime(changed, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+        open_folder(tmp_path / "run", before)
+        write_json(tmp_path / "run" / "progress.json", {"step": 2, "max_steps": 2, "finished": True})
+        assert is_finished(tmp_path / "run", before) and not is_finished(tmp_path / "run", asked())
+        changed.write_bytes(known)
+    assert asked() == before and "contents" not in RECORD
 
 
 @pytest.mark.slow

@@ -88,6 +88,9 @@ def test_a_folder_that_is_no_run_is_refused_and_a_run_without_metrics_says_so(tm
         load_run(tmp_path)
     with pytest.raises(RunError, match="logged no step"):
         _ = write_run(tmp_path).metrics
+    (tmp_path / "recorded").mkdir()
+    write_json(tmp_path / "recorded" / "recipe.json", {"recipe": {}})  # of a trainer's `record_dir`
+    assert load_run(tmp_path / "recorded").params == {} and load_run(tmp_path / "recorded").completions.empty
 
 
 def test_runs_lie_beside_the_notebooks_whether_started_there_or_at_the_top(tmp_path, monkeypatch):

@@ -8,8 +8,10 @@ import torch
 from configuration_runs import STOP, TELL, assert_equal_runs, assert_stops_hold, tokenizer, watched
 from configuration_table import not_tested, shows, trl_has_none
 from configuration_turns import TWO_TURNS, Library, answer_to, chat_tokenizer, chats, search, topics
+from transformers import AutoTokenizer
 
 from workbench.generation.stops import StopSpec
+from workbench.recipes.recipes import resolve_model
 from workbench.runs.run import Run
 from workbench.toys.search_task import CLOSE
 
@@ -22,6 +24,7 @@ trl_has_none("rollout", "rollout_func", "RLOO", "OnlineDPO", "PPO")
 not_tested("conversations", "TRL's PPO takes token ids, so the template is applied before it", "PPO")
 
 STOPS = StopSpec(stop=(CLOSE,))
+CUT = StopSpec(stop=(CLOSE,), include_stop_str_in_output=False)
 CALLING = {"data": chats(), "tools": [search]}
 MASKED = TWO_TURNS | TELL["GRPO"]
 
@@ -109,6 +112,21 @@ def test_a_second_turn_that_the_limit_cuts_counts_as_cut_and_one_without_room_en
     assert all(number <= of_turns for number, _ in ends(got))
 
 
+@shows("tools", "GRPO")
+def test_a_stop_that_is_not_to_be_seen_stands_in_no_message_of_a_text(kind, tmp_path):
+    stops = StopSpec(stop=(CLOSE, "i"), include_stop_str_in_output=False)
+    own = {"tokenizer": chat_tokenizer(), **CALLING, "stops": stops, "record_dir": tmp_path}
+
+    def texts(got):
+        """Last messages of rows that the letter ended: after a tool's answer, or at once."""
+        ended_there = ["i" in turns(tokenizer().decode(ids))[-1] for ids in got.ids]
+        return [c[-1] for c, there in zip(got.texts, ended_there, strict=True) if there and "tool_calls" not in c[-1]]
+
+    got = watched("ours", kind, MASKED, until=texts, **own)
+    assert [message["content"] for message in texts(got) if "i" in message["content"]] == []
+    assert not [text for text in Run(tmp_path).completions["completion"] if text.endswith("i")]
+
+
 # --- environments ----------------------------------------------------------------------------------------------------
 
 
@@ -189,6 +207,29 @@ def test_ours_counts_it_as_ended_trains_on_its_own_tokens_and_records_it(kind, t
         assert tokenizer().decode(trained) == (own_text if ended(ids) else "")
 
 
+@shows("rollout", "GRPO")
+def test_rewards_read_the_text_of_a_rollout_without_the_stop_that_is_not_to_be_seen(kind):
+    got = watched("ours", kind, TELL[kind], rollout_func=two_turns, rewards=of_turns, stops=CUT)
+    whole = [tokenizer().decode(ids, skip_special_tokens=True) for ids in got.ids]
+    assert got.texts == [text.removesuffix(CLOSE) for text in whole] != whole
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@shows("rollout", "GRPO")
+def test_rewards_read_the_text_of_a_rollout_with_the_special_token_that_ended_it(kind, kept):
+    own = AutoTokenizer.from_pretrained(resolve_model("search"), padding_side="left")
+    (end,) = own.encode("?")
+    own.add_special_tokens({"additional_special_tokens": ["?"]})
+
+    def asks(prompts, trainer):
+        rows = [own.encode("jade") + [end] * (n % 2) for n in range(len(prompts))]
+        return {"prompt_ids": [own.encode(p) for p in prompts], "completion_ids": rows, "logprobs": None}
+
+    stops = StopSpec(stop_token_ids=(end,), include_stop_str_in_output=kept)
+    got = watched("ours", kind, rollout_func=asks, tokenizer=own, stops=stops)
+    assert got.texts == ["jade", "jade?" if kept else "jade"] * (len(got.texts) // 2)
+
+
 # --- conversations ---------------------------------------------------------------------------------------------------
 
 
@@ -211,4 +252,21 @@ def test_a_message_that_is_parsed_stays_so_with_a_custom_stop(kind, tmp_path):
             assert "<search>" not in message["content"]
             assert ("tool_calls" in message) == call
     texts = [tokenizer().decode(ids, skip_special_tokens=True) for ids in got.ids]
+    assert Run(tmp_path).completions["completion"].tolist() == texts
+
+
+@shows("conversations", "GRPO")
+def test_a_text_that_was_parsed_out_of_what_the_model_wrote_stays_parsed(kind, tmp_path):
+    """As of a model that thinks; any custom stop, a minimum alone too, put the raw text in its place."""
+    own = chat_tokenizer(calls=False)
+    inside = {"open": "<search>", "close_pattern": CLOSE, "content": "text"}
+    own.response_template = {"defaults": {"role": "assistant"}, "start_anchor": "\n", "fields": {"content": inside}}
+    got = watched("ours", kind, tokenizer=own, data=chats(), stops=StopSpec(min_tokens=1), record_dir=tmp_path)
+    parsed = [own.decode(ids).partition(CLOSE)[0].removeprefix("<search>") for ids in got.ids]
+    whole = [CLOSE in own.decode(ids) for ids in got.ids]
+    assert any(whole)
+    assert [message["content"] for (message,), one in zip(got.texts, whole, strict=True) if one] == [
+        text for text, one in zip(parsed, whole, strict=True) if one
+    ]
+    texts = [own.decode(ids, skip_special_tokens=True) for ids in got.ids]
     assert Run(tmp_path).completions["completion"].tolist() == texts

@@ -1,13 +1,15 @@
 """Vision-language models of three families, text only and with images on transformers, stock beside ours."""
 
 import pytest
-from configuration_runs import assert_equal_runs, assert_stops_hold, build, watched
+from configuration_runs import G, assert_equal_runs, assert_stops_hold, build, watched
 from configuration_table import not_tested, note, shows
 from configuration_turns import chats
 from configuration_vision import FAMILIES, load_vision_model, pictures, save_vision_model
 from trl_version import TRL
 
 from workbench.diagnostics.padding_monitor import attach_padding_monitor
+from workbench.runs.run import Run
+from workbench.training.groups import check_groups
 
 pytestmark = pytest.mark.slow
 
@@ -54,6 +56,9 @@ def test_with_images_it_trains_as_stock_does_and_ends_at_stop_strings(kind, seei
     assert_equal_runs(kind, not_images(own), **own)
     if family != "Gemma 3":
         assert_stops_hold(kind, tmp_path, not_images(own), **own)
+        prompts = Run(tmp_path).completions["prompt"]
+        check_groups(prompts.tolist(), G)  # two copies of an image are one prompt
+        assert prompts.nunique() > 1
 
 
 WRONG = {"Qwen2-VL": "`mm_token_type_ids` is missing", "Gemma 3": "0 image tokens but received 1 images"}

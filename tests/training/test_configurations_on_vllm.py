@@ -150,6 +150,17 @@ def test_masking_changes_what_is_learned(kind, on_vllm):
     assert len({learned["None"], learned["token_mask"], learned["sequence_mask"]}) == 3
 
 
+# --- seeds -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", SAMPLED)
+def test_one_seed_samples_the_same_and_another_one_other_completions(kind, on_vllm):
+    """TRL's engine seeds the process alike for every seed."""
+    one, again, other = on_vllm["seeds"][kind]
+    assert one == again and len(set(one)) > 1
+    assert sum(text != unlike for text, unlike in zip(one, other, strict=True)) > len(one) / 2
+
+
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
 

@@ -115,6 +115,42 @@ def test_each_copy_of_a_prompt_gets_a_sample_of_its_own_from_a_servers_shared_re
     assert rows == [[1, 2, 0], [1, 2, 1], [3, 0], [3, 1], [1, 2, 2], [1, 2, 3]]
 
 
+def served(step=0, **options):
+    """Seeds of the requests that a server gets of one generation of three prompts, and the tap."""
+    asked, now = [], lambda: (step, True)
+
+    def post(url, json):
+        asked.append((tuple(json["prompt"][0]), json.get("seed")))
+        return {"choices": [{"finish_reason": "stop"}] * json["n"]}
+
+    def generate(prompts):
+        generation.vllm_client._post("http://x/v1/completions", json={"prompt": prompts, "n": 2})
+        return prompts, [[5] for _ in prompts], [[[-20.0]] for _ in prompts], None
+
+    generation = SimpleNamespace(mode="server", accelerator=SimpleNamespace(is_main_process=True), generate=generate)
+    generation.vllm_client = SimpleNamespace(_post=post)
+    tap = EngineRequests(generation, now, **options)
+    generation.generate([[1, 2], [1, 2], [3]])
+    return sorted(asked, key=str), tap
+
+
+def test_a_server_gets_a_stream_of_the_run_s_seed_for_each_prompt_and_of_generation_seed_where_it_is_given():
+    asked, _ = served(run_seed=1)
+    assert len({seed for _, seed in asked}) == 3 and None not in dict(asked).values()
+    assert served(run_seed=1)[0] == asked
+    assert not {seed for _, seed in served(run_seed=2)[0]} & {seed for _, seed in asked}
+    assert not {seed for _, seed in served(step=1, run_seed=1)[0]} & {seed for _, seed in asked}
+    assert served(run_seed=2, seed=1)[0] == asked
+    generation, engine, _ = tapped(run_seed=1)  # in process the whole process is seeded
+    generation.generate([[1, 2]])
+    assert engine.calls[0][1][0].seed is None
+
+
+def test_a_server_s_log_probs_judge_no_copies():
+    """They may be from before the temperature, and copies of a sharp distribution would look impossible."""
+    assert served()[1].logprobs == []
+
+
 @pytest.mark.parametrize(("images", "hint"), [(None, "send equally many prompts"), (["a cat", None], "trl #6294")])
 def test_an_answer_to_another_prompt_is_refused_with_its_likely_cause(images, hint):
     generation, _, _ = tapped()

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from workbench.errors import ParameterError
@@ -16,6 +17,13 @@ from workbench.training.groups import check_groups, identical_groups
 def test_a_batch_that_is_not_made_of_groups_is_refused_by_group_and_row(prompts, g, message):
     with pytest.raises(ParameterError, match=message):
         check_groups(prompts, g)
+
+
+def test_prompts_and_rows_with_arrays_are_compared():
+    rows = [{"board": np.full((2, 2), n)} for n in (0, 0, 1)]
+    check_groups(rows[:2], 2)
+    with pytest.raises(ParameterError, match="group 0"):
+        check_groups([rows[0], rows[2]], 2)
 
 
 def test_identical_groups_are_named():

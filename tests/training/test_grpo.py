@@ -12,8 +12,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 import trl
+from configuration_runs import tokenizer
 from conftest import HELPERS, ROOT, TRAINS, until, workbench, write_notebook
 
+from workbench.generation.stops import StopSpec
 from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.runs.files import load_metrics, read_json, write_json
 from workbench.runs.run import Run, list_runs
@@ -175,28 +177,39 @@ def test_every_completion_is_recorded_where_a_step_generates_several_times(tmp_p
     assert metrics["stops/clipped_ratio"].tolist() == pytest.approx(cut.tolist())
 
 
-def bare(ends=(), logprobs=()) -> GRPOTrainer:
+def bare(sampled=(), logprobs=()) -> GRPOTrainer:
     """A trainer without model and data, after an engine's generation."""
     trainer = object.__new__(GRPOTrainer)
     trainer.engine = SimpleNamespace(logprobs=logprobs, requests=2, prompt_tokens=12)
     trainer.model, trainer._metrics = SimpleNamespace(training=True), {"train": defaultdict(list)}
-    trainer.num_generations, trainer.temperature, trainer._ends = 2, 1.0, ends
+    trainer.num_generations, trainer.temperature, trainer._sampled_ids = 2, 1.0, sampled
     return trainer
 
 
 def test_copies_far_beyond_chance_are_refused_and_rows_of_several_turns_are_not_judged_by_their_last():
     copies = [[5, 6, 7], [5, 6, 7], [8], [9]]
     with pytest.raises(GroupError, match=r"groups \[0\]: their 2 completions are the same"):
-        bare(["end"] * 4, [[-20.0] * 3, [-20.0] * 3, [-1.0], [-1.0]])._log_groups(copies)
+        bare(copies, [[-20.0] * 3, [-20.0] * 3, [-1.0], [-1.0]])._log_groups(copies)
     last_turn, none = [[-20.0]], []  # of fewer rows; RLOO asks for none
-    for ends, logprobs in (([], last_turn), ([], [[-20.0]] * 4), (["end"] * 4, none)):
-        trainer = bare(ends, logprobs)
+    for sampled, logprobs in (([], last_turn), ([], [[-20.0]] * 4), (copies, none)):
+        trainer = bare(sampled, logprobs)
         trainer._log_groups(copies)
         assert trainer._metrics["train"] == {
             "groups/identical": [0.5],
             "vllm/requests": [2],
             "vllm/prompt_tokens": [12],
         }
+
+
+def test_vllm_is_given_an_eos_that_is_only_in_memory():
+    """It reads those of the model's folder alone, and would sample on."""
+    trainer, own = bare(), tokenizer()
+    trainer.vllm_generation, trainer.use_vllm, trainer._tokenizer = SimpleNamespace(), True, own
+    trainer.args, trainer.max_completion_length = SimpleNamespace(generation_kwargs={"top_k": 5}), 8
+    trainer.model.generation_config = SimpleNamespace(eos_token_id=40)
+    trainer.set_stops(StopSpec())
+    options = trainer.vllm_generation.generation_kwargs
+    assert options == {"top_k": 5, "stop_token_ids": [own.eos_token_id, 40]}
 
 
 def test_rows_without_a_prompt_which_an_environment_owns_are_grouped_as_rows():
@@ -216,7 +229,7 @@ def test_the_signature_is_trls_and_ours_by_keyword(kind):
 
 
 @pytest.mark.slow
-def test_a_training_cut_after_its_last_checkpoint_trains_no_step_more(tmp_path):
+def test_a_training_cut_after_its_last_checkpoint_trains_no_step_more_and_says_so(tmp_path, capsys):
     fields = {"max_steps": 2, "save_steps": 1}
     train(tmp_path, **fields)
     progress = read_json(tmp_path / "progress.json", {})
@@ -224,6 +237,7 @@ def test_a_training_cut_after_its_last_checkpoint_trains_no_step_more(tmp_path):
     write_json(tmp_path / "progress.json", progress | {"finished": False})
     trainer = train(tmp_path, **fields)
     assert trainer.state.global_step == 2
+    assert "trained before, 2 steps; nothing is trained again" in capsys.readouterr().out
     assert Run(tmp_path).metrics["step"].tolist() == [1, 2]
     assert read_json(tmp_path / "progress.json", {})["finished"]
 

@@ -7,7 +7,7 @@ from ppo_parts import needs_ppo, train_ppo
 from trainers import EXACT, RECIPE, WRONG, make
 
 from workbench.diagnostics import padding_monitor
-from workbench.diagnostics.padding_monitor import PaddingMonitor, attach_padding_monitor
+from workbench.diagnostics.padding_monitor import PaddingMonitor, attach_padding_monitor, prompts_of_all_lengths
 from workbench.errors import ParameterError
 from workbench.recipes.recipes import make_recipe
 from workbench.recipes.train import train_grpo
@@ -61,6 +61,15 @@ def test_what_padding_lowers_and_what_it_raises_do_not_cancel(monkeypatch):
     measured = PaddingMonitor(None, [[5], [5, 6]], [[8, 9], [9]]).measure()
     assert measured["padding/max_difference"] == 1
     assert measured["padding/mean_difference"] == pytest.approx(2 / 3)
+
+
+def test_data_that_stream_are_probed_and_a_trainer_that_is_not_scored_is_refused_when_it_is_attached():
+    trainer = make(GRPOTrainer)
+    known = prompts_of_all_lengths(trainer)
+    trainer.train_dataset = trainer.train_dataset.to_iterable_dataset()
+    assert prompts_of_all_lengths(trainer) == known
+    with pytest.raises(ParameterError, match="SimpleNamespace: expected TRL's GRPO, RLOO, OnlineDPO or PPO trainer"):
+        attach_padding_monitor(SimpleNamespace())
 
 
 @pytest.mark.parametrize(

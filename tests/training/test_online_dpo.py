@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
+from configuration_runs import build, config
+from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPOTrainer
 
 from workbench import OnlineDPOTrainer, StopSpec
 from workbench.errors import ParameterError
@@ -66,13 +68,41 @@ def test_an_interrupted_training_goes_on(tmp_path):
     assert Run(tmp_path).metrics["step"].tolist() == [1, 2] and calls == [8, 8]
 
 
+def test_on_a_server_a_prompt_keeps_the_pad_token_that_it_begins_with(monkeypatch):
+    """As with a pad token that is the BOS, which a chat template writes; TRL returns the prompts padded."""
+    trainer = build("ours", "OnlineDPO")
+    pad = trainer._tokenizer.pad_token
+    prompts = [f"{pad}What is jade?", "What is jade?\n"]
+    padded = trainer._tokenizer(prompts, padding=True, padding_side="left")["input_ids"]
+    monkeypatch.setattr(StockOnlineDPOTrainer, "_generate_vllm_server", lambda *_: ([[5]] * 4, 2 * padded))
+    rows, ids = trainer._generate_vllm_server(prompts)
+    assert rows == [[5]] * 4 and ids == 2 * [trainer._tokenizer.encode(prompt) for prompt in prompts]
+
+
+def test_a_config_serves_a_second_trainer():
+    """TRL reads the options of each request from the config."""
+    args = config("OnlineDPO", generation_kwargs={"top_k": 5})
+    trainer = build("ours", "OnlineDPO")
+    own = {"reward_funcs": length_reward(20), "args": args, "train_dataset": trainer.train_dataset}
+    for _ in range(2):
+        made = OnlineDPOTrainer(trainer.model, processing_class=trainer._tokenizer, stops=["the"], **own)
+        made.args.use_vllm, made.vllm_mode = True, "server"
+        made.set_stops(StopSpec(stop=("the",)))
+        assert made.args.generation_kwargs["stop"] == ["the"] and args.generation_kwargs == {"top_k": 5}
+
+
 def test_generation_kwargs_take_the_place_of_trl_s_own_options_on_vllm():
+    from vllm.sampling_params import StructuredOutputsParams
+
+    made = StructuredOutputsParams(regex="a|b")  # by TRL, of the dictionary
     own = {"repetition_penalty": 1.0, "temperature": 0.9, "top_p": 1.0, "top_k": 0, "min_p": None}
     trainer = SimpleNamespace(
         **own,
         args=SimpleNamespace(max_new_tokens=8),
-        generation_config=SimpleNamespace(structured_outputs=None),
+        generation_config=SimpleNamespace(structured_outputs=made),
         stop_rule=SimpleNamespace(spec=StopSpec(stop=(" the",))),
     )
-    params = OnlineDPOTrainer._sampling_params(trainer, {"top_k": 5, "stop": [" the"]})
+    given = {"top_k": 5, "stop": [" the"], "structured_outputs": {"regex": "a|b"}}
+    params = OnlineDPOTrainer._sampling_params(trainer, given)
+    assert params.structured_outputs == made
     assert (params.top_k, params.stop, params.detokenize, params.n) == (5, [" the"], True, 2)

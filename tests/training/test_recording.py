@@ -12,6 +12,7 @@ from tensorboard_files import tensorboard_scalars
 from trainers import OURS, make
 
 from workbench.curves.measured import measured_groups, run_curve
+from workbench.errors import ParameterError
 from workbench.generation.stops import StopSpec
 from workbench.logs.settings import facts_of
 from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
@@ -20,7 +21,7 @@ from workbench.runs.run import Run
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.recording import Recorder, RunRecorder, quiet_libraries
 from workbench.training.rewards import length_reward
-from workbench.training.trl import logged_rows
+from workbench.training.trl import logged_rows, text_of
 
 
 def config(processes: int = 1, output_dir: str = "none") -> SimpleNamespace:
@@ -86,6 +87,24 @@ def test_every_recorded_number_is_in_tensorboard_s_files_too(train, tmp_path):
         } | groups <= set(numbers)
         for name, value in numbers.items():
             assert logged[f"train/{name}"][line["step"]] == pytest.approx(value, rel=1e-6), name
+
+
+def test_a_prompt_of_messages_is_all_of_their_texts_and_an_image_its_kind():
+    """TRL 1.16 logs messages; the last one alone made prompts equal, and the address of an image made them differ."""
+    parts = [{"type": "image", "image": object()}, {"type": "text", "text": "What is it?"}]
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
+    assert text_of(asked) == "Be brief.\n<image>\nWhat is it?"
+    assert text_of([{"role": "assistant", "content": None, "tool_calls": []}]) == ""
+
+
+def test_a_model_s_own_folder_takes_no_record(tmp_path):
+    """Its configs would be written over."""
+    (tmp_path / "config.json").write_text("{}")
+    model = SimpleNamespace(config=SimpleNamespace(_name_or_path=str(tmp_path / ".")))
+    trainer = SimpleNamespace(model=model, accelerator=SimpleNamespace(unwrap_model=lambda model: model))
+    with pytest.raises(ParameterError, match="is the model's own folder"):
+        Recorder(tmp_path).describe_trainer(trainer)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 @pytest.mark.slow

@@ -101,3 +101,12 @@ def test_what_a_function_is_made_with_makes_it_another():
     assert describe_reward(made(("a",))) == describe_reward(made(("a",))) != describe_reward(made(("b",)))
     assert describe_reward(made(["a"])) == describe_reward(made(["b"]))  # may be what it counts its calls in
     assert describe_reward(partial(base, target=1)) != describe_reward(partial(base, target=9))
+
+
+def test_a_function_over_a_name_that_has_no_value_yet_is_described():
+    def reward(completions, **_):
+        return [later] * len(completions)
+
+    assert describe_reward(reward)["code"]
+    later = 1.0
+    assert reward(["a"]) == [1.0]

@@ -408,6 +408,28 @@ def test_bad_options_are_refused_before_anything_starts(kind, fields, options, m
         cls("no/such-model", reward_funcs=length_reward(), args=args)
 
 
+@pytest.mark.parametrize(
+    ("stops", "message"),
+    [
+        (StopSpec(stop=("a",)), r"^stop=\('a',\), min_tokens=0: transformers' continuous batching ends rows"),
+        (StopSpec(min_tokens=8), r"^stop=\(\), min_tokens=8: transformers' continuous batching ends rows"),
+    ],
+)
+@GRPO_AND_RLOO
+def test_what_continuous_batching_cannot_pass_is_refused(kind, stops, message):
+    args = CONFIGS[kind](use_transformers_continuous_batching=True)
+    check_before_compute("no/such-model", args, StopSpec(stop_token_ids=(5,)), None)
+    with pytest.raises(ParameterError, match=message):
+        TRAINERS["workbench", kind]("no/such-model", reward_funcs=length_reward(), args=args, stops=stops)
+
+
+@pytest.mark.parametrize("given", [{"generation_seed": 7}, {"share_generation": True}])
+@GRPO_AND_RLOO
+def test_options_of_requests_to_vllm_are_refused_without_it(kind, given):
+    with pytest.raises(ParameterError, match=r"generation_seed=.*, share_generation=.*: vLLM only"):
+        TRAINERS["workbench", kind]("no/such-model", reward_funcs=length_reward(), args=CONFIGS[kind](), **given)
+
+
 TOKENIZER_CODE = """
 from transformers import PreTrainedTokenizerFast
 

@@ -59,7 +59,7 @@ def mismatch(log: Log) -> Finding:
     """Whether sampler and scorer differ by more than the arithmetic of the dtype explains.
 
     How: a mean difference above 0.05 a token, what bf16 explains. The rule cannot tell from 0.005 on for a model saved in
-    fp32, from 0.02 on in fp16. top_p, top_k and min_p make no sampled token less likely to the sampler.
+    fp32, from 0.02 on in fp16. top_p, top_k, min_p and min_tokens make no sampled token less likely to the sampler.
     Wrong where: experts are routed differently in engine and trainer, which makes larger differences with the same weights.
     """
     difference = _difference(log)
@@ -74,7 +74,8 @@ def mismatch(log: Log) -> Finding:
     mean = float(np.nanmean(difference))
     evidence = {"mean difference of a token's log-prob": mean, "explained": bound, "dtype of the saved model": dtype}
     if _only_more_likely(log, difference):
-        return _apart(log, "truncated-sampling", difference, bound, evidence)
+        cause = "min-tokens" if log.facts.get("min_tokens") else "truncated-sampling"
+        return _apart(log, cause, difference, bound, evidence)
     if mean <= ROUNDING_NATS.get(dtype, bound):
         return absent(f"Sampler and scorer differ by {mean:.2g} a token, which {dtype or 'bf16'} explains.", **evidence)
     if mean <= bound:
@@ -94,6 +95,10 @@ _CAUSES = {
     "truncated-sampling": (
         ", and no token was less likely to the sampler than to the scorer: it samples from a part of the vocabulary only",
         "Set top_p=1, top_k=0 and min_p=None for training: the scorer's log-probs are of the whole vocabulary.",
+    ),
+    "min-tokens": (
+        ", and no token was less likely to the sampler than to the scorer: min_tokens keeps stops from the sampler alone",
+        "Leave min_tokens out and reward length instead, or accept that TRL's correction weighs these completions below 1.",
     ),
     "growing": (", and ever more", "See stale-sampler: the weights do not reach the engine."),
     "positions": (", from the start, as shifted positions do", "See padding-positions."),

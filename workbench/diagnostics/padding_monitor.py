@@ -5,6 +5,7 @@ forward pass on left-padded prompts, which does not. Its PPO passes position ids
 """
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -57,7 +58,11 @@ def _score(trainer: Any, model: Any, prompt: dict, completion: dict, pad_id: int
     if isinstance(trainer, StockPPO):
         logits = ppo_trainer.forward(model, ids, pad_id).logits[:, -width - 1 : -1] / (trainer.args.temperature + 1e-7)
         return ppo_trainer.selective_log_softmax(logits, completion["input_ids"])
-    raise ParameterError(f"{type(trainer).__name__}: expected TRL's GRPO, RLOO, OnlineDPO or PPO trainer, or a child")
+    raise _not_scored(trainer)
+
+
+def _not_scored(trainer: Any) -> ParameterError:
+    return ParameterError(f"{type(trainer).__name__}: expected TRL's GRPO, RLOO, OnlineDPO or PPO trainer, or a child")
 
 
 class PaddingMonitor(LiveCallback):
@@ -102,6 +107,8 @@ def attach_padding_monitor(trainer: Any, *, every: int = 10) -> PaddingMonitor:
 
     It goes before all other callbacks, so that whatever writes logs (files, W&B, TensorBoard) has its numbers.
     """
+    if not isinstance(trainer, (trl.GRPOTrainer, trl.RLOOTrainer, StockOnlineDPO, StockPPO)):
+        raise _not_scored(trainer)
     prompts = prompts_of_all_lengths(trainer)
     completions = [ids[-_COMPLETION_TOKENS:] for ids in reversed(prompts)]  # any text will do: it is scored twice
     monitor = PaddingMonitor(trainer, prompts, completions, every)
@@ -111,14 +118,16 @@ def attach_padding_monitor(trainer: Any, *, every: int = 10) -> PaddingMonitor:
 
 def prompts_of_all_lengths(trainer: Any, rows: int = 64) -> list[list[int]]:
     """Token ids of `_ROWS` of the first prompts, spread over their lengths."""
-    data, tokenizer = trainer.train_dataset, tokenizer_of(trainer)
-    first = data.select(range(min(rows, len(data))))
-    if "input_ids" in first.column_names:  # PPO
-        ids = [list(row) for row in first["input_ids"]]
+    first, tokenizer = (
+        list(islice(trainer.train_dataset, rows)),
+        tokenizer_of(trainer),
+    )  # data that stream have no length
+    if "input_ids" in first[0]:  # PPO
+        ids = [list(row["input_ids"]) for row in first]
     elif isinstance(first[0]["prompt"], str):
-        ids = [tokenizer(text=prompt)["input_ids"] for prompt in first["prompt"]]
+        ids = [tokenizer(text=row["prompt"])["input_ids"] for row in first]
     else:
-        ids = [_chat_ids(trainer.processing_class, tokenizer, prompt) for prompt in first["prompt"]]
+        ids = [_chat_ids(trainer.processing_class, tokenizer, row["prompt"]) for row in first]
     ids = sorted((row for row in ids if row), key=len)
     return [ids[round(n * (len(ids) - 1) / (_ROWS - 1))] for n in range(_ROWS)]
 

@@ -83,7 +83,7 @@ def save_policy(model: Any, tokenizer: Any, folder: Path, new_tokens: Iterable[s
     """Save model, tokenizer and generation config to one folder, so that trainer and sampler agree.
 
     Args:
-        model: its embeddings are enlarged when the tokenizer has more tokens.
+        model: without an adapter (`merge_and_unload()` first); its embeddings grow when the tokenizer has more tokens.
         tokenizer: gets `new_tokens` first, as ordinary (not special) tokens: TRL drops special ones from completions.
         folder: made when missing.
         new_tokens: e.g. `("<search>", "</search>")`.
@@ -124,8 +124,9 @@ def check_before_compute(model: Any, args: Any, stops: StopSpec, tokenizer: Any)
     from transformers import AutoTokenizer
 
     _check_options(args.generation_kwargs or {}, backend_of(args))
-    if stops.stop and getattr(args, "use_transformers_continuous_batching", False):
-        raise ParameterError("stop strings: transformers' continuous batching stops at ids only; use stop_token_ids")
+    if getattr(args, "use_transformers_continuous_batching", False) and (stops.stop or stops.min_tokens):
+        given = f"stop={stops.stop}, min_tokens={stops.min_tokens}"
+        raise ParameterError(f"{given}: transformers' continuous batching ends rows at their first stop id alone")
     if args.use_vllm:
         # No revision: TRL starts vLLM without one, whatever the trainer's model was loaded with.
         path = model if isinstance(model, str) else model.name_or_path

@@ -32,7 +32,8 @@ class StopSpec:
         include_stop_str_in_output: whether the completion's text, as reward functions see it, keeps the string or id that
             ended it (EOS is never kept). Its tokens are always kept. True here, False in vLLM.
         ignore_eos: whether an EOS ends nothing. With no other stop every row runs to the length limit: see `never`.
-        min_tokens: a stop counts only after more than this many tokens.
+        min_tokens: a stop counts only after more than this many tokens. Before that the sampler gives stop ids no
+            probability, and the scorer does: TRL corrects for it on vLLM (`sampling/importance_sampling_ratio/*` fall below 1).
 
     Raises:
         ParameterError: an empty string, a negative id, a duplicate, a negative minimum, or an old name.
@@ -200,11 +201,15 @@ class StopRule:
             End(index=2, stop=None, finish_reason='length')
         """
         for n in range(self.spec.min_tokens + 1, len(ids) + 1):
-            if self.spec.stop and (string := self._string_completed_at(ids, n)) is not None:
-                return End(n, string, "stop")
-            if ids[n - 1] in self._stop_id_set:
-                return End(n, ids[n - 1], "stop")
+            if (stop := self._stop_completed_at(ids, n)) is not None:
+                return End(n, stop, "stop")
         return End(len(ids), None, "length")
+
+    def _stop_completed_at(self, ids: Sequence[int], n: int) -> int | str | None:
+        """The stop that the n-th token of a row completes."""
+        if self.spec.stop and (string := self._string_completed_at(ids, n)) is not None:
+            return string
+        return ids[n - 1] if ids[n - 1] in self._stop_id_set else None
 
     def _string_completed_at(self, ids: Sequence[int], n: int) -> str | None:
         """The stop string that the n-th token of a row completes; of several the one that ends first."""
@@ -226,16 +231,16 @@ class StopRule:
             self._completing[token_id] = completes or not text or "\ufffd" in text
         return self._completing[token_id]
 
-    def is_complete(self, ids: Sequence[int], tokens: int | None = None) -> bool:
-        """Whether a row's last token completes a stop; reads only the tail, so it serves at every sampling step.
+    def last_end(self, ids: Sequence[int], tokens: int | None = None) -> End:
+        """The end of a row whose last token says whether it stopped: of one that is cut, that grows, or of several turns.
 
         Args:
-            ids: T completion ids of a row, or the last of them.
+            ids: T completion ids of a row, or the last of them: only the tail is read, so it serves at every sampling step.
             tokens: of the row, where `ids` are only its last.
         """
-        if not len(ids) or (len(ids) if tokens is None else tokens) <= self.spec.min_tokens:
-            return False
-        return ids[-1] in self._stop_id_set or bool(self.spec.stop and self._string_completed_at(ids, len(ids)))
+        enough = (len(ids) if tokens is None else tokens) > self.spec.min_tokens
+        stop = self._stop_completed_at(ids, len(ids)) if enough else None
+        return End(len(ids), stop, "length" if stop is None else "stop")
 
     def text(self, ids: Sequence[int], end: End) -> str:
         """The completion's text as a reward function should see it, its stop included as `include_stop_str_in_output` says.
@@ -248,9 +253,10 @@ class StopRule:
         shown = [i for i in kept if i not in self._hidden]
         text = self._plain(shown)
         if isinstance(end.stop, str) and not self.spec.include_stop_str_in_output:
-            settled = len(self._plain(shown[:-1]).rstrip("\ufffd"))
-            at = text.find(end.stop, max(0, settled - len(end.stop) + 1))
-            text = text if at < 0 else text[:at]  # below 0 it stands in the text of an EOS, which is not shown
+            whole, settled = self._decode(shown), len(self._decode(shown[:-1]).rstrip("\ufffd"))
+            at = whole.find(end.stop, max(0, settled - len(end.stop) + 1))
+            blank = len(whole) - len(text)  # which the stop may begin with
+            text = text if at < 0 else text[: max(0, at - blank)]  # below 0 it stands in an EOS, which is not shown
         return text
 
     def for_transformers(self, prompt_length: int) -> dict:
@@ -259,7 +265,7 @@ class StopRule:
         Args:
             prompt_length: columns of the prompt in `input_ids`.
         """
-        options = {"eos_token_id": list(self.stop_ids) or None, "pad_token_id": self.tokenizer.pad_token_id}
+        options = {"eos_token_id": list(self.stop_ids) or None, "pad_token_id": 0}  # nobody reads behind an end
         if self.spec.min_tokens:
             options["min_new_tokens"] = self.spec.min_tokens
         if self.spec.stop:
@@ -290,7 +296,7 @@ class StopRule:
         """A stopping criterion: transformers' own `stop_strings` misses strings in partial bytes and special tokens."""
         tokens = input_ids.shape[1] - prompt_length
         rows = input_ids[:, max(prompt_length, input_ids.shape[1] - self._tail) :].tolist()
-        return input_ids.new_tensor([self.is_complete(row, tokens) for row in rows], dtype=bool)
+        return input_ids.new_tensor([self.last_end(row, tokens).finish_reason == "stop" for row in rows], dtype=bool)
 
     def for_vllm(self) -> dict:
         """`SamplingParams` fields, or a completion request's: the same in process and on a server.

@@ -25,8 +25,8 @@ class Log:
         completions: `step, prompt, completion` and, where known, `reward`, `advantage`, `completion_tokens`,
             `finish_reason`; rows in the order of the file. None where there are none.
         facts: settings that are known: `num_generations`, `max_completion_length`, `mask_truncated_completions`,
-            `scale_rewards`, `stop_strings`, `stop_token_ids`, `eos_token_ids`, `pad_token_id`, `tokenizer_ids`,
-            `tokenizer_file`, `model_type`, `dtype`, `trainer`, ...
+            `scale_rewards`, `stop_strings`, `stop_token_ids`, `min_tokens`, `eos_token_ids`, `pad_token_id`,
+            `tokenizer_ids`, `tokenizer_file`, `model_type`, `dtype`, `trainer`, ...
         damage: a sentence for each thing that could not be read.
         notes: a sentence for each thing that was left out on purpose.
         disputed: metrics that a finding contradicts; `metric` no longer gives them.

@@ -17,7 +17,7 @@ PARAMETERS: dict[str, type] = {
     "scale_rewards": str,
     "multi_objective_aggregation": str,
 }
-_TYPES = {"model_type": str, **PARAMETERS}
+_TYPES = {"model_type": str, "min_tokens": int, **PARAMETERS}
 _CONFIGS = ("GRPOConfig", "RLOOConfig")
 _MOST_SCRIPTS, _LONGEST_SCRIPT = 20, 1_000_000  # of a folder; bytes
 _IN_FOLDER = ("recipe.json", "training_args.json", "args.json", "config.yaml", "config.yml", "args.yaml", "args.yml")
@@ -215,6 +215,7 @@ def _of_recipe(recorded: dict) -> dict[str, Any]:
         "trainer": trainer or None,
         "stop_strings": [s for s in items(stops.get("stop", stops.get("strings"))) if isinstance(s, str)],
         "stop_token_ids": _ids(stops.get("stop_token_ids", stops.get("token_ids"))),
+        "min_tokens": stops.get("min_tokens"),
         # The workbench's own trainers pass positions unless told not to; until 0.1 a stock one was recorded as Observed...
         "explicit_positions": overrides.get("explicit_positions", own or None),
         "reward_highest": _highest([f.get("highest") for f in functions], items(overrides.get("reward_weights"))),

@@ -1,8 +1,8 @@
 """TRL 1.12.0's PPOTrainer that stops generating where the `StopSpec` says, learns from reward functions too, and
 records its run.
 
-TRL's `train` is one long method without hooks. It calls two module functions, `batch_generation` and `get_reward`; while it
-runs they are replaced, so everything else is TRL's own code.
+TRL's `train` is one long method without hooks. It calls module functions, of which three are replaced while it runs, so
+everything else is TRL's own code.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 import torch
 from transformers import DataCollatorWithPadding
-from trl.trainer.utils import pad
+from trl.trainer.utils import pad, selective_log_softmax
 
 from ..errors import MissingDependencyError, ParameterError
 from ..generation.preflight import LAST_WITH_PPO
@@ -45,7 +45,8 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
     Against the stock trainer: several stops at once, strings too; reward functions or a reward model; the missing-EOS
     penalty falls on rows that no stop ended, whatever stop is configured (stock looks for EOS alone, trl #3750); the saved
     policy keeps its EOS (stock writes None into its generation config). Rewards and values land at the same index as in a
-    run padded to the limit.
+    run padded to the limit. The old log-probs are of the policy's own logits, so with a minimum of tokens or a repetition
+    penalty the first ratio is 1, too.
 
     Args:
         args, processing_class, model, ...: TRL's. `args.stop_token` and `args.stop_token_id` stay unset.
@@ -189,6 +190,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         self.args.missing_eos_penalty = penalty if legacy else None
         self._original_get_reward = ppo_trainer.get_reward
         own = {"batch_generation": self._batch_generation, "get_reward": self._get_reward}
+        own["selective_log_softmax"] = _log_softmax
         try:
             with mock.patch.multiple(ppo_trainer, **own):
                 yield
@@ -225,9 +227,12 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
             input_ids=torch.masked_fill(queries, ~attention_mask, 0),
             attention_mask=attention_mask,
             return_dict_in_generate=True,
-            output_scores=True,
+            output_logits=True,
         )
-        return output.sequences[:, queries.shape[1] :], torch.stack(output.scores, 1)
+        # Not the scores, in which a minimum of tokens bans stops and a penalty lowers tokens: TRL scores again without them.
+        return output.sequences[:, queries.shape[1] :], torch.stack(output.logits, 1).div_(
+            generation_config.temperature
+        )
 
     def _get_reward(self, model: Any, query_responses: torch.Tensor, pad_token_id: int, context_length: int):
         """TRL's `get_reward`; for the reward, with functions, the missing-stop penalty and the rows recorded."""
@@ -268,6 +273,11 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
             "trl_finish_reason": ["stop" if eos in row else "length" for row in rows],
             "tokens_to_eos": [self._eos_rule.find_end(row).index for row in rows],
         }
+
+
+def _log_softmax(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """TRL's, of logits (B, T, V) and ids (B, T); the pads behind a row's end, which TRL masks then, may lie outside of V."""
+    return selective_log_softmax(logits, ids.clamp(max=logits.shape[-1] - 1))
 
 
 def _functions(reward_model: Any, reward_funcs: Any, reward_weights: Sequence[float] | None) -> RewardFunctions | None:

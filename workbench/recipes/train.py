@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import functools
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -17,7 +19,7 @@ from ..training.grpo import GRPOTrainer, RLOOTrainer
 from ..training.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 from ..training.recording import COMPLETE, Recorder, quiet_libraries
 from ..training.rewards import describe_reward
-from .recipes import Recipe, common_fields, grpo_config, load_prompts, resolve_model, vllm_fields
+from .recipes import STARTERS, Recipe, common_fields, grpo_config, load_prompts, resolve_model, vllm_fields
 
 # What a trainer takes itself; any other option is a field of its TRL config.
 _OWN_OPTIONS = ("stops", "explicit_positions", "generation_seed", "share_generation", "callbacks", "peft_config")
@@ -33,6 +35,9 @@ def training_record(
 ) -> dict:
     """What `recipe.json` says, in one shape for every trainer; two trainings are the same when it is equal.
 
+    Of data, model and reward models that lie on this machine, `contents` has the SHA-256 of the files, so that a file changed
+    in its place makes another training. Every byte is read: a second or two for each GB, once in a process.
+
     Example:
         >>> record = training_record("GRPOTrainer", Recipe(seed=3), reward_funcs="a/model", temperature=0.7)
         >>> record["recipe"]["seed"], record["reward_funcs"][0]["name"], record["overrides"]
@@ -46,7 +51,35 @@ def training_record(
         "stops": dataclasses.asdict(stops or StopSpec()),
         "overrides": options,
     }
+    paths = (recipe.model, recipe.dataset, *(reward for reward in several if isinstance(reward, str)))
+    if contents := {path: found for path in paths if path not in STARTERS and (found := content_hash(path))}:
+        record["contents"] = contents
     return json.loads(json.dumps(jsonable(record), default=_recorded))
+
+
+def content_hash(path: str) -> str | None:
+    """Of a local file, of the files in a model's folder, or of all below another one; None for a name that is no path.
+
+    Example:
+        >>> content_hash("no/such/folder") is None
+        True
+    """
+    if not os.path.exists(path):  # unlike Path's, no error for a name that no file can have
+        return None
+    place, whole = Path(path), hashlib.sha256()
+    below = place.glob("*" if (place / "config.json").is_file() else "**/*") if place.is_dir() else [place]
+    for file in sorted(file for file in below if file.is_file()):
+        name, stat = file.relative_to(place), file.stat()
+        if not any(part.startswith(".") for part in name.parts):  # what the hub and git keep there
+            whole.update(f"{name.as_posix()} {_file_hash(file, stat.st_size, stat.st_mtime_ns)}\n".encode())
+    return whole.hexdigest()[:12]
+
+
+@functools.cache
+def _file_hash(file: Path, size: int, changed: int) -> str:
+    """Read once in a process, as long as the file has this size and this time of its last change."""
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _recorded(value: Any):
@@ -161,6 +194,8 @@ def train_recipe(
         trainer.accelerator.wait_for_everyone()
         if not is_finished(record_dir, record):
             raise
+        if trainer.accelerator.is_main_process:
+            print(f"{record_dir}: trained before, {trainer.state.max_steps} steps; nothing is trained again")
     return trainer
 
 

@@ -286,14 +286,14 @@ def record_execution(run: Run, notebook: Mapping) -> None:
 
 
 def load_run(path: str | os.PathLike) -> Run:
-    """The run in a folder.
+    """The run in a folder: a notebook's, or the `record_dir` of a training.
 
     Raises:
         RunError: no such folder, or a folder that holds no run.
     """
     path = Path(path)
-    if not (path / "params.json").is_file():
-        raise RunError(f"{path}: not a run folder (it has no params.json)")
+    if not any((path / name).is_file() for name in ("params.json", "recipe.json")):
+        raise RunError(f"{path}: not a run folder (it has neither params.json nor recipe.json)")
     return Run(path.resolve())
 
 

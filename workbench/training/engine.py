@@ -126,20 +126,29 @@ def finish_reasons(answer: Any) -> list[str]:
 class EngineRequests:
     """The requests of a trainer while it generates, seeded and shared; other calls of the engine pass unchanged.
 
-    Of the last generation it has the engine's finish reasons and log-probs, and how many prompts and prompt tokens were sent.
+    Of the last generation it has the engine's finish reasons, its log-probs in process, and the prompts and tokens sent.
 
     Args:
         generation: TRL's `VLLMGeneration`, in either mode.
         step: returns the training step and whether it trains, so that a resumed run samples what it would have sampled,
             and an evaluation does not change the training.
-        seed: of the random stream that every completion gets for itself; None leaves randomness to the engine.
+        seed: of the random stream that every completion gets for itself.
         share: send equal prompts as one request with as many samples as they need.
+        run_seed: taken as `seed` on a server, whose own stream is not the training's; None leaves it to the server.
     """
 
     def __init__(
-        self, generation: Any, step: Callable[[], tuple[int, bool]], *, seed: int | None = None, share: bool = False
+        self,
+        generation: Any,
+        step: Callable,
+        *,
+        seed: int | None = None,
+        share: bool = False,
+        run_seed: int | None = None,
     ):
-        self._generation, self._step, self._seed, self._share = generation, step, seed, share
+        self._generation, self._step, self._share = generation, step, share
+        self._asked = share or seed is not None
+        self._seed = run_seed if seed is None and generation.mode == "server" else seed
         self._calls: dict[tuple[int, bool], int] = {}  # of this step: requests of it so far
         self._generating = False
         self.reasons: list[str] = []
@@ -150,7 +159,7 @@ class EngineRequests:
 
     def _generate(self, original: Callable, prompts: Any, *args: Any, **kwargs: Any):
         images = args[0] if args else kwargs.get("images")
-        if images and any(images) and self._generation.mode == "server" and (self._share or self._seed is not None):
+        if images and any(images) and self._generation.mode == "server" and self._asked:
             raise GroupError(
                 "generation_seed and share_generation: TRL asks a server for rows with images by another request, which "
                 "takes neither; leave both out"
@@ -164,7 +173,8 @@ class EngineRequests:
             result = original(prompts, *args, **kwargs)
         finally:
             self._generating = False
-        self.logprobs = [[token[0] for token in row] for row in result[2]] if result[2] is not None else []
+        sampled = result[2] if self._generation.mode == "colocate" else None  # a server's may know no temperature
+        self.logprobs = [[token[0] for token in row] for row in sampled or ()]
         cause = "in server mode every process must send equally many prompts"
         if images and any(images):
             cause = "vLLM expands image tokens that TRL has expanded already (trl #6294): sample with transformers"
@@ -214,14 +224,9 @@ class EngineRequests:
         if not self._generating or not url.endswith("/v1/completions"):
             return original(url, *args, **kwargs)
         body = kwargs["json"]
-        prompts, n = body["prompt"], body["n"]
-        keys = [tuple(p) for p in prompts]
+        keys = [tuple(p) for p in body["prompt"]]
         plan = self._plan(keys, keys)
-        if self._seed is None and not self._share:
-            answer = original(url, **kwargs)
-            self.reasons = finish_reasons(answer)
-            return answer
-        answer = {"choices": self._post_each(original, url, body, plan, n)}
+        answer = {"choices": self._post_each(original, url, body, plan, body["n"])}
         self.reasons = finish_reasons(answer)
         return answer
 

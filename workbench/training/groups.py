@@ -24,13 +24,20 @@ def check_groups(prompts: Sequence, num_generations: int) -> None:
         raise GroupError(f"{len(prompts)} prompts are no multiple of num_generations={num_generations}")
     for start in range(0, len(prompts), num_generations):
         group = prompts[start : start + num_generations]
-        odd = next((n for n, prompt in enumerate(group) if prompt != group[0]), None)
+        odd = next((n for n, prompt in enumerate(group) if not _same(prompt, group[0])), None)
         if odd is not None:
             raise GroupError(
                 f"group {start // num_generations} (rows {start} to {start + num_generations - 1}) holds more than one "
                 f"prompt: row {start} is {shorten(group[0])}, row {start + odd} is {shorten(group[odd])}. The sampler has "
                 f"to repeat each prompt num_generations={num_generations} times in a row"
             )
+
+
+def _same(prompt: object, other: object) -> bool:
+    try:
+        return bool(prompt == other)
+    except (ValueError, RuntimeError):  # of arrays and tensors, such as images
+        return repr(prompt) == repr(other)
 
 
 def identical_groups(completions: Sequence, num_generations: int) -> list[int]:

@@ -21,10 +21,10 @@ from transformers import set_seed
 from ..consistency.ratios import ratio_report
 from ..errors import ParameterError
 from ..generation.preflight import backend_of, check_before_compute
-from ..generation.stops import End, StopRule, StopSpec
+from ..generation.stops import StopRule, StopSpec
 from .engine import EngineRequests, improbable_copies
 from .groups import GroupError, check_groups, identical_groups
-from .rewards import completion_text, validate_all
+from .rewards import validate_all
 from .sync_on_cpu import install_cpu_sync, server_without_nccl
 from .trl import (
     NO_TOKEN,
@@ -54,27 +54,32 @@ def stops_in_generate(rule: StopRule, policy: Any) -> Iterator[list]:
         yield sampled
 
 
-def with_stop_text(rule: StopRule, rows: Sequence, ends: Sequence[End], completions: list) -> list:
-    """B completions, texts or messages, as reward functions should read them: TRL drops special stops from the text."""
-    texts = [rule.text(row, end) for row, end in zip(rows, ends, strict=True)]
+def with_stop_text(rule: StopRule, rows: Sequence, completions: list, own_tokens: Any = None) -> list:
+    """B completions, texts or messages, as reward functions should read them: TRL drops special stops from the text.
+
+    Of several turns it is the last one's stop. What the tokenizer's response template has parsed stays as it is.
+    """
     if isinstance(completions[0], str):
-        return texts
-    # A message with calls or thoughts keeps its content: the text would say them a second time.
-    pairs = zip(completions, texts, strict=True)
-    return [[{**c[0], "content": text}] if _is_plain(c) else c for c, text in pairs]
-
-
-def _is_plain(completion: Any) -> bool:
-    """Whether a completion is a text, or a message that has nothing but a text."""
-    return isinstance(completion, str) or (len(completion) == 1 and completion[0].keys() <= {"role", "content"})
+        return [rule.text(row, rule.last_end(row)) for row in rows]
+    fixed = []
+    for n, (row, messages) in enumerate(zip(rows, completions, strict=True)):
+        turn = list(row)
+        if len(messages) > 1:  # the policy's last one stands behind a tool's answer
+            turn = turn[max((i for i, own in enumerate(own_tokens[n]) if not own), default=-1) + 1 :]
+        if messages[-1].get("content") == rule.tokenizer.decode(turn, skip_special_tokens=True):
+            messages = [*messages[:-1], {**messages[-1], "content": rule.text(turn, rule.last_end(turn))}]
+        fixed.append(messages)
+    return fixed
 
 
 def attach_ours(trainer: Any, record_dir: str | Path | None, explicit_positions: bool) -> None:
-    """What a trainer of ours gets once TRL has built it: the sampler's proof, its recorder, position ids."""
+    """What a trainer of ours gets once TRL has built it: its seed, the sampler's proof, its recorder, position ids."""
     if backend_of(trainer.args) == "vllm":  # to a server it has to be attached by hand
         from ..diagnostics.sampler_probe import attach_sampler_probe  # it looks at trainings; no trainer rests on it
 
         attach_sampler_probe(trainer)
+        # TRL's engine seeds the whole process alike for every `args.seed`; the ranks of one engine have to draw alike.
+        set_seed(trainer.args.seed + trainer.accelerator.process_index // trainer.args.vllm_tensor_parallel_size)
     if record_dir is not None:
         from .recording import attach_recorder
 
@@ -93,8 +98,7 @@ class _Control(_Trainer):
     stop_rule: Any = None  # a `StopRule`
     engine: Any = None  # on vLLM `EngineRequests`
     recorder: Any = None  # a `RunRecorder`
-    _ends: Sequence[End] = ()  # empty where rows had several turns: their last turn decides
-    _sampled_ids: Sequence[list[int]] = ()
+    _sampled_ids: Sequence[list[int]] = ()  # uncut; empty where rows had several turns: their last turn decides
 
     def __init__(
         self,
@@ -111,14 +115,13 @@ class _Control(_Trainer):
         **trl_arguments: Any,
     ):
         spec = StopSpec.of(stops)
-        if share_generation and not (args and args.use_vllm):
-            raise ParameterError("share_generation=True: equal prompts share requests on vLLM only; set use_vllm=True")
+        if (share_generation or generation_seed is not None) and not (args and args.use_vllm):
+            raise ParameterError(f"generation_seed={generation_seed}, share_generation={share_generation}: vLLM only")
         if not explicit_positions:
             check_no_hook([model])
         if args is not None:
             check_before_compute(model, args, spec, processing_class)
-        if args is not None and trl_arguments.get("peft_config") is not None:
-            set_seed(args.seed)  # TRL before 1.15 makes the adapter before it seeds
+            set_seed(args.seed)  # TRL before 1.15 makes an adapter before it seeds
         with server_without_nccl(args):
             super().__init__(
                 model, validate_all(reward_funcs), args, processing_class=processing_class, **trl_arguments
@@ -130,6 +133,7 @@ class _Control(_Trainer):
                 lambda: (self.state.global_step, self.model.training),
                 seed=generation_seed,
                 share=share_generation,
+                run_seed=self.args.seed,
             )
         self.set_stops(spec)
         attach_ours(self, record_dir, explicit_positions)
@@ -138,23 +142,22 @@ class _Control(_Trainer):
         """From the next generation on, end completions at `stops`."""
         self.stop_rule = StopRule(stops, self._tokenizer, self.model.generation_config, self.max_completion_length)
         if self.use_vllm:
-            options = self.stop_rule.for_vllm() if stops.custom else {}
-            self.vllm_generation.generation_kwargs = {**(self.args.generation_kwargs or {}), **options}
+            self.vllm_generation.generation_kwargs = {
+                **(self.args.generation_kwargs or {}),
+                **self.stop_rule.for_vllm(),
+            }
 
     def _generate_single_turn(self, prompt_ids: Any, *rest: Any, **kwargs: Any):
         with self._stop_control() as raw_ids:
             sampled = super()._generate_single_turn(prompt_ids, *rest, **kwargs)
         completion_ids, logprobs = sampled if isinstance(sampled, tuple) else (sampled, None)
         rows = [list(row) for row in (raw_ids[-1].tolist() if raw_ids else completion_ids)]
-        self._ends = [self.stop_rule.find_end(row) for row in rows]
         self._sampled_ids = rows
-        eos = self._tokenizer.eos_token_id
-        pairs = zip(rows, self._ends, strict=True)
-        cut = [EndedRow(row[: end.index], end.finish_reason == "stop", eos) for row, end in pairs]
+        cut = [self._ended(row[: self.stop_rule.find_end(row).index]) for row in rows]
         if not isinstance(sampled, tuple):
             return cut
         if logprobs is not None:
-            logprobs = [row[: end.index] for row, end in zip(logprobs, self._ends, strict=True)]
+            logprobs = [row[: len(kept)] for row, kept in zip(logprobs, cut, strict=True)]
         return cut, logprobs
 
     def _stop_control(self):
@@ -165,12 +168,12 @@ class _Control(_Trainer):
 
     def _tool_call_loop(self, *args: Any, **kwargs: Any):
         mask, completions, completion_ids, *rest = super()._tool_call_loop(*args, **kwargs)
-        self._ends = ()
+        self._sampled_ids = ()
         return mask, completions, [self._ended(ids) for ids in completion_ids], *rest
 
     def _ended(self, ids: Sequence[int]) -> EndedRow:
-        """A row of several turns: its last token says whether it stopped."""
-        return EndedRow(ids, self.stop_rule.is_complete(list(ids)), self._tokenizer.eos_token_id)
+        """A row up to its end: its last token says whether it stopped."""
+        return EndedRow(ids, self.stop_rule.last_end(ids).finish_reason == "stop", self._tokenizer.eos_token_id)
 
     def _generate(self, prompts: list):
         generated = list(super()._generate(prompts))
@@ -179,21 +182,20 @@ class _Control(_Trainer):
         text_index = 2 if len(generated) == 3 else 3  # RLOO returns three values, GRPO eight
         own_tokens = None if text_index == 2 else generated[2]
         rows = [list(ids[:]) for ids in generated[1]]
-        if self._ends and self.stop_rule.spec.custom:
-            generated[text_index] = with_stop_text(self.stop_rule, rows, self._ends, generated[text_index])
+        if self.stop_rule.spec.custom:
+            generated[text_index] = with_stop_text(self.stop_rule, rows, generated[text_index], own_tokens)
         self._log_ends(generated[1], rows, generated[text_index], own_tokens)
         self._log_groups(rows)
         return tuple(generated)
 
     def _log_ends(self, completion_ids: Sequence, rows: list[list[int]], completions: list, own_tokens: Any) -> None:
         """Add each row's end to TRL's completions table, which is gathered over processes."""
-        sampled = [len(ids) for ids in self._sampled_ids] if self._ends else None
         columns = end_columns(
             rows,
             [ids[-1] != NO_TOKEN for ids in completion_ids],
             self._tokenizer,
             completion_tokens=None if own_tokens is None else [sum(mask) for mask in own_tokens],
-            sampled_tokens=sampled,
+            sampled_tokens=[len(ids) for ids in self._sampled_ids] or None,
             engine=self.engine.reasons if self.engine else None,
         )
         columns["completion_text"] = [self._row_text(*row) for row in zip(completions, rows, strict=True)]
@@ -205,9 +207,11 @@ class _Control(_Trainer):
         super()._log_completion_extra(f"{column} (function)" if column in OWN_COLUMNS else column, list(values))
 
     def _row_text(self, completion: Any, ids: list[int]) -> str:
-        """A row's text for the record; of several turns all of it, and calls too, which messages hold apart."""
-        if _is_plain(completion):
-            return completion_text(completion)
+        """A row's text for the record: of messages all of it, calls and thoughts too, which they hold apart."""
+        if isinstance(completion, str):
+            return completion
+        if self.stop_rule.spec.custom:
+            return self.stop_rule.text(ids, self.stop_rule.last_end(ids))
         return self._tokenizer.decode(ids, skip_special_tokens=True)
 
     @property
@@ -239,7 +243,7 @@ class _Control(_Trainer):
         identical = identical_groups(rows, size)
         self._log({"groups/identical": len(identical) * size / len(rows)})
         # RLOO asks for no log-probs, and of several turns there are the last one's only.
-        judged = self._ends and self.engine and len(self.engine.logprobs) == len(rows) and self.temperature > 0
+        judged = self._sampled_ids and self.engine and len(self.engine.logprobs) == len(rows) and self.temperature > 0
         if judged and (copies := improbable_copies(rows, self.engine.logprobs, size)):
             raise GroupError(
                 f"groups {copies[:5]}: their {size} completions are the same, far beyond chance at temperature "
@@ -289,7 +293,8 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
         model, reward_funcs, args, ..., environment_factory: `trl.GRPOTrainer`'s.
         stops: when completions end: a `StopSpec`, or strings and token ids that end a completion in addition to every EOS,
             e.g. `["</answer>", 151645]`. Default every EOS of tokenizer and generation config.
-        generation_seed: on vLLM, gives every completion a random stream of its own; the run then repeats exactly.
+        generation_seed: on vLLM, gives every completion a random stream of its own; the run then repeats exactly. Default:
+            `args.seed`, in process for one stream of all (stock TRL's is the same for every seed), on a server for each.
         share_generation: on vLLM, send equal prompts of a batch as one request.
         explicit_positions: fill in position ids wherever the trainer's forward passes give none. False scores as TRL does,
             with pads counted as text.
@@ -333,7 +338,7 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
         def rollout(prompts: list, trainer: Any):
             output = rollout_func(prompts, trainer)
             rows, pad = [list(map(int, ids)) for ids in output["completion_ids"]], self._tokenizer.pad_token_id
-            self._ends = ()
+            self._sampled_ids = ()
             output["completion_ids"] = [self._ended(ids) if ids else EndedRow([pad], False, pad) for ids in rows]
             if not all(rows):
                 masks = output.get("env_mask") or [[1] * len(ids) for ids in rows]

@@ -1,10 +1,12 @@
 """TRL's OnlineDPOTrainer with the same stop control on each of its back ends, that can record its run."""
 
+import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from trl.data_utils import maybe_apply_chat_template
 from trl.experimental.online_dpo import OnlineDPOConfig
 from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPOTrainer
 from trl.trainer.utils import pad
@@ -73,6 +75,7 @@ class OnlineDPOTrainer(StockOnlineDPOTrainer):
             )
         with server_without_nccl(args):
             super().__init__(**given | {"reward_funcs": validate_all(reward_funcs)})
+        self.args = args = copy.copy(args)  # stops are set in it, and the user's may serve another trainer
         self._rows: list[list[int]] = []
         self._ends: list[End] = []
         if args.use_vllm:
@@ -97,8 +100,8 @@ class OnlineDPOTrainer(StockOnlineDPOTrainer):
         names = ("repetition_penalty", "temperature", "top_p", "top_k", "min_p")
         own = {name: value for name in names if (value := getattr(self, name)) is not None}
         own |= {"n": 2, "max_tokens": self.args.max_new_tokens, "detokenize": bool(self.stop_rule.spec.stop)}
-        own["structured_outputs"] = self.generation_config.structured_outputs
-        return SamplingParams(**own | options)
+        made = {"structured_outputs": self.generation_config.structured_outputs}  # by TRL, of the user's dictionary
+        return SamplingParams(**own | options | made)
 
     def _generate(self, model: Any, prompts: list, images: Any = None):
         # TRL 1.16 returns the images' inputs too.
@@ -116,11 +119,10 @@ class OnlineDPOTrainer(StockOnlineDPOTrainer):
         return self._rows, prompt_ids
 
     def _generate_vllm_server(self, prompts: list, images: Any = None):
-        self._rows, prompt_ids = super()._generate_vllm_server(prompts, images)
+        self._rows, _ = super()._generate_vllm_server(prompts, images)
         # Stock returns the left-padded prompts here and then masks their pads as real tokens.
-        padding = self._tokenizer.pad_token_id
-        unpadded = [ids[next((n for n, i in enumerate(ids) if i != padding), len(ids)) :] for ids in prompt_ids]
-        return self._rows, unpadded
+        texts = [maybe_apply_chat_template({"prompt": prompt}, self.processing_class)["prompt"] for prompt in prompts]
+        return self._rows, 2 * self._tokenizer(texts, add_special_tokens=False)["input_ids"]
 
     def _cut(self, rows: Sequence[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows cut at their ends, as ids and mask `[2B, T]`, padded on the right."""
@@ -151,7 +153,7 @@ class OnlineDPOTrainer(StockOnlineDPOTrainer):
     ):
         kept = [row[: end.index] for row, end in zip(self._rows, self._ends, strict=True)]
         if self.stop_rule.spec.custom:
-            completions = with_stop_text(self.stop_rule, kept, self._ends, completions)
+            completions = with_stop_text(self.stop_rule, kept, completions)
         rewards = super()._calculate_rewards_from_functions(prompts, completions, kept, **reward_kwargs)
         if self._penalty is not None:
             rewards = rewards - self._penalty * ~self._stopped()

@@ -12,7 +12,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from transformers import PrinterCallback, TrainerCallback
 
 from ..consistency.positions import fills_position_ids
-from ..errors import TrainingStopped
+from ..errors import ParameterError, TrainingStopped
 from ..generation.preflight import backend_of
 from ..runs.completions import FILE, forget_after
 from ..runs.files import append_rows, open_lines, read_json, write_json
@@ -44,8 +44,11 @@ class Recorder:
 
     def describe_trainer(self, trainer: Any) -> None:
         """Write `recipe.json` from a trainer's own settings, and the configs of its model."""
-        self.describe(trainer_settings(trainer))
         model = policy_of(trainer)
+        source = model.config._name_or_path
+        if source and Path(source).resolve() == self.record_dir.resolve():
+            raise ParameterError(f"record_dir={source}: is the model's own folder, whose configs it would replace")
+        self.describe(trainer_settings(trainer))
         for name, config in (("config.json", model.config), ("generation_config.json", model.generation_config)):
             write_json(self.record_dir / name, config.to_dict())
 
@@ -192,7 +195,9 @@ def _stops(trainer: Any) -> dict:
         return dataclasses.asdict(rule.spec) | {"stop_token_ids": list(rule.stop_ids)}
     options = getattr(trainer.args, "generation_kwargs", None) or {}
     strings = options.get("stop") or options.get("stop_strings") or []
-    return {"stop": [strings] if isinstance(strings, str) else list(strings), "stop_token_ids": eos_ids(trainer)}
+    strings = [strings] if isinstance(strings, str) else list(strings)
+    least = options.get("min_tokens") or options.get("min_new_tokens") or 0
+    return {"stop": strings, "stop_token_ids": eos_ids(trainer), "min_tokens": least}
 
 
 def attach_recorder(trainer: Any, record_dir: str | Path) -> RunRecorder:

@@ -65,13 +65,11 @@ def describe_reward(reward: Any) -> dict:
         0.0
     """
     unknown: dict = {"arguments": {}, "unit": None, "lowest": None, "highest": None}
-    if isinstance(reward, str):
-        return {"name": reward, **unknown}
     name = getattr(reward, "__name__", None) or getattr(reward, "name_or_path", None) or type(reward).__name__
     if about := getattr(reward, "about", None):
         return {"name": name, **about}
-    if isinstance(reward, torch.nn.Module):
-        return {"name": name, **unknown}
+    if isinstance(reward, str | torch.nn.Module):
+        return {"name": reward if isinstance(reward, str) else name, **unknown}
     return {"name": name, **unknown, "code": hashlib.sha256(_as_text(reward, ()).encode()).hexdigest()[:12]}
 
 
@@ -99,7 +97,7 @@ def _function_as_text(function: types.FunctionType, below: Callable[[Any], str])
     """A function's source and the values it reads; of an installed library's its name alone."""
     if not _is_the_users(function):
         return f"{function.__module__}.{function.__qualname__}"
-    cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
+    cells = tuple(cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType())  # not set yet
     known = {name: function.__globals__.get(name) for name in _names(function.__code__)}
     read = [(name, known[name]) for name in sorted(known) if not isinstance(known[name], types.ModuleType | None)]
     named = tuple((function.__kwdefaults__ or {}).items())

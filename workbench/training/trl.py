@@ -153,9 +153,9 @@ def add_reward_columns(columns: dict[str, list], rewards: dict[str, list]) -> di
 
 
 def text_of(value: Any) -> str:
-    """A text, or the contents of a conversation's messages, a line each."""
-    if isinstance(value, list) and all(isinstance(message, Mapping) for message in value):
-        return "\n".join(str(message.get("content") or "") for message in value)
+    """A text, or the contents of a conversation's messages, a line each; in the place of an image stands its kind."""
+    if isinstance(value, list) and all(isinstance(part, Mapping) for part in value):
+        return "\n".join(text_of(p.get("content", p.get("text", f"<{p.get('type')}>")) or "") for p in value)
     return str(value)
 
 
