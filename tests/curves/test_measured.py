@@ -81,6 +81,8 @@ def test_groups_are_the_seeds_of_one_recipe_and_a_repeated_seed_counts_once(tmp_
         "stock, lr 0.0001": 1,
     }
     assert left_out == [f"{runs[2].path}: has the seed of an earlier one; it counts in the place of that training"]
+    (runs[2].path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(-9.0)))
+    assert measured_groups(runs)[0]["lr 0.0001"][1].y.tolist() == [-9.0]
 
 
 def test_runs_of_other_parameters_are_no_seeds_of_one_experiment(tmp_path):
