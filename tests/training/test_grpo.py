@@ -183,6 +183,7 @@ def bare(sampled=(), logprobs=()) -> GRPOTrainer:
     trainer.engine = SimpleNamespace(logprobs=logprobs, requests=2, prompt_tokens=12)
     trainer.model, trainer._metrics = SimpleNamespace(training=True), {"train": defaultdict(list)}
     trainer.num_generations, trainer.temperature, trainer._sampled_ids = 2, 1.0, sampled
+    trainer.args = SimpleNamespace(generation_kwargs=None)
     return trainer
 
 
@@ -199,6 +200,13 @@ def test_copies_far_beyond_chance_are_refused_and_rows_of_several_turns_are_not_
             "vllm/requests": [2],
             "vllm/prompt_tokens": [12],
         }
+
+
+def test_copies_of_a_greedy_sampler_are_no_fault():
+    trainer = bare([[5, 6, 7]] * 2, [[-20.0] * 3] * 2)
+    trainer.args.generation_kwargs = {"temperature": 0.0}
+    trainer._log_groups([[5, 6, 7]] * 2)
+    assert trainer._metrics["train"]["groups/identical"] == [1.0]
 
 
 def test_vllm_is_given_an_eos_that_is_only_in_memory():

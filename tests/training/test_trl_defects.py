@@ -396,6 +396,7 @@ SERVER = {"use_vllm": True, "vllm_mode": "server"}
         (VLLM, {"max_new_tokens": 5}, "did you mean 'max_tokens'"),
         (VLLM, {"skip_special_token": False}, "did you mean 'skip_special_tokens'"),
         (SERVER, {"frequency_penlty": 0.1}, "did you mean 'frequency_penalty'"),
+        (VLLM, {"logprobs": 2}, "'logprobs': TRL takes the first"),
     ],
 )
 @pytest.mark.parametrize("kind", CONFIGS)

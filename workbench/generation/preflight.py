@@ -103,12 +103,14 @@ def save_policy(model: Any, tokenizer: Any, folder: Path, new_tokens: Iterable[s
 
 
 def _check_options(options: Mapping, backend: str) -> None:
-    """Raise for stops and seeds among `generation_kwargs`: masks, metrics and rewards would not obey them."""
+    """Raise for stops, seeds and log-probs among `generation_kwargs`: masks, metrics and rewards would not obey them."""
     if "seed" in options:
         raise ParameterError(
             "generation_kwargs 'seed': vLLM would give all copies of a prompt the same completion, hence zero advantage; "
             "give generation_seed=... to the trainer, which seeds each completion for itself"
         )
+    if "logprobs" in options:
+        raise ParameterError("generation_kwargs 'logprobs': TRL takes the first for the sampled token's; leave it out")
     if given := [name for name in options if name in _STOP_OPTIONS]:
         raise ParameterError(
             f"generation_kwargs {given[0]!r}: give stops as stops=StopSpec(...), so that masks and rewards obey them too"

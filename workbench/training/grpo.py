@@ -142,10 +142,7 @@ class _Control(_Trainer):
         """From the next generation on, end completions at `stops`."""
         self.stop_rule = StopRule(stops, self._tokenizer, self.model.generation_config, self.max_completion_length)
         if self.use_vllm:
-            self.vllm_generation.generation_kwargs = {
-                **(self.args.generation_kwargs or {}),
-                **self.stop_rule.for_vllm(),
-            }
+            self.vllm_generation.generation_kwargs = (self.args.generation_kwargs or {}) | self.stop_rule.for_vllm()
 
     def _generate_single_turn(self, prompt_ids: Any, *rest: Any, **kwargs: Any):
         with self._stop_control() as raw_ids:
@@ -243,11 +240,12 @@ class _Control(_Trainer):
         identical = identical_groups(rows, size)
         self._log({"groups/identical": len(identical) * size / len(rows)})
         # RLOO asks for no log-probs, and of several turns there are the last one's only.
-        judged = self._sampled_ids and self.engine and len(self.engine.logprobs) == len(rows) and self.temperature > 0
+        hot = (self.args.generation_kwargs or {}).get("temperature", self.temperature)
+        judged = self._sampled_ids and self.engine and len(self.engine.logprobs) == len(rows) and hot > 0
         if judged and (copies := improbable_copies(rows, self.engine.logprobs, size)):
             raise GroupError(
-                f"groups {copies[:5]}: their {size} completions are the same, far beyond chance at temperature "
-                f"{self.temperature}. The engine gave every copy the same random stream; give generation_seed=... to the "
+                f"groups {copies[:5]}: their {size} completions are the same, far beyond chance at temperature {hot}. "
+                "The engine gave every copy the same random stream; give generation_seed=... to the "
                 "trainer, which seeds each completion for itself"
             )
 
