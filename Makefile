@@ -11,13 +11,12 @@ install: .venv/installed
 .venv/installed: pyproject.toml $(addprefix requirements/,install.sh pins.txt constraints.txt overrides.txt ppo.txt)
 	@requirements/install.sh
 
-# Two groups run at the same time and take about as long. 06 reads what they left.
-QUIET := 04_% 09_% 10_%
+# Two groups run at the same time and take about as long. 06 reads what 05 left, which is there long before.
+SECOND := 04_% 09_% 10_%
 report: .venv/installed
-	@status=0; $(PY) -m workbench run -q $(filter $(QUIET),$(NOTEBOOKS)) & quiet=$$!; \
-	$(PY) -m workbench run $(filter-out 06_% $(QUIET),$(NOTEBOOKS)) || status=$$?; \
-	wait $$quiet || status=$$?; \
-	$(PY) -m workbench run $(filter 06_%,$(NOTEBOOKS)) || status=$$?; \
+	@status=0; $(PY) -m workbench run -q $(filter $(SECOND),$(NOTEBOOKS)) $(filter 06_%,$(NOTEBOOKS)) & second=$$!; \
+	$(PY) -m workbench run $(filter 05_%,$(NOTEBOOKS)) $(filter-out 05_% 06_% $(SECOND),$(NOTEBOOKS)) || status=$$?; \
+	wait $$second || status=$$?; \
 	$(PY) -m workbench report && $(PY) -m workbench status && exit $$status
 
 # To run before a commit. workbench/ is there because the examples in its docstrings are tests too.
