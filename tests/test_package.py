@@ -124,7 +124,7 @@ def lines_of(*folders: str) -> int:
 
 
 def test_the_core_is_read_in_an_evening():
-    assert lines_of("generation", "consistency", "training") <= 3100
+    assert lines_of("generation", "consistency", "training") <= 3110
 
 
 CORE_FOLDERS = ("generation", "consistency", "training", "recipes")
@@ -174,9 +174,9 @@ MOST_LINES = {
     "workbench/toys": 650,
     "workbench/training": 1810,
     "workbench/widgets": 810,
-    "workbench": 20560,
+    "workbench": 20570,
     "benchmarks": 4980,
-    "tests": 25830,
+    "tests": 25850,
 }
 
 

@@ -128,8 +128,8 @@ class Watch(LiveCallback):
                 "prompt_ids": prompt_ids,
                 "completion_ids": completion_ids,
             }
-            sampled = getattr(trainer, "_sampled_ids", [])  # of the workbench's trainers: with what follows the end
-            if len(sampled) == len(completion_ids) and getattr(trainer, "_ends", []):
+            sampled = getattr(trainer, "_sampled_ids", ())  # of the workbench's trainers: with what follows the end
+            if len(sampled) == len(completion_ids):
                 rows["sampled_ids"] = sampled
             self._token_rows.append((step, rows | _logprobs(scored, [len(ids) for ids in completion_ids])))
 

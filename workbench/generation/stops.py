@@ -265,7 +265,7 @@ class StopRule:
         Args:
             prompt_length: columns of the prompt in `input_ids`.
         """
-        options = {"eos_token_id": list(self.stop_ids) or None, "pad_token_id": 0}  # nobody reads behind an end
+        options = {"eos_token_id": list(self.stop_ids) or None, "pad_token_id": self.tokenizer.pad_token_id}
         if self.spec.min_tokens:
             options["min_new_tokens"] = self.spec.min_tokens
         if self.spec.stop:
@@ -282,6 +282,8 @@ class StopRule:
             **inputs: `input_ids` and further arguments; those that a generation config has go there.
         """
         options = self.for_transformers(inputs["input_ids"].shape[1])
+        if (options["pad_token_id"] or 0) >= model.get_input_embeddings().num_embeddings:
+            options["pad_token_id"] = 0  # behind an end any token of the table does
         criteria = options.pop("stopping_criteria", None)
         config = copy.deepcopy(generation_config)
         config.update(**options, **{name: inputs.pop(name) for name in list(inputs) if hasattr(config, name)})
