@@ -12,15 +12,17 @@ from pathlib import Path
 import torch
 import torch.distributed
 from configuration_runs import BATCH, LIMIT, STEPS, STOP, TELL, G, has_every_end, reward, watched
+from ppo_parts import train_ppo
 from samples import until_seen
 
 from workbench.generation.stops import StopSpec
-from workbench.recipes.ppo import train_ppo
 from workbench.recipes.recipes import make_recipe
 from workbench.recipes.train import train_grpo, train_online_dpo, train_rloo
 from workbench.training.recording import quiet_libraries
 
-TRAIN = {"GRPO": train_grpo, "RLOO": train_rloo, "OnlineDPO": train_online_dpo, "PPO": train_ppo}
+TRAIN = {"GRPO": train_grpo, "RLOO": train_rloo, "OnlineDPO": train_online_dpo} | (
+    {"PPO": train_ppo} if train_ppo else {}
+)
 
 
 def beside_stock(kind: str) -> dict:
@@ -75,7 +77,7 @@ def main(folder: str) -> None:
     torch.set_num_threads(1)
     quiet_libraries()
     result = {kind: beside_stock(kind) | recorded(kind, Path(folder) / kind) for kind in TRAIN}
-    (Path(folder) / f"rank-{result['PPO']['rank']}.json").write_text(json.dumps(result))
+    (Path(folder) / f"rank-{result['GRPO']['rank']}.json").write_text(json.dumps(result))
     torch.distributed.destroy_process_group()
 
 
