@@ -130,7 +130,7 @@ class Watch(LiveCallback):
             }
             sampled = getattr(trainer, "_sampled_ids", ())  # of the workbench's trainers: with what follows the end
             if len(sampled) == len(completion_ids):
-                rows["sampled_ids"] = sampled
+                rows["sampled_ids"] = list(sampled)
             self._token_rows.append((step, rows | _logprobs(scored, [len(ids) for ids in completion_ids])))
 
     def _end_columns(self, rows: list[list[int]], own: Sequence | None) -> dict[str, list]:

@@ -240,7 +240,7 @@ class _Control(_Trainer):
         identical = identical_groups(rows, size)
         self._log({"groups/identical": len(identical) * size / len(rows)})
         # RLOO asks for no log-probs, and of several turns there are the last one's only.
-        hot = (self.args.generation_kwargs or {}).get("temperature", self.temperature)
+        hot: Any = (self.args.generation_kwargs or {}).get("temperature", self.temperature)
         judged = self._sampled_ids and self.engine and len(self.engine.logprobs) == len(rows) and hot > 0
         if judged and (copies := improbable_copies(rows, self.engine.logprobs, size)):
             raise GroupError(
