@@ -118,10 +118,8 @@ def attach_padding_monitor(trainer: Any, *, every: int = 10) -> PaddingMonitor:
 
 def prompts_of_all_lengths(trainer: Any, rows: int = 64) -> list[list[int]]:
     """Token ids of `_ROWS` of the first prompts, spread over their lengths."""
-    first, tokenizer = (
-        list(islice(trainer.train_dataset, rows)),
-        tokenizer_of(trainer),
-    )  # data that stream have no length
+    first = list(islice(trainer.train_dataset, rows))  # data that stream have no length
+    tokenizer = tokenizer_of(trainer)
     if "input_ids" in first[0]:  # PPO
         ids = [list(row["input_ids"]) for row in first]
     elif isinstance(first[0]["prompt"], str):
