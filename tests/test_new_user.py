@@ -19,7 +19,11 @@ from unittest import mock
 import pytest
 from conftest import ROOT, TRAINS, need, until, workbench, write_notebook, write_run
 
+from workbench import __version__, cli
 from workbench.errors import MissingDependencyError, ParameterError
+from workbench.generation.stops import StopSpec
+from workbench.recipes.recipes import make_recipe, resolve_model
+from workbench.runs.run import list_runs
 
 EXAMPLE = "05_grpo_docs_example"
 PAGE = ROOT / "docs" / "what_happens.md"
@@ -55,19 +59,26 @@ def row(tried: str, happens: str, slow: bool = False) -> Callable:
     return add
 
 
-def refused(folder: Path, *arguments, says: str, env=None) -> None:
+def refused(folder: Path, *arguments, says: str, env=None) -> str:
+    """Its stderr: one line, and no folder is made."""
     code, out, err = answer(*arguments, "--runs-dir", folder / "runs", env=env)
     assert (code, out) == (2, "")
     assert err.startswith("workbench: ")
     assert err.count("\n") == 1
     assert re.search(says, err), err
     assert not (folder / "runs").exists()
+    return err
+
+
+def ended(code: int, folder: Path, *arguments, env=None) -> str:
+    """What `workbench ...` prints on both streams, with runs in `folder`, where it ends with this code."""
+    found, out, err = answer(*arguments, "--runs-dir", folder / "runs", env=env)
+    assert found == code and "Traceback" not in err, out + err
+    return out + err
 
 
 def answer(*arguments, env=None) -> tuple[int, str, str]:
-    """`workbench ...` in this process, which for a refusal is as good as a process of its own and starts sooner."""
-    from workbench import cli
-
+    """`workbench ...` in this process, which starts sooner than one of its own: exit code, stdout, stderr."""
     out, err = io.StringIO(), io.StringIO()
     with mock.patch.dict(os.environ, env or {}), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -78,8 +89,6 @@ def answer(*arguments, env=None) -> tuple[int, str, str]:
 
 
 def only_run(folder: Path):
-    from workbench.runs.run import list_runs
-
     (run,) = list_runs(folder / "runs")
     return run
 
@@ -145,30 +154,19 @@ for tried, happens, arguments, says in REFUSED:
 @row("`-p model=hf_…`, an access token in a parameter", "refused without repeating it: it would be in every report")
 def token(folder):
     secret = "hf_" + "aB3dE5" * 6
-    refused(folder, "run", EXAMPLE, "-p", f"model={secret}", says="looks like an? .*environment")
-    assert secret not in workbench("run", EXAMPLE, "-p", f"model={secret}", "--runs-dir", folder / "runs").stderr
+    assert secret not in refused(folder, "run", EXAMPLE, "-p", f"model={secret}", says="looks like an? .*environment")
 
 
-@row(
-    "`-p model=Qwen/Qwen2-0.5B-Instruct -p backend=vllm --dry-run`",
-    "the plan: run folder, all parameters, GPUs, and a hint that `dataset` is still the starter's",
-)
+ANOTHER = "`-p model=Qwen/Qwen2-0.5B-Instruct -p backend=vllm --dry-run`"
+
+
+@row(ANOTHER, "the plan: run folder, all parameters, GPUs, and a hint that `dataset` is still the starter's")
 def plan_of_another_model(folder):
     model = "Qwen/Qwen2-0.5B-Instruct"
-    arguments = [
-        "run",
-        EXAMPLE,
-        "-p",
-        f"model={model}",
-        "-p",
-        "backend=vllm",
-        "--dry-run",
-        "--runs-dir",
-        folder / "runs",
+    plan = ["run", EXAMPLE, "-p", f"model={model}", "-p", "backend=vllm", "--dry-run"]
+    lines = [
+        " ".join(line.split()) for line in ended(0, folder, *plan, env={"CUDA_VISIBLE_DEVICES": "0,1"}).splitlines()
     ]
-    process = workbench(*arguments, env={"CUDA_VISIBLE_DEVICES": "0,1"})
-    assert process.returncode == 0, process.stderr
-    lines = [" ".join(line.split()) for line in process.stdout.splitlines()]
     assert lines[:2] == [f"run {EXAMPLE}", f"folder {folder / 'runs' / EXAMPLE / 'TIME'}"]
     assert lines[2].startswith(f"parameters seed=0, model='{model}', dataset='starter', backend='vllm', steps=0, ")
     assert lines[3].startswith("0 means steps: the recipe's own (starter 80, documented 2500); learning_rate: ")
@@ -177,63 +175,53 @@ def plan_of_another_model(folder):
     assert not (folder / "runs").exists()
 
 
+WITHOUT_SLURM = {"PATH": str(Path(sys.executable).parent)}
+
+
 @row("`--executor slurm` on a laptop", "refused: no sbatch here; what to do instead")
 def slurm_on_a_laptop(folder):
-    env = {"PATH": str(Path(sys.executable).parent)}
     says = "--executor slurm: no sbatch and srun on PATH; start it on a Slurm login node$"
-    refused(folder, "run", EXAMPLE, "--executor", "slurm", env=env, says=says)
+    refused(folder, "run", EXAMPLE, "--executor", "slurm", env=WITHOUT_SLURM, says=says)
 
 
 @row("the same with `--dry-run`", "the plan and the sbatch script; a line on stderr says what was not checked")
 def slurm_dry_run_on_a_laptop(folder):
-    arguments = ["run", EXAMPLE, "--executor", "slurm", "--dry-run", "--runs-dir", folder / "runs"]
-    process = workbench(*arguments, env={"PATH": str(Path(sys.executable).parent)})
-    assert process.returncode == 0
-    assert process.stdout.startswith(f"run    {EXAMPLE}\n       folder ")
-    assert "\n       GPUs        none for each run, from Slurm\n#!/bin/bash\n" in process.stdout
-    assert process.stderr.startswith("not checked: --executor slurm: no sbatch and srun on PATH; ")
+    said = ended(0, folder, "run", EXAMPLE, "--executor", "slurm", "--dry-run", env=WITHOUT_SLURM)
+    assert said.startswith(f"run    {EXAMPLE}\n       folder ")
+    assert "\n       GPUs        none for each run, from Slurm\n#!/bin/bash\n" in said
+    assert "\nnot checked: --executor slurm: no sbatch and srun on PATH; " in said
     assert not (folder / "runs").exists()
 
 
 @row("`--mem 64G --time 4:00:00`, as sbatch takes them", "`--mem=64G` and 240 minutes in the sbatch script")
 def sbatch_forms(folder):
-    arguments = ["--executor", "slurm", "--mem", "64G", "--time", "4:00:00", "--dry-run", "--runs-dir", folder / "runs"]
-    process = workbench("run", EXAMPLE, *arguments, env={"PATH": str(Path(sys.executable).parent)})
-    assert process.returncode == 0, process.stderr
-    assert {"#SBATCH --mem=64G", "#SBATCH --time=240"} <= set(process.stdout.splitlines())
+    options = ["--executor", "slurm", "--mem", "64G", "--time", "4:00:00", "--dry-run"]
+    script = ended(0, folder, "run", EXAMPLE, *options, env=WITHOUT_SLURM)
+    assert {"#SBATCH --mem=64G", "#SBATCH --time=240"} <= set(script.splitlines())
 
 
 @row("a batch that groups do not fill: `num_generations=8`, batch 12", "ParameterError that names both numbers")
 def unfilled_groups(folder):
-    from workbench.recipes.recipes import make_recipe
-
     with pytest.raises(ParameterError, match=r"12.*num_generations|num_generations.*12"):
         make_recipe("starter", num_generations=8, per_device_train_batch_size=12)
 
 
 @row('`StopSpec(strings=("</search>",))`, the old name', "ParameterError: it is called `stop`, as in vLLM")
 def old_name_of_a_stop(folder):
-    from workbench.generation.stops import StopSpec
-
     with pytest.raises(ParameterError, match="strings: is called stop, as in vLLM"):
         StopSpec(strings=("</search>",))
 
 
-@row(
-    "`StopSpec(stop_token_ids='</s>')`, a string for ids",
-    "ParameterError: ids are integers; a string goes to `stop`",
-)
+@row("`StopSpec(stop_token_ids='</s>')`, a string for ids", "ParameterError: ids are integers; a string goes to `stop`")
 def string_for_ids(folder):
-    from workbench.generation.stops import StopSpec
-
     with pytest.raises(ParameterError, match="expected token ids from 0; strings go to stop="):
         StopSpec(stop_token_ids="</s>")
 
 
-@row(
-    "`backend=vllm` where vLLM is not installed",
-    "MissingDependencyError, before training: use transformers or install it",
-)
+NO_VLLM = "`backend=vllm` where vLLM is not installed"
+
+
+@row(NO_VLLM, "MissingDependencyError, before training: use transformers or install it", slow=True)
 def without_vllm(folder):
     hide = "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: None if n == 'vllm' else f(n, *a)"
     code = f"{hide}\nfrom workbench.recipes.recipes import *\ngrpo_config(make_recipe(backend='vllm'), 'x')"
@@ -253,9 +241,8 @@ def report_without_runs(folder):
 def copy_over_own_notebooks(folder):
     own = write_notebook(folder / "notebooks" / "00_start_here.ipynb")
     text = own.read_text()
-    process = workbench("notebooks", own.parent)
-    assert (process.returncode, process.stdout) == (2, "")
-    assert re.search("00_start_here.ipynb there already; move them away", process.stderr)
+    code, out, err = answer("notebooks", own.parent)
+    assert (code, out) == (2, "") and "00_start_here.ipynb there already; move them away" in err
     assert [p.name for p in own.parent.iterdir()] == [own.name]
     assert own.read_text() == text
 
@@ -263,77 +250,66 @@ def copy_over_own_notebooks(folder):
 @row("`workbench logs 2025`, a run that is not there", "refused: not found, and the newest there are")
 def unknown_run(folder):
     write_run(folder / "runs", "2026-1")
-    process = workbench("logs", "2025", "--runs-dir", folder / "runs")
-    assert process.returncode == 2
-    assert f"run '2025': not found; the newest are {EXAMPLE}/2026-1" in process.stderr
+    assert f"run '2025': not found; the newest are {EXAMPLE}/2026-1" in ended(2, folder, "logs", "2025")
 
 
-@row(
-    "`workbench logs RUN` where runs of two notebooks have this id", "refused: write NOTEBOOK/RUN; new runs share no id"
-)
+SAME_ID = "`workbench logs RUN` where runs of two notebooks have this id"
+
+
+@row(SAME_ID, "refused: write NOTEBOOK/RUN; new runs share no id")
 def run_of_two_notebooks(folder):
     for notebook in ("a", "b"):
         write_run(folder / "runs", "2026-1", notebook=notebook)
-    process = workbench("logs", "2026-1", "--runs-dir", folder / "runs")
-    assert process.returncode == 2
-    assert process.stderr.endswith("there are several: a/2026-1, b/2026-1; write NOTEBOOK/RUN\n")
+    said = ended(2, folder, "logs", "2026-1")
+    assert said.endswith("there are several: a/2026-1, b/2026-1; write NOTEBOOK/RUN\n")
 
 
 @row("`workbench status 05_grpo_docs_example`", "a line for each run of this notebook")
 def status_of_a_notebook(folder):
     for notebook, run in ((EXAMPLE, "2026-1"), (EXAMPLE, "2026-2"), ("other", "2026-3")):
         write_run(folder / "runs", run, notebook=notebook)
-    process = workbench("status", EXAMPLE, "--runs-dir", folder / "runs")
-    assert process.returncode == 0, process.stderr
     tally = "2 of 2 runs are done and no check failed"
-    assert process.stdout.splitlines() == [f"{EXAMPLE} 2026-1: done", f"{EXAMPLE} 2026-2: done", tally]
+    lines = [f"{EXAMPLE} 2026-1: done", f"{EXAMPLE} 2026-2: done", tally]
+    assert ended(0, folder, "status", EXAMPLE).splitlines() == lines
 
 
 @row("`workbench cancel` of a run that has ended", "refused: is done; only a queued or running run can be cancelled")
 def cancel_what_has_ended(folder):
     write_run(folder / "runs", "2026-1")
-    process = workbench("cancel", "2026-1", "--runs-dir", folder / "runs")
-    assert process.returncode == 2
-    assert "is done; only a queued or running run can be cancelled" in process.stderr
+    assert "is done; only a queued or running run can be cancelled" in ended(2, folder, "cancel", "2026-1")
 
 
 @row("`--runs-dir` names a file", "one line with the system's word and the path, exit code 1")
 def runs_dir_is_a_file(folder):
-    (folder / "file").touch()
-    notebook = write_notebook(folder / "hand_made.ipynb")
-    process = workbench("run", notebook, "--runs-dir", folder / "file")
-    assert process.returncode == 1
-    assert process.stderr.startswith("workbench: [Errno 20] Not a directory")
-    assert "Traceback" not in process.stderr
+    (folder / "runs").touch()
+    said = ended(1, folder, "run", write_notebook(folder / "hand_made.ipynb"))
+    assert said.startswith("workbench: [Errno 20] Not a directory")
 
 
-@row(
-    "a `status.json` damaged by hand",
-    "a row that names the file and says to repair or remove it; other runs are shown; exit code 1",
-)
+DAMAGED = "a row that names the file and says to repair or remove it; other runs are shown; exit code 1"
+
+
+@row("a `status.json` damaged by hand", DAMAGED)
 def damaged_file(folder):
     run, _ = write_run(folder / "runs", "2026-1"), write_run(folder / "runs", "2026-2")
     (run.path / "status.json").write_text("{")
-    process = workbench("status", "--runs-dir", folder / "runs")
-    assert process.returncode == 1
-    assert "status.json: not JSON" in process.stdout and "repair or remove the file" in process.stdout
-    assert "2026-2: done" in process.stdout
+    said = ended(1, folder, "status")
+    assert "status.json: not JSON" in said and "repair or remove the file" in said
+    assert "2026-2: done" in said
 
 
 @row("a run folder copied to another machine and reported there", "works: all that a report needs is in the folder")
 def copied_folder(folder):
     run = write_run(folder / "runs", "2026-1", result={"headline": None, "checks": {"holds": True}, "numbers": {}})
     shutil.move(run.path, folder / "elsewhere")
-    process = workbench("report", folder / "elsewhere", "--out", folder / "reports")
-    assert process.returncode == 0, process.stderr
+    assert answer("report", folder / "elsewhere", "--out", folder / "reports")[0] == 0
     assert "holds" in (folder / "elsewhere" / "report.html").read_text()
 
 
-@row(
-    "the disk fills up while a notebook runs",
-    "one line: free space, then go on; what was written stays, `--resume` works",
-    slow=True,
-)
+FREE_SPACE = "one line: free space, then go on; what was written stays, `--resume` works"
+
+
+@row("the disk fills up while a notebook runs", FREE_SPACE, slow=True)
 def full_disk(folder):
     disk = folder / "disk"
     disk.mkdir()
@@ -366,8 +342,9 @@ def full_disk(folder):
 @row("a notebook of another language", "refused: the kernel is of R; only Python notebooks run here")
 def another_language(folder):
     notebook = write_notebook(folder / "mine.ipynb")
-    notebook.write_text(notebook.read_text().replace('"python"', '"R"'))
-    refused(folder, "run", notebook, says="the kernel python3 is of R; only Python notebooks run here")
+    for name in ("python3", "ir"):  # one that is installed, one that is not
+        notebook.write_text(notebook.read_text().replace('"python"', '"R"').replace('"python3"', f'"{name}"'))
+        refused(folder, "run", notebook, says=f"the kernel {name} is of R; only Python notebooks run here")
 
 
 @row("a cell raises", "state failed with cell and error; exit code 1; the report shows the traceback", slow=True)
@@ -379,11 +356,10 @@ def cell_raises(folder):
     assert "KeyError" in (only_run(folder).path / "report.html").read_text()
 
 
-@row(
-    "the kernel is killed, as by the kernel's memory killer",
-    "state interrupted: the kernel died; papermill says completed",
-    slow=True,
-)
+KILLED = "the kernel is killed, as by the kernel's memory killer"
+
+
+@row(KILLED, "state interrupted: the kernel died; papermill says completed", slow=True)
 def killed_kernel(folder):
     notebook = write_notebook(folder / "mine.ipynb", "import os\nos.kill(os.getpid(), 9)")
     process = workbench("run", notebook, "-q", "--runs-dir", folder / "runs")
@@ -391,9 +367,10 @@ def killed_kernel(folder):
     assert "interrupted: the kernel died" in process.stdout
 
 
-@row(
-    "Ctrl-C in the middle of training, then `--resume`", "interrupted, then done; every step is logged once", slow=True
-)
+CTRL_C = "Ctrl-C in the middle of training, then `--resume`"
+
+
+@row(CTRL_C, "interrupted, then done; every step is logged once", slow=True)
 def ctrl_c(folder):
     notebook = write_notebook(folder / "mine.ipynb", TRAINS)
     arguments = ["run", str(notebook), "-q", "--runs-dir", str(folder / "runs")]
@@ -415,23 +392,19 @@ def sweep_twice(folder):
     again = workbench(*arguments)
     assert again.returncode == 0
     assert again.stdout.count("skip ") == 2
+    assert len(list_runs(folder / "runs")) == 2
 
 
 @row("`-p model=/models/none`, a folder that is not there", "ParameterError in the set-up cell: no such folder")
 def no_such_model(folder):
-    from workbench.recipes.recipes import resolve_model
-
     with pytest.raises(ParameterError, match="model='/models/none': no such folder or file"):
         resolve_model("/models/none")
 
 
 @row("a hub id without network", "MissingDependencyError in the set-up cell: cannot be reached; what works offline")
 def no_network(folder):
-    from workbench.recipes.recipes import resolve_model
-
-    with pytest.raises(
-        MissingDependencyError, match=r"not found on the hub, or no hub can be reached.*use model='starter' or"
-    ):
+    says = "not found on the hub, or no hub can be reached.*use model='starter' or"
+    with pytest.raises(MissingDependencyError, match=says):
         resolve_model("Qwen/none")
 
 
@@ -446,20 +419,16 @@ def no_prompt_column(folder):
 
 @row("`workbench --version`", "its version")
 def which_version(folder):
-    from workbench import __version__
-
-    process = workbench("--version")
-    assert (process.returncode, process.stdout) == (0, f"workbench {__version__}\n")
+    assert answer("--version") == (0, f"workbench {__version__}\n", "")
 
 
-@row(
-    "`workbench doctor` in a fresh environment",
-    "a line for each package it asks for, back end and tool; exit code 1 only for an error",
-)
+A_LINE_EACH = "a line for each package it asks for, back end and tool; exit code 1 only for an error"
+
+
+@row("`workbench doctor` in a fresh environment", A_LINE_EACH)
 def doctor(folder):
-    process = workbench("doctor")
-    assert process.returncode == 0, process.stdout
-    assert re.search("ok +trl: 1.16.0", process.stdout)
+    code, out, _ = answer("doctor")
+    assert code == 0 and re.search("ok +trl: 1.16.0", out), out
     (folder / "trl-0.0.1.dist-info").mkdir()
     (folder / "trl-0.0.1.dist-info" / "METADATA").write_text("Name: trl\nVersion: 0.0.1\n")
     process = workbench("doctor", env={"PYTHONPATH": str(folder)})
@@ -467,11 +436,13 @@ def doctor(folder):
     assert 'error    trl: 0.0.1; the workbench takes "trl<1.17,>=1.12"' in process.stdout
 
 
-@pytest.mark.parametrize(
-    "shown", [pytest.param(r, id=r.test.__name__, marks=[pytest.mark.slow] if r.slow else []) for r in ROWS]
-)
+def as_case(row: Row):
+    return pytest.param(row.test, id=row.test.__name__, marks=[pytest.mark.slow] if row.slow else [])
+
+
+@pytest.mark.parametrize("shown", list(map(as_case, ROWS)))
 def test_row(shown, tmp_path):
-    shown.test(tmp_path)
+    shown(tmp_path)
 
 
 def page() -> str:

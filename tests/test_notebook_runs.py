@@ -23,10 +23,7 @@ SMALL = {
     "03_position_ids_and_padding": ("steps=10 seeds=3", ()),
     # Of eight completions all are the same by chance once in thousands of seeds, of two in one of five.
     "04_duplicate_prompts": ("num_generations=8 server=False steps=2 seeds=1", ()),
-    "05_grpo_docs_example": (
-        "steps=4 seeds=1 comparisons=True",
-        ("The sign of TRL 0.14 makes text longer",),
-    ),
+    "05_grpo_docs_example": ("steps=4 seeds=1 comparisons=True", ("The sign of TRL 0.14 makes text longer",)),
     "06_curves_against_baselines": ("", ()),
     "07_audit_your_run": ("", ()),
     "08_who_moved_the_ratio": ("steps=4 seeds=1 tokens=32", ()),

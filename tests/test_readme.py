@@ -54,24 +54,20 @@ def test_every_link_of_a_page_leads_somewhere(page):
         assert there.exists(), f"{page.name}: {target}"
         if anchor:
             text = there.read_text()
-            slugs = [
-                re.sub(r"[^\w -]", "", h.lower()).strip().replace(" ", "-")
-                for h in re.findall(r"^#+ (.*)$", text, re.M)
-            ]
+            plain = [re.sub(r"[^\w -]", "", h.lower()).strip() for h in re.findall(r"^#+ (.*)$", text, re.M)]
+            slugs = [heading.replace(" ", "-") for heading in plain]
             assert anchor in slugs or f'id="{anchor}"' in text, f"{page.name}: {target}"
 
 
 def test_the_releases_of_the_table_are_those_that_were_seen():
     seen = json.loads((ROOT / "data" / "defects.json").read_text())["results"]
     release = lambda name: tuple(map(int, name.split(".")))  # noqa: E731
-    last = {
-        name: max((r for r in found if found[r]["state"] == "present"), key=release) for name, found in seen.items()
-    }
+    present = {name: [r for r in cells if cells[r]["state"] == "present"] for name, cells in seen.items()}
     rows = {"stop strings or stop ids": "false_clipping", "`seed` in `generation_kwargs`": "copied_request_seed"}
     rows |= {"learned positions (GPT-2)": "padding_without_positions", "PPO responses": "ppo_runs_past_eos"}
     for words, name in rows.items():
         (line,) = [line for line in AFFECTED.read_text().splitlines() if line.startswith("|") and words in line]
-        assert f"up to TRL {last[name].rpartition('.')[0]}" in line, name
+        assert f"up to TRL {max(present[name], key=release).rpartition('.')[0]}" in line, name
 
 
 @pytest.mark.slow
@@ -80,10 +76,8 @@ def test_the_readme_s_code_runs_as_it_stands_but_for_a_small_model_and_a_cpu(
 ):
     (code,) = blocks(README.read_text())
     assert len([line for line in code.splitlines() if line]) <= 12
-    for shown, tiny in {
-        '"Qwen/Qwen2-0.5B-Instruct"': repr(str(starter_folder)),
-        "max_steps=20": f"max_steps=2, **{TINY}",
-    }.items():
+    model = '"Qwen/Qwen2-0.5B-Instruct"'
+    for shown, tiny in {model: repr(str(starter_folder)), "max_steps=20": f"max_steps=2, **{TINY}"}.items():
         assert code.count(shown) == 1, shown
         code = code.replace(shown, tiny)
     monkeypatch.chdir(tmp_path)
@@ -116,18 +110,12 @@ def mine(tmp_path, starter_folder):
             value_model, reward_model = random_heads(starter_folder, 0)
             tokenized = dataset.map(lambda row: tokenizer(row["prompt"]), remove_columns=names)
             heads = {"reward_model": reward_model, "value_model": value_model, "ref_model": copy.deepcopy(model)}
-            own = {
-                "args": ppo_config(recipe, tmp_path / "ppo"),
-                "tokenizer": tokenizer,
-                "dataset": tokenized,
-                "model": model,
-            }
+            own = {"args": ppo_config(recipe, tmp_path / "ppo"), "tokenizer": tokenizer, "dataset": tokenized,
+                   "model": model}  # fmt: skip
             return own | heads
         if number == "03":
-            return {
-                "model": AutoModelForCausalLM.from_pretrained(resolve_model("starter-gpt2")),
-                "tokenizer": tokenizer,
-            }
+            model = AutoModelForCausalLM.from_pretrained(resolve_model("starter-gpt2"))
+            return {"model": model, "tokenizer": tokenizer}
         if number == "08":
             ids = [tokenizer(text)["input_ids"] for text in dataset["prompt"][:2]]
             columns = {"prompt_ids": ids, "completion_ids": [[5, 6]] * 2, "sampled_logprobs": [[-3.0, -4.0]] * 2}

@@ -54,7 +54,7 @@ def sound(tmp_path):
 
 
 # Command -> the files without which it cannot show a run.
-NEEDS = dict.fromkeys(["status", "claims"], ("status.json", "result.json")) | {"report": RECORD}
+NEEDS = {"status": ("status.json", "result.json"), "report": RECORD}
 NEEDS["status --json"] = ("status.json", "result.json", "params.json")
 
 
@@ -75,18 +75,17 @@ def test_a_run_that_cannot_be_read_is_a_row_that_says_so_and_the_others_are_show
     assert all("odd" in line and file in line for line in unreadable)
     if command == "report":
         assert "3 runs" in (root.parent / "reports" / "index.html").read_text()
-    elif command != "claims":
+    else:
         rows = [line for line in out.splitlines() if "docs_example" in line]
-        assert len(rows) == 3 and (
-            "json" in command or [row.split()[1].rstrip(":") for row in rows] == ["a", "odd", "z"]
-        )
+        assert len(rows) == 3
+        assert "json" in command or [row.split()[1].rstrip(":") for row in rows] == ["a", "odd", "z"]
 
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_a_run_with_something_odd_beside_its_record_is_shown(capsys, sound, name):
     root, *_ = sound
     odd_run(root, *HARMLESS[name])
-    for command in ("status", "report", "claims"):
+    for command in ("status", "report"):
         code, _, err = call(capsys, command, "--runs-dir", root)
         assert (code, err) == (0, ""), command
     assert "3 runs" in (root.parent / "reports" / "index.html").read_text()
@@ -109,7 +108,7 @@ def test_a_link_shows_no_private_file_and_a_pipe_hangs_nothing(capsys, sound, fi
     (run.path / file).unlink()
     (run.path / file).symlink_to(private) if kind == "link" else os.mkfifo(run.path / file)
     shown = ""
-    for command in ("status", "report", "claims"):
+    for command in ("status", "report"):
         code, out, err = call(capsys, command, "--runs-dir", root)
         assert code == (command == "report" and file in RECORD), command
         shown += out + err
@@ -170,19 +169,10 @@ def test_names_and_texts_of_a_stranger_cannot_command_the_terminal_or_pass_for_o
     monkeypatch.setenv("WORKBENCH_NOTEBOOKS", str(tmp_path))
     notebook = write_notebook(tmp_path / "given.ipynb", parameters=help_text)
     write_notebook(tmp_path / ("x" + HOSTILE + line + ".ipynb"))
-    for arguments in (["list"], ["list", notebook], ["claims"], ["status"], ["status", odd.path], ["logs", run.path],
+    for arguments in (["list"], ["list", notebook], ["status"], ["status", odd.path], ["logs", run.path],
                       ["cancel", run.path], ["status", "none"], ["run", "none"]):  # fmt: skip
         code, out, err = call(capsys, *arguments, *(["--runs-dir", root] if arguments[0] != "list" else []))
         assert code in (0, 1, 2)
         assert out + err
         assert not any(c in out + err for c in "\x1b\x07\u202e")
         assert not any(text.startswith("all: done") for text in (out + err).splitlines())
-
-
-def test_a_claim_that_there_is_not_is_a_row_and_hides_no_other(capsys, sound):
-    root, *_ = sound
-    write_run(root, "odd", result=RESULT | {"results": [{"says": "x", "holds": True, "why": "", "claim": "Z9.9"}]})
-    code, out, _ = call(capsys, "claims", "--runs-dir", root)
-    assert code == 1
-    assert out.startswith("05_grpo_docs_example odd: cannot be read: ")
-    assert out.count("\n") > 20  # the sheet follows

@@ -57,12 +57,9 @@ def answer(programs: Path, cwd: Path, code: str):
 
 
 def test_it_is_the_wheel_that_is_imported_and_its_data_lies_in_it(programs, tmp_path):
-    found = answer(
-        programs,
-        tmp_path,
-        "import json, workbench; from workbench.packaged import packaged;"
-        "print(json.dumps([workbench.__file__, *map(str, map(packaged, ('data', 'notebooks')))]))",
-    )
+    code = "import json, workbench; from workbench.packaged import packaged;"
+    code += "print(json.dumps([workbench.__file__, *map(str, map(packaged, ('data', 'notebooks')))]))"
+    found = answer(programs, tmp_path, code)
     assert all(Path(path).is_relative_to(programs.parent) for path in found)
 
 
@@ -70,12 +67,13 @@ def test_it_carries_every_notebook_every_baseline_and_the_claims_as_they_are_in_
     found = answer(
         programs,
         tmp_path,
-        "import json; from workbench.claims import load_claims; from workbench.packaged import packaged;"
+        "import json; from workbench.packaged import packaged;"
         "from workbench.curves.documented import list_baselines, load_baseline;"
         "baselines = [load_baseline(name).name for name in list_baselines()];"
         "notebooks = {p.name: p.read_text() for p in packaged('notebooks').iterdir()};"
         "from workbench import audit_run; bad = audit_run(packaged('data') / 'audit' / 'masked_stops').problems;"
-        "print(json.dumps([baselines, load_claims(), notebooks, bad]))",
+        "claims = json.loads((packaged('data') / 'claims.json').read_text());"
+        "print(json.dumps([baselines, claims, notebooks, bad]))",
     )
     baselines, claims, notebooks, bad = found
     assert bad[0] == "masked-stops", "the run that notebook 07 opens"
@@ -85,12 +83,9 @@ def test_it_carries_every_notebook_every_baseline_and_the_claims_as_they_are_in_
 
 
 def test_it_carries_the_toys_and_python_s_licence_as_they_are_in_the_checkout(programs, tmp_path):
-    found = answer(
-        programs,
-        tmp_path,
-        "import json; from workbench.toys.starter import SHIPPED, starter_model; starter_model();"
-        "print(json.dumps({p.relative_to(SHIPPED).as_posix(): p.stat().st_size for p in SHIPPED.rglob('*') if p.is_file()}))",
-    )
+    code = "import json; from workbench.toys.starter import SHIPPED, starter_model; starter_model();"
+    files = "p.relative_to(SHIPPED).as_posix(): p.stat().st_size for p in SHIPPED.rglob('*') if p.is_file()"
+    found = answer(programs, tmp_path, f"{code}print(json.dumps({{{files}}}))")
     data = ROOT / "workbench" / "toys" / "data"
     assert found == {p.relative_to(data).as_posix(): p.stat().st_size for p in data.rglob("*") if p.is_file()}
 

@@ -25,10 +25,8 @@ BANNED = {
     r"pip install [\"'`]?workbench": "the checkout: the index has another project under this name",
 }
 PATTERN = re.compile("|".join(rf"(?:\b|^)(?:{words})(?:\b|$)" for words in BANNED), re.I)
-PAGES = [
-    ROOT / name
-    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "AGENTS.md", "data/README.md", "repros/notes.md")
-]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "AGENTS.md")]
+PAGES += [ROOT / "data/README.md", ROOT / "repros/notes.md"]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 TEMPLATES = sorted(p for p in (ROOT / "workbench").rglob("templates/*") if p.is_file())
 CODE = sorted((ROOT / "workbench").rglob("*.py"))
@@ -48,11 +46,8 @@ def test_a_page_has_no_banned_word(path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_the_text_of_a_notebook_has_no_banned_word(path):
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    assert [
-        banned("".join(cell["source"]))
-        for cell in cells
-        if cell["cell_type"] == "markdown" and banned("".join(cell["source"]))
-    ] == []
+    prose = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
+    assert [found for text in prose if (found := banned(text))] == []
 
 
 def test_no_message_and_no_docstring_has_a_banned_word():

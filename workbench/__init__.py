@@ -15,7 +15,7 @@ import lazy_loader
 __version__ = "0.2.0"
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
-# Names of version 0.1, found for one release more: the part that has them now, and what they are called in `diagnostics`.
+# Names of version 0.1, found for one release more, and the part that has them now.
 _MOVED = {
     "curves": "Curve another_seed load_baseline seed_interval",
     "runs": "list_runs load_run",
@@ -25,15 +25,12 @@ _MOVED = {
     "recipes": "train_grpo train_online_dpo train_ppo train_rloo",
     "training.groups": "check_groups",
 }
-_RENAMED = {"monitor_padding": "attach_padding_monitor", "probe_sampler": "attach_sampler_probe"}
 
 
 def __getattr__(name: str) -> Any:
     for part, names in _MOVED.items():
         if name in names.split():
             return getattr(import_module(f"{__name__}.{part}"), name)
-    if name in _RENAMED:
-        return getattr(import_module(f"{__name__}.diagnostics"), _RENAMED[name])
     return _load(name)
 
 

@@ -171,9 +171,6 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("runs", nargs="*", type=Path, help=folders)
     _add_page_options(report, "of the index")
 
-    sheet = command(_claims)
-    sheet.add_argument("--write", type=Path, metavar="FILE", help="as a table, between the markers in FILE")
-
     audit = command(_audit, of_runs=False)
     audit.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="folder or file of anybody's log, or -")
     audit.add_argument("--model", metavar="MODEL", help="its folder or hub id, where PATH has no config.json")
@@ -183,8 +180,6 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=setting)
     audit.add_argument("--baseline", metavar="NAME", help="documented run to compare the reward with")
     audit.add_argument("--json", action="store_true", help="one JSON object a run")
-    audit.add_argument("--html", type=Path, metavar="FILE", help="a page with the same, which opens without a network")
-    audit.add_argument("--redact", action="store_true", help="that page without host names, user names and paths")
 
     doctor = command(_doctor, of_runs=False)
     doctor.add_argument("--trl", metavar="RELEASE", help="with --args: a release of TRL (default: the installed one)")
@@ -427,32 +422,6 @@ def _cancel(args) -> int:
     return 0
 
 
-def _claims(args) -> int:
-    """List the claims of the articles, each with what the runs here say of it.
-
-    Example: workbench claims --write docs/claims.md
-    """
-    from . import claims
-
-    known = claims.load_claims()
-    sound: list[Run] = []
-
-    def examined(run: Run) -> None:
-        claims.claims_of(run, known)
-        sound.append(run)
-
-    code = _print_rows(list_runs(args.runs_dir), examined)
-    rows = claims.claims_sheet(sound)
-    if args.write:
-        claims.write_sheet(args.write, rows)
-        print(args.write)
-    else:
-        for row in rows:
-            here = f" | here: {row.measured}" if row.measured else ""
-            print(one_line(f"{row.id}  {row.verdict}: {row.claim}{here}"))
-    return code
-
-
 def _list(args) -> int:
     """Name the notebooks; of one, its parameters with default, allowed values and meaning.
 
@@ -533,7 +502,7 @@ def _audit(args) -> int:
 
     given = {"limit": args.limit, "stops": args.stop, "model": args.model, "baseline": args.baseline}
     given["settings"] = args.set
-    return audit_paths(args.paths, as_json=args.json, page=args.html, redact=args.redact, **given)
+    return audit_paths(args.paths, as_json=args.json, **given)
 
 
 def _doctor(args) -> int:

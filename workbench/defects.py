@@ -185,17 +185,7 @@ MET: dict[str, Callable[[Settings], Met]] = {
 
 
 def met_defects(release: str, settings: Settings) -> dict[str, Met]:
-    """The defects that a release has and that the settings meet, or may meet.
-
-    Args:
-        release: of TRL, one of the table.
-        settings: of the training.
-
-    Returns:
-        Name of the defect -> True and the settings that meet it, or None and what it takes in addition.
-
-    Raises:
-        ParameterError: a release that is not in the table.
+    """Name of each defect that a release has and the settings meet -> True and what meets it, or None and what else it takes.
 
     Example:
         >>> met_defects("1.8.0", Settings("GRPO", {"scale_rewards": "batch"}))["zero_std_share"]
@@ -210,11 +200,7 @@ def met_defects(release: str, settings: Settings) -> dict[str, Met]:
 
 
 def read_settings(path: Path) -> Settings:
-    """The settings of a training, from a file or a run's folder as `logs.settings.read_arguments` takes it.
-
-    Raises:
-        ParameterError: as `read_arguments`, or an argument of another type.
-    """
+    """The settings of a training, from a file or a run's folder as `logs.settings.read_arguments` takes it."""
     value = read_arguments(path)
     return Settings(_trainer(value), _checked(value, path))
 
@@ -247,12 +233,7 @@ def _trainer(value: dict) -> str:
 
 
 def print_defects(release: str | None, path: Path) -> int:
-    """Print the defects that the settings in a file meet; the exit code, 1 where one is met.
-
-    Args:
-        release: of TRL; None for the installed one.
-        path: see `read_settings`.
-    """
+    """Print the defects that the settings in a file meet, in the installed TRL for None; the exit code, 1 where one is met."""
     release, settings = release or version("trl"), read_settings(path)
     found = met_defects(release, settings)
     certain = {name: why for name, (met, why) in found.items() if met}

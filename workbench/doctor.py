@@ -24,20 +24,6 @@ def examine() -> list[Finding]:
     return [_python(), *_requirements(), _vllm(), _gpu(), _program("slurm", "sbatch"), _program("chromium", "chromium")]
 
 
-def backends() -> dict[str, str]:
-    """Back end -> "available", or the reason it is not."""
-    return {
-        "transformers": "available",
-        "vllm": "available" if _whole("vllm") else "not installed (make install, or the extra `vllm` on a GPU node)",
-    }
-
-
-def _whole(name: str) -> bool:
-    """False too for a folder without a module, which a failed removal leaves behind."""
-    found = find_spec(name)
-    return found is not None and found.origin is not None
-
-
 def _python() -> Finding:
     have = ".".join(map(str, sys.version_info[:3]))
     good = sys.version_info >= (3, 11)
@@ -75,8 +61,10 @@ def _asked(requirement: Requirement) -> str:
 
 
 def _vllm() -> Finding:
-    state = backends()["vllm"]
-    return Finding("ok" if state == "available" else "warning", "vllm", state)
+    found = find_spec("vllm")
+    if found is None or found.origin is None:  # a folder without a module is what a failed removal leaves
+        return Finding("warning", "vllm", "not installed (make install, or the extra `vllm` on a GPU node)")
+    return Finding("ok", "vllm", "available")
 
 
 def _gpu() -> Finding:

@@ -24,14 +24,7 @@ class TrainingStopped(WorkbenchError):
 
 
 def need_lab(what: str, *modules: str) -> None:
-    """Refuse what needs the extra `lab` where it is not installed.
-
-    Args:
-        what: the feature, as the message names it.
-        modules: those of the extra that it needs.
-
-    Raises:
-        MissingDependencyError: one of them is absent.
+    """Refuse what needs the extra `lab` where one of its modules is not installed; `what` is named in the message.
 
     Example:
         >>> need_lab("counting", "math")

@@ -4,12 +4,7 @@ from pathlib import Path
 
 
 def packaged(name: str) -> Path:
-    """The folder `data` or `notebooks` of this installation.
-
-    An installed wheel has the folders in the package. In a checkout the package has links to those at its root.
-
-    Args:
-        name: `data` or `notebooks`.
+    """The folder `data` or `notebooks` of this installation: in the package, where a checkout has links to those at its root.
 
     >>> (packaged("data") / "claims.json").is_file()
     True

@@ -1,4 +1,4 @@
-"""Writes docs/evidence.md from data/measured/, the baselines, and the stored outputs of a notebook.
+"""Writes docs/evidence.md from data/measured/, the baselines, and the stored outputs of a notebook, and README's figure.
 
 python -m benchmarks.real_weights.page
 """
@@ -15,6 +15,7 @@ from benchmarks.pages import table, write_page
 from benchmarks.record import FETCH, MEASURED, ROOT
 from workbench.curves.curve import Curve
 from workbench.curves.documented import load_baseline
+from workbench.curves.figures import DescribedFigure, show_curves
 from workbench.curves.stats import change_interval, seed_interval
 from workbench.runs.files import read_json
 
@@ -420,6 +421,17 @@ def cost_rows(seen: Evidence) -> list[Row]:
     ]
 
 
+def own_tests(seen: Evidence) -> Row:
+    found = seen.of.get("trl_tests", {})
+    pieces = list(found.get("parts", {}).values())
+    stock, ours = (sum(piece["passed"][n] for piece in pieces) for n in (0, 1))
+    worse = sum(line.endswith(": passed, failed") for piece in pieces for line in piece["differ"])
+    of = f"TRL {found.get('trl')}, {sum(piece['tests'] for piece in pieces)} tests"
+    text = f"{of}: {stock} pass on TRL's trainers, {ours} on ours; {worse} only on TRL's" if pieces else None
+    claim = "TRL's own tests of GRPO, RLOO and OnlineDPO pass on our trainers"
+    return Row(claim, cell(text, "python -m benchmarks.verdicts.trl_tests FOLDER"), NONE, NONE, NO_GPU)
+
+
 def verdicts(rows: list[Row]) -> list[str]:
     """What a reader wants first: what carried over to real weights."""
     holds = [row.claim + (f" ({row.remark})" if row.remark else "") for row in rows if row.held]
@@ -433,6 +445,7 @@ def verdicts(rows: list[Row]) -> list[str]:
 def page(seen: Evidence) -> list[str]:
     """The lines of the page."""
     rows = [*padding_rows(seen), *stop_rows(seen), *sampler_rows(seen), *training_rows(seen), *cost_rows(seen)]
+    rows.append(own_tests(seen))
     hardware = seen.of.get("gpu", {}).get("hardware")
     environment = seen.of.get("padding", {}).get("environment", {})
     cells = [[row.claim, row.toy, row.real, row.shape, row.gpu] for row in rows]
@@ -455,5 +468,18 @@ def page(seen: Evidence) -> list[str]:
     ]
 
 
+def held_out_figure(seen: Evidence) -> DescribedFigure:
+    """The share of held-out questions answered right, of each training with a stop string."""
+    arms: dict[str, list[Curve]] = {}
+    for training in seen.of["stop_string"]["trainings"]:
+        seed, held = training["settings"]["seed"], training["held out"]
+        curve = Curve(f"seed {seed}", held["step"], held["reward"], "share", 0, 1)
+        arms.setdefault(training["settings"]["arm"].replace("-", ", "), []).append(curve)
+    title = "gemma-3-270m with a stop string: held-out questions answered right"
+    return show_curves(arms, title=title, metric="right answers")
+
+
 if __name__ == "__main__":
-    write_page(ROOT / "docs" / "evidence.md", page(Evidence()))
+    recorded = Evidence()
+    write_page(ROOT / "docs" / "evidence.md", page(recorded))
+    (ROOT / "docs" / "images" / "real_weights.png").write_bytes(held_out_figure(recorded).png())

@@ -1,7 +1,7 @@
 """GRPO with a stop string on real weights: stock TRL masked, stock TRL unmasked, the workbench's trainer masked.
 
     python -m benchmarks.real_weights.stop_string            train what is missing, seed by seed over all arms
-    python -m benchmarks.real_weights.stop_string --collect  write what there is to data/measured/real_weights/
+    python -m benchmarks.real_weights.stop_string --collect  add what is trained to data/measured/real_weights/
 
 gemma-3-270m answers small questions in `<answer>...</answer>`, vLLM ends a completion at the stop string `</answer>`, and
 `mask_truncated_completions=True` asks TRL to leave truncated completions out of the loss. Reward 1 for the right answer.
@@ -28,7 +28,7 @@ from pathlib import Path
 from benchmarks.real_weights.tasks import STOP, reward_of, rows
 from benchmarks.record import GEMMA, MEASURED, ROOT, check_weights, need_room, parser, run_main, versions
 from workbench.errors import RunError
-from workbench.runs.files import write_json
+from workbench.runs.files import read_json, write_json
 
 OUT = MEASURED / "real_weights"
 TRAININGS = ROOT / "build" / "real_weights" / "custom_stops"
@@ -220,16 +220,17 @@ SHOWN = ("reward", "grad_norm", "completions/clipped_ratio", "step_time")
 
 
 def collect(trainings: Path, out: Path) -> dict:
-    """Write what is trained so far, finished or not: a summary, and each training's completions.
+    """Add the finished trainings to the summary, and each one's completions; one of the same arm and seed is replaced.
 
     Returns:
-        The summary: `trainings`, a list of {"settings", "finished", "steps", "curves", "held out"}. `curves` maps a name to
-        [steps] numbers, and `held out` has `step`, `reward` (share of right answers), `truncated` and `tokens`.
+        The summary: `trainings`, a list of {"settings", "steps", "curves", "held out"}. `curves` maps a name to [steps]
+        numbers, and `held out` has `step`, `reward` (share of right answers), `truncated` and `tokens`.
     """
     out.mkdir(parents=True, exist_ok=True)
-    found = []
-    for settings_file in sorted(trainings.glob("*/settings.json")):
-        folder, settings = settings_file.parent, json.loads(settings_file.read_text())
+    found = read_json(out / "stop_string.json", {}).get("trainings", [])
+    for finished in sorted(trainings.glob("*/finished")):
+        folder = finished.parent
+        settings = json.loads((folder / "settings.json").read_text())
         metrics, completions, held = (read_lines(folder / name) for name in RECORDS)
         steps = [line["step"] for line in metrics]
         if steps != list(range(1, len(steps) + 1)):
@@ -237,10 +238,10 @@ def collect(trainings: Path, out: Path) -> dict:
         by_step = [[row for row in completions if row["step"] == step] for step in steps]
         looks = sorted({row["step"] for row in held if row["step"] <= len(steps)})
         by_look = [[row for row in held if row["step"] == step] for step in looks]
+        found = [one for one in found if arm_and_seed(one) != (settings["arm"], settings["seed"])]
         found.append(
             {
                 "settings": settings,
-                "finished": (folder / "finished").is_file(),
                 "steps": len(steps),
                 "curves": {
                     "reward": [share(made, "reward", 1.0) for made in by_step],
@@ -266,9 +267,13 @@ def collect(trainings: Path, out: Path) -> dict:
         whole += [{"of": "held out"} | row for row in held if row["step"] <= len(steps)]
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in whole)
         (out / name).write_bytes(gzip.compress(text.encode(), mtime=0))  # the same bytes for the same rows
-    summary = {"what": " ".join(__doc__.split("\n\n")[0].split()), "trainings": found}
+    summary = {"what": " ".join(__doc__.split("\n\n")[0].split()), "trainings": sorted(found, key=arm_and_seed)}
     write_json(out / "stop_string.json", summary)
     return summary
+
+
+def arm_and_seed(training: dict) -> tuple[str, int]:
+    return training["settings"]["arm"], training["settings"]["seed"]
 
 
 def share(lines: list[dict], name: str, value) -> float | None:
@@ -280,7 +285,7 @@ def main() -> None:
     options = parser(__doc__, steps=60, seeds=[0, 1, 2], model=GEMMA, trainings=TRAININGS)
     options.set_defaults(out=OUT)
     options.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
-    options.add_argument("--collect", action="store_true", help="train nothing, write what is trained, finished or not")
+    options.add_argument("--collect", action="store_true", help="train nothing, add what is trained to the results")
     options.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # of the arms and seeds, in this process
     args = options.parse_args()
     if args.collect:

@@ -20,9 +20,9 @@ import torch
 from benchmarks.pages import write_page
 from benchmarks.record import MEASURED, parser, publish
 from benchmarks.verdicts.error_rates import page
-from benchmarks.verdicts.record_controls import SEEDS, control_arms, fifths_of, tolerance_for, with_recipe
+from benchmarks.verdicts.record_controls import SEEDS, as_judged, control_arms, fifths_of, tolerance_for, with_recipe
 from workbench import load_baseline
-from workbench.curves.compare import DIFFERENT, INCONCLUSIVE, PARTS, SAME, another_seed, as_judged, of_control
+from workbench.curves.compare import DIFFERENT, INCONCLUSIVE, PARTS, SAME, another_seed
 from workbench.curves.curve import Curve
 from workbench.curves.documented import Baseline
 from workbench.curves.measured import run_curve
@@ -89,17 +89,8 @@ def rounded(folder: Path, seeds: list[int]) -> dict[str, list[Run]]:
     found |= train_arms({"two threads": arm}, out_dir=folder, seeds=seeds)
     torch.set_num_threads(1)
     name = "AVX2, starter made with it"
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.verdicts.control",
-        "--avx2",
-        name,
-        "--trainings",
-        str(folder),
-        "--seeds",
-        str(len(seeds)),
-    ]
+    command = [sys.executable, "-m", "benchmarks.verdicts.control", "--avx2", name]
+    command += ["--trainings", str(folder), "--seeds", str(len(seeds))]
     subprocess.run(command, env=os.environ | AVX2, check=True)
     return found | {name: [Run(folder / "AVX2--starter-made-with-it" / f"seed-{seed}") for seed in seeds]}
 
@@ -107,8 +98,10 @@ def rounded(folder: Path, seeds: list[int]) -> dict[str, list[Run]]:
 def judged(runs: list[Run], control: Baseline) -> dict[str, dict]:
     """Of each metric that a control judges: each run's verdict, and how far its worst fifth lies."""
     found = {}
-    for metric in control.recorded["tolerance"]:
-        ones = [of_control(run, control, metric) for run in runs]
+    for metric, tolerance in control.recorded["tolerance"].items():
+        seeds = [as_judged(curve, metric) for curve in control.curves_by_seed(metric)]
+        curves = [dataclasses.replace(run_curve(run, metric, sparse=True), span=seeds[0].span) for run in runs]
+        ones = [another_seed(as_judged(curve, metric), seeds, tolerance=tolerance) for curve in curves]
         found[metric] = {"verdicts": [one.verdict for one in ones], "worst": [round(one.difference, 3) for one in ones]}
     return found
 

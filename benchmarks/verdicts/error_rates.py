@@ -208,9 +208,8 @@ def control_section(control: dict) -> list[str]:
     return [
         "## The positive control",
         "",
-        "A control holds ten recorded seeds of a run; `of_control` in workbench/curves/compare.py says whether a run of its",
-        "recipe is one more of them. A control that was recorded on other weights than the toy models that are shipped is not",
-        "comparable, until it is recorded again. This part is written by",
+        "A control holds ten recorded seeds of a run; `another_seed` with the tolerance in its file says whether a run of its",
+        "recipe is one more of them. This part is written by",
         "",
         f"    python -m benchmarks.verdicts.control --repeats {control['repeats']} "
         "--out data/measured/verdicts/control.json --page docs/error_rates.md",

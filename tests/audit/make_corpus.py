@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -74,10 +74,8 @@ def wrong_tag(completions, **_):
 
 
 def sometimes_none(completions, answer, **_):
-    scores = called(completions, answer)
-    return [
-        None if "find" in text or "think" in text else score for text, score in zip(completions, scores, strict=True)
-    ]
+    scored = zip(completions, called(completions, answer), strict=True)
+    return [None if "find" in text or "think" in text else score for text, score in scored]
 
 
 def noise_alone(completions, **_):
@@ -117,10 +115,6 @@ def first_task(completions, answer, task, **_):
 
 def second_task(completions, task, **_):
     return [float(len(text) < 30) if t == "brief" else None for text, t in zip(completions, task, strict=True)]
-
-
-def yes_or_no(completions, answer, **_):
-    return exact(completions, answer)
 
 
 # --- models and prompts -----------------------------------------------------------------------------------------------
@@ -192,7 +186,7 @@ class Work:
         common |= {"logging_steps": 1, "save_strategy": "no", "lr_scheduler_type": "constant", "learning_rate": 5e-4}
         return cls(**(common | fields))
 
-    def grpo(self, reward=exact, rows=None, model=None, *, trainer=None, change=None, peft=None, rloo=False, **fields):
+    def grpo(self, reward=exact, rows=None, model=None, *, trainer=None, change=None, rloo=False, **fields):
         """Train with stock GRPO or RLOO as a user's script does, and save the model and the trainer's state."""
         import trl
         from datasets import Dataset
@@ -200,30 +194,17 @@ class Work:
         random.seed(self.seed)
         sizes = {"per_device_train_batch_size": 16, "num_generations": 4, "max_completion_length": 32, "max_steps": 40}
         if self.vllm:
-            sizes |= {
-                "use_vllm": True,
-                "vllm_mode": "colocate",
-                "vllm_max_model_length": 192,
-                "vllm_gpu_memory_utilization": 0.1,
-            }
+            sizes |= {"use_vllm": True, "vllm_mode": "colocate"}
+            sizes |= {"vllm_max_model_length": 192, "vllm_gpu_memory_utilization": 0.1}
         sizes["model_init_kwargs"] = {"dtype": "float32"}
         classes = (trl.RLOOConfig, trl.RLOOTrainer) if rloo else (trl.GRPOConfig, trl.GRPOTrainer)
-        processing = fields.pop("processing_class", None)
-        loaded = fields.pop("loaded", None)
-        callbacks = fields.pop("callbacks", None)
-        resume = fields.pop("resume", None)
+        own = {name: fields.pop(name, None) for name in ("processing_class", "callbacks", "peft_config")}
+        loaded, resume = fields.pop("loaded", None), fields.pop("resume", None)
         args = self.config(classes[0], **(sizes | fields))
         if loaded is not None:
             args.model_init_kwargs = None
-        made = (trainer or classes[1])(
-            model=loaded or model or search(),
-            reward_funcs=reward,
-            args=args,
-            train_dataset=Dataset.from_list(rows or prompts()),
-            processing_class=processing,
-            peft_config=peft,
-            callbacks=callbacks,
-        )
+        data = Dataset.from_list(rows or prompts())
+        made = (trainer or classes[1])(loaded or model or search(), reward, args, train_dataset=data, **own)
         if self.vllm:
             from workbench.training.sync_on_cpu import install_cpu_sync
 
@@ -315,17 +296,9 @@ def ppo(work, stop_token=None):
     path = search()
     tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
     scorer = {"num_labels": 1, "dtype": "float32"}
-    args = work.config(
-        PPOConfig,
-        per_device_train_batch_size=16,
-        total_episodes=16 * 24,
-        response_length=32,
-        num_sample_generations=0,
-        local_rollout_forward_batch_size=16,
-        missing_eos_penalty=1.0,
-        stop_token=stop_token,
-        save_strategy="no",
-    )
+    fields = {"per_device_train_batch_size": 16, "total_episodes": 16 * 24, "local_rollout_forward_batch_size": 16}
+    fields |= {"response_length": 32, "num_sample_generations": 0, "missing_eos_penalty": 1.0}
+    args = work.config(PPOConfig, stop_token=stop_token, **fields)
     rows = Dataset.from_list([{"input_ids": tokenizer(row["prompt"])["input_ids"]} for row in prompts()])
     models = {name: AutoModelForCausalLM.from_pretrained(path, dtype="float32") for name in ("model", "ref_model")}
     for name in ("reward_model", "value_model"):
@@ -339,7 +312,8 @@ def ppo(work, stop_token=None):
 def lora(work):
     from peft import LoraConfig
 
-    work.grpo(peft=LoraConfig(r=16, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"]), learning_rate=3e-3)
+    adapter = LoraConfig(r=16, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"])
+    work.grpo(peft_config=adapter, learning_rate=3e-3)
 
 
 def chats(work):
@@ -365,12 +339,8 @@ def ours(**fields):
     return lambda work: work.grpo(**{k: v() if k in ("rows", "model") else v for k, v in fields.items()})
 
 
-MASKED = {
-    "generation_kwargs": STOP,
-    "mask_truncated_completions": True,
-    "max_steps": 60,
-    "per_device_train_batch_size": 8,
-}
+MASKED = {"generation_kwargs": STOP, "mask_truncated_completions": True, "max_steps": 60}
+MASKED |= {"per_device_train_batch_size": 8}
 SEEDED = {"reward": called, "generation_kwargs": {"seed": 7}}
 LEARNS = {"per_device_train_batch_size": 32, "num_generations": 8, "max_steps": 60, "learning_rate": 1e-3}
 TEXTS = {"log_completions": True}
@@ -378,178 +348,98 @@ STATE_ALONE: tuple[str, ...] = ()
 DOCS = {"baseline": "workbench-starter-docs-example"}
 LETTERS = {"reward": unique_letters, "max_completion_length": 12, "max_steps": 60}
 
-KINDS = {
-    # --- faults
-    "masked-stop-string": Kind(
-        "stop string of vLLM with mask_truncated_completions", ours(**MASKED), "masked-stops", vllm=True
-    ),
-    "masked-stop-id": Kind(
-        "stop id of vLLM with mask_truncated_completions",
-        ours(**MASKED | {"generation_kwargs": {"stop_token_ids": [31]}, "reward": well_formed}),
-        "masked-stops",
-        vllm=True,
-    ),
+FAULTS = {
+    "masked-stop-string": Kind("stop string of vLLM with mask_truncated_completions", ours(**MASKED), "masked-stops",
+        vllm=True),
+    "masked-stop-id": Kind("stop id of vLLM with mask_truncated_completions",
+                           ours(**MASKED | {"generation_kwargs": {"stop_token_ids": [31]}, "reward": well_formed}),
+                           "masked-stops", vllm=True),
     "request-seed": Kind("a seed in generation_kwargs", ours(**SEEDED, **TEXTS), "copies", vllm=True),
-    "request-seed-no-texts": Kind(
-        "the same, without completions",
-        ours(**SEEDED),
-        "copies",
-        verdict="cannot tell",
-        also=("zero-gradient", "no-learning"),
-        vllm=True,
-    ),
+    "request-seed-no-texts": Kind("the same, without completions", ours(**SEEDED), "copies", verdict="cannot tell",
+        also=("zero-gradient", "no-learning"), vllm=True),
     "greedy-groups": Kind("top_k=1: every completion of a group is the greedy one", greedy, "copies"),
     "shuffled-sampler": Kind("a sampler that does not repeat prompts", mixed, "mixed-groups"),
-    "rewards-none": Kind(
-        "the reward function returns None for a part of the rows",
-        ours(reward=sometimes_none, **TEXTS),
-        "missing-rewards",
-    ),
-    "rewards-none-no-texts": Kind(
-        "the same, without completions", ours(reward=sometimes_none), "missing-rewards", verdict="cannot tell"
-    ),
-    "wrong-tag": Kind(
-        "the reward function looks for a tag that no prompt asks for",
-        ours(reward=wrong_tag),
-        "no-learning",
-        "constant",
-        also=("zero-gradient",),
-    ),
-    "sparse-reward": Kind(
-        "a reward that most groups never get",
-        ours(reward=rare, num_generations=2, per_device_train_batch_size=4, learning_rate=1e-5),
-        "zero-gradient",
-        "equal-rewards",
-    ),
-    "zero-std-batch": Kind(
-        'each group has one reward, with scale_rewards="batch", for which frac_reward_zero_std is 0',
-        ours(reward=of_the_prompt, scale_rewards="batch", max_steps=40),
-        "zero-gradient",
-        "equal-rewards",
-    ),
-    "rate-zero": Kind(
-        "learning_rate=0", ours(learning_rate=0.0), "no-learning", "learning-rate", also=("zero-gradient",)
-    ),
+    "rewards-none": Kind("the reward function returns None for a part of the rows",
+                         ours(reward=sometimes_none, **TEXTS), "missing-rewards"),
+    "rewards-none-no-texts": Kind("the same, without completions", ours(reward=sometimes_none), "missing-rewards",
+        verdict="cannot tell"),
+    "wrong-tag": Kind("the reward function looks for a tag that no prompt asks for", ours(reward=wrong_tag),
+                      "no-learning", "constant", also=("zero-gradient",)),
+    "sparse-reward": Kind("a reward that most groups never get",
+                          ours(reward=rare, num_generations=2, per_device_train_batch_size=4, learning_rate=1e-5),
+                          "zero-gradient", "equal-rewards"),
+    "zero-std-batch": Kind('each group has one reward, with scale_rewards="batch", for which frac_reward_zero_std is 0',
+                           ours(reward=of_the_prompt, scale_rewards="batch", max_steps=40), "zero-gradient",
+                           "equal-rewards"),
+    "rate-zero": Kind("learning_rate=0", ours(learning_rate=0.0), "no-learning", "learning-rate",
+                      also=("zero-gradient",)),
     "ppo-no-stop": Kind("PPO without stop_token", ppo, "never-stops", lanes=(SEEDS[0], SEEDS[0])),
     "wrong-eos": Kind("the tokenizer's EOS is not the one that the model writes", wrong_eos, "never-stops"),
-    "limit-too-small": Kind(
-        "max_completion_length below what most answers need",
-        ours(reward=whole_sentence, rows=signatures, model=starter, max_completion_length=7, learning_rate=2e-5),
-        "true-clipping",
-    ),
-    "limit-below-all": Kind(
-        "below what any answer needs: every row has the same length, as with a stop",
-        ours(max_completion_length=6),
-        "true-clipping",
-        verdict="cannot tell",
-        also=("zero-gradient", "no-learning"),
-    ),
-    "added-token": Kind(
-        "a stop token that the saved tokenizer lacks",
-        added_token,
-        "added-token",
-        keep=("config.json", "generation_config.json", "tokenizer.json"),
-    ),
-    "no-sync": Kind(
-        "the engine's weights are never updated",
-        ours(change=without_sync, learning_rate=1e-3),
-        "stale-sampler",
-        vllm=True,
-    ),
-    "no-sync-no-metric": Kind(
-        "the same, with vllm_importance_sampling_correction=False",
-        ours(change=without_sync, learning_rate=1e-3, vllm_importance_sampling_correction=False),
-        "stale-sampler",
-        verdict="cannot tell",
-        vllm=True,
-    ),
+    "limit-too-small": Kind("max_completion_length below what most answers need",
+                            ours(reward=whole_sentence, rows=signatures, model=starter, max_completion_length=7,
+                                 learning_rate=2e-5), "true-clipping"),
+    "limit-below-all": Kind("below what any answer needs: every row has the same length, as with a stop",
+                            ours(max_completion_length=6), "true-clipping", verdict="cannot tell",
+                            also=("zero-gradient", "no-learning")),
+    "added-token": Kind("a stop token that the saved tokenizer lacks", added_token, "added-token",
+                        keep=("config.json", "generation_config.json", "tokenizer.json")),
+    "no-sync": Kind("the engine's weights are never updated", ours(change=without_sync, learning_rate=1e-3),
+                    "stale-sampler", vllm=True),
+    "no-sync-no-metric": Kind("the same, with vllm_importance_sampling_correction=False",
+        ours(change=without_sync, learning_rate=1e-3, vllm_importance_sampling_correction=False), "stale-sampler",
+        verdict="cannot tell", vllm=True),
     "top-p": Kind("vLLM samples with top_p=0.6", ours(top_p=0.6), "mismatch", "truncated-sampling", vllm=True),
-    "engine-temperature": Kind(
-        "vLLM samples at temperature 0.5, the scorer's is 1",
-        ours(generation_kwargs={"temperature": 0.5}),
-        "mismatch",
-        "constant",
-        vllm=True,
-    ),
-    "gpt2-padding": Kind(
-        "GPT-2, prompts of several lengths",
+    "engine-temperature": Kind("vLLM samples at temperature 0.5, the scorer's is 1",
+        ours(generation_kwargs={"temperature": 0.5}), "mismatch", "constant", vllm=True),
+    "gpt2-padding": Kind("GPT-2, prompts of several lengths",
+                         ours(reward=near_20, rows=signatures, model=lambda: starter("gpt2"), **TEXTS, max_steps=30),
+                         "padding-positions"),
+    "gpt2-padding-state-alone": Kind("the same, trainer_state.json alone",
+        ours(reward=near_20, rows=signatures, model=lambda: starter("gpt2"), max_steps=30), "padding-positions",
+        verdict="cannot tell", keep=STATE_ALONE),
+    "gpt2-padding-vllm": Kind("the same on vLLM, which has no padding",
         ours(reward=near_20, rows=signatures, model=lambda: starter("gpt2"), **TEXTS, max_steps=30),
-        "padding-positions",
-    ),
-    "gpt2-padding-state-alone": Kind(
-        "the same, trainer_state.json alone",
-        ours(reward=near_20, rows=signatures, model=lambda: starter("gpt2"), max_steps=30),
-        "padding-positions",
-        verdict="cannot tell",
-        keep=STATE_ALONE,
-    ),
-    "gpt2-padding-vllm": Kind(
-        "the same on vLLM, which has no padding",
-        ours(reward=near_20, rows=signatures, model=lambda: starter("gpt2"), **TEXTS, max_steps=30),
-        "padding-positions",
-        also=("mismatch",),
-        vllm=True,
-    ),
+        "padding-positions", also=("mismatch",), vllm=True),
     "rate-too-high": Kind("learning_rate=0.03", ours(learning_rate=0.03), "collapse"),
-    "length-bias": Kind(
-        "a judge that compares completions and prefers long ones",
-        ours(reward=longer_wins, max_completion_length=96, learning_rate=1e-3),
-        "length-runaway",
-    ),
-    "noise-reward": Kind(
-        "a reward that does not depend on the completion",
-        ours(reward=noise_alone, max_steps=60, learning_rate=5e-5),
-        "no-learning",
-    ),
-    "two-runs-one-file": Kind(
-        "two trainings append to one file", two_runs, "log-damage", "two-runs", keep=("log.jsonl",)
-    ),
-    "resumed": Kind(
-        "goes on from a checkpoint and logs steps a second time", resumed, "log-damage", "twice", keep=("log.jsonl",)
-    ),
-    "wrong-sign": Kind(
-        "the sign of the documented reward is wrong",
-        ours(reward=wrong_sign, rows=signatures, model=starter),
-        "reward-scale",
-        given=DOCS,
-    ),
-    # --- healthy
+    "length-bias": Kind("a judge that compares completions and prefers long ones",
+                        ours(reward=longer_wins, max_completion_length=96, learning_rate=1e-3), "length-runaway"),
+    "noise-reward": Kind("a reward that does not depend on the completion",
+                         ours(reward=noise_alone, max_steps=60, learning_rate=5e-5), "no-learning"),
+    "two-runs-one-file": Kind("two trainings append to one file", two_runs, "log-damage", "two-runs",
+        keep=("log.jsonl",)),
+    "resumed": Kind("goes on from a checkpoint and logs steps a second time", resumed, "log-damage", "twice",
+                    keep=("log.jsonl",)),
+    "wrong-sign": Kind("the sign of the documented reward is wrong",
+                       ours(reward=wrong_sign, rows=signatures, model=starter), "reward-scale", given=DOCS),
+}  # fmt: skip
+HEALTHY = {
     "plain": Kind("transformers", ours(**LEARNS)),
     "plain-vllm": Kind("vLLM", ours(**LEARNS), vllm=True),
-    "solved-early": Kind(
-        "the reward is at its highest after a few steps", ours(reward=well_formed, **TEXTS, learning_rate=1e-3)
-    ),
-    "short-answers": Kind("yes or no", ours(reward=yes_or_no, rows=even_prompts, model=short_answers, **TEXTS)),
+    "solved-early": Kind("the reward is at its highest after a few steps",
+                         ours(reward=well_formed, **TEXTS, learning_rate=1e-3)),
+    "short-answers": Kind("yes or no", ours(rows=even_prompts, model=short_answers, **TEXTS)),
     "stop-string": Kind("stop string of vLLM, not masked", ours(generation_kwargs=STOP, max_steps=60), vllm=True),
     "stop-string-texts": Kind("the same, with completions", ours(generation_kwargs=STOP, **TEXTS), vllm=True),
-    "long-answers": Kind(
-        "most completions reach a raised limit, and it learns",
-        ours(**LETTERS, rows=signatures, model=starter),
-    ),
-    "masked-cuts": Kind(
-        "mask_truncated_completions, with completions that end in EOS",
-        ours(mask_truncated_completions=True, max_completion_length=14),
-    ),
+    "long-answers": Kind("most completions reach a raised limit, and it learns",
+                         ours(**LETTERS, rows=signatures, model=starter)),
+    "masked-cuts": Kind("mask_truncated_completions, with completions that end in EOS",
+                        ours(mask_truncated_completions=True, max_completion_length=14)),
     "lora": Kind("LoRA", lora, keep=()),
-    "noisy-reward": Kind(
-        "noise on a reward that is learned", ours(**LEARNS | {"reward": noisy, "learning_rate": 5e-4})
-    ),
+    "noisy-reward": Kind("noise on a reward that is learned",
+                         ours(**LEARNS | {"reward": noisy, "learning_rate": 5e-4})),
     "rloo": Kind("RLOO", ours(rloo=True)),
     "repeated-prompts": Kind("every prompt is six times in the data", ours(rows=lambda: prompts()[:6] * 6, **TEXTS)),
-    "five-a-line": Kind(
-        "logging_steps=5, gradient accumulation, linear rate",
-        ours(logging_steps=5, gradient_accumulation_steps=2, lr_scheduler_type="linear", max_steps=60),
-    ),
+    "five-a-line": Kind("logging_steps=5, gradient accumulation, linear rate",
+                        ours(logging_steps=5, gradient_accumulation_steps=2, lr_scheduler_type="linear", max_steps=60)),
     "twice-a-batch": Kind("num_iterations=2", ours(num_iterations=2, max_steps=60)),
     "ppo": Kind("PPO with stop_token='eos'", lambda work: ppo(work, "eos"), lanes=(SEEDS[0], SEEDS[0])),
-    "gpt2-one-length": Kind(
-        "GPT-2, prompts of one length",
-        ours(rows=lambda: prompts()[:20], model=lambda: search("gpt2"), **TEXTS),
-        keep=("config.json", "generation_config.json", "tokenizer.json"),
-    ),
+    "gpt2-one-length": Kind("GPT-2, prompts of one length",
+                            ours(rows=lambda: prompts()[:20], model=lambda: search("gpt2"), **TEXTS),
+                            keep=("config.json", "generation_config.json", "tokenizer.json")),
     "chat": Kind("conversations", chats),
     "two-tasks": Kind("two reward functions, each returns None for the other's prompts", two_tasks),
-}
+}  # fmt: skip
+KINDS = FAULTS | HEALTHY
 
 
 # --- what is kept of a run ---------------------------------------------------------------------------------------------
@@ -625,9 +515,8 @@ def manifest() -> dict:
     found = {}
     for name, kind, seed, lane in jobs():
         if (CORPUS / name).is_dir():
-            about = {
-                k: v for k, v in asdict(kind).items() if k in ("about", "rule", "cause", "verdict", "also", "given")
-            }
+            wanted = ("about", "rule", "cause", "verdict", "also", "given")
+            about = {name: getattr(kind, name) for name in wanted}
             found[name] = about | {"seed": seed, "trl": lane, "sampler": "vllm" if kind.vllm else "transformers"}
     return found
 
@@ -641,10 +530,8 @@ def main() -> int:
     if asked.lane:
         worker(asked.lane, asked.vllm, asked.only)
         return 0
-    missing = {
-        (lane, kind.vllm) for name, kind, _, lane in jobs() if not (CORPUS / name).exists() and asked.only in name
-    }
-    for lane, vllm in sorted(missing):
+    absent = [job for job in jobs() if asked.only in job[0] and not (CORPUS / job[0]).exists()]
+    for lane, vllm in sorted({(lane, kind.vllm) for _, kind, _, lane in absent}):
         paths = [str(HERE.parents[1]), *([str(NEWEST)] if lane == SEEDS[1] else [])]
         env = os.environ | {"PYTHONPATH": os.pathsep.join(reversed(paths)), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         command = [sys.executable, __file__, "--lane", lane, "--only", asked.only, *(["--vllm"] if vllm else [])]

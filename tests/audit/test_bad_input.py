@@ -81,12 +81,10 @@ def test_terminal_escapes_and_scripts_in_completions_are_inert_in_all_outputs(tm
     steps = [n for n in range(1, 21) for _ in range(4)]
     table = {"step": steps, "prompt": HOSTILE, "completion": HOSTILE, HOSTILE: 1.0}
     pd.DataFrame(table).to_parquet(tmp_path / "completions" / "completions_00020.parquet")
-    page = tmp_path / "page.html"
-    assert cli.main(["audit", str(tmp_path), "--html", str(page)]) == 1  # copies: every completion is the same
+    assert cli.main(["audit", str(tmp_path)]) == 1  # copies: every completion is the same
     assert cli.main(["audit", str(tmp_path), "--json"]) == 1
     out, err = capsys.readouterr()
     assert "script" in out, "the model type is named"
-    for text in (out, err, page.read_text()):
+    for text in (out, err):
         assert "\x1b" not in text and "\x07" not in text
     assert "<script>" not in audit_run(tmp_path)._repr_html_()
-    assert "<script>alert" not in page.read_text() and "<img src=x" not in page.read_text()

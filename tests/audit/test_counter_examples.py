@@ -14,7 +14,6 @@ from workbench.audit.rules_sampler import mismatch, padding_positions, stale_sam
 
 FOUND, ABSENT, OPEN = "found", "not found", "cannot tell"
 ODD = np.arange(60) % 2
-HALVES = np.repeat([0.0, 1.0], 30)
 TOP = {"facts": {"reward_highest": 1.0}}
 ALIKE = {"clipped_ratio": 1.0, "mean_length": 7.0, "max_length": 7.0}
 CALLS = rows(text=lambda s, g, r: f"<search>{s}{g}{r}</search>")
@@ -45,6 +44,9 @@ LONG_RATIOS = {"logp_difference": 0.09, "mean_length": 2000, "ratio_max": 1e-3, 
 SHRINKS = {"mean_length": lambda share: 1800 * np.exp(-20 * share) + 2}
 ONE_LINE = rows(text=lambda s, g, r: f"{s} {g} {r}\n")
 KL = {"grad_norm": 0.001, "kl": 0.03, "reward": 0.0}
+SHARE, ENDED = np.tile([0.25, 0.5, 0.75], 20), np.tile([80.0, 120.0, 100.0], 20)
+MEANS_OF_5 = {"clipped_ratio": np.where(ODD, 1.0, 0.6), "mean_length": np.where(ODD, 512.0, 424.3),
+              "max_length": np.where(ODD, 512.0, 502.4)}  # fmt: skip
 BUSY = {"kl": 0.001, "grad_norm": 0.1}
 
 
@@ -120,7 +122,19 @@ CASES = {
     "PPO's EOS tokens are padding": (never_stops, log(**PPO, facts={"pad_token_id": 1, "eos_token_ids": [1]}), OPEN),
     "no EOS in any completion of PPO": (never_stops, log(**PPO | {"eos_tokens": 0}), FOUND, "problem"),
     "an EOS in some completions of PPO": (never_stops, log(**PPO | {"eos_tokens": 4}), ABSENT),
+    "TRL 0.17 masked the rows before it took their lengths":
+        (false_clipping, log(clipped_ratio=SHARE, mean_length=(1 - SHARE) * ENDED, max_length=200.0,
+                             mean_terminated_length=ENDED, facts=LIMIT), ABSENT),
+    "means of five steps whose full lines have one length":
+        (false_clipping, several(5, log(**MEANS_OF_5, reward=flat)), ABSENT),
+    "the same, which is the limit": (true_clipping, several(5, log(**MEANS_OF_5, reward=flat)), FOUND, "problem"),
     # groups
+    "a gradient of 0 and every row truncated":
+        (zero_gradient, log(grad_norm=0.0, zero_std_share=0.2, clipped_ratio=1.0), FOUND, "masked"),
+    "and every group equal": (zero_gradient, log(**EQUAL), FOUND, "equal-rewards"),
+    "and every ratio clipped": (zero_gradient, log(grad_norm=0.0, zero_std_share=0.2, clip_region=1.0), FOUND, "clip"),
+    "and nothing of these": (zero_gradient, log(grad_norm=0.0, zero_std_share=0.2), FOUND, "unknown"),
+    "a gradient at a learning rate of 0": (zero_gradient, log(grad_norm=0.31234, learning_rate=0.0), FOUND, "learning-rate"),
     "a solved task has no gradient": (zero_gradient, log(**EQUAL, reward=1.0, **TOP), FOUND, "note"),
     "one that is never solved has none": (zero_gradient, log(**EQUAL, reward=0.0, **TOP), FOUND, "problem"),
     "a full step had a gradient": (
@@ -181,6 +195,14 @@ CASES = {
     "so they are of an engine in a coarser dtype": (mismatch, log(**LONG_RATIOS, ratio_min=1e-9), FOUND, "constant"),
     "smaller ones are top_p's":
         (mismatch, log(**LONG_RATIOS | {"logp_difference": 0.02}, ratio_min=1e-20), FOUND, "truncated-sampling"),
+    "a large difference with ratios of at most 1":
+        (mismatch, log(logp_difference=0.3, ratio_max=1.0, ratio_mean=0.6, completions=UNEQUAL), FOUND, "truncated-sampling"),
+    "with ratios on both sides":
+        (mismatch, log(logp_difference=0.3, ratio_max=2.5, ratio_mean=0.9, completions=UNEQUAL), FOUND, "constant"),
+    "the same of a model with learned positions":
+        (mismatch, log(logp_difference=0.3, ratio_max=2.5, ratio_mean=0.9, completions=UNEQUAL, facts=GPT2),
+         FOUND, "positions"),
+    "without ratios": (mismatch, log(logp_difference=0.3, completions=UNEQUAL), FOUND, "constant"),
     "prompts of one length are not padded": (padding_positions, log(completions=LONG, facts=GPT2), ABSENT),
     "TRL's PPO passes position ids": (padding_positions, log(**PPO, completions=UNEQUAL, facts=GPT2), ABSENT),
     # the course of a run
@@ -220,6 +242,11 @@ CASES = {
         (missing_rewards, log(reward=EVERY_OTHER, mean_length=7 * EVERY_OTHER), OPEN),  # means hide rows without one
     "steps that do not": (missing_rewards, log(reward=EVERY_OTHER, mean_length=7.0), FOUND),
     "steps of which nothing tells": (missing_rewards, log(reward=EVERY_OTHER), OPEN),
+    "steps that begin again": (log_damage, log(order=[*range(1, 30), *range(1, 30)]), FOUND, "two-runs"),
+    "a step that is there twice": (log_damage, log(order=[1, 2, 3, 3, 4]), FOUND, "twice"),
+    "steps out of order": (log_damage, log(order=[1, 3, 2, 4]), FOUND, "order"),
+    "steps that are missing": (log_damage, log(order=[1, 2, 3, 9, 10]), FOUND, "missing"),
+    "steps that are logged every tenth": (log_damage, log(order=[1, 10, 20, 30, 40]), ABSENT),
     "a loss that is logged less often than the reward":
         (log_damage, log(reward=flat, loss=np.where(np.arange(60) % 10 == 9, 0.1, np.nan)), ABSENT),
     "a loss that is lost after the first step":

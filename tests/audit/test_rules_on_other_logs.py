@@ -8,9 +8,7 @@ import pytest
 from made_up import flat, log, rising
 
 from workbench.audit.check import check
-from workbench.audit.rules_clipping import false_clipping
 from workbench.audit.rules_data import dead_rewards, log_damage
-from workbench.audit.rules_ends import true_clipping
 from workbench.audit.rules_gradient import zero_gradient
 from workbench.audit.rules_learning import no_learning
 from workbench.logs.read import read
@@ -47,24 +45,12 @@ def test_a_learning_rate_of_0_beside_numbers_in_full_is_0():
 # --- rows that all count as cut ----------------------------------------------------------------------------------------
 
 
-def test_lines_that_are_means_of_several_steps_confirm_a_limit_where_full_ones_have_one_length_and_others_less():
-    full = EVERY_OTHER == 1
-    metrics = {"clipped_ratio": np.where(full, 1.0, 0.6), "mean_length": np.where(full, 512.0, 424.3)}
-    several = log(**metrics, max_length=np.where(full, 512.0, 502.4), reward=flat)
-    several.steps["step"] *= 5
-    assert false_clipping(several).verdict == "not found"
-    assert true_clipping(several).severity == "problem"
-
-
 # --- groups without signal ---------------------------------------------------------------------------------------------
 
 
-def test_a_kl_term_does_not_hide_that_all_groups_have_equal_rewards():
-    hidden = {"grad_norm": 0.001, "kl": 0.03, "reward": 0.0}
-    found = zero_gradient(log(**hidden, zero_std_share=1.0))
-    assert (found.cause, found.severity) == ("equal-rewards", "problem")
+def test_where_all_groups_have_equal_rewards_the_rest_is_named_as_of_other_terms():
+    found = zero_gradient(log(grad_norm=0.001, kl=0.03, reward=0.0, zero_std_share=1.0))
     assert "whatever gradient other terms give" in found.says
-    assert zero_gradient(log(**hidden, zero_std_share=0.5)).verdict == "not found"
 
 
 @pytest.mark.parametrize(
@@ -101,9 +87,7 @@ def test_nobody_is_told_to_log_what_is_logged():
 
 
 def test_a_reward_function_that_never_varies_is_named(tmp_path):
-    rewards = [
-        {"step": n, "reward": n / 9, "rewards/dead/mean": 0.0, "rewards/alive/mean": n / 9} for n in range(1, 10)
-    ]
+    rewards = [{"step": n, "reward": n / 9, "rewards/dead/mean": 0.0, "rewards/alive/mean": n / 9} for n in range(9)]
     (tmp_path / "a.json").write_text(json.dumps(rewards))
     found = dead_rewards(read(tmp_path / "a.json"))
     assert found.says == "Of 2 reward functions 1 never varied: dead gave 0 in every step."
@@ -152,9 +136,8 @@ def test_settings_alone_are_enough_to_disbelieve_it_and_only_a_share_of_1_is_use
 
 
 def test_of_groups_it_is_believed():
-    healthy = log(
-        reward=rising, zero_std_share=np.arange(60) % 5 / 4, grad_norm=0.3, learning_rate=1e-5, clipped_ratio=0.0
-    )
+    busy = {"grad_norm": 0.3, "learning_rate": 1e-5, "clipped_ratio": 0.0}
+    healthy = log(reward=rising, zero_std_share=np.arange(60) % 5 / 4, **busy)
     assert {f.rule: f.verdict for f in check(healthy)}["false-zero-std"] == "not found"
 
 
@@ -170,10 +153,8 @@ def test_advice_names_the_parameters_of_the_logs_own_framework():
 
 @pytest.mark.parametrize("count, expected", [(3, "not found"), (20, "not-finite")])
 def test_gradients_that_are_nan_for_the_first_steps_are_lost_and_not_just_not_logged(tmp_path, count, expected):
-    lines = [
-        f"{{'loss': 0.0, 'grad_norm': {'nan' if n < count else 0.3}, 'reward': {n / 50}, 'epoch': {n / 50}}}\n"
-        for n in range(50)
-    ]
+    line = "{{'loss': 0.0, 'grad_norm': {}, 'reward': {}, 'epoch': {}}}\n"
+    lines = [line.format("nan" if n < count else 0.3, n / 50, n / 50) for n in range(50)]
     (tmp_path / "a.log").write_text("".join(lines))
     found = log_damage(read(tmp_path / "a.log"))
     assert expected in (found.cause, found.verdict) and found.is_problem is (count == 20)

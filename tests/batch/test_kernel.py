@@ -65,20 +65,15 @@ def test_a_cell_whose_kernel_was_killed_is_failed_and_its_run_interrupted(tmp_pa
 
 
 def test_a_token_that_a_cell_shows_is_in_no_file(tmp_path):
-    lines = [
-        "from IPython.display import HTML, display",
-        "token = 'hf_' + 'AbCd1234' * 4",
-        "print(token); display(HTML(f'<b>{token}</b>')); display({'image/png': 'iVBORw0KGgo='}, raw=True)",
-        "password = 'S3cretOfTheTraceback42'",
-        "raise ValueError(token + password * 0)",
-    ]
+    lines = ["from IPython.display import HTML, display", "token = 'hf_' + 'AbCd1234' * 4",
+             "print(token); display(HTML(f'<b>{token}</b>')); display({'image/png': 'iVBORw0KGgo='}, raw=True)",
+             "password = 'S3cretOfTheTraceback42'", "raise ValueError(token + password * 0)"]  # fmt: skip
     (state, error), _, shown = execute(tmp_path, "\n".join(lines))
     saved = (tmp_path / "out.ipynb").read_text()
     assert state == "failed"
     assert "AbCd1234AbCd" not in saved + shown.text + str(error)
-    raised = [
-        o for c in nbformat.read(tmp_path / "out.ipynb", 4).cells for o in c.get("outputs", []) if "traceback" in o
-    ]
+    outputs = [o for cell in nbformat.read(tmp_path / "out.ipynb", 4).cells for o in cell.get("outputs", [])]
+    raised = [output for output in outputs if "traceback" in output]
     assert "password" in str(raised) and "S3cretOfTheTraceback42" not in str(raised)  # in the colours of IPython
     assert saved.count("[token]") >= 4
     assert "iVBORw0KGgo=" in saved

@@ -4,6 +4,7 @@ On a real Slurm, without a server, it is tested in test_slurm.py.
 """
 
 import http.server
+import json
 import os
 import subprocess
 import sys
@@ -58,8 +59,6 @@ def submit(tmp_path):
 
 
 def asked(tmp_path, name: str) -> list[str]:
-    import json
-
     return json.loads((tmp_path / f"{name}.txt").read_text())
 
 

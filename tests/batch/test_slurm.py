@@ -1,5 +1,6 @@
 """Runs as jobs of a real Slurm: a private cluster of two nodes with fake GPUs, see slurm_cluster.py."""
 
+import itertools
 import json
 import os
 import re
@@ -80,9 +81,10 @@ def submitted(tmp_path, monkeypatch):
             subprocess.run(["scancel", "--quiet", run.status["owner"]["job"]], check=False)
 
 
-CELLS = (
-    'from workbench import Result, open_run, save_result\nrun = open_run("by_hand", out_dir, {{}})\ncells = {cells!r}'
-)
+CELLS = """\
+from workbench import Result, open_run, save_result
+run = open_run("by_hand", out_dir, {{}})
+cells = {cells!r}"""
 
 
 def ended(runs, seconds: float = 120) -> list[tuple[str, str]]:
@@ -158,16 +160,13 @@ def test_without_slurm_or_submitit_the_error_says_what_to_do(monkeypatch, tmp_pa
 
 def test_the_script_is_made_without_a_client_and_asks_for_what_the_options_say(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "")
-    options = SlurmOptions(
-        partition="low", time=7, gpus=2, cpus=3, mem="1536M", parallel=4, extra={"qos": "x", "hold": ""}
-    )
+    asked = {"partition": "low", "time": 7, "gpus": 2, "cpus": 3, "mem": "1536M", "parallel": 4}
+    options = SlurmOptions(**asked, extra={"qos": "x", "hold": ""})
     lines = slurm.script(Path("by_hand.ipynb"), 6, options, tmp_path).splitlines()
     for line in ("job-name=by_hand", "partition=low", "time=7", "gpus-per-node=2", "cpus-per-task=3", "mem=1536M",
                  "array=0-5%4", "signal=USR2@105", "qos=x", "hold", "requeue"):  # fmt: skip
         assert f"#SBATCH --{line}" in lines
-    assert not any(
-        line.startswith("#SBATCH --array") for line in slurm.script(Path("n"), 1, options, tmp_path).split("\n")
-    )
+    assert "\n#SBATCH --array" not in slurm.script(Path("n"), 1, options, tmp_path)
     assert not any("wckey" in line for line in lines)
     given = {"mem-per-cpu": "4G", "job-name": "mine", "wckey": "w", "no-requeue": ""}
     setup = ("module load cuda", "conda activate rl")
@@ -236,12 +235,8 @@ def test_a_sweep_of_six_as_one_array_ends_as_each_of_its_runs_did(cluster, start
     high_priority_job()
     until(lambda: "requeued after preemption" in (training.status["error"] or ""), "the preemption")
     states = ended(runs)
-    assert states[:4] == [
-        ("done", None),
-        ("failed", "cell 4: ZeroDivisionError: division by zero"),
-        ("done", None),
-        ("interrupted", "Slurm: CANCELLED"),
-    ]
+    assert states[0] == states[2] == ("done", None) and states[3] == ("interrupted", "Slurm: CANCELLED")
+    assert states[1] == ("failed", "cell 4: ZeroDivisionError: division by zero")
     assert states[4][0] == "interrupted" and states[4][1].startswith("Slurm: FAILED (NonZeroExitCode)")
     assert states[5] == ("done", None)
     assert training.metrics["step"].tolist() == [1, 2, 3, 4]
@@ -259,13 +254,10 @@ def test_a_run_that_meets_its_time_limit_is_queued_again_until_no_requeue_is_lef
     (never,) = submitted(LOOP, options=SlurmOptions(mem="1G", time=1, requeues=0))
     assert "_" not in job(again)
     until(lambda: (again.status["error"] or "").startswith("requeued after time limit: stopped after step 2"), "USR2")
-    assert ended([again, never]) == [
-        ("done", None),
-        (
-            "interrupted",
-            "Slurm: time limit, and no requeue is left (--requeues): stopped after step 2: Slurm ends this job: time limit",
-        ),
-    ]
+    says = (
+        "Slurm: time limit, and no requeue is left (--requeues): stopped after step 2: Slurm ends this job: time limit"
+    )
+    assert ended([again, never]) == [("done", None), ("interrupted", says)]
 
 
 @pytest.mark.slow
@@ -318,15 +310,9 @@ def test_runs_at_one_time_have_gpus_of_their_own_and_secrets_come_by_the_environ
     runs = submitted(*[WHERE] * 4, options=SlurmOptions(mem="1G", gpus=1, time=5))
     assert ended(runs) == [("done", None)] * 4
     where = [json.loads((run.path / "where.json").read_text()) for run in runs]
-    together = [
-        (a["CUDA_VISIBLE_DEVICES"], b["CUDA_VISIBLE_DEVICES"])
-        for a in where
-        for b in where
-        if a is not b and a["SLURMD_NODENAME"] == b["SLURMD_NODENAME"]
-        if a["began"] < b["ended"] and b["began"] < a["ended"]
-    ]
-    assert together
-    assert all(mine != other for mine, other in together)
+    pairs = [(a, b) for a, b in itertools.combinations(where, 2) if a["SLURMD_NODENAME"] == b["SLURMD_NODENAME"]]
+    together = [(a, b) for a, b in pairs if a["began"] < b["ended"] and b["began"] < a["ended"]]
+    assert together and all(a["CUDA_VISIBLE_DEVICES"] != b["CUDA_VISIBLE_DEVICES"] for a, b in together)
     assert {w["MY_SECRET"] for w in where} == {"hunter2"}
     root = runs[0].path.parents[1]
     texts = [p.read_text(errors="replace") for p in root.rglob("*") if p.is_file() and p.name != "where.json"]

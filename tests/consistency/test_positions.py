@@ -126,6 +126,16 @@ def test_a_model_that_derives_its_positions_or_takes_none_is_left_alone(name):
     handle.remove()
 
 
+def test_a_table_that_takes_the_mask_and_is_handed_positions_by_its_model_is_mended(monkeypatch):
+    """BioGPT's counts right from the mask, as OPT's does, but its model counts pads and hands it that."""
+    monkeypatch.setitem(FAMILIES, "biogpt", ("biogpt", FAMILIES["opt"][1] | {"intermediate_size": 128}))
+    model, batch = family_model("biogpt"), pad_batch(TEXTS, 0)
+    expected = [by_hand(model, text) for text in TEXTS]
+    assert furthest(token_logprobs(model, batch, "implicit"), expected) > 0.1
+    with with_position_ids(model):
+        assert furthest(token_logprobs(model, batch, "implicit"), expected) < 1e-5
+
+
 def test_positions_that_begin_after_the_pad_id_are_left_alone():
     fields = {"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
     config = AutoConfig.for_model("roberta", **fields, is_decoder=True, max_position_embeddings=40)
@@ -253,6 +263,7 @@ def compiled_where(part, model):
     return torch.compile(model, backend=count), graphs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["backbone", "whole model"])
 def test_position_ids_are_filled_in_a_compiled_model_too(part):
     plain = family_model("llama, dynamic NTK")
@@ -266,6 +277,7 @@ def test_position_ids_are_filled_in_a_compiled_model_too(part):
         assert not fills_position_ids(model)
 
 
+@pytest.mark.slow
 def test_a_hooked_model_is_one_graph_where_positions_are_given():
     graphs = {}
     batch = pad_batch(random_texts(12, 9), 0, "left")

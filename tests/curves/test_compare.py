@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import re
 
@@ -8,20 +7,10 @@ from conftest import ROOT
 
 from benchmarks.verdicts.error_rates import CASES, NOISES, page, verdicts
 from workbench.curves import compare
-from workbench.curves.compare import (
-    another_seed,
-    as_judged,
-    control_check,
-    control_verdicts,
-    documented_verdicts,
-    list_controls,
-    of_control,
-    why_not_control,
-)
+from workbench.curves.compare import another_seed, documented_verdicts
 from workbench.curves.curve import Curve
 from workbench.curves.documented import list_baselines, load_baseline
 from workbench.errors import ParameterError
-from workbench.runs.run import Run
 
 STEPS = np.arange(1, 81)
 
@@ -79,10 +68,8 @@ def test_the_page_of_error_rates_shows_what_the_simulation_recorded_and_all_of_i
 def test_within_the_tolerance_is_the_same_process_and_the_reason_has_the_numbers():
     found = another_seed(MINE, seeds(), tolerance=5)
     assert found.verdict == "same process" and abs(found.difference) < 1 and found.seeds == 5
-    assert re.fullmatch(
-        r"fifth \d of 5 is 0\.\d+ (above|below) the mean of 5 seeds, the tolerance is 5 characters; over 80 steps",
-        found.reason,
-    )
+    says = r"fifth \d of 5 is 0\.\d+ (above|below) the mean of 5 seeds, the tolerance is 5 characters; over 80 steps"
+    assert re.fullmatch(says, found.reason)
     assert another_seed(MINE, [MINE] * 3, tolerance=1e-9).verdict == "same process"
 
 
@@ -96,10 +83,8 @@ def test_one_or_two_seeds_cannot_tell_and_three_can(n, verdict):
 @pytest.mark.parametrize("y", [np.full(80, -25.0), rise(STEPS, 200), rise(np.maximum(STEPS - 40, 0))])
 def test_one_that_learns_never_slowly_or_later_is_inconclusive_below_8_seeds_and_different_from_there(y):
     few, many = (another_seed(curve(y, seed=50), seeds(n), tolerance=3) for n in (5, 8))
-    assert (
-        few.verdict == "inconclusive"
-        and "5 seeds cannot tell that from one that learns sooner, later or never" in few.reason
-    )
+    assert few.verdict == "inconclusive"
+    assert "5 seeds cannot tell that from one that learns sooner, later or never" in few.reason
     assert many.verdict == "different"
 
 
@@ -134,9 +119,8 @@ def test_a_documented_run_logged_every_5_or_10_steps_is_the_same_process_as_itse
     values = documented.y[np.clip(np.searchsorted(high, steps), 0, len(high) - 1)]
     n = len(steps) // every
     means = values[: n * every].reshape(n, every).mean(1)
-    logged = Curve(
-        "mine", low[0] + every * np.arange(1, n + 1), means, documented.unit, documented.low, documented.high
-    )
+    ends = low[0] + every * np.arange(1, n + 1)
+    logged = Curve("mine", ends, means, documented.unit, documented.low, documented.high)
     found = another_seed(logged, [documented], tolerance=0.1 * np.ptp(documented.y) or 1e-9)
     if n < 5:
         assert found.verdict == "not comparable" and f"mine has {n} points; 5 or more are needed" in found.reason
@@ -197,130 +181,3 @@ def test_documented_runs_of_the_same_unit_get_a_verdict_and_others_no_row():
     assert table[["measured", "documented", "verdict"]].to_numpy().tolist() == [["mine", w3ng.title, "same process"]]
     with pytest.raises(ParameterError, match="tolerance=-1: expected more than 0"):
         documented_verdicts({"mine": [own]}, [w3ng], tolerance=-1)
-
-
-# --- recorded controls -----------------------------------------------------------------------------------------------
-
-CONTROLS = list_controls()
-STARTER, GPT2 = (load_baseline(f"workbench-{name}-docs-example") for name in ("starter", "starter-gpt2"))
-PADDING = "padding/max_difference"
-each_metric = pytest.mark.parametrize("control, metric", [(c, m) for c in CONTROLS for m in c.recorded["tolerance"]],
-                                      ids=lambda v: getattr(v, "name", v))  # fmt: skip
-
-
-@pytest.fixture
-def same_weights(monkeypatch):
-    monkeypatch.setattr(compare, "_other_weights", lambda control: "")
-
-
-def test_the_controls_are_the_two_starters_and_what_they_judge_is_the_reward_and_the_padding_monitor():
-    assert {c.name: list(c.recorded["tolerance"]) for c in CONTROLS} == {
-        STARTER.name: ["reward"],
-        GPT2.name: ["reward", PADDING],
-    }
-
-
-@each_metric
-def test_every_recorded_seed_is_the_same_process_as_the_other_nine(control, metric):
-    recorded = [as_judged(one, metric) for one in control.curves_by_seed(metric)]
-    assert len(recorded) == control.seeds == 10
-    for one in recorded:
-        others = [other for other in recorded if other is not one]
-        assert another_seed(one, others, tolerance=control.recorded["tolerance"][metric]).verdict == "same process"
-
-
-def against(y, control=STARTER, metric="reward"):
-    recorded = [as_judged(one, metric) for one in control.curves_by_seed(metric)]
-    one = dataclasses.replace(control.curves_by_seed(metric)[0], label="mine", y=y)
-    return another_seed(as_judged(one, metric), recorded, tolerance=control.recorded["tolerance"][metric]).verdict
-
-
-def test_a_curve_that_learns_otherwise_is_different():
-    x, mean = np.arange(1, 81), np.mean([one.y for one in STARTER.curves_by_seed()], axis=0)
-    for y in (np.interp(x / 3, x, mean), mean[::-1], np.full(80, mean[0]), mean - 5):
-        assert against(y) == "different"
-
-
-def test_a_padding_error_that_the_reward_cannot_show_is_different_and_another_rounding_is_not():
-    mean = np.mean([one.y for one in GPT2.curves_by_seed(PADDING)], axis=0)
-    assert against(2 * mean, GPT2, PADDING) == "same process"
-    assert against(mean + 0.5, GPT2, PADDING) == "different"
-
-
-def made_up_run(folder, rewards, seed=7, **recipe):
-    """A run's folder as the control's recipe would leave it."""
-    training = json.loads(json.dumps(STARTER.recorded["training"]))
-    training["recipe"] |= {"seed": seed} | recipe
-    folder.mkdir(parents=True)
-    (folder / "recipe.json").write_text(json.dumps(training))
-    lines = [json.dumps({"step": n, "reward": r, "elapsed_s": n}) for n, r in enumerate(rewards, 1)]
-    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    return Run(folder)
-
-
-def test_runs_of_a_control_s_recipe_are_judged_wherever_they_lie_and_others_are_not(tmp_path, same_weights):
-    mean = np.mean([one.y for one in STARTER.curves_by_seed()], axis=0)
-    folder = tmp_path / "05_example" / "one"
-    run = made_up_run(folder, mean)
-    made_up_run(folder / "arms" / "tuned" / "seed-3", np.full(80, -20.0), seed=3)
-    made_up_run(folder / "arms" / "other" / "seed-3", mean, learning_rate=1e-6)
-    table = control_verdicts([run])
-    assert table[["run", "training", "seed", "metric", "verdict"]].to_numpy().tolist() == [
-        ["05_example/one", "", 7, "reward", "same process"],
-        ["05_example/one", "arms/tuned/seed-3", 3, "reward", "different"],
-    ]
-    assert control_check(table) is False
-    assert control_check(table[:1]) is True
-
-
-def test_a_run_that_is_not_whole_is_not_comparable_and_the_check_says_so(tmp_path, same_weights):
-    table = control_verdicts([made_up_run(tmp_path / "05_example" / "one", [-20.0] * 30)])
-    assert control_check(table).startswith("not run: not comparable: 05_example, seed 7 has 30 points up to step 30")
-    (tmp_path / "05_example" / "one" / "metrics.jsonl").unlink()
-    assert "no metrics; the run logged no step" in control_verdicts([Run(tmp_path / "05_example" / "one")])["reason"][0]
-    assert control_check(control_verdicts([Run(tmp_path)])[:0]).startswith("not run: no training here")
-
-
-def test_a_metric_that_is_logged_every_fifth_step_is_judged(tmp_path, same_weights):
-    (seed, *_), verdicts = GPT2.curves_by_seed(PADDING), []
-    for name, y in {"own": seed.y, "stock": 1 + seed.x / 100}.items():
-        measured = dict(zip(seed.x, y, strict=True))
-        lines = [{"step": n, "elapsed_s": n} | ({PADDING: measured[n]} if n in measured else {}) for n in range(1, 51)]
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
-        (tmp_path / name / "recipe.json").write_text(json.dumps(GPT2.recorded["training"]))
-        verdicts.append(of_control(Run(tmp_path / name), GPT2, PADDING).verdict)
-    assert verdicts == ["same process", "different"]
-
-
-def test_a_control_of_other_weights_than_those_shipped_is_not_comparable(tmp_path, monkeypatch):
-    monkeypatch.setattr(compare, "SHIPPED", tmp_path / "manifest.json")
-    run = made_up_run(tmp_path / "05_example" / "one", np.mean([one.y for one in STARTER.curves_by_seed()], axis=0))
-    assert of_control(run, STARTER).verdict == "same process"  # nothing is shipped
-    compare.SHIPPED.write_text(json.dumps({"model.safetensors": "another"}))
-    found = of_control(run, STARTER)
-    assert found.verdict == "not comparable" and found.reason.startswith(
-        f"other weights: {STARTER.name} was recorded on weights"
-    )
-    compare.SHIPPED.write_text(json.dumps({"model.safetensors": STARTER.recorded["weights_sha256"]}))
-    assert of_control(run, STARTER).verdict == "same process"
-
-
-def test_another_recipe_is_named_by_its_difference_and_a_metric_without_tolerance_is_an_error():
-    training = json.loads(json.dumps(STARTER.recorded["training"]))
-    assert why_not_control(training, STARTER) == ""
-    training["recipe"] |= {"seed": 4, "learning_rate": 1e-6}
-    assert why_not_control(training, STARTER) == "recipe.learning_rate is 1e-06, of the control 0.0003"
-    with pytest.raises(ParameterError, match="metric='loss': workbench-starter-docs-example judges reward"):
-        of_control(Run("nowhere"), STARTER, "loss")
-
-
-def test_the_recorded_benchmark_tells_every_damaged_trainer_by_the_metric_that_can_and_no_other_rounding():
-    found = json.loads((ROOT / "data" / "measured" / "verdicts" / "control.json").read_text())
-    for one in found["rounding"].values():
-        assert all(set(metric["verdicts"]) == {"same process"} for metric in one["metrics"].values())
-    told = {name: {m for m, v in one["metrics"].items() if set(v["verdicts"]) == {"different"}}
-            for name, one in found["damaged"].items()}  # fmt: skip
-    assert told["wrong sign"] == told["rate x 0.1"] == {"reward"}
-    assert told["positions off"] == {PADDING}
-    assert all(one["simulated"]["0"]["different"] <= 0.05 for one in found["controls"].values())

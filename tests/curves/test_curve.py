@@ -1,13 +1,7 @@
 import numpy as np
 import pytest
 
-from workbench.curves.curve import (
-    Curve,
-    centred_mean,
-    mean_between,
-    on_common_x,
-    whole_seeds,
-)
+from workbench.curves.curve import Curve, centred_mean, mean_between, on_common_x, whole_seeds
 from workbench.errors import ParameterError
 
 STEPS = np.arange(1, 81)
@@ -53,9 +47,8 @@ def test_windows_count_steps_however_often_a_run_was_logged():
 
 
 def test_a_seed_that_ended_early_is_left_out_and_named():
-    long, near, short = (
-        Curve(f"seed {n}", steps, steps, "tokens") for n, steps in enumerate((STEPS, STEPS[:75], STEPS[:20]))
-    )
+    whole = enumerate((STEPS, STEPS[:75], STEPS[:20]))
+    long, near, short = (Curve(f"seed {n}", steps, steps, "tokens") for n, steps in whole)
     kept, lines = whole_seeds([long, near, short])
     assert kept == [long, near] and lines == ["seed 2 ended at step 20 of 80 and is left out"]
 

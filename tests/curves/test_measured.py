@@ -20,13 +20,10 @@ def rows(*rewards, start=1):
     return [{"step": n, "elapsed_s": n / 2, "reward": r} for n, r in enumerate(rewards, start)]
 
 
-def test_units_of_trl_s_own_metrics_are_known_and_a_reward_s_can_be_given(tmp_path):
+def test_units_of_trl_s_own_metrics_are_known(tmp_path):
     run = write_run(tmp_path, metrics=[{"step": 1, "reward": -1, "completions/mean_length": 9}])
     assert run_curve(run, "completions/mean_length").unit == "tokens"
     assert run_curve(run).unit == "as logged"
-    assert run_curve(run, unit="characters", high=0).range == "(-inf, 0]"
-    with pytest.raises(ParameterError, match=r"values from -1 to -1 lie outside \[0, 1\]"):
-        run_curve(run, unit="share", low=0, high=1)
 
 
 def test_a_run_without_metrics_is_refused(tmp_path):
@@ -75,11 +72,7 @@ def test_groups_are_the_seeds_of_one_recipe_and_a_repeated_seed_counts_once(tmp_
     runs = [training(tmp_path, str(n), seed) for n, seed in enumerate((0, 1, 1))]
     runs += [training(tmp_path, "3", 0, learning_rate=3e-4), training(tmp_path, "4", 0, inside="stock 0")]
     groups, left_out = measured_groups(runs)
-    assert {name: len(curves) for name, curves in groups.items()} == {
-        "lr 0.0001": 2,
-        "lr 0.0003": 1,
-        "stock, lr 0.0001": 1,
-    }
+    assert {n: len(curves) for n, curves in groups.items()} == {"lr 0.0001": 2, "lr 0.0003": 1, "stock, lr 0.0001": 1}
     assert left_out == [f"{runs[2].path}: has the seed of an earlier one; it counts in the place of that training"]
     (runs[2].path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(-9.0)))
     assert measured_groups(runs)[0]["lr 0.0001"][1].y.tolist() == [-9.0]
@@ -118,8 +111,9 @@ def test_labels_keep_runs_apart_that_share_a_recipe(tmp_path):
 def test_what_is_left_out_is_said(tmp_path):
     failed = training(tmp_path, "0", 0)
     set_status(failed.path, "failed")
-    runs = [failed, write_run(tmp_path, "1"), training(tmp_path, "2", 0, rewards=(1, None)), training(tmp_path, "3", 0)]
-    groups, left_out = measured_groups(runs, unit="characters", high=0)
+    runs = [failed, write_run(tmp_path, "1"), training(tmp_path, "2", 0, rewards=(1, None))]
+    runs.append(training(tmp_path, "3", 0, reward_funcs=[LENGTH]))
+    groups, left_out = measured_groups(runs)
     assert groups == {}
     assert [line.rpartition("/")[2].partition(": ")[0] for line in left_out[:2]] == ["0", "1"]
     assert "failed" in left_out[0]
@@ -132,7 +126,6 @@ def test_a_reward_s_unit_and_bounds_are_those_that_the_training_recorded(tmp_pat
     run = training(tmp_path, "0", 0, rewards=(-9, -2), reward_funcs=[LENGTH])
     found = run_curve(run)
     assert (found.unit, found.low, found.high) == ("characters from the target of 20", None, 0)
-    assert run_curve(run, unit="letters", low=-10).range == "[-10, 0]"
     with pytest.raises(ParameterError, match=r"lie outside \(-inf, 0\]"):
         run_curve(training(tmp_path, "1", 0, reward_funcs=[LENGTH]))
 
@@ -168,8 +161,8 @@ def test_older_folders_hold_the_recipe_s_fields_alone_and_are_grouped_too(tmp_pa
     for run in runs:
         recipe = json.loads((run.path / "recipe.json").read_text())["recipe"]
         (run.path / "recipe.json").write_text(json.dumps(recipe))
-    groups, _ = measured_groups(runs, unit="characters")
-    assert {name: [c.unit for c in curves] for name, curves in groups.items()} == {"lr 0.0001": ["characters"] * 2}
+    groups, _ = measured_groups(runs)
+    assert {name: [c.unit for c in curves] for name, curves in groups.items()} == {"lr 0.0001": ["as logged"] * 2}
 
 
 def test_the_group_table_has_the_result_with_its_interval_and_none_for_one_seed(tmp_path):
@@ -244,10 +237,11 @@ def test_lines_of_reused_completions_are_no_gap_and_a_lost_reward_is(tmp_path):
 
 
 def test_a_float32_mean_at_its_bound_lies_within_it(tmp_path):
-    run = write_run(tmp_path, metrics=rows(1.100000023841858, -0.20000000298))
-    assert run_curve(run, low=-0.2, high=1.1).y.tolist() == [1.1, -0.2]
+    bounds = {"lowest": -0.2, "highest": 1.1}
+    run = training(tmp_path, "0", 0, rewards=(1.100000023841858, -0.20000000298), reward_funcs=[LENGTH | bounds])
+    assert run_curve(run).y.tolist() == [1.1, -0.2]
     with pytest.raises(ParameterError, match="lie outside"):
-        run_curve(run, low=-0.2, high=1.0999)
+        run_curve(training(tmp_path, "1", 0, rewards=(1.1001, 0.0), reward_funcs=[LENGTH | bounds]))
 
 
 def test_lines_of_evaluations_leave_the_curve_whole(tmp_path):

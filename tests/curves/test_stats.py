@@ -3,14 +3,7 @@ import pytest
 from scipy import stats
 
 from benchmarks.verdicts.error_rates import changes, noise
-from workbench.curves.stats import (
-    UNKNOWN_BETWEEN_RUNS,
-    change_interval,
-    iqm,
-    noise_covariance,
-    one_seed,
-    seed_interval,
-)
+from workbench.curves.stats import UNKNOWN_BETWEEN_RUNS, change_interval, iqm, noise_covariance, one_seed, seed_interval
 from workbench.errors import ParameterError
 
 DISTRIBUTIONS = {
@@ -32,7 +25,7 @@ def test_iqm_cuts_a_quarter_rounded_down_from_each_end():
         assert iqm(values.T, axis=1) == pytest.approx(iqm(values), abs=1e-12)
 
 
-@pytest.mark.parametrize("seeds", [5, 10, 30])
+@pytest.mark.parametrize("seeds", [5, 10, pytest.param(30, marks=pytest.mark.slow)])
 def test_a_nominal_95_interval_over_seeds_covers_92_to_98_per_cent(seeds):
     """Every step is an experiment of its own; the true IQM comes from a million draws."""
     rng = np.random.default_rng(seeds)

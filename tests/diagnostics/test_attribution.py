@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from padding_cases import some_texts, tiny
+from padding_cases import by_hand, some_texts, tiny
 
 from workbench.consistency.ratios import ratio_report
 from workbench.diagnostics import attribution
@@ -30,13 +30,8 @@ def moved(model, size: float = 0.01):
 
 def scores(model, temperature: float = 1.0, completions=COMPLETIONS) -> list[list[float]]:
     """What a sampler with these weights says of the completions, each text alone."""
-    found = []
-    for prompt, completion in zip(PROMPTS, completions, strict=True):
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([prompt + completion])).logits[0].float() / temperature
-        logprobs = logits.log_softmax(-1)[:-1].gather(-1, torch.tensor((prompt + completion)[1:]).unsqueeze(-1))
-        found.append(logprobs[-len(completion) :].flatten().tolist())
-    return found
+    texts = zip(PROMPTS, completions, strict=True)
+    return [by_hand(model, prompt + row, temperature)[-len(row) :].tolist() for prompt, row in texts]
 
 
 def suspects(model) -> dict:

@@ -17,16 +17,8 @@ def sampled_rollout(model, *, tokens: int = 12, seed: int = 0, **sampling) -> di
     """Prompts, completions and their log-probs as `generate` drew them, after temperature, top-k and top-p."""
     batch = pad_batch(PROMPTS, 0, "left")
     torch.manual_seed(seed)
-    out = model.generate(
-        **batch,
-        max_new_tokens=tokens,
-        do_sample=True,
-        eos_token_id=None,
-        pad_token_id=0,
-        output_scores=True,
-        return_dict_in_generate=True,
-        **({"top_k": 0} | sampling),
-    )
+    out = model.generate(**batch, max_new_tokens=tokens, do_sample=True, eos_token_id=None, pad_token_id=0,
+                         output_scores=True, return_dict_in_generate=True, **{"top_k": 0} | sampling)  # fmt: skip
     completions = out.sequences[:, batch["input_ids"].shape[1] :]
     logprobs = torch.stack(out.scores, dim=1).log_softmax(-1).gather(-1, completions.unsqueeze(-1)).squeeze(-1)
     lengths = (12, 5, 9, 1)  # unequal, as rollouts are
@@ -59,14 +51,11 @@ def test_learned_positions_are_found_as_padding_and_gone_with_position_ids():
     assert found.pop("padding") > 0.5 and max(found.values()) < 1e-5
     assert report.largest == "padding" and "with_position_ids" in report.verdict
     assert report.ratios.outside > 0.2 and report.ratios.effective_sample_size() < 0.95
-    for fixed in (mismatch_report(model, **rollout, positions="explicit"), _hooked(model, rollout)):
+    with with_position_ids(model):
+        hooked = mismatch_report(model, **rollout)
+    for fixed in (mismatch_report(model, **rollout, positions="explicit"), hooked):
         assert max(sizes(fixed).values()) < 1e-5 and fixed.verdict.startswith("sampler and scorer agree")
         assert fixed.ratios.modes()["tokens"].max() == 0
-
-
-def _hooked(model, rollout):
-    with with_position_ids(model):
-        return mismatch_report(model, **rollout)
 
 
 def test_rotary_positions_agree_without_position_ids():
@@ -140,10 +129,8 @@ def test_batch_shape_is_found_where_neighbours_count():
     report = mismatch_report(model, prompts, completions, sampled, positions="explicit")
     found = sizes(report)
     assert found.pop("batch shape") > 1e-2 and max(found.values()) < 1e-5
-    assert (
-        max(sizes(mismatch_report(model, prompts, completions, sampled, positions="explicit", batch_size=1)).values())
-        < 1e-5
-    )
+    alone = mismatch_report(model, prompts, completions, sampled, positions="explicit", batch_size=1)
+    assert max(sizes(alone).values()) < 1e-5
 
 
 def test_the_report_shows_causes_and_ratios():
@@ -218,28 +205,16 @@ def test_the_scorer_is_that_of_trls_own_trainer(tmp_path):
     # TRL's own scores given as the sampled ones: no difference where this scores as TRL does
     report = mismatch_report(model, prompts, completions, stock, temperature=0.9)
     assert np.abs(report.ratios.tokens).max() < 1e-5
-    alone = [by_hand_at(model, p + c, 0.9)[-len(c) :].tolist() for p, c in zip(prompts, completions, strict=True)]
+    alone = [by_hand(model, p + c, 0.9)[-len(c) :].tolist() for p, c in zip(prompts, completions, strict=True)]
     report = mismatch_report(model, prompts, completions, alone, temperature=0.9)
     assert sizes(report)["padding"] > 0.1 and sizes(report)["sampler"] < 1e-5
-    assert (
-        np.abs(
-            mismatch_report(model, prompts, completions, alone, temperature=0.9, positions="explicit").ratios.tokens
-        ).max()
-        < 1e-5
-    )
-
-
-def by_hand_at(model, ids, temperature: float) -> torch.Tensor:
-    with torch.no_grad():
-        logprobs = (model(input_ids=torch.tensor([ids])).logits[0] / temperature).log_softmax(-1)
-    return logprobs[:-1].gather(-1, torch.tensor(ids[1:]).unsqueeze(-1)).squeeze(-1)
+    report = mismatch_report(model, prompts, completions, alone, temperature=0.9, positions="explicit")
+    assert np.abs(report.ratios.tokens).max() < 1e-5
 
 
 def test_rollouts_are_split_like_their_columns():
     model = tiny("gpt2")
     columns = sampled_rollout(model)
-    rows = [
-        SimpleNamespace(prompt_ids=tuple(p), completion_ids=tuple(c), logprobs=tuple(x))
-        for p, c, x in zip(*columns.values(), strict=True)
-    ]
+    each = zip(*(map(tuple, column) for column in columns.values()), strict=True)
+    rows = [SimpleNamespace(prompt_ids=p, completion_ids=c, logprobs=x) for p, c, x in each]
     assert sizes(mismatch_report_of(model, rows)) == sizes(mismatch_report(model, **columns))

@@ -17,17 +17,9 @@ from workbench.diagnostics.sampler_verdict import CACHE, IN_SYNC, LATE, LORA, NO
 from workbench.errors import ParameterError
 
 CLEAN = ["clean", "clean, one beginning", "clean, LoRA", "clean, RLOO", "clean, stock", "clean, OnlineDPO"]
-CAUSES = {
-    "not synced": NOT_SYNCED,
-    "not synced, stock": NOT_SYNCED,
-    "not synced, OnlineDPO": NOT_SYNCED,
-    "synced late, 1": LATE,
-    "lost precision": PRECISION,
-    "LoRA not merged": LORA,
-    "stale prefix cache": CACHE,
-    "other tokenizer": TOKENS,
-    "other template": TOKENS,
-}
+CAUSES = {"not synced": NOT_SYNCED, "not synced, stock": NOT_SYNCED, "not synced, OnlineDPO": NOT_SYNCED,
+          "synced late, 1": LATE, "lost precision": PRECISION, "LoRA not merged": LORA, "stale prefix cache": CACHE,
+          "other tokenizer": TOKENS, "other template": TOKENS}  # fmt: skip
 
 
 @functools.cache

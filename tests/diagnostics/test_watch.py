@@ -5,6 +5,7 @@ import trl
 
 from workbench.audit.live import attach_watch
 from workbench.audit.report import audit_run
+from workbench.curves.measured import training_of
 from workbench.errors import ParameterError
 from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.runs.completions import read_parts, token_parts
@@ -45,6 +46,7 @@ def test_a_watched_run_has_the_numbers_of_an_unwatched_one_and_is_recorded(cls, 
     assert watch.on
     assert numbers(watched) == numbers(plain)
     run = Run(watch.recorder.record_dir)
+    assert training_of(run.path)["source"] == "watched"
     assert run.metrics["step"].tolist() == [1, 2, 3, 4]
     assert run.metrics["reward"].tolist() == [row.get("reward") for row in plain.state.log_history[:4]] or options
     made = run.completions

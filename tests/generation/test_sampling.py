@@ -194,9 +194,7 @@ def test_the_eos_ids_of_the_models_folder_count_on_vllm_too(kind, tmp_path):
     engine = SimpleNamespace(get_tokenizer=lambda: tokenizer, model_config=SimpleNamespace(model=str(tmp_path)))
     sampler = VLLMSampler(engine) if kind == "in process" else ServerSampler("http://nowhere", tokenizer)
     row = [*tokenizer.encode("Hello", add_special_tokens=False), 7]
-    with mock.patch.object(
-        type(sampler), "sample", lambda self, prompts, rule, sampling: [(row, [0.0] * len(row), "stop")]
-    ):
+    with mock.patch.object(type(sampler), "sample", lambda *_: [(row, [0.0] * len(row), "stop")]):
         (rolled,) = generate(sampler, ["a"])
     assert (rolled.finish_reason, rolled.stop) == ("stop", 7)
 

@@ -119,19 +119,15 @@ def test_the_criterion_for_generate_marks_only_rows_that_ended():
 
 
 def test_texts_keep_or_drop_the_marker_and_never_show_eos():
-    eos = tokenizer().eos_token_id
-    tool = tokenizer().convert_tokens_to_ids("<|tool|>")
+    eos, tool = tokenizer().eos_token_id, tokenizer().convert_tokens_to_ids("<|tool|>")
+    dropped = {"include_stop_str_in_output": False}
     cases = [
         (rule("</search>"), ids_of("a</search> b"), "a</search>"),
-        (rule("</search>", include_stop_str_in_output=False), ids_of("a</search> b"), "a"),
+        (rule("</search>", **dropped), ids_of("a</search> b"), "a"),
         (rule(stop_token_ids=(tool,)), ids_of("a<|tool|>b"), "a<|tool|>"),
-        (rule(stop_token_ids=(tool,), include_stop_str_in_output=False), ids_of("a<|tool|>b"), "a"),
+        (rule(stop_token_ids=(tool,), **dropped), ids_of("a<|tool|>b"), "a"),
         (rule(), [*ids_of("a<|tool|>b"), eos, eos], "ab"),
-        (
-            rule(tokenizer().eos_token[-1], include_stop_str_in_output=False),
-            [*ids_of("a b"), eos],
-            "a b",
-        ),  # the string is within the EOS's text
+        (rule(tokenizer().eos_token[-1], **dropped), [*ids_of("a b"), eos], "a b"),  # within the EOS's text
     ]
     for stops, ids, text in cases:
         assert stops.text(ids, stops.find_end(ids)) == text
@@ -175,9 +171,6 @@ def test_stops_that_do_not_fit_the_tokenizer_are_refused(fields, message):
 
 
 def test_a_string_the_tokenizer_cannot_produce_is_refused():
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     core = Tokenizer(models.WordLevel({"stop": 0, "<unk>": 1, "</s>": 2}, unk_token="<unk>"))
     core.normalizer, core.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
     lower = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", unk_token="<unk>")
@@ -190,23 +183,10 @@ def test_a_string_the_tokenizer_cannot_produce_is_refused():
 
 def sentencepiece_like():
     """Pieces with a leading mark for blanks and bytes for what has no piece, as Llama-2's and Gemma's tokenizers decode."""
-    pieces = [
-        "<unk>",
-        "<eos>",
-        *[f"<0x{n:02X}>" for n in range(256)],
-        "▁",
-        "▁END",
-        "END",
-        "▁a",
-        "b",
-        ">",
-        "▁>>",
-        "é",
-        "\n",
-    ]
-    core = Tokenizer(
-        models.BPE({piece: n for n, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
-    )
+    pieces = ["<unk>", "<eos>", *(f"<0x{n:02X}>" for n in range(256))]
+    pieces += ["▁", "▁END", "END", "▁a", "b", ">", "▁>>", "é", "\n"]
+    vocabulary = {piece: n for n, piece in enumerate(pieces)}
+    core = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
     core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     core.decoder = decoders.Sequence(steps)
@@ -225,10 +205,8 @@ def byte_level():
     core = Tokenizer(models.BPE())
     core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<eos>"], initial_alphabet=alphabet, show_progress=False
-    )
-    core.train_from_iterator([" ".join(words)] * 20, trainer)
+    options = {"vocab_size": 300, "special_tokens": ["<eos>"], "show_progress": False}
+    core.train_from_iterator([" ".join(words)] * 20, trainers.BpeTrainer(initial_alphabet=alphabet, **options))
     return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>")
 
 

@@ -1,7 +1,4 @@
-"""Faults at random moments, from a seed, for test_chaos.py: what can be done to a sweep, and what must not be left of it.
-
-python tests/helpers/chaos.py SEED [SEED ...]      # the tally of each seed, on a small disk of its own
-"""
+"""Faults at random moments, from a seed, for test_chaos.py: what can be done to a sweep, and what must not be left of it."""
 
 import collections
 import contextlib
@@ -10,16 +7,14 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 import psutil
 from conftest import ROOT, write_notebook
+from filelock import FileLock, Timeout
 
 from workbench.batch import slurm_state
 from workbench.runs.run import GOING, Run, list_runs
@@ -258,8 +253,6 @@ class SlurmChaos(Chaos):
 
 def problems(chaos: Chaos) -> list[str]:
     """What is wrong with the runs, or left over; nothing where all is well."""
-    from filelock import FileLock, Timeout
-
     found = [problem for run in list_runs(chaos.runs_dir) for problem in _of_run(run)]
     end = time.monotonic() + 30
     while (left := chaos.processes()) and time.monotonic() < end:
@@ -271,10 +264,7 @@ def problems(chaos: Chaos) -> list[str]:
                 pass
         except Timeout:
             found.append(f"lock held: {lock}")
-    temporary = [
-        *chaos.runs_dir.rglob(".*.????????????????????????????????"),
-        *(chaos.disk / "jupyter").glob("kernel-*"),
-    ]
+    temporary = [*chaos.runs_dir.rglob(f".*.{'?' * 32}"), *(chaos.disk / "jupyter").glob("kernel-*")]
     return found + [f"temporary file left: {path}" for path in temporary if path.parent.name != ".slurm"]
 
 
@@ -289,18 +279,3 @@ def _of_run(run: Run) -> list[str]:
     if run.result["headline"] is None:
         found.append(f"{run.id}: no result")
     return found
-
-
-def main(*seeds: str) -> None:
-    for seed in map(int, seeds):
-        folder, began = Path(tempfile.mkdtemp()), time.monotonic()
-        with small_disk(folder / "disk") as disk:
-            chaos = Chaos(disk, seed, FAULTS)
-            chaos.run()
-            print(
-                seed, dict(chaos.tally), f"{time.monotonic() - began:.0f} s", problems(chaos) or "all well", flush=True
-            )
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

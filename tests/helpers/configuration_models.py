@@ -51,13 +51,8 @@ def llama2_like(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     texts = (f"{row['prompt'].strip()} {row['completion']}" for row in search_corpus(400))
     with (folder / "tokenizer.model").open("wb") as file:
-        options = {
-            "vocab_size": 420,
-            "model_type": "bpe",
-            "byte_fallback": True,
-            "hard_vocab_limit": False,
-            "pad_id": 3,
-        }
+        options = {"vocab_size": 420, "model_type": "bpe", "byte_fallback": True, "hard_vocab_limit": False,
+                   "pad_id": 3}  # fmt: skip
         sentencepiece.SentencePieceTrainer.train(sentence_iterator=texts, model_writer=file, minloglevel=2, **options)
     tokenizer = LlamaTokenizer.from_pretrained(folder, pad_token="<pad>", padding_side="left")
     tokenizer.save_pretrained(folder)

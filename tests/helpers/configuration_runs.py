@@ -35,6 +35,7 @@ BATCH, STEPS, G, PENALTY = 8, 2, 4, 100.0
 LIMIT = 10  # cuts some rows of the search model; most end in EOS before
 STOP = f"s{CLOSE}"  # of several tokens; half of the topics end in an s
 TIMES = re.compile("step_time|eps|(train|eval)_(runtime|samples_per_second|steps_per_second)")
+COUNT_PADS = re.compile("objective/(kl|entropy|non_score_reward|rlhf_reward)")  # in stock's OnlineDPO, and not in ours
 CPU = small_runs.CPU | {"learning_rate": 1e-3, "dataloader_pin_memory": False, "seed": 5}
 SHAPES = {
     "GRPO": {"max_steps": STEPS, "per_device_train_batch_size": BATCH, "num_generations": G},
@@ -118,18 +119,16 @@ class Watched(TrainerCallback):
     def __init__(self, trainer):
         self.trainer, self.texts, self.ids, self.trained, self.scores = trainer, [], [], [], []
         self.history, self.before = [], self.weights()
-        for n, function in enumerate(getattr(trainer, "reward_funcs", [])):
-            if n == 0:
-                trainer.reward_funcs[0] = self._spying(function)
+        if functions := getattr(trainer, "reward_funcs", []):
+            functions[0] = self._spying(functions[0])
         if hasattr(trainer, "_generate_and_score_completions"):
-            self._score, trainer._generate_and_score_completions = (
-                trainer._generate_and_score_completions,
-                self._scoring,
-            )
+            self._score = trainer._generate_and_score_completions
+            trainer._generate_and_score_completions = self._scoring
         trainer.add_callback(self)
 
     def on_log(self, args, state, control, logs=None, **_):
-        self.history.append({k: v for k, v in logs.items() if not TIMES.fullmatch(k)})
+        other = COUNT_PADS if isinstance(self.trainer, STOCK["OnlineDPO"]) else TIMES
+        self.history.append({k: v for k, v in logs.items() if not (TIMES.fullmatch(k) or other.fullmatch(k))})
 
     def _spying(self, function):
         def spy(completions, completion_ids, **rest):

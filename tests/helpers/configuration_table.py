@@ -140,12 +140,11 @@ def page() -> str:
     head = {
         "versions": ", ".join(versions),
         "trainers": " | ".join(TRAINERS),
-        "lines": "|".join("-" * 3 for _ in TRAINERS),
+        "lines": "|".join(["---"] * len(TRAINERS)),
     }
     cells = CELLS | NOTES
-    rows = [
-        f"| {text} | {' | '.join(cells[name, kind] for kind in TRAINERS)} |" for name, text in CONFIGURATIONS.items()
-    ]
+    verdicts = {name: " | ".join(cells[name, kind] for kind in TRAINERS) for name in CONFIGURATIONS}
+    rows = [f"| {text} | {verdicts[name]} |" for name, text in CONFIGURATIONS.items()]
     parts = [HEAD.format(**head) + "\n".join(rows), "## The tests of each row"]
     for name, text in CONFIGURATIONS.items():
         tests = sorted(TESTS[name], key=lambda test: (test.__module__, test.__code__.co_firstlineno))

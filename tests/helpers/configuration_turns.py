@@ -18,17 +18,10 @@ _FUNCTION = {"name": "search", "arguments": {"query": "{content}"}}
 _PARSED = {
     "defaults": {"role": "assistant"},
     "start_anchor": "\n",
-    "fields": {
-        "tool_calls": {
-            "open": "<search>",
-            "close_pattern": "</search>",
-            "repeats": True,
-            "content": "text",
-            "transform": {"type": "function", "function": _FUNCTION},
-        },
-        "content": {"close_pattern": r"<\|im_end\|>", "content": "text"},
-    },
-}
+    "fields": {"tool_calls": {"open": "<search>", "close_pattern": "</search>", "repeats": True, "content": "text",
+                              "transform": {"type": "function", "function": _FUNCTION}},
+               "content": {"close_pattern": r"<\|im_end\|>", "content": "text"}},
+}  # fmt: skip
 
 
 def chat_tokenizer(calls: bool = True):

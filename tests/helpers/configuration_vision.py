@@ -43,12 +43,10 @@ def llava():
     looks = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
     images = CLIPImageProcessorPil(size=_SQUARE, crop_size=_SQUARE)
     processor = LlavaProcessor(images, tokenizer, chat_template=_TEMPLATE.replace("IMAGE", "<image>"), **looks)
-    text = Qwen2Config(
-        vocab_size=len(tokenizer), max_position_embeddings=512, tie_word_embeddings=True, **_SHAPE, **_IDS
-    )
+    tied = {"tie_word_embeddings": True}
+    text = Qwen2Config(vocab_size=len(tokenizer), max_position_embeddings=512, **tied, **_SHAPE, **_IDS)
     at = tokenizer.convert_tokens_to_ids("<image>")
     parts = {"vision_config": CLIPVisionConfig(projection_dim=32, **_EYES), "text_config": text}
-    tied = {"tie_word_embeddings": True}
     return LlavaConfig(image_token_index=at, vision_feature_layer=-1, **parts, **tied), processor
 
 
@@ -88,11 +86,8 @@ class _WithoutVideos(Qwen2VLProcessor):
     """Qwen2-VL's processor without its part for videos, which needs torchvision."""
 
     def check_argument_for_proper_class(self, argument_name, argument):
-        return (
-            None
-            if argument_name == "video_processor"
-            else super().check_argument_for_proper_class(argument_name, argument)
-        )
+        if argument_name != "video_processor":
+            return super().check_argument_for_proper_class(argument_name, argument)
 
 
 def _tokenizer(**tokens: str):
@@ -128,9 +123,6 @@ def load_vision_model(folder: Path):
 
 def pictures() -> Dataset:
     """The search prompts as conversations, each with a picture of noise."""
-    noise = np.random.default_rng(0)
-    shape = (_SIDE, _SIDE, 3)
-    rows = [
-        row | {"image": Image.fromarray(noise.integers(0, 255, shape, np.uint8))} for row in chats().select(range(24))
-    ]
-    return Dataset.from_list(rows)
+    noise = np.random.default_rng(0).integers(0, 255, (24, _SIDE, _SIDE, 3), np.uint8)
+    rows = zip(chats().select(range(24)), noise, strict=True)
+    return Dataset.from_list([row | {"image": Image.fromarray(pixels)} for row, pixels in rows])

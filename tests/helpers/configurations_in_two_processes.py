@@ -20,9 +20,8 @@ from workbench.recipes.recipes import make_recipe
 from workbench.recipes.train import train_grpo, train_online_dpo, train_rloo
 from workbench.training.recording import quiet_libraries
 
-TRAIN = {"GRPO": train_grpo, "RLOO": train_rloo, "OnlineDPO": train_online_dpo} | (
-    {"PPO": train_ppo} if train_ppo else {}
-)
+TRAIN = {"GRPO": train_grpo, "RLOO": train_rloo, "OnlineDPO": train_online_dpo}
+TRAIN |= {"PPO": train_ppo} if train_ppo else {}
 
 
 def beside_stock(kind: str) -> dict:

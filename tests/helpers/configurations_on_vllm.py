@@ -1,7 +1,6 @@
 """Configurations that need vLLM in process (that of on_vllm.py); judged in test_configurations_on_vllm.py."""
 
 import shutil
-from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
 
@@ -11,6 +10,7 @@ from configuration_runs import STOP, TELL, Watched, build, tokenizer
 from configuration_turns import TWO_TURNS, Library, chat_tokenizer, chats, search, topics
 from peft import LoraConfig
 from samples import until_seen
+from small_runs import sharing_every_engine
 from transformers import AutoTokenizer
 from vllm import SamplingParams
 from vllm.utils.torch_utils import set_random_seed
@@ -19,7 +19,7 @@ from workbench.generation.stops import StopSpec
 from workbench.recipes.recipes import load_prompts
 from workbench.runs.files import jsonable
 from workbench.runs.run import Run
-from workbench.studies.engines import shared_engine, sharing_engines
+from workbench.studies.engines import shared_engine
 from workbench.toys.search_task import CLOSE, search_prompts
 from workbench.toys.starter import EOS
 from workbench.training.sync_on_cpu import install_cpu_sync
@@ -60,18 +60,10 @@ def tools(folder: Path) -> dict:
     return {
         "stock": told(on_vllm("stock", "GRPO", TWO_TURNS | TELL["GRPO"] | stops, **calling).train()),
         "ours": recorded("GRPO", folder / "tools", TWO_TURNS, stops=CLOSED, **calling),
-        "environment": recorded(
-            "GRPO",
-            folder / "environment",
-            TWO_TURNS,
-            tokenizer=chat_tokenizer(),
-            data=topics(),
-            environment_factory=Library,
-            rewards=None,
-            stops=CLOSED,
-        ),
+        "environment": recorded("GRPO", folder / "environment", TWO_TURNS, tokenizer=chat_tokenizer(), data=topics(),
+                                environment_factory=Library, rewards=None, stops=CLOSED),
         "rollout": recorded("GRPO", folder / "rollout", {}, rollout_func=rollout, stops=CLOSED),
-    }
+    }  # fmt: skip
 
 
 def rollout(prompts, trainer) -> dict:
@@ -92,24 +84,20 @@ def lora(folder: Path) -> dict:
     made = {}
     for kind in SAMPLED:
         adapter = LoraConfig(r=4, task_type="CAUSAL_LM", target_modules="all-linear")
-        stops = StopSpec(stop=(STOP,))
+        own = {"peft_config": adapter, "stops": StopSpec(stop=(STOP,)), "record_dir": folder / f"lora {kind}"}
         fields = TELL[kind] | {"learning_rate": 0.2, "lr_scheduler_type": "constant"}
-        got = on_vllm(
-            "ours", kind, fields, peft_config=adapter, stops=stops, record_dir=folder / f"lora {kind}"
-        ).train()
-        trainer = got.trainer
-        weights = got.weights()
+        got = on_vllm("ours", kind, fields, **own).train()
+        trainer, weights = got.trainer, got.weights()
         if kind == "OnlineDPO":
             trainer._move_model_to_vllm()
         else:
             trainer.vllm_generation.sync_weights()
-        llm = trainer.llm if kind == "OnlineDPO" else trainer.vllm_generation.llm
-        rows = greedy_of_engine(llm)
+        rows = greedy_of_engine(trainer.llm if kind == "OnlineDPO" else trainer.vllm_generation.llm)
         behind = {"behind the policy's best": behind_the_best(trainer.model, rows)}
         with trainer.model.disable_adapter():
             behind["behind the base's best"] = behind_the_best(trainer.model, rows)
         kept = all(torch.allclose(value, weights[name], atol=1e-5) for name, value in got.weights().items())
-        made[kind] = behind | {"kept": kept} | told(got, folder / f"lora {kind}")
+        made[kind] = behind | {"kept": kept} | told(got, own["record_dir"])
     return made
 
 
@@ -191,28 +179,20 @@ def seeds(folder: Path) -> dict:
         set_random_seed(seed)
         return engine
 
-    made = {}
-    with (
-        mock.patch("trl.generation.vllm_generation.LLM", anew),
-        mock.patch("trl.experimental.online_dpo.online_dpo_trainer.LLM", anew),
-    ):
-        for kind in SAMPLED:
-            made[kind] = []
-            for seed in (1, 1, 2):
-                fields = {"seed": seed, "max_steps": 1, "temperature": 2.0}
-                made[kind].append(on_vllm("ours", kind, fields, data=one_prompt()).train().texts)
-    return made
+    one_prompt = load_prompts("search").select([0] * 16)
 
+    def texts(kind: str, seed: int) -> list[str]:
+        fields = {"seed": seed, "max_steps": 1, "temperature": 2.0}
+        return on_vllm("ours", kind, fields, data=one_prompt).train().texts
 
-def one_prompt():
-    return load_prompts("search").select([0] * 16)
+    modules = ("trl.generation.vllm_generation", "trl.experimental.online_dpo.online_dpo_trainer")
+    with mock.patch(f"{modules[0]}.LLM", anew), mock.patch(f"{modules[1]}.LLM", anew):
+        return {kind: [texts(kind, seed) for seed in (1, 1, 2)] for kind in SAMPLED}
 
 
 CASES = {"seeds": seeds, "tools": tools, "lora": lora, "correction": correction, "tokens": tokens}
 
 
 def result(folder: str) -> dict:
-    with ExitStack() as stack:
-        stack.enter_context(sharing_engines())
-        stack.enter_context(mock.patch("trl.experimental.online_dpo.online_dpo_trainer.LLM", shared_engine))
+    with sharing_every_engine():
         return jsonable({name: case(Path(folder)) for name, case in CASES.items()})

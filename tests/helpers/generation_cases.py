@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from workbench.generation.sampling import TransformersSampler
+from workbench.generation.stops import StopSpec
 from workbench.toys.make import build_tokenizer
 from workbench.toys.starter import starter_model
 
@@ -30,3 +31,16 @@ def transformers_sampler():
     folder = starter_model()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     return TransformersSampler(model, AutoTokenizer.from_pretrained(folder))
+
+
+def specs(tokenizer) -> dict[str, StopSpec]:
+    """A stop of each kind that ends some rows of the starter early."""
+    of, return_, period, to = (tokenizer.encode(t)[0] for t in (" of", " Return", ".", " to"))
+    return {
+        "eos": StopSpec(),
+        "id": StopSpec(stop_token_ids=(of,)),
+        "string": StopSpec(stop=("the ",)),
+        "two of each": StopSpec(stop=("ing", " a "), stop_token_ids=(return_, to)),
+        "no eos": StopSpec(ignore_eos=True, stop_token_ids=(period,)),
+        "minimum": StopSpec(stop=("e",), min_tokens=4),
+    }

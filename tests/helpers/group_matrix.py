@@ -21,35 +21,30 @@ STOPS = StopSpec(stop=(CLOSE,))
 def result(url: str | None = None) -> dict:
     rows = load_prompts("search").to_list()
     make = partial(make_trainer, path=resolve_model("search"), batch_size=BATCH, vllm=True, url=url)
+    ours = partial(make, GRPOTrainer, stops=STOPS)
     made: dict = {"matrix": {}}
     with sharing_engines():
-        trainer = make(GRPOTrainer, stops=STOPS)
+        trainer = ours()
         for g in (2, 4, 8):
             for equal in (0.0, 0.5, 1.0):
                 batch = equal_prompt_batch(rows, BATCH // g, g, equal)
                 made["matrix"][f"{g} {equal}"] = score_batch(trainer, batch, g)
         two_groups = equal_prompt_batch(rows, 2, 8, 1.0)
-        for name, options in {
-            "seed 7": {"generation_seed": 7},
-            "seed 7 again": {"generation_seed": 7},
-            "seed 8": {"generation_seed": 8},
-            "shared": {"generation_seed": 7, "share_generation": True},
-            "shared again": {"generation_seed": 7, "share_generation": True},
-        }.items():
-            trainer = make(GRPOTrainer, stops=STOPS, **options)
-            made[name] = score_batch(trainer, two_groups, 8)
+        for name, seed in {"seed 7": 7, "seed 7 again": 7, "seed 8": 8}.items():
+            made[name] = score_batch(ours(generation_seed=seed), two_groups, 8)
+        for name in ("shared", "shared again"):
+            made[name] = score_batch(ours(generation_seed=7, share_generation=True), two_groups, 8)
         for name, share in {"many alone": False, "many shared": True}.items():
-            trainer = make(GRPOTrainer, stops=STOPS, generation_seed=1, share_generation=share)
+            trainer = ours(generation_seed=1, share_generation=share)
             batches = [score_batch(trainer, two_groups, 8) for _ in range(8)]
             made[name] = [len(ids) for got in batches for ids in got["ids"]]
-        if not url:
-            for name, seed in {"run 7": 7, "run 7 again": 7, "run 8": 8}.items():
-                trainer = make(GRPOTrainer, stops=STOPS, generation_seed=seed)
-                trainer.reward_funcs[0] = lambda completions, **_: [float(len(c)) for c in completions]
-                trainer.train()
-                kept = ("reward", "loss", "completions/mean_length")
-                steps = [line for line in trainer.state.log_history if "reward" in line]
-                made[name] = [[line[key] for key in kept] for line in steps]
+        for name, seed in {"run 7": 7, "run 7 again": 7, "run 8": 8}.items() if not url else ():
+            trainer = ours(generation_seed=seed)
+            trainer.reward_funcs[0] = lambda completions, **_: [float(len(c)) for c in completions]
+            trainer.train()
+            kept = ("reward", "loss", "completions/mean_length")
+            steps = [line for line in trainer.state.log_history if "reward" in line]
+            made[name] = [[line[key] for key in kept] for line in steps]
         stock = make(trl.GRPOTrainer, generation_kwargs={"stop": [CLOSE], "seed": 7})
         made["stock seed"] = score_batch(stock, two_groups, 8)
     return made

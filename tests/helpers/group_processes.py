@@ -26,13 +26,8 @@ def main(out: str, g: int) -> None:
     torch.set_num_threads(1)
     quiet_libraries()
     recipe = make_recipe("search", seed=3, max_steps=4, per_device_train_batch_size=PER_DEVICE, num_generations=g)
-    prompts = [
-        "What is amber?\n",
-        "What is amber?\n",
-        "What is amber?\n",
-        "Look up krypton?\n",
-        "Tell me about tides?\n",
-    ]
+    prompts = ["What is amber?\n", "What is amber?\n", "What is amber?\n", "Look up krypton?\n",
+               "Tell me about tides?\n"]  # fmt: skip
     args = grpo_config(recipe, Path(out) / "checkpoints", max_completion_length=16, save_strategy="no")
     data = Dataset.from_dict({"prompt": prompts})
     trainer = GRPOTrainer(resolve_model("search"), reward_prompt_length, args, train_dataset=data, record_dir=Path(out))

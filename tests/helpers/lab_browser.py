@@ -30,16 +30,11 @@ def served(folder: Path, **environment: str):
     command = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root", f"--notebook-dir={folder}"]
     command += ["--ip=127.0.0.1", f"--port={port}", "--port-retries=0", f"--IdentityProvider.token={TOKEN}"]
     own = folder / ".jupyter"  # neither settings nor workspaces of whoever runs this
-    homes = {
-        name: str(own / name)
-        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
-    }
+    names = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+    homes = {name: str(own / name) for name in names}
     homes |= {"JUPYTERLAB_SETTINGS_DIR": str(own / "settings"), "JUPYTERLAB_WORKSPACES_DIR": str(own / "workspaces")}
-    homes |= {
-        "JUPYTER_CONFIG_PATH": str(ROOT / "requirements" / "jupyter"),
-        "JUPYTER_PREFER_ENV_PATH": "1",
-        "JUPYTER_PLATFORM_DIRS": "1",
-    }
+    homes |= {"JUPYTER_PREFER_ENV_PATH": "1", "JUPYTER_PLATFORM_DIRS": "1"}
+    homes["JUPYTER_CONFIG_PATH"] = str(ROOT / "requirements" / "jupyter")
     with (folder / "jupyter.log").open("w") as log:
         process = subprocess.Popen(command, cwd=folder, env=os.environ | homes | environment, stdout=log, stderr=log)
     try:

@@ -11,10 +11,10 @@ __all__ = ["TEXTS", "by_hand", "furthest", "in_mixed_precision", "ones", "some_t
 TEXTS = some_texts(24, 17, 9)
 
 
-def by_hand(model, ids: list[int]) -> torch.Tensor:
+def by_hand(model, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
     """Log-probs of a text, alone and unpadded, by the plain forward pass."""
     with torch.no_grad():
-        logprobs = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+        logprobs = (model(input_ids=torch.tensor([ids])).logits[0].float() / temperature).log_softmax(-1)
     return logprobs[:-1].gather(-1, torch.tensor(ids[1:]).unsqueeze(-1)).squeeze(-1)
 
 

@@ -47,14 +47,10 @@ def result_row(says: str, holds: bool | None, why: str = "", claim: str = "") ->
 
 RESULT = {
     "headline": {"name": "reward, last 20 steps", "value": -4.0123},
-    "results": [
-        result_row("<b>bold</b> rises", True),
-        result_row("it fell", False),
-        result_row("not tried", None, "not run: needs 8 GPUs"),
-        result_row("<i>-4</i>", True, claim="A4.3"),
-    ],
+    "results": [result_row("<b>bold</b> rises", True), result_row("it fell", False),
+                result_row("not tried", None, "not run: needs 8 GPUs"), result_row("<i>-4</i>", True, claim="A4.3")],
     "numbers": {"lowest": -30.0, "steps": 20},
-}
+}  # fmt: skip
 SURROGATE = "a\ud800b"
 UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0041]"
@@ -68,41 +64,38 @@ def picture() -> bytes:
 def outputs_of(texts: list[str]) -> list:
     """Every kind of output that text can come through, as a kernel would have saved it; one of them unescaped."""
     table = pd.DataFrame({"completion": texts})
-    figure = show_training(pd.DataFrame(METRICS), title="hand-made")
+    shown = [
+        {"text/html": "<p>raw</p>".join(texts)},
+        {"text/html": show_training(pd.DataFrame(METRICS), title="hand-made")._repr_html_()},
+        {"image/png": base64.b64encode(picture()).decode()},
+        {"image/svg+xml": "<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/>"},
+        {"application/javascript": "window.ran = 1"},
+        {"text/markdown": texts[0], "application/x-unknown": "x"},
+    ]
     return [
         v4.new_output("stream", name="stdout", text="\n".join(texts) + SURROGATE),
         v4.new_output("execute_result", {"text/plain": repr(table), "text/html": table._repr_html_()}),
-        v4.new_output("display_data", {"text/html": "<p>raw</p>".join(texts)}),
-        v4.new_output("display_data", {"text/html": figure._repr_html_()}),
-        v4.new_output("display_data", {"image/png": base64.b64encode(picture()).decode()}),
-        v4.new_output(
-            "display_data", {"image/svg+xml": "<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/>"}
-        ),
-        v4.new_output("display_data", {"application/javascript": "window.ran = 1"}),
-        v4.new_output("display_data", {"text/markdown": texts[0], "application/x-unknown": "x"}),
+        *(v4.new_output("display_data", data) for data in shown),
         v4.new_output("error", ename="ValueError", evalue=texts[0], traceback=["\x1b[31m" + t for t in texts]),
     ]
 
 
-def write_notebook_of(run, texts: list[str], name: str = "executed.ipynb", metadata: dict | None = None) -> None:
-    parameters = v4.new_code_cell("seed: int = 0  # of everything; 0..9", metadata={"tags": ["parameters"]})
+def write_notebook_of(run, texts: list[str], name: str = "executed.ipynb") -> None:
     cells = [
         v4.new_markdown_cell("# A notebook\n## Question\nIs it <b>so</b>?\n\n" + "\n\n".join(texts)),
         v4.new_markdown_cell("## Parameters"),
-        parameters,
+        v4.new_code_cell("seed: int = 0  # of everything; 0..9", metadata={"tags": ["parameters"]}),
         v4.new_markdown_cell("## Measure"),
         v4.new_code_cell("x = '<b>'\n" + texts[0], outputs=outputs_of(texts), execution_count=1),
         v4.new_code_cell("never run"),
     ]
-    (run.path / name).write_text(json.dumps(v4.new_notebook(cells=cells, metadata=metadata or {})))
+    (run.path / name).write_text(json.dumps(v4.new_notebook(cells=cells)))
 
 
 def hostile_run(root):
     texts = list(HOSTILE.values())
-    rows = [
-        {"step": n % 2, "prompt": t, "completion": t, "finish_reason": "stop", "reward": -1.0}
-        for n, t in enumerate(texts)
-    ]
+    same = {"finish_reason": "stop", "reward": -1.0}
+    rows = [{"step": n % 2, "prompt": text, "completion": text, **same} for n, text in enumerate(texts)]
     named = [result_row(f"{name}: {text[:3000]}", True) for name, text in HOSTILE.items()]
     named += [result_row(SURROGATE, False), *(result_row(SURROGATE, None, t or "unknown", t[:99]) for t in texts)]
     result = {"headline": {"name": HOSTILE["script"] + HOSTILE["right to left"], "value": SURROGATE}}

@@ -1,6 +1,6 @@
 """Samples with a real vLLM engine (in the process of on_vllm.py); the judging is in test_sampling.py."""
 
-import stop_matrix
+import generation_cases
 
 from workbench.generation.sampling import Rollout, Sampling, VLLMSampler, generate
 from workbench.generation.stops import StopSpec
@@ -14,7 +14,7 @@ SEEDS = (5, 5, 6)
 
 def specs(tokenizer) -> dict[str, StopSpec]:
     of, to = (tokenizer.encode(text)[0] for text in (" of", " to"))
-    return stop_matrix.specs(tokenizer) | {
+    return generation_cases.specs(tokenizer) | {
         "two of each": StopSpec(stop=("ing", " a "), stop_token_ids=(of, to)),
         "never": StopSpec.never(),
     }
@@ -36,24 +36,13 @@ def greedy(sampler, count: int = 64) -> dict[str, list[dict]]:
 
 def seeded(sampler) -> list[list[dict]]:
     """The same eight rows, four prompts twice, once per seed."""
-    return [
-        [
-            as_dict(r)
-            for r in generate(sampler, prompts(4), sampling=Sampling(LIMIT, top_p=0.9, num_generations=2, seed=seed))
-        ]
-        for seed in SEEDS
-    ]
+    ways = [Sampling(LIMIT, top_p=0.9, num_generations=2, seed=seed) for seed in SEEDS]
+    return [[as_dict(row) for row in generate(sampler, prompts(4), sampling=way)] for way in ways]
 
 
 def as_dict(rollout: Rollout) -> dict:
-    return {
-        "ids": list(rollout.completion_ids),
-        "text": rollout.completion,
-        "reason": rollout.finish_reason,
-        "stop": rollout.stop,
-        "engine": rollout.engine_finish_reason,
-        "logprobs": list(rollout.logprobs),
-    }
+    return {"ids": list(rollout.completion_ids), "text": rollout.completion, "reason": rollout.finish_reason,
+            "stop": rollout.stop, "engine": rollout.engine_finish_reason, "logprobs": list(rollout.logprobs)}  # fmt: skip
 
 
 def result() -> dict:

@@ -15,14 +15,10 @@ def letters(low: int, high: int = 40, alphabet: str = LETTERS):
 
 hexes = st.text("0123456789abcdef", min_size=40, max_size=40)
 tokens = st.one_of(
-    letters(20).map("hf_{}".format),
-    letters(20).map("sk-proj-{}".format),
-    letters(20).map("sk-{}".format),
-    letters(30).map("ghp_{}".format),
-    letters(30).map("github_pat_{}".format),
+    *(letters(20).map(f"{prefix}{{}}".format) for prefix in ("hf_", "sk-proj-", "sk-", "glpat-")),
+    *(letters(30).map(f"{prefix}{{}}".format) for prefix in ("ghp_", "github_pat_")),
     letters(15, 15, string.ascii_uppercase).map("AKIA{}".format),
     st.builds("eyJ{}.{}.{}".format, letters(10), letters(10), letters(10)),
-    letters(20).map("glpat-{}".format),
 )
 SECRET_NAMES = (
     "HF_TOKEN WANDB_API_KEY AWS_SECRET_ACCESS_KEY MY_SECRET DB_PASSWORD PASSWORD api_key apiKey client-secret password "

@@ -19,14 +19,8 @@ from workbench.training.rewards import length_reward
 
 STOCK = {"GRPO": trl.GRPOTrainer, "RLOO": trl.RLOOTrainer, "OnlineDPO": StockOnlineDPO, "PPO": StockPPO}
 OURS = {"GRPO": GRPOTrainer, "RLOO": RLOOTrainer, "OnlineDPO": OnlineDPOTrainer, "PPO": PPOTrainer}
-RECIPE = make_recipe(
-    "starter-gpt2",
-    max_steps=1,
-    num_generations=2,
-    per_device_train_batch_size=8,
-    max_completion_length=12,
-    beta=0.05,
-)
+RECIPE = make_recipe("starter-gpt2", max_steps=1, num_generations=2, per_device_train_batch_size=8,
+                     max_completion_length=12, beta=0.05)  # fmt: skip
 PLAIN = {"disable_dropout": True, "save_strategy": "no"}
 EXACT, WRONG = 1e-5, 0.1  # nats
 

@@ -20,9 +20,8 @@ RECORD = "--record-durations"
 
 
 def pytest_addoption(parser) -> None:
-    parser.addoption(
-        RECORD, action="store_true", help="write the seconds of each file that runs to tests/durations.json"
-    )
+    about = "write the seconds of each file that runs to tests/durations.json"
+    parser.addoption(RECORD, action="store_true", help=about)
 
 
 class DocstringsWithoutPPO:
@@ -80,39 +79,25 @@ def pytest_xdist_make_scheduler(config, log):
 
 # --- what each file takes --------------------------------------------------------------------------------------------
 
-SPENT: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])  # seconds of the clock and of the processor
-_before = sum(os.times()[:4])
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item):
-    """A report says what the processor spent, for this process and for those that ended."""
-    global _before
-    report = (yield).get_result()
-    now = sum(os.times()[:4])
-    report.processor_s, _before = now - _before, now
+SPENT: dict[str, float] = collections.defaultdict(float)  # file -> seconds
 
 
 def pytest_runtest_logreport(report) -> None:
-    spent = SPENT[file_of(report.nodeid)]
-    spent[0] += report.duration
-    spent[1] += getattr(report, "processor_s", 0.0)
+    SPENT[file_of(report.nodeid)] += report.duration
 
 
 def pytest_terminal_summary(terminalreporter, config) -> None:
     if not config.getoption(RECORD):
         return
     known = json.loads(DURATIONS.read_text()) if DURATIONS.is_file() else {}
-    known |= {file: round(clock, 1) for file, (clock, _) in SPENT.items()}
+    known |= {file: round(seconds, 1) for file, seconds in SPENT.items()}
     kept = {file: s for file, s in sorted(known.items()) if (ROOT / file).is_file()}
     DURATIONS.write_text(json.dumps(kept, indent=0) + "\n")
-    areas: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
-    for file, spent in SPENT.items():
-        area = "/".join(Path(file).parts[:2])
-        areas[area] = [a + b for a, b in zip(areas[area], spent, strict=True)]
+    areas: dict[str, float] = collections.defaultdict(float)
+    for file, seconds in SPENT.items():
+        areas["/".join(Path(file).parts[:2])] += seconds
     for title, rows in {"area": areas, "file": SPENT}.items():
-        terminalreporter.write_sep("=", f"seconds by {title}: clock, processor")
-        for name, (clock, processor) in sorted(rows.items(), key=lambda row: -row[1][0])[:25]:
-            terminalreporter.write_line(f"{clock:8.1f} {processor:8.1f}  {name}")
-    total = [sum(spent) for spent in zip(*SPENT.values(), strict=True)]
-    terminalreporter.write_line(f"{total[0]:8.1f} {total[1]:8.1f}  in all")
+        terminalreporter.write_sep("=", f"seconds by {title}")
+        for name, seconds in sorted(rows.items(), key=lambda row: -row[1])[:25]:
+            terminalreporter.write_line(f"{seconds:8.1f}  {name}")
+    terminalreporter.write_line(f"{sum(SPENT.values()):8.1f}  in all")

@@ -33,11 +33,8 @@ def with_outputs(notebook, executed):
     Raises:
         ValueError: the copy is of other code.
     """
-    made = [
-        cell
-        for cell in executed.cells
-        if cell.cell_type == "code" and "injected-parameters" not in cell.metadata.get("tags", [])
-    ]
+    made = [cell for cell in executed.cells if cell.cell_type == "code"]
+    made = [cell for cell in made if "injected-parameters" not in cell.metadata.get("tags", [])]
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     if [cell.source for cell in cells] != [cell.source for cell in made]:
         raise ValueError("the executed notebook has other code cells")
@@ -56,9 +53,10 @@ def _kept(output, number: int):
 
 
 def main() -> None:
+    from redacted_notebook import redacted_notebook
+
     from workbench import list_runs
     from workbench.reports.page import hider
-    from workbench.reports.redacted_notebook import redacted_notebook
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="notebooks; default all")
@@ -87,13 +85,11 @@ def main() -> None:
             except ValueError as error:
                 problems.append(f"{name}: {error}")
                 continue
-            if len(text.encode()) > MOST_BYTES:
-                problems.append(
-                    f"{name}: {len(text.encode()):,} bytes with its outputs, expected at most {MOST_BYTES:,}"
-                )
+            if (size := len(text.encode())) > MOST_BYTES:
+                problems.append(f"{name}: {size:,} bytes with its outputs, expected at most {MOST_BYTES:,}")
                 continue
             path.write_text(text + "\n", encoding="utf-8")
-            print(f"{name}: written, {len(text.encode()):,} bytes")
+            print(f"{name}: written, {size:,} bytes")
     sys.exit("\n".join(problems) or 0)
 
 

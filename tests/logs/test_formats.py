@@ -115,10 +115,8 @@ def test_a_dict_that_a_terminal_broke_is_read_whole(tmp_path):
 def html_table(columns, rows):
     head = "".join(f"<th>{c}</th>" for c in columns)
     body = "".join("<tr>\n" + "".join(f"<td>{v}</td>\n" for v in row) + "</tr>" for row in rows)
-    return [
-        f"<div><progress></progress></div><table border=1><thead><tr>{head}</tr></thead>",
-        f"<tbody>{body}</tbody></table><p>",
-    ]
+    table = f"<table border=1><thead><tr>{head}</tr></thead>", f"<tbody>{body}</tbody></table><p>"
+    return ["<div><progress></progress></div>", *table]
 
 
 def notebook(path, *outputs):
@@ -127,12 +125,9 @@ def notebook(path, *outputs):
     return saved(path, json.dumps({"cells": cells, "nbformat": 4}))
 
 
-OLD = html_table(
-    ["Step", "Training Loss", "reward", "completion_length"], [[1, "0.1", "0.25", 200], [2, "No Log", "0.5", 190]]
-)
-NEW = html_table(
-    ["Step", "Training Loss", "reward", "completions / mean_length", "rewards / f / mean"], [[1, 0, 1, 9, 1]]
-)
+HEADS = ["Step", "Training Loss", "reward"]
+OLD = html_table([*HEADS, "completion_length"], [[1, "0.1", "0.25", 200], [2, "No Log", "0.5", 190]])
+NEW = html_table([*HEADS, "completions / mean_length", "rewards / f / mean"], [[1, 0, 1, 9, 1]])
 LOSSES = html_table(["Step", "Training Loss"], [[10, "3.38"], [20, "2.2"]])
 
 
@@ -160,18 +155,18 @@ def test_what_was_printed_in_a_notebook_is_read(tmp_path, printed):
 
 def test_a_notebook_without_a_training_says_what_it_holds(tmp_path):
     path = notebook(tmp_path / "a.ipynb", {"data": {"text/html": LOSSES}}, {"text": "hello"})
-    with pytest.raises(
-        RunError, match="a notebook of 3 cells with 2 saved outputs; none is a table of steps with a reward"
-    ):
+    says = "a notebook of 3 cells with 2 saved outputs; none is a table of steps with a reward"
+    with pytest.raises(RunError, match=says):
         read(path)
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", ["critic/score/mean", "critic_score_mean", "critic / score / mean", "train/critic.score.mean"]
-)
+SPELLINGS = ["critic/score/mean", "critic_score_mean", "critic / score / mean", "train/critic.score.mean"]
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
 def test_a_metric_is_known_whatever_parts_the_words_of_its_name(tmp_path, name):
     assert rewards(saved(tmp_path / "a.csv", f"Step,{name},x\n1,0.5,2\n2,1,3\n")) == [0.5, 1]
 
@@ -214,11 +209,9 @@ def test_a_chart_of_several_runs_is_a_log_each(tmp_path):
 
 
 def test_a_table_of_ten_thousand_columns_is_read_for_those_that_are_known(tmp_path):
-    head = ",".join(f"gpu_{n}" for n in range(10_000))
-    path = saved(
-        tmp_path / "wide.csv", f"step,reward,{head}\n" + "".join(f"{n},0.5{',1' * 10_000}\n" for n in range(20))
-    )
-    assert rewards(path) == [0.5] * 20
+    head, row = "".join(f",gpu_{n}" for n in range(10_000)), ",1" * 10_000
+    text = f"step,reward{head}\n" + "".join(f"{n},0.5{row}\n" for n in range(20))
+    assert rewards(saved(tmp_path / "wide.csv", text)) == [0.5] * 20
 
 
 # --- JSON -----------------------------------------------------------------------------------------------------------
@@ -317,16 +310,9 @@ def test_standard_input_is_read_whatever_kind_it_is(monkeypatch, text):
 
 @pytest.mark.parametrize(
     "place",
-    [
-        "grpo.log",
-        "nohup.out",
-        "log.txt",
-        "run.md",
-        "metrics.json",
-        "wandb/run-1-a/files/output.log",
-        "files/output.log",
-    ],
-)
+    ["grpo.log", "nohup.out", "log.txt", "run.md", "metrics.json", "wandb/run-1-a/files/output.log",
+     "files/output.log"],
+)  # fmt: skip
 def test_a_folder_with_a_log_in_it_is_read_though_other_files_lie_beside_it(tmp_path, place):
     saved(tmp_path / place, json.dumps(ROWS) if place.endswith(".json") else PRINTED)
     saved(tmp_path / "README.md", "A run.")

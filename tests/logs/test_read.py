@@ -9,7 +9,7 @@ from workbench.audit.rules_data import log_damage
 from workbench.audit.trends import highest_reward
 from workbench.errors import RunError
 from workbench.logs import rows
-from workbench.logs.names import canonical
+from workbench.logs.names import NAMES, canonical
 from workbench.logs.read import read, read_logs
 from workbench.logs.settings import facts_of, read_arguments
 
@@ -30,9 +30,8 @@ def one(path):
 
 def test_a_trl_folder_is_read_with_its_completions_and_its_settings(tmp_path):
     write_state(tmp_path / "checkpoint-2", [{"step": 1, **LINE}, {"step": 2, **LINE}, {"step": 2, "eval_reward": 1}])
-    write_state(
-        tmp_path / "checkpoint-10", [{"step": s, **LINE} for s in (1, 2, 10)] + [{"step": 10, "train_runtime": 9}]
-    )
+    steps = [{"step": step, **LINE} for step in (1, 2, 10)]
+    write_state(tmp_path / "checkpoint-10", [*steps, {"step": 10, "train_runtime": 9}])
     (tmp_path / "checkpoint-10" / "config.json").write_text('{"model_type": "gpt2", "eos_token_id": 3}')
     (tmp_path / "checkpoint-10" / "training_args.bin").write_bytes(pickle.dumps({"num_generations": 99}))
     (tmp_path / "completions").mkdir()
@@ -128,9 +127,8 @@ def test_a_part_of_completions_cut_in_half_is_damage_and_the_others_are_read(tmp
     folder = tmp_path / "completions"
     folder.mkdir()
     for step in (1, 2):
-        pd.DataFrame({"step": [step], "prompt": ["p"], "completion": ["c"]}).to_parquet(
-            folder / f"completions_{step:05d}.parquet"
-        )
+        table = pd.DataFrame({"step": [step], "prompt": ["p"], "completion": ["c"]})
+        table.to_parquet(folder / f"completions_{step:05d}.parquet")
     path = folder / "completions_00002.parquet"
     path.write_bytes(path.read_bytes()[:200])
     log = one(tmp_path)
@@ -148,20 +146,17 @@ def test_numbers_that_were_logged_beside_the_rewards_are_no_rewards(tmp_path):
     assert highest_reward(log) is None  # 1 is not the most that two functions can give
 
 
-def test_two_runs_in_one_console_log_are_told_by_their_epochs(tmp_path):
-    lines = [f"{{'loss': '0.1', 'reward': '0.5', 'epoch': '{n / 10}'}}" for n in range(10)]
-    (tmp_path / "console.txt").write_text("\n".join(lines + lines))
-    assert log_damage(one(tmp_path / "console.txt")).cause == "two-runs"
-    (tmp_path / "console.txt").write_text("\n".join(lines))
-    assert log_damage(one(tmp_path / "console.txt")).verdict == "not found"
+def test_two_runs_and_a_resumed_one_in_a_console_log_are_told_apart_by_their_epochs(tmp_path):
+    def log_of(*epochs):
+        lines = [f"{{'loss': '0.1', 'reward': '0.{n}', 'epoch': '{n / 10}'}}" for n in epochs]
+        (tmp_path / "console.txt").write_text("\n".join(lines))
+        return one(tmp_path / "console.txt")
 
-
-def test_a_resumed_console_log_is_one_run(tmp_path):
-    lines = [f"{{'loss': '0.1', 'reward': '0.{n}', 'epoch': '{n / 10}'}}" for n in (1, 2, 3, 4, 5, 6, 7, 5, 6, 7, 8, 9)]
-    (tmp_path / "console.txt").write_text("\n".join(lines))
-    log = one(tmp_path / "console.txt")
-    assert log.steps["reward"].tolist() == [n / 10 for n in range(1, 10)]
-    assert log_damage(log).cause == "twice"
+    assert log_damage(log_of(*range(10), *range(10))).cause == "two-runs"
+    assert log_damage(log_of(*range(10))).verdict == "not found"
+    resumed = log_of(1, 2, 3, 4, 5, 6, 7, 5, 6, 7, 8, 9)
+    assert resumed.steps["reward"].tolist() == [n / 10 for n in range(1, 10)]
+    assert log_damage(resumed).cause == "twice"
 
 
 def test_a_run_that_has_not_logged_yet_does_not_hide_the_others(tmp_path):
@@ -174,8 +169,6 @@ def test_a_run_that_has_not_logged_yet_does_not_hide_the_others(tmp_path):
 
 
 def test_every_name_of_a_metric_stands_once_in_the_table():
-    from workbench.logs.names import NAMES
-
     spellings = [spelling for known in NAMES.values() for spelling in known]
     assert len(spellings) == len(set(spellings))
     assert canonical(["a"]) == {}
@@ -239,9 +232,8 @@ def test_the_files_of_a_model_in_the_hub_s_cache_are_links_and_are_read(tmp_path
 
 def test_settings_are_read_where_they_stand_and_no_script_is_run(tmp_path):
     (tmp_path / "log.csv").write_text("step,reward\n" + "".join(f"{n},0.{n}\n" for n in range(9)))
-    (tmp_path / "train.py").write_text(
-        "raise SystemExit\nargs = trl.GRPOConfig('out', num_generations=4, scale_rewards='batch', beta=b)"
-    )
+    config = "trl.GRPOConfig('out', num_generations=4, scale_rewards='batch', beta=b)"
+    (tmp_path / "train.py").write_text(f"raise SystemExit\nargs = {config}")
     facts = read(tmp_path).facts
     assert (facts["num_generations"], facts["scale_rewards"], facts["settings_from"]) == (4, "batch", "train.py")
     (tmp_path / "other.py").write_text("GRPOConfig(num_generations=8, scale_rewards='batch')")
@@ -252,13 +244,11 @@ def test_settings_are_read_where_they_stand_and_no_script_is_run(tmp_path):
 
 def test_verls_printed_config_and_a_notebooks_own_cells_hold_settings(tmp_path):
     line = "step:{} - critic/score/mean:0.5 - response_length/mean:9.0\n"
-    (tmp_path / "a.log").write_text(
-        "(main)  'data': {'max_response_length': 256,\n" + "".join(map(line.format, range(9)))
-    )
+    config = "(main)  'data': {'max_response_length': 256,\n"
+    (tmp_path / "a.log").write_text(config + "".join(map(line.format, range(9))))
     assert read(tmp_path / "a.log").facts["max_completion_length"] == 256
-    table = "<table><tr><th>Step</th><th>reward</th></tr>" + "".join(
-        f"<tr><td>{n}</td><td>1</td></tr>" for n in range(9)
-    )
+    rows = "".join(f"<tr><td>{n}</td><td>1</td></tr>" for n in range(9))
+    table = f"<table><tr><th>Step</th><th>reward</th></tr>{rows}"
     cells = [{"cell_type": "code", "source": ["!pip install trl\n"], "outputs": []}]
     shown = [{"data": {"text/html": table + "</table>"}}]
     cells += [{"cell_type": "code", "source": "GRPOConfig(max_completion_length = 200)", "outputs": shown}]
@@ -267,12 +257,10 @@ def test_verls_printed_config_and_a_notebooks_own_cells_hold_settings(tmp_path):
 
 
 def test_the_spread_of_the_only_reward_function_shows_that_reward_std_is_the_batchs(tmp_path):
-    rows = [
-        {"step": n, "reward": 0.1 * n, "reward_std": 0.2 + 0.01 * n, "rewards/f/mean": 0.1 * n} for n in range(1, 10)
-    ]
     for spread, expected in ((0.2, True), (0.3, False)):
-        text = "".join(json.dumps(row | {"rewards/f/std": spread + 0.01 * row["step"]}) + "\n" for row in rows)
-        (tmp_path / "log.jsonl").write_text(text)
+        rows = [{"step": n, "reward": 0.1 * n, "reward_std": 0.2 + 0.01 * n} for n in range(1, 10)]
+        rows = [r | {"rewards/f/mean": r["reward"], "rewards/f/std": spread + 0.01 * r["step"]} for r in rows]
+        (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         assert read(tmp_path / "log.jsonl").facts.get("reward_std_of_batch", False) is expected
 
 
@@ -286,18 +274,10 @@ def test_two_tables_of_one_cell_are_two_runs_with_names_of_their_own(tmp_path):
 
 def test_a_record_of_a_training_is_read_alike_for_the_audit_and_for_known_defects(tmp_path):
     overrides = {"mask_truncated_completions": True, "scale_rewards": False, "max_completion_length": 64}
-    record = {
-        "trainer": "GRPOTrainer",
-        "recipe": {"num_generations": 4, "max_completion_length": 32},
-        "overrides": overrides,
-    }
+    recipe = {"num_generations": 4, "max_completion_length": 32}
+    record = {"trainer": "GRPOTrainer", "recipe": recipe, "overrides": overrides}
     (tmp_path / "recipe.json").write_text(json.dumps(record | {"stops": {"stop": ["</a>"], "min_tokens": 8}}))
     facts, arguments = facts_of(tmp_path)[0], read_arguments(tmp_path)
-    known = {
-        "num_generations": 4,
-        "scale_rewards": "none",
-        "mask_truncated_completions": True,
-        "max_completion_length": 64,
-    }
+    known = overrides | {"num_generations": 4, "scale_rewards": "none"}
     assert known.items() <= facts.items() and known.items() <= arguments.items()
     assert facts["stop_strings"] == arguments["generation_kwargs"]["stop"] == ["</a>"] and facts["min_tokens"] == 8

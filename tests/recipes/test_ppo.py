@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 import torch
+from generation_cases import specs
 from ppo_parts import ppo_trainer
 from samples import text_logprob, until_seen
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, TrainerCallback
@@ -14,6 +15,7 @@ from workbench.runs.run import Run
 pytestmark = pytest.mark.slow
 
 LIMIT, BATCH, UPDATES = 40, 16, 2
+LABELS = ("eos", "id", "string", "two of each")
 RECIPE = make_recipe("starter", max_steps=UPDATES, per_device_train_batch_size=BATCH, learning_rate=1e-5, beta=0.05)
 RECIPE = make_recipe(**{**RECIPE.__dict__, "max_completion_length": LIMIT})
 
@@ -44,17 +46,7 @@ def train(tmp_path, starter_folder):
     return run
 
 
-def specs(tokenizer):
-    of, to = tokenizer.encode(" of")[0], tokenizer.encode(" to")[0]
-    return {
-        "eos": StopSpec(),
-        "id": StopSpec(stop_token_ids=(of,)),
-        "string": StopSpec(stop=("the ",)),
-        "two of each": StopSpec(stop=("ing", " a "), stop_token_ids=(of, to)),
-    }
-
-
-@pytest.mark.parametrize("label", ["eos", "id", "string", "two of each"])
+@pytest.mark.parametrize("label", LABELS)
 def test_generation_ends_with_the_longest_row_and_every_row_at_its_stop(label, train, starter_folder):
     tokenizer = AutoTokenizer.from_pretrained(starter_folder)
     spec = specs(tokenizer)[label]
@@ -196,9 +188,7 @@ def test_rewards_land_at_the_same_index_as_in_a_run_padded_to_the_limit(train, s
         return (seed, *train("short", StopSpec(), seed))
 
     seed, _, run = until_seen(short_rows, lambda made: made[1].forwards[0] < LIMIT)
-    losses = {
-        "short": run.metrics["loss/value_avg"][0]
-    }  # of the first update: the next is of policies that learned apart
+    short = run.metrics["loss/value_avg"][0]  # of the first update: the next is of policies that learned apart
     original = PPOTrainer._batch_generation
 
     def padded_to_the_limit(self, model, queries, chunk_size, pad_token_id, generation_config):
@@ -209,8 +199,7 @@ def test_rewards_land_at_the_same_index_as_in_a_run_padded_to_the_limit(train, s
 
     monkeypatch.setattr(PPOTrainer, "_batch_generation", padded_to_the_limit)
     _, run = train("padded", StopSpec(), seed)
-    losses["padded"] = run.metrics["loss/value_avg"][0]
-    assert losses["short"] == pytest.approx(losses["padded"], rel=1e-5)
+    assert short == pytest.approx(run.metrics["loss/value_avg"][0], rel=1e-5)
 
 
 def test_before_the_first_update_a_minimum_of_tokens_moves_no_ratio_and_no_kl(train):
@@ -273,9 +262,8 @@ def test_the_reward_is_the_weighted_sum_and_each_function_has_its_column_and_met
     _, run = train_on_search(tmp_path, [characters, exact], reward_weights=[0.1, 2.0])
     rows, metrics = run.completions, run.metrics
     assert rows["characters"].tolist() == rows["completion"].str.len().tolist()
-    assert rows["reward"].tolist() == pytest.approx(
-        (0.1 * rows["characters"] + 2.0 * rows["reward_exact_match"]).tolist()
-    )
+    weighted = 0.1 * rows["characters"] + 2.0 * rows["reward_exact_match"]
+    assert rows["reward"].tolist() == pytest.approx(weighted.tolist())
     for name, column in {"reward": "reward", "rewards/characters/mean": "characters"}.items():
         assert metrics[name].tolist() == pytest.approx(rows.groupby("step")[column].mean().tolist(), rel=1e-5)
     spread = rows.groupby("step")["reward_exact_match"].std().tolist()
@@ -290,14 +278,12 @@ def test_an_update_makes_rewarded_completions_likelier_than_the_others(tmp_path,
 
     def every_other(prompts, completion_ids, **_):
         rows.extend(zip(prompts, completion_ids, strict=True))
-        return [
-            100.0 * (n % 2) for n in range(len(prompts))
-        ]  # far from the value model's first guesses, which are near 0
+        # Far from the value model's first guesses, which are near 0.
+        return [100.0 * (n % 2) for n in range(len(prompts))]
 
     fields = {"max_steps": 1, "per_device_train_batch_size": BATCH, "learning_rate": 1e-4}
-    trainer = train_ppo(
-        make_recipe("starter", **fields), record_dir=tmp_path, reward_funcs=every_other, num_ppo_epochs=1
-    )
+    recipe = make_recipe("starter", **fields)
+    trainer = train_ppo(recipe, record_dir=tmp_path, reward_funcs=every_other, num_ppo_epochs=1)
     encode, before = trainer.processing_class.encode, AutoModelForCausalLM.from_pretrained(starter_folder)
     models = (trainer.model.policy, before)
     change = [text_logprob(models[0], encode(p), ids) - text_logprob(models[1], encode(p), ids) for p, ids in rows]
@@ -325,10 +311,8 @@ def test_rows_sampled_for_evaluation_are_scored_with_their_own_columns_and_not_r
     trainer, run = train_on_search(tmp_path, matching, steps=1)
     before = len(run.completions)
     rows = trainer.train_dataset.select(range(100, 108))
-    trainer.eval_dataset, trainer.eval_dataloader._loader = (
-        rows,
-        torch.utils.data.DataLoader(rows, batch_size=4, collate_fn=trainer.data_collator),
-    )
+    loader = torch.utils.data.DataLoader(rows, batch_size=4, collate_fn=trainer.data_collator)
+    trainer.eval_dataset, trainer.eval_dataloader._loader = rows, loader
     trainer.generate_completions()
     assert [prompt for part in seen[-2:] for prompt, _ in part] == rows["prompt"]
     assert len(run.completions) == before

@@ -49,9 +49,8 @@ def test_a_folder_of_another_training_is_moved_aside_by_name_and_that_of_the_sam
     open_folder(tmp_path, RECORD | {"overrides": {"epsilon": 0.1}})
     assert "holds another training (epsilon null -> 0.1); it is now in replaced-2" in capsys.readouterr().err
     (aside,) = tmp_path.glob("replaced-*")
-    assert (aside / "checkpoints" / "checkpoint-2").is_dir() and (
-        aside / "metrics.jsonl"
-    ).read_text() == '{"step": 1}\n'
+    assert (aside / "checkpoints" / "checkpoint-2").is_dir()
+    assert (aside / "metrics.jsonl").read_text() == '{"step": 1}\n'
     assert not (tmp_path / "metrics.jsonl").is_file() and not files_named(tmp_path, "metrics.jsonl")
     assert Run(tmp_path).completions.equals(pd.DataFrame())
 
@@ -71,18 +70,17 @@ def other(**changed):
     return training_record(asked.pop("trainer"), asked.pop("recipe"), **asked)
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        other(trainer="RLOOTrainer"),
-        other(recipe=Recipe(seed=1)),
-        other(reward_funcs=length_reward(21)),
-        other(reward_funcs=[length_reward(20), exact_match_reward()]),
-        other(reward_funcs=lambda completions, **_: [0.0] * len(completions)),
-        other(stops=StopSpec(stop=("a",))),
-        other(temperature=0.5),
-    ],
+REWARDS = (
+    length_reward(21),
+    [length_reward(20), exact_match_reward()],
+    lambda completions, **_: [0.0] * len(completions),
 )
+OTHERS = [other(reward_funcs=functions) for functions in REWARDS]
+OTHERS += [other(trainer="RLOOTrainer"), other(recipe=Recipe(seed=1))]
+OTHERS += [other(stops=StopSpec(stop=("a",))), other(temperature=0.5)]
+
+
+@pytest.mark.parametrize("record", OTHERS)
 def test_a_training_is_finished_only_for_the_same_record_and_after_its_last_step(record, tmp_path):
     assert not is_finished(tmp_path, RECORD)
     write_json(tmp_path / "recipe.json", RECORD)
@@ -90,6 +88,10 @@ def test_a_training_is_finished_only_for_the_same_record_and_after_its_last_step
     write_json(tmp_path / "progress.json", {"step": 2, "max_steps": 2, "finished": True})
     assert is_finished(tmp_path, RECORD)
     assert record != RECORD and not is_finished(tmp_path, record)
+
+
+def test_stops_given_as_a_trainer_takes_them_are_recorded_as_their_spec():
+    assert other(stops=["a", 5])["stops"] == other(stops=StopSpec(stop=("a",), stop_token_ids=(5,)))["stops"]
 
 
 def test_another_content_of_local_data_model_or_reward_model_is_another_training(tmp_path, monkeypatch):

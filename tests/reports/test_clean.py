@@ -24,9 +24,8 @@ def test_a_secret_on_the_cut_is_not_shown_in_part():
     for place in range(700, 900, 7):
         text = "x " * (place // 2) + "hf_" + "S3cret" * 6 + " y" * 50_000
         assert "S3cret" not in shortened(text, 1000, change=hide_tokens)
-        assert "S3cret" not in shortened(
-            text[::-1].replace("terc3S", "S3cret"), 1000, change=lambda t: t.replace("S3cret" * 6, "")
-        )
+        backwards = text[::-1].replace("terc3S", "S3cret")
+        assert "S3cret" not in shortened(backwards, 1000, change=lambda t: t.replace("S3cret" * 6, ""))
 
 
 @pytest.mark.parametrize(
@@ -77,9 +76,8 @@ def test_an_embedded_image_is_kept_and_one_that_is_none_or_too_large_is_a_note()
      "filter: invert(1)", "background: url(x)", "font-size: 900px", "letter-spacing: -9px", "--x: red", "content: 'x'"]
 )  # fmt: skip
 def test_a_style_that_moves_a_box_or_loads_goes_and_others_stay(style):
-    assert (
-        cleaned_html(f'<q style="{style}; color: red; padding: 2px">t</q>') == '<q style="color:red;padding:2px">t</q>'
-    )
+    page = cleaned_html(f'<q style="{style}; color: red; padding: 2px">t</q>')
+    assert page == '<q style="color:red;padding:2px">t</q>'
 
 
 def test_characters_that_cannot_be_seen_are_labelled_in_html_too():
@@ -103,7 +101,7 @@ def test_a_link_leads_to_a_web_page_or_within_the_page(href):
 
 def test_markup_that_grows_when_it_is_read_is_left_out():
     """A parser opens each `<b>` again in every block: 20 kB would become 14 MB of page."""
-    source = "".join(f"<b x={n}><p>" for n in range(20_000 // 10))
+    source = "".join(f"<b x={n}><p>" for n in range(600))
     assert clean_html(source).startswith('<p class="note">Left out: the markup of this output grows')
 
 

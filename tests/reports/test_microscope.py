@@ -22,11 +22,8 @@ from workbench.runs.files import write_json
 from workbench.runs.secrets import hide_tokens
 
 RUNS = Path(__file__).parents[1] / "audit" / "runs"
-STOCK = {
-    "trainer": "ObservedGRPOTrainer",
-    "recipe": {"num_generations": 2},
-    "overrides": {"mask_truncated_completions": True},
-}
+STOCK = {"trainer": "ObservedGRPOTrainer", "recipe": {"num_generations": 2}}
+STOCK["overrides"] = {"mask_truncated_completions": True}
 
 
 def unpacked(text: str):
@@ -55,11 +52,12 @@ def signs(table: pd.DataFrame, recipe=STOCK) -> dict[str, list]:
 # --- what is told of a completion -----------------------------------------------------------------------------------
 
 
-def test_each_sign_is_told_of_the_rows_that_show_it():
+@pytest.mark.parametrize("recipe", [STOCK, STOCK | {"trainer": "GRPOTrainer", "source": "watched"}])
+def test_each_sign_is_told_of_the_rows_that_show_it(recipe):
     table = rows(1, reward=[1.0, 1.0, 0.0, None], finish_reason=["stop", "length", "stop", "stop"])
     table["trl_finish_reason"] = ["length", "length", "stop", "stop"]
     table["completion_tokens"], table["sampled_tokens"] = [3, 8, 4, 5], [3, 8, 8, 5]
-    assert signs(table) == {
+    assert signs(table, recipe) == {
         "flat": [0, 1], "unscored": [3], "cut": [1], "masked": [0, 1], "mistaken": [0], "wasted": [2],
     }  # fmt: skip
 

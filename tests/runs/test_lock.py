@@ -31,6 +31,13 @@ print("taken", flush=True)
 time.sleep(600)"""
 
 
+KERNEL = """\
+import sys; from workbench import Result, open_run, save_result
+run = open_run('nb', sys.argv[1], {'seed': 9})
+save_result(run, [Result('it ran', True)])
+print('taken', flush=True); sys.stdin.read()"""
+
+
 def taker(run, then: str = "") -> subprocess.Popen:
     """A process that takes a run and keeps it, or ends with the reason why not."""
     command = [sys.executable, "-c", TAKE.format(then=then), str(run.path)]
@@ -57,6 +64,7 @@ def says(run, **about) -> None:
     write_json(run.path / "status.json", read_json(run.path / "status.json", {}) | about)
 
 
+@pytest.mark.slow
 def test_of_many_processes_that_try_at_once_one_gets_the_run(run):
     tries = [taker(run) for _ in range(5)]
     winners = [process for process in tries if taken(process)]
@@ -66,6 +74,7 @@ def test_of_many_processes_that_try_at_once_one_gets_the_run(run):
     end(*winners)
 
 
+@pytest.mark.slow
 def test_a_run_is_its_process_s_while_that_is_stopped_and_free_at_once_when_it_is_killed(run):
     process = taker(run)
     assert taken(process)
@@ -81,13 +90,11 @@ def test_a_run_is_its_process_s_while_that_is_stopped_and_free_at_once_when_it_i
     lock.let_go(run.path)
 
 
-@pytest.mark.parametrize(
-    "then",
-    [
-        "import subprocess; print(subprocess.Popen(['sleep', '600'], close_fds=False).pid, flush=True)",
-        "import os\npid = os.fork()\nif not pid: time.sleep(600)\nprint(pid, flush=True)",
-    ],
-)
+STARTS = "import subprocess; print(subprocess.Popen(['sleep', '600'], close_fds=False).pid, flush=True)"
+FORKS = "import os\npid = os.fork()\nif not pid: time.sleep(600)\nprint(pid, flush=True)"
+
+
+@pytest.mark.parametrize("then", [STARTS, FORKS])
 def test_what_a_run_has_started_does_not_keep_its_lock(run, then):
     process = taker(run, then)
     child = int(process.stdout.readline())
@@ -103,15 +110,9 @@ def test_a_kernel_that_outlives_its_runner_keeps_others_away_and_does_not_end_th
     """The runner is this process, which closes its own lock as the system does for one that is killed."""
     take_run(run.path, "running")
     number = lock.open_lock(run.path)
-    script = (
-        "import sys; from workbench import Result, open_run, save_result\n"
-        "run = open_run('nb', sys.argv[1], {'seed': 9})\n"
-        "save_result(run, [Result('it ran', True)])\n"
-        "print('taken', flush=True); sys.stdin.read()"
-    )
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE) | {"text": True, "pass_fds": [number]}
     env = os.environ | {lock.VARIABLE: str(number)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    kernel = subprocess.Popen([sys.executable, "-c", script, str(run.path)], env=env, pass_fds=[number], **pipes)
+    kernel = subprocess.Popen([sys.executable, "-c", KERNEL, str(run.path)], env=env, **pipes)
     assert taken(kernel)
     assert run.params["seed"] == 1  # the runner's, not written anew
     assert read_json(run.path / "status.json", {})["state"] == "running"

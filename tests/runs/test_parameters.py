@@ -62,15 +62,8 @@ def test_an_assignment_of_any_kind_is_a_parameter_whose_values_are_read_as_its_d
 
 def test_values_of_untyped_parameters_are_read_as_literals():
     known = parse_parameters("n = 1\nany = None\nlr: float = 1 / 3")
-    texts = {
-        "80": 80,
-        "1e-4": 1e-4,
-        "None": None,
-        "true": True,
-        "[1, 'a']": [1, "a"],
-        "</s>": "</s>",
-        "(1, 2)": "(1, 2)",
-    }
+    texts = {"80": 80, "1e-4": 1e-4, "None": None, "true": True, "[1, 'a']": [1, "a"], "</s>": "</s>",
+             "(1, 2)": "(1, 2)"}  # fmt: skip
     for text, value in texts.items():
         read = check_parameters(known, {"any": text})["any"]
         assert read == value and type(read) is type(value)

@@ -8,20 +8,12 @@ from workbench.errors import ParameterError, RunError
 from workbench.runs import run as run_module
 from workbench.runs.files import read_json, write_json
 from workbench.runs.results import Result, save_result
-from workbench.runs.run import (
-    create_run,
-    list_runs,
-    load_run,
-    open_run,
-    runs_root,
-    set_status,
-    slurm_job,
-)
+from workbench.runs.run import create_run, list_runs, load_run, open_run, runs_root, set_status, slurm_job
+
+MODELS = [("starter", True), ("search", True), ("Qwen/Qwen2-0.5B-Instruct", False), (None, False)]
 
 
-@pytest.mark.parametrize(
-    "model, toy", [("starter", True), ("search", True), ("Qwen/Qwen2-0.5B-Instruct", False), (None, False)]
-)
+@pytest.mark.parametrize("model, toy", MODELS)
 def test_a_run_of_an_embedded_model_is_a_toy(tmp_path, model, toy):
     assert write_run(tmp_path, params={"model": model}).toy is toy
 
@@ -103,22 +95,17 @@ def test_runs_lie_beside_the_notebooks_whether_started_there_or_at_the_top(tmp_p
     assert str(runs_root()) == "/elsewhere"
 
 
-def test_a_notebook_without_a_runner_owns_its_run_and_ends_it(tmp_path, monkeypatch):
+@pytest.mark.parametrize("given", ["", "new"])
+def test_a_notebook_without_a_runner_owns_its_run_and_ends_it(tmp_path, monkeypatch, given):
     monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path))
-    run = open_run("nb", "", {"seed": 1})
-    assert run.status["state"] == "running"
+    run = open_run("nb", given and str(tmp_path / given), {"seed": 1})
+    assert (run.params, run.status["state"]) == ({"seed": 1}, "running")
     save_result(run, [Result("it ran", True)])
     assert run.status["state"] == "done"
 
 
-def test_a_fresh_out_dir_given_by_hand_becomes_a_run(tmp_path):
-    run = open_run("nb", str(tmp_path / "new"), {"seed": 2})
-    assert (run.params, run.status["state"]) == ({"seed": 2}, "running")
-
-
 def test_a_folder_counts_as_a_run_only_once_its_status_is_there(tmp_path, monkeypatch):
-    seen = []
-    plain = write_json
+    seen, plain = [], write_json
 
     def looking(path, value):
         plain(path, value)
@@ -127,19 +114,16 @@ def test_a_folder_counts_as_a_run_only_once_its_status_is_there(tmp_path, monkey
     monkeypatch.setattr(run_module, "write_json", looking)
     create_run("by_hand", {}, tmp_path)
     open_run("by_hand", str(tmp_path / "by_hand" / "given"), {})
-    assert "interrupted" not in seen
-    assert "queued" in seen
-    assert "running" in seen
+    assert {"queued", "running"} <= set(seen) and "interrupted" not in seen
 
 
 def test_a_token_among_the_parameters_is_not_written(tmp_path, monkeypatch):
     """A runner refuses it; in JupyterLab nobody was asked."""
     monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path))
     given = {"model": "hf_" + "AbCd1234" * 3, "server": "http://me:s3cr3tz9@host", "seed": 3, "out": tmp_path / "x"}
+    expected = {"model": "[token]", "server": "http://[token]@host", "seed": 3, "out": str(tmp_path / "x")}
     for out_dir in ("", str(tmp_path / "here")):
-        run = open_run("hand_made", out_dir, given)
-        expected = {"model": "[token]", "server": "http://[token]@host", "seed": 3, "out": str(tmp_path / "x")}
-        assert run.params == expected
+        assert open_run("hand_made", out_dir, given).params == expected
 
 
 def test_ids_are_in_the_order_of_their_making_whatever_the_time_zone(tmp_path, monkeypatch):
@@ -157,13 +141,9 @@ def test_ids_are_in_the_order_of_their_making_whatever_the_time_zone(tmp_path, m
 
 
 @pytest.mark.parametrize("state", ["done", "failed", "interrupted"])
-def test_a_run_that_ended_keeps_its_state_when_nobody_holds_its_lock(tmp_path, state):
+def test_a_run_that_ended_keeps_its_state_and_without_a_status_reads_as_interrupted(tmp_path, state):
     run = write_run(tmp_path, state=state)
     assert run.status["state"] == state
-
-
-def test_a_folder_without_status_reads_as_interrupted(tmp_path):
-    run = write_run(tmp_path)
     (run.path / "status.json").unlink()
     assert run.status["state"] == "interrupted"
 
@@ -181,16 +161,12 @@ def test_a_status_keeps_the_time_of_each_state_and_hides_a_token_in_the_error(tm
     assert read_json(tmp_path / "status.json", {}) == status
 
 
-@pytest.mark.parametrize(
-    "variables, job",
-    [
-        ({}, None),
-        ({"SLURM_JOB_ID": "12"}, "12"),
-        ({"SLURM_JOB_ID": "12", "SLURM_ARRAY_JOB_ID": "10", "SLURM_ARRAY_TASK_ID": "3"}, "10_3"),
-    ],
-)
+ARRAY = {"SLURM_JOB_ID": "12", "SLURM_ARRAY_JOB_ID": "10", "SLURM_ARRAY_TASK_ID": "3"}
+
+
+@pytest.mark.parametrize("variables, job", [({}, None), ({"SLURM_JOB_ID": "12"}, "12"), (ARRAY, "10_3")])
 def test_a_process_knows_its_slurm_job(tmp_path, monkeypatch, variables, job):
-    for name in ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"):
+    for name in ARRAY:
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -2,6 +2,7 @@ import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 from conftest import write_notebook, write_run
@@ -17,16 +18,17 @@ from workbench.runs.stop_request import clear_stop, go_on, honour_stop, interrup
 SMALL = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16, "save_steps": 4}
 
 
-def test_a_request_is_seen_from_every_folder_below_the_run_and_by_no_other_run(tmp_path):
+def test_a_request_is_seen_from_the_folders_below_the_run_and_by_no_other_run(tmp_path):
     run, other = write_run(tmp_path, "1", state="running"), write_run(tmp_path, "2", state="running")
     request_stop(run, "enough")
-    below = run.path / "tuned" / "seed-1"
-    below.mkdir(parents=True)
-    assert [stop_request(f) for f in (run.path, run.path / "tuned", below)] == ["enough"] * 3
+    deep, deeper = run.path / "arms" / "one" / "seed-0", run.path / "arms" / "one" / "seed-0" / "a" / "b"
+    deeper.mkdir(parents=True)
+    assert [stop_request(f) for f in (run.path, run.path / "arms", deep)] == ["enough"] * 3
+    assert stop_request(deeper) is None  # a stranger's folder far above is not its run
     assert stop_request(other.path) is None
     clear_stop(run)
     clear_stop(run)
-    assert stop_request(below) is None
+    assert stop_request(deep) is None
 
 
 def test_an_honoured_request_is_gone_and_the_run_of_this_process_reads_as_interrupted_until_it_goes_on(tmp_path):
@@ -160,22 +162,9 @@ def test_a_file_system_that_is_away_for_a_moment_ends_no_training(tmp_path, monk
     run = write_run(tmp_path, state="running")
     request_stop(run, "its button")
     with monkeypatch.context() as away:
-        away.setattr(
-            stop_request_module, "_run_folder", lambda _: (_ for _ in ()).throw(OSError(116, "Stale file handle"))
-        )
+        away.setattr(stop_request_module, "_run_folder", Mock(side_effect=OSError(116, "Stale file handle")))
         assert stop_request(run.path) is None
     assert stop_request(run.path) == "its button"
-
-
-def test_files_far_above_a_training_do_not_speak_to_it(tmp_path):
-    run = write_run(tmp_path, state="running")
-    request_stop(run, "its button")
-    deep = run.path / "arms" / "one" / "seed-0"
-    deep.mkdir(parents=True)
-    assert stop_request(deep) == "its button"
-    deeper = deep / "a" / "b"
-    deeper.mkdir(parents=True)
-    assert stop_request(deeper) is None  # a stranger's folder far above is not its run
 
 
 def test_sigterm_and_a_closed_terminal_interrupt_but_a_handler_that_is_set_stays():
@@ -192,10 +181,9 @@ def test_sigterm_and_a_closed_terminal_interrupt_but_a_handler_that_is_set_stays
 
 
 def test_outside_the_main_thread_no_handler_is_set():
+    def handler_of_sigterm():
+        with interruptible():
+            return signal.getsignal(signal.SIGTERM)
+
     with ThreadPoolExecutor() as pool:
-        assert pool.submit(_handler_of_sigterm).result() is signal.SIG_DFL
-
-
-def _handler_of_sigterm():
-    with interruptible():
-        return signal.getsignal(signal.SIGTERM)
+        assert pool.submit(handler_of_sigterm).result() is signal.SIG_DFL

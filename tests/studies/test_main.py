@@ -16,14 +16,10 @@ def test_fields_are_read_as_the_recipes_types():
     assert fields == {"model": "starter", "max_steps": 3, "learning_rate": 1e-4}
 
 
-@pytest.mark.parametrize(
-    ("item", "message"),
-    [
-        ("steps=3", "unknown parameter .steps.: did you mean"),
-        ("max_steps", "NAME=VALUE"),
-        ("max_steps=x", "expected int"),
-    ],
-)
+BAD = {"steps=3": "unknown parameter .steps.: did you mean", "max_steps": "NAME=VALUE", "max_steps=x": "expected int"}
+
+
+@pytest.mark.parametrize(("item", "message"), BAD.items())
 def test_bad_fields_are_refused(item, message):
     with pytest.raises(ParameterError, match=message):
         parse_fields([item])
@@ -37,15 +33,8 @@ def test_a_server_without_vllm_is_refused(tmp_path):
 def launched(out, steps: int) -> list[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d"]
     command += ["--rdzv_endpoint", "localhost:0", "-m", "workbench.studies", "--out", str(out)]
-    return [
-        *command,
-        "-p",
-        f"max_steps={steps}",
-        "-p",
-        "per_device_train_batch_size=8",
-        "-p",
-        "max_completion_length=16",
-    ]
+    fields = (f"max_steps={steps}", "per_device_train_batch_size=8", "max_completion_length=16")
+    return command + [part for field in fields for part in ("-p", field)]
 
 
 @pytest.mark.slow

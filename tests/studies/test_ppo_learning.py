@@ -29,10 +29,11 @@ def test_a_ratio_over_seeds_has_an_interval_and_over_one_seed_none():
 
 
 def test_the_preference_model_tells_whole_sentences_it_never_saw_from_broken_ones():
-    from workbench.toys.preferences import held_out_pairs
+    from workbench.toys.preferences import HELD_OUT, preference_pairs
     from workbench.toys.starter import starter_corpus
 
-    held_out = held_out_pairs(starter_corpus())
+    pairs = preference_pairs(starter_corpus())
+    held_out = pairs[:: len(pairs) // HELD_OUT]
     reward, prompts = preference_reward(), [pair["prompt"] for pair in held_out]
     better, worse = (reward(prompts, [pair[kind] for pair in held_out]) for kind in ("chosen", "rejected"))
     assert np.mean(np.array(better) > np.array(worse)) > 0.8

@@ -89,13 +89,8 @@ def test_only_the_adapters_learn(kind, tmp_path):
 
 @shows("LoRA")
 def test_a_recipe_with_lora_is_one_training_of_its_folder_and_with_another_rank_another(kind, tmp_path):
-    fields = {
-        "max_steps": 1,
-        "num_generations": 2,
-        "per_device_train_batch_size": BATCH,
-        "max_completion_length": LIMIT,
-    }
-    recipe = make_recipe("search", dataset="search", **fields)
+    sizes = {"num_generations": 2, "per_device_train_batch_size": BATCH, "max_completion_length": LIMIT}
+    recipe = make_recipe("search", dataset="search", max_steps=1, **sizes)
     rewards = "random weights" if kind == "PPO" else reward
     name = OURS[kind].__name__
     options = {"peft_config": LoraConfig(r=4, task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"])}
@@ -243,6 +238,5 @@ def test_online_dpo_counts_none_as_nothing_as_stock_does(kind, tmp_path):
     got = watched("ours", kind, rewards=[seldom, sometimes], record_dir=tmp_path)
     scores = [score or 0.0 for score in got.scores]
     ones = [one or 0.0 for one in sometimes(range(BATCH))] * STEPS
-    assert Run(tmp_path).completions["reward"].tolist() == pytest.approx(
-        [a + b for a, b in zip(scores, ones, strict=True)]
-    )
+    both = [a + b for a, b in zip(scores, ones, strict=True)]
+    assert Run(tmp_path).completions["reward"].tolist() == pytest.approx(both)

@@ -4,15 +4,7 @@ import re
 
 import pytest
 from configuration_models import CONTROL, TURN_END, control_like, llama2_like, llama3_like, qwen25_like
-from configuration_runs import (
-    LIMIT,
-    STOP,
-    TELL,
-    assert_equal_runs,
-    assert_stops_hold,
-    build,
-    watched,
-)
+from configuration_runs import LIMIT, STOP, TELL, assert_equal_runs, assert_stops_hold, build, watched
 from configuration_table import shows, shows_refusal
 from ppo_parts import ppo_trainer
 from transformers import AutoTokenizer
@@ -28,24 +20,12 @@ FIXED = TRL >= (1, 14, 2)  # sampling stops at every EOS id, see docs/defects.md
 SAMPLED = ("GRPO", "RLOO", "OnlineDPO")  # whose reward functions are given the ids
 
 
-@pytest.fixture(scope="module")
-def llama3(tmp_path_factory):
-    return str(llama3_like(tmp_path_factory.mktemp("llama3")))
+def model_of(make):
+    """A fixture: the folder of a model, made once."""
+    return pytest.fixture(scope="module")(lambda tmp_path_factory: str(make(tmp_path_factory.mktemp("model"))))
 
 
-@pytest.fixture(scope="module")
-def control(tmp_path_factory):
-    return str(control_like(tmp_path_factory.mktemp("control")))
-
-
-@pytest.fixture(scope="module")
-def qwen25(tmp_path_factory):
-    return str(qwen25_like(tmp_path_factory.mktemp("qwen25")))
-
-
-@pytest.fixture(scope="module")
-def llama2(tmp_path_factory):
-    return str(llama2_like(tmp_path_factory.mktemp("llama2")))
+llama3, control, qwen25, llama2 = map(model_of, (llama3_like, control_like, qwen25_like, llama2_like))
 
 
 def responses(monkeypatch) -> list[list[int]]:
@@ -138,9 +118,8 @@ def test_with_control_tokens_it_trains_as_stock_does_and_rewards_do_not_see_them
     token = own.convert_tokens_to_ids(CONTROL)
     assert token not in own.all_special_ids
     assert_equal_runs(kind, model=control)
-    assert_stops_hold(
-        kind, tmp_path, model=control, seen=lambda got: kind == "PPO" or met(token, got.ids, behind=False)
-    )
+    shown = lambda got: kind == "PPO" or met(token, got.ids, behind=False)  # noqa: E731
+    assert_stops_hold(kind, tmp_path, model=control, seen=shown)
     assert not Run(tmp_path).completions["completion"].str.contains(CONTROL, regex=False).any()
 
 

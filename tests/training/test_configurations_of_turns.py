@@ -52,9 +52,8 @@ def assert_two_turns_of(sampled: list, in_loss: list, rows, metrics) -> None:
     own, eos = tokenizer(), tokenizer().eos_token_id
     rows, metrics = pd.DataFrame(rows), pd.DataFrame(metrics)
     assert rows["completion"].tolist() == [own.decode(ids, skip_special_tokens=True) for ids in sampled]
-    assert rows["completion_tokens"].tolist() == [
-        sum(len(own.encode(turn)) for turn in turns(own.decode(ids))) for ids in sampled
-    ]
+    lengths = [sum(len(own.encode(turn)) for turn in turns(own.decode(ids))) for ids in sampled]
+    assert rows["completion_tokens"].tolist() == lengths
     stopped = []
     for ids, trained in zip(sampled, in_loss, strict=True):
         written = turns(own.decode(ids))
@@ -99,13 +98,8 @@ def test_a_second_turn_that_the_limit_cuts_counts_as_cut_and_one_without_room_en
     def ends(got):
         return [(len(turns(tokenizer().decode(ids))), ended(ids)) for ids in got.ids]
 
-    got = watched(
-        "ours",
-        kind,
-        MASKED | {"max_completion_length": limit},
-        until=lambda got: (of_turns, of_turns == 1) in ends(got),
-        **own,
-    )
+    fields = MASKED | {"max_completion_length": limit}
+    got = watched("ours", kind, fields, until=lambda got: (of_turns, of_turns == 1) in ends(got), **own)
     rows = Run(tmp_path).completions
     assert rows["finish_reason"].tolist() == ["stop" if stopped else "length" for _, stopped in ends(got)]
     assert [bool(row) for row in got.trained] == [stopped for _, stopped in ends(got)]
@@ -145,10 +139,8 @@ def test_an_environment_s_turns_end_at_the_stop_and_its_rewards_are_recorded_wit
     assert_two_turns(got, Run(tmp_path))
     rows = Run(tmp_path).completions
     asked = [re.findall("What is (.*?)[?]", prompt)[-1] for prompt in rows["prompt"]]
-    right = [
-        float(f"<search>{topic}{CLOSE}" in turns(text)[0])
-        for topic, text in zip(asked, rows["completion"], strict=True)
-    ]
+    pairs = zip(asked, rows["completion"], strict=True)
+    right = [float(f"<search>{topic}{CLOSE}" in turns(text)[0]) for topic, text in pairs]
     assert rows["reward"].tolist() == rows["Library"].tolist() == right
 
 
@@ -265,8 +257,7 @@ def test_a_text_that_was_parsed_out_of_what_the_model_wrote_stays_parsed(kind, t
     parsed = [own.decode(ids).partition(CLOSE)[0].removeprefix("<search>") for ids in got.ids]
     whole = [CLOSE in own.decode(ids) for ids in got.ids]
     assert any(whole)
-    assert [message["content"] for (message,), one in zip(got.texts, whole, strict=True) if one] == [
-        text for text, one in zip(parsed, whole, strict=True) if one
-    ]
+    pairs = [(m["content"], text) for (m,), text, one in zip(got.texts, parsed, whole, strict=True) if one]
+    assert all(shown == text for shown, text in pairs)
     texts = [own.decode(ids, skip_special_tokens=True) for ids in got.ids]
     assert Run(tmp_path).completions["completion"].tolist() == texts

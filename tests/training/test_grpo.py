@@ -12,13 +12,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 import trl
-from configuration_runs import tokenizer
+from configuration_runs import build, tokenizer
 from conftest import HELPERS, ROOT, TRAINS, until, workbench, write_notebook
 
-from workbench.generation.stops import StopSpec
+from workbench.diagnostics.watch import token_columns
+from workbench.generation.stops import StopRule, StopSpec
 from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.runs.files import load_metrics, read_json, write_json
 from workbench.runs.run import Run, list_runs
+from workbench.runs.stop_request import request_stop
 from workbench.training.groups import GroupError, check_groups
 from workbench.training.grpo import GRPOTrainer, RLOOTrainer
 from workbench.training.rewards import length_reward
@@ -182,7 +184,7 @@ def bare(sampled=(), logprobs=()) -> GRPOTrainer:
     trainer = object.__new__(GRPOTrainer)
     trainer.engine = SimpleNamespace(logprobs=logprobs, requests=2, prompt_tokens=12)
     trainer.model, trainer._metrics = SimpleNamespace(training=True), {"train": defaultdict(list)}
-    trainer.num_generations, trainer.temperature, trainer._sampled_ids = 2, 1.0, sampled
+    trainer.num_generations, trainer.temperature, trainer.sampled_ids = 2, 1.0, sampled
     trainer.args = SimpleNamespace(generation_kwargs=None)
     return trainer
 
@@ -195,11 +197,8 @@ def test_copies_far_beyond_chance_are_refused_and_rows_of_several_turns_are_not_
     for sampled, logprobs in (([], last_turn), ([], [[-20.0]] * 4), (copies, none)):
         trainer = bare(sampled, logprobs)
         trainer._log_groups(copies)
-        assert trainer._metrics["train"] == {
-            "groups/identical": [0.5],
-            "vllm/requests": [2],
-            "vllm/prompt_tokens": [12],
-        }
+        counted = {"groups/identical": [0.5], "vllm/requests": [2], "vllm/prompt_tokens": [12]}
+        assert trainer._metrics["train"] == counted
 
 
 def test_copies_of_a_greedy_sampler_are_no_fault():
@@ -218,6 +217,17 @@ def test_vllm_is_given_an_eos_that_is_only_in_memory():
     trainer.set_stops(StopSpec())
     options = trainer.vllm_generation.generation_kwargs
     assert options == {"top_k": 5, "stop_token_ids": [own.eos_token_id, 40]}
+
+
+def test_a_watch_records_what_was_sampled_behind_an_end(monkeypatch):
+    trainer, own = bare(), tokenizer()
+    trainer.use_vllm, trainer._tokenizer, eos = True, own, own.eos_token_id
+    trainer.stop_rule = StopRule(StopSpec(), own, SimpleNamespace(eos_token_id=None), 8)
+    monkeypatch.setattr(trl.GRPOTrainer, "_generate_single_turn", lambda *_: ([[5, eos, 6]], None))
+    kept, _ = trainer._generate_single_turn([[3]])
+    stock = {"row": [0], "prompt_ids": [[3]], "completion_ids": [[5, eos]]}
+    assert token_columns(SimpleNamespace(), [[3]], kept) == stock
+    assert token_columns(trainer, [[3]], kept) == stock | {"sampled_ids": [[5, eos, 6]]}
 
 
 def test_rows_without_a_prompt_which_an_environment_owns_are_grouped_as_rows():
@@ -248,6 +258,20 @@ def test_a_training_cut_after_its_last_checkpoint_trains_no_step_more_and_says_s
     assert "trained before, 2 steps; nothing is trained again" in capsys.readouterr().out
     assert Run(tmp_path).metrics["step"].tolist() == [1, 2]
     assert read_json(tmp_path / "progress.json", {})["finished"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked_to_stop", [False, True])
+def test_a_training_that_is_resumed_at_its_end_returns_and_trains_nothing(tmp_path, asked_to_stop):
+    """A script of `train(resume_from_checkpoint=True)` and `save_model` is started again on a cluster."""
+    args = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "output_dir": str(tmp_path / "out")}
+    for again in (False, True):
+        trainer = build("ours", "GRPO", args, record_dir=tmp_path / "run")
+        if again and asked_to_stop:
+            request_stop(Run(tmp_path / "run"), "too late")
+        output = trainer.train(resume_from_checkpoint=again)
+        assert output.global_step == trainer.state.global_step == 2
+    assert Run(tmp_path / "run").metrics["step"].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("cls", [GRPOTrainer, trl.GRPOTrainer])

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from configuration_runs import build, config
 from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPOTrainer
 
@@ -68,6 +69,31 @@ def test_an_interrupted_training_goes_on(tmp_path):
     assert Run(tmp_path).metrics["step"].tolist() == [1, 2] and calls == [8, 8]
 
 
+def test_entropy_and_kl_count_no_pads(monkeypatch):
+    """TRL's loss leaves the pads behind a row's end out; its metrics sum over them."""
+    stock, scored = StockOnlineDPOTrainer._forward, []
+    trainer = build("ours", "OnlineDPO", {"max_new_tokens": 9})
+    eos = trainer._tokenizer.eos_token_id
+
+    def generate(input_ids, **_):
+        rows = torch.randint(20, 40, (len(input_ids), 9))
+        for n, row in enumerate(rows):
+            row[n + 1] = eos
+        return torch.cat([input_ids, rows], 1)
+
+    def forward(self, model, *inputs):
+        scored.append((stock(self, model, *inputs), inputs[3]))
+        return scored[-1][0]
+
+    monkeypatch.setattr(trainer.model, "generate", generate)
+    monkeypatch.setattr(StockOnlineDPOTrainer, "_forward", forward)
+    trainer.training_step(trainer.model, next(iter(trainer.get_train_dataloader())))
+    logprobs, mask = scored[0]
+    assert mask.sum(1).tolist() == [n + 2 for n in range(len(mask))]
+    assert trainer.stats["objective/entropy"] == pytest.approx([-(logprobs * mask).sum(1).mean().item()])
+    assert -logprobs.sum(1).mean().item() > trainer.stats["objective/entropy"][0] + 1
+
+
 def test_on_a_server_a_prompt_keeps_the_pad_token_that_it_begins_with(monkeypatch):
     """As with a pad token that is the BOS, which a chat template writes; TRL returns the prompts padded."""
     trainer = build("ours", "OnlineDPO")
@@ -96,12 +122,8 @@ def test_generation_kwargs_take_the_place_of_trl_s_own_options_on_vllm():
 
     made = StructuredOutputsParams(regex="a|b")  # by TRL, of the dictionary
     own = {"repetition_penalty": 1.0, "temperature": 0.9, "top_p": 1.0, "top_k": 0, "min_p": None}
-    trainer = SimpleNamespace(
-        **own,
-        args=SimpleNamespace(max_new_tokens=8),
-        generation_config=SimpleNamespace(structured_outputs=made),
-        stop_rule=SimpleNamespace(spec=StopSpec(stop=(" the",))),
-    )
+    own |= {"args": SimpleNamespace(max_new_tokens=8), "generation_config": SimpleNamespace(structured_outputs=made)}
+    trainer = SimpleNamespace(**own, stop_rule=SimpleNamespace(spec=StopSpec(stop=(" the",))))
     given = {"top_k": 5, "stop": [" the"], "structured_outputs": {"regex": "a|b"}}
     params = OnlineDPOTrainer._sampling_params(trainer, given)
     assert params.structured_outputs == made

@@ -50,16 +50,11 @@ def test_a_function_is_told_from_another_in_every_process_alike(capsys):
         "    return [float(c in {'yes', 'no', 'maybe'} and c in words) for c in completions]\n"
         "print(describe_reward(fits)['code'], describe_reward(partial(fits, words=('a',)))['code'])"
     )
-    there = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONHASHSEED": "1"},  # sets are in another order there
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    env = os.environ | {"PYTHONHASHSEED": "1"}  # sets are in another order there
+    there = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
     exec(code, {"__name__": "__main__"})
     said = capsys.readouterr().out
-    assert there.stdout == said and len(set(said.split())) == 2
+    assert there == said and len(set(said.split())) == 2
 
 
 SOURCE = """
@@ -83,11 +78,8 @@ def code_of(source: str) -> str:
 
 def test_a_helper_or_constant_that_a_function_uses_makes_it_another_and_its_comments_do_not():
     assert code_of(SOURCE) == code_of(SOURCE.replace("  # length", "")) == code_of(SOURCE.replace("Say it", "Do it"))
-    others = [
-        SOURCE.replace("20", "200"),
-        SOURCE.replace("len(text)", "len(text.split())"),
-        SOURCE.replace("-abs", "abs"),
-    ]
+    changes = ("20", "200"), ("len(text)", "len(text.split())"), ("-abs", "abs")
+    others = [SOURCE.replace(*change) for change in changes]
     assert len({code_of(SOURCE), *map(code_of, others)}) == 4
 
 

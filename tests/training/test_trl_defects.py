@@ -13,14 +13,16 @@ import torch
 import trl
 from ppo_parts import needs_ppo
 from samples import until_seen
-from small_runs import CALL_TOKENS, CLOSE, CPU, EVERY_END, TRAINERS, one_step, policy_trainer
+from small_runs import CALL_TOKENS, CLOSE, CPU, EVERY_END, TRAINERS, VLLM, one_step, policy_trainer
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl.experimental.online_dpo import OnlineDPOConfig
 
 from workbench.errors import ParameterError
 from workbench.generation.preflight import check_before_compute, save_policy
 from workbench.generation.stops import StopSpec
 from workbench.recipes.recipes import make_recipe, resolve_model
 from workbench.toys.starter import EOS
+from workbench.training.online_dpo import OnlineDPOTrainer
 from workbench.training.rewards import length_reward
 
 pytestmark = pytest.mark.slow
@@ -248,10 +250,8 @@ def test_stock_falls_over_an_empty_completion():
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 @pytest.mark.parametrize("masked", [False, True])
 def test_in_the_workbench_an_empty_completion_is_scored_and_trains_nothing(masked):
-    trainer = policy_trainer(
-        TRAINERS["workbench", "GRPO"], {"mask_truncated_completions": masked}, rollout_func=one_empty
-    )
-    got = one_step(trainer)
+    fields = {"mask_truncated_completions": masked}
+    got = one_step(policy_trainer(TRAINERS["workbench", "GRPO"], fields, rollout_func=one_empty))
     full = len(one_empty(["?"] * 32, None)["completion_ids"][0])
     assert [len(row) for row in got["trained"]] == [full, 0] + [full] * 30
     assert got["text"][1] == ""
@@ -317,9 +317,8 @@ def ppo_masks(monkeypatch):
     from trl.experimental.ppo import ppo_trainer
 
     masks, original = [], ppo_trainer.masked_whiten
-    monkeypatch.setattr(
-        ppo_trainer, "masked_whiten", lambda values, mask, **k: masks.append(mask) or original(values, mask, **k)
-    )
+    watching = lambda values, mask, **k: masks.append(mask) or original(values, mask, **k)  # noqa: E731
+    monkeypatch.setattr(ppo_trainer, "masked_whiten", watching)
     return masks
 
 
@@ -364,63 +363,45 @@ def test_ppo_of_the_workbench_refuses_pad_equal_to_eos(tmp_path, starter_folder)
 # --- options that are refused before anything starts ---------------------------------------------------------------
 
 
-def online_dpo_config(**fields):
-    from trl.experimental.online_dpo import OnlineDPOConfig
-
-    return OnlineDPOConfig("unused", **CPU | fields)
-
-
-def policy_config(config, **fields):
-    return config(output_dir="unused", **CPU | fields)
-
-
 CONFIGS = {
-    "GRPO": functools.partial(policy_config, trl.GRPOConfig),
-    "RLOO": functools.partial(policy_config, trl.RLOOConfig),
-    "OnlineDPO": online_dpo_config,
+    kind: functools.partial(config, output_dir="unused", **CPU)
+    for kind, config in {"GRPO": trl.GRPOConfig, "RLOO": trl.RLOOConfig, "OnlineDPO": OnlineDPOConfig}.items()
 }
-VLLM = {"use_vllm": True, "vllm_mode": "colocate"}
 SERVER = {"use_vllm": True, "vllm_mode": "server"}
 
 
 @pytest.mark.parametrize(
     ("fields", "options", "message"),
-    [
-        ({}, {"eos_token_id": [1, 5]}, "give stops as stops=StopSpec"),
-        ({}, {"stop_strings": ["a"]}, "give stops as stops=StopSpec"),
-        ({}, {"stop": ["a"]}, "give stops as stops=StopSpec"),
-        (VLLM, {"stop": ["a"]}, "give stops as stops=StopSpec"),
-        (SERVER, {"stop_token_ids": [5]}, "give stops as stops=StopSpec"),
-        ({}, {"temprature": 0.5}, "did you mean 'temperature'"),
-        ({}, {"max_tokens": 5}, "did you mean 'max_new_tokens'"),
-        (VLLM, {"max_new_tokens": 5}, "did you mean 'max_tokens'"),
-        (VLLM, {"skip_special_token": False}, "did you mean 'skip_special_tokens'"),
-        (SERVER, {"frequency_penlty": 0.1}, "did you mean 'frequency_penalty'"),
-        (VLLM, {"logprobs": 2}, "'logprobs': TRL takes the first"),
-    ],
-)
+    [*((fields, options, "give stops as stops=StopSpec") for fields, options in (
+        ({}, {"eos_token_id": [1, 5]}), ({}, {"stop_strings": ["a"]}), ({}, {"stop": ["a"]}), (VLLM, {"stop": ["a"]}),
+        (SERVER, {"stop_token_ids": [5]}))),
+     ({}, {"temprature": 0.5}, "did you mean 'temperature'"),
+     ({}, {"max_tokens": 5}, "did you mean 'max_new_tokens'"),
+     (VLLM, {"max_new_tokens": 5}, "did you mean 'max_tokens'"),
+     (VLLM, {"skip_special_token": False}, "did you mean 'skip_special_tokens'"),
+     (SERVER, {"frequency_penlty": 0.1}, "did you mean 'frequency_penalty'"),
+     (VLLM, {"logprobs": 2}, "'logprobs': TRL takes the first")]
+)  # fmt: skip
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_bad_options_are_refused_before_anything_starts(kind, fields, options, message):
-    from workbench.training.online_dpo import OnlineDPOTrainer
-
     cls = OnlineDPOTrainer if kind == "OnlineDPO" else TRAINERS["workbench", kind]
     args = CONFIGS[kind](generation_kwargs=options, **fields)
     with pytest.raises(ParameterError, match=message):
         cls("no/such-model", reward_funcs=length_reward(), args=args)
 
 
-@pytest.mark.parametrize(
-    ("stops", "message"),
-    [
-        (StopSpec(stop=("a",)), r"^stop=\('a',\), min_tokens=0: transformers' continuous batching ends rows"),
-        (StopSpec(min_tokens=8), r"^stop=\(\), min_tokens=8: transformers' continuous batching ends rows"),
-    ],
+STRING, MINIMUM = (
+    (StopSpec(stop=("a",)), r"stop=\('a',\), min_tokens=0"),
+    (StopSpec(min_tokens=8), r"stop=\(\), min_tokens=8"),
 )
+
+
+@pytest.mark.parametrize(("stops", "told"), [STRING, MINIMUM])
 @GRPO_AND_RLOO
-def test_what_continuous_batching_cannot_pass_is_refused(kind, stops, message):
+def test_what_continuous_batching_cannot_pass_is_refused(kind, stops, told):
     args = CONFIGS[kind](use_transformers_continuous_batching=True)
     check_before_compute("no/such-model", args, StopSpec(stop_token_ids=(5,)), None)
-    with pytest.raises(ParameterError, match=message):
+    with pytest.raises(ParameterError, match=f"^{told}: transformers' continuous batching ends rows"):
         TRAINERS["workbench", kind]("no/such-model", reward_funcs=length_reward(), args=args, stops=stops)
 
 
@@ -467,13 +448,8 @@ def test_conversational_reward_functions_see_the_marker_when_it_is_kept(kind, ke
     own = AutoTokenizer.from_pretrained(resolve_model("search"))
     own.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     chats = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in search_prompts()]
-    trainer = policy_trainer(
-        TRAINERS["workbench", kind],
-        stops=StopSpec(stop=(CLOSE,), include_stop_str_in_output=keep),
-        processing_class=own,
-        train_dataset=Dataset.from_list(chats),
-    )
-    got = one_step(trainer)
+    given = {"stops": StopSpec(stop=(CLOSE,), include_stop_str_in_output=keep), "processing_class": own}
+    got = one_step(policy_trainer(TRAINERS["workbench", kind], train_dataset=Dataset.from_list(chats), **given))
     seen = 0
     for text, ids in zip(got["text"], got["ids"], strict=True):
         (message,) = text

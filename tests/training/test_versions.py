@@ -52,11 +52,9 @@ for name in ("PPOTrainer", "train_ppo"):
 
 
 # What each leaves on the disk, and what an engine that starts meets there.
+NO_LIBRARY = "raise OSError('libcudart.so.13: cannot open shared object file')"
 HALF_INSTALLED = {
-    "a library that does not load": (
-        "raise OSError('libcudart.so.13: cannot open shared object file')",
-        "libcudart.so.13",
-    ),
+    "a library that does not load": (NO_LIBRARY, "libcudart.so.13"),
     "a package cut short": ("__version__ = '0.27.1'", "has no attribute 'LLM'"),
 }
 

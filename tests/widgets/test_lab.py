@@ -49,10 +49,6 @@ def lab(folder):
         yield lab
 
 
-def step_shown(lab) -> int:
-    return int(re.search(r"step (\d+) of", lab.page.locator(OUTPUT, has_text="s a step").inner_text())[1])
-
-
 def wait_for_state(lab, state: str, timeout: float = 120) -> None:
     lab.page.locator('[role="status"]', has_text=re.compile(rf"\b{state}:")).wait_for(timeout=timeout * 1000)
 

@@ -48,12 +48,9 @@ class Warnings:
             self._next, self._before = int(len(steps) * _GROWTH), frozenset(found)
         new = {rule: f for rule, f in found.items() if rule in certain and rule not in self.reported}
         self.reported |= new
+        said = [f for f in new.values() if f.follows_from not in self.reported]
         step = int(steps["step"].iloc[-1])
-        return [f"step {step}: {_worded(f)}" for f in new.values() if f.follows_from not in self.reported]
-
-
-def _worded(finding: Finding) -> str:
-    return f"{finding.rule}: {finding.says} Do: {finding.advice} More: {finding.more}"
+        return [f"step {step}: {f.rule}: {f.says} Do: {f.advice} More: {f.more}" for f in said]
 
 
 def raise_alerts(trainer, lines: Sequence[str]) -> None:

@@ -9,9 +9,8 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,16 +20,15 @@ from ..errors import ParameterError, WorkbenchError
 from ..logs.log import Log
 from ..logs.read import read_logs
 from ..logs.settings import PARAMETERS, facts_of, of_words
-from ..runs.secrets import hide_tokens, map_text
+from ..runs.secrets import hide_tokens
 from ..runs.text import one_line, printable
 from .check import check, verdict_of
 from .finding import CANNOT_TELL, FOUND, NOT_FOUND, NOTE, Finding, step_ranges
-from .model import measured, model_folder
 
 NO_PROBLEM, PROBLEMS, UNUSABLE = 0, 1, 2  # exit codes
 _WIDTH = 110
+_MODEL_FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 _TITLES = ("run", "verdict", "main cause")
-_POINTS = 400  # of a figure
 # What whole kinds of logs never hold -> the rules that need it.
 _NEEDS = {
     "completions": ("copies", "mixed-groups", "missing-rewards", "duplicate-prompts"),
@@ -38,22 +36,6 @@ _NEEDS = {
     "model files, or --model": ("added-token", "padding-positions"),
     "--baseline": ("reward-scale",),
     "the means of several reward functions": ("dead-rewards",),
-}
-# Rule, or cause -> the metric that shows it; of others the reward does.
-_SHOWS = {
-    "false-clipping": "clipped_ratio",
-    "false-zero-std": "grad_norm",
-    "masked-stops": "grad_norm",
-    "zero-gradient": "grad_norm",
-    "never-stops": "clipped_ratio",
-    "true-clipping": "clipped_ratio",
-    "stale-sampler": "logp_difference",
-    "mismatch": "logp_difference",
-    "length-runaway": "mean_length",
-    "kl-runaway": "kl",
-    "entropy": "entropy",
-    "diverged": "entropy",
-    "length": "mean_length",
 }
 
 
@@ -68,7 +50,6 @@ class RunAudit:
         findings: of every rule, problems first.
         lacks: what the log does not contain, in words.
         settings: of the run that were read with the log, in words, such as `scale_rewards batch (train.py)`.
-        curve: steps and values of the metric that shows the main finding, with its name; None where nothing was found.
     """
 
     run: str
@@ -77,12 +58,11 @@ class RunAudit:
     findings: tuple[Finding, ...]
     lacks: tuple[str, ...]
     settings: str = ""
-    curve: Mapping[str, Any] | None = None
 
     @property
     def main(self) -> str:
         """The main finding with its cause, or an empty string."""
-        first = _main(self.findings)
+        first = next((f for f in self.findings if f.verdict == FOUND and f.severity != NOTE), None)
         return first.rule + f" ({first.cause})" * bool(first.cause) if first else ""
 
     @property
@@ -151,17 +131,6 @@ class AuditReport:
         heads = "".join(f"<p><b>{html.escape(run.run)}</b>: {_count(run.findings)}</p>" for run in self.runs)
         return heads + self.table().to_html(index=False)
 
-    def html(self, *, redact: bool = False) -> str:
-        """One self-contained page: nothing in it runs or loads, whatever the log says, and secrets are hidden.
-
-        With `redact` it names no host and user of this machine and no path.
-        """
-        from ..reports.page import hider, render  # loads templates, which a report in the terminal does without
-
-        hide = hider([], redact)
-        runs = [map_text(_shown(run), hide) | {"figure": _figure(run.curve)} for run in self.runs]
-        return render("audit.html.j2", title="Audit", runs=runs)
-
     def __str__(self) -> str:
         """One run in full; of several a table first, then what was found, where alike once for all of them."""
         if len(self.runs) == 1:
@@ -175,7 +144,10 @@ class AuditReport:
             blocks.setdefault("\n".join(run._found()), []).append(run._head())
             open_.setdefault("\n".join(run._open()), []).append(run.run)
         parts = ["\n".join([*heads, *filter(None, [block])]) for block, heads in blocks.items()]
-        parts += [f"open in {_and_more(names)}\n{block}" for block, names in open_.items()]
+        for block, names in open_.items():
+            parts.append(
+                f"open in {', '.join(names[:4])}" + f" and {len(names) - 4} more" * (len(names) > 4) + f"\n{block}"
+            )
         return "\n\n".join(["\n".join(lines), *parts])
 
 
@@ -195,8 +167,7 @@ def audit_run(
             JSONL, a CSV such as W&B's history, TensorBoard events.
         limit: `max_completion_length` of the run, in tokens, where the path does not tell it.
         stops: its stop strings, where the path does not tell them.
-        model: folder or hub id of the model, where the path has no config.json. Where its weights lie there, and its config
-            does not tell what padding does to it, that is measured by `padding_report`: seconds for a small model.
+        model: folder or hub id of the model, where the path has no config.json.
         baseline: documented run whose reward this run's is compared with, see `load_baseline`.
         settings: parameters of TRL that the run had, such as `["scale_rewards=batch"]`, see `logs.settings.PARAMETERS`.
 
@@ -207,7 +178,7 @@ def audit_run(
         MissingDependencyError: a TensorBoard file, without TensorBoard.
     """
     given = _given(limit, stops) | of_words(settings)
-    folder = None if model is None else model_folder(model)
+    folder = None if model is None else _model_folder(model)
     damage: list[str] = []
     if folder is not None:
         known, damage = facts_of(folder, links=True)
@@ -224,18 +195,11 @@ def audit_run(
             raise ParameterError(
                 f"limit={limit}: {log.name} logs completions of {np.nanmax(longest):.0f} tokens; expected at least that"
             )
-    return AuditReport(tuple(_audit(log, folder) for log in logs))
+    return AuditReport(tuple(map(_audit, logs)))
 
 
-def audit_paths(
-    paths: Sequence[Path], *, as_json: bool = False, page: Path | None = None, redact=False, **given
-) -> int:
-    """Audit each path and print what was found; a path that cannot be used is a line on standard error.
-
-    With `as_json` an object a run is printed, each on a line; `page` is a file to write, with `redact`
-    without hosts, users and paths; `given` are arguments of `audit_run`.
-    Returns 0 where no run has a problem, 1 where one has, 2 where a path could not be used.
-    """
+def audit_paths(paths: Sequence[Path], *, as_json: bool = False, **given) -> int:
+    """Audit each path, print what was found; 0 if no run has a problem, 1 if one has, 2 if a path could not be used."""
     code = NO_PROBLEM
     runs: list = []
     for path in paths:
@@ -253,11 +217,26 @@ def audit_paths(
         code = max(code, PROBLEMS if report.problems else NO_PROBLEM)
     if runs and not as_json:
         print(printable(hide_tokens(str(AuditReport(tuple(runs))))) + "\n", flush=True)
-    if page and runs:
-        from ..reports.page import write_page
-
-        write_page(page, AuditReport(tuple(runs)).html(redact=redact))
     return code
+
+
+def _model_folder(model: str | os.PathLike) -> Path:
+    """The folder with a model's config: the one given, or a hub's id, of which config and tokenizer are fetched, no weights."""
+    folder = Path(model).expanduser()
+    if (folder / "config.json").is_file():
+        return folder
+    if folder.exists() or not isinstance(model, str) or model.count("/") > 1:
+        raise ParameterError(f"model={str(model)!r}: no config.json there; expected the folder of a model, or a hub id")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=_MODEL_FILES))
+    except Exception as error:  # offline, unknown, gated, not an id: each has a class of its own
+        reason = str(error).split("\n")[0][:160]
+        raise ParameterError(
+            f"model={model!r}: no folder with a config.json, and no hub gives it ({type(error).__name__}: {reason}); "
+            "expected the folder of a model, or an id that the hub, or its cache on this machine, has"
+        ) from error
 
 
 def _given(limit: int | None, stops: Sequence[str]) -> dict:
@@ -271,85 +250,11 @@ def _given(limit: int | None, stops: Sequence[str]) -> dict:
     return given
 
 
-def _audit(log: Log, folder: Path | None) -> RunAudit:
-    findings = tuple(check(log))
-    if folder is not None:
-        findings = measured(findings, log, folder)
+def _audit(log: Log) -> RunAudit:
     known = ", ".join(f"{name} {log.facts[name]}" for name in PARAMETERS if name in log.facts)
     where = f" ({log.facts['settings_from']})" if "settings_from" in log.facts else ""
     lacks = tuple(log.lacks)
-    return RunAudit(
-        log.name, log.kind, len(log.steps), findings, lacks, known + where * bool(known), _curve(log, findings)
-    )
-
-
-def _main(findings: Sequence[Finding]) -> Finding | None:
-    return next((f for f in findings if f.verdict == FOUND and f.severity != NOTE), None)
-
-
-def _curve(log: Log, findings: Sequence[Finding]) -> dict | None:
-    """The metric that shows the main finding, at most 400 points of it, and whether the finding names the step."""
-    if (main := _main(findings)) is None:
-        return None
-    names = (_SHOWS.get(main.cause, ""), _SHOWS.get(main.rule, ""), "reward")
-    logged = [(name, values) for name in names if (values := log.logged(name)) is not None]
-    if not logged:
-        return None
-    name, values = logged[0]
-    at = np.flatnonzero(np.isfinite(values))
-    at = at[:: -(-len(at) // _POINTS)]
-    steps = log.steps["step"].to_numpy()[at]
-    return {"metric": name, "steps": steps, "values": values[at], "named": np.isin(steps, main.steps)}
-
-
-# --- the page -------------------------------------------------------------------------------------------------------
-
-
-def _shown(run: RunAudit) -> dict:
-    """What the page shows of a run."""
-    by_verdict: dict[str, list[dict]] = {FOUND: [], CANNOT_TELL: [], NOT_FOUND: []}
-    for finding in run.findings:
-        said = finding.as_json()
-        numbers = {name: _as_text(value) for name, value in (said["evidence"] | said["cost"]).items()}
-        about = {"where": step_ranges(finding.steps), "more": finding.more, "numbers": numbers}
-        by_verdict[finding.verdict].append(said | about)
-    groups = {"found": by_verdict[FOUND], "open": by_verdict[CANNOT_TELL], "not_found": by_verdict[NOT_FOUND]}
-    return run.as_json() | {"settings": run.settings, "main": run.main} | groups
-
-
-def _figure(curve: Mapping[str, Any] | None):
-    """An inline drawing of a metric over the steps; the steps that the finding names are dots."""
-    from markupsafe import Markup
-
-    if curve is None or len(curve["steps"]) < 2:
-        return ""
-    x, y = curve["steps"], curve["values"]
-    across = 50 + 540 * (x - x[0]) / (x[-1] - x[0])
-    up = 140 - 120 * (y - y.min()) / (float(np.ptp(y)) or 1.0)
-    points = [f"{a:.1f},{b:.1f}" for a, b in zip(across, up, strict=True)]
-    dots = [
-        f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3"/>'
-        for a, b in zip(across[curve["named"]], up[curve["named"]], strict=True)
-    ]
-    words = [
-        (2, 144, f"{y.min():.3g}"),
-        (2, 24, f"{y.max():.3g}"),
-        (50, 158, f"step {x[0]:.0f}"),
-        (560, 158, f"{x[-1]:.0f}"),
-    ]
-    texts = "".join(f'<text x="{a}" y="{b}" font-size="12" fill="currentColor">{word}</text>' for a, b, word in words)
-    drawn = f'<polyline fill="none" stroke="currentColor" points="{" ".join(points)}"/><g fill="#c02020">{"".join(dots)}</g>'
-    says = f"{curve['metric']} over the steps" + "; dots: the steps that the finding names" * bool(dots)
-    frame = f'<svg viewBox="0 0 600 164" width="600" role="img" aria-label="{curve["metric"]}">'
-    return Markup(f"<figure>{frame}{drawn}{texts}</svg><figcaption>{says}.</figcaption></figure>")
-
-
-def _as_text(value) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name}: {_as_text(inner)}" for name, inner in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(_as_text, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return RunAudit(log.name, log.kind, len(log.steps), tuple(check(log)), lacks, known + where * bool(known))
 
 
 # --- text -----------------------------------------------------------------------------------------------------------
@@ -384,10 +289,6 @@ def paragraph(finding: Finding) -> list[str]:
 def _cost(name: str, value: float) -> str:
     """Such as `100% of steps`."""
     return f"{value:.0%} of {name.removeprefix('share of ')}" if name.startswith("share of ") else f"{value:.3g} {name}"
-
-
-def _and_more(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + f" and {len(names) - 4} more" * (len(names) > 4)
 
 
 def _wrapped(texts: Sequence[str], indent: str) -> list[str]:

@@ -144,11 +144,11 @@ def documented_run(log: Log) -> Finding:
     Wrong where: a run was repeated with the same seed and software, and gave the same numbers.
     """
     steps = log.steps["step"].to_numpy()
-    for baseline in _published():
-        for metric, column in canonical(baseline.curves).items():
-            if (values := log.logged(column)) is None:
-                continue
-            own, documented = Curve(log.name, steps, values, ""), baseline.curve(metric)
+    for column, published in _published().items():
+        if (values := log.logged(column)) is None:
+            continue
+        own = Curve(log.name, steps, values, "")
+        for baseline, metric, documented in published:
             if (alike := same_table(own, documented)).word == COPY:
                 return found(
                     NOTE,
@@ -160,8 +160,13 @@ def documented_run(log: Log) -> Finding:
 
 
 @cache
-def _published() -> tuple[Baseline, ...]:
-    return tuple(map(load_baseline, list_baselines()))
+def _published() -> dict[str, list[tuple[Baseline, str, Curve]]]:
+    """Name of a metric in logs -> the documented runs that have it, each with its own name for it and its curve."""
+    found: dict[str, list[tuple[Baseline, str, Curve]]] = {}
+    for baseline in map(load_baseline, list_baselines()):
+        for metric, column in canonical(baseline.curves).items():
+            found.setdefault(column, []).append((baseline, metric, baseline.curve(metric)))
+    return found
 
 
 def duplicate_prompts(log: Log) -> Finding:

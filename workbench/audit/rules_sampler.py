@@ -156,7 +156,7 @@ def padding_positions(log: Log) -> Finding:
     """Whether padding shifts the positions of tokens: they are learned, no position ids are passed, prompts are unequal.
 
     How: learned positions (`config.json`), a trainer that passes none, prompts of several lengths in tokens
-    (`tokenizer.json`); with weights it is measured.
+    (`tokenizer.json`).
     Wrong where: the trainer's own model code makes positions from the attention mask.
     """
     kind = log.facts.get("model_type")

@@ -43,19 +43,9 @@ def execute_run(
 ) -> str:
     """Execute a prepared run and return its final state, `done`, `failed` or `interrupted`.
 
-    Ctrl-C or SIGTERM ends it as `interrupted` (see `interruptible`); checkpoints and everything recorded so far stay.
-
-    Args:
-        run, notebook: its folder; the notebook's name or path, default that of the run's name.
-        quiet: show nothing, write `log.txt` only.
-        gpus: how many to hold for it, queued until they are free; None takes one where there are any.
-        ended: given the state and its reason, returns those to record: a scheduler may start the run again.
-        kernel, cwd, execution_timeout: of Jupyter, None for this Python; where it works, None for the notebook's folder;
-            seconds for a cell.
-
-    Raises:
-        ParameterError: `params.json` holds what the notebook does not take.
-        RunError: another process executes the run; nothing in it is touched then.
+    Ctrl-C or SIGTERM ends it as `interrupted` (see `interruptible`); checkpoints and everything recorded so far stay. GPUs
+    are held for it, queued until they are free: `gpus` of them, None for one where there are any. `ended` is given the state
+    and its reason and returns those to record: a scheduler may start the run again.
     """
     source = find_notebook(str(notebook or run.notebook))
     known = notebook_parameters(source)

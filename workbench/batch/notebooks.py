@@ -81,11 +81,7 @@ def copy_notebooks(folder: Path) -> list[Path]:
 
 
 def write_notebook(name: str, folder: Path) -> Path:
-    """Write a small notebook to start one's own from, `<name>.ipynb` in a folder that is made where it is missing.
-
-    Raises:
-        ParameterError: there is a file of this name, or it cannot name the folder of its runs.
-    """
+    """Write a small notebook to start one's own from, `<name>.ipynb` in a folder that is made where it is missing."""
     name = name.removesuffix(".ipynb")
     check_notebook_name(name)
     path = folder / f"{name}.ipynb"

@@ -38,11 +38,7 @@ _OF_A_JOB = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class SlurmOptions:
-    """What each run asks of Slurm.
-
-    Raises:
-        ParameterError: a value out of range, or an extra option that something else decides.
-    """
+    """What each run asks of Slurm, checked when it is made."""
 
     partition: str | None = None  # one or several, by commas; None for the cluster's default
     time: int = 60  # minutes until Slurm ends a job, 0 for no limit; training stops ahead of it and is queued again

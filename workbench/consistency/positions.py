@@ -66,7 +66,7 @@ def derives_positions(model: torch.nn.Module) -> bool:
         if any(hasattr(module, name) for name in counts):
             return True
         if isinstance(module, torch.nn.Embedding) and "attention_mask" in _parameters(module):
-            return True
+            return "BioGpt" not in type(module).__name__  # whose model hands it positions that count pads
     return False
 
 

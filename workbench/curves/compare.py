@@ -2,17 +2,13 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..errors import ParameterError, RunError
-from ..runs.files import files_named
-from ..runs.run import Run
+from ..errors import ParameterError
 from .curve import Curve, on_common_stretches, stretches, whole_seeds, why_incomparable
-from .documented import Baseline, list_baselines, load_baseline
-from .measured import run_curve, training_of
+from .documented import Baseline
 from .stats import noise_covariance
 
 SAME, DIFFERENT, INCONCLUSIVE, NOT_COMPARABLE = "same process", "different", "inconclusive", "not comparable"
@@ -21,10 +17,6 @@ LEAST = 3  # seeds, for "different": two say too little of a third
 # Where an outcome of a seed is a matter of luck, n seeds that share it and one that does not are seen in up to
 # n**n / (n + 1)**(n + 1) of cases: 10% for 3 seeds, 4% for 8, which leaves 1% for all else.
 MANY = 8
-# Rounding errors differ by factors between processors, so these are judged by their order of magnitude.
-IN_DECADES = ("padding/max_difference", "padding/mean_difference")
-SHIPPED = Path(__file__).parents[1] / "toys" / "data" / "manifest.json"  # of the toy models: file -> sha256
-NO_ERROR = 1e-6  # nats; a batch in which nothing is padded has 0, and what fp32 rounds is no finer: both read the same
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,105 +167,6 @@ def _is_other_speed(one: np.ndarray, path: np.ndarray, near: np.ndarray) -> bool
             return False
         at += int(fits.argmax())
     return True
-
-
-def as_judged(curve: Curve, metric: str) -> Curve:
-    """The curve on the scale on which its metric is judged: rounding errors by their logarithm, others as they are."""
-    if metric not in IN_DECADES:
-        return curve
-    y = np.log10(np.maximum(curve.y, NO_ERROR))
-    return dataclasses.replace(curve, y=y, unit=f"decades of {curve.unit}", low=None, high=None)
-
-
-def list_controls() -> list[Baseline]:
-    """Baselines that hold a curve of each seed, and a tolerance for each metric that runs of their recipe are judged by."""
-    return [one for one in map(load_baseline, list_baselines()) if one.recorded.get("tolerance")]
-
-
-def of_control(run: Run, control: Baseline, metric: str = "reward") -> SeedVerdict:
-    """`another_seed` of a training and the recorded seeds of a control, with the tolerance that the control's file holds.
-
-    Not comparable, too, where the control was recorded on other weights than the toy model that is shipped, and for a
-    training that is not whole. A metric that the control does not judge is a ParameterError.
-    """
-    tolerance = control.recorded.get("tolerance", {})
-    if metric not in tolerance:
-        raise ParameterError(f"metric={metric!r}: {control.name} judges {', '.join(tolerance) or 'nothing'}")
-    if other := _other_weights(control):
-        return SeedVerdict(NOT_COMPARABLE, other)
-    try:
-        curve = run_curve(run, metric, sparse=True)
-    except (RunError, ParameterError) as error:
-        return SeedVerdict(NOT_COMPARABLE, str(error))
-    seeds = control.curves_by_seed(metric)
-    if not np.array_equal(curve.x, seeds[0].x):
-        logged, wanted = (f"{len(c.x)} points up to step {c.x[-1]:g}" for c in (curve, seeds[0]))
-        why = f"{curve.label} has {logged}, the control {wanted}; only a whole run of its recipe can be judged"
-        return SeedVerdict(NOT_COMPARABLE, why)
-    recorded = [as_judged(one, metric) for one in seeds]
-    curve = dataclasses.replace(curve, span=seeds[0].span)  # logged at the same steps: as long are its stretches
-    return another_seed(as_judged(curve, metric), recorded, tolerance=tolerance[metric])
-
-
-def _other_weights(control: Baseline) -> str:
-    """Why nothing that is trained from the toy model of this package is of the control's process; empty where it may be."""
-    wanted = control.recorded.get("weights_sha256")
-    if not wanted or not SHIPPED.is_file() or wanted in SHIPPED.read_text():
-        return ""
-    return (
-        f"other weights: {control.name} was recorded on weights of sha256 {wanted[:12]}..., which are not those shipped"
-    )
-
-
-def why_not_control(training: dict, control: Baseline) -> str:
-    """What differs between a training, as its `recipe.json` says, and the control's own, seeds aside; empty for nothing."""
-    mine, own = _flat(training), _flat(control.recorded["training"])
-    for part in (mine, own):
-        for free in ("recipe.seed", "recipe.save_steps", "source"):  # none is part of the process
-            part.pop(free, None)
-    odd = [name for name in {**own, **mine} if mine.get(name) != own.get(name)]
-    return "; ".join(f"{name} is {mine.get(name)!r}, of the control {own.get(name)!r}" for name in odd[:3])
-
-
-def _flat(value, name: str = "") -> dict:
-    """Nested dictionaries and lists as one dictionary, `recipe.model` -> value."""
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-    if pairs is None:
-        return {name: value}
-    parts = [_flat(part, f"{name}.{key}" if name else str(key)) for key, part in pairs]
-    return {key: part for one in parts for key, part in one.items()}
-
-
-def control_verdicts(runs: Sequence[Run], controls: Sequence[Baseline] | None = None):
-    """Every training in these runs that is a control's own recipe, judged by each metric of the control.
-
-    Returns:
-        A DataFrame, a row a training and metric: `run`, `training` (the folder inside the run, empty for the run's own),
-        `seed`, `control`, `metric`, `verdict`, `reason`. No row for a training with another recipe.
-    """
-    import pandas as pd
-
-    rows, controls = [], list_controls() if controls is None else controls
-    for run in runs:
-        for folder in sorted(path.parent for path in files_named(run.path, "recipe.json")):
-            training = training_of(folder)
-            for control in (one for one in controls if not why_not_control(training, one)):
-                inside = folder.relative_to(run.path).as_posix().strip(".")
-                about = [f"{run.notebook}/{run.id}", inside, training["recipe"].get("seed"), control.name]
-                for metric in control.recorded["tolerance"]:
-                    found = of_control(Run(folder), control, metric)
-                    rows.append([*about, metric, found.verdict, found.reason])
-    return pd.DataFrame(rows, columns=["run", "training", "seed", "control", "metric", "verdict", "reason"])
-
-
-def control_check(verdicts) -> bool | str:
-    """Of a table of `control_verdicts`, what a notebook's check says: True, False, or `not run: <reason>`."""
-    if not len(verdicts):
-        return "not run: no training here has a control's own recipe"
-    if (verdicts["verdict"] == DIFFERENT).any():
-        return False
-    unclear = verdicts[verdicts["verdict"] != SAME]
-    return f"not run: {unclear['verdict'].iloc[0]}: {unclear['reason'].iloc[0]}" if len(unclear) else True
 
 
 def documented_verdicts(

@@ -98,8 +98,7 @@ def stretches(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
 def on_common_stretches(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The stretches of x that all curves cover, cut so that each is of one point of every curve: compared are the same steps.
 
-    Returns:
-        Where each begins and how long it is, (T,) each, and the values there, (curves, T); T is 0 where they share nothing.
+    Where each begins and how long it is, (T,) each, and the values there, (curves, T); T is 0 where they share nothing.
 
     Example:
         >>> fine = Curve("every step", [1, 2, 3, 4], [1, 2, 3, 4], "tokens")

@@ -106,19 +106,11 @@ def load_baseline(name: str) -> Baseline:
     if value.keys() | OPTIONAL != fields:
         missing, odd = sorted(fields - value.keys() - OPTIONAL), sorted(value.keys() - fields)
         raise ParameterError(f"{path}: lacks {missing}, does not know {odd}; see data/README.md")
-    if value["name"] != name:
-        raise ParameterError(f"{path}: its name is {value['name']!r}; a baseline is named as its file")
     for metric, curve in value["curves"].items():
         if absent := {"unit", "low", "high", "x", "at", "points"} - curve.keys():
             raise ParameterError(f"{path}: curve {metric!r} lacks {sorted(absent)}; see data/README.md")
         if curve["x"] != "step":
             raise ParameterError(f"{path}: curve {metric!r}: x={curve['x']!r}; expected 'step', see data/README.md")
-        for seed, values in dict(curve.get("by_seed", {})).items():
-            if len(values) != len(curve["points"]):
-                raise ParameterError(
-                    f"{path}: curve {metric!r}, seed {seed}: {len(values)} values; expected {len(curve['points'])}, one for "
-                    "each of the curve's points"
-                )
     _check_units(path, value)
     return Baseline(**value)
 

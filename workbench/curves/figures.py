@@ -54,14 +54,11 @@ class DescribedFigure:
         return buffer.getvalue()
 
     def _repr_html_(self) -> str:
-        return self.html()
-
-    def html(self, between: str = "") -> str:
-        """The figure with its caption, HTML that stands between, and its data folded up: a report cuts what is long."""
+        """The figure with its caption and its data folded up."""
         data = base64.b64encode(self.png()).decode()
         return (
             f'<figure><img alt="{html.escape(self.alt, quote=True)}" src="data:image/png;base64,{data}" '
-            f'style="max-width:100%;height:auto"><figcaption>{html.escape(self.caption)}</figcaption></figure>{between}'
+            f'style="max-width:100%;height:auto"><figcaption>{html.escape(self.caption)}</figcaption></figure>'
             f"<details><summary>Data of this figure</summary>{self.table.to_html(index=False, float_format='%.4g')}"
             "</details>"
         )

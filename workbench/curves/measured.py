@@ -24,27 +24,12 @@ _UNITS = {  # unit and bounds of metrics of TRL and of the padding monitor; thos
 }
 
 
-def run_curve(
-    run: Run,
-    metric: str = "reward",
-    *,
-    unit: str = "",
-    low: float | None = None,
-    high: float | None = None,
-    sparse: bool = False,
-) -> Curve:
-    """One metric of a run's `metrics.jsonl` as a curve.
+def run_curve(run: Run, metric: str = "reward", *, sparse: bool = False) -> Curve:
+    """One metric of a run's `metrics.jsonl` as a curve; a step or value that makes it none is a RunError that says where.
 
-    Args:
-        run: the run folder, or a training folder below one.
-        metric: its name in the log.
-        unit, low, high: of the metric, where they are not those of TRL's lengths and shares, or those that `recipe.json`
-            says of the run's one reward function. A unit that nobody knows is "as logged".
-        sparse: leave out steps without the metric, as for evaluations; else a gap is refused.
-
-    Raises:
-        RunError: no metrics, no such metric, steps out of order, or a value that is not finite (it says where).
-        ParameterError: a value outside `low` and `high`.
+    Its unit and bounds are those of TRL's lengths and shares, or those that `recipe.json` says of the run's one reward
+    function; else the unit is "as logged". `sparse` leaves out steps without the metric, as for evaluations; else a gap is
+    refused.
     """
     path = run.path / "metrics.jsonl"
     table = load_metrics(path)
@@ -66,11 +51,10 @@ def run_curve(
     if not np.isfinite(values).all():
         n = np.isfinite(values).argmin()
         raise RunError(f"{path}: {metric} at step {steps[n]:g} is not finite; nothing can be compared with that")
-    known_unit, known_low, known_high = _UNITS.get(metric) or _recorded_reward(run, metric)
-    low, high = known_low if low is None else low, known_high if high is None else high
+    unit, low, high = _UNITS.get(metric) or _recorded_reward(run, metric)
     for bound in (bound for bound in (low, high) if bound is not None):  # a float32 mean of 1.1 is 1.100000024
         values = np.where(np.abs(values - bound) <= 1e-6 * max(1.0, abs(bound)), bound, values)
-    return Curve(f"{run.notebook}, seed {_seed(run)}", steps, values, unit or known_unit, low, high)
+    return Curve(f"{run.notebook}, seed {_seed(run)}", steps, values, unit, low, high)
 
 
 def training_of(folder: Path) -> dict:
@@ -99,18 +83,13 @@ def _seed(run: Run) -> int | None:
 
 
 def measured_groups(
-    runs: Sequence[Run], metric: str = "reward", *, labels: Sequence[str] = (), **about
+    runs: Sequence[Run], metric: str = "reward", *, labels: Sequence[str] = ()
 ) -> tuple[dict[str, list[Curve]], list[str]]:
     """The curves of finished trainings, as groups that differ in nothing but their seeds, of data order or sampling.
 
     A run may hold several trainings, each in a folder with its `recipe.json`. Of one seed that was run twice only the
-    later one counts: a repetition is no further sample.
-
-    Args:
-        runs: oldest first, as `list_runs` gives them.
-        metric: of their logs.
-        labels: one a run, where runs differ in more than the recipe (a sweep over the reward's target); names groups.
-        about: `unit`, `low`, `high` for runs that do not record them; see `run_curve`.
+    later one counts: a repetition is no further sample. `runs` are oldest first, as `list_runs` gives them; `labels`, one a
+    run, name groups where runs differ in more than the recipe (a sweep over the reward's target).
 
     Returns:
         Group name -> the curve of each seed; and a line for each training left out, with the reason.
@@ -126,7 +105,7 @@ def measured_groups(
             left_out.append(f"{run.notebook}/{run.id}: no metrics; it logged no step")
         for folder in trainings:
             try:
-                curve = run_curve(Run(folder), metric, **about)
+                curve = run_curve(Run(folder), metric)
                 inside = re.sub(r"[\s._/-]*(seed)?[\s._-]*\d+$", "", folder.relative_to(run.path).as_posix())
                 inside = inside.removeprefix("arms/").strip(".-_/ ")
                 training = training_of(folder)

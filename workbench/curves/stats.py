@@ -139,10 +139,7 @@ def change_interval(values: ArrayLike, *, level: float = 0.95, degree: int = 3) 
     runs that do not change, up to 6% are said to have changed, at 40 steps or more with lag-1 autocorrelation up to 0.8;
     at 20 steps with 0.8 it is 11%, because so short a run cannot tell noise from trend: see `docs/error_rates.md`.
 
-    Args:
-        values: N steps of one run, at least 8, finite; in any unit. Of each end at least 4 are taken.
-        level: of confidence.
-        degree: of the polynomial around which the noise is judged, see `noise_covariance`.
+    `values` are 8 or more steps of one run, finite; of each end at least 4 are taken. `degree`: see `noise_covariance`.
 
     Example:
         >>> change = change_interval([0, 1, 0, 1, 0, 5, 9, 8, 9, 8, 9, 8])

@@ -125,16 +125,8 @@ def best_of_k(headline: float, scores: Sequence[float], items: int) -> Verdict:
     - within the best of k: by chance alone the highest of k reaches the headline in more than 5% of cases.
     - above the best of k: it does not.
 
-    Args:
-        headline: share of right answers, 0..1.
-        scores: of all k checkpoints that were measured, each a share, at least 3.
-        items: of the test.
-
-    Returns:
-        A verdict whose `value` is the expected highest of k, and `low` and `high` its central 95%.
-
-    Raises:
-        ParameterError: fewer than 3 scores, or a share outside 0..1.
+    `headline` and the `scores` of all k checkpoints that were measured, 3 or more, are shares of right answers, 0..1. The
+    verdict's `value` is the expected highest of k, `low` and `high` its central 95%.
 
     Example:
         >>> print(best_of_k(0.5, [0.3, 0.4, 0.35, 0.5], items=30))
@@ -165,12 +157,7 @@ def best_of_k(headline: float, scores: Sequence[float], items: int) -> Verdict:
 def figure_in_log(figure: float, curve: Curve, decimals: int = 3) -> Verdict:
     """Does the log that a published figure is said to be of hold it, when rounded as it was published?
 
-    Inconclusive where the log holds no finite value.
-
-    Args:
-        figure: as published, in the curve's unit.
-        curve: the evaluations of the log.
-        decimals: that were published.
+    Inconclusive where the log, a curve of its evaluations, holds no finite value.
 
     Example:
         >>> evals = Curve("log", [10, 20, 30], [0.61, 0.70, 0.68], "share of right answers")
@@ -247,8 +234,7 @@ def place(one: Curve, others: Sequence[Curve]) -> Verdict:
     - inconclusive: fewer than 3 others, or fewer than 3 points.
     - not comparable: another unit or range; nothing is said of it then.
 
-    Returns:
-        A verdict whose `value` is the run's result, `low` and `high` the interval.
+    The verdict's `value` is the run's result, `low` and `high` the interval.
 
     Example:
         >>> flat = lambda label, level: Curve(label, range(1, 101), np.full(100, level), "points")
@@ -292,12 +278,9 @@ def peers(like: Baseline, runs: Iterable[Baseline]) -> list[Baseline]:
 
 
 def curves_of(paths: Sequence[str | Path], like: Baseline | None = None) -> tuple[list[Curve], list[str]]:
-    """The reward curves of anybody's logs, and a line for each that could not be used.
+    """The reward curves of anybody's logs that `workbench audit` reads, and a line for each that could not be used.
 
-    Args:
-        paths: files and folders that `workbench audit` reads.
-        like: a documented run whose reward function the logs are of, for logs that do not say their unit; without it that
-            is "as logged".
+    Logs that do not say their unit are of the reward function of `like`, a documented run; without it of "as logged".
 
     Example:
         >>> curves_of(["no/such/log.jsonl"])

@@ -21,11 +21,8 @@ def map_logits(
     """`function(logits, targets)` over slices of the logits: one pass through the layers, the head in slices.
 
     A batch stays one batch, because what its rows do to each other is what reports measure. Of a model with a backbone under
-    its head at most `max_logits` fp32 logits are held at once.
-
-    Args:
-        function: takes the logits of a slice (B, t, V) and the ids (B, t) that follow its positions; what follows the last
-            position is no token of the text.
+    its head at most `max_logits` fp32 logits are held at once. `function` takes the logits of a slice (B, t, V) and the ids
+    (B, t) that follow its positions; what follows the last position is no token of the text.
     """
     inputs = model_inputs(model, batch, positions)
     ids = inputs["input_ids"]

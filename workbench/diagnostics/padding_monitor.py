@@ -32,11 +32,8 @@ _COMPLETION_TOKENS = 16
 def trainer_logprobs(trainer: Any, prompt_ids: Sequence, completion_ids: Sequence) -> list[torch.Tensor]:
     """Log-probs of completions by the trainer's own scoring path, stock or the workbench's, without dropout.
 
-    Args:
-        prompt_ids, completion_ids: B lists of token ids each; padded here as trainers do, on the left and on the right.
-
-    Returns:
-        B tensors, one number a completion token, at the trainer's temperature (OnlineDPO: at 1, as it trains).
+    Of B lists of token ids, padded here as trainers do, on the left and on the right: B tensors, one number a completion token,
+    at the trainer's temperature (OnlineDPO: at 1, as it trains).
     """
     pad_id = tokenizer_of(trainer).pad_token_id
     device = trainer.accelerator.device

@@ -57,7 +57,7 @@ class Watch(LiveCallback):
                 f"trainer={type(trainer).__name__}: expected TRL's GRPOTrainer or RLOOTrainer, or a child"
             )
         super().__init__(trainer, every)
-        self.recorder = Recorder(record_dir, "watched")
+        self.recorder = Recorder(record_dir, "workbench" if hasattr(trainer, "stop_rule") else "watched")
         self.on = bool(trainer.accelerator.is_main_process)
         self.lines: list[dict] = []
         self._look, self._tokens = look, tokens
@@ -123,14 +123,7 @@ class Watch(LiveCallback):
             if (len(self._last) - 1) * count >= _KEPT:
                 self._last.popleft()
         if self._tokens:
-            rows: dict[str, list] = {
-                "row": list(range(len(completion_ids))),
-                "prompt_ids": prompt_ids,
-                "completion_ids": completion_ids,
-            }
-            sampled = getattr(trainer, "_sampled_ids", ())  # of the workbench's trainers: with what follows the end
-            if len(sampled) == len(completion_ids):
-                rows["sampled_ids"] = list(sampled)
+            rows = token_columns(trainer, prompt_ids, completion_ids)
             self._token_rows.append((step, rows | _logprobs(scored, [len(ids) for ids in completion_ids])))
 
     def _end_columns(self, rows: list[list[int]], own: Sequence | None) -> dict[str, list]:
@@ -210,6 +203,13 @@ def has_stopped(ids: Sequence[int], limit: int, stops: set[int], pad: int) -> bo
         [False, True, True, True]
     """
     return len(ids) < limit or ids[-1] == pad or ids[-1] in stops
+
+
+def token_columns(trainer: Any, prompt_ids: list, completion_ids: list) -> dict[str, list]:
+    """The ids of B rows; of a workbench trainer also `sampled_ids`, with what follows each end."""
+    columns = {"row": list(range(len(completion_ids))), "prompt_ids": prompt_ids, "completion_ids": completion_ids}
+    sampled = getattr(trainer, "sampled_ids", ())
+    return columns | ({"sampled_ids": list(sampled)} if len(sampled) == len(completion_ids) else {})
 
 
 def _logprobs(scored: dict, lengths: Sequence[int]) -> dict[str, list]:

@@ -18,9 +18,8 @@ _NOT_REWARDS = {"step", "advantage", "completion_tokens", "sampled_tokens", "tok
 def read_completions(folder: Path) -> tuple[Any, list[str]]:
     """The completions recorded in a training's folder: `completions.jsonl`, `completions.parquet/`, or TRL's `completions/`.
 
-    Returns:
-        DataFrame `step, prompt, completion, ...` of the first that is there, empty where there are none; a sentence for each
-        file or line that cannot be read. Where a link holds them a RunError says so.
+    A DataFrame `step, prompt, completion, ...`, empty where there are none; a sentence for each file or line
+    that cannot be read.
     """
     table, damage = runs.read_completions(folder)
     if len(table) or damage or (folder / runs.FILE).exists():

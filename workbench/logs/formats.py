@@ -27,12 +27,7 @@ _RUN_NAMES = {"run", "run_id", "seed", "experiment", "exp", "trial", "config", "
 
 
 def runs_in(path: Path, source: str) -> list[Found]:
-    """The runs in one plain file in UTF-8. `source` is what errors call it; what follows its last dot may tell the kind.
-
-    Raises:
-        RunError: nothing in it that is a log, with what it holds instead and what would be read.
-        MissingDependencyError: a TensorBoard file, without TensorBoard.
-    """
+    """The runs in one plain file in UTF-8. `source` is what errors call it; what follows its last dot may tell the kind."""
     found = [run for one in _parsed(path, source) for run in _split(one)]
     return [_named(run)._replace(damage=(*run.damage, *run.table.attrs.get("lost", ()))) for run in found]
 
@@ -307,10 +302,6 @@ def read_tensorboard(path: Path, source: str = "") -> pd.DataFrame:
     """The scalars of a TensorBoard event file, a row a step; `elapsed_s` counts from the first event.
 
     A last record cut short by a kill is left out.
-
-    Raises:
-        MissingDependencyError: TensorBoard, which reads its own files, is not installed.
-        RunError: no such file, or no scalars in it (a file of another format has none).
     """
     try:
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader

@@ -96,11 +96,7 @@ def of_reinforcement_learning(columns: Iterable[str]) -> bool:
 def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, tuple[float, ...], list[str]]:
     """The steps of a log under canonical names, in order and each once.
 
-    Returns:
-        The table; the step numbers as they stood; a sentence for each thing that is wrong with the values.
-
-    Raises:
-        RunError: no known metric of a reinforcement learning run; it names the `source`.
+    Also the step numbers as they stood, and a sentence for each thing that is wrong with the values.
 
     Example:
         >>> table, order, damage = steps_table(pd.DataFrame({"global_step": [2, 1], "train/reward": ["0.5", 1]}), "a.csv")

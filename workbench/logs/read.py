@@ -39,15 +39,7 @@ _MOST_FILES = 200  # of a folder that are tried
 
 
 def read(path: str | os.PathLike) -> Log:
-    """The one run at a path, see `read_logs`.
-
-    Raises:
-        RunError: as `read_logs`, or several runs, which it names.
-
-    Example:
-        >>> log = read("outputs/checkpoint-500")             # doctest: +SKIP
-        >>> log.steps[["step", "reward", "mean_length"]]     # doctest: +SKIP
-    """
+    """The one run at a path, see `read_logs`; several are a RunError that names them."""
     logs = read_logs(path)
     if len(logs) > 1:
         raise RunError(f"{path}: {len(logs)} runs ({', '.join(log.name for log in logs[:8])}); expected one")
@@ -55,14 +47,9 @@ def read(path: str | os.PathLike) -> Log:
 
 
 def read_logs(path: str | os.PathLike) -> list[Log]:
-    """All runs at a path: in a folder of TRL, of the workbench or with any log in it, in a file, or in standard input.
+    """All runs at a path: in a folder of TRL, of the workbench or with any log in it, in a file, or for `-` in standard input.
 
-    Args:
-        path: of the user's own choice, so a link to it is followed; links in it are not. `-` for standard input.
-
-    Raises:
-        RunError: nothing in it that can be read, with what it holds and what would be read.
-        MissingDependencyError: a TensorBoard file, without TensorBoard.
+    The path is of the user's own choice, so a link to it is followed; links in it are not.
     """
     if str(path) == "-":
         with _copied(sys.stdin.buffer, "standard input") as copy:

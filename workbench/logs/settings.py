@@ -61,12 +61,7 @@ def facts_of(folder: Path, *, links: bool = False) -> tuple[dict[str, Any], list
 def read_arguments(path: Path) -> dict[str, Any]:
     """TRL's arguments as a JSON or YAML file gives them, `trainer` among them where it is known.
 
-    Args:
-        path: a file; or a folder with a `recipe.json` of the workbench, or another file of `_IN_FOLDER`.
-
-    Raises:
-        ParameterError: no such file, or none in the folder, or it does not hold NAME: VALUE.
-        RunError: no JSON.
+    A folder has a `recipe.json` of the workbench, or another file of `_IN_FOLDER`.
     """
     if path.is_dir():
         found = next((path / name for name in _IN_FOLDER if (path / name).is_file()), None)
@@ -119,8 +114,7 @@ def of_scripts(folder: Path) -> dict[str, Any]:
 def of_sources(sources: Iterable[str]) -> dict[str, Any]:
     """The parameters that calls of TRL's config give as plain values, where all calls agree.
 
-    Args:
-        sources: Python text, of a script or of the cells of a notebook. It is parsed, and never run.
+    The sources, a script or the cells of a notebook, are parsed and never run.
 
     Example:
         >>> of_sources(["!pip install trl", "args = GRPOConfig(num_generations=8, scale_rewards=True, beta=b)"])
@@ -148,9 +142,6 @@ def _as_in_trl(name: str, value):
 
 def of_words(words: Sequence[str]) -> dict[str, Any]:
     """Settings as a user states them, such as `mask_truncated_completions=true`.
-
-    Raises:
-        ParameterError: no parameter that a rule uses, or not a value of it.
 
     Example:
         >>> of_words(["mask_truncated_completions=true", "num_generations=8"])

@@ -24,8 +24,7 @@ from ..errors import MissingDependencyError, ParameterError
 from ..generation.preflight import LAST_WITH_PPO
 from ..generation.stops import End, StopRule, StopSpec
 from ..training.grpo import Stops, attach_ours
-from ..training.recording import RunRecorder, add_rows
-from ..training.trl import add_reward_columns, check_no_hook, completion_metrics, end_columns
+from ..training.trl import add_reward_columns, add_rows, check_no_hook, completion_metrics, end_columns
 from .ppo_rewards import NotifyingLoader, RewardFunctions, SplitColumnsCollator
 from .recipes import Recipe, common_fields, load_prompts, resolve_model
 from .train import train_recipe
@@ -62,7 +61,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         forwards: policy forward passes spent on generation, one number per update.
     """
 
-    recorder: RunRecorder | None = None
+    recorder: Any = None  # a `RunRecorder`
     dataloader: Any
     eval_dataloader: Any
 

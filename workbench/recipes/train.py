@@ -12,10 +12,10 @@ from typing import Any
 import trl
 
 from ..diagnostics.padding_monitor import attach_padding_monitor
-from ..errors import ParameterError, TrainingStopped
+from ..errors import ParameterError
 from ..generation.stops import StopSpec
 from ..runs.files import checkpoints, jsonable, move_aside, read_json
-from ..training.grpo import GRPOTrainer, RLOOTrainer
+from ..training.grpo import GRPOTrainer, RLOOTrainer, Stops
 from ..training.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 from ..training.recording import COMPLETE, Recorder, quiet_libraries
 from ..training.rewards import describe_reward
@@ -30,9 +30,7 @@ def last_checkpoint(folder: Path) -> Path | None:
     return next((p for p in checkpoints(Path(folder)) if (p / COMPLETE).is_file()), None)
 
 
-def training_record(
-    trainer: str, recipe: Recipe, *, reward_funcs: Any, stops: StopSpec | None = None, **options: Any
-) -> dict:
+def training_record(trainer: str, recipe: Recipe, *, reward_funcs: Any, stops: Stops = None, **options: Any) -> dict:
     """What `recipe.json` says, in one shape for every trainer; two trainings are the same when it is equal.
 
     Of data, model and reward models that lie on this machine, `contents` has the SHA-256 of the files, so that a file changed
@@ -48,7 +46,7 @@ def training_record(
         "trainer": trainer,
         "recipe": dataclasses.asdict(recipe),
         "reward_funcs": [describe_reward(reward) for reward in several],
-        "stops": dataclasses.asdict(stops or StopSpec()),
+        "stops": dataclasses.asdict(StopSpec.of(stops)),
         "overrides": options,
     }
     paths = (recipe.model, recipe.dataset, *(reward for reward in several if isinstance(reward, str)))
@@ -165,7 +163,7 @@ def train_recipe(
     *,
     reward_funcs: Any,
     record_dir: str | Path,
-    stops: StopSpec | None = None,
+    stops: Stops = None,
     monitor_every: int = 0,
     **options: Any,
 ):
@@ -188,14 +186,7 @@ def train_recipe(
     trainer.recorder.trainer = None  # the recipe says it in full
     trainer.accelerator.wait_for_everyone()  # before any process looks for a checkpoint
     checkpoint = last_checkpoint(record_dir / "checkpoints")
-    try:
-        trainer.train(**({"resume_from_checkpoint": str(checkpoint)} if checkpoint else {}))
-    except TrainingStopped:  # asked to end, or nothing was left to train
-        trainer.accelerator.wait_for_everyone()
-        if not is_finished(record_dir, record):
-            raise
-        if trainer.accelerator.is_main_process:
-            print(f"{record_dir}: trained before, {trainer.state.max_steps} steps; nothing is trained again")
+    trainer.train(**({"resume_from_checkpoint": str(checkpoint)} if checkpoint else {}))
     return trainer
 
 

@@ -21,25 +21,18 @@ _PATIENCE_S = 300  # until it answers; 60 to 120 are usual on a CPU
 
 
 @contextlib.contextmanager
-def serve(model: str, *, max_model_len: int = 256) -> Iterator[str]:
-    """Start `vllm` for a model folder on a free port of the loopback interface; yields its URL, ends it at the end.
+def serve(model: str) -> Iterator[str]:
+    """Start `vllm` for a model folder or hub id on a free port of the loopback interface; yields its URL, ends it at the end.
 
     Its development mode is on, because weights are reloaded through it where there is no CUDA: nothing but this machine
-    may reach it.
-
-    Args:
-        model: folder or hub id.
-        max_model_len: prompt and completion tokens together.
-
-    Raises:
-        RunError: it ended, or did not answer in time; with the end of its log.
+    may reach it. A server that ends, or does not answer in time, is a RunError with the end of its log.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     model = str(Path(model).resolve()) if Path(model).is_dir() else model  # the server runs in a folder of its own
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--max-model-len", str(max_model_len)]
+    command += ["--port", str(port), "--max-model-len", "256"]
     # Log-probs of what was sampled, as TRL's engines give them.
     command += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
     env = os.environ | {"VLLM_SERVER_DEV_MODE": "1"}

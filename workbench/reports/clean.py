@@ -66,12 +66,9 @@ def shortened(text: str, most: int, where: str = "", change: Callable[[str], str
 def clean_html(source: str, change: Callable[[str], str] = str, where: str = "") -> Markup:
     """HTML of a notebook's output or markdown, with only harmless elements and attributes, in a frame of its own.
 
-    The frame clips what is in it and has a line at its side, so that nothing in it covers the page or passes for it.
-
-    Args:
-        source: any text; it is read as a browser reads it, up to `MOST_MARKUP` characters.
-        change: applied to every attribute and every stretch of text that a reader sees as one, before it is escaped.
-        where: ends the note on what is left out.
+    The frame clips what is in it and has a line at its side, so that nothing in it covers the page or passes for it. `change`
+    is applied to every attribute and every stretch of text that a reader sees as one, before it is escaped; `where` ends the
+    note on what is left out.
 
     Example:
         >>> print(clean_html("<b onclick='x()'>1 < 2<script>x()</script>"))

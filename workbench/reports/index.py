@@ -25,9 +25,8 @@ WITHOUT_NUMBERS = re.compile(r"[-+]?\d[\d.,e%+-]*")
 def build_index(runs: Sequence[Run], folder: Path, *, redact: bool = False) -> Path:
     """Put each run's report into `folder`, and into the run's own, and write `index.html` over them.
 
-    A card for the newest run of each notebook, in the notebooks' order; then a table of all runs, newest first.
-
-    Each is rendered again: a page that lies there may be anyone's.
+    A card for the newest run of each notebook, in the notebooks' order; then a table of all runs, newest first. Each is
+    rendered again: a page that lies there may be anyone's.
     """
     hide = hider(runs, redact)
     rows = _index_rows(sorted(runs, key=lambda r: r.id, reverse=True), folder, hide, redact)

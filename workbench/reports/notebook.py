@@ -50,15 +50,12 @@ def read_notebook(run: Run) -> dict | None:
 
 @dataclasses.dataclass
 class Notebook:
-    """What a report takes from a notebook (nbformat 4, as JSON).
+    """What a report takes from a notebook (nbformat 4, as JSON), each text without what `hide` takes out.
 
-    Args:
-        hide: takes out of each text what is not to be shown.
-        source: file that has whole what is cut here; empty for none.
-
-    `figure` is the first picture, as a data URL, for a card; `failure` is the code and traceback of the cell that failed,
-    `cells` counts the code cells, `executed` those of them that ran, `controls` the interactive controls that a page cannot
-    show, `unknown` the cells that are not as nbformat has them.
+    `source` is the file that has whole what is cut here, empty for none. `figure` is the first picture, as a data URL, for a
+    card; `failure` is the code and traceback of the cell that failed, `cells` counts the code cells, `executed` those of
+    them that ran, `controls` the interactive controls that a page cannot show, `unknown` the cells that are not as nbformat has
+    them.
     """
 
     hide: Callable[[str], str]

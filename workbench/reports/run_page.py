@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,20 +15,15 @@ from ..runs.run import Run
 from . import facts
 from .notebook import Notebook, read_notebook
 from .page import hider, render, write_page
-from .redacted_notebook import redacted_notebook
 
 
 def build_report(run: Run, *, redact: bool = False, path: Path | None = None) -> Path:
     """Write the report of a run, from whatever the run has left there, and return its path."""
     stem = path.stem if path else "report-redacted" if redact else run.id
     path = path or run.path / ("report-redacted.html" if redact else "report.html")
-    hide, executed, copy = hider([run], redact), read_notebook(run), ""
-    if redact and executed:
-        with contextlib.suppress(AttributeError, TypeError):  # no notebook as nbformat has it: not shown, so not copied
-            made = json.dumps(redacted_notebook(executed, hide), indent=1)
-            copy = write_page(path.with_suffix(".ipynb"), made).name
+    hide = hider([run], redact)
     microscope = _write_microscope(run, path.with_name(f"{stem}-microscope.html"), hide, redact)
-    content = _content(run, executed, hide, copy, redact)
+    content = _content(run, hide, redact)
     return write_page(path, render("run.html.j2", microscope=quote(os.fsencode(microscope)), **content))
 
 
@@ -50,18 +44,16 @@ def _write_microscope(run: Run, path: Path, hide: Callable[[str], str], redact: 
     return ""
 
 
-def _content(run: Run, executed: dict | None, hide: Callable[[str], str], copy: str, redact: bool) -> dict:
+def _content(run: Run, hide: Callable[[str], str], redact: bool) -> dict:
     """Everything the page shows, with `hide` applied to each text."""
-    parts = Notebook(hide, copy or ("executed.ipynb" if not redact else ""))
-    if executed:
+    parts = Notebook(hide, "" if redact else "executed.ipynb")
+    if executed := read_notebook(run):
         parts.read(executed)
     status, result, env, params = (facts.shown(v, hide) for v in (run.status, run.result, run.env, run.params))
     rows, total, damaged = facts.sample_completions(run)
     limits = facts.limits(run, status, result, env, parts if executed else None) + damaged
     if redact:
         limits.append("Host names, user names, absolute paths and secrets were replaced by labels in this copy.")
-    if copy:
-        limits.append(f"The notebook with all its outputs, with the same labels, is in {copy}.")
     unfinished = status["state"] != "done"
     return {
         "notebook": hide(run.notebook),

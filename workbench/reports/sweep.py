@@ -114,10 +114,6 @@ def _limits(entries: Sequence, groups: dict[str, list[Curve]]) -> list[str]:
     return lines
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
 def _file_name(notebook: str, grid: str, hide: Callable[[str], str]) -> str:
     """Words of the grid, and a digest where they do not say all of it: a character that no file has, or something hidden."""
     full = f"{notebook}-{grid or 'defaults'}"
@@ -125,4 +121,4 @@ def _file_name(notebook: str, grid: str, hide: Callable[[str], str]) -> str:
     whole = text.encode()  # a file's name has 255 bytes at most
     if text == full.replace(" ", "_") and len(whole) <= 100:
         return text
-    return f"{whole[:90].decode('utf-8', 'ignore')}-{_digest(full)}"
+    return f"{whole[:90].decode('utf-8', 'ignore')}-{hashlib.sha256(full.encode()).hexdigest()[:8]}"

@@ -132,7 +132,7 @@ def signs_of(table: pd.DataFrame, grouped: bool, recipe: Mapping) -> dict[str, p
     if "finish_reason" in table:
         signs["cut"] = table["finish_reason"] == "length"
     name = recipe.get("trainer") or "Observed"  # until 0.1 the name told
-    stock = recipe.get("source") == "stock" or name.startswith("Observed")
+    stock = recipe.get("source") == "watched" or name.startswith("Observed")
     taken = table.get("trl_finish_reason" if stock else "finish_reason")
     if taken is not None and "overrides" in recipe:
         signs["masked"] = (taken == "length") & bool(recipe["overrides"].get("mask_truncated_completions"))

@@ -31,7 +31,7 @@ def environment(seed: int | None = None) -> dict:
         "host": socket.gethostname(),
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
-        "gpus": _gpu_names(),
+        "gpus": _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines(),
         "packages": versions,
         "git_commit": _git_commit(),
         "seed": seed,
@@ -50,10 +50,6 @@ def _cpu_name() -> str:
         if name := re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.M):
             return name[1].strip()
     return platform.processor() or platform.machine()
-
-
-def _gpu_names() -> list[str]:
-    return _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()
 
 
 def _git_commit() -> str:

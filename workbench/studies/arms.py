@@ -83,14 +83,11 @@ class ObservedGRPOTrainer(trl.GRPOTrainer):
 
 
 def train_arms(arms: Mapping[str, Arm], *, out_dir: Path, seeds: Iterable[int]) -> dict[str, list[Run]]:
-    """Train all arms with one seed, then with the next, each training in a folder of its own.
+    """Train all arms with one seed, then with the next, each training in `out_dir/<arm>/seed-<n>`; arm -> its runs, by seed.
 
     A finished training is reused only where recipe, reward functions, stops and options equal what is asked now. An
     interrupted one goes on from its last checkpoint; one with other settings starts again. One line is printed of each;
     what a training prints itself goes to the `log.txt` of its folder.
-
-    Returns:
-        Arm -> its runs, in the order of the seeds; they are in `out_dir/<arm>/seed-<n>`.
     """
     seeds = list(seeds)
     runs: dict[str, list[Run]] = {name: [] for name in arms}

@@ -18,11 +18,11 @@ from .starter import SHIPPED, corpus
 MODELS = ("starter-qwen2", "starter-gpt2", "search-qwen2", "preferences")
 
 
-def difference(made: Path, shipped: Path = SHIPPED) -> list[str]:
+def difference(made: Path) -> list[str]:
     """How far the toys in a folder that `make_toys` filled differ from the shipped ones, a line a thing."""
     return [
-        f"corpus: {rows(corpus(made), corpus(shipped))}",
-        *(f"{name}: {_of_model(made / name, shipped / name)}" for name in MODELS),
+        f"corpus: {rows(corpus(made), corpus(SHIPPED))}",
+        *(f"{name}: {_of_model(made / name, SHIPPED / name)}" for name in MODELS),
     ]
 
 

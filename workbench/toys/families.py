@@ -50,21 +50,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def family_model(name: str, auto=None, **fields):
-    """A family's model in fp32 and evaluation mode, its weights large enough that positions matter.
-
-    Args:
-        name: of `FAMILIES`.
-        auto: transformers' auto class; default `AutoModelForCausalLM`.
-        **fields: of the config, in place of the family's own.
-    """
+def family_model(name: str, auto: Any = AutoModelForCausalLM, **fields):
+    """A family's model in fp32 and evaluation mode, its weights large enough that positions matter; `fields` of its config."""
     if name not in FAMILIES:
         raise ParameterError(f"name={name!r}: expected one of {', '.join(FAMILIES)}")
     kind, own = FAMILIES[name]
     config = AutoConfig.for_model(kind, **own | fields)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = (auto or AutoModelForCausalLM).from_config(config, dtype=torch.float32)
+        model = auto.from_config(config, dtype=torch.float32)
         with torch.no_grad():
             for parameter in model.parameters():
                 noise = 0.15 * torch.randn_like(parameter)

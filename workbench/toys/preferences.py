@@ -26,12 +26,6 @@ def preference_pairs(corpus: list[dict[str, str]], seed: int = 0) -> list[dict[s
     return pairs
 
 
-def held_out_pairs(corpus: list[dict[str, str]]) -> list[dict[str, str]]:
-    """The pairs of `preference_pairs` that the model was not trained on, about `HELD_OUT`."""
-    pairs = preference_pairs(corpus)
-    return pairs[:: len(pairs) // HELD_OUT]
-
-
 def preference_model() -> Path:
     """Folder of the preference model and its tokenizer, shipped with the package."""
     return toy("preferences")

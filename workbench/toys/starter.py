@@ -25,8 +25,7 @@ ARCHITECTURES = ("qwen2", "gpt2")
 def starter_model(architecture: str = "qwen2") -> Path:
     """Folder of the starter model and its tokenizer: 2 layers, 0.65 M parameters, computed in fp32.
 
-    Args:
-        architecture: `qwen2` (rotary positions) or `gpt2` (learned positions: sensitive to padding).
+    The architecture is `qwen2` (rotary positions) or `gpt2` (learned positions: sensitive to padding).
     """
     if architecture not in ARCHITECTURES:
         raise ParameterError(f"architecture={architecture!r}: expected one of {', '.join(ARCHITECTURES)}")

@@ -30,6 +30,7 @@ from .trl import (
     NO_TOKEN,
     OWN_COLUMNS,
     EndedRow,
+    TrainedOnce,
     check_no_hook,
     completion_metrics,
     end_columns,
@@ -91,14 +92,14 @@ def attach_ours(trainer: Any, record_dir: str | Path | None, explicit_positions:
 _Trainer: Any = trl.GRPOTrainer if TYPE_CHECKING else object  # whose attributes the methods use
 
 
-class _Control(_Trainer):
+class _Control(TrainedOnce, _Trainer):
     """What GRPO and RLOO share, before TRL's trainer in the bases; `GRPOTrainer` documents the arguments."""
 
     # Class-level, for a trainer that is made without `__init__`, as TRL's own tests of a rollout function do.
     stop_rule: Any = None  # a `StopRule`
     engine: Any = None  # on vLLM `EngineRequests`
     recorder: Any = None  # a `RunRecorder`
-    _sampled_ids: Sequence[list[int]] = ()  # uncut; empty where rows had several turns: their last turn decides
+    sampled_ids: Sequence[list[int]] = ()  # uncut; empty where rows had several turns: their last turn decides
 
     def __init__(
         self,
@@ -145,11 +146,16 @@ class _Control(_Trainer):
             self.vllm_generation.generation_kwargs = (self.args.generation_kwargs or {}) | self.stop_rule.for_vllm()
 
     def _generate_single_turn(self, prompt_ids: Any, *rest: Any, **kwargs: Any):
-        with self._stop_control() as raw_ids:
+        if self.use_vllm:
+            control: Any = contextlib.nullcontext([])
+        else:
+            self.generation_config.eos_token_id = list(self.stop_rule.stop_ids) or None  # for continuous batching
+            control = stops_in_generate(self.stop_rule, self.accelerator.unwrap_model(self.model_wrapped))
+        with control as raw_ids:
             sampled = super()._generate_single_turn(prompt_ids, *rest, **kwargs)
         completion_ids, logprobs = sampled if isinstance(sampled, tuple) else (sampled, None)
         rows = [list(row) for row in (raw_ids[-1].tolist() if raw_ids else completion_ids)]
-        self._sampled_ids = rows
+        self.sampled_ids = rows
         cut = [self._ended(row[: self.stop_rule.find_end(row).index]) for row in rows]
         if not isinstance(sampled, tuple):
             return cut
@@ -157,15 +163,9 @@ class _Control(_Trainer):
             logprobs = [row[: len(kept)] for row, kept in zip(logprobs, cut, strict=True)]
         return cut, logprobs
 
-    def _stop_control(self):
-        if self.use_vllm:
-            return contextlib.nullcontext([])
-        self.generation_config.eos_token_id = list(self.stop_rule.stop_ids) or None  # for continuous batching
-        return stops_in_generate(self.stop_rule, self.accelerator.unwrap_model(self.model_wrapped))
-
     def _tool_call_loop(self, *args: Any, **kwargs: Any):
         mask, completions, completion_ids, *rest = super()._tool_call_loop(*args, **kwargs)
-        self._sampled_ids = ()
+        self.sampled_ids = ()
         return mask, completions, [self._ended(ids) for ids in completion_ids], *rest
 
     def _ended(self, ids: Sequence[int]) -> EndedRow:
@@ -192,7 +192,7 @@ class _Control(_Trainer):
             [ids[-1] != NO_TOKEN for ids in completion_ids],
             self._tokenizer,
             completion_tokens=None if own_tokens is None else [sum(mask) for mask in own_tokens],
-            sampled_tokens=[len(ids) for ids in self._sampled_ids] or None,
+            sampled_tokens=[len(ids) for ids in self.sampled_ids] or None,
             engine=self.engine.reasons if self.engine else None,
         )
         columns["completion_text"] = [self._row_text(*row) for row in zip(completions, rows, strict=True)]
@@ -241,7 +241,7 @@ class _Control(_Trainer):
         self._log({"groups/identical": len(identical) * size / len(rows)})
         # RLOO asks for no log-probs, and of several turns there are the last one's only.
         hot: Any = (self.args.generation_kwargs or {}).get("temperature", self.temperature)
-        judged = self._sampled_ids and self.engine and len(self.engine.logprobs) == len(rows) and hot > 0
+        judged = self.sampled_ids and self.engine and len(self.engine.logprobs) == len(rows) and hot > 0
         if judged and (copies := improbable_copies(rows, self.engine.logprobs, size)):
             raise GroupError(
                 f"groups {copies[:5]}: their {size} completions are the same, far beyond chance at temperature {hot}. "
@@ -298,6 +298,9 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
             with pads counted as text.
         record_dir: run folder for `metrics.jsonl`, `progress.json` and the completions; None records nothing.
 
+    Attributes:
+        sampled_ids: token ids of each row of the last generation, with what follows its end; empty where rows have turns.
+
     Raises:
         ParameterError: before an engine or model starts: stops that cannot match, options that the back end does not know.
     """
@@ -336,7 +339,7 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
         def rollout(prompts: list, trainer: Any):
             output = rollout_func(prompts, trainer)
             rows, pad = [list(map(int, ids)) for ids in output["completion_ids"]], self._tokenizer.pad_token_id
-            self._sampled_ids = ()
+            self.sampled_ids = ()
             output["completion_ids"] = [self._ended(ids) if ids else EndedRow([pad], False, pad) for ids in rows]
             if not all(rows):
                 masks = output.get("env_mask") or [[1] * len(ids) for ids in rows]

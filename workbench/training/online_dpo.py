@@ -15,15 +15,14 @@ from ..errors import ParameterError
 from ..generation.preflight import check_before_compute
 from ..generation.stops import End, StopRule, StopSpec
 from .grpo import Stops, attach_ours, stops_in_generate, with_stop_text
-from .recording import RunRecorder, add_rows
 from .rewards import validate_all
 from .sync_on_cpu import install_cpu_sync, server_without_nccl
-from .trl import check_no_hook, completion_metrics, end_columns, text_of
+from .trl import TrainedOnce, add_rows, check_no_hook, completion_metrics, end_columns, text_of
 
 _OWN = ("self", "__class__", "stops", "explicit_positions", "record_dir")  # arguments that TRL's trainer does not have
 
 
-class OnlineDPOTrainer(StockOnlineDPOTrainer):
+class OnlineDPOTrainer(TrainedOnce, StockOnlineDPOTrainer):
     """`trl.experimental.online_dpo.OnlineDPOTrainer` that stops completions as `stops` says.
 
     Against the stock trainer: stop strings work on vLLM (stock sets `detokenize=False`, which refuses them); no EOS is
@@ -38,7 +37,7 @@ class OnlineDPOTrainer(StockOnlineDPOTrainer):
             images with vLLM.
     """
 
-    recorder: RunRecorder | None = None
+    recorder: Any = None  # a `RunRecorder`
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class OnlineDPOTrainer(StockOnlineDPOTrainer):
                 "sample with transformers"
             )
         with server_without_nccl(args):
-            super().__init__(**given | {"reward_funcs": validate_all(reward_funcs)})
+            super().__init__(**given | {"reward_funcs": validate_all(reward_funcs, logged=False)})
         self.args = args = copy.copy(args)  # stops are set in it, and the user's may serve another trainer
         self._rows: list[list[int]] = []
         self._ends: list[End] = []
@@ -132,6 +131,10 @@ class OnlineDPOTrainer(StockOnlineDPOTrainer):
         ids = pad(kept, padding_value=self._tokenizer.pad_token_id, padding_side="right").to(device)
         mask = pad([torch.ones_like(k) for k in kept], padding_value=0, padding_side="right").to(device)
         return ids, mask
+
+    def _forward(self, model: Any, *inputs: Any):
+        """Log-probs (2B, T), 0 on pads: TRL leaves pads out of the loss, but not out of `objective/entropy` and `kl`."""
+        return super()._forward(model, *inputs) * inputs[3]  # the completions' mask
 
     def training_step(self, model: Any, inputs: dict, num_items_in_batch: Any = None):
         """TRL's step, with the missing-EOS penalty and its metric following the configured stops."""

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 import pandas as pd
 import trl
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list
 from transformers import PrinterCallback, TrainerCallback
 
 from ..consistency.positions import fills_position_ids
@@ -18,7 +18,7 @@ from ..runs.completions import FILE, forget_after
 from ..runs.files import append_rows, open_lines, read_json, write_json
 from ..runs.stop_request import go_on, honour_stop, stop_request
 from .rewards import describe_reward
-from .trl import eos_ids, is_of_a_step, policy_of, several_turns
+from .trl import AllTrained, eos_ids, is_of_a_step, policy_of, several_turns
 
 COMPLETE = "complete.json"  # the last file of a checkpoint
 _RECORDED: tuple[str, ...] = ("num_generations", "learning_rate", "seed", "temperature", "beta", "max_steps")
@@ -96,7 +96,8 @@ class RunRecorder(Recorder, TrainerCallback):
         self._stop_reason: str | None = None  # why the training is to end
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any):
-        if reason := self._end_asked(args):
+        trained = state.global_step >= state.max_steps
+        if not trained and (reason := self._end_asked(args)):
             self._end(state, reason)
         if state.is_world_process_zero:
             go_on(self.record_dir)
@@ -106,9 +107,11 @@ class RunRecorder(Recorder, TrainerCallback):
             resumed = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE
             self._before = max(self._before, read_json(resumed, {}).get("elapsed_s", 0.0))  # the last log may be older
             self._progress(state)
-        if state.global_step >= state.max_steps:  # resumed at its end; transformers would train a step more
+        if trained:
+            if self._file is not None:
+                print(f"{self.record_dir}: trained before, {state.max_steps} steps; nothing is trained again")
             self.on_train_end(args, state, control)
-            raise TrainingStopped(f"all {state.max_steps} steps were trained before; nothing is left to train")
+            raise AllTrained
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any):
         if self._file is None or "train_runtime" in logs:  # the closing summary is not a step
@@ -154,14 +157,6 @@ class RunRecorder(Recorder, TrainerCallback):
     def _progress(self, state: Any, finished: bool = False) -> None:
         progress = {"step": state.global_step, "max_steps": state.max_steps, "elapsed_s": round(self.elapsed(), 3)}
         write_json(self.record_dir / "progress.json", progress | {"finished": finished})
-
-
-def add_rows(trainer: Any, columns: dict[str, list]) -> dict[str, list]:
-    """Record the step's rows of all processes, and return them: column -> values."""
-    columns = {name: gather_object(values) for name, values in columns.items()}
-    if trainer.recorder and trainer.accelerator.is_main_process:
-        trainer.recorder.add_completions(trainer.state.global_step + 1, columns)
-    return columns
 
 
 def trainer_settings(trainer: Any) -> dict:

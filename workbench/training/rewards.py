@@ -172,10 +172,11 @@ def validated(reward: Any) -> Any:
     return wrapper
 
 
-def validate_all(reward_funcs: Any) -> Any:
-    """One reward function or several, each `validated`; two of one name, which TRL would log as one, are an error."""
+def validate_all(reward_funcs: Any, logged: bool = True) -> Any:
+    """One reward function or several, each `validated`; two of one name are an error where TRL would log them as one."""
     if isinstance(reward_funcs, list | tuple):
-        check_names([name_of(f) for f in reward_funcs if not isinstance(f, str | torch.nn.Module)])
+        if logged:
+            check_names([name_of(f) for f in reward_funcs if not isinstance(f, str | torch.nn.Module)])
         return [validated(reward) for reward in reward_funcs]
     return reward_funcs if reward_funcs is None else validated(reward_funcs)
 

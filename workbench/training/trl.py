@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import gather_object
+from transformers.trainer_utils import TrainOutput
 
 from ..consistency.positions import fills_position_ids, with_position_ids
 from ..errors import ParameterError
@@ -34,6 +36,20 @@ class EndedRow(list):
 
     def __getitem__(self, index: Any):
         return self._last if index == -1 else super().__getitem__(index)
+
+
+class AllTrained(Exception):
+    """A training was resumed at its end."""
+
+
+class TrainedOnce:
+    """For a trainer with a recorder: resumed at its end it returns, where transformers may train a step more."""
+
+    def train(self: Any, *args: Any, **kwargs: Any) -> TrainOutput:
+        try:
+            return super().train(*args, **kwargs)  # type: ignore[misc]  # transformers'
+        except AllTrained:
+            return TrainOutput(self.state.global_step, 0.0, {})
 
 
 def has_gpu() -> bool:
@@ -181,6 +197,14 @@ def logged_rows(trainer: Any, count: int | None = None, ends: Mapping[str, list]
     rewards = {name: list(values)[-count:] for name, values in trainer._logs["rewards"].items()}
     own = {"reward": _weighted_sums(trainer, rewards), "advantage": logs["advantages"]}
     return add_reward_columns(columns | own, rewards)
+
+
+def add_rows(trainer: Any, columns: dict[str, list]) -> dict[str, list]:
+    """Record the step's rows of all processes, and return them: column -> values."""
+    columns = {name: gather_object(values) for name, values in columns.items()}
+    if trainer.recorder and trainer.accelerator.is_main_process:
+        trainer.recorder.add_completions(trainer.state.global_step + 1, columns)
+    return columns
 
 
 def _weighted_sums(trainer: Any, rewards: Mapping[str, list]) -> list[float]:

@@ -65,9 +65,6 @@ def show_padding(
     """A family's model (random weights) scored padded and alone: a heat map of each log-prob's difference.
 
     The caption starts with the verdict of `padding_report` in this dtype.
-
-    Raises:
-        ParameterError: an unknown family, side or dtype, or a row longer than the model's window.
     """
     from ..diagnostics.logits import cast_copy
     from ..diagnostics.padding_report import padding_report

@@ -14,12 +14,7 @@ from .controls import table
 
 
 class TrainingProgress:
-    """Steps, pace, curves and latest completions of a run folder at the moment; shows itself.
-
-    Args:
-        run: its folder, or a training folder below one.
-        examples: latest completions to show.
-    """
+    """Steps, pace, curves and latest completions of a run's folder, or of a training's below it; shows itself."""
 
     def __init__(self, run: Run, examples: int = 4):
         self.progress = read_json(run.path / "progress.json", {})

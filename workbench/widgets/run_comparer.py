@@ -31,7 +31,8 @@ class RunComparison:
         left_out = f"<p>Left out:</p><ul>{left_out}</ul>" if left_out else ""
         rows = [[visible(str(value), 2000) for value in row] for row in self.verdicts.to_numpy()]
         caption = "Is the documented run one more seed? Pairs of the same unit and range"
-        return self.figure.html((table(rows, list(self.verdicts), caption) if rows else "") + none + left_out)
+        verdicts = table(rows, list(self.verdicts), caption) if rows else ""
+        return self.figure._repr_html_() + verdicts + none + left_out
 
 
 def compare_runs(
@@ -42,7 +43,6 @@ def compare_runs(
     seed: int = 0,
     metric: str = "reward",
     title: str = "Measured and documented reward curves",
-    **about,
 ) -> RunComparison:
     """Group runs by what differs except the seed, draw them with documented ones, and judge pairs of one unit.
 
@@ -50,7 +50,7 @@ def compare_runs(
         ParameterError: nothing to draw, or a tolerance below 0.
     """
     baselines = list(baselines)
-    groups, left_out = measured_groups(runs, metric, **about)
+    groups, left_out = measured_groups(runs, metric)
     figure = show_curves(groups, baselines, title=title, metric=metric, seed=seed)
     verdicts = documented_verdicts(groups, baselines, tolerance=tolerance, metric=metric)
     return RunComparison(groups, left_out, figure, verdicts)
@@ -64,8 +64,7 @@ def run_comparer(runs: Sequence[Run], baselines: Iterable[Baseline], *, interact
         baselines: likewise.
         interactive: False returns the comparison of all and makes no widget.
         options: `tolerance`, the largest difference that still agrees, as the mean over a fifth of the points, in the unit of
-            the metric (0: a tenth of the documented curve's range); `metric`, `seed` of the resamples, `title`; `axis`, `unit`,
-            `low` and `high` for runs that do not record them.
+            the metric (0: a tenth of the documented curve's range); `metric`, `seed` of the resamples, `title`.
 
     Returns:
         A widget, or a `RunComparison`.

@@ -98,9 +98,6 @@ def show_stops(backend: str, sampler, stops: StopSpec, *, text: str = "", prompt
 
     Sampling runs twice with one seed. Without stops, to the limit: this shows what no stop would have cost. With the
     stops: this shows whether the back end ends where the rule says.
-
-    Raises:
-        ParameterError: stops that contradict each other or do not fit the tokenizer or the limit; neither text nor prompt.
     """
     config = getattr(getattr(sampler, "model", None), "generation_config", None)
     if text:

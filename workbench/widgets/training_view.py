@@ -124,11 +124,7 @@ class TrainingView(ipywidgets.VBox):
         self._follow()
 
     async def trained(self):
-        """Start, and wait for the end; the kernel's interrupt asks for a stop, as the button does.
-
-        Raises:
-            TrainingStopped: it was stopped; also whatever else ended the training.
-        """
+        """Start, and wait for the end; the kernel's interrupt asks for a stop, as the button does."""
         self.start()
         while self.training:
             try:

@@ -1,12 +1,12 @@
-"""A copy of an executed notebook without what must not be shared: the redacted report's text in full."""
+"""A copy of an executed notebook without what must not be shared, for the outputs that are committed."""
 
 import html
 from collections.abc import Callable
 
-from ..runs.secrets import map_text
-from .clean import bare_png, clean_html
-from .outputs import joined_streams, terminal_text, text_of
-from .svg import hide_in_svg
+from workbench.reports.clean import bare_png, clean_html
+from workbench.reports.outputs import joined_streams, terminal_text, text_of
+from workbench.reports.svg import hide_in_svg
+from workbench.runs.secrets import map_text
 
 
 def redacted_notebook(notebook: dict, hide: Callable[[str], str]) -> dict:

@@ -1,20 +1,22 @@
-"""The claims sheet: every claim of the articles with what recorded runs measured. Generated, never typed."""
+"""Writes the tables of claims.md from the results of recorded runs: `python docs/claims.py [--runs-dir FOLDER]`."""
 
+import argparse
 import dataclasses
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .batch.notebooks import find_notebook
-from .errors import ParameterError
-from .packaged import packaged
-from .runs.files import write_text
-from .runs.parameters import notebook_parameters, repeat_command
-from .runs.results import results_of
-from .runs.run import Run, check_readable
+from workbench.batch.notebooks import find_notebook
+from workbench.errors import ParameterError
+from workbench.packaged import packaged
+from workbench.runs.files import write_text
+from workbench.runs.parameters import notebook_parameters, repeat_command
+from workbench.runs.results import results_of
+from workbench.runs.run import Run, check_readable, list_runs
 
-BEGIN, END = "<!-- claims: written by `workbench claims --write` -->", "<!-- end of claims -->"
+PAGE = Path(__file__).with_name("claims.md")
+BEGIN, END = "<!-- claims: written by `python docs/claims.py` -->", "<!-- end of claims -->"
 _ISSUE = "https://github.com/huggingface/trl/issues"
 ARTICLES = {
     "A0": f"PPO that never stops at EOS ([trl#2387]({_ISSUE}/2387))",
@@ -55,13 +57,10 @@ def load_claims() -> dict[str, dict[str, str]]:
 
 
 def claims_sheet(runs: Sequence[Run]) -> list[Row]:
-    """A row for each claim, from the `claims` in the results of runs that are done.
+    """A row for each claim, from the `claims` in the results of runs that are done; an error where one names another claim.
 
     A row shows the latest run that tested the claim. Runs of a real model come before runs of a toy model. Where runs of
     the same scale disagree, the verdict counts those that agree.
-
-    Raises:
-        ParameterError: a result that names a claim there is not.
     """
     known = load_claims()
     found: dict[str, list[Run]] = {name: [] for name in known}
@@ -72,16 +71,7 @@ def claims_sheet(runs: Sequence[Run]) -> list[Row]:
 
 
 def claims_of(run: Run, known: Mapping[str, object]) -> list[str]:
-    """Ids of the claims that a run which is done has tested.
-
-    Args:
-        run: its folder.
-        known: ids that there are.
-
-    Raises:
-        ParameterError: the result names a claim there is not.
-        RunError, OSError: the run cannot be read.
-    """
+    """Ids of the claims that a run which is done has tested, of those `known`."""
     if run.status["state"] != "done":
         return []
     names = list(dict.fromkeys(r.claim for r in results_of(run.result) if r.claim))
@@ -162,15 +152,15 @@ def _cell(text: str) -> str:
 
 
 def write_sheet(path: Path, rows: Sequence[Row]) -> None:
-    """Replace what stands between the two markers in a text file by the sheet.
-
-    Raises:
-        ParameterError: no such file, or not exactly one pair of markers in it.
-    """
-    if not path.is_file():
-        raise ParameterError(f"{path}: no such file")
+    """Replace what stands between the two markers in a text file by the sheet; an error without one pair of them."""
     text = path.read_text(encoding="utf-8")
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(END) < text.index(BEGIN):
         raise ParameterError(f"{path}: expected the line {BEGIN} and after it {END}, once each")
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
     write_text(path, f"{before}{BEGIN}\n\n{as_markdown(rows)}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
+    parser.add_argument("--runs-dir", type=Path, help="folder of all runs (default runs/)")
+    write_sheet(PAGE, claims_sheet(list_runs(parser.parse_args().runs_dir)))
