@@ -17,11 +17,12 @@ from workbench.runs.run import list_runs, set_status
 from workbench.runs.summary import RunSummary
 
 TRAIN = """\
-import json, time
-from workbench.runs.stop_request import stop_request
+import time
 from workbench.errors import TrainingStopped
+from workbench.runs.files import write_json
+from workbench.runs.stop_request import stop_request
 for step in range(1, 601):
-    (run.path / "progress.json").write_text(json.dumps({"step": step, "max_steps": 600, "elapsed_s": step / 10}))
+    write_json(run.path / "progress.json", {"step": step, "max_steps": 600, "elapsed_s": step / 10})  # whole at any moment
     print(f"step {step}", flush=True)
     time.sleep(0.1)
     if why := stop_request(run.path):
