@@ -166,14 +166,19 @@ def test_the_page_says_not_run_where_nothing_was_recorded_and_names_the_hardware
     seconds = {"stock": 4.0, "ours": 5.0}
     parts = [(f"GRPO step, {arm}, round {n}", s) for n in (1, 2) for arm, s in seconds.items()]
     rounds = {name: {"seconds": s, "peak GiB": 2.0} for name, s in parts}
-    turns = {"time, ours over stock": 1.25, "own work, share of a step": 0.011, "pairs": [1.2, 1.3]}
+    turns = {
+        "time, ours over stock": 1.25,
+        "own work, share of a step": 0.011,
+        "pairs": [1.2, 1.3],
+        "interval": [1.2, 1.3],
+    }
     rounds["GRPO step, in turns, round 1"] = turns
     record.write_json(tmp_path / "documented_shape.json", {"parts": rounds})
     text = "\n".join(page.page(page.Evidence(tmp_path)))
     assert "GPU: 1 x a device" in text
     assert "a model: 1.010 of the time, 1.000 of the memory" in text
-    assert "1.1% of a step is the workbench's own work" in text and "1.000 of stock's peak memory; 1.25 of its" in text
-    assert "too noisy" not in text
+    assert "1.1% of a step is the workbench's own work" in text and "1.000 of stock's peak memory; 1.250 of its" in text
+    assert "(median of 2 pairs of steps, 95%: 1.200 to 1.300)" in text
     assert len({line.count(" | ") for line in text.splitlines() if line.startswith("| ")}) == 1
 
 
@@ -187,7 +192,24 @@ def test_a_profile_s_own_seconds_are_those_of_the_workbench_and_not_of_what_the_
 
 
 @pytest.mark.slow
-def test_a_grpo_step_in_turns_has_a_pair_for_each_turn(capsys):
+def test_steps_of_a_grpo_training_are_taken_in_turns_with_stock_s(capsys):
     folder = Path(resolve_model("starter"))
-    found = documented_shape.grpo_in_turns(folder, turns=2, max_steps=3, num_generations=2, max_completion_length=4)
-    assert len(found["pairs"]) == 2 and 0 < found["own work, s a step"] < found["seconds"] * 10
+    found = documented_shape.grpo_in_turns(folder, pairs=3, num_generations=2, max_completion_length=4)
+    assert len(found["pairs"]) == 3 and 0 < found["own work, s a step"] < found["seconds"] * 10
+    assert found["interval"][0] <= found["time, ours over stock"] <= found["interval"][1]
+
+
+@pytest.mark.slow
+def test_a_training_that_fails_leaves_the_other_no_turn_to_wait_for(monkeypatch):
+    stock = documented_shape.grpo_steps
+
+    def fails(model, tokenizer, ours, between=None, **sizes):
+        if not ours:
+            raise ValueError("no memory")
+        return stock(model, tokenizer, ours, between, **sizes)
+
+    monkeypatch.setattr(documented_shape, "grpo_steps", fails)
+    with pytest.raises(ValueError, match="no memory"):
+        documented_shape.grpo_in_turns(
+            Path(resolve_model("starter")), pairs=2, num_generations=2, max_completion_length=4
+        )

@@ -10,7 +10,9 @@ from safetensors.numpy import save_file
 from benchmarks import record
 from benchmarks.real_weights import choose_task, stop_string, tasks
 from workbench.audit.report import audit_run
+from workbench.curves.documented import as_text, load_baseline
 from workbench.errors import RunError
+from workbench.runs.files import read_json
 
 
 @pytest.mark.parametrize(
@@ -181,3 +183,13 @@ def test_readme_says_what_the_recorded_trainings_show_and_the_audit_names_the_ca
     assert f"a gradient in {sum(with_gradient)} of {len(with_gradient)} steps" in readme
     assert f"{after[1]} are right after ten steps and {after[-1]} after 60" in readme
     assert len(masked) == 3 and "three seeds of each arm" in readme
+
+
+def test_the_baselines_of_the_arms_are_those_of_the_recorded_trainings():
+    trainings = read_json(stop_string.OUT / "stop_string.json", {})["trainings"]
+    for arm in stop_string.ARMS:
+        made = stop_string.baseline(arm, trainings)
+        path = record.ROOT / "data" / "baselines" / f"{made['name']}.json"
+        assert path.read_text(encoding="utf-8") == as_text(made)
+        held = load_baseline(made["name"]).curves_by_seed("eval_accuracy")
+        assert [len(curve.y) for curve in held] == [7, 7, 7]

@@ -375,12 +375,13 @@ def cost_rows(seen: Evidence) -> list[Row]:
     memory, step = seen.ratio("GRPO step", "peak GiB"), None
     if memory and (time := seen.shape("GRPO step, in turns", "time, ours over stock")):
         own = seen.shape("GRPO step, in turns", "own work, share of a step")
-        pairs = seen.part("documented_shape", "GRPO step, in turns, round 1")["pairs"]
+        turns = seen.part("documented_shape", "GRPO step, in turns, round 1")
+        low, high = turns["interval"]
         step = (
             f"{own:.1%} of a step is the workbench's own work (profile; target 2%), {memory:.3f} of stock's peak memory"
         )
-        step += f"; {time:.2f} of its time in {len(pairs)} turns, {min(pairs):.2f} to {max(pairs):.2f}"
-        step += ": too noisy to tell" if min(pairs) < 1 < max(pairs) else ""
+        pairs = f"median of {len(turns['pairs'])} pairs of steps, 95%: {low:.3f} to {high:.3f}"
+        step += f"; {time:.3f} of its processor time ({pairs})"
     weights, padded = seen.shape("weights", "peak GiB"), seen.shape("padding_report", "peak GiB")
     beyond = f"{padded - weights:.2f} GiB beyond the process with the weights" if weights and padded else None
     seconds, joined = (seen.shape("recorder", key) for key in ("seconds", "joining s a step"))

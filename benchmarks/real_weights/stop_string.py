@@ -1,7 +1,8 @@
 """GRPO with a stop string on real weights: stock TRL masked, stock TRL unmasked, the workbench's trainer masked.
 
     python -m benchmarks.real_weights.stop_string            train what is missing, seed by seed over all arms
-    python -m benchmarks.real_weights.stop_string --collect  add what is trained to data/measured/real_weights/
+    python -m benchmarks.real_weights.stop_string --collect  add what is trained to data/measured/real_weights/, and each
+                                                             arm to data/baselines/
 
 gemma-3-270m answers small questions in `<answer>...</answer>`, vLLM ends a completion at the stop string `</answer>`, and
 `mask_truncated_completions=True` asks TRL to leave truncated completions out of the loss. Reward 1 for the right answer.
@@ -25,10 +26,14 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.real_weights.tasks import STOP, reward_of, rows
 from benchmarks.record import GEMMA, MEASURED, ROOT, check_weights, need_room, parser, run_main, versions
+from workbench.curves.curve import Curve
+from workbench.curves.documented import as_text, stored
 from workbench.errors import RunError
-from workbench.runs.files import read_json, write_json
+from workbench.runs.files import read_json, write_json, write_text
 
 OUT = MEASURED / "real_weights"
 TRAININGS = ROOT / "build" / "real_weights" / "custom_stops"
@@ -272,6 +277,63 @@ def collect(trainings: Path, out: Path) -> dict:
     return summary
 
 
+RIGHT = "share of right answers"
+
+
+def baseline(arm: str, trainings: list[dict]) -> dict:
+    """The trainings of an arm, as `collect` has them, in the format of `data/README.md`."""
+    trainings = [training for training in trainings if training["settings"]["arm"] == arm]
+    settings = trainings[0]["settings"]
+
+    def curve(of: str, unit: str, at: str = "curves") -> dict:
+        by_seed = {}
+        for training in trainings:
+            found = training[at]
+            x = np.array(found.get("step", range(1, training["steps"] + 1)), float)
+            by_seed[training["settings"]["seed"]] = Curve("", x, np.array(found[of]), unit, 0.0, 1.0)
+        return stored(by_seed)
+
+    curves = {
+        "reward": curve("reward", RIGHT),
+        "eval_accuracy": curve("reward", RIGHT, "held out"),
+        "completions/clipped_ratio": curve("logged clipped ratio", "share of completions"),
+        "frac_reward_zero_std": curve("groups without spread", "share of groups"),
+    }
+    grpo, model, environment = settings["grpo"], settings["model"], settings["environment"]
+    return {
+        "name": f"workbench-gemma-3-270m-stops-{arm}",
+        "title": f"gemma-3-270m, GRPO with a stop string, {arm.replace('-', ' ')}, seeds: {len(trainings)}",
+        "source": "recorded here, by `python -m benchmarks.real_weights.stop_string`",
+        "date": "2026-11",
+        "method": ", ".join(
+            [
+                f"GRPO in TRL {environment['packages']['trl']}",
+                f"LoRA, rank {settings['lora']['r']}, all linear layers",
+                f"learning rate {grpo['learning_rate']:g}, constant",
+                f"{grpo['per_device_train_batch_size']} completions a step in groups of {grpo['num_generations']}",
+                f"at most {grpo['max_completion_length']} tokens",
+                f"temperature {grpo['temperature']}, beta {grpo['beta']}, stop string {settings['stop']}, fp32",
+            ]
+        ),
+        "model": f"{model['model']}, 268 M parameters, {model['quantisation']}; {model['licence']}",
+        "data": f"{settings['task']}, {settings['questions']['train']} questions, {settings['examples']} examples a prompt",
+        "hardware": "a CPU, 1 thread",
+        "time": None,
+        "seeds": len(trainings),
+        "task": settings["task"],
+        "reward": {
+            "name": "right answer in <answer>...</answer>",
+            "unit": RIGHT,
+            "low": 0.0,
+            "high": 1.0,
+        },
+        "curves": curves,
+        "figures": {},
+        "unknown": ["the time: machines with other load", "other models, tasks and learning rates"],
+        "recorded": {key: settings[key] for key in ("grpo", "lora", "model", "environment")},
+    }
+
+
 def arm_and_seed(training: dict) -> tuple[str, int]:
     return training["settings"]["arm"], training["settings"]["seed"]
 
@@ -286,10 +348,17 @@ def main() -> None:
     options.set_defaults(out=OUT)
     options.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
     options.add_argument("--collect", action="store_true", help="train nothing, add what is trained to the results")
+    options.add_argument(
+        "--baselines", type=Path, default=ROOT / "data" / "baselines", help="where --collect writes the arms"
+    )
     options.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # of the arms and seeds, in this process
     args = options.parse_args()
     if args.collect:
-        for training in collect(args.trainings, args.out)["trainings"]:
+        trainings = collect(args.trainings, args.out)["trainings"]
+        for arm in {training["settings"]["arm"] for training in trainings}:
+            made = baseline(arm, trainings)
+            write_text(args.baselines / f"{made['name']}.json", as_text(made))
+        for training in trainings:
             settings = training["settings"]
             print(settings["arm"], "seed", settings["seed"], "steps", training["steps"], training["held out"]["reward"])
         return
