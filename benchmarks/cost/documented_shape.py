@@ -88,12 +88,17 @@ def grpo_step(folder: Path, ours: bool, **sizes) -> dict:
     return {"seconds": statistics.median(grpo_steps(*load(folder), ours, **sizes))}
 
 
-def grpo_in_turns(folder: Path, pairs: int = 24, **sizes) -> dict:
-    """A step of stock, a step of ours and so on in one process, each on a model of its own, and what a profile of ours says.
+def grpo_in_turns(folder: Path, pairs: int = 12, **sizes) -> dict:
+    """A step of stock, a step of ours and so on in one process, and what a profile of ours says.
 
-    Steps of two processes, or of two trainings one after the other, differ by tens of per cent on a shared machine; neighbours
-    in time differ less. The interval is of the median of the pairs, 95%, by their ranks.
+    Steps of two processes, or of two trainings one after the other, differ by tens of per cent: by what else the machine does,
+    and by where in memory the weights lie. These are neighbours in time, of two models with the same weights in the same place.
+    The interval is of the median of the pairs, 95%, by their ranks.
     """
+    model, tokenizer = load(folder)
+    twin = type(model)(model.config)
+    twin.load_state_dict(model.state_dict(), assign=True)
+    twin.tie_weights()
     may_go, ended = (threading.Semaphore(1), threading.Semaphore(0)), [False, False]
 
     def steps(ours: bool) -> list[float]:
@@ -104,7 +109,7 @@ def grpo_in_turns(folder: Path, pairs: int = 24, **sizes) -> dict:
 
         may_go[ours].acquire()
         try:
-            return grpo_steps(*load(folder), ours, hand_over, **({"max_steps": pairs + 1} | sizes))
+            return grpo_steps(twin if ours else model, tokenizer, ours, hand_over, **({"max_steps": pairs + 1} | sizes))
         finally:
             ended[ours] = True
             may_go[not ours].release()
@@ -114,7 +119,7 @@ def grpo_in_turns(folder: Path, pairs: int = 24, **sizes) -> dict:
     ratios = sorted(b / a for a, b in zip(stock, ours, strict=True))
     rank = max(int(binom.ppf(0.025, len(ratios), 0.5)) - 1, 0)
     profile = cProfile.Profile()
-    seconds = profile.runcall(grpo_steps, *load(folder), True, **({"max_steps": 4} | sizes))
+    seconds = profile.runcall(grpo_steps, twin, tokenizer, True, **({"max_steps": 4} | sizes))
     own = own_seconds(profile) / (len(seconds) + 1)
     return {
         "seconds": statistics.median(ours),
@@ -258,8 +263,11 @@ def in_a_process(part: str, folder: Path) -> dict:
         RunError: it failed; the message ends in its last line.
     """
     need_room(part, memory=6)
+    # Seconds in turns are of memory that the process keeps: to give it back and get it again takes as long as luck has it.
+    keeps = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
     made = subprocess.run(
         [sys.executable, "-m", "benchmarks.cost.documented_shape", "--part", part, "--model", str(folder)],
+        env=os.environ | (keeps if part == "GRPO step, in turns" else {}),
         capture_output=True,
         text=True,
     )
