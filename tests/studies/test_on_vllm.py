@@ -110,7 +110,7 @@ def test_an_adapter_left_out_and_a_cache_that_is_kept_show_after_the_first_updat
     right, broken = (result["samplers"][name] for name in (right, broken))
     logged = "sampling/sampling_logp_difference/mean"
     assert max(right[logged]) < 1e-4 and right["sampler/steps_behind"] == [0] * 4
-    assert broken[logged][0] < 1e-4 < 1e-3 < min(broken[logged][2:])
+    assert broken[logged][0] < 1e-4 < 3e-4 < min(broken[logged][2:])
 
 
 def test_the_proof_tells_an_adapter_left_out_from_a_cache_that_is_kept(result):
