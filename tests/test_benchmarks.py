@@ -149,7 +149,7 @@ def test_the_gpu_benchmark_runs_at_a_tiny_size_on_the_cpu(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "rise, higher, documented", [("yes", True, False), ("not shown", None, True), ("no, falls", False, True)]
+    "rise, higher, documented", [("rises", True, False), ("inconclusive", None, None), ("falls", False, True)]
 )
 def test_a_rise_that_is_not_shown_is_not_taken_for_none(monkeypatch, tmp_path, rise, higher, documented):
     monkeypatch.setattr(page, "learns", lambda name: rise)

@@ -1,10 +1,10 @@
 """The documented GRPO example on real weights: `-abs(20 - len(completion))`, trained on gemma-3-270m, as baselines.
 
-    python -m benchmarks.real_weights.docs_example [--steps 12] [--tokens 16] [--seeds 0 1] [--only ARM ...] [--write-only]
+    python -m benchmarks.real_weights.docs_example [--steps 60] [--tokens 16] [--seeds 0 1 2] [--only ARM ...] [--write-only]
 
 TRL's documented settings (8 completions of one prompt a step, temperature 0.9, beta 0.04) with shorter completions, the
 prompts of the starter's corpus, and four arms: the documented learning rate 1e-6 and a higher one, all weights and LoRA. The
-schedule is constant: the documented one has fallen by a hundredth after that many of its 2,500 steps. All arms with one seed,
+schedule is constant: the documented one has fallen by a fortieth after 60 of its 2,500 steps. All arms with one seed,
 then the next; an interrupted one goes on from its last checkpoint. Writes what is trained so far to `data/baselines/`.
 """
 
@@ -123,7 +123,7 @@ def baseline(name: str, arm: Arm, runs: Sequence[Run], command: str) -> dict:
 
 
 def main() -> None:
-    options = parser(__doc__, steps=12, tokens=16, seeds=[0, 1], model=GEMMA, trainings=TRAININGS)
+    options = parser(__doc__, steps=60, tokens=16, seeds=[0, 1, 2], model=GEMMA, trainings=TRAININGS)
     options.set_defaults(out=ROOT / "data" / "baselines")
     options.add_argument("--only", nargs="+", choices=list(SLUGS), default=list(SLUGS), metavar="ARM")
     options.add_argument("--write-only", action="store_true", help="train nothing, write what is trained")

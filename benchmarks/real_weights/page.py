@@ -9,14 +9,12 @@ import re
 import statistics
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks.pages import table, write_page
 from benchmarks.record import FETCH, MEASURED, ROOT
 from workbench.curves.curve import Curve
 from workbench.curves.documented import load_baseline
 from workbench.curves.figures import DescribedFigure, show_curves
-from workbench.curves.stats import change_interval, seed_interval
+from workbench.curves.verdicts import trend
 from workbench.runs.files import read_json
 
 NO_GPU, NOT_RUN, NONE = "not run: no GPU", "not run", "-"
@@ -288,16 +286,8 @@ def ends(name: str) -> list[tuple[float, float]]:
 
 
 def learns(name: str) -> str | None:
-    """Whether a baseline's seeds rise: `yes`, between seeds or each by itself, `no, falls`, or `not shown`."""
-    if not (curves := seeds_of(name)):
-        return None
-    changes = [change_interval(curve.y) for curve in curves]
-    change = changes[0]
-    if len(changes) > 1:
-        change = seed_interval([one.estimate for one in changes], np.random.default_rng(0))
-    if change.low > 0 or all(one.low > 0 for one in changes):
-        return "yes"
-    return "no, falls" if change.high < 0 else "not shown"
+    """Whether a baseline's reward rises, in the mean of its seeds, as docs/baselines.md says; None where it is not recorded."""
+    return trend(load_baseline(name).curve()).word if (BASELINES / f"{name}.json").exists() else None
 
 
 def training_rows(seen: Evidence) -> list[Row]:
@@ -307,15 +297,14 @@ def training_rows(seen: Evidence) -> list[Row]:
         if not (found := ends(name)):
             return None
         file = read_json(BASELINES / f"{name}.json", {})
-        shown = "; ".join(f"{first:.0f} to {last:.0f}" for first, last in found)
+        shown = "; ".join(f"{first:.0f} to {last:z.0f}" for first, last in found)
         steps, title = len(file["curves"]["reward"]["points"]), name.rpartition("270m-")[2]
-        took = file["time"].partition(",")[0]
-        return f"{title}: {shown} (seeds: {len(found)}, steps: {steps}, {took}; rise: {learns(name)})"
+        return f"{title}: {shown} (seeds: {len(found)}, steps: {steps}; in the mean: {learns(name)})"
 
     rates = [text for name in FULL_RATES if (text := curve(name))]
     rise = [learns(name) for name in FULL_RATES if ends(name)]
     documented = {name.rpartition("270m-")[2]: learns(name) for name in DOCUMENTED_RATES if ends(name)}
-    rose = [name for name, found in documented.items() if found == "yes"]
+    rose = [name for name, found in documented.items() if found == "rises"]
     starter = ends("workbench-starter-docs-example")
     toy = f"{statistics.fmean(a for a, _ in starter):.0f} to {statistics.fmean(b for _, b in starter):.0f}, ten seeds, 80 steps"
     shown, idle = [], {}
@@ -338,7 +327,7 @@ def training_rows(seen: Evidence) -> list[Row]:
             cell("<br>".join(rates) or None, command),
             NONE,
             NO_GPU,
-            None if not rise or "not shown" in rise else all(word == "yes" for word in rise),
+            None if not rise or "inconclusive" in rise else all(word == "rises" for word in rise),
         ),
         Row(
             "The documented example does not rise at its documented rate of 1e-6 in as few steps",
@@ -346,8 +335,8 @@ def training_rows(seen: Evidence) -> list[Row]:
             cell("<br>".join(text for name in DOCUMENTED_RATES if (text := curve(name))) or None, command),
             NONE,
             NO_GPU,
-            not rose if documented else None,
-            "; ".join(f"{name}: {'it does' if name in rose else 'none shown'}" for name in documented),
+            False if rose else True if set(documented.values()) == {"falls"} else None,
+            "; ".join(f"{name}: {'it does' if name in rose else word}" for name, word in documented.items()),
         ),
         Row(
             "With a stop string stock TRL that masks has fewer steps with a gradient than ours",
