@@ -161,7 +161,7 @@ MOST_LINES = {
     "workbench/training": 1840,
     "workbench/widgets": 790,
     "workbench": 19810,
-    "benchmarks": 5180,
+    "benchmarks": 5190,
     "tests": 24740,
 }
 
