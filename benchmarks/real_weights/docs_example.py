@@ -75,6 +75,7 @@ def baseline(name: str, arm: Arm, runs: Sequence[Run], command: str) -> dict:
     training = training_of(runs[0].path)
     del training["recipe"]["seed"]
     training["recipe"]["model"] = "gemma-3-270m"
+    training["contents"] = {Path(name).name: digest for name, digest in training.get("contents", {}).items()}
     seconds = [float(run.metrics["elapsed_s"].iloc[-1]) for run in runs]
     step = float(np.median([run.metrics["step_time"].median() for run in runs]))
     weights = "all weights" if name.startswith("full") else "LoRA, rank 16, all linear layers"
