@@ -151,6 +151,7 @@ def test_every_documented_run_has_a_source_with_a_licence_and_what_was_taken():
     assert len({row["run"] for row in hashed}) >= 60
     assert all(len(row["sha256"]) == 64 and (row["commit"] or row["blob"]) for row in hashed)
     assert sum(path.stat().st_size for path in FOLDER.glob("*.json")) < 10_000_000
+    assert not [path.name for path in FOLDER.glob("*.json") if '"/' in path.read_text()]  # no folder of one machine
 
 
 @pytest.mark.parametrize("path", sorted(EXTRACTS.glob("*.csv")), ids=lambda path: path.stem)
