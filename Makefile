@@ -29,13 +29,15 @@ test: .venv/installed
 # The last release with PPO. It is a folder on the path.
 OLDEST := $(shell sed -n 's/^trl==//p' requirements/ppo.txt)
 WITH_PPO = PYTHONPATH=$(CURDIR)/.venv/lanes/trl-$(OLDEST) $(PYTEST_ALL)
+OF_PPO = -k "ppo or PPO or what_is_tested" tests/recipes tests/runs tests/studies tests/training $(PYTEST)
 test-ppo: .venv/installed
-	$(WITH_PPO) -m "not rare" -k "ppo or PPO or what_is_tested" --doctest-modules tests/recipes tests/runs tests/studies tests/training workbench/recipes workbench/studies $(PYTEST)
+	$(WITH_PPO) -m "not rare" --doctest-modules workbench/recipes workbench/studies $(OF_PPO)
 
 # All tests: also those marked rare, other releases of TRL, and the lowest releases of everything else.
 test-all: test test-rare test-lanes
 test-rare: .venv/installed
 	$(PYTEST_ALL) -m rare tests $(PYTEST)
+	$(WITH_PPO) -m rare $(OF_PPO)
 
 # The tests that are not slow, on the oldest TRL and on the lowest releases of everything.
 test-lanes:

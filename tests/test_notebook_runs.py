@@ -28,7 +28,8 @@ SMALL = {
     "07_audit_your_run": ("", ()),
     "08_who_moved_the_ratio": ("steps=4 seeds=1 tokens=32", ()),
     "09_is_the_sampler_the_policy": ("steps=4 seeds=1", ()),
-    "10_what_the_loss_is_divided_by": ("steps=3 seeds=1", ()),
+    # Of three steps all may be negative, or none.
+    "10_what_the_loss_is_divided_by": ("steps=3 seeds=1", ("The default loss is negative in",)),
 }
 
 
@@ -46,7 +47,7 @@ def test_a_notebook_runs_from_top_to_bottom_and_what_can_hold_at_this_size_holds
     assert run.status["state"] == "done", f"{run.status}\n{process.stdout[-2000:]}\n{process.stderr[-4000:]}"
     results = results_of(run.result)
     assert len(results) >= 3 and run.result["headline"]["value"] is not None
-    assert set(RunSummary.of(run).failed) <= set(too_short)
+    assert [says for says in RunSummary.of(run).failed if not says.startswith(too_short)] == []
     assert noise(run) == []
     assert re.search(r"\d", results[0].says)
 

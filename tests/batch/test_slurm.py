@@ -358,6 +358,7 @@ def test_a_job_that_slurm_has_forgotten_is_said_to_be_and_a_sweep_of_any_size_is
     assert slurm.array_sizes(2500) == [1001, 1001, 498]
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_the_command_line_runs_a_sweep_on_slurm_to_its_report(cluster, tmp_path):
     path = write_notebook(tmp_path / "by_hand.ipynb", "import os\nassert os.environ['FROM_SETUP'] == '1'")

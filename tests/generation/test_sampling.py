@@ -199,6 +199,7 @@ def test_the_eos_ids_of_the_models_folder_count_on_vllm_too(kind, tmp_path):
     assert (rolled.finish_reason, rolled.stop) == ("stop", 7)
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_sampling_holds_no_logits_of_all_steps():
     rows, tokens = 32, 32

@@ -15,13 +15,19 @@ from workbench.toys.search_task import CLOSE
 from workbench.training.grpo import GRPOTrainer
 
 BATCH = 16
-STOPS = StopSpec(stop=(CLOSE,))
+STOP = {"search": CLOSE, "starter": "the "}  # each ends some rows early
+
+
+def model_of(url: str | None) -> str:
+    """The one server of a run of the tests serves the starter."""
+    return "starter" if url else "search"
 
 
 def result(url: str | None = None) -> dict:
-    rows = load_prompts("search").to_list()
-    make = partial(make_trainer, path=resolve_model("search"), batch_size=BATCH, vllm=True, url=url)
-    ours = partial(make, GRPOTrainer, stops=STOPS)
+    model = model_of(url)
+    rows = [{"answer": "<search>the</search>"} | row for row in load_prompts(model).to_list()]
+    make = partial(make_trainer, path=resolve_model(model), batch_size=BATCH, vllm=True, url=url)
+    ours = partial(make, GRPOTrainer, stops=StopSpec(stop=(STOP[model],)))
     made: dict = {"matrix": {}}
     with sharing_engines():
         trainer = ours()
@@ -45,6 +51,6 @@ def result(url: str | None = None) -> dict:
             kept = ("reward", "loss", "completions/mean_length")
             steps = [line for line in trainer.state.log_history if "reward" in line]
             made[name] = [[line[key] for key in kept] for line in steps]
-        stock = make(trl.GRPOTrainer, generation_kwargs={"stop": [CLOSE], "seed": 7})
+        stock = make(trl.GRPOTrainer, generation_kwargs={"stop": [STOP[model]], "seed": 7})
         made["stock seed"] = score_batch(stock, two_groups, 8)
     return made

@@ -20,6 +20,7 @@ def test_a_server_answers_at_its_address_with_its_model(vllm_server, starter_fol
     assert vllm_server.startswith("http://127.0.0.1:")
 
 
+@pytest.mark.rare
 def test_a_server_that_ends_before_it_answers_shows_the_end_of_its_log_and_finds_folders_from_here(
     tmp_path, monkeypatch
 ):

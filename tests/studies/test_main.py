@@ -37,6 +37,7 @@ def launched(out, steps: int) -> list[str]:
     return command + [part for field in fields for part in ("-p", field)]
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_two_processes_leave_one_run_stop_together_when_asked_and_go_on_together(tmp_path, starter_folder):
     out = tmp_path / "05_grpo_docs_example" / "two"

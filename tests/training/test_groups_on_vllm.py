@@ -9,21 +9,13 @@ from conftest import on_vllm
 from samples import text_logprob
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from workbench.recipes.recipes import resolve_model
+from workbench.recipes.recipes import load_prompts, resolve_model
 from workbench.toys.search_task import TOPICS
 from workbench.training.groups import identical_groups
 
 pytestmark = pytest.mark.slow
 
 BACKENDS = ["vllm", "vllm-server"]
-
-
-@pytest.fixture(scope="module")
-def search_server():
-    from workbench.recipes.vllm_server import serve
-
-    with serve(resolve_model("search")) as url:
-        yield url
 
 
 @functools.cache
@@ -33,7 +25,7 @@ def outcome(url):
 
 @pytest.fixture
 def result(request):
-    return outcome(request.getfixturevalue("search_server") if request.param == "vllm-server" else None)
+    return outcome(request.getfixturevalue("vllm_server") if request.param == "vllm-server" else None)
 
 
 @pytest.mark.parametrize("result", BACKENDS, indirect=True)
@@ -48,16 +40,23 @@ def test_prompts_completions_and_advantages_line_up(result, g, equal):
     torch.testing.assert_close(torch.tensor(got["advantages"]), expected, rtol=1e-4, atol=1e-4)
 
 
+def of_another_topic(prompt: str) -> str:
+    """A prompt of the search task with the next topic; of the starter, the one of another module."""
+    if asked := re.search(r"(\w+)\?", prompt):
+        return prompt.replace(asked[1], TOPICS[(TOPICS.index(asked[1]) + 1) % len(TOPICS)])
+    prompts = load_prompts("starter")["prompt"][:100]
+    return prompts[(prompts.index(prompt) + 50) % len(prompts)]
+
+
 @pytest.mark.parametrize("result", BACKENDS, indirect=True)
-def test_no_completion_is_trained_under_a_foreign_prompt(result):
+def test_no_completion_is_trained_under_a_foreign_prompt(result, request):
     """What was sampled of a prompt is on average likelier under it than under one of another topic, however a model is."""
-    model, tokenizer = (auto.from_pretrained(resolve_model("search")) for auto in (AutoModelForCausalLM, AutoTokenizer))
+    name = "starter" if "server" in request.node.callspec.id else "search"
+    model, tokenizer = (auto.from_pretrained(resolve_model(name)) for auto in (AutoModelForCausalLM, AutoTokenizer))
     rows = [row for got in result["matrix"].values() for row in zip(got["prompts"], got["ids"], strict=True)]
     gains = []
     for prompt, ids in rows:
-        topic = re.search(r"(\w+)\?", prompt).group(1)
-        foreign = prompt.replace(topic, TOPICS[(TOPICS.index(topic) + 1) % len(TOPICS)])
-        own, other = (text_logprob(model, tokenizer.encode(text), ids) for text in (prompt, foreign))
+        own, other = (text_logprob(model, tokenizer.encode(text), ids) for text in (prompt, of_another_topic(prompt)))
         gains.append(own - other)
     assert sum(gains) > 0
 

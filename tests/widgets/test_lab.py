@@ -61,16 +61,16 @@ def press(lab, button: str) -> None:
 
 
 def test_a_training_stops_by_its_button_while_it_trains_and_continue_takes_it_to_the_end(lab, folder):
-    lab.open(copy_notebook("05", folder, steps=40))
+    lab.open(copy_notebook("05", folder, steps=24))
     lab.run_all()
-    lab.page.locator(OUTPUT, has_text=re.compile(r"step [1-9]\d* of 40; .* s a step")).wait_for()
+    lab.page.locator(OUTPUT, has_text=re.compile(r"step [1-9]\d* of 24; .* s a step")).wait_for()
     press(lab, "Stop after this step")
     wait_for_state(lab, "interrupted")
     (run,) = list_runs(folder / "runs")
     status = run.status
     assert status["state"] == "interrupted"
-    stopped_at = int(re.fullmatch(r"stopped after step (\d+) of 40: stopped by its button", status["error"])[1])
-    assert 0 < stopped_at < 40
+    stopped_at = int(re.fullmatch(r"stopped after step (\d+) of 24: stopped by its button", status["error"])[1])
+    assert 0 < stopped_at < 24
     assert read_json(run.path / f"checkpoints/checkpoint-{stopped_at}/complete.json", {})["step"] == stopped_at
     assert run.metrics["step"].tolist() == list(range(1, stopped_at + 1))
     cell = lab.page.locator(OUTPUT, has_text=f"TrainingStopped: {status['error']}")
@@ -81,7 +81,7 @@ def test_a_training_stops_by_its_button_while_it_trains_and_continue_takes_it_to
     press(lab, "Continue")
     wait_for_state(lab, "training")
     wait_for_state(lab, "trained")
-    assert run.metrics["step"].tolist() == list(range(1, 41))
+    assert run.metrics["step"].tolist() == list(range(1, 25))
     assert run.completions.groupby("step").size().nunique() == 1
     assert run.status["state"] == "running"  # of this kernel, which has the notebook's other cells before it
 

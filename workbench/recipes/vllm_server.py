@@ -37,10 +37,10 @@ def serve(model: str) -> Iterator[str]:
     command += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
     env = os.environ | {"VLLM_SERVER_DEV_MODE": "1"}
     if not has_gpu():
-        # On the CPU build this is the share of memory that it insists on finding free.
+        # The CPU build insists on finding this share of memory free. The variable spares a process, which loads vLLM once more.
         command += ["--dtype", "float32", "--gpu-memory-utilization", "0.2", "--enforce-eager"]
         command += ["--worker-extension-cls", f"{TiedHeads.__module__}.{TiedHeads.__name__}"]
-        env |= {"VLLM_CPU_KVCACHE_SPACE": env.get("VLLM_CPU_KVCACHE_SPACE", "1")}
+        env |= {"VLLM_CPU_KVCACHE_SPACE": env.get("VLLM_CPU_KVCACHE_SPACE", "1"), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
         with log.open("w") as out:
