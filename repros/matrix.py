@@ -4,7 +4,7 @@
     python repros/matrix.py --trl 1.16.0 --again   # one release, all over
     python repros/matrix.py --repro engine_seed --again
 
-TRL is pure Python: a release is a folder (`pip install --no-deps --target`) that comes first on the path, beside the torch,
+TRL is pure Python: a release is a folder (`pip install --no-deps --target`) that comes first on the path, with the torch,
 transformers and vLLM of this environment. Folders are kept in ~/.cache/workbench/lanes ($WORKBENCH_CACHE), results in
 data/defects.json as they come. Each patch of patches/ is tried on a copy of the release that it names.
 """

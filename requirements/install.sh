@@ -73,6 +73,9 @@ need trl "$(pin trl)"
 ppo=$(sed -n 's/^trl==//p' requirements/ppo.txt)
 [ -d ".venv/lanes/trl-$ppo/trl" ] || with_$with --no-deps --target ".venv/lanes/trl-$ppo" -r requirements/ppo.txt
 need pytest "$(pin pytest)"
+# JupyterLab asks for it, and jsonschema then compiles a grammar of web addresses, which nobody checks here, in each process that
+# runs a notebook or samples with vLLM: 2 s of processor, half of what the former imports.
+pip uninstall -q -y rfc3987-syntax 2>/dev/null || true
 # uv compiles nothing, and where PYTHONDONTWRITEBYTECODE is set, as in many containers, each process would compile torch,
 # transformers and TRL anew: more than half of the time that their import takes.
 .venv/bin/python -m compileall -q -j 0 .venv/lib .venv/lanes >/dev/null 2>&1 || true

@@ -73,13 +73,6 @@ def test_the_command_line_answers_without_loading_a_heavy_library():
     assert not set(loaded) & HEAVY
 
 
-def test_a_run_starts_without_the_grammar_that_takes_longer_than_all_else_and_leaves_it_to_others():
-    code = (
-        "import sys, workbench.batch.execute, jsonschema; print('lark' in sys.modules, 'rfc3987_syntax' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False False\n"
-
-
 def test_a_module_imports_only_lower_layers():
     for path in FILES:
         unit = unit_of(path)

@@ -201,7 +201,7 @@ def rollouts(folder: Path, ours: bool, rows: int = 32, tokens: int = 512) -> dic
 
 
 def mismatch(folder: Path) -> dict:
-    """`mismatch_report` of 2 x 16 sampled tokens; beside it the seconds of sampling them."""
+    """`mismatch_report` of 2 x 16 sampled tokens, and the seconds of sampling them."""
     from workbench.diagnostics.mismatch import mismatch_report_of
     from workbench.generation.sampling import Sampling, TransformersSampler, generate
     from workbench.recipes.recipes import load_prompts

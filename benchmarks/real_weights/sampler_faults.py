@@ -37,7 +37,7 @@ def trained(cases: list[str], steps: int) -> Iterator[tuple[str, dict]]:
     Raises:
         RunError: it died.
     """
-    need_room("training all weights beside an engine", memory=14)
+    need_room("training all weights with an engine", memory=14)
     own = {"SAMPLER_FAULTS_MODEL": str(GEMMA), "SAMPLER_FAULTS_ROWS": "8"}
     own |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", str(SCRIPT), "", str(steps), *cases]

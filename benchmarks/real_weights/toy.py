@@ -1,4 +1,4 @@
-"""The measurements of this folder on the starter (0.65 M parameters, made here), for the column beside the real model's.
+"""The measurements of this folder on the starter (0.65 M parameters, made here), for the column next to the real model's.
 
     python -m benchmarks.real_weights.toy
 

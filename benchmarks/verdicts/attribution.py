@@ -143,7 +143,7 @@ def own_cases():
 
 
 def neighbours() -> Case:
-    """RoPE that scales with the longest row of a batch: a row alone has other log-probs than beside longer ones."""
+    """RoPE that scales with the longest row of a batch: a row alone has other log-probs than with longer ones."""
     model = family_model("llama, dynamic NTK")
     prompts, completions = random_texts(3, 30), random_texts(10, 10)
     scored = []

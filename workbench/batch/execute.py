@@ -11,8 +11,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-# jsonschema, which papermill loads, lets this compile a grammar of addresses that no notebook holds: 2 s of a run's start.
-sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 import papermill
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
@@ -30,9 +28,6 @@ from ..runs.stop_request import clear_stop, interruptible
 from .display import Display
 from .gpus import hold
 from .notebooks import code_of, find_notebook
-
-if sys.modules["rfc3987_syntax"] is None:
-    del sys.modules["rfc3987_syntax"]
 
 
 def execute_run(
@@ -60,10 +55,12 @@ def execute_run(
     try:
         (run.path / "result.json").unlink(missing_ok=True)
         clear_stop(run)
-        (executing := run.path / "executing.ipynb").unlink(missing_ok=True)
+        executing = run.path / "executing.ipynb"
+        executing.unlink(missing_ok=True)
         with interruptible():
             try:
-                record_execution(run, {"path": str(source), "code": code_of(source), "kernel": kernel, "cwd": cwd})
+                about = {"path": str(source), "code": code_of(source), "kernel": kernel, "cwd": cwd}
+                record_execution(run, about)
                 by_runner = {"out_dir": str(run.path), "interactive": False}
                 params |= {name: value for name, value in by_runner.items() if name in known}
                 number = lock.open_lock(run.path)
