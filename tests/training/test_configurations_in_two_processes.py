@@ -24,8 +24,8 @@ def two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command += [str(HELPERS / "configurations_in_two_processes.py"), str(folder)]
-    path = {"PYTHONPATH": os.pathsep.join(map(str, (ROOT / "tests", HELPERS)))}
-    env = os.environ | path
+    path = [ROOT / "tests", HELPERS, *filter(None, [os.environ.get("PYTHONPATH")])]  # of the TRL that this runs on
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))}
     with (folder / "out").open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=env) as torchrun:
         try:
             code = torchrun.wait(300)
