@@ -31,7 +31,7 @@ def test_stock_counts_rows_that_stopped_as_truncated_and_the_workbench_counts_th
 def test_every_arm_records_each_row_with_its_real_end(result):
     for rows in result["rows"].values():
         assert rows["step"] == [1] * 32 + [2] * 32
-        by_stop = [text.endswith("</search>") for text in rows["completion"]]
+        by_stop = ["</search>" in text for text in rows["completion"]]
         for stopped, reason, trl in zip(by_stop, rows["finish_reason"], rows["trl_finish_reason"], strict=True):
             assert not stopped or (reason == "stop" and trl == "length")
         assert any(by_stop)
