@@ -18,13 +18,8 @@ BATCH = 16
 STOP = {"search": CLOSE, "starter": "the "}  # each ends some rows early
 
 
-def model_of(url: str | None) -> str:
-    """The one server of a run of the tests serves the starter."""
-    return "starter" if url else "search"
-
-
 def result(url: str | None = None) -> dict:
-    model = model_of(url)
+    model = "starter" if url else "search"  # the one server of a run of the tests serves the starter
     rows = [{"answer": "<search>the</search>"} | row for row in load_prompts(model).to_list()]
     make = partial(make_trainer, path=resolve_model(model), batch_size=BATCH, vllm=True, url=url)
     ours = partial(make, GRPOTrainer, stops=StopSpec(stop=(STOP[model],)))
