@@ -5,7 +5,7 @@ import generation_cases
 from workbench.generation.sampling import Rollout, Sampling, VLLMSampler, generate
 from workbench.generation.stops import StopSpec
 from workbench.toys.starter import starter_corpus, starter_model
-from workbench.training.late_vllm import eager
+from workbench.training.late_vllm import cpu_engine
 
 LIMIT = 32
 GREEDY = Sampling(max_completion_length=LIMIT, temperature=0)
@@ -49,6 +49,7 @@ def result() -> dict:
     from vllm import LLM
 
     # An engine of its own: its log-probs are raw, those of TRL's engines are of what the logits became.
-    fields = {"dtype": "float32", "gpu_memory_utilization": 0.2, "max_model_len": 256, **eager()}
-    sampler = VLLMSampler(LLM(str(starter_model()), **fields))
+    model = str(starter_model())
+    fields = {"dtype": "float32", "gpu_memory_utilization": 0.2, "max_model_len": 256, **cpu_engine(model)}
+    sampler = VLLMSampler(LLM(model, **fields))
     return {"greedy": greedy(sampler), "seeded": seeded(sampler)}

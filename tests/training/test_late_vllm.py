@@ -49,12 +49,18 @@ def test_each_name_that_trl_takes_from_vllm_is_the_real_one_when_it_is_used(foun
     assert equal
 
 
-def test_where_there_is_no_gpu_an_engine_compiles_nothing_if_nobody_says_so(monkeypatch):
+def test_where_there_is_no_gpu_an_engine_compiles_nothing_and_a_small_model_s_cache_is_small(
+    monkeypatch, tmp_path, starter_folder
+):
     import torch
 
-    from workbench.training.late_vllm import eager
+    from workbench.training.late_vllm import cpu_engine
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert eager() == {"enforce_eager": True}
+    assert cpu_engine(str(starter_folder)) == {"enforce_eager": True, "num_gpu_blocks_override": 512}
+    assert cpu_engine("owner/model-of-a-hub") == {"enforce_eager": True}
+    for shard in ("model-1.safetensors", "model-2.safetensors"):
+        (tmp_path / shard).write_bytes(bytes(2**23))
+    assert cpu_engine(str(tmp_path)) == {"enforce_eager": True}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert eager() == {}
+    assert cpu_engine(str(starter_folder)) == {}

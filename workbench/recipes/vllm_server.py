@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from ..errors import RunError
+from ..training.late_vllm import cpu_engine
 from ..training.sync_on_cpu import TiedHeads
 from ..training.trl import has_gpu
 
@@ -38,7 +39,9 @@ def serve(model: str) -> Iterator[str]:
     env = os.environ | {"VLLM_SERVER_DEV_MODE": "1"}
     if not has_gpu():
         # The CPU build insists on finding this share of memory free. The variable spares a process, which loads vLLM once more.
-        command += ["--dtype", "float32", "--gpu-memory-utilization", "0.2", "--enforce-eager"]
+        command += ["--dtype", "float32", "--gpu-memory-utilization", "0.2"]
+        for name, value in cpu_engine(model).items():
+            command.append(f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}"))
         command += ["--worker-extension-cls", f"{TiedHeads.__module__}.{TiedHeads.__name__}"]
         env |= {"VLLM_CPU_KVCACHE_SPACE": env.get("VLLM_CPU_KVCACHE_SPACE", "1"), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     with tempfile.TemporaryDirectory() as folder:

@@ -5,7 +5,7 @@ import os
 from unittest import mock
 
 from ..training.engine import unhook
-from ..training.late_vllm import eager
+from ..training.late_vllm import cpu_engine
 from ..training.trl import has_gpu
 
 _engines: dict[str, object] = {}
@@ -23,7 +23,7 @@ def shared_engine(model: str, **kwargs):
         from vllm import LLM
 
         if not has_gpu():
-            kwargs = {"gpu_memory_utilization": 0.2, "dtype": "float32", **eager(), **kwargs}
+            kwargs = {"gpu_memory_utilization": 0.2, "dtype": "float32", **cpu_engine(model), **kwargs}
         _engines[model] = LLM(model=model, **{"use_tqdm_on_load": False} | kwargs)
     unhook(_engines[model], "generate")  # of the trainer before
     return _engines[model]

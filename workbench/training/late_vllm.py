@@ -10,6 +10,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -29,9 +30,16 @@ def import_vllm_late() -> None:
         sys.meta_path.insert(0, _TRLFinder())
 
 
-def eager() -> dict[str, bool]:
-    """What an engine of vLLM is started with where there is no GPU: compiling a graph takes longer than it saves there."""
-    return {} if torch.cuda.is_available() else {"enforce_eager": True}
+def cpu_engine(model: str) -> dict[str, int]:
+    """What an engine of vLLM is started with where there is no GPU: compiling a graph takes longer than it saves there.
+
+    A model whose weights are small gets a cache of 512 blocks, which 256 sequences of 256 tokens fill. vLLM writes zeros into all
+    of the cache, and the least that `VLLM_CPU_KVCACHE_SPACE` can say is a gigabyte.
+    """
+    if torch.cuda.is_available():
+        return {}
+    sizes = [file.stat().st_size for file in Path(model).glob("*.safetensors")]
+    return {"enforce_eager": True} | ({"num_gpu_blocks_override": 512} if sizes and sum(sizes) < 2**24 else {})
 
 
 class _Late:
@@ -41,7 +49,9 @@ class _Late:
         self._module, self._name = module, name
 
     def __call__(self, *args, **kwargs):
-        return self._real()(*args, **(eager() | kwargs if self._name == "LLM" else kwargs))
+        if self._name == "LLM":
+            kwargs = cpu_engine(kwargs.get("model", "")) | kwargs
+        return self._real()(*args, **kwargs)
 
     def __getattr__(self, name: str):
         if name.startswith("__"):
