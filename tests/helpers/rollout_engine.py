@@ -1,9 +1,13 @@
 """Samples with a real vLLM engine (in the process of on_vllm.py); the judging is in test_sampling.py."""
 
+import json
+from collections import Counter
+from itertools import permutations
+
 import generation_cases
 
 from workbench.generation.sampling import Rollout, Sampling, VLLMSampler, generate
-from workbench.generation.stops import StopSpec
+from workbench.generation.stops import StopRule, StopSpec
 from workbench.toys.starter import starter_corpus, starter_model
 from workbench.training.late_vllm import cpu_engine
 
@@ -12,12 +16,39 @@ GREEDY = Sampling(max_completion_length=LIMIT, temperature=0)
 SEEDS = (5, 5, 6)
 
 
-def specs(tokenizer) -> dict[str, StopSpec]:
-    of, to = (tokenizer.encode(text)[0] for text in (" of", " to"))
+def specs(tokenizer, stops: dict) -> dict[str, StopSpec]:
+    """A stop of each kind; `stops` is what `stops_that_part` has found."""
+    (one, *two), (string, *strings) = stops["ids"], stops["strings"]
     return generation_cases.specs(tokenizer) | {
-        "two of each": StopSpec(stop=("ing", " a "), stop_token_ids=(of, to)),
+        "id": StopSpec(stop_token_ids=(one,)),
+        "string": StopSpec(stop=(string,)),
+        "two of each": StopSpec(stop=tuple(strings), stop_token_ids=tuple(two)),
         "never": StopSpec.never(),
     }
+
+
+def stops_that_part(sampler) -> dict:
+    """Three ids and three strings of the model's own greedy rows that end them at different places, whatever the model says."""
+    rows, tokenizer = generate(sampler, prompts(), sampling=GREEDY), sampler.tokenizer
+    ids = held_by_some([row.completion_ids[:-1] for row in rows])
+    texts = [row.completion for row in rows]
+    strings = held_by_some([[text[n : n + 3] for n in range(len(text) - 2)] for text in texts])
+    for stops in zip(permutations(ids, 3), permutations(strings, 3), strict=False):
+        found = {"ids": list(stops[0]), "strings": list(stops[1])}
+        cases = {name: spec for name, spec in specs(tokenizer, found).items() if not spec.ignore_eos}
+        rules = {name: StopRule(spec, tokenizer) for name, spec in cases.items()}
+        ends = {name: [rule.find_end(row.completion_ids) for row in rows] for name, rule in rules.items()}
+        different = {tuple(end.index for end in of_rows) for of_rows in ends.values()}
+        kinds = {type(end.stop) for end in ends["two of each"] if end.stop not in rules["eos"].stop_ids}
+        if len(different) == len(ends) and kinds == {int, str}:
+            return found
+    raise AssertionError(f"no ids of {ids} and strings of {strings} part the rows {texts}")
+
+
+def held_by_some(rows: list) -> list:
+    """What some of the rows hold and some do not, two or more each; what most hold comes first."""
+    counts = Counter(thing for row in rows for thing in sorted(set(row)))
+    return [thing for thing, n in counts.most_common() if 2 <= n <= len(rows) - 2]
 
 
 def prompts(count: int = 64) -> list[str]:
@@ -26,11 +57,11 @@ def prompts(count: int = 64) -> list[str]:
     return [row["prompt"] + row["completion"][: n % 24] for n, row in enumerate(rows)]
 
 
-def greedy(sampler, count: int = 64) -> dict[str, list[dict]]:
+def greedy(sampler, stops: dict, count: int = 64) -> dict[str, list[dict]]:
     """StopSpec's name -> a row per prompt."""
     return {
         name: [as_dict(r) for r in generate(sampler, prompts(count), stops=spec, sampling=GREEDY)]
-        for name, spec in specs(sampler.tokenizer).items()
+        for name, spec in specs(sampler.tokenizer, stops).items()
     }
 
 
@@ -45,11 +76,11 @@ def as_dict(rollout: Rollout) -> dict:
             "stop": rollout.stop, "engine": rollout.engine_finish_reason, "logprobs": list(rollout.logprobs)}  # fmt: skip
 
 
-def result() -> dict:
+def result(stops: str) -> dict:
     from vllm import LLM
 
     # An engine of its own: its log-probs are raw, those of TRL's engines are of what the logits became.
     model = str(starter_model())
     fields = {"dtype": "float32", "gpu_memory_utilization": 0.2, "max_model_len": 256, **cpu_engine(model)}
     sampler = VLLMSampler(LLM(model, **fields))
-    return {"greedy": greedy(sampler), "seeded": seeded(sampler)}
+    return {"greedy": greedy(sampler, json.loads(stops)), "seeded": seeded(sampler)}
