@@ -59,8 +59,7 @@ def test_where_there_is_no_gpu_an_engine_compiles_nothing_and_a_small_model_s_ca
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cpu_engine(str(starter_folder)) == {"enforce_eager": True, "num_gpu_blocks_override": 512}
     assert cpu_engine("owner/model-of-a-hub") == {"enforce_eager": True}
-    for shard in ("model-1.safetensors", "model-2.safetensors"):
-        (tmp_path / shard).write_bytes(bytes(2**23))
+    (tmp_path / "model.safetensors").write_bytes(bytes(2**24))
     assert cpu_engine(str(tmp_path)) == {"enforce_eager": True}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert cpu_engine(str(starter_folder)) == {}

@@ -122,9 +122,8 @@ def vllm_fields(recipe: Recipe) -> dict:
         raise MissingDependencyError(
             "backend='vllm': vLLM is not installed; use backend='transformers' or install it with `make install`"
         )
-    fields = {"use_vllm": True, "vllm_mode": "colocate"}
-    if recipe.model in STARTERS:
-        fields["vllm_max_model_length"] = 256
+    fields: dict = {"use_vllm": True, "vllm_mode": "colocate"}
+    fields |= {"vllm_max_model_length": 256} if recipe.model in STARTERS else {}
     if not has_gpu():  # the CPU build takes a large share of RAM by default (GiB), and logs every step
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

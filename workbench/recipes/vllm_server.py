@@ -34,14 +34,12 @@ def serve(model: str) -> Iterator[str]:
     model = str(Path(model).resolve()) if Path(model).is_dir() else model  # the server runs in a folder of its own
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1"]
     command += ["--port", str(port), "--max-model-len", "256"]
-    # Log-probs of what was sampled, as TRL's engines give them.
-    command += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
+    command += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]  # as TRL's engines give them
     env = os.environ | {"VLLM_SERVER_DEV_MODE": "1"}
     if not has_gpu():
         # The CPU build insists on finding this share of memory free. The variable spares a process, which loads vLLM once more.
-        command += ["--dtype", "float32", "--gpu-memory-utilization", "0.2"]
-        for name, value in cpu_engine(model).items():
-            command.append(f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}"))
+        engine = {"dtype": "float32", "gpu_memory_utilization": 0.2, **cpu_engine(model)}
+        command += [f"--{name.replace('_', '-')}" + f"={value}" * (value is not True) for name, value in engine.items()]
         command += ["--worker-extension-cls", f"{TiedHeads.__module__}.{TiedHeads.__name__}"]
         env |= {"VLLM_CPU_KVCACHE_SPACE": env.get("VLLM_CPU_KVCACHE_SPACE", "1"), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     with tempfile.TemporaryDirectory() as folder:

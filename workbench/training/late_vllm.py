@@ -17,11 +17,7 @@ import torch
 
 from ..errors import MissingDependencyError
 
-_OF_TRL = (
-    "trl.generation.vllm_generation",
-    "trl.generation.vllm_client",
-    "trl.experimental.online_dpo.online_dpo_trainer",
-)
+_OF_TRL = ("vllm_generation", "vllm_client", "online_dpo_trainer")  # its modules that import vLLM
 
 
 def import_vllm_late() -> None:
@@ -31,15 +27,12 @@ def import_vllm_late() -> None:
 
 
 def cpu_engine(model: str) -> dict[str, int]:
-    """What an engine of vLLM is started with where there is no GPU: compiling a graph takes longer than it saves there.
-
-    A model whose weights are small gets a cache of 512 blocks, which 256 sequences of 256 tokens fill. vLLM writes zeros into all
-    of the cache, and the least that `VLLM_CPU_KVCACHE_SPACE` can say is a gigabyte.
-    """
+    """Options of an engine where there is no GPU: no graph, which takes longer to compile than it saves, and for small weights
+    a small cache: 512 blocks, which 256 sequences of 256 tokens fill. vLLM writes zeros into all of it."""
     if torch.cuda.is_available():
         return {}
-    sizes = [file.stat().st_size for file in Path(model).glob("*.safetensors")]
-    return {"enforce_eager": True} | ({"num_gpu_blocks_override": 512} if sizes and sum(sizes) < 2**24 else {})
+    size = sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
+    return {"enforce_eager": True} | ({"num_gpu_blocks_override": 512} if 0 < size < 2**24 else {})
 
 
 class _Late:
@@ -49,9 +42,7 @@ class _Late:
         self._module, self._name = module, name
 
     def __call__(self, *args, **kwargs):
-        if self._name == "LLM":
-            kwargs = cpu_engine(kwargs.get("model", "")) | kwargs
-        return self._real()(*args, **kwargs)
+        return self._real()(*args, **(cpu_engine(kwargs.get("model", "")) | kwargs if self._name == "LLM" else kwargs))
 
     def __getattr__(self, name: str):
         if name.startswith("__"):
@@ -109,7 +100,8 @@ class _Loader(SourceFileLoader):
 
 class _TRLFinder(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        spec = PathFinder.find_spec(name, path) if name in _OF_TRL else None
+        wanted = name.startswith("trl.") and name.rpartition(".")[2] in _OF_TRL
+        spec = PathFinder.find_spec(name, path) if wanted else None
         if spec and spec.origin:
             spec.loader = _Loader(name, spec.origin)
         return spec

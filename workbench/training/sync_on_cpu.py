@@ -1,4 +1,4 @@
-"""vLLM next to a trainer: weight sync where there is no CUDA, and engines shared by several trainers.
+"""vLLM next to a trainer: weight sync where there is no CUDA.
 
 On a machine without CUDA TRL 1.12.0's own sync cannot work. In process, vLLM's CPU backend repacks linear weights after
 loading, so `load_weights` finds parameters without `weight_loader` (AttributeError); vLLM's layerwise reload restores the
