@@ -85,8 +85,9 @@ def test_given_position_ids_are_left_alone():
     assert torch.equal(filled, body(**batch, position_ids=given - 3)[0])
 
 
-def test_cached_decoding_is_left_alone(seen):
-    model, batch = tiny("gpt2"), pad_batch(TEXTS, 0)
+@pytest.mark.parametrize("texts", [TEXTS, [[5]] * 3])
+def test_cached_decoding_is_left_alone(seen, texts):
+    model, batch = tiny("gpt2"), pad_batch(texts, 0)
     with_position_ids(model)
     seen(model)
     first = model(**batch, use_cache=True)

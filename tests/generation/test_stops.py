@@ -235,12 +235,28 @@ def test_ends_fires_first_where_find_ends(name, data):
     assert rule.find_end(ids[: end.index]) == end
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_a_row_ends_where_vllm_s_own_detokenizer_ends_it(name):
+def tokens_until_vllm_stops(rule: StopRule, prompt: list[int], ids: list[int]) -> int | None:
+    """After how many tokens of a row vLLM's own detokenizer finds a stop string."""
     from vllm import SamplingParams
     from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 
+    request = SimpleNamespace(request_id="1", prompt_token_ids=prompt, prompt_embeds=None)
+    request.sampling_params = SamplingParams(**rule.for_vllm())
+    engine = FastIncrementalDetokenizer(rule.tokenizer, request)
+    return next((n for n, i in enumerate(ids, 1) if engine.update([i], False) is not None), None)
+
+
+@pytest.mark.slow
+def test_a_stop_string_with_a_special_token_ends_a_row_on_vllm_too():
+    spec, row = StopSpec(stop=("<|tool|>",), ignore_eos=True), ids_of("a <|tool|> b")
+    end = StopRule(spec, tokenizer()).find_end(row)
+    assert end.stop == "<|tool|>"
+    assert tokens_until_vllm_stops(StopRule(spec, tokenizer()), ids_of("a"), row) == end.index
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_row_ends_where_vllm_s_own_detokenizer_ends_it(name):
     tokenizer, strings = TOKENIZERS[name]
     prompt = tokenizer.encode("a", add_special_tokens=False)
     text_ids = tokenizer.encode("a END>> é 日本\n\n\n the ending", add_special_tokens=False)
@@ -253,12 +269,8 @@ def test_a_row_ends_where_vllm_s_own_detokenizer_ends_it(name):
     )
     def check(ids, chosen, least):
         rule = StopRule(StopSpec(tuple(chosen), ignore_eos=True, min_tokens=least), tokenizer)
-        request = SimpleNamespace(request_id="1", prompt_token_ids=prompt, prompt_embeds=None)
-        request.sampling_params = SamplingParams(**rule.for_vllm())
-        engine = FastIncrementalDetokenizer(tokenizer, request)
-        theirs = next((n for n, i in enumerate(ids, 1) if engine.update([i], False) is not None), None)
         end = rule.find_end(ids)
-        assert theirs == (end.index if end.stop is not None else None)
+        assert tokens_until_vllm_stops(rule, prompt, ids) == (end.index if end.stop is not None else None)
 
     check()
 
