@@ -95,7 +95,8 @@ def test_cached_decoding_is_left_alone(seen, texts):
     mask = torch.cat([batch["attention_mask"], ones(3, 1)], dim=1)
     model(input_ids=ones(3, 1), attention_mask=mask, past_key_values=first.past_key_values)
     assert seen.last is None
-    model(input_ids=ones(3, 1), attention_mask=ones(3, 1), past_key_values=first.past_key_values)
+    again = model(**batch, use_cache=True)  # a call adds to the cache
+    model(input_ids=ones(3, 1), attention_mask=ones(3, 1), past_key_values=again.past_key_values)
     assert seen.last is None
 
 
