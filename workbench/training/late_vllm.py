@@ -31,7 +31,7 @@ def cpu_engine(model: str) -> dict[str, int]:
     a small cache: 512 blocks, which 256 sequences of 256 tokens fill. vLLM writes zeros into all of it."""
     if torch.cuda.is_available():
         return {}
-    size = sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in Path(model).glob("model*.safetensors"))
     return {"enforce_eager": True} | ({"num_gpu_blocks_override": 512} if 0 < size < 2**24 else {})
 
 
