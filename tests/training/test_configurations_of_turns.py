@@ -32,7 +32,7 @@ MASKED = TWO_TURNS | TELL["GRPO"]
 def turns(text: str) -> list[str]:
     """A row's text at its tool's answer, which is not the policy's: what it wrote before and after."""
     for call in ("<search>(.*?)</search>", r"<search>(.*?<\|im_end\|>)"):  # TRL 1.16 answers one that EOS ended too
-        if (called := re.match(call, text)) and (answer := f"\n{answer_to(called.group(1).strip())}\n") in text:
+        if (called := re.search(call, text)) and (answer := f"\n{answer_to(called.group(1).strip())}\n") in text:
             return text.split(answer)
     return [text]
 
