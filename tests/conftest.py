@@ -117,12 +117,15 @@ _engines: subprocess.Popen | None = None
 def on_vllm(module: str, *arguments: str):
     """`result(*arguments)` of a module of `helpers/`, from the one process in which vLLM's engines live."""
     global _engines
+    from workbench.batch.execute import kernel_environment
+
     need(find_spec("vllm"), "vLLM")
     log = Path(tempfile.gettempdir()) / f"on_vllm-{os.getpid()}.log"
     if _engines is None or _engines.poll() is not None:
         here = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # the package of this checkout
         quiet = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONPATH": here}
         quiet.pop("PYTEST_CURRENT_TEST", None)
+        quiet["MASTER_PORT"] = kernel_environment()["MASTER_PORT"]  # TRL takes 29500, which two runs of the tests both find free
         command = [sys.executable, "-W", "ignore", str(HELPERS / "on_vllm.py")]
         with log.open("w") as errors:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
