@@ -125,7 +125,8 @@ def on_vllm(module: str, *arguments: str):
         here = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # the package of this checkout
         quiet = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONPATH": here}
         quiet.pop("PYTEST_CURRENT_TEST", None)
-        quiet["MASTER_PORT"] = kernel_environment()["MASTER_PORT"]  # TRL takes 29500, which two runs of the tests both find free
+        # A free one: TRL takes 29500, which two runs of the tests at a time both find free.
+        quiet["MASTER_PORT"] = kernel_environment()["MASTER_PORT"]
         command = [sys.executable, "-W", "ignore", str(HELPERS / "on_vllm.py")]
         with log.open("w") as errors:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
