@@ -162,7 +162,7 @@ MOST_LINES = {
     "workbench/widgets": 790,
     "workbench": 19810,
     "benchmarks": 5190,
-    "tests": 24790,
+    "tests": 24800,
 }
 
 

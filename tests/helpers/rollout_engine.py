@@ -31,18 +31,16 @@ def stops_that_part(sampler) -> dict:
     """Three ids and three strings of the model's own greedy rows that end them at different places, whatever the model says."""
     rows, tokenizer = generate(sampler, prompts(), sampling=GREEDY), sampler.tokenizer
     ids = held_by_some([row.completion_ids[:-1] for row in rows])
-    texts = [row.completion for row in rows]
-    strings = held_by_some([[text[n : n + 3] for n in range(len(text) - 2)] for text in texts])
+    strings = held_by_some([[row.completion[n : n + 3] for n in range(len(row.completion) - 2)] for row in rows])
     for stops in zip(permutations(ids, 3), permutations(strings, 3), strict=False):
         found = {"ids": list(stops[0]), "strings": list(stops[1])}
-        cases = {name: spec for name, spec in specs(tokenizer, found).items() if not spec.ignore_eos}
-        rules = {name: StopRule(spec, tokenizer) for name, spec in cases.items()}
+        rules = {n: StopRule(spec, tokenizer) for n, spec in specs(tokenizer, found).items() if not spec.ignore_eos}
         ends = {name: [rule.find_end(row.completion_ids) for row in rows] for name, rule in rules.items()}
         different = {tuple(end.index for end in of_rows) for of_rows in ends.values()}
         kinds = {type(end.stop) for end in ends["two of each"] if end.stop not in rules["eos"].stop_ids}
         if len(different) == len(ends) and kinds == {int, str}:
             return found
-    raise AssertionError(f"no ids of {ids} and strings of {strings} part the rows {texts}")
+    raise AssertionError(f"no ids of {ids} and strings of {strings} part the rows")
 
 
 def held_by_some(rows: list) -> list:

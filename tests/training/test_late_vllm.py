@@ -6,7 +6,11 @@ import sys
 from importlib.util import find_spec
 
 import pytest
+import torch
+import trl
 from conftest import need
+
+from workbench.training.late_vllm import _TRLFinder, cpu_engine
 
 pytestmark = pytest.mark.slow
 
@@ -49,13 +53,15 @@ def test_each_name_that_trl_takes_from_vllm_is_the_real_one_when_it_is_used(foun
     assert equal
 
 
-def test_where_there_is_no_gpu_an_engine_compiles_nothing_and_a_small_model_s_cache_is_small(
+@pytest.mark.parametrize("place, ours", [("generation", True), ("experimental/async_grpo", False)])
+def test_of_two_modules_of_one_name_only_the_trainers_gets_the_stand_in(place, ours):
+    name, folder = f"trl.{place.replace('/', '.')}.vllm_client", f"{trl.__path__[0]}/{place}"
+    assert (_TRLFinder().find_spec(name, [folder]) is not None) == ours
+
+
+def test_without_a_gpu_an_engine_compiles_nothing_and_a_small_model_has_a_small_cache(
     monkeypatch, tmp_path, starter_folder
 ):
-    import torch
-
-    from workbench.training.late_vllm import cpu_engine
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cpu_engine(str(starter_folder)) == {"enforce_eager": True, "num_gpu_blocks_override": 512}
     assert cpu_engine("owner/model-of-a-hub") == {"enforce_eager": True}

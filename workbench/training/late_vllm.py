@@ -17,7 +17,7 @@ import torch
 
 from ..errors import MissingDependencyError
 
-_OF_TRL = ("vllm_generation", "vllm_client", "online_dpo_trainer")  # its modules that import vLLM
+_OF_TRL = ("generation.vllm_generation", "generation.vllm_client", "experimental.online_dpo.online_dpo_trainer")
 
 
 def import_vllm_late() -> None:
@@ -100,8 +100,7 @@ class _Loader(SourceFileLoader):
 
 class _TRLFinder(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        wanted = name.startswith("trl.") and name.rpartition(".")[2] in _OF_TRL
-        spec = PathFinder.find_spec(name, path) if wanted else None
+        spec = PathFinder.find_spec(name, path) if name in [f"trl.{part}" for part in _OF_TRL] else None
         if spec and spec.origin:
             spec.loader = _Loader(name, spec.origin)
         return spec
