@@ -56,7 +56,7 @@ def start(doc: str | None, **defaults) -> argparse.Namespace:
     import torch
 
     from workbench.training.recording import quiet_libraries
-    from workbench.training.trl import has_gpu
+    from workbench.training.rows import has_gpu
 
     args = parser(doc, **defaults).parse_args()
     quiet_libraries()

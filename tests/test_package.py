@@ -100,7 +100,7 @@ def closure(module: str, seen: set[str] | None = None) -> set[str]:
 
 @pytest.mark.parametrize(
     "module, most",
-    [("training.grpo", 2320), ("training.online_dpo", 2490), ("training.trl", 1100), ("generation.preflight", 600)],
+    [("training.grpo", 2320), ("training.online_dpo", 2490), ("training.rows", 1100), ("generation.preflight", 600)],
 )
 def test_a_part_of_the_core_loads_few_lines_of_the_package(module, most):
     loaded = {name: lines_in(name) for name in closure(f"workbench.{module}") if name.startswith("workbench.")}

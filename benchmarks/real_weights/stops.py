@@ -13,7 +13,7 @@ import time
 from benchmarks.record import Results, gemma_folder, load, need_room, parser, run_main
 from workbench.generation.sampling import Sampling, TransformersSampler, VLLMSampler, generate
 from workbench.generation.stops import StopRule, StopSpec, trl_finish_reason
-from workbench.training.trl import has_gpu
+from workbench.training.rows import has_gpu
 
 PROMPTS = [
     "Question: Why is the sky blue?\nAnswer:",

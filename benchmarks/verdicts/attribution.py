@@ -26,7 +26,7 @@ from workbench.recipes.recipes import load_prompts, resolve_model
 from workbench.runs.environment import hardware
 from workbench.runs.files import read_json, write_json
 from workbench.toys.families import family_model, random_texts
-from workbench.training.trl import has_gpu
+from workbench.training.rows import has_gpu
 
 TEMPERATURE, TOP_K, TOP_P = 0.7, 20, 0.8
 TOKENS = 24

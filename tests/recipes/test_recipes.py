@@ -7,7 +7,7 @@ from datasets import Dataset
 
 from workbench.errors import MissingDependencyError, ParameterError
 from workbench.recipes.recipes import DOCS, STARTER, Recipe, grpo_config, load_prompts, make_recipe, resolve_model
-from workbench.training.trl import has_gpu
+from workbench.training.rows import has_gpu
 
 ROWS = [{"prompt": f"p{n}", "completion": " c"} for n in range(5)]
 

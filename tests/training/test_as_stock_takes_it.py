@@ -14,7 +14,7 @@ from workbench.consistency.positions import fills_position_ids
 from workbench.diagnostics.logits import cast_copy
 from workbench.recipes.recipes import resolve_model
 from workbench.runs.run import Run
-from workbench.training.trl import is_of_a_step
+from workbench.training.rows import is_of_a_step
 
 pytestmark = pytest.mark.slow
 

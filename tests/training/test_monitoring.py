@@ -14,7 +14,7 @@ from workbench.recipes.train import train_grpo
 from workbench.runs.run import Run
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.rewards import length_reward
-from workbench.training.trl import completion_metrics
+from workbench.training.rows import completion_metrics
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from workbench.runs.run import Run
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.recording import Recorder, RunRecorder, quiet_libraries
 from workbench.training.rewards import length_reward
-from workbench.training.trl import logged_rows, text_of
+from workbench.training.rows import logged_rows, text_of
 
 
 def config(processes: int = 1, output_dir: str = "none") -> SimpleNamespace:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..training.engine import unhooked
-from ..training.trl import has_gpu
+from ..training.rows import has_gpu
 
 _TOP = 5  # log-probs of the next token
 # The text begins as prompts of the training do. With a salt a request finds in the prefix cache only what the probe left there,

@@ -24,7 +24,7 @@ from ..errors import MissingDependencyError, ParameterError
 from ..generation.preflight import LAST_WITH_PPO
 from ..generation.stops import End, StopRule, StopSpec
 from ..training.grpo import Stops, attach_ours
-from ..training.trl import add_reward_columns, add_rows, check_no_hook, completion_metrics, end_columns
+from ..training.rows import add_reward_columns, add_rows, check_no_hook, completion_metrics, end_columns
 from .ppo_rewards import NotifyingLoader, RewardFunctions, SplitColumnsCollator
 from .recipes import Recipe, common_fields, load_prompts, resolve_model
 from .train import train_recipe

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import MissingDependencyError, ParameterError
 from ..runs.run import EMBEDDED_MODELS as STARTERS
-from ..training.trl import has_gpu
+from ..training.rows import has_gpu
 
 BACKENDS = ("transformers", "vllm")
 _COUNTS = ("max_steps", "max_completion_length", "per_device_train_batch_size", "save_steps")

@@ -22,7 +22,7 @@ from ..runs.parameters import Parameter, check_parameters, parse_assignments
 from ..runs.results import Result, save_result
 from ..runs.run import open_run
 from ..training.rewards import length_reward
-from ..training.trl import has_gpu
+from ..training.rows import has_gpu
 
 
 def parse_fields(items: list[str]) -> dict:

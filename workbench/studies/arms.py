@@ -15,8 +15,8 @@ from ..runs.run import Run
 from ..training.engine import hook_requests
 from ..training.grpo import GRPOTrainer
 from ..training.recording import attach_recorder
+from ..training.rows import completion_metrics, end_columns, logged_rows
 from ..training.sync_on_cpu import install_cpu_sync
-from ..training.trl import completion_metrics, end_columns, logged_rows
 from .engines import sharing_engines
 
 

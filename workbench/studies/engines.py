@@ -6,7 +6,7 @@ from unittest import mock
 
 from ..training.engine import unhook
 from ..training.late_vllm import cpu_engine
-from ..training.trl import has_gpu
+from ..training.rows import has_gpu
 
 _engines: dict[str, object] = {}
 

@@ -25,8 +25,7 @@ from ..generation.stops import StopRule, StopSpec
 from .engine import EngineRequests, improbable_copies
 from .groups import GroupError, check_groups, identical_groups
 from .rewards import validate_all
-from .sync_on_cpu import install_cpu_sync, server_without_nccl
-from .trl import (
+from .rows import (
     NO_TOKEN,
     OWN_COLUMNS,
     EndedRow,
@@ -37,6 +36,7 @@ from .trl import (
     fill_positions,
     logged_rows,
 )
+from .sync_on_cpu import install_cpu_sync, server_without_nccl
 
 Stops = StopSpec | Sequence[str | int] | str | int | None
 

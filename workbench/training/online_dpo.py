@@ -16,8 +16,8 @@ from ..generation.preflight import check_before_compute
 from ..generation.stops import End, StopRule, StopSpec
 from .grpo import Stops, attach_ours, stops_in_generate, with_stop_text
 from .rewards import validate_all
+from .rows import TrainedOnce, add_rows, check_no_hook, completion_metrics, end_columns, text_of
 from .sync_on_cpu import install_cpu_sync, server_without_nccl
-from .trl import TrainedOnce, add_rows, check_no_hook, completion_metrics, end_columns, text_of
 
 _OWN = ("self", "__class__", "stops", "explicit_positions", "record_dir")  # arguments that TRL's trainer does not have
 

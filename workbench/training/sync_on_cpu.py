@@ -18,7 +18,7 @@ from accelerate.utils import is_peft_model
 
 from ..errors import RunError
 from .engine import generation_of, hook_sync, mode_of
-from .trl import has_gpu
+from .rows import has_gpu
 
 
 def install_cpu_sync(trainer: Any, folder: str | Path) -> None:
