@@ -29,9 +29,9 @@ test: .venv/installed
 # The last release with PPO. It is a folder on the path.
 OLDEST := $(shell sed -n 's/^trl==//p' requirements/ppo.txt)
 WITH_PPO = PYTHONPATH=$(CURDIR)/.venv/lanes/trl-$(OLDEST) $(PYTEST_ALL)
-OF_PPO = -k "ppo or PPO or what_is_tested" tests/recipes tests/runs tests/studies tests/training $(PYTEST)
+OF_PPO = -k "ppo or PPO or what_is_tested" tests/experiments tests/runs tests/training $(PYTEST)
 test-ppo: .venv/installed
-	$(WITH_PPO) -m "not rare" --doctest-modules workbench/recipes workbench/studies $(OF_PPO)
+	$(WITH_PPO) -m "not rare" --doctest-modules workbench/training/ppo.py workbench/training/ppo_rewards.py workbench/experiments $(OF_PPO)
 
 # All tests: also those marked rare, other releases of TRL, and the lowest releases of everything else.
 test-all: test test-rare test-lanes
@@ -46,7 +46,7 @@ test-lanes:
 
 # To run while you edit: the tests that start no model. The folders left out import TRL, which takes longer than all of these.
 check: lint
-	$(PYTEST_ALL) -q -m "not slow" --durations=0 --durations-min=1 tests $(addprefix --ignore=tests/,training diagnostics recipes studies audit/test_live.py) $(PYTEST)
+	$(PYTEST_ALL) -q -m "not slow" --durations=0 --durations-min=1 tests $(addprefix --ignore=tests/,training diagnostics experiments audit/test_live.py) $(PYTEST)
 
 # Measures how long each file takes, on an idle machine. The next run is ordered by the result, tests/durations.json.
 durations: .venv/installed
@@ -60,8 +60,8 @@ LANES := 1.13.0 1.14.2
 
 # Everything that uses TRL, on the oldest release that the library supports.
 test-oldest: .venv/installed
-	$(WITH_PPO) tests/training tests/generation tests/consistency tests/diagnostics tests/recipes \
-	tests/studies tests/toys tests/test_notebook_runs.py $(PYTEST)
+	$(WITH_PPO) tests/training tests/generation tests/consistency tests/diagnostics tests/experiments \
+	tests/test_notebook_runs.py $(PYTEST)
 
 # Stops, positions and groups on each release.
 lanes: $(LANES:%=.venv/lanes/trl-%)
@@ -76,8 +76,8 @@ lanes: $(LANES:%=.venv/lanes/trl-%)
 	$@/bin/python -m pip install --quiet -r requirements/lowest.txt -e '.[lab,slurm,dev]' || { rm -rf $@; exit 1; }
 
 test-lowest: .venv/lanes/lowest
-	$</bin/python -m pytest -q -n $(TEST_JOBS) --dist loadfile -m "not slow" tests/generation tests/consistency tests/training tests/diagnostics tests/recipes \
-	tests/toys tests/studies tests/audit $(PYTEST)
+	$</bin/python -m pytest -q -n $(TEST_JOBS) --dist loadfile -m "not slow" tests/generation tests/consistency tests/training tests/diagnostics tests/experiments \
+	tests/audit $(PYTEST)
 
 # Executes all notebooks with their defaults and writes them back with their outputs.
 notebooks: .venv/installed

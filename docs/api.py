@@ -17,7 +17,7 @@ PARTS = {
     "diagnostics": "Reports and callbacks that measure a model or a training and change nothing.",
     "generation": "When completions end, and completions from every back end in one form.",
     "consistency": "Padding, positions, and importance ratios.",
-    "recipes": "Recipes, how they are trained, models and prompts by name.",
+    "experiments": "Recipes, how they are trained, models and prompts by name.",
 }
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Yields|Example|Examples)\b(.*):(.*)$")
 _ENTRY = re.compile(r"^(\S[^:]*?): (.*)$")

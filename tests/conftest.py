@@ -52,7 +52,7 @@ settings.load_profile("workbench")
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 HELPERS = Path(__file__).parent / "helpers"  # scripts that need a process of their own, and what several tests share
-collect_ignore = [] if HAS_PPO else ["recipes/test_ppo.py"]
+collect_ignore = [] if HAS_PPO else ["training/test_ppo.py"]
 # What is tested in which configuration is one table, of which vLLM is a part.
 OF_THE_TABLE = ["training/test_configurations*.py", "training/test_what_is_tested.py"]
 collect_ignore_glob = [] if find_spec("vllm") else OF_THE_TABLE
@@ -166,7 +166,7 @@ def until(condition, what: str = "it", seconds: float = 300):
 @pytest.fixture(scope="session")
 def starter_folder() -> Path:
     """The starter model that the package ships."""
-    from workbench.toys.starter import starter_model
+    from workbench.experiments.toys.starter import starter_model
 
     return starter_model()
 
@@ -250,7 +250,7 @@ def write_run(root: Path, name: str = "2026-1", *, notebook="05_grpo_docs_exampl
 def vllm_server(starter_folder):
     """URL of a real vLLM server (CPU build) on the loopback interface that serves the starter model."""
     need(find_spec("vllm"), "vLLM")
-    from workbench.recipes.vllm_server import serve
+    from workbench.experiments.vllm_server import serve
 
     with serve(str(starter_folder)) as url:
         yield url

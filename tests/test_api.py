@@ -7,7 +7,7 @@ from conftest import ROOT
 
 import workbench
 
-PARTS = ("consistency", "curves", "diagnostics", "generation", "recipes", "runs")
+PARTS = ("consistency", "curves", "diagnostics", "generation", "experiments", "runs")
 STUBS = [ROOT / "workbench" / "__init__.pyi", *(ROOT / "workbench" / part / "__init__.pyi" for part in PARTS)]
 
 

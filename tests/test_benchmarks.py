@@ -14,8 +14,8 @@ from benchmarks import record
 from benchmarks.cost import documented_shape, gpu
 from benchmarks.real_weights import fetch_gemma, page
 from workbench.errors import RunError
+from workbench.experiments.recipes import resolve_model
 from workbench.generation.stops import StopSpec
-from workbench.recipes.recipes import resolve_model
 
 ROOT = Path(__file__).parents[1]
 # These import a package that they installed into a folder of their own.

@@ -21,8 +21,8 @@ from conftest import ROOT, TRAINS, need, until, workbench, write_notebook, write
 
 from workbench import __version__, cli
 from workbench.errors import MissingDependencyError, ParameterError
+from workbench.experiments.recipes import make_recipe, resolve_model
 from workbench.generation.stops import StopSpec
-from workbench.recipes.recipes import make_recipe, resolve_model
 from workbench.runs.run import list_runs
 
 EXAMPLE = "05_grpo_docs_example"
@@ -224,7 +224,7 @@ NO_VLLM = "`backend=vllm` where vLLM is not installed"
 @row(NO_VLLM, "MissingDependencyError, before training: use transformers or install it", slow=True)
 def without_vllm(folder):
     hide = "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: None if n == 'vllm' else f(n, *a)"
-    code = f"{hide}\nfrom workbench.recipes.recipes import *\ngrpo_config(make_recipe(backend='vllm'), 'x')"
+    code = f"{hide}\nfrom workbench.experiments.recipes import *\ngrpo_config(make_recipe(backend='vllm'), 'x')"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder)
     assert "MissingDependencyError: backend='vllm': vLLM is not installed; use backend='transformers'" in process.stderr
 

@@ -103,7 +103,7 @@ def mine(tmp_path, starter_folder):
 
     def of(number: str) -> dict:
         if number == "01":
-            from workbench.recipes.ppo import ppo_config, random_heads
+            from workbench.experiments.train import ppo_config, random_heads
 
             recipe = make_recipe("starter", max_steps=1, num_generations=2, per_device_train_batch_size=4)
             model, names = AutoModelForCausalLM.from_pretrained(starter_folder), dataset.column_names

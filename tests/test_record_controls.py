@@ -9,10 +9,10 @@ from benchmarks.verdicts import record_controls as control
 from benchmarks.verdicts.record_controls import as_judged
 from workbench.curves.compare import SAME, another_seed
 from workbench.curves.documented import load_baseline
-from workbench.recipes.recipes import make_recipe
-from workbench.recipes.train import training_record
-from workbench.studies.arms import Arm
-from workbench.toys.starter import SHIPPED
+from workbench.experiments.arms import Arm
+from workbench.experiments.recipes import make_recipe
+from workbench.experiments.toys.starter import SHIPPED
+from workbench.experiments.train import training_record
 from workbench.training.rewards import length_reward
 
 

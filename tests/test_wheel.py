@@ -83,7 +83,7 @@ def test_it_carries_every_notebook_every_baseline_and_the_claims_as_they_are_in_
 
 
 def test_it_carries_the_toys_and_python_s_licence_as_they_are_in_the_checkout(programs, tmp_path):
-    code = "import json; from workbench.toys.starter import SHIPPED, starter_model; starter_model();"
+    code = "import json; from workbench.experiments.toys.starter import SHIPPED, starter_model; starter_model();"
     files = "p.relative_to(SHIPPED).as_posix(): p.stat().st_size for p in SHIPPED.rglob('*') if p.is_file()"
     found = answer(programs, tmp_path, f"{code}print(json.dumps({{{files}}}))")
     data = ROOT / "workbench" / "toys" / "data"

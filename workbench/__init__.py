@@ -1,8 +1,8 @@
 """Workbench: trustworthy RL fine-tuning runs of language models, in notebooks.
 
 The names of `__init__.pyi` are what most scripts need; `docs/api.md` has each with its arguments. The rest is in
-`workbench.curves`, `runs`, `diagnostics`, `generation`, `consistency` and `recipes`. A name is imported when it is first used,
-so importing this package loads no heavy library.
+`workbench.curves`, `runs`, `diagnostics`, `generation`, `consistency` and `experiments`. A name is imported when it is first
+used, so importing this package loads no heavy library.
 """
 
 from importlib import import_module
@@ -22,7 +22,7 @@ _MOVED = {
     "diagnostics": "attribute_mismatch duplicate_report mismatch_report",
     "generation": "Sampling ServerSampler StopRule TransformersSampler VLLMSampler generate save_policy",
     "consistency": "pad_batch position_ids ratio_report token_logprobs",
-    "recipes": "train_grpo train_online_dpo train_ppo train_rloo",
+    "experiments.train": "train_grpo train_online_dpo train_ppo train_rloo",
     "training.groups": "check_groups",
 }
 

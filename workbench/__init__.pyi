@@ -3,20 +3,19 @@ from . import consistency as consistency
 from . import curves as curves
 from . import diagnostics as diagnostics
 from . import generation as generation
-from . import recipes as recipes
 from . import runs as runs
 from .audit.live import attach_watch
 from .audit.report import audit_run
 from .consistency.positions import with_position_ids
 from .curves.figures import show_curves
 from .diagnostics.padding_report import padding_report
+from .experiments.recipes import load_prompts, make_recipe, resolve_model
 from .generation.stops import StopSpec
-from .recipes.ppo import PPOTrainer
-from .recipes.recipes import load_prompts, make_recipe, resolve_model
 from .runs.results import Result, save_result, show_results
 from .runs.run import open_run
 from .training.grpo import GRPOTrainer, RLOOTrainer
 from .training.online_dpo import OnlineDPOTrainer
+from .training.ppo import PPOTrainer
 from .training.rewards import exact_match_reward, length_reward
 from .trl_release import use_trl
 

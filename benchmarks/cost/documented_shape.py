@@ -56,7 +56,7 @@ def grpo_steps(model, tokenizer, ours: bool, between: Callable = lambda: None, *
     import trl
     from transformers import PrinterCallback, TrainerCallback
 
-    from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe
+    from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe
     from workbench.training.grpo import GRPOTrainer
     from workbench.training.rewards import length_reward
 
@@ -182,9 +182,9 @@ def padding(folder: Path) -> dict:
 
 def rollouts(folder: Path, ours: bool, rows: int = 32, tokens: int = 512) -> dict:
     """32 x 512 tokens sampled: ours with log-probs and stops watched, or transformers' `generate` alone."""
+    from workbench.experiments.recipes import load_prompts
     from workbench.generation.sampling import Sampling, TransformersSampler, generate
     from workbench.generation.stops import StopSpec
-    from workbench.recipes.recipes import load_prompts
 
     model, tokenizer = load(folder)
     prompt = load_prompts("starter")[0]["prompt"]
@@ -203,8 +203,8 @@ def rollouts(folder: Path, ours: bool, rows: int = 32, tokens: int = 512) -> dic
 def mismatch(folder: Path) -> dict:
     """`mismatch_report` of 2 x 16 sampled tokens, and the seconds of sampling them."""
     from workbench.diagnostics.mismatch import mismatch_report_of
+    from workbench.experiments.recipes import load_prompts
     from workbench.generation.sampling import Sampling, TransformersSampler, generate
-    from workbench.recipes.recipes import load_prompts
 
     model, tokenizer = load(folder)
     sampling = Sampling(max_completion_length=TOKENS, num_generations=ROWS, seed=0)

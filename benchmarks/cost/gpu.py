@@ -86,7 +86,7 @@ def grpo_steps(folder: str, size: Size, ours: bool) -> dict:
     import trl
     from transformers import PrinterCallback, TrainerCallback
 
-    from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe
+    from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe
     from workbench.training.grpo import GRPOTrainer
     from workbench.training.rewards import length_reward
 
@@ -154,8 +154,8 @@ def stop_cost(folder: str, size: Size, rows: int) -> dict:
     """`generate` to the limit with a stop string that never comes, and without one, in turns."""
     from transformers import AutoTokenizer, GenerationConfig
 
+    from workbench.experiments.recipes import load_prompts
     from workbench.generation.stops import StopRule, StopSpec
-    from workbench.recipes.recipes import load_prompts
 
     model, tokenizer = load(folder, size), AutoTokenizer.from_pretrained(folder)
     ids = tokenizer([load_prompts("starter")[0]["prompt"]] * rows, return_tensors="pt")["input_ids"].to(size.device)
@@ -182,7 +182,15 @@ def two_processes(folder: str, size: Size) -> dict:
     with tempfile.TemporaryDirectory() as scratch:
         fields = {"model": folder, "dataset": "starter", "max_steps": 3, "max_completion_length": size.tokens}
         options = list(itertools.chain(*(("-p", f"{name}={value}") for name, value in fields.items())))
-        launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "-m", "workbench.studies"]
+        launch = [
+            sys.executable,
+            "-m",
+            "accelerate.commands.launch",
+            "--num_processes",
+            "2",
+            "-m",
+            "workbench.experiments.instruments",
+        ]
         began = time.perf_counter()
         made = subprocess.run(
             [*launch, "--out", scratch, *options], cwd=ROOT, capture_output=True, text=True, timeout=300

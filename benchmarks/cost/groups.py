@@ -15,12 +15,12 @@ from pathlib import Path
 
 from benchmarks.record import publish, start
 from workbench import duplicate_report
+from workbench.experiments.instruments.duplicate_prompts import equal_prompt_batch, make_trainer, score_batch
+from workbench.experiments.recipes import load_prompts, resolve_model
+from workbench.experiments.toys.search_task import CLOSE
+from workbench.experiments.vllm_server import sharing_engines
 from workbench.generation.stops import StopSpec
-from workbench.recipes.recipes import load_prompts, resolve_model
 from workbench.runs.environment import hardware
-from workbench.studies.duplicate_prompts import equal_prompt_batch, make_trainer, score_batch
-from workbench.studies.engines import sharing_engines
-from workbench.toys.search_task import CLOSE
 from workbench.training.grpo import GRPOTrainer
 
 

@@ -16,7 +16,7 @@ from transformers import PrinterCallback
 
 from benchmarks.record import in_turns, publish, start
 from workbench.diagnostics.padding_monitor import attach_padding_monitor
-from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.runs.environment import hardware
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.rewards import length_reward

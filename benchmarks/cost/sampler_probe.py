@@ -20,9 +20,9 @@ from transformers import PrinterCallback
 
 from benchmarks.record import in_turns, publish, start
 from workbench.diagnostics.sampler_probe import attach_sampler_probe
-from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.experiments.vllm_server import sharing_engines
 from workbench.runs.environment import hardware
-from workbench.studies.engines import sharing_engines
 from workbench.training.rewards import length_reward
 from workbench.training.sync_on_cpu import install_cpu_sync
 

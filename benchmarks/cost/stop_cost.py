@@ -26,8 +26,8 @@ from transformers import (
 )
 
 from benchmarks.record import publish, start
+from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.generation.stops import StopSpec
-from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.runs.environment import hardware
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.rewards import length_reward
@@ -52,7 +52,8 @@ def ppo(folder: str, limit: int, variant: str, updates: int) -> dict:
     """Forward passes and seconds per update. Stock runs as TRL's default (legacy) or with its own `stop_token`."""
     from trl.experimental.ppo import PPOTrainer as StockPPOTrainer
 
-    from workbench.recipes.ppo import PPOTrainer, ppo_config
+    from workbench.experiments.train import ppo_config
+    from workbench.training.ppo import PPOTrainer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     prompts = load_prompts("starter").select(range(256))

@@ -20,7 +20,7 @@ from transformers import PrinterCallback
 
 from benchmarks.record import in_turns, publish, start
 from workbench.audit.live import attach_watch
-from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.runs.environment import hardware
 from workbench.training.rewards import length_reward
 

@@ -19,10 +19,10 @@ import numpy as np
 from benchmarks.record import GEMMA, ROOT, about, gemma_folder, need_room, parser, run_main
 from workbench.curves.documented import as_text, stored
 from workbench.curves.measured import run_curve, training_of
-from workbench.recipes.recipes import DOCS
+from workbench.experiments.arms import Arm, train_arms
+from workbench.experiments.recipes import DOCS
 from workbench.runs.files import read_json, write_text
 from workbench.runs.run import Run
-from workbench.studies.arms import Arm, train_arms
 from workbench.training.rewards import describe_reward, length_reward
 
 METRICS = ("reward", "completions/mean_length", "completions/clipped_ratio", "kl", "frac_reward_zero_std")

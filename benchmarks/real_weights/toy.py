@@ -10,9 +10,9 @@ from pathlib import Path
 
 from benchmarks.real_weights import padding, sampler, stops
 from benchmarks.record import Results, load, parser, run_main
+from workbench.experiments.recipes import resolve_model
 from workbench.generation.sampling import TransformersSampler
 from workbench.generation.stops import StopSpec
-from workbench.recipes.recipes import resolve_model
 
 STOPS = StopSpec(stop=(" of ", " the "))  # that its docstrings have; it writes none of the real model's
 

@@ -22,10 +22,10 @@ from benchmarks.pages import table, write_page
 from benchmarks.record import start
 from workbench import attribute_mismatch
 from workbench.consistency.padding import pad_batch
-from workbench.recipes.recipes import load_prompts, resolve_model
+from workbench.experiments.recipes import load_prompts, resolve_model
+from workbench.experiments.toys.families import family_model, random_texts
 from workbench.runs.environment import hardware
 from workbench.runs.files import read_json, write_json
-from workbench.toys.families import family_model, random_texts
 from workbench.training.rows import has_gpu
 
 TEMPERATURE, TOP_K, TOP_P = 0.7, 20, 0.8

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from workbench.experiments.toys.make import one_thread
 
 from benchmarks.pages import write_page
 from benchmarks.record import MEASURED, parser, publish
@@ -26,11 +27,10 @@ from workbench.curves.compare import DIFFERENT, INCONCLUSIVE, PARTS, SAME, anoth
 from workbench.curves.curve import Curve
 from workbench.curves.documented import Baseline
 from workbench.curves.measured import run_curve
-from workbench.recipes.recipes import resolve_model
+from workbench.experiments.arms import Arm, train_arms
+from workbench.experiments.recipes import resolve_model
 from workbench.runs.environment import hardware
 from workbench.runs.run import Run
-from workbench.studies.arms import Arm, train_arms
-from workbench.toys.make import one_thread
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.recording import quiet_libraries
 

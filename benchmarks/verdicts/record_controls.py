@@ -18,19 +18,19 @@ from pathlib import Path
 import numpy as np
 import torch
 from scipy import stats
+from workbench.experiments.toys.make import make_model, one_thread
 
 from benchmarks.record import ROOT, parser
 from workbench.curves.compare import PARTS
 from workbench.curves.curve import Curve
 from workbench.curves.documented import as_text, stored
 from workbench.curves.measured import run_curve, training_of
-from workbench.recipes.recipes import make_recipe
+from workbench.experiments.arms import Arm, train_arms
+from workbench.experiments.recipes import make_recipe
+from workbench.experiments.toys.starter import CORPUS, starter_corpus, toy_hash
 from workbench.runs.environment import environment
 from workbench.runs.files import write_text
 from workbench.runs.run import Run
-from workbench.studies.arms import Arm, train_arms
-from workbench.toys.make import make_model, one_thread
-from workbench.toys.starter import CORPUS, starter_corpus, toy_hash
 from workbench.training.recording import quiet_libraries
 from workbench.training.rewards import describe_reward, length_reward
 
@@ -182,7 +182,7 @@ def about(model: str, arm: Arm, runs: Sequence[Run]) -> dict:
         "source": "recorded here, by `python -m benchmarks.verdicts.record_controls`",
         "date": time.strftime("%Y-%m"),
         "method": method,
-        "model": f"{model}: 2 layers, 0.65 M parameters, made by workbench.toys.starter",
+        "model": f"{model}: 2 layers, 0.65 M parameters, made by workbench.experiments.toys.starter",
         "data": f"first sentences of docstrings in Python {here['python']}'s standard library",
         "hardware": f"1 thread of {here['cpu']}",
         "time": f"{seconds:.0f} s a seed, on a machine with other load",

@@ -121,13 +121,13 @@ def second_task(completions, task, **_):
 
 
 def search(architecture="qwen2"):
-    from workbench.toys.search_task import search_corpus, search_model
+    from workbench.experiments.toys.search_task import search_corpus, search_model
 
     return str(search_model()) if architecture == "qwen2" else trained("search-gpt2", search_corpus(), architecture)
 
 
 def starter(architecture="qwen2"):
-    from workbench.toys.starter import starter_model
+    from workbench.experiments.toys.starter import starter_model
 
     return str(starter_model(architecture))
 
@@ -145,7 +145,7 @@ def short_answers():
 
 def trained(name, rows, architecture="qwen2"):
     """A model that the package does not ship, trained once and kept in `build/toys`."""
-    from workbench.toys.make import make_model
+    from tools.make_toys import make_model
 
     folder = HERE.parents[1] / "build" / "toys" / name
     return str(folder if folder.is_dir() else make_model(rows, folder, architecture))
@@ -156,13 +156,13 @@ def even_prompts():
 
 
 def prompts():
-    from workbench.toys.search_task import search_prompts
+    from workbench.experiments.toys.search_task import search_prompts
 
     return search_prompts()
 
 
 def signatures():
-    from workbench.toys.starter import starter_corpus
+    from workbench.experiments.toys.starter import starter_corpus
 
     return [{"prompt": row["prompt"], "answer": row["completion"]} for row in starter_corpus()[::10]]
 
@@ -489,7 +489,7 @@ def worker(lane: str, vllm: bool, only: str) -> None:
         raise SystemExit(f"TRL {trl.__version__} was imported; expected {lane}")
     shared = contextlib.nullcontext()
     if vllm:
-        from workbench.studies.engines import sharing_engines
+        from workbench.experiments.vllm_server import sharing_engines
 
         shared = sharing_engines()
     with shared:

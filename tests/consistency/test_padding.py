@@ -14,7 +14,7 @@ from workbench.consistency.positions import backbone, position_ids
 from workbench.diagnostics.logits import cast_copy, map_logits
 from workbench.diagnostics.padding_report import padding_report
 from workbench.errors import ParameterError
-from workbench.toys.families import FAMILIES, VOCAB
+from workbench.experiments.toys.families import FAMILIES, VOCAB
 
 
 @given(

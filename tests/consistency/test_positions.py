@@ -23,7 +23,7 @@ from workbench.consistency.positions import (
 )
 from workbench.diagnostics.padding_report import length_threshold
 from workbench.errors import ParameterError
-from workbench.toys.families import FAMILIES, VOCAB, family_model, random_texts
+from workbench.experiments.toys.families import FAMILIES, VOCAB, family_model, random_texts
 
 
 def test_left_pads_get_position_0_where_the_plain_formula_leaves_minus_1():

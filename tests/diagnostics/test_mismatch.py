@@ -185,7 +185,7 @@ def test_the_scorer_is_that_of_trls_own_trainer(tmp_path):
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from workbench.toys.starter import starter_corpus, starter_model
+    from workbench.experiments.toys.starter import starter_corpus, starter_model
 
     folder = starter_model("gpt2")
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)

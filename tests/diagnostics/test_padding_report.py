@@ -19,7 +19,7 @@ from workbench.diagnostics.padding_report import (
     padding_report,
 )
 from workbench.errors import ParameterError
-from workbench.toys.families import FAMILIES
+from workbench.experiments.toys.families import FAMILIES
 
 VERDICTS = dict.fromkeys(FAMILIES, ROUNDING)
 VERDICTS |= dict.fromkeys(["gpt2", "gpt_neo", "gpt_bigcode"], NEEDS_POSITIONS)
@@ -178,8 +178,8 @@ def test_a_report_that_cannot_be_made_says_why(texts, options, message):
 def test_the_report_on_a_starter_model_gives_its_verdict(architecture, kind):
     from transformers import AutoTokenizer
 
-    from workbench.toys.make import one_thread
-    from workbench.toys.starter import starter_corpus, starter_model
+    from tools.make_toys import one_thread
+    from workbench.experiments.toys.starter import starter_corpus, starter_model
 
     folder = starter_model(architecture)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)

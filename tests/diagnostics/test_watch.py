@@ -7,7 +7,7 @@ from workbench.audit.live import attach_watch
 from workbench.audit.report import audit_run
 from workbench.curves.measured import training_of
 from workbench.errors import ParameterError
-from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.runs.completions import read_parts, token_parts
 from workbench.runs.run import Run
 from workbench.training.rewards import length_reward

@@ -6,10 +6,10 @@ from conftest import need
 from generation_cases import tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
+from tools.make_toys import build_model
 from workbench.errors import ParameterError
 from workbench.generation.preflight import check_generation_kwargs, check_tokenizers, save_policy
 from workbench.generation.stops import StopSpec
-from workbench.toys.make import build_model
 
 
 @pytest.mark.slow  # imports vLLM

@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaTokenizer
 
+from workbench.experiments.recipes import resolve_model
+from workbench.experiments.toys.search_task import search_corpus
+from workbench.experiments.toys.starter import EOS, PAD
 from workbench.generation.preflight import save_policy
-from workbench.recipes.recipes import resolve_model
-from workbench.toys.search_task import search_corpus
-from workbench.toys.starter import EOS, PAD
 
 TURN_END, CONTROL = "<|eot_id|>", "<|python_tag|>"
 

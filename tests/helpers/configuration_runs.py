@@ -25,10 +25,10 @@ from transformers import (
 )
 from trl.experimental.online_dpo import OnlineDPOConfig
 
+from workbench.experiments.recipes import load_prompts, resolve_model
+from workbench.experiments.toys.search_task import CLOSE
 from workbench.generation.stops import StopSpec
-from workbench.recipes.recipes import load_prompts, resolve_model
 from workbench.runs.run import Run
-from workbench.toys.search_task import CLOSE
 
 CONFIGS = {"GRPO": trl.GRPOConfig, "RLOO": trl.RLOOConfig, "OnlineDPO": OnlineDPOConfig, "PPO": PPOConfig}
 BATCH, STEPS, G, PENALTY = 8, 2, 4, 100.0

@@ -3,8 +3,8 @@
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from workbench.recipes.recipes import resolve_model
-from workbench.toys.search_task import TOPICS, search_prompts
+from workbench.experiments.recipes import resolve_model
+from workbench.experiments.toys.search_task import TOPICS, search_prompts
 
 TWO_TURNS = {"max_completion_length": 40, "max_tool_calling_iterations": 1}
 _CALL = "<search>{{ call['function']['name'] }} {{ call['function']['arguments'] | tojson }}</search>"

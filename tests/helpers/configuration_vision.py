@@ -24,7 +24,7 @@ from transformers import (
     Qwen2VLProcessor,
 )
 
-from workbench.recipes.recipes import resolve_model
+from workbench.experiments.recipes import resolve_model
 
 _SIDE = 28
 _SQUARE = {"height": _SIDE, "width": _SIDE}

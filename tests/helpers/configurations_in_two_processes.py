@@ -15,9 +15,9 @@ from configuration_runs import BATCH, LIMIT, STEPS, STOP, TELL, G, has_every_end
 from ppo_parts import train_ppo
 from samples import until_seen
 
+from workbench.experiments.recipes import make_recipe
+from workbench.experiments.train import train_grpo, train_online_dpo, train_rloo
 from workbench.generation.stops import StopSpec
-from workbench.recipes.recipes import make_recipe
-from workbench.recipes.train import train_grpo, train_online_dpo, train_rloo
 from workbench.training.recording import quiet_libraries
 
 TRAIN = {"GRPO": train_grpo, "RLOO": train_rloo, "OnlineDPO": train_online_dpo}

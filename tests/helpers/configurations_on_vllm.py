@@ -15,13 +15,13 @@ from transformers import AutoTokenizer
 from vllm import SamplingParams
 from vllm.utils.torch_utils import set_random_seed
 
+from workbench.experiments.recipes import load_prompts
+from workbench.experiments.toys.search_task import CLOSE, search_prompts
+from workbench.experiments.toys.starter import EOS
+from workbench.experiments.vllm_server import shared_engine
 from workbench.generation.stops import StopSpec
-from workbench.recipes.recipes import load_prompts
 from workbench.runs.files import jsonable
 from workbench.runs.run import Run
-from workbench.studies.engines import shared_engine
-from workbench.toys.search_task import CLOSE, search_prompts
-from workbench.toys.starter import EOS
 from workbench.training.sync_on_cpu import install_cpu_sync
 
 ON_VLLM = {"use_vllm": True, "vllm_mode": "colocate"}

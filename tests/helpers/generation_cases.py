@@ -5,10 +5,10 @@ import functools
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tools.make_toys import build_tokenizer
+from workbench.experiments.toys.starter import starter_model
 from workbench.generation.sampling import TransformersSampler
 from workbench.generation.stops import StopSpec
-from workbench.toys.make import build_tokenizer
-from workbench.toys.starter import starter_model
 
 
 @functools.cache

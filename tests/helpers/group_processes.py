@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 
-from workbench.recipes.recipes import grpo_config, make_recipe, resolve_model
+from workbench.experiments.recipes import grpo_config, make_recipe, resolve_model
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.recording import quiet_libraries
 

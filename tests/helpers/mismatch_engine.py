@@ -8,9 +8,9 @@ from tensorboard_files import tensorboard_scalars
 from transformers import AutoModelForCausalLM
 
 from workbench.diagnostics.mismatch import mismatch_report_of
+from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.experiments.vllm_server import shared_engine, sharing_engines
 from workbench.generation.sampling import Sampling, VLLMSampler, generate
-from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
-from workbench.studies.engines import shared_engine, sharing_engines
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.rewards import length_reward
 

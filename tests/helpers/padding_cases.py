@@ -4,8 +4,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from workbench.toys.families import family_model as tiny
-from workbench.toys.families import random_texts as some_texts
+from workbench.experiments.toys.families import family_model as tiny
+from workbench.experiments.toys.families import random_texts as some_texts
 
 __all__ = ["TEXTS", "by_hand", "furthest", "in_mixed_precision", "ones", "some_texts", "tiny"]
 TEXTS = some_texts(24, 17, 9)

@@ -8,7 +8,8 @@ if HAS_PPO:
     from trl.experimental.ppo import PPOConfig, ppo_trainer
     from trl.experimental.ppo import PPOTrainer as StockPPO
 
-    from workbench.recipes.ppo import PPOTrainer, ppo_config, train_ppo
+    from workbench.experiments.train import ppo_config, train_ppo
+    from workbench.training.ppo import PPOTrainer
 
 needs_ppo = pytest.mark.skipif(not HAS_PPO, reason="this TRL has no PPOTrainer; it left TRL with 1.13")
 __all__ = ["HAS_PPO", "PPOConfig", "PPOTrainer", "StockPPO", "needs_ppo", "ppo_config", "ppo_trainer", "train_ppo"]

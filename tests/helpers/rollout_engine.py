@@ -6,9 +6,9 @@ from itertools import permutations
 
 import generation_cases
 
+from workbench.experiments.toys.starter import starter_corpus, starter_model
 from workbench.generation.sampling import Rollout, Sampling, VLLMSampler, generate
 from workbench.generation.stops import StopRule, StopSpec
-from workbench.toys.starter import starter_corpus, starter_model
 from workbench.training.late_vllm import cpu_engine
 
 LIMIT = 32

@@ -29,13 +29,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 from workbench.audit.live import attach_watch
 from workbench.audit.report import audit_run
 from workbench.diagnostics.sampler_probe import attach_sampler_probe
+from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.experiments.train import online_dpo_config
+from workbench.experiments.vllm_server import serve, shared_engine, sharing_engines
 from workbench.generation.preflight import save_policy
-from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
-from workbench.recipes.train import online_dpo_config
-from workbench.recipes.vllm_server import serve
 from workbench.runs.completions import read_parts, token_parts
 from workbench.runs.run import Run
-from workbench.studies.engines import shared_engine, sharing_engines
 from workbench.training import sync_on_cpu as vllm_sync
 from workbench.training.grpo import GRPOTrainer, RLOOTrainer
 from workbench.training.online_dpo import OnlineDPOTrainer

@@ -29,7 +29,7 @@ STOPS = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from workbench import StopSpec, load_prompts
 from workbench.generation.sampling import TransformersSampler
-from workbench.recipes.recipes import resolve_model
+from workbench.experiments.recipes import resolve_model
 from workbench.training.recording import quiet_libraries
 from workbench.widgets import stop_explorer
 

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.experimental.online_dpo import OnlineDPOConfig
 from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPO
 
+from workbench.experiments.recipes import load_prompts, resolve_model
+from workbench.experiments.vllm_server import shared_engine, sharing_engines
 from workbench.generation.stops import StopSpec
-from workbench.recipes.recipes import load_prompts, resolve_model
-from workbench.studies.engines import shared_engine, sharing_engines
 from workbench.training.grpo import GRPOTrainer, RLOOTrainer
 from workbench.training.online_dpo import OnlineDPOTrainer
 from workbench.training.sync_on_cpu import install_cpu_sync

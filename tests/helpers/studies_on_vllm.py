@@ -1,6 +1,6 @@
 """The studies that need vLLM in process (that of on_vllm.py), as small as they can be.
 
-Judged in tests/studies/test_on_vllm.py.
+Judged in tests/experiments/test_on_vllm.py.
 """
 
 import dataclasses
@@ -11,18 +11,18 @@ from peft import LoraConfig
 from transformers import AutoTokenizer
 
 from workbench import GRPOTrainer, StopSpec, exact_match_reward
-from workbench.recipes.recipes import load_prompts, make_recipe, resolve_model
-from workbench.runs.files import jsonable
-from workbench.studies.arms import Arm, ObservedGRPOTrainer, train_arms
-from workbench.studies.custom_stops import added_token_table, stop_ids_table
-from workbench.studies.duplicate_prompts import compare_backends
-from workbench.studies.samplers import (
+from workbench.experiments.arms import Arm, ObservedGRPOTrainer, train_arms
+from workbench.experiments.instruments.custom_stops import added_token_table, stop_ids_table
+from workbench.experiments.instruments.duplicate_prompts import compare_backends
+from workbench.experiments.instruments.samplers import (
     RawLogprobsGRPOTrainer,
     ReloadedGRPOTrainer,
     StaleCacheGRPOTrainer,
     UnmergedGRPOTrainer,
     late_by,
 )
+from workbench.experiments.recipes import load_prompts, make_recipe, resolve_model
+from workbench.runs.files import jsonable
 
 COPIES = 8  # of a prompt, which are all the same by chance once in thousands of seeds
 STOP_ID = 31  # `>`, the last token of `<search>`

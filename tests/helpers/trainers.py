@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from trl.experimental.online_dpo import OnlineDPOConfig
 from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPO
 
-from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.training.grpo import GRPOTrainer, RLOOTrainer
 from workbench.training.online_dpo import OnlineDPOTrainer
 from workbench.training.rewards import length_reward

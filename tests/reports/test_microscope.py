@@ -265,7 +265,7 @@ def test_the_report_command_takes_the_output_of_stock_trl(tmp_path, capsys):
 def test_tokens_that_a_watched_training_records_are_those_of_its_texts(starter_folder, tmp_path):
     from workbench import length_reward, make_recipe
     from workbench.diagnostics.watch import Watch
-    from workbench.recipes.train import make_trainer
+    from workbench.experiments.train import make_trainer
     from workbench.training.grpo import GRPOTrainer
 
     recipe = make_recipe("starter", max_steps=1)

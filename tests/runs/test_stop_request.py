@@ -73,8 +73,8 @@ class AskAfter:
 
 
 def train(record_dir, reward, **fields):
-    from workbench.recipes.recipes import make_recipe
-    from workbench.recipes.train import train_grpo
+    from workbench.experiments.recipes import make_recipe
+    from workbench.experiments.train import train_grpo
 
     return train_grpo(make_recipe("starter", **(SMALL | fields)), reward_funcs=reward, record_dir=record_dir)
 
@@ -115,8 +115,8 @@ def test_a_stop_asked_before_the_first_or_during_the_last_step_loses_nothing(sta
 def test_ppo_stops_too_and_leaves_its_policy(starter_folder, tmp_path):
     from transformers import TrainerCallback
 
-    from workbench.recipes.ppo import train_ppo
-    from workbench.recipes.recipes import make_recipe
+    from workbench.experiments.recipes import make_recipe
+    from workbench.experiments.train import train_ppo
 
     run = create_run("by_hand", {}, tmp_path, state="running")
 

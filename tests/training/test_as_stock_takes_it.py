@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from workbench.consistency.positions import fills_position_ids
 from workbench.diagnostics.logits import cast_copy
-from workbench.recipes.recipes import resolve_model
+from workbench.experiments.recipes import resolve_model
 from workbench.runs.run import Run
 from workbench.training.rows import is_of_a_step
 

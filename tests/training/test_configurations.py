@@ -26,9 +26,9 @@ from trainers import OURS
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
 from workbench.errors import ParameterError
+from workbench.experiments.recipes import load_prompts, make_recipe
+from workbench.experiments.train import is_finished, train_recipe, training_record
 from workbench.generation.stops import StopSpec
-from workbench.recipes.recipes import load_prompts, make_recipe
-from workbench.recipes.train import is_finished, train_recipe, training_record
 from workbench.runs.run import Run
 
 pytestmark = pytest.mark.slow

@@ -10,10 +10,10 @@ from configuration_table import not_tested, shows, trl_has_none
 from configuration_turns import TWO_TURNS, Library, answer_to, chat_tokenizer, chats, search, topics
 from transformers import AutoTokenizer
 
+from workbench.experiments.recipes import resolve_model
+from workbench.experiments.toys.search_task import CLOSE
 from workbench.generation.stops import StopSpec
-from workbench.recipes.recipes import resolve_model
 from workbench.runs.run import Run
-from workbench.toys.search_task import CLOSE
 
 pytestmark = pytest.mark.slow
 

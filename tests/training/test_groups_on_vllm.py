@@ -9,8 +9,8 @@ from conftest import on_vllm
 from samples import text_logprob
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from workbench.recipes.recipes import load_prompts, resolve_model
-from workbench.toys.search_task import TOPICS
+from workbench.experiments.recipes import load_prompts, resolve_model
+from workbench.experiments.toys.search_task import TOPICS
 from workbench.training.groups import identical_groups
 
 pytestmark = pytest.mark.slow

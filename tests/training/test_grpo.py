@@ -16,8 +16,8 @@ from configuration_runs import build, tokenizer
 from conftest import HELPERS, ROOT, TRAINS, until, workbench, write_notebook
 
 from workbench.diagnostics.watch import token_columns
+from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.generation.stops import StopRule, StopSpec
-from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.runs.files import load_metrics, read_json, write_json
 from workbench.runs.run import Run, list_runs
 from workbench.runs.stop_request import request_stop
@@ -29,7 +29,7 @@ TIMES = {"elapsed_s", "step_time"}
 
 
 def train(record_dir, **fields):
-    from workbench.recipes.train import train_grpo
+    from workbench.experiments.train import train_grpo
 
     small = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16, "save_steps": 2}
     return train_grpo(make_recipe("starter", **(small | fields)), reward_funcs=length_reward(), record_dir=record_dir)

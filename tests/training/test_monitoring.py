@@ -9,8 +9,8 @@ from trainers import EXACT, RECIPE, WRONG, make
 from workbench.diagnostics import padding_monitor
 from workbench.diagnostics.padding_monitor import PaddingMonitor, attach_padding_monitor, prompts_of_all_lengths
 from workbench.errors import ParameterError
-from workbench.recipes.recipes import make_recipe
-from workbench.recipes.train import train_grpo
+from workbench.experiments.recipes import make_recipe
+from workbench.experiments.train import train_grpo
 from workbench.runs.run import Run
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.rewards import length_reward

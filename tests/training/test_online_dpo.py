@@ -9,8 +9,8 @@ from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPOTraine
 
 from workbench import OnlineDPOTrainer, StopSpec
 from workbench.errors import ParameterError
-from workbench.recipes.recipes import Recipe
-from workbench.recipes.train import online_dpo_config, train_online_dpo
+from workbench.experiments.recipes import Recipe
+from workbench.experiments.train import online_dpo_config, train_online_dpo
 from workbench.runs.run import Run
 from workbench.training.rewards import length_reward
 

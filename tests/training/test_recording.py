@@ -13,10 +13,10 @@ from trainers import OURS, make
 
 from workbench.curves.measured import measured_groups, run_curve
 from workbench.errors import ParameterError
+from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.experiments.train import train_grpo, train_online_dpo, train_rloo
 from workbench.generation.stops import StopSpec
 from workbench.logs.settings import facts_of
-from workbench.recipes.recipes import grpo_config, load_prompts, make_recipe, resolve_model
-from workbench.recipes.train import train_grpo, train_online_dpo, train_rloo
 from workbench.runs.run import Run
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.recording import Recorder, RunRecorder, quiet_libraries

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from workbench.errors import ParameterError
-from workbench.recipes.ppo_rewards import score
+from workbench.training.ppo_rewards import score
 from workbench.training.rewards import describe_reward, length_reward, validate_all, validated
 
 TEXTS = ["first", "second", "third"]

@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.experimental.online_dpo import OnlineDPOConfig
 
 from workbench.errors import ParameterError
+from workbench.experiments.recipes import make_recipe, resolve_model
+from workbench.experiments.toys.starter import EOS
 from workbench.generation.preflight import check_before_compute, save_policy
 from workbench.generation.stops import StopSpec
-from workbench.recipes.recipes import make_recipe, resolve_model
-from workbench.toys.starter import EOS
 from workbench.training.online_dpo import OnlineDPOTrainer
 from workbench.training.rewards import length_reward
 
@@ -348,7 +348,7 @@ def test_stock_ppo_keeps_eos_out_of_its_policy_loss_when_pad_is_eos(
 
 @needs_ppo
 def test_ppo_of_the_workbench_refuses_pad_equal_to_eos(tmp_path, starter_folder):
-    from workbench.recipes.ppo import train_ppo
+    from workbench.experiments.train import train_ppo
 
     own = AutoTokenizer.from_pretrained(starter_folder)
     own.pad_token = own.eos_token
@@ -443,7 +443,7 @@ def test_a_tokenizer_with_code_of_its_own_is_read_only_where_that_is_trusted(kin
 def test_conversational_reward_functions_see_the_marker_when_it_is_kept(kind, keep):
     from datasets import Dataset
 
-    from workbench.toys.search_task import search_prompts
+    from workbench.experiments.toys.search_task import search_prompts
 
     own = AutoTokenizer.from_pretrained(resolve_model("search"))
     own.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"

@@ -7,8 +7,8 @@ import pytest
 def sampler():
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from workbench.experiments.recipes import resolve_model
     from workbench.generation.sampling import TransformersSampler
-    from workbench.recipes.recipes import resolve_model
 
     path = resolve_model("search")
     return TransformersSampler(AutoModelForCausalLM.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path))
@@ -16,6 +16,6 @@ def sampler():
 
 @pytest.fixture(scope="session")
 def prompt():
-    from workbench.recipes.recipes import load_prompts
+    from workbench.experiments.recipes import load_prompts
 
     return load_prompts("search")[0]["prompt"]

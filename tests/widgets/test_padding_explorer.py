@@ -17,7 +17,7 @@ def test_learned_positions_move_by_nats_behind_left_pads_and_by_rounding_with_po
 
 
 def test_right_padding_moves_nothing_and_deltas_are_nan_beyond_a_text():
-    from workbench.toys.families import family_model, random_texts
+    from workbench.experiments.toys.families import family_model, random_texts
 
     deltas = score_deltas(family_model("gpt2"), random_texts(9, 5), side="right", pads=3)
     for values in deltas.values():

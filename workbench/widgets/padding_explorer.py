@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from ..curves.figures import DescribedFigure
 from ..errors import ParameterError
-from ..toys.families import FAMILIES, family_model, random_texts
+from ..experiments.toys.families import FAMILIES, family_model, random_texts
 from .controls import Explorer, control
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -99,7 +99,7 @@ def padding_explorer(
     """Choose model family, padding side and dtype; see which log-probs move, and how far.
 
     Args:
-        family: of `workbench.toys.families.FAMILIES`, with random weights.
+        family: of `workbench.experiments.toys.families.FAMILIES`, with random weights.
         side: of the pads, `left` or `right`.
         dtype: `float32`, `bfloat16` or `float16`.
         pads: beyond the longest text, 0 to 64.

@@ -1,0 +1,39 @@
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from workbench import StopRule, StopSpec, length_reward
+from workbench.experiments.instruments.ppo_learning import preference_reward, ratio_of, up_to_eos
+from workbench.training.rewards import describe_reward
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_reward_up_to_eos_reads_the_text_before_it_and_says_what_it_is(starter_folder):
+    tokenizer = AutoTokenizer.from_pretrained(starter_folder)
+    reward = up_to_eos(length_reward(5), StopRule(StopSpec(), tokenizer))
+    first, second = tokenizer.encode("twelve chars"), tokenizer.encode("five!")
+    ids = [[*second, tokenizer.eos_token_id, *first], first, [tokenizer.eos_token_id, *first]]
+    texts = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
+    assert length_reward(5)(texts) == [-12.0, -7.0, -7.0]
+    assert reward(completions=texts, completion_ids=ids, prompts=["p"] * 3) == [0.0, -7.0, -5.0]
+    about = describe_reward(reward)
+    assert about["name"] == "reward_len_up_to_eos"
+    assert (about["unit"], about["highest"]) == ("characters from the target of 5", 0.0)
+
+
+def test_a_ratio_over_seeds_has_an_interval_and_over_one_seed_none():
+    found = ratio_of([2.0, 8.0], [1.0, 1.0], np.random.default_rng(0))
+    assert found.estimate == pytest.approx(4.0) and found.low < 1 < found.high
+    assert ratio_of([3.0], [2.0], np.random.default_rng(0)).above(1)[0] is None
+
+
+def test_the_preference_model_tells_whole_sentences_it_never_saw_from_broken_ones():
+    from workbench.experiments.toys.preferences import HELD_OUT, preference_pairs
+    from workbench.experiments.toys.starter import starter_corpus
+
+    pairs = preference_pairs(starter_corpus())
+    held_out = pairs[:: len(pairs) // HELD_OUT]
+    reward, prompts = preference_reward(), [pair["prompt"] for pair in held_out]
+    better, worse = (reward(prompts, [pair[kind] for pair in held_out]) for kind in ("chosen", "rejected"))
+    assert np.mean(np.array(better) > np.array(worse)) > 0.8

@@ -1,0 +1,60 @@
+import dataclasses
+
+import pytest
+
+from workbench import StopSpec, length_reward
+from workbench.errors import TrainingStopped
+from workbench.experiments.arms import Arm, train_arms
+from workbench.experiments.recipes import Recipe
+from workbench.runs.files import read_json
+
+SMALL = Recipe(max_steps=3, num_generations=2, per_device_train_batch_size=4, max_completion_length=8, save_steps=1)
+ARM = Arm(SMALL, length_reward(20))
+
+
+def trained(arms, folder, capsys, seeds=(0, 1)):
+    """The runs, and for each training what was printed of it: one line."""
+    runs = train_arms(arms, out_dir=folder, seeds=seeds)
+    lines = capsys.readouterr().out.splitlines()
+    return runs, [line.rpartition(": ")[2] for line in lines]
+
+
+@pytest.mark.slow
+def test_a_finished_arm_is_reused_only_where_it_is_what_is_asked_now(tmp_path, capsys):
+    runs, words = trained({"a b": ARM, "one": dataclasses.replace(ARM, seeds=1)}, tmp_path, capsys)
+    assert words == ["trained"] * 3
+    assert [run.path.name for run in runs["a b"]] == ["seed-0", "seed-1"] and len(runs["one"]) == 1
+    assert [read_json(run.path / "recipe.json", {})["recipe"]["seed"] for run in runs["a b"]] == [0, 1]
+    assert trained({"a b": ARM}, tmp_path, capsys)[1] == ["there already"] * 2
+    changes = [
+        {"recipe": dataclasses.replace(SMALL, learning_rate=1e-4)},
+        {"reward_funcs": length_reward(21)},
+        {"stops": StopSpec(stop=(" the",))},
+        {"options": {"beta": 0.1}},
+    ]
+    for change in changes:
+        arm = dataclasses.replace(ARM, **change)
+        for words in (["trained"], ["there already"]):
+            assert trained({"a b": arm}, tmp_path, capsys, seeds=[0])[1] == words, change
+
+
+@pytest.mark.slow
+def test_an_interrupted_arm_goes_on_from_its_last_step(tmp_path, capsys):
+    from workbench.runs.run import Run
+    from workbench.runs.stop_request import request_stop
+
+    folder, calls = tmp_path / "a" / "seed-0", []
+
+    def reward(completions, **_):
+        calls.append(len(completions))
+        if len(calls) == 2:
+            request_stop(Run(folder), "by the test")
+        return [float(len(text)) for text in completions]
+
+    arms = {"a": Arm(SMALL, reward, options={"beta": 0.0})}
+    with pytest.raises(TrainingStopped, match="stopped after step 2 of 3"):
+        train_arms(arms, out_dir=tmp_path, seeds=[0])
+    runs, words = trained(arms, tmp_path, capsys, seeds=[0])
+    assert words == ["trained"] and calls == [4, 4, 4]
+    assert "step 3/3" in (folder / "log.txt").read_text()
+    assert runs["a"][0].metrics["step"].tolist() == [1, 2, 3]

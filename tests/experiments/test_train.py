@@ -1,0 +1,156 @@
+import os
+
+import pandas as pd
+import pytest
+from ppo_parts import HAS_PPO, PPOTrainer, needs_ppo, train_ppo
+
+from workbench import StopSpec, exact_match_reward, length_reward, train_grpo
+from workbench.errors import ParameterError
+from workbench.experiments.recipes import Recipe
+from workbench.experiments.train import (
+    is_finished,
+    last_checkpoint,
+    open_folder,
+    train_online_dpo,
+    train_rloo,
+    training_record,
+)
+from workbench.runs.files import files_named, read_json, write_json
+from workbench.runs.run import Run
+from workbench.training.recording import RunRecorder
+
+SMALL = Recipe(max_steps=2, num_generations=2, per_device_train_batch_size=4, max_completion_length=8)
+RECORD = training_record("GRPOTrainer", SMALL, reward_funcs=length_reward(20))
+
+
+def record_a_step(folder) -> None:
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+    RunRecorder(folder).add_completions(1, {"completion": ["a"]})
+
+
+def test_an_incomplete_checkpoint_is_passed_over(tmp_path):
+    for step, complete in ((5, True), (10, True), (15, False)):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        if complete:
+            (tmp_path / f"checkpoint-{step}" / "complete.json").write_text("{}")
+    assert last_checkpoint(tmp_path).name == "checkpoint-10"
+    assert last_checkpoint(tmp_path / "nowhere") is None
+
+
+def test_a_folder_of_another_training_is_moved_aside_by_name_and_that_of_the_same_is_kept(tmp_path, capsys):
+    open_folder(tmp_path, RECORD)
+    (tmp_path / "checkpoints" / "checkpoint-2").mkdir(parents=True)
+    record_a_step(tmp_path)
+    older = {name: value for name, value in RECORD["recipe"].items() if name != "save_steps"}
+    logged = RECORD | {"recipe": older, "overrides": {"logging_steps": 5, "report_to": "wandb"}}
+    for same in (RECORD, logged, RECORD):  # what is logged, and a field that an older version did not have
+        open_folder(tmp_path, same)
+        assert (tmp_path / "metrics.jsonl").is_file() and not capsys.readouterr().err
+    open_folder(tmp_path, RECORD | {"overrides": {"epsilon": 0.1}})
+    assert "holds another training (epsilon null -> 0.1); it is now in replaced-2" in capsys.readouterr().err
+    (aside,) = tmp_path.glob("replaced-*")
+    assert (aside / "checkpoints" / "checkpoint-2").is_dir()
+    assert (aside / "metrics.jsonl").read_text() == '{"step": 1}\n'
+    assert not (tmp_path / "metrics.jsonl").is_file() and not files_named(tmp_path, "metrics.jsonl")
+    assert Run(tmp_path).completions.equals(pd.DataFrame())
+
+
+def test_a_training_that_begins_anew_keeps_the_record_of_the_former_one(tmp_path, capsys):
+    """As the same script started again does."""
+    record_a_step(tmp_path)
+    recorder = RunRecorder(tmp_path)
+    recorder.begin(0)
+    assert "holds the record of a training, and a new one begins; it is now in replaced-2" in capsys.readouterr().err
+    (aside,) = tmp_path.glob("replaced-*")
+    assert sorted(path.name for path in aside.iterdir()) == ["completions.jsonl", "metrics.jsonl"]
+
+
+def other(**changed):
+    asked = {"trainer": "GRPOTrainer", "recipe": SMALL, "reward_funcs": length_reward(20)} | changed
+    return training_record(asked.pop("trainer"), asked.pop("recipe"), **asked)
+
+
+REWARDS = (
+    length_reward(21),
+    [length_reward(20), exact_match_reward()],
+    lambda completions, **_: [0.0] * len(completions),
+)
+OTHERS = [other(reward_funcs=functions) for functions in REWARDS]
+OTHERS += [other(trainer="RLOOTrainer"), other(recipe=Recipe(seed=1))]
+OTHERS += [other(stops=StopSpec(stop=("a",))), other(temperature=0.5)]
+
+
+@pytest.mark.parametrize("record", OTHERS)
+def test_a_training_is_finished_only_for_the_same_record_and_after_its_last_step(record, tmp_path):
+    assert not is_finished(tmp_path, RECORD)
+    write_json(tmp_path / "recipe.json", RECORD)
+    assert not is_finished(tmp_path, RECORD)
+    write_json(tmp_path / "progress.json", {"step": 2, "max_steps": 2, "finished": True})
+    assert is_finished(tmp_path, RECORD)
+    assert record != RECORD and not is_finished(tmp_path, record)
+
+
+def test_stops_given_as_a_trainer_takes_them_are_recorded_as_their_spec():
+    assert other(stops=["a", 5])["stops"] == other(stops=StopSpec(stop=("a",), stop_token_ids=(5,)))["stops"]
+
+
+def test_another_content_of_local_data_model_or_reward_model_is_another_training(tmp_path, monkeypatch):
+    data, model, judge = (tmp_path / name for name in ("prompts.jsonl", "model", "judge"))
+    for folder in (model, judge):
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(b"weights of 1")
+
+    def asked():
+        recipe = Recipe(model=str(model), dataset=str(data))
+        return training_record("GRPOTrainer", recipe, reward_funcs=[str(judge), length_reward(20)])
+
+    data.write_text('{"prompt": "a"}')
+    before = asked()
+    (model / "a_run_of_it").mkdir()
+    (model / "a_run_of_it" / "metrics.jsonl").write_text("{}")  # no part of a model
+    stat = data.stat()
+    data.write_text('{"prompt": "a"}')  # written again, and the same
+    assert asked() == before
+    for changed in (data, model / "model.safetensors", judge / "model.safetensors"):
+        known = changed.read_bytes()
+        changed.write_bytes(known[:-1] + b"2")
+        os.utime(changed, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+        open_folder(tmp_path / "run", before)
+        write_json(tmp_path / "run" / "progress.json", {"step": 2, "max_steps": 2, "finished": True})
+        assert is_finished(tmp_path / "run", before) and not is_finished(tmp_path / "run", asked())
+        changed.write_bytes(known)
+    assert asked() == before and "contents" not in RECORD
+
+
+@pytest.mark.slow
+def test_all_four_trainers_leave_a_recipe_of_one_shape_their_steps_and_their_completions(tmp_path):
+    stops = StopSpec(stop=(" the",))
+    for train in (train_grpo, train_rloo, train_online_dpo, *([train_ppo] if HAS_PPO else [])):
+        reward = {} if train is train_ppo else {"reward_funcs": length_reward(20)}
+        train(SMALL, record_dir=tmp_path / train.__name__, stops=stops, **reward)
+        run, written = Run(tmp_path / train.__name__), read_json(tmp_path / train.__name__ / "recipe.json", {})
+        assert written.keys() == {*RECORD, "source"}
+        assert written["recipe"] == RECORD["recipe"] and written["stops"]["stop"] == [" the"]
+        assert written["reward_funcs"][0]["name"] == ("random weights" if train is train_ppo else "reward_len")
+        assert run.metrics["step"].tolist() == [1, 2]
+        assert set(run.metrics.columns) >= {"completions/distinct", "stops/clipped_ratio", "elapsed_s"}
+        assert run.completions.groupby("step").size().tolist() == [4, 4]
+        assert is_finished(run.path, written)
+
+
+@pytest.mark.slow
+def test_a_wrong_setting_is_refused_before_anything_in_the_folder_is_touched(tmp_path):
+    open_folder(tmp_path, RECORD)
+    record_a_step(tmp_path)
+    for wrong in ({"num_generations": 3}, {"generation_kwargs": {"stop": ["a"]}}):
+        with pytest.raises(ValueError):
+            train_grpo(SMALL, reward_funcs=length_reward(20), record_dir=tmp_path, **wrong)
+    assert read_json(tmp_path / "recipe.json", {}) == RECORD | {"source": "workbench"}
+    assert Run(tmp_path).metrics["step"].tolist() == [1]
+
+
+@needs_ppo
+def test_a_trainer_without_a_recipe_of_its_kind_is_refused():
+    with pytest.raises(ParameterError, match="samples with transformers only"):
+        PPOTrainer.from_recipe(Recipe(backend="vllm"), reward_funcs="random weights", record_dir="unused")

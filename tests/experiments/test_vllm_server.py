@@ -1,0 +1,72 @@
+import http.server
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+import requests
+
+from workbench.errors import RunError
+from workbench.experiments import vllm_server as vllm_server_module
+from workbench.experiments.vllm_server import serve
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_server_answers_at_its_address_with_its_model(vllm_server, starter_folder):
+    models = requests.get(f"{vllm_server}/v1/models", timeout=30).json()["data"]
+    assert [model["id"] for model in models] == [str(starter_folder)]
+    assert vllm_server.startswith("http://127.0.0.1:")
+
+
+@pytest.mark.rare
+def test_a_server_that_ends_before_it_answers_shows_the_end_of_its_log_and_finds_folders_from_here(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "policy").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError, match=r"the vLLM server ended with \d+:(.|\n)*config") as ended, serve("policy"):
+        pass
+    assert str(tmp_path / "policy") in str(ended.value)
+
+
+class Stranger(http.server.BaseHTTPRequestHandler):
+    """Answers that it is healthy, whoever asks."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_stranger_that_took_the_port_and_says_it_is_healthy_is_not_taken_for_ours(tmp_path):
+    stranger = http.server.HTTPServer(("127.0.0.1", 0), Stranger)
+    threading.Thread(target=stranger.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{stranger.server_port}"
+    assert requests.get(f"{url}/health", timeout=5).ok
+    (tmp_path / "log").write_text("address in use")
+    ours = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(2); raise SystemExit(1)"])
+    try:
+        with pytest.raises(RunError, match="the vLLM server ended with 1:\naddress in use"):
+            vllm_server_module._wait_until_ready(ours, url, tmp_path / "log")
+    finally:
+        stranger.shutdown()
+        ours.kill()
+        ours.wait()
+
+
+def test_a_server_that_is_ended_leaves_no_engine_behind():
+    engine = (
+        "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)']).pid)"
+    )
+    server = subprocess.Popen(
+        [sys.executable, "-uc", f"{engine}; import time; time.sleep(99)"], stdout=subprocess.PIPE, text=True
+    )
+    child = psutil.Process(int(server.stdout.readline()))
+    vllm_server_module._end(server)
+    server.stdout.close()
+    child.wait(10)
+    assert server.returncode and not child.is_running()

@@ -1,0 +1,114 @@
+"""Several ways to train one task, each over some seeds: the loop that every study uses, and stock GRPO as one of the ways."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import trl
+
+from ..generation.stops import StopRule, StopSpec
+from ..runs.run import Run
+from ..training.engine import hook_requests
+from ..training.grpo import GRPOTrainer
+from ..training.recording import attach_recorder
+from ..training.rows import completion_metrics, end_columns, logged_rows
+from ..training.sync_on_cpu import install_cpu_sync
+from .recipes import Recipe
+from .train import is_finished, train_recipe, training_record
+from .vllm_server import sharing_engines
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One way to train.
+
+    Attributes:
+        recipe: its seed is replaced by each of the study's.
+        reward_funcs: one or several, or a reward model.
+        trainer: a trainer class, of ours or TRL's in the same form.
+        stops: when completions end; None for every EOS.
+        options: of `train_recipe` in addition to these: of the trainer, and fields of its TRL config.
+        seeds: how many of the study's seeds it is trained with; None for all.
+    """
+
+    recipe: Recipe
+    reward_funcs: Any
+    trainer: type = GRPOTrainer
+    stops: StopSpec | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    seeds: int | None = None
+
+
+class ObservedGRPOTrainer(trl.GRPOTrainer):
+    """Stock `trl.GRPOTrainer`, recorded: each row's real end is noted next to what TRL takes it for. Nothing is fixed.
+
+    `stops` are those that the engine was given through `generation_kwargs`. It also logs `vllm/requests` and
+    `vllm/prompt_tokens`, as the workbench's trainer does.
+    """
+
+    def __init__(self, *args: Any, stops: StopSpec | None = None, record_dir: str | Path, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._rule = StopRule(stops or StopSpec(), self._tokenizer, self.model.generation_config)
+        if self.use_vllm:
+            install_cpu_sync(self, self.args.output_dir)
+            hook_requests(self.vllm_generation, self._count)
+        self.recorder = attach_recorder(self, record_dir)
+
+    def _count(self, original: Any, prompts: Any, *args: Any, **kwargs: Any):
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        metrics["vllm/requests"].append(len(prompts))
+        metrics["vllm/prompt_tokens"].append(sum(len(prompt["prompt_token_ids"]) for prompt in prompts))
+        return original(prompts, *args, **kwargs)
+
+    def _generate(self, prompts):
+        generated = super()._generate(prompts)
+        rows = [list(row) for row in generated[1]]
+        ends = [self._rule.find_end(row) for row in rows]
+        columns = end_columns(rows, [end.finish_reason == "stop" for end in ends], self._tokenizer)
+        columns["completion_text"] = [self._rule.text(row, end) for row, end in zip(rows, ends, strict=True)]
+        for name, values in columns.items():
+            self._log_completion_extra(name, values)
+        return generated
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        rows = logged_rows(self, len(inputs) * self.accelerator.num_processes)
+        for name, value in completion_metrics(rows).items():
+            self._metrics["train" if self.model.training else "eval"][name].append(value)
+        if self.model.training:
+            self.recorder.add_completions(self.state.global_step + 1, rows)
+        return output
+
+
+def train_arms(arms: Mapping[str, Arm], *, out_dir: Path, seeds: Iterable[int]) -> dict[str, list[Run]]:
+    """Train all arms with one seed, then with the next, each training in `out_dir/<arm>/seed-<n>`; arm -> its runs, by seed.
+
+    A finished training is reused only where recipe, reward functions, stops and options equal what is asked now. An
+    interrupted one goes on from its last checkpoint; one with other settings starts again. One line is printed of each;
+    what a training prints itself goes to the `log.txt` of its folder.
+    """
+    seeds = list(seeds)
+    runs: dict[str, list[Run]] = {name: [] for name in arms}
+    vllm = any(arm.recipe.backend == "vllm" for arm in arms.values())
+    with sharing_engines() if vllm else contextlib.nullcontext():
+        for number, seed in enumerate(seeds):
+            for name, arm in arms.items():
+                if arm.seeds is not None and number >= arm.seeds:
+                    continue
+                folder = Path(out_dir) / "".join(c if c.isalnum() or c in ".-" else "-" for c in name) / f"seed-{seed}"
+                print(f"{name}, seed {seed}: {_train(arm, seed, folder)}", flush=True)
+                runs[name].append(Run(folder))
+    return runs
+
+
+def _train(arm: Arm, seed: int, folder: Path) -> str:
+    recipe = dataclasses.replace(arm.recipe, seed=seed)
+    asked = {"reward_funcs": arm.reward_funcs, "stops": arm.stops, **arm.options}
+    if is_finished(folder, training_record(arm.trainer.__name__, recipe, **asked)):
+        return "there already"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "log.txt").open("a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
+        train_recipe(arm.trainer, recipe, record_dir=folder, **asked)
+    return "trained"

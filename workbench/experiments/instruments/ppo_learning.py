@@ -1,0 +1,53 @@
+"""What PPO that learns is measured with: rewards of a text up to EOS, and ratios of two ways to train."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...curves.stats import Interval, one_seed, seed_interval
+from ...generation.stops import StopRule
+from ...training.rewards import RewardFn, describe_reward, described
+from ..toys.preferences import loaded, preference_model, scores
+from ..toys.starter import toy_hash
+
+__all__ = ["preference_model", "preference_reward", "ratio_of", "up_to_eos"]
+
+
+def preference_reward() -> RewardFn:
+    """The score of the starter's preference model, which prefers one whole sentence; see `toys.preferences`."""
+
+    @described(unit="score of the preference model", weights_sha256=toy_hash("preferences/model.safetensors"))
+    def reward_preference(prompts, completions, **_):
+        return scores(*loaded(preference_model()), prompts, completions)
+
+    return reward_preference
+
+
+def up_to_eos(reward: RewardFn, rule: StopRule) -> RewardFn:
+    """The same reward of each completion cut at its first EOS, where `rule` ends, whatever stops it was sampled with."""
+    about = describe_reward(reward)
+
+    @described(unit=about["unit"], lowest=about["lowest"], highest=about["highest"], **about["arguments"])
+    def cut(completions, completion_ids, **columns):
+        rows = [list(ids) for ids in completion_ids]
+        texts = [rule.text(ids, rule.find_end(ids)) for ids in rows]
+        return reward(completions=texts, completion_ids=rows, **columns)
+
+    cut.__name__ = f"{about['name']}_up_to_eos"
+    return cut
+
+
+def ratio_of(first: Sequence[float], second: Sequence[float], rng: np.random.Generator) -> Interval:
+    """The ratio of two positive numbers of each seed: its geometric mean over seeds, and the interval of that.
+
+    Example:
+        >>> found = ratio_of([4.0, 6.0, 5.0], [2.0, 2.0, 2.0], np.random.default_rng(0))
+        >>> round(found.estimate, 2), found.low > 1, found.name
+        (2.47, True, '95% t interval')
+    """
+    logs = np.log(np.asarray(first, float) / np.asarray(second, float))
+    if len(logs) == 1:
+        return one_seed(float(np.exp(logs[0])))
+    found = seed_interval(logs, rng, statistic=np.mean)
+    bounds = [float(np.exp(value)) for value in (found.estimate, found.low, found.high)]
+    return Interval(*bounds, found.level, found.n, found.method, found.about)

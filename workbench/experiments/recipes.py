@@ -1,0 +1,215 @@
+"""A recipe: the few numbers that decide a training run, under TRL's own names, and how they become a TRL config."""
+
+import dataclasses
+import math
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..errors import MissingDependencyError, ParameterError
+from ..runs.run import EMBEDDED_MODELS as STARTERS
+from ..training.rows import has_gpu
+
+BACKENDS = ("transformers", "vllm")
+_COUNTS = ("max_steps", "max_completion_length", "per_device_train_batch_size", "save_steps")
+_LEAST = dict.fromkeys((*_COUNTS, "gradient_accumulation_steps"), 1) | {"num_generations": 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What a run trains and how. Field names and meanings are TRL's, except the first three.
+
+    Attributes:
+        model: `starter`, `starter-gpt2`, `search`, a hub id or a local folder.
+        dataset: `starter`, `search`, a hub id or a local folder or file in the hub's format, with a `prompt` column.
+        backend: `transformers` or `vllm`, who samples.
+        per_device_train_batch_size: completions (not prompts) per device and forward pass.
+    """
+
+    model: str = "starter"
+    dataset: str = "starter"
+    backend: str = "transformers"
+    seed: int = 0
+    max_steps: int = 80
+    learning_rate: float = 3e-4
+    lr_scheduler_type: str = "constant"
+    num_generations: int = 8
+    per_device_train_batch_size: int = 32
+    gradient_accumulation_steps: int = 1
+    max_completion_length: int = 64
+    temperature: float = 1.0
+    beta: float = 0.0
+    save_steps: int = 10
+
+    def __post_init__(self):
+        if self.backend not in BACKENDS:
+            raise ParameterError(f"backend={self.backend!r}: expected one of {', '.join(BACKENDS)}")
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise ParameterError(f"{name}={getattr(self, name)}: expected at least {least}")
+        for name in ("learning_rate", "temperature"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ParameterError(f"{name}={getattr(self, name)}: expected a positive number")
+        if not 0 <= self.beta < math.inf:
+            raise ParameterError(f"beta={self.beta}: expected a number of at least 0, the KL coefficient")
+        batch = self.per_device_train_batch_size * self.gradient_accumulation_steps
+        if batch % self.num_generations and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            raise ParameterError(
+                f"num_generations={self.num_generations}: the batch of {batch} completions "
+                f"(per_device_train_batch_size x gradient_accumulation_steps) must be a multiple of it"
+            )
+
+
+STARTER = Recipe()
+# The GRPO example of TRL's docs (v0.15 to v0.21) with that release's defaults.
+DOCS = Recipe(
+    model="Qwen/Qwen2-0.5B-Instruct",
+    dataset="trl-lib/tldr",
+    max_steps=2500,
+    learning_rate=1e-6,
+    lr_scheduler_type="linear",
+    per_device_train_batch_size=8,
+    max_completion_length=256,
+    temperature=0.9,
+    beta=0.04,
+    save_steps=100,
+)
+
+
+def make_recipe(model: str = "starter", **fields: Any) -> Recipe:
+    """The recipe that fits `model` (the starter's, or the docs example's), with `fields` in place of its own.
+
+    A field given as None or "" keeps the recipe's own value, and so does a 0 for `max_steps` or `learning_rate`, which no
+    run can have: notebook parameters leave them open so.
+    """
+    known = {f.name for f in dataclasses.fields(Recipe)}
+    for name in fields.keys() - known:
+        raise ParameterError(f"{name}: a recipe has no such field; it has {', '.join(sorted(known))}")
+    base = STARTER if model in STARTERS else DOCS
+    open_at_0 = ("max_steps", "learning_rate")
+    given = {k: v for k, v in fields.items() if v is not None and v != "" and not (v == 0 and k in open_at_0)}
+    return dataclasses.replace(base, model=model, **given)
+
+
+def common_fields(recipe: Recipe, output_dir: str | os.PathLike) -> dict:
+    """Fields of every TRL config here: the recipe's, one log line a step, no bars, and without a GPU fp32."""
+    names = ("seed", "learning_rate", "temperature", "per_device_train_batch_size", "gradient_accumulation_steps")
+    fields = {name: getattr(recipe, name) for name in names}
+    fields |= {"output_dir": str(output_dir), "logging_steps": 1, "report_to": "none", "disable_tqdm": True}
+    if not has_gpu():  # TRL's defaults: bf16 autocast takes twice the time on a CPU
+        fields |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "dataloader_pin_memory": False}
+    return fields
+
+
+def grpo_config(recipe: Recipe, output_dir: str | os.PathLike, config_class=None, **overrides: Any):
+    """TRL's config of GRPO or RLOO for a recipe; what is in neither recipe nor overrides is TRL's default."""
+    import trl
+
+    fields = {k: v for k, v in dataclasses.asdict(recipe).items() if k not in ("model", "dataset", "backend")}
+    fields |= common_fields(recipe, output_dir) | {"save_total_limit": 2}
+    if not has_gpu():
+        fields["model_init_kwargs"] = {"dtype": "float32"}
+    if recipe.backend == "vllm":
+        fields |= vllm_fields(recipe)
+    return (config_class or trl.GRPOConfig)(**(fields | overrides))
+
+
+def vllm_fields(recipe: Recipe) -> dict:
+    """Config fields that sample with vLLM in process."""
+    found = find_spec("vllm")
+    if not found or not found.origin:  # a folder without a module is what a failed removal leaves
+        raise MissingDependencyError(
+            "backend='vllm': vLLM is not installed; use backend='transformers' or install it with `make install`"
+        )
+    fields: dict = {"use_vllm": True, "vllm_mode": "colocate"}
+    fields |= {"vllm_max_model_length": 256} if recipe.model in STARTERS else {}
+    if not has_gpu():  # the CPU build takes a large share of RAM by default (GiB), and logs every step
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    return fields
+
+
+def resolve_model(model: str) -> str:
+    """What `from_pretrained` takes: the starter's shipped folder, the local folder, or the checked hub id.
+
+    Raises:
+        ParameterError: a local path that does not exist or holds no model.
+        MissingDependencyError: a hub id that cannot be reached; the message names the offline choices.
+    """
+    if model == "search":
+        from .toys.search_task import search_model
+
+        return str(search_model())
+    if model in STARTERS:
+        from .toys.starter import starter_model
+
+        return str(starter_model("gpt2" if model == "starter-gpt2" else "qwen2"))
+    if os.path.isdir(model):  # unlike Path's, no error for a name that no file can have
+        if not (Path(model) / "config.json").is_file():
+            raise ParameterError(f"model={model!r}: the folder holds no config.json, so it is not a saved model")
+        return model
+    _reject_missing_path("model", model)
+    from transformers import AutoConfig, AutoTokenizer
+
+    try:
+        AutoConfig.from_pretrained(model)
+        AutoTokenizer.from_pretrained(model)
+    except Exception as error:  # hub, proxy and library errors share no base class
+        raise _no_hub("model", model, error) from error
+    return model
+
+
+def load_prompts(dataset: str, split: str = "train"):
+    """A `datasets.Dataset` with a `prompt` column.
+
+    Args:
+        dataset: `starter`, `search`, a hub id, or a local folder or `.jsonl`, `.json`, `.csv` or `.parquet` file.
+        split: of a hub data set or a folder.
+
+    Raises:
+        ParameterError: no such path, no `prompt` column, or no rows.
+        MissingDependencyError: a hub id that cannot be reached.
+    """
+    from datasets import Dataset, load_dataset
+
+    if dataset == "starter":
+        from .toys.starter import starter_corpus
+
+        return Dataset.from_list(starter_corpus())
+    if dataset == "search":
+        from .toys.search_task import search_prompts
+
+        return Dataset.from_list(search_prompts())
+    path = Path(dataset)
+    if os.path.isfile(path):
+        kinds = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+        if path.suffix not in kinds:
+            raise ParameterError(f"dataset={dataset!r}: expected a folder or a file ending in {', '.join(kinds)}")
+        data = load_dataset(kinds[path.suffix], data_files=str(path), split="train")
+    else:
+        if not os.path.isdir(path):
+            _reject_missing_path("dataset", dataset)
+        try:
+            data = load_dataset(dataset, split=split)
+        except Exception as error:  # of a folder: no data files, no rows, no such split; hub errors share no base class
+            if os.path.isdir(path):
+                raise ParameterError(f"dataset={dataset!r}, split {split!r}: {error}") from error
+            raise _no_hub("dataset", dataset, error) from error
+    if "prompt" not in data.column_names:
+        raise ParameterError(f"dataset={dataset!r}: expected a column `prompt`, it has {data.column_names}")
+    if not len(data):
+        raise ParameterError(f"dataset={dataset!r}: split {split!r} has no rows")
+    return data
+
+
+def _reject_missing_path(parameter: str, value: str) -> None:
+    if value.startswith((".", "/", "~")) or value.count("/") > 1:
+        raise ParameterError(f"{parameter}={value!r}: no such folder or file")
+
+
+def _no_hub(parameter: str, value: str, error: Exception) -> MissingDependencyError:
+    return MissingDependencyError(
+        f"{parameter}={value!r}: not found on the hub, or no hub can be reached from here "
+        f"({type(error).__name__}). Offline, use {parameter}='starter' or a local folder in the hub's format."
+    )

@@ -1,0 +1,335 @@
+"""Train a recipe in a run folder: bind the folder to the recipe, know whether it is finished, resume."""
+
+import copy
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl
+
+from ..diagnostics.padding_monitor import attach_padding_monitor
+from ..errors import ParameterError
+from ..generation.stops import StopSpec
+from ..runs.files import checkpoints, jsonable, move_aside, read_json
+from ..training.grpo import GRPOTrainer, RLOOTrainer, Stops
+from ..training.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
+from ..training.recording import COMPLETE, Recorder, quiet_libraries
+from ..training.rewards import describe_reward
+from .recipes import STARTERS, Recipe, common_fields, grpo_config, load_prompts, resolve_model, vllm_fields
+
+# What a trainer takes itself; any other option is a field of its TRL config.
+_OWN_OPTIONS = ("stops", "explicit_positions", "generation_seed", "share_generation", "callbacks", "peft_config")
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The complete checkpoint with the highest step below `folder`, or None."""
+    return next((p for p in checkpoints(Path(folder)) if (p / COMPLETE).is_file()), None)
+
+
+def training_record(trainer: str, recipe: Recipe, *, reward_funcs: Any, stops: Stops = None, **options: Any) -> dict:
+    """What `recipe.json` says, in one shape for every trainer; two trainings are the same when it is equal.
+
+    Of data, model and reward models that lie on this machine, `contents` has the SHA-256 of the files, so that a file changed
+    in its place makes another training. Every byte is read: a second or two for each GB, once in a process.
+
+    Example:
+        >>> record = training_record("GRPOTrainer", Recipe(seed=3), reward_funcs="a/model", temperature=0.7)
+        >>> record["recipe"]["seed"], record["reward_funcs"][0]["name"], record["overrides"]
+        (3, 'a/model', {'temperature': 0.7})
+    """
+    several = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+    record = {
+        "trainer": trainer,
+        "recipe": dataclasses.asdict(recipe),
+        "reward_funcs": [describe_reward(reward) for reward in several],
+        "stops": dataclasses.asdict(StopSpec.of(stops)),
+        "overrides": options,
+    }
+    paths = (recipe.model, recipe.dataset, *(reward for reward in several if isinstance(reward, str)))
+    if contents := {path: found for path in paths if path not in STARTERS and (found := content_hash(path))}:
+        record["contents"] = contents
+    return json.loads(json.dumps(jsonable(record), default=_recorded))
+
+
+def content_hash(path: str) -> str | None:
+    """Of a local file, of the files in a model's folder, or of all below another one; None for a name that is no path.
+
+    Example:
+        >>> content_hash("no/such/folder") is None
+        True
+    """
+    if not os.path.exists(path):  # unlike Path's, no error for a name that no file can have
+        return None
+    place, whole = Path(path), hashlib.sha256()
+    below = place.glob("*" if (place / "config.json").is_file() else "**/*") if place.is_dir() else [place]
+    for file in sorted(file for file in below if file.is_file()):
+        name, stat = file.relative_to(place), file.stat()
+        if not any(part.startswith(".") for part in name.parts):  # what the hub and git keep there
+            whole.update(f"{name.as_posix()} {_file_hash(file, stat.st_size, stat.st_mtime_ns)}\n".encode())
+    return whole.hexdigest()[:12]
+
+
+@functools.cache
+def _file_hash(file: Path, size: int, changed: int) -> str:
+    """Read once in a process, as long as the file has this size and this time of its last change."""
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _recorded(value: Any):
+    """What a record says of an option that JSON has no form for: of a LoRA config its fields, else the kind of thing."""
+    if isinstance(value, set | frozenset):  # whose order is another in each session
+        return sorted(map(str, value))
+    if not dataclasses.is_dataclass(value):
+        return type(value).__name__
+    chosen = {}
+    for field in dataclasses.fields(value):  # a new version of PEFT, and its new fields, make no other training
+        made = field.default_factory
+        default = field.default if made is dataclasses.MISSING else made()
+        if field.name != "peft_version" and (given := getattr(value, field.name)) != default:
+            chosen[field.name] = given
+    return {"kind": type(value).__name__, **chosen}
+
+
+# Settings that change what is logged and saved, not what is trained.
+_NOT_TRAINED = (
+    "logging_ report_to run_name save_ log_ num_completions_to_print disable_tqdm push_to_hub hub_ monitor_every"
+)
+_NOT_TRAINED += " callbacks project trackio_ wandb_"
+
+
+def open_folder(record_dir: Path, record: dict) -> None:
+    """Bind a training folder to one record; what it holds of another training is moved aside, and the difference printed."""
+    if int(os.environ.get("RANK", "0")) > 0:
+        return  # of several processes the first one does it
+    record_dir.mkdir(parents=True, exist_ok=True)
+    path = record_dir / "recipe.json"
+    if different := _different(read_json(path, record), record):
+        held = ("recipe.json", "metrics.jsonl", "completions.jsonl", "completions.parquet", "progress.json")
+        move_aside(
+            record_dir, (*held, "tokens", "checkpoints", "policy"), f"holds another training ({'; '.join(different)})"
+        )
+    Recorder(record_dir).describe(record)
+
+
+def _different(before: dict, record: dict) -> list[str]:
+    """What differs between two records, such as `max_steps 5000 -> 6000`; a field that one lacks has its default."""
+    fields = [_fields(before), _fields(record)]
+    names = sorted({*fields[0], *fields[1]})
+    pairs = [(name, *(json.dumps(each.get(name)) for each in fields)) for name in names]
+    return [f"{name} {old[:200]} -> {new[:200]}" for name, old, new in pairs if old != new]
+
+
+def _fields(record: dict) -> dict:
+    own = {name: value for name, value in record.items() if name not in ("source", "recipe", "overrides")}
+    fields = dataclasses.asdict(Recipe()) | record.get("recipe", {}) | record.get("overrides", {}) | own
+    unseen = tuple(_NOT_TRAINED.split())
+    return {name: value for name, value in fields.items() if value is not None and not name.startswith(unseen)}
+
+
+def is_finished(record_dir: Path, record: dict) -> bool:
+    """Whether the folder holds this very training, from its first step to its last."""
+    before = read_json(record_dir / "recipe.json", None)
+    same = before is not None and not _different(before, record)
+    return same and read_json(record_dir / "progress.json", {}).get("finished", False)
+
+
+def make_trainer(trainer_class: Any, recipe: Recipe, *, reward_funcs: Any, record_dir: Path, **options: Any):
+    """The trainer that `train_recipe` trains; `options` are its own and its config's."""
+    if (
+        trainer_class.__name__ == "PPOTrainer"
+    ):  # one release of TRL has it, so its class may not be there to compare with
+        return _make_ppo(trainer_class, recipe, reward_funcs=reward_funcs, record_dir=record_dir, **options)
+    own = {name: options.pop(name) for name in _OWN_OPTIONS if name in options}
+    own |= {"record_dir": record_dir, "train_dataset": load_prompts(recipe.dataset)}
+    path = resolve_model(recipe.model)
+    if issubclass(trainer_class, OnlineDPOTrainer):
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        args = online_dpo_config(recipe, record_dir / "checkpoints", **options)
+        policy, reference = (AutoModelForCausalLM.from_pretrained(path) for _ in range(2))
+        own["processing_class"] = AutoTokenizer.from_pretrained(path, padding_side="left")
+        return trainer_class(policy, reference, reward_funcs, args, **own)
+    config_class = trl.RLOOConfig if issubclass(trainer_class, trl.RLOOTrainer) else trl.GRPOConfig
+    args = grpo_config(recipe, record_dir / "checkpoints", config_class, **options)
+    return trainer_class(path, reward_funcs, args, **own)
+
+
+def _make_ppo(trainer_class: Any, recipe: Recipe, *, reward_funcs: Any, record_dir: Path, **options: Any):
+    """PPO's trainer; `reward_funcs` may be a model too, or text for one of random weights."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if recipe.backend != "transformers":
+        raise ParameterError(f"backend={recipe.backend!r}: TRL's PPOTrainer samples with transformers only")
+    names = ("stops", "callbacks", "explicit_positions", "peft_config", "reward_weights")
+    own = {name: options.pop(name) for name in names if name in options}
+    path = resolve_model(recipe.model)
+    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+    prompts = load_prompts(recipe.dataset)
+    dataset = prompts.map(lambda row: tokenizer(row["prompt"]))
+    policy = AutoModelForCausalLM.from_pretrained(path)
+    value_model, reward_model = random_heads(path, recipe.seed)
+    if not isinstance(reward_funcs, str | torch.nn.Module):
+        own, reward_model = own | {"reward_funcs": reward_funcs}, None
+    else:
+        dataset = dataset.remove_columns(prompts.column_names)
+        reward_model = reward_model if isinstance(reward_funcs, str) else reward_funcs
+    args = ppo_config(recipe, record_dir / "checkpoints", **options)
+    reference = None if "peft_config" in own else copy.deepcopy(policy)  # with LoRA the policy without its adapter
+    models = (policy, reference, reward_model)
+    return trainer_class(args, tokenizer, *models, dataset, value_model, record_dir=record_dir, **own)
+
+
+def random_heads(path: str, seed: int) -> list:
+    """Two sequence classifiers on the model at `path`, value and reward, whose heads have random weights of that seed."""
+    from transformers import AutoModelForSequenceClassification
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return [AutoModelForSequenceClassification.from_pretrained(path, num_labels=1) for _ in range(2)]
+
+
+def ppo_config(recipe: Recipe, output_dir: Path, **overrides: Any):
+    """TRL's `PPOConfig` for a recipe: `max_steps` updates of `per_device_train_batch_size` responses a process."""
+    from trl.experimental.ppo import PPOConfig
+
+    processes = int(os.environ.get("WORLD_SIZE", "1"))  # TRL counts the episodes of all
+    batch = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps * processes
+    fields = common_fields(recipe, output_dir) | {
+        "lr_scheduler_type": recipe.lr_scheduler_type,
+        "local_rollout_forward_batch_size": recipe.per_device_train_batch_size,
+        "total_episodes": recipe.max_steps * batch,
+        "response_length": recipe.max_completion_length,
+        "kl_coef": recipe.beta,
+        "num_mini_batches": 1,
+        "num_sample_generations": 0,
+        "save_strategy": "no",  # TRL's PPO loop cannot resume
+    }
+    return PPOConfig(**(fields | overrides))
+
+
+def train_recipe(
+    trainer_class: Any,
+    recipe: Recipe,
+    *,
+    reward_funcs: Any,
+    record_dir: str | Path,
+    stops: Stops = None,
+    monitor_every: int = 0,
+    **options: Any,
+):
+    """Train a recipe with a trainer of ours in a run folder, as `train_grpo` says; returns the trainer.
+
+    Everything is checked before anything in the folder is touched.
+    """
+    quiet_libraries()
+    record_dir = Path(record_dir)
+    if "peft_config" in options:  # PEFT changes the config; a copy keeps reruns equal
+        options["peft_config"] = copy.deepcopy(options["peft_config"])
+    asked = options | ({"monitor_every": monitor_every} if monitor_every else {})
+    record = training_record(trainer_class.__name__, recipe, reward_funcs=reward_funcs, stops=stops, **asked)
+    trainer = make_trainer(
+        trainer_class, recipe, reward_funcs=reward_funcs, record_dir=record_dir, stops=stops, **options
+    )
+    if monitor_every:
+        attach_padding_monitor(trainer, every=monitor_every)
+    open_folder(record_dir, record)
+    trainer.recorder.trainer = None  # the recipe says it in full
+    trainer.accelerator.wait_for_everyone()  # before any process looks for a checkpoint
+    checkpoint = last_checkpoint(record_dir / "checkpoints")
+    trainer.train(**({"resume_from_checkpoint": str(checkpoint)} if checkpoint else {}))
+    return trainer
+
+
+def train_grpo(recipe: Recipe, *, reward_funcs: Any, record_dir: str | Path, **options: Any) -> GRPOTrainer:
+    """Train a recipe with GRPO in a run folder. Called again after an interruption, it resumes.
+
+    Args:
+        recipe: see `make_recipe`.
+        reward_funcs: one reward function or several, in TRL's convention.
+        record_dir: run folder.
+        **options: `stops`, `monitor_every` (steps between two measurements of what padding does), `explicit_positions`,
+            `generation_seed`, `share_generation`, `callbacks`, `peft_config`, and any field of `trl.GRPOConfig`.
+
+    Returns:
+        The trainer, trained.
+    """
+    return train_recipe(GRPOTrainer, recipe, reward_funcs=reward_funcs, record_dir=record_dir, **options)
+
+
+def train_rloo(recipe: Recipe, *, reward_funcs: Any, record_dir: str | Path, **options: Any) -> RLOOTrainer:
+    """As `train_grpo`, with RLOO; the recipe's `beta` is its KL coefficient."""
+    return train_recipe(RLOOTrainer, recipe, reward_funcs=reward_funcs, record_dir=record_dir, **options)
+
+
+def online_dpo_config(recipe: Recipe, output_dir: Path, **overrides: Any) -> OnlineDPOConfig:
+    """TRL's `OnlineDPOConfig` for a recipe, whose batch counts completions: two for each of TRL's prompts."""
+    if recipe.num_generations != 2:
+        raise ParameterError(f"num_generations={recipe.num_generations}: OnlineDPO compares 2 completions of a prompt")
+    if recipe.per_device_train_batch_size % 2:
+        raise ParameterError(
+            f"per_device_train_batch_size={recipe.per_device_train_batch_size}: counts completions, which OnlineDPO takes in "
+            "pairs; expected an even number"
+        )
+    fields = common_fields(recipe, output_dir) | {
+        "max_steps": recipe.max_steps,
+        "lr_scheduler_type": recipe.lr_scheduler_type,
+        "per_device_train_batch_size": recipe.per_device_train_batch_size // 2,
+        "max_new_tokens": recipe.max_completion_length,
+        "save_steps": recipe.save_steps,
+        "save_total_limit": 2,
+    }
+    if recipe.beta:  # DPO has no meaning at 0, GRPO's default
+        fields["beta"] = recipe.beta
+    if recipe.backend == "vllm":
+        fields |= {name: value for name, value in vllm_fields(recipe).items() if name != "vllm_max_model_length"}
+    return OnlineDPOConfig(**(fields | overrides))
+
+
+def train_online_dpo(recipe: Recipe, *, reward_funcs: Any, record_dir: str | Path, **options: Any) -> OnlineDPOTrainer:
+    """Train a recipe with OnlineDPO in a run folder. Called again after an interruption, it resumes.
+
+    Args:
+        recipe: with `num_generations=2`; a `beta` of 0 takes TRL's default for DPO.
+        reward_funcs, record_dir, **options: see `train_grpo`, with the fields of TRL's `OnlineDPOConfig`.
+
+    Returns:
+        The trainer, trained.
+    """
+    return train_recipe(OnlineDPOTrainer, recipe, reward_funcs=reward_funcs, record_dir=record_dir, **options)
+
+
+def train_ppo(
+    recipe: Recipe, *, record_dir: str | Path, reward_funcs: Any = None, reward_model: Any = None, **options: Any
+):
+    """Train a recipe with PPO in a run folder, from the start: TRL's PPO loop cannot resume.
+
+    Args:
+        recipe: what to train; `beta` is the KL coefficient, the backend must be `transformers`.
+        record_dir: run folder.
+        reward_funcs: one reward function or several, as for `train_grpo`.
+        reward_model: a sequence classifier with one label. With neither of the two it is one with random weights, seeded
+            by the recipe, which is enough to measure generation and masking but teaches nothing.
+        **options: `stops`, `monitor_every`, `explicit_positions`, `callbacks`, `peft_config`, `reward_weights`, and any
+            field of TRL's `PPOConfig`. Rewards of tens, as lengths in characters, want a weight of 0.1 or so: PPO's value
+            model starts at 0.
+
+    Returns:
+        The trainer, trained.
+
+    Raises:
+        ParameterError: both a reward model and reward functions.
+    """
+    from ..training.ppo import PPOTrainer
+
+    if reward_funcs is not None and reward_model is not None:
+        raise ParameterError("reward_model and reward_funcs: give one of the two; PPO learns from one of them")
+    given = [reward for reward in (reward_funcs, reward_model) if reward is not None]
+    return train_recipe(
+        PPOTrainer, recipe, reward_funcs=given[0] if given else "random weights", record_dir=record_dir, **options
+    )

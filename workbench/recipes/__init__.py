@@ -1,5 +1,0 @@
-"""What notebooks and studies start from: recipes and how they are trained, PPO, a vLLM server."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,259 @@
+"""TRL 1.12.0's PPOTrainer that stops generating where the `StopSpec` says, learns from reward functions too, and
+records its run.
+
+TRL's `train` is one long method without hooks. It calls module functions, of which three are replaced while it runs, so
+everything else is TRL's own code.
+"""
+
+import contextlib
+import gc
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from transformers import DataCollatorWithPadding
+from trl.trainer.utils import pad, selective_log_softmax
+
+from ..errors import MissingDependencyError, ParameterError
+from ..generation.preflight import LAST_WITH_PPO
+from ..generation.stops import End, StopRule, StopSpec
+from .grpo import Stops, attach_ours
+from .ppo_rewards import NotifyingLoader, RewardFunctions, SplitColumnsCollator
+from .rows import add_reward_columns, add_rows, check_no_hook, completion_metrics, end_columns
+
+try:
+    from trl.experimental.ppo import PPOConfig, ppo_trainer
+except ImportError as error:
+    raise MissingDependencyError(
+        f"PPOTrainer: trl {version('trl')} has none, it left TRL with 1.13; call workbench.use_trl('{LAST_WITH_PPO}') first "
+        f"({error})"
+    ) from error
+
+
+class PPOTrainer(ppo_trainer.PPOTrainer):
+    """`trl.experimental.ppo.PPOTrainer` with early stopping by default.
+
+    Against the stock trainer: several stops at once, strings too; reward functions or a reward model; the missing-EOS
+    penalty falls on rows that no stop ended, whatever stop is configured (stock looks for EOS alone, trl #3750); the saved
+    policy keeps its EOS (stock writes None into its generation config). Rewards and values land at the same index as in a
+    run padded to the limit. The old log-probs are of the policy's own logits, so with a minimum of tokens or a repetition
+    penalty the first ratio is 1, too.
+
+    Args:
+        args, processing_class, model, ...: TRL's. `args.stop_token` and `args.stop_token_id` stay unset.
+        reward_model: TRL's, None where there are reward functions.
+        reward_funcs: one reward function or several in the convention of TRL's GRPO, in place of a reward model. They get
+            `prompts`, `completions`, `completion_ids`, `trainer_state` and the other columns of the data set.
+        reward_weights: a factor for each function; default 1.
+        stops: when a response ends; `StopSpec.never()` is TRL's default of running every row to the limit.
+        explicit_positions: see `GRPOTrainer`; TRL's PPO passes position ids itself, so both ways score alike.
+        record_dir: run folder to record into.
+
+    Attributes:
+        forwards: policy forward passes spent on generation, one number per update.
+    """
+
+    recorder: Any = None  # a `RunRecorder`
+    dataloader: Any
+    eval_dataloader: Any
+
+    def __init__(
+        self,
+        args: PPOConfig,
+        processing_class: Any,
+        model: Any,
+        ref_model: Any = None,
+        reward_model: Any = None,
+        train_dataset: Any = None,
+        value_model: Any = None,
+        data_collator: Any = None,
+        eval_dataset: Any = None,
+        optimizers: tuple = (None, None),
+        callbacks: list | None = None,
+        peft_config: Any = None,
+        *,
+        reward_funcs: Any = None,
+        reward_weights: Sequence[float] | None = None,
+        stops: Stops = None,
+        explicit_positions: bool = True,
+        record_dir: str | Path | None = None,
+    ):
+        spec = StopSpec.of(stops)
+        if not explicit_positions:
+            check_no_hook([model, ref_model, reward_model, value_model])
+        self._functions = _functions(reward_model, reward_funcs, reward_weights)
+        if args.stop_token is not None or args.stop_token_id is not None:
+            raise ParameterError("stop_token and stop_token_id: leave both unset and give stops=StopSpec(...)")
+        if processing_class.padding_side != "left":
+            raise ParameterError("padding_side='right': PPO continues prompts, so the tokenizer has to pad on the left")
+        self._eos_rule = StopRule(StopSpec(), processing_class, model.generation_config)
+        pad_id, eos_ids = processing_class.pad_token_id, self._eos_rule.eos_ids
+        if pad_id is None or pad_id in eos_ids:
+            raise ParameterError(
+                f"pad token id {pad_id}: PPO masks by it, so it must be set and be none of the EOS ids {list(eos_ids)}, of "
+                "tokenizer and generation config; else the EOS token falls out of the loss. Add a pad token of its own"
+            )
+        self.stop_rule = StopRule(spec, processing_class, model.generation_config, args.response_length)
+        eos_token_id = model.generation_config.eos_token_id
+        if self._functions:
+            reward_model = self._functions
+            data_collator = SplitColumnsCollator(data_collator or DataCollatorWithPadding(processing_class))
+        parts = (ref_model, reward_model, train_dataset, value_model, data_collator, eval_dataset)
+        super().__init__(args, processing_class, model, *parts, optimizers, callbacks, peft_config)
+        model.generation_config.eos_token_id = eos_token_id  # stock has overwritten it
+        if self._functions:
+            self.dataloader = NotifyingLoader(self.dataloader, self._functions)
+            self.eval_dataloader = NotifyingLoader(self.eval_dataloader, self._functions)
+        self.forwards: list[int] = []
+        self._completion_metrics: dict[str, list[float]] = {}  # of each scored batch since the last log
+        attach_ours(self, record_dir, explicit_positions)
+
+    def train(self):
+        """Train as TRL does, with this trainer's stops; a recorded run keeps its policy in `policy/`."""
+        gc.freeze()  # TRL collects garbage twice an update, half a second each among all that its libraries have loaded
+        np.random.seed(self.args.seed)  # TRL permutes its mini-batches with numpy, which it never seeds
+        try:
+            with self._own_functions():
+                super().train()
+        finally:
+            gc.unfreeze()
+        if self.recorder and self.accelerator.is_main_process:
+            folder = self.recorder.record_dir / "policy"
+            self.policy_model.save_pretrained(folder)
+            self.processing_class.save_pretrained(folder)
+
+    def log(self, logs: Any, *args: Any, **kwargs: Any):
+        """TRL's log line, with `reward`, each reward function's mean, and the forward passes spent on generation."""
+        own: dict[str, float] = {"generation/forwards": self.forwards[-1]} if self.forwards else {}
+        if "objective/scores" in logs:  # the name of the other trainers
+            own["reward"] = logs["objective/scores"]
+        own |= self._functions.metrics() if self._functions else {}
+        own |= {name: sum(values) / len(values) for name, values in self._completion_metrics.items()}
+        self._completion_metrics = {}
+        return super().log(logs | own, *args, **kwargs)
+
+    def generate_completions(self, sampling: bool = False):
+        """Sample from the evaluation set as TRL does, with this trainer's stops; nothing of it is recorded."""
+        recorder, self.recorder = self.recorder, None
+        metrics, self._completion_metrics = self._completion_metrics, {}
+        updates = len(self.forwards)
+        try:
+            with self._own_functions():
+                return super().generate_completions(sampling)
+        finally:
+            self.recorder, self._completion_metrics = recorder, metrics
+            del self.forwards[updates:]
+
+    @contextlib.contextmanager
+    def _own_functions(self):
+        if ppo_trainer.get_reward == self._get_reward:  # TRL samples from the evaluation set while it trains
+            yield
+            return
+        penalty, legacy = self.args.missing_eos_penalty, self.stop_rule.spec.stops_never
+        self._penalty = None if legacy else penalty  # `_get_reward` applies it, for the configured stops
+        self.args.missing_eos_penalty = penalty if legacy else None
+        self._original_get_reward = ppo_trainer.get_reward
+        own = {"batch_generation": self._batch_generation, "get_reward": self._get_reward}
+        own["selective_log_softmax"] = _log_softmax
+        try:
+            with mock.patch.multiple(ppo_trainer, **own):
+                yield
+        finally:
+            self.args.missing_eos_penalty = penalty
+
+    @torch.no_grad()
+    def _batch_generation(
+        self, model: Any, queries: torch.Tensor, chunk_size: int, pad_token_id: int, generation_config: Any
+    ):
+        """TRL's `batch_generation`, stopping at the rule: responses `[B, T]` behind their queries and logits `[B, T, V]`.
+
+        When every row stopped before the limit one pad column is added: TRL puts a row's final reward one past its last
+        token, where a run padded to the limit has a pad and the longest row of an unpadded one has nothing.
+        """
+        chunks = [self._generate(model, q, pad_token_id, generation_config) for q in queries.split(chunk_size)]
+        self.forwards.append(sum(logits.shape[1] for _, logits in chunks))
+        responses = pad([r for rows, _ in chunks for r in rows], padding_value=pad_token_id, padding_side="right")
+        logits = pad([x for _, rows in chunks for x in rows], padding_value=0, padding_side="right")
+        if not self.stop_rule.spec.stops_never:
+            for row in responses:
+                row[self.stop_rule.find_end(row.tolist()).index :] = pad_token_id
+            if responses.shape[1] < generation_config.max_new_tokens:
+                responses = torch.nn.functional.pad(responses, (0, 1), value=pad_token_id)
+                logits = torch.nn.functional.pad(logits, (0, 0, 0, 1))
+        return torch.cat((queries, responses), dim=1), logits
+
+    def _generate(self, model: Any, queries: torch.Tensor, pad_token_id: int, generation_config: Any):
+        attention_mask = queries != pad_token_id
+        output = self.stop_rule.generate(
+            model,
+            model.generate,
+            generation_config,
+            input_ids=torch.masked_fill(queries, ~attention_mask, 0),
+            attention_mask=attention_mask,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        # Not the scores, in which a minimum of tokens bans stops and a penalty lowers tokens: TRL scores again without them.
+        return output.sequences[:, queries.shape[1] :], torch.stack(output.logits, 1).div_(
+            generation_config.temperature
+        )
+
+    def _get_reward(self, model: Any, query_responses: torch.Tensor, pad_token_id: int, context_length: int):
+        """TRL's `get_reward`; for the reward, with functions, the missing-stop penalty and the rows recorded."""
+        if model is not self.reward_model:
+            return self._original_get_reward(model, query_responses, pad_token_id, context_length)
+        queries, responses = query_responses[:, :context_length], query_responses[:, context_length:].tolist()
+        rows = [row[: row.index(pad_token_id)] if pad_token_id in row else row for row in responses]
+        ends = [self.stop_rule.find_end(row) for row in rows]
+        prompts = self.processing_class.batch_decode(queries, skip_special_tokens=True)
+        completions = [self.stop_rule.text(row, end) for row, end in zip(rows, ends, strict=True)]
+        if self._functions:
+            ids = [row[: end.index] for row, end in zip(rows, ends, strict=True)]
+            sums, each = self._functions.score_next(prompts, completions, ids, self.state)
+            scores = torch.tensor(sums, device=queries.device)
+            logits = lengths = None  # TRL reads the scores alone
+        else:
+            logits, scores, lengths = self._original_get_reward(model, query_responses, pad_token_id, context_length)
+            each = {}
+        if self._penalty is not None:
+            missing = torch.tensor([end.finish_reason != "stop" for end in ends], device=scores.device)
+            scores = scores - self._penalty * missing
+        columns = {
+            "prompt": prompts,
+            "completion": completions,
+            **self._end_columns(rows, ends),
+            "reward": scores.tolist(),
+        }
+        for name, value in completion_metrics(add_rows(self, add_reward_columns(columns, each))).items():
+            if value is not None:
+                self._completion_metrics.setdefault(name, []).append(value)
+        return logits, scores, lengths
+
+    def _end_columns(self, rows: Sequence[list[int]], ends: Sequence[End]) -> dict[str, list]:
+        completions = [row[: end.index] for row, end in zip(rows, ends, strict=True)]
+        columns = end_columns(completions, [end.finish_reason == "stop" for end in ends], self.processing_class)
+        eos = self.processing_class.eos_token_id
+        return columns | {  # stock PPO looks for EOS anywhere
+            "trl_finish_reason": ["stop" if eos in row else "length" for row in rows],
+            "tokens_to_eos": [self._eos_rule.find_end(row).index for row in rows],
+        }
+
+
+def _log_softmax(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """TRL's, of logits (B, T, V) and ids (B, T); the pads behind a row's end, which TRL masks then, may lie outside of V."""
+    return selective_log_softmax(logits, ids.clamp(max=logits.shape[-1] - 1))
+
+
+def _functions(reward_model: Any, reward_funcs: Any, reward_weights: Sequence[float] | None) -> RewardFunctions | None:
+    """The reward functions as TRL's reward model, None where there is a real one."""
+    if (reward_model is None) == (reward_funcs is None):
+        raise ParameterError("reward_model and reward_funcs: give one of the two; PPO learns from one of them")
+    if reward_funcs is not None:
+        return RewardFunctions(reward_funcs, reward_weights)
+    if reward_weights is not None:
+        raise ParameterError(f"reward_weights={list(reward_weights)}: of reward functions; a reward model has none")
+    return None
