@@ -84,7 +84,7 @@ notebooks: .venv/installed
 	$(PY) tests/helpers/write_outputs.py
 
 lab: .venv/installed
-	JUPYTER_CONFIG_PATH=requirements/jupyter $(PY) -m jupyter lab --notebook-dir=. notebooks
+	JUPYTER_CONFIG_PATH=requirements/jupyter JUPYTER_PATH=requirements/jupyter $(PY) -m jupyter lab --notebook-dir=. notebooks
 
 lint: .venv/installed
 	$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from workbench.batch.notebooks import find_notebook
 from workbench.errors import ParameterError
+from workbench.lab.batch.notebooks import find_notebook
 from workbench.packaged import packaged
 from workbench.runs.files import write_text
 from workbench.runs.parameters import notebook_parameters, repeat_command

@@ -40,7 +40,9 @@ from whole_run import (  # noqa: F401  # hooks of pytest
     pytest_xdist_make_scheduler,
 )
 
-import workbench.training  # before TRL, which imports vLLM otherwise
+from workbench.lab.batch.late_vllm import import_vllm_late
+
+import_vllm_late()  # before anything imports TRL
 
 # Where the tests run in the background of a shell's script, Ctrl-C is ignored, and their processes would inherit that.
 if threading.current_thread() is threading.main_thread():
@@ -117,7 +119,7 @@ _engines: subprocess.Popen | None = None
 def on_vllm(module: str, *arguments: str):
     """`result(*arguments)` of a module of `helpers/`, from the one process in which vLLM's engines live."""
     global _engines
-    from workbench.batch.execute import kernel_environment
+    from workbench.lab.batch.execute import kernel_environment
 
     need(find_spec("vllm"), "vLLM")
     log = Path(tempfile.gettempdir()) / f"on_vllm-{os.getpid()}.log"
@@ -222,7 +224,7 @@ def write_run(root: Path, name: str = "2026-1", *, notebook="05_grpo_docs_exampl
     import pandas as pd
 
     from workbench import load_run
-    from workbench.batch.notebooks import code_of
+    from workbench.lab.batch.notebooks import code_of
     from workbench.runs import lock
     from workbench.runs.completions import append_table
     from workbench.runs.files import write_json

@@ -11,7 +11,7 @@ import pytest
 from conftest import NOTEBOOKS, ROOT, call, need, workbench, write_notebook, write_run
 
 from workbench import cli
-from workbench.batch.notebooks import find_notebook, list_notebooks
+from workbench.lab.batch.notebooks import find_notebook, list_notebooks
 from workbench.runs.run import list_runs
 
 

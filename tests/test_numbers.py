@@ -18,7 +18,7 @@ from conftest import NOTEBOOKS, ROOT
 import workbench
 from workbench.audit.check import RULES
 from workbench.audit.report import audit_run
-from workbench.generation.preflight import NEWEST, OLDEST
+from workbench.trl_release import NEWEST, OLDEST
 
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 NAMES += ["thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"]
@@ -68,7 +68,7 @@ def logged_as_truncated() -> float:
 
 def core_limit() -> float:
     source = (ROOT / "tests" / "test_package.py").read_text()
-    return number(re.search(r"CORE_LINES = (\d+)", source)[1])
+    return number(re.search(r"LIBRARY_LINES = (\d+)", source)[1])
 
 
 def top_names() -> float:

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from workbench.generation.preflight import LAST_WITH_PPO, NEWEST, OLDEST
+from workbench.trl_release import LAST_WITH_PPO, NEWEST, OLDEST
 
 FILES = (
     "pyproject.toml",

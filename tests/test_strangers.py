@@ -139,7 +139,7 @@ def test_a_damaged_line_is_named_in_the_report_and_the_rest_is_shown(capsys, tmp
 
 
 def test_the_state_of_a_run_names_no_line_of_a_private_file(tmp_path, monkeypatch):
-    from workbench.batch import slurm_state
+    from workbench.lab.batch import slurm_state
 
     (tmp_path / "private").write_text("s3cr3t")
     run = write_run(tmp_path / "runs", state="running")

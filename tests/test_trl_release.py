@@ -7,7 +7,7 @@ import pytest
 
 from workbench import use_trl
 from workbench.errors import MissingDependencyError
-from workbench.generation.preflight import LAST_WITH_PPO
+from workbench.trl_release import LAST_WITH_PPO
 
 
 def in_a_process(code: str) -> str:

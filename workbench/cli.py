@@ -230,8 +230,8 @@ def _run(args) -> int:
 
     Example: workbench run 05_grpo_docs_example -p steps=80 -p seed=1
     """
-    from .batch import plan
-    from .batch import run as batch
+    from .lab.batch import plan
+    from .lab.batch import run as batch
 
     given = _of_yaml(args) | parse_assignments(args.parameter)
     several = len(args.notebooks) > 1
@@ -259,15 +259,15 @@ def _sweep(args) -> int:
 
     Example: workbench sweep 05_grpo_docs_example -p seed=0..4 --jobs 2
     """
-    from .batch.plan import plan_sweep
+    from .lab.batch.plan import plan_sweep
 
     given = parse_assignments(args.parameter)
     fixed = {name: value for name, value in _of_yaml(args).items() if name not in given}
     entries = plan_sweep(args.notebook, given, args.runs_dir, fixed, _how(args))
     if not _execute(args, entries):
         return 0
-    from .reports import default_folder
-    from .reports.sweep import build_sweep_report  # loads what draws; a plan is shown without
+    from .lab.reports import default_folder
+    from .lab.reports.sweep import build_sweep_report  # loads what draws; a plan is shown without
 
     folder = args.out or default_folder(args.runs_dir, redact=args.redact)
     page = build_sweep_report(args.notebook, given, entries, folder, fixed=fixed, redact=args.redact)
@@ -313,8 +313,8 @@ def _number_of_gpus(given: str | None) -> int | None:
 
 def _execute(args, entries: Sequence) -> bool:
     """Execute a plan where `--executor` says; False when it was only shown or handed over to Slurm."""
-    from .batch import plan
-    from .batch import run as batch
+    from .lab.batch import plan
+    from .lab.batch import run as batch
 
     options, scripts, unchecked = _slurm_options(args), "", ""
     gpus = args.gpus if options else _number_of_gpus(args.gpus)
@@ -338,7 +338,7 @@ def _execute(args, entries: Sequence) -> bool:
 
 def _slurm_options(args):
     """The options of each job; None with `--executor local`."""
-    from .batch.slurm import SlurmOptions, parse_time
+    from .lab.batch.slurm import SlurmOptions, parse_time
 
     if args.executor == "slurm":
         options = {name: getattr(args, name) for name in ("partition", "cpus", "mem", "requeues", "setup", "python")}
@@ -352,7 +352,7 @@ def _slurm_options(args):
 
 
 def _conclude(entries: Sequence) -> int:
-    from .batch import run as batch
+    from .lab.batch import run as batch
 
     print(batch.tally(entries))
     return 0 if all(batch.succeeded(e.run) for e in entries) else 1
@@ -363,7 +363,7 @@ def _status(args) -> int:
 
     Example: workbench status 05_grpo_docs_example
     """
-    from .batch import manage
+    from .lab.batch import manage
 
     runs = [run for name in args.runs for run in manage.find_runs(name, args.runs_dir)] or list_runs(args.runs_dir)
     seen, good = dict(manage.look(runs)), []
@@ -400,7 +400,7 @@ def _logs(args) -> int:
 
     Example: workbench logs last --follow
     """
-    from .batch import manage
+    from .lab.batch import manage
 
     for text in manage.read_log(manage.find_runs(args.run, args.runs_dir)[-1], follow=args.follow):
         print(text, end="", flush=True)
@@ -414,7 +414,7 @@ def _cancel(args) -> int:
 
     Example: workbench cancel last
     """
-    from .batch import manage
+    from .lab.batch import manage
 
     for run in [manage.find_run(name, args.runs_dir) for name in args.runs]:  # all are looked up before the first ends
         manage.cancel(run, args.grace, force=args.force)
@@ -427,7 +427,7 @@ def _list(args) -> int:
 
     Example: workbench list 05_grpo_docs_example
     """
-    from .batch import notebooks
+    from .lab.batch import notebooks
 
     if not args.notebook:
         print(*map(one_line, notebooks.list_notebooks()), sep="\n")
@@ -442,7 +442,7 @@ def _notebooks(args) -> int:
 
     Example: workbench notebooks notebooks
     """
-    from .batch.notebooks import copy_notebooks
+    from .lab.batch.notebooks import copy_notebooks
 
     for path in copy_notebooks(args.folder):
         print(path)
@@ -458,7 +458,7 @@ def _new(args) -> int:
 
     Example: workbench new my_question
     """
-    from .batch.notebooks import write_notebook
+    from .lab.batch.notebooks import write_notebook
 
     path = write_notebook(args.name, args.folder)
     print(f"{path}\nchange it with `jupyter lab {path}`, run it with `workbench run {path}`")
@@ -472,14 +472,14 @@ def _report(args) -> int:
 
     Example: workbench report --redact
     """
-    from .reports import build_index, default_folder
+    from .lab.reports import build_index, default_folder
 
     others = [p for p in args.runs if not (p / "params.json").is_file()]
     runs = [load_run(p) for p in args.runs if p not in others] or ([] if others else list_runs(args.runs_dir))
     if not runs and not others:
         raise WorkbenchError(f"no runs in {args.runs_dir or runs_root()}; make one with `workbench run NOTEBOOK`")
     if others:
-        from .reports.microscope import report_folder  # loads what reads tables
+        from .lab.reports.microscope import report_folder  # loads what reads tables
 
         for folder in others:
             print(report_folder(folder, args.out, redact=args.redact))
@@ -513,10 +513,10 @@ def _doctor(args) -> int:
 
     Example: workbench doctor --trl 1.8.0 --args grpo.yaml
     """
-    from .doctor import examine
+    from .lab.doctor import examine
 
     if args.arguments or args.trl:
-        from .defects import print_defects
+        from .audit.known_defects import print_defects
 
         if not args.arguments:
             raise ParameterError("--trl: which settings? Give them with --args FILE")

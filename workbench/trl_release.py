@@ -1,11 +1,15 @@
-"""Another release of TRL for one notebook: TRL is pure Python, so a release is a folder on the path."""
+"""Which releases of TRL the workbench takes, and another one for one notebook: TRL is pure Python, a folder on the path."""
 
 import os
 import sys
+import warnings
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from .errors import MissingDependencyError, ParameterError
+
+OLDEST, NEWEST = "1.12.0", "1.16.0"  # the tests run on both; `make lanes` runs some on the releases between
+LAST_WITH_PPO = "1.12.0"
 
 
 def use_trl(release: str) -> None:
@@ -44,3 +48,31 @@ def _version() -> str:
         return version("trl")
     except PackageNotFoundError:
         return ""
+
+
+def check_trl(found: str = "") -> None:
+    """Raise for a TRL that is too old, and warn of one that is newer than the tests; empty for the installed one.
+
+    Example:
+        >>> check_trl("1.14.2")
+        >>> check_trl("1.11.0")
+        Traceback (most recent call last):
+        workbench.errors.MissingDependencyError: trl 1.11.0: the workbench takes 1.12.0 to 1.16.0; pip install "trl>=1.12,<1.17"
+    """
+    found = found or version("trl")
+    if _minor(found) < _minor(OLDEST):
+        above = ".".join(map(str, (_minor(NEWEST)[0], _minor(NEWEST)[1] + 1)))
+        raise MissingDependencyError(
+            f'trl {found}: the workbench takes {OLDEST} to {NEWEST}; pip install "trl>={OLDEST[:-2]},<{above}"'
+        )
+    if _minor(found) > _minor(NEWEST):
+        warnings.warn(
+            f"trl {found} is newer than the workbench was tested with ({NEWEST}): its stops and groups rest on parts of TRL "
+            "that may have moved. Look at one run's `completions/clipped_ratio` and `stops/clipped_ratio` before you trust it",
+            stacklevel=3,
+        )
+
+
+def _minor(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from workbench.experiments.toys.make import one_thread
 
 from benchmarks.pages import write_page
 from benchmarks.record import MEASURED, parser, publish
 from benchmarks.verdicts.error_rates import page
 from benchmarks.verdicts.record_controls import SEEDS, as_judged, control_arms, fifths_of, tolerance_for, with_recipe
+from tools.make_toys import one_thread
 from workbench import load_baseline
 from workbench.curves.compare import DIFFERENT, INCONCLUSIVE, PARTS, SAME, another_seed
 from workbench.curves.curve import Curve

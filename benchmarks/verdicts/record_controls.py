@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from scipy import stats
-from workbench.experiments.toys.make import make_model, one_thread
 
 from benchmarks.record import ROOT, parser
+from tools.make_toys import make_model, one_thread
 from workbench.curves.compare import PARTS
 from workbench.curves.curve import Curve
 from workbench.curves.documented import as_text, stored

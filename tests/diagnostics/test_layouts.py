@@ -4,7 +4,7 @@ import pytest
 import torch
 from padding_cases import TEXTS, tiny
 
-from workbench.diagnostics.layouts import _text_logits, attention_kernel, use_of_positions
+from workbench.diagnostics.padding_report import _text_logits, attention_kernel, use_of_positions
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

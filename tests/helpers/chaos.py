@@ -16,7 +16,7 @@ import psutil
 from conftest import ROOT, write_notebook
 from filelock import FileLock, Timeout
 
-from workbench.batch import slurm_state
+from workbench.lab.batch import slurm_state
 from workbench.runs.run import GOING, Run, list_runs
 
 RUNS, STEPS, ROWS = 8, 6, 8

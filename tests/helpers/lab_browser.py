@@ -34,7 +34,7 @@ def served(folder: Path, **environment: str):
     homes = {name: str(own / name) for name in names}
     homes |= {"JUPYTERLAB_SETTINGS_DIR": str(own / "settings"), "JUPYTERLAB_WORKSPACES_DIR": str(own / "workspaces")}
     homes |= {"JUPYTER_PREFER_ENV_PATH": "1", "JUPYTER_PLATFORM_DIRS": "1"}
-    homes["JUPYTER_CONFIG_PATH"] = str(ROOT / "requirements" / "jupyter")
+    homes["JUPYTER_CONFIG_PATH"] = homes["JUPYTER_PATH"] = str(ROOT / "requirements" / "jupyter")
     with (folder / "jupyter.log").open("w") as log:
         process = subprocess.Popen(command, cwd=folder, env=os.environ | homes | environment, stdout=log, stderr=log)
     try:

@@ -9,7 +9,7 @@ import generation_cases
 from workbench.experiments.toys.starter import starter_corpus, starter_model
 from workbench.generation.sampling import Rollout, Sampling, VLLMSampler, generate
 from workbench.generation.stops import StopRule, StopSpec
-from workbench.training.late_vllm import cpu_engine
+from workbench.training.sync_on_cpu import cpu_engine
 
 LIMIT = 32
 GREEDY = Sampling(max_completion_length=LIMIT, temperature=0)

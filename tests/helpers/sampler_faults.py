@@ -40,7 +40,7 @@ from workbench.training.grpo import GRPOTrainer, RLOOTrainer
 from workbench.training.online_dpo import OnlineDPOTrainer
 from workbench.training.recording import quiet_libraries
 from workbench.training.rewards import length_reward
-from workbench.training.sync_on_cpu import install_cpu_sync, server_without_nccl
+from workbench.training.sync_on_cpu import building_on_cpu, install_cpu_sync
 
 MODEL = os.environ.get("SAMPLER_FAULTS_MODEL", "starter")
 ROWS = int(os.environ.get("SAMPLER_FAULTS_ROWS", "16"))
@@ -188,7 +188,7 @@ def run(case: tuple, url: str, steps: int) -> dict:
     options.setdefault("train_dataset", load_prompts("starter"))
     if "peft_config" in options:
         options["peft_config"] = LoraConfig(**options["peft_config"])
-    with warnings.catch_warnings(record=True) as caught, server_without_nccl(args):
+    with warnings.catch_warnings(record=True) as caught, building_on_cpu(args):
         warnings.simplefilter("always")
         trainer = cls(PATH, reward_funcs=length_reward(), args=args, **options)
         if cls is trl.GRPOTrainer:

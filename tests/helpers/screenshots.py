@@ -3,7 +3,7 @@
     python tests/helpers/screenshots.py [FOLDER_OF_RUNS]    (one of notebook 02, three of 05)
 
 The report of notebook 02, its completions and the index as one opens them, and each widget in JupyterLab, driven in Chromium as
-tests/widgets/test_lab.py does.
+tests/lab/widgets/test_lab.py does.
 """
 
 import re
@@ -23,7 +23,7 @@ from PIL import Image  # noqa: E402
 from widgets.test_lab import press, wait_for_state  # noqa: E402
 
 from workbench import list_runs  # noqa: E402
-from workbench.reports import build_index  # noqa: E402
+from workbench.lab.reports import build_index  # noqa: E402
 
 STOPS = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -31,19 +31,19 @@ from workbench import StopSpec, load_prompts
 from workbench.generation.sampling import TransformersSampler
 from workbench.experiments.recipes import resolve_model
 from workbench.training.recording import quiet_libraries
-from workbench.widgets import stop_explorer
+from workbench.lab.widgets import stop_explorer
 
 quiet_libraries()
 path = resolve_model("search")
 engine = TransformersSampler(AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path))
 prompt = load_prompts("search")[0]["prompt"]
 stop_explorer({"transformers": engine}, prompt=prompt, stops=StopSpec(stop=("</search>",)), limit=24)"""
-PADDING = "from workbench.widgets import padding_explorer\npadding_explorer()"
+PADDING = "from workbench.lab.widgets import padding_explorer\npadding_explorer()"
 TRAINING = """\
 from functools import partial
 from workbench import length_reward, make_recipe, train_grpo
 from workbench.runs.run import create_run
-from workbench.widgets import train_live
+from workbench.lab.widgets import train_live
 
 run = create_run("05_grpo_docs_example", {"seed": 0}, state="running")
 train = partial(train_grpo, make_recipe("starter", max_steps=80), reward_funcs=length_reward(20), record_dir=run.path)
@@ -51,7 +51,7 @@ trainer = await train_live(run, train)"""
 COMPARER = """\
 from workbench.curves.documented import list_baselines, load_baseline
 from workbench import list_runs
-from workbench.widgets import run_comparer
+from workbench.lab.widgets import run_comparer
 
 runs = [run for run in list_runs(None, "05_grpo_docs_example") if run.status["state"] == "done"]
 unit = "characters from the target of 20"

@@ -56,7 +56,7 @@ def main() -> None:
     from redacted_notebook import redacted_notebook
 
     from workbench import list_runs
-    from workbench.reports.page import hider
+    from workbench.lab.reports.page import hider
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="notebooks; default all")

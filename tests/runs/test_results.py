@@ -6,7 +6,7 @@ from conftest import write_run
 
 from workbench.curves.stats import Interval
 from workbench.errors import ParameterError, RunError
-from workbench.reports.run_page import build_report
+from workbench.lab.reports.run_page import build_report
 from workbench.runs.files import write_json
 from workbench.runs.results import Result, results_of, save_result, show_results
 from workbench.runs.run import list_runs

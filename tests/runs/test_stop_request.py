@@ -133,8 +133,8 @@ def test_ppo_stops_too_and_leaves_its_policy(starter_folder, tmp_path):
 
 @pytest.mark.slow
 def test_a_notebook_that_was_asked_to_stop_is_interrupted_and_resumes_to_its_end(starter_folder, tmp_path):
-    from workbench.batch.execute import execute_run
-    from workbench.batch.plan import plan_run
+    from workbench.lab.batch.execute import execute_run
+    from workbench.lab.batch.plan import plan_run
 
     cells = (
         "from workbench import length_reward, make_recipe, train_grpo\n"

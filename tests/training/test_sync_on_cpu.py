@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from workbench.errors import RunError
 from workbench.generation.sampling import Sampling, ServerSampler, generate
-from workbench.training.sync_on_cpu import TiedHeads, install_cpu_sync, reload_server, server_without_nccl
+from workbench.training.sync_on_cpu import TiedHeads, building_on_cpu, install_cpu_sync, reload_server
 
 pytestmark = pytest.mark.slow
 
@@ -87,9 +87,9 @@ def test_nccl_is_left_out_only_beside_a_server():
     from trl.generation.vllm_client import VLLMClient
 
     own = VLLMClient.init_communicator
-    with server_without_nccl(SimpleNamespace(use_vllm=True, vllm_mode="colocate")):
+    with building_on_cpu(SimpleNamespace(use_vllm=True, vllm_mode="colocate")):
         assert VLLMClient.init_communicator is own
-    with server_without_nccl(SimpleNamespace(use_vllm=True, vllm_mode="server")):
+    with building_on_cpu(SimpleNamespace(use_vllm=True, vllm_mode="server")):
         assert VLLMClient.init_communicator is not own
     assert VLLMClient.init_communicator is own
 

@@ -9,7 +9,7 @@ from trl_version import HAS_PPO
 
 from workbench.errors import MissingDependencyError
 from workbench.experiments import recipes
-from workbench.generation.preflight import NEWEST, OLDEST, check_trl
+from workbench.trl_release import NEWEST, OLDEST, check_trl
 
 
 @pytest.mark.parametrize("found", [OLDEST, "1.12.1", "1.13.0", "1.14.2", NEWEST, "1.16.3", "1.16.0rc1"])

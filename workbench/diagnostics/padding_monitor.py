@@ -16,7 +16,7 @@ from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPO
 from ..consistency.padding import evaluating, pad_batch
 from ..errors import ParameterError
 from ..training.rows import is_of_a_step, tokenizer_of
-from .live import LiveCallback, add_to_log, attach_first
+from .callback import LiveCallback, add_to_log, attach_first
 
 try:
     from trl.experimental.ppo import PPOTrainer as StockPPO

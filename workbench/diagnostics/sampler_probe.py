@@ -19,7 +19,7 @@ from ..consistency.positions import window
 from ..errors import ParameterError, RunError
 from ..training.engine import generation_of, hook_generate, hook_requests, hook_sync, mode_of
 from ..training.rows import is_of_a_step, tokenizer_of
-from .live import LiveCallback, add_to_log, attach_first, say
+from .callback import LiveCallback, add_to_log, attach_first, say
 from .padding_monitor import prompts_of_all_lengths
 from .probe_engines import EngineInProcess, EngineServer, encoded
 from .sampler_verdict import (

@@ -20,7 +20,7 @@ from ..runs.files import json_lines, write_text
 from ..training.engine import finish_reasons, hook, hook_requests
 from ..training.recording import Recorder
 from ..training.rows import end_columns, eos_ids, is_of_a_step, logged_rows, several_turns, tokenizer_of
-from .live import LiveCallback, say
+from .callback import LiveCallback, say
 
 _KEPT = 2000  # rows from the start, and as many from the end, that the rules see
 

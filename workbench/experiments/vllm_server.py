@@ -16,9 +16,8 @@ import psutil
 
 from ..errors import RunError
 from ..training.engine import unhook
-from ..training.late_vllm import cpu_engine
 from ..training.rows import has_gpu
-from ..training.sync_on_cpu import TiedHeads
+from ..training.sync_on_cpu import TiedHeads, cpu_engine
 
 _PATIENCE_S = 300  # until it answers; 60 to 120 are usual on a CPU
 

@@ -1,17 +1,13 @@
-"""What is checked before anything expensive starts: the release of TRL, names of options, stops, and the tokenizer."""
+"""What is checked before anything expensive starts: names of options, stops, and the tokenizer."""
 
 import difflib
-import warnings
 from collections.abc import Iterable, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ..errors import MissingDependencyError, ParameterError
+from ..errors import ParameterError
 from .stops import StopRule, StopSpec
 
-OLDEST, NEWEST = "1.12.0", "1.16.0"  # the tests run on both; `make lanes` runs some on the releases between
-LAST_WITH_PPO = "1.12.0"
 # Options of generation_kwargs that say when to stop; they have to come as a StopSpec, which all parts then obey.
 _STOP_OPTIONS = ("eos_token_id", "stop_strings", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "min_new_tokens")
 _VLLM_NAMES = {  # transformers' name of an option -> vLLM's
@@ -137,31 +133,3 @@ def check_before_compute(model: Any, args: Any, stops: StopSpec, tokenizer: Any)
         StopRule(stops, tokenizer, None if isinstance(model, str) else model.generation_config)
         if args.vllm_mode == "colocate":
             check_tokenizers(tokenizer, on_disk, stops)
-
-
-def check_trl(found: str = "") -> None:
-    """Raise for a TRL that is too old, and warn of one that is newer than the tests; empty for the installed one.
-
-    Example:
-        >>> check_trl("1.14.2")
-        >>> check_trl("1.11.0")
-        Traceback (most recent call last):
-        workbench.errors.MissingDependencyError: trl 1.11.0: the workbench takes 1.12.0 to 1.16.0; pip install "trl>=1.12,<1.17"
-    """
-    found = found or version("trl")
-    if _minor(found) < _minor(OLDEST):
-        above = ".".join(map(str, (_minor(NEWEST)[0], _minor(NEWEST)[1] + 1)))
-        raise MissingDependencyError(
-            f'trl {found}: the workbench takes {OLDEST} to {NEWEST}; pip install "trl>={OLDEST[:-2]},<{above}"'
-        )
-    if _minor(found) > _minor(NEWEST):
-        warnings.warn(
-            f"trl {found} is newer than the workbench was tested with ({NEWEST}): its stops and groups rest on parts of TRL "
-            "that may have moved. Look at one run's `completions/clipped_ratio` and `stops/clipped_ratio` before you trust it",
-            stacklevel=3,
-        )
-
-
-def _minor(text: str) -> tuple[int, int]:
-    major, minor = text.split(".")[:2]
-    return int(major), int(minor)

@@ -36,7 +36,7 @@ from .rows import (
     fill_positions,
     logged_rows,
 )
-from .sync_on_cpu import install_cpu_sync, server_without_nccl
+from .sync_on_cpu import building_on_cpu, install_cpu_sync
 
 Stops = StopSpec | Sequence[str | int] | str | int | None
 
@@ -123,7 +123,7 @@ class _Control(TrainedOnce, _Trainer):
         if args is not None:
             check_before_compute(model, args, spec, processing_class)
             set_seed(args.seed)  # TRL before 1.15 makes an adapter before it seeds
-        with server_without_nccl(args):
+        with building_on_cpu(args):
             super().__init__(
                 model, validate_all(reward_funcs), args, processing_class=processing_class, **trl_arguments
             )  # type: ignore[call-arg]  # TRL's, which has no types

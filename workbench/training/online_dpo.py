@@ -17,7 +17,7 @@ from ..generation.stops import End, StopRule, StopSpec
 from .grpo import Stops, attach_ours, stops_in_generate, with_stop_text
 from .rewards import validate_all
 from .rows import TrainedOnce, add_rows, check_no_hook, completion_metrics, end_columns, text_of
-from .sync_on_cpu import install_cpu_sync, server_without_nccl
+from .sync_on_cpu import building_on_cpu, install_cpu_sync
 
 _OWN = ("self", "__class__", "stops", "explicit_positions", "record_dir")  # arguments that TRL's trainer does not have
 
@@ -72,7 +72,7 @@ class OnlineDPOTrainer(TrainedOnce, StockOnlineDPOTrainer):
                 "images with use_vllm=True: TRL's OnlineDPO would sample with them and score the rows without them; "
                 "sample with transformers"
             )
-        with server_without_nccl(args):
+        with building_on_cpu(args):
             super().__init__(**given | {"reward_funcs": validate_all(reward_funcs, logged=False)})
         self.args = args = copy.copy(args)  # stops are set in it, and the user's may serve another trainer
         self._rows: list[list[int]] = []

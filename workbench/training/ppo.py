@@ -7,6 +7,7 @@ everything else is TRL's own code.
 
 import contextlib
 import gc
+import os
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -19,14 +20,15 @@ from transformers import DataCollatorWithPadding
 from trl.trainer.utils import pad, selective_log_softmax
 
 from ..errors import MissingDependencyError, ParameterError
-from ..generation.preflight import LAST_WITH_PPO
 from ..generation.stops import End, StopRule, StopSpec
+from ..trl_release import LAST_WITH_PPO
 from .grpo import Stops, attach_ours
 from .ppo_rewards import NotifyingLoader, RewardFunctions, SplitColumnsCollator
 from .rows import add_reward_columns, add_rows, check_no_hook, completion_metrics, end_columns
 
 try:
-    from trl.experimental.ppo import PPOConfig, ppo_trainer
+    with mock.patch.dict(os.environ, TRL_EXPERIMENTAL_SILENCE="1"):  # PPO's release is known
+        from trl.experimental.ppo import PPOConfig, ppo_trainer
 except ImportError as error:
     raise MissingDependencyError(
         f"PPOTrainer: trl {version('trl')} has none, it left TRL with 1.13; call workbench.use_trl('{LAST_WITH_PPO}') first "

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
 from accelerate.utils import is_peft_model
 
 from ..errors import RunError
@@ -121,17 +122,34 @@ def _repacked_by(url: str) -> bool:
         return False
 
 
+def cpu_engine(model: str) -> dict[str, int]:
+    """Options of an engine where there is no GPU: no graph, which takes longer to compile than it saves, and for small weights
+    a small cache: 512 blocks, which 256 sequences of 256 tokens fill. vLLM writes zeros into all of it."""
+    if has_gpu():
+        return {}
+    size = sum(file.stat().st_size for file in Path(model).glob("model*.safetensors"))
+    return {"enforce_eager": True} | ({"num_gpu_blocks_override": 512} if 0 < size < 2**24 else {})
+
+
 @contextlib.contextmanager
-def server_without_nccl(args: Any):
-    """While open, TRL's client makes no NCCL group where there is no CUDA: `init_communicator` would raise."""
-    if args is None or not args.use_vllm or args.vllm_mode != "server" or has_gpu():
+def building_on_cpu(args: Any):
+    """While TRL builds a trainer without CUDA: its engine gets `cpu_engine`'s options, its client makes no NCCL group.
+
+    `init_communicator` would raise. The modules are as before once the trainer is built.
+    """
+    if args is None or not args.use_vllm or has_gpu():
         yield
         return
-    import torch
-    from trl.generation.vllm_client import VLLMClient
+    from trl.generation import vllm_client, vllm_generation
+
+    make = vllm_generation.LLM
+
+    def make_on_cpu(*positional: Any, **options: Any):
+        return make(*positional, **(cpu_engine(str(options.get("model", ""))) | options))
 
     with (
-        mock.patch.object(VLLMClient, "init_communicator", lambda self, device=0: None),
+        mock.patch.object(vllm_generation, "LLM", make_on_cpu),
+        mock.patch.object(vllm_client.VLLMClient, "init_communicator", lambda self, device=0: None),
         # OnlineDPO asks for the accelerator to hand to it; there is none.
         mock.patch.object(torch.accelerator, "current_accelerator", lambda *_, **__: torch.device("cpu")),
     ):

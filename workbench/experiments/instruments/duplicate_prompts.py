@@ -16,7 +16,7 @@ from ...generation.stops import StopSpec
 from ...training.engine import hook
 from ...training.grpo import GRPOTrainer
 from ...training.recording import quiet_libraries
-from ...training.sync_on_cpu import install_cpu_sync, server_without_nccl
+from ...training.sync_on_cpu import building_on_cpu, install_cpu_sync
 from ..recipes import grpo_config, load_prompts, make_recipe
 from ..toys.search_task import CLOSE
 from ..vllm_server import serve, sharing_engines
@@ -44,7 +44,7 @@ def make_trainer(
         fields |= {"vllm_mode": "server", "vllm_server_base_url": url}
     folder = tempfile.mkdtemp(prefix="workbench-")
     args = grpo_config(recipe, folder, **fields)
-    with server_without_nccl(args):  # stock TRL could not even start with a server where there is no CUDA
+    with building_on_cpu(args):  # stock TRL could not even start with a server where there is no CUDA
         trainer = cls(
             path,
             lambda completions, **_: [0.0] * len(completions),

@@ -1,0 +1,127 @@
+"""Which known defects of TRL some settings meet."""
+
+import dataclasses
+import json
+
+import pytest
+from conftest import ROOT, call
+
+from workbench.audit.known_defects import DEFAULTS, MET, Settings, met_defects, read_settings
+from workbench.errors import ParameterError
+
+DATA = json.loads((ROOT / "data/defects.json").read_text())
+VLLM = {"use_vllm": True}
+STOP = {"generation_kwargs": {"stop": ["</a>"]}}
+WINDOW = {"steps_per_generation": 4, "gradient_accumulation_steps": 2}
+# Defect -> a trainer, settings that meet it, and settings next to them that do not; the last may be another trainer's.
+SEED, EOS_IDS = {"generation_kwargs": {"seed": 7}}, {"generation_kwargs": {"eos_token_id": [1, 2]}}
+MASK, STRINGS = {"mask_truncated_completions": True}, {"generation_kwargs": {"stop_strings": ["a"]}}
+CASES = {
+    "copied_request_seed": ("GRPO", VLLM | SEED, SEED),
+    "dropped_finish_reason": ("RLOO", VLLM | STOP, VLLM),
+    "engine_seed": ("OnlineDPO", VLLM, VLLM | {"vllm_mode": "server"}, "GRPO"),
+    "false_clipping": ("GRPO", STOP, STOP, "PPO"),
+    "lora_without_the_seed": ("GRPO", {"use_peft": True}, {"use_peft": False}),
+    "loss_scale_masked": ("GRPO", MASK, MASK | {"loss_type": "grpo"}),
+    "loss_scale_window": ("GRPO", WINDOW, WINDOW | {"gradient_accumulation_steps": 4}),
+    "masked_stopped_rows": ("GRPO", STOP | MASK, STOP),
+    "online_dpo_stop_strings": ("OnlineDPO", VLLM | STOP, STOP),
+    "pads_behind_a_stop_id": ("GRPO", EOS_IDS, VLLM | EOS_IDS),
+    "ppo_penalty_looks_for_eos": ("PPO", {"missing_eos_penalty": 1.0, "stop_token_id": 5}, {"stop_token_id": 5}),
+    "ppo_runs_past_eos": ("PPO", {}, {"stop_token": "eos"}),
+    "stop_strings_need_a_tokenizer": ("GRPO", STRINGS, VLLM | STRINGS),
+    "zero_std_share": ("GRPO", {"multi_objective_aggregation": "normalize_then_sum"}, {"scale_rewards": "none"}),
+}
+# What settings alone do not decide.
+OPEN = {
+    "empty_completion": {},
+    "hidden_stop_token": {"generation_kwargs": {"stop_token_ids": [5]}},
+    "padding_without_positions": {},
+    "several_eos_ids": {},
+}
+
+
+def test_every_defect_of_the_table_has_a_rule_and_a_case():
+    assert MET.keys() == DATA["results"].keys() == CASES.keys() | OPEN.keys()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_settings_meet_a_defect_and_the_ones_next_to_them_do_not(name):
+    trainer, meets, near, *other = CASES[name]
+    met, why = MET[name](Settings(trainer, meets))
+    assert met is True and why
+    assert MET[name](Settings(*other or [trainer], near))[0] is not True
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_what_settings_do_not_decide_says_what_would(name):
+    met, why = MET[name](Settings("GRPO", OPEN[name]))
+    assert met is None and why
+
+
+def test_a_defect_is_named_only_on_releases_that_have_it():
+    settings = Settings("GRPO", WINDOW)
+    assert met_defects("1.8.0", settings)["loss_scale_window"][1].endswith("0.5 times the gradient")
+    assert "loss_scale_window" not in met_defects("1.9.1", settings)
+    with pytest.raises(ParameterError, match=r"trl='1\.8\.9': not among the releases"):
+        met_defects("1.8.9", settings)
+
+
+def test_a_generation_batch_size_is_as_many_steps_as_trl_makes_of_it():
+    from trl import GRPOConfig
+
+    settings = {"generation_batch_size": 32, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    assert MET["loss_scale_window"](Settings("GRPO", settings))[1].endswith("0.25 times the gradient")
+    config = GRPOConfig("out", num_generations=2, use_cpu=True, bf16=False, **settings)
+    assert config.steps_per_generation == Settings("GRPO", settings).steps_per_generation
+
+
+def test_the_defaults_are_those_of_the_installed_trl():
+    from trl import GRPOConfig
+
+    theirs = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
+    assert {name: theirs[name] for name in DEFAULTS} == DEFAULTS
+
+
+YAML = "steps_per_generation: 4\ngradient_accumulation_steps: 2\ngeneration_kwargs:\n  stop: ['</a>']\n"
+ARGS = json.dumps(WINDOW | {"generation_kwargs": '{"stop": ["a"]}'})
+
+
+@pytest.mark.parametrize("name, text", [("grpo.yaml", YAML), ("args.json", ARGS)])
+def test_the_command_names_what_the_settings_meet(name, text, tmp_path, capsys):
+    (tmp_path / name).write_text(text)
+    code, said, _ = call(capsys, "doctor", "--trl", "1.8.0", "--args", tmp_path / name)
+    assert code == 1 and "TRL 1.8.0, GRPO: these settings meet 2 known defects" in said
+    assert "loss_scale_window: loss_type=dapo (the default), steps_per_generation=4" in said
+    assert "false_clipping: stop in generation_kwargs" in said and "cannot tell  several_eos_ids" in said
+    if name == "args.json":  # a run's folder
+        assert call(capsys, "doctor", "--trl", "1.8.0", "--args", tmp_path)[1] == said
+
+
+def test_a_folder_of_the_workbench_says_its_trainer_backend_and_stops(tmp_path):
+    recipe = {"trainer": "RLOOTrainer", "recipe": {"backend": "vllm"}, "stops": {"stop": ["</a>"]}, "overrides": {}}
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe))
+    settings = read_settings(tmp_path)
+    assert (settings.trainer, settings["use_vllm"], settings.stops) == ("RLOO", True, "stop")
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("[1]", "expected TRL's arguments as NAME: VALUE"),
+        ("gradient_accumulation_steps: two", "gradient_accumulation_steps='two': expected a whole number"),
+        ("generation_kwargs: [1]", r"generation_kwargs=\[1\]: expected NAME: VALUE"),
+        ("a: [", "not YAML"),
+    ],
+)
+def test_a_file_that_is_no_settings_is_refused(text, said, tmp_path):
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ParameterError, match=said):
+        read_settings(tmp_path / "a.yaml")
+    with pytest.raises(ParameterError, match="no such file"):
+        read_settings(tmp_path / "b.yaml")
+
+
+def test_a_release_without_settings_is_refused(capsys):
+    code, _, error = call(capsys, "doctor", "--trl", "1.8.0")
+    assert code == 2 and "Give them with --args FILE" in error

@@ -1,0 +1,296 @@
+import os
+import re
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import ROOT, call, until, workbench, write_notebook, write_run
+
+from workbench.errors import ParameterError
+from workbench.lab.batch.execute import execute_run, kernel_environment
+from workbench.lab.batch.notebooks import find_notebook
+from workbench.lab.batch.plan import plan_run
+from workbench.runs import lock
+from workbench.runs.files import read_json, write_json
+from workbench.runs.run import list_runs, load_run, set_status
+
+WAIT = "import time\n(run.path / 'started').touch()\nfor _ in range(600): time.sleep(0.1)"
+
+
+INJECTED = "fail = 0\nopen('PWNED', 'w').close()\nfail"
+
+
+@pytest.fixture
+def notebook(tmp_path):
+    """Writes `hand_made.ipynb` from cells and returns its path as text."""
+    return lambda *cells, **parts: str(write_notebook(tmp_path / "hand_made.ipynb", *cells, **parts))
+
+
+def execute(path: str, root: Path, **params):
+    run = plan_run(path, params, root=root).prepare()
+    execute_run(run, notebook=path, quiet=True)
+    return run
+
+
+def descendants_of(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def started(path: str, root: Path) -> subprocess.Popen:
+    """`workbench run` of a notebook that says when it has started, in a process of its own, from that moment on."""
+    command, quiet = [sys.executable, "-m", "workbench", "run", path, "--runs-dir", str(root)], subprocess.DEVNULL
+    runner = subprocess.Popen(command, stdout=quiet, stderr=quiet, start_new_session=True)
+    until(lambda: list(root.glob("*/*/started")))
+    return runner
+
+
+def test_a_notebook_is_found_by_name_or_path_and_else_the_ones_there_are_are_named(notebook, tmp_path):
+    for name in ("00_start_here", "00_start_here.ipynb"):
+        assert find_notebook(name) == ROOT / "notebooks" / "00_start_here.ipynb"
+    assert find_notebook(notebook()) == tmp_path / "hand_made.ipynb"
+
+
+@pytest.mark.parametrize("params", [{INJECTED: 1}, {"steps": "many"}, {"steps": [1]}, {"nothing": 1}, {"steps": 101}])
+def test_parameters_that_the_notebook_does_not_take_are_not_written_into_it_and_the_run_stays_as_it_is(
+    notebook, tmp_path, params
+):
+    run = write_run(tmp_path / "runs", notebook="hand_made", state="interrupted", params=params)
+    before = {p.name: p.read_bytes() for p in run.path.iterdir()}
+    with pytest.raises(ParameterError, match="parameter"):
+        execute_run(run, notebook=notebook(), quiet=True)
+    assert {p.name: p.read_bytes() for p in run.path.iterdir()} == before
+
+
+def test_a_run_s_output_is_not_written_through_a_link_in_its_folder(notebook, tmp_path):
+    (tmp_path / "private").write_text("mine")
+    for name in ("log.txt", "executing.ipynb"):
+        run = plan_run(notebook("print('theirs')"), {}, root=tmp_path / "runs").prepare()
+        (run.path / name).symlink_to(tmp_path / "private")
+        execute_run(run, notebook=notebook("print('theirs')"), quiet=True)
+        assert (tmp_path / "private").read_text() == "mine"
+        assert run.status["state"] == ("failed" if name == "log.txt" else "done")
+
+
+def test_kernels_get_ports_of_their_own_and_one_thread_unless_the_environment_says_more(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    one, other = kernel_environment(7), kernel_environment(-1)
+    assert one["MASTER_PORT"] != other["MASTER_PORT"]
+    assert (one["PYTHONHASHSEED"], other["PYTHONHASHSEED"]) == ("7", str(2**32 - 1))
+    assert one["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    assert kernel_environment(0)["OMP_NUM_THREADS"] == "8"
+
+
+# --- how a run ends ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_good_notebook_ends_done_in_its_own_folder_and_stays_unchanged_itself(notebook, tmp_path):
+    path = notebook(
+        "import os, sys\nprint('héllo')\nopen('here', 'w').close()\nnumbers = {'steps': steps}\n"
+        "numbers |= {'seed': int(os.environ['PYTHONHASHSEED']), 'widgets': interactive, 'torch': 'torch' in sys.modules}",
+        save='save_result(run, [Result("it ran", True)], numbers | {"out": out_dir})',
+    )
+    before = Path(path).read_bytes()
+    run = execute(path, tmp_path / "runs", steps=5, seed=9)
+    assert run.status["state"] == "done"
+    assert run.result["numbers"] == {"steps": 5, "seed": 9, "widgets": False, "torch": False, "out": str(run.path)}
+    assert (tmp_path / "here").is_file()  # as in JupyterLab
+    assert "héllo" in (run.path / "log.txt").read_text()
+    assert Path(path).read_bytes() == before
+    assert not (run.path / "executing.ipynb").exists()
+
+
+@pytest.mark.slow
+def test_a_kernel_takes_modules_from_beside_the_notebook_and_none_from_the_run_s_folder(
+    notebook, tmp_path, monkeypatch
+):
+    """Whoever made the run's folder may be anyone; and it is a kernel of this Python, whatever Jupyter calls `python3`."""
+    kernels = tmp_path / "kernels" / "python3"
+    kernels.mkdir(parents=True)
+    (kernels / "kernel.json").write_text('{"argv": ["/bin/false"], "language": "python", "display_name": "another"}')
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    (tmp_path / "mine.py").write_text("value = 7")
+    path = notebook("import os\nos.chdir(run.path)\nimport mine, sys, colorsys\nassert mine.value == 7")
+    run = plan_run(path, {}, root=tmp_path / "runs").prepare()
+    for name in ("colorsys", "workbench", "ipykernel_launcher"):
+        (run.path / f"{name}.py").write_text("import pathlib; pathlib.Path('PWNED').touch()")
+    execute_run(run, notebook=path, quiet=True)
+    assert (run.status["state"], run.status["error"]) == ("done", None)
+    assert not (run.path / "PWNED").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", ["import sys\nsys.exit(0)", "import sys\nsys.exit(3)"])
+def test_leaving_in_the_middle_is_a_failure_whatever_the_exit_code(notebook, tmp_path, code):
+    run = execute(notebook(code), tmp_path / "runs")
+    assert run.status["state"] == "failed"
+    assert run.status["error"]
+
+
+@pytest.mark.slow
+def test_a_notebook_that_saves_no_result_is_done_without_a_headline_of_its_own_or_of_an_earlier_execution(
+    notebook, tmp_path
+):
+    path, root = notebook(save=""), tmp_path / "runs"
+    run = plan_run(path, {}, root=root).prepare()
+    (run.path / "result.json").write_text('{"headline": null}')
+    execute_run(run, notebook=path, quiet=True)
+    assert (run.status["state"], run.result) == ("done", {})
+
+
+OWN = """\
+\"\"\"What papermill takes.\"\"\"
+import os
+%matplotlib inline
+steps = 3
+lr: float = 1 / 4
+names = None
+layers = [0, 1]"""
+
+
+@pytest.mark.slow
+def test_a_notebook_that_knows_nothing_of_the_workbench_runs_is_swept_and_reported_as_it_stands(tmp_path):
+    here = tmp_path / "theirs"
+    path = write_notebook(here / "own.ipynb", parameters=OWN, setup="import helper\nprint(open('data.csv').read())",
+                          save="print((steps, lr, names, layers, helper.value, os.getcwd()))")  # fmt: skip
+    (here / "data.csv").write_text("a,b")
+    (here / "helper.py").write_text("value = 7")
+    (tmp_path / "more.yaml").write_text("{names: x, layers: [2]}")
+    own = ["run", path, "--runs-dir", tmp_path / "runs"]
+    given = ["-p", "steps", "0.5", "-f", tmp_path / "more.yaml", "-y", "names: [a, b]", "-k", "python3"]
+    process = workbench(*own, *given, "--cwd", here)
+    assert process.returncode == 0, process.stderr
+    assert f"a,b\n(0.5, 0.25, ['a', 'b'], [2], 7, '{here}')" in process.stderr
+    assert list_runs(tmp_path / "runs")[0].params == {"steps": 0.5, "layers": [2], "names": ["a", "b"]}
+    sweep = ["sweep", path, "-p", "steps=1,2", "-y", "lr: 0.5"]
+    sweep += ["--runs-dir", tmp_path / "runs", "--out", tmp_path / "out"]
+    first, second = (workbench(*sweep) for _ in range(2))
+    assert first.returncode == 0 and "2 of 2 runs are done and no check failed" in first.stdout, first.stderr
+    assert "skip   steps=1" in second.stdout  # done with this code, so the second time nothing is left to do
+    (here / "helper.py").write_text("value = 8")
+    assert workbench(*sweep, "--dry-run").stdout.startswith("run    steps=1\nrun    steps=2\n")
+    report = next((tmp_path / "runs").glob("*/*/report.html")).read_text()
+    assert f"workbench run {path}" in report
+
+
+@pytest.mark.slow
+def test_a_notebook_without_a_parameters_cell_takes_any_and_a_cell_beyond_its_limit_fails(tmp_path):
+    path = write_notebook(
+        tmp_path / "bare.ipynb", parameters="pass", setup="", save="print(seed)\nimport time; time.sleep(99)"
+    )
+    path.write_text(path.read_text().replace('"parameters"', '"other"'))
+    process = workbench("run", path, "-p", "seed", "7", "--execution-timeout", "2", "--runs-dir", tmp_path / "runs")
+    (run,) = list_runs(tmp_path / "runs")
+    assert (process.returncode, run.status["state"], run.params) == (1, "failed", {"seed": 7})
+    assert "timed out" in run.status["error"] and "7\n" in (run.path / "log.txt").read_text()
+
+
+@pytest.mark.slow
+def test_each_execution_is_kept_with_its_code_and_place_and_going_on_with_other_code_is_said(notebook, tmp_path):
+    root = tmp_path / "runs"
+    assert workbench("run", notebook("1 / 0"), "--runs-dir", root).returncode == 1
+    process = workbench("run", notebook("pass"), "--resume", "--runs-dir", root)
+    (run,) = list_runs(root)
+    assert f"{run.id} goes on with other code than it began with" in process.stderr
+    first, second = run.executions
+    assert first["notebook"]["code"] != second["notebook"]["code"] and first["time"] < second["time"]
+    assert second["notebook"]["path"] == notebook() and second["environment"]["packages"]["papermill"]
+    assert "was executed 2 times, with different code" in (run.path / "report.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "save, code, says",
+    [({}, 0, "hand_made .*: done, steps 3"),
+     ({"save": 'save_result(run, [Result("it rises", False), Result("it did", False, claim="A0.1")])'}, 1,
+      "1 checks failed: it rises")]
+)  # fmt: skip
+def test_the_exit_code_is_0_only_for_a_run_whose_checks_hold(notebook, tmp_path, save, code, says):
+    process = workbench("run", notebook("pass", **save), "--runs-dir", tmp_path / "runs", "-q")
+    assert process.returncode == code
+    assert re.search(says, process.stdout)
+    assert (list_runs(tmp_path / "runs")[0].path / "report.html").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_runner_that_is_stopped_leaves_an_interrupted_run_and_no_kernel(notebook, tmp_path, how):
+    runner = started(notebook(WAIT), tmp_path / "runs")
+    try:
+        (run,) = list_runs(tmp_path / "runs")
+        assert run.status["state"] == "running"
+        kernels = descendants_of(runner.pid)
+        assert kernels
+        runner.send_signal(how)
+        code = runner.wait(60)
+    finally:
+        runner.kill()
+    until(lambda: run.status["state"] == "interrupted", "the kernel of a killed runner to notice")
+    assert code == (-how if how == signal.SIGKILL else 130)
+    until(lambda: not any(k.is_running() and k.status() != psutil.STATUS_ZOMBIE for k in kernels))
+
+
+@pytest.mark.slow
+def test_plain_papermill_runs_a_notebook_too(starter_folder, tmp_path):
+    command = [sys.executable, "-m", "papermill", str(find_notebook("05_grpo_docs_example")), "out.ipynb"]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("WORKBENCH_RUNS")}
+    process = subprocess.run([*command, "-p", "steps", "3"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    (run,) = list_runs(tmp_path / "runs")
+    assert run.status["state"] == "done"
+    assert run.metrics["step"].tolist() == [1, 2, 3]
+    assert load_run(run.path).params["steps"] == 3
+
+
+@pytest.mark.slow
+def test_of_two_resumes_at_once_one_executes_the_run_and_the_other_is_refused(notebook, tmp_path):
+    steps = "import time\nfor n in range(3): open(run.path / 'steps.txt', 'a').write(f'{n}\\n'); time.sleep(0.5)"
+    path, root = notebook(steps), tmp_path / "runs"
+    run = plan_run(path, {}, root=root).prepare()
+    set_status(run.path, "interrupted", "for the test")
+    lock.let_go(run.path)
+    with ThreadPoolExecutor(2) as pool:
+        ended = list(pool.map(lambda _: workbench("run", path, "-q", "--resume", "--runs-dir", root), range(2)))
+    assert sorted(process.returncode for process in ended) == [0, 2]
+    (refused,) = [process.stderr for process in ended if process.returncode == 2]
+    assert re.search(r"process \d+ on host .* holds its lock|is (queued|running|done)|nothing to resume", refused)
+    assert (run.path / "steps.txt").read_text().split() == ["0", "1", "2"]
+    assert run.status["state"] == "done"
+
+
+@pytest.mark.slow
+def test_force_takes_what_cannot_be_checked_and_says_so_and_nothing_that_lives(notebook, tmp_path, capsys):
+    path, root = notebook(), tmp_path / "runs"
+    run = plan_run(path, {}, root=root).prepare()
+    resume = ["run", path, "-q", "--resume", run.id, "--runs-dir", root]
+    code, _, err = call(capsys, *resume, "--force")
+    assert code == 2 and f"(process {os.getpid()} on host {os.uname().nodename}: cancel it first)" in err
+    lock.let_go(run.path)
+    status = read_json(run.path / "status.json", {})
+    write_json(run.path / "status.json", status | {"state": "running", "owner": {"pid": 1, "host": "far"}})
+    code, _, err = call(capsys, *resume)
+    assert code == 2 and "running on far, as its status says; cannot be checked from here" in err
+    assert "if that has ended, `--force` takes the run" in err
+    process = workbench(*resume, "--force")
+    assert process.returncode == 0, process.stderr
+    assert "--force: takes the run although it is running on far, as its status says; cannot be" in process.stderr
+    assert run.status["state"] == "done"
+
+
+@pytest.mark.slow
+def test_a_kernel_whose_runner_was_killed_keeps_its_run_until_it_is_gone(notebook, tmp_path):
+    runner = started(notebook(WAIT), tmp_path / "runs")
+    (run,) = list_runs(tmp_path / "runs")
+    (kernel,) = [p for p in descendants_of(runner.pid) if "ipykernel" in " ".join(p.cmdline())]
+    kernel.suspend()  # it cannot notice that its runner is gone
+    runner.kill()
+    runner.wait()
+    assert run.status["state"] == "running"
+    assert workbench("run", notebook(WAIT), "--resume", run.id, "--runs-dir", tmp_path / "runs").returncode == 2
+    kernel.resume()
+    until(lambda: run.status["state"] == "interrupted", "the kernel to end")

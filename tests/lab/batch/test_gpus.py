@@ -1,0 +1,128 @@
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+
+from workbench.errors import ParameterError
+from workbench.lab.batch.gpus import check_gpus, describe_gpus, hold, visible_gpus
+
+
+@pytest.fixture(autouse=True)
+def locks_of_its_own(tmp_path, monkeypatch):
+    """No lock of a real GPU is touched: the names are made up, their locks lie in the test's folder."""
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    for name in ("SLURM_JOB_ID", "WORKBENCH_GPUS_HANDED_OUT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,8")
+
+
+VALUES = [("0,1", ["0", "1"]), ("", []), ("-1", []), (" GPU-a , MIG-b ", ["GPU-a", "MIG-b"])]
+
+
+@pytest.mark.parametrize(("value", "names"), VALUES)
+def test_the_gpus_are_those_that_cuda_visible_devices_leaves(monkeypatch, value, names):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert visible_gpus() == names
+
+
+def test_without_the_variable_nvidia_smi_is_asked(monkeypatch, tmp_path):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert visible_gpus() == []
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\nprintf '0\\n1\\n2\\n'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    assert visible_gpus() == ["0", "1", "2"]
+
+
+def test_more_gpus_than_there_are_is_refused_with_those_there_are(monkeypatch):
+    check_gpus(None)
+    check_gpus(2)
+    with pytest.raises(ParameterError, match=r"gpus=3: .* visible here: 2 \(7, 8\)"):
+        check_gpus(3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ParameterError, match=r"gpus=1: 1 asked for each run, none visible here"):
+        check_gpus(1)
+    with pytest.raises(ParameterError, match="gpus=-1: expected 0 or more"):
+        check_gpus(-1)
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "words"),
+    [("7,8", None, "1 for each run, of 7, 8"), ("7,8", 2, "2 for each run, of 7, 8"), ("7,8", 0, "none, of 7, 8"),
+     ("", None, "none visible here")]
+)  # fmt: skip
+def test_what_a_run_would_get_is_said_in_words(monkeypatch, visible, count, words):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert describe_gpus(count) == words
+
+
+def give_up(why):
+    raise TimeoutError(why)
+
+
+@pytest.mark.parametrize("job", [None, "1"])
+def test_two_holders_never_have_the_same_gpu_and_a_third_waits_and_says_so_also_in_an_allocation(monkeypatch, job):
+    if job:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+    reasons = []
+    with hold(None, reasons.append) as first, hold(1, reasons.append) as second:
+        assert {first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]} == {"7", "8"}
+        assert reasons == []
+        with pytest.raises(TimeoutError, match="waits for 1 of the GPUs 7, 8"), hold(1, give_up):
+            pass
+        with pytest.raises(TimeoutError, match="waits for 2"), hold(2, give_up):
+            pass
+    with hold(2, reasons.append) as both:
+        assert both["CUDA_VISIBLE_DEVICES"] == "7,8"
+
+
+def test_none_asked_hides_all_of_them():
+    with hold(0, print) as devices:
+        assert devices["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_what_a_job_or_a_run_around_has_handed_out_is_left_alone(monkeypatch):
+    monkeypatch.setenv("WORKBENCH_GPUS_HANDED_OUT", "1")
+    with hold(1, print) as devices, hold(1, print):
+        assert devices == {}
+
+
+def _hold_for_ever(started):
+    with hold(2, print):
+        started.set()
+        time.sleep(600)
+
+
+def test_a_killed_holder_lets_go():
+    context = multiprocessing.get_context("fork")
+    started = context.Event()
+    process = context.Process(target=_hold_for_ever, args=(started,))
+    process.start()
+    assert started.wait(30)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    with hold(2, print) as devices:
+        assert devices["CUDA_VISIBLE_DEVICES"] == "7,8"
+
+
+def test_runs_with_different_temporary_folders_share_one_set_of_locks(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "mine"))
+    with hold(1, print) as first:
+        assert first["CUDA_VISIBLE_DEVICES"] == "7"
+        monkeypatch.setenv("TMPDIR", str(tmp_path / "other"))
+        monkeypatch.setattr("tempfile.tempdir", None)
+        with pytest.raises(TimeoutError, match="too many are taken"), hold(1, give_up):
+            pass
+
+
+def test_a_home_that_cannot_be_written_says_where_the_locks_could_lie(monkeypatch):
+    monkeypatch.delenv("WORKBENCH_CACHE")
+    monkeypatch.setenv("HOME", "/dev/null/home")
+    says = r"/dev/null/home.*the GPUs' locks lie there: set WORKBENCH_CACHE"
+    with pytest.raises(ParameterError, match=says), hold(1, print):
+        pass

@@ -1,0 +1,79 @@
+from pathlib import Path
+
+import nbformat
+import pytest
+from conftest import write_notebook
+
+from workbench.lab.batch.execute import _execute_notebook, kernel_environment
+
+pytestmark = pytest.mark.slow
+
+
+class Recorder:
+    """A display that keeps what it is shown."""
+
+    def __init__(self):
+        self.events, self.text = [], ""
+
+    def cell_start(self, index, total):
+        self.events.append(("start", index, total))
+
+    def cell_done(self, index):
+        self.events.append(("done", index))
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+def execute(folder: Path, cell: str) -> tuple[tuple[str, str | None], list[str], Recorder]:
+    """State and error, the state of each code cell, and what was displayed of a notebook with this one cell."""
+    path = write_notebook(folder / "in.ipynb", cell, parameters="seed: int = 0", setup="", save="print('last')")
+    shown = Recorder()
+    start = {"env": kernel_environment(0) | {"MINE": "1"}, "cwd": str(folder)}
+    got = _execute_notebook(path, folder / "out.ipynb", {}, start, shown)
+    cells = nbformat.read(folder / "out.ipynb", 4).cells
+    return got, [c.metadata.papermill["status"] for c in cells if "papermill" in c.metadata], shown
+
+
+def test_a_good_notebook_is_done_in_its_folder_and_environment_and_each_cell_is_shown(tmp_path):
+    got, states, shown = execute(tmp_path, "import os\nprint(os.getcwd(), os.environ['MINE'])")
+    assert got == ("done", None)
+    assert set(states) == {"completed"}
+    assert f"{tmp_path} 1\n" in shown.text
+    assert shown.events == [(what, n, 3)[: 3 if what == "start" else 2] for n in range(3) for what in ("start", "done")]
+
+
+def test_a_cell_that_raises_is_failed_and_named_with_its_error(tmp_path):
+    got, states, _ = execute(tmp_path, "1 / 0")
+    assert got == ("failed", "cell 2: ZeroDivisionError: division by zero")
+    assert states[-2:] == ["failed", "pending"]
+
+
+def test_a_training_that_was_asked_to_stop_is_interrupted(tmp_path):
+    stop = "from workbench.errors import TrainingStopped\nraise TrainingStopped('stopped after step 2')"
+    assert execute(tmp_path, stop)[0] == ("interrupted", "stopped after step 2")
+
+
+def test_a_cell_whose_kernel_was_killed_is_failed_and_its_run_interrupted(tmp_path):
+    (state, error), states, _ = execute(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    assert state == "interrupted"
+    assert "kernel died" in error
+    assert states[-2:] == ["failed", "pending"]
+
+
+def test_a_token_that_a_cell_shows_is_in_no_file(tmp_path):
+    lines = ["from IPython.display import HTML, display", "token = 'hf_' + 'AbCd1234' * 4",
+             "print(token); display(HTML(f'<b>{token}</b>')); display({'image/png': 'iVBORw0KGgo='}, raw=True)",
+             "password = 'S3cretOfTheTraceback42'", "raise ValueError(token + password * 0)"]  # fmt: skip
+    (state, error), _, shown = execute(tmp_path, "\n".join(lines))
+    saved = (tmp_path / "out.ipynb").read_text()
+    assert state == "failed"
+    assert "AbCd1234AbCd" not in saved + shown.text + str(error)
+    outputs = [o for cell in nbformat.read(tmp_path / "out.ipynb", 4).cells for o in cell.get("outputs", [])]
+    raised = [output for output in outputs if "traceback" in output]
+    assert "password" in str(raised) and "S3cretOfTheTraceback42" not in str(raised)  # in the colours of IPython
+    assert saved.count("[token]") >= 4
+    assert "iVBORw0KGgo=" in saved

@@ -1,0 +1,72 @@
+"""What TRL imports of vLLM, and when; an engine that starts so is in test_stopping.py."""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+import trl
+from conftest import need
+
+from workbench.lab.batch.late_vllm import _TRLFinder
+from workbench.training.sync_on_cpu import cpu_engine
+
+pytestmark = pytest.mark.slow
+
+# In a process of its own, since vLLM once loaded stays loaded.
+CODE = """
+import json, sys
+from workbench import GRPOTrainer, OnlineDPOTrainer, RLOOTrainer
+from trl.generation import vllm_client, vllm_generation
+from trl.experimental.online_dpo import online_dpo_trainer
+from trl.import_utils import is_vllm_available
+import trl
+
+loaded = [name for name in sys.modules if name.partition(".")[0] == "vllm"]
+known = is_vllm_available()
+asked = {module.__name__: [n for n, v in vars(module).items() if type(v).__name__ == "_Late"]
+         for module in (vllm_client, vllm_generation, online_dpo_trainer)}
+made = vllm_generation.SamplingParams(max_tokens=3)
+import vllm
+real = {name: [hasattr(getattr(sys.modules[name], n)._real(), "__name__") for n in names] for name, names in asked.items()}
+print(json.dumps([loaded, known, asked, real, made == vllm.SamplingParams(max_tokens=3)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def found():
+    need(find_spec("vllm"), "vLLM")
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", CODE], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_trainers_are_imported_without_vllm_which_counts_as_installed(found):
+    loaded, known, *_ = found
+    assert (loaded, known) == ([], True)
+
+
+def test_each_name_that_trl_takes_from_vllm_is_the_real_one_when_it_is_used(found):
+    _, _, asked, real, equal = found
+    assert all({"LLM", "SamplingParams"} <= set(names) for module, names in asked.items() if "client" not in module)
+    assert asked.keys() == real.keys() and all(all(names) for names in real.values())
+    assert equal
+
+
+@pytest.mark.parametrize("place, ours", [("generation", True), ("experimental/async_grpo", False)])
+def test_of_two_modules_of_one_name_only_the_trainers_gets_the_stand_in(place, ours):
+    name, folder = f"trl.{place.replace('/', '.')}.vllm_client", f"{trl.__path__[0]}/{place}"
+    assert (_TRLFinder().find_spec(name, [folder]) is not None) == ours
+
+
+def test_without_a_gpu_an_engine_compiles_nothing_and_a_small_model_has_a_small_cache(
+    monkeypatch, tmp_path, starter_folder
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cpu_engine(str(starter_folder)) == {"enforce_eager": True, "num_gpu_blocks_override": 512}
+    assert cpu_engine("owner/model-of-a-hub") == {"enforce_eager": True}
+    (tmp_path / "model.safetensors").write_bytes(bytes(2**24))
+    assert cpu_engine(str(tmp_path)) == {"enforce_eager": True}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert cpu_engine(str(starter_folder)) == {}

@@ -1,0 +1,223 @@
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from conftest import ROOT, call, until, workbench, write_notebook, write_run
+
+from workbench.errors import RunError
+from workbench.lab.batch import manage
+from workbench.runs import lock
+from workbench.runs.files import read_json, write_json
+from workbench.runs.run import list_runs, set_status
+from workbench.runs.summary import RunSummary
+
+TRAIN = """\
+import time
+from workbench.errors import TrainingStopped
+from workbench.runs.files import write_json
+from workbench.runs.stop_request import stop_request
+for step in range(1, 601):
+    write_json(run.path / "progress.json", {"step": step, "max_steps": 600, "elapsed_s": step / 10})  # whole at any moment
+    print(f"step {step}", flush=True)
+    time.sleep(0.1)
+    if why := stop_request(run.path):
+        raise TrainingStopped(f"stopped after step {step}: {why}")"""
+
+
+def going(tmp_path, *cells):
+    """A `workbench run` process of a notebook with these cells, and its run once the notebook runs."""
+    path, quiet = write_notebook(tmp_path / "hand_made.ipynb", *cells), subprocess.DEVNULL
+    command = [sys.executable, "-m", "workbench", "run", str(path), "-q", "--runs-dir", str(tmp_path / "runs")]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=quiet, stderr=quiet)
+    until(lambda: [run for run in list_runs(tmp_path / "runs") if run.status["state"] == "running"])
+    return process, list_runs(tmp_path / "runs")[0]
+
+
+def test_a_run_is_found_by_id_by_notebook_and_id_by_folder_and_as_the_last(tmp_path):
+    first, second = write_run(tmp_path, "2026-1"), write_run(tmp_path, "2026-2")
+    names = ("2026-1", "05_grpo_docs_example/2026-1", str(first.path))
+    assert [manage.find_run(name, tmp_path).path for name in names] == [first.path] * 3
+    assert manage.find_run("last", tmp_path).path == second.path
+
+
+def test_a_notebook_s_name_means_all_of_its_runs(tmp_path, capsys):
+    runs = [write_run(tmp_path, f"2026-{n}") for n in (1, 2)]
+    other = write_run(tmp_path, "2026-3", notebook="other")
+    for name in (runs[0].notebook, f"{runs[0].notebook}.ipynb"):
+        assert manage.find_runs(name, tmp_path) == runs
+    assert manage.find_runs("2026-3", tmp_path) == [other]
+    (runs[-1].path / "log.txt").write_text("of the newest")
+    assert call(capsys, "logs", runs[0].notebook, "--runs-dir", tmp_path) == (0, "of the newest", "")
+    assert call(capsys, "status", "--runs-dir", tmp_path)[1].endswith("\n3 of 3 runs are done and no check failed\n")
+    with pytest.raises(RunError, match="run 'nine': not found"):
+        manage.find_runs("nine", tmp_path)
+
+
+def test_status_shows_every_run_from_its_folder(capsys, tmp_path):
+    write_run(tmp_path, "1", result={"headline": {"name": "reward", "value": -4.0}, "checks": {"a": False}})
+    run = write_run(tmp_path, "2", state="running")
+    write_json(run.path / "progress.json", {"step": 3, "max_steps": 80, "elapsed_s": 1.0})
+    failed = write_run(tmp_path, "3")
+    set_status(failed.path, "failed", "cell 3: ValueError: \x1b[31mno\x1b[0m \x1b]0;title\x07")
+    lock.let_go(write_run(tmp_path, "4", state="running").path)  # its process was killed
+    code, out, _ = call(capsys, "status", "--runs-dir", tmp_path)
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0].endswith(" 1: done, reward -4, 1 checks failed: a")
+    assert f" 2: running, step 3/80, on {socket.gethostname()}, process {os.getpid()}, " in lines[1]
+    assert lines[2].endswith(r" 3: failed: cell 3: ValueError: no \x1b]0;title\x07")
+    assert " 4: interrupted: the process that ran it is gone" in lines[3]
+    _, out, _ = call(capsys, "status", "--runs-dir", tmp_path, "--json", "2")
+    (row,) = map(json.loads, out.splitlines())
+    assert (row["state"], row["progress"], row["owner"]["pid"]) == ("running", "step 3/80", os.getpid())
+    assert call(capsys, "status", "--runs-dir", tmp_path / "none")[:2] == (0, f"no runs in {tmp_path / 'none'}\n")
+
+
+def test_logs_shows_what_was_printed_and_cannot_command_the_terminal(capsys, tmp_path):
+    run = write_run(tmp_path, "1")
+    (run.path / "log.txt").write_text("h\u00e9llo\n\x1b[31mred\x1b[0m \x1b]8;;https://example.org\x07link\rend\u202e\n")
+    code, out, _ = call(capsys, "logs", "1", "--runs-dir", tmp_path)
+    assert (code, out) == (0, "h\u00e9llo\nred \\x1b]8;;https://example.org\\x07link\nend\\u202e\n")
+    write_run(tmp_path, "2")
+    code, out, err = call(capsys, "logs", "2", "--runs-dir", tmp_path)
+    assert (code, out) == (2, "")
+    assert "no log; the run is done" in err
+
+
+def test_a_run_of_another_machine_is_cancelled_by_force_alone_and_says_what_was_overridden(tmp_path):
+    run = write_run(tmp_path, "1", state="running")
+    status = read_json(run.path / "status.json", {})
+    lock.let_go(run.path)
+    write_json(run.path / "status.json", status | {"owner": {"pid": os.getpid(), "host": "elsewhere"}})
+    with pytest.raises(RunError, match=r"is running on elsewhere, .*cannot be checked from here; cancel it there"):
+        manage.cancel(run)
+    manage.cancel(run, grace=0, force=True)
+    assert run.status["state"] == "interrupted"
+    assert "cancelled with --force while running on elsewhere, as its status says" in run.status["error"]
+
+
+@pytest.fixture
+def started():
+    """Starts a process that lives until the test ends and whose command ends in a word."""
+    children = []
+
+    def start(word: str) -> psutil.Process:
+        children.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", word]))
+        process = psutil.Process(children[-1].pid)
+        until(process.cmdline)  # empty for a moment while the program is loaded
+        return process
+
+    yield start
+    for child in children:
+        child.kill()
+        child.wait()
+
+
+@pytest.fixture
+def process(started):
+    return started("ipykernel_launcher")
+
+
+def owned_by(process: psutil.Process, tmp_path):
+    run = write_run(tmp_path, "1", state="running")  # the lock is held, by this process
+    set_status(run.path, "running", owner={"pid": process.pid, "host": socket.gethostname()})
+    return run
+
+
+def test_a_run_in_a_notebook_s_kernel_is_left_to_jupyterlab(process, tmp_path):
+    run = owned_by(process, tmp_path)
+    with pytest.raises(RunError, match=f"a notebook's kernel, process {process.pid}; interrupt it in JupyterLab"):
+        manage.cancel(run)
+    assert run.status["state"] == "running"
+
+
+def test_a_folder_from_elsewhere_cannot_have_a_process_of_mine_ended(started, tmp_path):
+    mine = started("workbench")
+    run = owned_by(mine, tmp_path)
+    with pytest.raises(RunError, match=f"process {mine.pid} does not hold its lock; it is left alone"):
+        manage.cancel(run)
+    assert mine.is_running()
+
+
+def test_a_process_of_another_user_is_named(process, tmp_path, monkeypatch):
+    def deny(_):
+        raise psutil.AccessDenied(process.pid)
+
+    run = owned_by(process, tmp_path)
+    monkeypatch.setattr(psutil.Process, "cmdline", deny)
+    with pytest.raises(RunError, match=f"process {process.pid} belongs to another user"):
+        manage.cancel(run)
+
+
+def test_a_run_of_slurm_is_cancelled_there(tmp_path, monkeypatch):
+    run = write_run(tmp_path, "1")
+    set_status(run.path, "queued", owner={"job": "9_1"})
+    monkeypatch.setattr(manage, "refresh", lambda runs: None)
+    monkeypatch.setattr(manage, "cancel_job", lambda run: set_status(run.path, "interrupted", "Slurm: cancelled"))
+    manage.cancel(run)
+    assert run.status["error"] == "Slurm: cancelled"
+
+
+@pytest.mark.slow
+def test_cancel_lets_a_training_finish_its_step_and_log_follows_it_to_its_end(capsys, tmp_path):
+    process, run = going(tmp_path, TRAIN)
+    pieces = manage.read_log(run, follow=True)
+    assert "step 1" in next(pieces) + next(pieces)
+    code, out, _ = call(capsys, "cancel", run.id, "--runs-dir", tmp_path / "runs")
+    assert code == 0
+    assert f"hand_made {run.id}: interrupted: stopped after step " in out
+    assert ": cancelled" in out
+    assert process.wait(30) == 130
+    assert "step 600" not in "".join(pieces)  # it ends with the run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["import time; time.sleep(600)", TRAIN])
+def test_what_does_not_train_or_gets_no_grace_is_ended_at_once(capsys, tmp_path, cell):
+    process, run = going(tmp_path, cell)
+    began = time.monotonic()
+    grace = ["--grace", "0"] if cell == TRAIN else []
+    assert call(capsys, "cancel", run.id, *grace, "--runs-dir", tmp_path / "runs")[0] == 0
+    assert run.status["error"] == "stopped by Ctrl-C or SIGTERM"
+    assert process.wait(30) == 130
+    assert time.monotonic() - began < 45  # it did not wait for the grace of a training
+
+
+@pytest.mark.slow
+def test_a_run_without_a_free_gpu_is_queued_and_says_why_and_gets_it_when_it_is_free(tmp_path, monkeypatch):
+    from workbench.lab.batch.gpus import hold
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "made-up")
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    cell = "import os\n(run.path / 'gpu').write_text(os.environ['CUDA_VISIBLE_DEVICES'])"
+    path = write_notebook(tmp_path / "hand_made.ipynb", cell)
+    command = [sys.executable, "-m", "workbench", "run", str(path), "-q", "--runs-dir", str(tmp_path / "runs")]
+    with hold(1, print):
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+        until(lambda: list_runs(tmp_path / "runs"))
+        (run,) = list_runs(tmp_path / "runs")
+        until(lambda: run.status["error"])
+        assert run.status["state"] == "queued"
+        assert "waits for 1 of the GPUs made-up" in RunSummary.of(run).line
+    assert process.wait(60) == 0
+    assert (run.path / "gpu").read_text() == "made-up"
+
+
+@pytest.mark.slow
+def test_a_token_that_a_notebook_prints_or_raises_reaches_neither_log_nor_status_nor_report(tmp_path):
+    secret = "hf_" + "aB3dE5" * 6
+    path = write_notebook(tmp_path / "hand_made.ipynb", "import os; print(os.environ['HF_TOKEN'])",
+                          "raise RuntimeError('401 for ' + os.environ['HF_TOKEN'])")  # fmt: skip
+    command = ["run", path, "--runs-dir", tmp_path / "runs"]
+    process = workbench(*command, env={"HF_TOKEN": secret})
+    assert process.returncode == 1
+    assert "401 for [token]" in process.stdout
+    (run,) = list_runs(tmp_path / "runs")
+    for name in ("log.txt", "status.json", "params.json", "env.json", "report.html"):
+        assert secret not in (run.path / name).read_text(), name
+    assert secret not in process.stdout + process.stderr

@@ -1,0 +1,409 @@
+"""Runs as jobs of a real Slurm: a private cluster of two nodes with fake GPUs, see slurm_cluster.py."""
+
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import slurm_cluster
+from conftest import ROOT, need, until, workbench, write_notebook
+
+from workbench.errors import MissingDependencyError, ParameterError, RunError
+from workbench.lab.batch import slurm, slurm_state
+from workbench.lab.batch.slurm import SlurmOptions
+from workbench.runs.files import read_json
+from workbench.runs.run import create_run, list_runs, set_status
+
+SMALL = SlurmOptions(mem="2G", time=5)
+WAIT = "import time\nfor _ in range(3000):\n    time.sleep(0.1)"
+TRAIN = """\
+import os, time
+from workbench.runs.stop_request import stop_request
+from workbench import make_recipe, train_grpo
+calls = []
+def reward(completions, **_):
+    calls.append(1)
+    while len(calls) == 2 and "SLURM_RESTART_COUNT" not in os.environ and not stop_request(run.path):
+        (run.path / "training").touch(); time.sleep(0.1)
+    return [-float(len(text)) for text in completions]
+fields = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 8, "save_steps": 50}
+train_grpo(make_recipe("starter", max_steps=4, **fields), reward_funcs=reward, record_dir=run.path)"""
+LOOP = """\
+import os, time
+from workbench.runs.stop_request import stop_request
+from workbench.errors import TrainingStopped
+while "SLURM_RESTART_COUNT" not in os.environ:
+    (run.path / "training").touch(); time.sleep(0.1)
+    if stop_request(run.path):
+        raise TrainingStopped("stopped after step 2: " + stop_request(run.path))"""
+WHERE = """\
+import json, os, time
+began = time.time(); time.sleep(4)
+where = {k: os.environ[k] for k in ("SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES", "MY_SECRET")}
+(run.path / "where.json").write_text(json.dumps(where | {"began": began, "ended": time.time()}))"""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A running cluster, its commands on PATH and SLURM_CONF set."""
+    lacking = slurm_cluster.missing()
+    need(not lacking, f"Slurm (lacks {', '.join(lacking)}; see .ci/run)")
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # short: munge's socket lies in it
+    with slurm_cluster.cluster(folder):
+        yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def submitted(tmp_path, monkeypatch):
+    """Submits one run for each list of cells, all as one array; every job has ended with the test."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    runs = []
+
+    def submit(*cells: str, options: SlurmOptions = SMALL) -> list:
+        path = tmp_path / f"by_hand_{len(runs)}.ipynb"
+        write_notebook(path, "exec(cells[seed])", setup=CELLS.format(cells=cells))
+        made = [create_run("by_hand", {"seed": n, "steps": 3}, tmp_path / "runs") for n in range(len(cells))]
+        slurm.submit(made, path, options)
+        runs.extend(made)
+        return made
+
+    yield submit
+    for run in runs:
+        if "job" in run.status["owner"]:
+            subprocess.run(["scancel", "--quiet", run.status["owner"]["job"]], check=False)
+
+
+CELLS = """\
+from workbench import Result, open_run, save_result
+run = open_run("by_hand", out_dir, {{}})
+cells = {cells!r}"""
+
+
+def ended(runs, seconds: float = 120) -> list[tuple[str, str]]:
+    """State and error of each run once none goes on, by their folders and one question to Slurm a poll."""
+
+    def all_ended():
+        slurm_state.refresh(runs)
+        return not any(run.status["state"] in ("queued", "running") for run in runs)
+
+    until(all_ended, "the end of all runs", seconds)
+    return [(run.status["state"], run.status["error"]) for run in runs]
+
+
+def running(run) -> None:
+    until(lambda: run.status["state"] == "running", "a run to start", 60)
+
+
+def job(run) -> str:
+    return run.status["owner"]["job"]
+
+
+# --- options, without a cluster ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"time": -1}, "slurm time=-1: expected a whole number of at least 0"),
+        ({"gpus": "many"}, "slurm gpus='many': expected a number, or a kind and a number as in a100:1"),
+        ({"gpus": -1}, "slurm gpus=-1"),
+        ({"cpus": True}, "slurm cpus=True"),
+        *(({"mem": text}, "--mem .*e.g. 64G") for text in ("lots", "", "-4", "64GB/s", "nan", "inf", "1.5")),
+        ({"parallel": 0}, "slurm parallel=0"),
+        ({"requeues": -1}, "slurm requeues=-1"),
+        ({"partition": "a b"}, "slurm partition='a b'"),
+        ({"extra": {"--qos": "x"}}, "without its dashes"),
+        ({"extra": {"qos": "x\n#SBATCH -n 9"}}, "without its dashes"),
+        ({"extra": {"nodes": "2"}}, "each run being one process of its own"),
+        ({"extra": {"time": "9"}}, "--sbatch time=9: use --time"),
+        ({"extra": {"signal": "INT@9"}}, "expected USR2@SECONDS"),
+    ],
+)
+def test_a_wrong_option_is_named_before_anything_else(fields, message):
+    with pytest.raises(ParameterError, match=message):
+        SlurmOptions(**fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("60", 60), ("4:00", 4), ("4:30", 5), ("4:00:00", 240), ("1-0", 1440), ("1-2:3", 1563), ("1-2:3:1", 1564),
+     ("UNLIMITED", 0)]
+)  # fmt: skip
+def test_a_time_limit_is_read_as_sbatch_reads_it(text, minutes):
+    assert slurm.parse_time(text) == minutes
+
+
+def test_other_forms_of_time_are_refused_with_an_example():
+    for text in ("four hours", "", "1:2:3:4", "-5", "1-", "nan"):
+        with pytest.raises(ParameterError, match=r"--time .*hours:minutes:seconds"):
+            slurm.parse_time(text)
+
+
+def test_without_slurm_or_submitit_the_error_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingDependencyError, match="no sbatch and srun on PATH"):
+        slurm.check_slurm(SlurmOptions())
+    for name in ("sbatch", "srun"):
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(MissingDependencyError, match="pip install submitit"):
+        slurm.check_slurm(SlurmOptions())
+
+
+def test_the_script_is_made_without_a_client_and_asks_for_what_the_options_say(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", "")
+    asked = {"partition": "low", "time": 7, "gpus": 2, "cpus": 3, "mem": "1536M", "parallel": 4}
+    options = SlurmOptions(**asked, extra={"qos": "x", "hold": ""})
+    lines = slurm.script(Path("by_hand.ipynb"), 6, options, tmp_path).splitlines()
+    for line in ("job-name=by_hand", "partition=low", "time=7", "gpus-per-node=2", "cpus-per-task=3", "mem=1536M",
+                 "array=0-5%4", "signal=USR2@105", "qos=x", "hold", "requeue"):  # fmt: skip
+        assert f"#SBATCH --{line}" in lines
+    assert "\n#SBATCH --array" not in slurm.script(Path("n"), 1, options, tmp_path)
+    assert not any("wckey" in line for line in lines)
+    given = {"mem-per-cpu": "4G", "job-name": "mine", "wckey": "w", "no-requeue": ""}
+    setup = ("module load cuda", "conda activate rl")
+    image = "apptainer exec --nv image.sif python"
+    options = SlurmOptions(time=0, gpus="a100:1", extra=given, setup=setup, python=image)
+    lines = slurm.script(Path("by_hand.ipynb"), 1, options, tmp_path).splitlines()
+    about = tuple(f"#SBATCH --{name}" for name in ("job-name", "mem", "wckey", "requeue"))
+    own = [line for line in lines if line.startswith(about)]
+    assert own == ["#SBATCH --job-name=mine", "#SBATCH --mem-per-cpu=4G", "#SBATCH --wckey=w"]
+    assert {"#SBATCH --time=0", "#SBATCH --gpus-per-node=a100:1", *setup} <= set(lines)
+    assert f"{image} -u -m submitit" in "\n".join(lines)
+    for given, asked in (("0", "0G"), ("64", "64G"), ("512m", "512m")):
+        assert f"#SBATCH --mem={asked}" in slurm.script(Path("n"), 1, SlurmOptions(mem=given), tmp_path).splitlines()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_is_cut_into_arrays_of_the_cluster_s_size(monkeypatch):
+    for most, sizes in (("1001", [1001, 1001, 498]), ("0", [1] * 2500), ("5000", [2500])):
+        monkeypatch.setattr(slurm, "slurm_config", lambda most=most: {"MaxArraySize": most})
+        assert slurm.array_sizes(2500) == sizes
+    monkeypatch.setattr(slurm, "slurm_config", dict)
+    assert slurm.array_sizes(2500) == [2500]
+
+
+# --- a real cluster ------------------------------------------------------------------------------------------------
+
+
+def high_priority_job(*options: str) -> None:
+    """Wants both nodes to itself for a second, so that every job of the partition `low` has to go."""
+    command = ["sbatch", "--partition=high", "--nodes=2", "--exclusive", "--time=1", "--output=/dev/null", *options]
+    subprocess.run([*command, "--wrap", "sleep 1"], check=True, capture_output=True)
+
+
+def test_a_notebook_s_name_is_no_part_of_the_script_that_a_shell_reads(tmp_path):
+    name = "$(touch PWNED); `touch PWNED` 'a' #"
+    text = slurm.script(tmp_path / f"{name}.ipynb", 1, SMALL, tmp_path)
+    assert all(line.startswith("#SBATCH --job-name='") for line in text.splitlines() if "PWNED" in line)
+    shell = "".join(line + "\n" for line in text.splitlines() if not line.startswith("srun "))
+    subprocess.run(["bash", "-c", shell], cwd=tmp_path, check=True)
+    assert not (tmp_path / "PWNED").exists()
+
+
+def test_only_the_user_can_change_what_a_job_executes(tmp_path, monkeypatch):
+    before, seen = os.umask(0o002), []
+    monkeypatch.setattr(slurm, "_executor", lambda folder, *_: seen.append(folder) or 1 / 0)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            slurm.submit([create_run("by_hand", {}, tmp_path)], tmp_path / "by_hand.ipynb", SMALL)
+    finally:
+        os.umask(before)
+    assert seen[0].stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.slow
+def test_a_sweep_of_six_as_one_array_ends_as_each_of_its_runs_did(cluster, starter_folder, submitted):
+    slurm.check_slurm(SMALL, 6)
+    _, _, training, cancelled, killed, _ = runs = submitted("pass", "1 / 0", TRAIN, WAIT, WAIT, "pass")
+    assert len({job(run).partition("_")[0] for run in runs}) == 1
+    until(lambda: (training.path / "training").exists(), "the training")
+    for run in (cancelled, killed):
+        running(run)
+    slurm_state.cancel_job(cancelled)
+    os.kill(killed.status["owner"]["pid"], signal.SIGKILL)
+    slurm_state.refresh(runs)
+    assert training.status["state"] == "running"
+    high_priority_job()
+    until(lambda: "requeued after preemption" in (training.status["error"] or ""), "the preemption")
+    states = ended(runs)
+    assert states[0] == states[2] == ("done", None) and states[3] == ("interrupted", "Slurm: CANCELLED")
+    assert states[1] == ("failed", "cell 4: ZeroDivisionError: division by zero")
+    assert states[4][0] == "interrupted" and states[4][1].startswith("Slurm: FAILED (NonZeroExitCode)")
+    assert states[5] == ("done", None)
+    assert training.metrics["step"].tolist() == [1, 2, 3, 4]
+    assert training.completions.groupby("step").size().tolist() == [8] * 4
+    assert not (training.path / "stop.json").exists()
+    log = "".join(p.read_text() for p in (training.path.parents[1] / ".slurm").glob("*/*_log.*"))
+    assert "ModuleNotFoundError" not in log
+
+
+@pytest.mark.slow
+@pytest.mark.rare
+def test_a_run_that_meets_its_time_limit_is_queued_again_until_no_requeue_is_left(cluster, submitted):
+    options = SlurmOptions(mem="1G", time=1)
+    (again,) = submitted(LOOP, options=options)
+    (never,) = submitted(LOOP, options=SlurmOptions(mem="1G", time=1, requeues=0))
+    assert "_" not in job(again)
+    until(lambda: (again.status["error"] or "").startswith("requeued after time limit: stopped after step 2"), "USR2")
+    says = (
+        "Slurm: time limit, and no requeue is left (--requeues): stopped after step 2: Slurm ends this job: time limit"
+    )
+    assert ended([again, never]) == [("done", None), ("interrupted", says)]
+
+
+@pytest.mark.slow
+@pytest.mark.rare
+def test_a_lost_node_is_reported_or_its_run_starts_again(cluster, submitted):
+    options = {"mem": "1G", "time": 5}
+    (lost,) = submitted(LOOP, options=SlurmOptions(**options, extra={"nodelist": "n2", "no-requeue": ""}))
+    (moved,) = submitted(LOOP, options=SlurmOptions(**options, extra={"nodelist": "n2"}))
+    for run in (lost, moved):
+        until(lambda run=run: (run.path / "training").exists(), "both to run on n2")
+    subprocess.run(["scontrol", "update", "nodename=n2", "state=down", "reason=test"], check=True)
+    until(lambda: slurm_state.refresh([lost, moved]) or moved.status["state"] == "queued", "the requeue")
+    assert ended([lost]) == [("interrupted", "Slurm: NODE_FAIL of n2 (NodeDown)")]
+    subprocess.run(["scontrol", "update", "nodename=n2", "state=resume"], capture_output=True, check=False)
+    assert ended([moved]) == [("done", None)]
+
+
+@pytest.mark.slow
+@pytest.mark.rare
+def test_an_interrupted_run_goes_on_as_a_new_job_and_ends_there(cluster, submitted, tmp_path):
+    (run,) = submitted(WAIT, options=SlurmOptions(mem="1G", time=5))
+    running(run)
+    slurm_state.cancel_job(run)
+    assert ended([run]) == [("interrupted", "Slurm: CANCELLED")]
+    first = job(run)
+    path = write_notebook(tmp_path / "by_hand.ipynb", "pass")
+    slurm.submit([run], path, SlurmOptions(mem="1G", time=5))
+    assert job(run) != first
+    assert ended([run]) == [("done", None)]
+    with pytest.raises(RunError, match="is no Slurm job"):
+        slurm_state.cancel_job(create_run("by_hand", {}, tmp_path / "runs"))
+
+
+@pytest.mark.slow
+@pytest.mark.rare
+def test_too_much_memory_and_a_job_that_cannot_start_are_reported(cluster, submitted):
+    (greedy,) = submitted("import time\nx = b'x' * 10**9\ntime.sleep(60)", options=SlurmOptions(mem="512M"))
+    (homeless,) = submitted("pass", options=SlurmOptions(extra={"begin": "now+2"}))
+    shutil.rmtree(Path(read_json(homeless.path / "status.json", {})["owner"]["log"]).parent)
+    memory, start = ended([greedy, homeless])
+    assert memory[0] == start[0] == "interrupted"
+    assert re.search("OUT_OF_MEMORY|(?i:exceeded .*memory limit)", memory[1]), memory
+    assert start[1].startswith("Slurm: FAILED"), start
+
+
+@pytest.mark.slow
+@pytest.mark.rare
+def test_runs_at_one_time_have_gpus_of_their_own_and_secrets_come_by_the_environment(cluster, submitted, monkeypatch):
+    monkeypatch.setenv("MY_SECRET", "hunter2")
+    runs = submitted(*[WHERE] * 4, options=SlurmOptions(mem="1G", gpus=1, time=5))
+    assert ended(runs) == [("done", None)] * 4
+    where = [json.loads((run.path / "where.json").read_text()) for run in runs]
+    pairs = [(a, b) for a, b in itertools.combinations(where, 2) if a["SLURMD_NODENAME"] == b["SLURMD_NODENAME"]]
+    together = [(a, b) for a, b in pairs if a["began"] < b["ended"] and b["began"] < a["ended"]]
+    assert together and all(a["CUDA_VISIBLE_DEVICES"] != b["CUDA_VISIBLE_DEVICES"] for a, b in together)
+    assert {w["MY_SECRET"] for w in where} == {"hunter2"}
+    root = runs[0].path.parents[1]
+    texts = [p.read_text(errors="replace") for p in root.rglob("*") if p.is_file() and p.name != "where.json"]
+    assert texts
+    assert not any("hunter2" in text for text in texts)
+
+
+@pytest.mark.slow
+def test_what_slurm_would_refuse_is_refused_before_anything_is_made(cluster, tmp_path):
+    for options, message in (
+        (SlurmOptions(partition="gpu"), "slurm partition='gpu': not on this cluster; there are high, low"),
+        (SlurmOptions(gpus=3), "Slurm refuses such a job: .*Requested node configuration is not available"),
+        (SlurmOptions(time=601), "Slurm refuses such a job: .*time limit"),
+        (SlurmOptions(extra={"colour": "red"}), "Slurm refuses such a job: .*--colour=red"),
+    ):
+        with pytest.raises(ParameterError, match=message):
+            slurm.check_slurm(options)
+    path = write_notebook(tmp_path / "by_hand.ipynb", "pass")
+    sweep = ["sweep", path, "-p", "seed=0..5", "--runs-dir", tmp_path / "runs", "--executor", "slurm"]
+    refused = workbench(*sweep, "--partition", "gpu")
+    assert refused.returncode == 2
+    assert "there are high, low" in refused.stderr
+    shown = workbench(*sweep, "--mem", "1", "--dry-run")
+    assert shown.returncode == 0, shown.stderr
+    text = shown.stdout[shown.stdout.index("#!/bin/bash") :]
+    assert "--array=0-5" in text
+    assert subprocess.run(["sbatch", "--test-only"], input=text, text=True, capture_output=True).returncode == 0
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_job_that_slurm_has_forgotten_is_said_to_be_and_a_sweep_of_any_size_is_taken(cluster, tmp_path):
+    runs = [create_run("by_hand", {}, tmp_path) for _ in range(3)]
+    for run, unknown in zip(runs, ("99999", "88888_1"), strict=False):
+        set_status(run.path, "running", owner={"job": unknown})
+        slurm_state.refresh([run])
+        assert run.status["error"].startswith(f"Slurm no longer knows job {unknown}")
+    path = write_notebook(tmp_path / "by_hand.ipynb", "pass")
+    with pytest.raises(RunError, match="Slurm refused 1 jobs: "):
+        slurm.submit(runs[2:], path, SlurmOptions(partition="nope"))
+    assert list((tmp_path / ".slurm").iterdir()) == []
+    slurm.check_slurm(SMALL, 5000)
+    assert slurm.array_sizes(2500) == [1001, 1001, 498]
+
+
+@pytest.mark.rare
+@pytest.mark.slow
+def test_the_command_line_runs_a_sweep_on_slurm_to_its_report(cluster, tmp_path):
+    path = write_notebook(tmp_path / "by_hand.ipynb", "import os\nassert os.environ['FROM_SETUP'] == '1'")
+    sweep = ["sweep", path, "-p", "seed=0,1", "--runs-dir", tmp_path / "runs", "--executor", "slurm", "--mem", "1"]
+    sweep += ["--setup", "export FROM_SETUP=1", "--cwd", tmp_path]
+    process = workbench(*sweep, "--out", tmp_path / "reports")
+    assert process.returncode == 0, process.stderr
+    assert "2 of 2 runs are done" in process.stdout
+    assert len(list_runs(tmp_path / "runs")) == 2
+
+
+SCRIPT = ROOT / "docs" / "several_nodes.sbatch"
+
+
+@pytest.mark.slow
+@pytest.mark.rare
+def test_the_script_for_several_nodes_trains_on_two_and_goes_on_after_its_notice(cluster, starter_folder, tmp_path):
+    out = tmp_path / "runs" / "05_grpo_docs_example" / "two-nodes"
+    here = {"OUT": str(out), "MODEL": "starter", "DATASET": "starter", "STEPS": "30", "BACKEND": "transformers"}
+    here |= {"LAUNCHER": "torchrun", "HEAD": "127.0.0.1", "PORT": str(slurm_cluster.free_ports(1)[0])}
+    here |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "CI": ""}
+    here |= {"FIELDS": "-p per_device_train_batch_size=8 -p num_generations=4 -p max_completion_length=16"}
+    here |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    whole = ["sbatch", "--test-only", "--gpus-per-node=2", "--cpus-per-task=4", "--time=60", str(SCRIPT)]
+    assert subprocess.run(whole, capture_output=True).returncode == 0
+    sizes = ["--gpus-per-node=1", "--cpus-per-task=1", "--mem=3000", "--time=20", f"--output={tmp_path}/log.txt"]
+    command = ["sbatch", "--parsable", *sizes, str(SCRIPT)]
+    number = subprocess.run(command, env=os.environ | here, text=True, capture_output=True, check=True).stdout.strip()
+
+    def log() -> str:
+        return (tmp_path / "log.txt").read_text() if (tmp_path / "log.txt").exists() else ""
+
+    def step() -> int:
+        assert state() not in ("FAILED", "NODE_FAIL"), log()[-3000:]
+        return read_json(out / "progress.json", {"step": 0})["step"]
+
+    def state() -> str:
+        return subprocess.run(["squeue", "-h", "-t", "all", "-j", number, "-o", "%T"], **quiet).stdout.strip()
+
+    quiet = {"text": True, "capture_output": True, "check": False}
+    until(lambda: step() >= 2, "two steps")
+    subprocess.run(["scancel", "--batch", "--signal=USR2", number], check=True)
+    until(lambda: state() in ("PENDING", "COMPLETING"), "the requeue")
+    until(lambda: state() == "COMPLETED" or step() < 0, "the end of the training")
+    (run,) = list_runs(tmp_path / "runs")
+    assert run.status["state"] == "done"
+    assert run.metrics["step"].tolist() == list(range(1, 31))
+    assert run.completions.groupby("step").size().tolist() == [16] * 30

@@ -1,0 +1,163 @@
+import re
+
+import pytest
+from conftest import write_run
+from report_samples import METRICS, RESULT, UNSEEN, Elements, order, result_row, write_notebook_of
+
+from workbench.lab.reports import build_report, default_folder
+from workbench.lab.reports.page import hider, render, write_page
+from workbench.runs.files import write_json
+from workbench.runs.run import set_status
+
+TAGS = re.compile(r"<(script|iframe|object|embed|link|base|form|svg|math|input)\b", re.I)
+
+
+def limits(page: str) -> str:
+    return page[page.index('<h2 id="limits"') :]
+
+
+# --- what a report shows ---------------------------------------------------------------------------------------------
+
+
+def test_a_report_shows_state_headline_checks_numbers_claims_parameters_and_environment(tmp_path):
+    run = write_run(tmp_path, metrics=METRICS, result=RESULT)
+    page = build_report(run).read_text()
+    for text in ("done", "passed", "failed", "skipped", "needs 8 GPUs", "lowest", "claim A4.3", "trl 1.12.0"):
+        assert text in page, text
+    assert "checks: 1 passed, 1 failed, 1 skipped" in page
+
+
+def test_verdicts_come_first_then_the_notebook_completions_method_environment_limits(hostile_page):
+    names = ("verdicts", "notebook", "completions", "method", "environment", "limits")
+    assert order(hostile_page, *(f'<h2 id="{name}"' for name in names))
+
+
+def test_a_report_opens_with_the_first_result_and_the_counts_of_verdicts(tmp_path):
+    first = result_row("Stock ends at <0.31>, ours at 0.75.", True)
+    page = build_report(write_run(tmp_path, result=RESULT | {"results": [first, *RESULT["results"]]})).read_text()
+    head = page[page.index("<header>") : page.index("</header>")]
+    verdicts = "checks: 2 passed, 1 failed, 1 skipped", "claims: 1 confirmed"
+    assert order(head, "Stock ends at &lt;0.31&gt;, ours at 0.75.", *verdicts)
+
+
+def test_a_toy_run_is_called_one(hostile_page, tmp_path):
+    assert "Toy scale" in hostile_page
+    real = write_run(tmp_path, params={"model": "Qwen/Qwen2-0.5B-Instruct"})
+    assert "Toy scale" not in build_report(real).read_text()
+
+
+def test_the_method_says_how_to_repeat_the_run_and_what_each_parameter_means(tmp_path):
+    run = write_run(tmp_path, params={"seed": 7, "stop": "a b", "before": " the"})
+    write_notebook_of(run, ["x", "y"])
+    page = build_report(run).read_text()
+    assert "workbench run 05_grpo_docs_example -p seed=7 -p &#x27;stop=a b&#x27;" in page
+    assert "of everything; int in 0..9" in page
+    assert "<td>&quot; the&quot;</td>" in page  # its space is seen
+    assert '<strong>7</strong></td><td data-name="default: ">0</td>' in page
+
+
+def test_limits_name_what_fails_what_was_not_run_and_what_the_environment_lacks(tmp_path):
+    left_out = result_row("", None, "not run: needs 8 GPUs", "A1")
+    run = write_run(tmp_path, result=RESULT | {"results": [*RESULT["results"], left_out]}, metrics=METRICS)
+    told = limits(build_report(run).read_text())
+    for text in ("Failed: it fell.", "Not run (needs 8 GPUs): check “not tried”, claim A1.", "one run with one seed",
+                 "No git commit was recorded"):  # fmt: skip
+        assert text in told, text
+    write_json(run.path / "env.json", {"git_commit": "abc with uncommitted changes"})
+    assert "the commit alone does not repeat the run" in limits(build_report(run).read_text())
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "failed", "interrupted"])
+def test_a_run_in_any_state_has_a_report_that_starts_with_the_state(tmp_path, state):
+    run = write_run(tmp_path, state=state)
+    page = build_report(run).read_text()
+    assert re.search(rf'State: <span class="(bad|odd)">{state}</span>', page)
+    assert "No results were recorded" in page
+    assert "left no log, no metrics and no executed notebook" in page
+    (run.path / "executed.ipynb").write_text('{"cells": [{"cell_ty')  # damaged
+    assert "The runner executed no notebook in this folder" in page
+    assert build_report(run).read_text() == page
+    assert order(page, "State:", 'id="ended"', 'id="verdicts"')
+
+
+def test_a_failed_run_shows_error_failing_cell_traceback_and_the_end_of_its_log_before_anything_else(tmp_path):
+    run = write_run(tmp_path, metrics=METRICS)
+    (run.path / "log.txt").write_text("first line\n" + "noise\n" * 5000 + "last words\n")
+    write_json(run.path / "progress.json", {"step": 20, "max_steps": 80})
+    write_notebook_of(run, ["harmless", "text"], name="executing.ipynb")
+    set_status(run.path, "failed", "cell 4: ValueError: too hot")
+    page = build_report(run).read_text()
+    assert order(page, "cell 4: ValueError: too hot", "20 of 80", "The cell that failed", "last words", 'id="verdicts"')
+    assert "last logged reward" in page
+    assert "first line" not in page
+    assert "1 of 3 code cells were executed." in limits(page)
+
+
+# --- whatever a model writes -----------------------------------------------------------------------------------------
+
+
+def test_hostile_text_makes_no_element(hostile_page):
+    assert not TAGS.search(hostile_page)
+    elements = Elements(hostile_page)
+    assert not [a for a in elements.attributes if any(name.startswith("on") for name in a)]
+    assert [a.get("http-equiv") for a in elements.attributes if "http-equiv" in a] == ["Content-Security-Policy"]
+    assert not [a for a in elements.attributes if "fixed" in (a.get("style") or "")]
+
+
+@pytest.mark.parametrize("text", ["<script>window.ran = 1</script>", "{{ 7 * 7 }}", "&amp;lt;b&amp;gt;"])
+def test_hostile_text_is_shown_as_written(hostile_page, text):
+    assert text.replace("<", "&lt;").replace(">", "&gt;") in hostile_page
+
+
+def test_no_character_that_hides_or_reorders_text_is_left_and_each_has_its_label(hostile_page):
+    assert not UNSEEN.search(hostile_page)
+    for label in ("U+202E", "U+2067", "U+200F", "U+001B", "U+0000", "U+D800", "U+2028", "U+E0041", "U+000D"):
+        assert f">{label}</mark>" in hostile_page, label
+    assert 'title="right-to-left override"' in hostile_page
+
+
+def test_a_long_line_is_cut_and_its_length_told(hostile_page):
+    assert "998,000 of 1,000,000 characters left out" in hostile_page
+
+
+def test_a_report_refers_to_nothing_outside_itself(hostile_page):
+    for attributes in Elements(hostile_page).attributes:
+        for name in ("src", "href", "srcset", "action", "data", "poster"):
+            value = attributes.get(name) or "data:"
+            beside = value.endswith("-microscope.html")
+            assert beside or value.startswith(("data:", "#")), attributes
+    assert "default-src 'none'" in hostile_page
+
+
+# --- pages -----------------------------------------------------------------------------------------------------------
+
+
+def test_reports_go_beside_the_runs_and_redacted_ones_to_a_folder_of_their_own(tmp_path):
+    assert default_folder(tmp_path / "runs") == tmp_path / "reports"
+    assert default_folder(tmp_path / "runs", redact=True) == tmp_path / "reports-redacted"
+
+
+def test_a_page_escapes_every_value_and_has_no_script_unless_it_is_given_one(tmp_path):
+    page = render("index.html.j2", title="<b>\u202e", rows=[], comparisons={}, redacted=False)
+    assert '<h1>&lt;b&gt;<mark class="unseen"' in page
+    assert "<script" not in page
+    path = write_page(tmp_path / "new" / "page.html", page + "\ud800")
+    assert path.read_text().endswith("?")
+
+
+def test_what_is_hidden_from_a_page_is_tokens_and_on_request_hosts_and_users_of_its_runs(tmp_path):
+    run = write_run(tmp_path, params={"folder": "/home/zoequince/x"})
+    write_json(run.path / "env.json", {"host": "gpu17.example.org"})
+    text = "zoequince on gpu17 with HF_TOKEN=S3cretS3cret"
+    assert hider([run], redact=False)(text) == "zoequince on gpu17 with HF_TOKEN=[token]"
+    assert hider([run], redact=True)(text) == "[user] on [host] with HF_TOKEN=[token]"
+
+
+def test_a_user_who_has_a_number_and_no_name_can_redact(tmp_path, monkeypatch):
+    """As in a container that is started with a number for its user."""
+
+    def nobody():
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+    assert hider([write_run(tmp_path)], redact=True)("HF_TOKEN=S3cretS3cret") == "HF_TOKEN=[token]"

@@ -1,0 +1,91 @@
+import json
+
+from conftest import write_run
+
+from workbench.lab.batch.plan import Entry
+from workbench.lab.reports import sweep
+from workbench.lab.reports.sweep import build_sweep_report
+
+FULL = {"seed": 0, "learning_rate": 1e-4, "model": "starter", "title": "a"}
+
+
+def entry(root, seed: int, rate: float, state="done") -> Entry:
+    metrics = [{"step": n, "elapsed_s": n, "reward": -10 / n - seed} for n in range(1, 91)]
+    params = FULL | {"seed": seed, "learning_rate": rate}
+    run = write_run(root, f"{seed}-{rate}", notebook="grid", params=params, metrics=metrics, state=state)
+    return Entry({"seed": seed, "learning_rate": rate}, params, "run", run)
+
+
+def test_the_report_groups_what_differs_only_in_the_seed(tmp_path):
+    entries = [entry(tmp_path / "runs", seed, rate) for seed in range(3) for rate in (1e-4, 3e-4)]
+    path = build_sweep_report("grid", {"seed": "0..2", "learning_rate": "1e-4,3e-4"}, entries, tmp_path / "reports")
+    page = path.read_text(encoding="utf-8")
+    assert path.name == "grid-seed=0..2_learning_rate=1e-4,3e-4.html"
+    assert "6 runs: 6 done" in page
+    assert "learning_rate=0.0001 (3 seeds)" in page
+    assert "95% t interval" in page
+    assert page.count('href="grid/') == 6
+    assert (tmp_path / "reports" / "grid" / "0-0.0001.html").is_file()
+    assert page.count("<script") == 1  # sorts and filters the table of runs
+
+
+def test_runs_that_are_not_done_or_logged_nothing_are_named_and_left_out(tmp_path):
+    silent = write_run(tmp_path / "runs", "silent", notebook="grid", params=FULL)
+    entries = [entry(tmp_path / "runs", 0, 1e-4), entry(tmp_path / "runs", 1, 1e-4, state="failed")]
+    entries += [Entry({"seed": 2}, FULL, "run", silent), Entry({"seed": 3}, FULL, "run")]
+    page = build_sweep_report("grid", {"seed": "0..3"}, entries, tmp_path / "reports").read_text()
+    assert "4 runs: 2 done, 1 failed, 1 not started" in page
+    for line in ("grid/1-0.0001: failed", "grid/silent: no metrics", "seed=3: not started"):
+        assert line in page
+
+
+def test_sweeps_that_differ_have_files_that_differ_and_a_long_grid_a_short_name(tmp_path):
+    grids = [f"{'x' * 200}0", f"{'x' * 200}1", "<s>", "</s>", "/s"]
+    names = {build_sweep_report("grid", {"title": grid}, [], tmp_path).name for grid in grids}
+    assert len(names) == len(grids)
+    assert all(len(name) < 120 for name in names)
+
+
+def test_a_redacted_sweep_has_nothing_hidden_in_its_figure_or_name_and_formulas_are_text(tmp_path, monkeypatch):
+    monkeypatch.setenv("USER", "alicexyz")
+    entries = []
+    for n, title in enumerate(("/home/alicexyz/m1", "/home/alicexyz/m2", r"$\boxed{$")):
+        one = entry(tmp_path / "runs", n, 1e-4)
+        entries.append(Entry({"title": title}, one.params | {"title": title}, "run", one.run))
+    drawn = []
+    plain = sweep.show_curves
+    monkeypatch.setattr(
+        sweep, "show_curves", lambda groups, **about: drawn.append(list(groups)) or plain(groups, **about)
+    )
+    path = build_sweep_report("alicexyz_exp.ipynb", {"title": "a"}, entries, tmp_path / "out", redact=True)
+    assert "alicexyz" not in path.name + path.read_text() and not any("alicexyz" in name for name in drawn[0])
+    assert [name.split(",")[0] for name in drawn[0]] == ["title=[path] (1)", "title=[path] (2)", r"title=$\boxed{$"]
+
+
+def test_what_cannot_be_used_is_a_line_of_the_page(tmp_path, monkeypatch):
+    """A documented run with a hole, and files of a notebook's own form that are called as ours."""
+    baselines = tmp_path / "baselines"
+    baselines.mkdir()
+    (baselines / "mine.json").write_text('{"name": "mine", "curves": 5}')
+    monkeypatch.setenv("WORKBENCH_BASELINES", str(baselines))
+    entries = [entry(tmp_path / "runs", n, 1e-4) for n in range(6)]
+    odd = [{"recipe": "x"}, {"recipe": 5}, {"recipe": {}, "overrides": 3}, {"recipe": {"learning_rate": "fast"}}]
+    for one, record in zip(entries, map(json.dumps, [*odd, {"reward_funcs": ["a"], "recipe": {}}]), strict=False):
+        (one.run.path / "recipe.json").write_text(record)
+    page = build_sweep_report("grid", {"seed": "0..5"}, entries, tmp_path / "out").read_text()
+    assert "documented run mine: " in page and "6 runs: 6 done" in page
+    assert page.count("AttributeError") + page.count("TypeError") + page.count("ValueError") >= 3
+
+
+def test_a_documented_run_has_a_verdict_where_the_unit_is_the_same_and_the_interval_is_named_by_the_table(tmp_path):
+    entries = [entry(tmp_path / "runs", seed, 1e-4) for seed in range(2)]
+    page = build_sweep_report("grid", {"seed": "0..1"}, entries, tmp_path / "reports").read_text()
+    assert "Documented runs in the same unit" not in page
+    assert "95% t interval" in page and "bootstrap" not in page  # of 2 seeds
+    length = {"name": "reward_len", "arguments": {"target": 200, "sign": -1}, "lowest": None, "highest": 0.0}
+    length["unit"] = "characters from the target of 200"
+    for one in entries:
+        record = {"recipe": {"seed": one.varied["seed"]}, "reward_funcs": [length]}
+        (one.run.path / "recipe.json").write_text(json.dumps(record))
+    page = build_sweep_report("grid", {"seed": "0..1"}, entries, tmp_path / "reports").read_text()
+    assert "Tolerance: a tenth of the range of the documented curve" in page and "inconclusive" in page

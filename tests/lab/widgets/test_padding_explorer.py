@@ -1,0 +1,47 @@
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from workbench.errors import ParameterError
+from workbench.lab.widgets import padding_explorer
+from workbench.lab.widgets.padding_explorer import plot_deltas, score_deltas, show_padding
+
+
+def test_learned_positions_move_by_nats_behind_left_pads_and_by_rounding_with_position_ids():
+    found = show_padding("gpt2", "left", "float32")
+    assert "wrong without position ids" in found.caption
+    numbers = found.table.set_index("positions").drop(columns="text")
+    assert numbers.loc["without position ids"].max(axis=None) > 0.5
+    assert numbers.loc["with them"].max(axis=None) < 1e-5
+    assert numbers.shape == (6, 23)
+
+
+def test_right_padding_moves_nothing_and_deltas_are_nan_beyond_a_text():
+    from workbench.experiments.toys.families import family_model, random_texts
+
+    deltas = score_deltas(family_model("gpt2"), random_texts(9, 5), side="right", pads=3)
+    for values in deltas.values():
+        assert values.shape == (2, 8)
+        assert abs(values[0]).max() < 1e-5
+        assert set(map(bool, values[1] != values[1])) == {False, True}
+
+
+def test_choosing_another_family_and_side_changes_the_heat_map_and_its_alt_text():
+    explorer = padding_explorer()
+    before = explorer.result.value
+    explorer.controls["family"].value = "llama"
+    explorer.controls["side"].value = "right"
+    assert explorer.result.value != before
+    assert 'alt="llama, right padding, float32: without position ids at most' in explorer.result.value
+
+
+@pytest.mark.parametrize("wrong", [{"family": "gpt5"}, {"dtype": "int8"}, {"side": "top"}])
+def test_an_unknown_family_dtype_or_side_is_refused(wrong):
+    with pytest.raises(ParameterError, match=next(iter(wrong.values()))):
+        show_padding(**{"family": "gpt2", "side": "left", "dtype": "float32"} | wrong)
+
+
+def test_a_heat_map_writes_each_difference_in_nats_and_leaves_out_what_a_text_does_not_have():
+    ax = Figure().subplots()
+    plot_deltas(ax, np.array([[1e-1, 1e-3], [0.0, np.nan]]))
+    assert [text.get_text() for text in ax.texts] == ["0.10", "1e-3", "0"]

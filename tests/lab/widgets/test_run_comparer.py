@@ -1,0 +1,40 @@
+import json
+
+from conftest import write_run
+from widget_samples import METRICS
+
+from workbench.curves.documented import list_baselines, load_baseline
+from workbench.lab.widgets import run_comparer
+from workbench.lab.widgets.run_comparer import compare_runs
+
+
+def test_the_comparer_draws_what_is_chosen_and_says_what_is_left_out(tmp_path):
+    runs = [write_run(tmp_path, "a", metrics=METRICS), write_run(tmp_path, "b", state="failed")]
+    documented = [load_baseline(name) for name in list_baselines()[:6]]
+    explorer = run_comparer(runs, documented, tolerance=5.0)
+    assert "05_grpo_docs_example/b: failed" in explorer.result.value
+    for box in explorer.controls["documented"].boxes:
+        box.value = False
+    assert documented[0].title not in explorer.result.value
+    boxes = explorer.controls["runs"].boxes
+    assert boxes[1].description == "05_grpo_docs_example b (failed)"
+    for box in boxes:
+        box.value = False
+    assert "refused: nothing to draw" in explorer.state.value
+    boxes[0].value = True
+    assert explorer.controls["runs"].value == (runs[0],)
+    assert "ready" in explorer.state.value
+
+
+def test_pairs_of_one_unit_get_a_verdict(tmp_path):
+    documented = [load_baseline(name) for name in ("w3ng-qwen2.5-1.5b-tldr-grpo", *list_baselines()[:5])]
+    metrics = [{"step": n, "elapsed_s": n, "reward": -300 + 2 * n + n % 3} for n in range(1, 111)]
+    run = write_run(tmp_path, metrics=metrics)
+    reward = {"name": "length", "unit": "characters from the target of 200", "lowest": None, "highest": 0.0}
+    (run.path / "recipe.json").write_text(json.dumps({"recipe": {"seed": 1}, "reward_funcs": [reward]}))
+    found = compare_runs([run], documented, tolerance=5.0)
+    (row,) = found.verdicts.to_dict("records")
+    assert row["documented"] == load_baseline("w3ng-qwen2.5-1.5b-tldr-grpo").title and row["why"]
+    assert row["verdict"] == "inconclusive"  # of one seed
+    assert found._repr_html_().count("Is the documented run one more seed?") == 1
+    assert compare_runs([], documented, tolerance=5.0).verdicts.empty

@@ -1,0 +1,160 @@
+import asyncio
+import threading
+import time
+from functools import partial
+
+import pytest
+from conftest import until, write_run
+from widget_samples import widgets_alive
+
+from workbench.errors import TrainingStopped
+from workbench.lab.widgets import train_live, watch
+from workbench.runs.files import load_metrics
+from workbench.runs.run import Run, create_run, set_status
+from workbench.runs.stop_request import stop_request
+
+
+class FakeTraining:
+    """Steps of a training that looks for the stop request after each, and goes on where it stopped."""
+
+    def __init__(self, run: Run, steps: int):
+        self.run, self.steps, self.step = run, steps, 0
+        self.began = threading.Event()
+
+    def __call__(self):
+        while self.step < self.steps:
+            self.step += 1
+            self.began.set()
+            time.sleep(0.01)
+            if reason := stop_request(self.run.path):
+                raise TrainingStopped(f"stopped after step {self.step} of {self.steps}: {reason}")
+        return self
+
+
+@pytest.fixture
+def run(tmp_path):
+    return create_run("by_hand", {"seed": 0}, tmp_path, state="running")
+
+
+def test_stop_ends_the_training_after_its_step_and_continue_takes_it_to_the_end(run):
+    training = FakeTraining(run, steps=10**9)
+    view = watch(run, train=training, every=0.02)
+
+    async def press_stop_while_it_trains():
+        cell = asyncio.create_task(view.trained())
+        while not training.began.is_set():
+            await asyncio.sleep(0.01)
+        assert "training" in view.state.value and view.go_on.disabled
+        view.stop.click()
+        assert view.stop.disabled
+        await cell
+
+    with pytest.raises(TrainingStopped, match="stopped by its button") as stopped:
+        asyncio.run(press_stop_while_it_trains())
+    assert stopped.value._render_traceback_()[0].startswith("TrainingStopped: stopped after step")
+    assert "interrupted: can go on from its last checkpoint" in view.state.value
+    stopped_at, training.steps = training.step, training.step + 3
+    view.go_on.click()
+    until(lambda: view.trainer is training)
+    until(lambda: "trained" in view.state.value)
+    assert training.step == stopped_at + 3
+    assert view.stop.disabled and view.go_on.disabled
+
+
+def test_stop_works_again_after_continue(run):
+    training = FakeTraining(run, steps=10**9)
+    view = watch(run, train=training, every=0.02)
+    for _ in range(3):
+        training.began.clear()
+        view.start()
+        until(training.began.is_set)
+        view.stop.click()
+        until(lambda: "interrupted" in view.state.value and not view.training)
+
+
+def test_the_kernel_s_interrupt_stops_like_the_button(run):
+    training = FakeTraining(run, steps=10**9)
+
+    async def interrupt():
+        cell = asyncio.create_task(train_live(run, training))
+        while not training.began.is_set():
+            await asyncio.sleep(0.01)
+        cell.cancel()
+        await cell
+
+    with pytest.raises(TrainingStopped, match="the kernel's interrupt"):
+        asyncio.run(interrupt())
+
+
+def test_an_error_in_the_training_thread_reaches_the_cell_and_the_view(run):
+    def broken():
+        raise ValueError("<b>no</b> such reward")
+
+    view = watch(run, train=broken, every=0.02)
+    with pytest.raises(ValueError, match="such reward"):
+        asyncio.run(view.trained())
+    assert "failed: see the error. ValueError: &lt;b&gt;no&lt;/b&gt; such reward" in view.state.value
+    assert not view.go_on.disabled
+
+
+def test_without_controls_it_is_the_call_in_the_calling_thread_and_its_result(run, capsys):
+    before, where = widgets_alive(), []
+    trainer = asyncio.run(
+        train_live(run, lambda: where.append(threading.current_thread()) or "trainer", interactive=False)
+    )
+    assert (trainer, where) == ("trainer", [threading.current_thread()])
+    assert widgets_alive() == before
+    assert "TrainingProgress" in capsys.readouterr().out  # what display() prints outside a notebook
+
+
+def test_a_run_that_trains_elsewhere_is_followed_to_its_end_and_can_be_asked_to_stop(tmp_path):
+    run = write_run(tmp_path, state="running")
+    view = watch(run, every=0.02)
+    assert view.go_on.disabled and not view.stop.disabled
+    view.stop.click()
+    assert stop_request(run.path) == "stopped by its button"
+    until(lambda: "stopping" in view.state.value)
+    (run.path / "progress.json").write_text('{"step": 3, "max_steps": 4}')
+    set_status(run.path, "done")
+    until(lambda: "done" in view.state.value and "step 3 of 4" in view.result.value)
+    until(lambda: not view._following.is_alive())
+
+
+def test_a_damaged_folder_is_told_and_does_not_end_the_view(run):
+    view = watch(run, train=FakeTraining(run, 1), every=0.02)
+    (run.path / "metrics.jsonl").write_text("no json\n")
+    view.refresh()
+    assert "failed: RunError" in view.result.value
+    (run.path / "metrics.jsonl").unlink()
+    view.refresh()
+    assert "step 0 of ?" in view.result.value
+
+
+@pytest.mark.slow
+def test_a_real_grpo_training_stops_by_its_button_and_goes_on_to_its_last_step(starter_folder, run):
+    from workbench.experiments.recipes import make_recipe
+    from workbench.experiments.train import train_grpo
+    from workbench.training.rewards import length_reward
+
+    fields = {"num_generations": 2, "per_device_train_batch_size": 4, "max_completion_length": 8, "max_steps": 6}
+    calls = []
+
+    def reward(completions, **_):
+        calls.append(1)
+        if len(calls) == 2:
+            view.stop.click()
+        return length_reward(20)(completions)
+
+    reward.__name__ = "length"
+    recipe = make_recipe("starter", **fields)
+    view = watch(run, train=partial(train_grpo, recipe, reward_funcs=reward, record_dir=run.path), every=0.1)
+    with pytest.raises(TrainingStopped, match="stopped after step 2 of 6"):
+        asyncio.run(view.trained())
+    assert run.status["state"] == "interrupted"
+    assert (run.path / "checkpoints/checkpoint-2/complete.json").is_file()
+    view.go_on.click()
+    until(lambda: view.trainer is not None or (view.error and not view.training))
+    assert view.error is None
+    assert load_metrics(run.path / "metrics.jsonl")["step"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert run.status["state"] == "running"
+    until(lambda: "step 6 of 6" in view.result.value)

@@ -1,0 +1,105 @@
+"""Which GPUs a run gets: named in `CUDA_VISIBLE_DEVICES`, held by locks of this machine, so that no two runs share one."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ...errors import ParameterError
+
+HANDED_OUT = "WORKBENCH_GPUS_HANDED_OUT"
+
+
+def visible_gpus() -> list[str]:
+    """Names of the GPUs to hand out: those of `CUDA_VISIBLE_DEVICES`, else all that nvidia-smi lists."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name for part in given.split(",") if (name := part.strip()) and name != "-1"]
+    return [index for index, _ in _listed("index")]
+
+
+def _listed(*columns: str) -> list[tuple[str, str]]:
+    """The first and last of these columns of nvidia-smi for each GPU."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(columns)}", "--format=csv,noheader"]
+    try:
+        lines = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [(row[0].strip(), row[-1].strip()) for row in (line.split(", ") for line in lines)]
+
+
+def _lock_names(names: list[str]) -> dict[str, str]:
+    """GPU -> name of its lock: its index, by which other shells may name a GPU that is given as `GPU-<uuid>` here."""
+    known = _listed("index", "uuid") if any(name.startswith("GPU-") for name in names) else []
+    return {name: next((index for index, uuid in known if uuid.startswith(name)), name) for name in names}
+
+
+def check_gpus(count: int | None) -> None:
+    """Refuse more GPUs for a run than there are."""
+    if count is None:
+        return
+    if count < 0:
+        raise ParameterError(f"gpus={count}: expected 0 or more for each run")
+    there = visible_gpus()
+    if count > len(there):
+        shown = f"visible here: {len(there)} ({', '.join(there)})" if there else "none visible here"
+        raise ParameterError(
+            f"gpus={count}: {count} asked for each run, {shown}; see nvidia-smi and CUDA_VISIBLE_DEVICES, or leave --gpus out"
+        )
+
+
+def describe_gpus(count: int | None) -> str:
+    """What `hold` would give each run here, in words: `1 for each run, of 0, 1`."""
+    there = visible_gpus()
+    if not there:
+        return "none visible here"
+    count = 1 if count is None else count
+    return f"{count} for each run, of {', '.join(there)}" if count else f"none, of {', '.join(there)}"
+
+
+def _lock_folder() -> Path:
+    """In the user's cache, which is one for all runs, as TMPDIR is not, and where nobody else can make it beforehand.
+
+    Runs of other users, or in containers with homes of their own, are not seen: give these different `CUDA_VISIBLE_DEVICES`.
+    """
+    cache = Path(os.environ.get("WORKBENCH_CACHE") or os.path.expanduser("~/.cache/workbench"))
+    return cache / "gpus" / socket.gethostname()
+
+
+@contextlib.contextmanager
+def hold(count: int | None, waiting: Callable[[str], None]) -> Iterator[dict[str, str]]:
+    """Hold GPUs for one run, for as long as the block lasts; those of a killed process are free again.
+
+    Where the job that a run was submitted as, or the run that starts this one, has them already, nothing is changed.
+    """
+    from filelock import FileLock, Timeout
+
+    names = visible_gpus()
+    if not names or HANDED_OUT in os.environ:
+        yield {}
+        return
+    count = 1 if count is None else count
+    locks, folder = _lock_names(names), _lock_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # a home that is read-only
+        raise ParameterError(f"{folder}: {error.strerror}; the GPUs' locks lie there: set WORKBENCH_CACHE") from error
+    waits = False
+    while True:
+        with contextlib.ExitStack() as held:
+            taken = []
+            for name in names:
+                with contextlib.suppress(Timeout):
+                    if len(taken) < count:
+                        held.enter_context(FileLock(folder / f"{locks[name]}.lock").acquire(timeout=0))
+                        taken.append(name)
+            if len(taken) == count:
+                yield {"CUDA_VISIBLE_DEVICES": ",".join(taken), HANDED_OUT: "1"}
+                return
+        if not waits:
+            waiting(f"waits for {count} of the GPUs {', '.join(names)}: too many are taken by other runs")
+            waits = True
+        time.sleep(1)

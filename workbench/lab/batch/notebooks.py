@@ -1,0 +1,93 @@
+"""Which notebook a name means, the user's own before those that the library carries; its code and kernel; making one."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from ...errors import ParameterError, RunError
+from ...packaged import packaged
+from ...runs.run import check_notebook_name
+
+
+def list_notebooks() -> dict[str, Path]:
+    """Name -> file of each notebook that its name alone finds, sorted by name."""
+    found = {path.stem: path for folder in reversed(_folders()) for path in folder.glob("*.ipynb")}
+    return dict(sorted(found.items()))
+
+
+def _folders() -> list[Path]:
+    """`$WORKBENCH_NOTEBOOKS`; without it `notebooks/` here, then the library's own."""
+    given = os.environ.get("WORKBENCH_NOTEBOOKS")
+    if given and not Path(given).is_dir():
+        raise RunError(f"WORKBENCH_NOTEBOOKS={given}: no such folder; unset it or name a folder of notebooks")
+    return [Path(given)] if given else [Path("notebooks"), packaged("notebooks")]
+
+
+def find_notebook(name: str) -> Path:
+    """The notebook called `name`, with or without `.ipynb`: as a path, else in one of `_folders`, the first of them first."""
+    path = Path(name if name.endswith(".ipynb") else f"{name}.ipynb")
+    for candidate in (path, *(folder / path for folder in _folders())):
+        if os.path.isfile(candidate):
+            return candidate.resolve()
+    raise ParameterError(f"notebook {name!r}: not found; there are {', '.join(list_notebooks())}")
+
+
+def code_of(notebook: Path) -> str:
+    """A digest of a notebook's code without its parameters, and of the modules next to it that it imports."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    cells = [c for c in cells if c["cell_type"] == "code" and "parameters" not in c["metadata"].get("tags", [])]
+    code = ["".join(c["source"]) for c in cells]
+    for name in sorted(set(re.findall(r"^\s*(?:from|import)\s+(\w+)", "\n".join(code), re.M))):
+        files = [notebook.with_name(f"{name}.py"), *sorted(notebook.with_name(name).rglob("*.py"))]
+        code += [path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file()]
+    return hashlib.sha256("\0".join(code).encode(errors="replace")).hexdigest()[:16]
+
+
+def check_kernel(notebook: Path, kernel: str | None) -> None:
+    """Refuse a kernel that Jupyter does not know, and one, or a notebook, of another language than Python."""
+    if kernel:
+        from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
+
+        manager = KernelSpecManager()
+        try:
+            language = manager.get_kernel_spec(kernel).language
+        except NoSuchKernel:
+            known = ", ".join(sorted(manager.find_kernel_specs()))
+            raise ParameterError(f"--kernel {kernel}: Jupyter has no such kernel; it has {known}") from None
+    else:
+        about = json.loads(notebook.read_text(encoding="utf-8")).get("metadata", {})
+        spec = about.get("kernelspec", {})
+        language = spec.get("language") or about.get("language_info", {}).get("name") or "python"
+        name = spec.get("name", "python3")
+        if name not in ("python", "python3") and language == "python":
+            print(f"{notebook.name}: runs in this Python; -k {name} takes its own kernel", file=sys.stderr)
+    if language.lower() not in ("python", "ipython"):
+        raise ParameterError(
+            f"{notebook}: the kernel {kernel or name} is of {language}; only Python notebooks run here"
+        )
+
+
+def copy_notebooks(folder: Path) -> list[Path]:
+    """Copy the library's notebooks into `folder`, made where it is absent, to be edited there."""
+    originals = sorted(packaged("notebooks").glob("*.ipynb"))
+    if there := [path.name for path in originals if os.path.lexists(folder / path.name)]:
+        raise ParameterError(f"{folder}: {', '.join(there)} there already; move them away or name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    return [Path(shutil.copyfile(path, folder / path.name)) for path in originals]
+
+
+def write_notebook(name: str, folder: Path) -> Path:
+    """Write a small notebook to start one's own from, `<name>.ipynb` in a folder that is made where it is missing."""
+    name = name.removesuffix(".ipynb")
+    check_notebook_name(name)
+    path = folder / f"{name}.ipynb"
+    if path.exists():
+        raise ParameterError(f"{path}: is there already; choose another name, or delete it")
+    text = (packaged("data") / "new_notebook.ipynb").read_text(encoding="utf-8")
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(text.replace("NAME", json.dumps(name)[1:-1]), encoding="utf-8")
+    return path

@@ -1,0 +1,333 @@
+"""What is to be run: one run, or a grid of runs of a notebook, planned and checked as a whole before the first starts.
+
+    seed=0..4 learning_rate=1e-4,3e-4        ten runs; a..b counts in ints, commas separate values
+
+A run that is done is not repeated, one that was interrupted goes on. All that is left of a sweep is its run folders.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import re
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ...errors import ParameterError, RunError
+from ...runs import lock
+from ...runs.parameters import COMPUTED, Parameter, check_parameters, notebook_parameters
+from ...runs.run import (
+    EMBEDDED_MODELS,
+    GOING,
+    SET_BY_RUNNER,
+    Run,
+    create_run,
+    describe_owner,
+    list_runs,
+    load_run,
+    runs_root,
+    set_status,
+    take_run,
+    what_is_unknown,
+)
+from ...runs.text import one_line
+from .gpus import describe_gpus
+from .notebooks import check_kernel, code_of, find_notebook
+
+_MOST = 10_000
+_ACTIONS = {"done": "skip", "running": "leave", "queued": "leave", "interrupted": "resume", "failed": "resume"}
+_INSTEAD = {  # what to do where a parameter of SET_BY_RUNNER is given
+    "out_dir": "choose the folder with --runs-dir",
+    "interactive": "a run of the command line is not interactive: open the notebook in JupyterLab for its widgets",
+}
+
+
+@dataclasses.dataclass
+class Entry:
+    """One run of a batch: `action` is run, resume, skip (done) or leave (another process runs it).
+
+    `how`: `kernel`, `cwd` and `execution_timeout` of `execute_run`. `problem` says why it could not be started. With `force`
+    a run is resumed although another host may execute it; see `run.take_run`.
+    """
+
+    varied: dict
+    params: dict
+    action: str
+    run: Run | None = None
+    notebook: Path | None = None
+    root: Path | None = None
+    force: bool = False
+    of_sweep: bool = False
+    how: Mapping = dataclasses.field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def to_run(self) -> bool:
+        return self.action in ("run", "resume")
+
+    @property
+    def name(self) -> str:
+        varied = ", ".join(f"{k}={v}" for k, v in self.varied.items())
+        return varied or (self.notebook.stem if self.notebook else "defaults")
+
+    @property
+    def state(self) -> str:
+        return self.run.status["state"] if self.run else "not started"
+
+    @property
+    def other_code(self) -> bool:
+        """Whether the run that is to go on was last executed with other code than the notebook has now."""
+        return self.action == "resume" and code_of_run(self.run) not in ("", code_of(self.notebook))
+
+    def claim(self, state: str = "queued") -> Run | None:
+        """`prepare`, unless another process has taken the run since it was planned, hours ago perhaps; None then."""
+        with lock.alone_in(Path(self.root or runs_root()) / self.notebook.stem):  # two sweeps may want the same point
+            if self.run is None and self.of_sweep:
+                same = _runs_by_parameters(self.notebook.stem, self.root).get(_key(self.params), [])
+                self.action, self.run = _action(same, code_of(self.notebook))
+            elif self.run is not None and not self.force:
+                self.action = _ACTIONS[self.run.status["state"]]
+            return self.prepare(state) if self.to_run else None
+
+    def prepare(self, state: str = "queued") -> Run:
+        """The run's folder, made where there is none; starts nothing."""
+        if self.other_code:
+            print(f"{self.name}: {self.run.id} goes on with other code than it began with", file=sys.stderr)
+        if self.run is None:
+            self.run = create_run(self.notebook.stem, self.params, self.root, state)
+        elif state in GOING:
+            take_run(self.run.path, state, force=self.force, not_if_done=True)
+        else:
+            set_status(self.run.path, state, "not submitted yet", owner={})
+        return self.run
+
+    def __str__(self) -> str:
+        """Its line in the plan: action, name, and the run that is there already."""
+        code = ", with other code than it began with" if self.other_code else ""
+        return f"{self.action:6} {self.name}" + (f"  ({self.run.id}, {self.state}{code})" if self.run else "")
+
+
+def code_of_run(run: Run) -> str:
+    """`code_of` the notebook that was executed last; empty where no runner executed one."""
+    return str(run.executions[-1]["notebook"].get("code")) if run.executions else ""
+
+
+def parse_grid(known: Mapping[str, Parameter], given: Mapping[str, str]) -> dict[str, list]:
+    """The values of each swept parameter, every one checked.
+
+    Example:
+        >>> known = {"seed": Parameter("seed", "int", 0), "stop": Parameter("stop", "str", "")}
+        >>> parse_grid(known, {"seed": "0..2,7", "stop": '", and",.'})
+        {'seed': [0, 1, 2, 7], 'stop': [', and', '.']}
+    """
+    grid = {}
+    for name, text in given.items():
+        counts = not known or (name in known and known[name].type in ("int", "number"))
+        parts = [p for part in _split(text) for p in (_range(name, part) if counts else [part])]
+        values = [check_parameters(known, {name: part})[name] for part in parts]
+        if len({json.dumps(value) for value in values}) < len(values):
+            raise ParameterError(f"parameter {name}={text}: a value stands there twice")
+        grid[name] = values
+    return grid
+
+
+def _split(text: str) -> list[str]:
+    found = re.findall(r'("(?:[^"]|"")*"|[^,]*)(?:,|$)', text)[: text.count(",") + 1]
+    found = found[:-1] if len(found) > 1 and not found[-1] and not text.endswith(",") else found
+    return [part[1:-1].replace('""', '"') if len(part) > 1 and part[0] == part[-1] == '"' else part for part in found]
+
+
+def _range(name: str, text: str) -> list[str]:
+    match = re.fullmatch(r"\s*(-?\d+)\.\.(-?\d+)\s*", text)
+    if not match:
+        return [text]
+    first, last = map(int, match.groups())
+    if last < first:
+        raise ParameterError(f"parameter {name}={text}: the range is empty; write the smaller end first")
+    if last - first >= _MOST:
+        raise ParameterError(f"parameter {name}={text}: {last - first + 1} values; at most {_MOST} runs in a sweep")
+    return [str(n) for n in range(first, last + 1)]
+
+
+def plan_run(
+    notebook: str,
+    params: Mapping,
+    *,
+    root: Path | None = None,
+    resume: str | None = None,
+    force: bool = False,
+    how: Mapping | None = None,
+) -> Entry:
+    """One run, checked; makes no folder. `force` and `how`: see `Entry`.
+
+    `resume`: None for a new run; "" for the latest unfinished one with these parameters; else the id or folder of one.
+    """
+    path, known, how = _checked_notebook(notebook, how)
+    full = full_parameters(known, params)
+    if resume is None:
+        return Entry({}, full, "run", None, path, root, how=how)
+    run = _find_resumable(path.stem, full, {name: full[name] for name in params}, root, resume, force)
+    try:
+        recorded = check_parameters(known, run.params)
+    except ParameterError as error:
+        raise ParameterError(f"{run.path / 'params.json'}: {error}; such a run cannot be resumed") from None
+    return Entry({}, recorded, "resume", run, path, root, force, how=how)
+
+
+def plan_sweep(
+    notebook: str,
+    given: Mapping[str, str],
+    root: Path | None = None,
+    fixed: Mapping | None = None,
+    how: Mapping | None = None,
+) -> list[Entry]:
+    """All points of the grid, the last parameter changing fastest, and what is to be done for each; starts nothing."""
+    path, known, how = _checked_notebook(notebook, how)
+    grid = parse_grid(known, given)
+    if (count := math.prod(map(len, grid.values()))) > _MOST:
+        raise ParameterError(f"the grid has {count} points; at most {_MOST} runs in a sweep")
+    runs, code = _runs_by_parameters(path.stem, root), code_of(path)
+    entries = []
+    for values in itertools.product(*grid.values()):
+        point = dict(zip(grid, values, strict=True))
+        full = full_parameters(known, {**(fixed or {}), **point})
+        varied = {name: value for name, value in point.items() if len(grid[name]) > 1}
+        action, run = _action(runs.get(_key(full), []), code)
+        entries.append(Entry(varied, full, action, run, path, root, of_sweep=True, how=how))
+    return entries
+
+
+def _checked_notebook(notebook: str, how: Mapping | None) -> tuple[Path, dict[str, Parameter], Mapping]:
+    path, how = find_notebook(notebook), how or {}
+    known = notebook_parameters(path)
+    check_kernel(path, how.get("kernel"))
+    if (cwd := how.get("cwd")) and not os.path.isdir(cwd):
+        raise ParameterError(f"--cwd {cwd}: no such folder")
+    return path, known, how
+
+
+def _key(params: Mapping) -> str:
+    """Parameters as one text, equal for equal parameters."""
+    return json.dumps(params, sort_keys=True)
+
+
+def _runs_by_parameters(notebook: str, root: Path | None) -> dict[str, list[Run]]:
+    """The runs of a notebook, oldest first, by their parameters; each run is read once, however many points there are."""
+    found: dict[str, list[Run]] = {}
+    for run in list_runs(root, notebook):
+        try:
+            found.setdefault(_key(run.params), []).append(run)
+        except (RunError, OSError) as error:
+            warnings.warn(f"not compared with what is to be run: {error}", stacklevel=3)
+    return found
+
+
+def _action(runs: Sequence[Run], code: str) -> tuple[str, Run | None]:
+    """What to do where these runs, oldest first, have the same parameters: the best of them decides, of equals the newest.
+
+    What other code has done, of another notebook of that name or of one that was changed since, is not done.
+    """
+    newest = {}
+    for run in runs:
+        try:
+            action = _ACTIONS[run.status["state"]]
+            if action != "skip" or code_of_run(run) == code:
+                newest[action] = run
+        except (RunError, OSError) as error:
+            warnings.warn(f"not taken into account: {error}", stacklevel=4)
+    for action in ("skip", "leave", "resume"):
+        if action in newest:
+            return action, newest[action]
+    return "run", None
+
+
+def full_parameters(known: Mapping[str, Parameter], params: Mapping) -> dict:
+    """What a run records: every parameter the runner does not set, as given or by default."""
+    for name in SET_BY_RUNNER:
+        if name in params:
+            raise ParameterError(f"parameter {name!r} is set by the runner; {_INSTEAD[name]}")
+    given = {name: _absolute(value, known.get(name)) for name, value in check_parameters(known, params).items()}
+    return {n: p.default for n, p in known.items() if n not in SET_BY_RUNNER and p.default != COMPUTED} | given
+
+
+def _absolute(value, parameter: Parameter | None):
+    """A relative path of something that exists, made absolute: the kernel works in the notebook's folder, not here."""
+    if not isinstance(value, str) or not os.path.exists(value):
+        return value
+    paths = parameter and re.search(r"\b(path|folder|file|dir)", f"{parameter.name} {parameter.help}")
+    return os.path.abspath(value) if paths or "/" in value or Path(value).suffix else value
+
+
+def _find_resumable(notebook: str, full: dict, given: dict, root: Path | None, resume: str, force: bool) -> Run:
+    if resume:
+        named = [r for r in list_runs(root, notebook) if resume in (r.id, f"{notebook}/{r.id}")]
+        found = named or [load_run(resume)]
+        if (other := found[-1].notebook) != notebook:
+            raise ParameterError(f"{resume}: a run of {other}, not of {notebook}; name that notebook to resume it")
+        recorded = found[-1].params
+        for name, value in given.items():
+            if recorded.get(name) != value:
+                raise ParameterError(f"parameter {name}={value!r}: the run to resume has {recorded.get(name)!r}")
+    else:
+        same = _runs_by_parameters(notebook, root).get(_key(full), [])
+        found = [r for r in same if r.status["state"] in ("interrupted", "failed")]
+        if not found:
+            states = ", ".join(f"{r.id} ({r.status['state']})" for r in same) or "none"
+            raise RunError(f"nothing to resume: runs of {notebook} with these parameters: {states}")
+    run = found[-1]
+    state = run.status["state"]
+    if state == "done" or (state in GOING and not (force and what_is_unknown(run.status))):
+        held = f" ({describe_owner(run.status)}: cancel it first)" if state in GOING else ""
+        if unknown := what_is_unknown(run.status):
+            state, held = unknown, "; if that has ended, `--force` takes the run"
+        raise RunError(f"{run.path}: is {state}; only an interrupted or failed run can be resumed{held}")
+    return run
+
+
+# --- the plan, shown ------------------------------------------------------------------------------------------------
+
+
+def plan_text(entries: Sequence[Entry], gpus: int | None, *, on_slurm: bool = False) -> str:
+    """A plan as `--dry-run` shows it: a line for each run, then for each notebook what its runs share."""
+    devices = f"{gpus or 'none'} for each run, from Slurm" if on_slurm else describe_gpus(gpus)
+    text = ""
+    for _, group in itertools.groupby(entries, key=lambda entry: entry.notebook):
+        group = list(group)
+        text += "".join(f"{entry}\n" for entry in group)
+        if to_run := [entry for entry in group if entry.to_run]:
+            fixed = {k: v for k, v in to_run[0].params.items() if k not in to_run[0].varied}
+            shared = {
+                "folder": _folder_of(to_run),
+                "parameters": ", ".join(f"{k}={v!r}" for k, v in fixed.items()),
+                "0 means": _of_zeros(group[0].notebook, fixed),
+                "GPUs": devices,
+                "hint": _toy_data_left(to_run),
+            }
+            text += "".join(f"       {name:10}  {one_line(value)}\n" for name, value in shared.items() if value)
+    return text
+
+
+def _of_zeros(notebook: Path, params: Mapping) -> str:
+    """What the notebook takes where a parameter is 0, as the help of that parameter says: `0 for the recipe's own`."""
+    helps = {name: declared.help for name, declared in notebook_parameters(notebook).items()}
+    found = {name: re.search(r"\b0 for (.*)", helps.get(name, "")) for name, value in params.items() if value == 0}
+    return "; ".join(f"{name}: {match[1]}" for name, match in found.items() if match)
+
+
+def _folder_of(entries: Sequence[Entry]) -> str:
+    """Where these runs go on; `TIME` stands for the name of a folder to be made."""
+    there = [entry.run.path for entry in entries if entry.run]
+    if len(there) == len(entries):
+        return os.path.commonpath(there)
+    return str(Path(entries[0].root or runs_root()).resolve() / entries[0].notebook.stem / "TIME")
+
+
+def _toy_data_left(entries: Sequence[Entry]) -> str:
+    for params in (entry.params for entry in entries):
+        model, data = params.get("model"), params.get("dataset")
+        if model not in (None, *EMBEDDED_MODELS) and data in EMBEDDED_MODELS:
+            return f"dataset={data!r} is still the toy's, with model={model!r}: give yours with -p dataset=..."
+    return ""

@@ -1,0 +1,96 @@
+"""Measured runs with documented ones: a figure, and the verdicts where unit and range are the same."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+
+import pandas as pd
+from ipywidgets import BoundedFloatText
+
+from ...curves.compare import documented_verdicts
+from ...curves.curve import Curve
+from ...curves.documented import Baseline
+from ...curves.figures import DescribedFigure, show_curves
+from ...curves.measured import measured_groups
+from ...runs.run import Run
+from ...runs.text import visible
+from .controls import Choices, Explorer, control, table
+
+
+@dataclasses.dataclass(frozen=True)
+class RunComparison:
+    """Groups of runs, one curve a seed, with documented ones; a line for each training that could not be used."""
+
+    groups: dict[str, list[Curve]]
+    left_out: list[str]
+    figure: DescribedFigure
+    verdicts: pd.DataFrame
+
+    def _repr_html_(self) -> str:
+        none = "" if self.groups else "<p>No finished run to compare with the documented ones.</p>"
+        left_out = "".join(f"<li>{visible(line)}</li>" for line in self.left_out)
+        left_out = f"<p>Left out:</p><ul>{left_out}</ul>" if left_out else ""
+        rows = [[visible(str(value), 2000) for value in row] for row in self.verdicts.to_numpy()]
+        caption = "Is the documented run one more seed? Pairs of the same unit and range"
+        verdicts = table(rows, list(self.verdicts), caption) if rows else ""
+        return self.figure._repr_html_() + verdicts + none + left_out
+
+
+def compare_runs(
+    runs: Sequence[Run],
+    baselines: Iterable[Baseline],
+    *,
+    tolerance: float = 0.0,
+    seed: int = 0,
+    metric: str = "reward",
+    title: str = "Measured and documented reward curves",
+) -> RunComparison:
+    """Group runs by what differs except the seed, draw them with documented ones, and judge pairs of one unit.
+
+    Raises:
+        ParameterError: nothing to draw, or a tolerance below 0.
+    """
+    baselines = list(baselines)
+    groups, left_out = measured_groups(runs, metric)
+    figure = show_curves(groups, baselines, title=title, metric=metric, seed=seed)
+    verdicts = documented_verdicts(groups, baselines, tolerance=tolerance, metric=metric)
+    return RunComparison(groups, left_out, figure, verdicts)
+
+
+def run_comparer(runs: Sequence[Run], baselines: Iterable[Baseline], *, interactive: bool = True, **options):
+    """Pick runs and documented ones; see them in one figure, with the verdicts.
+
+    Args:
+        runs: to choose from; all are chosen at first.
+        baselines: likewise.
+        interactive: False returns the comparison of all and makes no widget.
+        options: `tolerance`, the largest difference that still agrees, as the mean over a fifth of the points, in the unit of
+            the metric (0: a tenth of the documented curve's range); `metric`, `seed` of the resamples, `title`.
+
+    Returns:
+        A widget, or a `RunComparison`.
+    """
+    runs, by_name = list(runs), {b.name: b for b in baselines}
+    if not interactive:
+        return compare_runs(runs, by_name.values(), **options)
+
+    def show(runs, documented, tolerance):
+        chosen = [by_name[name] for name in documented]
+        return compare_runs(runs, chosen, **options | {"tolerance": tolerance})
+
+    ticked = "in the figure and the tables when ticked"
+    largest = "largest difference that agrees; 0: a tenth of the range"
+    controls = {
+        "runs": Choices("runs", ticked, _labels(runs)),
+        "documented": Choices("documented", ticked, [(b.title, name) for name, b in by_name.items()]),
+        "tolerance": control(BoundedFloatText, "tolerance", largest, value=options.get("tolerance", 0), min=0, max=1e9),
+    }
+    return Explorer(show, controls)
+
+
+def _labels(runs: Sequence[Run]) -> Iterator[tuple[str, Run]]:
+    """Each run under its notebook, id, state, and the parameters in which the runs differ."""
+    params = [run.params for run in runs]
+    differing = [k for k in dict.fromkeys(k for p in params for k in p) if len({str(p.get(k)) for p in params}) > 1]
+    for run, own in zip(runs, params, strict=True):
+        varied = ", ".join(f"{k}={own[k]}" for k in differing if k in own)
+        yield f"{run.notebook} {run.id} ({run.status['state']}) {varied}".strip(), run
