@@ -1,4 +1,5 @@
 import json
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -6,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import trl
 from conftest import write_run
 from ppo_parts import needs_ppo, train_ppo
 from tensorboard_files import tensorboard_scalars
@@ -41,9 +43,9 @@ def test_rows_in_pieces_are_all_recorded_and_a_column_of_one_piece_is_empty_else
 def test_functions_of_one_name_share_a_column_in_trl_so_that_their_sum_is_not_known():
     logs = {"prompt": ["", ""], "completion": ["a", "b"], "extra": {}, "advantages": [0.0, 0.0]}
     trainer = SimpleNamespace(_logs=logs | {"rewards": {"odd": [1.0, 2.0]}}, reward_weights=torch.ones(2))
-    assert np.isnan(logged_rows(trainer)["reward"]).all()
+    assert np.isnan(logged_rows(trainer, {})["reward"]).all()
     trainer.reward_weights = torch.tensor([2.0])
-    assert logged_rows(trainer)["reward"] == [2.0, 4.0]
+    assert logged_rows(trainer, {})["reward"] == [2.0, 4.0]
 
 
 @pytest.mark.slow
@@ -168,3 +170,31 @@ def test_a_quiet_notebook_shows_texts_of_tables_whole():
         assert reason in pd.DataFrame({"answer": [reason]}).to_html()
     finally:
         pd.set_option("display.max_colwidth", before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
+@pytest.mark.parametrize("eval_batch", [2, 16])
+def test_evaluation_of_another_batch_size_is_logged_whole(kind, eval_batch, tmp_path):
+    """With `log_completions` TRL's table holds rows of training and evaluation; ours stay out of it."""
+    recipe = make_recipe(
+        "starter", max_steps=2, max_completion_length=4, num_generations=2, per_device_train_batch_size=4
+    )
+    how = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": eval_batch, "log_completions": True}
+    config_class = trl.GRPOConfig if kind == "GRPO" else trl.RLOOConfig
+    args = grpo_config(recipe, tmp_path, config_class, save_strategy="no", **how)
+    data, seen = load_prompts("starter"), []
+
+    def reward(completions, **_):
+        seen.append(len(set(completions)) / len(completions))
+        return [0.0] * len(completions)
+
+    given = {"train_dataset": data, "eval_dataset": data.select(range(8)), "stops": ["."]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        trainer = OURS[kind](resolve_model("starter"), reward, args, **given)
+        trainer.train()
+    logged = [line for line in trainer.state.log_history if "eval_stops/clipped_ratio" in line]
+    assert len(logged) == 2
+    batches = seen[1 : 1 + 16 // eval_batch]  # 8 prompts, two completions each
+    assert logged[0]["eval_completions/distinct"] == pytest.approx(sum(batches) / len(batches))

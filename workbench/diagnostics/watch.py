@@ -114,7 +114,7 @@ class Watch(LiveCallback):
         count, ends = len(trainer._logs["prompt"]), dict[str, list]()
         if len(completion_ids) == count:  # else other processes have rows whose ids are not known here
             ends = self._end_columns(completion_ids, self._generated[2] if len(self._generated) > 3 else None)
-        generation = step, logged_rows(trainer, ends=ends)
+        generation = step, logged_rows(trainer, ends)
         self._rows.append(generation)
         if len(self._first) * count < _KEPT:
             self._first.append(generation)

@@ -13,7 +13,7 @@ from ..runs.run import Run
 from ..training.engine import hook_requests
 from ..training.grpo import GRPOTrainer
 from ..training.recording import attach_recorder
-from ..training.rows import completion_metrics, end_columns, logged_rows
+from ..training.rows import RecordsRows, end_columns
 from ..training.sync_on_cpu import install_cpu_sync
 from .recipes import Recipe
 from .train import is_finished, train, training_record
@@ -41,7 +41,7 @@ class Arm:
     seeds: int | None = None
 
 
-class ObservedGRPOTrainer(trl.GRPOTrainer):
+class ObservedGRPOTrainer(RecordsRows, trl.GRPOTrainer):
     """Stock `trl.GRPOTrainer`, recorded: each row's real end is noted next to what TRL takes it for. Nothing is fixed.
 
     `stops` are those that the engine was given through `generation_kwargs`. It also logs `vllm/requests` and
@@ -68,18 +68,8 @@ class ObservedGRPOTrainer(trl.GRPOTrainer):
         ends = [self._rule.find_end(row) for row in rows]
         columns = end_columns(rows, [end.finish_reason == "stop" for end in ends], self._tokenizer)
         columns["completion_text"] = [self._rule.text(row, end) for row, end in zip(rows, ends, strict=True)]
-        for name, values in columns.items():
-            self._log_completion_extra(name, values)
+        self._columns = columns
         return generated
-
-    def _generate_and_score_completions(self, inputs):
-        output = super()._generate_and_score_completions(inputs)
-        rows = logged_rows(self, len(inputs) * self.accelerator.num_processes)
-        for name, value in completion_metrics(rows).items():
-            self._metrics["train" if self.model.training else "eval"][name].append(value)
-        if self.model.training:
-            self.recorder.add_completions(self.state.global_step + 1, rows)
-        return output
 
 
 def train_arms(arms: Mapping[str, Arm], *, out_dir: Path, seeds: Iterable[int]) -> dict[str, list[Run]]:

@@ -21,21 +21,11 @@ from transformers import set_seed
 from ..consistency.ratios import ratio_report
 from ..errors import ParameterError
 from ..generation.preflight import backend_of, check_before_compute
-from ..generation.stops import StopRule, StopSpec
+from ..generation.stops import End, StopRule, StopSpec
 from .engine import EngineRequests, improbable_copies
 from .groups import GroupError, check_groups, identical_groups
 from .rewards import validate_all
-from .rows import (
-    NO_TOKEN,
-    OWN_COLUMNS,
-    EndedRow,
-    TrainedOnce,
-    check_no_hook,
-    completion_metrics,
-    end_columns,
-    fill_positions,
-    logged_rows,
-)
+from .rows import EndedRow, RecordsRows, check_no_hook, end_columns, fill_positions
 from .sync_on_cpu import building_on_cpu, install_cpu_sync
 
 Stops = StopSpec | Sequence[str | int] | str | int | None
@@ -55,20 +45,21 @@ def stops_in_generate(rule: StopRule, policy: Any) -> Iterator[list]:
         yield sampled
 
 
-def with_stop_text(rule: StopRule, rows: Sequence, completions: list, own_tokens: Any = None) -> list:
+def with_stop_text(rule: StopRule, rows: Sequence[EndedRow], completions: list, own_tokens: Any = None) -> list:
     """B completions, texts or messages, as reward functions should read them: TRL drops special stops from the text.
 
     Of several turns it is the last one's stop. What the tokenizer's response template has parsed stays as it is.
     """
     if isinstance(completions[0], str):
-        return [rule.text(row, rule.last_end(row)) for row in rows]
+        return [rule.text(row[:], row.end) for row in rows]
     fixed = []
     for n, (row, messages) in enumerate(zip(rows, completions, strict=True)):
-        turn = list(row)
+        turn, end = row[:], row.end
         if len(messages) > 1:  # the policy's last one stands behind a tool's answer
             turn = turn[max((i for i, own in enumerate(own_tokens[n]) if not own), default=-1) + 1 :]
+            end = rule.last_end(turn)
         if messages[-1].get("content") == rule.tokenizer.decode(turn, skip_special_tokens=True):
-            messages = [*messages[:-1], {**messages[-1], "content": rule.text(turn, rule.last_end(turn))}]
+            messages = [*messages[:-1], {**messages[-1], "content": rule.text(turn, end)}]
         fixed.append(messages)
     return fixed
 
@@ -92,13 +83,12 @@ def attach_ours(trainer: Any, record_dir: str | Path | None, explicit_positions:
 _Trainer: Any = trl.GRPOTrainer if TYPE_CHECKING else object  # whose attributes the methods use
 
 
-class _Control(TrainedOnce, _Trainer):
+class _Control(RecordsRows, _Trainer):
     """What GRPO and RLOO share, before TRL's trainer in the bases; `GRPOTrainer` documents the arguments."""
 
     # Class-level, for a trainer that is made without `__init__`, as TRL's own tests of a rollout function do.
     stop_rule: Any = None  # a `StopRule`
     engine: Any = None  # on vLLM `EngineRequests`
-    recorder: Any = None  # a `RunRecorder`
     sampled_ids: Sequence[list[int]] = ()  # uncut; empty where rows had several turns: their last turn decides
 
     def __init__(
@@ -156,7 +146,7 @@ class _Control(TrainedOnce, _Trainer):
         completion_ids, logprobs = sampled if isinstance(sampled, tuple) else (sampled, None)
         rows = [list(row) for row in (raw_ids[-1].tolist() if raw_ids else completion_ids)]
         self.sampled_ids = rows
-        cut = [self._ended(row[: self.stop_rule.find_end(row).index]) for row in rows]
+        cut = [self._ended(row, self.stop_rule.find_end(row)) for row in rows]
         if not isinstance(sampled, tuple):
             return cut
         if logprobs is not None:
@@ -168,9 +158,10 @@ class _Control(TrainedOnce, _Trainer):
         self.sampled_ids = ()
         return mask, completions, [self._ended(ids) for ids in completion_ids], *rest
 
-    def _ended(self, ids: Sequence[int]) -> EndedRow:
-        """A row up to its end: its last token says whether it stopped."""
-        return EndedRow(ids, self.stop_rule.last_end(ids).finish_reason == "stop", self._tokenizer.eos_token_id)
+    def _ended(self, ids: Sequence[int], end: End | None = None) -> EndedRow:
+        """A row up to its end; without one its last token says whether it stopped."""
+        end = end or self.stop_rule.last_end(ids)
+        return EndedRow(ids[: end.index], end, self._tokenizer.eos_token_id)
 
     def _generate(self, prompts: list):
         generated = list(super()._generate(prompts))
@@ -178,49 +169,35 @@ class _Control(TrainedOnce, _Trainer):
             return tuple(generated)
         text_index = 2 if len(generated) == 3 else 3  # RLOO returns three values, GRPO eight
         own_tokens = None if text_index == 2 else generated[2]
-        rows = [list(ids[:]) for ids in generated[1]]
         if self.stop_rule.spec.custom:
-            generated[text_index] = with_stop_text(self.stop_rule, rows, generated[text_index], own_tokens)
-        self._log_ends(generated[1], rows, generated[text_index], own_tokens)
-        self._log_groups(rows)
+            generated[text_index] = with_stop_text(self.stop_rule, generated[1], generated[text_index], own_tokens)
+        self._note_ends(generated[1], generated[text_index], own_tokens)
+        self._log_groups([row[:] for row in generated[1]])
         return tuple(generated)
 
-    def _log_ends(self, completion_ids: Sequence, rows: list[list[int]], completions: list, own_tokens: Any) -> None:
-        """Add each row's end to TRL's completions table, which is gathered over processes."""
+    def _note_ends(self, rows: Sequence[EndedRow], completions: list, own_tokens: Any) -> None:
+        """Where each row of this process ended, and its text, for the record and the metrics."""
         columns = end_columns(
-            rows,
-            [ids[-1] != NO_TOKEN for ids in completion_ids],
+            [row[:] for row in rows],
+            [row.end.finish_reason == "stop" for row in rows],
             self._tokenizer,
             completion_tokens=None if own_tokens is None else [sum(mask) for mask in own_tokens],
             sampled_tokens=[len(ids) for ids in self.sampled_ids] or None,
             engine=self.engine.reasons if self.engine else None,
         )
-        columns["completion_text"] = [self._row_text(*row) for row in zip(completions, rows, strict=True)]
-        for name, values in columns.items():
-            super()._log_completion_extra(name, values)
+        self._columns = columns | {"completion_text": [self._row_text(*n) for n in zip(completions, rows, strict=True)]}
 
-    def _log_completion_extra(self, column: str, values: Sequence) -> None:
-        """A reward function's `log_extra`, which does not replace what the trainer records itself."""
-        super()._log_completion_extra(f"{column} (function)" if column in OWN_COLUMNS else column, list(values))
-
-    def _row_text(self, completion: Any, ids: list[int]) -> str:
+    def _row_text(self, completion: Any, row: EndedRow) -> str:
         """A row's text for the record: of messages all of it, calls and thoughts too, which they hold apart."""
         if isinstance(completion, str):
             return completion
         if self.stop_rule.spec.custom:
-            return self.stop_rule.text(ids, self.stop_rule.last_end(ids))
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
+            return self.stop_rule.text(row[:], row.end)
+        return self._tokenizer.decode(row[:], skip_special_tokens=True)
 
     @property
     def _group_size(self) -> int:
         return self.num_generations if self.model.training else self.num_generations_eval
-
-    def _log(self, numbers: dict[str, float | None]) -> None:
-        """Into TRL's own log, which means them over a logged step and sends them to W&B, TensorBoard and the record."""
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        for name, value in numbers.items():
-            if value is not None:
-                metrics[name].append(float(value))
 
     def _check_groups(self, inputs: list[dict]) -> None:
         prompts = [row.get("prompt", row) for row in inputs]  # an environment may own the prompts
@@ -255,13 +232,8 @@ class _Control(TrainedOnce, _Trainer):
 
     def _generate_and_score_completions(self, inputs: list):
         self._check_groups(inputs)
-        self._logs["extra"].clear()  # a column that is not logged each time would stand at other rows
         output = super()._generate_and_score_completions(inputs)
-        rows = logged_rows(self, len(inputs) * self.accelerator.num_processes)
-        self._log(completion_metrics(rows))
         self._log_mismatch(output)
-        if self.recorder and self.model.training and self.accelerator.is_main_process:
-            self.recorder.add_completions(self.state.global_step + 1, rows)
         return output
 
     def _log_mismatch(self, output: dict) -> None:
@@ -340,7 +312,8 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
             output = rollout_func(prompts, trainer)
             rows, pad = [list(map(int, ids)) for ids in output["completion_ids"]], self._tokenizer.pad_token_id
             self.sampled_ids = ()
-            output["completion_ids"] = [self._ended(ids) if ids else EndedRow([pad], False, pad) for ids in rows]
+            cut = End(1, None, "length")
+            output["completion_ids"] = [self._ended(ids) if ids else EndedRow([pad], cut, pad) for ids in rows]
             if not all(rows):
                 masks = output.get("env_mask") or [[1] * len(ids) for ids in rows]
                 output["env_mask"] = [mask if len(mask) else [0] for mask in masks]

@@ -11,7 +11,7 @@ from transformers.trainer_utils import TrainOutput
 
 from ..consistency.positions import fills_position_ids, with_position_ids
 from ..errors import ParameterError
-from ..generation.stops import trl_finish_reason
+from ..generation.stops import End, trl_finish_reason
 
 NO_TOKEN = -1
 # What the record has of a completion; a reward function's `log_extra` cannot take these names.
@@ -20,19 +20,20 @@ OWN_COLUMNS |= {"finish_reason", "trl_finish_reason", "engine_finish_reason", "c
 
 
 class EndedRow(list):
-    """A row of token ids whose `[-1]` shows TRL an EOS exactly where the row stopped, else no token id at all.
+    """A row of token ids that knows its `end`: its `[-1]` shows TRL an EOS exactly where the row stopped, else no token id.
 
     Iteration, length, slices and conversion to tensors give the real ids.
 
     Example:
-        >>> row = EndedRow([5, 6, 9], stopped=True, eos_token_id=1)
+        >>> row = EndedRow([5, 6, 9], End(3, 9, "stop"), eos_token_id=1)
         >>> row[-1], row[:], len(row)
         (1, [5, 6, 9], 3)
     """
 
-    def __init__(self, ids: Sequence[int], stopped: bool, eos_token_id: int):
+    def __init__(self, ids: Sequence[int], end: End, eos_token_id: int):
         super().__init__(ids)
-        self._last = eos_token_id if stopped else NO_TOKEN
+        self.end = end
+        self._last = eos_token_id if end.finish_reason == "stop" else NO_TOKEN
 
     def __getitem__(self, index: Any):
         return self._last if index == -1 else super().__getitem__(index)
@@ -175,39 +176,95 @@ def text_of(value: Any) -> str:
     return str(value)
 
 
-def logged_rows(trainer: Any, count: int | None = None, ends: Mapping[str, list] | None = None) -> dict[str, list]:
-    """The last `count` rows, or those of the last generation, as TRL's GRPO or RLOO gathered them over all processes, in an
-    evaluation too: column -> values. `ends` are columns for rows of which the trainer logs none with `log_extra`.
+def logged_rows(trainer: Any, ends: Mapping[str, list]) -> dict[str, list]:
+    """The rows of a stock trainer's last generation, as TRL's GRPO or RLOO gathered them over all processes.
+
+    Args:
+        trainer: stock, so that nothing of ours has noted its rows.
+        ends: columns of `end_columns`, one value for each row.
     """
-    count = count or len(trainer._logs["prompt"])
-    logs = {name: list(trainer._logs[name])[-count:] for name in ("prompt", "completion", "advantages")}
-    extra = {name: list(values)[-count:] for name, values in trainer._logs["extra"].items()}
+    count = len(trainer._logs["prompt"])
     columns = {
-        "prompt": [text_of(prompt) for prompt in logs["prompt"]],
-        "completion": extra.pop("completion_text", []) or [text_of(completion) for completion in logs["completion"]],
-        **(ends or {}),
+        "prompt": [text_of(prompt) for prompt in trainer._logs["prompt"]],
+        "completion": [text_of(completion) for completion in trainer._logs["completion"]],
+        **ends,
     }
-    for name, values in extra.items():
-        if len(values) != count:
-            warnings.warn(
-                f"log_extra({name!r}): {len(values)} values for {count} completions; not recorded", stacklevel=2
-            )
-        else:
-            columns.setdefault(name, values)
-    rewards = {name: list(values)[-count:] for name, values in trainer._logs["rewards"].items()}
-    own = {"reward": _weighted_sums(trainer, rewards), "advantage": logs["advantages"]}
+    for name, values in trainer._logs["extra"].items():
+        if len(values) == count or not _is_short(name, values, count):
+            columns.setdefault(name, list(values))
+    rewards = {name: list(values) for name, values in trainer._logs["rewards"].items()}
+    own = {"reward": weighted_sums(trainer, rewards), "advantage": list(trainer._logs["advantages"])}
     return add_reward_columns(columns | own, rewards)
 
 
+def _is_short(name: str, values: Sequence, count: int) -> bool:
+    """Whether a reward function's column lacks rows, which is said."""
+    if len(values) != count:
+        said = f"log_extra({name!r}): {len(values)} values for {count} completions; not recorded"
+        warnings.warn(said, stacklevel=3)
+    return len(values) != count
+
+
 def add_rows(trainer: Any, columns: dict[str, list]) -> dict[str, list]:
-    """Record the step's rows of all processes, and return them: column -> values."""
-    columns = {name: gather_object(values) for name, values in columns.items()}
+    """Return a batch's rows of all processes, and record them where the trainer has a recorder: column -> values."""
+    gathered = {name: gather_object(values) for name, values in columns.items()}
+    count = len(gathered["prompt"])
+    rows = {name: values for name, values in gathered.items() if not _is_short(name, values, count)}
     if trainer.recorder and trainer.accelerator.is_main_process:
-        trainer.recorder.add_completions(trainer.state.global_step + 1, columns)
-    return columns
+        trainer.recorder.add_completions(trainer.state.global_step + 1, rows)
+    return rows
 
 
-def _weighted_sums(trainer: Any, rewards: Mapping[str, list]) -> list[float]:
+class RecordsRows(TrainedOnce):
+    """For GRPO and RLOO: notes rows while TRL scores them, logs `completion_metrics`, records the rows that are trained on.
+
+    A subclass fills `_columns` when it has generated: column -> a value for each row of this process.
+    """
+
+    recorder: Any = None  # a `RunRecorder`
+    _columns: Mapping[str, list] = {}
+    _functions_columns: Mapping[str, list] = {}
+    _rewards: Mapping[str, list] = {}
+
+    def _log_completion_extra(self: Any, column: str, values: Sequence) -> None:
+        """Note a reward function's `log_extra`, under a name that does not replace what is recorded anyway."""
+        super()._log_completion_extra(column, list(values))  # type: ignore[misc]  # TRL's
+        name = f"{column} (function)" if column in OWN_COLUMNS else column
+        self._functions_columns = {**self._functions_columns, name: [*self._functions_columns.get(name, ()), *values]}
+
+    def _calculate_rewards(self: Any, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Sequence):
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[misc]
+        first = self.accelerator.process_index * len(prompts)  # TRL has gathered the rewards of all processes
+        own = rewards[first : first + len(prompts)].T.tolist()
+        self._rewards = dict(zip(self.reward_func_names, own, strict=True))
+        texts = self._columns.get("completion_text") or [text_of(completion) for completion in completions]
+        columns = {name: values for name, values in self._columns.items() if name != "completion_text"}
+        self._columns = {"prompt": [text_of(prompt) for prompt in prompts], "completion": texts, **columns}
+        return rewards
+
+    def _generate_and_score_completions(self: Any, inputs: list):
+        self._columns, self._functions_columns = {}, {}
+        output = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+        names = sorted(set(gather_object(list(self._functions_columns))))  # a function may log on one process alone
+        logged = {name: self._functions_columns.get(name, [None] * len(inputs)) for name in names}
+        columns = {**logged, **self._columns, "reward": weighted_sums(self, self._rewards)}
+        columns = add_reward_columns(columns | {"advantage": output["advantages"].tolist()}, self._rewards)
+        recorder, self.recorder = self.recorder, self.recorder if self.model.training else None
+        try:
+            self._log(completion_metrics(add_rows(self, columns)))
+        finally:
+            self.recorder = recorder
+        return output
+
+    def _log(self: Any, numbers: dict[str, float | None]) -> None:
+        """Into TRL's own log, which means them over a logged step and sends them to W&B, TensorBoard and the record."""
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        for name, value in numbers.items():
+            if value is not None:
+                metrics[name].append(float(value))
+
+
+def weighted_sums(trainer: Any, rewards: Mapping[str, list]) -> list[float]:
     """Each row's reward; no number where no function scored it."""
     weights = trainer.reward_weights.numpy(force=True)
     scores = np.array(list(rewards.values()), float).T
