@@ -8,7 +8,16 @@ from workbench.errors import ParameterError, RunError
 from workbench.runs import run as run_module
 from workbench.runs.files import read_json, write_json
 from workbench.runs.results import Result, save_result
-from workbench.runs.run import create_run, list_runs, load_run, open_run, runs_root, set_status, slurm_job
+from workbench.runs.run import (
+    create_run,
+    list_runs,
+    load_run,
+    open_run,
+    record_execution,
+    runs_root,
+    set_status,
+    slurm_job,
+)
 
 MODELS = [("starter", True), ("search", True), ("Qwen/Qwen2-0.5B-Instruct", False), (None, False)]
 
@@ -21,12 +30,21 @@ def test_a_run_of_an_embedded_model_is_a_toy(tmp_path, model, toy):
 # --- making and finding --------------------------------------------------------------------------------------------
 
 
-def test_a_new_run_has_a_folder_of_its_own_with_params_env_and_status(tmp_path):
+def test_new_run_has_a_folder_of_its_own(tmp_path):
     first, second = (create_run("nb", {"seed": 3}, tmp_path) for _ in range(2))
     assert first.path != second.path
     assert (first.notebook, first.params, first.status["state"]) == ("nb", {"seed": 3}, "queued")
-    assert first.env["seed"] == 3
-    assert {"trl", "torch"} <= first.env["packages"].keys()
+
+
+def test_machine_is_looked_at_once_a_run(tmp_path, monkeypatch):
+    looks = []
+    monkeypatch.setattr(run_module, "environment", lambda seed: looks.append(seed) or {"seed": seed, "packages": {}})
+    run = create_run("nb", {"seed": 3}, tmp_path)
+    record_execution(run, {"code": "1"})
+    monkeypatch.setattr(run_module.lock, "works_for_runner", lambda folder: True)
+    opened = open_run("nb", str(run.path), {"seed": 3})
+    assert looks == [3] and opened.env["seed"] == 3
+    assert {"trl", "torch"} <= opened.env["packages"].keys()  # as the kernel imports them
 
 
 def test_runs_of_two_notebooks_made_in_the_same_second_have_different_ids(tmp_path, monkeypatch):

@@ -21,10 +21,6 @@ def environment(seed: int | None = None) -> dict:
 
     Passwords and access tokens among the arguments are `[token]`: this is written to `env.json`.
     """
-    versions = {"workbench": __version__}
-    for name in _PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            versions[name] = version(name)
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -32,12 +28,21 @@ def environment(seed: int | None = None) -> dict:
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "gpus": _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines(),
-        "packages": versions,
+        "packages": package_versions(),
         "git_commit": _git_commit(),
         "seed": seed,
         "threads": os.environ.get("OMP_NUM_THREADS"),
         "argv": map_text([Path(sys.argv[0]).name, *sys.argv[1:]], hide_tokens) if sys.argv else [],
     }
+
+
+def package_versions() -> dict[str, str]:
+    """The version of each package that decides what a training does, as this process would import it."""
+    versions = {"workbench": __version__}
+    for name in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
 
 
 def hardware() -> dict:

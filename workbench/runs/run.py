@@ -21,7 +21,7 @@ from pathlib import Path
 from ..errors import ParameterError, RunError
 from . import lock
 from .completions import read_completions
-from .environment import environment
+from .environment import environment, package_versions
 from .files import STATES, append_plain, append_rows, json_lines, load_metrics, read_json, remove_unfinished, write_json
 from .secrets import hide_tokens, map_text
 
@@ -229,9 +229,9 @@ def check_notebook_name(name: str) -> None:
 
 
 def create_run(notebook: str, params: Mapping, root: Path | None = None, state: str = "queued") -> Run:
-    """A fresh folder `<root>/<notebook>/<time>-<n>` with `params.json`, `env.json` and `status.json`; of no id that there is.
+    """A fresh folder `<root>/<notebook>/<time>-<n>` with `params.json` and `status.json`; of no id that there is.
 
-    This process executes it, unless its state says that nobody does.
+    This process executes it, unless its state says that nobody does. `env.json` is written by whoever executes it.
     """
     check_notebook_name(notebook)
     top = Path(root or runs_root())
@@ -246,7 +246,8 @@ def create_run(notebook: str, params: Mapping, root: Path | None = None, state: 
         if state in GOING:
             lock.hold(path)
         set_status(path, state)
-        write_json(path / "env.json", environment(params.get("seed")))
+        if state == "running":  # else `record_execution` does, which may be on another machine
+            write_json(path / "env.json", environment(params.get("seed")))
         write_json(path / "params.json", map_text(dict(params), hide_tokens))  # with it the folder counts as a run
     except OSError:  # a full disk
         lock.let_go(path)
@@ -269,11 +270,14 @@ def open_run(notebook: str, out_dir: str, params: Mapping) -> Run:
     path = Path(out_dir).resolve()
     fresh = not (path / "status.json").is_file()
     path.mkdir(parents=True, exist_ok=True)
-    if not lock.works_for_runner(path):
+    runner = lock.works_for_runner(path)
+    if not runner:
         take_run(path, "running")
     if fresh:
         write_json(path / "params.json", map_text(dict(params), hide_tokens))
-    write_json(path / "env.json", environment(params.get("seed")))
+    env = read_json(path / "env.json", {}) if runner else environment(params.get("seed"))
+    # The runner has looked at the machine, once; this kernel may import other versions.
+    write_json(path / "env.json", env | {"packages": package_versions()})
     return Run(path)
 
 
