@@ -244,5 +244,5 @@ def print_defects(release: str | None, path: Path) -> int:
         if met is None:
             print(f"  cannot tell  {name}: takes {why}")
     if found:
-        print("What each does and its patch: docs/defects.md; a script that shows it: repros/NAME.py")
+        print("What each does and its patch: docs/evidence/defects.md; a script that shows it: repros/NAME.py")
     return int(bool(certain))
