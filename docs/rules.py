@@ -17,7 +17,7 @@ START = """# The rules of the audit
 Written by `python docs/rules.py` from the rules and from real runs of `tests/audit/corpus/`.
 
 A metric that one finding shows to be wrong is not used by any later rule. A finding that another one explains says so. What
-severities and exit codes mean, and how far to trust the rules: [the audit](audit.md).
+severities and exit codes mean, and how far to trust the rules: [the audit](reference/audit.md).
 
 | rule | question |
 |---|---|
