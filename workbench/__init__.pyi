@@ -14,7 +14,6 @@ from .generation.stops import StopSpec
 from .runs.results import Result, save_result, show_results
 from .runs.run import open_run
 from .training.grpo import GRPOTrainer, RLOOTrainer
-from .training.online_dpo import OnlineDPOTrainer
 from .training.ppo import PPOTrainer
 from .training.rewards import exact_match_reward, length_reward
 from .trl_release import use_trl
@@ -22,7 +21,7 @@ from .trl_release import use_trl
 __version__: str
 # fmt: off
 __all__ = [
-    "audit_run", "attach_watch", "GRPOTrainer", "RLOOTrainer", "OnlineDPOTrainer", "PPOTrainer", "StopSpec",
+    "audit_run", "attach_watch", "GRPOTrainer", "RLOOTrainer", "PPOTrainer", "StopSpec",
     "exact_match_reward", "length_reward", "padding_report", "with_position_ids", "load_prompts", "make_recipe",
     "resolve_model", "open_run", "Result", "save_result", "show_results", "show_curves", "use_trl",
 ]

@@ -16,8 +16,8 @@ from workbench.diagnostics.sampler_probe import SamplerProbe, attach_sampler_pro
 from workbench.diagnostics.sampler_verdict import CACHE, IN_SYNC, LATE, LORA, NOT_SYNCED, PRECISION, TOKENS, UNKNOWN
 from workbench.errors import ParameterError
 
-CLEAN = ["clean", "clean, one beginning", "clean, LoRA", "clean, RLOO", "clean, stock", "clean, OnlineDPO"]
-CAUSES = {"not synced": NOT_SYNCED, "not synced, stock": NOT_SYNCED, "not synced, OnlineDPO": NOT_SYNCED,
+CLEAN = ["clean", "clean, one beginning", "clean, LoRA", "clean, RLOO", "clean, stock"]
+CAUSES = {"not synced": NOT_SYNCED, "not synced, stock": NOT_SYNCED, 
           "synced late, 1": LATE, "lost precision": PRECISION, "LoRA not merged": LORA, "stale prefix cache": CACHE,
           "other tokenizer": TOKENS, "other template": TOKENS}  # fmt: skip
 

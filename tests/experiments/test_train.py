@@ -2,7 +2,7 @@ import os
 
 import pandas as pd
 import pytest
-from ppo_parts import HAS_PPO, PPOTrainer, needs_ppo, train_ppo
+from ppo_parts import HAS_PPO, needs_ppo, train_ppo
 
 from workbench import StopSpec, exact_match_reward, length_reward, train_grpo
 from workbench.errors import ParameterError
@@ -11,7 +11,6 @@ from workbench.experiments.train import (
     is_finished,
     last_checkpoint,
     open_folder,
-    train_online_dpo,
     train_rloo,
     training_record,
 )
@@ -126,7 +125,7 @@ def test_another_content_of_local_data_model_or_reward_model_is_another_training
 @pytest.mark.slow
 def test_all_four_trainers_leave_a_recipe_of_one_shape_their_steps_and_their_completions(tmp_path):
     stops = StopSpec(stop=(" the",))
-    for train in (train_grpo, train_rloo, train_online_dpo, *([train_ppo] if HAS_PPO else [])):
+    for train in (train_grpo, train_rloo, *([train_ppo] if HAS_PPO else [])):
         reward = {} if train is train_ppo else {"reward_funcs": length_reward(20)}
         train(SMALL, record_dir=tmp_path / train.__name__, stops=stops, **reward)
         run, written = Run(tmp_path / train.__name__), read_json(tmp_path / train.__name__ / "recipe.json", {})
@@ -153,4 +152,4 @@ def test_a_wrong_setting_is_refused_before_anything_in_the_folder_is_touched(tmp
 @needs_ppo
 def test_a_trainer_without_a_recipe_of_its_kind_is_refused():
     with pytest.raises(ParameterError, match="samples with transformers only"):
-        PPOTrainer.from_recipe(Recipe(backend="vllm"), reward_funcs="random weights", record_dir="unused")
+        train_ppo(Recipe(backend="vllm"), record_dir="unused")

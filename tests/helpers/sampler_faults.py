@@ -7,7 +7,6 @@ is a server of vLLM instead. SAMPLER_FAULTS_MODEL is another model's folder, SAM
 """
 
 import contextlib
-import dataclasses
 import gc
 import json
 import os
@@ -30,14 +29,12 @@ from workbench.audit.live import attach_watch
 from workbench.audit.report import audit_run
 from workbench.diagnostics.sampler_probe import attach_sampler_probe
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
-from workbench.experiments.train import online_dpo_config
 from workbench.experiments.vllm_server import serve, shared_engine, sharing_engines
 from workbench.generation.preflight import save_policy
 from workbench.runs.completions import read_parts, token_parts
 from workbench.runs.run import Run
 from workbench.training import sync_on_cpu as vllm_sync
 from workbench.training.grpo import GRPOTrainer, RLOOTrainer
-from workbench.training.online_dpo import OnlineDPOTrainer
 from workbench.training.recording import quiet_libraries
 from workbench.training.rewards import length_reward
 from workbench.training.sync_on_cpu import building_on_cpu, install_cpu_sync
@@ -151,8 +148,6 @@ def cases(url: str) -> dict:
         "clean, RLOO": (none, RLOOTrainer, {}),
         "clean, stock": (none, trl.GRPOTrainer, {}),
         "clean, one beginning": (none, GRPOTrainer, {"train_dataset": with_one_beginning()}),
-        "clean, OnlineDPO": (none, OnlineDPOTrainer, {}),
-        "not synced, OnlineDPO": (lambda: sender(never), OnlineDPOTrainer, {}),
         "not synced": (lambda: sender(never), GRPOTrainer, {}),
         "not probed": (none, trl.GRPOTrainer, {"probed": False}),
         "watched": (none, trl.GRPOTrainer, {"watched": True}),
@@ -179,12 +174,8 @@ def run(case: tuple, url: str, steps: int) -> dict:
     fields |= {"learning_rate": options.pop("learning_rate", 3e-4), "lr_scheduler_type": "constant"}
     recipe = make_recipe(MODEL, dataset="starter", backend="vllm", **fields)
     server = {"vllm_mode": "server", "vllm_server_base_url": url} if url else {}
-    if cls is OnlineDPOTrainer:
-        args = online_dpo_config(dataclasses.replace(recipe, num_generations=2), Path(tempfile.mkdtemp()))
-        options["processing_class"] = AutoTokenizer.from_pretrained(PATH, padding_side="left")
-    else:
-        config = trl.RLOOConfig if cls is RLOOTrainer else trl.GRPOConfig
-        args = grpo_config(recipe, tempfile.mkdtemp(), config, **{"save_strategy": "no"} | server | changed)
+    config = trl.RLOOConfig if cls is RLOOTrainer else trl.GRPOConfig
+    args = grpo_config(recipe, tempfile.mkdtemp(), config, **{"save_strategy": "no"} | server | changed)
     options.setdefault("train_dataset", load_prompts("starter"))
     if "peft_config" in options:
         options["peft_config"] = LoraConfig(**options["peft_config"])
@@ -235,8 +226,7 @@ RELOAD_COLOCATED, RELOAD_SERVER = vllm_sync.reload_colocated, vllm_sync.reload_s
 
 
 def result(where: str = "", steps: str = "3", *names: str) -> dict:
-    shared = mock.patch("trl.experimental.online_dpo.online_dpo_trainer.LLM", shared_engine)
-    with serve(PATH) if where else contextlib.nullcontext("") as url, sharing_engines(), shared:
+    with serve(PATH) if where else contextlib.nullcontext("") as url, sharing_engines():
         if not url:
             shared_engine(model=PATH, max_model_len=256, logprobs_mode="processed_logprobs")
         every, made = cases(url), {}

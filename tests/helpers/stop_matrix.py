@@ -6,10 +6,10 @@ The judging is in test_stopping.py.
 from contextlib import nullcontext
 
 from generation_cases import specs
-from small_runs import online_dpo_step, online_dpo_trainer, policy_trainer, sharing_every_engine
+from small_runs import policy_trainer
 
+from workbench.experiments.vllm_server import sharing_engines
 from workbench.training.grpo import GRPOTrainer, RLOOTrainer
-from workbench.training.online_dpo import OnlineDPOTrainer
 
 LIMIT, BATCH, G = 16, 16, 4
 
@@ -33,12 +33,6 @@ def policy_row(trainer) -> dict:
     return seen | ends | {"loss_tokens": mask.sum(1).tolist(), **metrics}
 
 
-def online_dpo_row(trainer) -> dict:
-    made = online_dpo_step(trainer, trainer.train_dataset[: BATCH // 2 * 40 : 40]["prompt"])
-    reasons = ["length" if reward < -50 else "stop" for reward in made["rewards"]]
-    return made | {"finish_reason": reasons, "engine": None, "clipped_ratio": 1 - made["contain_eos"]}
-
-
 def result(backend: str, url: str | None = None) -> dict:
     """Trainer -> StopSpec's name -> what came of its rows."""
     fields, made = {}, {}
@@ -47,15 +41,11 @@ def result(backend: str, url: str | None = None) -> dict:
         fields |= {"vllm_server_base_url": url} if url else {}
     policy = {"per_device_train_batch_size": BATCH, "max_completion_length": LIMIT, "mask_truncated_completions": True}
     policy |= fields | ({"vllm_max_model_length": 256} if fields else {})
-    online = fields | {"max_new_tokens": LIMIT, "per_device_train_batch_size": BATCH // 2}
-    with sharing_every_engine() if backend == "vllm" and not url else nullcontext():
-        for name, cls in {"GRPO": GRPOTrainer, "RLOO": RLOOTrainer, "OnlineDPO": OnlineDPOTrainer}.items():
-            if name == "OnlineDPO":
-                trainer, row = online_dpo_trainer(cls, online, model="starter"), online_dpo_row
-            else:
-                trainer, row = policy_trainer(cls, policy, model="starter", data="starter"), policy_row
+    with sharing_engines() if backend == "vllm" and not url else nullcontext():
+        for name, cls in {"GRPO": GRPOTrainer, "RLOO": RLOOTrainer}.items():
+            trainer = policy_trainer(cls, policy, model="starter", data="starter")
             made[name] = {}
             for label, spec in specs(trainer._tokenizer).items():
                 trainer.set_stops(spec)
-                made[name][label] = row(trainer)
+                made[name][label] = policy_row(trainer)
     return made

@@ -9,16 +9,13 @@ import torch
 import trl
 from ppo_parts import HAS_PPO, PPOTrainer, StockPPO, ppo_config
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
-from trl.experimental.online_dpo import OnlineDPOConfig
-from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPO
 
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.training.grpo import GRPOTrainer, RLOOTrainer
-from workbench.training.online_dpo import OnlineDPOTrainer
 from workbench.training.rewards import length_reward
 
-STOCK = {"GRPO": trl.GRPOTrainer, "RLOO": trl.RLOOTrainer, "OnlineDPO": StockOnlineDPO, "PPO": StockPPO}
-OURS = {"GRPO": GRPOTrainer, "RLOO": RLOOTrainer, "OnlineDPO": OnlineDPOTrainer, "PPO": PPOTrainer}
+STOCK = {"GRPO": trl.GRPOTrainer, "RLOO": trl.RLOOTrainer, "PPO": StockPPO}
+OURS = {"GRPO": GRPOTrainer, "RLOO": RLOOTrainer, "PPO": PPOTrainer}
 RECIPE = make_recipe("starter-gpt2", max_steps=1, num_generations=2, per_device_train_batch_size=8,
                      max_completion_length=12, beta=0.05)  # fmt: skip
 PLAIN = {"disable_dropout": True, "save_strategy": "no"}
@@ -46,12 +43,6 @@ def make(cls, **kwargs):
         torch.set_rng_state(torch_state)
         args = ppo_config(RECIPE, Path(folder))
         return cls(args, tokenizer, policy, copy.deepcopy(policy), heads[0], data, heads[1], **kwargs)
-    if issubclass(cls, StockOnlineDPO):
-        fields = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "max_steps": 1}
-        fields |= {"disable_tqdm": True, "logging_steps": 1, "max_new_tokens": 12, "per_device_train_batch_size": 4}
-        args = OnlineDPOConfig(folder, **PLAIN | fields)
-        options = {"reward_funcs": length_reward(), "args": args, "processing_class": tokenizer}
-        return cls(kwargs.pop("model", None) or load(), train_dataset=prompts(), **options, **kwargs)
     config = trl.RLOOConfig if issubclass(cls, trl.RLOOTrainer) else trl.GRPOConfig
     args = grpo_config(RECIPE, folder, config, **PLAIN)
     return cls(kwargs.pop("model", None) or path, length_reward(), args, train_dataset=prompts(), **kwargs)

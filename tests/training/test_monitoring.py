@@ -67,7 +67,7 @@ def test_data_that_stream_are_probed_and_a_trainer_that_is_not_scored_is_refused
     known = prompts_of_all_lengths(trainer)
     trainer.train_dataset = trainer.train_dataset.to_iterable_dataset()
     assert prompts_of_all_lengths(trainer) == known
-    with pytest.raises(ParameterError, match="SimpleNamespace: expected TRL's GRPO, RLOO, OnlineDPO or PPO trainer"):
+    with pytest.raises(ParameterError, match="SimpleNamespace: expected TRL's GRPO, RLOO or PPO trainer"):
         attach_padding_monitor(SimpleNamespace())
 
 

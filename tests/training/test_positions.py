@@ -44,7 +44,7 @@ def furthest(trainer, sampled) -> float:
 # --- scoring -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["GRPO", "RLOO", "OnlineDPO"])
+@pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
 def test_the_stock_trainer_scores_left_padded_rows_wrong(kind, sampled, record_property):
     difference = furthest(make(STOCK[kind]), sampled)
     record_property("largest difference, nats", difference)
@@ -116,7 +116,7 @@ def test_every_forward_pass_of_a_training_step_gets_each_texts_own_positions(kin
     assert all(right(ids, mask) for _, ids, mask in calls)
 
 
-@pytest.mark.parametrize("kind", ["GRPO", "RLOO", "OnlineDPO"])
+@pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
 def test_the_stock_trainers_passes_get_none(kind):
     calls = trained_positions(make(STOCK[kind]))
     assert {part for part, _, _ in calls} == {"policy", "reference"}

@@ -21,8 +21,8 @@ from trl.generation import vllm_client, vllm_generation
 
 vllm, model = json.loads(sys.argv[1]), sys.argv[2]
 rewards, data = (lambda completions, **_: [float(len(c)) for c in completions]), Dataset.from_dict({"prompt": ["a", "b"]})
-common = {"output_dir": tempfile.mkdtemp(), "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}
-common |= {"per_device_train_batch_size": 4, "num_generations": 2, "max_completion_length": 8}
+common = {"output_dir": tempfile.mkdtemp(), "use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+common |= {"report_to": "none", "per_device_train_batch_size": 4, "num_generations": 2, "max_completion_length": 8}
 if vllm:
     common |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 64, "vllm_gpu_memory_utilization": 0.2}
 
@@ -58,8 +58,8 @@ print("RESULT " + json.dumps({"said": said, "moved": moved, "compared": len(befo
 
 
 # What vLLM and TRL write into the environment when an engine starts, under stock TRL too.
-ENGINES_OWN = set("RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT LD_PRELOAD NUMEXPR_MAX_THREADS".split())
-ENGINES_OWN |= {"TORCHINDUCTOR_CPP_DYNAMIC_THREADS"}
+ENGINES_OWN = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LD_PRELOAD"}
+ENGINES_OWN |= {"NUMEXPR_MAX_THREADS", "TORCHINDUCTOR_CPP_DYNAMIC_THREADS"}
 
 
 def process_state(vllm: bool, model) -> dict:

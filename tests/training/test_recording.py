@@ -14,7 +14,7 @@ from trainers import OURS, make
 from workbench.curves.measured import measured_groups, run_curve
 from workbench.errors import ParameterError
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
-from workbench.experiments.train import train_grpo, train_online_dpo, train_rloo
+from workbench.experiments.train import train_grpo, train_rloo
 from workbench.generation.stops import StopSpec
 from workbench.logs.settings import facts_of
 from workbench.runs.run import Run
@@ -62,7 +62,7 @@ def test_an_evaluation_is_logged_without_the_completions_of_the_step_and_leaves_
     assert run_curve(Run(tmp_path / "run"), "eval_reward", sparse=True).x.tolist() == [1, 2]
 
 
-TRAINERS = [train_grpo, train_rloo, train_online_dpo, pytest.param(train_ppo, marks=needs_ppo, id="train_ppo")]
+TRAINERS = [train_grpo, train_rloo, pytest.param(train_ppo, marks=needs_ppo, id="train_ppo")]
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_a_trainer_of_one_s_own_leaves_what_the_audit_asks_of_its_settings(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["OnlineDPO", pytest.param("PPO", marks=needs_ppo)])
+@pytest.mark.parametrize("kind", ["RLOO", pytest.param("PPO", marks=needs_ppo)])
 def test_a_trainer_without_a_recipe_describes_itself(kind, tmp_path):
     make(OURS[kind], record_dir=tmp_path, stops=["."]).train()
     facts, damage = facts_of(tmp_path)

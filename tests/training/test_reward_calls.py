@@ -89,4 +89,3 @@ def test_two_functions_of_one_name_are_refused_where_they_are_logged_by_name():
         score([answering([1] * 3), answering([2] * 3)], [1, 1], completions=TEXTS)
     with pytest.raises(ParameterError, match="odd, odd: each needs a name of its own"):
         validate_all([answering([1] * 3), answering([2] * 3)])
-    assert len(validate_all([answering([1] * 3), answering([2] * 3)], logged=False)) == 2  # by OnlineDPO they are not

@@ -1,4 +1,4 @@
-"""{GRPO, RLOO, OnlineDPO} x {transformers, vLLM in process, vLLM server} x {EOS, id, string, two of each, ...}: every row.
+"""{GRPO, RLOO} x {transformers, vLLM in process, vLLM server} x {EOS, id, string, two of each, ...}: every row.
 
 PPO, which TRL runs on transformers only, is in test_ppo.py.
 """
@@ -47,19 +47,16 @@ def judge(result, label, tokenizer):
 
 @pytest.mark.parametrize("label", LABELS)
 @pytest.mark.parametrize("backend", ["transformers", "vllm", "vllm-server"])
-@pytest.mark.parametrize("trainer", ["GRPO", "RLOO", "OnlineDPO"])
+@pytest.mark.parametrize("trainer", ["GRPO", "RLOO"])
 def test_every_row_ends_where_the_spec_says(trainer, backend, label, starter_folder, request):
     url = request.getfixturevalue("vllm_server") if backend == "vllm-server" else None
     result = outcome("vllm" if url else backend, url)[trainer]
     tokenizer = AutoTokenizer.from_pretrained(starter_folder)
     ends = judge(result, label, tokenizer)
     got = result[label]
-    masks_cut_rows = trainer != "OnlineDPO"  # the others run with mask_truncated_completions
-    expected = [(0 if masks_cut_rows else len(i)) if e is None else e for i, e in zip(got["ids"], ends, strict=True)]
-    assert got["loss_tokens"] == expected
-    if masks_cut_rows:
-        stopped = [e for e in ends if e is not None]
-        assert got["mean_terminated_length"] == pytest.approx(sum(stopped) / max(1, len(stopped)))
+    assert got["loss_tokens"] == [end or 0 for end in ends]  # mask_truncated_completions
+    stopped = [e for e in ends if e is not None]
+    assert got["mean_terminated_length"] == pytest.approx(sum(stopped) / max(1, len(stopped)))
 
 
 @pytest.mark.parametrize("backend", ["transformers", "vllm"])

@@ -83,15 +83,19 @@ def test_a_server_that_cannot_reload_a_tied_head_is_named_with_what_it_lacks(tie
 
 
 @needs_no_gpu
-def test_nccl_is_left_out_only_beside_a_server():
-    from trl.generation.vllm_client import VLLMClient
+def test_modules_are_patched_only_while_a_trainer_is_built(monkeypatch, starter_folder):
+    from trl.generation import vllm_client, vllm_generation
 
-    own = VLLMClient.init_communicator
-    with building_on_cpu(SimpleNamespace(use_vllm=True, vllm_mode="colocate")):
-        assert VLLMClient.init_communicator is own
-    with building_on_cpu(SimpleNamespace(use_vllm=True, vllm_mode="server")):
-        assert VLLMClient.init_communicator is not own
-    assert VLLMClient.init_communicator is own
+    client, made = vllm_client.VLLMClient, []
+    monkeypatch.setattr(vllm_generation, "LLM", lambda **options: made.append(options))
+    own = client.init_communicator, vllm_generation.LLM
+    with building_on_cpu(SimpleNamespace(use_vllm=False)):
+        assert (client.init_communicator, vllm_generation.LLM) == own
+    with building_on_cpu(SimpleNamespace(use_vllm=True)):
+        assert client.init_communicator is not own[0]
+        vllm_generation.LLM(model=str(starter_folder), num_gpu_blocks_override=7)
+    assert (client.init_communicator, vllm_generation.LLM) == own
+    assert made == [{"model": str(starter_folder), "num_gpu_blocks_override": 7, "enforce_eager": True}]
 
 
 @needs_no_gpu

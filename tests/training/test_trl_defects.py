@@ -13,16 +13,14 @@ import torch
 import trl
 from ppo_parts import needs_ppo
 from samples import until_seen
-from small_runs import CALL_TOKENS, CLOSE, CPU, EVERY_END, TRAINERS, VLLM, one_step, policy_trainer
+from small_runs import CLOSE, CPU, EVERY_END, TRAINERS, VLLM, one_step, policy_trainer
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl.experimental.online_dpo import OnlineDPOConfig
 
 from workbench.errors import ParameterError
 from workbench.experiments.recipes import make_recipe, resolve_model
 from workbench.experiments.toys.starter import EOS
 from workbench.generation.preflight import check_before_compute, save_policy
 from workbench.generation.stops import StopSpec
-from workbench.training.online_dpo import OnlineDPOTrainer
 from workbench.training.rewards import length_reward
 
 pytestmark = pytest.mark.slow
@@ -258,56 +256,6 @@ def test_in_the_workbench_an_empty_completion_is_scored_and_trains_nothing(maske
     assert got["log"]["reward"] == 0.5
 
 
-# --- 10: OnlineDPO on vLLM -----------------------------------------------------------------------------------------
-
-
-def closed(got) -> list[bool]:
-    return [CLOSE in tokenizer().decode(ids) for ids in got["ids"]]
-
-
-def says_eos(ids) -> bool:
-    return tokenizer().eos_token_id in ids
-
-
-def test_stock_online_dpo_refuses_stop_strings_because_it_does_not_detokenize(on_vllm):
-    assert "detokenize" in on_vllm["stock OnlineDPO, a stop alone"]
-
-
-def test_stock_online_dpo_appends_an_eos_that_was_never_sampled(on_vllm):
-    got, eos = on_vllm["stock OnlineDPO 24"], tokenizer().eos_token_id
-    assert any(closed(got))
-    for ids, in_loss, by_string in zip(got["ids"], got["loss_tokens"], closed(got), strict=True):
-        assert len(ids) == 24
-        if in_loss < 24:  # the limit did not cut it
-            assert (ids[in_loss] == eos) == by_string  # behind the last token that counts for the loss
-
-
-def test_online_dpo_of_the_workbench_takes_a_stop_alone_and_appends_nothing(on_vllm):
-    got = on_vllm["workbench OnlineDPO 24"]
-    assert any(closed(got))
-    assert [len(ids) for ids in got["ids"]] == got["loss_tokens"]
-    assert not any(says_eos(ids) for ids, by_string in zip(got["ids"], closed(got), strict=True) if by_string)
-    check_punished(got)
-
-
-def test_stock_online_dpo_punishes_a_row_that_stopped_with_its_last_token(on_vllm):
-    got = on_vllm[f"stock OnlineDPO {CALL_TOKENS}"]
-    assert got["rewards"] == [0.0 if says_eos(ids) else -100.0 for ids in got["ids"]]
-    assert any(reward == -100.0 for reward, by_string in zip(got["rewards"], closed(got), strict=True) if by_string)
-
-
-def test_online_dpo_of_the_workbench_punishes_only_rows_that_nothing_stopped(on_vllm):
-    got = on_vllm[f"workbench OnlineDPO {CALL_TOKENS}"]
-    assert any(closed(got))
-    check_punished(got)
-
-
-def check_punished(got) -> None:
-    stopped = [by_string or says_eos(ids) for ids, by_string in zip(got["ids"], closed(got), strict=True)]
-    assert got["rewards"] == [0.0 if stop else -100.0 for stop in stopped]
-    assert got["contain_eos"] == pytest.approx(sum(stopped) / len(stopped))
-
-
 # --- PPO with pad == EOS -------------------------------------------------------------------------------------------
 
 
@@ -365,7 +313,7 @@ def test_ppo_of_the_workbench_refuses_pad_equal_to_eos(tmp_path, starter_folder)
 
 CONFIGS = {
     kind: functools.partial(config, output_dir="unused", **CPU)
-    for kind, config in {"GRPO": trl.GRPOConfig, "RLOO": trl.RLOOConfig, "OnlineDPO": OnlineDPOConfig}.items()
+    for kind, config in {"GRPO": trl.GRPOConfig, "RLOO": trl.RLOOConfig}.items()
 }
 SERVER = {"use_vllm": True, "vllm_mode": "server"}
 
@@ -384,7 +332,7 @@ SERVER = {"use_vllm": True, "vllm_mode": "server"}
 )  # fmt: skip
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_bad_options_are_refused_before_anything_starts(kind, fields, options, message):
-    cls = OnlineDPOTrainer if kind == "OnlineDPO" else TRAINERS["workbench", kind]
+    cls = TRAINERS["workbench", kind]
     args = CONFIGS[kind](generation_kwargs=options, **fields)
     with pytest.raises(ParameterError, match=message):
         cls("no/such-model", reward_funcs=length_reward(), args=args)

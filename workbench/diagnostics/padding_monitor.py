@@ -1,7 +1,7 @@
 """What padding does to a trainer's own scores, measured while it trains, and those scores themselves.
 
-TRL samples with `generate`, which counts positions from the mask, and in GRPO, RLOO and OnlineDPO scores with a plain
-forward pass on left-padded prompts, which does not. Its PPO passes position ids in both.
+TRL samples with `generate`, which counts positions from the mask, and in GRPO and RLOO scores with a plain forward pass on
+left-padded prompts, which does not. Its PPO passes position ids in both.
 """
 
 from collections.abc import Sequence
@@ -11,18 +11,11 @@ from typing import Any
 import torch
 import trl
 from trl.data_utils import prepare_multimodal_messages
-from trl.experimental.online_dpo import OnlineDPOTrainer as StockOnlineDPO
 
 from ..consistency.padding import evaluating, pad_batch
 from ..errors import ParameterError
 from ..training.rows import is_of_a_step, tokenizer_of
 from .callback import LiveCallback, add_to_log, attach_first
-
-try:
-    from trl.experimental.ppo import PPOTrainer as StockPPO
-    from trl.experimental.ppo import ppo_trainer
-except ImportError:  # since TRL 1.13 there is none, and no trainer is one
-    StockPPO = ()
 
 _ROWS = 4
 _COMPLETION_TOKENS = 16
@@ -33,7 +26,7 @@ def trainer_logprobs(trainer: Any, prompt_ids: Sequence, completion_ids: Sequenc
     """Log-probs of completions by the trainer's own scoring path, stock or the workbench's, without dropout.
 
     Of B lists of token ids, padded here as trainers do, on the left and on the right: B tensors, one number a completion token,
-    at the trainer's temperature (OnlineDPO: at 1, as it trains).
+    at the trainer's temperature.
     """
     pad_id = tokenizer_of(trainer).pad_token_id
     device = trainer.accelerator.device
@@ -50,16 +43,21 @@ def _score(trainer: Any, model: Any, prompt: dict, completion: dict, pad_id: int
     width = completion["input_ids"].shape[1]
     if isinstance(trainer, trl.GRPOTrainer | trl.RLOOTrainer):
         return trainer._get_per_token_logps_and_entropies(model, ids, mask, width)[0]
-    if isinstance(trainer, StockOnlineDPO):
-        return trainer._forward(model, *prompt.values(), *completion.values())
-    if isinstance(trainer, StockPPO):
+    if _is_ppo(trainer):
+        from trl.experimental.ppo import ppo_trainer  # which the trainer's module has loaded
+
         logits = ppo_trainer.forward(model, ids, pad_id).logits[:, -width - 1 : -1] / (trainer.args.temperature + 1e-7)
         return ppo_trainer.selective_log_softmax(logits, completion["input_ids"])
     raise _not_scored(trainer)
 
 
+def _is_ppo(trainer: Any) -> bool:
+    """Whether a trainer is TRL's PPO or a child of it, without an import: one release has it."""
+    return any(cls.__module__ == "trl.experimental.ppo.ppo_trainer" for cls in type(trainer).__mro__)
+
+
 def _not_scored(trainer: Any) -> ParameterError:
-    return ParameterError(f"{type(trainer).__name__}: expected TRL's GRPO, RLOO, OnlineDPO or PPO trainer, or a child")
+    return ParameterError(f"{type(trainer).__name__}: expected TRL's GRPO, RLOO or PPO trainer, or a child")
 
 
 class PaddingMonitor(LiveCallback):
@@ -104,7 +102,7 @@ def attach_padding_monitor(trainer: Any, *, every: int = 10) -> PaddingMonitor:
 
     It goes before all other callbacks, so that whatever writes logs (files, W&B, TensorBoard) has its numbers.
     """
-    if not isinstance(trainer, (trl.GRPOTrainer, trl.RLOOTrainer, StockOnlineDPO, StockPPO)):
+    if not (isinstance(trainer, trl.GRPOTrainer | trl.RLOOTrainer) or _is_ppo(trainer)):
         raise _not_scored(trainer)
     prompts = prompts_of_all_lengths(trainer)
     completions = [ids[-_COMPLETION_TOKENS:] for ids in reversed(prompts)]  # any text will do: it is scored twice

@@ -232,7 +232,7 @@ def attach_sampler_probe(trainer: Any, *, every: int | None = None) -> SamplerPr
     writes logs has its numbers.
 
     Args:
-        trainer: TRL's GRPO, RLOO or OnlineDPO trainer, or a child, before `train()`.
+        trainer: TRL's GRPO or RLOO trainer, or a child, before `train()`.
         every: optimizer steps between two probes; None as often as 1% of the training's time allows.
 
     Raises:

@@ -22,7 +22,7 @@ from ..runs.run import open_run
 from ..training.rewards import length_reward
 from ..training.rows import has_gpu
 from .recipes import Recipe, make_recipe
-from .train import train_grpo
+from .train import train
 
 
 def parse_fields(items: list[str]) -> dict:
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     first = int(os.environ.get("RANK", "0")) == 0
     run = open_run("05_grpo_docs_example", str(args.out), dataclasses.asdict(recipe)) if first else None
     try:
-        train_grpo(recipe, reward_funcs=length_reward(20), record_dir=args.out, **server)
+        train(recipe, reward_funcs=length_reward(20), record_dir=args.out, **server)
     finally:
         if torch.distributed.is_initialized():  # a process that exits with its group's threads alive may abort
             torch.distributed.destroy_process_group()

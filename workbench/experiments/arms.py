@@ -16,7 +16,7 @@ from ..training.recording import attach_recorder
 from ..training.rows import completion_metrics, end_columns, logged_rows
 from ..training.sync_on_cpu import install_cpu_sync
 from .recipes import Recipe
-from .train import is_finished, train_recipe, training_record
+from .train import is_finished, train, training_record
 from .vllm_server import sharing_engines
 
 
@@ -29,7 +29,7 @@ class Arm:
         reward_funcs: one or several, or a reward model.
         trainer: a trainer class, of ours or TRL's in the same form.
         stops: when completions end; None for every EOS.
-        options: of `train_recipe` in addition to these: of the trainer, and fields of its TRL config.
+        options: of `train` in addition to these: of the trainer, and fields of its TRL config.
         seeds: how many of the study's seeds it is trained with; None for all.
     """
 
@@ -110,5 +110,5 @@ def _train(arm: Arm, seed: int, folder: Path) -> str:
         return "there already"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.txt").open("a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
-        train_recipe(arm.trainer, recipe, record_dir=folder, **asked)
+        train(recipe, trainer=arm.trainer, record_dir=folder, **asked)
     return "trained"

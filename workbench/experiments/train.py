@@ -16,11 +16,10 @@ from ..diagnostics.padding_monitor import attach_padding_monitor
 from ..errors import ParameterError
 from ..generation.stops import StopSpec
 from ..runs.files import checkpoints, jsonable, move_aside, read_json
-from ..training.grpo import GRPOTrainer, RLOOTrainer, Stops
-from ..training.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
+from ..training.grpo import GRPOTrainer, Stops
 from ..training.recording import COMPLETE, Recorder, quiet_libraries
 from ..training.rewards import describe_reward
-from .recipes import STARTERS, Recipe, common_fields, grpo_config, load_prompts, resolve_model, vllm_fields
+from .recipes import STARTERS, Recipe, common_fields, grpo_config, load_prompts, resolve_model
 
 # What a trainer takes itself; any other option is a field of its TRL config.
 _OWN_OPTIONS = ("stops", "explicit_positions", "generation_seed", "share_generation", "callbacks", "peft_config")
@@ -140,7 +139,7 @@ def is_finished(record_dir: Path, record: dict) -> bool:
 
 
 def make_trainer(trainer_class: Any, recipe: Recipe, *, reward_funcs: Any, record_dir: Path, **options: Any):
-    """The trainer that `train_recipe` trains; `options` are its own and its config's."""
+    """The trainer that `train` trains; `options` are its own and its config's."""
     if (
         trainer_class.__name__ == "PPOTrainer"
     ):  # one release of TRL has it, so its class may not be there to compare with
@@ -148,13 +147,6 @@ def make_trainer(trainer_class: Any, recipe: Recipe, *, reward_funcs: Any, recor
     own = {name: options.pop(name) for name in _OWN_OPTIONS if name in options}
     own |= {"record_dir": record_dir, "train_dataset": load_prompts(recipe.dataset)}
     path = resolve_model(recipe.model)
-    if issubclass(trainer_class, OnlineDPOTrainer):
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        args = online_dpo_config(recipe, record_dir / "checkpoints", **options)
-        policy, reference = (AutoModelForCausalLM.from_pretrained(path) for _ in range(2))
-        own["processing_class"] = AutoTokenizer.from_pretrained(path, padding_side="left")
-        return trainer_class(policy, reference, reward_funcs, args, **own)
     config_class = trl.RLOOConfig if issubclass(trainer_class, trl.RLOOTrainer) else trl.GRPOConfig
     args = grpo_config(recipe, record_dir / "checkpoints", config_class, **options)
     return trainer_class(path, reward_funcs, args, **own)
@@ -213,123 +205,69 @@ def ppo_config(recipe: Recipe, output_dir: Path, **overrides: Any):
     return PPOConfig(**(fields | overrides))
 
 
-def train_recipe(
-    trainer_class: Any,
+def train(
     recipe: Recipe,
     *,
     reward_funcs: Any,
     record_dir: str | Path,
+    trainer: Any = GRPOTrainer,
     stops: Stops = None,
     monitor_every: int = 0,
     **options: Any,
 ):
-    """Train a recipe with a trainer of ours in a run folder, as `train_grpo` says; returns the trainer.
+    """Train a recipe in a run folder. Called again after an interruption, it resumes; PPO begins again, as TRL's loop does.
 
-    Everything is checked before anything in the folder is touched.
+    Everything is checked before anything in the folder is touched. What the folder holds of another training is moved aside.
+
+    Args:
+        recipe: see `make_recipe`; its `beta` is the KL coefficient of each trainer.
+        reward_funcs: one reward function or several, in TRL's convention. PPO also takes a sequence classifier with one
+            label, or "random weights" for one that is enough to measure generation and masking but teaches nothing.
+        record_dir: run folder.
+        trainer: `GRPOTrainer`, `RLOOTrainer` or `PPOTrainer` of the workbench.
+        stops: when completions end, see `GRPOTrainer`.
+        monitor_every: steps between two measurements of what padding does; 0 measures nothing.
+        **options: `explicit_positions`, `generation_seed`, `share_generation`, `callbacks`, `peft_config`, `reward_weights`
+            (PPO), and any field of the trainer's TRL config.
+
+    Returns:
+        The trainer, trained.
+
+    Raises:
+        ParameterError: a setting that the trainer does not take, before anything is trained.
+        TrainingStopped: the training was asked to stop, with a complete checkpoint of its last step.
     """
     quiet_libraries()
     record_dir = Path(record_dir)
     if "peft_config" in options:  # PEFT changes the config; a copy keeps reruns equal
         options["peft_config"] = copy.deepcopy(options["peft_config"])
     asked = options | ({"monitor_every": monitor_every} if monitor_every else {})
-    record = training_record(trainer_class.__name__, recipe, reward_funcs=reward_funcs, stops=stops, **asked)
-    trainer = make_trainer(
-        trainer_class, recipe, reward_funcs=reward_funcs, record_dir=record_dir, stops=stops, **options
-    )
+    record = training_record(trainer.__name__, recipe, reward_funcs=reward_funcs, stops=stops, **asked)
+    made = make_trainer(trainer, recipe, reward_funcs=reward_funcs, record_dir=record_dir, stops=stops, **options)
     if monitor_every:
-        attach_padding_monitor(trainer, every=monitor_every)
+        attach_padding_monitor(made, every=monitor_every)
     open_folder(record_dir, record)
-    trainer.recorder.trainer = None  # the recipe says it in full
-    trainer.accelerator.wait_for_everyone()  # before any process looks for a checkpoint
+    made.recorder.trainer = None  # the recipe says it in full
+    made.accelerator.wait_for_everyone()  # before any process looks for a checkpoint
     checkpoint = last_checkpoint(record_dir / "checkpoints")
-    trainer.train(**({"resume_from_checkpoint": str(checkpoint)} if checkpoint else {}))
-    return trainer
+    made.train(**({"resume_from_checkpoint": str(checkpoint)} if checkpoint else {}))
+    return made
 
 
-def train_grpo(recipe: Recipe, *, reward_funcs: Any, record_dir: str | Path, **options: Any) -> GRPOTrainer:
-    """Train a recipe with GRPO in a run folder. Called again after an interruption, it resumes.
-
-    Args:
-        recipe: see `make_recipe`.
-        reward_funcs: one reward function or several, in TRL's convention.
-        record_dir: run folder.
-        **options: `stops`, `monitor_every` (steps between two measurements of what padding does), `explicit_positions`,
-            `generation_seed`, `share_generation`, `callbacks`, `peft_config`, and any field of `trl.GRPOConfig`.
-
-    Returns:
-        The trainer, trained.
-    """
-    return train_recipe(GRPOTrainer, recipe, reward_funcs=reward_funcs, record_dir=record_dir, **options)
+def train_grpo(recipe: Recipe, **options: Any):
+    """As `train`."""
+    return train(recipe, **options)
 
 
-def train_rloo(recipe: Recipe, *, reward_funcs: Any, record_dir: str | Path, **options: Any) -> RLOOTrainer:
-    """As `train_grpo`, with RLOO; the recipe's `beta` is its KL coefficient."""
-    return train_recipe(RLOOTrainer, recipe, reward_funcs=reward_funcs, record_dir=record_dir, **options)
+def train_rloo(recipe: Recipe, **options: Any):
+    """As `train` with RLOO."""
+    from ..training.grpo import RLOOTrainer
+
+    return train(recipe, trainer=RLOOTrainer, **options)
 
 
-def online_dpo_config(recipe: Recipe, output_dir: Path, **overrides: Any) -> OnlineDPOConfig:
-    """TRL's `OnlineDPOConfig` for a recipe, whose batch counts completions: two for each of TRL's prompts."""
-    if recipe.num_generations != 2:
-        raise ParameterError(f"num_generations={recipe.num_generations}: OnlineDPO compares 2 completions of a prompt")
-    if recipe.per_device_train_batch_size % 2:
-        raise ParameterError(
-            f"per_device_train_batch_size={recipe.per_device_train_batch_size}: counts completions, which OnlineDPO takes in "
-            "pairs; expected an even number"
-        )
-    fields = common_fields(recipe, output_dir) | {
-        "max_steps": recipe.max_steps,
-        "lr_scheduler_type": recipe.lr_scheduler_type,
-        "per_device_train_batch_size": recipe.per_device_train_batch_size // 2,
-        "max_new_tokens": recipe.max_completion_length,
-        "save_steps": recipe.save_steps,
-        "save_total_limit": 2,
-    }
-    if recipe.beta:  # DPO has no meaning at 0, GRPO's default
-        fields["beta"] = recipe.beta
-    if recipe.backend == "vllm":
-        fields |= {name: value for name, value in vllm_fields(recipe).items() if name != "vllm_max_model_length"}
-    return OnlineDPOConfig(**(fields | overrides))
-
-
-def train_online_dpo(recipe: Recipe, *, reward_funcs: Any, record_dir: str | Path, **options: Any) -> OnlineDPOTrainer:
-    """Train a recipe with OnlineDPO in a run folder. Called again after an interruption, it resumes.
-
-    Args:
-        recipe: with `num_generations=2`; a `beta` of 0 takes TRL's default for DPO.
-        reward_funcs, record_dir, **options: see `train_grpo`, with the fields of TRL's `OnlineDPOConfig`.
-
-    Returns:
-        The trainer, trained.
-    """
-    return train_recipe(OnlineDPOTrainer, recipe, reward_funcs=reward_funcs, record_dir=record_dir, **options)
-
-
-def train_ppo(
-    recipe: Recipe, *, record_dir: str | Path, reward_funcs: Any = None, reward_model: Any = None, **options: Any
-):
-    """Train a recipe with PPO in a run folder, from the start: TRL's PPO loop cannot resume.
-
-    Args:
-        recipe: what to train; `beta` is the KL coefficient, the backend must be `transformers`.
-        record_dir: run folder.
-        reward_funcs: one reward function or several, as for `train_grpo`.
-        reward_model: a sequence classifier with one label. With neither of the two it is one with random weights, seeded
-            by the recipe, which is enough to measure generation and masking but teaches nothing.
-        **options: `stops`, `monitor_every`, `explicit_positions`, `callbacks`, `peft_config`, `reward_weights`, and any
-            field of TRL's `PPOConfig`. Rewards of tens, as lengths in characters, want a weight of 0.1 or so: PPO's value
-            model starts at 0.
-
-    Returns:
-        The trainer, trained.
-
-    Raises:
-        ParameterError: both a reward model and reward functions.
-    """
+def train_ppo(recipe: Recipe, *, reward_funcs: Any = "random weights", reward_model: Any = None, **options: Any):
+    """As `train` with PPO."""
     from ..training.ppo import PPOTrainer
 
-    if reward_funcs is not None and reward_model is not None:
-        raise ParameterError("reward_model and reward_funcs: give one of the two; PPO learns from one of them")
-    given = [reward for reward in (reward_funcs, reward_model) if reward is not None]
-    return train_recipe(
-        PPOTrainer, recipe, reward_funcs=given[0] if given else "random weights", record_dir=record_dir, **options
-    )
+    return train(recipe, trainer=PPOTrainer, reward_funcs=reward_model or reward_funcs, **options)

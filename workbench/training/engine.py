@@ -83,11 +83,8 @@ def unhook(owner: Any, name: str) -> None:
         hooked.restore()
 
 
-# TRL's GRPO and RLOO have a `VLLMGeneration`; OnlineDPO talks to the engine itself, under names of its own.
-
-
 def generation_of(trainer: Any):
-    """What samples for a trainer: TRL's `VLLMGeneration`, or OnlineDPO's trainer itself."""
+    """What samples for a trainer: TRL's `VLLMGeneration`, which may be given itself."""
     return getattr(trainer, "vllm_generation", trainer)
 
 

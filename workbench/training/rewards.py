@@ -172,11 +172,10 @@ def validated(reward: Any) -> Any:
     return wrapper
 
 
-def validate_all(reward_funcs: Any, logged: bool = True) -> Any:
-    """One reward function or several, each `validated`; two of one name are an error where TRL would log them as one."""
+def validate_all(reward_funcs: Any) -> Any:
+    """One reward function or several, each `validated`; two of one name are an error, since TRL would log them as one."""
     if isinstance(reward_funcs, list | tuple):
-        if logged:
-            check_names([name_of(f) for f in reward_funcs if not isinstance(f, str | torch.nn.Module)])
+        check_names([name_of(f) for f in reward_funcs if not isinstance(f, str | torch.nn.Module)])
         return [validated(reward) for reward in reward_funcs]
     return reward_funcs if reward_funcs is None else validated(reward_funcs)
 

@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
-from accelerate.utils import is_peft_model
-
 from ..errors import RunError
 from .engine import generation_of, hook_sync, mode_of
 from .rows import has_gpu
@@ -30,33 +27,15 @@ def install_cpu_sync(trainer: Any, folder: str | Path) -> None:
     if has_gpu():
         return
     generation = generation_of(trainer)
-    named_params = getattr(generation, "_iter_named_params", None) or (lambda: _vllm_params(trainer))
     exchange = Path(folder).resolve() / "vllm-weights"
 
     def sync(stock: Callable) -> None:
         if mode_of(generation) == "colocate":
-            reload_colocated(generation.llm, named_params())
+            reload_colocated(generation.llm, generation._iter_named_params())
         else:
-            reload_server(generation.vllm_client, named_params(), generation.model.config, exchange)
+            reload_server(generation.vllm_client, generation._iter_named_params(), generation.model.config, exchange)
 
     hook_sync(generation, sync)
-
-
-def _vllm_params(trainer: Any):
-    """The weights of an OnlineDPOTrainer under vLLM's names; while they are read, LoRA's are merged into them."""
-    model = trainer.model
-    if not is_peft_model(model):
-        for name, param in model.named_parameters():
-            yield trainer._fix_param_name_to_vllm(name), param.data
-        return
-    model.merge_adapter()
-    try:
-        for name, param in model.named_parameters():
-            if model.prefix not in name and "original_module" not in name:
-                name = name.removeprefix("base_model.model.").replace(".base_layer", "")
-                yield trainer._fix_param_name_to_vllm(name, ["modules_to_save.default."]), param.data
-    finally:
-        model.unmerge_adapter()
 
 
 def reload_colocated(llm: Any, named_params: Iterable) -> None:
@@ -150,7 +129,5 @@ def building_on_cpu(args: Any):
     with (
         mock.patch.object(vllm_generation, "LLM", make_on_cpu),
         mock.patch.object(vllm_client.VLLMClient, "init_communicator", lambda self, device=0: None),
-        # OnlineDPO asks for the accelerator to hand to it; there is none.
-        mock.patch.object(torch.accelerator, "current_accelerator", lambda *_, **__: torch.device("cpu")),
     ):
         yield

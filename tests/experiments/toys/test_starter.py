@@ -266,15 +266,13 @@ def test_the_command_does_not_write_among_other_files(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_model_made_again_is_saved_as_the_shipped_ones_are_and_the_caller_s_state_stays(
-    monkeypatch, corpus, tmp_path
-):
+def test_model_made_again_is_saved_as_shipped(monkeypatch, corpus, tmp_path):
     import random
 
     import numpy
     from transformers import AutoModelForCausalLM
 
-    from workbench.experiments.toys import make
+    from tools import make_toys as make
 
     monkeypatch.setattr(make, "_SFT", make._SFT | {"max_steps": 2, "warmup_steps": 1})
     states = random.getstate(), torch.get_rng_state(), numpy.random.get_state()[1].copy(), torch.get_num_threads()

@@ -18,16 +18,17 @@ pytestmark = pytest.mark.slow
 # In a process of its own, since vLLM once loaded stays loaded.
 CODE = """
 import json, sys
-from workbench import GRPOTrainer, OnlineDPOTrainer, RLOOTrainer
+from workbench.lab.batch.late_vllm import import_vllm_late
+import_vllm_late()
+from workbench import GRPOTrainer, RLOOTrainer
 from trl.generation import vllm_client, vllm_generation
-from trl.experimental.online_dpo import online_dpo_trainer
 from trl.import_utils import is_vllm_available
 import trl
 
 loaded = [name for name in sys.modules if name.partition(".")[0] == "vllm"]
 known = is_vllm_available()
 asked = {module.__name__: [n for n, v in vars(module).items() if type(v).__name__ == "_Late"]
-         for module in (vllm_client, vllm_generation, online_dpo_trainer)}
+         for module in (vllm_client, vllm_generation)}
 made = vllm_generation.SamplingParams(max_tokens=3)
 import vllm
 real = {name: [hasattr(getattr(sys.modules[name], n)._real(), "__name__") for n in names] for name, names in asked.items()}
@@ -42,12 +43,12 @@ def found():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_trainers_are_imported_without_vllm_which_counts_as_installed(found):
+def test_trainers_are_imported_without_vllm(found):
     loaded, known, *_ = found
     assert (loaded, known) == ([], True)
 
 
-def test_each_name_that_trl_takes_from_vllm_is_the_real_one_when_it_is_used(found):
+def test_names_of_vllm_are_the_real_ones_when_used(found):
     _, _, asked, real, equal = found
     assert all({"LLM", "SamplingParams"} <= set(names) for module, names in asked.items() if "client" not in module)
     assert asked.keys() == real.keys() and all(all(names) for names in real.values())
@@ -55,14 +56,12 @@ def test_each_name_that_trl_takes_from_vllm_is_the_real_one_when_it_is_used(foun
 
 
 @pytest.mark.parametrize("place, ours", [("generation", True), ("experimental/async_grpo", False)])
-def test_of_two_modules_of_one_name_only_the_trainers_gets_the_stand_in(place, ours):
+def test_only_the_trainers_module_gets_the_stand_in(place, ours):
     name, folder = f"trl.{place.replace('/', '.')}.vllm_client", f"{trl.__path__[0]}/{place}"
     assert (_TRLFinder().find_spec(name, [folder]) is not None) == ours
 
 
-def test_without_a_gpu_an_engine_compiles_nothing_and_a_small_model_has_a_small_cache(
-    monkeypatch, tmp_path, starter_folder
-):
+def test_engine_without_gpu_compiles_nothing(monkeypatch, tmp_path, starter_folder):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cpu_engine(str(starter_folder)) == {"enforce_eager": True, "num_gpu_blocks_override": 512}
     assert cpu_engine("owner/model-of-a-hub") == {"enforce_eager": True}

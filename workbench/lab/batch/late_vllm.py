@@ -17,7 +17,7 @@ from ...errors import MissingDependencyError
 
 # A statement for a kernel's start: it leaves no name behind.
 IMPORT_VLLM_LATE = "__import__('workbench.lab.batch.late_vllm', fromlist=['']).import_vllm_late()"
-_OF_TRL = ("generation.vllm_generation", "generation.vllm_client", "experimental.online_dpo.online_dpo_trainer")
+_OF_TRL = ("generation.vllm_generation", "generation.vllm_client")
 
 
 def import_vllm_late() -> None:
