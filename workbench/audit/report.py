@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 
 from ..curves.documented import load_baseline
-from ..errors import ParameterError, WorkbenchError
+from ..errors import MissingDependencyError, ParameterError, WorkbenchError
+from ..extras import install
 from ..logs.log import Log
 from ..logs.read import read_logs
 from ..logs.settings import PARAMETERS, facts_of, of_words
@@ -227,8 +228,12 @@ def _model_folder(model: str | os.PathLike) -> Path:
         return folder
     if folder.exists() or not isinstance(model, str) or model.count("/") > 1:
         raise ParameterError(f"model={str(model)!r}: no config.json there; expected the folder of a model, or a hub id")
-    from huggingface_hub import snapshot_download
-
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"model={model!r}: no folder with a config.json; an id of the hub needs huggingface_hub: {install('train')}"
+        ) from error
     try:
         return Path(snapshot_download(model, allow_patterns=_MODEL_FILES))
     except Exception as error:  # offline, unknown, gated, not an id: each has a class of its own

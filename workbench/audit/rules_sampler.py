@@ -1,5 +1,7 @@
 """Rules about the sampler and the scorer: are they the same policy?"""
 
+from importlib.util import find_spec
+
 import numpy as np
 
 from ..logs.log import Log
@@ -194,7 +196,7 @@ def _prompts_differ_in_length(log: Log) -> float | None:
     prompts = log.completions.groupby("step")["prompt"].unique()
     if all(len(of_step) == 1 for of_step in prompts):
         return 0.0
-    path = log.facts.get("tokenizer_file")
+    path = log.facts.get("tokenizer_file") if find_spec("tokenizers") else None
     if path is None:  # of characters: only texts that are much longer surely have more tokens
         return float(np.mean([max(map(len, texts)) >= 2 * min(map(len, texts)) for texts in prompts])) or None
     tokens = _tokens(path, {text for texts in prompts for text in texts})

@@ -1,5 +1,5 @@
 """Same tokens, same numbers: padding, positions, and sampler against scorer."""
 
-import lazy_loader
+from ..extras import attach_names
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_names(__name__, __file__)

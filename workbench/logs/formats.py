@@ -307,7 +307,9 @@ def read_tensorboard(path: Path, source: str = "") -> pd.DataFrame:
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
         from tensorboard.util.tensor_util import make_ndarray
     except ImportError as error:
-        raise MissingDependencyError("event files are read with TensorBoard: pip install tensorboard") from error
+        raise MissingDependencyError(
+            f"{source or path}: TensorBoard's event files need its reader: pip install 'trl-workbench[tensorboard]'"
+        ) from error
     source = source or str(path)
     if not path.is_file():
         raise RunError(f"{source}: no such file; expected an events.out.tfevents... file")

@@ -102,9 +102,14 @@ def token_parts(record_dir: Path) -> list[Path]:
 def read_parts(paths: Sequence[Path]) -> tuple[Any, list[str]]:
     """Tables in parquet files as one DataFrame, and a sentence for each that cannot be read."""
     import pandas as pd
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
+    if not paths:
+        return pd.DataFrame(), []
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        return pd.DataFrame(), [f"{paths[0]}: a parquet file, which needs pyarrow to be read: pip install pyarrow"]
     tables, damaged = [], []
     for path in paths:
         try:

@@ -24,7 +24,7 @@ def hold(folder: Path, wait: float = _WAIT_S) -> bool | None:
     if holds(folder):
         return True
     number, end = _open(folder), time.monotonic() + wait
-    while (taken := _lock(number)) is False and time.monotonic() < end:
+    while (taken := try_lock(number)) is False and time.monotonic() < end:
         time.sleep(0.05)
     if taken is not False:
         _held[os.path.realpath(folder)] = number
@@ -86,7 +86,7 @@ def looked_at(folder: Path) -> Iterator[bool | None]:
     try:
         try:
             number = _open(folder)
-            free = _lock(number)
+            free = try_lock(number)
         except FileNotFoundError:  # a folder that may not be written, and nobody held a lock in it
             free = True
         except OSError:
@@ -107,7 +107,8 @@ def _open(folder: Path) -> int:
         return os.open(folder / LOCK, os.O_RDONLY | flags)
 
 
-def _lock(number: int) -> bool | None:
+def try_lock(number: int) -> bool | None:
+    """Lock an open file: True, False where another process has it, None where this file system has no locks."""
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ...errors import ParameterError
+from ...runs.lock import try_lock
 
 HANDED_OUT = "WORKBENCH_GPUS_HANDED_OUT"
 
@@ -75,8 +76,6 @@ def hold(count: int | None, waiting: Callable[[str], None]) -> Iterator[dict[str
 
     Where the job that a run was submitted as, or the run that starts this one, has them already, nothing is changed.
     """
-    from filelock import FileLock, Timeout
-
     names = visible_gpus()
     if not names or HANDED_OUT in os.environ:
         yield {}
@@ -92,9 +91,10 @@ def hold(count: int | None, waiting: Callable[[str], None]) -> Iterator[dict[str
         with contextlib.ExitStack() as held:
             taken = []
             for name in names:
-                with contextlib.suppress(Timeout):
-                    if len(taken) < count:
-                        held.enter_context(FileLock(folder / f"{locks[name]}.lock").acquire(timeout=0))
+                if len(taken) < count:
+                    number = os.open(folder / f"{locks[name]}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                    held.callback(os.close, number)  # which frees it, unless another process has it
+                    if try_lock(number):
                         taken.append(name)
             if len(taken) == count:
                 yield {"CUDA_VISIBLE_DEVICES": ",".join(taken), HANDED_OUT: "1"}

@@ -1,0 +1,51 @@
+"""Which extra of the package brings which library, and errors that say so."""
+
+from collections.abc import Callable
+from typing import Any
+
+import lazy_loader
+
+from .errors import MissingDependencyError
+
+EXTRAS = {
+    "train": "accelerate datasets huggingface_hub pyarrow safetensors tokenizers torch transformers trl",
+    "lab": "IPython ipykernel ipywidgets jupyter_client jupyterlab nbclient papermill traitlets",
+    "vllm": "vllm",
+    "peft": "peft",
+    "tensorboard": "tensorboard",
+}
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra.
+
+    >>> install("train")
+    "pip install 'trl-workbench[train]'"
+    """
+    return f"pip install 'trl-workbench[{extra}]'"
+
+
+def missing(what: str, module: str) -> MissingDependencyError | None:
+    """The error for what needs a library that is not installed; None where no extra has the library.
+
+    >>> missing("workbench.GRPOTrainer", "trl")
+    MissingDependencyError("workbench.GRPOTrainer needs trl: pip install 'trl-workbench[train]'")
+    """
+    top = module.partition(".")[0]
+    extra = next((extra for extra, modules in EXTRAS.items() if top in modules.split()), None)
+    return MissingDependencyError(f"{what} needs {top}: {install(extra)}") if extra else None
+
+
+def attach_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of a package whose `__init__.pyi` lists names to load at first use."""
+    load, names, every = lazy_loader.attach_stub(package, file)
+
+    def __getattr__(name: str) -> Any:
+        try:
+            return load(name)
+        except (ModuleNotFoundError, MissingDependencyError) as error:
+            if needs := missing(f"{package}.{name}", error.name or ""):
+                raise needs from error
+            raise
+
+    return __getattr__, names, every
