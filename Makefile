@@ -103,7 +103,7 @@ bench: .venv/installed
 	$(PY) -m pip install --quiet --target $@ -r $<
 
 docs: .venv/lanes/docs
-	$(PY) docs/rules.py && $(PY) -m tools.api
+	$(PY) -m tools.rules && $(PY) -m tools.api
 	PYTHONPATH=$(CURDIR)/$<:$(CURDIR) $(PY) -m sphinx -q -b html -W --keep-going -c docs . build/site
 	@echo build/site/index.html
 

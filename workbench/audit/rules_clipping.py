@@ -4,6 +4,7 @@ import numpy as np
 
 from ..logs.log import Log
 from .finding import WARNING, Finding, absent, found, unknown
+from .rule import rule
 
 _ROUNDING = 2e-3  # of four printed digits, relative
 _CLIP_METRICS = ("clipped_ratio", "mean_terminated_length")
@@ -35,6 +36,7 @@ def ended_rows(log: Log) -> np.ndarray | None:
     return share.reindex(log.steps["step"]).to_numpy(float)
 
 
+@rule(at_once=True, notebook="02_grpo_custom_stops")
 def false_clipping(log: Log) -> Finding:
     """Whether the logged clipped ratio contradicts the logged lengths, the recorded ends, or the texts.
 
@@ -72,7 +74,6 @@ def false_clipping(log: Log) -> Finding:
         "workbench's trainer and StopSpec.",
         steps=log.at(wrong),
         evidence=evidence,
-        notebook="02_grpo_custom_stops",
         contradicts=_CLIP_METRICS,
     )
 

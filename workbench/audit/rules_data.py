@@ -10,10 +10,12 @@ from ..curves.verdicts import COPY, same_table
 from ..logs.log import Log
 from ..logs.names import canonical
 from .finding import NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
+from .rule import BASELINE, COMPLETIONS, REWARDS, rule
 
 _OFTEN = 0.05  # share of steps; fp16 skips a step now and then
 
 
+@rule
 def log_damage(log: Log) -> Finding:
     """Whether steps are missing, twice or out of order, two runs share the file, or something could not be read.
 
@@ -79,6 +81,7 @@ def _damaged(log: Log, severity: str, cause: str, says: str, advice: str, **abou
     return found(severity, says, advice, cause=cause, evidence={"lines": len(log.order)}, **about)
 
 
+@rule(needs=COMPLETIONS, explains=("collapse", "no-learning"), at_once=True, notebook="04_duplicate_prompts")
 def mixed_groups(log: Log) -> Finding:
     """Whether rows of a group have different prompts: then rewards of different tasks are compared.
 
@@ -106,10 +109,10 @@ def mixed_groups(log: Log) -> Finding:
         steps=tuple(int(s) for s in log.groups["step"][mixed].unique()),
         evidence={"groups": len(mixed), "mixed": int(mixed.sum()), "num_generations": log.num_generations},
         cost={"share of groups": float(mixed.mean())},
-        notebook="04_duplicate_prompts",
     )
 
 
+@rule(needs=BASELINE, notebook="06_curves_against_baselines")
 def reward_scale(log: Log) -> Finding:
     """Whether rewards lie outside the range of the documented curve that the run is compared with: another scale or sign.
 
@@ -132,10 +135,10 @@ def reward_scale(log: Log) -> Finding:
         "Compare with a run of the same reward function, or rescale one of them.",
         steps=log.at(outside),
         evidence=evidence,
-        notebook="06_curves_against_baselines",
     )
 
 
+@rule
 def documented_run(log: Log) -> Finding:
     """Whether the numbers are those of a run that somebody has published: a note, it is that run, or a copy of its log.
 
@@ -169,6 +172,7 @@ def _published() -> dict[str, list[tuple[Baseline, str, Curve]]]:
     return found
 
 
+@rule(needs=COMPLETIONS)
 def duplicate_prompts(log: Log) -> Finding:
     """Whether a batch holds a prompt in more than one group: a note, today's TRL deals with it.
 
@@ -198,6 +202,7 @@ def duplicate_prompts(log: Log) -> Finding:
     )
 
 
+@rule(needs=REWARDS)
 def dead_rewards(log: Log) -> Finding:
     """Whether one of several reward functions gave the same in every step: a note, it teaches nothing.
 
@@ -224,6 +229,7 @@ def _reused(log: Log) -> np.ndarray:
     return np.zeros(len(log.steps), bool) if lengths is None else np.isnan(lengths)
 
 
+@rule(needs=COMPLETIONS, at_once=True)
 def missing_rewards(log: Log) -> Finding:
     """Whether rows or steps have no reward at all: their advantage is zero, and means hide it.
 

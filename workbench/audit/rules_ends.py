@@ -4,12 +4,14 @@ import numpy as np
 
 from ..logs.log import Log
 from .finding import CANNOT_TELL, FOUND, NOT_FOUND, PROBLEM, WARNING, Finding, absent, found, unknown
+from .rule import MODEL_FILES, rule
 from .rules_clipping import cut_rows, false_clipping
 from .trends import LEAST, ends_at_the_top, quarters, rises
 
 _ALL = 0.999  # of the rows: a wrong end can be sampled by chance
 
 
+@rule(explains=("zero-gradient (masked)", "collapse", "no-learning"), at_once=True, notebook="02_grpo_custom_stops")
 def masked_stops(log: Log) -> Finding:
     """Whether rows that stopped were left out of the loss as truncated: all rows of a step clipped, and no token in the loss.
 
@@ -45,7 +47,6 @@ def masked_stops(log: Log) -> Finding:
         steps=log.at(dead),
         evidence=evidence,
         cost={"share of completions left out": float(np.nanmean(logged)), "share of steps without gradient": share},
-        notebook="02_grpo_custom_stops",
         contradicts=("entropy", "clip_region"),  # means over no token
     )
 
@@ -77,6 +78,7 @@ def truncated_share(log: Log) -> np.ndarray | None:
     return log.metric("clipped_ratio") if true is None else true
 
 
+@rule(explains=("zero-gradient (equal-rewards)", "no-learning"), notebook="05_grpo_docs_example")
 def true_clipping(log: Log) -> Finding:
     """Whether many rows really run into the length limit: a problem where half of them do and the reward does not rise.
 
@@ -103,10 +105,10 @@ def true_clipping(log: Log) -> Finding:
         steps=log.at(true >= 0.25),
         evidence={"share cut, last quarter": late, "share cut, all steps": float(np.nanmean(true))},
         cost={"share of completions truncated": float(np.nanmean(true))},
-        notebook="05_grpo_docs_example",
     )
 
 
+@rule(explains=("true-clipping",))
 def never_stops(log: Log) -> Finding:
     """Whether completions run on to the limit whatever is sampled: more than one EOS in a completion, or all of them cut.
 
@@ -176,6 +178,7 @@ def _runs_on(log: Log, where: np.ndarray, says: str, evidence: dict) -> Finding:
     )
 
 
+@rule(needs=MODEL_FILES, notebook="02_grpo_custom_stops")
 def added_token(log: Log) -> Finding:
     """Whether a stop id is missing from the saved tokenizer: an engine that loads that tokenizer cannot know the stop.
 
@@ -194,5 +197,4 @@ def added_token(log: Log) -> Finding:
         f"The saved tokenizer does not know the stop id {missing[0]}: an engine that loads it cannot decode that stop.",
         "Save the tokenizer with the added token and the resized model to one folder, and load both from there.",
         evidence={"stop ids": stops, "unknown to the tokenizer": missing},
-        notebook="02_grpo_custom_stops",
     )

@@ -5,6 +5,7 @@ import pandas as pd
 
 from ..logs.log import Log
 from .finding import FOUND, NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
+from .rule import COMPLETIONS, rule
 from .trends import LEAST, highest_reward, rises, zero_rate
 
 _FEW, _MANY, _HALF = 0.05, 0.2, 0.5  # share of steps
@@ -48,6 +49,7 @@ def _share(log: Log, steps: pd.Series, groups: pd.Series) -> np.ndarray | None:
     return None if np.isnan(share).all() else share
 
 
+@rule
 def false_zero_std(log: Log) -> Finding:
     """Whether the logged share of groups with equal rewards is of groups at all.
 
@@ -107,6 +109,9 @@ def _often(where: np.ndarray) -> bool:
     return bool(where.mean() >= _MANY and where.sum() >= LEAST)
 
 
+@rule(
+    needs=COMPLETIONS, explains=("zero-gradient (copies)", "collapse", "no-learning"), notebook="04_duplicate_prompts"
+)
 def copies(log: Log) -> Finding:
     """Whether each group is one completion, copied: from the first steps on, by a policy that is not sure of itself.
 
@@ -147,10 +152,10 @@ def copies(log: Log) -> Finding:
             "the same in the first quarter": float(start.mean()),
         },
         cost={"share of groups": float(known.mean())},
-        notebook="04_duplicate_prompts",
     )
 
 
+@rule(explains=("no-learning",))
 def zero_gradient(log: Log) -> Finding:
     """Which steps had a gradient of zero, and why: `masked`, `copies`, `equal-rewards`, `learning-rate`, `clip`.
 

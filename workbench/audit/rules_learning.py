@@ -4,11 +4,13 @@ import numpy as np
 
 from ..logs.log import Log
 from .finding import NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
+from .rule import rule
 from .trends import LEAST, change, ends_at_its_best, ends_at_the_top, highest_reward, quarters, rises, zero_rate
 
 _SURE = 40  # steps from which a flat reward says something
 
 
+@rule
 def solved(log: Log) -> Finding:
     """Whether the reward is at its highest in the last quarter: a note, further steps teach little.
 
@@ -34,6 +36,7 @@ def solved(log: Log) -> Finding:
     )
 
 
+@rule
 def no_learning(log: Log) -> Finding:
     """Whether the reward of a long enough run did not change: a warning, since a flat curve is no proof of a fault.
 
@@ -89,6 +92,7 @@ def _is_constant(reward: np.ndarray) -> bool:
     return bool((~np.isnan(reward)).sum() >= LEAST and np.nanmin(reward) == np.nanmax(reward))
 
 
+@rule(explains=("zero-gradient (equal-rewards)", "length-runaway", "true-clipping", "no-learning"))
 def collapse(log: Log) -> Finding:
     """Whether the reward fell, over the run or from its peak, or the entropy vanished while the task is not solved.
 
@@ -170,6 +174,7 @@ def _fall(reward: np.ndarray | None):
     return None
 
 
+@rule(explains=("no-learning",))
 def kl_runaway(log: Log) -> Finding:
     """Whether the policy leaves the reference for nothing: the KL grew tenfold, and no rise of the reward is sure.
 
@@ -198,6 +203,7 @@ def kl_runaway(log: Log) -> Finding:
     )
 
 
+@rule
 def spikes(log: Log) -> Finding:
     """Steps whose gradient norm or KL is a hundred times the usual one: a note, gradients are clipped and runs recover.
 
@@ -228,6 +234,7 @@ def spikes(log: Log) -> Finding:
     )
 
 
+@rule(explains=("true-clipping",))
 def length_runaway(log: Log) -> Finding:
     """Whether completions at least doubled in length while the reward did not rise.
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..logs.log import Log
 from .finding import FOUND, PROBLEM, WARNING, Finding, absent, found, unknown
+from .rule import LOG_PROBS, MODEL_FILES, rule
 from .trends import change, quarters
 
 # Mean |log-prob difference| of a token that arithmetic explains; bf16: about 0.012 is reported (trl #4772).
@@ -17,6 +18,7 @@ _PASS_POSITIONS = ("verl", "PPO")
 _ADVICE = "Log sampling/sampling_logp_difference (TRL with vLLM and importance sampling correction does)."
 
 
+@rule(needs=LOG_PROBS, explains=("mismatch", "collapse", "no-learning"))
 def stale_sampler(log: Log) -> Finding:
     """Whether the sampler lags behind the scorer: they agree in the first step, and differ ever more from then on.
 
@@ -57,6 +59,7 @@ def _difference(log: Log) -> np.ndarray | None:
     return None if difference is None or not np.nansum(difference) else np.where(difference == 0, np.nan, difference)
 
 
+@rule(needs=LOG_PROBS, notebook="03_position_ids_and_padding")
 def mismatch(log: Log) -> Finding:
     """Whether sampler and scorer differ by more than the arithmetic of the dtype explains.
 
@@ -150,10 +153,10 @@ def _apart(log: Log, cause: str, difference: np.ndarray, bound: float, evidence:
         cause=cause,
         steps=log.at(np.nan_to_num(difference) > (bound if mean > bound else 1e-3)),
         evidence=evidence,
-        notebook="03_position_ids_and_padding",
     )
 
 
+@rule(needs=MODEL_FILES, explains=("mismatch",), at_once=True, notebook="03_position_ids_and_padding")
 def padding_positions(log: Log) -> Finding:
     """Whether padding shifts the positions of tokens: they are learned, no position ids are passed, prompts are unequal.
 
@@ -185,7 +188,6 @@ def padding_positions(log: Log) -> Finding:
         "scored at other positions than they were sampled at.",
         "Train with workbench's trainer, which passes position ids, or with prompts of one length.",
         evidence={"model type": kind, "share of steps with prompts of several lengths": varied},
-        notebook="03_position_ids_and_padding",
     )
 
 
