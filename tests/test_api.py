@@ -67,7 +67,7 @@ def test_reference_pages_are_up_to_date():
     assert set(re.findall(r"^## (\w+)$", made["reference/api.md"], re.M)) == set(listed_names())
 
 
-def test_every_public_name_has_a_docstring_that_says_more_than_its_name():
+def test_public_names_have_docstrings_that_say_more():
     for place, text in api_pages().items():
         entries = re.findall(r"^##+ (\w+)\n\n```python\n.*?\n```\n\n(.*?)^Defined in", text, re.M | re.S)
         assert len(entries) > 10

@@ -1,4 +1,4 @@
-"""Writes the tables of claims.md from the results of recorded runs: `python -m tools.claims [--runs-dir FOLDER]`."""
+"""Write the tables of claims.md from the results of recorded runs: `python -m tools.claims [--runs-dir FOLDER]`."""
 
 import argparse
 import dataclasses

@@ -1,4 +1,4 @@
-"""Makes docs/images/*.png from the real thing: `make screenshots`, about eight minutes, or with runs that are there:
+"""Make docs/images/*.png from the real thing: `make screenshots`, about eight minutes, or with runs that are there:
 
     PYTHONPATH=tests:tests/helpers python -m tools.screenshots [FOLDER_OF_RUNS]    (one of notebook 02, three of 05)
 

@@ -1,4 +1,4 @@
-"""Executes notebooks with their defaults and writes them back with their outputs: `make notebooks`.
+"""Execute notebooks with their defaults and write them back with their outputs: `make notebooks`.
 
     python -m tools.write_outputs                      all
     python -m tools.write_outputs 02_grpo_custom_stops
