@@ -9,37 +9,25 @@ from collections.abc import Sequence
 
 from ..errors import ParameterError
 from ..logs.log import Log
-from . import rules_clipping, rules_data, rules_ends, rules_gradient, rules_learning, rules_sampler
+from . import rules_clipping as clipping
+from . import rules_data as data
+from . import rules_ends as ends
+from . import rules_gradient as gradient
+from . import rules_learning as learning
+from . import rules_sampler as sampler
 from .finding import CANNOT_TELL, FOUND, NOT_FOUND, NOTE, SEVERITIES, Finding
 from .rule import Rule
 
 # Causes before what may come of them: of two problems the earlier is named first.
 RULES: tuple[Rule, ...] = (
-    rules_data.log_damage,
-    rules_data.reward_scale,
-    rules_clipping.false_clipping,  # these two before those that ask the metrics: they may take some away
-    rules_gradient.false_zero_std,
-    rules_ends.masked_stops,
-    rules_gradient.copies,
-    rules_data.mixed_groups,
-    rules_data.missing_rewards,
-    rules_ends.added_token,
-    rules_sampler.stale_sampler,
-    rules_sampler.padding_positions,
-    rules_sampler.mismatch,
-    rules_ends.never_stops,
-    rules_ends.true_clipping,
-    rules_gradient.zero_gradient,
-    rules_learning.collapse,
-    rules_learning.length_runaway,
-    rules_learning.kl_runaway,
-    rules_learning.no_learning,
-    rules_learning.solved,
-    rules_learning.spikes,
-    rules_data.documented_run,
-    rules_data.dead_rewards,
-    rules_data.duplicate_prompts,
-)
+    data.log_damage, data.reward_scale,
+    clipping.false_clipping, gradient.false_zero_std,  # before those that ask the metrics: they may take some away
+    ends.masked_stops, gradient.copies, data.mixed_groups, data.missing_rewards, ends.added_token,
+    sampler.stale_sampler, sampler.padding_positions, sampler.mismatch,
+    ends.never_stops, ends.true_clipping, gradient.zero_gradient,
+    learning.collapse, learning.length_runaway, learning.kl_runaway, learning.no_learning, learning.solved,
+    learning.spikes, data.documented_run, data.dead_rewards, data.duplicate_prompts,
+)  # fmt: skip
 
 
 def check(log: Log, own: Sequence[Rule] = ()) -> list[Finding]:
@@ -110,8 +98,3 @@ def checked(own: Sequence[Rule]) -> list[Rule]:
     if twice := [name for name in names if names.count(name) > 1]:
         raise ParameterError(f"rules: two have the name {twice[0]!r}; expected a function of another name")
     return list(own)
-
-
-def verdict_of(findings: list[Finding]) -> str:
-    """`problem` or `no problem`, which is what the exit code says."""
-    return "problem" if any(finding.is_problem for finding in findings) else "no problem"

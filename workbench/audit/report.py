@@ -23,8 +23,8 @@ from ..logs.read import read_logs
 from ..logs.settings import PARAMETERS, facts_of, of_words
 from ..runs.secrets import hide_tokens
 from ..runs.text import one_line, printable
-from .check import check, checked, load_rules, verdict_of
-from .finding import CANNOT_TELL, FOUND, NOT_FOUND, NOTE, Finding, step_ranges
+from .check import check, checked, load_rules
+from .finding import CANNOT_TELL, FOUND, NOT_FOUND, NOTE, PROBLEM, WARNING, Finding, step_ranges
 from .rule import NEEDS, Rule
 
 NO_PROBLEM, PROBLEMS, UNUSABLE = 0, 1, 2  # exit codes
@@ -60,6 +60,11 @@ class RunAudit:
         return first.title if first else ""
 
     @property
+    def verdict(self) -> str:
+        """`problem` or `no problem`, which is what the exit code says."""
+        return "problem" if self.problems else "no problem"
+
+    @property
     def problems(self) -> list[str]:
         """The rules that found a problem; the main one first, those that follow from others last."""
         return [finding.rule for finding in self.findings if finding.is_problem]
@@ -67,8 +72,7 @@ class RunAudit:
     def as_json(self) -> dict:
         """Strict JSON: `run`, `verdict`, `findings` and what the log lacks."""
         about = {"run": self.run, "kind": self.kind, "steps": self.steps, "lacks": list(self.lacks)}
-        findings = [finding.as_json() for finding in self.findings]
-        return about | {"verdict": verdict_of(list(self.findings)), "findings": findings}
+        return about | {"verdict": self.verdict, "findings": [finding.as_json() for finding in self.findings]}
 
     def text(self) -> str:
         """The report as a terminal shows it: the verdict, what was found, what is open."""
@@ -127,9 +131,9 @@ class AuditReport:
         """One run in full; of several a table first, then what was found, where alike once for all of them."""
         if len(self.runs) == 1:
             return self.runs[0].text()
-        rows = [(run.run, verdict_of(list(run.findings)), run.main) for run in self.runs]
-        wide = max(len("run"), *(len(name) for name, *_ in rows))
-        lines = [f"{name:{wide}}  {verdict:10}  {main}".rstrip() for name, verdict, main in (_TITLES, *rows)]
+        rows = [_TITLES, *((run.run, run.verdict, run.main) for run in self.runs)]
+        wide = max(len(name) for name, *_ in rows)
+        lines = [f"{name:{wide}}  {verdict:10}  {main}".rstrip() for name, verdict, main in rows]
         blocks: dict[str, list[str]] = {}
         open_: dict[str, list[str]] = {}
         for run in self.runs:
@@ -137,9 +141,8 @@ class AuditReport:
             open_.setdefault("\n".join(run._open()), []).append(run.run)
         parts = ["\n".join([*heads, *filter(None, [block])]) for block, heads in blocks.items()]
         for block, names in open_.items():
-            parts.append(
-                f"open in {', '.join(names[:4])}" + f" and {len(names) - 4} more" * (len(names) > 4) + f"\n{block}"
-            )
+            more = f" and {len(names) - 4} more" * (len(names) > 4)
+            parts.append(f"open in {', '.join(names[:4])}{more}\n{block}")
         return "\n\n".join(["\n".join(lines), *parts])
 
 
@@ -172,24 +175,19 @@ def audit_run(
         MissingDependencyError: a TensorBoard file, without TensorBoard.
     """
     own, given = checked(rules), _given(limit, stops) | of_words(settings)
-    folder = None if model is None else _model_folder(model)
-    damage: list[str] = []
-    if folder is not None:
-        known, damage = facts_of(folder, links=True)
-        given |= known
+    known, damage = ({}, []) if model is None else facts_of(_model_folder(model), links=True)
+    given |= known
     if baseline is not None:
         curve = load_baseline(baseline).curve()
         given["documented"] = {"name": baseline, "low": curve.low, "high": curve.high, "unit": curve.unit}
-    logs = [
-        dataclasses.replace(log, facts={**log.facts, **given}, damage=(*log.damage, *damage)) for log in read_logs(path)
-    ]
+    logs = read_logs(path)
     for log in logs:
-        longest = log.logged("max_length")
-        if limit is not None and longest is not None and limit < np.nanmax(longest):
-            raise ParameterError(
-                f"limit={limit}: {log.name} logs completions of {np.nanmax(longest):.0f} tokens; expected at least that"
-            )
-    return AuditReport(tuple(_audit(log, own) for log in logs))
+        longest = 0 if (lengths := log.logged("max_length")) is None else np.nanmax(lengths)
+        if limit is not None and limit < longest:
+            about = f"{log.name} logs completions of {longest:.0f} tokens; expected at least that"
+            raise ParameterError(f"limit={limit}: {about}")
+    merged = [dataclasses.replace(log, facts={**log.facts, **given}, damage=(*log.damage, *damage)) for log in logs]
+    return AuditReport(tuple(_audit(log, own) for log in merged))
 
 
 def audit_paths(paths: Sequence[Path], *, as_json: bool = False, rules: Path | None = None, **given) -> int:
@@ -204,9 +202,8 @@ def audit_paths(paths: Sequence[Path], *, as_json: bool = False, rules: Path | N
             print(f"workbench: {one_line(hide_tokens(says))}", file=sys.stderr)
             code = UNUSABLE
             continue
-        for run in report.runs:
-            if as_json:
-                print(json.dumps(run.as_json(), allow_nan=False), flush=True)
+        for run in report.runs if as_json else ():
+            print(json.dumps(run.as_json(), allow_nan=False), flush=True)
         runs += report.runs
         code = max(code, PROBLEMS if report.problems else NO_PROBLEM)
     if runs and not as_json:
@@ -242,10 +239,7 @@ def _given(limit: int | None, stops: Sequence[str]) -> dict:
         raise ParameterError(f"limit={limit}: expected the run's max_completion_length, at least 1")
     if isinstance(stops, str) or not all(stops):
         raise ParameterError(f"stops={stops!r}: expected strings that are not empty, such as ['</search>']")
-    given: dict = {"max_completion_length": limit} if limit else {}
-    if stops:
-        given["stop_strings"] = list(stops)
-    return given
+    return ({"max_completion_length": limit} if limit else {}) | ({"stop_strings": list(stops)} if stops else {})
 
 
 def _audit(log: Log, own: Sequence[Rule]) -> RunAudit:
@@ -260,26 +254,20 @@ def _audit(log: Log, own: Sequence[Rule]) -> RunAudit:
 
 def _count(findings: Sequence[Finding]) -> str:
     """Such as `2 problems, 1 warning`; the main problem is named."""
-    found = [f for f in findings if f.verdict == FOUND]
-    numbers = {s: sum(f.severity == s for f in found) for s in ("problem", "warning")}
-    words = [f"{n} {severity}{'s' * (n > 1)}" for severity, n in numbers.items() if n]
-    main = f"{found[0].rule}; " if numbers["problem"] else ""
-    return main + (", ".join(words) if numbers["problem"] else ", ".join(["no problem", *words]))
+    severities = [f.severity for f in findings if f.verdict == FOUND]
+    words = [f"{n} {s}{'s' * (n > 1)}" for s in (PROBLEM, WARNING) if (n := severities.count(s))]
+    return f"{findings[0].rule}; {', '.join(words)}" if PROBLEM in severities else ", ".join(["no problem", *words])
 
 
 def paragraph(finding: Finding, width: int = _WIDTH) -> list[str]:
     """The lines that a terminal shows of a finding."""
     because = f", because of {finding.follows_from}" if finding.follows_from else ""
     lines = [f"  {finding.severity.upper()} {finding.title}{because}"]
-    about = [finding.says]
-    if finding.steps:
-        about.append(f"steps {step_ranges(finding.steps)}")
+    about = [finding.says] + [f"steps {step_ranges(finding.steps)}"] * bool(finding.steps)
     if finding.cost:
         about.append("affected: " + ", ".join(_cost(name, value) for name, value in finding.cost.items()))
-    if finding.advice and not finding.follows_from:
-        about.append(f"do: {finding.advice}")
     if not finding.follows_from:
-        about.append(f"more: {finding.more}")
+        about += [f"do: {finding.advice}"] * bool(finding.advice) + [f"more: {finding.more}"]
     return lines + _wrapped(about, "    ", width)
 
 
