@@ -1,6 +1,6 @@
 # Only python3 (3.11 or newer) and make are assumed; everything else goes into .venv.
 PY := .venv/bin/python
-NOTEBOOKS := $(sort $(basename $(notdir $(wildcard notebooks/[0-9]*.ipynb))))
+NOTEBOOKS := $(sort $(basename $(notdir $(wildcard notebooks/[0-9][0-9]_*.ipynb))))
 TEST_JOBS ?= 2
 export JUPYTER_PREFER_ENV_PATH := 1
 
@@ -81,7 +81,7 @@ test-lowest: .venv/lanes/lowest
 
 # Executes all notebooks with their defaults and writes them back with their outputs.
 notebooks: .venv/installed
-	$(PY) tests/helpers/write_outputs.py
+	$(PY) -m tools.write_outputs
 
 lab: .venv/installed
 	JUPYTER_CONFIG_PATH=requirements/jupyter JUPYTER_PATH=requirements/jupyter $(PY) -m jupyter lab --notebook-dir=. notebooks
@@ -103,12 +103,12 @@ bench: .venv/installed
 	$(PY) -m pip install --quiet --target $@ -r $<
 
 docs: .venv/lanes/docs
-	$(PY) docs/rules.py && $(PY) docs/api.py
+	$(PY) -m tools.rules && $(PY) -m tools.api
 	PYTHONPATH=$(CURDIR)/$<:$(CURDIR) $(PY) -m sphinx -q -b html -W --keep-going -c docs . build/site
 	@echo build/site/index.html
 
 screenshots: .venv/installed
-	$(PY) tests/helpers/screenshots.py
+	PYTHONPATH=tests:tests/helpers $(PY) -m tools.screenshots
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .hypothesis

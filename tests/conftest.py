@@ -52,7 +52,7 @@ settings.register_profile("workbench", deadline=None)  # no test is about time, 
 settings.load_profile("workbench")
 
 ROOT = Path(__file__).parents[1]
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 HELPERS = Path(__file__).parent / "helpers"  # scripts that need a process of their own, and what several tests share
 collect_ignore = [] if HAS_PPO else ["training/test_ppo.py"]
 # What is tested in which configuration is one table, of which vLLM is a part.

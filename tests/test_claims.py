@@ -1,5 +1,4 @@
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -7,15 +6,12 @@ import sys
 import pytest
 from conftest import ROOT, write_notebook, write_run
 
+from tools import claims
+from tools.claims import BEGIN, END, Row, as_markdown, claims_sheet, load_claims, run_command, write_sheet
 from workbench.errors import ParameterError
 from workbench.runs.results import Result, save_result
 from workbench.runs.run import list_runs
 
-SCRIPT = ROOT / "docs" / "claims.py"
-BEGIN, END, Row, as_markdown, claims_sheet, load_claims, run_command, write_sheet = map(
-    runpy.run_path(str(SCRIPT)).get,
-    ("BEGIN", "END", "Row", "as_markdown", "claims_sheet", "load_claims", "run_command", "write_sheet"),
-)
 RECORDED = ROOT / "tests" / "data" / "claims" / "recorded"
 EXPECTED = ROOT / "tests" / "data" / "claims" / "sheet.md"
 PARAMETERS = 'seed: int = 0  # of all\nmodel: str = "starter"  # which\nsteps: int = 80  # optimizer steps'
@@ -110,15 +106,18 @@ def test_a_file_without_one_pair_of_markers_is_left_alone(tmp_path, text):
     assert path.read_text() == text
 
 
-def test_the_script_writes_the_sheet_into_the_page_beside_it(notebooks, tmp_path):
-    shutil.copy(SCRIPT, tmp_path)
-    (tmp_path / "claims.md").write_text(f"{BEGIN}\n{END}\n")
-    subprocess.run([sys.executable, tmp_path / "claims.py", "--runs-dir", RECORDED], check=True)
-    assert EXPECTED.read_text(encoding="utf-8") in (tmp_path / "claims.md").read_text()
+def test_claims_command_writes_the_sheet_into_its_page(notebooks, tmp_path):
+    page, script = tmp_path / claims.PAGE.relative_to(ROOT), tmp_path / "tools" / "claims.py"
+    for path in (page, script):
+        path.parent.mkdir(parents=True)
+    shutil.copy(claims.__file__, script)
+    page.write_text(f"{BEGIN}\n{END}\n")
+    subprocess.run([sys.executable, script, "--runs-dir", RECORDED], check=True)
+    assert EXPECTED.read_text(encoding="utf-8") in page.read_text()
 
 
 def test_the_page_shows_every_claim_as_worded_in_the_data():
-    page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    page = claims.PAGE.read_text(encoding="utf-8")
     table = page.partition(BEGIN)[2].partition(END)[0]
     shown = re.findall(r"^\| (A\d\.\d) \| (.*?) \| (.*?) \| ", table, re.M)
     wanted = [(name, about["claim"], about["when_reported"]) for name, about in load_claims().items()]

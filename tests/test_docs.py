@@ -37,28 +37,31 @@ def test_every_page_is_in_one_table_of_contents():
     assert sorted(trees) == sorted(PAGES - {FRONT})
 
 
-def test_every_page_is_two_clicks_from_the_front_page_also_where_no_table_of_contents_is_shown():
+def test_every_page_is_two_links_from_the_front_page():
     one = links_of(FRONT)
     two = {there for page in one for there in links_of(page)}
     assert {FRONT} | one | two >= PAGES
 
 
-def test_a_page_that_a_command_writes_names_the_command():
-    commands = {"api": "docs/api.py", "cli": "docs/api.py", "rules": "docs/rules.py", "claims": "docs/claims.py"}
-    commands |= {"defects": "repros/matrix.py", "error_rates": "benchmarks.verdicts.error_rates"}
-    commands |= {"evidence": "benchmarks.real_weights.page", "attribution": "benchmarks.verdicts.attribution"}
-    commands |= {"what_happens": "test_new_user.py", "what_is_tested": "tests/training/test_what_is_tested.py"}
+def test_generated_page_names_its_command():
+    commands = {"reference/api": "tools.api", "reference/api_parts": "tools.api", "reference/cli": "tools.api"}
+    commands |= {"reference/what_happens": "test_new_user.py", "evidence/claims": "tools.claims"}
+    commands |= {"evidence/what_is_tested": "test_what_is_tested.py", "evidence/defects": "repros/matrix.py"}
     commands |= {
-        f"{path.parent.name}/{path.stem}": f"docs/{path.parent.name}.py" for path in DOCS.glob("[ar][pu]*/*.md")
+        "evidence/error_rates": "benchmarks.verdicts.error_rates",
+        "evidence/baselines": "benchmarks.documented",
     }
+    commands |= {"evidence/attribution": "benchmarks.verdicts.attribution"}
+    commands |= {"evidence/documented_verdicts": "benchmarks.verdicts.documented_verdicts"}
+    commands |= {"evidence/real_weights": "benchmarks.real_weights.page"}
     for page, command in commands.items():
         assert command in (DOCS / f"{page}.md").read_text(encoding="utf-8"), page
 
 
-def test_the_code_about_groups_of_equal_rewards_prints_what_it_says(capsys):
-    page = (DOCS / "how_to" / "zero_std_is_0.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
-    exec(compile(code, "zero_std_is_0.md", "exec"), {})
+def test_group_rewards_code_prints_what_it_says(capsys):
+    page = (DOCS / "how-to" / "reward_is_flat.md").read_text(encoding="utf-8")
+    (code,) = [code for code in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "pandas" in code]
+    exec(compile(code, "reward_is_flat.md", "exec"), {})
     assert capsys.readouterr().out == "1.0\n" and "# 1.0:" in code
 
 
@@ -72,6 +75,6 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     front = (tmp_path / "docs" / "index.html").read_text(encoding="utf-8")
     tutorial = (tmp_path / "notebooks" / "02_grpo_custom_stops.html").read_text(encoding="utf-8")
-    assert "Am I affected?" in front
+    assert "What you see, and why" in front
     assert "<img" in tutorial  # the stored outputs
     assert not re.search(r'<(?:script|link|img)[^>]*(?:src|href)="(?:https?:)?//', front)  # it opens without a network

@@ -1,6 +1,6 @@
-"""What a new user tries and what happens: each row of `docs/what_happens.md` is run here, and the page is these rows.
+"""What a new user tries and what happens: each row of `docs/reference/what_happens.md` is run here, and the page is these rows.
 
-PYTHONPATH=tests/helpers python tests/test_new_user.py > docs/what_happens.md
+PYTHONPATH=tests/helpers python tests/test_new_user.py > docs/reference/what_happens.md
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from workbench.generation.stops import StopSpec
 from workbench.runs.run import list_runs
 
 EXAMPLE = "05_grpo_docs_example"
-PAGE = ROOT / "docs" / "what_happens.md"
+PAGE = ROOT / "docs" / "reference" / "what_happens.md"
 HEAD = """\
 # What a new user tries, and what happens
 

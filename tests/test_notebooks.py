@@ -8,8 +8,8 @@ import nbformat
 import pytest
 from conftest import NOTEBOOKS, ROOT, workbench
 from notebook_shape import code_cells, shape
-from write_outputs import MOST_BYTES, code_hash, with_outputs
 
+from tools.write_outputs import MOST_BYTES, code_hash, with_outputs
 from workbench import length_reward, load_baseline, make_recipe, train_grpo
 from workbench.curves.compare import SAME, another_seed
 from workbench.curves.measured import run_curve

@@ -12,14 +12,29 @@ from trl_version import HAS_PPO
 from workbench.errors import ParameterError
 
 README = ROOT / "README.md"
-AFFECTED = ROOT / "docs" / "affected.md"
-PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "data" / "README.md"]
+SYMPTOMS = ROOT / "docs" / "how-to" / "symptoms.md"
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "AGENTS.md", "data/README.md")]
+PAGES += [*sorted((ROOT / "docs").rglob("*.md")), *NOTEBOOKS]
 TINY = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "save_strategy": "no"}
 TINY |= {"per_device_train_batch_size": 4, "num_generations": 2}
 
 
 def blocks(text: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+
+
+def prose(path) -> str:
+    """Return the text of a page, or of a notebook's markdown cells, without blocks of code."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        text = "\n".join("".join(c["source"]) for c in json.loads(text)["cells"] if c["cell_type"] == "markdown")
+    return re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+
+
+def rows_of(path) -> list[list[str]]:
+    """Return the cells of each line of the first table with a column `you see`."""
+    table = path.read_text(encoding="utf-8").partition("| you see |")[2].partition("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
 
 
 def advice(path) -> str:
@@ -44,16 +59,22 @@ def test_the_audit_says_what_the_readme_shows_of_it(capsys, monkeypatch):
     assert len(lines) >= 5 and places == sorted(places)
 
 
+def test_readme_symptoms_are_the_first_of_the_table():
+    shown = rows_of(README)
+    assert len(shown) == 3
+    assert shown == [row[:3] for row in rows_of(SYMPTOMS)[:3]]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_link_of_a_page_leads_somewhere(page):
-    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)):
-        if target.startswith("http"):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if target.startswith(("http", "attachment:")):
             continue
         path, _, anchor = target.partition("#")
         there = page.parent / path if path else page
         assert there.exists(), f"{page.name}: {target}"
         if anchor:
-            text = there.read_text()
+            text = prose(there)
             plain = [re.sub(r"[^\w -]", "", h.lower()).strip() for h in re.findall(r"^#+ (.*)$", text, re.M)]
             slugs = [heading.replace(" ", "-") for heading in plain]
             assert anchor in slugs or f'id="{anchor}"' in text, f"{page.name}: {target}"
@@ -64,9 +85,10 @@ def test_the_releases_of_the_table_are_those_that_were_seen():
     release = lambda name: tuple(map(int, name.split(".")))  # noqa: E731
     present = {name: [r for r in cells if cells[r]["state"] == "present"] for name, cells in seen.items()}
     rows = {"stop strings or stop ids": "false_clipping", "`seed` in `generation_kwargs`": "copied_request_seed"}
-    rows |= {"learned positions (GPT-2)": "padding_without_positions", "PPO responses": "ppo_runs_past_eos"}
+    rows |= {"learned positions (GPT-2)": "padding_without_positions", "by default PPO": "ppo_runs_past_eos"}
+    rows |= {'`scale_rewards="batch"`': "zero_std_share"}
     for words, name in rows.items():
-        (line,) = [line for line in AFFECTED.read_text().splitlines() if line.startswith("|") and words in line]
+        (line,) = [line for line in map(" ".join, rows_of(SYMPTOMS)) if words in line]
         assert f"up to TRL {max(present[name], key=release).rpartition('.')[0]}" in line, name
 
 

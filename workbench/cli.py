@@ -179,6 +179,8 @@ def _parser() -> argparse.ArgumentParser:
     setting = "a setting of the run, by TRL's name"
     audit.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=setting)
     audit.add_argument("--baseline", metavar="NAME", help="documented run to compare the reward with")
+    own = "Python file with rules of your own; it is executed, so name only a file that you trust"
+    audit.add_argument("--rules", type=Path, metavar="FILE", help=own)
     audit.add_argument("--json", action="store_true", help="one JSON object a run")
 
     doctor = command(_doctor, of_runs=False)
@@ -501,8 +503,7 @@ def _audit(args) -> int:
     from .audit.report import audit_paths
 
     given = {"limit": args.limit, "stops": args.stop, "model": args.model, "baseline": args.baseline}
-    given["settings"] = args.set
-    return audit_paths(args.paths, as_json=args.json, **given)
+    return audit_paths(args.paths, as_json=args.json, rules=args.rules, settings=args.set, **given)
 
 
 def _doctor(args) -> int:

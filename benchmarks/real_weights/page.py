@@ -1,4 +1,4 @@
-"""Writes docs/evidence.md from data/measured/, the baselines, and the stored outputs of a notebook, and README's figure.
+"""Writes docs/evidence/real_weights.md from data/measured/, baselines, and stored outputs of a notebook; and README's figure.
 
 python -m benchmarks.real_weights.page
 """
@@ -286,7 +286,7 @@ def ends(name: str) -> list[tuple[float, float]]:
 
 
 def learns(name: str) -> str | None:
-    """Whether a baseline's reward rises, in the mean of its seeds, as docs/baselines.md says; None where it is not recorded."""
+    """Whether a baseline's reward rises, in the mean of its seeds, as `baselines.md` says; None where it is not recorded."""
     return trend(load_baseline(name).curve()).word if (BASELINES / f"{name}.json").exists() else None
 
 
@@ -471,5 +471,5 @@ def held_out_figure(seen: Evidence) -> DescribedFigure:
 
 if __name__ == "__main__":
     recorded = Evidence()
-    write_page(ROOT / "docs" / "evidence.md", page(recorded))
+    write_page(ROOT / "docs" / "evidence" / "real_weights.md", page(recorded))
     (ROOT / "docs" / "images" / "real_weights.png").write_bytes(held_out_figure(recorded).png())

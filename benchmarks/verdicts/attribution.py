@@ -207,9 +207,9 @@ def page(result: dict) -> list[str]:
         "Written by",
         "",
         "    python -m benchmarks.verdicts.attribution \\",
-        "        --out data/measured/verdicts/attribution.json --page docs/attribution.md",
+        "        --out data/measured/verdicts/attribution.json --page docs/evidence/attribution.md",
         "    python -m benchmarks.verdicts.attribution --model ~/.cache/workbench/gemma-3-270m --prompts 6 \\",
-        "        --out data/measured/verdicts/attribution.json --page docs/attribution.md",
+        "        --out data/measured/verdicts/attribution.json --page docs/evidence/attribution.md",
         "",
     ]
     lines += [result["note"], ""] if "note" in result else []

@@ -2,7 +2,7 @@
 
     python -m benchmarks.verdicts.documented_verdicts [--repeats 1000] [--seed 0] [--out FILE.json] [--page FILE.md]
 
-`--page` writes docs/documented_verdicts.md, of what `--out` writes and of nothing else.
+`--page` writes docs/evidence/documented_verdicts.md, of what `--out` writes and of nothing else.
 """
 
 from collections.abc import Callable
@@ -234,7 +234,7 @@ def page(result: dict) -> list[str]:
         "known. This page is written by",
         "",
         f"    python -m benchmarks.verdicts.documented_verdicts --repeats {repeats} --seed {result['seed']} "
-        "--out data/measured/verdicts/documented_verdicts.json --page docs/documented_verdicts.md",
+        "--out data/measured/verdicts/documented_verdicts.json --page docs/evidence/documented_verdicts.md",
         "",
         f"All rates are per cent of {repeats} experiments (`gap`: {repeats // 4}). One of 5% is known to about "
         f"{196 * np.sqrt(0.05 * 0.95 / repeats):.1f} points.",

@@ -212,7 +212,7 @@ def control_section(control: dict) -> list[str]:
         "recipe is one more of them. This part is written by",
         "",
         f"    python -m benchmarks.verdicts.control --repeats {control['repeats']} "
-        "--out data/measured/verdicts/control.json --page docs/error_rates.md",
+        "--out data/measured/verdicts/control.json --page docs/evidence/error_rates.md",
         "",
         f"Says different, in per cent of {control['repeats']} made-up seeds with mean and covariance of the recorded ones, of",
         "which the judged one is shifted by so many of the unit. 0: the same process, at most 5% is wanted. The tolerance of",
@@ -250,7 +250,7 @@ def page(result: dict, control: dict) -> list[str]:
         "Simulated runs whose truth is known, judged by the library, and at the end real ones. This page is written by",
         "",
         f"    python -m benchmarks.verdicts.error_rates --repeats {result['repeats']} --seed {result['seed']} "
-        "--out data/measured/verdicts/error_rates.json --page docs/error_rates.md",
+        "--out data/measured/verdicts/error_rates.json --page docs/evidence/error_rates.md",
         "",
         f"All rates are per cent of {result['repeats']} experiments, so one of 5% is known to about "
         f"{196 * np.sqrt(0.05 * 0.95 / result['repeats']):.1f} points. Nothing is trained, but for the positive control.",

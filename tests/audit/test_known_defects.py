@@ -6,7 +6,7 @@ import json
 import pytest
 from conftest import ROOT, call
 
-from workbench.audit.known_defects import DEFAULTS, MET, Settings, met_defects, read_settings
+from workbench.audit.known_defects import DEFAULTS, MET, Settings, met_by, met_defects, read_settings
 from workbench.errors import ParameterError
 
 DATA = json.loads((ROOT / "data/defects.json").read_text())
@@ -48,14 +48,14 @@ def test_every_defect_of_the_table_has_a_rule_and_a_case():
 @pytest.mark.parametrize("name", CASES)
 def test_settings_meet_a_defect_and_the_ones_next_to_them_do_not(name):
     trainer, meets, near, *other = CASES[name]
-    met, why = MET[name](Settings(trainer, meets))
+    met, why = met_by(name, Settings(trainer, meets))
     assert met is True and why
-    assert MET[name](Settings(*other or [trainer], near))[0] is not True
+    assert met_by(name, Settings(*other or [trainer], near))[0] is not True
 
 
 @pytest.mark.parametrize("name", OPEN)
 def test_what_settings_do_not_decide_says_what_would(name):
-    met, why = MET[name](Settings("GRPO", OPEN[name]))
+    met, why = met_by(name, Settings("GRPO", OPEN[name]))
     assert met is None and why
 
 
@@ -71,7 +71,7 @@ def test_a_generation_batch_size_is_as_many_steps_as_trl_makes_of_it():
     from trl import GRPOConfig
 
     settings = {"generation_batch_size": 32, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
-    assert MET["loss_scale_window"](Settings("GRPO", settings))[1].endswith("0.25 times the gradient")
+    assert met_by("loss_scale_window", Settings("GRPO", settings))[1].endswith("0.25 times the gradient")
     config = GRPOConfig("out", num_generations=2, use_cpu=True, bf16=False, **settings)
     assert config.steps_per_generation == Settings("GRPO", settings).steps_per_generation
 

@@ -55,7 +55,7 @@ def test_what_exceeds_the_tolerance_by_far_is_different_for_ten_seeds_and_never_
 def test_the_page_of_error_rates_shows_what_the_simulation_recorded_and_all_of_it_is_within_bounds():
     recorded = json.loads((ROOT / "data" / "measured" / "verdicts" / "error_rates.json").read_text())
     control = json.loads((ROOT / "data" / "measured" / "verdicts" / "control.json").read_text())
-    assert (ROOT / "docs" / "error_rates.md").read_text() == "\n".join(page(recorded, control))
+    assert (ROOT / "docs" / "evidence" / "error_rates.md").read_text() == "\n".join(page(recorded, control))
     same = [row["seeds"] for row in recorded["another_seed"].values() if row["truth"] == "same"]
     assert len(same) == len(SAME_CASES) * len(NOISES)
     assert max(cell["different"] for row in same for cell in row.values()) <= 0.06  # of 5%, known to 1.4 points

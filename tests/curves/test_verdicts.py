@@ -169,7 +169,7 @@ def test_peers_are_of_the_recipe_or_else_of_the_task_and_unit():
 
 def test_the_rates_on_the_page_are_those_that_were_measured():
     found = json.loads((MEASURED / "verdicts" / "documented_verdicts.json").read_text())
-    page = (ROOT / "docs" / "documented_verdicts.md").read_text()
+    page = (ROOT / "docs" / "evidence" / "documented_verdicts.md").read_text()
     assert page == "\n".join(rates.page(found))
     assert max(found["trends"][f"60; {rho}"][rates.BLOCKS[0]] for rho in rates.RHOS) < 0.08
     assert found["copies"]["two seeds, 8 completions that are right or wrong"].get(v.COPY, 0) == 0

@@ -1,4 +1,4 @@
-"""What `docs/what_is_tested.md` says: a cell for each configuration and trainer, put there by the test that shows it.
+"""What `docs/evidence/what_is_tested.md` says: a cell for each configuration and trainer, put there by the test that shows it.
 
 A test says so with `shows` or `shows_refusal`, which also parametrise it; so a cell cannot be filled without a test that runs.
 """
@@ -120,7 +120,7 @@ write this page. The models are tiny, below a million weights: they show that a 
 a large model learns in it. The page is of the oldest TRL, where all four trainers are; `make test` runs the same tests, but
 PPO's, on the pinned release. To write it again:
 
-    PYTHONPATH=.venv/lanes/trl-1.12.0 python tests/training/test_what_is_tested.py > docs/what_is_tested.md
+    PYTHONPATH=.venv/lanes/trl-1.12.0 python tests/training/test_what_is_tested.py > docs/evidence/what_is_tested.md
 
 If no test below says otherwise, "tested" means two things. Without custom stops, on the same seed, every logged number and
 every weight equals stock TRL's (`explicit_positions=False`; with position ids, to rounding). With a stop string, rows end
@@ -133,7 +133,7 @@ recorded once each with their rewards in `record_dir`.
 
 
 def page() -> str:
-    """`docs/what_is_tested.md`."""
+    """`docs/evidence/what_is_tested.md`."""
     vllm = packages_distributions()["vllm"][0]  # of the build
     names = {"trl": "trl", "transformers": "transformers", "vllm": vllm, "torch": "torch"}
     versions = [f"{name} {version(of).partition('+')[0]}" for name, of in names.items()]

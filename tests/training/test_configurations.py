@@ -1,6 +1,6 @@
 """Configurations that users run, on the real TRL with tiny models, stock beside ours.
 
-What each shows goes to `docs/what_is_tested.md`, which test_what_is_tested.py writes.
+What each shows goes to `docs/evidence/what_is_tested.md`, which test_what_is_tested.py writes.
 """
 
 import re

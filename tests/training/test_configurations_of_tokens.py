@@ -16,7 +16,7 @@ from workbench.runs.run import Run
 
 pytestmark = pytest.mark.slow
 
-FIXED = TRL >= (1, 14, 2)  # sampling stops at every EOS id, see docs/defects.md
+FIXED = TRL >= (1, 14, 2)  # sampling stops at every EOS id, see docs/evidence/defects.md
 SAMPLED = ("GRPO", "RLOO", "OnlineDPO")  # whose reward functions are given the ids
 
 

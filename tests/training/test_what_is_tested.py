@@ -1,6 +1,6 @@
 """The page of what is tested is written by the tests of configurations.
 
-PYTHONPATH=.venv/lanes/trl-1.12.0 python tests/training/test_what_is_tested.py > docs/what_is_tested.md
+PYTHONPATH=.venv/lanes/trl-1.12.0 python tests/training/test_what_is_tested.py > docs/evidence/what_is_tested.md
 """
 
 import importlib
@@ -19,7 +19,7 @@ from trl_version import TRL
 
 pytestmark = pytest.mark.slow  # they import all that trains
 
-PAGE = ROOT / "docs" / "what_is_tested.md"
+PAGE = ROOT / "docs" / "evidence" / "what_is_tested.md"
 FILES = sorted(path.stem for path in Path(__file__).parent.glob("test_configurations*.py"))
 for name in FILES:
     importlib.import_module(f"training.{name}")

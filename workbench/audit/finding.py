@@ -2,13 +2,14 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..errors import ParameterError
 from ..runs.files import jsonable
 
 FOUND, NOT_FOUND, CANNOT_TELL = "found", "not found", "cannot tell"
-PROBLEM, WARNING, NOTE = "problem", "warning", "note"
+SEVERITIES = PROBLEM, WARNING, NOTE = "problem", "warning", "note"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +17,6 @@ class Finding:
     """One rule's answer for one run.
 
     Attributes:
-        rule: its name, such as `false-clipping`.
         verdict: `found`, `not found`, or `cannot tell`: then `advice` says what would decide it.
         says: what was seen, in a sentence or two.
         severity: `problem`, `warning` or `note`.
@@ -28,9 +28,9 @@ class Finding:
         notebook: that shows it.
         follows_from: the rule whose finding explains this one.
         contradicts: logged metrics that are shown to be wrong; no other rule uses them.
+        by: the `Rule` that says it.
     """
 
-    rule: str
     verdict: str
     says: str = ""
     severity: str = NOTE
@@ -42,6 +42,17 @@ class Finding:
     notebook: str | None = None
     follows_from: str | None = None
     contradicts: tuple[str, ...] = ()
+    by: Any = None  # rule.py imports this file
+
+    @property
+    def rule(self) -> str:
+        """The rule's name, such as `false-clipping`."""
+        return self.by.name
+
+    @property
+    def title(self) -> str:
+        """The rule with the cause, such as `zero-gradient (masked)`."""
+        return self.rule + f" ({self.cause})" * bool(self.cause)
 
     @property
     def is_problem(self) -> bool:
@@ -50,29 +61,39 @@ class Finding:
     @property
     def more(self) -> str:
         """Where the rule is described and shown."""
-        return f"docs/rules/{self.rule}.md" + f", notebook {self.notebook}" * bool(self.notebook)
+        return self.by.more + f", notebook {self.notebook}" * bool(self.notebook)
 
     def as_json(self) -> dict:
         """The fields as strict JSON; numbers that are not finite become null."""
-        return jsonable(dataclasses.asdict(self))
+        return jsonable({"rule": self.rule} | {name: value for name, value in vars(self).items() if name != "by"})
 
 
-# What a rule returns; `check` adds the rule's name.
+# What the function of a rule returns.
 
 
-def found(severity: str, says: str, advice: str, **about) -> Finding:
-    """A rule that found what it looks for; `about` are further fields of `Finding`."""
-    return Finding("", FOUND, says, severity, advice=advice, **about)
+def found(severity: str, says: str, advice: str, *, steps: Iterable[int] = (), **about) -> Finding:
+    """Say that a rule found what it looks for.
+
+    Args:
+        severity: `problem`, which makes the exit code 1, `warning` or `note`.
+        says: what was seen, in a sentence with its numbers.
+        advice: what to change.
+        steps: where it shows; `log.at(WHERE)` gives them, for `WHERE` (N,) of bool.
+        about: `cause`, `evidence`, `cost`, `notebook` and `contradicts`, as of `Finding`.
+    """
+    if severity not in SEVERITIES:
+        raise ParameterError(f"severity={severity!r}: expected one of {', '.join(SEVERITIES)}")
+    return Finding(FOUND, says, severity, steps=tuple(map(int, steps)), advice=advice, **about)
 
 
 def absent(says: str, **evidence) -> Finding:
-    """A rule that looked and found nothing."""
-    return Finding("", NOT_FOUND, says, evidence=evidence)
+    """Say that a rule looked and found nothing; `evidence` are the numbers."""
+    return Finding(NOT_FOUND, says, evidence=evidence)
 
 
 def unknown(advice: str, says: str = "", **evidence) -> Finding:
-    """A rule that the log cannot answer; `advice` is what would."""
-    return Finding("", CANNOT_TELL, says, advice=advice, evidence=evidence)
+    """Say that the log cannot answer a rule; `advice` is what would decide it."""
+    return Finding(CANNOT_TELL, says, advice=advice, evidence=evidence)
 
 
 # What TRL calls a parameter or a metric -> what another trainer does.

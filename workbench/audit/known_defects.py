@@ -6,7 +6,7 @@ lead into it.
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,8 @@ DEFAULTS = {
 }
 _BY_TOKENS = ("dapo", "cispo", "vespo")  # the losses that divide by the tokens of a generation batch
 _NUMBERS = (
-    "gradient_accumulation_steps",
-    "steps_per_generation",
-    "per_device_train_batch_size",
-    "generation_batch_size",
-)
+    "gradient_accumulation_steps", "steps_per_generation", "per_device_train_batch_size", "generation_batch_size"
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +50,17 @@ class Settings:
         return ", ".join(f"{name}={self[name]}{default[name]}" for name in names)
 
     @property
+    def kwargs(self) -> dict:
+        return self["generation_kwargs"] or {}
+
+    @property
+    def colocate(self) -> bool:
+        return bool(self["use_vllm"]) and self["vllm_mode"] == "colocate"
+
+    @property
     def stops(self) -> str:
         """The first stop in generation_kwargs, such as `stop`; empty without one."""
-        return next((name for name in STOPS if (self["generation_kwargs"] or {}).get(name)), "")
+        return next((name for name in STOPS if self.kwargs.get(name)), "")
 
     @property
     def steps_per_generation(self) -> int:
@@ -68,120 +73,77 @@ class Settings:
 # True with the settings that do it, False, or None with what would decide it.
 Met = tuple[bool | None, str]
 NO: Met = (False, "")
+_GROUPED, _NOT_PPO = ("GRPO", "RLOO"), ("GRPO", "RLOO", "OnlineDPO")
+_AT_A_TEXT = "a rollout_func that stops at a text"
 
 
-def _groups(rule: Callable[[Settings], Met]) -> Callable[[Settings], Met]:
-    return lambda s: rule(s) if s.trainer in ("GRPO", "RLOO") else NO
-
-
-def _copied_request_seed(s: Settings) -> Met:
-    seed = (s["generation_kwargs"] or {}).get("seed")
-    met = s["use_vllm"] and s["vllm_mode"] == "colocate" and seed is not None
-    return (True, f"{s.say('use_vllm', 'vllm_mode')}, seed={seed} in generation_kwargs") if met else NO
-
-
-def _engine_seed(s: Settings) -> Met:
-    met = s.trainer != "PPO" and s["use_vllm"] and s["vllm_mode"] == "colocate"
-    return (True, s.say("use_vllm", "vllm_mode")) if met else NO
-
-
-def _finish_reason(s: Settings) -> Met:
-    return (True, f"use_vllm=True, {s.stops} in generation_kwargs") if s["use_vllm"] and s.stops else NO
-
-
-def _false_clipping(s: Settings) -> Met:
-    return (True, f"{s.stops} in generation_kwargs") if s.stops else (None, "a rollout_func that stops at a text")
-
-
-def _hidden_stop_token(s: Settings) -> Met:
-    ids = [name for name in ("stop_token_ids", "eos_token_id") if (s["generation_kwargs"] or {}).get(name)]
-    return (None, f"whether the {ids[0]} of generation_kwargs are special tokens") if ids else NO
-
-
-def _masked_stopped_rows(s: Settings) -> Met:
-    if not s["mask_truncated_completions"]:
-        return NO
-    about = "mask_truncated_completions=True"
-    return (
-        (True, f"{about}, {s.stops} in generation_kwargs") if s.stops else (None, "a rollout_func that stops at a text")
-    )
-
-
-def _lora(s: Settings) -> Met:
-    given = s["use_peft"] if s["use_peft"] is not None else s["peft_config"]
-    return (None, "a peft_config") if given is None else ((True, "LoRA") if given else NO)
-
-
-def _online_dpo(s: Settings) -> Met:
-    met = s.trainer == "OnlineDPO" and s["use_vllm"] and s.stops == "stop"
-    return (True, "use_vllm=True, stop in generation_kwargs") if met else NO
-
-
-def _pads(s: Settings) -> Met:
-    met = not s["use_vllm"] and (s["generation_kwargs"] or {}).get("eos_token_id")
-    return (True, "eos_token_id in generation_kwargs, without vLLM") if met else NO
-
-
-def _stop_strings(s: Settings) -> Met:
-    met = s.trainer != "PPO" and not s["use_vllm"] and (s["generation_kwargs"] or {}).get("stop_strings")
-    return (True, "stop_strings in generation_kwargs, without vLLM") if met else NO
-
-
-def _ppo_penalty(s: Settings) -> Met:
-    met = s.trainer == "PPO" and s["missing_eos_penalty"] and s["stop_token_id"] is not None
-    return (True, s.say("missing_eos_penalty", "stop_token_id")) if met else NO
-
-
-def _ppo_eos(s: Settings) -> Met:
-    met = s.trainer == "PPO" and s["stop_token"] is None and s["stop_token_id"] is None
-    return (True, "no stop_token and no stop_token_id (the default)") if met else NO
+def _if(condition: Any, says: str, takes: str = "") -> Met:
+    return (True, says) if condition else (None, takes) if takes else NO
 
 
 def _window(s: Settings) -> Met:
     per_generation, accumulated = s.steps_per_generation, s["gradient_accumulation_steps"]
-    if s.trainer != "GRPO" or s["loss_type"] not in _BY_TOKENS or per_generation == accumulated:
+    if s["loss_type"] not in _BY_TOKENS or per_generation == accumulated:
         return NO
     scale = f"{accumulated / per_generation:g} times the gradient"
     about = f"steps_per_generation={per_generation}, gradient_accumulation_steps={accumulated}: {scale}"
     return True, f"{s.say('loss_type')}, {about}"
 
 
-def _masked_scale(s: Settings) -> Met:
-    met = s.trainer == "GRPO" and s["loss_type"] in _BY_TOKENS and s["mask_truncated_completions"]
-    return (True, s.say("loss_type", "mask_truncated_completions")) if met else NO
+def _stop_ids(s: Settings) -> Met:
+    ids = [name for name in ("stop_token_ids", "eos_token_id") if s.kwargs.get(name)]
+    return _if(False, "", "".join(f"whether the {name} of generation_kwargs are special tokens" for name in ids[:1]))
+
+
+def _lora(s: Settings) -> Met:
+    given = s["use_peft"] if s["use_peft"] is not None else s["peft_config"]
+    return _if(given, "LoRA", "a peft_config" * (given is None))
 
 
 def _zero_std(s: Settings) -> Met:
-    if s.trainer != "GRPO":
-        return NO
     odd = {"scale_rewards": "batch", "multi_objective_aggregation": "normalize_then_sum"}
     names = [name for name, value in odd.items() if s[name] == value]
-    return (True, s.say(*names)) if names else NO
+    return _if(names, s.say(*names))
 
 
-# Defect -> what its settings are.
-MET: dict[str, Callable[[Settings], Met]] = {
-    "copied_request_seed": _groups(_copied_request_seed),
-    "dropped_finish_reason": _groups(_finish_reason),
-    "empty_completion": _groups(lambda s: (None, "a rollout_func or a server that returns an empty completion")),
-    "engine_seed": _engine_seed,
-    "false_clipping": _groups(_false_clipping),
-    "hidden_stop_token": _groups(_hidden_stop_token),
-    "lora_without_the_seed": _groups(_lora),
-    "loss_scale_masked": _masked_scale,
-    "loss_scale_window": _window,
-    "masked_stopped_rows": _groups(_masked_stopped_rows),
-    "online_dpo_stop_strings": _online_dpo,
-    "padding_without_positions": lambda s: (
-        NO if s.trainer == "PPO" else (None, "a model with learned positions, as GPT-2")
-    ),
-    "pads_behind_a_stop_id": _groups(_pads),
-    "ppo_penalty_looks_for_eos": _ppo_penalty,
-    "ppo_runs_past_eos": _ppo_eos,
-    "several_eos_ids": _groups(lambda s: (None, "a model with several EOS ids in its generation_config.json")),
-    "stop_strings_need_a_tokenizer": _stop_strings,
-    "zero_std_share": _zero_std,
-}
+# Defect -> the trainers that may have it, and what its settings are.
+MET: dict[str, tuple[Sequence[str], Callable[[Settings], Met]]] = {
+    "copied_request_seed": (_GROUPED, lambda s: _if(
+        s.colocate and s.kwargs.get("seed") is not None,
+        f"{s.say('use_vllm', 'vllm_mode')}, seed={s.kwargs.get('seed')} in generation_kwargs")),
+    "dropped_finish_reason": (_GROUPED, lambda s: _if(
+        s["use_vllm"] and s.stops, f"use_vllm=True, {s.stops} in generation_kwargs")),
+    "empty_completion": (_GROUPED, lambda s: (None, "a rollout_func or a server that returns an empty completion")),
+    "engine_seed": (_NOT_PPO, lambda s: _if(s.colocate, s.say("use_vllm", "vllm_mode"))),
+    "false_clipping": (_GROUPED, lambda s: _if(s.stops, f"{s.stops} in generation_kwargs", _AT_A_TEXT)),
+    "hidden_stop_token": (_GROUPED, _stop_ids),
+    "lora_without_the_seed": (_GROUPED, _lora),
+    "loss_scale_masked": (("GRPO",), lambda s: _if(
+        s["loss_type"] in _BY_TOKENS and s["mask_truncated_completions"],
+        s.say("loss_type", "mask_truncated_completions"))),
+    "loss_scale_window": (("GRPO",), _window),
+    "masked_stopped_rows": (_GROUPED, lambda s: NO if not s["mask_truncated_completions"] else _if(
+        s.stops, f"mask_truncated_completions=True, {s.stops} in generation_kwargs", _AT_A_TEXT)),
+    "online_dpo_stop_strings": (("OnlineDPO",), lambda s: _if(
+        s["use_vllm"] and s.stops == "stop", "use_vllm=True, stop in generation_kwargs")),
+    "padding_without_positions": (_NOT_PPO, lambda s: (None, "a model with learned positions, as GPT-2")),
+    "pads_behind_a_stop_id": (_GROUPED, lambda s: _if(
+        not s["use_vllm"] and s.kwargs.get("eos_token_id"), "eos_token_id in generation_kwargs, without vLLM")),
+    "ppo_penalty_looks_for_eos": (("PPO",), lambda s: _if(
+        s["missing_eos_penalty"] and s["stop_token_id"] is not None, s.say("missing_eos_penalty", "stop_token_id"))),
+    "ppo_runs_past_eos": (("PPO",), lambda s: _if(
+        s["stop_token"] is None and s["stop_token_id"] is None, "no stop_token and no stop_token_id (the default)")),
+    "several_eos_ids": (_GROUPED, lambda s: (None, "a model with several EOS ids in its generation_config.json")),
+    "stop_strings_need_a_tokenizer": (_NOT_PPO, lambda s: _if(
+        not s["use_vllm"] and s.kwargs.get("stop_strings"), "stop_strings in generation_kwargs, without vLLM")),
+    "zero_std_share": (("GRPO",), _zero_std),
+}  # fmt: skip
+
+
+def met_by(name: str, settings: Settings) -> Met:
+    """Whether settings meet a defect."""
+    trainers, rule = MET[name]
+    return rule(settings) if settings.trainer in trainers else NO
 
 
 def met_defects(release: str, settings: Settings) -> dict[str, Met]:
@@ -196,7 +158,7 @@ def met_defects(release: str, settings: Settings) -> dict[str, Met]:
     if release not in known:
         raise ParameterError(f"trl={release!r}: not among the releases that were tried: {', '.join(known)}")
     present = [name for name in MET if results[name].get(release, {}).get("state") == "present"]
-    return {name: met for name in present if (met := MET[name](settings))[0] is not False}
+    return {name: met for name in present if (met := met_by(name, settings))[0] is not False}
 
 
 def read_settings(path: Path) -> Settings:
@@ -244,5 +206,5 @@ def print_defects(release: str | None, path: Path) -> int:
         if met is None:
             print(f"  cannot tell  {name}: takes {why}")
     if found:
-        print("What each does and its patch: docs/defects.md; a script that shows it: repros/NAME.py")
+        print("What each does and its patch: docs/evidence/defects.md; a script that shows it: repros/NAME.py")
     return int(bool(certain))

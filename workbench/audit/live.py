@@ -15,21 +15,21 @@ from ..logs.completions import completions_table
 from ..logs.log import Log
 from ..logs.names import steps_table
 from ..logs.settings import facts_of
-from .check import check
+from .check import check, checked
 from .finding import FOUND, NOTE, Finding
+from .rule import Rule
 
-# One step is proof enough. All others judge a course or a share: they are asked from `_SOON` steps on, ever more seldom, and
-# reported when they were found twice in a row, since a rule that is asked at each of 1,000 steps is wrong at one of them.
-_AT_ONCE = frozenset({"false-clipping", "masked-stops", "mixed-groups", "missing-rewards", "padding-positions"})
+# Rules that are not `at_once` judge a course or a share: they are asked from `_SOON` steps on, ever more seldom, and reported
+# when they were found twice in a row, since a rule that is asked at each of 1,000 steps is wrong at one of them.
 _SOON, _GROWTH = 20, 1.25
 
 
 class Warnings:
     """Asks the rules of the audit about a run so far, and words what is new; `reported` are the findings by rule."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, rules: Sequence[Rule] = ()):
         self.reported: dict[str, Finding] = {}
-        self._folder, self._facts = folder, dict[str, Any]()
+        self._folder, self._facts, self._own = folder, dict[str, Any](), checked(rules)
         self._next, self._before = _SOON, frozenset[str]()
 
     def __call__(self, lines: Sequence[dict], completions: pd.DataFrame) -> list[str]:
@@ -41,8 +41,8 @@ class Warnings:
         steps, order, damage = steps_table(pd.DataFrame(lines), str(self._folder))
         rows = completions_table(completions) if len(completions) else None
         log = Log(str(self._folder), "live", steps, order, rows, self._facts, tuple(damage))
-        found = {f.rule: f for f in check(log) if f.verdict == FOUND and f.severity != NOTE}
-        certain = _AT_ONCE & found.keys()
+        found = {f.rule: f for f in check(log, self._own) if f.verdict == FOUND and f.severity != NOTE}
+        certain = {f.rule for f in found.values() if f.by.at_once}
         if len(steps) >= self._next:
             certain |= found.keys() & self._before
             self._next, self._before = int(len(steps) * _GROWTH), frozenset(found)
@@ -66,7 +66,12 @@ def raise_alerts(trainer, lines: Sequence[str]) -> None:
 
 
 def attach_watch(
-    trainer, record_dir: str | os.PathLike | None = None, *, every: int | None = None, tokens: bool = True
+    trainer,
+    record_dir: str | os.PathLike | None = None,
+    *,
+    every: int | None = None,
+    tokens: bool = True,
+    rules: Sequence[Rule] = (),
 ) -> Watch | None:
     """Record the run of a TRL trainer for `workbench audit`, and print a warning at the step where a rule finds something.
 
@@ -80,17 +85,18 @@ def attach_watch(
         record_dir: folder of the record; default `_watch` in the trainer's `output_dir`, which a push to a hub leaves out.
         every: ask the rules each so many steps; default each step, as long as that takes less than 1% of the time.
         tokens: record ids and log-probs of all tokens too (`tokens/`, about 12 bytes a token before compression).
+        rules: of your own, made by `workbench.audit.rule`, in addition to the built-in ones.
 
     Returns:
         The watch; its `detach()` ends it. None where the variable leaves it off.
 
     Raises:
-        ParameterError: another trainer, or `every` below 1.
+        ParameterError: another trainer, `every` below 1, or a rule with the name of another.
     """
     if os.environ.get("WORKBENCH_WATCH") == "0":
         return None
     folder = Path(trainer.args.output_dir) / "_watch" if record_dir is None else Path(record_dir)
-    warnings = Warnings(folder)
+    warnings = Warnings(folder, rules)
 
     def look(lines: Sequence[dict], completions: pd.DataFrame) -> list[str]:
         said = warnings(lines, completions)

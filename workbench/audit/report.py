@@ -23,21 +23,14 @@ from ..logs.read import read_logs
 from ..logs.settings import PARAMETERS, facts_of, of_words
 from ..runs.secrets import hide_tokens
 from ..runs.text import one_line, printable
-from .check import check, verdict_of
-from .finding import CANNOT_TELL, FOUND, NOT_FOUND, NOTE, Finding, step_ranges
+from .check import check, checked, load_rules
+from .finding import CANNOT_TELL, FOUND, NOT_FOUND, NOTE, PROBLEM, WARNING, Finding, step_ranges
+from .rule import NEEDS, Rule
 
 NO_PROBLEM, PROBLEMS, UNUSABLE = 0, 1, 2  # exit codes
 _WIDTH = 110
 _MODEL_FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 _TITLES = ("run", "verdict", "main cause")
-# What whole kinds of logs never hold -> the rules that need it.
-_NEEDS = {
-    "completions": ("copies", "mixed-groups", "missing-rewards", "duplicate-prompts"),
-    "sampler against scorer log-probs": ("stale-sampler", "mismatch"),
-    "model files, or --model": ("added-token", "padding-positions"),
-    "--baseline": ("reward-scale",),
-    "the means of several reward functions": ("dead-rewards",),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +57,12 @@ class RunAudit:
     def main(self) -> str:
         """The main finding with its cause, or an empty string."""
         first = next((f for f in self.findings if f.verdict == FOUND and f.severity != NOTE), None)
-        return first.rule + f" ({first.cause})" * bool(first.cause) if first else ""
+        return first.title if first else ""
+
+    @property
+    def verdict(self) -> str:
+        """`problem` or `no problem`, which is what the exit code says."""
+        return "problem" if self.problems else "no problem"
 
     @property
     def problems(self) -> list[str]:
@@ -74,8 +72,7 @@ class RunAudit:
     def as_json(self) -> dict:
         """Strict JSON: `run`, `verdict`, `findings` and what the log lacks."""
         about = {"run": self.run, "kind": self.kind, "steps": self.steps, "lacks": list(self.lacks)}
-        findings = [finding.as_json() for finding in self.findings]
-        return about | {"verdict": verdict_of(list(self.findings)), "findings": findings}
+        return about | {"verdict": self.verdict, "findings": [finding.as_json() for finding in self.findings]}
 
     def text(self) -> str:
         """The report as a terminal shows it: the verdict, what was found, what is open."""
@@ -90,17 +87,15 @@ class RunAudit:
 
     def _open(self) -> list[str]:
         """What the log cannot tell, with what would decide it; rules that need what is not there at all take one line."""
-        left = [f for f in self.findings if f.verdict == CANNOT_TELL]
-        needs = {
-            need: here
-            for need, rules in _NEEDS.items()
-            if (here := [f for f in left if f.rule in rules and (not f.says or need in self.lacks)])
-        }
-        silent = [finding for here in needs.values() for finding in here]
-        lines = ["  cannot tell:"] * (len(left) > len(silent))
-        lines += _wrapped([f"{f.rule}: {f.advice}" for f in left if f not in silent], "    ")
-        words = "; ".join(f"{', '.join(f.rule for f in here)} ({need})" for need, here in needs.items())
-        lines += _wrapped([f"these rules need what is not here: {words}"] * bool(needs), "  ")
+        told, silent = [], dict[str, list[str]]({need: [] for need in NEEDS})
+        for f in [f for f in self.findings if f.verdict == CANNOT_TELL]:
+            if f.by.needs and not f.cause and (not f.says or f.by.needs in self.lacks):
+                silent.setdefault(f.by.needs, []).append(f.rule)
+            else:
+                told.append(f"{f.rule}: {f.advice}")
+        lines = ["  cannot tell:"] * bool(told) + _wrapped(told, "    ")
+        words = "; ".join(f"{', '.join(rules)} ({need})" for need, rules in silent.items() if rules)
+        lines += _wrapped([f"these rules need what is not here: {words}"] * bool(words), "  ")
         absent = sum(f.verdict == NOT_FOUND for f in self.findings)
         lines.append(f"  not found: {absent} other faults")
         return lines + _wrapped([f"the log does not contain {', '.join(self.lacks)}"] * bool(self.lacks), "  ")
@@ -136,9 +131,9 @@ class AuditReport:
         """One run in full; of several a table first, then what was found, where alike once for all of them."""
         if len(self.runs) == 1:
             return self.runs[0].text()
-        rows = [(run.run, verdict_of(list(run.findings)), run.main) for run in self.runs]
-        wide = max(len("run"), *(len(name) for name, *_ in rows))
-        lines = [f"{name:{wide}}  {verdict:10}  {main}".rstrip() for name, verdict, main in (_TITLES, *rows)]
+        rows = [_TITLES, *((run.run, run.verdict, run.main) for run in self.runs)]
+        wide = max(len(name) for name, *_ in rows)
+        lines = [f"{name:{wide}}  {verdict:10}  {main}".rstrip() for name, verdict, main in rows]
         blocks: dict[str, list[str]] = {}
         open_: dict[str, list[str]] = {}
         for run in self.runs:
@@ -146,9 +141,8 @@ class AuditReport:
             open_.setdefault("\n".join(run._open()), []).append(run.run)
         parts = ["\n".join([*heads, *filter(None, [block])]) for block, heads in blocks.items()]
         for block, names in open_.items():
-            parts.append(
-                f"open in {', '.join(names[:4])}" + f" and {len(names) - 4} more" * (len(names) > 4) + f"\n{block}"
-            )
+            more = f" and {len(names) - 4} more" * (len(names) > 4)
+            parts.append(f"open in {', '.join(names[:4])}{more}\n{block}")
         return "\n\n".join(["\n".join(lines), *parts])
 
 
@@ -160,6 +154,7 @@ def audit_run(
     model: str | os.PathLike | None = None,
     baseline: str | None = None,
     settings: Sequence[str] = (),
+    rules: Sequence[Rule] = (),
 ) -> AuditReport:
     """Read the log of any run and report what is wrong with it, why, and what the log cannot show.
 
@@ -171,49 +166,44 @@ def audit_run(
         model: folder or hub id of the model, where the path has no config.json.
         baseline: documented run whose reward this run's is compared with, see `load_baseline`.
         settings: parameters of TRL that the run had, such as `["scale_rewards=batch"]`, see `logs.settings.PARAMETERS`.
+        rules: of your own, made by `workbench.audit.rule`; they are asked after the built-in ones.
 
     Raises:
         ParameterError: a limit below 1 or below a logged length, an empty stop string, an unknown setting, a model that
-            neither a folder nor a hub has, an unknown baseline.
+            neither a folder nor a hub has, an unknown baseline, a rule with the name of another.
         RunError: nothing that can be read.
         MissingDependencyError: a TensorBoard file, without TensorBoard.
     """
-    given = _given(limit, stops) | of_words(settings)
-    folder = None if model is None else _model_folder(model)
-    damage: list[str] = []
-    if folder is not None:
-        known, damage = facts_of(folder, links=True)
-        given |= known
+    own, given = checked(rules), _given(limit, stops) | of_words(settings)
+    known, damage = ({}, []) if model is None else facts_of(_model_folder(model), links=True)
+    given |= known
     if baseline is not None:
         curve = load_baseline(baseline).curve()
         given["documented"] = {"name": baseline, "low": curve.low, "high": curve.high, "unit": curve.unit}
-    logs = [
-        dataclasses.replace(log, facts={**log.facts, **given}, damage=(*log.damage, *damage)) for log in read_logs(path)
-    ]
+    logs = read_logs(path)
     for log in logs:
-        longest = log.logged("max_length")
-        if limit is not None and longest is not None and limit < np.nanmax(longest):
-            raise ParameterError(
-                f"limit={limit}: {log.name} logs completions of {np.nanmax(longest):.0f} tokens; expected at least that"
-            )
-    return AuditReport(tuple(map(_audit, logs)))
+        longest = 0 if (lengths := log.logged("max_length")) is None else np.nanmax(lengths)
+        if limit is not None and limit < longest:
+            about = f"{log.name} logs completions of {longest:.0f} tokens; expected at least that"
+            raise ParameterError(f"limit={limit}: {about}")
+    merged = [dataclasses.replace(log, facts={**log.facts, **given}, damage=(*log.damage, *damage)) for log in logs]
+    return AuditReport(tuple(_audit(log, own) for log in merged))
 
 
-def audit_paths(paths: Sequence[Path], *, as_json: bool = False, **given) -> int:
+def audit_paths(paths: Sequence[Path], *, as_json: bool = False, rules: Path | None = None, **given) -> int:
     """Audit each path, print what was found; 0 if no run has a problem, 1 if one has, 2 if a path could not be used."""
-    code = NO_PROBLEM
+    code, own = NO_PROBLEM, load_rules(rules) if rules else ()
     runs: list = []
     for path in paths:
         try:
-            report = audit_run(path, **given)
+            report = audit_run(path, rules=own, **given)
         except (WorkbenchError, OSError) as error:  # the latter where a file may not be read
             says = str(error) if isinstance(error, WorkbenchError) else f"{path}: {error.strerror}"
             print(f"workbench: {one_line(hide_tokens(says))}", file=sys.stderr)
             code = UNUSABLE
             continue
-        for run in report.runs:
-            if as_json:
-                print(json.dumps(run.as_json(), allow_nan=False), flush=True)
+        for run in report.runs if as_json else ():
+            print(json.dumps(run.as_json(), allow_nan=False), flush=True)
         runs += report.runs
         code = max(code, PROBLEMS if report.problems else NO_PROBLEM)
     if runs and not as_json:
@@ -249,17 +239,14 @@ def _given(limit: int | None, stops: Sequence[str]) -> dict:
         raise ParameterError(f"limit={limit}: expected the run's max_completion_length, at least 1")
     if isinstance(stops, str) or not all(stops):
         raise ParameterError(f"stops={stops!r}: expected strings that are not empty, such as ['</search>']")
-    given: dict = {"max_completion_length": limit} if limit else {}
-    if stops:
-        given["stop_strings"] = list(stops)
-    return given
+    return ({"max_completion_length": limit} if limit else {}) | ({"stop_strings": list(stops)} if stops else {})
 
 
-def _audit(log: Log) -> RunAudit:
+def _audit(log: Log, own: Sequence[Rule]) -> RunAudit:
     known = ", ".join(f"{name} {log.facts[name]}" for name in PARAMETERS if name in log.facts)
     where = f" ({log.facts['settings_from']})" if "settings_from" in log.facts else ""
     lacks = tuple(log.lacks)
-    return RunAudit(log.name, log.kind, len(log.steps), tuple(check(log)), lacks, known + where * bool(known))
+    return RunAudit(log.name, log.kind, len(log.steps), tuple(check(log, own)), lacks, known + where * bool(known))
 
 
 # --- text -----------------------------------------------------------------------------------------------------------
@@ -267,28 +254,21 @@ def _audit(log: Log) -> RunAudit:
 
 def _count(findings: Sequence[Finding]) -> str:
     """Such as `2 problems, 1 warning`; the main problem is named."""
-    found = [f for f in findings if f.verdict == FOUND]
-    numbers = {s: sum(f.severity == s for f in found) for s in ("problem", "warning")}
-    words = [f"{n} {severity}{'s' * (n > 1)}" for severity, n in numbers.items() if n]
-    main = f"{found[0].rule}; " if numbers["problem"] else ""
-    return main + (", ".join(words) if numbers["problem"] else ", ".join(["no problem", *words]))
+    severities = [f.severity for f in findings if f.verdict == FOUND]
+    words = [f"{n} {s}{'s' * (n > 1)}" for s in (PROBLEM, WARNING) if (n := severities.count(s))]
+    return f"{findings[0].rule}; {', '.join(words)}" if PROBLEM in severities else ", ".join(["no problem", *words])
 
 
-def paragraph(finding: Finding) -> list[str]:
+def paragraph(finding: Finding, width: int = _WIDTH) -> list[str]:
     """The lines that a terminal shows of a finding."""
-    cause = f" ({finding.cause})" if finding.cause else ""
     because = f", because of {finding.follows_from}" if finding.follows_from else ""
-    lines = [f"  {finding.severity.upper()} {finding.rule}{cause}{because}"]
-    about = [finding.says]
-    if finding.steps:
-        about.append(f"steps {step_ranges(finding.steps)}")
+    lines = [f"  {finding.severity.upper()} {finding.title}{because}"]
+    about = [finding.says] + [f"steps {step_ranges(finding.steps)}"] * bool(finding.steps)
     if finding.cost:
         about.append("affected: " + ", ".join(_cost(name, value) for name, value in finding.cost.items()))
-    if finding.advice and not finding.follows_from:
-        about.append(f"do: {finding.advice}")
     if not finding.follows_from:
-        about.append(f"more: {finding.more}")
-    return lines + _wrapped(about, "    ")
+        about += [f"do: {finding.advice}"] * bool(finding.advice) + [f"more: {finding.more}"]
+    return lines + _wrapped(about, "    ", width)
 
 
 def _cost(name: str, value: float) -> str:
@@ -296,6 +276,6 @@ def _cost(name: str, value: float) -> str:
     return f"{value:.0%} of {name.removeprefix('share of ')}" if name.startswith("share of ") else f"{value:.3g} {name}"
 
 
-def _wrapped(texts: Sequence[str], indent: str) -> list[str]:
-    wrapper = textwrap.TextWrapper(width=_WIDTH, initial_indent=indent, subsequent_indent=indent + "  ")
+def _wrapped(texts: Sequence[str], indent: str, width: int = _WIDTH) -> list[str]:
+    wrapper = textwrap.TextWrapper(width=width, initial_indent=indent, subsequent_indent=indent + "  ")
     return [line for text in texts for line in wrapper.wrap(text)]

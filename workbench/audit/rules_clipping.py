@@ -4,6 +4,7 @@ import numpy as np
 
 from ..logs.log import Log
 from .finding import WARNING, Finding, absent, found, unknown
+from .rule import rule
 
 _ROUNDING = 2e-3  # of four printed digits, relative
 _CLIP_METRICS = ("clipped_ratio", "mean_terminated_length")
@@ -35,6 +36,7 @@ def ended_rows(log: Log) -> np.ndarray | None:
     return share.reindex(log.steps["step"]).to_numpy(float)
 
 
+@rule(at_once=True, notebook="02_grpo_custom_stops")
 def false_clipping(log: Log) -> Finding:
     """Whether the logged clipped ratio contradicts the logged lengths, the recorded ends, or the texts.
 
@@ -59,10 +61,8 @@ def false_clipping(log: Log) -> Finding:
     true = cut_rows(log)
     counts = {reason: int(where.sum()) for reason, where in reasons.items() if where.any()}
     evidence = {"logged clipped ratio": float(np.nanmean(logged)), "steps that contradict it": counts}
-    if true is not None:
-        evidence["true clipped ratio"] = float(np.nanmean(true))
-    if (mean := log.logged("mean_length")) is not None:
-        evidence["mean length"] = float(np.nanmean(mean))
+    more = {"true clipped ratio": true, "mean length": log.logged("mean_length")}
+    evidence |= {name: float(np.nanmean(values)) for name, values in more.items() if values is not None}
     return found(
         WARNING,
         f"completions/clipped_ratio says {np.nanmean(logged):.0%} of the completions were truncated by the length limit. That "
@@ -72,7 +72,6 @@ def false_clipping(log: Log) -> Finding:
         "workbench's trainer and StopSpec.",
         steps=log.at(wrong),
         evidence=evidence,
-        notebook="02_grpo_custom_stops",
         contradicts=_CLIP_METRICS,
     )
 
@@ -99,12 +98,9 @@ def _indirect(log: Log, logged: np.ndarray) -> dict[str, np.ndarray]:
     if terminated is not None and np.allclose(mean, (1 - logged) * terminated, rtol=_ROUNDING, equal_nan=True):
         return reasons  # TRL 0.17 takes masked rows for rows of no token
     if longest is not None:
-        least = logged * longest
-        reasons["truncated completions are the longest, and the mean length is too small for so many"] = _less(
-            mean, least
-        )
-    limit = _limit(log)
-    if limit:
+        small = "truncated completions are the longest, and the mean length is too small for so many"
+        reasons[small] = _less(mean, logged * longest)
+    if limit := _limit(log):
         reasons[f"so many completions of {limit} tokens need a larger mean length"] = _less(mean, logged * limit)
         if longest is not None and _one_step_a_line(log, longest):
             reasons[f"no completion reached the limit of {limit} tokens"] = (logged > 0) & (longest < limit)
@@ -143,11 +139,9 @@ def _consistent(log: Log, logged: np.ndarray, clipped: np.ndarray) -> Finding:
         together = full.sum() >= 3 and np.allclose(mean[full], np.nanmax(longest), rtol=_ROUNDING)
         if not limit and (one_length or together) and (_varied(log) or _free_texts(log) or _many_endings(log)):
             return absent("Clipped completions all have one length, as at a limit.", limit=float(reached[0]))
-    return unknown(
-        "Give the limit of the run with --limit N, or its stop strings with --stop STRING; completions "
-        "(log_completions=True) help too.",
-        "The lengths neither contradict the clipped ratio nor confirm it.",
-    )
+    advice = "Give the limit of the run with --limit N, or its stop strings with --stop STRING; completions "
+    advice += "(log_completions=True) help too."
+    return unknown(advice, "The lengths neither contradict the clipped ratio nor confirm it.")
 
 
 def _varied(log: Log) -> bool:

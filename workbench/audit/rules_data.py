@@ -10,10 +10,12 @@ from ..curves.verdicts import COPY, same_table
 from ..logs.log import Log
 from ..logs.names import canonical
 from .finding import NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
+from .rule import BASELINE, COMPLETIONS, REWARDS, rule
 
 _OFTEN = 0.05  # share of steps; fp16 skips a step now and then
 
 
+@rule
 def log_damage(log: Log) -> Finding:
     """Whether steps are missing, twice or out of order, two runs share the file, or something could not be read.
 
@@ -38,26 +40,21 @@ def log_damage(log: Log) -> Finding:
         says = f"{name} is no finite number in {lost[name].mean():.0%} of the steps: the weights may be lost from there on."
         advice = "Go back to a checkpoint before the first of these steps; lower the learning rate, or train in bf16 or fp32."
         return _damaged(log, PROBLEM, "not-finite", says, advice, steps=log.at(lost[name]))
-    if never := [d for d in log.damage if "is no finite number in" in d]:
-        says = (
-            "; ".join(never) + ": the weights were lost before the first step ended, or the metric cannot be trusted."
-        )
+    if never := "; ".join(d for d in log.damage if "is no finite number in" in d):
+        says = f"{never}: the weights were lost before the first step ended, or the metric cannot be trusted."
         advice = "Compute one loss by hand in fp32; lower the learning rate, or train in bf16 or fp32."
         return _damaged(log, PROBLEM, "not-finite", says, advice)
-    wrong = []
-    wrong += [f"{twice} steps are there twice; the last was taken"] if twice else []
-    wrong += [f"steps are out of order at {len(back)} places"] if len(back) else []
-    wrong += [f"steps are missing after {', '.join(map(str, gaps[:5]))}"] if gaps else []
-    wrong += broken
+    wrong = [f"{twice} steps are there twice; the last was taken"] * bool(twice)
+    wrong += [f"steps are out of order at {len(back)} places"] * bool(len(back))
+    wrong += [f"steps are missing after {', '.join(map(str, gaps[:5]))}"] * bool(gaps) + broken
     if not wrong:
         return absent("; ".join((*counted, *log.notes)) or "Every step is there once and in order.")
     if any(text.startswith("reward is infinite") for text in broken):
         advice = "Let the reward function return finite numbers: the mean of a step is lost with one that is not."
         return _damaged(log, PROBLEM, "not-finite", "; ".join(wrong) + ".", advice)
     cause = "twice" if twice else "order" if len(back) else "missing" if gaps else "unreadable"
-    return _damaged(
-        log, WARNING, cause, "; ".join(wrong) + ".", "Findings are of what could be read; check how the file was made."
-    )
+    advice = "Findings are of what could be read; check how the file was made."
+    return _damaged(log, WARNING, cause, "; ".join(wrong) + ".", advice)
 
 
 def _not_a_number(log: Log, name: str) -> np.ndarray:
@@ -79,6 +76,7 @@ def _damaged(log: Log, severity: str, cause: str, says: str, advice: str, **abou
     return found(severity, says, advice, cause=cause, evidence={"lines": len(log.order)}, **about)
 
 
+@rule(needs=COMPLETIONS, explains=("collapse", "no-learning"), at_once=True, notebook="04_duplicate_prompts")
 def mixed_groups(log: Log) -> Finding:
     """Whether rows of a group have different prompts: then rewards of different tasks are compared.
 
@@ -93,23 +91,23 @@ def mixed_groups(log: Log) -> Finding:
     mixed = log.groups["prompts"] > 1
     if "compared" in log.groups and log.groups["compared"].any():
         mixed &= log.groups["compared"]
-    if not mixed.any() and not log.sure_of_groups:
+    if not mixed.any() and log.sure_of_groups:
+        return absent("Each group has one prompt.", groups=len(mixed))
+    if not mixed.any():
         return unknown(
             "Name num_generations: groups were found by their prompts, so none with two prompts can be seen."
         )
-    if not mixed.any():
-        return absent("Each group has one prompt.", groups=len(mixed))
     return found(
         PROBLEM,
         f"{mixed.mean():.0%} of the groups hold more than one prompt, so rewards of different prompts are compared.",
         "Make the sampler repeat each prompt num_generations times in a row; workbench.check_groups names the group.",
-        steps=tuple(int(s) for s in log.groups["step"][mixed].unique()),
+        steps=log.groups["step"][mixed].unique(),
         evidence={"groups": len(mixed), "mixed": int(mixed.sum()), "num_generations": log.num_generations},
         cost={"share of groups": float(mixed.mean())},
-        notebook="04_duplicate_prompts",
     )
 
 
+@rule(needs=BASELINE, notebook="06_curves_against_baselines")
 def reward_scale(log: Log) -> Finding:
     """Whether rewards lie outside the range of the documented curve that the run is compared with: another scale or sign.
 
@@ -125,17 +123,13 @@ def reward_scale(log: Log) -> Finding:
     evidence = {"rewards": [float(np.nanmin(reward)), float(np.nanmax(reward))], "documented": [low, high]}
     if not outside.any():
         return absent(f"Rewards lie in the range of {documented['name']}.", **evidence)
-    return found(
-        WARNING,
-        f"Rewards from {np.nanmin(reward):.4g} to {np.nanmax(reward):.4g} cannot be compared with {documented['name']}, "
-        f"whose reward lies in {low:g} to {high:g} ({documented['unit']}): scale or sign differ.",
-        "Compare with a run of the same reward function, or rescale one of them.",
-        steps=log.at(outside),
-        evidence=evidence,
-        notebook="06_curves_against_baselines",
-    )
+    says = f"Rewards from {np.nanmin(reward):.4g} to {np.nanmax(reward):.4g} cannot be compared with {documented['name']}, "
+    says += f"whose reward lies in {low:g} to {high:g} ({documented['unit']}): scale or sign differ."
+    advice = "Compare with a run of the same reward function, or rescale one of them."
+    return found(WARNING, says, advice, steps=log.at(outside), evidence=evidence)
 
 
+@rule
 def documented_run(log: Log) -> Finding:
     """Whether the numbers are those of a run that somebody has published: a note, it is that run, or a copy of its log.
 
@@ -169,6 +163,7 @@ def _published() -> dict[str, list[tuple[Baseline, str, Curve]]]:
     return found
 
 
+@rule(needs=COMPLETIONS)
 def duplicate_prompts(log: Log) -> Finding:
     """Whether a batch holds a prompt in more than one group: a note, today's TRL deals with it.
 
@@ -188,16 +183,13 @@ def duplicate_prompts(log: Log) -> Finding:
     share = float(repeats.sum() / groups.sum())
     if not share:
         return absent("No prompt has two groups in a step.")
-    return found(
-        NOTE,
-        f"{share:.0%} of the groups repeat a prompt of the same step.",
-        "Harmless in TRL from 0.17 on; early 2025 versions dropped such groups. Shuffle or deduplicate the data.",
-        steps=tuple(int(s) for s in repeats.index[repeats > 0]),
-        evidence={"share of groups": share},
-        notebook="04_duplicate_prompts",
-    )
+    says = f"{share:.0%} of the groups repeat a prompt of the same step."
+    advice = "Harmless in TRL from 0.17 on; early 2025 versions dropped such groups. Shuffle or deduplicate the data."
+    about = {"evidence": {"share of groups": share}, "notebook": "04_duplicate_prompts"}
+    return found(NOTE, says, advice, steps=repeats.index[repeats > 0], **about)
 
 
+@rule(needs=REWARDS)
 def dead_rewards(log: Log) -> Finding:
     """Whether one of several reward functions gave the same in every step: a note, it teaches nothing.
 
@@ -210,12 +202,9 @@ def dead_rewards(log: Log) -> Finding:
     if not constant:
         return absent("Each reward function varies.")
     words = ", ".join(f"{name} gave {value:.4g}" for name, value in constant.items())
-    return found(
-        NOTE,
-        f"Of {log.facts['reward_functions']} reward functions {len(constant)} never varied: {words} in every step.",
-        "Call the function on a completion that should earn its reward: what it looks for may never be sampled.",
-        evidence={"constant": dict(constant)},
-    )
+    says = f"Of {log.facts['reward_functions']} reward functions {len(constant)} never varied: {words} in every step."
+    advice = "Call the function on a completion that should earn its reward: what it looks for may never be sampled."
+    return found(NOTE, says, advice, evidence={"constant": dict(constant)})
 
 
 def _reused(log: Log) -> np.ndarray:
@@ -224,6 +213,7 @@ def _reused(log: Log) -> np.ndarray:
     return np.zeros(len(log.steps), bool) if lengths is None else np.isnan(lengths)
 
 
+@rule(needs=COMPLETIONS, at_once=True)
 def missing_rewards(log: Log) -> Finding:
     """Whether rows or steps have no reward at all: their advantage is zero, and means hide it.
 
@@ -232,9 +222,7 @@ def missing_rewards(log: Log) -> Finding:
     Wrong where: the reward function leaves out completions on purpose.
     """
     reward, table = log.logged("reward"), log.completions
-    rows = None
-    if table is not None and "reward" in table:
-        rows = table["reward"].isna()
+    rows = table["reward"].isna() if table is not None and "reward" in table else None
     if reward is None and rows is None:
         return unknown("Log the reward.")
     if any(text.startswith("reward is infinite") for text in log.damage):
@@ -247,20 +235,16 @@ def missing_rewards(log: Log) -> Finding:
         rows = None  # the completions are of other steps
     share = float(rows.mean()) if rows is not None else float(steps.mean())
     if not share:
-        if rows is None:
-            advice = (
-                "Give completions (log_completions=True): the mean of a step leaves out completions without a reward."
-            )
-            return unknown(advice, "Every step has a reward.")
-        return absent("Every completion has a reward.")
-    where = log.at(steps)
-    if table is not None and rows is not None:
-        where = tuple(int(s) for s in table["step"][rows].unique())
+        if rows is not None:
+            return absent("Every completion has a reward.")
+        advice = "Give completions (log_completions=True): the mean of a step leaves out completions without a reward."
+        return unknown(advice, "Every step has a reward.")
+    units = "steps" if rows is None else "completions"
     return found(
         PROBLEM if share >= 0.05 else WARNING,
-        f"{share:.1%} of the {'steps' if rows is None else 'completions'} have no reward.",
+        f"{share:.1%} of the {units} have no reward.",
         "Let a reward function return a number for every completion, or drop the prompts that it cannot score.",
-        steps=where,
+        steps=log.at(steps) if table is None or rows is None else table["step"][rows].unique(),
         evidence={"share": share, "steps": int(steps.sum())},
-        cost={"share of completions" if rows is not None else "share of steps": share},
+        cost={f"share of {units}": share},
     )

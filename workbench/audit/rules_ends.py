@@ -4,12 +4,14 @@ import numpy as np
 
 from ..logs.log import Log
 from .finding import CANNOT_TELL, FOUND, NOT_FOUND, PROBLEM, WARNING, Finding, absent, found, unknown
+from .rule import MODEL_FILES, rule
 from .rules_clipping import cut_rows, false_clipping
 from .trends import LEAST, ends_at_the_top, quarters, rises
 
 _ALL = 0.999  # of the rows: a wrong end can be sampled by chance
 
 
+@rule(explains=("zero-gradient (masked)", "collapse", "no-learning"), at_once=True, notebook="02_grpo_custom_stops")
 def masked_stops(log: Log) -> Finding:
     """Whether rows that stopped were left out of the loss as truncated: all rows of a step clipped, and no token in the loss.
 
@@ -27,10 +29,8 @@ def masked_stops(log: Log) -> Finding:
     if known is False or alive.any():
         return absent("Rows that count as truncated are in the loss: steps full of them have a gradient.")
     if not dead.any() and not known:
-        return unknown(
-            "Say whether mask_truncated_completions was True in the config of the run.",
-            "No step shows whether truncated completions are left out of the loss.",
-        )
+        says = "No step shows whether truncated completions are left out of the loss."
+        return unknown("Say whether mask_truncated_completions was True in the config of the run.", says)
     share = float(dead.sum() / len(logged))
     evidence = {"steps all masked": int(dead.sum()), "mean share of rows masked": float(np.nanmean(logged))}
     if norm is not None:
@@ -45,7 +45,6 @@ def masked_stops(log: Log) -> Finding:
         steps=log.at(dead),
         evidence=evidence,
         cost={"share of completions left out": float(np.nanmean(logged)), "share of steps without gradient": share},
-        notebook="02_grpo_custom_stops",
         contradicts=("entropy", "clip_region"),  # means over no token
     )
 
@@ -61,9 +60,8 @@ def steps_full_of_clipped_rows(log: Log) -> tuple[np.ndarray, np.ndarray]:
         return none, none
     full, entropy = logged >= 1 - 1e-6, log.logged("entropy")
     if entropy is not None and (longest := log.logged("max_length")) is not None:
-        entropy = np.where(
-            longest <= 1, np.nan, entropy
-        )  # of one column TRL takes the mean over all rows, masked or not
+        # TRL takes the mean of a single column over all rows, masked or not.
+        entropy = np.where(longest <= 1, np.nan, entropy)
     dead, alive = full & (norm == 0), full & (norm > 0)
     differ = none if equal is None else equal < 1 - 1e-6
     if entropy is None:
@@ -77,6 +75,7 @@ def truncated_share(log: Log) -> np.ndarray | None:
     return log.metric("clipped_ratio") if true is None else true
 
 
+@rule(explains=("zero-gradient (equal-rewards)", "no-learning"), notebook="05_grpo_docs_example")
 def true_clipping(log: Log) -> Finding:
     """Whether many rows really run into the length limit: a problem where half of them do and the reward does not rise.
 
@@ -103,10 +102,10 @@ def true_clipping(log: Log) -> Finding:
         steps=log.at(true >= 0.25),
         evidence={"share cut, last quarter": late, "share cut, all steps": float(np.nanmean(true))},
         cost={"share of completions truncated": float(np.nanmean(true))},
-        notebook="05_grpo_docs_example",
     )
 
 
+@rule(explains=("true-clipping",))
 def never_stops(log: Log) -> Finding:
     """Whether completions run on to the limit whatever is sampled: more than one EOS in a completion, or all of them cut.
 
@@ -119,27 +118,20 @@ def never_stops(log: Log) -> Finding:
         rows = np.diff(episodes, prepend=0.0)
         rows = np.where(rows > 0, rows, np.nan)
         each = eos / rows
+        mean, evidence = np.nanmean(each), {"EOS tokens per completion": float(np.nanmean(each))}
         if (each > 1.01).sum() * 2 >= len(each):
             if log.facts.get("pad_token_id") in (None, *log.facts.get("eos_token_ids", ())):
-                return unknown(
+                advice = (
                     "Give --model FOLDER or a checkpoint folder: where padding is the EOS token, as they are without "
-                    "a padding token, these are no sampled ones.",
-                    f"Completions hold {np.nanmean(each):.1f} EOS tokens each.",
                 )
-            return _runs_on(
-                log,
-                each > 1.01,
-                f"Completions hold {np.nanmean(each):.1f} EOS tokens each: the sampler does not stop at EOS, and what "
-                "follows it is computed and scored for nothing. A penalty for a missing EOS never applies.",
-                {"EOS tokens per completion": float(np.nanmean(each))},
-            )
+                advice += "a padding token, these are no sampled ones."
+                return unknown(advice, f"Completions hold {mean:.1f} EOS tokens each.")
+            says = f"Completions hold {mean:.1f} EOS tokens each: the sampler does not stop at EOS, and what follows it is "
+            says += "computed and scored for nothing. A penalty for a missing EOS never applies."
+            return _runs_on(log, each > 1.01, says, evidence)
         if len(each) > 1 and np.nanmax(each) < 0.01:
-            return _runs_on(
-                log,
-                each < 0.01,
-                "No completion ends with EOS: the policy has not learned to, or what it ends with is another token.",
-                {"EOS tokens per completion": float(np.nanmean(each))},
-            )
+            says = "No completion ends with EOS: the policy has not learned to, or what it ends with is another token."
+            return _runs_on(log, each < 0.01, says, evidence)
         return absent("At most one EOS a completion.")
     true = truncated_share(log)
     if true is None:
@@ -148,34 +140,26 @@ def never_stops(log: Log) -> Finding:
     if np.nanmean(true) < _ALL and not (open_ and late >= 0.95):
         return absent(f"{1 - np.nanmean(true):.1%} of the completions stop.")
     if open_:  # whichever it is, it is wrong
-        return found(
-            WARNING,
-            f"{late:.0%} of the completions count as cut in the last quarter of the run: the limit is too small, or nothing "
-            "stops them, or they stop at something that the trainer does not take for an end.",
-            "Read one completion, or give --limit N or --stop STRING to decide which it is. Mask nothing until then.",
-            cause="all-cut",
-            steps=log.at(true >= 0.95),
-            evidence={"share cut, last quarter": late, "share cut, all steps": float(np.nanmean(true))},
-            cost={"share of completions": late},
+        says = f"{late:.0%} of the completions count as cut in the last quarter of the run: the limit is too small, or nothing "
+        says += "stops them, or they stop at something that the trainer does not take for an end."
+        advice = (
+            "Read one completion, or give --limit N or --stop STRING to decide which it is. Mask nothing until then."
         )
-    return _runs_on(
-        log, true >= _ALL, "No completion stops before the length limit, from the first step on.", {"share cut": 1.0}
-    )
+        evidence = {"share cut, last quarter": late, "share cut, all steps": float(np.nanmean(true))}
+        about = {"cause": "all-cut", "evidence": evidence, "cost": {"share of completions": late}}
+        return found(WARNING, says, advice, steps=log.at(true >= 0.95), **about)
+    says = "No completion stops before the length limit, from the first step on."
+    return _runs_on(log, true >= _ALL, says, {"share cut": 1.0})
 
 
 def _runs_on(log: Log, where: np.ndarray, says: str, evidence: dict) -> Finding:
-    return found(
-        PROBLEM,
-        says,
-        "Let the sampler stop: stop_token='eos' in TRL's PPOConfig, or an eos_token_id in the model's generation "
-        "config; if completions are meant to be longer, raise the limit.",
-        steps=log.at(where),
-        evidence=evidence,
-        cost={"share of steps": float(where.mean())},
-        notebook="01_ppo_eos_stop",
-    )
+    advice = "Let the sampler stop: stop_token='eos' in TRL's PPOConfig, or an eos_token_id in the model's generation "
+    advice += "config; if completions are meant to be longer, raise the limit."
+    about = {"evidence": evidence, "cost": {"share of steps": float(where.mean())}, "notebook": "01_ppo_eos_stop"}
+    return found(PROBLEM, says, advice, steps=log.at(where), **about)
 
 
+@rule(needs=MODEL_FILES, notebook="02_grpo_custom_stops")
 def added_token(log: Log) -> Finding:
     """Whether a stop id is missing from the saved tokenizer: an engine that loads that tokenizer cannot know the stop.
 
@@ -189,10 +173,8 @@ def added_token(log: Log) -> Finding:
     missing = sorted(set(stops) - set(ids))
     if not missing:
         return absent("The saved tokenizer knows every stop id.", stops=stops)
-    return found(
-        PROBLEM,
-        f"The saved tokenizer does not know the stop id {missing[0]}: an engine that loads it cannot decode that stop.",
-        "Save the tokenizer with the added token and the resized model to one folder, and load both from there.",
-        evidence={"stop ids": stops, "unknown to the tokenizer": missing},
-        notebook="02_grpo_custom_stops",
+    says = (
+        f"The saved tokenizer does not know the stop id {missing[0]}: an engine that loads it cannot decode that stop."
     )
+    advice = "Save the tokenizer with the added token and the resized model to one folder, and load both from there."
+    return found(PROBLEM, says, advice, evidence={"stop ids": stops, "unknown to the tokenizer": missing})

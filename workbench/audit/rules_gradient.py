@@ -5,6 +5,7 @@ import pandas as pd
 
 from ..logs.log import Log
 from .finding import FOUND, NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
+from .rule import COMPLETIONS, rule
 from .trends import LEAST, highest_reward, rises, zero_rate
 
 _FEW, _MANY, _HALF = 0.05, 0.2, 0.5  # share of steps
@@ -48,6 +49,7 @@ def _share(log: Log, steps: pd.Series, groups: pd.Series) -> np.ndarray | None:
     return None if np.isnan(share).all() else share
 
 
+@rule
 def false_zero_std(log: Log) -> Finding:
     """Whether the logged share of groups with equal rewards is of groups at all.
 
@@ -71,42 +73,36 @@ def false_zero_std(log: Log) -> Finding:
         wrong, why = np.nan_to_num(true - logged) > 0.005, f"it is {np.nanmean(true):.0%} in the completions"
     else:
         wrong = np.zeros(len(logged), bool)
+        shown = log.each_step and log.trainer not in ("verl", "ms-swift")
         of_one_number = bool(np.isin(logged, (0, 1)).all())  # as a batch's is
-        if norm is not None and rate is not None and clipped is not None and of_one_number:
+        if norm is not None and rate is not None and clipped is not None and of_one_number and shown:
             wrong = (norm == 0) & (rate > 0) & (clipped < 1 - 1e-6) & (logged == 0)
-        known = (
-            bool(setting) or log.facts.get("reward_std_of_batch") or (norm is not None and bool(np.nanmax(norm) > 0))
-        )
-        if log.trainer in ("verl", "ms-swift") or not log.each_step:
-            wrong &= False
+        known = setting or log.facts.get("reward_std_of_batch") or (norm is not None and np.nanmax(norm) > 0)
         if _often(wrong) and not known:
-            return unknown(
-                "Say how rewards are scaled, such as --set scale_rewards=batch; else see whether the training engine, such as "
-                "DeepSpeed, loses the gradient.",
-                "No group is said to be equal, and every gradient is 0.",
-            )
+            advice = "Say how rewards are scaled, such as --set scale_rewards=batch; else see whether the training "
+            advice += "engine, such as DeepSpeed, loses the gradient."
+            return unknown(advice, "No group is said to be equal, and every gradient is 0.")
         why = f"the gradient is exactly 0 in {wrong.mean():.0%} of the steps, at a learning rate above 0"
-    if not _often(wrong):
-        wrong &= False
+    wrong &= _often(wrong)
     if not wrong.any() and not setting:
         return absent("Nothing contradicts the share of equal groups.")
     because = setting or "as with scale_rewards='batch'"
     says = f"frac_reward_zero_std says that {np.nanmean(logged):.0%} of the groups have equal rewards. "
     says += f"That is wrong: {why}." if wrong.any() else "It is not believed: it is of the whole batch."
-    return found(
-        WARNING if wrong.any() else NOTE,
-        f"{says} TRL takes it from the standard deviation that it scales with, the batch's ({because}).",
-        "Count equal groups from the completions (log_completions=True), or scale rewards by group.",
-        steps=log.at(wrong),
-        evidence={"logged share": float(np.nanmean(logged)), "steps that contradict it": int(wrong.sum())},
-        contradicts=("zero_std_share",),
-    )
+    says += f" TRL takes it from the standard deviation that it scales with, the batch's ({because})."
+    advice = "Count equal groups from the completions (log_completions=True), or scale rewards by group."
+    evidence = {"logged share": float(np.nanmean(logged)), "steps that contradict it": int(wrong.sum())}
+    severity, contradicts = WARNING if wrong.any() else NOTE, ("zero_std_share",)
+    return found(severity, says, advice, steps=log.at(wrong), evidence=evidence, contradicts=contradicts)
 
 
 def _often(where: np.ndarray) -> bool:
     return bool(where.mean() >= _MANY and where.sum() >= LEAST)
 
 
+@rule(
+    needs=COMPLETIONS, explains=("zero-gradient (copies)", "collapse", "no-learning"), notebook="04_duplicate_prompts"
+)
 def copies(log: Log) -> Finding:
     """Whether each group is one completion, copied: from the first steps on, by a policy that is not sure of itself.
 
@@ -124,33 +120,26 @@ def copies(log: Log) -> Finding:
             return absent("Rewards differ within groups, so completions do.")
         return unknown("Give completions (log_completions=True), and num_generations where prompts do not show it.")
     known = same[~np.isnan(same)]
-    start = known[: max(1, len(known) // 4)]
-    if known.mean() < 0.9 or start.mean() < 0.9:
-        return absent(f"{known.mean():.0%} of the groups are one text repeated.", share=float(known.mean()))
+    start, share = known[: max(1, len(known) // 4)], float(known.mean())
+    if share < 0.9 or start.mean() < 0.9:
+        return absent(f"{share:.0%} of the groups are one text repeated.", share=share)
     entropy, length = log.metric("entropy"), log.metric("mean_length")
     spread = None if entropy is None else np.nanmedian(entropy * (1 if length is None else length))
     if spread is not None and spread < (0.01 if length is None else 1.0):
-        return unknown(
-            "Sample the prompts again without a seed and with temperature 1.",
-            "All completions of a group are the same, but the policy is so sure of its answers that it would repeat them "
-            "anyway.",
-        )
+        says = "All completions of a group are the same, but the policy is so sure of its answers that it would repeat them "
+        return unknown("Sample the prompts again without a seed and with temperature 1.", f"{says}anyway.")
     shown = "" if entropy is None else f", although the policy's entropy is {np.nanmedian(entropy):.2g}"
     return found(
         PROBLEM,
-        f"{known.mean():.0%} of the groups are one completion, copied{shown}: there is nothing to compare, so nothing is "
-        "learned.",
+        f"{share:.0%} of the groups are one completion, copied{shown}: there is nothing to compare, so nothing is learned.",
         "Remove `seed` from generation_kwargs (each request gets the same one), and check that temperature is not 0.",
         steps=log.at(np.nan_to_num(same) >= 0.9),
-        evidence={
-            "share of groups of one text": float(known.mean()),
-            "the same in the first quarter": float(start.mean()),
-        },
-        cost={"share of groups": float(known.mean())},
-        notebook="04_duplicate_prompts",
+        evidence={"share of groups of one text": share, "the same in the first quarter": float(start.mean())},
+        cost={"share of groups": share},
     )
 
 
+@rule(explains=("no-learning",))
 def zero_gradient(log: Log) -> Finding:
     """Which steps had a gradient of zero, and why: `masked`, `copies`, `equal-rewards`, `learning-rate`, `clip`.
 
@@ -172,8 +161,7 @@ def zero_gradient(log: Log) -> Finding:
         return _dead(log, idle, "learning-rate", {"learning-rate": int(idle.sum())})
     if share < _FEW:
         return absent(f"{share:.0%} of the steps have no gradient.", share=share)
-    causes = _causes(log, dead, equal)
-    counts = {name: int(where.sum()) for name, where in causes.items() if where.any()}
+    counts = {name: int(where.sum()) for name, where in _causes(log, dead, equal).items() if where.any()}
     cause = max(counts, key=counts.__getitem__)
     # A line of several steps has the gradient of the last one, and a share of equal groups that is a mean over all.
     if cause == "unknown" and equal is not None and not log.each_step and share <= np.nanmean(equal) + 0.25:
@@ -219,27 +207,23 @@ def _carried(values: np.ndarray) -> np.ndarray:
     return pd.Series(values).ffill().to_numpy()
 
 
-_WORDS = {
-    "masked": "all completions were left out of the loss as truncated, although rewards differ",
-    "copies": "all completions of a group are the same",
-    "equal-rewards": "all completions of each group got the same reward",
-    "learning-rate": "the learning rate is 0",
-    "clip": "every token's ratio was clipped",
-    "unknown": "the log does not show why",
-}
-_ADVICE = {
-    "masked": "Set mask_truncated_completions=False, or make completions that stop count as such; see masked-stops.",
-    "copies": "Remove `seed` from generation_kwargs.",
-    "equal-rewards": "Use prompts of which some completions succeed and some fail, a finer reward, or more generations.",
-    "learning-rate": "Check learning_rate, the scheduler and its warm-up.",
-    "clip": "Lower the learning rate or num_iterations, or raise epsilon.",
-    "unknown": "Log {}.",
-}
-_NOTEBOOKS = {"masked": "02_grpo_custom_stops", "copies": "04_duplicate_prompts"}
+_CAUSES = {  # cause -> in words, what to do, the notebook that shows it
+    "masked": (
+        "all completions were left out of the loss as truncated, although rewards differ",
+        "Set mask_truncated_completions=False, or make completions that stop count as such; see masked-stops.",
+        "02_grpo_custom_stops"),
+    "copies": ("all completions of a group are the same", "Remove `seed` from generation_kwargs.", "04_duplicate_prompts"),
+    "equal-rewards": (
+        "all completions of each group got the same reward",
+        "Use prompts of which some completions succeed and some fail, a finer reward, or more generations.", None),
+    "learning-rate": ("the learning rate is 0", "Check learning_rate, the scheduler and its warm-up.", None),
+    "clip": ("every token's ratio was clipped", "Lower the learning rate or num_iterations, or raise epsilon.", None),
+    "unknown": ("the log does not show why", "Log {}.", None),
+}  # fmt: skip
 
 
 def _dead(log: Log, dead: np.ndarray, cause: str, counts: dict) -> Finding:
-    share, words, severity = float(dead.mean()), _WORDS[cause], PROBLEM
+    share, (words, _, notebook), severity = float(dead.mean()), _CAUSES[cause], PROBLEM
     reward, top = log.metric("reward"), highest_reward(log)
     if cause == "equal-rewards" and reward is not None and not np.isnan(reward[dead]).all():
         where, severity = _level(float(np.nanmean(reward[dead])), reward, top)
@@ -256,7 +240,7 @@ def _dead(log: Log, dead: np.ndarray, cause: str, counts: dict) -> Finding:
         steps=log.at(dead),
         evidence={"steps": int(dead.sum()), "of": len(dead), "steps by cause": counts},
         cost={"share of steps": share} | _seconds(log, dead),
-        notebook=_NOTEBOOKS.get(cause),
+        notebook=notebook,
     )
 
 
@@ -270,7 +254,7 @@ def _advice(log: Log, cause: str) -> str:
     wanted = {"zero_std_share": "frac_reward_zero_std", "clipped_ratio": "completions/clipped_ratio"}
     absent = [name for metric, name in wanted.items() if log.logged(metric) is None]
     if cause != "unknown" or absent:
-        return _ADVICE[cause].format(", ".join([*absent, "completions"]))
+        return _CAUSES[cause][1].format(", ".join([*absent, "completions"]))
     return (
         "Rewards differ, and no row is masked: see whether the training engine, such as DeepSpeed, loses the gradient."
     )

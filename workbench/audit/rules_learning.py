@@ -4,11 +4,13 @@ import numpy as np
 
 from ..logs.log import Log
 from .finding import NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
+from .rule import rule
 from .trends import LEAST, change, ends_at_its_best, ends_at_the_top, highest_reward, quarters, rises, zero_rate
 
 _SURE = 40  # steps from which a flat reward says something
 
 
+@rule
 def solved(log: Log) -> Finding:
     """Whether the reward is at its highest in the last quarter: a note, further steps teach little.
 
@@ -25,15 +27,13 @@ def solved(log: Log) -> Finding:
         return absent(f"The reward ends at {last:.3g} of at most {top:.3g}.", last=last, highest=top)
     if _is_constant(reward):
         return unknown("Check the reward function on a wrong answer.", "The reward is at its highest in every step.")
-    return found(
-        NOTE,
-        f"The task is solved: the reward ends at {last:.3g} of at most {top:.3g}.",
-        "End the run earlier, or take harder prompts.",
-        steps=log.at(np.nan_to_num(reward, nan=-np.inf) >= 0.95 * top),
-        evidence={"first quarter": first, "last quarter": last, "highest": top},
-    )
+    says = f"The task is solved: the reward ends at {last:.3g} of at most {top:.3g}."
+    evidence = {"first quarter": first, "last quarter": last, "highest": top}
+    where = log.at(np.nan_to_num(reward, nan=-np.inf) >= 0.95 * top)
+    return found(NOTE, says, "End the run earlier, or take harder prompts.", steps=where, evidence=evidence)
 
 
+@rule
 def no_learning(log: Log) -> Finding:
     """Whether the reward of a long enough run did not change: a warning, since a flat curve is no proof of a fault.
 
@@ -62,8 +62,7 @@ def no_learning(log: Log) -> Finding:
     if changed is None:
         return unknown(f"At least {LEAST} steps with a reward; there are {steps}.")
     evidence = {"change of the reward": changed.estimate, "95% interval": [changed.low, changed.high], "steps": steps}
-    by = f"changed by {changed.estimate:+.3g}"
-    between = f"{changed.low:.3g} to {changed.high:.3g}"
+    by, between = f"changed by {changed.estimate:+.3g}", f"{changed.low:.3g} to {changed.high:.3g}"
     if changed.low > 0:
         return absent(f"The reward {by}.", **evidence)
     if changed.high < 0:
@@ -76,19 +75,16 @@ def no_learning(log: Log) -> Finding:
     if steps < _SURE or changed.high - changed.low > 3 * noise:
         says = f"The reward {by}; its 95% interval, {between}, holds 0."
         return unknown("More steps, or more seeds.", says, **evidence)
-    return found(
-        WARNING,
-        f"No learning shows: over {steps} steps the reward {by}, less than steps scatter.",
-        "Look at the other findings first; else raise the learning rate, or train longer.",
-        evidence=evidence,
-        notebook="05_grpo_docs_example",
-    )
+    says = f"No learning shows: over {steps} steps the reward {by}, less than steps scatter."
+    advice = "Look at the other findings first; else raise the learning rate, or train longer."
+    return found(WARNING, says, advice, evidence=evidence, notebook="05_grpo_docs_example")
 
 
 def _is_constant(reward: np.ndarray) -> bool:
     return bool((~np.isnan(reward)).sum() >= LEAST and np.nanmin(reward) == np.nanmax(reward))
 
 
+@rule(explains=("zero-gradient (equal-rewards)", "length-runaway", "true-clipping", "no-learning"))
 def collapse(log: Log) -> Finding:
     """Whether the reward fell, over the run or from its peak, or the entropy vanished while the task is not solved.
 
@@ -101,13 +97,10 @@ def collapse(log: Log) -> Finding:
     if fall is not None:
         kind, fell = fall
         slight = -fell.estimate < _step_noise(reward)  # in thousands of steps the slightest drift is sure
-        return found(
-            WARNING if slight else PROBLEM,
-            f"The reward fell by {-fell.estimate:.3g} {kind}" + (", less than from step to step." if slight else "."),
-            "Look at the other findings first; else lower the learning rate, or add a KL penalty (beta).",
-            cause="reward",
-            evidence={"change of the reward": fell.estimate, "99% interval": [fell.low, fell.high]},
-        )
+        says = f"The reward fell by {-fell.estimate:.3g} {kind}" + (", less than from step to step." if slight else ".")
+        advice = "Look at the other findings first; else lower the learning rate, or add a KL penalty (beta)."
+        evidence = {"change of the reward": fell.estimate, "99% interval": [fell.low, fell.high]}
+        return found(WARNING if slight else PROBLEM, says, advice, cause="reward", evidence=evidence)
     if reward is None:
         return unknown("Log the reward.")
     entropy, norm, length = log.metric("entropy"), log.logged("grad_norm"), log.metric("mean_length")
@@ -133,9 +126,8 @@ def collapse(log: Log) -> Finding:
         says = f"The policy stopped exploring: its entropy fell from {first:.3g} to {last:.3g}, and the reward did not rise."
         cause, advice = "entropy", "Lower the learning rate, raise epsilon_high or the temperature."
     else:
-        return absent(
-            f"Entropy {first:.3g} to {last:.3g}; the reward did not fall, or ends at its highest.", **evidence
-        )
+        says = f"Entropy {first:.3g} to {last:.3g}; the reward did not fall, or ends at its highest."
+        return absent(says, **evidence)
     return found(PROBLEM, says, advice, cause=cause, evidence=evidence)
 
 
@@ -170,6 +162,7 @@ def _fall(reward: np.ndarray | None):
     return None
 
 
+@rule(explains=("no-learning",))
 def kl_runaway(log: Log) -> Finding:
     """Whether the policy leaves the reference for nothing: the KL grew tenfold, and no rise of the reward is sure.
 
@@ -189,15 +182,12 @@ def kl_runaway(log: Log) -> Finding:
         return unknown("Log the reward.", f"The KL grew from {first:.3g} to {last:.3g}.", **evidence)
     if rises(reward) or ends_at_the_top(log):
         return absent(f"The KL grew from {first:.3g} to {last:.3g}, and the reward rose.", **evidence)
-    return found(
-        WARNING,
-        f"The policy leaves its reference for nothing: the KL grew from {first:.3g} to {last:.3g} nats, and no rise of the "
-        "reward is sure.",
-        "Lower the learning rate, or raise beta, the weight of the KL penalty.",
-        evidence=evidence,
-    )
+    grew = f"the KL grew from {first:.3g} to {last:.3g} nats, and no rise of the reward is sure"
+    advice = "Lower the learning rate, or raise beta, the weight of the KL penalty."
+    return found(WARNING, f"The policy leaves its reference for nothing: {grew}.", advice, evidence=evidence)
 
 
+@rule
 def spikes(log: Log) -> Finding:
     """Steps whose gradient norm or KL is a hundred times the usual one: a note, gradients are clipped and runs recover.
 
@@ -219,15 +209,13 @@ def spikes(log: Log) -> Finding:
         return absent("No step stands far above the others.")
     largest = {name: float(np.nanmax(log.steps[name])) for name, at in far.items() if at.any()}
     words = " and ".join(f"{name} up to {value:.4g}" for name, value in largest.items())
-    return found(
-        NOTE,
-        f"{int(where.sum())} steps stand a hundred times above the usual: {words}.",
-        "See what these steps sampled; lower max_grad_norm or the learning rate where they come often.",
-        steps=log.at(where),
-        evidence={f"largest {name}": value for name, value in largest.items()},
-    )
+    says = f"{int(where.sum())} steps stand a hundred times above the usual: {words}."
+    advice = "See what these steps sampled; lower max_grad_norm or the learning rate where they come often."
+    evidence = {f"largest {name}": value for name, value in largest.items()}
+    return found(NOTE, says, advice, steps=log.at(where), evidence=evidence)
 
 
+@rule(explains=("true-clipping",))
 def length_runaway(log: Log) -> Finding:
     """Whether completions at least doubled in length while the reward did not rise.
 
@@ -249,10 +237,7 @@ def length_runaway(log: Log) -> Finding:
     grown = change(reward)
     if grown is not None and grown.low > 0:
         return absent(f"Completions grew from {first:.3g} to {last:.3g} tokens, and the reward rose.", **evidence)
-    return found(
-        WARNING if ends_at_the_top(log) else PROBLEM,
-        f"Completions grew from {first:.3g} to {last:.3g} tokens, and no rise of the reward is sure.",
-        "Use a loss that does not favour length (loss_type='dr_grpo' or 'dapo'), or a length penalty.",
-        evidence=evidence,
-        cost={"tokens per completion": last - first},
-    )
+    says = f"Completions grew from {first:.3g} to {last:.3g} tokens, and no rise of the reward is sure."
+    advice = "Use a loss that does not favour length (loss_type='dr_grpo' or 'dapo'), or a length penalty."
+    severity, cost = WARNING if ends_at_the_top(log) else PROBLEM, {"tokens per completion": last - first}
+    return found(severity, says, advice, evidence=evidence, cost=cost)

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..logs.log import Log
 from .finding import FOUND, PROBLEM, WARNING, Finding, absent, found, unknown
+from .rule import LOG_PROBS, MODEL_FILES, rule
 from .trends import change, quarters
 
 # Mean |log-prob difference| of a token that arithmetic explains; bf16: about 0.012 is reported (trl #4772).
@@ -17,6 +18,7 @@ _PASS_POSITIONS = ("verl", "PPO")
 _ADVICE = "Log sampling/sampling_logp_difference (TRL with vLLM and importance sampling correction does)."
 
 
+@rule(needs=LOG_PROBS, explains=("mismatch", "collapse", "no-learning"))
 def stale_sampler(log: Log) -> Finding:
     """Whether the sampler lags behind the scorer: they agree in the first step, and differ ever more from then on.
 
@@ -38,13 +40,11 @@ def stale_sampler(log: Log) -> Finding:
     far = (last >= _DRIFT and last >= 5 * first) or (last >= _DRIFT / 20 and last >= 50 * first)
     if not far or (changed.low <= 0 and last < 50 * first):
         return absent(f"Sampler and scorer differ by {first:.2g}, later by {last:.2g}.", **evidence)
-    return found(
-        PROBLEM,
-        f"The sampler does not follow the policy: their log-probs differ by {first:.2g} a token in the first step and "
-        f"by {last:.2g} in the last quarter.",
-        "Check that weights, LoRA ones too, reach the engine: sync every step, and compare a greedy sample of both.",
-        evidence=evidence,
+    differ = f"their log-probs differ by {first:.2g} a token in the first step and by {last:.2g} in the last quarter"
+    advice = (
+        "Check that weights, LoRA ones too, reach the engine: sync every step, and compare a greedy sample of both."
     )
+    return found(PROBLEM, f"The sampler does not follow the policy: {differ}.", advice, evidence=evidence)
 
 
 def _difference(log: Log) -> np.ndarray | None:
@@ -57,6 +57,7 @@ def _difference(log: Log) -> np.ndarray | None:
     return None if difference is None or not np.nansum(difference) else np.where(difference == 0, np.nan, difference)
 
 
+@rule(needs=LOG_PROBS, notebook="03_position_ids_and_padding")
 def mismatch(log: Log) -> Finding:
     """Whether sampler and scorer differ by more than the arithmetic of the dtype explains.
 
@@ -81,16 +82,12 @@ def mismatch(log: Log) -> Finding:
     if mean <= ROUNDING_NATS.get(dtype, bound):
         return absent(f"Sampler and scorer differ by {mean:.2g} a token, which {dtype or 'bf16'} explains.", **evidence)
     if mean <= bound:
-        return unknown(
-            "Say in which dtype the engine and the trainer computed (bf16=True, vLLM's dtype): bf16 explains the difference.",
-            f"Sampler and scorer differ by {mean:.2g} a token, more than the {dtype} of the saved model explains.",
-            **evidence,
-        )
-    if stale_sampler(log).verdict == FOUND:
-        return _apart(log, "growing", difference, bound, evidence)
-    if padding_positions(log).verdict == FOUND:
-        return _apart(log, "positions", difference, bound, evidence)
-    return _apart(log, "constant", difference, bound, evidence)
+        says = f"Sampler and scorer differ by {mean:.2g} a token, more than the {dtype} of the saved model explains."
+        advice = "Say in which dtype the engine and the trainer computed (bf16=True, vLLM's dtype): bf16 explains the "
+        return unknown(f"{advice}difference.", says, **evidence)
+    others = {"growing": stale_sampler, "positions": padding_positions}
+    cause = next((cause for cause, other in others.items() if other(log).verdict == FOUND), "constant")
+    return _apart(log, cause, difference, bound, evidence)
 
 
 _CAUSES = {
@@ -143,17 +140,15 @@ def _products_are_as_small(log: Log, difference: np.ndarray, apart: np.ndarray) 
 def _apart(log: Log, cause: str, difference: np.ndarray, bound: float, evidence: dict) -> Finding:
     (words, advice), mean = _CAUSES[cause], float(np.nanmean(difference))
     beyond = f", more than the {bound} that bf16 explains" if mean > bound else ""
-    return found(
-        PROBLEM if mean > 2 * bound else WARNING,
+    says, severity = (
         f"Sampler and scorer differ by {mean:.2g} a token{beyond}{words}.",
-        advice,
-        cause=cause,
-        steps=log.at(np.nan_to_num(difference) > (bound if mean > bound else 1e-3)),
-        evidence=evidence,
-        notebook="03_position_ids_and_padding",
+        PROBLEM if mean > 2 * bound else WARNING,
     )
+    where = log.at(np.nan_to_num(difference) > (bound if mean > bound else 1e-3))
+    return found(severity, says, advice, cause=cause, steps=where, evidence=evidence)
 
 
+@rule(needs=MODEL_FILES, explains=("mismatch",), at_once=True, notebook="03_position_ids_and_padding")
 def padding_positions(log: Log) -> Finding:
     """Whether padding shifts the positions of tokens: they are learned, no position ids are passed, prompts are unequal.
 
@@ -174,19 +169,15 @@ def padding_positions(log: Log) -> Finding:
         return absent("The trainer passes position ids.")
     varied = _prompts_differ_in_length(log)
     if varied is None:
-        return unknown(
-            "Give completions (log_completions=True) and tokenizer.json: padding matters where prompts differ in tokens.",
-        )
+        advice = "Give completions (log_completions=True) and tokenizer.json: padding matters where prompts differ in tokens."
+        return unknown(advice)
     if not varied:
         return absent("All prompts of a step are equally long, so nothing is padded.")
-    return found(
-        PROBLEM,
-        f"{kind} has learned positions, prompts differ in length, and TRL's scorer passes no position ids: padded rows are "
-        "scored at other positions than they were sampled at.",
-        "Train with workbench's trainer, which passes position ids, or with prompts of one length.",
-        evidence={"model type": kind, "share of steps with prompts of several lengths": varied},
-        notebook="03_position_ids_and_padding",
-    )
+    says = f"{kind} has learned positions, prompts differ in length, and TRL's scorer passes no position ids: padded rows are "
+    says += "scored at other positions than they were sampled at."
+    advice = "Train with workbench's trainer, which passes position ids, or with prompts of one length."
+    evidence = {"model type": kind, "share of steps with prompts of several lengths": varied}
+    return found(PROBLEM, says, advice, evidence=evidence)
 
 
 def _prompts_differ_in_length(log: Log) -> float | None:

@@ -56,8 +56,8 @@ def another_seed(one: Curve, seeds: Sequence[Curve], *, tolerance: ArrayLike, le
     - not comparable: another unit or range, a value that is not finite, too few points or too few steps in common.
 
     Curves are compared over the same steps, however often each was logged. Seeds that ended before nine tenths of the
-    longest are left out, and the reason says so. `docs/error_rates.md` has the measured rates of wrong verdicts, for sparse
-    rewards and for seeds that never learn too.
+    longest are left out, and the reason says so. `docs/evidence/error_rates.md` has the measured rates of wrong verdicts,
+    for sparse rewards and for seeds that never learn too.
 
     Args:
         one: a curve, measured or documented.

@@ -1,7 +1,7 @@
 """Numbers about reward curves, and how far they can be trusted: pure functions of arrays; the random generator is passed in.
 
 Between runs: `seed_interval`, over seeds. Within one run: `change_interval`; it cannot tell how another seed would have
-ended, and says so in `Interval.about`. `docs/error_rates.md` has the measured error rates of all of them.
+ended, and says so in `Interval.about`. `docs/evidence/error_rates.md` has the measured error rates of all of them.
 """
 
 import dataclasses
@@ -137,7 +137,7 @@ def change_interval(values: ArrayLike, *, level: float = 0.95, degree: int = 3) 
 
     An interval above 0 shows a rise. One that holds 0 does not show that nothing was learned; it shows no learning. Of
     runs that do not change, up to 6% are said to have changed, at 40 steps or more with lag-1 autocorrelation up to 0.8;
-    at 20 steps with 0.8 it is 11%, because so short a run cannot tell noise from trend: see `docs/error_rates.md`.
+    at 20 steps with 0.8 it is 11%, because so short a run cannot tell noise from trend: see `docs/evidence/error_rates.md`.
 
     `values` are 8 or more steps of one run, finite; of each end at least 4 are taken. `degree`: see `noise_covariance`.
 

@@ -1,6 +1,7 @@
 """What a documented run shows and what it does not, and where one's own log stands among them.
 
-Each gives a `Verdict`: a word, why, and the numbers behind it. docs/documented_verdicts.md has how often each is wrong.
+Each gives a `Verdict`: a word, why, and the numbers behind it. How often each is wrong:
+docs/evidence/documented_verdicts.md.
 """
 
 import dataclasses

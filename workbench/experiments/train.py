@@ -255,19 +255,19 @@ def train(
 
 
 def train_grpo(recipe: Recipe, **options: Any):
-    """As `train`."""
+    """Train a recipe with GRPO, see `train`."""
     return train(recipe, **options)
 
 
 def train_rloo(recipe: Recipe, **options: Any):
-    """As `train` with RLOO."""
+    """Train a recipe with RLOO, see `train`."""
     from ..training.grpo import RLOOTrainer
 
     return train(recipe, trainer=RLOOTrainer, **options)
 
 
 def train_ppo(recipe: Recipe, *, reward_funcs: Any = "random weights", reward_model: Any = None, **options: Any):
-    """As `train` with PPO."""
+    """Train a recipe with PPO, see `train`."""
     from ..training.ppo import PPOTrainer
 
     return train(recipe, trainer=PPOTrainer, reward_funcs=reward_model or reward_funcs, **options)

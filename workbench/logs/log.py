@@ -1,5 +1,6 @@
 """What is known of a run: `Log`, made by `read`."""
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from functools import cached_property
@@ -30,6 +31,7 @@ class Log:
         damage: a sentence for each thing that could not be read.
         notes: a sentence for each thing that was left out on purpose.
         disputed: metrics that a finding contradicts; `metric` no longer gives them.
+        findings: what rules of the audit have found in it.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Log:
     damage: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     disputed: frozenset[str] = frozenset()
+    findings: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def metric(self, name: str) -> np.ndarray | None:
         """A metric that the log has and nothing contradicts, (N,) with NaN for steps without it; else None."""
@@ -53,8 +56,10 @@ class Log:
         return self.steps[name].to_numpy(float)
 
     def without(self, metrics) -> "Log":
-        """The same log, whose `metrics` no other rule may use."""
-        return dataclasses.replace(self, disputed=self.disputed | frozenset(metrics))
+        """The same log, whose `metrics` no other rule may use; what was found and computed before stays."""
+        log = copy.copy(self)
+        object.__setattr__(log, "disputed", self.disputed | frozenset(metrics))
+        return log
 
     def at(self, chosen) -> tuple[int, ...]:
         """The numbers of the steps where `chosen`, (N,) of bool, holds."""

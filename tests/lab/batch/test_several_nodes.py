@@ -1,4 +1,4 @@
-"""`docs/several_nodes.sbatch` by hand, with commands in place of vLLM, Slurm and accelerate: no GPU is here.
+"""`examples/several_nodes.sbatch` by hand, with commands in place of vLLM, Slurm and accelerate: no GPU is here.
 
 On a real Slurm, without a server, it is tested in test_slurm.py.
 """
@@ -13,7 +13,7 @@ import threading
 import pytest
 from conftest import ROOT
 
-SCRIPT = ROOT / "docs" / "several_nodes.sbatch"
+SCRIPT = ROOT / "examples" / "several_nodes.sbatch"
 # Serves `/v1/models` as vLLM does; a port that is taken ends it.
 VLLM = """#!PYTHON
 import http.server, json, sys

@@ -370,7 +370,7 @@ def test_the_command_line_runs_a_sweep_on_slurm_to_its_report(cluster, tmp_path)
     assert len(list_runs(tmp_path / "runs")) == 2
 
 
-SCRIPT = ROOT / "docs" / "several_nodes.sbatch"
+SCRIPT = ROOT / "examples" / "several_nodes.sbatch"
 
 
 @pytest.mark.slow

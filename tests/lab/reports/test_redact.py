@@ -11,10 +11,10 @@ import pytest
 from conftest import write_run
 from hypothesis import given
 from hypothesis import strategies as st
-from redacted_notebook import redacted_notebook
 from report_samples import METRICS, outputs_of, result_row, without_images
 from secret_texts import COMMIT, PLANTED, SECRET, around, assigned, between, hexes, left_of, tokens, urls
 
+from tools.redacted_notebook import redacted_notebook
 from workbench.lab.reports import build_comparison, build_index, build_report
 from workbench.lab.reports.page import hider
 from workbench.lab.reports.redact import Redactor, users_in

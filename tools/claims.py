@@ -1,0 +1,166 @@
+"""Write the tables of claims.md from the results of recorded runs: `python -m tools.claims [--runs-dir FOLDER]`."""
+
+import argparse
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from workbench.errors import ParameterError
+from workbench.lab.batch.notebooks import find_notebook
+from workbench.packaged import packaged
+from workbench.runs.files import write_text
+from workbench.runs.parameters import notebook_parameters, repeat_command
+from workbench.runs.results import results_of
+from workbench.runs.run import Run, check_readable, list_runs
+
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "claims.md"
+BEGIN, END = "<!-- claims: written by `python -m tools.claims` -->", "<!-- end of claims -->"
+_ISSUE = "https://github.com/huggingface/trl/issues"
+ARTICLES = {
+    "A0": f"PPO that never stops at EOS ([trl#2387]({_ISSUE}/2387))",
+    "A1": f"GRPO and custom stops ([trl#3425]({_ISSUE}/3425))",
+    "A2": "Position ids and padding ([OpenRLHF#217](https://github.com/OpenRLHF/OpenRLHF/issues/217))",
+    "A3": f"Duplicate prompts ([trl#3045]({_ISSUE}/3045))",
+    "A4": f"The documented GRPO example ([trl#3406]({_ISSUE}/3406))",
+    "A5": f"What the loss is divided by ([trl#5619]({_ISSUE}/5619), [trl#3452]({_ISSUE}/3452))",
+    "A6": f"What moves the ratio ([trl#4772]({_ISSUE}/4772), [trl#6789]({_ISSUE}/6789))",
+    "A7": f"Whether the sampler is the policy ([trl#5312]({_ISSUE}/5312))",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One claim. It has two verdicts: whether it was true when it was reported, and whether it is on what is installed.
+
+    Attributes:
+        id, claim: `A0.1`, and what the article says.
+        when_reported: true, in part, open, unknown or advice, with the version where it ended and the source.
+        measured, verdict: what the latest run found, on the versions that it ran with.
+        scale: toy or full, and the TRL of that run.
+        command: repeats the run.
+    """
+
+    id: str
+    claim: str
+    when_reported: str = ""
+    measured: str = ""
+    verdict: str = "not tested"
+    scale: str = ""
+    command: str = ""
+
+
+def load_claims() -> dict[str, dict[str, str]]:
+    """Claim id -> its `claim` and `when_reported`, of `data/claims.json`."""
+    return json.loads((packaged("data") / "claims.json").read_text(encoding="utf-8"))
+
+
+def claims_sheet(runs: Sequence[Run]) -> list[Row]:
+    """A row for each claim, from the `claims` in the results of runs that are done; an error where one names another claim.
+
+    A row shows the latest run that tested the claim. Runs of a real model come before runs of a toy model. Where runs of
+    the same scale disagree, the verdict counts those that agree.
+    """
+    known = load_claims()
+    found: dict[str, list[Run]] = {name: [] for name in known}
+    for run in runs:
+        for name in claims_of(run, known):
+            found[name].append(run)
+    return [_row(Row(name, **about), found[name]) for name, about in known.items()]
+
+
+def claims_of(run: Run, known: Mapping[str, object]) -> list[str]:
+    """Ids of the claims that a run which is done has tested, of those `known`."""
+    if run.status["state"] != "done":
+        return []
+    names = list(dict.fromkeys(r.claim for r in results_of(run.result) if r.claim))
+    if not names:
+        return []
+    check_readable(run)
+    for name in names:
+        if name not in known:
+            raise ParameterError(f"{run.path}: result.json speaks of claim {name!r}; data/claims.json has no such id")
+    return names
+
+
+def _row(untested: Row, runs: list[Run]) -> Row:
+    tested = [r for r in runs if _verdict(r, untested.id) != "not tested"]
+    full = [r for r in tested if not r.toy]
+    speakers = full or tested or runs
+    if not speakers:
+        return untested
+    run = max(speakers, key=lambda r: r.id)
+    verdicts = [_verdict(r, untested.id) for r in speakers]
+    verdict = verdicts[speakers.index(run)]
+    if len(set(verdicts)) > 1:
+        counted = ", ".join(f"{word} in {n}" for word, n in Counter(sorted(verdicts)).items())
+        verdict = f"{counted} of {len(verdicts)} runs"
+    own = [r for r in results_of(run.result) if r.claim == untested.id]
+    measured = "; ".join(r.says + (f" ({r.reason})" if r.reason else "") for r in own)
+    trl = run.env.get("packages", {}).get("trl")
+    scale = ("toy" if run.toy else "full") + (f", TRL {trl}" if trl else "")
+    row = {"measured": measured, "verdict": verdict, "scale": scale, "command": run_command(run)}
+    return dataclasses.replace(untested, **row)
+
+
+def _verdict(run: Run, name: str) -> str:
+    """Of all results about a claim: their verdict, or how many have which."""
+    counts = Counter(r.verdict for r in results_of(run.result) if r.claim == name)
+    words = [word if len(counts) == 1 else f"{n} {word}" for word, n in counts.most_common()]
+    return words[0] if len(counts) == 1 else f"in part: {', '.join(words)}"
+
+
+def run_command(run: Run) -> str:
+    """The command that repeats a run, by the notebook's defaults of today."""
+    try:
+        known = notebook_parameters(find_notebook(run.notebook))
+    except ParameterError:  # the notebook is gone or was rebuilt
+        known = {}
+    return repeat_command(run.notebook, run.params, known)
+
+
+def as_markdown(rows: Sequence[Row]) -> str:
+    """The sheet as markdown: a table for each article, with the commands that measured it above."""
+    parts = []
+    for article, title in ARTICLES.items():
+        own = [row for row in rows if row.id.startswith(f"{article}.")]
+        commands = {
+            c: ", ".join(row.id for row in own if row.command == c) for c in dict.fromkeys(r.command for r in own)
+        }
+        lines = [f"- `{_cell(command)}`: {names}" for command, names in commands.items() if command]
+        parts.append("\n".join([f"### {article}  {title}", "", *lines, *[""][: len(lines)], _table(own)]))
+    return "\n".join(parts)
+
+
+def _table(rows: Sequence[Row]) -> str:
+    heads = ("id", "claim", "true when it was reported?", "on the installed version", "measured")
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for row in rows:
+        verdict = row.verdict + (f" ({row.scale})" if row.scale else "")
+        lines.append(
+            "| " + " | ".join([row.id, *map(_cell, (row.claim, row.when_reported, verdict, row.measured))]) + " |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Text for one cell: one line, bars escaped, and tags shown as written where no code span does that anyway."""
+    parts = " ".join(text.split()).replace("|", "\\|").split("`")
+    inside = 1 if len(parts) % 2 else len(parts)  # an odd backtick opens no span
+    return "`".join(part if n % 2 == inside else part.replace("<", "&lt;") for n, part in enumerate(parts))
+
+
+def write_sheet(path: Path, rows: Sequence[Row]) -> None:
+    """Replace what stands between the two markers in a text file by the sheet; an error without one pair of them."""
+    text = path.read_text(encoding="utf-8")
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(END) < text.index(BEGIN):
+        raise ParameterError(f"{path}: expected the line {BEGIN} and after it {END}, once each")
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    write_text(path, f"{before}{BEGIN}\n\n{as_markdown(rows)}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
+    parser.add_argument("--runs-dir", type=Path, help="folder of all runs (default runs/)")
+    write_sheet(PAGE, claims_sheet(list_runs(parser.parse_args().runs_dir)))

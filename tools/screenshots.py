@@ -1,0 +1,146 @@
+"""Make docs/images/*.png from the real thing: `make screenshots`, about eight minutes, or with runs that are there:
+
+    PYTHONPATH=tests:tests/helpers python -m tools.screenshots [FOLDER_OF_RUNS]    (one of notebook 02, three of 05)
+
+The report of notebook 02, its completions and the index as one opens them, and each widget in JupyterLab, driven in Chromium as
+tests/lab/widgets/test_lab.py does.
+"""
+
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import lab_browser
+from conftest import workbench, write_notebook  # also sets an offline environment for all that is started here
+from lab.widgets.test_lab import press, wait_for_state
+from PIL import Image
+
+from workbench import list_runs
+from workbench.lab.reports import build_index
+
+ROOT = Path(__file__).parents[1]
+IMAGES = ROOT / "docs" / "images"
+LIMIT = 200_000  # bytes; these are in git
+STOPS = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from workbench import StopSpec, load_prompts
+from workbench.generation.sampling import TransformersSampler
+from workbench.experiments.recipes import resolve_model
+from workbench.training.recording import quiet_libraries
+from workbench.lab.widgets import stop_explorer
+
+quiet_libraries()
+path = resolve_model("search")
+engine = TransformersSampler(AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path))
+prompt = load_prompts("search")[0]["prompt"]
+stop_explorer({"transformers": engine}, prompt=prompt, stops=StopSpec(stop=("</search>",)), limit=24)"""
+PADDING = "from workbench.lab.widgets import padding_explorer\npadding_explorer()"
+TRAINING = """\
+from functools import partial
+from workbench import length_reward, make_recipe, train_grpo
+from workbench.runs.run import create_run
+from workbench.lab.widgets import train_live
+
+run = create_run("05_grpo_docs_example", {"seed": 0}, state="running")
+train = partial(train_grpo, make_recipe("starter", max_steps=80), reward_funcs=length_reward(20), record_dir=run.path)
+trainer = await train_live(run, train)"""
+COMPARER = """\
+from workbench.curves.documented import list_baselines, load_baseline
+from workbench import list_runs
+from workbench.lab.widgets import run_comparer
+
+runs = [run for run in list_runs(None, "05_grpo_docs_example") if run.status["state"] == "done"]
+unit = "characters from the target of 20"
+documented = [b for b in map(load_baseline, list_baselines()) if "TL;DR" in b.title]
+run_comparer(runs, documented, tolerance=5.0, unit=unit, high=0.0)"""
+
+
+def shoot(name: str, element, height: int = 10_000) -> None:
+    """A picture of an element, of at most some pixels from its top, refused when it is too large for git."""
+    if element.get_by_text("javascript error").count():
+        raise SystemExit(f"{name}: a part of it could not be drawn")
+    path = IMAGES / f"{name}.png"
+    element.screenshot(path=path)
+    image = Image.open(path).convert("RGB")
+    image = image.crop((0, 0, image.width, min(height, image.height)))
+    image.quantize(256, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
+    size = path.stat().st_size
+    print(f"{path.relative_to(ROOT)}  {size / 1000:.0f} kB", flush=True)
+    if size > LIMIT:
+        raise SystemExit(f"{path}: {size} bytes, expected at most {LIMIT}")
+
+
+def show(lab, folder: Path, name: str, source: str):
+    """Run `source` in a notebook of its own; returns its widget."""
+    write_notebook(folder / f"{name}.ipynb", source, parameters="", setup="", save="")
+    lab.open(f"{name}.ipynb")
+    lab.run_all()
+    widget = lab.page.locator(".jp-OutputArea-output > .jupyter-widgets")
+    widget.wait_for()
+    return widget
+
+
+def shoot_widgets(lab, folder: Path) -> None:
+    for name, source in {"stop_explorer": STOPS, "padding_explorer": PADDING}.items():
+        widget = show(lab, folder, name, source)
+        wait_for_state(lab, "ready")
+        shoot(name, widget)
+
+    widget = show(lab, folder, "training_view", TRAINING)
+    widget.get_by_text(re.compile(r"step [4-7]\d of 80")).wait_for()
+    press(lab, "Stop after this step")
+    wait_for_state(lab, "interrupted")
+    shoot("training_view", widget)
+
+    widget = show(lab, folder, "run_comparer", COMPARER)
+    wait_for_state(lab, "ready")
+    shoot("run_comparer", widget, height=1240)  # its figure and first table
+
+
+def shoot_pages(lab, index: Path, report: Path) -> None:
+    """The first screen of each."""
+    lab.page.set_viewport_size({"width": 1280, "height": 800})
+    for name, path in {"report": report, "index": index}.items():
+        lab.page.goto(path.as_uri())
+        shoot(name, lab.page)
+
+
+def shoot_microscope(page, path: Path) -> None:
+    """The completions of 02: the table of its trainings, rewards by step, and what is wrong with them."""
+    page.goto(path.as_uri())
+    page.locator(".card").first.wait_for()
+    page.set_viewport_size({"width": 1150, "height": 1120})
+    shoot("microscope", page)
+
+
+def make_runs(runs: Path) -> None:
+    for seed in range(3):
+        workbench("run", "05_grpo_docs_example", "-q", "-p", f"seed={seed}", "--runs-dir", runs)
+    workbench("run", "02_grpo_custom_stops", "-q", "--runs-dir", runs, timeout=1200)
+
+
+def main() -> None:
+    IMAGES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        runs = folder / "runs"
+        if sys.argv[1:]:
+            shutil.copytree(sys.argv[1], runs)
+        else:
+            make_runs(runs)
+        index = build_index(list_runs(runs), folder / "reports")
+        (report,) = (folder / "reports").glob("02_*/*[0-9].html")
+        microscope = report.with_name(f"{report.stem}-microscope.html")
+        with (
+            lab_browser.served(folder, WORKBENCH_RUNS=str(runs)) as address,
+            lab_browser.browsing(address, viewport={"width": 1150, "height": 1800}) as lab,
+        ):
+            shoot_widgets(lab, folder)
+            shoot_pages(lab, index, report)
+            shoot_microscope(lab.page, microscope)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Execute notebooks with their defaults and write them back with their outputs: `make notebooks`.
+
+    python -m tools.write_outputs                      all
+    python -m tools.write_outputs 02_grpo_custom_stops
+
+A notebook says in its metadata of which code its outputs are; a test compares that with the code that stands there.
+"""
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import nbformat
+
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+MOST_BYTES = 1_000_000
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def code_hash(notebook) -> str:
+    """SHA-256 over the sources of a notebook's code cells, in their order."""
+    sources = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    return hashlib.sha256(json.dumps(sources).encode()).hexdigest()
+
+
+def with_outputs(notebook, executed):
+    """A notebook with the outputs of its executed copy, which has one cell more: the parameters that were passed in.
+
+    Raises:
+        ValueError: the copy is of other code.
+    """
+    made = [cell for cell in executed.cells if cell.cell_type == "code"]
+    made = [cell for cell in made if "injected-parameters" not in cell.metadata.get("tags", [])]
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    if [cell.source for cell in cells] != [cell.source for cell in made]:
+        raise ValueError("the executed notebook has other code cells")
+    for n, (cell, done) in enumerate(zip(cells, made, strict=True), 1):
+        cell.execution_count = n
+        cell.outputs = [_kept(output, n) for output in done.outputs if WIDGET not in output.get("data", {})]
+    notebook.metadata["workbench"] = {"outputs_of": code_hash(notebook)}
+    return notebook
+
+
+def _kept(output, number: int):
+    output.get("metadata", {}).clear()
+    if "execution_count" in output:
+        output.execution_count = number
+    return output
+
+
+def main() -> None:
+    from tools.redacted_notebook import redacted_notebook
+    from workbench import list_runs
+    from workbench.lab.reports.page import hider
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="notebooks; default all")
+    parser.add_argument("--runs-dir", type=Path, help="take the newest finished run of each from here, execute none")
+    args = parser.parse_args()
+    names = args.names or sorted(path.stem for path in NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+    with tempfile.TemporaryDirectory() as folder:
+        runs = args.runs_dir or Path(folder)
+        if not args.runs_dir:
+            for name in names:  # one after the other: 06 reads what the others left
+                subprocess.run([sys.executable, "-m", "workbench", "run", "-q", name, "--runs-dir", str(runs)])
+        problems = []
+        for name in names:
+            done = [run for run in list_runs(runs, name) if run.status["state"] == "done"]
+            if not done:
+                problems.append(f"{name}: no run of it is done")
+                continue
+            path, run = NOTEBOOKS / f"{name}.ipynb", done[-1]
+            notebook = nbformat.read(path, as_version=4)
+            executed = nbformat.read(run.path / "executed.ipynb", as_version=4)
+            shown = nbformat.from_dict(redacted_notebook(executed, hider([run], True)))
+            for cell, redacted in zip(executed.cells, shown.cells, strict=True):
+                cell.outputs = redacted.get("outputs", [])
+            try:
+                text = nbformat.writes(with_outputs(notebook, executed))
+            except ValueError as error:
+                problems.append(f"{name}: {error}")
+                continue
+            if (size := len(text.encode())) > MOST_BYTES:
+                problems.append(f"{name}: {size:,} bytes with its outputs, expected at most {MOST_BYTES:,}")
+                continue
+            path.write_text(text + "\n", encoding="utf-8")
+            print(f"{name}: written, {size:,} bytes")
+    sys.exit("\n".join(problems) or 0)
+
+
+if __name__ == "__main__":
+    main()

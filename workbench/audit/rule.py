@@ -1,0 +1,86 @@
+"""A rule of the audit: a function that asks a log, with what is known of it before it is asked."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ..logs.log import Log
+from .finding import FOUND, Finding, in_words_of
+
+# What whole kinds of logs never hold, in the order in which a report names it.
+COMPLETIONS, LOG_PROBS = "completions", "sampler against scorer log-probs"
+MODEL_FILES, BASELINE, REWARDS = "model files, or --model", "--baseline", "the means of several reward functions"
+NEEDS = (COMPLETIONS, LOG_PROBS, MODEL_FILES, BASELINE, REWARDS)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rule:
+    """What `rule` makes of a function; called with a log, it gives its finding."""
+
+    function: Callable[[Log], Finding]
+    needs: str = ""
+    explains: tuple[str, ...] = ()
+    at_once: bool = False
+    notebook: str | None = None
+
+    @property
+    def name(self) -> str:
+        """`false_clipping` -> `false-clipping`."""
+        return self.function.__name__.replace("_", "-")
+
+    @property
+    def more(self) -> str:
+        """Where it is described: the built-in rules on their page, a user's own where its function stands."""
+        code = self.function.__code__
+        built_in = self.function.__module__.startswith("workbench.")
+        return f"docs/reference/rules.md#{self.name}" if built_in else f"{code.co_filename}:{code.co_firstlineno}"
+
+    def __call__(self, log: Log) -> Finding:
+        """Ask a log. The finding is kept there, so that rules may ask each other."""
+        if self not in log.findings:
+            answer = self.function(log)
+            if not isinstance(answer, Finding):
+                raise TypeError(f"it returned {answer!r}; expected found(...), absent(...) or unknown(...)")
+            log.findings[self] = self.signed(answer, log)
+        return log.findings[self]
+
+    def signed(self, answer: Finding, log: Log) -> Finding:
+        """An answer as this rule's finding, with the parameter names of the log's own framework."""
+        says, advice = (in_words_of(log.trainer, text) for text in (answer.says, answer.advice))
+        notebook = answer.notebook or (self.notebook if answer.verdict == FOUND else None)
+        return dataclasses.replace(answer, by=self, says=says, advice=advice, notebook=notebook)
+
+
+def rule(
+    function: Callable[[Log], Finding] | None = None,
+    *,
+    needs: str = "",
+    explains: tuple[str, ...] = (),
+    at_once: bool = False,
+    notebook: str | None = None,
+) -> Any:
+    """Make a rule of the audit from a function that takes a log and returns `found(...)`, `absent(...)` or `unknown(...)`.
+
+    The rule has the name of the function, with `-` for `_`. `workbench audit PATH --rules FILE`, `audit_run` and `attach_watch`
+    take rules in addition to the built-in ones. `log.metric(NAME)` is a metric, (N,) with NaN for steps without it, or None;
+    `log.completions` a table with a row a completion, or None; `log.facts` the known settings.
+
+    Args:
+        needs: what a log must contain for it, in words such as `completions`; logs without it are listed by that.
+        explains: names of rules whose findings follow from this one's, such as `no-learning`, or with the cause that they
+            must have, `zero-gradient (masked)`.
+        at_once: one step is proof enough, so `attach_watch` warns at the first; else from step 20 on, if found twice.
+        notebook: that shows it.
+
+    Example:
+        >>> from workbench.audit import absent, found, rule
+        >>> @rule(explains=("no-learning",))
+        ... def short_run(log):
+        ...     steps = len(log.steps)
+        ...     return found("note", f"{steps} steps.", "Train longer.") if steps < 100 else absent("100 steps or more.")
+        >>> short_run.name, short_run.explains
+        ('short-run', ('no-learning',))
+    """
+    make = partial(Rule, needs=needs, explains=explains, at_once=at_once, notebook=notebook)
+    return make if function is None else make(function)
