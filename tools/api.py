@@ -19,6 +19,7 @@ PARTS = {
     "diagnostics": "Reports and callbacks that measure a model or a training and change nothing.",
     "generation": "When completions end, and completions from every back end in one form.",
     "consistency": "Padding, positions, and importance ratios.",
+    "audit": "What is wrong with a log, and rules of one's own.",
     "experiments": "Recipes, how they are trained, models and prompts by name.",
 }
 ENVIRONMENT = """## Environment variables

@@ -26,9 +26,9 @@ def pytest_configure() -> None:
     """As a plugin: where tests import TRL's trainers they get ours."""
     if os.environ.get(WHOSE) == "ours":
         import trl.experimental.online_dpo
+        from workbench.training.online_dpo import OnlineDPOTrainer
 
         from workbench.training.grpo import GRPOTrainer, RLOOTrainer
-        from workbench.training.online_dpo import OnlineDPOTrainer
 
         trl.GRPOTrainer, trl.RLOOTrainer = GRPOTrainer, RLOOTrainer
         trl.experimental.online_dpo.OnlineDPOTrainer = OnlineDPOTrainer

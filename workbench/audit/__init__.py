@@ -1,5 +1,5 @@
 """Audit of anybody's run: read its log, check the logged numbers against each other, and say what is wrong and why."""
 
-import lazy_loader
+from ..extras import attach_names
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_names(__name__, __file__)

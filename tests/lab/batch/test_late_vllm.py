@@ -8,9 +8,9 @@ from importlib.util import find_spec
 import pytest
 import torch
 import trl
-from conftest import need
+from conftest import ROOT, need
 
-from workbench.lab.batch.late_vllm import _TRLFinder
+from workbench.lab.batch.late_vllm import IMPORT_VLLM_LATE, _TRLFinder
 from workbench.training.sync_on_cpu import cpu_engine
 
 pytestmark = pytest.mark.slow
@@ -69,3 +69,11 @@ def test_engine_without_gpu_compiles_nothing(monkeypatch, tmp_path, starter_fold
     assert cpu_engine(str(tmp_path)) == {"enforce_eager": True}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert cpu_engine(str(starter_folder)) == {}
+
+
+def test_kernels_of_the_lab_import_vllm_late():
+    """`make lab` starts kernels by a spec of its own; the runner gives its kernels the same line."""
+    spec = json.loads((ROOT / "requirements/jupyter/kernels/python3/kernel.json").read_text())
+    assert spec["argv"][-1] == f"--IPKernelApp.exec_lines={IMPORT_VLLM_LATE}"
+    assert spec["env"] == {"OMP_NUM_THREADS": "1"}
+    assert "JUPYTER_PATH=requirements/jupyter" in (ROOT / "Makefile").read_text()
