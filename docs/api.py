@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "workbench"
 WRITTEN = "This page is written by `python docs/api.py` from docstrings.\n"
 PARTS = {
+    "audit": "The audit of a log, and rules of your own for it.",
     "curves": "Reward curves: what they are, how sure they are, whether two agree, and the documented runs.",
     "runs": "Run folders and the results in them.",
     "diagnostics": "Reports and callbacks that measure a model or a training and change nothing.",

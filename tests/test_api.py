@@ -7,7 +7,7 @@ from conftest import ROOT
 
 import workbench
 
-PARTS = ("consistency", "curves", "diagnostics", "generation", "experiments", "runs")
+PARTS = ("audit", "consistency", "curves", "diagnostics", "generation", "experiments", "runs")
 STUBS = [ROOT / "workbench" / "__init__.pyi", *(ROOT / "workbench" / part / "__init__.pyi" for part in PARTS)]
 
 
