@@ -44,7 +44,12 @@ def test_every_page_is_two_links_from_the_front_page():
 
 
 def test_generated_page_names_its_command():
-    commands = {"reference/api": "tools.api", "reference/api_parts": "tools.api", "reference/cli": "tools.api"}
+    commands = {
+        "reference/api": "tools.api",
+        "reference/api_parts": "tools.api",
+        "reference/cli": "tools.api",
+        "reference/rules": "tools.rules",
+    }
     commands |= {"reference/what_happens": "test_new_user.py", "evidence/claims": "tools.claims"}
     commands |= {"evidence/what_is_tested": "test_what_is_tested.py", "evidence/defects": "repros/matrix.py"}
     commands |= {

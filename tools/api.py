@@ -14,12 +14,12 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "workbench"
 WRITTEN = "This page is written by `python -m tools.api` from docstrings.\n"
 PARTS = {
+    "audit": "The audit of a log, and rules of your own for it.",
     "curves": "Reward curves: what they are, how sure they are, whether two agree, and the documented runs.",
     "runs": "Run folders and the results in them.",
     "diagnostics": "Reports and callbacks that measure a model or a training and change nothing.",
     "generation": "When completions end, and completions from every back end in one form.",
     "consistency": "Padding, positions, and importance ratios.",
-    "audit": "What is wrong with a log, and rules of one's own.",
     "experiments": "Recipes, how they are trained, models and prompts by name.",
 }
 ENVIRONMENT = """## Environment variables

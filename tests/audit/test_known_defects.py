@@ -67,7 +67,7 @@ def test_a_defect_is_named_only_on_releases_that_have_it():
         met_defects("1.8.9", settings)
 
 
-def test_a_generation_batch_size_is_as_many_steps_as_trl_makes_of_it():
+def test_generation_batch_size_is_as_many_steps_as_in_trl():
     from trl import GRPOConfig
 
     settings = {"generation_batch_size": 32, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}

@@ -72,8 +72,8 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0].__name__)
-def test_each_rule_finds_its_fault_leaves_a_healthy_log_alone_and_says_when_it_cannot_tell(case):
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0].name)
+def test_rule_tells_fault_healthy_log_and_open_question(case):
     rule, shows, healthy, open_ = case
     found = rule(shows)
     assert found.verdict == "found"

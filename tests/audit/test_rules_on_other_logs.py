@@ -42,9 +42,6 @@ def test_a_learning_rate_of_0_beside_numbers_in_full_is_0():
     assert no_learning(log(reward=flat, grad_norm=rising, learning_rate=0.0)).cause == "learning-rate"
 
 
-# --- rows that all count as cut ----------------------------------------------------------------------------------------
-
-
 # --- groups without signal ---------------------------------------------------------------------------------------------
 
 

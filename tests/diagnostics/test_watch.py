@@ -83,14 +83,14 @@ def parity(completions, **_):
     return [float(n % 2) for n in range(len(completions))]
 
 
-def test_masked_stops_are_named_while_the_run_trains_and_after_it(capfd):
+def test_masked_stops_are_named_while_run_trains_and_after(capfd):
     trainer = stock(reward=parity, rollout=stops_at_a_vowel, mask_truncated_completions=True)
     watch = attach_watch(trainer, every=1)
     trainer.train()
     lines = [line for line in capfd.readouterr().err.splitlines() if "masked-stops" in line]
     assert len(lines) == 1
     assert lines[0].startswith("workbench: step ") and "Set mask_truncated_completions=False" in lines[0]
-    assert "docs/rules/masked-stops.md, notebook 02_grpo_custom_stops" in lines[0]
+    assert "docs/reference/rules.md#masked-stops, notebook 02_grpo_custom_stops" in lines[0]
     assert "masked-stops" in audit_run(watch.recorder.record_dir).problems
     assert audit_run(trainer.args.output_dir).problems == audit_run(watch.recorder.record_dir).problems
 

@@ -59,6 +59,7 @@ def _line_of(error: BaseException, file: str) -> str:
 
 
 def _explained(finding: Finding, causes: Sequence[Finding]) -> Finding:
+    """A finding with the first of the causes that explain it."""
     names = [cause.rule for cause in causes if {finding.rule, finding.title} & set(cause.by.explains)]
     return dataclasses.replace(finding, follows_from=names[0]) if names and finding.verdict == FOUND else finding
 

@@ -71,7 +71,15 @@ class Finding:
 # What the function of a rule returns.
 
 
-def found(severity: str, says: str, advice: str, *, steps: Iterable[int] = (), **about) -> Finding:
+def found(
+    severity: str,
+    says: str,
+    advice: str,
+    *,
+    steps: Iterable[int] = (),
+    cost: Mapping[str, float] | None = None,
+    **about,
+) -> Finding:
     """Say that a rule found what it looks for.
 
     Args:
@@ -79,11 +87,14 @@ def found(severity: str, says: str, advice: str, *, steps: Iterable[int] = (), *
         says: what was seen, in a sentence with its numbers.
         advice: what to change.
         steps: where it shows; `log.at(WHERE)` gives them, for `WHERE` (N,) of bool.
-        about: `cause`, `evidence`, `cost`, `notebook` and `contradicts`, as of `Finding`.
+        cost: what it took, such as `{"share of steps": 0.74}`.
+        about: `cause`, a word, where a rule has several; `evidence`, the numbers; `notebook`, which shows it; `contradicts`,
+            the names of metrics that are wrong and that no later rule may use.
     """
     if severity not in SEVERITIES:
         raise ParameterError(f"severity={severity!r}: expected one of {', '.join(SEVERITIES)}")
-    return Finding(FOUND, says, severity, steps=tuple(map(int, steps)), advice=advice, **about)
+    numbers = {name: float(value) for name, value in (cost or {}).items()}
+    return Finding(FOUND, says, severity, steps=tuple(map(int, steps)), cost=numbers, advice=advice, **about)
 
 
 def absent(says: str, **evidence) -> Finding:

@@ -56,8 +56,7 @@ class RunAudit:
     @property
     def main(self) -> str:
         """The main finding with its cause, or an empty string."""
-        first = next((f for f in self.findings if f.verdict == FOUND and f.severity != NOTE), None)
-        return first.title if first else ""
+        return next((f.title for f in self.findings if f.verdict == FOUND and f.severity != NOTE), "")
 
     @property
     def verdict(self) -> str:

@@ -99,9 +99,11 @@ def _indirect(log: Log, logged: np.ndarray) -> dict[str, np.ndarray]:
         return reasons  # TRL 0.17 takes masked rows for rows of no token
     if longest is not None:
         small = "truncated completions are the longest, and the mean length is too small for so many"
-        reasons[small] = _less(mean, logged * longest)
+        reasons[small] = mean < logged * longest * (1 - _ROUNDING)
     if limit := _limit(log):
-        reasons[f"so many completions of {limit} tokens need a larger mean length"] = _less(mean, logged * limit)
+        reasons[f"so many completions of {limit} tokens need a larger mean length"] = mean < logged * limit * (
+            1 - _ROUNDING
+        )
         if longest is not None and _one_step_a_line(log, longest):
             reasons[f"no completion reached the limit of {limit} tokens"] = (logged > 0) & (longest < limit)
     return reasons
@@ -111,10 +113,6 @@ def _limit(log: Log) -> int | None:
     """`max_completion_length` where it is known, and no completion is longer: then another run's was given."""
     limit, longest = log.facts.get("max_completion_length"), log.logged("max_length")
     return None if limit is None or (longest is not None and np.nanmax(longest) > limit) else int(limit)
-
-
-def _less(value: np.ndarray, bound: np.ndarray) -> np.ndarray:
-    return value < bound * (1 - _ROUNDING)
 
 
 def _one_step_a_line(log: Log, longest: np.ndarray) -> bool:

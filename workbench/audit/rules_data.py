@@ -185,8 +185,8 @@ def duplicate_prompts(log: Log) -> Finding:
         return absent("No prompt has two groups in a step.")
     says = f"{share:.0%} of the groups repeat a prompt of the same step."
     advice = "Harmless in TRL from 0.17 on; early 2025 versions dropped such groups. Shuffle or deduplicate the data."
-    about = {"evidence": {"share of groups": share}, "notebook": "04_duplicate_prompts"}
-    return found(NOTE, says, advice, steps=repeats.index[repeats > 0], **about)
+    evidence, where = {"share of groups": share}, repeats.index[repeats > 0]
+    return found(NOTE, says, advice, steps=where, evidence=evidence, notebook="04_duplicate_prompts")
 
 
 @rule(needs=REWARDS)

@@ -94,15 +94,15 @@ def true_clipping(log: Log) -> Finding:
         return unknown("Give --limit N or --stop STRING: it is open whether the clipped ratio is true.")
     learns = rises(log.metric("reward")) or ends_at_the_top(log)
     serious = late >= 0.5 and not learns and (~np.isnan(true)).sum() >= LEAST
-    return found(
-        PROBLEM if serious else WARNING,
-        f"{late:.0%} of the completions are cut by the length limit in the last quarter of the run"
-        + (", while the reward rises or is at its highest." if learns else "."),
-        "Raise max_completion_length, or reward shorter completions; masking them leaves less to learn from.",
-        steps=log.at(true >= 0.25),
-        evidence={"share cut, last quarter": late, "share cut, all steps": float(np.nanmean(true))},
-        cost={"share of completions truncated": float(np.nanmean(true))},
+    says = f"{late:.0%} of the completions are cut by the length limit in the last quarter of the run"
+    says += ", while the reward rises or is at its highest." if learns else "."
+    advice = "Raise max_completion_length, or reward shorter completions; masking them leaves less to learn from."
+    where, share = log.at(true >= 0.25), float(np.nanmean(true))
+    evidence, cost = (
+        {"share cut, last quarter": late, "share cut, all steps": share},
+        {"share of completions truncated": share},
     )
+    return found(PROBLEM if serious else WARNING, says, advice, steps=where, evidence=evidence, cost=cost)
 
 
 @rule(explains=("true-clipping",))
@@ -121,10 +121,8 @@ def never_stops(log: Log) -> Finding:
         mean, evidence = np.nanmean(each), {"EOS tokens per completion": float(np.nanmean(each))}
         if (each > 1.01).sum() * 2 >= len(each):
             if log.facts.get("pad_token_id") in (None, *log.facts.get("eos_token_ids", ())):
-                advice = (
-                    "Give --model FOLDER or a checkpoint folder: where padding is the EOS token, as they are without "
-                )
-                advice += "a padding token, these are no sampled ones."
+                advice = "Give --model FOLDER or a checkpoint folder: where padding is the EOS token, as they are "
+                advice += "without a padding token, these are no sampled ones."
                 return unknown(advice, f"Completions hold {mean:.1f} EOS tokens each.")
             says = f"Completions hold {mean:.1f} EOS tokens each: the sampler does not stop at EOS, and what follows it is "
             says += "computed and scored for nothing. A penalty for a missing EOS never applies."
@@ -146,8 +144,8 @@ def never_stops(log: Log) -> Finding:
             "Read one completion, or give --limit N or --stop STRING to decide which it is. Mask nothing until then."
         )
         evidence = {"share cut, last quarter": late, "share cut, all steps": float(np.nanmean(true))}
-        about = {"cause": "all-cut", "evidence": evidence, "cost": {"share of completions": late}}
-        return found(WARNING, says, advice, steps=log.at(true >= 0.95), **about)
+        where, cost = log.at(true >= 0.95), {"share of completions": late}
+        return found(WARNING, says, advice, cause="all-cut", steps=where, evidence=evidence, cost=cost)
     says = "No completion stops before the length limit, from the first step on."
     return _runs_on(log, true >= _ALL, says, {"share cut": 1.0})
 
@@ -155,8 +153,8 @@ def never_stops(log: Log) -> Finding:
 def _runs_on(log: Log, where: np.ndarray, says: str, evidence: dict) -> Finding:
     advice = "Let the sampler stop: stop_token='eos' in TRL's PPOConfig, or an eos_token_id in the model's generation "
     advice += "config; if completions are meant to be longer, raise the limit."
-    about = {"evidence": evidence, "cost": {"share of steps": float(where.mean())}, "notebook": "01_ppo_eos_stop"}
-    return found(PROBLEM, says, advice, steps=log.at(where), **about)
+    cost, notebook = {"share of steps": where.mean()}, "01_ppo_eos_stop"
+    return found(PROBLEM, says, advice, steps=log.at(where), evidence=evidence, cost=cost, notebook=notebook)
 
 
 @rule(needs=MODEL_FILES, notebook="02_grpo_custom_stops")
