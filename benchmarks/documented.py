@@ -3,9 +3,8 @@
     python -m benchmarks.documented add LOG --name my-run --title "Shown in figures" --like unsloth-llama3.1-8b-gsm8k-grpo
                                             --repository OWNER/NAME --file PATH --commit SHA --licence MIT
     python -m benchmarks.documented check FOLDER     FOLDER/OWNER+NAME/PATH of every file that is at hand
-    python -m benchmarks.documented page             docs/baselines.md
 
-A log is whatever `workbench.logs.read` reads. data/sources.json names, for each file, the run whose figures it holds.
+`python -m benchmarks.pages` then writes docs/baselines.md. A log is whatever `workbench.logs.read` reads. data/sources.json names, for each file, the run whose figures it holds.
 """
 
 import argparse
@@ -28,19 +27,8 @@ SOURCES = ROOT / "data" / "sources.json"
 MOST = 60  # points of a curve; of evaluations, which are never averaged, as many as there are
 METRICS = {"reward": "reward", "completion_length": "mean_length"}  # of a new run -> name in the log
 KNOWN = METRICS | {"reward_std": "reward_std", "kl": "kl"}  # of those that can be worked out again
-FIELDS = (
-    "run",
-    "repository",
-    "file",
-    "commit",
-    "blob",
-    "sha256",
-    "licence",
-    "loads",
-    "which",
-    "column",
-    "evals",
-    "taken",
+FIELDS = tuple(
+    ["run", "repository", "file", "commit", "blob", "sha256", "licence", "loads", "which", "column", "evals", "taken"]
 )
 
 
@@ -232,7 +220,7 @@ def add(args: argparse.Namespace) -> None:
     }
     write_text(target, as_text(made))
     save_sources([*load_sources(), row])
-    print(f"{target.relative_to(ROOT)}: {', '.join(made['curves'])}; now: python -m benchmarks.documented page")
+    print(f"{target.relative_to(ROOT)}: {', '.join(made['curves'])}; now: python -m benchmarks.pages")
 
 
 def main() -> None:
@@ -248,15 +236,10 @@ def main() -> None:
         new.add_argument(f"--{name}", type=float)
     new.add_argument("--which", type=int, default=0)
     commands.add_parser("check").add_argument("folder", type=Path)
-    commands.add_parser("page")
     args = parser.parse_args()
     if args.command == "check":
         sys.exit(1 if check(args.folder) else 0)
-    if args.command == "add":
-        return add(args)
-    from benchmarks.documented_page import write
-
-    write(ROOT / "docs" / "baselines.md")
+    add(args)
 
 
 if __name__ == "__main__":

@@ -1,30 +1,25 @@
 """How often the verdicts about curves are wrong: simulated runs whose truth is known, judged by the library itself.
 
-    python -m benchmarks.verdicts.error_rates [--repeats 1000] [--seed 0] [--out FILE.json] [--page FILE.md]
+    python -m benchmarks.error_rates [--repeats 1000] [--seed 0] [--out FILE.json]
 
-`--page` writes the tables as a page of the documentation; it is made of what `--out` writes, of what `control.py` left in
-data/measured, and of nothing else.
+docs/error_rates.md shows the stored result, and that of a program that is gone: how often the recorded controls are wrong
+(data/measured/control.json).
 """
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from scipy.signal import lfilter
 
-from benchmarks.pages import table, write_page
-from benchmarks.record import MEASURED, parser, publish
+from benchmarks.record import made_with, measured, parser, publish, table
 from workbench.curves.compare import DIFFERENT, INCONCLUSIVE, SAME, another_seed
 from workbench.curves.curve import Curve
 from workbench.curves.stats import change_interval, iqm, seed_interval
-from workbench.runs.environment import hardware
 
 SEEDS = (1, 2, 3, 5, 8, 10)
 STEPS = np.arange(1, 81)
 NOISES = {"independent": 0.0, "AR(0.8)": 0.8}
 LENGTHS = (20, 40, 80, 250)
-CONTROL = MEASURED / "verdicts" / "control.json"
 
 
 def noise(rng: np.random.Generator, n: int, rho: float) -> np.ndarray:
@@ -143,7 +138,7 @@ def simulate(repeats: int, seed: int) -> dict:
     def rng():
         return np.random.default_rng(seed)
 
-    result: dict = {"environment": hardware(), "repeats": repeats, "seed": seed, "another_seed": {}}
+    result: dict = {"repeats": repeats, "seed": seed, "another_seed": {}}
     for name, one in CASES.items():
         for kind, rho in NOISES.items():
             cells = {str(n): verdicts(rng(), n, rho, repeats, one) for n in SEEDS}
@@ -176,7 +171,7 @@ def _worst(found: dict) -> str:
 
 
 def control_section(control: dict) -> list[str]:
-    """The part of the page about the positive control, from what `control.py` writes."""
+    """Make the part of the page about the positive control."""
     shifts = list(next(iter(control["controls"].values()))["simulated"])
     simulated = [
         [
@@ -209,10 +204,8 @@ def control_section(control: dict) -> list[str]:
         "## The positive control",
         "",
         "A control holds ten recorded seeds of a run; `another_seed` with the tolerance in its file says whether a run of its",
-        "recipe is one more of them. This part is written by",
-        "",
-        f"    python -m benchmarks.verdicts.control --repeats {control['repeats']} "
-        "--out data/measured/verdicts/control.json --page docs/error_rates.md",
+        "recipe is one more of them. The program of this part, `benchmarks/verdicts/control.py`, is gone: `git show",
+        f"{control['stored_in']['commit']}` has it. Its result: {made_with(control)}.",
         "",
         f"Says different, in per cent of {control['repeats']} made-up seeds with mean and covariance of the recorded ones, of",
         "which the judged one is shifted by so many of the unit. 0: the same process, at most 5% is wanted. The tolerance of",
@@ -240,8 +233,9 @@ def control_section(control: dict) -> list[str]:
     ]
 
 
-def page(result: dict, control: dict) -> list[str]:
-    """The lines of the page of the documentation that shows a result of `simulate`, and of `control.py`."""
+def page() -> list[str]:
+    """Make the lines of docs/error_rates.md."""
+    result = measured("error_rates")
     steps = [[*n.split("; "), *(f"{100 * v:.1f}" for v in r.values())] for n, r in result["change_interval"].items()]
     seeds = [[name, *(f"{100 * v:.1f}" for v in row.values())] for name, row in result["seed_interval"].items()]
     return [
@@ -249,8 +243,11 @@ def page(result: dict, control: dict) -> list[str]:
         "",
         "Simulated runs whose truth is known, judged by the library, and at the end real ones. This page is written by",
         "",
-        f"    python -m benchmarks.verdicts.error_rates --repeats {result['repeats']} --seed {result['seed']} "
-        "--out data/measured/verdicts/error_rates.json --page docs/error_rates.md",
+        f"    python -m benchmarks.error_rates --repeats {result['repeats']} --seed {result['seed']} "
+        "--out data/measured/error_rates.json",
+        "    python -m benchmarks.pages",
+        "",
+        f"The result that it shows: {made_with(result)}.",
         "",
         f"All rates are per cent of {result['repeats']} experiments, so one of 5% is known to about "
         f"{196 * np.sqrt(0.05 * 0.95 / result['repeats']):.1f} points. Nothing is trained, but for the positive control.",
@@ -293,16 +290,13 @@ def page(result: dict, control: dict) -> list[str]:
         "",
         *table(["values", "2 seeds", "3", "4", "5", "10", "30"], seeds),
         "",
-        *control_section(control),
+        *control_section(measured("control")),
     ]  # fmt: skip
 
 
 def main() -> None:
-    args = parser(__doc__, repeats=1000, seed=0, page=Path("")).parse_args()
-    result = simulate(args.repeats, args.seed)
-    publish(result, args.out)
-    if args.page.name:
-        write_page(args.page, page(result, json.loads(CONTROL.read_text())))
+    args = parser(__doc__, repeats=1000, seed=0).parse_args()
+    publish(simulate(args.repeats, args.seed), args.out)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Known causes put between sampler and scorer, one at a time and in pairs: which does `attribute_mismatch` name, and how large?
 
-    python -m benchmarks.verdicts.attribution [--model starter] [--prompts 12] [--out FILE.json] [--page FILE.md]
+    python -m benchmarks.attribution [--model starter] [--prompts 12] [--out FILE.json]
 
 Samples with real vLLM, in process; the suspects of every case are the same. `--model FOLDER` runs the cases that need no model
-of their own on another model; a file that exists is kept and its table for that model is replaced.
+of their own on another model. In a file that exists the table of that model is replaced. docs/attribution.md shows the result.
 """
 
 import copy
@@ -18,13 +18,11 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.pages import table, write_page
-from benchmarks.record import start
+from benchmarks.record import about, made_with, measured, parser, table, use_one_thread
 from workbench import attribute_mismatch
 from workbench.consistency.padding import pad_batch
 from workbench.experiments.recipes import load_prompts, resolve_model
 from workbench.experiments.toys.families import family_model, random_texts
-from workbench.runs.environment import hardware
 from workbench.runs.files import read_json, write_json
 from workbench.training.rows import has_gpu
 
@@ -194,8 +192,9 @@ def table_of(rows: list[dict]) -> list[str]:
     return table(["put in", "sampler", "nats a token", "found", "left", "right"], shown)
 
 
-def page(result: dict) -> list[str]:
-    """The lines of the page of the documentation that shows the recorded tables."""
+def page() -> list[str]:
+    """Make the lines of docs/attribution.md."""
+    result = measured("attribution")
     lines = [
         "# Which cause is named",
         "",
@@ -206,13 +205,14 @@ def page(result: dict) -> list[str]:
         "difference is as large as that dtype would cause, but does not match token by token, so its size is no evidence.",
         "Written by",
         "",
-        "    python -m benchmarks.verdicts.attribution \\",
-        "        --out data/measured/verdicts/attribution.json --page docs/attribution.md",
-        "    python -m benchmarks.verdicts.attribution --model ~/.cache/workbench/gemma-3-270m --prompts 6 \\",
-        "        --out data/measured/verdicts/attribution.json --page docs/attribution.md",
+        "    python -m benchmarks.attribution --out data/measured/attribution.json",
+        "    python -m benchmarks.attribution --model ~/.cache/workbench/gemma-3-270m --prompts 6 \\",
+        "        --out data/measured/attribution.json",
+        "    python -m benchmarks.pages",
+        "",
+        f"The result that it shows: {made_with(result)}.",
         "",
     ]
-    lines += [result["note"], ""] if "note" in result else []
     for model, rows in result["models"].items():
         single = [row for row in rows if len(row["injected"]) == 1]
         right = sum(row["right"] for row in single)
@@ -234,11 +234,12 @@ def main() -> None:
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # weights are loaded within the process
     for name, value in {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}.items():
         os.environ.setdefault(name, value)
-    args = start(__doc__, model="starter", prompts=12, page=Path(""))
+    args = parser(__doc__, model="starter", prompts=12).parse_args()
+    use_one_thread()
     toy = args.model == "starter"
     rows: list[dict] = []
     name = "starter, 0.65 M parameters" if toy else Path(args.model).name
-    machine = hardware()
+    here = about()
     common = common_cases(resolve_model(args.model), 3e-4 if toy else 1e-5, args.prompts)
     for case in itertools.chain(common, own_cases() if toy else ()):
         rows.append(judge(case))
@@ -246,9 +247,7 @@ def main() -> None:
         if args.out:  # case by case: the next one may be what an engine cannot do
             args.out.parent.mkdir(parents=True, exist_ok=True)
             models = read_json(args.out, {}).get("models", {}) | {name: rows}
-            write_json(args.out, {"environment": machine, "models": models})
-    if args.page.name and args.out:
-        write_page(args.page, page(read_json(args.out, {})))
+            write_json(args.out, {"environment": here, "models": models})
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
 """GRPO with a stop string on real weights: stock TRL masked, stock TRL unmasked, the workbench's trainer masked.
 
-    python -m benchmarks.real_weights.stop_string            train what is missing, seed by seed over all arms
-    python -m benchmarks.real_weights.stop_string --collect  add what is trained to data/measured/real_weights/, and each
-                                                             arm to data/baselines/
+    python -m benchmarks.stop_string            train what is missing, seed by seed over all arms
+    python -m benchmarks.stop_string --collect  add what is trained to data/measured/, and each arm to data/baselines/
 
 gemma-3-270m answers small questions in `<answer>...</answer>`, vLLM ends a completion at the stop string `</answer>`, and
 `mask_truncated_completions=True` asks TRL to leave truncated completions out of the loss. Reward 1 for the right answer.
-`task.json` says how the task was chosen.
 
 Each training is a process of its own with a folder of its own. One that was interrupted goes on from its last checkpoint, and
 its files hold every step once. A folder has
@@ -28,17 +26,17 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.real_weights.tasks import STOP, reward_of, rows
-from benchmarks.record import GEMMA, MEASURED, ROOT, check_weights, need_room, parser, run_main, versions
+from benchmarks.fetch_gemma import GEMMA, check_weights
+from benchmarks.record import MEASURED, ROOT, about, made_with, need_room, parser, run_main
+from benchmarks.tasks import STOP, TASK, reward_of, rows
 from workbench.curves.curve import Curve
 from workbench.curves.documented import as_text, stored
 from workbench.errors import RunError
-from workbench.runs.files import read_json, write_json, write_text
+from workbench.runs.files import json_lines, read_json, whole_file, write_json, write_text
 
-OUT = MEASURED / "real_weights"
 TRAININGS = ROOT / "build" / "real_weights" / "custom_stops"
 STOCK_MASKED, STOCK_UNMASKED, WORKBENCH_MASKED = ARMS = ("stock-masked", "stock-unmasked", "workbench-masked")
-TASK, EXAMPLES, HELD_OUT = "number after one up to 199", 2, 100
+EXAMPLES, HELD_OUT = 2, 100
 EVERY = 10  # steps between two checkpoints, and between two looks at the held-out questions
 GRPO = {  # TRL's names
     "learning_rate": 1e-4, "lr_scheduler_type": "constant", "per_device_train_batch_size": 16, "num_generations": 8,
@@ -104,20 +102,16 @@ def append(file: Path, lines: Iterable[dict]) -> None:
 
 
 def read_lines(file: Path) -> list[dict]:
-    """The whole lines of a file; none where there is none. A last line that was cut while it was written is left out."""
-    if not file.is_file():
-        return []
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if line[-1] == "\n"]
+    """Read the whole lines of a file; none where there is none. A last line that was cut while it was written is left out."""
+    return [row for _, row in json_lines(file)] if file.is_file() else []
 
 
 def forget_after(folder: Path, step: int) -> None:
     """Drop what was recorded after a step, so that a training that goes on there has every step once."""
     for name in RECORDS:
         kept = [line for line in read_lines(folder / name) if line["step"] <= step]
-        unfinished = folder / (name + ".unfinished")
-        unfinished.unlink(missing_ok=True)
-        append(unfinished, kept)
-        os.replace(unfinished, folder / name)
+        with whole_file(folder / name) as unfinished:
+            append(unfinished, kept)
 
 
 def last_checkpoint(folder: Path) -> tuple[int, Path | None]:
@@ -131,11 +125,12 @@ def train(arm: str, seed: int, folder: Path, model: Path, steps: int) -> None:
     """One training, from its last checkpoint on."""
     need_room("a training", memory=8, disk=3, folder=folder)
     weights = check_weights(model)
-    train_rows, held_rows = rows(TASK, EXAMPLES, HELD_OUT)
+    train_rows, held_rows = rows(EXAMPLES, HELD_OUT)
+    here = about()
     settings = {
         "arm": arm, "seed": seed, "steps": steps, "task": TASK, "examples": EXAMPLES, "stop": STOP, "grpo": GRPO,
         "lora": LORA, "questions": {"train": len(train_rows), "held out": len(held_rows)}, "held out": "greedy",
-        "model": weights, "environment": versions(),
+        "model": weights, "environment": {name: here[name] for name in ("python", "packages", "threads")},
     }  # fmt: skip
     old = folder / "settings.json"
     if old.is_file() and json.loads(old.read_text()) != settings:
@@ -217,7 +212,7 @@ def train(arm: str, seed: int, folder: Path, model: Path, steps: int) -> None:
     forget_after(folder, step)
     set_seed(seed)  # again: the engine, which starts in this process, has set its own
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    (folder / "finished").touch()
+    write_json(folder / "finished", here)
     shutil.rmtree(folder / "checkpoints")
 
 
@@ -231,7 +226,7 @@ def collect(trainings: Path, out: Path) -> dict:
         The summary: `trainings`, a list of {"settings", "steps", "curves", "held out"}. `curves` maps a name to [steps]
         numbers, and `held out` has `step`, `reward` (share of right answers), `truncated` and `tokens`.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    (out / "stop_string").mkdir(parents=True, exist_ok=True)
     found = read_json(out / "stop_string.json", {}).get("trainings", [])
     for finished in sorted(trainings.glob("*/finished")):
         folder = finished.parent
@@ -247,6 +242,7 @@ def collect(trainings: Path, out: Path) -> dict:
         found.append(
             {
                 "settings": settings,
+                "made": read_json(finished, {}),
                 "steps": len(steps),
                 "curves": {
                     "reward": [share(made, "reward", 1.0) for made in by_step],
@@ -271,7 +267,9 @@ def collect(trainings: Path, out: Path) -> dict:
         whole = [{"of": "training"} | row for row in completions if row["step"] <= len(steps)]
         whole += [{"of": "held out"} | row for row in held if row["step"] <= len(steps)]
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in whole)
-        (out / name).write_bytes(gzip.compress(text.encode(), mtime=0))  # the same bytes for the same rows
+        (out / "stop_string" / name).write_bytes(
+            gzip.compress(text.encode(), mtime=0)
+        )  # the same bytes for the same rows
     summary = {"what": " ".join(__doc__.split("\n\n")[0].split()), "trainings": sorted(found, key=arm_and_seed)}
     write_json(out / "stop_string.json", summary)
     return summary
@@ -303,7 +301,7 @@ def baseline(arm: str, trainings: list[dict]) -> dict:
     return {
         "name": f"workbench-gemma-3-270m-stops-{arm}",
         "title": f"gemma-3-270m, GRPO with a stop string, {arm.replace('-', ' ')}, seeds: {len(trainings)}",
-        "source": "recorded here, by `python -m benchmarks.real_weights.stop_string`",
+        "source": "recorded here, by `python -m benchmarks.stop_string`",
         "date": "2026-11",
         "method": ", ".join(
             [
@@ -330,8 +328,15 @@ def baseline(arm: str, trainings: list[dict]) -> dict:
         "curves": curves,
         "figures": {},
         "unknown": ["the time: machines with other load", "other models, tasks and learning rates"],
-        "recorded": {key: settings[key] for key in ("grpo", "lora", "model", "environment")},
+        "recorded": {key: settings[key] for key in ("grpo", "lora", "model", "environment")}
+        | {"made_with": sorted(set(map(made_of, trainings)))},
     }
+
+
+def made_of(training: dict) -> str:
+    """Say which commit, versions and date a collected training is of."""
+    here = training.get("made") or training["settings"]["environment"]
+    return made_with({"environment": here, "stored_in": training.get("stored_in", {})})
 
 
 def arm_and_seed(training: dict) -> tuple[str, int]:
@@ -345,7 +350,7 @@ def share(lines: list[dict], name: str, value) -> float | None:
 
 def main() -> None:
     options = parser(__doc__, steps=60, seeds=[0, 1, 2], model=GEMMA, trainings=TRAININGS)
-    options.set_defaults(out=OUT)
+    options.set_defaults(out=MEASURED)
     options.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
     options.add_argument("--collect", action="store_true", help="train nothing, add what is trained to the results")
     options.add_argument(
@@ -372,7 +377,7 @@ def main() -> None:
         for arm in args.arms:
             if (args.trainings / f"{arm}-seed-{seed}" / "finished").is_file():
                 continue
-            command = [sys.executable, "-m", "benchmarks.real_weights.stop_string", "--one", "--arms", arm]
+            command = [sys.executable, "-m", "benchmarks.stop_string", "--one", "--arms", arm]
             command += ["--seeds", str(seed), "--steps", str(args.steps)]
             command += ["--model", str(args.model), "--trainings", str(args.trainings)]
             if code := subprocess.run(command).returncode:
