@@ -81,6 +81,10 @@ def stepped(model, rows: list[list[int]], lr: float, steps: int = 3):
     return later.eval()
 
 
+def load(path: str):
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
 def prompts_of(path: str, rows: int) -> list[list[int]]:
     tokenizer = AutoTokenizer.from_pretrained(path)
     return [tokenizer(text)["input_ids"] for text in load_prompts("starter")[: rows * 37 : 37]["prompt"]]
@@ -97,8 +101,7 @@ def retokenised(tokenizer, rows: dict) -> tuple[dict, list]:
 
 def common_cases(path: str, lr: float, rows_asked: int):
     """Cases of any model: clean, temperature, top-k, top-p, earlier weights, text read once more, dtype, and pairs."""
-    start = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    tokenizer, prompts = AutoTokenizer.from_pretrained(path), prompts_of(path, rows_asked)
+    start, tokenizer, prompts = load(path), AutoTokenizer.from_pretrained(path), prompts_of(path, rows_asked)
     later = stepped(start, prompts, lr)
     other = {"weights": {"sampler_model": later}}
     fp32 = engine(path)
@@ -126,13 +129,12 @@ def common_cases(path: str, lr: float, rows_asked: int):
 def own_cases():
     """Cases that need a model of their own: learned positions, neighbours that count, prompts read in chunks."""
     path = resolve_model("starter-gpt2")
-    gpt2 = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    prompts = prompts_of(path, 12)
+    gpt2, prompts = load(path), prompts_of(path, 12)
     other = {"weights": {"sampler_model": stepped(gpt2, prompts, 3e-4)}}
     yield Case(("padding",), "vLLM, fp32", gpt2, sample(engine(path), prompts), other)
     yield neighbours()
     path = resolve_model("starter")
-    starter = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    starter = load(path)
     chunked = engine(path, enable_chunked_prefill=True, max_num_batched_tokens=32, max_num_seqs=4)
     other = {"weights": {"sampler_model": stepped(starter, prompts, 3e-4)}}
     # Unseeded: for a chunk vLLM takes a seeded generator a step back, which on a CPU it cannot.

@@ -1,7 +1,7 @@
 """The audit and three other tools on `tests/audit/corpus/`: who names the cause, who cries wolf, whose advice would harm; and
 what the audit costs.
 
-    python -m benchmarks.audit [--seed N] [--public FOLDER] [--out FILE.json] [--no-rivals]
+    python -m benchmarks.audit [--seed N] [--out FILE.json] [--no-rivals]
 
 rldoctor 0.2.0, rlprobe 0.1.0 and runmedic 0.1.1 are installed without dependencies into `$WORKBENCH_CACHE/rivals` on first
 use. rldoctor and runmedic read the run's own file. rlprobe reads only recordings of its own, so each log is replayed through
@@ -22,24 +22,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.record import CACHE, ROOT, parser, publish, table
+from benchmarks.record import CACHE, ROOT, made_with, measured, parser, publish, table
 from workbench.audit.report import audit_run
-from workbench.errors import WorkbenchError
-from workbench.logs.names import NAMES
-from workbench.logs.read import read_logs
 
 CORPUS = ROOT / "tests" / "audit" / "corpus"
 PINS = ("rldoctor==0.2.0", "rlprobe==0.1.0", "runmedic==0.1.1")
 TOOLS = ("workbench", "rldoctor", "rlprobe", "runmedic")
-# A rule of the audit -> what the others call the same, on the generous side.
-SAME = {
-    "zero-gradient": "advantage_collapse gradient_pathology DEGENERATE_GROUPS ADV_COLLAPSE REWARD_STD_DEATH GRAD_PATHOLOGY",
-    "no-learning": "plateau no_learning constant_lr_plateau",
-    "true-clipping": "length_pathology TRUNCATION_STARVE",
-    "never-stops": "length_pathology TRUNCATION_STARVE",
-    "length-runaway": "length_pathology REWARD_HACK_LENGTH",
-    "collapse": "entropy_collapse reward_hacking ENTROPY_COLLAPSE FORMAT_GAMING",
-}
 # A fault of the corpus -> the signatures that lead to it.
 RIGHT = {
     "wrong-tag": "advantage_collapse plateau no_learning DEGENERATE_GROUPS ADV_COLLAPSE REWARD_STD_DEATH",
@@ -63,9 +51,8 @@ HARM = re.compile(r"(?<!not )mask(ing)? (truncated|them)|overlong filter", re.IG
 def log_in(path: Path) -> Path:
     """The log itself: of a folder, which some of these tools do not read."""
     named = (path / name for name in ("trainer_state.json", "log.jsonl"))
-    others = sorted(
-        (p for p in path.glob("*") if p.is_file() and p.name != "source.json"), key=lambda p: -p.stat().st_size
-    )
+    files = (p for p in path.glob("*") if p.is_file() and p.name != "source.json")
+    others = sorted(files, key=lambda p: -p.stat().st_size)
     return path if path.is_file() else next((p for p in named if p.is_file()), others[0])
 
 
@@ -192,7 +179,7 @@ def on_corpus(rivals: Path | None, seed: int | None) -> list[dict]:
     return rows
 
 
-def tables(rows: list[dict]) -> tuple[list[str], list[str]]:
+def tables(rows: list[dict]) -> list[str]:
     """Return a Markdown table with a line a fault, and one of the sums."""
     tools = [tool for tool in TOOLS if any(row["tool"] == tool for row in rows)]
     faults = []
@@ -221,66 +208,12 @@ def tables(rows: list[dict]) -> tuple[list[str], list[str]]:
         ["runs whose completions all stopped, advised to mask truncated ones",
          *counted(lambda row: row["harm"], lambda row: row["kind"] in ALL_STOPPED)],
     ]  # fmt: skip
-    return table(["fault", *tools], faults), table(["", *tools], sums)
+    return [*table(["fault", *tools], faults), "", *table(["", *tools], sums)]
 
 
 def _word(row: dict) -> str:
     as_it_is = row["cannot tell"] and row["tool"] == "workbench" and row["result"] == "right"
     return "right: cannot tell" if as_it_is else row["result"]
-
-
-# --- other people's logs ------------------------------------------------------------------------------------------------------
-
-
-def on_public(corpus: Path, rivals: Path | None) -> list[str]:
-    """Return a Markdown table: how many of the logs in a folder each tool reads and judges rightly; `expected.json` says what is right."""
-    expected = {n: want for n, want in json.loads((corpus / "expected.json").read_text()).items() if want["readable"]}
-    answers: dict[str, dict] = {"workbench": {name: _ours(corpus / name) for name in expected}}
-    with tempfile.TemporaryDirectory() as scratch:
-        for name in expected if rivals is not None else ():
-            given = Path(scratch) / name
-            given.mkdir()
-            steps = read_logs(corpus / name)[0].steps.rename(columns={k: v[0] for k, v in NAMES.items()})
-            rows = [{k: v for k, v in row.items() if v == v} for row in steps.to_dict("records")]
-            (given / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-            for tool, with_it in RIVALS.items():
-                if tool != "rlprobe":  # which reads recordings of its own alone
-                    answers.setdefault(f"{tool}, the file", {})[name] = with_it(corpus / name, rivals)
-                answers.setdefault(f"{tool}, our reading", {})[name] = with_it(given, rivals)
-    counts = {tool: _public_counts(expected, found) for tool, found in answers.items()}
-    titles = next(iter(counts.values()))
-    return table(["", *answers], [[title, *(of_tool[title] for of_tool in counts.values())] for title in titles])
-
-
-def _ours(path: Path):
-    try:
-        found = [f for run in audit_run(path).runs for f in run.findings if f.verdict == "found"]
-    except WorkbenchError as error:
-        return str(error)
-    return [(f.severity, f.rule, f.advice) for f in found]
-
-
-def _public_counts(expected: dict, answers: dict) -> dict[str, str]:
-    """Title -> `N of M`, of one tool's answers."""
-    read = [name for name in expected if not isinstance(answers[name], str)]
-    faulty = [name for name, want in expected.items() if want["must_find"] or want["any_of"]]
-    healthy = [name for name in expected if name not in faulty]
-
-    def right(name: str) -> bool:
-        found = {what for _, what, _ in answers[name]} if name in read else set()
-        named = {rule for rule, same in SAME.items() if rule in found or found & set(same.split())}
-        want = expected[name]
-        return named >= set(want["must_find"]) and (not want["any_of"] or bool(named & set(want["any_of"])))
-
-    def have(severity: str) -> int:
-        return sum(any(of == severity for of, *_ in answers[name]) for name in healthy if name in read)
-
-    return {
-        "logs read": f"{len(read)} of {len(expected)}",
-        "faulty or flat: the cause among what is found": f"{sum(map(right, faulty))} of {len(faulty)}",
-        "healthy or short: a problem (CRITICAL)": f"{have('problem')} of {len(healthy)}",
-        "healthy or short: a warning": f"{have('warning')} of {len(healthy)}",
-    }
 
 
 # --- what it costs ------------------------------------------------------------------------------------------------------------
@@ -315,19 +248,31 @@ def _seconds(path: Path) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def page() -> list[str]:
+    """Make the part of docs/audit.md about the corpus, and what the audit costs."""
+    result = measured("audit")
+    costs = "; ".join(f"{name} {seconds:.1f} s" for name, seconds in result["seconds"].items())
+    by = f"Made by `python -m benchmarks.audit --out data/measured/audit.json` ({made_with(result)})."
+    return [
+        *tables(result["runs"]),
+        "",
+        by,
+        f"The audit of {costs}: processor seconds of the whole command, on one thread.",
+    ]
+
+
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--public", type=Path, help="folder of other people's logs with an expected.json")
     options.add_argument("--no-rivals", action="store_true")
     options.add_argument("--seed", type=int, help="only the runs of this seed")
     asked = options.parse_args()
     rivals = None if asked.no_rivals else install_rivals()
     rows = on_corpus(rivals, asked.seed)
-    lines = [line for part in tables(rows) for line in (*part, "")]
-    lines += on_public(asked.public, rivals) if asked.public else []
-    print("\n".join(lines), flush=True)
+    print("\n".join(tables(rows)), flush=True)
     with tempfile.TemporaryDirectory() as scratch:
-        publish({"seconds": costs(Path(scratch)), "runs": rows}, asked.out)
+        took = costs(Path(scratch))
+    print(took)
+    publish({"seconds": took, "runs": rows}, asked.out, quietly=True)
 
 
 if __name__ == "__main__":

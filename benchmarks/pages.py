@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from benchmarks import attribution, audit, cost, documented_page, documented_verdicts, error_rates, evidence
-from benchmarks.record import ROOT, made_with, measured
+from benchmarks import attribution, audit, documented_page, documented_verdicts, error_rates, evidence
+from benchmarks.record import ROOT, made_with, measured, table
 from workbench.runs.files import write_text
 
 DOCS = ROOT / "docs"
@@ -21,11 +21,17 @@ PAGES: dict[str, Callable[[], Iterable[str]]] = {
 }
 PARTS: dict[str, Callable[[], Iterable[str]]] = {
     "audit": audit.page,
-    "cost: watch": lambda: cost.part("watch"),
-    "cost: sampler probe": lambda: cost.part("sampler probe"),
+    "costs": lambda: table(["what", "measured"], [[what, says] for what, _, says, _ in evidence.costs()]),
+    "watch": lambda: _cost("watch"),
+    "sampler probe": lambda: _cost("sampler probe"),
     "sampler_faults": lambda: [f"({made_with(measured('real_weights/sampler_faults'))})"],
 }
 _PART = re.compile(r"(<!-- measured: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def _cost(what: str) -> list[str]:
+    row = measured("cost")["rows"][f"{what}; starter"]
+    return [f"On the starter: {row['says']}", f"({made_with(row)})."]
 
 
 def pages() -> dict[Path, str]:

@@ -99,9 +99,10 @@ def about() -> dict:
     return hardware() | {"date": time.strftime("%Y-%m-%d", time.gmtime())}
 
 
-def publish(result: dict, out: Path | None) -> None:
-    """Print a result; with `out`, write it with the commit, versions, hardware and date that made it."""
-    print(json.dumps(jsonable(result), indent=1), flush=True)
+def publish(result: dict, out: Path | None, *, quietly: bool = False) -> None:
+    """Print a result, unless quietly; with `out`, write it with the commit, versions, hardware and date that made it."""
+    if not quietly:
+        print(json.dumps(jsonable(result), indent=1), flush=True)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_json(out, {"environment": about(), **result})
@@ -144,9 +145,5 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
         >>> table(["case", "rate"], [["a", "5.0"]])
         ['| case | rate |', '|---|---|', '| a | 5.0 |']
     """
-    head, *rows = [list(head), *rows]
-    return [_line(head), "|---" * len(head) + "|", *map(_line, rows)]
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    head, *lines = (f"| {' | '.join(cells)} |" for cells in ([*head], *rows))
+    return [head, "|---" * (head.count(" | ") + 1) + "|", *lines]
