@@ -6,7 +6,6 @@ Run one from the checkout: `python -m benchmarks.NAME`. It prints its result; `-
 import argparse
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -87,11 +86,6 @@ def need_room(what: str, *, memory: float = 0, disk: float = 0, folder: Path = R
     free = psutil.disk_usage(str(at)).free / 2**30
     if free < disk:
         raise RunError(f"{what} takes {disk:.1f} GiB of disk, {free:.1f} GiB are free under {at}: make room there")
-
-
-def peak_mib() -> float:
-    """Return the peak memory of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def about() -> dict:

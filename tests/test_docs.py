@@ -43,18 +43,6 @@ def test_every_page_is_two_clicks_from_the_front_page_also_where_no_table_of_con
     assert {FRONT} | one | two >= PAGES
 
 
-def test_a_page_that_a_command_writes_names_the_command():
-    commands = {"api": "docs/api.py", "cli": "docs/api.py", "rules": "docs/rules.py", "claims": "docs/claims.py"}
-    commands |= {"defects": "repros/matrix.py", "error_rates": "benchmarks.verdicts.error_rates"}
-    commands |= {"evidence": "benchmarks.real_weights.page", "attribution": "benchmarks.verdicts.attribution"}
-    commands |= {"what_happens": "test_new_user.py", "what_is_tested": "tests/training/test_what_is_tested.py"}
-    commands |= {
-        f"{path.parent.name}/{path.stem}": f"docs/{path.parent.name}.py" for path in DOCS.glob("[ar][pu]*/*.md")
-    }
-    for page, command in commands.items():
-        assert command in (DOCS / f"{page}.md").read_text(encoding="utf-8"), page
-
-
 def test_the_code_about_groups_of_equal_rewards_prints_what_it_says(capsys):
     page = (DOCS / "how_to" / "zero_std_is_0.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)

@@ -1,5 +1,4 @@
 import json
-import runpy
 from pathlib import Path
 
 import numpy as np
@@ -127,12 +126,3 @@ def test_several_runs_are_a_table_first_and_what_is_alike_stands_once(capsys, tm
     assert "(docs" not in out and "more: docs/rules/masked-stops.md" in out
     assert "100% of completions" in out or "% of completions left out" in out
     assert "these rules need what is not here: mixed-groups" in " ".join(out.split())
-
-
-@pytest.mark.slow
-def test_the_pages_of_rules_are_those_that_the_rules_make():
-    made = runpy.run_path(str(ROOT / "docs" / "rules.py"))["pages"]()
-    assert set(made) == {"rules.md", *(f"rules/{rule.__name__.replace('_', '-')}.md" for rule in RULES)}
-    for place, text in made.items():
-        assert text == (ROOT / "docs" / place).read_text(encoding="utf-8"), "run python docs/rules.py"
-    assert len(list((ROOT / "docs" / "rules").iterdir())) == len(RULES)
