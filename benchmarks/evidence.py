@@ -70,10 +70,13 @@ def costs() -> list[list[str]]:
 def sources() -> list[list[str]]:
     """Return what each name in italics stands for: the program, and the commit, versions and date of its result."""
     rows = [[f"`{measured(file)['command']}`, gone", made_with(measured(file))] for file in GONE]
-    names = [file.partition("/")[2] for file in GONE] + ["docs_example", "attribution", "trl_tests", "stop_string"]
-    baselines = [load_baseline(name) for name in DOCS_EXAMPLE]
-    texts = dict.fromkeys(text for one in baselines for text in one.recorded["made_with"])
+    names = [file.partition("/")[2] for file in GONE]
+    names += ["docs_example", "control", "attribution", "trl_tests", "stop_string"]
+    texts = dict.fromkeys(text for name in DOCS_EXAMPLE for text in load_baseline(name).recorded["made_with"])
     rows.append(["`python -m benchmarks.real_weights.docs_example`, gone", "; ".join(texts)])
+    rows.append(
+        ["`python -m benchmarks.controls`", *load_baseline("workbench-starter-docs-example").recorded["made_with"]]
+    )
     rows += [[f"`python -m benchmarks.{name}`", made_with(measured(name))] for name in ("attribution", "trl_tests")]
     trainings = sorted(set(map(made_of, measured("stop_string")["trainings"])))
     rows.append(["`python -m benchmarks.stop_string`", "; ".join(trainings)])

@@ -21,7 +21,7 @@ PAGES: dict[str, Callable[[], Iterable[str]]] = {
 }
 PARTS: dict[str, Callable[[], Iterable[str]]] = {
     "audit": audit.page,
-    "costs": lambda: table(["what", "measured"], [[what, says] for what, _, says, _ in evidence.costs()]),
+    "costs": lambda: table(["what", "model", "measured", "made with"], evidence.costs()),
     "watch": lambda: _cost("watch"),
     "sampler probe": lambda: _cost("sampler probe"),
     "sampler_faults": lambda: [f"({made_with(measured('real_weights/sampler_faults'))})"],
