@@ -89,12 +89,11 @@ lab: .venv/installed
 lint: .venv/installed
 	$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy
 
-# The benchmarks that need no GPU and no downloaded weights.
-BENCHMARKS := $(subst /,.,$(basename $(filter-out benchmarks/cost/gpu.py,$(wildcard benchmarks/cost/*.py)))) \
-	$(addprefix benchmarks.verdicts.,attribution audit error_rates)
+# The benchmarks that need no GPU, no downloaded weights and no checkout of TRL. They print their results and store nothing.
+BENCHMARKS := attribution audit cost documented_verdicts error_rates
 
 bench: .venv/installed
-	@for name in $(BENCHMARKS); do echo "== $$name"; $(PY) -m $$name || exit 1; done
+	@for name in $(BENCHMARKS); do echo "== $$name"; $(PY) -m benchmarks.$$name || exit 1; done
 
 # The site, in build/site. Its tools are in a folder of their own. Building fetches nothing, and a warning is an error.
 .venv/lanes/docs: requirements/docs.txt | .venv/installed

@@ -3,9 +3,9 @@
     python -m benchmarks.documented add LOG --name my-run --title "Shown in figures" --like unsloth-llama3.1-8b-gsm8k-grpo
                                             --repository OWNER/NAME --file PATH --commit SHA --licence MIT
     python -m benchmarks.documented check FOLDER     FOLDER/OWNER+NAME/PATH of every file that is at hand
-    python -m benchmarks.documented page             docs/evidence/baselines.md
 
-A log is whatever `workbench.logs.read` reads. data/sources.json names, for each file, the run whose figures it holds.
+`python -m benchmarks.pages` then writes baselines.md. A log is whatever `workbench.logs.read` reads. data/sources.json
+names, for each file, the run whose figures it holds.
 """
 
 import argparse
@@ -134,15 +134,11 @@ def baseline(full: dict, about: dict) -> dict:
     reward = about["reward"]
     lengths = {"unit": "tokens", "low": 0, "high": None}
     accuracy = {"unit": "share of right answers", "low": 0.0, "high": 1.0}
-    kinds = {
-        "reward": {k: reward[k] for k in ("unit", "low", "high")},
-        "completion_length": lengths,
-        "eval_accuracy": accuracy,
-    }
+    kinds = {"reward": {k: reward[k] for k in ("unit", "low", "high")}}
+    kinds |= {"completion_length": lengths, "eval_accuracy": accuracy}
     curves = {metric: kind | _points(metric, full) for metric, kind in kinds.items() if metric in full}
-    fields = ("date", "method", "model", "data", "hardware", "time")
-    made = {"name": about["name"], "title": about["title"], "source": about["source"]}
-    made |= {name: about.get(name) for name in fields} | {
+    fields = ("name", "title", "source", "date", "method", "model", "data", "hardware", "time")
+    made = {name: about.get(name) for name in fields} | {
         "seeds": about.get("seeds", 1),
         "reward": reward,
         "curves": curves,
@@ -171,11 +167,8 @@ def differences(row: dict, path: Path) -> list[str]:
     """
     if (found := sha256(path)) != row["sha256"]:
         raise RunError(f"{path}: sha256 {found[:12]}..., expected {row['sha256'][:12]}...: another version of the file")
-    full, stored, wrong = (
-        full_curves(path, row["which"] or 0, row["column"], row["evals"]),
-        load_baseline(row["run"]).curves,
-        [],
-    )
+    full = full_curves(path, row["which"] or 0, row["column"], row["evals"])
+    stored, wrong = load_baseline(row["run"]).curves, []
     again = [metric for metric in stored if metric in full]
     if not again:
         wrong.append(f"{row['run']}: none of {', '.join(stored) or 'no curve'} is in {path.name}")
@@ -214,25 +207,17 @@ def add(args: argparse.Namespace) -> None:
     if like is None and not args.unit:
         raise ParameterError("expected --like NAME, a documented run of the same reward and data, or --unit in words")
     reward = like.reward if like else {"name": args.unit, "unit": args.unit, "low": args.low, "high": args.high}
-    about = {
-        "name": args.name,
-        "title": args.title,
-        "source": f"github.com/{args.repository}, {args.file} at {args.commit[:7]}",
-    }
-    about |= {"reward": reward, "model": args.model, "method": args.method, "data": args.data or (like and like.data)}
+    source = f"github.com/{args.repository}, {args.file} at {args.commit[:7]}"
+    about = {"name": args.name, "title": args.title, "source": source, "reward": reward}
+    about |= {"model": args.model, "method": args.method, "data": args.data or (like and like.data)}
     about |= {"task": args.task or (like.task if like else ""), "recipe": args.recipe}
     made = baseline(full_curves(args.log, args.which, args.column, args.evals), about)
     row = source_row(args.log, run=args.name, repository=args.repository, file=args.file, commit=args.commit)
-    row |= {
-        "licence": args.licence,
-        "which": args.which,
-        "column": args.column,
-        "evals": args.evals,
-        "taken": ", ".join(made["curves"]),
-    }
+    row |= {name: getattr(args, name) for name in ("licence", "which", "column", "evals")}
+    row |= {"taken": ", ".join(made["curves"])}
     write_text(target, as_text(made))
     save_sources([*load_sources(), row])
-    print(f"{target.relative_to(ROOT)}: {', '.join(made['curves'])}; now: python -m benchmarks.documented page")
+    print(f"{target.relative_to(ROOT)}: {', '.join(made['curves'])}; now: python -m benchmarks.pages")
 
 
 def main() -> None:
@@ -248,15 +233,10 @@ def main() -> None:
         new.add_argument(f"--{name}", type=float)
     new.add_argument("--which", type=int, default=0)
     commands.add_parser("check").add_argument("folder", type=Path)
-    commands.add_parser("page")
     args = parser.parse_args()
     if args.command == "check":
         sys.exit(1 if check(args.folder) else 0)
-    if args.command == "add":
-        return add(args)
-    from benchmarks.documented_page import write
-
-    write(ROOT / "docs" / "evidence" / "baselines.md")
+    add(args)
 
 
 if __name__ == "__main__":

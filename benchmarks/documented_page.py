@@ -1,21 +1,20 @@
-"""docs/evidence/baselines.md: a row for each documented run, made of data/baselines and data/sources.json alone."""
+"""Makes baselines.md: a row for each documented run, of data/baselines and data/sources.json and of nothing else."""
 
 from collections import Counter
-from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
 
-from benchmarks.pages import table, write_page
+from benchmarks.record import table
 from workbench.curves.curve import Curve
 from workbench.curves.documented import Baseline, list_baselines, load_baseline, load_sources
-from workbench.curves.verdicts import figure_in_log, gap, trend
+from workbench.curves.verdicts import trend
 
 BARS = "▁▂▃▄▅▆▇█"
 
 
 def spark(curve: Curve, width: int = 16) -> str:
-    """A curve as bars between its own lowest and highest value.
+    """Draw a curve as bars between its own lowest and highest value.
 
     Example:
         >>> spark(Curve("a", range(1, 9), range(8), "points"), width=4)
@@ -26,16 +25,17 @@ def spark(curve: Curve, width: int = 16) -> str:
     return "".join(BARS[round((part - low) / size * (len(BARS) - 1))] for part in parts)
 
 
-def _link(row: dict) -> str:
+def _link(run: Baseline, row: dict) -> str:
+    if "made_with" in run.recorded:
+        return f"{row['repository']}: {'; '.join(run.recorded['made_with'])}"
     if not row["commit"] or "*" in row["file"] or " at " in row["file"]:
         return row["repository"]
-    return (
-        f"[{row['repository']}](https://github.com/{row['repository']}/blob/{row['commit'][:12]}/{quote(row['file'])})"
-    )
+    place = f"{row['repository']}/blob/{row['commit'][:12]}/{quote(row['file'])}"
+    return f"[{row['repository']}](https://github.com/{place})"
 
 
 def _row(run: Baseline, files: list[dict]) -> list[str]:
-    source = _link(files[0]) + (f" and {len(files) - 1} more files" if len(files) > 1 else "")
+    source = _link(run, files[0]) + (f" and {len(files) - 1} more files" if len(files) > 1 else "")
     if "reward" not in run.curves:
         said = "; ".join(f"{name} {part['value']:g}" for name, part in run.figures.items())
         return [run.title, run.task, "", "", said or ", ".join(run.curves), source]
@@ -46,26 +46,12 @@ def _row(run: Baseline, files: list[dict]) -> list[str]:
 
 
 def page() -> list[str]:
-    """The lines of the page."""
+    """Make the lines of the page."""
     runs, rows = [load_baseline(name) for name in list_baselines()], load_sources()
     files = {run.name: [row for row in rows if row["run"] == run.name] for run in runs}
     runs.sort(key=lambda run: (run.task.lower(), run.recipe, run.title))
     words = Counter(trend(run.curve()).word for run in runs if "reward" in run.curves)
     other = {row["repository"] for row in rows} - {"this project"}
-    held = [
-        [run.title, str(gap(run.curve(), run.curve("eval_accuracy")))]
-        for run in runs
-        if {"reward", "eval_accuracy"} <= run.curves.keys()
-    ]
-    published = [
-        [
-            run.title,
-            str(figure_in_log(part["value"], run.curve(name[10:]), len(f"{part['value']:g}".partition(".")[2]))),
-        ]
-        for run in runs
-        for name, part in run.figures.items()
-        if name.startswith("published_") and name[10:] in run.curves
-    ]
     several = [(run, files[run.name]) for run in runs if len({row["loads"] for row in files[run.name]} - {None}) > 1]
     several += [(run, files[run.name]) for run in runs if len({row["repository"] for row in files[run.name]}) > 1]
     counted = ", ".join(f"{n} {word}" for word, n in words.most_common())
@@ -73,10 +59,11 @@ def page() -> list[str]:
         "# Documented runs",
         "",
         f"{len(runs)} runs from {len(other)} repositories and from this project. Nearly all are a single seed. They are",
-        "references, not targets. This page is written by `python -m benchmarks.documented page`;",
-        "[data/README.md](../../data/README.md) says how one is added, and [documented_verdicts.md](documented_verdicts.md)",
+        "references, not targets. This page is written by `python -m benchmarks.pages`;",
+        "[data/README.md](../data/README.md) says how one is added, and [documented_verdicts.md](documented_verdicts.md)",
         "how often the verdicts are wrong. A commit is the newest that could be had",
-        "when the figures were taken, in November 2026; a repository may have changed since.",
+        "when the figures were taken, in November 2026; a repository may have changed since. Runs of this project give the",
+        "commit that holds their figures, its date, and the versions that they ran with.",
         "",
         "## Every run",
         "",
@@ -87,16 +74,6 @@ def page() -> list[str]:
             ["run", "task", "reward", "first fifth to last", "verdict", "source"],
             [_row(run, files[run.name]) for run in runs],
         ),
-        "",
-        "## Training and held-out scores",
-        "",
-        *table(["run", "verdict"], held),
-        "",
-        "## Published figures and their logs",
-        "",
-        "A figure may be of another evaluation than those that a log holds, and the log may not be the one that was meant.",
-        "",
-        *table(["run", "verdict"], published),
         "",
         "## One table in several files",
         "",
@@ -119,8 +96,3 @@ def page() -> list[str]:
         ),
         "",
     ]
-
-
-def write(path: Path) -> None:
-    """Write the page."""
-    write_page(path, page())

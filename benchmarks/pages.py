@@ -1,26 +1,56 @@
-"""The writer of generated pages: Markdown tables, and a whole file."""
+"""Writes every page and figure that is made of data/measured/ and data/baselines/: `python -m benchmarks.pages`.
 
-from collections.abc import Iterable
+A hand-written page has its measured parts between `<!-- measured: NAME -->` and `<!-- end -->`; `PARTS` says what a name is.
+"""
+
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from benchmarks import attribution, audit, documented_page, documented_verdicts, error_rates, evidence
+from benchmarks.record import ROOT, made_with, measured, table
 from workbench.runs.files import write_text
 
+DOCS = ROOT / "docs"
+PAGES: dict[str, Callable[[], Iterable[str]]] = {
+    "attribution.md": attribution.page,
+    "baselines.md": documented_page.page,
+    "documented_verdicts.md": documented_verdicts.page,
+    "error_rates.md": error_rates.page,
+    "real_weights.md": evidence.page,
+}
+PARTS: dict[str, Callable[[], Iterable[str]]] = {
+    "audit": audit.page,
+    "costs": lambda: table(["what", "model", "measured", "made with"], evidence.costs()),
+    "watch": lambda: _cost("watch"),
+    "sampler probe": lambda: _cost("sampler probe"),
+    "sampler_faults": lambda: [f"({made_with(measured('real_weights/sampler_faults'))})"],
+}
+_PART = re.compile(r"(<!-- measured: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
-    """The lines of a table.
 
-    Example:
-        >>> table(["case", "rate"], [["a", "5.0"]])
-        ['| case | rate |', '|---|---|', '| a | 5.0 |']
-    """
-    head, *rows = [list(head), *rows]
-    return [_line(head), "|---" * len(head) + "|", *map(_line, rows)]
+def _cost(what: str) -> list[str]:
+    row = measured("cost")["rows"][f"{what}; starter"]
+    return [f"On the starter: {row['says']}", f"({made_with(row)})."]
 
 
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def pages() -> dict[Path, str]:
+    """Make the text of each page that shows what was measured."""
+    found = {}
+    for path in sorted(DOCS.rglob("*.md")):
+        if path.name in PAGES:
+            up = "../" * (len(path.relative_to(ROOT).parts) - 1)
+            found[path] = "\n".join(PAGES[path.name]()).replace("](../data/", f"]({up}data/")
+        elif "<!-- measured: " in (text := path.read_text(encoding="utf-8")):
+            found[path] = _PART.sub(lambda m: m[1] + "\n".join([*PARTS[m[2]](), ""]) + m[3], text)
+    return found
 
 
-def write_page(path: Path, lines: Iterable[str]) -> None:
-    """Write a page whole, or leave the old one."""
-    write_text(path, "\n".join(lines))
+def main() -> None:
+    for path, text in pages().items():
+        write_text(path, text)
+    (DOCS / "images" / "real_weights.png").write_bytes(evidence.figure().png())
+
+
+if __name__ == "__main__":
+    main()

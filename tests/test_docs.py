@@ -43,26 +43,6 @@ def test_every_page_is_two_links_from_the_front_page():
     assert {FRONT} | one | two >= PAGES
 
 
-def test_generated_page_names_its_command():
-    commands = {
-        "reference/api": "tools.api",
-        "reference/api_parts": "tools.api",
-        "reference/cli": "tools.api",
-        "reference/rules": "tools.rules",
-    }
-    commands |= {"reference/what_happens": "test_new_user.py", "evidence/claims": "tools.claims"}
-    commands |= {"evidence/what_is_tested": "test_what_is_tested.py", "evidence/defects": "repros/matrix.py"}
-    commands |= {
-        "evidence/error_rates": "benchmarks.verdicts.error_rates",
-        "evidence/baselines": "benchmarks.documented",
-    }
-    commands |= {"evidence/attribution": "benchmarks.verdicts.attribution"}
-    commands |= {"evidence/documented_verdicts": "benchmarks.verdicts.documented_verdicts"}
-    commands |= {"evidence/real_weights": "benchmarks.real_weights.page"}
-    for page, command in commands.items():
-        assert command in (DOCS / f"{page}.md").read_text(encoding="utf-8"), page
-
-
 def test_group_rewards_code_prints_what_it_says(capsys):
     page = (DOCS / "how-to" / "reward_is_flat.md").read_text(encoding="utf-8")
     (code,) = [code for code in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "pandas" in code]

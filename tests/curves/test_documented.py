@@ -194,9 +194,3 @@ def test_a_command_adds_a_run_from_a_log_and_refuses_a_name_that_is_taken(tmp_pa
     assert row["sha256"] == the_set.sha256(log) and row["taken"] == "reward"
     with pytest.raises(ParameterError, match=r"name='mine': .* is there; give another name"):
         the_set.main()
-
-
-def test_the_page_of_documented_runs_is_made_of_the_data():
-    from benchmarks.documented_page import page
-
-    assert (ROOT / "docs" / "evidence" / "baselines.md").read_text() == "\n".join(page())

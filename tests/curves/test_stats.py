@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.verdicts.error_rates import changes, noise
+from benchmarks.error_rates import changes, noise
 from workbench.curves.stats import UNKNOWN_BETWEEN_RUNS, change_interval, iqm, noise_covariance, one_seed, seed_interval
 from workbench.errors import ParameterError
 

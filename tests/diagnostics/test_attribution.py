@@ -1,4 +1,4 @@
-"""One cause at a time put into a rollout, all suspects tried: it is found with its size. On vLLM: benchmarks/verdicts/."""
+"""One cause at a time put into a rollout, all suspects tried: it is found with its size. On vLLM: benchmarks/attribution.py."""
 
 import copy
 

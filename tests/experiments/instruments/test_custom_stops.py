@@ -12,7 +12,7 @@ def training(arm, seed, rewards):
 def test_trainings_on_real_weights_are_curves_by_arm_and_one_without_a_step_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(custom_stops, "packaged", lambda name: tmp_path / name)
     assert custom_stops.real_weight_curves() == {}
-    file = tmp_path / "data" / "measured" / "real_weights" / "stop_string.json"
+    file = tmp_path / "data" / "measured" / "stop_string.json"
     file.parent.mkdir(parents=True)
     trainings = [training("stock-masked", 0, [0.25, 0.5]), training("workbench-masked", 0, [0.5])]
     file.write_text(json.dumps({"trainings": [*trainings, training("stock-masked", 1, [])]}))

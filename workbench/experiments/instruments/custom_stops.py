@@ -86,7 +86,7 @@ def _forced(llm, token_id: int, **stops) -> str:
 
 def real_weight_curves() -> dict[str, list[Curve]]:
     """Arm -> the reward of each training on real weights that is in `data/measured/`; empty where there is none."""
-    file = packaged("data") / "measured" / "real_weights" / "stop_string.json"
+    file = packaged("data") / "measured" / "stop_string.json"
     if not file.is_file():
         return {}
     found: dict[str, list[Curve]] = {}

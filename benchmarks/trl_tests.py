@@ -1,6 +1,6 @@
 """TRL's own tests of GRPO, RLOO and OnlineDPO, on TRL's trainers and on the workbench's, compared test by test.
 
-    python -m benchmarks.verdicts.trl_tests FOLDER
+    python -m benchmarks.trl_tests FOLDER [--out FILE.json]
 
 FOLDER is a checkout of TRL, of about the installed release. Its tests load tiny models by name from the hub, or from a cache in
 `HF_HOME`. A test that passes on TRL's trainers has to pass on ours.
@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import trl
 
-from benchmarks.record import ROOT, Results, parser, run_main, versions
+from benchmarks.record import ROOT, parser, publish, run_main
 from workbench.errors import RunError
 
 FILES = "test_grpo_trainer", "test_rloo_trainer", "experimental/test_online_dpo_trainer"
@@ -63,7 +63,7 @@ def compare(stock: dict[str, str], ours: dict[str, str]) -> dict:
 def run(folder: Path, file: str, whose: str) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "benchmarks.verdicts.trl_tests"]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "benchmarks.trl_tests"]
         environment = os.environ | {"PYTHONPATH": str(ROOT), WHOSE: whose}
         subprocess.run([*command, f"tests/{file}.py", f"--junitxml={report}"], cwd=folder, env=environment)
         if not report.is_file():
@@ -75,11 +75,11 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("folder", type=Path, help="checkout of TRL")
     args = options.parse_args()
-    results = Results("verdicts.trl_tests", args.out)
     tests = (args.folder / "VERSION").read_text().strip()
-    results.value |= {"trl": trl.__version__, "tests of": tests, "versions": versions()}
+    result: dict = {"trl": trl.__version__, "tests of": tests, "parts": {}}
     for file in FILES:
-        results.part(file, lambda file=file: compare(*(run(args.folder, file, whose) for whose in ("stock", "ours"))))
+        result["parts"][file] = compare(*(run(args.folder, file, whose) for whose in ("stock", "ours")))
+        publish(result, args.out)
 
 
 if __name__ == "__main__":

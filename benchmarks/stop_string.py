@@ -1,12 +1,10 @@
 """GRPO with a stop string on real weights: stock TRL masked, stock TRL unmasked, the workbench's trainer masked.
 
-    python -m benchmarks.real_weights.stop_string            train what is missing, seed by seed over all arms
-    python -m benchmarks.real_weights.stop_string --collect  add what is trained to data/measured/real_weights/, and each
-                                                             arm to data/baselines/
+    python -m benchmarks.stop_string            train what is missing, seed by seed over all arms
+    python -m benchmarks.stop_string --collect  add what is trained to data/measured/, and each arm to data/baselines/
 
 gemma-3-270m answers small questions in `<answer>...</answer>`, vLLM ends a completion at the stop string `</answer>`, and
 `mask_truncated_completions=True` asks TRL to leave truncated completions out of the loss. Reward 1 for the right answer.
-`task.json` says how the task was chosen.
 
 Each training is a process of its own with a folder of its own. One that was interrupted goes on from its last checkpoint, and
 its files hold every step once. A folder has
@@ -28,17 +26,17 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.real_weights.tasks import STOP, reward_of, rows
-from benchmarks.record import GEMMA, MEASURED, ROOT, check_weights, need_room, parser, run_main, versions
+from benchmarks.fetch_gemma import GEMMA, check_weights
+from benchmarks.record import MEASURED, ROOT, about, made_with, need_room, parser, run_main
+from benchmarks.tasks import STOP, TASK, reward_of, rows
 from workbench.curves.curve import Curve
 from workbench.curves.documented import as_text, stored
 from workbench.errors import RunError
-from workbench.runs.files import read_json, write_json, write_text
+from workbench.runs.files import json_lines, read_json, whole_file, write_json, write_text
 
-OUT = MEASURED / "real_weights"
 TRAININGS = ROOT / "build" / "real_weights" / "custom_stops"
 STOCK_MASKED, STOCK_UNMASKED, WORKBENCH_MASKED = ARMS = ("stock-masked", "stock-unmasked", "workbench-masked")
-TASK, EXAMPLES, HELD_OUT = "number after one up to 199", 2, 100
+EXAMPLES, HELD_OUT = 2, 100
 EVERY = 10  # steps between two checkpoints, and between two looks at the held-out questions
 GRPO = {  # TRL's names
     "learning_rate": 1e-4, "lr_scheduler_type": "constant", "per_device_train_batch_size": 16, "num_generations": 8,
@@ -49,7 +47,7 @@ RECORDS = ("metrics.jsonl", "completions.jsonl", "held_out.jsonl")
 
 
 def make_trainer(arm: str, seed: int, folder: Path, model: Path, steps: int, train_rows: list[dict], reward):
-    """The trainer of an arm: TRL's own code, and what the workbench asks for in its place."""
+    """Make the trainer of an arm: TRL's own code, and what the workbench asks for in its place."""
     import trl
     import trl.trainer.utils
     from datasets import Dataset
@@ -79,14 +77,14 @@ def make_trainer(arm: str, seed: int, folder: Path, model: Path, steps: int, tra
 
 
 def sync_weights(generation) -> None:
-    """What TRL's own `sync_weights` does, in the way that vLLM's CPU backend can: it has repacked the linear weights."""
+    """Do what TRL's own `sync_weights` does, in the way that vLLM's CPU backend can: it has repacked the linear weights."""
     runner = generation.llm.llm_engine.model_executor.driver_worker.model_runner
     runner.reload_weights(weights_iterator=generation._iter_named_params())
     generation.llm.reset_prefix_cache()
 
 
 def finish_reason(text: str, ids: list[int], eos_token_id: int) -> str:
-    """Why a completion really ended: `stop` where it has the stop string or EOS, else `length`.
+    """Say why a completion really ended: `stop` where it has the stop string or EOS, else `length`.
 
     Example:
         >>> finish_reason("<answer>8</answer>", [5, 6], 1), finish_reason("8", [7, 1], 1), finish_reason("8", [7], 1)
@@ -104,38 +102,35 @@ def append(file: Path, lines: Iterable[dict]) -> None:
 
 
 def read_lines(file: Path) -> list[dict]:
-    """The whole lines of a file; none where there is none. A last line that was cut while it was written is left out."""
-    if not file.is_file():
-        return []
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if line[-1] == "\n"]
+    """Read the whole lines of a file; none where there is none. A last line that was cut while it was written is left out."""
+    return [row for _, row in json_lines(file)] if file.is_file() else []
 
 
 def forget_after(folder: Path, step: int) -> None:
     """Drop what was recorded after a step, so that a training that goes on there has every step once."""
     for name in RECORDS:
         kept = [line for line in read_lines(folder / name) if line["step"] <= step]
-        unfinished = folder / (name + ".unfinished")
-        unfinished.unlink(missing_ok=True)
-        append(unfinished, kept)
-        os.replace(unfinished, folder / name)
+        with whole_file(folder / name) as unfinished:
+            append(unfinished, kept)
 
 
 def last_checkpoint(folder: Path) -> tuple[int, Path | None]:
-    """The newest checkpoint that was written to its end, and its step; (0, None) where there is none."""
+    """Find the newest checkpoint that was written to its end, and its step; (0, None) where there is none."""
     whole = [path.parent for path in folder.glob("checkpoints/checkpoint-*/complete")]
     newest = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
     return (int(newest.name.rpartition("-")[2]), newest) if newest else (0, None)
 
 
 def train(arm: str, seed: int, folder: Path, model: Path, steps: int) -> None:
-    """One training, from its last checkpoint on."""
+    """Run one training, from its last checkpoint on."""
     need_room("a training", memory=8, disk=3, folder=folder)
     weights = check_weights(model)
-    train_rows, held_rows = rows(TASK, EXAMPLES, HELD_OUT)
+    train_rows, held_rows = rows(EXAMPLES, HELD_OUT)
+    here = about()
     settings = {
         "arm": arm, "seed": seed, "steps": steps, "task": TASK, "examples": EXAMPLES, "stop": STOP, "grpo": GRPO,
         "lora": LORA, "questions": {"train": len(train_rows), "held out": len(held_rows)}, "held out": "greedy",
-        "model": weights, "environment": versions(),
+        "model": weights, "environment": {name: here[name] for name in ("python", "packages", "threads")},
     }  # fmt: skip
     old = folder / "settings.json"
     if old.is_file() and json.loads(old.read_text()) != settings:
@@ -149,23 +144,13 @@ def train(arm: str, seed: int, folder: Path, model: Path, steps: int) -> None:
     def right_answer(prompts, completions, completion_ids, answer, trainer_state, **_):
         """1 for the right answer; and each completion is recorded."""
         rewards = [reward_of(text, right) for text, right in zip(completions, answer, strict=True)]
-        append(
-            folder / "completions.jsonl",
-            (
-                {
-                    "step": trainer_state.global_step + 1,
-                    "prompt": prompt.rpartition("\n\n")[2],  # the question; the worked examples are the same in all
-                    "completion": text,
-                    "finish_reason": finish_reason(text, ids, eos),
-                    "tokens": len(ids),
-                    "answer": right,
-                    "reward": reward,
-                }
-                for prompt, text, ids, right, reward in zip(
-                    prompts, completions, completion_ids, answer, rewards, strict=True
-                )
-            ),
-        )
+        lines = []
+        for prompt, text, ids, right, got in zip(prompts, completions, completion_ids, answer, rewards, strict=True):
+            question = prompt.rpartition("\n\n")[2]  # the worked examples are the same in all
+            line = {"step": trainer_state.global_step + 1, "prompt": question, "completion": text}
+            line |= {"finish_reason": finish_reason(text, ids, eos), "tokens": len(ids), "answer": right, "reward": got}
+            lines.append(line)
+        append(folder / "completions.jsonl", lines)
         return rewards
 
     trainer = make_trainer(arm, seed, folder, model, steps, train_rows, right_answer)
@@ -177,21 +162,13 @@ def train(arm: str, seed: int, folder: Path, model: Path, steps: int) -> None:
         generation.sync_weights()
         # The class's own method: a trainer that watches its engine's `generate` is not to see these.
         outputs = LLM.generate(engine, [row["prompt"] for row in held_rows], greedy, use_tqdm=False)
-        append(
-            folder / "held_out.jsonl",
-            (
-                {
-                    "step": step,
-                    "question": number,
-                    "completion": output.outputs[0].text,
-                    "finish_reason": output.outputs[0].finish_reason,
-                    "tokens": len(output.outputs[0].token_ids),
-                    "answer": row["answer"],
-                    "reward": reward_of(output.outputs[0].text, row["answer"]),
-                }
-                for number, (output, row) in enumerate(zip(outputs, held_rows, strict=True))
-            ),
-        )
+        lines = []
+        for number, (output, row) in enumerate(zip(outputs, held_rows, strict=True)):
+            (made,), right = output.outputs, row["answer"]
+            line = {"step": step, "question": number, "completion": made.text, "finish_reason": made.finish_reason}
+            line |= {"tokens": len(made.token_ids), "answer": right, "reward": reward_of(made.text, right)}
+            lines.append(line)
+        append(folder / "held_out.jsonl", lines)
 
     class Recorder(TrainerCallback):
         def on_train_begin(self, args, state, control, **_):
@@ -205,9 +182,8 @@ def train(arm: str, seed: int, folder: Path, model: Path, steps: int) -> None:
         def on_log(self, args, state, control, logs, **_):
             if "train_runtime" not in logs:  # the closing summary is not a step
                 append(folder / "metrics.jsonl", [{"step": state.global_step} | logs])
-                print(
-                    arm, f"seed {seed}", f"step {state.global_step}", *(f"{k} {logs.get(k)}" for k in SHOWN), flush=True
-                )
+                shown = (f"{name} {logs.get(name)}" for name in ("reward", "grad_norm", "completions/clipped_ratio"))
+                print(arm, f"seed {seed}", f"step {state.global_step}", *shown, flush=True)
 
         def on_save(self, args, state, control, **_):
             (Path(args.output_dir) / f"checkpoint-{state.global_step}" / "complete").touch()
@@ -217,11 +193,8 @@ def train(arm: str, seed: int, folder: Path, model: Path, steps: int) -> None:
     forget_after(folder, step)
     set_seed(seed)  # again: the engine, which starts in this process, has set its own
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    (folder / "finished").touch()
+    write_json(folder / "finished", here)
     shutil.rmtree(folder / "checkpoints")
-
-
-SHOWN = ("reward", "grad_norm", "completions/clipped_ratio", "step_time")
 
 
 def collect(trainings: Path, out: Path) -> dict:
@@ -231,7 +204,7 @@ def collect(trainings: Path, out: Path) -> dict:
         The summary: `trainings`, a list of {"settings", "steps", "curves", "held out"}. `curves` maps a name to [steps]
         numbers, and `held out` has `step`, `reward` (share of right answers), `truncated` and `tokens`.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    (out / "stop_string").mkdir(parents=True, exist_ok=True)
     found = read_json(out / "stop_string.json", {}).get("trainings", [])
     for finished in sorted(trainings.glob("*/finished")):
         folder = finished.parent
@@ -247,6 +220,7 @@ def collect(trainings: Path, out: Path) -> dict:
         found.append(
             {
                 "settings": settings,
+                "made": read_json(finished, {}),
                 "steps": len(steps),
                 "curves": {
                     "reward": [share(made, "reward", 1.0) for made in by_step],
@@ -271,7 +245,9 @@ def collect(trainings: Path, out: Path) -> dict:
         whole = [{"of": "training"} | row for row in completions if row["step"] <= len(steps)]
         whole += [{"of": "held out"} | row for row in held if row["step"] <= len(steps)]
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in whole)
-        (out / name).write_bytes(gzip.compress(text.encode(), mtime=0))  # the same bytes for the same rows
+        (out / "stop_string" / name).write_bytes(
+            gzip.compress(text.encode(), mtime=0)
+        )  # the same bytes for the same rows
     summary = {"what": " ".join(__doc__.split("\n\n")[0].split()), "trainings": sorted(found, key=arm_and_seed)}
     write_json(out / "stop_string.json", summary)
     return summary
@@ -281,7 +257,7 @@ RIGHT = "share of right answers"
 
 
 def baseline(arm: str, trainings: list[dict]) -> dict:
-    """The trainings of an arm, as `collect` has them, in the format of `data/README.md`."""
+    """Put the trainings of an arm, as `collect` has them, into the format of `data/README.md`."""
     trainings = [training for training in trainings if training["settings"]["arm"] == arm]
     settings = trainings[0]["settings"]
 
@@ -299,39 +275,35 @@ def baseline(arm: str, trainings: list[dict]) -> dict:
         "completions/clipped_ratio": curve("logged clipped ratio", "share of completions"),
         "frac_reward_zero_std": curve("groups without spread", "share of groups"),
     }
-    grpo, model, environment = settings["grpo"], settings["model"], settings["environment"]
+    grpo, model, trl = settings["grpo"], settings["model"], settings["environment"]["packages"]["trl"]
     return {
         "name": f"workbench-gemma-3-270m-stops-{arm}",
         "title": f"gemma-3-270m, GRPO with a stop string, {arm.replace('-', ' ')}, seeds: {len(trainings)}",
-        "source": "recorded here, by `python -m benchmarks.real_weights.stop_string`",
+        "source": "recorded here, by `python -m benchmarks.stop_string`",
         "date": "2026-11",
-        "method": ", ".join(
-            [
-                f"GRPO in TRL {environment['packages']['trl']}",
-                f"LoRA, rank {settings['lora']['r']}, all linear layers",
-                f"learning rate {grpo['learning_rate']:g}, constant",
-                f"{grpo['per_device_train_batch_size']} completions a step in groups of {grpo['num_generations']}",
-                f"at most {grpo['max_completion_length']} tokens",
-                f"temperature {grpo['temperature']}, beta {grpo['beta']}, stop string {settings['stop']}, fp32",
-            ]
-        ),
+        "method": f"GRPO in TRL {trl}, LoRA, rank {settings['lora']['r']}, all linear layers, learning rate "
+        f"{grpo['learning_rate']:g}, constant, {grpo['per_device_train_batch_size']} completions a step in groups of "
+        f"{grpo['num_generations']}, at most {grpo['max_completion_length']} tokens, temperature {grpo['temperature']}, "
+        f"beta {grpo['beta']}, stop string {settings['stop']}, fp32",
         "model": f"{model['model']}, 268 M parameters, {model['quantisation']}; {model['licence']}",
         "data": f"{settings['task']}, {settings['questions']['train']} questions, {settings['examples']} examples a prompt",
         "hardware": "a CPU, 1 thread",
         "time": None,
         "seeds": len(trainings),
         "task": settings["task"],
-        "reward": {
-            "name": "right answer in <answer>...</answer>",
-            "unit": RIGHT,
-            "low": 0.0,
-            "high": 1.0,
-        },
+        "reward": {"name": "right answer in <answer>...</answer>", "unit": RIGHT, "low": 0.0, "high": 1.0},
         "curves": curves,
         "figures": {},
         "unknown": ["the time: machines with other load", "other models, tasks and learning rates"],
-        "recorded": {key: settings[key] for key in ("grpo", "lora", "model", "environment")},
+        "recorded": {key: settings[key] for key in ("grpo", "lora", "model", "environment")}
+        | {"made_with": sorted(set(map(made_of, trainings)))},
     }
+
+
+def made_of(training: dict) -> str:
+    """Say which commit, versions and date a collected training is of."""
+    here = training.get("made") or training["settings"]["environment"]
+    return made_with({"environment": here, "stored_in": training.get("stored_in", {})})
 
 
 def arm_and_seed(training: dict) -> tuple[str, int]:
@@ -339,25 +311,21 @@ def arm_and_seed(training: dict) -> tuple[str, int]:
 
 
 def share(lines: list[dict], name: str, value) -> float | None:
-    """The share of lines with a value; None of no line."""
     return sum(line[name] == value for line in lines) / len(lines) if lines else None
 
 
 def main() -> None:
     options = parser(__doc__, steps=60, seeds=[0, 1, 2], model=GEMMA, trainings=TRAININGS)
-    options.set_defaults(out=OUT)
+    options.set_defaults(out=MEASURED)
     options.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
     options.add_argument("--collect", action="store_true", help="train nothing, add what is trained to the results")
-    options.add_argument(
-        "--baselines", type=Path, default=ROOT / "data" / "baselines", help="where --collect writes the arms"
-    )
     options.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # of the arms and seeds, in this process
     args = options.parse_args()
     if args.collect:
         trainings = collect(args.trainings, args.out)["trainings"]
         for arm in {training["settings"]["arm"] for training in trainings}:
             made = baseline(arm, trainings)
-            write_text(args.baselines / f"{made['name']}.json", as_text(made))
+            write_text(ROOT / "data" / "baselines" / f"{made['name']}.json", as_text(made))
         for training in trainings:
             settings = training["settings"]
             print(settings["arm"], "seed", settings["seed"], "steps", training["steps"], training["held out"]["reward"])
@@ -372,7 +340,7 @@ def main() -> None:
         for arm in args.arms:
             if (args.trainings / f"{arm}-seed-{seed}" / "finished").is_file():
                 continue
-            command = [sys.executable, "-m", "benchmarks.real_weights.stop_string", "--one", "--arms", arm]
+            command = [sys.executable, "-m", "benchmarks.stop_string", "--one", "--arms", arm]
             command += ["--seeds", str(seed), "--steps", str(args.steps)]
             command += ["--model", str(args.model), "--trainings", str(args.trainings)]
             if code := subprocess.run(command).returncode:

@@ -1,7 +1,7 @@
 """The audit and three other tools on `tests/audit/corpus/`: who names the cause, who cries wolf, whose advice would harm; and
 what the audit costs.
 
-    python -m benchmarks.verdicts.audit [--seed N] [--public FOLDER] [--out FILE.json] [--no-rivals]
+    python -m benchmarks.audit [--seed N] [--out FILE.json] [--no-rivals]
 
 rldoctor 0.2.0, rlprobe 0.1.0 and runmedic 0.1.1 are installed without dependencies into `$WORKBENCH_CACHE/rivals` on first
 use. rldoctor and runmedic read the run's own file. rlprobe reads only recordings of its own, so each log is replayed through
@@ -17,63 +17,28 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.pages import table
-from benchmarks.record import ROOT, parser
+from benchmarks.record import CACHE, ROOT, made_with, measured, parser, publish, table
 from workbench.audit.report import audit_run
-from workbench.errors import WorkbenchError
-from workbench.logs.names import NAMES
-from workbench.logs.read import read_logs
-from workbench.runs.files import write_json
 
 CORPUS = ROOT / "tests" / "audit" / "corpus"
 PINS = ("rldoctor==0.2.0", "rlprobe==0.1.0", "runmedic==0.1.1")
 TOOLS = ("workbench", "rldoctor", "rlprobe", "runmedic")
-# A rule of the audit -> what the others call the same, on the generous side.
-SAME = {
-    "zero-gradient": (
-        *("advantage_collapse", "gradient_pathology", "DEGENERATE_GROUPS", "ADV_COLLAPSE", "REWARD_STD_DEATH"),
-        "GRAD_PATHOLOGY",
-    ),
-    "no-learning": ("plateau", "no_learning", "constant_lr_plateau"),
-    "true-clipping": ("length_pathology", "TRUNCATION_STARVE"),
-    "never-stops": ("length_pathology", "TRUNCATION_STARVE"),
-    "length-runaway": ("length_pathology", "REWARD_HACK_LENGTH"),
-    "collapse": ("entropy_collapse", "reward_hacking", "ENTROPY_COLLAPSE", "FORMAT_GAMING"),
-}
+# A fault of the corpus -> the signatures that lead to it.
 RIGHT = {
-    "wrong-tag": (
-        "advantage_collapse",
-        "plateau",
-        "no_learning",
-        "DEGENERATE_GROUPS",
-        "ADV_COLLAPSE",
-        "REWARD_STD_DEATH",
-    ),
-    "sparse-reward": (
-        "advantage_collapse",
-        "gradient_pathology",
-        "DEGENERATE_GROUPS",
-        "ADV_COLLAPSE",
-        "REWARD_STD_DEATH",
-    ),
-    "zero-std-batch": (
-        "advantage_collapse",
-        "gradient_pathology",
-        "DEGENERATE_GROUPS",
-        "ADV_COLLAPSE",
-        "GRAD_PATHOLOGY",
-    ),
-    "wrong-eos": ("length_pathology", "TRUNCATION_STARVE"),
-    "limit-too-small": ("length_pathology", "TRUNCATION_STARVE"),
-    "limit-below-all": ("length_pathology", "TRUNCATION_STARVE"),
-    "rate-too-high": ("gradient_pathology", "kl_drift", "GRAD_PATHOLOGY", "KL_BLOWUP", "divergence", "grad_spikes"),
-    "length-bias": ("length_pathology", "REWARD_HACK_LENGTH", "TRUNCATION_STARVE"),
-    "noise-reward": ("plateau", "no_learning"),
+    "wrong-tag": "advantage_collapse plateau no_learning DEGENERATE_GROUPS ADV_COLLAPSE REWARD_STD_DEATH",
+    "sparse-reward": "advantage_collapse gradient_pathology DEGENERATE_GROUPS ADV_COLLAPSE REWARD_STD_DEATH",
+    "zero-std-batch": "advantage_collapse gradient_pathology DEGENERATE_GROUPS ADV_COLLAPSE GRAD_PATHOLOGY",
+    "wrong-eos": "length_pathology TRUNCATION_STARVE",
+    "limit-too-small": "length_pathology TRUNCATION_STARVE",
+    "limit-below-all": "length_pathology TRUNCATION_STARVE",
+    "rate-too-high": "gradient_pathology kl_drift GRAD_PATHOLOGY KL_BLOWUP divergence grad_spikes",
+    "length-bias": "length_pathology REWARD_HACK_LENGTH TRUNCATION_STARVE",
+    "noise-reward": "plateau no_learning",
 }
 # Runs whose rows all stopped: to mask them as truncated is what kills such a run, or has killed it.
 ALL_STOPPED = ("masked-stop-string", "masked-stop-id", "stop-string", "stop-string-texts")
@@ -86,15 +51,19 @@ HARM = re.compile(r"(?<!not )mask(ing)? (truncated|them)|overlong filter", re.IG
 def log_in(path: Path) -> Path:
     """The log itself: of a folder, which some of these tools do not read."""
     named = (path / name for name in ("trainer_state.json", "log.jsonl"))
-    others = sorted(
-        (p for p in path.glob("*") if p.is_file() and p.name != "source.json"), key=lambda p: -p.stat().st_size
-    )
+    files = (p for p in path.glob("*") if p.is_file() and p.name != "source.json")
+    others = sorted(files, key=lambda p: -p.stat().st_size)
     return path if path.is_file() else next((p for p in named if p.is_file()), others[0])
 
 
+def ask(rivals: Path, *command: str) -> subprocess.CompletedProcess:
+    """Run one of the tools."""
+    env = os.environ | {"PYTHONPATH": str(rivals)}
+    return subprocess.run([sys.executable, "-m", *command], env=env, capture_output=True, text=True)
+
+
 def with_runmedic(path: Path, rivals: Path):
-    command = [sys.executable, "-m", "runmedic", "diagnose", str(log_in(path)), "--json"]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(rivals)}, capture_output=True, text=True)
+    done = ask(rivals, "runmedic", "diagnose", str(log_in(path)), "--json")
     try:
         found = [f for run in json.loads(done.stdout) for f in run["findings"]]
     except ValueError:
@@ -104,9 +73,7 @@ def with_runmedic(path: Path, rivals: Path):
 
 
 def with_rldoctor(path: Path, rivals: Path):
-    log = log_in(path)
-    command = [sys.executable, "-m", "rl_doctor.cli", "diagnose", str(log), "-f", "json"]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(rivals)}, capture_output=True, text=True)
+    done = ask(rivals, "rl_doctor.cli", "diagnose", str(log_in(path)), "-f", "json")
     if done.returncode == 2 or not done.stdout:
         return done.stderr.strip().splitlines()[-1]
     order = {"CRITICAL": "problem", "WARNING": "warning"}
@@ -141,7 +108,7 @@ RIVALS = {"rldoctor": with_rldoctor, "rlprobe": with_rlprobe, "runmedic": with_r
 
 
 def install_rivals() -> Path:
-    folder = Path(os.environ.get("WORKBENCH_CACHE") or Path.home() / ".cache/workbench") / "rivals"
+    folder = CACHE / "rivals"
     if not (folder / "runmedic").is_dir():
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), *PINS]
         subprocess.run(pip, check=True)
@@ -177,7 +144,7 @@ def judge_theirs(name: str, known: dict, found) -> str:
     if not found:
         return "silent"
     first = [what for severity, what, _ in found if severity == found[0][0]]  # theirs have no order within a severity
-    return "right" if set(first) & set(RIGHT.get(name, ())) else "another"
+    return "right" if set(first) & set(RIGHT.get(name, "").split()) else "another"
 
 
 def on_corpus(rivals: Path | None, seed: int | None) -> list[dict]:
@@ -189,8 +156,8 @@ def on_corpus(rivals: Path | None, seed: int | None) -> list[dict]:
             continue
         answers = {"workbench": judge_ours(CORPUS / run, known)}
         if rivals is not None:
-            for tool, ask in RIVALS.items():
-                found = ask(CORPUS / run, rivals)
+            for tool, with_it in RIVALS.items():
+                found = with_it(CORPUS / run, rivals)
                 answers[tool] = (judge_theirs(name, known, found), found)
         for tool, (result, found) in answers.items():
             told = [] if isinstance(found, str) else found
@@ -212,107 +179,41 @@ def on_corpus(rivals: Path | None, seed: int | None) -> list[dict]:
     return rows
 
 
-def tables(rows: list[dict]) -> str:
-    """Markdown: a line a fault, then the sums."""
+def tables(rows: list[dict]) -> list[str]:
+    """Return a Markdown table with a line a fault, and one of the sums."""
     tools = [tool for tool in TOOLS if any(row["tool"] == tool for row in rows)]
     faults = []
-    for kind, about in {row["kind"]: row for row in rows}.items():
-        of_kind = [row for row in rows if row["kind"] == kind]
-        words = [dict.fromkeys(_word(row) for row in of_kind if row["tool"] == tool) for tool in tools]
-        if about["fault"]:  # one word where the seeds agree
-            faults.append([f"`{kind}`: {about['about']}", *(", ".join(of_tool) for of_tool in words)])
-    by_tool = [[row for row in rows if row["tool"] == tool] for tool in tools]
-    sums = [[title, *map(count, by_tool)] for title, count in _sums().items()]
-    return "\n".join([*table(["fault", *tools], faults), "", *table(["", *tools], sums)])
+    for kind, about in {row["kind"]: row for row in rows if row["fault"]}.items():
+        words = [
+            dict.fromkeys(_word(row) for row in rows if (row["kind"], row["tool"]) == (kind, tool)) for tool in tools
+        ]
+        faults.append([f"`{kind}`: {about['about']}", *map(", ".join, words)])  # one word where the seeds agree
+
+    def counted(wanted: Callable[[dict], bool], of: Callable[[dict], bool]) -> list[str]:
+        by_tool = [[row for row in rows if row["tool"] == tool and of(row)] for tool in tools]
+        return [f"{sum(map(wanted, found))} of {len(found)}" for found in by_tool]
+
+    results = {
+        "faulty runs: the right cause first": "right",
+        "another cause first": "another",
+        "silent": "silent",
+        "cannot tell, though the data show it": "cannot tell",
+        "cannot read the log": "cannot read",
+    }
+    faulty, healthy = (lambda row: bool(row["fault"])), (lambda row: not row["fault"])
+    sums = [[title, *counted(lambda row, is_=is_: row["result"] == is_, faulty)] for title, is_ in results.items()]
+    sums += [
+        ["healthy runs with a problem (CRITICAL)", *counted(lambda row: row["problems"] > 0, healthy)],
+        ["healthy runs with a warning", *counted(lambda row: row["warnings"] > 0, healthy)],
+        ["runs whose completions all stopped, advised to mask truncated ones",
+         *counted(lambda row: row["harm"], lambda row: row["kind"] in ALL_STOPPED)],
+    ]  # fmt: skip
+    return [*table(["fault", *tools], faults), "", *table(["", *tools], sums)]
 
 
 def _word(row: dict) -> str:
     as_it_is = row["cannot tell"] and row["tool"] == "workbench" and row["result"] == "right"
     return "right: cannot tell" if as_it_is else row["result"]
-
-
-def _sums() -> dict:
-    def faulty(rows):
-        return [row for row in rows if row["fault"]]
-
-    def healthy(rows):
-        return [row for row in rows if not row["fault"]]
-
-    def share(result):
-        return lambda rows: f"{Counter(row['result'] for row in faulty(rows))[result]} of {len(faulty(rows))}"
-
-    return {
-        "faulty runs: the right cause first": share("right"),
-        "another cause first": share("another"),
-        "silent": share("silent"),
-        "cannot tell, though the data show it": share("cannot tell"),
-        "cannot read the log": share("cannot read"),
-        "healthy runs with a problem (CRITICAL)": lambda rows: (
-            f"{sum(row['problems'] > 0 for row in healthy(rows))} of {len(healthy(rows))}"
-        ),
-        "healthy runs with a warning": lambda rows: (
-            f"{sum(row['warnings'] > 0 for row in healthy(rows))} of {len(healthy(rows))}"
-        ),
-        "runs whose completions all stopped, advised to mask truncated ones": lambda rows: (
-            f"{sum(row['harm'] for row in rows)} of {sum(row['kind'] in ALL_STOPPED for row in rows)}"
-        ),
-    }
-
-
-# --- other people's logs ------------------------------------------------------------------------------------------------------
-
-
-def on_public(corpus: Path, rivals: Path | None) -> str:
-    """Markdown: how many of the logs in a folder each tool reads and judges rightly; `expected.json` says what is right."""
-    expected = {n: want for n, want in json.loads((corpus / "expected.json").read_text()).items() if want["readable"]}
-    answers: dict[str, dict] = {"workbench": {name: _ours(corpus / name) for name in expected}}
-    with tempfile.TemporaryDirectory() as scratch:
-        for name in expected if rivals is not None else ():
-            given = Path(scratch) / name
-            given.mkdir()
-            steps = read_logs(corpus / name)[0].steps.rename(columns={k: v[0] for k, v in NAMES.items()})
-            rows = [{k: v for k, v in row.items() if v == v} for row in steps.to_dict("records")]
-            (given / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-            for tool, ask in RIVALS.items():
-                if tool != "rlprobe":  # which reads recordings of its own alone
-                    answers.setdefault(f"{tool}, the file", {})[name] = ask(corpus / name, rivals)
-                answers.setdefault(f"{tool}, our reading", {})[name] = ask(given, rivals)
-    lines = [f"| | {' | '.join(answers)} |", "|---|" + "---|" * len(answers)]
-    counts = {tool: _public_counts(expected, found) for tool, found in answers.items()}
-    for title in next(iter(counts.values())):
-        lines.append(f"| {title} | {' | '.join(of_tool[title] for of_tool in counts.values())} |")
-    return "\n".join(lines)
-
-
-def _ours(path: Path):
-    try:
-        found = [f for run in audit_run(path).runs for f in run.findings if f.verdict == "found"]
-    except WorkbenchError as error:
-        return str(error)
-    return [(f.severity, f.rule, f.advice) for f in found]
-
-
-def _public_counts(expected: dict, answers: dict) -> dict[str, str]:
-    """Title -> `N of M`, of one tool's answers."""
-    read = [name for name in expected if not isinstance(answers[name], str)]
-    faulty = [name for name, want in expected.items() if want["must_find"] or want["any_of"]]
-    healthy = [name for name in expected if name not in faulty]
-
-    def right(name: str) -> bool:
-        found = {what for _, what, _ in answers[name]} if name in read else set()
-        named = {rule for rule, same in SAME.items() if rule in found or found & set(same)}
-        want = expected[name]
-        return named >= set(want["must_find"]) and (not want["any_of"] or bool(named & set(want["any_of"])))
-
-    def have(severity: str) -> int:
-        return sum(any(of == severity for of, *_ in answers[name]) for name in healthy if name in read)
-
-    return {
-        "logs read": f"{len(read)} of {len(expected)}",
-        "faulty or flat: the cause among what is found": f"{sum(map(right, faulty))} of {len(faulty)}",
-        "healthy or short: a problem (CRITICAL)": f"{have('problem')} of {len(healthy)}",
-        "healthy or short: a warning": f"{have('warning')} of {len(healthy)}",
-    }
 
 
 # --- what it costs ------------------------------------------------------------------------------------------------------------
@@ -347,22 +248,31 @@ def _seconds(path: Path) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def page() -> list[str]:
+    """Make the part of docs/audit.md about the corpus, and what the audit costs."""
+    result = measured("audit")
+    costs = "; ".join(f"{name} {seconds:.1f} s" for name, seconds in result["seconds"].items())
+    by = f"Made by `python -m benchmarks.audit --out data/measured/audit.json` ({made_with(result)})."
+    return [
+        *tables(result["runs"]),
+        "",
+        by,
+        f"The audit of {costs}: processor seconds of the whole command, on one thread.",
+    ]
+
+
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--public", type=Path, help="folder of other people's logs with an expected.json")
     options.add_argument("--no-rivals", action="store_true")
     options.add_argument("--seed", type=int, help="only the runs of this seed")
     asked = options.parse_args()
     rivals = None if asked.no_rivals else install_rivals()
     rows = on_corpus(rivals, asked.seed)
-    print(tables(rows))
-    if asked.public:
-        print("\n" + on_public(asked.public, rivals))
+    print("\n".join(tables(rows)), flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         took = costs(Path(scratch))
-    print("\n" + "\n".join(f"{name}: {seconds:.1f} s" for name, seconds in took.items()))
-    if asked.out:
-        write_json(asked.out, {"runs": rows, "seconds": took})
+    print(took)
+    publish({"seconds": took, "runs": rows}, asked.out, quietly=True)
 
 
 if __name__ == "__main__":

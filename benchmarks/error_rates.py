@@ -1,30 +1,25 @@
 """How often the verdicts about curves are wrong: simulated runs whose truth is known, judged by the library itself.
 
-    python -m benchmarks.verdicts.error_rates [--repeats 1000] [--seed 0] [--out FILE.json] [--page FILE.md]
+    python -m benchmarks.error_rates [--repeats 1000] [--seed 0] [--out FILE.json]
 
-`--page` writes the tables as a page of the documentation; it is made of what `--out` writes, of what `control.py` left in
-data/measured, and of nothing else.
+docs/error_rates.md shows the stored result, and that of a program that is gone: how often the recorded controls are wrong
+(data/measured/control.json).
 """
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from scipy.signal import lfilter
 
-from benchmarks.pages import table, write_page
-from benchmarks.record import MEASURED, parser, publish
+from benchmarks.record import made_with, measured, parser, publish, table
 from workbench.curves.compare import DIFFERENT, INCONCLUSIVE, SAME, another_seed
 from workbench.curves.curve import Curve
 from workbench.curves.stats import change_interval, iqm, seed_interval
-from workbench.runs.environment import hardware
 
 SEEDS = (1, 2, 3, 5, 8, 10)
 STEPS = np.arange(1, 81)
 NOISES = {"independent": 0.0, "AR(0.8)": 0.8}
 LENGTHS = (20, 40, 80, 250)
-CONTROL = MEASURED / "verdicts" / "control.json"
 
 
 def noise(rng: np.random.Generator, n: int, rho: float) -> np.ndarray:
@@ -143,7 +138,7 @@ def simulate(repeats: int, seed: int) -> dict:
     def rng():
         return np.random.default_rng(seed)
 
-    result: dict = {"environment": hardware(), "repeats": repeats, "seed": seed, "another_seed": {}}
+    result: dict = {"repeats": repeats, "seed": seed, "another_seed": {}}
     for name, one in CASES.items():
         for kind, rho in NOISES.items():
             cells = {str(n): verdicts(rng(), n, rho, repeats, one) for n in SEEDS}
@@ -158,11 +153,10 @@ def simulate(repeats: int, seed: int) -> dict:
 
 
 def _verdict_table(result: dict, truths: tuple[str, ...], verdict: str) -> list[str]:
-    rows = []
-    for name, found in result["another_seed"].items():
-        if found["truth"] in truths:
-            rates = [f"{100 * cell[verdict]:.1f}" for cell in found["seeds"].values()]
-            rows.append([*name.split("; "), *rates])
+    found = {name: one["seeds"] for name, one in result["another_seed"].items() if one["truth"] in truths}
+    rows = [
+        [*name.split("; "), *(f"{100 * cell[verdict]:.1f}" for cell in cells.values())] for name, cells in found.items()
+    ]
     return table(["case", "noise", *(f"{n} seed{'s' * (n > 1)}" for n in SEEDS)], rows)
 
 
@@ -171,48 +165,31 @@ def _counted(verdicts: list[str]) -> str:
     return ", ".join(f"{verdicts.count(v)} of {len(verdicts)} {v}" for v in dict.fromkeys(verdicts))
 
 
-def _worst(found: dict) -> str:
-    return ", ".join(f"{value:+.1f}" for value in found["worst"])
+def _judged(found: dict) -> list[str]:
+    return [_counted(found["verdicts"]), ", ".join(f"{value:+.1f}" for value in found["worst"])]
 
 
 def control_section(control: dict) -> list[str]:
-    """The part of the page about the positive control, from what `control.py` writes."""
-    shifts = list(next(iter(control["controls"].values()))["simulated"])
-    simulated = [
-        [
-            name,
-            f"{' '.join(f'{t:g}' for t in one['tolerance'])} {one['unit']}",
-            *(f"{100 * one['simulated'][s][DIFFERENT]:.1f}" for s in shifts),
-        ]
-        for name, one in control["controls"].items()
-    ]
-    left_out = [
-        [name, _counted(one["left out"]["recorded seeds"]), _counted(one["left out"]["starters made anew"])]
-        for name, one in control["controls"].items()
-    ]
-    rounding = [
-        [
-            name,
-            ", ".join(str(step or "never") for step in one["parts at step"]),
-            _counted(found["verdicts"]),
-            _worst(found),
-        ]
-        for name, one in control["rounding"].items()
-        for found in one["metrics"].values()
-    ]
-    damaged = [
-        [name, one["control"], metric, _counted(found["verdicts"]), _worst(found)]
-        for name, one in control["damaged"].items()
-        for metric, found in one["metrics"].items()
-    ]
+    """Make the part of the page about the positive control."""
+    simulated, left_out = [], []
+    for name, one in control["controls"].items():
+        tolerance = " ".join(f"{value:g}" for value in one["tolerance"])
+        shares = [f"{100 * rates[DIFFERENT]:.1f}" for rates in one["simulated"].values()]
+        simulated.append([name, f"{tolerance} {one['unit']}", *shares])
+        left_out.append([name, *map(_counted, one["left out"].values())])
+    shifts = list(one["simulated"])
+    rounding, damaged = [], []
+    for name, one in control["rounding"].items():
+        steps = ", ".join(str(step or "never") for step in one["parts at step"])
+        rounding += [[name, steps, *_judged(found)] for found in one["metrics"].values()]
+    for name, one in control["damaged"].items():
+        damaged += [[name, one["control"], metric, *_judged(found)] for metric, found in one["metrics"].items()]
     return [
         "## The positive control",
         "",
         "A control holds ten recorded seeds of a run; `another_seed` with the tolerance in its file says whether a run of its",
-        "recipe is one more of them. This part is written by",
-        "",
-        f"    python -m benchmarks.verdicts.control --repeats {control['repeats']} "
-        "--out data/measured/verdicts/control.json --page docs/evidence/error_rates.md",
+        "recipe is one more of them. The program of this part is gone (`git show d662082:benchmarks/verdicts/control.py`). The",
+        f"result that it left: {made_with(control)}.",
         "",
         f"Says different, in per cent of {control['repeats']} made-up seeds with mean and covariance of the recorded ones, of",
         "which the judged one is shifted by so many of the unit. 0: the same process, at most 5% is wanted. The tolerance of",
@@ -240,8 +217,9 @@ def control_section(control: dict) -> list[str]:
     ]
 
 
-def page(result: dict, control: dict) -> list[str]:
-    """The lines of the page of the documentation that shows a result of `simulate`, and of `control.py`."""
+def page() -> list[str]:
+    """Make the lines of docs/error_rates.md."""
+    result = measured("error_rates")
     steps = [[*n.split("; "), *(f"{100 * v:.1f}" for v in r.values())] for n, r in result["change_interval"].items()]
     seeds = [[name, *(f"{100 * v:.1f}" for v in row.values())] for name, row in result["seed_interval"].items()]
     return [
@@ -249,8 +227,11 @@ def page(result: dict, control: dict) -> list[str]:
         "",
         "Simulated runs whose truth is known, judged by the library, and at the end real ones. This page is written by",
         "",
-        f"    python -m benchmarks.verdicts.error_rates --repeats {result['repeats']} --seed {result['seed']} "
-        "--out data/measured/verdicts/error_rates.json --page docs/evidence/error_rates.md",
+        f"    python -m benchmarks.error_rates --repeats {result['repeats']} --seed {result['seed']} "
+        "--out data/measured/error_rates.json",
+        "    python -m benchmarks.pages",
+        "",
+        f"The result that it shows: {made_with(result)}.",
         "",
         f"All rates are per cent of {result['repeats']} experiments, so one of 5% is known to about "
         f"{196 * np.sqrt(0.05 * 0.95 / result['repeats']):.1f} points. Nothing is trained, but for the positive control.",
@@ -293,16 +274,13 @@ def page(result: dict, control: dict) -> list[str]:
         "",
         *table(["values", "2 seeds", "3", "4", "5", "10", "30"], seeds),
         "",
-        *control_section(control),
+        *control_section(measured("control")),
     ]  # fmt: skip
 
 
 def main() -> None:
-    args = parser(__doc__, repeats=1000, seed=0, page=Path("")).parse_args()
-    result = simulate(args.repeats, args.seed)
-    publish(result, args.out)
-    if args.page.name:
-        write_page(args.page, page(result, json.loads(CONTROL.read_text())))
+    args = parser(__doc__, repeats=1000, seed=0).parse_args()
+    publish(simulate(args.repeats, args.seed), args.out)
 
 
 if __name__ == "__main__":

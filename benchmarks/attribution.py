@@ -1,9 +1,9 @@
 """Known causes put between sampler and scorer, one at a time and in pairs: which does `attribute_mismatch` name, and how large?
 
-    python -m benchmarks.verdicts.attribution [--model starter] [--prompts 12] [--out FILE.json] [--page FILE.md]
+    python -m benchmarks.attribution [--model starter] [--prompts 12] [--out FILE.json]
 
 Samples with real vLLM, in process; the suspects of every case are the same. `--model FOLDER` runs the cases that need no model
-of their own on another model; a file that exists is kept and its table for that model is replaced.
+of their own on another model. In a file that exists the table of that model is replaced. docs/attribution.md shows the result.
 """
 
 import copy
@@ -18,13 +18,11 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.pages import table, write_page
-from benchmarks.record import start
+from benchmarks.record import about, made_with, measured, parser, table, use_one_thread
 from workbench import attribute_mismatch
 from workbench.consistency.padding import pad_batch
 from workbench.experiments.recipes import load_prompts, resolve_model
 from workbench.experiments.toys.families import family_model, random_texts
-from workbench.runs.environment import hardware
 from workbench.runs.files import read_json, write_json
 from workbench.training.rows import has_gpu
 
@@ -83,6 +81,10 @@ def stepped(model, rows: list[list[int]], lr: float, steps: int = 3):
     return later.eval()
 
 
+def load(path: str):
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
 def prompts_of(path: str, rows: int) -> list[list[int]]:
     tokenizer = AutoTokenizer.from_pretrained(path)
     return [tokenizer(text)["input_ids"] for text in load_prompts("starter")[: rows * 37 : 37]["prompt"]]
@@ -99,8 +101,7 @@ def retokenised(tokenizer, rows: dict) -> tuple[dict, list]:
 
 def common_cases(path: str, lr: float, rows_asked: int):
     """Cases of any model: clean, temperature, top-k, top-p, earlier weights, text read once more, dtype, and pairs."""
-    start = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    tokenizer, prompts = AutoTokenizer.from_pretrained(path), prompts_of(path, rows_asked)
+    start, tokenizer, prompts = load(path), AutoTokenizer.from_pretrained(path), prompts_of(path, rows_asked)
     later = stepped(start, prompts, lr)
     other = {"weights": {"sampler_model": later}}
     fp32 = engine(path)
@@ -128,13 +129,12 @@ def common_cases(path: str, lr: float, rows_asked: int):
 def own_cases():
     """Cases that need a model of their own: learned positions, neighbours that count, prompts read in chunks."""
     path = resolve_model("starter-gpt2")
-    gpt2 = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    prompts = prompts_of(path, 12)
+    gpt2, prompts = load(path), prompts_of(path, 12)
     other = {"weights": {"sampler_model": stepped(gpt2, prompts, 3e-4)}}
     yield Case(("padding",), "vLLM, fp32", gpt2, sample(engine(path), prompts), other)
     yield neighbours()
     path = resolve_model("starter")
-    starter = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    starter = load(path)
     chunked = engine(path, enable_chunked_prefill=True, max_num_batched_tokens=32, max_num_seqs=4)
     other = {"weights": {"sampler_model": stepped(starter, prompts, 3e-4)}}
     # Unseeded: for a chunk vLLM takes a seeded generator a step back, which on a CPU it cannot.
@@ -194,8 +194,9 @@ def table_of(rows: list[dict]) -> list[str]:
     return table(["put in", "sampler", "nats a token", "found", "left", "right"], shown)
 
 
-def page(result: dict) -> list[str]:
-    """The lines of the page of the documentation that shows the recorded tables."""
+def page() -> list[str]:
+    """Make the lines of docs/attribution.md."""
+    result = measured("attribution")
     lines = [
         "# Which cause is named",
         "",
@@ -206,13 +207,14 @@ def page(result: dict) -> list[str]:
         "difference is as large as that dtype would cause, but does not match token by token, so its size is no evidence.",
         "Written by",
         "",
-        "    python -m benchmarks.verdicts.attribution \\",
-        "        --out data/measured/verdicts/attribution.json --page docs/evidence/attribution.md",
-        "    python -m benchmarks.verdicts.attribution --model ~/.cache/workbench/gemma-3-270m --prompts 6 \\",
-        "        --out data/measured/verdicts/attribution.json --page docs/evidence/attribution.md",
+        "    python -m benchmarks.attribution --out data/measured/attribution.json",
+        "    python -m benchmarks.attribution --model ~/.cache/workbench/gemma-3-270m --prompts 6 \\",
+        "        --out data/measured/attribution.json",
+        "    python -m benchmarks.pages",
+        "",
+        f"The result that it shows: {made_with(result)}.",
         "",
     ]
-    lines += [result["note"], ""] if "note" in result else []
     for model, rows in result["models"].items():
         single = [row for row in rows if len(row["injected"]) == 1]
         right = sum(row["right"] for row in single)
@@ -234,11 +236,12 @@ def main() -> None:
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # weights are loaded within the process
     for name, value in {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}.items():
         os.environ.setdefault(name, value)
-    args = start(__doc__, model="starter", prompts=12, page=Path(""))
+    args = parser(__doc__, model="starter", prompts=12).parse_args()
+    use_one_thread()
     toy = args.model == "starter"
     rows: list[dict] = []
     name = "starter, 0.65 M parameters" if toy else Path(args.model).name
-    machine = hardware()
+    here = about()
     common = common_cases(resolve_model(args.model), 3e-4 if toy else 1e-5, args.prompts)
     for case in itertools.chain(common, own_cases() if toy else ()):
         rows.append(judge(case))
@@ -246,9 +249,7 @@ def main() -> None:
         if args.out:  # case by case: the next one may be what an engine cannot do
             args.out.parent.mkdir(parents=True, exist_ok=True)
             models = read_json(args.out, {}).get("models", {}) | {name: rows}
-            write_json(args.out, {"environment": machine, "models": models})
-    if args.page.name and args.out:
-        write_page(args.page, page(read_json(args.out, {})))
+            write_json(args.out, {"environment": here, "models": models})
 
 
 if __name__ == "__main__":

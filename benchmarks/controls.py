@@ -1,0 +1,171 @@
+"""Records the positive controls: the starters' own documented runs, over ten seeds, as baselines.
+
+    python -m benchmarks.controls [--trainings build/control] [--out data/baselines]
+
+Trains one after the other, each on one thread, about 20 minutes on one idle core; started again it goes on where it ended. Then
+it writes `data/baselines/workbench-....json`: every seed's curve, what identifies the runs, and how far a run may lie from them
+on another machine (`tolerance`), by a simulation on how far the runs of starters made again were apart.
+"""
+
+import dataclasses
+import platform
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy import stats
+
+from benchmarks.record import ROOT, about, made_with, parser
+from tools.make_toys import make_model, one_thread
+from workbench.curves.compare import PARTS
+from workbench.curves.curve import Curve
+from workbench.curves.documented import as_text, stored
+from workbench.curves.measured import run_curve, training_of
+from workbench.experiments.arms import Arm, train_arms
+from workbench.experiments.recipes import make_recipe
+from workbench.experiments.toys.starter import CORPUS, starter_corpus, toy_hash
+from workbench.runs.files import write_text
+from workbench.training.recording import quiet_libraries
+from workbench.training.rewards import describe_reward, length_reward
+
+LEVEL = 0.99  # of runs on another machine that lie within the tolerance: a false alarm costs an afternoon
+SEEDS = range(1000, 1010)  # none that a notebook takes by default: a run with a recorded seed would be no test
+OTHER_SEED = 1010
+OTHER_STARTERS = 6
+ARCHITECTURES = {"starter": "qwen2", "starter-gpt2": "gpt2"}
+METRICS = {  # of each control: recorded -> whether it is judged
+    "starter": {"reward": True, "completions/mean_length": False, "frac_reward_zero_std": False},
+    "starter-gpt2": {"reward": True, "padding/max_difference": True},
+}
+
+# Rounding errors differ by factors between processors, so these are judged by their order of magnitude.
+IN_DECADES = ("padding/max_difference", "padding/mean_difference")
+NO_ERROR = 1e-6  # nats; a batch in which nothing is padded has 0, and what fp32 rounds is no finer: both read the same
+
+
+def as_judged(curve: Curve, metric: str) -> Curve:
+    """Return the curve on the scale on which its metric is judged: rounding errors by their logarithm, others as they are."""
+    if metric not in IN_DECADES:
+        return curve
+    y = np.log10(np.maximum(curve.y, NO_ERROR))
+    return dataclasses.replace(curve, y=y, unit=f"decades of {curve.unit}", low=None, high=None)
+
+
+def fifths_of(curves: Sequence[Curve], metric: str) -> np.ndarray:
+    """Return the means of fifths on the scale that a metric is judged on, (curves, 5)."""
+    judged = [np.array_split(as_judged(curve, metric).y, PARTS) for curve in curves]
+    return np.array([[part.mean() for part in parts] for parts in judged]).round(4)
+
+
+def control_arms() -> dict[str, Arm]:
+    """Return the runs that have a control, by model: notebook 05's with its defaults, and notebook 03's with position ids."""
+    reward, watched = length_reward(20), {"monitor_every": 5, "disable_dropout": True}
+    return {
+        "starter": Arm(make_recipe("starter"), reward),
+        "starter-gpt2": Arm(make_recipe("starter-gpt2", max_steps=50), reward, options=watched),
+    }
+
+
+def other_starters(model: str, folder: Path) -> list[str]:
+    """Make starters again, each of a corpus that lacks another tenth: more than rounding or another Python makes of one."""
+    paths = []
+    for n in range(OTHER_STARTERS):
+        rng = random.Random(n)
+        corpus = [row for row in starter_corpus() if rng.random() < 0.9]
+        path = folder / f"other-{n}-{ARCHITECTURES[model]}"
+        paths.append(str(path if path.is_dir() else make_model(corpus, path, ARCHITECTURES[model])))
+    return paths
+
+
+def tolerance_for(metric: str, seeds: np.ndarray, made_anew: np.ndarray, repeats: int = 20_000) -> list[float]:
+    """Work out the tolerance of a metric as the control's file holds it, (5,), from means of fifths, (runs, 5).
+
+    It is the largest of what a run on another machine shows, of what another seed shows, and, for rounding errors, of one
+    decade. Simulated runs on another machine scatter around the recorded mean as those on starters made again did, with their
+    covariance; it is known from few runs, so the simulated ones are t distributed. `LEVEL` is of all fifths together.
+    """
+    rng, away = np.random.default_rng(0), made_anew - seeds.mean(axis=0)
+    n, scale = len(away), np.sqrt((away**2).mean(axis=0))
+    normal = rng.normal(size=(repeats, n)) @ (away / scale) / np.sqrt(n)
+    worst = np.abs(normal / np.sqrt(rng.chisquare(n, size=(repeats, 1)) / n)).max(axis=1)
+    machine = np.quantile(worst, LEVEL) * scale
+    n = len(seeds)
+    another = stats.t.isf((1 - LEVEL) / 2 / PARTS, n - 1) * seeds.std(axis=0, ddof=1) * np.sqrt(1 + 1 / n)
+    largest = np.maximum(np.maximum(machine, another), 1.0 if metric in IN_DECADES else 0)
+    return [float(f"{value:.2g}") for value in largest]
+
+
+def record_control(model: str, arm: Arm, trainings: Path) -> dict:
+    """Train a control where it is not trained yet, and put all of it into the format of `data/README.md`."""
+    runs = train_arms({model: arm}, out_dir=trainings, seeds=SEEDS)[model]
+    anew = enumerate(other_starters(model, trainings / "starters"))
+    arms = {f"{model}, made anew {n}": _with_model(arm, path) for n, path in anew}
+    others = [only for (only,) in train_arms(arms, out_dir=trainings, seeds=[OTHER_SEED]).values()]
+    curves, made_anew, tolerance = {}, {}, {}
+    for metric, judged in METRICS[model].items():
+        by_seed = {training_of(run.path)["recipe"]["seed"]: run_curve(run, metric, sparse=True) for run in runs}
+        curves[metric] = stored(by_seed)
+        if judged:
+            made_anew[metric] = fifths_of([run_curve(run, metric, sparse=True) for run in others], metric)
+            tolerance[metric] = tolerance_for(metric, fifths_of(list(by_seed.values()), metric), made_anew[metric])
+    step = float(np.median([run.metrics["step_time"].median() for run in runs]))
+    whole = float(np.median([run.metrics["elapsed_s"].iloc[-1] for run in runs]))
+    what = "seconds a step, median over steps, then over seeds"
+    recipe, here, reward = arm.recipe, about(), describe_reward(arm.reward_funcs)
+    training = training_of(runs[0].path)
+    del training["recipe"]["seed"]
+    return {
+        "name": f"workbench-{model}-docs-example",
+        "title": f"Control: {model}, GRPO, target 20 characters, {len(runs)} seeds",
+        "source": "recorded here, by `python -m benchmarks.controls`",
+        "date": here["date"][:7],
+        "method": f"GRPO in TRL {here['packages']['trl']}, {recipe.num_generations} completions a prompt, learning rate "
+        f"{recipe.learning_rate:g}, {recipe.lr_scheduler_type}, {recipe.per_device_train_batch_size} completions a step, at "
+        f"most {recipe.max_completion_length} tokens",
+        "model": f"{model}: 2 layers, 0.65 M parameters, made by tools.make_toys",
+        "data": f"first sentences of docstrings in Python {here['python']}'s standard library",
+        "hardware": f"1 thread of {here['cpu']}",
+        "time": f"{whole:.0f} s a seed, on a machine with other load",
+        "seeds": len(runs),
+        "reward": {"name": "-abs(20 - characters of the completion)", "unit": reward["unit"]}
+        | {"low": reward["lowest"], "high": reward["highest"]},
+        "unknown": ["other versions of TRL, transformers and torch", "anything about a real model: this is toy scale"],
+        "curves": curves,
+        "figures": {"step_seconds": {"value": round(step, 3), "unit": "seconds", "what": what, "from": "full log"}},
+        "recorded": {
+            "training": training,
+            "made_with": [made_with({"environment": here})],
+            "python": here["python"],
+            "packages": here["packages"],
+            "corpus_sha256": toy_hash(CORPUS),
+            "weights_sha256": toy_hash(f"starter-{ARCHITECTURES[model]}/model.safetensors"),
+            "cpu": [platform.machine(), torch.backends.cpu.get_cpu_capability(), here["cpu"]],
+            "threads": 1,
+            "tolerance": tolerance,
+            "made_anew": made_anew,
+        },
+    }
+
+
+def _with_model(arm: Arm, model: str) -> Arm:
+    return dataclasses.replace(arm, recipe=dataclasses.replace(arm.recipe, model=model))
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Train what is not trained yet, and write a file a control."""
+    options = parser(__doc__, trainings=Path("build/control"))
+    options.set_defaults(out=ROOT / "data" / "baselines")
+    args = options.parse_args(argv)
+    quiet_libraries()
+    with one_thread():
+        for model, arm in control_arms().items():
+            control = record_control(model, arm, args.trainings)
+            path = args.out / f"{control['name']}.json"
+            write_text(path, as_text(control))
+            print(f"{path}: tolerance {control['recorded']['tolerance']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
