@@ -123,6 +123,6 @@ def test_several_runs_are_a_table_first_and_what_is_alike_stands_once(capsys, tm
     assert [row.split()[1:] for row in rows[:2]] == [["problem", "masked-stops"]] * 2
     assert rows[2].split()[1:] == ["no", "problem", "false-clipping"]
     assert out.count("PROBLEM masked-stops") == 1 and f"open in {folders[0]}, {folders[1]}" in out
-    assert "(docs" not in out and "more: docs/rules/masked-stops.md" in out
+    assert "(docs" not in out and "more: docs/reference/rules.md#masked-stops" in out
     assert "100% of completions" in out or "% of completions left out" in out
     assert "these rules need what is not here: mixed-groups" in " ".join(out.split())
