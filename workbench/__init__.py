@@ -20,7 +20,7 @@ _MOVED = {
     "curves": "Curve another_seed load_baseline seed_interval",
     "runs": "list_runs load_run",
     "diagnostics": "attribute_mismatch duplicate_report mismatch_report",
-    "generation": "Sampling ServerSampler StopRule TransformersSampler VLLMSampler generate save_policy",
+    "generation": "Sampling StopRule TransformersSampler VLLMSampler generate save_policy",
     "consistency": "pad_batch position_ids ratio_report token_logprobs",
     "experiments.train": "train_grpo train_online_dpo train_ppo train_rloo",
     "training.groups": "check_groups",
