@@ -83,13 +83,13 @@ def test_a_server_that_cannot_reload_a_tied_head_is_named_with_what_it_lacks(tie
 
 
 @needs_no_gpu
-def test_nccl_is_left_out_only_beside_a_server():
+def test_building_on_cpu_without_nccl_ends_with_the_block():
     from trl.generation.vllm_client import VLLMClient
 
     own = VLLMClient.init_communicator
-    with building_on_cpu(SimpleNamespace(use_vllm=True, vllm_mode="colocate")):
+    with building_on_cpu(SimpleNamespace(use_vllm=False)):
         assert VLLMClient.init_communicator is own
-    with building_on_cpu(SimpleNamespace(use_vllm=True, vllm_mode="server")):
+    with building_on_cpu(SimpleNamespace(use_vllm=True)):
         assert VLLMClient.init_communicator is not own
     assert VLLMClient.init_communicator is own
 
