@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.pages import table, write_page
 from workbench.curves.curve import Curve
 from workbench.curves.documented import Baseline, list_baselines, load_baseline, load_sources
-from workbench.curves.verdicts import figure_in_log, gap, trend
+from workbench.curves.verdicts import trend
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -52,20 +52,6 @@ def page() -> list[str]:
     runs.sort(key=lambda run: (run.task.lower(), run.recipe, run.title))
     words = Counter(trend(run.curve()).word for run in runs if "reward" in run.curves)
     other = {row["repository"] for row in rows} - {"this project"}
-    held = [
-        [run.title, str(gap(run.curve(), run.curve("eval_accuracy")))]
-        for run in runs
-        if {"reward", "eval_accuracy"} <= run.curves.keys()
-    ]
-    published = [
-        [
-            run.title,
-            str(figure_in_log(part["value"], run.curve(name[10:]), len(f"{part['value']:g}".partition(".")[2]))),
-        ]
-        for run in runs
-        for name, part in run.figures.items()
-        if name.startswith("published_") and name[10:] in run.curves
-    ]
     several = [(run, files[run.name]) for run in runs if len({row["loads"] for row in files[run.name]} - {None}) > 1]
     several += [(run, files[run.name]) for run in runs if len({row["repository"] for row in files[run.name]}) > 1]
     counted = ", ".join(f"{n} {word}" for word, n in words.most_common())
@@ -87,16 +73,6 @@ def page() -> list[str]:
             ["run", "task", "reward", "first fifth to last", "verdict", "source"],
             [_row(run, files[run.name]) for run in runs],
         ),
-        "",
-        "## Training and held-out scores",
-        "",
-        *table(["run", "verdict"], held),
-        "",
-        "## Published figures and their logs",
-        "",
-        "A figure may be of another evaluation than those that a log holds, and the log may not be the one that was meant.",
-        "",
-        *table(["run", "verdict"], published),
         "",
         "## One table in several files",
         "",

@@ -139,54 +139,7 @@ def copies(repeats: int, seed: int) -> dict:
     }
 
 
-# --- headlines -------------------------------------------------------------------------------------------------------
-
-
-def headlines(repeats: int, seed: int) -> dict:
-    """`best_of_k` of the highest of k equal checkpoints, and of the one that is better by so much."""
-
-    def once(k, items, better):
-        def draw(rng):
-            truth = np.full(k, 0.3)
-            truth[0] += better
-            scores = rng.binomial(items, truth) / items
-            return v.best_of_k(scores[0] if better else scores.max(), scores, items).word
-
-        return draw
-
-    cases = [(k, items, better) for k, items in ((5, 30), (21, 30), (21, 500)) for better in (0, 0.1, 0.3)]
-    return {f"{k}; {items}; {better}": repeat(repeats, seed, once(k, items, better)) for k, items, better in cases}
-
-
-def figures(repeats: int, seed: int) -> dict:
-    """`figure_in_log` of a figure of another run, within 0.02 of where this one ends: how often it is found by chance."""
-
-    def once(evals):
-        def draw(rng):
-            y = 0.7 - 0.2 * np.exp(-np.arange(evals) / 10) + 0.006 * rng.normal(size=evals)
-            return v.figure_in_log(round(0.7 + rng.uniform(-0.02, 0.02), 3), curve(y.round(3))).word
-
-        return draw
-
-    return {str(evals): repeat(repeats, seed, once(evals)) for evals in (10, 40, 110)}
-
-
-def gaps(repeats: int, seed: int) -> dict:
-    """`gap` of scores in 0..1 that end so far apart, with noise of 0.03 in training and 0.01 on held-out data, AR(0.5)."""
-
-    def once(evals, apart):
-        def draw(rng):
-            rise = 0.3 * (1 - np.exp(-np.arange(10 * evals) / (3 * evals)))
-            train = np.clip(0.4 + rise + 0.03 * noise(rng, 10 * evals, 0.5), 0, 1)
-            test = np.clip(0.4 + rise[9::10] * (1 - apart / 0.3) + 0.01 * noise(rng, evals, 0.5), 0, 1)
-            held_out = Curve("test", np.arange(10, 10 * evals + 1, 10), test, "points", 0, 1)
-            return v.gap(curve(train, low=0, high=1), held_out).word
-
-        return draw
-
-    return {
-        f"{n}; {apart}": repeat(repeats // 4, seed, once(n, apart)) for n in (12, 40, 110) for apart in (0.0, 0.08, 0.2)
-    }
+# --- places ----------------------------------------------------------------------------------------------------------
 
 
 def places(repeats: int, seed: int) -> dict:
@@ -212,8 +165,7 @@ def places(repeats: int, seed: int) -> dict:
 
 def simulate(repeats: int, seed: int) -> dict:
     """All rates."""
-    parts = {"trends": trends, "flats": flats, "copies": copies, "headlines": headlines}
-    parts |= {"figures": figures, "gaps": gaps, "places": places}
+    parts = {"trends": trends, "flats": flats, "copies": copies, "places": places}
     return {"environment": hardware(), "repeats": repeats, "seed": seed} | {
         n: part(repeats, seed) for n, part in parts.items()
     }
@@ -236,7 +188,7 @@ def page(result: dict) -> list[str]:
         f"    python -m benchmarks.verdicts.documented_verdicts --repeats {repeats} --seed {result['seed']} "
         "--out data/measured/verdicts/documented_verdicts.json --page docs/documented_verdicts.md",
         "",
-        f"All rates are per cent of {repeats} experiments (`gap`: {repeats // 4}). One of 5% is known to about "
+        f"All rates are per cent of {repeats} experiments. One of 5% is known to about "
         f"{196 * np.sqrt(0.05 * 0.95 / repeats):.1f} points.",
         "",
         "## `trend`: does the run rise or fall?",
@@ -258,26 +210,6 @@ def page(result: dict) -> list[str]:
         "For two seeds `same table` is wrong, for one run it is right.",
         "",
         *_rates(result["copies"], (v.COPY, v.OTHER, v.UNCLEAR), ("case",)),
-        "",
-        "## `best_of_k`: is the headline more than luck?",
-        "",
-        "Where no checkpoint is better (0), `above` is wrong. Where one is, it is right: on 30 items a checkpoint has to be",
-        "much better to be distinguished from luck.",
-        "",
-        *_rates(result["headlines"], (v.BY_CHANCE, v.NOT_CHANCE), ("checkpoints", "items", "better by")),
-        "",
-        "## `figure_in_log`: does the log hold the figure?",
-        "",
-        "A figure of another run, within 0.02 of where this one ends. In a long log it is found on the way by chance, so only",
-        "`not in the log`, and `the final value`, say much.",
-        "",
-        *_rates(result["figures"], (v.FINAL, v.BEST, v.PASSED, v.NOT_IN_LOG), ("evaluations",)),
-        "",
-        "## `gap`: do training and held-out scores end apart?",
-        "",
-        "Apart is wrong for 0 and 0.08, together is wrong for 0.2 (a tenth of the range is the limit).",
-        "",
-        *_rates(result["gaps"], (v.APART, v.TOGETHER, v.UNCLEAR), ("evaluations", "apart by")),
         "",
         "## `place`: where does a run stand among others?",
         "",
