@@ -206,12 +206,6 @@ def unfilled_groups(folder):
         make_recipe("starter", num_generations=8, per_device_train_batch_size=12)
 
 
-@row('`StopSpec(strings=("</search>",))`, the old name', "ParameterError: it is called `stop`, as in vLLM")
-def old_name_of_a_stop(folder):
-    with pytest.raises(ParameterError, match="strings: is called stop, as in vLLM"):
-        StopSpec(strings=("</search>",))
-
-
 @row("`StopSpec(stop_token_ids='</s>')`, a string for ids", "ParameterError: ids are integers; a string goes to `stop`")
 def string_for_ids(folder):
     with pytest.raises(ParameterError, match="expected token ids from 0; strings go to stop="):
@@ -300,7 +294,7 @@ def damaged_file(folder):
 
 @row("a run folder copied to another machine and reported there", "works: all that a report needs is in the folder")
 def copied_folder(folder):
-    run = write_run(folder / "runs", "2026-1", result={"headline": None, "checks": {"holds": True}, "numbers": {}})
+    run = write_run(folder / "runs", "2026-1", result={"results": [{"says": "holds", "holds": True}]})
     shutil.move(run.path, folder / "elsewhere")
     assert answer("report", folder / "elsewhere", "--out", folder / "reports")[0] == 0
     assert "holds" in (folder / "elsewhere" / "report.html").read_text()

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from benchmarks.record import publish, start
-from workbench import duplicate_report
+from workbench.diagnostics import duplicate_report
 from workbench.experiments.instruments.duplicate_prompts import equal_prompt_batch, make_trainer, score_batch
 from workbench.experiments.recipes import load_prompts, resolve_model
 from workbench.experiments.toys.search_task import CLOSE

@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.pages import table, write_page
 from benchmarks.record import start
-from workbench import attribute_mismatch
 from workbench.consistency.padding import pad_batch
+from workbench.diagnostics import attribute_mismatch
 from workbench.experiments.recipes import load_prompts, resolve_model
 from workbench.experiments.toys.families import family_model, random_texts
 from workbench.runs.environment import hardware

@@ -22,7 +22,7 @@ from benchmarks.record import MEASURED, parser, publish
 from benchmarks.verdicts.error_rates import page
 from benchmarks.verdicts.record_controls import SEEDS, as_judged, control_arms, fifths_of, tolerance_for, with_recipe
 from tools.make_toys import one_thread
-from workbench import load_baseline
+from workbench.curves import load_baseline
 from workbench.curves.compare import DIFFERENT, INCONCLUSIVE, PARTS, SAME, another_seed
 from workbench.curves.curve import Curve
 from workbench.curves.documented import Baseline

@@ -59,7 +59,8 @@ def test_a_notebook_s_name_means_all_of_its_runs(tmp_path, capsys):
 
 
 def test_status_shows_every_run_from_its_folder(capsys, tmp_path):
-    write_run(tmp_path, "1", result={"headline": {"name": "reward", "value": -4.0}, "checks": {"a": False}})
+    result = {"headline": {"name": "reward", "value": -4.0}, "results": [{"says": "a", "holds": False}]}
+    write_run(tmp_path, "1", result=result)
     run = write_run(tmp_path, "2", state="running")
     write_json(run.path / "progress.json", {"step": 3, "max_steps": 80, "elapsed_s": 1.0})
     failed = write_run(tmp_path, "3")
