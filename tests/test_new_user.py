@@ -318,7 +318,7 @@ def full_disk(folder):
         notebook = write_notebook(folder / "hand_made.ipynb", fill)
         process = workbench("run", notebook, "-q", "--runs-dir", disk / "runs")
         assert process.returncode == 1
-        assert "No space left on device; free space, then go on with" in process.stderr
+        assert "No space left on device; free space; a run goes on with" in process.stderr
         assert "Traceback" not in process.stderr
         assert "interrupted" in workbench("status", "--runs-dir", disk / "runs").stdout
         (big,) = disk.rglob("big")
