@@ -58,6 +58,7 @@ def test_redacted_reports_go_to_a_folder_of_their_own_and_name_no_host_or_path(c
         ("run 00_start_here --executor slurm --time long", "--time long: expected minutes"),
         ("run 00_start_here --executor slurm --mem much", "--mem much: expected GB"),
         ("list 99_none", "not found"),
+        ("report", "make one with `workbench run NOTEBOOK`"),
     ],
 )
 def test_a_mistake_gives_one_line_and_exit_code_2_and_starts_nothing(capsys, tmp_path, arguments, says):
@@ -134,6 +135,7 @@ def test_notebooks_are_copied_into_a_new_folder_and_named(capsys, tmp_path):
     code, out, _ = call(capsys, "notebooks", folder)
     assert (code, out.splitlines()) == (0, [str(folder / path.name) for path in NOTEBOOKS])
     assert [(folder / path.name).read_text() for path in NOTEBOOKS] == [path.read_text() for path in NOTEBOOKS]
+    assert "00_start_here.ipynb, " in call(capsys, "notebooks", folder)[2]  # there already: nothing is overwritten
     other = tmp_path / "mine"  # in whose place JupyterLab would not find the runs of this folder
     assert f"puts their runs into {other / 'runs'}: name it with --runs-dir" in call(capsys, "notebooks", other)[2]
 
@@ -195,6 +197,14 @@ def test_a_latin_1_terminal_gets_other_characters_as_escapes(much):
     process = subprocess.run(line, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "latin-1"})
     assert (process.returncode, process.stderr) == (0, b"")
     assert b"\\u0120 \xe9" in process.stdout
+
+
+@pytest.mark.parametrize("name", ["python3", "ir"])  # one that is installed, one that is not
+def test_notebook_of_another_language_is_refused(capsys, tmp_path, name):
+    path = write_notebook(tmp_path / "mine.ipynb")
+    path.write_text(path.read_text().replace('"python"', '"R"').replace('"python3"', f'"{name}"'))
+    code, _, err = call(capsys, "run", path, "--runs-dir", tmp_path / "runs")
+    assert code == 2 and f"the kernel {name} is of R; only Python notebooks run here" in err
 
 
 # Another user, who has a number that no file knows, and reads what root may read: Python may lie in root's home.

@@ -47,7 +47,7 @@ def test_a_page_that_a_command_writes_names_the_command():
     commands = {"api": "docs/api.py", "cli": "docs/api.py", "rules": "docs/rules.py", "claims": "docs/claims.py"}
     commands |= {"defects": "repros/matrix.py", "error_rates": "benchmarks.verdicts.error_rates"}
     commands |= {"evidence": "benchmarks.real_weights.page", "attribution": "benchmarks.verdicts.attribution"}
-    commands |= {"what_happens": "test_new_user.py", "what_is_tested": "tests/training/test_what_is_tested.py"}
+    commands["what_is_tested"] = "tests/training/test_what_is_tested.py"
     commands |= {
         f"{path.parent.name}/{path.stem}": f"docs/{path.parent.name}.py" for path in DOCS.glob("[ar][pu]*/*.md")
     }
