@@ -202,7 +202,8 @@ SAVE = 'save_result(run, [Result("it ran", True)], {"steps": steps})'
 
 # A cell that trains for 16 steps, to be interrupted: an import, and no experiment around it.
 TRAINS = """\
-from workbench import length_reward, make_recipe, train_grpo
+from workbench import length_reward, make_recipe
+from workbench.experiments import train_grpo
 recipe = make_recipe("starter", max_steps=16, per_device_train_batch_size=8, num_generations=4)
 train_grpo(recipe, reward_funcs=length_reward(), record_dir=run.path)"""
 
@@ -223,9 +224,8 @@ def write_run(root: Path, name: str = "2026-1", *, notebook="05_grpo_docs_exampl
     """A run folder by hand. `params`, `result`: dictionaries; `metrics`, `completions`: lists of rows."""
     import pandas as pd
 
-    from workbench import load_run
     from workbench.lab.batch.notebooks import code_of
-    from workbench.runs import lock
+    from workbench.runs import load_run, lock
     from workbench.runs.completions import append_table
     from workbench.runs.files import write_json
     from workbench.runs.run import GOING, record_execution, set_status

@@ -49,17 +49,6 @@ def test_a_function_is_found_where_its_module_has_the_same_name_and_was_imported
     assert callable(padding_report)
 
 
-@pytest.mark.slow
-def test_names_that_moved_are_still_found_at_the_top():
-    for part, names in workbench._MOVED.items():
-        for name in names.split():
-            if name != "train_ppo" or "PPOTrainer" in workbench.__all__:
-                assert getattr(workbench, name).__module__.startswith(f"workbench.{part}")
-            assert name not in workbench.__all__
-    with pytest.raises(AttributeError, match="no_such_name"):
-        _ = workbench.no_such_name
-
-
 def test_reference_lists_the_names_at_the_top():
     assert set(re.findall(r"^## (\w+)$", pages()["reference/api.md"], re.M)) == set(listed_names())
 

@@ -1,5 +1,4 @@
 import inspect
-import json
 import os
 import re
 import shlex
@@ -48,6 +47,7 @@ def test_redacted_reports_go_to_a_folder_of_their_own_and_name_no_host_or_path(c
     [
         ("run 05_grpo_docs_example -p learning_rate=nan", "parameter learning_rate=nan: expected float"),
         ("run 05_grpo_docs_example -p steps", "expected -p NAME=VALUE"),
+        ("run 05_grpo_docs_example -p steps 5", "expected -p NAME=VALUE"),
         ("run 05_grpo_docs_example -p steps=1 -p steps=2", "steps was given before"),
         ("run 05_grpo_docs_example --resume no-such-run", "not a run folder"),
         ("run 00_start_here 05_grpo_docs_example -p steps=1", "-p and --resume go with one notebook"),
@@ -58,6 +58,7 @@ def test_redacted_reports_go_to_a_folder_of_their_own_and_name_no_host_or_path(c
         ("run 00_start_here --executor slurm --time long", "--time long: expected minutes"),
         ("run 00_start_here --executor slurm --mem much", "--mem much: expected GB"),
         ("list 99_none", "not found"),
+        ("report", "make one with `workbench run NOTEBOOK`"),
     ],
 )
 def test_a_mistake_gives_one_line_and_exit_code_2_and_starts_nothing(capsys, tmp_path, arguments, says):
@@ -134,6 +135,7 @@ def test_notebooks_are_copied_into_a_new_folder_and_named(capsys, tmp_path):
     code, out, _ = call(capsys, "notebooks", folder)
     assert (code, out.splitlines()) == (0, [str(folder / path.name) for path in NOTEBOOKS])
     assert [(folder / path.name).read_text() for path in NOTEBOOKS] == [path.read_text() for path in NOTEBOOKS]
+    assert "00_start_here.ipynb, " in call(capsys, "notebooks", folder)[2]  # there already: nothing is overwritten
     other = tmp_path / "mine"  # in whose place JupyterLab would not find the runs of this folder
     assert f"puts their runs into {other / 'runs'}: name it with --runs-dir" in call(capsys, "notebooks", other)[2]
 
@@ -154,44 +156,55 @@ def test_a_variable_that_names_no_folder_of_notebooks_is_refused_by_name(capsys,
 
 @pytest.fixture(scope="module")
 def much(tmp_path_factory):
-    """A folder of runs whose table, and a log whose audit, are longer than a pipe holds."""
+    """A folder of runs whose table is longer than a pipe holds, and a notebook that prints as much."""
     folder = tmp_path_factory.mktemp("much")
     for n in range(300):
         write_run(folder / "runs", f"2026-{n}", result={"headline": {"name": "Ġ é" * 100, "value": 1}})
     write_run(folder / "few", result={"headline": {"name": "Ġ é" * 100, "value": 1}})
-    rows = [{"step": n, "reward": 0.1 * n, "loss": float("nan")} for n in range(1, 60)]
-    (folder / "é.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_notebook(folder / "é.ipynb", "print('Ġ é' * 100_000)")
     return folder
 
 
-COMMANDS_OF_MUCH = [
-    ("status --runs-dir {0}/runs", 0),
-    ("report --runs-dir {0}/few --out {0}/out", 0),
-    pytest.param("audit {0}/é.jsonl {0}/é.jsonl", 1, marks=pytest.mark.slow),
-    pytest.param("run {0}/é.ipynb --runs-dir {0}/r", 0, marks=pytest.mark.slow),
-    pytest.param("sweep {0}/é.ipynb -p seed=0..1 --runs-dir {0}/s --out {0}/out", 0, marks=pytest.mark.slow),
-]
+def in_shell(line: str) -> subprocess.CompletedProcess:
+    command = f"{sys.executable} -m workbench {line}; exit ${{PIPESTATUS[0]}}"
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True)
 
 
-@pytest.mark.parametrize(("command", "code"), COMMANDS_OF_MUCH)
-def test_a_closed_pipe_and_latin_1_end_nothing(much, command, code):
-    """Whoever reads what it shows, stdout or stderr, may leave; a terminal may know few characters."""
-    line = f"{sys.executable} -m workbench {command.format(much)}"
-    closed = subprocess.run(["bash", "-c", f"{line} 2>&1 | head -c 1; exit ${{PIPESTATUS[0]}}"], capture_output=True)
-    assert (closed.returncode, closed.stderr) == (code, b"")
-    latin = subprocess.run(line.split(), capture_output=True, env=os.environ | {"PYTHONIOENCODING": "latin-1"})
-    assert latin.returncode == code and b"Traceback" not in latin.stderr
+def test_closed_pipe_ends_a_command_quietly(much):
+    process = in_shell(f"status --runs-dir {much / 'runs'} | head -c 1")
+    assert (process.returncode, process.stderr) == (141, "")
 
 
-def test_a_full_disk_behind_the_output_is_said_and_a_closed_one_is_not(much):
-    line = f"{sys.executable} -m workbench status --runs-dir {much / 'runs'}"
-    full = "workbench: standard output: No space left on device\n"
-    for rest, code, says in (("> /dev/full", 1, full), (">&-", 0, "")):
-        process = subprocess.run(["bash", "-c", f"{line} {rest}"], capture_output=True, text=True)
-        assert (process.returncode, process.stderr) == (code, says), rest
-    latin = subprocess.run(line.split(), capture_output=True, env=os.environ | {"PYTHONIOENCODING": "latin-1"})
-    assert b"\\u0120 \xe9" in latin.stdout
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["run {0}/é.ipynb", "sweep {0}/é.ipynb -p seed=0..1"])
+def test_runs_go_on_to_their_end_after_a_closed_pipe(much, tmp_path, command):
+    process = in_shell(f"{command.format(much)} --runs-dir {tmp_path} 2>&1 | head -c 1")
+    assert (process.returncode, process.stderr) == (141, "")
+    assert {run.status["state"] for run in list_runs(tmp_path)} == {"done"}
+
+
+@pytest.mark.parametrize(
+    ("rest", "code", "says"), [("> /dev/full", 1, "workbench: [Errno 28] No space left on device; "), (">&-", 0, "")]
+)
+def test_output_to_a_full_disk_is_an_error_and_a_closed_one_none(much, rest, code, says):
+    for runs in ("runs", "few"):  # more than a buffer holds, and less
+        process = in_shell(f"status --runs-dir {much / runs} {rest}")
+        assert (process.returncode, process.stderr.partition("free")[0]) == (code, says)
+
+
+def test_a_latin_1_terminal_gets_other_characters_as_escapes(much):
+    line = [sys.executable, "-m", "workbench", "status", "--runs-dir", str(much / "few")]
+    process = subprocess.run(line, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "latin-1"})
+    assert (process.returncode, process.stderr) == (0, b"")
+    assert b"\\u0120 \xe9" in process.stdout
+
+
+@pytest.mark.parametrize("name", ["python3", "ir"])  # one that is installed, one that is not
+def test_notebook_of_another_language_is_refused(capsys, tmp_path, name):
+    path = write_notebook(tmp_path / "mine.ipynb")
+    path.write_text(path.read_text().replace('"python"', '"R"').replace('"python3"', f'"{name}"'))
+    code, _, err = call(capsys, "run", path, "--runs-dir", tmp_path / "runs")
+    assert code == 2 and f"the kernel {name} is of R; only Python notebooks run here" in err
 
 
 # Another user, who has a number that no file knows, and reads what root may read: Python may lie in root's home.
@@ -213,13 +226,15 @@ def test_a_user_without_a_name_and_without_a_home_runs_and_reports(tmp_path):
         assert (process.returncode, "Traceback" in process.stderr) == (0, False), (arguments, process.stderr)
 
 
-def test_a_parameter_may_be_written_as_papermill_has_it(capsys, tmp_path):
+def test_options_of_a_run_that_cannot_be_are_refused(capsys, tmp_path):
     path = write_notebook(tmp_path / "n.ipynb")
     run = ["run", path, "--dry-run", "--runs-dir", tmp_path / "runs"]
-    assert "steps=5" in call(capsys, *run, "-p", "steps", "5")[1]
+    for name, text in (("list", "[1]"), ("tag", "a: !!x b"), ("good", "steps: 5")):
+        (tmp_path / name).write_text(text)
+    assert "steps=5" in call(capsys, *run, "-f", tmp_path / "good")[1]
     for wrong, says in (
-        (["-y", "[1]"], "-y [1]: expected NAME: VALUE"),
-        (["-y", "a: !!x b"], "not YAML that a parameter"),
+        (["-f", tmp_path / "list"], "list: expected NAME: VALUE"),
+        (["-f", tmp_path / "tag"], "not YAML that a parameter"),
         (["--cwd", "/no/where"], "--cwd /no/where: no such folder"),
         (["-k", "nope"], "Jupyter has no such kernel"),
         (["--execution-timeout", "0"], "expected seconds above 0"),

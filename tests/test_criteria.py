@@ -13,7 +13,7 @@ from conftest import NOTEBOOKS, ROOT
 from notebook_shape import code_cells
 
 import workbench
-from workbench import seed_interval
+from workbench.curves import seed_interval
 
 
 def verdicts(number: str, world: dict, monkeypatch) -> dict[str, list]:

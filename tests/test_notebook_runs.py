@@ -9,7 +9,7 @@ import re
 import pytest
 from conftest import workbench
 
-from workbench import list_runs
+from workbench.runs import list_runs
 from workbench.runs.results import results_of
 from workbench.runs.summary import RunSummary
 

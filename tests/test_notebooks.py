@@ -10,9 +10,11 @@ from conftest import NOTEBOOKS, ROOT, workbench
 from notebook_shape import code_cells, shape
 
 from tools.write_outputs import MOST_BYTES, code_hash, with_outputs
-from workbench import length_reward, load_baseline, make_recipe, train_grpo
+from workbench import length_reward, make_recipe
+from workbench.curves import load_baseline
 from workbench.curves.compare import SAME, another_seed
 from workbench.curves.measured import run_curve
+from workbench.experiments import train_grpo
 from workbench.runs.results import results_of
 from workbench.runs.run import Run, list_runs
 

@@ -26,7 +26,7 @@ HARMLESS = {
     "metrics has a number beyond any": ("metrics.jsonl", '{"step": 1, "reward": 1' + "0" * 400 + "}\n" * 2),
     "completions are damaged": ("completions.jsonl", '{"st\n[1]\n{"step": "x"}\n{"step'),
     "completions are a folder": ("completions.jsonl", None),
-    "a part of four bytes": ("completions.parquet/part-000001.parquet", b"PAR1"),
+    "a part of four bytes": ("tokens/part-000001-000001.parquet", b"PAR1"),
     "the notebook has no cells": ("executed.ipynb", "{}"),
     "the log is a folder": ("log.txt", None),
 }

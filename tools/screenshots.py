@@ -39,7 +39,8 @@ stop_explorer({"transformers": engine}, prompt=prompt, stops=StopSpec(stop=("</s
 PADDING = "from workbench.lab.widgets import padding_explorer\npadding_explorer()"
 TRAINING = """\
 from functools import partial
-from workbench import length_reward, make_recipe, train_grpo
+from workbench import length_reward, make_recipe
+from workbench.experiments import train_grpo
 from workbench.runs.run import create_run
 from workbench.lab.widgets import train_live
 
@@ -48,7 +49,7 @@ train = partial(train_grpo, make_recipe("starter", max_steps=80), reward_funcs=l
 trainer = await train_live(run, train)"""
 COMPARER = """\
 from workbench.curves.documented import list_baselines, load_baseline
-from workbench import list_runs
+from workbench.runs import list_runs
 from workbench.lab.widgets import run_comparer
 
 runs = [run for run in list_runs(None, "05_grpo_docs_example") if run.status["state"] == "done"]

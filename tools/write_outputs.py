@@ -54,8 +54,8 @@ def _kept(output, number: int):
 
 def main() -> None:
     from tools.redacted_notebook import redacted_notebook
-    from workbench import list_runs
     from workbench.lab.reports.page import hider
+    from workbench.runs import list_runs
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="notebooks; default all")

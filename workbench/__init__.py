@@ -5,33 +5,13 @@ The names of `__init__.pyi` are what most scripts need; `docs/reference/api.md` 
 first used, so importing this package loads no heavy library.
 """
 
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from .extras import attach_names
 
 __version__ = "0.2.0"
-_load, __dir__, __all__ = attach_names(__name__, __file__)
-
-# Names of version 0.1, found for one release more, and the part that has them now.
-_MOVED = {
-    "curves": "Curve another_seed load_baseline seed_interval",
-    "runs": "list_runs load_run",
-    "diagnostics": "attribute_mismatch duplicate_report mismatch_report",
-    "generation": "Sampling ServerSampler StopRule TransformersSampler VLLMSampler generate save_policy",
-    "consistency": "pad_batch position_ids ratio_report token_logprobs",
-    "experiments.train": "train_grpo train_ppo train_rloo",
-    "training.groups": "check_groups",
-}
-
-
-def __getattr__(name: str) -> Any:
-    for part, names in _MOVED.items():
-        if name in names.split():
-            return getattr(import_module(f"{__name__}.{part}"), name)
-    return _load(name)
+__getattr__, __dir__, __all__ = attach_names(__name__, __file__)
 
 
 # `import *` gives no modules and, without PPO in TRL, not its trainer; asked for by name, that says why.

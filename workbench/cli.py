@@ -1,12 +1,10 @@
 """The command line. The docstring of a command is its help: what it does in a few words, what it is for, an example."""
 
 import argparse
-import contextlib
 import errno
 import inspect
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,79 +20,45 @@ from .runs.text import one_line
 
 def main(argv: list[str] | None = None) -> int:
     """Parse, dispatch, and turn the workbench's own errors into one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal of latin-1 shows the rest as escapes
     parser = _parser()
-    args, unknown = parser.parse_known_args(_joined(sys.argv[1:] if argv is None else argv))
+    args, unknown = parser.parse_known_args(argv)
     if unknown and args.command not in (_run, _sweep):
         parser.error(f"unrecognized arguments: {hide_tokens(' '.join(unknown))}")
-    out, err = _Patient(sys.stdout), _Patient(sys.stderr)
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = _dispatch(args, unknown)
-        out.flush()
-        if out.lost and out.lost.errno != errno.EPIPE:  # a full disk behind `> FILE`
-            print(f"workbench: standard output: {out.lost.strerror}", file=sys.stderr)
-            code = code or 1
-    return code
-
-
-def _dispatch(args, unknown: Sequence[str]) -> int:
     try:
         if unknown:
+            parse_assignments(args.parameter)  # `-p steps 5` leaves 5 over: the first mistake is named
             raise ParameterError(_meant_as_parameter(unknown))
-        return args.command(args)
+        code = args.command(args)
+        print(end="", flush=True)
+        return code
     except WorkbenchError as error:
         print(f"workbench: {one_line(hide_tokens(str(error)))}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader left, as `| head` does
+        return 141  # the code of a program that SIGPIPE ended
     except OSError as error:  # a full disk, a folder that cannot be written
         full = error.errno == errno.ENOSPC
-        advice = "; free space, then go on with `workbench run NOTEBOOK --resume RUN`" if full else ""
+        advice = "; free space; a run goes on with `workbench run NOTEBOOK --resume RUN`" if full else ""
         print(f"workbench: {one_line(str(error))}{advice}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("workbench: interrupted", file=sys.stderr)
         return 130
+    finally:
+        _drop_unwritable()
 
 
-class _Patient:
-    """A stream that takes any text, and whose reader may leave, as `| head` does: what is written then is dropped."""
-
-    def __init__(self, stream):
-        self._stream, self.lost = stream, None
-        if hasattr(stream, "reconfigure"):  # a terminal of latin-1
-            stream.reconfigure(errors="backslashreplace")
-
-    def __getattr__(self, name: str):
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        self._try("write", text)
-        return len(text)
-
-    def flush(self) -> None:
-        self._try("flush")
-
-    def _try(self, method: str, *arguments) -> None:
-        if self._stream is None:  # closed by `>&-`
-            return
+def _drop_unwritable() -> None:
+    """Discard what stdout and stderr hold and cannot write; Python would fail on it again when it exits."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # one that `>&-` closed is None
         try:
-            getattr(self._stream, method)(*arguments)
-        except OSError as error:
-            self.lost = error
+            stream.flush()
+        except OSError:
             with open(os.devnull, "w") as nothing:
-                os.dup2(nothing.fileno(), self._stream.fileno())  # what is buffered is dropped at the end
-
-
-def _joined(argv: Sequence[str]) -> list[str]:
-    """papermill's `-p NAME VALUE` as `-p NAME=VALUE`."""
-    made = list(argv)
-    if made and made[0] in ("run", "sweep"):
-        for n in range(len(made) - 3, -1, -1):
-            if (
-                made[n] in ("-p", "--parameter", "--parameters")
-                and made[n + 1].isidentifier()
-                and not re.match(r"-\D", made[n + 2])
-            ):
-                made[n + 1 : n + 3] = [f"{made[n + 1]}={made[n + 2]}"]
-    return made
+                os.dup2(nothing.fileno(), stream.fileno())
 
 
 def _meant_as_parameter(unknown: Sequence[str]) -> str:
@@ -198,20 +162,18 @@ def _add_page_options(parser: argparse.ArgumentParser, what: str) -> None:
 
 def _add_batch_options(parser: argparse.ArgumentParser, metavar: str, help: str) -> None:
     several = {"action": "append", "default": []}
-    parser.add_argument("-p", "--parameter", "--parameters", metavar=metavar, help=help, **several)
+    parser.add_argument("-p", "--parameter", metavar=metavar, help=help, **several)
+    file = "parameters from a YAML file; -p comes after it"
+    parser.add_argument("-f", "--parameters-file", metavar="FILE", help=file, **several)
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, each in its own process")
     parser.add_argument("--gpus", metavar="N", help="GPUs for each run (default 1 where there are any)")
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     parser.add_argument("--executor", choices=("local", "slurm"), default="local", help="where (default local)")
-    any_notebook = parser.add_argument_group("as papermill's")
-    file = "parameters from a YAML file; -y and -p come after it"
-    any_notebook.add_argument("-f", "--parameters-file", metavar="FILE", help=file, **several)
-    any_notebook.add_argument("-y", "--parameters-yaml", metavar="YAML", help="parameters as YAML", **several)
     kernel = "one of Jupyter's Python kernels (default this Python)"
-    any_notebook.add_argument("-k", "--kernel", metavar="NAME", help=kernel)
-    any_notebook.add_argument("--cwd", metavar="FOLDER", help="where the kernel works (default the notebook's folder)")
+    parser.add_argument("-k", "--kernel", metavar="NAME", help=kernel)
+    parser.add_argument("--cwd", metavar="FOLDER", help="where the kernel works (default the notebook's folder)")
     limit = "limit of each cell, in seconds (default none)"
-    any_notebook.add_argument("--execution-timeout", type=float, metavar="SECONDS", help=limit)
+    parser.add_argument("--execution-timeout", type=float, metavar="SECONDS", help=limit)
     slurm = parser.add_argument_group("with --executor slurm")
     slurm.add_argument("--partition", metavar="NAME")
     slurm.add_argument("--time", default="60", help="limit of a job: minutes, or as 4:00:00 or 1-12 (default 60)")
@@ -235,7 +197,7 @@ def _run(args) -> int:
     from .lab.batch import plan
     from .lab.batch import run as batch
 
-    given = _of_yaml(args) | parse_assignments(args.parameter)
+    given = _of_files(args) | parse_assignments(args.parameter)
     several = len(args.notebooks) > 1
     if several and (args.resume is not None or given):
         raise ParameterError("-p and --resume go with one notebook; run the others by a command of their own")
@@ -264,7 +226,7 @@ def _sweep(args) -> int:
     from .lab.batch.plan import plan_sweep
 
     given = parse_assignments(args.parameter)
-    fixed = {name: value for name, value in _of_yaml(args).items() if name not in given}
+    fixed = {name: value for name, value in _of_files(args).items() if name not in given}
     entries = plan_sweep(args.notebook, given, args.runs_dir, fixed, _how(args))
     if not _execute(args, entries):
         return 0
@@ -284,22 +246,21 @@ def _how(args) -> dict:
     return {"kernel": args.kernel, "cwd": cwd, "execution_timeout": args.execution_timeout}
 
 
-def _of_yaml(args) -> dict:
-    """The parameters of `-f` and `-y`, the later ones winning."""
-    if not args.parameters_file and not args.parameters_yaml:
+def _of_files(args) -> dict:
+    """Read the parameters of all `-f FILE`; a later file wins."""
+    if not args.parameters_file:
         return {}
     import yaml
 
     found: dict = {}
-    texts = [(f"-f {path}", Path(path).read_text(encoding="utf-8")) for path in args.parameters_file]
-    for source, text in [*texts, *((f"-y {text}", text) for text in args.parameters_yaml)]:
+    for path in args.parameters_file:
         try:
-            values = yaml.safe_load(text)
+            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
             json.dumps(values)
         except (yaml.YAMLError, TypeError) as error:
-            raise ParameterError(f"{source}: not YAML that a parameter can hold ({error})") from None
+            raise ParameterError(f"-f {path}: not YAML that a parameter can hold ({error})") from None
         if not isinstance(values, dict):
-            raise ParameterError(f"{source}: expected NAME: VALUE")
+            raise ParameterError(f"-f {path}: expected NAME: VALUE")
         found |= {str(name): value for name, value in values.items()}
     return found
 
@@ -406,8 +367,6 @@ def _logs(args) -> int:
 
     for text in manage.read_log(manage.find_runs(args.run, args.runs_dir)[-1], follow=args.follow):
         print(text, end="", flush=True)
-        if getattr(sys.stdout, "lost", None):  # nobody reads on
-            break
     return 0
 
 

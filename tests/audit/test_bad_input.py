@@ -59,7 +59,7 @@ def test_some_numbers_that_are_not_finite_are_a_finding(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("recipe.json", {"reward_funcs": 5, "stops": {"strings": [1], "token_ids": 7}}),
+        ("recipe.json", {"reward_funcs": 5, "stops": {"stop": [1], "stop_token_ids": 7}}),
         ("recipe.json", {"reward_funcs": [{"highest": 1}], "overrides": {"reward_weights": 3}}),
         ("recipe.json", {"recipe": {"num_generations": "4", "max_completion_length": [9]}}),
         ("config.json", {"model_type": ["gpt2"], "eos_token_id": {}, "dtype": 3}),

@@ -156,15 +156,6 @@ def test_runs_of_other_reward_functions_are_groups_of_their_own(tmp_path):
     assert [[c.unit[-2:] for c in curves] for curves in groups.values()] == [["20", "20"], ["40"]]
 
 
-def test_older_folders_hold_the_recipe_s_fields_alone_and_are_grouped_too(tmp_path):
-    runs = [training(tmp_path, str(n), n) for n in range(2)]
-    for run in runs:
-        recipe = json.loads((run.path / "recipe.json").read_text())["recipe"]
-        (run.path / "recipe.json").write_text(json.dumps(recipe))
-    groups, _ = measured_groups(runs)
-    assert {name: [c.unit for c in curves] for name, curves in groups.items()} == {"lr 0.0001": ["as logged"] * 2}
-
-
 def test_the_group_table_has_the_result_with_its_interval_and_none_for_one_seed(tmp_path):
     runs = [training(tmp_path, str(seed), seed, rewards=range(seed, seed + 30)) for seed in range(5)]
     runs += [training(tmp_path, f"other {seed}", seed, rewards=range(seed, seed + 30)) for seed in range(3)]

@@ -4,7 +4,6 @@ import itertools
 import json
 
 import numpy as np
-import pytest
 
 from benchmarks.documented import thinned
 from benchmarks.error_rates import noise
@@ -12,7 +11,6 @@ from benchmarks.record import measured
 from workbench.curves import verdicts as v
 from workbench.curves.curve import Curve
 from workbench.curves.documented import list_baselines, load_baseline, load_sources
-from workbench.errors import ParameterError
 
 STEPS = np.arange(1, 61)
 
@@ -88,39 +86,6 @@ def test_three_saved_tables_stand_under_code_that_loads_several_models():
         if row["loads"]:
             loads.setdefault(row["run"], set()).add(row["loads"].rpartition("/")[2].lower().removeprefix("meta-"))
     assert sum(len(models) > 1 for models in loads.values()) == 3
-
-
-def test_the_best_of_equal_checkpoints_is_luck_and_a_score_far_above_them_is_not():
-    rng = np.random.default_rng(0)
-    scores = [rng.binomial(30, 0.3, 21) / 30 for _ in range(300)]
-    above = [v.best_of_k(one.max(), one, 30).word == v.NOT_CHANCE for one in scores]
-    assert np.mean(above) <= 0.09  # 4.1% by 1,000, and three deviations of 300
-    assert v.best_of_k(0.9, scores[0], 30).word == v.NOT_CHANCE
-    with pytest.raises(ParameterError, match=r"headline=46\.7, 21 scores, items=30: expected 3 or more shares"):
-        v.best_of_k(46.7, scores[0], 30)
-
-
-def test_a_published_figure_is_found_where_it_is_in_the_log_and_nowhere_else():
-    log = curve([0.61, 0.702, 0.697], low=0, high=1)
-    assert v.figure_in_log(0.697, log).word == v.FINAL
-    assert v.figure_in_log(0.70, log, 2).word == v.FINAL  # as it was rounded
-    assert v.figure_in_log(0.714, log).word == v.NOT_IN_LOG
-    empty = v.figure_in_log(0.7, curve([np.nan, np.nan]))
-    assert (empty.word, empty.why) == (v.UNCLEAR, "run holds no finite value, so it cannot tell")
-    mi300 = load_baseline("yushengsu-deepseek-7b-gsm8k-grpo")
-    assert v.figure_in_log(mi300.figure("published_eval_accuracy"), mi300.curve("eval_accuracy")).word == v.NOT_IN_LOG
-
-
-def test_training_apart_from_the_test_set_is_seen_and_scores_that_go_together_are_not_called_so():
-    about = {"low": 0, "high": 1}
-    up, wiggle = np.linspace(0.4, 0.9, 400), 0.01 * np.tile([1, -1], 20)
-    test = Curve("test", np.arange(10, 401, 10), up[9::10] + wiggle, "points", **about)
-    behind = Curve("test", test.x, test.y - 0.3, "points", **about)
-    train = curve(up, "train", **about)
-    assert [v.gap(train, one).word for one in (test, behind)] == [v.TOGETHER, v.APART]
-    assert v.gap(curve(up), Curve("test", test.x, test.y, "points")).word == v.NOT_COMPARABLE  # a range without ends
-    few = Curve("test", test.x[:11], test.y[:11], "points", **about)
-    assert "11 evaluations; 12 or more are needed" in v.gap(train, few).why
 
 
 def test_a_run_is_placed_among_those_that_got_as_far_and_another_unit_is_not_compared():

@@ -4,8 +4,9 @@ import pandas as pd
 import pytest
 from ppo_parts import HAS_PPO, needs_ppo, train_ppo
 
-from workbench import StopSpec, exact_match_reward, length_reward, train_grpo
+from workbench import StopSpec, exact_match_reward, length_reward
 from workbench.errors import ParameterError
+from workbench.experiments import train_grpo
 from workbench.experiments.recipes import Recipe
 from workbench.experiments.train import (
     is_finished,

@@ -17,7 +17,7 @@ from rollout_engine import LIMIT
 from transformers import AutoTokenizer, GenerationConfig
 
 from workbench.errors import ParameterError
-from workbench.generation.sampling import Sampling, ServerSampler, TransformersSampler, VLLMSampler, generate
+from workbench.generation.sampling import Sampling, TransformersSampler, VLLMSampler, generate
 from workbench.generation.stops import StopSpec
 
 LABELS = ("eos", "id", "string", "two of each", "no eos", "minimum")
@@ -85,15 +85,6 @@ def test_vllm_reports_the_finish_reason_that_we_find_in_every_row(label):
     assert [r["engine"] for r in rows] == [r["reason"] for r in rows]
 
 
-@pytest.mark.slow
-def test_greedy_decoding_gives_the_same_ids_and_ends_on_a_vllm_server(vllm_server):
-    sampler = ServerSampler(vllm_server, transformers_sampler().tokenizer)
-    for label, rows in rollout_engine.greedy(sampler, stops(), 8).items():
-        if label != "minimum":  # this server's log-probs are of what the logits became, without the stops at first
-            check_greedy(rows, transformers_rollouts()[label][:8])
-        assert [r["engine"] for r in rows] == [r["reason"] for r in rows]
-
-
 def check_seeds(rolled) -> None:
     first, again, other = rolled
     assert alike(first) == alike(again)
@@ -108,11 +99,6 @@ def check_seeds(rolled) -> None:
 @pytest.mark.parametrize("backend", ["transformers", "vllm"])
 def test_the_same_seed_repeats_the_rollouts_and_another_gives_others(backend):
     check_seeds(vllm_rollouts()["seeded"] if backend == "vllm" else rollout_engine.seeded(transformers_sampler()))
-
-
-@pytest.mark.slow
-def test_on_a_server_too(vllm_server):
-    check_seeds(rollout_engine.seeded(ServerSampler(vllm_server, transformers_sampler().tokenizer)))
 
 
 @pytest.mark.slow
@@ -183,17 +169,15 @@ def test_a_model_with_lora_and_a_tokenizer_without_pads_sample_too():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["in process", "server"])
-def test_the_eos_ids_of_the_models_folder_count_on_vllm_too(kind, tmp_path):
+def test_vllm_rows_end_at_eos_ids_of_the_models_folder(tmp_path):
     tokenizer = transformers_sampler().tokenizer
     tokenizer.save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     GenerationConfig(eos_token_id=[tokenizer.eos_token_id, 7]).save_pretrained(tmp_path)
     engine = SimpleNamespace(get_tokenizer=lambda: tokenizer, model_config=SimpleNamespace(model=str(tmp_path)))
-    sampler = VLLMSampler(engine) if kind == "in process" else ServerSampler("http://nowhere", tokenizer)
     row = [*tokenizer.encode("Hello", add_special_tokens=False), 7]
-    with mock.patch.object(type(sampler), "sample", lambda *_: [(row, [0.0] * len(row), "stop")]):
-        (rolled,) = generate(sampler, ["a"])
+    with mock.patch.object(VLLMSampler, "sample", lambda *_: [(row, [0.0] * len(row), "stop")]):
+        (rolled,) = generate(VLLMSampler(engine), ["a"])
     assert (rolled.finish_reason, rolled.stop) == ("stop", 7)
 
 

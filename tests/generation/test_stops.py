@@ -145,10 +145,6 @@ def test_texts_keep_or_drop_the_marker_and_never_show_eos():
         ({"stop_token_ids": (True,)}, "True: expected token ids"),
         ({"stop_token_ids": (3, 3)}, "given twice"),
         ({"min_tokens": -1}, "min_tokens=-1"),
-        ({"strings": ("a",)}, "strings: is called stop, as in vLLM"),
-        ({"token_ids": (3,)}, "token_ids: is called stop_token_ids"),
-        ({"keep": False}, "keep: is called include_stop_str_in_output"),
-        ({"legacy": True}, r"StopSpec.never\(\)"),
     ],
 )
 def test_bad_specs_are_refused(fields, message):

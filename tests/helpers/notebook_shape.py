@@ -13,6 +13,8 @@ import nbformat
 ROOT = Path(__file__).parents[2]
 IN_THE_OPEN = (r"(?<!\w)(GRPO|RLOO|OnlineDPO)Trainer\(", r"PPOTrainer\(", r"\.train\(", "generation_kwargs")
 BOOKKEEPING = {"open_run", "save_result", "show_results", "Result", "params", "results", "numbers"}
+# The package and the parts of it that the reference describes.
+PUBLIC = {"workbench", *(f"workbench.{stub.parent.name}" for stub in (ROOT / "workbench").glob("*/__init__.pyi"))}
 # Whose imports need no library of ours to be understood.
 FIELD = {"accelerate", "datasets", "IPython", "ipywidgets", "matplotlib", "numpy", "pandas", "peft", "scipy", "torch"}
 FIELD |= {"transformers", "trl", "vllm"}
@@ -41,7 +43,7 @@ def bookkeeping_lines(cell) -> int:
 
 
 def other_imports(cells: list) -> set[str]:
-    """Modules imported from that are neither `workbench` itself nor the field's or Python's."""
+    """Modules imported from that are neither public parts of `workbench` nor the field's or Python's."""
     found: set[str] = set()
     for cell in cells:
         for node in ast.walk(ast.parse(cell.source)):
@@ -50,7 +52,7 @@ def other_imports(cells: list) -> set[str]:
             elif isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}
     known = FIELD | set(sys.stdlib_module_names)
-    return {module for module in found if module != "workbench" and module.partition(".")[0] not in known}
+    return {module for module in found if module not in PUBLIC and module.partition(".")[0] not in known}
 
 
 def shape(path: Path) -> dict:

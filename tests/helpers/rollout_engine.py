@@ -55,10 +55,10 @@ def prompts(count: int = 64) -> list[str]:
     return [row["prompt"] + row["completion"][: n % 24] for n, row in enumerate(rows)]
 
 
-def greedy(sampler, stops: dict, count: int = 64) -> dict[str, list[dict]]:
+def greedy(sampler, stops: dict) -> dict[str, list[dict]]:
     """StopSpec's name -> a row per prompt."""
     return {
-        name: [as_dict(r) for r in generate(sampler, prompts(count), stops=spec, sampling=GREEDY)]
+        name: [as_dict(r) for r in generate(sampler, prompts(), stops=spec, sampling=GREEDY)]
         for name, spec in specs(sampler.tokenizer, stops).items()
     }
 

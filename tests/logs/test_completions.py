@@ -36,17 +36,9 @@ def test_completions_are_read_from_lines_and_one_cut_short_by_a_kill_is_left_out
     assert len(table) == 2 and len(damage) == 1
 
 
-def test_parts_that_older_releases_wrote_are_read_each_step_once(tmp_path):
-    folder = tmp_path / "completions.parquet"
-    folder.mkdir()
-    for name, steps in {"part-000001-000002": (1, 2), "part-000002": (2,), "part-000003": (3,)}.items():
-        pd.DataFrame(lines(*steps)).to_parquet(folder / f"{name}.parquet")
-    assert read_completions(tmp_path)[0]["step"].tolist() == [1, 2, 3]
-
-
 def test_what_holds_completions_and_is_a_link_is_not_opened(tmp_path):
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "completions.parquet").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "completions").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(RunError, match="a link"):
         read_completions(tmp_path)
 

@@ -165,31 +165,3 @@ def test_a_damaged_part_is_named_and_the_others_are_read(tmp_path):
     table, damaged = read_parts([first, second, third])
     assert table["step"].tolist() == [3]
     assert [sentence.partition(": ")[0] for sentence in damaged] == [str(first), str(second)]
-
-
-# --- folders of version 0.1 -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def old(tmp_path):
-    """Steps 1 to 3 joined, with one of the parts that a kill left over, and step 4."""
-    folder = tmp_path / "completions.parquet"
-    folder.mkdir()
-    for name, steps in (("000001-000003", [1, 2, 3]), ("000003", [3]), ("000004", [4])):
-        table = pd.DataFrame({"step": steps, "completion": [f"c{step}" for step in steps]})
-        table.to_parquet(folder / f"part-{name}.parquet")
-    return tmp_path
-
-
-def test_a_folder_of_version_0_1_is_read_and_a_damaged_part_of_it_named(old):
-    assert Run(old).completions["completion"].tolist() == ["c1", "c2", "c3", "c4"]
-    assert ends_of_completions(old, 1)[1] == 4
-    (old / "completions.parquet" / "part-000004.parquet").write_bytes(b"PAR1")
-    with pytest.warns(UserWarning, match=r"part-000004.parquet: cannot be read"):
-        assert steps_of(old) == [1, 2, 3]
-
-
-def test_a_training_of_version_0_1_does_not_go_on_here_and_loses_nothing(old):
-    with pytest.raises(RunError, match=r"version 0.1 recorded it; it can be read, but goes on with version 0.1 alone"):
-        forget_after(old, 2)
-    assert Run(old).completions["completion"].tolist() == ["c1", "c2", "c3", "c4"]

@@ -58,7 +58,7 @@ def test_characters_that_cannot_be_seen_do_not_save_a_token(unseen):
 LONG = "Ab1" * 12
 FORMS = f"""hf_{LONG} api_org_{LONG}
 gho_{LONG} ghu_{LONG} ghs_{LONG} ghr_{LONG} sk_{LONG} rk-{LONG} rk_{LONG} pk-{LONG} pk_{LONG}
-ASIA{"A1" * 8} AIza{LONG} xoxb-{LONG} nvapi-{LONG} wandb_v1_{LONG} pypi-{LONG} access-key=q8 access_key_id=q8 private-key=q8
+ASIA{"A1" * 8} AIza{LONG} xoxb-{LONG} nvapi-{LONG} wandb_v1_{LONG} access-key=q8 access_key_id=q8 private-key=q8
 secret=q8 passwd=q8 passphrase=q8 credential=q8 authorization=q8 gitlab_token=q8 x-amz-signature=q8
 pa\u017f\u017fword=q8 api_\u212aey=q8 X_PASSWD=q8 MY_CREDENTIALS=q8 --client-secret=q8""".split()
 

@@ -137,7 +137,8 @@ def test_a_notebook_that_was_asked_to_stop_is_interrupted_and_resumes_to_its_end
     from workbench.lab.batch.plan import plan_run
 
     cells = (
-        "from workbench import length_reward, make_recipe, train_grpo\n"
+        "from workbench import length_reward, make_recipe\n"
+        "from workbench.experiments import train_grpo\n"
         "from workbench.runs.stop_request import request_stop",
         f"recipe = make_recipe('starter', max_steps=4, **{SMALL})\n"
         "if not (run.path / 'asked').exists():\n    request_stop(run, 'enough'); (run.path / 'asked').touch()\n"

@@ -24,9 +24,9 @@ def test_the_step_shown_is_of_the_training_that_wrote_last(tmp_path):
 @pytest.mark.parametrize(
     ("state", "result", "line"),
     [
-        ("done", {"headline": {"name": "reward", "value": -4.01234}, "checks": {"a": True}}, "done, reward -4.012"),
-        ("done", {"headline": {"name": "by", "value": "\x07"}, "checks": {}}, r"done, by \x07"),
-        ("done", {"headline": None, "checks": {"a": False, "b": False}}, "done, 2 checks failed: a; b"),
+        ("done", {"headline": {"name": "reward", "value": -4.01234}}, "done, reward -4.012"),
+        ("done", {"headline": {"name": "by", "value": "\x07"}}, r"done, by \x07"),
+        ("done", {"results": [{"says": says, "holds": False} for says in "ab"]}, "done, 2 checks failed: a; b"),
         ("failed", {}, "failed"),
     ],
 )
@@ -35,8 +35,8 @@ def test_the_outcome_of_a_run_is_one_line(tmp_path, state, result, line):
 
 
 def test_a_check_that_was_not_run_has_not_failed(tmp_path):
-    checks = {"a": True, "b": False, "c": "not run: no GPU"}
-    assert RunSummary.of(write_run(tmp_path, result={"headline": None, "checks": checks})).failed == ["b"]
+    results = [{"says": "a", "holds": True}, {"says": "b", "holds": False}, {"says": "c", "why": "not run: no GPU"}]
+    assert RunSummary.of(write_run(tmp_path, result={"results": results})).failed == ["b"]
 
 
 def test_a_training_whose_step_takes_hours_still_shows_and_one_of_an_earlier_start_does_not(tmp_path):

@@ -12,7 +12,6 @@ from conftest import result_of
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from workbench.errors import RunError
-from workbench.generation.sampling import Sampling, ServerSampler, generate
 from workbench.training.sync_on_cpu import TiedHeads, building_on_cpu, install_cpu_sync, reload_server
 
 pytestmark = pytest.mark.slow
@@ -24,6 +23,11 @@ def client(url):
     return SimpleNamespace(base_url=url, session=requests.Session())
 
 
+def greedy_ids(url):
+    body = {"prompt": "os\ndef getcwd()\nTL;DR:", "max_tokens": 8, "temperature": 0, "return_token_ids": True}
+    return requests.post(f"{url}/v1/completions", json=body, timeout=600).json()["choices"][0]["token_ids"]
+
+
 def test_a_server_that_does_not_reload_is_named_with_what_it_lacks(starter_folder, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(starter_folder)
     with pytest.raises(RunError, match=r"127\.0\.0\.1:9 did not reload the weights.*VLLM_SERVER_DEV_MODE=1"):
@@ -32,21 +36,17 @@ def test_a_server_that_does_not_reload_is_named_with_what_it_lacks(starter_folde
 
 @needs_no_gpu
 def test_a_server_samples_from_the_weights_it_was_given(vllm_server, starter_folder, tmp_path):
-    from transformers import AutoTokenizer
-
     model = AutoModelForCausalLM.from_pretrained(starter_folder)
-    sampler = ServerSampler(vllm_server, AutoTokenizer.from_pretrained(starter_folder))
-    greedy = Sampling(8, temperature=0.0)
-    before = generate(sampler, ["os\ndef getcwd()\nTL;DR:"], sampling=greedy)[0].completion_ids
+    before = greedy_ids(vllm_server)
     try:
         silent = ((name, torch.zeros_like(p)) for name, p in model.named_parameters() if name != "lm_head.weight")
         reload_server(client(vllm_server), silent, model.config, tmp_path)
-        after = generate(sampler, ["os\ndef getcwd()\nTL;DR:"], sampling=greedy)[0].completion_ids
+        after = greedy_ids(vllm_server)
     finally:  # other tests share the server
         own = ((name, p) for name, p in model.named_parameters())
         reload_server(client(vllm_server), own, model.config, tmp_path)
     assert after != before and len(set(after)) == 1  # weights of zero prefer no token, and greedy takes the first
-    assert generate(sampler, ["os\ndef getcwd()\nTL;DR:"], sampling=greedy)[0].completion_ids == before
+    assert greedy_ids(vllm_server) == before
 
 
 @pytest.mark.rare

@@ -58,9 +58,8 @@ def run_curve(run: Run, metric: str = "reward", *, sparse: bool = False) -> Curv
 
 
 def training_of(folder: Path) -> dict:
-    """A training's `recipe.json`; folders of older runs hold the recipe's fields and nothing else there."""
-    found = read_json(folder / "recipe.json", {})
-    return found if "recipe" in found else {"recipe": found}
+    """A training's `recipe.json`, with an empty `recipe` where none is recorded."""
+    return {"recipe": {}} | read_json(folder / "recipe.json", {})
 
 
 def _recorded_reward(run: Run, metric: str) -> tuple[str, float | None, float | None]:

@@ -1,4 +1,4 @@
-"""What a documented run shows and what it does not, and where one's own log stands among them.
+"""What a documented run shows, and where one's own log stands among them.
 
 Each gives a `Verdict`: a word, why, and the numbers behind it. How often each is wrong:
 docs/evidence/documented_verdicts.md.
@@ -18,19 +18,15 @@ from ..runs.run import Run
 from .curve import Curve, mean_between, on_common_stretches, stretches, why_incomparable
 from .documented import Baseline
 from .measured import run_curve
-from .stats import change_interval, noise_covariance
+from .stats import change_interval
 
 RISES, FLAT, FALLS = "rises", "flat", "falls"
 COPY, OTHER = "same table", "another table"
-BY_CHANCE, NOT_CHANCE = "within the best of k", "above the best of k"
-FINAL, BEST, PASSED, NOT_IN_LOG = "the final value", "the best value", "a value on the way", "not in the log"
-APART, TOGETHER = "apart", "together"
 INSIDE, ABOVE, BELOW = "inside the spread", "above", "below"
 UNCLEAR = "inconclusive"
 NOT_COMPARABLE = "not comparable"
 
 LEAST = 20  # points, for a trend: `change_interval` is wrong too often on fewer
-EVALUATIONS = 12  # for a gap
 ALIKE = 10  # points that two tables share, to be one
 DISTINCT = 5  # values among them: a reward that is stuck is alike in every run
 WINDOW = 20  # steps at the end whose mean is a run's result
@@ -115,106 +111,6 @@ def same_table(one: Curve, other: Curve) -> Verdict:
     alike = (away <= np.clip(1e-3 * np.abs(mine), 1e-3 * scatter, 1e-2 * scatter)).all()
     word = COPY if alike else OTHER
     return Verdict(word, f"{len(mine)} points differ by at most {away.max():.2g}", float(away.max()))
-
-
-def best_of_k(headline: float, scores: Sequence[float], items: int) -> Verdict:
-    """Is a published score more than the luckiest of k equal checkpoints would show?
-
-    The k checkpoints are taken as equal: each scores their mean, but for the scatter of a test of so many items. That is
-    the binomial one, or how far the scores themselves scatter where that is less (items that all get right scatter less).
-
-    - within the best of k: by chance alone the highest of k reaches the headline in more than 5% of cases.
-    - above the best of k: it does not.
-
-    `headline` and the `scores` of all k checkpoints that were measured, 3 or more, are shares of right answers, 0..1. The
-    verdict's `value` is the expected highest of k, `low` and `high` its central 95%.
-
-    Example:
-        >>> print(best_of_k(0.5, [0.3, 0.4, 0.35, 0.5], items=30))
-        within the best of k: of 4 equal checkpoints of 30 items the highest is expected at 0.475; 0.5 or more in 43% of cases
-        >>> best_of_k(0.9, [0.3, 0.4, 0.35, 0.5], items=30).word
-        'above the best of k'
-    """
-    from scipy import stats
-
-    found = np.asarray(scores, float)
-    if len(found) < 3 or not ((found >= 0) & (found <= 1)).all() or not 0 <= headline <= 1 or items < 1:
-        raise ParameterError(
-            f"headline={headline}, {len(found)} scores, items={items}: expected 3 or more shares in 0..1"
-        )
-    mean, k = float(found.mean()), len(found)
-    scatter = min(float(np.sqrt(mean * (1 - mean) / items)), float(found.std(ddof=1)))
-    scatter = max(scatter, 1e-12)
-    highest = mean + scatter * stats.norm.ppf(((np.arange(1000) + 0.5) / 1000) ** (1 / k))  # its quantiles
-    expected = float(highest.mean())
-    # A score stands for all within half an item of it.
-    chance = float(1 - stats.norm.cdf((headline - 0.5 / items - mean) / scatter) ** k)
-    why = f"of {k} equal checkpoints of {items} items the highest is expected at {expected:.3f}"
-    why += f"; {headline:g} or more in {chance:.0%} of cases"
-    low, high = np.quantile(highest, [0.025, 0.975])
-    return Verdict(BY_CHANCE if chance > 0.05 else NOT_CHANCE, why, expected, float(low), float(high))
-
-
-def figure_in_log(figure: float, curve: Curve, decimals: int = 3) -> Verdict:
-    """Does the log that a published figure is said to be of hold it, when rounded as it was published?
-
-    Inconclusive where the log, a curve of its evaluations, holds no finite value.
-
-    Example:
-        >>> evals = Curve("log", [10, 20, 30], [0.61, 0.70, 0.68], "share of right answers")
-        >>> [figure_in_log(f, evals, 2).word for f in (0.68, 0.70, 0.61, 0.72)]
-        ['the final value', 'the best value', 'a value on the way', 'not in the log']
-    """
-    y = curve.y[np.isfinite(curve.y)]
-    if not len(y):
-        return Verdict(UNCLEAR, f"{curve.label} holds no finite value, so it cannot tell", figure)
-    near = 0.5001 * 10.0**-decimals
-    holds = np.abs(y - figure) <= near
-    word = NOT_IN_LOG
-    if holds.any():
-        word = FINAL if holds[-1] else BEST if abs(y.max() - figure) <= near else PASSED
-    why = f"{figure:g} was published; of {len(y)} in the log the final is {y[-1]:.4g}, the best {y.max():.4g}"
-    return Verdict(word, why, figure)
-
-
-def gap(train: Curve, test: Curve) -> Verdict:
-    """Do the scores in training end above those on held-out data? Over the last fifth of the evaluations.
-
-    - apart: the interval of the difference lies above a tenth of the range.
-    - together: it lies below.
-    - inconclusive: neither, or fewer than 12 evaluations. Not comparable: other units, or a range without ends.
-
-    The training score at an evaluation is its mean since the one before. Sampling differs between the two, often: a
-    difference of less than a tenth is not detected.
-
-    Example:
-        >>> steps, up = range(10, 410, 10), np.linspace(0.4, 0.9, 40)
-        >>> wiggle = np.tile([0.01, -0.01], 20)
-        >>> train = Curve("train", steps, up, "share", 0, 1)
-        >>> level, along = (Curve("test", steps, y + wiggle, "share", 0, 1) for y in (np.full(40, 0.6), up))
-        >>> gap(train, level).word, gap(train, along).word
-        ('apart', 'together')
-    """
-    from scipy import stats
-
-    if reason := why_incomparable(train, test):
-        return Verdict(NOT_COMPARABLE, reason)
-    if train.low is None or train.high is None:
-        return Verdict(NOT_COMPARABLE, f"{train.label} ranges over {train.range}: how far is far is not known")
-    x, y = test.x[np.isfinite(test.y)], test.y[np.isfinite(test.y)]
-    before = np.concatenate([[-np.inf], x[:-1]])
-    above = np.array([mean_between(train, *between) for between in zip(before, x, strict=True)]) - y
-    above = above[np.isfinite(above)]
-    if len(above) < EVALUATIONS:
-        return Verdict(UNCLEAR, f"{len(above)} evaluations; {EVALUATIONS} or more are needed")
-    covariance, freedom = noise_covariance(above)
-    end = max(4, len(above) // 5)
-    middle, error = float(above[-end:].mean()), float(np.sqrt(covariance[-end:, -end:].mean()))
-    half, near = error * float(stats.t.ppf(0.975, freedom)), (train.high - train.low) / 10
-    low, high = middle - half, middle + half
-    word = APART if low > near else TOGETHER if high < near else UNCLEAR
-    why = f"training ends {middle:+.3g} ({low:+.3g} to {high:+.3g}) from held out, over the last {end} evaluations"
-    return Verdict(word, why, middle, low, high)
 
 
 def result_at(curve: Curve, end: float) -> float:

@@ -1,4 +1,4 @@
-"""Rollouts in one form, from transformers, from vLLM in this process or from a vLLM server, with one rule for all ends."""
+"""Rollouts in one form, from transformers or from vLLM in this process, with one rule for all ends."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -161,13 +161,29 @@ class VLLMSampler:
     @property
     def generation_config(self):
         """Of the model's folder: it may name more EOS ids than the tokenizer, and the engine stops at all of them."""
-        return _generation_config(self.llm.model_config.model)
+        from transformers import GenerationConfig
+
+        try:
+            return GenerationConfig.from_pretrained(self.llm.model_config.model)
+        except (OSError, ValueError):  # the folder has none
+            return None
 
     def sample(self, prompt_ids: list[list[int]], rule: StopRule, sampling: Sampling):
         """`(ids, logprobs, vLLM's finish reason)` per prompt; each row has a random stream of its own."""
         from vllm import SamplingParams
 
-        params = [SamplingParams(**_vllm_fields(rule, sampling, n)) for n in range(len(prompt_ids))]
+        params = [
+            SamplingParams(
+                seed=None if sampling.seed is None else sampling.seed * 1_000_003 + row,
+                max_tokens=sampling.max_completion_length,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                logprobs=0,
+                **rule.for_vllm(),
+            )
+            for row in range(len(prompt_ids))
+        ]
         outputs = self.llm.generate([{"prompt_token_ids": p} for p in prompt_ids], params, use_tqdm=False)
         rows = []
         for output in outputs:
@@ -177,68 +193,8 @@ class VLLMSampler:
         return rows
 
 
-@dataclasses.dataclass(frozen=True)
-class ServerSampler:
-    """A vLLM server's completions endpoint.
-
-    Attributes:
-        url: `http://host:port`.
-        tokenizer: of the model it serves; the generation config in its folder, with more EOS ids, counts too.
-        model: name it serves the model under; default its first.
-    """
-
-    url: str
-    tokenizer: Any
-    model: str | None = None
-
-    @property
-    def generation_config(self):
-        return _generation_config(self.tokenizer.name_or_path)
-
-    def sample(self, prompt_ids: list[list[int]], rule: StopRule, sampling: Sampling):
-        """`(ids, logprobs, vLLM's finish reason)` per prompt; a request for each row."""
-        import requests
-
-        model = self.model or requests.get(f"{self.url}/v1/models", timeout=60).json()["data"][0]["id"]
-        rows = []
-        for n, ids in enumerate(prompt_ids):
-            body = {"model": model, "prompt": ids, "return_token_ids": True, **_vllm_fields(rule, sampling, n)}
-            answer = requests.post(f"{self.url}/v1/completions", json=body, timeout=600)
-            answer.raise_for_status()
-            choice = answer.json()["choices"][0]
-            rows.append((choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"]))
-        return rows
-
-
-def _generation_config(folder: str):
-    """The generation config in a model's folder; None without one."""
-    from transformers import GenerationConfig
-
-    if not folder:
-        return None
-    try:
-        return GenerationConfig.from_pretrained(folder)
-    except (OSError, ValueError):  # none there, no such folder, or a name that is no model's
-        return None
-
-
-def _vllm_fields(rule: StopRule, sampling: Sampling, row: int) -> dict:
-    return {
-        "seed": None if sampling.seed is None else sampling.seed * 1_000_003 + row,
-        "max_tokens": sampling.max_completion_length,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        # A server would take these from the model's folder.
-        "repetition_penalty": 1.0,
-        "min_p": 0.0,
-        "logprobs": 0,
-        **rule.for_vllm(),
-    }
-
-
 def generate(
-    sampler: TransformersSampler | VLLMSampler | ServerSampler,
+    sampler: TransformersSampler | VLLMSampler,
     prompts: Sequence[str],
     *,
     stops: StopSpec | None = None,

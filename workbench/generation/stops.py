@@ -13,14 +13,6 @@ from typing import Any
 
 from ..errors import ParameterError
 
-_RENAMED = {  # a field's name until version 0.1 -> vLLM's
-    "strings": "stop",
-    "token_ids": "stop_token_ids",
-    "keep": "include_stop_str_in_output",
-    "eos": "ignore_eos (the opposite of eos)",
-    "legacy": "StopSpec.never()",
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class StopSpec:
@@ -36,7 +28,7 @@ class StopSpec:
             probability, and the scorer does: TRL corrects for it on vLLM (`sampling/importance_sampling_ratio/*` fall below 1).
 
     Raises:
-        ParameterError: an empty string, a negative id, a duplicate, a negative minimum, or an old name.
+        ParameterError: an empty string, a negative id, a duplicate or a negative minimum.
 
     Example:
         >>> StopSpec(stop=("</search>",), include_stop_str_in_output=False).custom
@@ -52,12 +44,6 @@ class StopSpec:
     include_stop_str_in_output: bool = True
     ignore_eos: bool = False
     min_tokens: int = 0
-
-    def __new__(cls, *args: Any, **kwargs: Any):
-        for name in kwargs:
-            if name in _RENAMED:
-                raise ParameterError(f"StopSpec {name}: is called {_RENAMED[name]}, as in vLLM")
-        return super().__new__(cls)
 
     def __post_init__(self):
         for name, kind, expected, other in (

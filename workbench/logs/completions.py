@@ -1,6 +1,7 @@
 """Recorded completions as one table, from any writer: the workbench, or TRL's `log_completions`."""
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,14 +17,13 @@ _NOT_REWARDS = {"step", "advantage", "completion_tokens", "sampled_tokens", "tok
 
 
 def read_completions(folder: Path) -> tuple[Any, list[str]]:
-    """The completions recorded in a training's folder: `completions.jsonl`, `completions.parquet/`, or TRL's `completions/`.
+    """The completions recorded in a training's folder: `completions.jsonl`, or TRL's `completions/`.
 
     A DataFrame `step, prompt, completion, ...`, empty where there are none; a sentence for each file or line
     that cannot be read.
     """
-    table, damage = runs.read_completions(folder)
-    if len(table) or damage or (folder / runs.FILE).exists():
-        return table, damage
+    if os.path.lexists(folder / runs.FILE):
+        return runs.read_completions(folder)
     if (folder / "completions").is_symlink():
         raise RunError(f"{folder / 'completions'}: a link; it is not opened")
     return read_trl_completions(folder / "completions")

@@ -1,6 +1,7 @@
 """What a training records of its completions: a line of `completions.jsonl` each, and their tokens in `tokens/`."""
 
 import contextlib
+import os
 import re
 from collections.abc import Sequence
 from itertools import islice
@@ -12,8 +13,7 @@ from .files import append_rows, json_lines, move_aside, open_lines, open_plain, 
 
 FILE = "completions.jsonl"
 TOKENS = "tokens"  # folder of ids and log-probs, beside the completions, so that reading those stays cheap
-_OLD = "completions.parquet"  # the folder that version 0.1 wrote: read for one release more
-_PART = re.compile(r"part-(\d+)(?:-(\d+))?\.parquet")
+_PART = re.compile(r"part-(\d+)-(\d+)\.parquet")  # first and last step
 _LATEST = 8_000_000  # bytes from the end in which the last completions are looked for
 
 
@@ -24,14 +24,13 @@ def append_table(record_dir: Path, table) -> None:
 
 
 def read_completions(record_dir: Path) -> tuple[Any, list[str]]:
-    """All recorded completions, and a sentence for each line or part that cannot be read."""
+    """All recorded completions, and a sentence for each line that cannot be read."""
     import pandas as pd
 
+    rows: list[dict] = []
     damaged: list[str] = []
-    try:
+    with contextlib.suppress(FileNotFoundError):
         rows = [row for _, row in json_lines(record_dir / FILE, damaged) if type(row.get("step")) is int]
-    except FileNotFoundError:
-        return read_parts(old_parts(record_dir))
     return pd.DataFrame(rows), damaged
 
 
@@ -39,17 +38,15 @@ def count_completions(record_dir: Path) -> int:
     """How many completions are recorded."""
     with contextlib.suppress(FileNotFoundError), open_plain(record_dir / FILE) as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
-    return len(read_parts(old_parts(record_dir))[0])
+    return 0
 
 
 def ends_of_completions(record_dir: Path, most: int) -> tuple[list[dict], int, list[str]]:
     """The first and the last recorded completions; reads little more than those."""
     path = record_dir / FILE
     damaged: list[str] = []
-    if not path.is_file():
-        table, damaged = read_completions(record_dir)
-        rows = table.to_dict("records")
-        return (rows if len(rows) <= 2 * most else rows[:most] + rows[-most:]), len(rows), damaged
+    if not os.path.lexists(path):
+        return [], 0, []
     total = count_completions(record_dir)
     first = [row for _, row in islice(json_lines(path, damaged), 2 * most)]
     if total <= 2 * most:
@@ -61,10 +58,8 @@ def ends_of_completions(record_dir: Path, most: int) -> tuple[list[dict], int, l
 def forget_after(record_dir: Path, step: int) -> float:
     """Drop what was recorded after `step`, which a resumed run repeats; at step 0 a former record is moved aside."""
     if not step and (record_dir / "metrics.jsonl").is_file() and (record_dir / "metrics.jsonl").stat().st_size:
-        names = ("metrics.jsonl", FILE, _OLD, TOKENS)
+        names = ("metrics.jsonl", FILE, TOKENS)
         move_aside(record_dir, names, "holds the record of a training, and a new one begins")
-    if (record_dir / _OLD).exists():
-        raise RunError(f"{record_dir}: version 0.1 recorded it; it can be read, but goes on with version 0.1 alone")
     for path in token_parts(record_dir):
         _cut_part(path, step)
     _cut_lines(record_dir / FILE, step)
@@ -96,7 +91,10 @@ def save_tokens(record_dir: Path, first: int, last: int, table) -> None:
 
 def token_parts(record_dir: Path) -> list[Path]:
     """The parts of a training's tokens, in the order of their steps."""
-    return _parts_in(record_dir / TOKENS)
+    folder = record_dir / TOKENS
+    if folder.is_symlink():
+        raise RunError(f"{folder}: a link; it is not opened")
+    return sorted(p for p in folder.iterdir() if _PART.fullmatch(p.name)) if folder.is_dir() else []
 
 
 def read_parts(paths: Sequence[Path]) -> tuple[Any, list[str]]:
@@ -123,22 +121,9 @@ def read_parts(paths: Sequence[Path]) -> tuple[Any, list[str]]:
     return (pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()), damaged
 
 
-def _parts_in(folder: Path) -> list[Path]:
-    if folder.is_symlink():
-        raise RunError(f"{folder}: a link; it is not opened")
-    found = [p for p in folder.iterdir() if _PART.fullmatch(p.name)] if folder.is_dir() else []
-    return sorted(found, key=lambda p: (_steps(p)[0], -_steps(p)[1]))
-
-
-def _steps(path: Path) -> tuple[int, int]:
-    """The first and the last step of a part."""
-    numbers = re.findall(r"\d+", path.name)
-    return int(numbers[0]), int(numbers[-1])
-
-
 def _cut_part(path: Path, step: int) -> None:
     """Keep the rows of a part up to `step`; one that cannot be read is kept as it is."""
-    first, last = _steps(path)
+    first, last = map(int, path.stem.split("-")[1:])
     if first > step:
         path.unlink()
     elif last > step:
@@ -147,14 +132,3 @@ def _cut_part(path: Path, step: int) -> None:
             with whole_file(path.with_name(f"part-{first:06d}-{step:06d}.parquet")) as temporary:
                 table[table["step"] <= step].to_parquet(temporary)
             path.unlink()
-
-
-def old_parts(folder: Path) -> list[Path]:
-    """The parts that version 0.1 wrote into `completions.parquet/`, without those that a joined one covers."""
-    parts: list[Path] = []
-    until = -1
-    for path in _parts_in(folder / _OLD):
-        if _steps(path)[1] > until:
-            parts.append(path)
-            until = _steps(path)[1]
-    return parts

@@ -134,25 +134,14 @@ def save_result(run: Run, results: Sequence[Result], numbers: Mapping[str, float
 
 
 def results_of(result: Mapping) -> list[Result]:
-    """The results in a `result.json`, `Run.result`; of version 0.1's form too.
+    """The results in a `result.json`, `Run.result`; empty where a notebook saved none.
 
     Example:
-        >>> results_of({"checks": {"it rises": True}, "claims": {"A0.1": {"measured": "64 of 64", "verdict": "agrees"}}})
-        [Result(says='it rises', holds=True, why='', claim=''), Result(says='64 of 64', holds=True, why='', claim='A0.1')]
+        >>> results_of({"results": [{"says": "it rises", "holds": True}]})
+        [Result(says='it rises', holds=True, why='', claim='')]
     """
-    if "results" in result:
-        return [
-            Result(**{name: r[name] for name in ("says", "holds", "why", "claim") if name in r})
-            for r in result["results"]
-        ]
-    found = []
-    for name, value in (result.get("checks") or {}).items():
-        found.append(Result(name, value) if isinstance(value, bool) else Result(name, None, str(value) or "no reason"))
-    for name, about in (result.get("claims") or {}).items():
-        verdict = str(about["verdict"])
-        holds = {"agrees": True, "differs": False}.get(verdict)
-        found.append(Result(str(about.get("measured") or verdict), holds, "" if holds is not None else verdict, name))
-    return found
+    fields = ("says", "holds", "why", "claim")
+    return [Result(**{name: r[name] for name in fields if name in r}) for r in result.get("results", [])]
 
 
 def count_verdicts(results: Iterable[Result], *, claims: bool) -> dict[str, int]:

@@ -84,8 +84,7 @@ def duration(status: Mapping) -> float | None:
         return None
     if state == "running":
         return status.get("ran_s", 0.0) + max(0.0, time.time() - times["running"])
-    last = times.get(state, 0.0) - times["running"]  # of version 0.1, which did not add up
-    return status.get("ran_s", last if last >= 0 else None)
+    return status.get("ran_s")
 
 
 def duration_text(seconds: float) -> str:

@@ -8,11 +8,13 @@ server's `VLLM_SERVER_DEV_MODE=1`, a folder both can read, and for a head tied t
 """
 
 import contextlib
+import json
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from urllib.request import Request, urlopen
 
 from ..errors import RunError
 from .engine import generation_of, hook_sync, mode_of
@@ -93,11 +95,12 @@ def reload_server(client: Any, named_params: Iterable, config: Any, folder: Path
 
 def _repacked_by(url: str) -> bool:
     """Whether a server has packed its heads again. One request: TRL's session would retry for seconds."""
-    import requests
-
+    body = json.dumps({"method": TiedHeads.repack_tied_heads.__name__}).encode()
+    request = Request(f"{url}/collective_rpc", body, {"Content-Type": "application/json"})
     try:
-        return requests.post(f"{url}/collective_rpc", json={"method": TiedHeads.repack_tied_heads.__name__}).ok
-    except requests.RequestException:
+        with urlopen(request):
+            return True
+    except OSError:  # no answer, or one that is no success
         return False
 
 

@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from workbench import StopRule, StopSpec, length_reward
+from workbench import StopSpec, length_reward
 from workbench.experiments.instruments.ppo_learning import preference_reward, ratio_of, up_to_eos
+from workbench.generation import StopRule
 from workbench.training.rewards import describe_reward
 
 pytestmark = pytest.mark.slow

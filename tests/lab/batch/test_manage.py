@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -54,12 +55,26 @@ def test_a_notebook_s_name_means_all_of_its_runs(tmp_path, capsys):
     (runs[-1].path / "log.txt").write_text("of the newest")
     assert call(capsys, "logs", runs[0].notebook, "--runs-dir", tmp_path) == (0, "of the newest", "")
     assert call(capsys, "status", "--runs-dir", tmp_path)[1].endswith("\n3 of 3 runs are done and no check failed\n")
-    with pytest.raises(RunError, match="run 'nine': not found"):
-        manage.find_runs("nine", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("logs 2025", "run '2025': not found; the newest are .*b/2026-1"),
+        ("logs 2026-1", "there are several: a/2026-1, b/2026-1; write NOTEBOOK/RUN"),
+        ("cancel a/2026-1", "is done; only a queued or running run can be cancelled"),
+    ],
+)
+def test_run_that_cannot_be_meant_is_refused(capsys, tmp_path, command, says):
+    for notebook in "ab":
+        write_run(tmp_path, "2026-1", notebook=notebook)
+    code, out, err = call(capsys, *command.split(), "--runs-dir", tmp_path)
+    assert (code, out) == (2, "") and re.search(says, err)
 
 
 def test_status_shows_every_run_from_its_folder(capsys, tmp_path):
-    write_run(tmp_path, "1", result={"headline": {"name": "reward", "value": -4.0}, "checks": {"a": False}})
+    result = {"headline": {"name": "reward", "value": -4.0}, "results": [{"says": "a", "holds": False}]}
+    write_run(tmp_path, "1", result=result)
     run = write_run(tmp_path, "2", state="running")
     write_json(run.path / "progress.json", {"step": 3, "max_steps": 80, "elapsed_s": 1.0})
     failed = write_run(tmp_path, "3")

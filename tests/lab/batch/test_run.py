@@ -281,10 +281,10 @@ def test_jobs_that_slurm_refuses_leave_failed_runs_with_its_reason(monkeypatch, 
 
 
 def test_only_a_run_that_is_done_and_whose_checks_hold_has_succeeded(tmp_path):
-    good = {"headline": None, "checks": {"a": True, "b": "not run: no GPU"}}
+    good = {"results": [{"says": "a", "holds": True}, {"says": "b", "why": "not run: no GPU"}]}
     runs = [
         write_run(tmp_path, "1", result=good),
-        write_run(tmp_path, "2", result={"headline": None, "checks": {"a": False}}),
+        write_run(tmp_path, "2", result={"results": [{"says": "a", "holds": False}]}),
         write_run(tmp_path, "3", state="failed", result=good),
         None,
     ]
@@ -294,6 +294,6 @@ def test_only_a_run_that_is_done_and_whose_checks_hold_has_succeeded(tmp_path):
 
 
 def test_the_finish_of_a_run_is_its_outcome_and_its_report(tmp_path):
-    run = write_run(tmp_path, "1", result={"headline": {"name": "reward", "value": -4.0}, "checks": {}})
+    run = write_run(tmp_path, "1", result={"headline": {"name": "reward", "value": -4.0}})
     assert batch.finish(run) == f"05_grpo_docs_example 1: done, reward -4\nreport {run.path / 'report.html'}"
     assert (run.path / "report.html").is_file()

@@ -26,7 +26,8 @@ WAIT = "import time\nfor _ in range(3000):\n    time.sleep(0.1)"
 TRAIN = """\
 import os, time
 from workbench.runs.stop_request import stop_request
-from workbench import make_recipe, train_grpo
+from workbench import make_recipe
+from workbench.experiments import train_grpo
 calls = []
 def reward(completions, **_):
     calls.append(1)

@@ -16,7 +16,7 @@ def test_a_value_of_a_table_is_short():
 
 
 def test_times_are_in_utc_and_a_run_that_ended_has_a_duration():
-    told = facts.times({"state": "done", "times": TIMES | {"failed": "yesterday"}})
+    told = facts.times({"state": "done", "times": TIMES | {"failed": "yesterday"}, "ran_s": 90.0})
     assert told["running"] == "1970-01-01 00:00:10 UTC"
     assert told["took"] == "90 s"
     assert "failed" not in told

@@ -1,5 +1,6 @@
 """What a person sees as runs go on: a bar for cells, one for training steps, the notebook's own output; a bar over many."""
 
+import contextlib
 import sys
 import threading
 from collections.abc import Sequence
@@ -99,4 +100,5 @@ class SweepProgress:
             line = f"{entry.name}: {entry.problem or RunSummary.of(entry.run).outcome}"
         except Exception as error:  # whatever is odd in one run, the others go on
             line = unreadable(entry.run, error)
-        tqdm.write(f"[{self._ended}/{len(self._entries)}] {line}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # the reader left, as `| head` does; the other runs go on
+            tqdm.write(f"[{self._ended}/{len(self._entries)}] {line}", file=sys.stderr)

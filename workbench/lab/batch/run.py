@@ -1,5 +1,6 @@
 """A plan of runs executed to their last report, on this machine or as Slurm jobs, and what to say of it afterwards."""
 
+import contextlib
 import dataclasses
 import itertools
 import multiprocessing
@@ -120,7 +121,8 @@ def execute_one(entry: Entry, *, quiet: bool = False, gpus: int | None = None) -
     from .execute import execute_run
 
     run = entry.prepare()
-    print(f"run folder {run.path}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # the reader left, as `| head` does; the run goes on
+        print(f"run folder {run.path}", file=sys.stderr)
     return run, execute_run(run, notebook=entry.notebook, quiet=quiet, gpus=gpus, **entry.how)
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ...errors import RunError
 from ...logs.completions import completions_table, generations_in_a_row, read_trl_completions, reward_functions
-from ...runs.completions import FILE, TOKENS, count_completions, old_parts, read_completions
+from ...runs.completions import FILE, TOKENS, count_completions, read_completions
 from ...runs.files import read_json
 from .token_marks import Tokens, tokens_of
 
@@ -51,7 +51,7 @@ def read_trainings(folder: Path) -> tuple[list[Training], list[str]]:
     """Every training recorded in a folder or below it, by the workbench or by TRL's `log_completions`."""
     found, damaged = [], []
     for place, names in _folders(folder):
-        if FILE in names or old_parts(place):
+        if FILE in names:
             if (count := count_completions(place)) > MOST_ROWS:
                 raise RunError(f"{place}: {count:,} completions; expected at most {MOST_ROWS:,} for a page of them")
             raw, broken = read_completions(place)
@@ -69,7 +69,7 @@ def _folders(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     """Folders in which completions were recorded; links are not followed."""
     for inner, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name != TOKENS]
-        if FILE in files or "completions" in folders or old_parts(Path(inner)):
+        if FILE in files or "completions" in folders:
             yield Path(inner), files
 
 
@@ -106,8 +106,7 @@ def training_of(
     if any(found and found.ratios for found in tokens):
         table["apart"] = [bool(found) and any(r and abs(r) > _APART for r in found.ratios) for found in tokens]
     functions = [name for name in reward_functions(raw) if name in table]
-    spec = recipe.get("stops", {})
-    stops = [stop for stop in spec.get("stop", spec.get("strings", [])) if stop]  # `strings` until 0.1
+    stops = [stop for stop in recipe.get("stops", {}).get("stop", []) if stop]
     return Training(name, table, size > 1, functions, tokens, stops), damaged
 
 
@@ -131,8 +130,8 @@ def signs_of(table: pd.DataFrame, grouped: bool, recipe: Mapping) -> dict[str, p
         signs["flat"] = (rewards.transform("max") == rewards.transform("min")) & (rewards.transform("count") > 1)
     if "finish_reason" in table:
         signs["cut"] = table["finish_reason"] == "length"
-    name = recipe.get("trainer") or "Observed"  # until 0.1 the name told
-    stock = recipe.get("source") == "watched" or name.startswith("Observed")
+    # TRL's own record has no recipe; `ObservedGRPOTrainer` is stock GRPO as an arm.
+    stock = recipe.get("source") == "watched" or recipe.get("trainer", "Observed").startswith("Observed")
     taken = table.get("trl_finish_reason" if stock else "finish_reason")
     if taken is not None and "overrides" in recipe:
         signs["masked"] = (taken == "length") & bool(recipe["overrides"].get("mask_truncated_completions"))
