@@ -38,8 +38,8 @@ from transformers import (
 )
 
 from benchmarks.record import about, parser, run_main, use_one_thread
-from workbench import duplicate_report
 from workbench.audit.live import attach_watch
+from workbench.diagnostics import duplicate_report
 from workbench.diagnostics.padding_monitor import attach_padding_monitor
 from workbench.diagnostics.sampler_probe import attach_sampler_probe
 from workbench.errors import MissingDependencyError

@@ -203,9 +203,9 @@ SAVE = 'save_result(run, [Result("it ran", True)], {"steps": steps})'
 # A cell that trains for 16 steps, to be interrupted: an import, and no experiment around it.
 TRAINS = """\
 from workbench import length_reward, make_recipe
-from workbench.experiments import train_grpo
+from workbench.experiments import train
 recipe = make_recipe("starter", max_steps=16, per_device_train_batch_size=8, num_generations=4)
-train_grpo(recipe, reward_funcs=length_reward(), record_dir=run.path)"""
+train(recipe, reward_funcs=length_reward(), record_dir=run.path)"""
 
 
 def write_notebook(path: Path, *cells: str, parameters: str = PARAMETERS, setup: str = SETUP, save: str = SAVE) -> Path:

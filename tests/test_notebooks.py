@@ -14,7 +14,7 @@ from workbench import length_reward, make_recipe
 from workbench.curves import load_baseline
 from workbench.curves.compare import SAME, another_seed
 from workbench.curves.measured import run_curve
-from workbench.experiments import train_grpo
+from workbench.experiments import train
 from workbench.runs.results import results_of
 from workbench.runs.run import Run, list_runs
 
@@ -153,7 +153,7 @@ def test_every_name_is_imported_or_assigned_and_every_import_used(path):
 
 @pytest.mark.slow
 def test_the_documented_example_rises_as_one_more_of_the_recorded_seeds(starter_folder, tmp_path):
-    train_grpo(make_recipe("starter", seed=1), reward_funcs=length_reward(), record_dir=tmp_path)
+    train(make_recipe("starter", seed=1), reward_funcs=length_reward(), record_dir=tmp_path)
     run = Run(tmp_path)
     rewards = run.metrics["reward"]
     assert len(rewards) == 80 and rewards.head(3).mean() < -20 and -6 < rewards.tail(20).mean() <= 0

@@ -50,7 +50,7 @@ WRITTEN_BY = {
     "claims": "tools.claims",
     "defects": "repros/matrix.py",
 }
-WRITTEN_BY |= {"what_happens": "test_new_user.py", "what_is_tested": "tests/training/test_what_is_tested.py"}
+WRITTEN_BY |= {"what_is_tested": "tests/training/test_what_is_tested.py"}
 
 
 @pytest.mark.parametrize("path", sorted(MEASURED.rglob("*.json")), ids=lambda path: path.stem)

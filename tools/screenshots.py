@@ -17,8 +17,8 @@ from conftest import workbench, write_notebook  # also sets an offline environme
 from lab.widgets.test_lab import press, wait_for_state
 from PIL import Image
 
-from workbench import list_runs
 from workbench.lab.reports import build_index
+from workbench.runs import list_runs
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -40,13 +40,13 @@ PADDING = "from workbench.lab.widgets import padding_explorer\npadding_explorer(
 TRAINING = """\
 from functools import partial
 from workbench import length_reward, make_recipe
-from workbench.experiments import train_grpo
+from workbench.experiments import train
 from workbench.runs.run import create_run
 from workbench.lab.widgets import train_live
 
 run = create_run("05_grpo_docs_example", {"seed": 0}, state="running")
-train = partial(train_grpo, make_recipe("starter", max_steps=80), reward_funcs=length_reward(20), record_dir=run.path)
-trainer = await train_live(run, train)"""
+training = partial(train, make_recipe("starter", max_steps=80), reward_funcs=length_reward(20), record_dir=run.path)
+trainer = await train_live(run, training)"""
 COMPARER = """\
 from workbench.curves.documented import list_baselines, load_baseline
 from workbench.runs import list_runs

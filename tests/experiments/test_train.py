@@ -3,16 +3,16 @@ import os
 import pandas as pd
 import pytest
 from ppo_parts import HAS_PPO, needs_ppo, train_ppo
+from trainers import OURS
 
 from workbench import StopSpec, exact_match_reward, length_reward
 from workbench.errors import ParameterError
-from workbench.experiments import train_grpo
+from workbench.experiments import train
 from workbench.experiments.recipes import Recipe
 from workbench.experiments.train import (
     is_finished,
     last_checkpoint,
     open_folder,
-    train_rloo,
     training_record,
 )
 from workbench.runs.files import files_named, read_json, write_json
@@ -124,15 +124,16 @@ def test_another_content_of_local_data_model_or_reward_model_is_another_training
 
 
 @pytest.mark.slow
-def test_all_four_trainers_leave_a_recipe_of_one_shape_their_steps_and_their_completions(tmp_path):
+def test_trainers_leave_recipes_of_one_shape(tmp_path):
     stops = StopSpec(stop=(" the",))
-    for train in (train_grpo, train_rloo, *([train_ppo] if HAS_PPO else [])):
-        reward = {} if train is train_ppo else {"reward_funcs": length_reward(20)}
-        train(SMALL, record_dir=tmp_path / train.__name__, stops=stops, **reward)
-        run, written = Run(tmp_path / train.__name__), read_json(tmp_path / train.__name__ / "recipe.json", {})
+    rewards = {"GRPO": length_reward(20), "RLOO": length_reward(20)} | ({"PPO": "random weights"} if HAS_PPO else {})
+    for kind, reward in rewards.items():
+        folder = tmp_path / kind
+        train(SMALL, trainer=OURS[kind], reward_funcs=reward, record_dir=folder, stops=stops)
+        run, written = Run(folder), read_json(folder / "recipe.json", {})
         assert written.keys() == {*RECORD, "source"}
         assert written["recipe"] == RECORD["recipe"] and written["stops"]["stop"] == [" the"]
-        assert written["reward_funcs"][0]["name"] == ("random weights" if train is train_ppo else "reward_len")
+        assert written["reward_funcs"][0]["name"] == ("random weights" if kind == "PPO" else "reward_len")
         assert run.metrics["step"].tolist() == [1, 2]
         assert set(run.metrics.columns) >= {"completions/distinct", "stops/clipped_ratio", "elapsed_s"}
         assert run.completions.groupby("step").size().tolist() == [4, 4]
@@ -145,7 +146,7 @@ def test_a_wrong_setting_is_refused_before_anything_in_the_folder_is_touched(tmp
     record_a_step(tmp_path)
     for wrong in ({"num_generations": 3}, {"generation_kwargs": {"stop": ["a"]}}):
         with pytest.raises(ValueError):
-            train_grpo(SMALL, reward_funcs=length_reward(20), record_dir=tmp_path, **wrong)
+            train(SMALL, reward_funcs=length_reward(20), record_dir=tmp_path, **wrong)
     assert read_json(tmp_path / "recipe.json", {}) == RECORD | {"source": "workbench"}
     assert Run(tmp_path).metrics["step"].tolist() == [1]
 

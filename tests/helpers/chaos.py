@@ -26,10 +26,10 @@ TRAIN = f"""\
 import sys
 sys.modules["vllm"] = None  # its import takes longer than the training
 from workbench import length_reward, make_recipe
-from workbench.experiments import train_grpo
+from workbench.experiments import train
 fields = dict(num_generations=4, per_device_train_batch_size={ROWS}, max_completion_length=8, save_steps=1)
 recipe = make_recipe("starter", seed=seed, max_steps={STEPS}, **fields)
-trainer = train_grpo(recipe, reward_funcs=length_reward(), record_dir=run.path)"""
+trainer = train(recipe, reward_funcs=length_reward(), record_dir=run.path)"""
 
 
 @contextlib.contextmanager

@@ -375,5 +375,5 @@ def test_what_is_no_event_file_is_refused(tmp_path, content):
 def test_without_tensorboard_the_error_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing.event_file_loader", None)
-    with pytest.raises(MissingDependencyError, match="pip install tensorboard"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'trl-workbench\[tensorboard\]'"):
         read_tensorboard(EVENTS)

@@ -74,9 +74,9 @@ class AskAfter:
 
 def train(record_dir, reward, **fields):
     from workbench.experiments.recipes import make_recipe
-    from workbench.experiments.train import train_grpo
+    from workbench.experiments.train import train
 
-    return train_grpo(make_recipe("starter", **(SMALL | fields)), reward_funcs=reward, record_dir=record_dir)
+    return train(make_recipe("starter", **(SMALL | fields)), reward_funcs=reward, record_dir=record_dir)
 
 
 def log(folder) -> list[dict]:
@@ -113,10 +113,10 @@ def test_a_stop_asked_before_the_first_or_during_the_last_step_loses_nothing(sta
 @needs_ppo
 @pytest.mark.slow
 def test_ppo_stops_too_and_leaves_its_policy(starter_folder, tmp_path):
+    from ppo_parts import train_ppo
     from transformers import TrainerCallback
 
     from workbench.experiments.recipes import make_recipe
-    from workbench.experiments.train import train_ppo
 
     run = create_run("by_hand", {}, tmp_path, state="running")
 
@@ -138,11 +138,11 @@ def test_a_notebook_that_was_asked_to_stop_is_interrupted_and_resumes_to_its_end
 
     cells = (
         "from workbench import length_reward, make_recipe\n"
-        "from workbench.experiments import train_grpo\n"
+        "from workbench.experiments import train\n"
         "from workbench.runs.stop_request import request_stop",
         f"recipe = make_recipe('starter', max_steps=4, **{SMALL})\n"
         "if not (run.path / 'asked').exists():\n    request_stop(run, 'enough'); (run.path / 'asked').touch()\n"
-        "train_grpo(recipe, reward_funcs=length_reward(), record_dir=run.path)",
+        "train(recipe, reward_funcs=length_reward(), record_dir=run.path)",
     )
     path = str(write_notebook(tmp_path / "hand_made.ipynb", *cells))
     run = plan_run(path, {}, root=tmp_path / "runs").prepare()

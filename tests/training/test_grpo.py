@@ -29,10 +29,10 @@ TIMES = {"elapsed_s", "step_time"}
 
 
 def train(record_dir, **fields):
-    from workbench.experiments.train import train_grpo
+    from workbench.experiments.train import train
 
     small = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16, "save_steps": 2}
-    return train_grpo(make_recipe("starter", **(small | fields)), reward_funcs=length_reward(), record_dir=record_dir)
+    return train(make_recipe("starter", **(small | fields)), reward_funcs=length_reward(), record_dir=record_dir)
 
 
 def without_times(record_dir) -> list[dict]:

@@ -10,7 +10,7 @@ from workbench.diagnostics import padding_monitor
 from workbench.diagnostics.padding_monitor import PaddingMonitor, attach_padding_monitor, prompts_of_all_lengths
 from workbench.errors import ParameterError
 from workbench.experiments.recipes import make_recipe
-from workbench.experiments.train import train_grpo
+from workbench.experiments.train import train
 from workbench.runs.run import Run
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.rewards import length_reward
@@ -25,7 +25,7 @@ PADDING = ["padding/max_difference", "padding/mean_difference"]
 def test_padding_consistency_lands_in_the_runs_metrics_every_n_steps(explicit, tmp_path):
     recipe = make_recipe(**RECIPE.__dict__ | {"max_steps": 5})
     options = {"explicit_positions": explicit, "monitor_every": 2, "disable_dropout": True}
-    train_grpo(recipe, reward_funcs=length_reward(), record_dir=tmp_path, **options)
+    train(recipe, reward_funcs=length_reward(), record_dir=tmp_path, **options)
     metrics = Run(tmp_path).metrics
     measured = metrics.dropna(subset=PADDING)
     assert measured["step"].tolist() == [1, 2, 4]

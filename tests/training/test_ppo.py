@@ -35,7 +35,7 @@ class Reseed(TrainerCallback):
 
 @pytest.fixture
 def train(tmp_path, starter_folder):
-    from workbench.experiments.train import train_ppo
+    from ppo_parts import train_ppo
 
     def run(name, stops, seed=0, **overrides):
         out = tmp_path / name
@@ -226,7 +226,7 @@ def characters(completions, **_):
 
 
 def train_on_search(record_dir, reward_funcs, steps=UPDATES, **options):
-    from workbench.experiments.train import train_ppo
+    from ppo_parts import train_ppo
 
     recipe = make_recipe("search", dataset="search", max_steps=steps, per_device_train_batch_size=BATCH)
     recipe = make_recipe(**{**recipe.__dict__, "max_completion_length": 16})
@@ -272,7 +272,7 @@ def test_the_reward_is_the_weighted_sum_and_each_function_has_its_column_and_met
 
 
 def test_an_update_makes_rewarded_completions_likelier_than_the_others(tmp_path, starter_folder):
-    from workbench.experiments.train import train_ppo
+    from ppo_parts import train_ppo
 
     rows = []
 

@@ -296,7 +296,7 @@ def test_stock_ppo_keeps_eos_out_of_its_policy_loss_when_pad_is_eos(
 
 @needs_ppo
 def test_ppo_of_the_workbench_refuses_pad_equal_to_eos(tmp_path, starter_folder):
-    from workbench.experiments.train import train_ppo
+    from ppo_parts import train_ppo
 
     own = AutoTokenizer.from_pretrained(starter_folder)
     own.pad_token = own.eos_token

@@ -109,7 +109,7 @@ def open_folder(record_dir: Path, record: dict) -> None:
     record_dir.mkdir(parents=True, exist_ok=True)
     path = record_dir / "recipe.json"
     if different := _different(read_json(path, record), record):
-        held = ("recipe.json", "metrics.jsonl", "completions.jsonl", "completions.parquet", "progress.json")
+        held = ("recipe.json", "metrics.jsonl", "completions.jsonl", "progress.json")
         move_aside(
             record_dir, (*held, "tokens", "checkpoints", "policy"), f"holds another training ({'; '.join(different)})"
         )
@@ -252,22 +252,3 @@ def train(
     checkpoint = last_checkpoint(record_dir / "checkpoints")
     made.train(**({"resume_from_checkpoint": str(checkpoint)} if checkpoint else {}))
     return made
-
-
-def train_grpo(recipe: Recipe, **options: Any):
-    """Train a recipe with GRPO, see `train`."""
-    return train(recipe, **options)
-
-
-def train_rloo(recipe: Recipe, **options: Any):
-    """Train a recipe with RLOO, see `train`."""
-    from ..training.grpo import RLOOTrainer
-
-    return train(recipe, trainer=RLOOTrainer, **options)
-
-
-def train_ppo(recipe: Recipe, *, reward_funcs: Any = "random weights", reward_model: Any = None, **options: Any):
-    """Train a recipe with PPO, see `train`."""
-    from ..training.ppo import PPOTrainer
-
-    return train(recipe, trainer=PPOTrainer, reward_funcs=reward_model or reward_funcs, **options)

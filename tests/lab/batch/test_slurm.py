@@ -27,7 +27,7 @@ TRAIN = """\
 import os, time
 from workbench.runs.stop_request import stop_request
 from workbench import make_recipe
-from workbench.experiments import train_grpo
+from workbench.experiments import train
 calls = []
 def reward(completions, **_):
     calls.append(1)
@@ -35,7 +35,7 @@ def reward(completions, **_):
         (run.path / "training").touch(); time.sleep(0.1)
     return [-float(len(text)) for text in completions]
 fields = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 8, "save_steps": 50}
-train_grpo(make_recipe("starter", max_steps=4, **fields), reward_funcs=reward, record_dir=run.path)"""
+train(make_recipe("starter", max_steps=4, **fields), reward_funcs=reward, record_dir=run.path)"""
 LOOP = """\
 import os, time
 from workbench.runs.stop_request import stop_request

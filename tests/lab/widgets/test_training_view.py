@@ -133,7 +133,7 @@ def test_a_damaged_folder_is_told_and_does_not_end_the_view(run):
 @pytest.mark.slow
 def test_a_real_grpo_training_stops_by_its_button_and_goes_on_to_its_last_step(starter_folder, run):
     from workbench.experiments.recipes import make_recipe
-    from workbench.experiments.train import train_grpo
+    from workbench.experiments.train import train
     from workbench.training.rewards import length_reward
 
     fields = {"num_generations": 2, "per_device_train_batch_size": 4, "max_completion_length": 8, "max_steps": 6}
@@ -147,7 +147,7 @@ def test_a_real_grpo_training_stops_by_its_button_and_goes_on_to_its_last_step(s
 
     reward.__name__ = "length"
     recipe = make_recipe("starter", **fields)
-    view = watch(run, train=partial(train_grpo, recipe, reward_funcs=reward, record_dir=run.path), every=0.1)
+    view = watch(run, train=partial(train, recipe, reward_funcs=reward, record_dir=run.path), every=0.1)
     with pytest.raises(TrainingStopped, match="stopped after step 2 of 6"):
         asyncio.run(view.trained())
     assert run.status["state"] == "interrupted"

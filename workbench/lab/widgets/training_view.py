@@ -30,7 +30,7 @@ _ENDED = ("trained", "done", "failed", "interrupted")
 
 
 async def train_live(run: Run, train: Callable, *, interactive: bool = True):
-    """Train and watch: `trainer = await train_live(run, partial(train_grpo, recipe, ..., record_dir=run.path))`.
+    """Train and watch: `trainer = await train_live(run, partial(train, recipe, ..., record_dir=run.path))`.
 
     The view has a Stop button, which ends the training after its current step with a complete checkpoint, and then a Continue
     button; running the cell again goes on as well. The kernel's own interrupt does here what the Stop button does.
