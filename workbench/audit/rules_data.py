@@ -100,7 +100,8 @@ def mixed_groups(log: Log) -> Finding:
     return found(
         PROBLEM,
         f"{mixed.mean():.0%} of the groups hold more than one prompt, so rewards of different prompts are compared.",
-        "Make the sampler repeat each prompt num_generations times in a row; workbench.training.groups.check_groups names the group.",
+        "Make the sampler repeat each prompt num_generations times in a row; workbench.training.groups.check_groups names "
+        "the group.",
         steps=log.groups["step"][mixed].unique(),
         evidence={"groups": len(mixed), "mixed": int(mixed.sum()), "num_generations": log.num_generations},
         cost={"share of groups": float(mixed.mean())},
