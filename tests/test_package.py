@@ -109,7 +109,7 @@ def lines_in(module: str) -> int:
     return len((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text().splitlines())
 
 
-LIBRARY_LINES = 3600
+LIBRARY_LINES = 3350
 
 
 def test_the_library_is_read_in_an_evening():
