@@ -113,6 +113,20 @@ def result_of(script: str, *arguments: str, env=None):
     return json.loads(lines[0].removeprefix("RESULT "))
 
 
+def in_two_processes(script: str, folder: Path, *arguments: str) -> None:
+    """Run a script of `helpers/` twice, under torchrun; what it prints goes to `folder/out`."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += [str(HELPERS / script), str(folder), *arguments]
+    path = [ROOT / "tests", HELPERS, *filter(None, [os.environ.get("PYTHONPATH")])]  # of the TRL that this runs on
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))}
+    with (folder / "out").open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=env) as torchrun:
+        try:
+            code = torchrun.wait(300)
+        finally:
+            torchrun.terminate()  # it then ends its processes, as it does not when it is killed
+    assert code == 0, (folder / "out").read_text()[-4000:]
+
+
 _engines: subprocess.Popen | None = None
 
 

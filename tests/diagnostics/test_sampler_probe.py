@@ -3,14 +3,12 @@
 import functools
 import json
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import HELPERS, on_vllm
+from conftest import in_two_processes, on_vllm
 
 from workbench.diagnostics.sampler_probe import SamplerProbe, attach_sampler_probe
 from workbench.diagnostics.sampler_verdict import CACHE, IN_SYNC, LATE, LORA, NOT_SYNCED, PRECISION, TOKENS, UNKNOWN
@@ -110,14 +108,7 @@ def test_a_watched_training_on_vllm_is_the_same_and_its_record_has_the_engine_s_
 @pytest.mark.slow
 @pytest.mark.rare
 def test_processes_whose_engine_fails_in_one_of_them_end_the_probing_together(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [str(HELPERS / "probe_in_two_processes.py"), str(tmp_path)]
-    with (tmp_path / "out").open("w") as out, subprocess.Popen(command, stdout=out, stderr=out) as torchrun:
-        try:
-            code = torchrun.wait(120)
-        finally:
-            torchrun.terminate()  # it then ends its processes, as it does not when it is killed
-    assert code == 0, (tmp_path / "out").read_text()[-4000:]
+    in_two_processes("probe_in_two_processes.py", tmp_path)
     for rank in (0, 1):
         found = json.loads((tmp_path / f"rank-{rank}.json").read_text())
         assert found["at the start"] == "not probed" and found["scored"] == [1, 2, 2, 2]

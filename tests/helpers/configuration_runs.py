@@ -1,7 +1,6 @@
-"""A small training of each kind, stock and the workbench's, in any configuration, and all that can be compared of it."""
+"""A small training of each kind, stock and the workbench's, in any configuration, and the judges of what came of it."""
 
 import copy
-import functools
 import gc
 import re
 import shutil
@@ -12,44 +11,35 @@ import numpy as np
 import pytest
 import small_runs
 import torch
+import transformers
 import trl
+from configuration_models import ended, tokenizer, turns
 from ppo_parts import PPOConfig
 from samples import until_seen
 from trainers import OURS, STOCK
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    TrainerCallback,
-    set_seed,
-)
-from trl.experimental.online_dpo import OnlineDPOConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
 
 from workbench.experiments.recipes import load_prompts, resolve_model
 from workbench.experiments.toys.search_task import CLOSE
-from workbench.generation.stops import StopSpec
 from workbench.runs.run import Run
+from workbench.training.groups import check_groups
 
-CONFIGS = {"GRPO": trl.GRPOConfig, "RLOO": trl.RLOOConfig, "OnlineDPO": OnlineDPOConfig, "PPO": PPOConfig}
+TRAINERS, POLICY = ("GRPO", "RLOO", "PPO"), ("GRPO", "RLOO")
+CONFIGS = {"GRPO": trl.GRPOConfig, "RLOO": trl.RLOOConfig, "PPO": PPOConfig}
 BATCH, STEPS, G, PENALTY = 8, 2, 4, 100.0
 LIMIT = 10  # cuts some rows of the search model; most end in EOS before
 STOP = f"s{CLOSE}"  # of several tokens; half of the topics end in an s
 TIMES = re.compile("step_time|eps|(train|eval)_(runtime|samples_per_second|steps_per_second)")
-COUNT_PADS = re.compile("objective/(kl|entropy|non_score_reward|rlhf_reward)")  # in stock's OnlineDPO, and not in ours
 CPU = small_runs.CPU | {"learning_rate": 1e-3, "dataloader_pin_memory": False, "seed": 5}
-SHAPES = {
-    "GRPO": {"max_steps": STEPS, "per_device_train_batch_size": BATCH, "num_generations": G},
-    "OnlineDPO": {"max_steps": STEPS, "per_device_train_batch_size": BATCH // 2, "max_length": 200},
-    "PPO": {"total_episodes": STEPS * 2 * BATCH, "per_device_train_batch_size": 2 * BATCH, "num_mini_batches": 1},
-}
-SHAPES["RLOO"] = SHAPES["GRPO"]
-SHAPES["GRPO"] |= {"beta": 0.05}
-SHAPES["PPO"] |= {"local_rollout_forward_batch_size": BATCH, "num_sample_generations": 0, "num_ppo_epochs": 1}
-LENGTH = {"GRPO": "max_completion_length", "OnlineDPO": "max_new_tokens", "PPO": "response_length"}
-LENGTH["RLOO"] = LENGTH["GRPO"]
+RLOO = {"max_steps": STEPS, "per_device_train_batch_size": BATCH, "num_generations": G, "beta": 0.05}
+RLOO |= {"max_completion_length": LIMIT}
+PPO = {"total_episodes": STEPS * 2 * BATCH, "per_device_train_batch_size": 2 * BATCH, "num_mini_batches": 1}
+PPO |= {"local_rollout_forward_batch_size": BATCH, "num_sample_generations": 0, "num_ppo_epochs": 1}
+PPO |= {"response_length": LIMIT}
+SHAPES = {"GRPO": RLOO, "RLOO": RLOO, "PPO": PPO}
 # What shows in a run whether a row counts as cut: it is masked, or its reward is lowered.
-TELL = {"GRPO": {"mask_truncated_completions": True}, "PPO": {"missing_eos_penalty": PENALTY}}
-TELL |= {"RLOO": TELL["GRPO"], "OnlineDPO": TELL["PPO"]}
+TELL = {"GRPO": {"mask_truncated_completions": True}, "RLOO": {"mask_truncated_completions": True}}
+TELL |= {"PPO": {"missing_eos_penalty": PENALTY}}
 
 
 def reward(completions, **_):
@@ -58,34 +48,20 @@ def reward(completions, **_):
     return [n % 2 + len(text) / 100 for n, text in enumerate(texts)]
 
 
-@functools.cache
-def tokenizer():
-    """Of the search model; not to be changed."""
-    return AutoTokenizer.from_pretrained(resolve_model("search"), padding_side="left")
-
-
-def config(kind: str, **fields):
-    folder = tempfile.mkdtemp()
-    return CONFIGS[kind](**{"output_dir": folder, LENGTH[kind]: LIMIT} | CPU | SHAPES[kind] | fields)
-
-
 def build(who: str, kind: str, fields=None, *, model="search", tokenizer=None, data=None, rewards=reward, **kwargs):
-    """A trainer of any kind; `who` is `stock` or `ours`.
+    """Build a trainer of any kind; `who` is `stock` or `ours`, and `fields` are those of its config.
 
     Args:
-        fields: of its config.
         model: a name or folder, or a function that makes one anew.
-        tokenizer: default the model's.
-        data: of TRL; for PPO its prompts are tokenized.
-        rewards: of all but PPO, which has models of random weights.
+        data: of TRL; for PPO, which has reward models of random weights, its prompts are tokenized.
         **kwargs: the trainer's own; ours scores as stock does unless `explicit_positions=True` is among them.
     """
     cls = (OURS if who == "ours" else STOCK)[kind]
     if who == "ours":
         kwargs = {"explicit_positions": False} | kwargs
-    if who == "stock" and kind == "PPO":
+    elif kind == "PPO":
         fields = {"stop_token": "eos"} | (fields or {})
-    args = config(kind, **(fields or {}))
+    args = CONFIGS[kind](**{"output_dir": tempfile.mkdtemp()} | CPU | SHAPES[kind] | (fields or {}))
     data = data if data is not None else load_prompts("search")
     path = None if callable(model) else resolve_model(model)
     tokenizer = tokenizer or AutoTokenizer.from_pretrained(path, padding_side="left")
@@ -105,7 +81,9 @@ def _ppo_parts(policy, tokenizer, data, kwargs):
     prompts = data.map(lambda row: tokenizer(row["prompt"]), remove_columns=data.column_names)
     heads = []
     for _ in range(2):
-        head = AutoModelForSequenceClassification.from_config(copy.deepcopy(policy.config), dtype=torch.float32)
+        head = transformers.AutoModelForSequenceClassification.from_config(
+            copy.deepcopy(policy.config), dtype=torch.float32
+        )
         head.config.pad_token_id, head.config.num_labels = tokenizer.pad_token_id, 1
         head.score = torch.nn.Linear(policy.config.hidden_size, 1, bias=False)
         heads.append(head)
@@ -116,9 +94,10 @@ def _ppo_parts(policy, tokenizer, data, kwargs):
 class Watched(TrainerCallback):
     """What reward functions saw and the loss was told, batch by batch, of a trainer that is trained once."""
 
-    def __init__(self, trainer):
-        self.trainer, self.texts, self.ids, self.trained, self.scores = trainer, [], [], [], []
-        self.history, self.before = [], self.weights()
+    def __init__(self, trainer, record_dir: Path | None = None):
+        self.trainer, self.record_dir = trainer, record_dir
+        self.texts, self.ids, self.trained, self.scores, self.history = [], [], [], [], []
+        self.before = self.weights()
         if functions := getattr(trainer, "reward_funcs", []):
             functions[0] = self._spying(functions[0])
         if hasattr(trainer, "_generate_and_score_completions"):
@@ -127,8 +106,7 @@ class Watched(TrainerCallback):
         trainer.add_callback(self)
 
     def on_log(self, args, state, control, logs=None, **_):
-        other = COUNT_PADS if isinstance(self.trainer, STOCK["OnlineDPO"]) else TIMES
-        self.history.append({k: v for k, v in logs.items() if not (TIMES.fullmatch(k) or other.fullmatch(k))})
+        self.history.append({k: v for k, v in logs.items() if not TIMES.fullmatch(k)})
 
     def _spying(self, function):
         def spy(completions, completion_ids, **rest):
@@ -152,18 +130,36 @@ class Watched(TrainerCallback):
         return self
 
     @property
+    def tokenizer(self):
+        return getattr(self.trainer.processing_class, "tokenizer", self.trainer.processing_class)
+
+    @property
+    def rows(self):
+        return Run(self.record_dir).completions
+
+    @property
+    def metrics(self):
+        return Run(self.record_dir).metrics
+
+    @property
     def log(self) -> list[dict]:
         """A line a step, without the closing summary."""
         return [line for line in self.history if "train_loss" not in line]
+
+    @property
+    def made(self) -> list:
+        """What it saw, and how its model was run: compiled or not, with its layers computed again or not."""
+        compiled = hasattr(getattr(self.trainer, "model_wrapped", None), "_orig_mod")
+        return [self.texts, self.scores, compiled, getattr(self.trainer.model, "is_gradient_checkpointing", None)]
 
     def weights(self) -> dict[str, torch.Tensor]:
         return {name: value.detach().clone() for name, value in self.trainer.model.state_dict().items()}
 
 
 def watched(who: str, kind: str, fields=None, *, until=None, **kwargs) -> Watched:
-    """Build a trainer, train it, and say what came of it; with `until`, of the first seed of which `until(watched)` holds."""
+    """Build a trainer and train it; with `until`, with the first seed for which `until(watched)` holds."""
     if until is None:
-        return Watched(build(who, kind, fields, **kwargs)).train()
+        return Watched(build(who, kind, fields, **kwargs), kwargs.get("record_dir")).train()
 
     def train(seed: int) -> Watched:
         if "record_dir" in kwargs:
@@ -173,108 +169,121 @@ def watched(who: str, kind: str, fields=None, *, until=None, **kwargs) -> Watche
     return until_seen(train, until)
 
 
-def assert_equal_runs(kind: str, fields=None, *, placed: bool = True, until=None, **kwargs) -> tuple[Watched, Watched]:
+# --- judges ----------------------------------------------------------------------------------------------------------
+
+
+def apart(stock: Watched, ours: Watched) -> dict:
+    """What two trainings logged in stock's columns, and which weights differ; stock has to have learned something."""
+    theirs, own = stock.weights(), ours.weights()
+    assert theirs.keys() == own.keys() and len(stock.log) == len(ours.log) > 0
+    assert any(not torch.equal(theirs[name], stock.before[name]) for name in theirs)
+    log = [{name: line[name] for name in like} for line, like in zip(ours.log, stock.log, strict=True)]
+    differ = [name for name in theirs if not torch.equal(theirs[name], own[name])]
+    return {"stock": [stock.log, *stock.made], "ours": [log, *ours.made], "weights": differ}
+
+
+def assert_equal(difference: dict) -> None:
+    assert repr(difference["ours"]) == repr(difference["stock"])  # NaN is NaN
+    assert difference["weights"] == []
+
+
+def assert_trains_as_stock(case, kind: str) -> None:
     """Ours without custom stops trains as stock does: the same numbers in every log line, the same weights at the end.
 
-    With position ids, which rotary positions do not need, the first step is the same to rounding; `placed=False` leaves
-    that out, where another test of the same trainer looks. `until` is `watched`'s, of stock's training.
-
-    Returns:
-        Stock's training and ours. `kwargs` are those of `build`; a function among them is called once for each.
+    With position ids, which rotary positions do not need, the first step is the same to rounding.
     """
-    stock = watched("stock", kind, fields, until=until, **kwargs)
-    fields = (fields or {}) | {"seed": stock.trainer.args.seed}
-    ours = watched("ours", kind, fields, **kwargs)
-    assert len(stock.log) == len(ours.log) > 0
-    for theirs, own in zip(stock.log, ours.log, strict=True):
-        assert repr({name: own[name] for name in theirs}) == repr(theirs)  # NaN is NaN
-    assert (stock.texts, stock.scores) == (ours.texts, ours.scores)
-    theirs, own = stock.weights(), ours.weights()
-    assert theirs.keys() == own.keys()
-    assert [name for name in theirs if not torch.equal(theirs[name], own[name])] == []
-    assert any(not torch.equal(theirs[name], stock.before[name]) for name in theirs)  # it has learned something
-    if placed:
-        line = watched("ours", kind, fields, explicit_positions=True, **kwargs).log[0]
-        for name in ("loss", "grad_norm", "entropy", "logps/chosen", "loss/policy_avg", "loss/value_avg"):
-            if name in stock.log[0]:
-                assert line[name] == pytest.approx(stock.log[0][name], rel=1e-3, abs=1e-5)
-    return stock, ours
+    fields, own = case.options()
+    stock = watched("stock", kind, fields, until=case.until, **own)
+    fields |= {"seed": stock.trainer.args.seed}
+    assert_equal(apart(stock, watched("ours", kind, fields, **own)))
+    if case.placed:
+        line = watched("ours", kind, fields, explicit_positions=True, **own).log[0]
+        for name in {"loss", "grad_norm", "entropy", "loss/policy_avg", "loss/value_avg"} & set(stock.log[0]):
+            assert line[name] == pytest.approx(stock.log[0][name], rel=1e-3, abs=1e-5)
 
 
-def assert_promises(
-    kind: str, got: Watched, record_dir: Path, tokenizer, strings=(STOP,), eos=None, limit: int = LIMIT
-):
-    """What ours promises with custom stops, judged from the ids alone: ends, masks, what rewards saw, what is recorded.
+def assert_stops_hold(case, kind: str, record_dir: Path) -> None:
+    """Train ours as its users do, with stops and a run folder, and judge it by `assert_promises`.
 
-    PPO has no reward functions; of it the recorded rows are judged.
+    The seed is one for which some rows stopped, some were cut, and a stop string ended some, so that each is judged.
     """
-    rows, eos = Run(record_dir).completions, eos or [tokenizer.eos_token_id]
-    stopped = (rows["finish_reason"] == "stop").tolist()
-    if kind != "PPO":
-        texts = [c if isinstance(c, str) else c[-1]["content"] for c in got.texts]
-        assert rows["completion"].tolist() == texts
-        assert rows["completion_tokens"].tolist() == [len(ids) for ids in got.ids]
-        decode = _decoder(tokenizer)
-        for ids, text, stop in zip(got.ids, texts, stopped, strict=True):
-            assert stop == (any(s in decode(ids) for s in strings) or ids[-1] in eos)
-            assert stop or len(ids) == limit
-            assert not any(s in decode(ids[:-1]) for s in strings) and not set(eos) & set(ids[:-1])
-            assert text == tokenizer.decode(ids, skip_special_tokens=True)
-    penalty = 0.0 if kind in ("GRPO", "RLOO") else PENALTY
-    if kind == "PPO":
-        by_text = rows["completion"].str.endswith(strings)
-        assert (rows["finish_reason"][by_text] == "stop").all()
-        assert (rows["completion_tokens"][rows["finish_reason"] == "length"] == limit).all()
-        assert ((rows["reward"] < -penalty / 2) == (rows["finish_reason"] == "length")).all()
-        return
-    expected = [score - penalty * (not stop) for score, stop in zip(got.scores, stopped, strict=True)]
-    assert rows["reward"].tolist() == pytest.approx(expected, abs=1e-4)
-    if kind in ("GRPO", "RLOO"):  # they mask what is cut, and nothing else
-        assert got.trained == [ids if stop else [] for ids, stop in zip(got.ids, stopped, strict=True)]
-    name = "val/contain_eos_token" if kind == "OnlineDPO" else "completions/clipped_ratio"
-    for step, part in rows.groupby("step")["finish_reason"]:
-        share = (part == ("stop" if kind == "OnlineDPO" else "length")).mean()
-        assert Run(record_dir).metrics.set_index("step")[name][step] == pytest.approx(share)
-
-
-def _decoder(tokenizer):
-    """Decodes behind other text, where the blank that a SentencePiece row begins with is kept."""
-    before = tokenizer.encode("a", add_special_tokens=False)
-    hidden = len(tokenizer.decode(before))
-    return lambda ids: tokenizer.decode([*before, *ids])[hidden:]
-
-
-def has_every_end(record_dir: Path, strings=()) -> bool:
-    """Whether the recorded rows have both finish reasons, and one of the strings at an end."""
-    rows = Run(record_dir).completions
-    by_string = rows["completion"].str.endswith(tuple(strings)).any()
-    return set(rows["finish_reason"]) == {"stop", "length"} and by_string == bool(strings)
-
-
-def assert_stops_hold(
-    kind: str, record_dir: Path, fields=None, *, stops=None, eos=None, seen=None, **kwargs
-) -> Watched:
-    """Train ours as its users do, with a stop string and a run folder, and judge it by `assert_promises`.
-
-    The seed is one of which some rows stopped, some were cut and a stop string ended some, so that each is judged.
-
-    Args:
-        stops: default the string `STOP`.
-        eos: ids that end rows, default the tokenizer's.
-        seen: what has to be among the rows besides, a function of the `Watched` training.
-        **kwargs: of `build`.
-    """
-    stops = stops or StopSpec(stop=(STOP,))
-    own = {"stops": stops, "record_dir": record_dir, "explicit_positions": True}
+    fields, own = case.options()
 
     def every_end(got: Watched) -> bool:
-        return has_every_end(record_dir, stops.stop) and (seen is None or seen(got))
+        ends = {ids[-1] for ids in got.ids} >= set(got.tokenizer.convert_tokens_to_ids(list(case.eos)))
+        return has_every_end(got.rows, case.spec.stop) and (ends or kind == "PPO") and (not case.seen or case.seen(got))
 
-    got = watched("ours", kind, TELL[kind] | (fields or {}), until=every_end, **kwargs | own)
-    limit = (fields or {}).get(LENGTH[kind], LIMIT)
-    tokenizer = getattr(got.trainer.processing_class, "tokenizer", got.trainer.processing_class)
-    assert_promises(kind, got, record_dir, tokenizer, stops.stop, eos=eos, limit=limit)
-    return got
+    own |= {"stops": case.spec, "record_dir": record_dir, "explicit_positions": True}
+    got = watched("ours", kind, TELL[kind] | fields, until=every_end, **own)
+    eos = got.tokenizer.convert_tokens_to_ids(list(case.eos))
+    assert_promises(kind, got, got.tokenizer, case.spec.stop, eos)
+    sizes = got.rows.groupby("step").size().tolist()
+    assert sizes == [n * (2 if kind == "PPO" else 1) for n in case.rows]
+
+
+def assert_promises(kind: str, got, tokenizer, strings=(STOP,), eos=None) -> None:
+    """What ours promises with custom stops, judged from the ids alone: ends, masks, what rewards saw, what is recorded.
+
+    PPO has no reward functions; its recorded rows are judged.
+    """
+    rows, eos = got.rows, eos or [tokenizer.eos_token_id]
+    stopped = (rows["finish_reason"] == "stop").tolist()
+    special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    assert [token for token in special if rows["completion"].str.contains(token, regex=False).any()] == []
+    if kind == "PPO":
+        cut = rows["finish_reason"] == "length"
+        assert not cut[rows["completion"].str.endswith(strings)].any()
+        assert (rows["completion_tokens"][cut] == LIMIT).all()
+        assert ((rows["reward"] < -PENALTY / 2) == cut).all()
+        return
+    assert rows["completion"].tolist() == [c if isinstance(c, str) else c[-1]["content"] for c in got.texts]
+    assert {tuple(c[-1]) for c in got.texts if not isinstance(c, str)} <= {("role", "content")}
+    assert rows["completion_tokens"].tolist() == [len(ids) for ids in got.ids]
+    before = tokenizer.encode("a", add_special_tokens=False)  # keeps the blank that a SentencePiece row begins with
+    for ids, text, stop in zip(got.ids, rows["completion"], stopped, strict=True):
+        whole, short = (tokenizer.decode([*before, *i]).removeprefix(tokenizer.decode(before)) for i in (ids, ids[:-1]))
+        assert stop == (any(s in whole for s in strings) or ids[-1] in eos)
+        assert stop or len(ids) == LIMIT
+        assert not any(s in short for s in strings) and not set(eos) & set(ids[:-1])
+        assert text == tokenizer.decode(ids, skip_special_tokens=True)
+    check_groups(rows["prompt"].tolist(), G)
+    assert rows["prompt"].nunique() > 1
+    assert rows["reward"].tolist() == pytest.approx(got.scores, abs=1e-4)
+    assert got.trained == [ids if stop else [] for ids, stop in zip(got.ids, stopped, strict=True)]
+    shares = rows["finish_reason"].eq("length").groupby(rows["step"]).mean()
+    logged = got.metrics.set_index("step")["completions/clipped_ratio"][shares.index]
+    assert logged.tolist() == pytest.approx(shares.tolist())
+
+
+def assert_turns(got, several: bool = True) -> None:
+    """Each row: a call up to the stop, the answer outside the loss, a second turn up to a stop; recorded whole.
+
+    Without `several` the rows may have one turn each.
+    """
+    own, rows = tokenizer(), got.rows
+    whole = [own.decode(ids) for ids in got.ids]
+    stopped = [ended(ids) for ids in got.ids]
+    assert rows["finish_reason"].tolist() == ["stop" if stop else "length" for stop in stopped]
+    assert rows["completion"].tolist() == [own.decode(ids, skip_special_tokens=True) for ids in got.ids]
+    assert rows["completion_tokens"].tolist() == [sum(len(own.encode(turn)) for turn in turns(text)) for text in whole]
+    assert rows["reward"].tolist() == pytest.approx(got.scores)
+    for text, stop, trained in zip(whole, stopped, got.trained, strict=True):
+        assert len(turns(text)) == (2 if "Find facts on" in text else 1)
+        # The token that completes the stop may hold more: a turn ends with it.
+        assert all(CLOSE not in own.decode(own.encode(turn)[:-1]) for turn in turns(text))
+        assert own.decode(trained) == ("".join(turns(text)) if stop else "")
+    assert any(len(turns(text)) == 2 for text in whole) or not several
+    steps = rows.assign(cut=rows["finish_reason"] == "length").groupby("step")
+    logged = {"mean_length": steps["completion_tokens"].mean(), "clipped_ratio": steps["cut"].mean()}
+    logged["distinct"] = steps["completion"].nunique() / steps.size()
+    for name, values in logged.items():
+        assert got.metrics[f"completions/{name}"].tolist() == pytest.approx(values.tolist())
+
+
+def has_every_end(rows, strings=()) -> bool:
+    """Whether the recorded rows have both finish reasons, and one of the strings at an end."""
+    by_string = rows["completion"].str.endswith(tuple(strings)).any()
+    return set(rows["finish_reason"]) == {"stop", "length"} and by_string == bool(strings)
 
 
 # TRL's PPO collects garbage twice a step, half a second each among all that these libraries have loaded.

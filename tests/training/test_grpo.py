@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 import trl
-from configuration_runs import build, tokenizer
-from conftest import HELPERS, ROOT, TRAINS, until, workbench, write_notebook
+from configuration_models import tokenizer
+from configuration_runs import build
+from conftest import ROOT, TRAINS, in_two_processes, until, workbench, write_notebook
 
 from workbench.diagnostics.watch import token_columns
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
@@ -130,10 +131,7 @@ def logged(folder) -> int:
 @pytest.mark.rare
 @pytest.mark.parametrize("g", [4, 16])
 def test_two_processes_keep_groups_whole_also_where_a_group_spans_both(g, tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    command += [str(HELPERS / "group_processes.py"), str(tmp_path), str(g)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    in_two_processes("group_processes.py", tmp_path, str(g))
     run = Run(tmp_path)
     assert run.metrics["step"].tolist() == [1, 2, 3, 4]
     for _, rows in run.completions.groupby("step"):

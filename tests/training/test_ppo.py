@@ -63,7 +63,7 @@ def test_generation_ends_with_the_longest_row_and_every_row_at_its_stop(label, t
 
 
 def test_rows_that_end_early_are_trained_up_to_their_end_and_scored_as_if_alone(tmp_path, monkeypatch):
-    from workbench.experiments.train import train_recipe
+    from workbench.experiments.train import train
     from workbench.training.ppo import PPOTrainer
 
     masks, alone, original = [], [], ppo_trainer.masked_whiten
@@ -82,7 +82,8 @@ def test_rows_that_end_early_are_trained_up_to_their_end_and_scored_as_if_alone(
         return original(values, mask, **kwargs)
 
     monkeypatch.setattr(ppo_trainer, "masked_whiten", whiten)
-    train_recipe(Watched, dataclasses.replace(RECIPE, max_steps=1), reward_funcs="random weights", record_dir=tmp_path)
+    one_step = dataclasses.replace(RECIPE, max_steps=1)
+    train(one_step, trainer=Watched, reward_funcs="random weights", record_dir=tmp_path)
     rows = Run(tmp_path).completions
     assert rows["completion_tokens"].nunique() > 1 and rows["reward"].nunique() > 4
     assert masks[-1].sum(1).tolist() == rows["completion_tokens"].tolist()
