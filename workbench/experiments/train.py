@@ -140,9 +140,8 @@ def is_finished(record_dir: Path, record: dict) -> bool:
 
 def make_trainer(trainer_class: Any, recipe: Recipe, *, reward_funcs: Any, record_dir: Path, **options: Any):
     """The trainer that `train` trains; `options` are its own and its config's."""
-    if (
-        trainer_class.__name__ == "PPOTrainer"
-    ):  # one release of TRL has it, so its class may not be there to compare with
+    # By name: one release of TRL has PPO, so its class may not be there to compare with.
+    if any(base.__name__ == "PPOTrainer" for base in trainer_class.__mro__):
         return _make_ppo(trainer_class, recipe, reward_funcs=reward_funcs, record_dir=record_dir, **options)
     own = {name: options.pop(name) for name in _OWN_OPTIONS if name in options}
     own |= {"record_dir": record_dir, "train_dataset": load_prompts(recipe.dataset)}
