@@ -1,6 +1,6 @@
 """The docs example in several processes, which a notebook's one kernel cannot hold.
 
-    accelerate launch --num_processes 7 -m workbench.experiments.instruments --out runs/05_grpo_docs_example/eight-gpus \\
+    accelerate launch --num_processes 7 -m workbench.experiments --out runs/05_grpo_docs_example/eight-gpus \\
         -p model=Qwen/Qwen2-0.5B-Instruct -p dataset=trl-lib/tldr -p backend=vllm --vllm-server http://localhost:8000
 
 Leaves a run folder like the notebook's; started again it goes on from the last checkpoint. Parameters are `Recipe`'s fields.
@@ -64,4 +64,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except WorkbenchError as error:
-        sys.exit(f"workbench.experiments.instruments: {error}")
+        sys.exit(f"workbench.experiments: {error}")
