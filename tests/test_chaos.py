@@ -34,21 +34,15 @@ def test_eight_trainings_in_local_processes_survive_thirty_faults(starter_folder
 
 
 def test_trainings_on_slurm_survive_ten(starter_folder):
-    lacking = slurm_cluster.missing()
-    need(not lacking, f"Slurm (lacks {', '.join(lacking)}; see .ci/run)")
-    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
-    try:
-        with slurm_cluster.cluster(folder):
-            (folder / "disk").mkdir()
-            on_slurm = chaos.SlurmChaos(folder / "disk", SEED, faults=10, runs=4)
-            try:
-                on_slurm.run()
-                print(f"seed {SEED}:", dict(on_slurm.tally))
-                assert chaos.problems(on_slurm) == []
-            finally:
-                subprocess.run(["scancel", "--user", str(os.getuid())], check=False)
-                for daemon in on_slurm.daemons:
-                    daemon.kill()
-                    daemon.wait()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with slurm_cluster.cluster() as folder:
+        (folder / "disk").mkdir()
+        on_slurm = chaos.SlurmChaos(folder / "disk", SEED, faults=10, runs=4)
+        try:
+            on_slurm.run()
+            print(f"seed {SEED}:", dict(on_slurm.tally))
+            assert chaos.problems(on_slurm) == []
+        finally:
+            subprocess.run(["scancel", "--user", str(os.getuid())], check=False)
+            for daemon in on_slurm.daemons:
+                daemon.kill()
+                daemon.wait()

@@ -159,6 +159,7 @@ OPENED_THERE = {  # file -> what it opens
     "runs/parameters.py": "the notebook that the user names",
     "lab/batch/notebooks.py": "the notebook that the user names",
     "lab/batch/run.py": "the log, to write it",
+    "lab/batch/slurm.py": "the template of a job",
     "lab/batch/gpus.py": "the locks of GPUs, which hold nothing",
     "lab/reports/page.py": "templates",
     "lab/reports/index.py": "the page it has just made",

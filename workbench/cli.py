@@ -183,6 +183,9 @@ def _add_batch_options(parser: argparse.ArgumentParser, metavar: str, help: str)
     slurm.add_argument("--sbatch", metavar="KEY=VALUE", help="any other sbatch option", **several)
     slurm.add_argument("--setup", metavar="LINE", help="shell line before a run: module load x", **several)
     slurm.add_argument("--python", metavar="COMMAND", help="Python of the nodes, as `apptainer exec --nv IMAGE python`")
+    own = "your own job script, see --print-template"
+    slurm.add_argument("--sbatch-template", type=Path, metavar="FILE", help=own)
+    slurm.add_argument("--print-template", action="store_true", help="print the default job script, start nothing")
     slurm.add_argument("--detach", action="store_true", help="submit and return; see `workbench status`")
 
 
@@ -280,6 +283,9 @@ def _execute(args, entries: Sequence) -> bool:
     from .lab.batch import run as batch
 
     options, scripts, unchecked = _slurm_options(args), "", ""
+    if args.print_template:
+        print(options.template.read_text(encoding="utf-8"), end="")
+        return False
     gpus = args.gpus if options else _number_of_gpus(args.gpus)
     if not options:
         batch.check_here(args.jobs, gpus)
@@ -301,16 +307,19 @@ def _execute(args, entries: Sequence) -> bool:
 
 def _slurm_options(args):
     """The options of each job; None with `--executor local`."""
-    from .lab.batch.slurm import SlurmOptions, parse_time
+    from .lab.batch.slurm import TEMPLATE, SlurmOptions, parse_time
 
     if args.executor == "slurm":
         options = {name: getattr(args, name) for name in ("partition", "cpus", "mem", "requeues", "setup", "python")}
         options["time"] = parse_time(args.time)
         parallel = None if args.jobs == 1 else args.jobs
         extra = parse_assignments(args.sbatch, "--sbatch")
+        options["template"] = args.sbatch_template or TEMPLATE
         return SlurmOptions(gpus=args.gpus or 0, parallel=parallel, extra=extra, **options)
-    if args.partition or args.sbatch or args.detach or args.setup or args.python:
-        raise ParameterError("--partition, --sbatch, --setup, --python and --detach go with --executor slurm")
+    names = ("partition", "sbatch", "setup", "python", "sbatch_template", "print_template", "detach")
+    if any(getattr(args, name) for name in names):
+        *most, last = (f"--{name.replace('_', '-')}" for name in names)
+        raise ParameterError(f"{', '.join(most)} and {last} go with --executor slurm")
     return None
 
 

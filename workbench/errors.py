@@ -10,7 +10,7 @@ class ParameterError(WorkbenchError, ValueError):
 
 
 class MissingDependencyError(WorkbenchError, ImportError):
-    """An optional package (vLLM, submitit, ...) or a network resource is needed and absent."""
+    """An optional package (vLLM, peft, ...) or a network resource is needed and absent."""
 
 
 class RunError(WorkbenchError, RuntimeError):

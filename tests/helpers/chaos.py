@@ -226,7 +226,7 @@ class SlurmChaos(Chaos):
     def kinds(self) -> dict[str, Callable[[], bool]]:
         return {
             "kernel killed": lambda: self._signal("ipykernel", signal.SIGKILL),
-            "job's process killed": lambda: self._signal("submitit", signal.SIGKILL),
+            "job's process killed": lambda: self._signal("batch.node .slurm", signal.SIGKILL),
             "sweep killed": lambda: self._signal("workbench sweep", signal.SIGKILL),
             "kernel stopped": lambda: self._pause("ipykernel"),
             "node daemon killed": self._restart_node,

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from ..extras import install
 
 NAME = "trl-workbench"
-EXTRAS = ("train", "lab", "vllm", "peft", "slurm", "tensorboard")
+EXTRAS = ("train", "lab", "vllm", "peft", "tensorboard")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -217,13 +217,6 @@ def test_a_preview_without_slurm_has_the_script_and_the_reason_and_a_submission_
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_preview_without_submitit_has_no_script_and_says_so(monkeypatch, plan, tmp_path):
-    client(tmp_path / "bin", monkeypatch)
-    monkeypatch.setitem(sys.modules, "submitit", None)
-    reason = "--executor slurm needs submitit: pip install submitit"
-    assert batch.preview_on_slurm(plan, SlurmOptions()) == ("", reason)
-
-
 def test_a_preview_that_slurm_agrees_to_leaves_nothing_unchecked_and_what_it_refuses_is_refused(
     monkeypatch, plan, tmp_path
 ):

@@ -8,14 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 import slurm_cluster
-from conftest import ROOT, need, until, workbench, write_notebook
+from conftest import ROOT, until, workbench, write_notebook
 
-from workbench.errors import MissingDependencyError, ParameterError, RunError
+from workbench.errors import ParameterError, RunError
 from workbench.lab.batch import slurm, slurm_state
 from workbench.lab.batch.slurm import SlurmOptions
 from workbench.runs.files import read_json
@@ -53,13 +52,8 @@ where = {k: os.environ[k] for k in ("SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES", "
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A running cluster, its commands on PATH and SLURM_CONF set."""
-    lacking = slurm_cluster.missing()
-    need(not lacking, f"Slurm (lacks {', '.join(lacking)}; see .ci/run)")
-    folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # short: munge's socket lies in it
-    with slurm_cluster.cluster(folder):
-        yield folder
-    shutil.rmtree(folder)
+    with slurm_cluster.cluster():
+        yield
 
 
 @pytest.fixture
@@ -68,24 +62,16 @@ def submitted(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     runs = []
 
-    def submit(*cells: str, options: SlurmOptions = SMALL) -> list:
-        path = tmp_path / f"by_hand_{len(runs)}.ipynb"
-        write_notebook(path, "exec(cells[seed])", setup=CELLS.format(cells=cells))
+    def submit(*cells: str, **options) -> list:
+        path = write_notebook(tmp_path / f"by_hand_{len(runs)}.ipynb", f"exec({cells!r}[seed])")
         made = [create_run("by_hand", {"seed": n, "steps": 3}, tmp_path / "runs") for n in range(len(cells))]
-        slurm.submit(made, path, options)
+        slurm.submit(made, path, SlurmOptions(**{"mem": "1G", "time": 5} | options))
         runs.extend(made)
         return made
 
     yield submit
     for run in runs:
-        if "job" in run.status["owner"]:
-            subprocess.run(["scancel", "--quiet", run.status["owner"]["job"]], check=False)
-
-
-CELLS = """\
-from workbench import Result, open_run, save_result
-run = open_run("by_hand", out_dir, {{}})
-cells = {cells!r}"""
+        subprocess.run(["scancel", "--quiet", job(run)], check=False)
 
 
 def ended(runs, seconds: float = 120) -> list[tuple[str, str]]:
@@ -128,7 +114,7 @@ def job(run) -> str:
         ({"extra": {"signal": "INT@9"}}, "expected USR2@SECONDS"),
     ],
 )
-def test_a_wrong_option_is_named_before_anything_else(fields, message):
+def test_wrong_option_is_named(fields, message):
     with pytest.raises(ParameterError, match=message):
         SlurmOptions(**fields)
 
@@ -138,58 +124,117 @@ def test_a_wrong_option_is_named_before_anything_else(fields, message):
     [("60", 60), ("4:00", 4), ("4:30", 5), ("4:00:00", 240), ("1-0", 1440), ("1-2:3", 1563), ("1-2:3:1", 1564),
      ("UNLIMITED", 0)]
 )  # fmt: skip
-def test_a_time_limit_is_read_as_sbatch_reads_it(text, minutes):
+def test_time_limit_is_read_as_sbatch_reads_it(text, minutes):
     assert slurm.parse_time(text) == minutes
 
 
-def test_other_forms_of_time_are_refused_with_an_example():
-    for text in ("four hours", "", "1:2:3:4", "-5", "1-", "nan"):
-        with pytest.raises(ParameterError, match=r"--time .*hours:minutes:seconds"):
-            slurm.parse_time(text)
+@pytest.mark.parametrize("text", ["four hours", "", "1:2:3:4", "-5", "1-", "nan"])
+def test_time_limit_in_another_form_is_refused(text):
+    with pytest.raises(ParameterError, match=r"--time .*hours:minutes:seconds"):
+        slurm.parse_time(text)
 
 
-def test_without_slurm_or_submitit_the_error_says_what_to_do(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MissingDependencyError, match="no sbatch and srun on PATH"):
-        slurm.check_slurm(SlurmOptions())
-    for name in ("sbatch", "srun"):
-        (tmp_path / name).touch(mode=0o755)
-    monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(MissingDependencyError, match="pip install submitit"):
-        slurm.check_slurm(SlurmOptions())
+def script(folder, count: int = 1, notebook: str = "by_hand", **options) -> list[str]:
+    """The lines of a script that are no comments."""
+    text = slurm.script(Path(f"{notebook}.ipynb"), count, SlurmOptions(**options), folder)
+    return [line for line in text.splitlines() if re.match("#SBATCH|[^#]", line)]
 
 
-def test_the_script_is_made_without_a_client_and_asks_for_what_the_options_say(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", "")
-    asked = {"partition": "low", "time": 7, "gpus": 2, "cpus": 3, "mem": "1536M", "parallel": 4}
-    options = SlurmOptions(**asked, extra={"qos": "x", "hold": ""})
-    lines = slurm.script(Path("by_hand.ipynb"), 6, options, tmp_path).splitlines()
-    for line in ("job-name=by_hand", "partition=low", "time=7", "gpus-per-node=2", "cpus-per-task=3", "mem=1536M",
-                 "array=0-5%4", "signal=USR2@105", "qos=x", "hold", "requeue"):  # fmt: skip
-        assert f"#SBATCH --{line}" in lines
-    assert "\n#SBATCH --array" not in slurm.script(Path("n"), 1, options, tmp_path)
-    assert not any("wckey" in line for line in lines)
-    given = {"mem-per-cpu": "4G", "job-name": "mine", "wckey": "w", "no-requeue": ""}
-    setup = ("module load cuda", "conda activate rl")
-    image = "apptainer exec --nv image.sif python"
-    options = SlurmOptions(time=0, gpus="a100:1", extra=given, setup=setup, python=image)
-    lines = slurm.script(Path("by_hand.ipynb"), 1, options, tmp_path).splitlines()
-    about = tuple(f"#SBATCH --{name}" for name in ("job-name", "mem", "wckey", "requeue"))
-    own = [line for line in lines if line.startswith(about)]
-    assert own == ["#SBATCH --job-name=mine", "#SBATCH --mem-per-cpu=4G", "#SBATCH --wckey=w"]
-    assert {"#SBATCH --time=0", "#SBATCH --gpus-per-node=a100:1", *setup} <= set(lines)
-    assert f"{image} -u -m submitit" in "\n".join(lines)
-    for given, asked in (("0", "0G"), ("64", "64G"), ("512m", "512m")):
-        assert f"#SBATCH --mem={asked}" in slurm.script(Path("n"), 1, SlurmOptions(mem=given), tmp_path).splitlines()
-    assert list(tmp_path.iterdir()) == []
+def test_script_asks_for_what_the_options_say(tmp_path):
+    asked = {"partition": "low", "time": 7, "gpus": "a100:1", "cpus": 3, "mem": "1536M", "parallel": 4}
+    setup = ["module load cuda", "conda activate rl"]
+    asked |= {"extra": {"qos": "x y", "hold": ""}, "setup": setup, "python": "apptainer exec x.sif python"}
+    *lines, command = script(tmp_path / "a b", 6, **asked)
+    assert [line.removeprefix("#SBATCH --") for line in lines] == [
+        "job-name=by_hand", "partition=low", "time=7", "cpus-per-task=3", "mem=1536M", "gpus-per-node=a100:1", "nodes=1",
+        "array=0-5%4", f"output='{tmp_path}/a b/%A_%a.log'", "open-mode=append", "requeue", "signal=USR2@105",
+        "qos='x y'", "hold", *setup,
+    ]  # fmt: skip
+    srun, _, python = command.partition(" apptainer exec x.sif python -u -m workbench.lab.batch.node ")
+    assert srun.startswith("srun ") and python == f"'{tmp_path}/a b' ${{SLURM_ARRAY_TASK_ID:-0}}"
 
 
-def test_a_sweep_is_cut_into_arrays_of_the_cluster_s_size(monkeypatch):
-    for most, sizes in (("1001", [1001, 1001, 498]), ("0", [1] * 2500), ("5000", [2500])):
-        monkeypatch.setattr(slurm, "slurm_config", lambda most=most: {"MaxArraySize": most})
-        assert slurm.array_sizes(2500) == sizes
+def test_script_has_no_line_for_what_nobody_asked(tmp_path):
+    text = "\n".join(script(tmp_path, extra={"mem-per-cpu": "4G"}))
+    assert not re.search("partition|gpus|array=|--mem=|{{", text)
+    assert "#SBATCH --mem-per-cpu=4G" in text and f"#SBATCH --output={tmp_path}/%j.log" in text
+    assert "#SBATCH --mem=64G" in script(tmp_path, mem="64")
+
+
+def test_script_quotes_the_notebook_name(tmp_path):
+    lines = script(tmp_path, notebook="$(touch PWNED); `touch PWNED` 'a' #")
+    assert [line.startswith("#SBATCH --job-name='") for line in lines if "PWNED" in line] == [True]
+
+
+DEFAULT = slurm.TEMPLATE.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (
+            DEFAULT + "{{ colour }}\n",
+            {},
+            "unknown {{ colour }}; there are job_name, partition, time, cpus, mem, gpus, ",
+        ),
+        (DEFAULT.replace("{{ command }}", "true"), {}, "has no {{ command }}, which every job needs"),
+        (DEFAULT.replace("#SBATCH --array", "##SBATCH --array"), {}, "has no {{ array }}, which every job needs"),
+        (DEFAULT.replace("{{ mem }}", "64G"), {"mem": "8G"}, "has no {{ mem }}, so that --mem would be ignored"),
+        (
+            DEFAULT.replace("{{ setup }}", ""),
+            {"setup": ["true"]},
+            "has no {{ setup }}, so that --setup would be ignored",
+        ),
+        ("module load cuda\n" + DEFAULT, {}, "Slurm ignores '#SBATCH --job-name=by_hand' behind a command"),
+        (b"\xff", {}, "can't decode byte 0xff"),
+        (None, {}, "No such file or directory"),
+    ],
+)
+def test_template_with_a_mistake_is_refused(tmp_path, text, options, message):
+    template = tmp_path / "mine.sbatch"
+    if text:
+        template.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ParameterError, match=re.escape(f"--sbatch-template {template}: ") + ".*" + re.escape(message)):
+        script(tmp_path, template=template, **options)
+
+
+def test_template_may_fix_what_no_option_asks(tmp_path):
+    template = tmp_path / "mine.sbatch"
+    template.write_text(DEFAULT.replace("{{ mem }}", "64G").replace("{{ gpus }}", "2"))
+    assert {"#SBATCH --mem=64G", "#SBATCH --gpus-per-node=2"} <= set(script(tmp_path, template=template))
+
+
+@pytest.mark.parametrize(
+    ("config", "sizes"),
+    [
+        ({"MaxArraySize": "1001"}, [1001, 1001, 498]),
+        ({"MaxArraySize": "0"}, [1] * 2500),
+        ({"MaxArraySize": "5000"}, [2500]),
+        ({}, [2500]),
+    ],
+)
+def test_sweep_is_cut_into_arrays_of_the_cluster(monkeypatch, config, sizes):
+    monkeypatch.setattr(slurm, "slurm_config", lambda: config)
+    assert slurm.array_sizes(2500) == sizes
+
+
+def test_submitted_folder_is_of_the_user_alone(tmp_path, monkeypatch):
+    answer = subprocess.CompletedProcess([], 0, "a message of this site\n7;test\n", "")
+    monkeypatch.setattr(slurm, "slurm_command", lambda *_, **__: answer)
     monkeypatch.setattr(slurm, "slurm_config", dict)
-    assert slurm.array_sizes(2500) == [2500]
+    runs, before = [create_run("by_hand", {}, tmp_path) for _ in range(2)], os.umask(0o002)
+    try:
+        slurm.submit(runs, tmp_path / "by_hand.ipynb", SMALL, {"cwd": "/"})
+    finally:
+        os.umask(before)
+    (folder,) = (tmp_path / ".slurm").iterdir()
+    assert folder.stat().st_mode & 0o077 == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["job.sbatch", "tasks.json"]
+    tasks = {"runs": [str(run.path) for run in runs], "notebook": str(tmp_path / "by_hand.ipynb")}
+    assert read_json(folder / "tasks.json", {}) == tasks | {"requeues": 10, "how": {"cwd": "/"}}
+    assert [run.status["owner"] for run in runs] == [
+        {"job": f"7_{n}", "log": f"{folder}/7_{n}.log", "cluster": None} for n in range(2)
+    ]
 
 
 # --- a real cluster ------------------------------------------------------------------------------------------------
@@ -201,30 +246,10 @@ def high_priority_job(*options: str) -> None:
     subprocess.run([*command, "--wrap", "sleep 1"], check=True, capture_output=True)
 
 
-def test_a_notebook_s_name_is_no_part_of_the_script_that_a_shell_reads(tmp_path):
-    name = "$(touch PWNED); `touch PWNED` 'a' #"
-    text = slurm.script(tmp_path / f"{name}.ipynb", 1, SMALL, tmp_path)
-    assert all(line.startswith("#SBATCH --job-name='") for line in text.splitlines() if "PWNED" in line)
-    shell = "".join(line + "\n" for line in text.splitlines() if not line.startswith("srun "))
-    subprocess.run(["bash", "-c", shell], cwd=tmp_path, check=True)
-    assert not (tmp_path / "PWNED").exists()
-
-
-def test_only_the_user_can_change_what_a_job_executes(tmp_path, monkeypatch):
-    before, seen = os.umask(0o002), []
-    monkeypatch.setattr(slurm, "_executor", lambda folder, *_: seen.append(folder) or 1 / 0)
-    try:
-        with pytest.raises(ZeroDivisionError):
-            slurm.submit([create_run("by_hand", {}, tmp_path)], tmp_path / "by_hand.ipynb", SMALL)
-    finally:
-        os.umask(before)
-    assert seen[0].stat().st_mode & 0o077 == 0
-
-
 @pytest.mark.slow
-def test_a_sweep_of_six_as_one_array_ends_as_each_of_its_runs_did(cluster, starter_folder, submitted):
+def test_array_of_six_ends_as_each_of_its_runs_did(cluster, starter_folder, submitted):
     slurm.check_slurm(SMALL, 6)
-    _, _, training, cancelled, killed, _ = runs = submitted("pass", "1 / 0", TRAIN, WAIT, WAIT, "pass")
+    _, _, training, cancelled, killed, _ = runs = submitted("pass", "1 / 0", TRAIN, WAIT, WAIT, "pass", mem="2G")
     assert len({job(run).partition("_")[0] for run in runs}) == 1
     until(lambda: (training.path / "training").exists(), "the training")
     for run in (cancelled, killed):
@@ -243,16 +268,15 @@ def test_a_sweep_of_six_as_one_array_ends_as_each_of_its_runs_did(cluster, start
     assert training.metrics["step"].tolist() == [1, 2, 3, 4]
     assert training.completions.groupby("step").size().tolist() == [8] * 4
     assert not (training.path / "stop.json").exists()
-    log = "".join(p.read_text() for p in (training.path.parents[1] / ".slurm").glob("*/*_log.*"))
+    log = "".join(p.read_text() for p in (training.path.parents[1] / ".slurm").glob("*/*.log"))
     assert "ModuleNotFoundError" not in log
 
 
 @pytest.mark.slow
 @pytest.mark.rare
-def test_a_run_that_meets_its_time_limit_is_queued_again_until_no_requeue_is_left(cluster, submitted):
-    options = SlurmOptions(mem="1G", time=1)
-    (again,) = submitted(LOOP, options=options)
-    (never,) = submitted(LOOP, options=SlurmOptions(mem="1G", time=1, requeues=0))
+def test_time_limit_queues_a_run_again_while_requeues_are_left(cluster, submitted):
+    (again,) = submitted(LOOP, time=1)
+    (never,) = submitted(LOOP, time=1, requeues=0)
     assert "_" not in job(again)
     until(lambda: (again.status["error"] or "").startswith("requeued after time limit: stopped after step 2"), "USR2")
     says = (
@@ -263,10 +287,9 @@ def test_a_run_that_meets_its_time_limit_is_queued_again_until_no_requeue_is_lef
 
 @pytest.mark.slow
 @pytest.mark.rare
-def test_a_lost_node_is_reported_or_its_run_starts_again(cluster, submitted):
-    options = {"mem": "1G", "time": 5}
-    (lost,) = submitted(LOOP, options=SlurmOptions(**options, extra={"nodelist": "n2", "no-requeue": ""}))
-    (moved,) = submitted(LOOP, options=SlurmOptions(**options, extra={"nodelist": "n2"}))
+def test_lost_node_is_reported_or_its_run_starts_again(cluster, submitted):
+    (lost,) = submitted(LOOP, extra={"nodelist": "n2", "no-requeue": ""})
+    (moved,) = submitted(LOOP, extra={"nodelist": "n2"})
     for run in (lost, moved):
         until(lambda run=run: (run.path / "training").exists(), "both to run on n2")
     subprocess.run(["scontrol", "update", "nodename=n2", "state=down", "reason=test"], check=True)
@@ -278,25 +301,22 @@ def test_a_lost_node_is_reported_or_its_run_starts_again(cluster, submitted):
 
 @pytest.mark.slow
 @pytest.mark.rare
-def test_an_interrupted_run_goes_on_as_a_new_job_and_ends_there(cluster, submitted, tmp_path):
-    (run,) = submitted(WAIT, options=SlurmOptions(mem="1G", time=5))
+def test_interrupted_run_goes_on_as_a_new_job(cluster, submitted, tmp_path):
+    (run,) = submitted(WAIT)
     running(run)
     slurm_state.cancel_job(run)
     assert ended([run]) == [("interrupted", "Slurm: CANCELLED")]
     first = job(run)
-    path = write_notebook(tmp_path / "by_hand.ipynb", "pass")
-    slurm.submit([run], path, SlurmOptions(mem="1G", time=5))
+    slurm.submit([run], write_notebook(tmp_path / "by_hand.ipynb"), SMALL)
     assert job(run) != first
     assert ended([run]) == [("done", None)]
-    with pytest.raises(RunError, match="is no Slurm job"):
-        slurm_state.cancel_job(create_run("by_hand", {}, tmp_path / "runs"))
 
 
 @pytest.mark.slow
 @pytest.mark.rare
-def test_too_much_memory_and_a_job_that_cannot_start_are_reported(cluster, submitted):
-    (greedy,) = submitted("import time\nx = b'x' * 10**9\ntime.sleep(60)", options=SlurmOptions(mem="512M"))
-    (homeless,) = submitted("pass", options=SlurmOptions(extra={"begin": "now+2"}))
+def test_too_much_memory_and_a_failed_start_are_reported(cluster, submitted):
+    (greedy,) = submitted("import time\nx = b'x' * 10**9\ntime.sleep(60)", mem="512M")
+    (homeless,) = submitted("pass", extra={"begin": "now+2"})
     shutil.rmtree(Path(read_json(homeless.path / "status.json", {})["owner"]["log"]).parent)
     memory, start = ended([greedy, homeless])
     assert memory[0] == start[0] == "interrupted"
@@ -306,9 +326,9 @@ def test_too_much_memory_and_a_job_that_cannot_start_are_reported(cluster, submi
 
 @pytest.mark.slow
 @pytest.mark.rare
-def test_runs_at_one_time_have_gpus_of_their_own_and_secrets_come_by_the_environment(cluster, submitted, monkeypatch):
+def test_runs_have_gpus_of_their_own_and_hidden_secrets(cluster, submitted, monkeypatch):
     monkeypatch.setenv("MY_SECRET", "hunter2")
-    runs = submitted(*[WHERE] * 4, options=SlurmOptions(mem="1G", gpus=1, time=5))
+    runs = submitted(*[WHERE] * 4, gpus=1)
     assert ended(runs) == [("done", None)] * 4
     where = [json.loads((run.path / "where.json").read_text()) for run in runs]
     pairs = [(a, b) for a, b in itertools.combinations(where, 2) if a["SLURMD_NODENAME"] == b["SLURMD_NODENAME"]]
@@ -322,7 +342,7 @@ def test_runs_at_one_time_have_gpus_of_their_own_and_secrets_come_by_the_environ
 
 
 @pytest.mark.slow
-def test_what_slurm_would_refuse_is_refused_before_anything_is_made(cluster, tmp_path):
+def test_refusal_of_slurm_comes_before_anything_is_made(cluster, tmp_path):
     for options, message in (
         (SlurmOptions(partition="gpu"), "slurm partition='gpu': not on this cluster; there are high, low"),
         (SlurmOptions(gpus=3), "Slurm refuses such a job: .*Requested node configuration is not available"),
@@ -345,7 +365,7 @@ def test_what_slurm_would_refuse_is_refused_before_anything_is_made(cluster, tmp
 
 
 @pytest.mark.slow
-def test_a_job_that_slurm_has_forgotten_is_said_to_be_and_a_sweep_of_any_size_is_taken(cluster, tmp_path):
+def test_forgotten_job_is_said_to_be(cluster, tmp_path):
     runs = [create_run("by_hand", {}, tmp_path) for _ in range(3)]
     for run, unknown in zip(runs, ("99999", "88888_1"), strict=False):
         set_status(run.path, "running", owner={"job": unknown})
@@ -361,10 +381,15 @@ def test_a_job_that_slurm_has_forgotten_is_said_to_be_and_a_sweep_of_any_size_is
 
 @pytest.mark.rare
 @pytest.mark.slow
-def test_the_command_line_runs_a_sweep_on_slurm_to_its_report(cluster, tmp_path):
-    path = write_notebook(tmp_path / "by_hand.ipynb", "import os\nassert os.environ['FROM_SETUP'] == '1'")
+def test_command_line_runs_a_sweep_by_a_users_template(cluster, tmp_path):
+    cell = "import os\nassert os.environ['FROM_SETUP'] + os.environ['FROM_TEMPLATE'] == '12'"
+    path = write_notebook(tmp_path / "by_hand.ipynb", cell)
     sweep = ["sweep", path, "-p", "seed=0,1", "--runs-dir", tmp_path / "runs", "--executor", "slurm", "--mem", "1"]
-    sweep += ["--setup", "export FROM_SETUP=1", "--cwd", tmp_path]
+    printed = workbench(*sweep, "--print-template").stdout
+    assert printed == DEFAULT
+    own = printed.replace("{{ setup }}", "{{ setup }}\nexport FROM_TEMPLATE=2")
+    (tmp_path / "mine.sbatch").write_text(own.replace("--nodes=1", "--nodes=1 --comment=mine"))
+    sweep += ["--sbatch-template", tmp_path / "mine.sbatch", "--setup", "export FROM_SETUP=1", "--cwd", tmp_path]
     process = workbench(*sweep, "--out", tmp_path / "reports")
     assert process.returncode == 0, process.stderr
     assert "2 of 2 runs are done" in process.stdout
@@ -376,7 +401,7 @@ SCRIPT = ROOT / "examples" / "several_nodes.sbatch"
 
 @pytest.mark.slow
 @pytest.mark.rare
-def test_the_script_for_several_nodes_trains_on_two_and_goes_on_after_its_notice(cluster, starter_folder, tmp_path):
+def test_several_nodes_script_goes_on_after_its_notice(cluster, starter_folder, tmp_path):
     out = tmp_path / "runs" / "05_grpo_docs_example" / "two-nodes"
     here = {"OUT": str(out), "MODEL": "starter", "DATASET": "starter", "STEPS": "30", "BACKEND": "transformers"}
     here |= {"LAUNCHER": "torchrun", "HEAD": "127.0.0.1", "PORT": str(slurm_cluster.free_ports(1)[0])}

@@ -11,6 +11,7 @@ from workbench.runs.run import create_run, set_status
 
 QUEUED = {"state": "queued", "owner": {"job": "9_1"}, "times": {"queued": 1.0}}
 RUNNING = {"state": "running", "owner": {"job": "9_1"}, "times": {"queued": 1.0, "running": 2.0}}
+HELD = "Slurm: failed to start ("
 
 
 @pytest.mark.parametrize(
@@ -27,20 +28,20 @@ RUNNING = {"state": "running", "owner": {"job": "9_1"}, "times": {"queued": 1.0,
         (RUNNING, JobState("FAILED", "RaisedSignal:9"), ("interrupted", "Slurm: FAILED (RaisedSignal:9)")),
         (QUEUED, JobState("FAILED", "JobLaunchFailure"), ("interrupted", "Slurm: FAILED (JobLaunchFailure)")),
         (RUNNING, None, ("interrupted", "Slurm no longer knows job 9_1")),
+        (
+            QUEUED,
+            JobState("PENDING", "launch failed requeued held"),
+            ("interrupted", f"{HELD}launch failed requeued held)"),
+        ),
+        (QUEUED, JobState("PENDING", "DependencyNeverSatisfied"), ("interrupted", f"{HELD}DependencyNeverSatisfied)")),
     ],
 )
-def test_every_end_of_a_job_has_its_reason(status, job, change):
+def test_verdict_of_each_state_has_its_reason(status, job, change):
     got = verdict(status, job)
     assert got == change or (got[0] == change[0] and got[1].startswith(change[1]))
 
 
-def test_a_job_that_never_starts_is_reported_while_it_hangs_in_the_queue():
-    for reason in ("launch failed requeued held", "DependencyNeverSatisfied"):
-        state, error = verdict(QUEUED, JobState("PENDING", reason))
-        assert (state, error) == ("interrupted", f"Slurm: failed to start ({reason}); its job 9_1 is held: scancel it")
-
-
-def test_what_squeue_and_sacct_say_is_read():
+def test_answers_of_squeue_and_sacct_are_read():
     text = "9_0|COMPLETED|None|n1\n9_1|CANCELLED by 1000|None|n1\n14|NODE_FAIL|None|n2\nslurm_load: error\n"
     states = read_states(text + "9_2|PENDING|(launch failed requeued held)|\n")
     assert list(states) == ["9_0", "9_1", "14", "9_2"]
@@ -49,7 +50,7 @@ def test_what_squeue_and_sacct_say_is_read():
     assert verdict(RUNNING, states["14"]) == ("interrupted", "Slurm: NODE_FAIL of n2")
 
 
-def test_a_job_that_left_slurm_s_memory_is_looked_up_in_accounting(monkeypatch):
+def test_forgotten_job_is_looked_up_in_accounting(monkeypatch):
     answers = {
         "squeue": subprocess.CompletedProcess([], 1, "", "slurm_load_jobs error: Invalid job id specified"),
         "sacct": subprocess.CompletedProcess([], 0, "9_1|NODE_FAIL|None|n1\n", ""),
@@ -61,7 +62,7 @@ def test_a_job_that_left_slurm_s_memory_is_looked_up_in_accounting(monkeypatch):
     assert slurm_state.ask_slurm({"9_1"}) == {}
 
 
-def test_a_controller_that_does_not_answer_changes_nothing_and_says_why(tmp_path, monkeypatch):
+def test_silent_controller_changes_nothing_and_says_why(tmp_path, monkeypatch):
     run = create_run("by_hand", {}, tmp_path)
     before = set_status(run.path, "running", owner={"job": "9_1"})
     answer = subprocess.CompletedProcess([], 1, "", "squeue: error: Unable to contact slurm controller\n")
@@ -73,7 +74,7 @@ def test_a_controller_that_does_not_answer_changes_nothing_and_says_why(tmp_path
     assert run.status == before
 
 
-def test_a_run_whose_job_is_known_lives_whatever_its_process_id_says(tmp_path, monkeypatch):
+def test_run_with_a_known_job_lives_without_its_process(tmp_path, monkeypatch):
     run = create_run("by_hand", {}, tmp_path)
     set_status(run.path, "queued", owner={"job": "12_3", "log": "x.err", "pid": 2**22 + 1, "host": os.uname().nodename})
     assert run.status["state"] == "queued"
@@ -85,7 +86,7 @@ def test_a_run_whose_job_is_known_lives_whatever_its_process_id_says(tmp_path, m
     assert "job" not in set_status(run.path, "running")["owner"]  # started again by hand
 
 
-def test_a_command_that_fails_hangs_or_is_not_there_says_why_and_raises_nothing(monkeypatch, tmp_path):
+def test_command_that_fails_says_why_and_raises_nothing(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     absent = slurm_state.slurm_command("squeue")
     assert absent.returncode
@@ -96,7 +97,16 @@ def test_a_command_that_fails_hangs_or_is_not_there_says_why_and_raises_nothing(
     assert slurm_state.error_summary("") == "no reason given"
 
 
-def test_a_run_without_a_job_is_not_asked_about_and_cannot_be_cancelled_on_slurm(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("command", "format"), [("sbatch", ""), ("squeue", "%s")])
+def test_command_within_a_job_forgets_that_job(monkeypatch, tmp_path, command, format):
+    (tmp_path / command).write_text("#!/bin/sh\necho $SLURM_CONF,$SLURM_JOB_ID,$SLURM_TIME_FORMAT")
+    (tmp_path / command).chmod(0o755)
+    for name, value in {"PATH": str(tmp_path), "SLURM_CONF": "here", "SLURM_JOB_ID": "9"}.items():
+        monkeypatch.setenv(name, value)
+    assert slurm_state.slurm_command(command).stdout == f"here,,{format}\n"
+
+
+def test_run_without_a_job_is_not_asked_about(tmp_path, monkeypatch):
     run = create_run("by_hand", {}, tmp_path)
     monkeypatch.setattr(slurm_state, "ask_slurm", None)
     slurm_state.refresh([run])
@@ -104,28 +114,23 @@ def test_a_run_without_a_job_is_not_asked_about_and_cannot_be_cancelled_on_slurm
         slurm_state.cancel_job(run)
 
 
-def test_a_job_that_slurm_does_not_cancel_is_named_with_the_reason_and_one_of_another_folder_is_left_alone(
-    tmp_path, monkeypatch
-):
+def test_job_that_cannot_be_cancelled_has_the_reason(tmp_path, monkeypatch):
     run = create_run("by_hand", {}, tmp_path)
-    log = tmp_path / ".slurm" / "2026" / "9_1_0_log.err"
+    log = tmp_path / ".slurm" / "2026" / "9_1.log"
     set_status(run.path, "running", owner={"job": "9_1", "log": str(log)})
     answers = {
         "scontrol": subprocess.CompletedProcess([], 0, f"JobId=9 StdErr={log} StdIn=/dev/null", ""),
-        "scancel": subprocess.CompletedProcess(
-            [], 1, "", "scancel: error: Kill job error on job id 9_1: Access denied\n"
-        ),
+        "scancel": subprocess.CompletedProcess([], 1, "", "scancel: error: Kill job error: Access denied\n"),
     }
     monkeypatch.setattr(slurm_state, "slurm_command", lambda name, *_: answers[name])
-    with pytest.raises(RunError, match="job 9_1 was not cancelled: Kill job error on job id 9_1: Access denied"):
+    with pytest.raises(RunError, match="job 9_1 was not cancelled: Kill job error: Access denied"):
         slurm_state.cancel_job(run)
     answers["scontrol"] = subprocess.CompletedProcess([], 0, "JobId=9 StdErr=/home/other/9.err StdIn=/dev/null", "")
     with pytest.raises(RunError, match=r"job 9_1 here does not write into .*; it is left alone"):
         slurm_state.cancel_job(run)
 
 
-def test_a_job_of_another_cluster_is_shown_as_last_known(monkeypatch, tmp_path):
-    """A copied folder: the job of that number here is another's."""
+def test_job_of_another_cluster_is_shown_as_last_known(monkeypatch, tmp_path):
     run = write_run(tmp_path, notebook="n")
     set_status(run.path, "running", owner={"job": "7", "cluster": "there"})
     monkeypatch.setattr(slurm_state, "slurm_config", lambda: {"ClusterName": "here"})

@@ -1,5 +1,7 @@
 """What runs on a Slurm node: one run of a job, stopped in time when Slurm wants the node back, and queued again.
 
+    python -m workbench.lab.batch.node FOLDER INDEX      # of `tasks.json` in the folder that `slurm.submit` made
+
 The job's first process (`run_on_node`) acts on Slurm's notices; the notebook's kernel below it survives them (`shield`).
 """
 
@@ -9,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 from ...runs.files import read_json
 from ...runs.run import Run, load_run, set_status, slurm_job
@@ -58,7 +61,6 @@ class Notice:
     """Slurm's notice that the job is to end: SIGUSR2 ahead of the time limit, SIGTERM at preemption or cancellation.
 
     The training is asked to stop after its step; what has not ended shortly before Slurm kills it is interrupted.
-    submitit's own checkpoint does not serve: it passes over SIGTERM, and holds up the thread that executes the notebook.
     It is made in the main thread, which alone may set signal handlers.
     """
 
@@ -164,3 +166,8 @@ def shield() -> None:
     for number in NOTICES:
         signal.signal(number, ignore)
     os.register_at_fork(before=hold_back, after_in_parent=let_through, after_in_child=restore)
+
+
+if __name__ == "__main__":
+    tasks = read_json(Path(sys.argv[1]) / "tasks.json", {})
+    run_on_node(tasks.pop("runs")[int(sys.argv[2])], **tasks)

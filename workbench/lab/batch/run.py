@@ -135,7 +135,8 @@ def preview_on_slurm(entries: Sequence[Entry], options: slurm.SlurmOptions) -> t
     try:
         for notebook, group in _by_notebook(entries):
             for size in slurm.array_sizes(len(group)):
-                scripts += slurm.script(notebook, size, options, group[0].root or runs_root()) + "\n"
+                folder = slurm.job_folder(Path(group[0].root or runs_root()))
+                scripts += slurm.script(notebook, size, options, folder) + "\n"
         slurm.check_slurm(options, _count(entries))
     except (MissingDependencyError, RunError) as error:
         return scripts, str(error)

@@ -1,25 +1,27 @@
-"""Runs as Slurm jobs: options that are checked, the sbatch script, and one array of jobs through submitit.
-
-submitit submits; its polling is not used, since without accounting it never learns of a cancelled or killed job.
-"""
+"""Runs as Slurm jobs: options that are checked, the sbatch script from a template, and one array of jobs."""
 
 import dataclasses
+import itertools
 import math
-import os
 import re
+import shlex
 import shutil
+import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...errors import MissingDependencyError, ParameterError, RunError
 from ...runs import lock
+from ...runs.files import write_json, write_text
 from ...runs.run import Run, set_status
-from .node import run_on_node
 from .slurm_state import error_summary, slurm_command, slurm_config
 
+TEMPLATE = Path(__file__).parent / "templates" / "job.sbatch"
+_PLACEHOLDER = re.compile(r"{{\s*(.*?)\s*}}")
+_ALWAYS = {"array", "command", "log"}  # what every template must have; of the options, those that the user gives
+_OPTIONS = {"partition", "time", "cpus", "mem", "gpus", "sbatch", "setup"}
 # Options of sbatch that `--sbatch` may not set -> the option that does, None where the workbench itself does.
 _TAKEN = {
     "partition": "--partition",
@@ -30,9 +32,6 @@ _TAKEN = {
     "requeue": "--requeues",
 } | dict.fromkeys(
     ["array", "nodes", "ntasks", "ntasks-per-node", "output", "error", "open-mode", "wrap", "test-only", "parsable"]
-)
-_OF_A_JOB = re.compile(
-    r"SLURM_(ARRAY|JOB|STEP|TASK|PROC|LOCAL|NODE|N(TASKS|PROCS|NODES|PRIO)|CPU|MEM|GPU|RESTART)|SUBMITIT_"
 )
 
 
@@ -52,6 +51,7 @@ class SlurmOptions:
     )  # of sbatch; "" for an option that takes no value
     setup: Sequence[str] = ()  # lines of shell before the run, such as `module load cuda`
     python: str | None = None  # command that starts Python on the node; None for this one
+    template: Path = TEMPLATE
 
     def __post_init__(self):
         for name, least in (("time", 0), ("cpus", 1), ("requeues", 0), ("parallel", 1)):
@@ -107,7 +107,7 @@ def check_slurm(options: SlurmOptions, count: int = 1) -> None:
     """Ask Slurm whether it would take such jobs; makes nothing."""
     if shutil.which("sbatch") is None or shutil.which("srun") is None:
         raise MissingDependencyError("--executor slurm: no sbatch and srun on PATH; start it on a Slurm login node")
-    text = script(Path("notebook.ipynb"), max(array_sizes(count)), options, Path())
+    text = script(Path("notebook.ipynb"), max(array_sizes(count)), options, job_folder(Path()))
     answer = slurm_command("sinfo", "--noheader", "--format=%P")
     if answer.returncode:
         raise RunError(f"Slurm does not answer: {error_summary(answer.stderr)}")
@@ -119,18 +119,55 @@ def check_slurm(options: SlurmOptions, count: int = 1) -> None:
     if not asked and not any(name.endswith("*") for name in there):
         have = ", ".join(names)
         raise ParameterError(f"slurm partition: the cluster has no default; give --partition, one of {have}")
-    with _outside_jobs():
-        answer = slurm_command("sbatch", "--test-only", stdin=text)
+    answer = slurm_command("sbatch", "--test-only", stdin=text)
     if answer.returncode:
         raise ParameterError(f"Slurm refuses such a job: {error_summary(answer.stderr)}")
 
 
-def script(notebook: Path, count: int, options: SlurmOptions, root: Path) -> str:
-    """The sbatch script that `submit` would hand to Slurm; makes nothing and asks nobody."""
-    executor = _executor(_folder(root, "TIME"), notebook.stem, options)
-    if count > 1:
-        executor.parameters["map_count"] = count
-    return executor._make_submission_file_text(executor._submitit_command_str, "")
+def script(notebook: Path, count: int, options: SlurmOptions, folder: Path) -> str:
+    """Return the sbatch script of `count` runs whose files lie in `folder`; makes nothing and asks nobody."""
+    try:
+        template = options.template.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ParameterError(f"--sbatch-template {options.template}: {error}") from None
+    values, defaults = (_values(notebook, count, o, folder) for o in (options, SlurmOptions()))
+    given = {name for name in _OPTIONS if values[name] not in ("", defaults[name])}
+    used, lines = set(), []
+    for line in template.splitlines():
+        is_comment = line.startswith("#") and not line.startswith("#SBATCH")
+        names = [] if is_comment else _PLACEHOLDER.findall(line)
+        used.update(names)
+        if all(values.get(name) for name in names):
+            lines += (line if is_comment else _PLACEHOLDER.sub(lambda m: values[m[1]], line)).split("\n")
+    commands = itertools.dropwhile(lambda line: not line.strip() or line.startswith("#"), lines)
+    problems = [f"unknown {{{{ {name} }}}}; there are {', '.join(values)}" for name in sorted(used - values.keys())]
+    problems += [f"has no {{{{ {name} }}}}, which every job needs" for name in sorted(_ALWAYS - used)]
+    problems += [f"has no {{{{ {name} }}}}, so that --{name} would be ignored" for name in sorted(given - used)]
+    problems += [f"Slurm ignores {line!r} behind a command" for line in commands if line.startswith("#SBATCH")]
+    if problems:
+        raise ParameterError(f"--sbatch-template {options.template}: {problems[0]}")
+    return "\n".join(lines) + "\n"
+
+
+def _values(notebook: Path, count: int, options: SlurmOptions, folder: Path) -> dict[str, str]:
+    """Return what stands for each placeholder, "" where its line is left out."""
+    extra = [f"#SBATCH --{name}" + (f"={shlex.quote(value)}" if value else "") for name, value in options.extra.items()]
+    own_mem = {"mem-per-cpu", "mem-per-gpu"} & options.extra.keys()  # Slurm takes one of the three
+    node = f"-u -m workbench.lab.batch.node {shlex.quote(str(folder))} ${{SLURM_ARRAY_TASK_ID:-0}}"
+    return {
+        "job_name": shlex.quote(notebook.stem),
+        "partition": options.partition or "",
+        "time": str(options.time),
+        "cpus": str(options.cpus),
+        "mem": "" if own_mem else options.mem + "G" * options.mem.isdigit(),
+        "gpus": "" if str(options.gpus) == "0" else str(options.gpus),
+        "array": f"0-{count - 1}%{min(count, options.parallel or count)}" if count > 1 else "",
+        "log": shlex.quote(f"{folder}/{'%A_%a' if count > 1 else '%j'}.log"),
+        "notice": str(min(300, options.time * 15 or 300)),  # seconds; Slurm gives it up to 60 s earlier still
+        "sbatch": "\n".join(extra),
+        "setup": "\n".join(options.setup),
+        "command": f"{options.python or shlex.quote(sys.executable)} {node}",
+    }
 
 
 def array_sizes(count: int) -> list[int]:
@@ -141,71 +178,26 @@ def array_sizes(count: int) -> list[int]:
 
 def submit(runs: Sequence[Run], notebook: Path, options: SlurmOptions, how: Mapping | None = None) -> None:
     """Submit prepared runs of one notebook as one array; each then reads as `queued`, owned by its job."""
-    from submitit.core.utils import FailedJobError, FailedSubmissionError
-
-    folder = _folder(runs[0].path.parents[1], f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}")
+    folder = job_folder(runs[0].path.parents[1], f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}")
+    text = script(notebook, len(runs), options, folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700)  # what a job executes lies there as pickles
-    executor = _executor(folder, notebook.stem, options)
-    arguments = [(str(run.path), str(Path(notebook).resolve()), options.requeues, dict(how or {})) for run in runs]
+    folder.mkdir(mode=0o700)  # the jobs execute what it names
+    write_text(folder / "job.sbatch", text)
+    tasks = {"notebook": Path(notebook).resolve(), "requeues": options.requeues, "how": how or {}}
+    write_json(folder / "tasks.json", {"runs": [run.path for run in runs], **tasks})
     cluster = slurm_config().get("ClusterName")
     for run in runs:  # a resumed run named its former job; the new job waits to be named
         set_status(run.path, "interrupted", "not submitted yet", owner={})
         lock.let_go(run.path)
-    try:
-        with _outside_jobs(), executor.batch():
-            jobs = [executor.submit(run_on_node, *a) for a in arguments]
-    except (FailedJobError, FailedSubmissionError) as error:
+    answer = slurm_command("sbatch", "--parsable", str(folder / "job.sbatch"), timeout=600)
+    if answer.returncode or not (number := re.search(r"^\d+", answer.stdout, re.M)):
         shutil.rmtree(folder, ignore_errors=True)
-        raise RunError(f"Slurm refused {len(runs)} jobs: {error_summary(str(error))}") from None
-    for run, job in zip(runs, jobs, strict=True):
-        owner = {"job": job.job_id, "log": str(job.paths.stderr), "cluster": cluster}
-        set_status(run.path, "queued", owner=owner)
+        raise RunError(f"Slurm refused {len(runs)} jobs: {error_summary(answer.stderr)}")
+    for n, run in enumerate(runs):
+        job = f"{number[0]}_{n}" if len(runs) > 1 else number[0]
+        set_status(run.path, "queued", owner={"job": job, "log": str(folder / f"{job}.log"), "cluster": cluster})
 
 
-def _executor(folder: Path, name: str, options: SlurmOptions):
-    """submitit's executor with these options; its files go into `folder`."""
-    try:
-        import submitit
-    except ImportError:
-        raise MissingDependencyError("--executor slurm needs submitit: pip install submitit") from None
-
-    class Executor(submitit.SlurmExecutor):
-        @classmethod
-        def affinity(cls) -> int:
-            return 1  # submitit's own is -1 without srun, and then it cannot even write the script
-
-    executor = Executor(folder, max_num_timeout=options.requeues, python=options.python)
-    ahead = min(300, options.time * 15 or 300)  # seconds; Slurm gives notice up to 60 s earlier still
-    extra = {name.replace("-", "_"): value or True for name, value in options.extra.items()}
-    extra |= {} if "no_requeue" in extra else {"requeue": True}
-    parameters = {
-        "job_name": name,
-        "partition": options.partition,
-        "time": options.time,
-        "gpus_per_node": None if str(options.gpus) == "0" else options.gpus,
-        "cpus_per_task": options.cpus,
-        "mem": None if {"mem_per_cpu", "mem_per_gpu"} & set(extra) else options.mem + "G" * options.mem.isdigit(),
-        "signal_delay_s": ahead,
-        "array_parallelism": options.parallel or 100_000,
-        "srun_args": ["--open-mode=append", f"--cpus-per-task={options.cpus}"],  # srun inherits neither
-        "additional_parameters": extra,
-        "setup": list(options.setup) or None,
-    }
-    # submitit's own wckey is refused where the cluster knows its keys
-    executor.update_parameters(wckey=None, **{k: v for k, v in parameters.items() if v is not None})
-    return executor
-
-
-def _folder(root: Path, name: str) -> Path:
+def job_folder(root: Path, name: str = "TIME") -> Path:
+    """Return the folder of the files of one array, below that of all runs."""
     return root.resolve() / ".slurm" / name
-
-
-@contextmanager
-def _outside_jobs() -> Iterator[None]:
-    """Submitting from within a job: its own variables must not describe the new jobs."""
-    hidden = {name: os.environ.pop(name) for name in list(os.environ) if _OF_A_JOB.match(name)}
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)

@@ -17,6 +17,7 @@ _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED",
 _STARTED = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT")
 _SAYS_ALL = ("CANCELLED", "TIMEOUT", "PREEMPTED", "OUT_OF_MEMORY", "NODE_FAIL")
 _NEVER_STARTS = ("launch failed", "DependencyNeverSatisfied")
+_OF_A_JOB = re.compile(r"SLURM_(ARRAY|JOB|STEP|TASK|PROC|LOCAL|NODE|N(TASKS|PROCS|NODES|PRIO)|CPU|MEM|GPU|RESTART)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +33,14 @@ class JobState:
 
 
 def slurm_command(*command: str, stdin: str | None = None, timeout: float = 60) -> subprocess.CompletedProcess:
-    """One of Slurm's commands; what cannot be run, or hangs for `timeout` seconds, reads as one that failed."""
-    env = os.environ | {
-        "SLURM_BITSTR_LEN": "0",  # every task of an array, not the first few and dots
-        "SLURM_TIME_FORMAT": "%s",  # seconds since the epoch
-    }
+    """Run one of Slurm's commands; what cannot be run, or hangs for `timeout` seconds, reads as one that failed."""
+    # What is submitted from within a job does not inherit that job's own description.
+    env = {name: value for name, value in os.environ.items() if not _OF_A_JOB.match(name)}
+    if command[0] != "sbatch":  # it hands its environment on to the jobs
+        env |= {
+            "SLURM_BITSTR_LEN": "0",  # every task of an array, not the first few and dots
+            "SLURM_TIME_FORMAT": "%s",  # seconds since the epoch
+        }
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout, input=stdin, env=env)
     except (OSError, subprocess.TimeoutExpired) as error:
