@@ -275,8 +275,9 @@ def ppo_masks(monkeypatch):
 def test_stock_ppo_keeps_eos_out_of_its_policy_loss_when_pad_is_eos(
     pad_is_eos, ppo_masks, tmp_path, starter_folder, monkeypatch
 ):
-    from recipes.test_ppo import stock_trainer
     from trl.experimental.ppo import ppo_trainer
+
+    from training.test_ppo import stock_trainer
 
     trainer = stock_trainer(tmp_path, starter_folder, stop_token="eos")
     own = trainer.processing_class
