@@ -28,8 +28,7 @@ def policy_row(trainer) -> dict:
     out = trainer._generate_and_score_completions(rows)
     mask = out["completion_mask"] * out.get("tool_mask", 1)
     metrics = {k.partition("/")[2]: v[-1] for k, v in trainer._metrics["train"].items() if k.startswith("completions/")}
-    extra = {k: list(v)[-BATCH:] for k, v in trainer._logs["extra"].items()}
-    ends = {"finish_reason": extra["finish_reason"], "engine": extra.get("engine_finish_reason")}
+    ends = {"finish_reason": trainer._columns["finish_reason"], "engine": trainer._columns.get("engine_finish_reason")}
     return seen | ends | {"loss_tokens": mask.sum(1).tolist(), **metrics}
 
 
