@@ -154,20 +154,20 @@ layers = [0, 1]"""
 
 
 @pytest.mark.slow
-def test_a_notebook_that_knows_nothing_of_the_workbench_runs_is_swept_and_reported_as_it_stands(tmp_path):
+def test_notebook_of_ones_own_runs_and_is_swept(tmp_path):
     here = tmp_path / "theirs"
     path = write_notebook(here / "own.ipynb", parameters=OWN, setup="import helper\nprint(open('data.csv').read())",
                           save="print((steps, lr, names, layers, helper.value, os.getcwd()))")  # fmt: skip
     (here / "data.csv").write_text("a,b")
     (here / "helper.py").write_text("value = 7")
-    (tmp_path / "more.yaml").write_text("{names: x, layers: [2]}")
+    (tmp_path / "more.yaml").write_text("{names: [a, b], layers: [2], lr: 0.5}")
     own = ["run", path, "--runs-dir", tmp_path / "runs"]
-    given = ["-p", "steps", "0.5", "-f", tmp_path / "more.yaml", "-y", "names: [a, b]", "-k", "python3"]
+    given = ["-p", "steps=0.5", "-p", "lr=0.25", "-f", tmp_path / "more.yaml", "-k", "python3"]
     process = workbench(*own, *given, "--cwd", here)
     assert process.returncode == 0, process.stderr
     assert f"a,b\n(0.5, 0.25, ['a', 'b'], [2], 7, '{here}')" in process.stderr
-    assert list_runs(tmp_path / "runs")[0].params == {"steps": 0.5, "layers": [2], "names": ["a", "b"]}
-    sweep = ["sweep", path, "-p", "steps=1,2", "-y", "lr: 0.5"]
+    assert list_runs(tmp_path / "runs")[0].params == {"names": ["a", "b"], "layers": [2], "lr": 0.25, "steps": 0.5}
+    sweep = ["sweep", path, "-p", "steps=1,2", "-f", tmp_path / "more.yaml"]
     sweep += ["--runs-dir", tmp_path / "runs", "--out", tmp_path / "out"]
     first, second = (workbench(*sweep) for _ in range(2))
     assert first.returncode == 0 and "2 of 2 runs are done and no check failed" in first.stdout, first.stderr
@@ -179,12 +179,12 @@ def test_a_notebook_that_knows_nothing_of_the_workbench_runs_is_swept_and_report
 
 
 @pytest.mark.slow
-def test_a_notebook_without_a_parameters_cell_takes_any_and_a_cell_beyond_its_limit_fails(tmp_path):
+def test_notebook_without_parameters_cell_takes_any(tmp_path):
     path = write_notebook(
         tmp_path / "bare.ipynb", parameters="pass", setup="", save="print(seed)\nimport time; time.sleep(99)"
     )
     path.write_text(path.read_text().replace('"parameters"', '"other"'))
-    process = workbench("run", path, "-p", "seed", "7", "--execution-timeout", "2", "--runs-dir", tmp_path / "runs")
+    process = workbench("run", path, "-p", "seed=7", "--execution-timeout", "2", "--runs-dir", tmp_path / "runs")
     (run,) = list_runs(tmp_path / "runs")
     assert (process.returncode, run.status["state"], run.params) == (1, "failed", {"seed": 7})
     assert "timed out" in run.status["error"] and "7\n" in (run.path / "log.txt").read_text()

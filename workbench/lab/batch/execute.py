@@ -112,6 +112,7 @@ def kernel_environment(seed: object = None) -> dict[str, str]:
         "MASTER_PORT": str(port),
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TRL_EXPERIMENTAL_SILENCE": "1",  # the release with PPO is pinned
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
     }
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
