@@ -9,9 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import small_runs
 import torch
-import transformers
 import trl
 from configuration_models import ended, tokenizer, turns
 from ppo_parts import PPOConfig
@@ -21,8 +19,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, s
 
 from workbench.experiments.recipes import load_prompts, resolve_model
 from workbench.experiments.toys.search_task import CLOSE
+from workbench.experiments.train import random_heads
 from workbench.runs.run import Run
 from workbench.training.groups import check_groups
+from workbench.training.rows import tokenizer_of
+from workbench.training.sync_on_cpu import install_cpu_sync
 
 TRAINERS, POLICY = ("GRPO", "RLOO", "PPO"), ("GRPO", "RLOO")
 CONFIGS = {"GRPO": trl.GRPOConfig, "RLOO": trl.RLOOConfig, "PPO": PPOConfig}
@@ -30,7 +31,9 @@ BATCH, STEPS, G, PENALTY = 8, 2, 4, 100.0
 LIMIT = 10  # cuts some rows of the search model; most end in EOS before
 STOP = f"s{CLOSE}"  # of several tokens; half of the topics end in an s
 TIMES = re.compile("step_time|eps|(train|eval)_(runtime|samples_per_second|steps_per_second)")
-CPU = small_runs.CPU | {"learning_rate": 1e-3, "dataloader_pin_memory": False, "seed": 5}
+CPU = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True}
+CPU |= {"save_strategy": "no", "logging_steps": 1}
+SMALL = CPU | {"learning_rate": 1e-3, "dataloader_pin_memory": False, "seed": 5}
 RLOO = {"max_steps": STEPS, "per_device_train_batch_size": BATCH, "num_generations": G, "beta": 0.05}
 RLOO |= {"max_completion_length": LIMIT}
 PPO = {"total_episodes": STEPS * 2 * BATCH, "per_device_train_batch_size": 2 * BATCH, "num_mini_batches": 1}
@@ -52,7 +55,7 @@ def build(who: str, kind: str, fields=None, *, model="search", tokenizer=None, d
     """Build a trainer of any kind; `who` is `stock` or `ours`, and `fields` are those of its config.
 
     Args:
-        model: a name or folder, or a function that makes one anew.
+        model: a name or folder, or (not for PPO) a function that loads one.
         data: of TRL; for PPO, which has reward models of random weights, its prompts are tokenized.
         **kwargs: the trainer's own; ours scores as stock does unless `explicit_positions=True` is among them.
     """
@@ -61,41 +64,36 @@ def build(who: str, kind: str, fields=None, *, model="search", tokenizer=None, d
         kwargs = {"explicit_positions": False} | kwargs
     elif kind == "PPO":
         fields = {"stop_token": "eos"} | (fields or {})
-    args = CONFIGS[kind](**{"output_dir": tempfile.mkdtemp()} | CPU | SHAPES[kind] | (fields or {}))
+    args = CONFIGS[kind](**{"output_dir": tempfile.mkdtemp()} | SMALL | SHAPES[kind] | (fields or {}))
     data = data if data is not None else load_prompts("search")
     path = None if callable(model) else resolve_model(model)
     tokenizer = tokenizer or AutoTokenizer.from_pretrained(path, padding_side="left")
     set_seed(11)
     policy = model() if callable(model) else AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     if kind == "PPO":
-        trainer = cls(args, tokenizer, policy, *_ppo_parts(policy, tokenizer, data, kwargs), **kwargs)
+        trainer = cls(args, tokenizer, policy, *_ppo_parts(policy, path, tokenizer, data, kwargs), **kwargs)
         np.random.seed(args.seed)  # ours does so before it trains; TRL permutes with what it finds
         return trainer
     rewards = list(rewards) if isinstance(rewards, list) else rewards  # a trainer keeps the list
     kwargs = {"reward_funcs": rewards, "args": args, "train_dataset": data, "processing_class": tokenizer} | kwargs
-    return cls(policy, **kwargs)
+    trainer = cls(policy, **kwargs)
+    if who == "stock" and args.use_vllm:
+        install_cpu_sync(trainer.vllm_generation, args.output_dir)  # without it stock cannot run on a CPU
+    return trainer
 
 
-def _ppo_parts(policy, tokenizer, data, kwargs):
+def _ppo_parts(policy, path, tokenizer, data, kwargs):
     """Reference, reward model, data and value model of a PPO trainer; with LoRA the policy is its own reference."""
     prompts = data.map(lambda row: tokenizer(row["prompt"]), remove_columns=data.column_names)
-    heads = []
-    for _ in range(2):
-        head = transformers.AutoModelForSequenceClassification.from_config(
-            copy.deepcopy(policy.config), dtype=torch.float32
-        )
-        head.config.pad_token_id, head.config.num_labels = tokenizer.pad_token_id, 1
-        head.score = torch.nn.Linear(policy.config.hidden_size, 1, bias=False)
-        heads.append(head)
-    reference = None if "peft_config" in kwargs else copy.deepcopy(policy)
-    return reference, heads[0], prompts, heads[1]
+    value, reward = random_heads(path, seed=0)
+    return None if "peft_config" in kwargs else copy.deepcopy(policy), reward, prompts, value
 
 
 class Watched(TrainerCallback):
     """What reward functions saw and the loss was told, batch by batch, of a trainer that is trained once."""
 
     def __init__(self, trainer, record_dir: Path | None = None):
-        self.trainer, self.record_dir = trainer, record_dir
+        self.trainer, self.record_dir, self.tokenizer = trainer, record_dir, tokenizer_of(trainer)
         self.texts, self.ids, self.trained, self.scores, self.history = [], [], [], [], []
         self.before = self.weights()
         if functions := getattr(trainer, "reward_funcs", []):
@@ -127,19 +125,9 @@ class Watched(TrainerCallback):
 
     def train(self) -> "Watched":
         self.trainer.train()
+        if self.record_dir is not None:
+            self.rows, self.metrics = Run(self.record_dir).completions, Run(self.record_dir).metrics
         return self
-
-    @property
-    def tokenizer(self):
-        return getattr(self.trainer.processing_class, "tokenizer", self.trainer.processing_class)
-
-    @property
-    def rows(self):
-        return Run(self.record_dir).completions
-
-    @property
-    def metrics(self):
-        return Run(self.record_dir).metrics
 
     @property
     def log(self) -> list[dict]:

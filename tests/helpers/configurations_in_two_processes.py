@@ -16,6 +16,7 @@ from samples import until_seen
 from trainers import OURS
 
 from workbench.generation.stops import StopSpec
+from workbench.runs.run import Run
 from workbench.training.recording import quiet_libraries
 
 
@@ -29,7 +30,7 @@ def beside_stock(kind: str, folder: Path) -> dict:
 
     def every_end(made: Watched) -> bool:
         torch.distributed.barrier()  # the main process has written them
-        return has_every_end(made.rows, (STOP,))
+        return has_every_end(Run(made.record_dir).completions, (STOP,))
 
     difference = apart(*(watched(who, kind, fields) for who in ("stock", "ours")))
     made = until_seen(train, every_end)

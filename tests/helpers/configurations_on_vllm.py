@@ -19,7 +19,6 @@ from workbench.experiments.toys.starter import EOS
 from workbench.experiments.vllm_server import shared_engine, sharing_engines
 from workbench.generation.stops import StopSpec
 from workbench.runs.files import jsonable
-from workbench.training.sync_on_cpu import install_cpu_sync
 
 ON_VLLM = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 256}
 CLOSED = StopSpec(stop=(CLOSE,))
@@ -28,10 +27,7 @@ MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 def on_vllm(who: str, kind: str, fields: dict, **kwargs) -> Watched:
     """A trainer that samples with vLLM, not yet trained."""
-    trainer = build(who, kind, ON_VLLM | fields, **kwargs)
-    if who == "stock":
-        install_cpu_sync(trainer.vllm_generation, trainer.args.output_dir)  # without it stock cannot run on a CPU
-    return Watched(trainer, kwargs.get("record_dir"))
+    return Watched(build(who, kind, ON_VLLM | fields, **kwargs), kwargs.get("record_dir"))
 
 
 def told(got: Watched) -> dict:

@@ -5,11 +5,11 @@ The judging is in test_stopping.py.
 
 from contextlib import nullcontext
 
+from configuration_runs import POLICY, build
 from generation_cases import specs
-from small_runs import policy_trainer
 
+from workbench.experiments.recipes import load_prompts
 from workbench.experiments.vllm_server import sharing_engines
-from workbench.training.grpo import GRPOTrainer, RLOOTrainer
 
 LIMIT, BATCH, G = 16, 16, 4
 
@@ -41,8 +41,9 @@ def result(backend: str, url: str | None = None) -> dict:
     policy = {"per_device_train_batch_size": BATCH, "max_completion_length": LIMIT, "mask_truncated_completions": True}
     policy |= fields | ({"vllm_max_model_length": 256} if fields else {})
     with sharing_engines() if backend == "vllm" and not url else nullcontext():
-        for name, cls in {"GRPO": GRPOTrainer, "RLOO": RLOOTrainer}.items():
-            trainer = policy_trainer(cls, policy, model="starter", data="starter")
+        for name in POLICY:
+            own = {"model": "starter", "data": load_prompts("starter"), "explicit_positions": True}
+            trainer = build("ours", name, policy, **own)
             made[name] = {}
             for label, spec in specs(trainer._tokenizer).items():
                 trainer.set_stops(spec)

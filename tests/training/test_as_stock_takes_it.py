@@ -133,17 +133,15 @@ def test_one_seed_gives_one_adapter(kind):
 
 
 @pytest.mark.parametrize("kind", [pytest.param("PPO", marks=needs_ppo)])
-def test_a_pad_token_outside_the_model_s_table_is_given_to_no_model(kind):
+def test_a_pad_token_outside_the_table_is_given_to_no_model(kind, tmp_path):
     """As TRL's own example of PPO adds it; TRL masks it before each forward pass."""
     tokenizer = AutoTokenizer.from_pretrained(resolve_model("search"), padding_side="left")
     tokenizer.add_special_tokens({"pad_token": "[PAD]"})
 
-    def policy():
-        model = AutoModelForCausalLM.from_pretrained(resolve_model("search"), dtype=torch.float32)
-        model.resize_token_embeddings(len(tokenizer) - 1)
-        return model
-
-    trainer = build("ours", kind, model=policy, tokenizer=tokenizer)
+    model = AutoModelForCausalLM.from_pretrained(resolve_model("search"), dtype=torch.float32)
+    model.resize_token_embeddings(len(tokenizer) - 1)
+    model.save_pretrained(tmp_path)
+    trainer = build("ours", kind, model=str(tmp_path), tokenizer=tokenizer)
     assert trainer.policy_model.get_input_embeddings().num_embeddings == tokenizer.pad_token_id
     trainer.train()
 

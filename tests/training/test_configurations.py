@@ -13,7 +13,6 @@ from configuration_runs import BATCH, LIMIT, POLICY, STEPS, STOP, TELL, build, r
 from configuration_table import TABLE, shows, shows_cases
 from peft import LoraConfig
 from trainers import OURS
-from transformers import AutoTokenizer
 
 from workbench.diagnostics.padding_monitor import attach_padding_monitor
 from workbench.errors import ParameterError
@@ -117,20 +116,6 @@ def test_ppo_refuses_a_pad_that_ends_rows(kind):
         build("ours", kind, model=models.saved(models.qwen25_like))
 
 
-@shows("control tokens")
-def test_a_control_token_that_is_a_stop_ends_rows_and_is_shown(kind, tmp_path):
-    own = AutoTokenizer.from_pretrained(model := models.saved(models.control_like))
-    stops = StopSpec(stop_token_ids=(own.convert_tokens_to_ids(models.CONTROL),))
-
-    def some(got):
-        return got.rows["completion"].str.endswith(models.CONTROL).nunique() == 2
-
-    rows = watched("ours", kind, TELL[kind], until=some, model=model, stops=stops, record_dir=tmp_path).rows
-    shown = rows["completion"].str.endswith(models.CONTROL)
-    assert (shown == rows["completion"].str.contains(models.CONTROL, regex=False)).all()
-    assert (rows["finish_reason"][shown] == "stop").all()
-
-
 # --- turns -----------------------------------------------------------------------------------------------------------
 
 
@@ -176,22 +161,6 @@ def test_rewards_read_a_rollout_without_a_hidden_stop(kind):
     got = watched("ours", kind, TELL[kind], **models.rolling_out(), stops=hidden)
     whole = [tokenizer().decode(ids, skip_special_tokens=True) for ids in got.ids]
     assert got.texts == [text.removesuffix(CLOSE) for text in whole] != whole
-
-
-@pytest.mark.parametrize("kept", [True, False])
-@shows("rollout", says="rewards read the text of a rollout with the special token that ended it")
-def test_rewards_read_a_rollout_with_the_token_that_ended_it(kind, kept):
-    own = models.search_tokenizer()
-    (end,) = own.encode("?")
-    own.add_special_tokens({"additional_special_tokens": ["?"]})
-
-    def asks(prompts, trainer):
-        rows = [own.encode("jade") + [end] * (n % 2) for n in range(len(prompts))]
-        return {"prompt_ids": [own.encode(p) for p in prompts], "completion_ids": rows, "logprobs": None}
-
-    stops = StopSpec(stop_token_ids=(end,), include_stop_str_in_output=kept)
-    got = watched("ours", kind, rollout_func=asks, tokenizer=own, stops=stops)
-    assert got.texts == ["jade", "jade?" if kept else "jade"] * (len(got.texts) // 2)
 
 
 @shows("conversations", "GRPO")

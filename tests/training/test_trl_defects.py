@@ -11,13 +11,16 @@ import conftest
 import pytest
 import torch
 import trl
+from configuration_runs import CPU
 from ppo_parts import needs_ppo
 from samples import until_seen
-from small_runs import CLOSE, CPU, EVERY_END, TRAINERS, VLLM, one_step, policy_trainer
+from small_runs import EVERY_END, VLLM, one_step
+from trainers import OURS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from workbench.errors import ParameterError
 from workbench.experiments.recipes import make_recipe, resolve_model
+from workbench.experiments.toys.search_task import CLOSE
 from workbench.experiments.toys.starter import EOS
 from workbench.generation.preflight import check_before_compute, save_policy
 from workbench.generation.stops import StopSpec
@@ -73,7 +76,7 @@ def test_stock_counts_a_stopped_vllm_completion_as_clipped(kind, on_vllm):
 
 @GRPO_AND_RLOO
 def test_the_workbench_counts_it_as_stopped(kind, on_vllm):
-    got = on_vllm[f"workbench {kind}"]
+    got = on_vllm[f"ours {kind}"]
     lengths = [len(ids) for ids in kept(got) if ids]
     assert completion_metrics(got)["clipped_ratio"] == pytest.approx(cut(got))
     assert completion_metrics(got)["mean_terminated_length"] == pytest.approx(sum(lengths) / len(lengths))
@@ -90,7 +93,7 @@ def test_stock_masks_the_whole_stopped_batch_and_trains_on_nothing_without_a_wor
 
 @GRPO_AND_RLOO
 def test_the_workbench_trains_on_every_stopped_row(kind, on_vllm):
-    got = on_vllm[f"workbench {kind}"]
+    got = on_vllm[f"ours {kind}"]
     assert got["trained"] == kept(got)
     assert got["log"]["grad_norm"] > 0
 
@@ -123,13 +126,13 @@ def batch_by_id(who, masked, pad_is_eos, seed):
     own = AutoTokenizer.from_pretrained(resolve_model("search"))
     if pad_is_eos:
         own.pad_token = own.eos_token
-    fields, kwargs = {"mask_truncated_completions": masked, "seed": seed}, {"processing_class": own}
+    fields, kwargs = {"mask_truncated_completions": masked, "seed": seed}, {"tokenizer": own}
     fields["generation_kwargs"] = {"suppress_tokens": [own.eos_token_id]}
     if who == "stock":
         fields["generation_kwargs"]["eos_token_id"] = [own.eos_token_id, *stop_ids()]
     else:
         kwargs["stops"] = StopSpec(stop_token_ids=stop_ids())
-    return one_step(policy_trainer(TRAINERS[who, "GRPO"], fields, **kwargs))
+    return one_step(who, "GRPO", fields, **kwargs)
 
 
 def test_stock_trains_on_the_pads_behind_a_stop_id():
@@ -142,7 +145,7 @@ def test_stock_trains_on_the_pads_behind_a_stop_id():
 
 
 def test_the_workbench_trains_on_no_pad():
-    got = stopped_by_id("workbench")
+    got = stopped_by_id("ours")
     assert [len(row) for row in got["trained"]] == got["lengths"]
     assert not any(tokenizer().pad_token_id in row for row in got["trained"])
     assert completion_metrics(got)["mean_length"] == pytest.approx(sum(got["lengths"]) / len(got["lengths"]))
@@ -156,7 +159,7 @@ def test_stock_takes_padded_rows_for_ended_and_masks_the_longest_which_did_end()
 
 
 def test_the_workbench_finds_and_keeps_the_end_of_every_row():
-    got = stopped_by_id("workbench", masked=True)
+    got = stopped_by_id("ours", masked=True)
     assert completion_metrics(got)["clipped_ratio"] == 0
     assert [len(row) for row in got["trained"]] == got["lengths"]
 
@@ -169,7 +172,7 @@ def test_stock_trains_on_one_eos_a_row_that_was_never_sampled_when_pad_is_eos():
 
 
 def test_the_workbench_trains_on_sampled_tokens_only_when_pad_is_eos():
-    got, eos = stopped_by_id("workbench", pad_is_eos=True), tokenizer().eos_token_id
+    got, eos = stopped_by_id("ours", pad_is_eos=True), tokenizer().eos_token_id
     assert [len(row) for row in got["trained"]] == got["lengths"]
     assert not any(eos in row for row in got["trained"])
 
@@ -179,12 +182,12 @@ def test_the_workbench_trains_on_sampled_tokens_only_when_pad_is_eos():
 
 def test_stock_has_no_stop_strings_on_transformers():
     with pytest.raises(ValueError, match="tokenizer"):
-        one_step(policy_trainer(trl.GRPOTrainer, {"generation_kwargs": {"stop_strings": [CLOSE]}}))
+        one_step("stock", "GRPO", {"generation_kwargs": {"stop_strings": [CLOSE]}})
 
 
 @GRPO_AND_RLOO
 def test_the_workbench_stops_at_strings_on_transformers(kind):
-    got = one_step(policy_trainer(TRAINERS["workbench", kind], stops=StopSpec(stop=EVERY_END)))
+    got = one_step("ours", kind, stops=StopSpec(stop=EVERY_END))
     assert got["trained"] == got["ids"]
     assert completion_metrics(got)["clipped_ratio"] == pytest.approx(cut(got, (*EVERY_END, EOS)))
 
@@ -209,7 +212,7 @@ def special_stop(tmp_path_factory):
 def test_stock_hides_a_special_stop_token_from_reward_functions(special_stop):
     folder, new = special_stop
     options = {"generation_kwargs": {"eos_token_id": [tokenizer().eos_token_id, new]}}
-    got = one_step(policy_trainer(trl.GRPOTrainer, options, model=str(folder)))
+    got = one_step("stock", "GRPO", options, model=str(folder))
     assert any(new in ids for ids in got["ids"])
     assert not any("<|call|>" in text for text in got["text"])
 
@@ -217,8 +220,7 @@ def test_stock_hides_a_special_stop_token_from_reward_functions(special_stop):
 @GRPO_AND_RLOO
 def test_the_workbench_shows_it_to_them(kind, special_stop):
     folder, new = special_stop
-    trainer = policy_trainer(TRAINERS["workbench", kind], stops=StopSpec(stop_token_ids=(new,)), model=str(folder))
-    got = one_step(trainer)
+    got = one_step("ours", kind, stops=StopSpec(stop_token_ids=(new,)), model=str(folder))
     assert any(new in ids for ids in got["ids"])
     for text, ids in zip(got["text"], got["ids"], strict=True):
         assert text.endswith("<|call|>") == (ids[-1] == new)
@@ -242,14 +244,14 @@ def one_empty(prompts, trainer):
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 def test_stock_falls_over_an_empty_completion():
     with pytest.raises(IndexError):
-        one_step(policy_trainer(trl.GRPOTrainer, rollout_func=one_empty))
+        one_step("stock", "GRPO", rollout_func=one_empty)
 
 
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 @pytest.mark.parametrize("masked", [False, True])
 def test_in_the_workbench_an_empty_completion_is_scored_and_trains_nothing(masked):
     fields = {"mask_truncated_completions": masked}
-    got = one_step(policy_trainer(TRAINERS["workbench", "GRPO"], fields, rollout_func=one_empty))
+    got = one_step("ours", "GRPO", fields, rollout_func=one_empty)
     full = len(one_empty(["?"] * 32, None)["completion_ids"][0])
     assert [len(row) for row in got["trained"]] == [full, 0] + [full] * 30
     assert got["text"][1] == ""
@@ -277,7 +279,7 @@ def test_stock_ppo_keeps_eos_out_of_its_policy_loss_when_pad_is_eos(
 ):
     from trl.experimental.ppo import ppo_trainer
 
-    from training.test_ppo import stock_trainer
+    from .test_ppo import stock_trainer
 
     trainer = stock_trainer(tmp_path, starter_folder, stop_token="eos")
     own = trainer.processing_class
@@ -333,7 +335,7 @@ SERVER = {"use_vllm": True, "vllm_mode": "server"}
 )  # fmt: skip
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_bad_options_are_refused_before_anything_starts(kind, fields, options, message):
-    cls = TRAINERS["workbench", kind]
+    cls = OURS[kind]
     args = CONFIGS[kind](generation_kwargs=options, **fields)
     with pytest.raises(ParameterError, match=message):
         cls("no/such-model", reward_funcs=length_reward(), args=args)
@@ -351,14 +353,14 @@ def test_what_continuous_batching_cannot_pass_is_refused(kind, stops, told):
     args = CONFIGS[kind](use_transformers_continuous_batching=True)
     check_before_compute("no/such-model", args, StopSpec(stop_token_ids=(5,)), None)
     with pytest.raises(ParameterError, match=f"^{told}: transformers' continuous batching ends rows"):
-        TRAINERS["workbench", kind]("no/such-model", reward_funcs=length_reward(), args=args, stops=stops)
+        OURS[kind]("no/such-model", reward_funcs=length_reward(), args=args, stops=stops)
 
 
 @pytest.mark.parametrize("given", [{"generation_seed": 7}, {"share_generation": True}])
 @GRPO_AND_RLOO
 def test_options_of_requests_to_vllm_are_refused_without_it(kind, given):
     with pytest.raises(ParameterError, match=r"generation_seed=.*, share_generation=.*: vLLM only"):
-        TRAINERS["workbench", kind]("no/such-model", reward_funcs=length_reward(), args=CONFIGS[kind](), **given)
+        OURS[kind]("no/such-model", reward_funcs=length_reward(), args=CONFIGS[kind](), **given)
 
 
 TOKENIZER_CODE = """
@@ -397,8 +399,8 @@ def test_conversational_reward_functions_see_the_marker_when_it_is_kept(kind, ke
     own = AutoTokenizer.from_pretrained(resolve_model("search"))
     own.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     chats = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in search_prompts()]
-    given = {"stops": StopSpec(stop=(CLOSE,), include_stop_str_in_output=keep), "processing_class": own}
-    got = one_step(policy_trainer(TRAINERS["workbench", kind], train_dataset=Dataset.from_list(chats), **given))
+    given = {"stops": StopSpec(stop=(CLOSE,), include_stop_str_in_output=keep), "tokenizer": own}
+    got = one_step("ours", kind, data=Dataset.from_list(chats), **given)
     seen = 0
     for text, ids in zip(got["text"], got["ids"], strict=True):
         (message,) = text
