@@ -24,6 +24,8 @@ def pages_of(command: str) -> dict:
     if command == "matrix":
         results = json.loads((ROOT / "data" / "defects.json").read_text())
         return {next(DOCS.rglob("defects.md")): program(command)["page"](results)}
+    if command == "rules":
+        return {DOCS / "reference" / "rules.md": program(command)["page"]()}
     return {DOCS / place: text for place, text in program(command)["pages"]().items()}
 
 

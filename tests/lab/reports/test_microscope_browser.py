@@ -236,12 +236,12 @@ def test_numbers_that_are_missing_for_some_rows_are_left_out(browser, tmp_path, 
     visit.check()
 
 
-def test_where_no_tokens_were_recorded_the_stop_in_the_text_is_marked_and_what_all_share_stands_once(browser, tmp_path):
+def test_stop_in_the_text_is_marked_without_tokens(browser, tmp_path):
     table = pd.DataFrame({"step": 1, "prompt": "p", "completion": ["a</s>", "b</s>"], "finish_reason": "stop",
                           "trl_finish_reason": "length"})  # fmt: skip
     recipe = {
         "trainer": "ObservedGRPOTrainer",
-        "stops": {"strings": ["</s>"]},
+        "stops": {"stop": ["</s>"]},
         "overrides": {"mask_truncated_completions": True},
     }
     run = write_run(tmp_path, completions=table.to_dict("records"))
