@@ -107,7 +107,10 @@ def result_of(script: str, *arguments: str, env=None):
     """What a script of `helpers/` prints as JSON behind `RESULT `: an engine of vLLM stays for the life of its process."""
     command = [sys.executable, "-W", "ignore", str(HELPERS / script), *arguments]
     quiet = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"} | (env or {})
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | quiet, timeout=600)
+    here = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # for `tools`
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | quiet | {"PYTHONPATH": here}, timeout=600
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert lines, f"{script} {arguments} died:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return json.loads(lines[0].removeprefix("RESULT "))

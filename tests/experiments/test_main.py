@@ -32,7 +32,7 @@ def test_a_server_without_vllm_is_refused(tmp_path):
 
 def launched(out, steps: int) -> list[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d"]
-    command += ["--rdzv_endpoint", "localhost:0", "-m", "workbench.experiments.instruments", "--out", str(out)]
+    command += ["--rdzv_endpoint", "localhost:0", "-m", "workbench.experiments", "--out", str(out)]
     fields = (f"max_steps={steps}", "per_device_train_batch_size=8", "max_completion_length=16")
     return command + [part for field in fields for part in ("-p", field)]
 
@@ -48,7 +48,7 @@ def test_two_processes_leave_one_run_stop_together_when_asked_and_go_on_together
     request_stop(load_run(out), "enough")
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
-    assert "workbench.experiments.instruments: stopped after step " in errors
+    assert "workbench.experiments: stopped after step " in errors
     run = load_run(out)
     assert run.status["state"] == "interrupted"
     assert run.status["error"].startswith("stopped after step ")
