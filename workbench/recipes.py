@@ -22,5 +22,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     warnings.warn(f"workbench.recipes.{name} is now {new}; the old name goes with 0.4", FutureWarning, stacklevel=2)
     if name in _TRAINERS:
-        return partial(place.train, trainer=getattr(import_module("workbench"), _TRAINERS[name]))
+        own = {"reward_funcs": "random weights"} if name == "train_ppo" else {}
+        return partial(place.train, trainer=getattr(import_module("workbench"), _TRAINERS[name]), **own)
     return getattr(place, name)

@@ -133,8 +133,8 @@ def test_a_sync_that_falls_behind_between_two_probes_is_named_at_the_step_after(
     policy = list((rng.normal(size=(30, 100)) * 1e-3).cumsum(axis=0) - 3)
     state = SimpleNamespace(global_step=0)
     trainer = SimpleNamespace(state=state, args=SimpleNamespace(bf16=False, fp16=False), model=torch.nn.Linear(1, 1))
-    trainer.accelerator, trainer.vllm_mode = SimpleNamespace(num_processes=1, is_main_process=True), "server"
-    trainer._move_model_to_vllm, trainer._generate_vllm, trainer.processing_class = *[lambda: None] * 2, None
+    trainer.accelerator, trainer.mode = SimpleNamespace(num_processes=1, is_main_process=True), "server"
+    trainer.sync_weights, trainer.generate, trainer.processing_class = *[lambda: None] * 2, None
     sampled = lambda ids: (policy[max(0, state.global_step - (state.global_step > 5))],)  # noqa: E731
     engine = SimpleNamespace(length=(100, 100), ask=sampled, encode=dict)
     monkeypatch.setattr("workbench.diagnostics.sampler_probe.EngineServer", lambda generation: engine)
@@ -147,7 +147,7 @@ def test_a_sync_that_falls_behind_between_two_probes_is_named_at_the_step_after(
     probe = SamplerProbe(trainer, every=12)
     with pytest.warns(UserWarning) as warned:
         for state.global_step in range(18):
-            trainer._generate_vllm()
+            trainer.generate()
     found = [(step, verdict.cause, verdict.steps_behind) for step, verdict in probe.verdicts]
     assert found == [(0, IN_SYNC, 0), (1, IN_SYNC, 0), (2, IN_SYNC, 0), (14, UNKNOWN, None), (15, LATE, 1)]
     assert [cause in str(w.message) for w, cause in zip(warned, (UNKNOWN, LATE), strict=True)] == [True, True]

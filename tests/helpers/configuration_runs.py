@@ -90,7 +90,7 @@ def _ppo_parts(policy, path, tokenizer, data, kwargs):
 
 
 class Watched(TrainerCallback):
-    """What reward functions saw and the loss was told, batch by batch, of a trainer that is trained once."""
+    """What reward functions saw and the loss was outcome, batch by batch, of a trainer that is trained once."""
 
     def __init__(self, trainer, record_dir: Path | None = None):
         self.trainer, self.record_dir, self.tokenizer = trainer, record_dir, tokenizer_of(trainer)

@@ -30,7 +30,7 @@ def on_vllm(who: str, kind: str, fields: dict, **kwargs) -> Watched:
     return Watched(build(who, kind, ON_VLLM | fields, **kwargs), kwargs.get("record_dir"))
 
 
-def told(got: Watched) -> dict:
+def outcome(got: Watched) -> dict:
     """What came of a training, fit for JSON."""
     made = {"texts": got.texts, "ids": got.ids, "trained": got.trained, "scores": got.scores, "log": got.log}
     tables = {"rows": got.rows, "metrics": got.metrics} if got.record_dir else {}
@@ -38,7 +38,7 @@ def told(got: Watched) -> dict:
 
 
 def recorded(kind: str, folder: Path, fields: dict, **kwargs) -> dict:
-    return told(on_vllm("ours", kind, TELL[kind] | fields, record_dir=folder, **kwargs).train())
+    return outcome(on_vllm("ours", kind, TELL[kind] | fields, record_dir=folder, **kwargs).train())
 
 
 def tools(folder: Path) -> dict:
@@ -71,7 +71,7 @@ def lora(folder: Path) -> dict:
         weights = got.weights()
         got.trainer.vllm_generation.sync_weights()
         kept = all(torch.allclose(value, weights[name], atol=1e-5) for name, value in got.weights().items())
-        made[kind] = {"kept": kept} | told(got)
+        made[kind] = {"kept": kept} | outcome(got)
     return made
 
 

@@ -31,9 +31,9 @@ def main(folder: str) -> None:
     state, accelerator = SimpleNamespace(global_step=0), Accelerator(cpu=True)
     args = SimpleNamespace(bf16=False, fp16=False, use_vllm=True)
     trainer = SimpleNamespace(state=state, args=args, model=torch.nn.Linear(1, 1), accelerator=accelerator)
-    trainer.vllm_mode, trainer.processing_class = "server", None
+    trainer.mode, trainer.processing_class = "server", None
     trainer.callback_handler = SimpleNamespace(callbacks=[])
-    trainer._move_model_to_vllm = trainer._generate_vllm = lambda: None
+    trainer.sync_weights = trainer.generate = lambda: None
 
     def ask(ids):
         if state.global_step == 1:
@@ -53,7 +53,7 @@ def main(folder: str) -> None:
         sampler_probe.EngineServer = lambda generation: engine
         probe, found["scored"] = Scored(trainer, every=1), []
         for state.global_step in range(4):
-            trainer._generate_vllm()
+            trainer.generate()
             found["scored"].append(probe._count)
     found["printed"] = printed.getvalue().count("503 from the server")
     Path(folder, f"rank-{accelerator.process_index}.json").write_text(json.dumps(found))

@@ -78,20 +78,20 @@ def on_vllm(tmp_path_factory):
     return conftest.on_vllm("configurations_on_vllm", str(tmp_path_factory.mktemp("vllm")))
 
 
-def of(told: dict) -> SimpleNamespace:
-    return SimpleNamespace(**told | {name: pd.DataFrame(told[name]) for name in ("rows", "metrics")})
+def of(outcome: dict) -> SimpleNamespace:
+    return SimpleNamespace(**outcome | {name: pd.DataFrame(outcome[name]) for name in ("rows", "metrics")})
 
 
-def assert_ended(kind: str, told: dict, tokenizer, strings=(), eos=None) -> None:
-    got = of(told)
+def assert_ended(kind: str, outcome: dict, tokenizer, strings=(), eos=None) -> None:
+    got = of(outcome)
     assert_promises(kind, got, tokenizer, strings, eos)
     assert len(got.ids) == BATCH * STEPS and "stop" in set(got.rows["finish_reason"])
     assert got.rows["engine_finish_reason"].tolist() == got.rows["finish_reason"].tolist()
 
 
-def assert_same_as_sampled(told: dict) -> None:
+def assert_same_as_sampled(outcome: dict) -> None:
     """A row whose log-probs were shifted by a tool's answer, or sampled without the adapter, would be nats apart."""
-    assert all(line["sampling/sampling_logp_difference/max"] < 1e-3 for line in told["log"])
+    assert all(line["sampling/sampling_logp_difference/max"] < 1e-3 for line in outcome["log"])
 
 
 @pytest.mark.parametrize("case", ["ours", "environment"])

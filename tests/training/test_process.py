@@ -40,7 +40,8 @@ def state():
                if isinstance(c, type) and c.__module__.partition(".")[0] == "trl"}
     methods = {f"{n}.{k}": id(v) for n, c in classes.items() for k, v in vars(c).items() if not k.startswith("__")}
     return {"finders": [repr(f) for f in sys.meta_path], "path": list(sys.path), "environment": dict(os.environ),
-            "attributes": attributes | methods, "vllm": "vllm" in sys.modules and type(sys.modules["vllm"]).__name__}
+            "attributes": attributes | methods, "methods": list(methods), "classes": list(classes),
+            "vllm": "vllm" in sys.modules and type(sys.modules["vllm"]).__name__}
 
 
 if not vllm:
@@ -52,7 +53,8 @@ from workbench import GRPOTrainer, RLOOTrainer
 ours = build("GRPO", workbench) if vllm else (build("GRPO", workbench), build("RLOO", workbench))
 after = state()
 said = {name: (before[name], after[name]) for name in ("finders", "path", "environment", "vllm") if before[name] != after[name]}
-moved = [n for n, value in before["attributes"].items() if n in after["attributes"] and after["attributes"][n] != value]
+moved = [n for n, value in before["attributes"].items() if after["attributes"].get(n) != value]
+moved += [n for n in set(after["methods"]) - set(before["methods"]) if n.rpartition(".")[0] in before["classes"]]
 print("RESULT " + json.dumps({"said": said, "moved": moved, "compared": len(before["attributes"])}))
 """
 

@@ -86,13 +86,13 @@ class RunAudit:
 
     def _open(self) -> list[str]:
         """What the log cannot tell, with what would decide it; rules that need what is not there at all take one line."""
-        told, silent = [], dict[str, list[str]]({need: [] for need in NEEDS})
+        undecided, silent = [], dict[str, list[str]]({need: [] for need in NEEDS})
         for f in [f for f in self.findings if f.verdict == CANNOT_TELL]:
             if f.by.needs and not f.cause and (not f.says or f.by.needs in self.lacks):
                 silent.setdefault(f.by.needs, []).append(f.rule)
             else:
-                told.append(f"{f.rule}: {f.advice}")
-        lines = ["  cannot tell:"] * bool(told) + _wrapped(told, "    ")
+                undecided.append(f"{f.rule}: {f.advice}")
+        lines = ["  cannot tell:"] * bool(undecided) + _wrapped(undecided, "    ")
         words = "; ".join(f"{', '.join(rules)} ({need})" for need, rules in silent.items() if rules)
         lines += _wrapped([f"these rules need what is not here: {words}"] * bool(words), "  ")
         absent = sum(f.verdict == NOT_FOUND for f in self.findings)

@@ -14,7 +14,7 @@ from trl.data_utils import prepare_multimodal_messages
 
 from ..consistency.padding import evaluating, pad_batch
 from ..errors import ParameterError
-from ..training.rows import is_of_a_step, tokenizer_of
+from ..training.rows import is_of_a_step, is_ppo, tokenizer_of
 from .callback import LiveCallback, add_to_log, attach_first
 
 _ROWS = 4
@@ -43,17 +43,12 @@ def _score(trainer: Any, model: Any, prompt: dict, completion: dict, pad_id: int
     width = completion["input_ids"].shape[1]
     if isinstance(trainer, trl.GRPOTrainer | trl.RLOOTrainer):
         return trainer._get_per_token_logps_and_entropies(model, ids, mask, width)[0]
-    if _is_ppo(trainer):
+    if is_ppo(type(trainer)):
         from trl.experimental.ppo import ppo_trainer  # which the trainer's module has loaded
 
         logits = ppo_trainer.forward(model, ids, pad_id).logits[:, -width - 1 : -1] / (trainer.args.temperature + 1e-7)
         return ppo_trainer.selective_log_softmax(logits, completion["input_ids"])
     raise _not_scored(trainer)
-
-
-def _is_ppo(trainer: Any) -> bool:
-    """Whether a trainer is TRL's PPO or a child of it, without an import: one release has it."""
-    return any(cls.__module__ == "trl.experimental.ppo.ppo_trainer" for cls in type(trainer).__mro__)
 
 
 def _not_scored(trainer: Any) -> ParameterError:
@@ -102,7 +97,7 @@ def attach_padding_monitor(trainer: Any, *, every: int = 10) -> PaddingMonitor:
 
     It goes before all other callbacks, so that whatever writes logs (files, W&B, TensorBoard) has its numbers.
     """
-    if not (isinstance(trainer, trl.GRPOTrainer | trl.RLOOTrainer) or _is_ppo(trainer)):
+    if not (isinstance(trainer, trl.GRPOTrainer | trl.RLOOTrainer) or is_ppo(type(trainer))):
         raise _not_scored(trainer)
     prompts = prompts_of_all_lengths(trainer)
     completions = [ids[-_COMPLETION_TOKENS:] for ids in reversed(prompts)]  # any text will do: it is scored twice

@@ -17,7 +17,7 @@ from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
 from ..consistency.padding import pad_batch, token_logprobs
 from ..consistency.positions import window
 from ..errors import ParameterError, RunError
-from ..training.engine import generation_of, hook_generate, hook_requests, hook_sync, mode_of
+from ..training.engine import generation_of, hook_generate, hook_requests, hook_sync
 from ..training.rows import is_of_a_step, tokenizer_of
 from .callback import LiveCallback, add_to_log, attach_first, say
 from .padding_monitor import prompts_of_all_lengths
@@ -52,7 +52,7 @@ class SamplerProbe(LiveCallback):
     def __init__(self, trainer: Any, every: int | None = None):
         super().__init__(trainer, every)
         generation = generation_of(trainer)
-        in_process = mode_of(generation) == "colocate"
+        in_process = generation.mode == "colocate"
         self._engine = self._connected(generation, in_process)
         self._prompts = _prompts(trainer)
         self.text = self._of_length()

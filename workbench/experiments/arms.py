@@ -27,7 +27,7 @@ class Arm:
     Attributes:
         recipe: its seed is replaced by each of the study's.
         reward_funcs: one or several, or a reward model.
-        trainer: a trainer class, of ours or TRL's in the same form.
+        trainer: a trainer class of the workbench, or `ObservedGRPOTrainer` for stock GRPO.
         stops: when completions end; None for every EOS.
         options: of `train` in addition to these: of the trainer, and fields of its TRL config.
         seeds: how many of the study's seeds it is trained with; None for all.

@@ -19,6 +19,7 @@ from ..runs.files import checkpoints, jsonable, move_aside, read_json
 from ..training.grpo import GRPOTrainer, Stops
 from ..training.recording import COMPLETE, Recorder, quiet_libraries
 from ..training.rewards import describe_reward
+from ..training.rows import is_ppo
 from .recipes import STARTERS, Recipe, common_fields, grpo_config, load_prompts, resolve_model
 
 # What a trainer takes itself; any other option is a field of its TRL config.
@@ -140,8 +141,7 @@ def is_finished(record_dir: Path, record: dict) -> bool:
 
 def make_trainer(trainer_class: Any, recipe: Recipe, *, reward_funcs: Any, record_dir: Path, **options: Any):
     """The trainer that `train` trains; `options` are its own and its config's."""
-    # By name: one release of TRL has PPO, so its class may not be there to compare with.
-    if any(base.__name__ == "PPOTrainer" for base in trainer_class.__mro__):
+    if is_ppo(trainer_class):
         return _make_ppo(trainer_class, recipe, reward_funcs=reward_funcs, record_dir=record_dir, **options)
     own = {name: options.pop(name) for name in _OWN_OPTIONS if name in options}
     own |= {"record_dir": record_dir, "train_dataset": load_prompts(recipe.dataset)}
@@ -226,8 +226,9 @@ def train(
         trainer: `GRPOTrainer`, `RLOOTrainer` or `PPOTrainer` of the workbench.
         stops: when completions end, see `GRPOTrainer`.
         monitor_every: steps between two measurements of what padding does; 0 measures nothing.
-        **options: `explicit_positions`, `generation_seed`, `share_generation`, `callbacks`, `peft_config`, `reward_weights`
-            (PPO), and any field of the trainer's TRL config.
+        **options: `explicit_positions`, `generation_seed`, `share_generation`, `callbacks`, `peft_config`, and any field of
+            the trainer's TRL config. PPO also takes `reward_weights`: rewards of tens, as lengths in characters, want a
+            weight of 0.1 or so, since PPO's value model starts at 0.
 
     Returns:
         The trainer, trained.

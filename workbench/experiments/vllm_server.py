@@ -104,7 +104,7 @@ def shared_engine(model: str, **kwargs):
     Later calls ignore `kwargs`. Weights are whatever was synced last: meant for trainers that sync before they sample.
     """
     if model not in _engines:
-        if not has_gpu():  # the CPU build takes a large share of the memory unless told (GiB), and logs every step
+        if not has_gpu():  # the CPU build takes a large share of the memory by default (GiB), and logs every step
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
             os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         from vllm import LLM

@@ -9,10 +9,9 @@ from importlib.metadata import PackageNotFoundError, requires, version
 
 from packaging.requirements import Requirement
 
-from ..extras import install
+from ..extras import EXTRAS, install
 
 NAME = "trl-workbench"
-EXTRAS = ("train", "lab", "vllm", "peft", "tensorboard")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -207,7 +207,7 @@ def _of_recipe(recorded: dict) -> dict[str, Any]:
         "stop_strings": [s for s in items(stops.get("stop")) if isinstance(s, str)],
         "stop_token_ids": _ids(stops.get("stop_token_ids")),
         "min_tokens": stops.get("min_tokens"),
-        # The workbench's own trainers pass positions unless told not to; `ObservedGRPOTrainer` is stock GRPO as an arm.
+        # The workbench's trainers pass positions unless that is switched off; `ObservedGRPOTrainer` is stock GRPO as an arm.
         "explicit_positions": overrides.get("explicit_positions", own or None),
         "reward_highest": _highest([f.get("highest") for f in functions], items(overrides.get("reward_weights"))),
     }

@@ -88,26 +88,19 @@ def generation_of(trainer: Any):
     return getattr(trainer, "vllm_generation", trainer)
 
 
-def mode_of(generation: Any) -> str:
-    """`colocate` or `server`."""
-    return getattr(generation, "mode", None) or generation.vllm_mode
-
-
 def hook_sync(generation: Any, around: Callable) -> Callable[[], None]:
     """`around(original)` at each weight sync."""
-    name = "_move_model_to_vllm" if hasattr(generation, "_move_model_to_vllm") else "sync_weights"
-    return hook(generation, name, around)
+    return hook(generation, "sync_weights", around)
 
 
 def hook_generate(generation: Any, around: Callable) -> Callable[[], None]:
     """`around(original, prompts, images, ...)` at each generation of the trainer's."""
-    name = "_generate_vllm" if hasattr(generation, "_generate_vllm") else "generate"
-    return hook(generation, name, around)
+    return hook(generation, "generate", around)
 
 
 def hook_requests(generation: Any, around: Callable) -> Callable[[], None]:
     """`around(original, ...)` at each `llm.generate`, or at each POST of a server's client (there in the main process)."""
-    if mode_of(generation) == "colocate":
+    if generation.mode == "colocate":
         return hook(generation.llm, "generate", around)
     client = getattr(generation, "vllm_client", None)
     return hook(client, "_post", around) if client is not None else (lambda: None)

@@ -68,6 +68,11 @@ def policy_of(trainer: Any) -> Any:
     return trainer.accelerator.unwrap_model(getattr(trainer, "policy_model", trainer.model))
 
 
+def is_ppo(trainer_class: type) -> bool:
+    """Whether a class is TRL's PPO trainer or a child of it. Nothing is imported: one release of TRL has it."""
+    return any(base.__module__ == "trl.experimental.ppo.ppo_trainer" for base in trainer_class.__mro__)
+
+
 def is_of_a_step(logs: Mapping) -> bool:
     """Whether a log is that of training steps: not of an evaluation, and not the closing summary."""
     # a reward function may log a metric of its own named eval_...
@@ -189,28 +194,31 @@ def logged_rows(trainer: Any, ends: Mapping[str, list]) -> dict[str, list]:
         "completion": [text_of(completion) for completion in trainer._logs["completion"]],
         **ends,
     }
-    for name, values in trainer._logs["extra"].items():
-        if len(values) == count or not _is_short(name, values, count):
-            columns.setdefault(name, list(values))
+    columns = {**complete_columns(trainer._logs["extra"], count), **columns}
     rewards = {name: list(values) for name, values in trainer._logs["rewards"].items()}
     own = {"reward": weighted_sums(trainer, rewards), "advantage": list(trainer._logs["advantages"])}
     return add_reward_columns(columns | own, rewards)
 
 
-def _is_short(name: str, values: Sequence, count: int) -> bool:
-    """Whether a reward function's column lacks rows, which is said."""
-    if len(values) != count:
-        said = f"log_extra({name!r}): {len(values)} values for {count} completions; not recorded"
-        warnings.warn(said, stacklevel=3)
-    return len(values) != count
+def complete_columns(columns: Mapping[str, Sequence], count: int) -> dict[str, list]:
+    """The columns that have a value for each of `count` rows; a warning names the others, which a function logged in part.
+
+    Example:
+        >>> complete_columns({"words": (4, 2)}, 2)
+        {'words': [4, 2]}
+    """
+    for name, values in columns.items():
+        if len(values) != count:
+            said = f"log_extra({name!r}): {len(values)} values for {count} completions; not recorded"
+            warnings.warn(said, stacklevel=3)
+    return {name: list(values) for name, values in columns.items() if len(values) == count}
 
 
-def add_rows(trainer: Any, columns: dict[str, list]) -> dict[str, list]:
-    """Return a batch's rows of all processes, and record them where the trainer has a recorder: column -> values."""
+def add_rows(trainer: Any, columns: dict[str, list], record: bool = True) -> dict[str, list]:
+    """Return a batch's rows of all processes, column -> values; record them where the trainer has a recorder."""
     gathered = {name: gather_object(values) for name, values in columns.items()}
-    count = len(gathered["prompt"])
-    rows = {name: values for name, values in gathered.items() if not _is_short(name, values, count)}
-    if trainer.recorder and trainer.accelerator.is_main_process:
+    rows = complete_columns(gathered, len(gathered["prompt"]))
+    if record and trainer.recorder and trainer.accelerator.is_main_process:
         trainer.recorder.add_completions(trainer.state.global_step + 1, rows)
     return rows
 
@@ -249,11 +257,7 @@ class RecordsRows(TrainedOnce):
         logged = {name: self._functions_columns.get(name, [None] * len(inputs)) for name in names}
         columns = {**logged, **self._columns, "reward": weighted_sums(self, self._rewards)}
         columns = add_reward_columns(columns | {"advantage": output["advantages"].tolist()}, self._rewards)
-        recorder, self.recorder = self.recorder, self.recorder if self.model.training else None
-        try:
-            self._log(completion_metrics(add_rows(self, columns)))
-        finally:
-            self.recorder = recorder
+        self._log(completion_metrics(add_rows(self, columns, record=self.model.training)))
         return output
 
     def _log(self: Any, numbers: dict[str, float | None]) -> None:

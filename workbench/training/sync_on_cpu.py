@@ -17,7 +17,7 @@ from unittest import mock
 from urllib.request import Request, urlopen
 
 from ..errors import RunError
-from .engine import generation_of, hook_sync, mode_of
+from .engine import generation_of, hook_sync
 from .rows import has_gpu
 
 
@@ -32,7 +32,7 @@ def install_cpu_sync(trainer: Any, folder: str | Path) -> None:
     exchange = Path(folder).resolve() / "vllm-weights"
 
     def sync(stock: Callable) -> None:
-        if mode_of(generation) == "colocate":
+        if generation.mode == "colocate":
             reload_colocated(generation.llm, generation._iter_named_params())
         else:
             reload_server(generation.vllm_client, generation._iter_named_params(), generation.model.config, exchange)

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from workbench.errors import ParameterError
+from workbench.lab.batch import gpus
 from workbench.lab.batch.gpus import check_gpus, describe_gpus, hold, visible_gpus
 
 
@@ -125,4 +126,10 @@ def test_a_home_that_cannot_be_written_says_where_the_locks_could_lie(monkeypatc
     monkeypatch.setenv("HOME", "/dev/null/home")
     says = r"/dev/null/home.*the GPUs' locks lie there: set WORKBENCH_CACHE"
     with pytest.raises(ParameterError, match=says), hold(1, print):
+        pass
+
+
+def test_gpus_are_not_handed_out_without_locks(monkeypatch):
+    monkeypatch.setattr(gpus, "try_lock", lambda number: None)
+    with pytest.raises(ParameterError, match="its file system has no locks; set WORKBENCH_CACHE"), hold(1, print):
         pass

@@ -94,7 +94,11 @@ def hold(count: int | None, waiting: Callable[[str], None]) -> Iterator[dict[str
                 if len(taken) < count:
                     number = os.open(folder / f"{locks[name]}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
                     held.callback(os.close, number)  # which frees it, unless another process has it
-                    if try_lock(number):
+                    if (free := try_lock(number)) is None:
+                        raise ParameterError(
+                            f"{folder}: its file system has no locks; set WORKBENCH_CACHE to one that has"
+                        )
+                    if free:
                         taken.append(name)
             if len(taken) == count:
                 yield {"CUDA_VISIBLE_DEVICES": ",".join(taken), HANDED_OUT: "1"}
