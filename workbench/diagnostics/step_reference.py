@@ -1,0 +1,411 @@
+"""What a step of GRPO or RLOO computes, row by row in float64: no padding, no TRL, no torch.
+
+Rows are completions. N of them are sampled for P prompts, G for each, in the order of the prompts: row i belongs to group
+i // G. Row i has T_i tokens, and what is said of its tokens is an array of shape (T_i,). Log-probs are in nats. The mask of a
+row is 1 where a token counts in the loss.
+
+The names are those of TRL's `GRPOConfig`, and so are the defaults. Sources: GRPO, https://arxiv.org/abs/2402.03300; Dr. GRPO,
+2503.20783; DAPO, 2503.14476; GSPO, 2507.18071; CISPO (MiniMax-M1), 2506.13585; SAPO, 2511.20347; VESPO, 2602.10693; RLOO,
+2402.14740; truncated importance sampling, https://fengyao.notion.site/off-policy-rl; the rest TRL's documentation of each
+field.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+Row = np.ndarray  # (T,)
+_SMALL = 1e-4  # what TRL adds to a standard deviation
+
+
+def row_rewards(rewards: Sequence[Sequence[float | None]], weights: Sequence[float] | None = None) -> np.ndarray:
+    """Weigh and sum the rewards of each row.
+
+    Args:
+        rewards: (N, F), of F reward functions. None or NaN: that function does not judge the row.
+        weights: (F,), 1 each by default.
+
+    Returns:
+        (N,). NaN where no function judged.
+
+    Example:
+        >>> row_rewards([[1.0, 0.5], [None, 0.5], [None, None]], [1.0, 2.0])
+        array([ 2.,  1., nan])
+    """
+    table = np.asarray(rewards, dtype=float)
+    total = np.nansum(
+        table * (np.ones(table.shape[1]) if weights is None else np.asarray(weights, dtype=float)), axis=1
+    )
+    return np.where(np.isnan(table).all(axis=1), np.nan, total)
+
+
+def group_advantages(rewards: Sequence[float], num_generations: int, scale_rewards: str = "group") -> np.ndarray:
+    """Compare each row with the mean of its group, as GRPO does.
+
+    Args:
+        rewards: (N,), NaN for rows without a reward, which count nowhere and get 0.
+        num_generations: G; N is a multiple of it.
+        scale_rewards: divide by the standard deviation of the `group`, of the whole `batch`, or by nothing (`none`).
+
+    Returns:
+        (N,). 0 in groups of equal rewards.
+
+    Example:
+        >>> group_advantages([1.0, 0.0, 2.0, 2.0], 2, "none")
+        array([ 0.5, -0.5,  0. ,  0. ])
+    """
+    rewards = np.asarray(rewards, dtype=float)
+    groups = rewards.reshape(-1, num_generations)
+    centred = groups - _nan_mean(groups, 1)
+    if scale_rewards == "group":
+        centred = centred / (_nan_std(groups, 1) + _SMALL)
+    elif scale_rewards == "batch":
+        centred = centred / (_nan_std(rewards[None], 1) + _SMALL)
+    return np.nan_to_num(centred.ravel(), nan=0.0)
+
+
+def normalized_advantages(
+    rewards: Sequence[Sequence[float | None]], num_generations: int, weights: Sequence[float] | None = None
+) -> np.ndarray:
+    """Normalize each reward function within groups, then weigh, sum, and normalize over the batch (GDPO, 2601.05242;
+    `multi_objective_aggregation="normalize_then_sum"`).
+
+    Args:
+        rewards: (N, F), as in `row_rewards`.
+        num_generations: G.
+        weights: (F,).
+
+    Returns:
+        (N,).
+
+    Example:
+        >>> normalized_advantages([[1.0, 8.0], [0.0, 8.0]], 2).round(2)
+        array([ 0.71, -0.71])
+    """
+    table = np.asarray(rewards, dtype=float)
+    groups = table.reshape(-1, num_generations, table.shape[1])
+    scaled = (groups - _nan_mean(groups, 1)) / (_nan_std(groups, 1) + _SMALL)
+    total = row_rewards(scaled.reshape(table.shape), weights)
+    total[np.isnan(table).all(axis=1)] = np.nan
+    return np.nan_to_num((total - _nan_mean(total[None], 1)[0]) / (_nan_std(total[None], 1)[0] + _SMALL), nan=0.0)
+
+
+def leave_one_out_advantages(rewards: Sequence[float], num_generations: int, normalize: bool = False) -> np.ndarray:
+    """Compare each row with the mean of the others of its group, as RLOO does.
+
+    Args:
+        rewards: (N,), after clipping and after the KL penalty; NaN for rows without a reward.
+        num_generations: G.
+        normalize: over the whole batch afterwards (`normalize_advantages`).
+
+    Returns:
+        (N,).
+
+    Example:
+        >>> leave_one_out_advantages([3.0, 0.0, 0.0], 3)
+        array([ 3. , -1.5, -1.5])
+    """
+    rewards = np.asarray(rewards, dtype=float)
+    groups = rewards.reshape(-1, num_generations)
+    others = (~np.isnan(groups)).sum(axis=1, keepdims=True) - 1
+    with np.errstate(invalid="ignore", divide="ignore"):
+        advantages = (groups - (np.nansum(groups, axis=1, keepdims=True) - groups) / others).ravel()
+    advantages[~np.isfinite(advantages)] = np.nan  # the only judged row of its group
+    if normalize:
+        advantages = (advantages - _nan_mean(advantages[None], 1)[0]) / (_nan_std(advantages[None], 1)[0] + _SMALL)
+    return np.nan_to_num(advantages, nan=0.0)
+
+
+def loss_mask(tokens: int, ended: bool, mask_truncated: bool = False, tool_mask: Row | None = None) -> Row:
+    """The tokens of one row that count in the loss: all that the policy sampled, or none of a row that was cut.
+
+    Args:
+        tokens: T.
+        ended: whether the row ended by itself, with EOS or at a stop, and was not cut by the limit.
+        mask_truncated: `mask_truncated_completions`.
+        tool_mask: (T,), 0 for tokens of tools and environments.
+
+    Returns:
+        (T,) of 0 and 1.
+
+    Example:
+        >>> loss_mask(3, ended=False, mask_truncated=True), loss_mask(3, True, tool_mask=np.array([1, 0, 1]))
+        (array([0., 0., 0.]), array([1., 0., 1.]))
+    """
+    mask = np.zeros(tokens) if mask_truncated and not ended else np.ones(tokens)
+    return mask if tool_mask is None else mask * np.asarray(tool_mask, dtype=float)
+
+
+def sampler_correction(
+    old: Row, sampled: Row, mask: Row, mode: str, clip_min: float | None = None, clip_max: float | None = 3.0
+) -> Row:
+    """The weight by which a sampler that is not quite the policy is corrected (`vllm_importance_sampling_*`).
+
+    Args:
+        old: (T,), log-probs of the policy that sampled, in the trainer.
+        sampled: (T,), the sampler's own log-probs; NaN where it gave none, which changes nothing.
+        mask: (T,).
+        mode: `token_truncate`, `token_mask`, `sequence_truncate` or `sequence_mask`. A sequence's ratio is the product of its
+            tokens'. Truncating clips to the limits; masking sets what lies beyond them to 0.
+        clip_min, clip_max: the limits; None is no limit.
+
+    Returns:
+        (T,), one weight a token, or (1,) for a sequence.
+
+    Example:
+        >>> old, sampled = np.log([0.9, 0.5]), np.log([0.3, 0.5])
+        >>> sampler_correction(old, sampled, np.ones(2), "token_truncate", clip_max=2.0)
+        array([2., 1.])
+        >>> sampler_correction(old, sampled, np.ones(2), "sequence_mask", clip_max=2.0)
+        array([0.])
+    """
+    difference = np.nan_to_num((old - sampled) * mask, nan=0.0)
+    ratio = np.exp(difference.sum(keepdims=True) if mode.startswith("sequence") else difference)
+    low, high = -np.inf if clip_min is None else clip_min, np.inf if clip_max is None else clip_max
+    if mode.endswith("truncate"):
+        return np.clip(ratio, low, high)
+    return np.where((ratio < low) | (ratio > high), 0.0, ratio)
+
+
+def k3(logps: Row, ref_logps: Row) -> Row:
+    """The estimate of the KL divergence from a reference that GRPO's loss takes, at least 0 at each token (Schulman's k3).
+
+    Args:
+        logps, ref_logps: (T,), of the policy and of the reference.
+
+    Returns:
+        (T,), in nats.
+
+    Example:
+        >>> k3(np.log([0.5]), np.log([0.25])).round(4)
+        array([0.1931])
+    """
+    log_ratio = ref_logps - logps
+    return np.exp(log_ratio) - log_ratio - 1
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """The fields of a `GRPOConfig` that its loss depends on, with its names and defaults."""
+
+    loss_type: str = "dapo"
+    importance_sampling_level: str = "token"
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    delta: float | None = None
+    beta: float = 0.0
+    use_bias_correction_kl: bool = False
+    max_completion_length: int = 256
+    top_entropy_quantile: float = 1.0
+    off_policy_mask_threshold: float | None = None
+    sapo_temperature_neg: float = 1.05
+    sapo_temperature_pos: float = 1.0
+    vespo_k_pos: float = 2.0
+    vespo_lambda_pos: float = 3.0
+    vespo_k_neg: float = 3.0
+    vespo_lambda_neg: float = 2.0
+    entropy_coef: float = 0.0
+
+
+@dataclass(frozen=True)
+class LossRow:
+    """One completion as the loss takes it: arrays of shape (T,), `correction` (T,) or (1,)."""
+
+    logps: Row
+    advantage: float
+    mask: Row
+    old_logps: Row | None = None  # by default the log-probs themselves: no update since the sampling
+    ref_logps: Row | None = None
+    sampled_logps: Row | None = None
+    correction: Row | None = None
+    entropies: Row | None = None
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a micro-batch gives: its part of the step's loss, and the slopes by which gradients flow.
+
+    The gradient is the sum over rows i and tokens t of `slopes[i][t]` times the gradient of that token's log-prob, plus
+    `entropy_slopes[i][t]` times the gradient of the entropy there.
+    """
+
+    value: float
+    slopes: list[Row]
+    ratios: list[Row]
+    entropy_slopes: list[Row] = field(default_factory=list)
+
+
+def grpo_loss(
+    rows: Sequence[LossRow],
+    settings: LossSettings,
+    accumulation: int = 1,
+    items: float | None = None,
+    share: float = 1.0,
+) -> Loss:
+    """GRPO's loss of one micro-batch, and its slope at each token.
+
+    Args:
+        rows: of one micro-batch of one process.
+        settings: which loss.
+        accumulation: micro-batches of an update (`gradient_accumulation_steps`).
+        items: tokens that count in the whole generation batch, over all processes; the divisor of `dapo`, `cispo` and
+            `vespo`. By default those of this micro-batch.
+        share: of these tokens, what falls to one micro-batch of one process: 1 / (processes * steps_per_generation).
+
+    Returns:
+        The loss, as it goes into the gradient.
+
+    Raises:
+        ValueError: for a `loss_type` that is not one of TRL's.
+
+    Example:
+        >>> row = LossRow(logps=np.log([0.5, 0.25]), advantage=2.0, mask=np.ones(2))
+        >>> got = grpo_loss([row], LossSettings(loss_type="grpo"))
+        >>> got.value, got.slopes[0]
+        (-2.0, array([-1., -1.]))
+    """
+    s = settings
+    high = s.epsilon if s.epsilon_high is None else s.epsilon_high
+    weights = _token_weights(rows, s, accumulation, items, share)
+    chosen = _high_entropy(rows, s.top_entropy_quantile)
+    value, slopes, ratios = 0.0, [], []
+    for row, weight, kept in zip(rows, weights, chosen, strict=True):
+        old = row.logps if row.old_logps is None else row.old_logps
+        log_ratio, spread = _log_ratio(row.logps - old, row.mask, s.importance_sampling_level)
+        ratio = np.exp(log_ratio)
+        loss, by_ratio, by_logp = _surrogate(row, ratio, row.logps - old, s, high)
+        factor = kept * _on_policy(row, old, s.off_policy_mask_threshold)
+        if row.correction is not None and s.loss_type != "vespo":
+            factor = factor * row.correction
+        loss, by_ratio, by_logp = (np.broadcast_to(part * factor, row.mask.shape) for part in (loss, by_ratio, by_logp))
+        if s.beta:
+            kl, of_logp = k3(row.logps, row.ref_logps), 1 - np.exp(row.ref_logps - row.logps)
+            scale = ratio if s.use_bias_correction_kl else 1.0
+            loss, by_logp = loss + s.beta * kl * scale, by_logp + s.beta * of_logp * scale
+            by_ratio = by_ratio + (s.beta * kl * ratio if s.use_bias_correction_kl else 0.0)
+        value += float((weight * loss).sum())
+        slopes.append(weight * by_logp + spread(weight * by_ratio))
+        ratios.append(ratio)
+    if not s.entropy_coef:
+        return Loss(value, slopes, ratios)
+    acting = [row.mask * kept for row, kept in zip(rows, chosen, strict=True)]
+    scale = s.entropy_coef / max(sum(float(mask.sum()) for mask in acting), 1.0) / accumulation
+    value -= scale * sum(float((row.entropies * mask).sum()) for row, mask in zip(rows, acting, strict=True))
+    return Loss(value, slopes, ratios, [-scale * mask for mask in acting])
+
+
+def rloo_loss(rows: Sequence[LossRow], epsilon: float = 0.2, accumulation: int = 1) -> Loss:
+    """RLOO's loss of one micro-batch: PPO's clipped objective with one ratio for each completion, which is the product of its
+    tokens'. The KL penalty is in the reward.
+
+    Args, Returns: as in `grpo_loss`.
+
+    Example:
+        >>> rloo_loss([LossRow(np.log([0.5, 0.25]), 2.0, np.ones(2))]).slopes[0]
+        array([-2., -2.])
+    """
+    value, slopes, ratios = 0.0, [], []
+    for row in rows:
+        old = row.logps if row.old_logps is None else row.old_logps
+        ratio = np.exp(((row.logps - old) * row.mask).sum(keepdims=True))
+        loss, slope = _clipped(ratio, row.advantage, epsilon, epsilon)
+        value += float(loss[0]) / len(rows) / accumulation
+        slopes.append(slope * row.mask / len(rows) / accumulation)
+        ratios.append(ratio)
+    return Loss(value, slopes, ratios)
+
+
+def _nan_mean(values: np.ndarray, axis: int) -> np.ndarray:
+    count = (~np.isnan(values)).sum(axis=axis, keepdims=True)
+    return np.where(count > 0, np.nansum(values, axis=axis, keepdims=True) / np.maximum(count, 1), np.nan)
+
+
+def _nan_std(values: np.ndarray, axis: int) -> np.ndarray:
+    """Of a sample (n - 1); NaN below two values."""
+    count = (~np.isnan(values)).sum(axis=axis, keepdims=True)
+    squares = np.nansum((values - _nan_mean(values, axis)) ** 2, axis=axis, keepdims=True)
+    return np.where(count > 1, np.sqrt(squares / np.maximum(count - 1, 1)), np.nan)
+
+
+def _token_weights(rows, s: LossSettings, accumulation: int, items: float | None, share: float) -> list[Row]:
+    """What each token's loss is multiplied by: its mask over the divisor of the loss type."""
+    counts = [float(row.mask.sum()) for row in rows]
+    if s.loss_type in ("grpo", "sapo"):
+        divisors = [max(count, 1.0) * len(rows) * accumulation for count in counts]
+    elif s.loss_type == "bnpo":
+        divisors = [max(sum(counts), 1.0) * accumulation] * len(rows)
+    elif s.loss_type == "dr_grpo":
+        divisors = [float(len(rows) * s.max_completion_length * accumulation)] * len(rows)
+    elif s.loss_type == "luspo":
+        divisors = [float(len(rows) * accumulation)] * len(rows)
+    elif s.loss_type in ("dapo", "cispo", "vespo"):
+        divisors = [max(sum(counts) if items is None else items, 1.0) * share * accumulation] * len(rows)
+    else:
+        raise ValueError(f"loss_type {s.loss_type!r}: expected one that TRL has, such as 'dapo'")
+    return [row.mask / divisor for row, divisor in zip(rows, divisors, strict=True)]
+
+
+def _log_ratio(difference: Row, mask: Row, level: str):
+    """The log-ratio of each token, or their mean; and how slopes by it reach the tokens' log-probs."""
+    if level == "token":
+        return difference, lambda slopes: slopes
+    share = mask / max(float(mask.sum()), 1.0)
+    return (difference * share).sum(keepdims=True), lambda slopes: slopes.sum() * share
+
+
+def _surrogate(row: LossRow, ratio: Row, difference: Row, s: LossSettings, high: float):
+    """A row's loss at each token, and its slopes by the log of the ratio and by the log-prob where the ratio is a weight."""
+    a, none = row.advantage, np.zeros_like(ratio)
+    if s.loss_type == "cispo":
+        weight = np.minimum(ratio, high) * a
+        return -weight * row.logps, none, -weight
+    if s.loss_type == "vespo":
+        weight = _vespo_weight(row, difference, s) * a
+        return -weight * row.logps, none, -weight * np.ones_like(row.logps)
+    if s.loss_type == "sapo":
+        temperature = s.sapo_temperature_pos if a > 0 else s.sapo_temperature_neg
+        soft = 1 / (1 + np.exp(-temperature * (ratio - 1)))
+        return -soft * 4 / temperature * a, -4 * soft * (1 - soft) * ratio * a, none
+    return *_clipped(ratio, a, s.epsilon, high, s.delta), none
+
+
+def _clipped(ratio: Row, advantage: float, low: float, high: float, delta: float | None = None) -> tuple[Row, Row]:
+    """PPO's clipped loss, and its slope by the log of the ratio: 0 where the smaller branch is at its limit."""
+    limited, bounded = ratio if delta is None else np.minimum(ratio, delta), np.clip(ratio, 1 - low, 1 + high)
+    plain, clipped = limited * advantage, bounded * advantage
+    moves = np.where(plain <= clipped, limited, bounded) == ratio
+    return -np.minimum(plain, clipped), np.where(moves, -ratio * advantage, 0.0)
+
+
+def _vespo_weight(row: LossRow, difference: Row, s: LossSettings) -> float:
+    """The gamma weight of a sequence: `exp(lambda) * w**k * exp(-lambda * w)`, w the product of its ratios."""
+    floor = np.log(1e-8)
+    log_w = (np.clip(difference, -20, 20) * row.mask).sum()
+    if row.correction is not None:
+        with np.errstate(divide="ignore"):
+            log_w += np.clip(np.log(row.correction), floor, 20).sum()
+    log_w = np.clip(log_w, floor, 20)
+    k, scale = (s.vespo_k_pos, s.vespo_lambda_pos) if row.advantage >= 0 else (s.vespo_k_neg, s.vespo_lambda_neg)
+    scale = max(scale, 1e-4)
+    return float(np.exp(scale + k * log_w - scale * np.exp(log_w)))
+
+
+def _high_entropy(rows: Sequence[LossRow], quantile: float) -> list[Row]:
+    """1 for tokens among the `quantile` with the highest entropy of a micro-batch."""
+    if quantile >= 1.0:
+        return [np.ones_like(row.mask) for row in rows]
+    counted = np.concatenate([row.entropies[row.mask > 0] for row in rows])
+    if not len(counted):
+        return [np.zeros_like(row.mask) for row in rows]
+    threshold = np.quantile(counted, 1 - quantile)
+    return [((row.entropies * row.mask >= threshold) & (row.mask > 0)).astype(float) for row in rows]
+
+
+def _on_policy(row: LossRow, old: Row, threshold: float | None) -> float:
+    """0 for a row of negative advantage that the policy has moved away from (DeepSeek-V3.2's sequence mask)."""
+    if threshold is None or row.advantage >= 0:
+        return 1.0
+    sampled = old if row.sampled_logps is None else row.sampled_logps
+    drift = (np.nan_to_num(sampled - row.logps, nan=0.0) * row.mask).sum() / max(float(row.mask.sum()), 1.0)
+    return float(drift <= threshold)
