@@ -121,6 +121,7 @@ class _Judge:
         self.one_process = trainer.accelerator.num_processes == 1
         self.losses = [self._loss(micro) for micro in record.micro_batches]
         self.scored, self.gradients = self._score()
+        self.sampled = self._score_sampled()
 
     def report(self) -> StepReport:
         stages = [
@@ -159,7 +160,10 @@ class _Judge:
     def _loss_rows(self, micro: MicroBatch) -> Iterator[tuple[LossRow, list[int], list[int]]]:
         """The rows of a micro-batch without their padding; a row that is masked whole has no token."""
         inputs = micro.inputs
-        scored = {name: inputs.get(name) for name in ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")}
+        scored = {
+            name: inputs.get(name)
+            for name in ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
+        }
         for i in range(len(inputs["completion_ids"])):
             there = inputs["completion_mask"][i].bool()
             mask = there if inputs.get("tool_mask") is None else there & inputs["tool_mask"][i].bool()
@@ -169,7 +173,9 @@ class _Judge:
 
             weight = inputs.get("importance_sampling_ratio")
             if weight is not None:
-                weight = part(weight) if weight.shape[1] > 1 or there.shape[0] == 1 else weight[i].double().numpy(force=True)
+                weight = (
+                    part(weight) if weight.shape[1] > 1 or there.shape[0] == 1 else weight[i].double().numpy(force=True)
+                )
             row = LossRow(
                 logps=part(micro.logps),
                 advantage=float(inputs["advantages"][i]),
@@ -212,7 +218,11 @@ class _Judge:
             with evaluating(self.policy), without_autocast(self.policy):
                 for micro, loss in zip(self.record.micro_batches, self.losses, strict=True):
                     for i, (row, prompt, ids) in enumerate(self._loss_rows(micro)):
-                        slopes = None if loss is None else (loss.slopes[i] * scale, [*loss.entropy_slopes, *[None] * (i + 1)][i])
+                        slopes = (
+                            None
+                            if loss is None
+                            else (loss.slopes[i] * scale, [*loss.entropy_slopes, *[None] * (i + 1)][i])
+                        )
                         if ids and row.logps is not None:
                             scored.append(_Scored(row, prompt, ids, *self._alone(prompt, ids, slopes)))
             return scored, {n: p.grad for n, p in self.policy.named_parameters() if p.grad is not None}
@@ -220,7 +230,21 @@ class _Judge:
             for parameter, gradient in was.items():
                 parameter.grad = gradient
 
-    def _alone(self, prompt: list[int], ids: list[int], slopes: tuple | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _score_sampled(self) -> list[_Scored]:
+        """Every sampled row alone: those that the loss leaves out were sampled too, and are not like the others."""
+        known = {(tuple(s.prompt), tuple(s.ids)): s for s in self.scored}
+        found = []
+        with evaluating(self.policy), without_autocast(self.policy):
+            for row in self.rows:
+                same = known.get((tuple(row.prompt), tuple(row.ids)))
+                alone = (same.logps, same.entropies, same.variances) if same else self._alone(row.prompt, row.ids, None)
+                own = row.own * (np.arange(len(row.ids)) < row.end)
+                found.append(_Scored(LossRow(alone[0], 0.0, own), row.prompt, row.ids, *alone))
+        return found
+
+    def _alone(
+        self, prompt: list[int], ids: list[int], slopes: tuple | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Log-probs of a completion, entropies, and the variance of the surprise: (T,) each. Adds to the gradients."""
         device = next(self.policy.parameters()).device
         tokens = torch.tensor([prompt + ids], device=device)
@@ -245,12 +269,12 @@ class _Judge:
         """The surprise of tokens that were sampled from what is scored is the entropy in the mean: a sum of differences
         with mean 0 and a variance that the logits give."""
         excess, variance, count = 0.0, 0.0, 0
-        for s in self.scored:
+        for s in self.sampled:
             excess += float(((-s.logps - s.entropies) * s.row.mask).sum())
             variance += float((s.variances * s.row.mask).sum())
             count += int(s.row.mask.sum())
         if not variance:
-            return Stage("sampling", "cannot tell", "no token in the loss, or every token is certain")
+            return Stage("sampling", "cannot tell", "every token is certain")
         score, options = excess / math.sqrt(variance), self._sampler_options()
         if copies := self._improbable_copies():
             cause = f"{copies} groups hold one completion {self.trainer.num_generations} times, far beyond chance: {self._seed_cause()}"
@@ -268,17 +292,35 @@ class _Judge:
 
     def _sampler_options(self) -> list[str]:
         """What makes the sampler draw from another distribution than the one that is scored."""
-        neutral = {"top_p": (None, 1.0), "top_k": (None, 0, -1), "min_p": (None, 0.0), "repetition_penalty": (None, 1.0)}
-        neutral |= {"temperature": (None, self.trainer.temperature), "do_sample": (None, True), "typical_p": (None, 1.0)}
-        neutral |= {"presence_penalty": (None, 0.0), "frequency_penalty": (None, 0.0), "no_repeat_ngram_size": (None, 0)}
-        neutral |= {"epsilon_cutoff": (None, 0.0), "eta_cutoff": (None, 0.0), "bad_words": (None,), "logit_bias": (None,)}
+        neutral = {
+            "top_p": (None, 1.0),
+            "top_k": (None, 0, -1),
+            "min_p": (None, 0.0),
+            "repetition_penalty": (None, 1.0),
+        }
+        neutral |= {
+            "temperature": (None, self.trainer.temperature),
+            "do_sample": (None, True),
+            "typical_p": (None, 1.0),
+        }
+        neutral |= {
+            "presence_penalty": (None, 0.0),
+            "frequency_penalty": (None, 0.0),
+            "no_repeat_ngram_size": (None, 0),
+        }
+        neutral |= {
+            "epsilon_cutoff": (None, 0.0),
+            "eta_cutoff": (None, 0.0),
+            "bad_words": (None,),
+            "logit_bias": (None,),
+        }
         used = {name: getattr(self.args, name, None) for name in ("top_p", "top_k", "min_p", "repetition_penalty")}
         used |= {n: v for n, v in (self.args.generation_kwargs or {}).items() if n in neutral}
         return [f"{name}={value}" for name, value in used.items() if value not in neutral[name]]
 
     def _improbable_copies(self) -> int:
         size, found = self.trainer.num_generations, 0
-        probability = {(tuple(s.prompt), tuple(s.ids)): float(s.logps.sum()) for s in self.scored}
+        probability = {(tuple(s.prompt), tuple(s.ids)): float(s.logps.sum()) for s in self.sampled}
         for start in range(0, len(self.rows) - size + 1, size):
             group = [(tuple(row.prompt), tuple(row.ids)) for row in self.rows[start : start + size]]
             found += len(set(group)) == 1 and (size - 1) * probability.get(group[0], 0.0) < _COPIES
@@ -286,7 +328,11 @@ class _Judge:
 
     def _seed_cause(self) -> str:
         seed = (self.args.generation_kwargs or {}).get("seed")
-        return f"generation_kwargs has seed={seed}, which every copy gets" if seed is not None else "one random stream for all"
+        return (
+            f"generation_kwargs has seed={seed}, which every copy gets"
+            if seed is not None
+            else "one random stream for all"
+        )
 
     def ends(self) -> Stage:
         if not self.rows:
@@ -335,7 +381,7 @@ class _Judge:
 
     def mask(self) -> Stage:
         wrong, tokens = [], 0
-        used = [row for output in self.record.outputs for row in _masks(output)]
+        used = self._used_masks()
         for i, (row, mask) in enumerate(zip(self.rows, used, strict=True)):
             ended = (not row.cut_for_trl) if row.ended is None else row.ended
             expected = loss_mask(len(row.ids), ended, getattr(self.args, "mask_truncated_completions", False), row.own)
@@ -354,20 +400,39 @@ class _Judge:
     def rewards(self) -> Stage:
         size, prompts = self.trainer.num_generations, [row.get("prompt", row) for row in self.record.inputs]
         if self.one_process or len(prompts) % size == 0:
-            mixed = [g for g in range(len(prompts) // size) if any(p != prompts[g * size] for p in prompts[g * size : (g + 1) * size])]
+            mixed = [
+                g
+                for g in range(len(prompts) // size)
+                if any(p != prompts[g * size] for p in prompts[g * size : (g + 1) * size])
+            ]
             if mixed:
-                return Stage("rewards", "different", f"groups {mixed[:5]} hold several prompts: their rewards are compared across questions", where=f"{len(mixed)} groups")
+                return Stage(
+                    "rewards",
+                    "different",
+                    f"groups {mixed[:5]} hold several prompts: their rewards are compared across questions",
+                    where=f"{len(mixed)} groups",
+                )
         returned = _columns(self.record.scored, [len(r) for r in self.record.rewards], len(self.trainer.reward_funcs))
         if returned is None or not self.one_process:
-            return Stage("rewards", "cannot tell", "a reward model or an asynchronous function scores, or several processes do")
+            return Stage(
+                "rewards", "cannot tell", "a reward model or an asynchronous function scores, or several processes do"
+            )
         used = torch.cat(self.record.rewards).double().numpy(force=True)
         wrong = ~np.isclose(used, returned, rtol=1e-5, atol=1e-6, equal_nan=True)
         if not wrong.any():
             return Stage("rewards", "same", f"{used.shape[1]} functions, {len(used)} rows")
         cause = f"{int(wrong.any(axis=1).sum())} of {len(used)} rows have another reward than the functions returned for them"
-        if same := next((k for k in (1, -1) if np.allclose(np.roll(returned, k, axis=0)[1:-1], used[1:-1], equal_nan=True)), None):
+        if same := next(
+            (k for k in (1, -1) if np.allclose(np.roll(returned, k, axis=0)[1:-1], used[1:-1], equal_nan=True)), None
+        ):
             cause += f": each has that of the row {'before' if same == 1 else 'after'} it"
-        return Stage("rewards", "different", cause, float(np.nanmax(np.abs(used - returned))), _places(np.flatnonzero(wrong.any(axis=1))))
+        return Stage(
+            "rewards",
+            "different",
+            cause,
+            float(np.nanmax(np.abs(used - returned))),
+            _places(np.flatnonzero(wrong.any(axis=1))),
+        )
 
     def advantages(self) -> Stage:
         size, weights = self.trainer.num_generations, self.trainer.reward_weights.tolist()
@@ -376,10 +441,12 @@ class _Judge:
             table = table.double().numpy(force=True)
             rewards = row_rewards(table, weights)
             if self.kind == "RLOO":
-                if self.args.beta:
-                    return Stage("advantages", "cannot tell", "RLOO's KL penalty is part of the reward, and TRL keeps it for itself")
                 if limits := self.args.reward_clip_range:
                     rewards = np.clip(rewards, *limits)
+                if self.args.beta:
+                    if not self.one_process or self._reference_model() is None:
+                        return Stage("advantages", "cannot tell", "the KL penalty in the reward is not known here")
+                    rewards = rewards - self.args.beta * self._sampled_kl()
                 expected.append(leave_one_out_advantages(rewards, size, self.args.normalize_advantages))
             elif getattr(self.args, "multi_objective_aggregation", "") == "normalize_then_sum":
                 expected.append(normalized_advantages(table, size, weights))
@@ -388,19 +455,45 @@ class _Judge:
         used = [output["advantages"].double().numpy(force=True) for output in self.record.outputs]
         rank = self.trainer.accelerator.process_index
         mine = [e[rank * len(u) : (rank + 1) * len(u)] for e, u in zip(expected, used, strict=True)]
-        return self._compared("advantages", np.concatenate(used), np.concatenate(mine), "the definition gives other advantages for these rewards")
+        return self._compared(
+            "advantages",
+            np.concatenate(used),
+            np.concatenate(mine),
+            "the definition gives other advantages for these rewards",
+        )
 
     def logprobs(self) -> Stage:
         if not self.scored:
             return Stage("log-probs", "cannot tell", "no token is in the loss")
         used = np.concatenate([s.row.logps for s in self.scored])
         alone = np.concatenate([s.logps for s in self.scored])
-        cause = "a row alone, without padding, has other log-probs"
-        if any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in self.policy.modules()):
-            cause += "; the model has dropout, which is on while it trains (disable_dropout=True)"
-        elif self._padded():
-            cause += ": padding moves them (positions without position_ids, or attention to pads)"
-        return self._close("log-probs", used, alone, cause)
+        if used.shape != alone.shape:
+            return Stage("log-probs", "different", f"{len(used)} log-probs for {len(alone)} tokens")
+        return self._close(
+            "log-probs", used, alone, "a row alone, without padding, has other log-probs" + self._why(alone)
+        )
+
+    def _why(self, alone: np.ndarray) -> str:
+        """What makes the trainer's log-probs others than those of rows alone: once more without dropout."""
+        if not any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in self.policy.modules()):
+            return (
+                ": padding moves them (positions without position_ids, or attention to pads)" if self._padded() else ""
+            )
+        still = []
+        with torch.no_grad(), evaluating(self.trainer.model), self.trainer.accelerator.autocast():
+            for micro in self.record.micro_batches:
+                ids, mask = (
+                    torch.cat([micro.inputs[f"{part}_{kind}"] for part in ("prompt", "completion")], dim=1)
+                    for kind in ("ids", "mask")
+                )
+                there = micro.inputs["completion_mask"].bool()
+                logps = self.trainer._get_per_token_logps_and_entropies(self.trainer.model, ids, mask, there.shape[1])[
+                    0
+                ]
+                still.append(logps[there].double().numpy(force=True))
+        if float(np.abs(np.concatenate(still) - alone).mean()) <= self.tolerance.mean:
+            return ": the model has dropout, which is on while it trains (disable_dropout=True)"
+        return ": padding moves them (positions without position_ids, or attention to pads), and dropout is on"
 
     def _padded(self) -> bool:
         return any(not micro.inputs["prompt_mask"].all() for micro in self.record.micro_batches)
@@ -409,18 +502,42 @@ class _Judge:
         rows = [s for s in self.scored if s.row.ref_logps is not None]
         if not rows:
             return None
-        ref, adapter = getattr(self.trainer, "ref_model", None), getattr(self.policy, "peft_config", {})
-        if ref is None and "ref" in adapter:
+        if (alone := self._by_reference([(s.prompt, s.ids) for s in rows])) is None:
             return Stage("reference", "cannot tell", "the reference is an adapter of its own")
-        policy, self.policy = self.policy, ref or self.policy
-        context = policy.disable_adapter() if ref is None else contextlib.nullcontext()
-        try:
-            with context, evaluating(self.policy), without_autocast(self.policy):
-                alone = [self._alone(s.prompt, s.ids, None)[0] for s in rows]
-        finally:
-            self.policy = policy
         used = np.concatenate([s.row.ref_logps for s in rows])
         return self._close("reference", used, np.concatenate(alone), "the reference gives a row alone other log-probs")
+
+    def _reference_model(self) -> Any:
+        """The model of the reference; the policy itself where that is the model below its adapter; None: not known."""
+        ref = getattr(self.trainer, "ref_model", None)
+        return (
+            ref
+            if ref is not None
+            else None
+            if "ref" in getattr(self.policy, "peft_config", {"ref": 0})
+            else self.policy
+        )
+
+    def _by_reference(self, texts: Sequence[tuple[list[int], list[int]]]) -> list[np.ndarray] | None:
+        policy, model = self.policy, self._reference_model()
+        if model is None:
+            return None
+        below = policy.disable_adapter() if model is policy else contextlib.nullcontext()
+        try:
+            self.policy = model
+            with below, evaluating(model), without_autocast(model):
+                return [self._alone(prompt, ids, None)[0] for prompt, ids in texts]
+        finally:
+            self.policy = policy
+
+    def _sampled_kl(self) -> np.ndarray:
+        """Of each sampled row that is in the loss the log of how much likelier it is than by the reference."""
+        ref = self._by_reference([(s.prompt, s.ids) for s in self.sampled]) or []
+        counts = [mask[: len(s.ids)] for s, mask in zip(self.sampled, self._used_masks(), strict=True)]
+        return np.array([((s.logps - r) * c).sum() for s, r, c in zip(self.sampled, ref, counts, strict=True)])
+
+    def _used_masks(self) -> list[np.ndarray]:
+        return [row for output in self.record.outputs for row in _masks(output)]
 
     def correction(self) -> Stage | None:
         rows = [s.row for s in self.scored if s.row.correction is not None and s.row.sampled_logps is not None]
@@ -430,11 +547,18 @@ class _Judge:
         low, high = (getattr(self.args, f"vllm_importance_sampling_clip_{end}", None) for end in ("min", "max"))
         expected = [sampler_correction(r.old_logps, r.sampled_logps, r.mask, mode, low, high) for r in rows]
         used = [r.correction[: len(e)] for r, e in zip(rows, expected, strict=True)]
-        return self._compared("correction", np.concatenate(used), np.concatenate(expected), f"{mode} gives other weights for these log-probs")
+        return self._compared(
+            "correction",
+            np.concatenate(used),
+            np.concatenate(expected),
+            f"{mode} gives other weights for these log-probs",
+        )
 
     def loss(self) -> Stage:
         if any(loss is None for loss in self.losses) or not self.losses:
-            return Stage("loss", "cannot tell", "the trainer computes its loss elsewhere (Liger, or a method of its own)")
+            return Stage(
+                "loss", "cannot tell", "the trainer computes its loss elsewhere (Liger, or a method of its own)"
+            )
         used = np.array([micro.loss for micro in self.record.micro_batches])
         expected = np.array([loss.value for loss in self.losses])
         size = [sum(float(np.abs(slopes).sum()) for slopes in loss.slopes) for loss in self.losses]
@@ -452,19 +576,37 @@ class _Judge:
         ours = [self.gradients.get(n) for n in names]
         used = [self.record.gradients.get(n) for n in names]
         dot, ours_sq, used_sq = _products(ours, used)
-        count, total = sum(p.numel() for p in self.policy.parameters() if p.requires_grad), sum(p.numel() for p in self.policy.parameters())
+        count, total = (
+            sum(p.numel() for p in self.policy.parameters() if p.requires_grad),
+            sum(p.numel() for p in self.policy.parameters()),
+        )
         if used_sq == 0 and ours_sq == 0:
             return Stage("gradient", "cannot tell", "no row of this batch has an advantage")
         if used_sq == 0 or ours_sq == 0:
-            return Stage("gradient", "different", "there is none" if used_sq == 0 else "there is one, where the loss gives none", 1.0)
+            return Stage(
+                "gradient",
+                "different",
+                "there is none" if used_sq == 0 else "there is one, where the loss gives none",
+                1.0,
+            )
         cosine, ratio = dot / math.sqrt(ours_sq * used_sq), math.sqrt(used_sq / ours_sq)
         said = f"cosine {cosine:.5f}, norm {ratio:.4g} times what the loss gives"
         if cosine >= self.tolerance.cosine and abs(ratio - 1) <= self.tolerance.norm:
             small = count / total < 1e-3 and not hasattr(self.policy, "peft_config")
             if small:
-                return Stage("gradient", "cannot tell", f"{said}; only {count:,} of {total:,} parameters train, and there is no adapter", 1 - cosine)
+                return Stage(
+                    "gradient",
+                    "cannot tell",
+                    f"{said}; only {count:,} of {total:,} parameters train, and there is no adapter",
+                    1 - cosine,
+                )
             exact = 1 - cosine < _SAME and abs(ratio - 1) < _SAME
-            return Stage("gradient", "same" if exact else "rounding", f"{said}; {count / total:.2%} of the parameters train", 1 - cosine)
+            return Stage(
+                "gradient",
+                "same" if exact else "rounding",
+                f"{said}; {count / total:.2%} of the parameters train",
+                1 - cosine,
+            )
         worst = sorted(names, key=lambda n: _cosine(self.gradients.get(n), self.record.gradients.get(n)))[:2]
         return Stage("gradient", "different", f"{said}; worst in {', '.join(worst)}", max(1 - cosine, abs(ratio - 1)))
 
@@ -491,21 +633,30 @@ class _Judge:
         if not self.one_process or len(self.record.rewards) != 1:
             return None
         rewards = row_rewards(self.record.rewards[0].double().numpy(force=True), self.trainer.reward_weights.tolist())
-        groups = rewards.reshape(-1, self.trainer.num_generations)
-        flat = float((np.nanstd(groups, axis=1) < 1e-6).mean())
-        expected = {"reward": float(np.nanmean(rewards)), "frac_reward_zero_std": flat}
+        if self.kind == "RLOO" and (limits := self.args.reward_clip_range):
+            compared = np.clip(rewards, *limits)
+        else:
+            compared = rewards
+        groups = compared.reshape(-1, self.trainer.num_generations)
+        expected = {"reward": float(np.nanmean(rewards))}
+        if not (self.kind == "RLOO" and self.args.beta):  # whose groups are compared with the KL penalty in the rewards
+            expected["frac_reward_zero_std"] = float((np.nanstd(groups, axis=1) < 1e-6).mean())
         if all(row.ended is not None for row in self.rows):
             expected["completions/clipped_ratio"] = float(np.mean([not row.ended for row in self.rows]))
         logged = {name: self.record.metrics[name][-1] for name in expected if self.record.metrics.get(name)}
         wrong = {n: v for n, v in logged.items() if abs(v - expected[n]) > 1e-4 * max(1, abs(v))}
         if not wrong:
             return Stage("metrics", "same", ", ".join(f"{name} {value:.3g}" for name, value in logged.items()))
-        said = "; ".join(f"{name} is logged as {value:.3g} and is {expected[name]:.3g}" for name, value in wrong.items())
+        said = "; ".join(
+            f"{name} is logged as {value:.3g} and is {expected[name]:.3g}" for name, value in wrong.items()
+        )
         return Stage("metrics", "different", said, max(abs(v - expected[n]) for n, v in wrong.items()))
 
     # Comparing
 
-    def _compared(self, name: str, used: np.ndarray, expected: np.ndarray, cause: str, size: float | None = None) -> Stage:
+    def _compared(
+        self, name: str, used: np.ndarray, expected: np.ndarray, cause: str, size: float | None = None
+    ) -> Stage:
         """Numbers that are computed in fp32, whatever the model computes in."""
         scale = max(1.0, float(np.abs(expected).max(initial=0.0))) if size is None else size
         largest = float(np.abs(used - expected).max(initial=0.0))
@@ -513,7 +664,13 @@ class _Judge:
             return Stage(name, "different", "a number is not finite", math.inf)
         if largest <= self.tolerance.value * scale:
             return Stage(name, "same" if largest <= _SAME * scale else "rounding", "", largest)
-        return Stage(name, "different", cause, largest, _places(np.flatnonzero(np.abs(used - expected) > self.tolerance.value * scale)))
+        return Stage(
+            name,
+            "different",
+            cause,
+            largest,
+            _places(np.flatnonzero(np.abs(used - expected) > self.tolerance.value * scale)),
+        )
 
     def _close(self, name: str, used: np.ndarray, alone: np.ndarray, cause: str) -> Stage:
         """Log-probs, within the rounding of the dtype."""
@@ -523,7 +680,13 @@ class _Judge:
         if not np.isfinite(used).all():
             return Stage(name, "different", "a log-prob is not finite", math.inf, where)
         if mean <= self.tolerance.mean and largest <= self.tolerance.largest:
-            return Stage(name, "same" if largest <= 2 * _SAME else "rounding", f"mean {mean:.1e} nats, {self.dtype}", largest, where)
+            return Stage(
+                name,
+                "same" if largest <= 2 * _SAME else "rounding",
+                f"mean {mean:.1e} nats, {self.dtype}",
+                largest,
+                where,
+            )
         return Stage(name, "different", f"{cause}: mean {mean:.2g} nats, {self.dtype}", largest, where)
 
     def _checked_rows(self) -> Iterator[CheckedRow]:

@@ -31,7 +31,9 @@ class StepRecord:
 
     inputs: list[dict] = field(default_factory=list)  # N rows of the data set, of each generation
     generated: list[tuple] = field(default_factory=list)  # what `_generate` returned, of each generation
-    turns: list[tuple[list, list]] = field(default_factory=list)  # prompt ids and completion ids of each call of the sampler
+    turns: list[tuple[list, list]] = field(
+        default_factory=list
+    )  # prompt ids and completion ids of each call of the sampler
     finish_reasons: list[str] = field(default_factory=list)  # N of the engine, where it says them
     scored: list[list] = field(default_factory=list)  # what each reward function returned, call by call
     rewards: list[torch.Tensor] = field(default_factory=list)  # (N, F), over all processes
@@ -72,7 +74,9 @@ def _batches(trainer: Any, batch: list[dict] | None) -> Iterator:
         while True:
             yield batch
     if trainer.train_dataset is None:
-        raise ParameterError("check_step: the trainer has no train_dataset; give rows with batch=[{'prompt': ...}, ...]")
+        raise ParameterError(
+            "check_step: the trainer has no train_dataset; give rows with batch=[{'prompt': ...}, ...]"
+        )
     while True:
         yield from trainer.get_train_dataloader()
 

@@ -83,12 +83,20 @@ class StepReport:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return f"<table>{''.join(map(_stage_line, self.stages))}</table>" + "".join(map(self._row_html, range(len(self.rows))))
+        return f"<table>{''.join(map(_stage_line, self.stages))}</table>" + "".join(
+            map(self._row_html, range(len(self.rows)))
+        )
 
     def _row_html(self, row: int) -> str:
         """A completion whose tokens are shaded by their share: blue for more probable, red for less, struck out: no loss."""
         table = self.tokens(row)
-        strongest = max((float(np.abs(self.tokens(i)["gradient"]).max()) for i in range(len(self.rows)) if len(self.tokens(i))), default=0) or 1.0
+        strongest = (
+            max(
+                (float(np.abs(self.tokens(i)["gradient"]).max()) for i in range(len(self.rows)) if len(self.tokens(i))),
+                default=0,
+            )
+            or 1.0
+        )
         spans = []
         for token, mask, share in zip(table["token"], table["mask"], table["gradient"], strict=True):
             colour = "26, 94, 184" if share > 0 else "180, 35, 24"
