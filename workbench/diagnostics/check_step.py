@@ -277,7 +277,8 @@ class _Judge:
             return Stage("sampling", "cannot tell", "every token is certain")
         score, options = excess / math.sqrt(variance), self._sampler_options()
         if copies := self._improbable_copies():
-            cause = f"{copies} groups hold one completion {self.trainer.num_generations} times, far beyond chance: {self._seed_cause()}"
+            cause = f"{copies} groups hold one completion {self.trainer.num_generations} times, far beyond chance: "
+            cause += self._seed_cause()
             return Stage("sampling", "different", cause, where=f"{copies} groups")
         where = f"{count} tokens"
         if abs(score) > _FAR:
@@ -344,9 +345,12 @@ class _Judge:
             if missed:
                 last = Counter(row.ids[row.end - 1] for row in missed).most_common(3)
                 tokens = ", ".join(f"{self.tokenizer.decode([token])!r} (id {token})" for token, _ in last)
-                cause = f"{len(missed)} of {len(self.rows)} rows stopped at {tokens} and count as cut: TRL takes only EOS and pad for an end"
+                cause = f"{len(missed)} of {len(self.rows)} rows stopped at {tokens} and count as cut: "
+                cause += "TRL takes only EOS and pad for an end"
             else:
-                cause = f"{len(wrong)} of {len(self.rows)} rows were cut and count as ended: their last token is an EOS or pad id"
+                cause = (
+                    f"{len(wrong)} of {len(self.rows)} rows were cut and count as ended: their last token is EOS or pad"
+                )
             return Stage("ends", "different", cause, len(wrong) / len(self.rows), _places(wrong))
         if behind:
             most = max(len(self.rows[i].ids) - self.rows[i].end for i in behind)
@@ -363,21 +367,20 @@ class _Judge:
             return Stage("turns", "cannot tell", "the rollout function samples by itself")
         if len(self.record.turns) <= len(self.record.generated):
             return None  # a single turn
-        known, broken, count = [], 0, 0
+        known: list[list[int]] = []
+        broken = count = 0
         for prompts, completions in self.record.turns:
             for prompt in prompts:
                 later = [whole for whole in known if len(whole) < len(prompt)]
-                if known and len(prompt) > min(map(len, known)) and self._is_later_turn(prompts):
+                if known and len(prompt) > min(map(len, known)):
                     count += 1
                     broken += not any(prompt[: len(whole)] == whole for whole in later)
             known += [list(p) + list(c) for p, c in zip(prompts, completions, strict=True)]
         if broken:
-            cause = f"{broken} of {count} turns do not continue the tokens of the turn before: what was sampled is decoded and encoded again"
+            cause = f"{broken} of {count} turns do not continue the tokens of the turn before: "
+            cause += "what was sampled is decoded and encoded again"
             return Stage("turns", "different", cause, broken / count)
         return Stage("turns", "same", f"{count} turns continue the tokens of the turn before")
-
-    def _is_later_turn(self, prompts: Sequence) -> bool:
-        return prompts is not self.record.turns[0][0]
 
     def mask(self) -> Stage:
         wrong, tokens = [], 0
@@ -394,7 +397,8 @@ class _Judge:
         out = [i for i in wrong if not used[i].any()]
         cause = f"{len(wrong)} of {len(used)} rows have another mask than their ends and tools give"
         if out:
-            cause = f"{len(out)} of {len(used)} rows that ended are left out of the loss (mask_truncated_completions takes them for cut)"
+            cause = f"{len(out)} of {len(used)} rows that ended are left out of the loss: "
+            cause += "mask_truncated_completions takes them for cut"
         return Stage("mask", "different", cause, float(tokens), _places(wrong))
 
     def rewards(self) -> Stage:
@@ -555,19 +559,20 @@ class _Judge:
         )
 
     def loss(self) -> Stage:
-        if any(loss is None for loss in self.losses) or not self.losses:
+        losses = [loss for loss in self.losses if loss is not None]
+        if not losses or len(losses) < len(self.losses):
             return Stage(
                 "loss", "cannot tell", "the trainer computes its loss elsewhere (Liger, or a method of its own)"
             )
         used = np.array([micro.loss for micro in self.record.micro_batches])
-        expected = np.array([loss.value for loss in self.losses])
-        size = [sum(float(np.abs(slopes).sum()) for slopes in loss.slopes) for loss in self.losses]
+        expected = np.array([loss.value for loss in losses])
+        size = max(float(np.abs(slopes).sum()) for loss in losses for slopes in loss.slopes)
         cause = f"loss_type {getattr(self.args, 'loss_type', 'rloo')!r} gives another loss for these rows"
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios = used / expected
         if np.ptp(ratios) < 1e-3 * abs(ratios.mean()):
             cause += f": {ratios.mean():.3g} times as much"
-        return self._compared("loss", used, expected, cause, max([*size, 1e-9]))
+        return self._compared("loss", used, expected, cause, max(size, 1e-9))
 
     def gradient(self) -> Stage:
         if not self.scored or self.loss().verdict == "cannot tell":
@@ -618,7 +623,8 @@ class _Judge:
         if not with_gradient:
             return Stage("update", "cannot tell", "nothing has a gradient")
         share = moved / with_gradient
-        said = f"the optimizer moves {share:.2%} of the elements that have a gradient, at a learning rate of {self.args.learning_rate:g}"
+        said = f"the optimizer moves {share:.2%} of the elements that have a gradient, "
+        said += f"at a learning rate of {self.args.learning_rate:g}"
         if share >= _MOVED:
             return Stage("update", "same", said, share)
         norm = math.sqrt(sum(float((g.double() ** 2).sum()) for g in self.record.gradients.values()))
@@ -633,11 +639,8 @@ class _Judge:
         if not self.one_process or len(self.record.rewards) != 1:
             return None
         rewards = row_rewards(self.record.rewards[0].double().numpy(force=True), self.trainer.reward_weights.tolist())
-        if self.kind == "RLOO" and (limits := self.args.reward_clip_range):
-            compared = np.clip(rewards, *limits)
-        else:
-            compared = rewards
-        groups = compared.reshape(-1, self.trainer.num_generations)
+        limits = self.args.reward_clip_range if self.kind == "RLOO" else None
+        groups = (np.clip(rewards, *limits) if limits else rewards).reshape(-1, self.trainer.num_generations)
         expected = {"reward": float(np.nanmean(rewards))}
         if not (self.kind == "RLOO" and self.args.beta):  # whose groups are compared with the KL penalty in the rewards
             expected["frac_reward_zero_std"] = float((np.nanstd(groups, axis=1) < 1e-6).mean())
@@ -691,13 +694,11 @@ class _Judge:
 
     def _checked_rows(self) -> Iterator[CheckedRow]:
         for micro, loss in zip(self.record.micro_batches, self.losses, strict=True):
-            scored = iter([s for s in self.scored])
             for i, (row, prompt, ids) in enumerate(self._loss_rows(micro)):
                 if row.logps is None or loss is None:
                     continue
-                match = next((s for s in scored if s.ids == ids and s.prompt == prompt), None)
+                match = next((s for s in self.scored if s.ids == ids and s.prompt == prompt), None)
                 alone = np.full(len(ids), np.nan) if match is None else match.logps
-                scored = iter(self.scored)
                 texts = [self.tokenizer.decode([token]) for token in ids]
                 ratios = np.broadcast_to(loss.ratios[i], len(ids))
                 yield CheckedRow(prompt, ids, texts, row.mask, row.advantage, row.logps, alone, ratios, loss.slopes[i])

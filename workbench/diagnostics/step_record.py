@@ -4,7 +4,7 @@ import contextlib
 import copy
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ..errors import ParameterError
+from ..training.engine import finish_reasons, hook_requests
 from ..training.rows import policy_of
 
 
@@ -174,8 +175,11 @@ def _listening(trainer: Any, record: StepRecord):
     listen("_get_per_token_logps_and_entropies", note_scoring)
     trainer._compute_loss = loss_of
     trainer.reward_funcs = [_heard(function, record) for function in trainer.reward_funcs]
-    with _hearing_engine(trainer, record):
+    off = _hear_engine(trainer, record)
+    try:
         yield
+    finally:
+        off()
 
 
 def _heard(function: Any, record: StepRecord) -> Any:
@@ -191,22 +195,15 @@ def _heard(function: Any, record: StepRecord) -> Any:
     return scored
 
 
-@contextlib.contextmanager
-def _hearing_engine(trainer: Any, record: StepRecord):
-    """The finish reasons of vLLM in this process, which TRL drops."""
-    engine = getattr(getattr(trainer, "vllm_generation", None), "llm", None)
-    if engine is None:
-        yield
-        return
-    generate = engine.generate
+def _hear_engine(trainer: Any, record: StepRecord) -> Callable[[], None]:
+    """Note the finish reasons of vLLM, which TRL drops; returns what ends it."""
+    generation = getattr(trainer, "vllm_generation", None)
+    if generation is None:
+        return lambda: None
 
-    def generated(*args: Any, **kwargs: Any):
-        outputs = generate(*args, **kwargs)
-        record.finish_reasons.extend(row.finish_reason or "" for output in outputs for row in output.outputs)
-        return outputs
+    def answered(original: Any, *args: Any, **kwargs: Any):
+        answer = original(*args, **kwargs)
+        record.finish_reasons.extend(finish_reasons(answer))
+        return answer
 
-    engine.generate = generated
-    try:
-        yield
-    finally:
-        engine.generate = generate
+    return hook_requests(generation, answered)

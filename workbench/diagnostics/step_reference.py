@@ -12,6 +12,7 @@ field.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,9 @@ Row = np.ndarray  # (T,)
 _SMALL = 1e-4  # what TRL adds to a standard deviation
 
 
-def row_rewards(rewards: Sequence[Sequence[float | None]], weights: Sequence[float] | None = None) -> np.ndarray:
+def row_rewards(
+    rewards: Sequence[Sequence[float | None]] | np.ndarray, weights: Sequence[float] | None = None
+) -> np.ndarray:
     """Weigh and sum the rewards of each row.
 
     Args:
@@ -40,7 +43,7 @@ def row_rewards(rewards: Sequence[Sequence[float | None]], weights: Sequence[flo
     return np.where(np.isnan(table).all(axis=1), np.nan, total)
 
 
-def group_advantages(rewards: Sequence[float], num_generations: int, scale_rewards: str = "group") -> np.ndarray:
+def group_advantages(rewards: Sequence[float] | Row, num_generations: int, scale_rewards: str = "group") -> np.ndarray:
     """Compare each row with the mean of its group, as GRPO does.
 
     Args:
@@ -55,18 +58,18 @@ def group_advantages(rewards: Sequence[float], num_generations: int, scale_rewar
         >>> group_advantages([1.0, 0.0, 2.0, 2.0], 2, "none")
         array([ 0.5, -0.5,  0. ,  0. ])
     """
-    rewards = np.asarray(rewards, dtype=float)
-    groups = rewards.reshape(-1, num_generations)
+    given = np.asarray(rewards, dtype=float)
+    groups = given.reshape(-1, num_generations)
     centred = groups - _nan_mean(groups, 1)
     if scale_rewards == "group":
         centred = centred / (_nan_std(groups, 1) + _SMALL)
     elif scale_rewards == "batch":
-        centred = centred / (_nan_std(rewards[None], 1) + _SMALL)
+        centred = centred / (_nan_std(given[None], 1) + _SMALL)
     return np.nan_to_num(centred.ravel(), nan=0.0)
 
 
 def normalized_advantages(
-    rewards: Sequence[Sequence[float | None]], num_generations: int, weights: Sequence[float] | None = None
+    rewards: Sequence[Sequence[float | None]] | np.ndarray, num_generations: int, weights: Sequence[float] | None = None
 ) -> np.ndarray:
     """Normalize each reward function within groups, then weigh, sum, and normalize over the batch (GDPO, 2601.05242;
     `multi_objective_aggregation="normalize_then_sum"`).
@@ -91,7 +94,9 @@ def normalized_advantages(
     return np.nan_to_num((total - _nan_mean(total[None], 1)[0]) / (_nan_std(total[None], 1)[0] + _SMALL), nan=0.0)
 
 
-def leave_one_out_advantages(rewards: Sequence[float], num_generations: int, normalize: bool = False) -> np.ndarray:
+def leave_one_out_advantages(
+    rewards: Sequence[float] | Row, num_generations: int, normalize: bool = False
+) -> np.ndarray:
     """Compare each row with the mean of the others of its group, as RLOO does.
 
     Args:
@@ -106,8 +111,7 @@ def leave_one_out_advantages(rewards: Sequence[float], num_generations: int, nor
         >>> leave_one_out_advantages([3.0, 0.0, 0.0], 3)
         array([ 3. , -1.5, -1.5])
     """
-    rewards = np.asarray(rewards, dtype=float)
-    groups = rewards.reshape(-1, num_generations)
+    groups = np.asarray(rewards, dtype=float).reshape(-1, num_generations)
     others = (~np.isnan(groups)).sum(axis=1, keepdims=True) - 1
     with np.errstate(invalid="ignore", divide="ignore"):
         advantages = (groups - (np.nansum(groups, axis=1, keepdims=True) - groups) / others).ravel()
@@ -215,11 +219,11 @@ class LossRow:
     logps: Row
     advantage: float
     mask: Row
-    old_logps: Row | None = None  # by default the log-probs themselves: no update since the sampling
-    ref_logps: Row | None = None
-    sampled_logps: Row | None = None
-    correction: Row | None = None
-    entropies: Row | None = None
+    old_logps: Any = None  # by default the log-probs themselves: no update since the sampling
+    ref_logps: Any = None  # for beta
+    sampled_logps: Any = None
+    correction: Any = None
+    entropies: Any = None  # for top_entropy_quantile and entropy_coef
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,92 @@
+"""`check_step` on real trainers: nothing is said of healthy ones, and each fault is found at its stage."""
+
+import numpy as np
+import pytest
+import torch
+from step_cases import FAULTS, HEALTHY, PROMPTS, length, make, of_prompt
+
+from workbench.diagnostics.check_step import check_step
+from workbench.errors import ParameterError
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_step_has_no_difference(name, tmp_path):
+    report = check_step(make(tmp_path, **HEALTHY[name]))
+    assert [stage.name for stage in report.stages if stage.verdict in ("different", "cannot tell")] == [], report
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_at_its_stage(name, tmp_path):
+    options, stage, cause = FAULTS[name]
+    if callable(options.get("model")):
+        options = options | {"model": options["model"]()}
+    first = check_step(make(tmp_path, **options)).first
+    assert first is not None and first.name == stage and cause in first.cause, first
+
+
+def test_a_reward_of_the_prompt_alone_gives_no_gradient(tmp_path):
+    report = check_step(make(tmp_path, funcs=[of_prompt]))
+    assert report.first is None
+    assert (report["gradient"].verdict, report["gradient"].cause) == (
+        "cannot tell",
+        "no row of this batch has an advantage",
+    )
+
+
+def test_few_trained_parameters_are_counted(tmp_path):
+    trainer = make(tmp_path)
+    for name, parameter in trainer.model.named_parameters():
+        parameter.requires_grad_(name.endswith("k_proj.bias"))
+    assert "only 128 of 656,512 parameters train" in check_step(trainer)["gradient"].cause
+
+
+def state_of(trainer) -> list:
+    weights = [p.detach().clone() for p in trainer.model.parameters()]
+    return [*weights, torch.random.get_rng_state(), torch.tensor(np.random.get_state()[1].astype(int))]
+
+
+def test_a_check_leaves_the_trainer_as_it_was(tmp_path):
+    trainer, other = make(tmp_path / "a"), make(tmp_path / "b")
+    before, attributes = state_of(trainer), dict(vars(trainer))
+    check_step(trainer)
+    assert all(map(torch.equal, before, state_of(trainer)))
+    assert vars(trainer) == attributes and all(p.grad is None for p in trainer.model.parameters())
+    for each in (trainer, other):
+        torch.manual_seed(0)
+        each.args.max_steps = 2
+        each.train()
+    assert all(map(torch.equal, trainer.model.parameters(), other.model.parameters()))
+
+
+def test_a_check_changes_nothing_when_a_reward_raises(tmp_path):
+    def broken(**_):
+        raise ZeroDivisionError("in the reward")
+
+    trainer = make(tmp_path, funcs=[broken])
+    before, attributes = state_of(trainer), dict(vars(trainer))
+    with pytest.raises(ZeroDivisionError, match="in the reward"):
+        check_step(trainer)
+    assert all(map(torch.equal, before, state_of(trainer))) and vars(trainer) == attributes
+
+
+def test_what_cannot_be_checked_is_refused(tmp_path):
+    with pytest.raises(ParameterError, match="str is no GRPOTrainer and no RLOOTrainer"):
+        check_step("trainer")
+    trainer = make(tmp_path)
+    trainer.train_dataset = None
+    with pytest.raises(ParameterError, match="the trainer has no train_dataset"):
+        check_step(trainer)
+    rows = [{"prompt": prompt} for prompt in PROMPTS[:2] for _ in range(4)]
+    assert check_step(trainer, batch=rows).first is None
+
+
+def test_tokens_and_page_show_each_token(tmp_path):
+    report = check_step(make(tmp_path, funcs=[length]))
+    tables = [report.tokens(row) for row in range(len(report.rows))]
+    assert sum(table["gradient"].abs().sum() for table in tables) == pytest.approx(1)
+    assert (tables[0]["logp"] - tables[0]["logp_alone"]).abs().max() < 1e-4
+    page = report._repr_html_()
+    assert page.count("<span") == sum(map(len, tables)) and "log-probs" in page
+    assert list(report.table().columns) == ["stage", "verdict", "cause", "largest", "where"]

@@ -1,0 +1,126 @@
+"""Trainers of one small step for `check_step`: healthy settings, and faults with the stage at which each lies."""
+
+from typing import Any
+
+import torch
+import trl
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM
+from trl import GRPOConfig, RLOOConfig
+
+from workbench.experiments.recipes import resolve_model
+from workbench.training.grpo import GRPOTrainer, RLOOTrainer
+
+PROMPTS = ["Write a word", "The sum of the numbers is a long story", "One", "Python is a language that"]
+BASE = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "per_device_train_batch_size": 8}
+BASE |= {
+    "num_generations": 4,
+    "max_completion_length": 12,
+    "report_to": [],
+    "save_strategy": "no",
+    "learning_rate": 1e-5,
+}
+STOPS = [265, 70, 77, 86, 10, 14]  # common tokens of the starter
+LORA: dict[str, Any] = {"peft_config": LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")}
+
+
+def length(completions, **_):
+    return [len(text) / 10 for text in completions]
+
+
+def vowels(completions, **_):
+    return [sum(letter in "aeiou" for letter in text) / 5 for text in completions]
+
+
+def of_prompt(prompts, **_):
+    return [float(len(prompt)) for prompt in prompts]
+
+
+def make(
+    folder: Any, cls: type = trl.GRPOTrainer, model: Any = "starter", funcs=(length, vowels), more=None, **fields: Any
+):
+    """A trainer on the starter: `fields` of its TRL config, `more` arguments of the trainer."""
+    config = RLOOConfig if issubclass(cls, trl.RLOOTrainer) else GRPOConfig
+    policy = resolve_model(model) if isinstance(model, str) else model
+    args = config(output_dir=str(folder), **(BASE | fields))
+    return cls(policy, list(funcs), args=args, train_dataset=Dataset.from_dict({"prompt": PROMPTS}), **(more or {}))
+
+
+HEALTHY: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "fields of the loss": {
+        "beta": 0.1,
+        "loss_type": "grpo",
+        "top_entropy_quantile": 0.5,
+        "gradient_accumulation_steps": 2,
+    },
+    "several iterations": {"num_iterations": 2, "steps_per_generation": 4, "per_device_train_batch_size": 4},
+    "bf16, LoRA": {"bf16": True, "beta": 0.1, "learning_rate": 1e-4, "more": LORA},
+    "masked": {"mask_truncated_completions": True, "gradient_checkpointing": True, "loss_type": "bnpo"},
+    "normalized first": {"multi_objective_aggregation": "normalize_then_sum", "reward_weights": [1.0, 2.0]},
+    "RLOO": {"cls": trl.RLOOTrainer, "beta": 0.1, "gradient_accumulation_steps": 2, "normalize_advantages": True},
+    "RLOO, clipped": {"cls": trl.RLOOTrainer, "reward_clip_range": (0.0, 4.0)},
+    "ours": {"cls": GRPOTrainer, "mask_truncated_completions": True, "more": {"stops": [" the", "e"]}},
+    "ours, RLOO": {"cls": RLOOTrainer, "more": {"stops": ["e"]}},
+}
+
+
+class ColdSampler(trl.GRPOTrainer):
+    def _generate(self, prompts):
+        self.generation_config.temperature = 0.3
+        return super()._generate(prompts)
+
+
+class ShiftedRewards(trl.GRPOTrainer):
+    def _calculate_rewards(self, *args):
+        return super()._calculate_rewards(*args).roll(1, 0)
+
+
+class LargerAdvantages(trl.GRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        return output | {"advantages": output["advantages"] * 1.5}
+
+
+class ShorterMask(trl.GRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        output["completion_mask"][:, -1] = 0
+        return output
+
+
+class TwiceTheLoss(trl.GRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        return 2 * super()._compute_loss(model, inputs)
+
+
+class LostGradient(trl.GRPOTrainer):
+    def training_step(self, model, *args):
+        loss = super().training_step(model, *args)
+        for name, parameter in model.named_parameters():
+            if "layers.0." in name:
+                parameter.grad.zero_()
+        return loss
+
+
+def in_bf16():
+    return AutoModelForCausalLM.from_pretrained(resolve_model("starter"), dtype=torch.bfloat16)
+
+
+# Name -> what makes it, the stage, and words of its cause.
+FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "sampled colder, said": ({"generation_kwargs": {"temperature": 0.3}}, "sampling", "temperature=0.3"),
+    "sampled colder": ({"cls": ColdSampler}, "sampling", "the sampler is not the policy that is scored"),
+    "top_k": ({"top_k": 5}, "sampling", "top_k=5"),
+    "pads behind a stop": ({"generation_kwargs": {"eos_token_id": STOPS}}, "ends", "tokens behind their end"),
+    "mask": ({"cls": ShorterMask}, "mask", "another mask"),
+    "rewards shifted": ({"cls": ShiftedRewards}, "rewards", "each has that of the row before it"),
+    "advantages": ({"cls": LargerAdvantages}, "advantages", "other advantages"),
+    "positions": ({"model": "starter-gpt2", "disable_dropout": True}, "log-probs", "padding moves them"),
+    "dropout": ({"model": "starter-gpt2", "cls": GRPOTrainer}, "log-probs", "the model has dropout"),
+    "loss": ({"cls": TwiceTheLoss}, "loss", "2 times as much"),
+    "gradient": ({"cls": LostGradient}, "gradient", "layers.0."),
+    "clipped away": ({"optim": "sgd", "max_grad_norm": 1e-9}, "update", "max_grad_norm=1e-09 cuts a gradient"),
+    "lost to bf16": ({"model": in_bf16, "learning_rate": 1e-6}, "update", "lost to the rounding of bfloat16"),
+}
