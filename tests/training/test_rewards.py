@@ -85,6 +85,10 @@ def by_module(completions, **_):
 def by_constant(completions, **_):
     return [scoring.TARGET for text in completions]
 
+def importing(completions, **_):
+    import scoring
+    return [scoring.score(text) for text in completions]
+
 class Judge:
     def __init__(self, target):
         self.target = target
@@ -132,6 +136,7 @@ EDITS = {  # what is edited -> reward, file, from, to
     "helper through its module": ("by_module", "scoring", "-abs(", "abs("),
     "constant through its module": ("by_constant", "scoring", "= 20", "= 500"),
     "constant below a helper of a module": ("by_module", "scoring", "= 20", "= 500"),
+    "module imported inside": ("importing", "scoring", "= 20", "= 500"),
     "an object's __call__": ("instance", "mine", "self.target - len", "self.target + len"),
     "an object's attribute": ("instance", "mine", "Judge(20)", "Judge(21)"),
     "method that a bound method calls": ("bound", "mine", "return len(text)\n    @static", "return 2\n    @static"),
@@ -148,7 +153,7 @@ EDITS = {  # what is edited -> reward, file, from, to
         "def helper(text):\n    return hash",
     ),
     "function below wraps": ("wrapped", "mine", "+ 11", "+ 12"),
-    "its own body": ("by_module", "mine", "scoring.score(text) for", "2 * scoring.score(text) for"),
+    "its own body": ("by_constant", "mine", "scoring.TARGET for", "2 * scoring.TARGET for"),
 }
 
 

@@ -95,13 +95,12 @@ class StopSpec:
 
     @classmethod
     def _of_options(cls, options: Mapping) -> "StopSpec":
-        known = [field.name for field in dataclasses.fields(cls)]
-        fields = {OTHER_NAMES.get(name, name): value for name, value in options.items()}
+        known = {field.name: field.name for field in dataclasses.fields(cls)} | OTHER_NAMES
         for name in options:
-            if OTHER_NAMES.get(name, name) not in known:
-                near = difflib.get_close_matches(str(name), [*known, *OTHER_NAMES], n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join([*known, *OTHER_NAMES])}"
-                raise ParameterError(f"stops: {name!r}: no option that ends completions; {hint}")
+            if name not in known:
+                near = difflib.get_close_matches(str(name), known, n=1) or known
+                raise ParameterError(f"stops: {name!r}: no option that ends completions; expected {' or '.join(near)}")
+        fields = {known[name]: value for name, value in options.items()}
         if len(fields) < len(options):
             raise ParameterError(f"stops: {', '.join(options)}: one option by two names; give it once")
         return cls(**({"ignore_eos": True} if "eos_token_id" in options else {}) | fields)
@@ -166,10 +165,8 @@ class StopRule:
         # A string of n characters spans at most 4 n bytes and so at most 4 n tokens; one more for a split character.
         self._tail = 4 * max(map(len, spec.stop), default=0) + 4
         self._completing: dict[int, bool] = {}
-        decoder = tokenizer.added_tokens_decoder
-        added = (
-            i for i, token in (decoder.items() if isinstance(decoder, Mapping) else ()) if token.special
-        )  # not Mistral's
+        decoder = tokenizer.added_tokens_decoder  # a method of Mistral's tokenizer, which takes no further tokens
+        added = [i for i, token in decoder.items() if token.special] if isinstance(decoder, Mapping) else []
         special = {*tokenizer.all_special_ids, *added}
         in_strings = {i for i in special if any(tokenizer.decode([i]) in s for s in spec.stop)}
         self._hidden = special - in_strings - set(own)

@@ -108,28 +108,28 @@ class _Walk:
         if not _is_the_users(function.__globals__.get("__name__")):
             below = getattr(function, "__wrapped__", None)  # of a library's decorator
             return [f"{function.__module__}.{function.__qualname__}", *([self.text(below, "")] if below else [])]
-        code, cells = function.__code__, function.__closure__ or ()
-        closed = zip(code.co_freevars, cells, strict=True)
+        code, operations = function.__code__, set(_operations(function.__code__))
+        closed = zip(code.co_freevars, function.__closure__ or (), strict=True)
         values = {name: cell.cell_contents for name, cell in closed if cell != types.CellType()}  # else not set yet
-        parts = [self._code(code, function.__doc__), *self._named(values)]
-        parts += [self.text(function.__defaults__, "defaults"), *self._named(function.__kwdefaults__ or {})]
-        parts += self._named({n: v for n, v in vars(function).items() if n not in ("about", "__wrapped__")}, "its ")
-        operations = set(_operations(code))
+        loaded = {name for operation, name in operations if operation in ("LOAD_GLOBAL", "LOAD_NAME")}
+        values |= {name: function.__globals__[name] for name in loaded & function.__globals__.keys()}
         names = {name for _, name in operations}
-        for name in sorted({name for operation, name in operations if operation in ("LOAD_GLOBAL", "LOAD_NAME")}):
-            if name in function.__globals__:
-                parts.append(f"{name}={self._global(function.__globals__[name], name, names)}")
-        inside = sorted({name for operation, name in operations if operation == "IMPORT_NAME"})
-        return parts + [f"import {name} {_file_hash(name)}" for name in inside if _is_the_users(name)]
+        parts = [self._code(code, function.__doc__), self.text(function.__defaults__, "defaults")]
+        parts += [f"{name}={self._read(values[name], name, names)}" for name in sorted(values)]
+        parts += self._named(function.__kwdefaults__ or {})
+        parts += self._named({n: v for n, v in vars(function).items() if n not in ("about", "__wrapped__")}, "its ")
+        inside, of_it = ({n for operation, n in operations if operation == o} for o in ("IMPORT_NAME", "IMPORT_FROM"))
+        inside |= {f"{module}.{name}" for module in inside for name in of_it}
+        return parts + [f"import {name} {_file_hash(name)}" for name in sorted(inside) if _is_the_users(name)]
 
-    def _global(self, value: Any, name: str, names: set[str]) -> str:
+    def _read(self, value: Any, name: str, names: set[str]) -> str:
         """A value that a function reads; of a user's module what has one of the `names` that occur in the function."""
         if not isinstance(value, types.ModuleType):
             return self.text(value, name)
         if not _is_the_users(value.__name__):
             return value.__name__
         read = sorted(names & vars(value).keys())
-        return ", ".join(f"{n}={self._global(vars(value)[n], f'{name}.{n}', names - {n})}" for n in read)
+        return ", ".join(f"{n}={self._read(vars(value)[n], f'{name}.{n}', names - {n})}" for n in read)
 
     def _code(self, code: types.CodeType, doc: str | None = None) -> str:
         constants = [c for c in code.co_consts if c is None or c != doc]
@@ -170,7 +170,7 @@ def _is_the_users(module: str | None) -> bool:
 
 
 def _file_hash(module: str) -> str:
-    """A hash of the file of a module that a function imports itself: it may not be loaded yet."""
+    """A hash of the file of a module that a function imports itself, and which may not be loaded yet; else empty."""
     try:
         return hashlib.sha256(Path(find_spec(module).origin).read_bytes()).hexdigest()  # type: ignore[union-attr, arg-type]
     except (ImportError, AttributeError, ValueError, TypeError, OSError):

@@ -179,9 +179,7 @@ def trainer_settings(trainer: Any) -> dict:
     if not several_turns(trainer):
         limits = (getattr(args, name, None) for name in ("max_completion_length", "max_new_tokens", "response_length"))
         recipe["max_completion_length"] = next((limit for limit in limits if limit is not None), None)
-    rewards = getattr(trainer, "reward_funcs", None)
-    if rewards is None:  # PPO's, whose reward model may stand for functions
-        rewards = getattr(trainer.reward_model, "functions", [trainer.reward_model])
+    rewards = getattr(trainer, "reward_funcs", None) or [trainer.reward_model]  # PPO may have either
     return {
         "trainer": type(trainer).__name__,
         "recipe": recipe,
