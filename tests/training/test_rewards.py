@@ -218,6 +218,60 @@ def test_values_of_libraries_are_named_as_unseen():
     assert unseen_values([described, describe_reward(length_reward())]) == ", ".join(described["unseen"])
 
 
+CLASSES = """
+import abc, dataclasses, enum, functools, typing
+@dataclasses.dataclass(slots=True)
+class Slots:
+    target: int = 3
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    target: int = 1
+    words: list = dataclasses.field(default_factory=list)
+class Kind(enum.Enum):
+    LONG = "long"
+class Score(typing.NamedTuple):
+    value: float = 2.0
+class Base(abc.ABC):
+    @abc.abstractmethod
+    def score(self): ...
+class Judge(Base):
+    def __init__(self):
+        self.settings, self.kind, self.slots, self.by_kind = Settings(), Kind.LONG, Slots(), {Kind.LONG: 1, len: 2}
+    @functools.cached_property
+    def one(self):
+        return Score(1.0)
+    @classmethod
+    def two(cls):
+        return 4
+    @property
+    def three(self):
+        return 5
+    def score(self):
+        return self.one.value + self.two() + self.three
+    def __call__(self, completions, **_):
+        return [self.score() for _ in completions]
+instance = Judge()
+"""
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("target: int = 1", "target: int = 2"),
+        ("target: int = 3", "target: int = 4"),
+        ("Score(1.0)", "Score(3.0)"),
+        ("return 4", "return 6"),
+        ("return 5", "return 6"),
+        ("value: float = 2.0", "value: float = 3.0"),
+        ('LONG = "long"', 'LONG = "longer"'),
+    ],
+)
+def test_classes_of_every_usual_kind_are_seen_whole(old, new, module):
+    before, again = (describe_reward(module(mine=CLASSES).instance) for _ in range(2))
+    assert before == again and "unseen" not in before
+    assert describe_reward(module(mine=CLASSES.replace(old, new)).instance)["code"] != before["code"]
+
+
 def test_what_a_function_is_made_with_makes_it_another():
     def made(words):
         return lambda completions, **_: [float(c in words) for c in completions]

@@ -70,11 +70,14 @@ class _Walk:
         if isinstance(value, re.Pattern):
             return [repr((value.pattern, value.flags))]
         if isinstance(value, dict):
-            return [f"{key!r}: {self.text(each, f'{name}[{key!r}]')}" for key, each in value.items()]
+            keys = {key: f"{name}[{key!r}]" if isinstance(key, _CONSTANTS) else name for key in value}
+            return [f"{self.text(key, name)}: {self.text(value[key], keys[key])}" for key in value]
         if isinstance(value, list | collections.deque):
             return [self.text(each, name) for each in value]
         if isinstance(value, functools.partial):
             return [self.text(part, name) for part in (value.func, value.args, value.keywords)]
+        if isinstance(value, functools.cached_property):
+            return [self.text(value.func, name)]
         if isinstance(value, types.MethodType):
             return [self.text(part, name) for part in (value.__func__, value.__self__)]
         if isinstance(value, types.FunctionType):
@@ -146,7 +149,8 @@ class _Walk:
             function = getattr(member, "__func__", member)
             code = getattr(function, "__code__", None)
             written = name in _WRITTEN and code is not None and code.co_filename.startswith("<")
-            descriptor = isinstance(member, types.MemberDescriptorType | types.GetSetDescriptorType)
+            own = isinstance(member, property) or _is_the_users(type(member).__module__)
+            descriptor = inspect.isdatadescriptor(member) and not own
             if not written and not descriptor and name != "_abc_impl" and (code or not name.startswith("__")):
                 members[name] = function
         bases = [self.text(base, base.__qualname__) for base in made.__bases__]
