@@ -171,7 +171,7 @@ def train_small(folder, reward, **options):
 @pytest.mark.slow
 def test_a_reward_edited_in_its_module_begins_anew(tmp_path, monkeypatch, capsys):
     scoring = ModuleType("scoring")
-    exec("TARGET = 20\ndef score(text): return -abs(TARGET - len(text))", vars(scoring))
+    exec("TARGET, CALLS = 20, []\ndef score(text): CALLS.append(1); return -abs(TARGET - len(text))", vars(scoring))
 
     def reward(completions, **_):
         return [scoring.score(text) for text in completions]
@@ -183,9 +183,10 @@ def test_a_reward_edited_in_its_module_begins_anew(tmp_path, monkeypatch, capsys
     assert "holds another training (reward_funcs" in capsys.readouterr().err
     assert Run(tmp_path).metrics["step"].tolist() == [1, 2] and len(list(tmp_path.glob("replaced-*"))) == 1
     assert (Run(tmp_path).completions["reward"] < -400).all()
+    train_small(tmp_path, reward)  # its calls are counted, and nobody edited it
     scoring.TARGET = 20
     train_small(tmp_path, reward, same_reward=True)
-    assert "trained before, 2 steps" in capsys.readouterr().out
+    assert capsys.readouterr().out.count("trained before, 2 steps") == 2
 
 
 @pytest.mark.slow

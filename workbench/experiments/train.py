@@ -103,6 +103,26 @@ _NOT_TRAINED = (
 _NOT_TRAINED += " callbacks project trackio_ wandb_ same_reward"
 
 
+# Folder, and code of a reward after a training in it by this process -> before it: lists that count calls have changed.
+_BEFORE: dict[tuple[Path, str], str] = {}
+
+
+def as_started(record_dir: Path, record: dict) -> dict:
+    """The record with its rewards as they were when this process began to train in the folder, if nobody else changed them."""
+    place = record_dir.resolve()
+    rewards = [
+        r | {"code": _BEFORE.get((place, r["code"]), r["code"])} if "code" in r else r for r in record["reward_funcs"]
+    ]
+    return record | {"reward_funcs": rewards}
+
+
+def _note_end(record_dir: Path, record: dict, reward_funcs: Any) -> None:
+    several = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+    for before, reward in zip(record["reward_funcs"], several, strict=True):
+        if "code" in before:
+            _BEFORE[record_dir.resolve(), describe_reward(reward)["code"]] = before["code"]
+
+
 def check_reward(record_dir: Path, record: dict, same_reward: bool) -> None:
     """Raise where a folder's training would go on, or be reused, and values of its reward cannot be compared with today's.
 
@@ -269,6 +289,7 @@ def train(
         options["peft_config"] = copy.deepcopy(options["peft_config"])
     asked = options | ({"monitor_every": monitor_every} if monitor_every else {})
     record = training_record(trainer.__name__, recipe, reward_funcs=reward_funcs, stops=stops, **asked)
+    record = as_started(record_dir, record)
     check_reward(record_dir, record, same_reward)
     made = make_trainer(trainer, recipe, reward_funcs=reward_funcs, record_dir=record_dir, stops=stops, **options)
     if monitor_every:
@@ -277,5 +298,8 @@ def train(
     made.recorder.trainer = None  # the recipe says it in full
     made.accelerator.wait_for_everyone()  # before any process looks for a checkpoint
     checkpoint = last_checkpoint(record_dir / "checkpoints")
-    made.train(**({"resume_from_checkpoint": str(checkpoint)} if checkpoint else {}))
+    try:
+        made.train(**({"resume_from_checkpoint": str(checkpoint)} if checkpoint else {}))
+    finally:
+        _note_end(record_dir, record, reward_funcs)
     return made

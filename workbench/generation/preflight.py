@@ -4,6 +4,7 @@ import difflib
 import importlib
 import warnings
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def _of_vllm(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "vllm":
+        if find_spec("vllm") is None:
             raise missing("use_vllm=True", "vllm") from error  # type: ignore[misc]  # an extra has it
         raise
 
