@@ -1,14 +1,19 @@
 import os
+from dataclasses import replace
+from types import ModuleType
 
 import pandas as pd
 import pytest
+import torch
 from ppo_parts import HAS_PPO, needs_ppo, train_ppo
 from trainers import OURS
+from transformers import TrainerCallback
 
 from workbench import StopSpec, exact_match_reward, length_reward
 from workbench.errors import ParameterError
 from workbench.experiments import train
-from workbench.experiments.recipes import Recipe
+from workbench.experiments.arms import Arm, train_arms
+from workbench.experiments.recipes import Recipe, grpo_config, load_prompts, resolve_model
 from workbench.experiments.train import (
     is_finished,
     last_checkpoint,
@@ -149,6 +154,76 @@ def test_a_wrong_setting_is_refused_before_anything_in_the_folder_is_touched(tmp
             train(SMALL, reward_funcs=length_reward(20), record_dir=tmp_path, **wrong)
     assert read_json(tmp_path / "recipe.json", {}) == RECORD | {"source": "workbench"}
     assert Run(tmp_path).metrics["step"].tolist() == [1]
+
+
+class Interrupt(TrainerCallback):
+    """Ctrl-C behind the checkpoint of the first step."""
+
+    def on_step_begin(self, args, state, control, **_):
+        if state.global_step == 1:
+            raise KeyboardInterrupt
+
+
+def train_small(folder, reward, **options):
+    return train(replace(SMALL, save_steps=1), reward_funcs=reward, record_dir=folder, **options)
+
+
+@pytest.mark.slow
+def test_a_reward_edited_in_its_module_begins_anew(tmp_path, monkeypatch, capsys):
+    scoring = ModuleType("scoring")
+    exec("TARGET, CALLS = 20, []\ndef score(text): CALLS.append(1); return -abs(TARGET - len(text))", vars(scoring))
+
+    def reward(completions, **_):
+        return [scoring.score(text) for text in completions]
+
+    with pytest.raises(KeyboardInterrupt):
+        train_small(tmp_path, reward, callbacks=[Interrupt()])
+    scoring.TARGET = 500
+    train_small(tmp_path, reward)
+    assert "holds another training (reward_funcs" in capsys.readouterr().err
+    assert Run(tmp_path).metrics["step"].tolist() == [1, 2] and len(list(tmp_path.glob("replaced-*"))) == 1
+    assert (Run(tmp_path).completions["reward"] < -400).all()
+    train_small(tmp_path, reward)  # its calls are counted, and nobody edited it
+    scoring.TARGET = 20
+    train_small(tmp_path, reward, same_reward=True)
+    assert capsys.readouterr().out.count("trained before, 2 steps") == 2
+
+
+@pytest.mark.slow
+def test_resuming_asks_about_values_of_a_reward_that_nobody_sees(tmp_path, capsys):
+    head = torch.nn.Linear(1, 1)
+
+    def judge(completions, **_):
+        return [head(torch.ones(1)).item() + len(text) for text in completions]
+
+    with pytest.raises(KeyboardInterrupt):
+        train_small(tmp_path, judge, callbacks=[Interrupt()])
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ParameterError, match=r"head \(Linear\); give same_reward=True"):
+        train_small(tmp_path, judge)
+    assert sorted(tmp_path.rglob("*")) == before
+    train_small(tmp_path, judge, same_reward=True)
+    assert Run(tmp_path).metrics["step"].tolist() == [1, 2]
+    arms = {"all": Arm(replace(SMALL, save_steps=1), judge)}
+    (tmp_path / "arms").mkdir()
+    train_arms(arms, out_dir=tmp_path / "arms", seeds=[0])
+    with pytest.raises(ParameterError, match="give same_reward=True"):
+        train_arms(arms, out_dir=tmp_path / "arms", seeds=[0])
+    train_arms({"all": replace(arms["all"], options={"same_reward": True})}, out_dir=tmp_path / "arms", seeds=[0])
+    assert "all, seed 0: there already" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_trainer_resumed_with_another_reward_says_so(tmp_path):
+    def resumed(reward, folder, **given):
+        args = grpo_config(replace(SMALL, save_steps=1), folder / "checkpoints")
+        path, data = resolve_model("starter"), load_prompts("starter").select(range(8))
+        return OURS["GRPO"](path, reward, args, train_dataset=data, record_dir=folder, **given)
+
+    with pytest.raises(KeyboardInterrupt):
+        resumed(length_reward(20), tmp_path, callbacks=[Interrupt()]).train()
+    with pytest.warns(UserWarning, match="resumed after step 1; its reward was .*'target': 20.* is .*'target': 500"):
+        resumed(length_reward(500), tmp_path).train(resume_from_checkpoint=True)
 
 
 @needs_ppo

@@ -1,4 +1,5 @@
 import copy
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -7,7 +8,7 @@ from generation_cases import tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
 from tools.make_toys import build_model
-from workbench.errors import ParameterError
+from workbench.errors import MissingDependencyError, ParameterError
 from workbench.generation.preflight import check_generation_kwargs, check_tokenizers, save_policy
 from workbench.generation.stops import StopSpec
 
@@ -38,6 +39,15 @@ def test_options_that_the_back_end_knows_pass():
     check_generation_kwargs({"stop": ["a"], "stop_token_ids": [3], "seed": 1, "skip_special_tokens": False}, "vllm")
     check_generation_kwargs({"stop": ["a"], "min_tokens": 3, "seed": 1}, "vllm-server")
     check_generation_kwargs({"eos_token_id": [1, 2], "repetition_penalty": 1.1}, "transformers")
+
+
+@pytest.mark.parametrize("backend", ["vllm", "vllm-server"])
+def test_options_of_vllm_without_vllm_name_the_extra(backend, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(MissingDependencyError, match=r"use_vllm=True needs vllm: pip install 'trl-workbench\[vllm\]'"):
+        check_generation_kwargs({}, backend)
 
 
 def test_a_token_added_in_memory_is_found_missing_in_the_sampler():

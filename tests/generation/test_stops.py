@@ -1,8 +1,11 @@
 import functools
+from importlib.util import find_spec
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from conftest import need
 from generation_cases import tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -145,6 +148,8 @@ def test_texts_keep_or_drop_the_marker_and_never_show_eos():
         ({"stop_token_ids": (True,)}, "True: expected token ids"),
         ({"stop_token_ids": (3, 3)}, "given twice"),
         ({"min_tokens": -1}, "min_tokens=-1"),
+        ({"stop": b"ab"}, "b'ab' of type bytes: expected strings and token ids"),
+        ({"stop_token_ids": 1.5}, "1.5 of type float: expected strings and token ids"),
     ],
 )
 def test_bad_specs_are_refused(fields, message):
@@ -153,10 +158,49 @@ def test_bad_specs_are_refused(fields, message):
 
 
 @pytest.mark.parametrize(
+    ("given", "spec"),
+    [
+        ({"stop": ["a"], "include_stop_str_in_output": False}, StopSpec(stop=("a",), include_stop_str_in_output=False)),
+        ({"stop_strings": "a", "min_new_tokens": 2}, StopSpec(stop=("a",), min_tokens=2)),
+        ({"eos_token_id": [5, 6]}, StopSpec(stop_token_ids=(5, 6), ignore_eos=True)),
+        ({"stop": None, "stop_token_ids": 5}, StopSpec(stop_token_ids=(5,))),
+        (np.array([5, 6]), StopSpec(stop_token_ids=(5, 6))),
+        (np.int64(5), StopSpec(stop_token_ids=(5,))),
+    ],
+)
+def test_stops_are_read_in_every_common_form(given, spec):
+    assert StopSpec.of(given) == spec
+    assert {type(i) for i in StopSpec.of(given).stop_token_ids} <= {int}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"stops": ["a"]}, "stops: 'stops': no option that ends completions; expected stop$"),
+        ({"temperature": 1}, "stops: 'temperature': no option that ends completions; expected stop or stop_token_ids"),
+        ({"stop": "a", "stop_strings": "b"}, "stops: stop, stop_strings: one option by two names"),
+        (b"</a>", "stops: b'</a>' of type bytes: expected strings and token ids"),
+        ([b"</a>"], "stops: b'</a>': expected a StopSpec, or strings and token ids"),
+        (1.5, "stops: 1.5 of type float: expected strings and token ids"),
+        ([1.5], "stops: 1.5: expected a StopSpec, or strings and token ids"),
+    ],
+)
+def test_stops_of_other_forms_are_refused_with_what_is_expected(given, message):
+    with pytest.raises(ParameterError, match=f"^{message}"):
+        StopSpec.of(given)
+
+
+def test_an_eos_id_among_the_stop_ids_changes_nothing():
+    eos, tool = tokenizer().eos_token_id, tokenizer().convert_tokens_to_ids("<|tool|>")
+    same = StopRule(StopSpec(stop_token_ids=(eos, tool)), tokenizer())
+    assert same.stop_ids == rule(stop_token_ids=(tool,)).stop_ids == (eos, tool)
+    assert same.text([*ids_of("a"), eos], End(2, eos, "stop")) == "a"
+
+
+@pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"stop_token_ids": (99_999,)}, "outside the vocabulary"),
-        ({"stop_token_ids": (1,)}, "already"),
         ({"stop_token_ids": (0,)}, "pad token"),
         ({"min_tokens": 8}, "within 8 tokens"),
     ],
@@ -233,6 +277,7 @@ def test_ends_fires_first_where_find_ends(name, data):
 
 def tokens_until_vllm_stops(rule: StopRule, prompt: list[int], ids: list[int]) -> int | None:
     """After how many tokens of a row vLLM's own detokenizer finds a stop string."""
+    need(find_spec("vllm"), "vLLM, whose own detokenizer it asks")
     from vllm import SamplingParams
     from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 

@@ -8,8 +8,10 @@ import torch
 from configuration_runs import build
 from peft import LoraConfig, PromptTuningConfig
 from ppo_parts import needs_ppo
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from trainers import STOCK
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
+from workbench.audit.live import attach_watch
 from workbench.consistency.positions import fills_position_ids
 from workbench.diagnostics.logits import cast_copy
 from workbench.experiments.recipes import resolve_model
@@ -17,6 +19,8 @@ from workbench.runs.run import Run
 from workbench.training.rows import is_of_a_step
 
 pytestmark = pytest.mark.slow
+
+BOTH = pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
 
 
 def lengths(completions, **_):
@@ -29,7 +33,7 @@ def trained(kind="GRPO", **options):
     return trainer
 
 
-@pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
+@BOTH
 def test_a_reward_s_own_columns_replace_none_of_the_record_and_an_odd_one_is_left_out(kind, tmp_path):
     def logs(completions, log_extra=None, **_):
         log_extra("finish_reason", ["mine"] * len(completions))
@@ -81,6 +85,109 @@ def test_partials_that_have_names_are_two_rewards():
     assert log["rewards/times_2/mean"] == pytest.approx(2 * log["rewards/times_1/mean"])
 
 
+class Weighted:
+    """A reward whose user changes it while the training runs."""
+
+    weight = 1.0
+
+    def __call__(self, completions, **_):
+        return [self.weight * value for value in lengths(completions)]
+
+    def harder(self):
+        self.weight = 100.0
+
+
+class Curriculum(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        self.trainer.reward_funcs[0].harder()
+
+
+@BOTH
+def test_trainers_keep_reward_objects_that_a_callback_changes(kind):
+    reward, curriculum = Weighted(), Curriculum()
+    trainer = curriculum.trainer = build("ours", kind, rewards=[reward], callbacks=[curriculum])
+    assert trainer.reward_funcs[0] is reward
+    trainer.train()
+    assert trainer.reward_funcs[0] is reward
+    first, second = (line["rewards/Weighted/mean"] for line in trainer.state.log_history[:2])
+    assert second > 20 * first > 0
+
+
+@BOTH
+def test_rewards_of_one_name_have_numbered_columns(kind, tmp_path):
+    one, other = Weighted(), Weighted()
+    other.harder()
+    log = trained(kind, rewards=[one, other, lambda completions, **_: lengths(completions)], record_dir=tmp_path)
+    line, rows = log.state.log_history[0], Run(tmp_path).completions
+    assert line["rewards/Weighted_2/mean"] == pytest.approx(100 * line["rewards/Weighted/mean"])
+    assert rows["Weighted_2"].tolist() == pytest.approx((100 * rows["Weighted"]).tolist())
+    assert rows["<lambda>"].tolist() == rows["Weighted"].tolist()
+
+
+class OwnError(Exception):
+    pass
+
+
+@BOTH
+def test_an_error_of_a_reward_reaches_the_user_as_it_was_raised(kind):
+    def breaks(completions, **_):
+        raise OwnError("no server")
+
+    with pytest.raises(OwnError) as caught:
+        trained(kind, rewards=breaks)
+    assert caught.value.__notes__ == ["raised by the reward function breaks"]
+
+
+@BOTH
+def test_a_stop_id_that_is_an_eos_already_is_ignored(kind):
+    eos = AutoTokenizer.from_pretrained(resolve_model("search")).eos_token_id
+    trainer = trained(kind, stops=["</search>", eos])
+    assert trainer.stop_rule.stop_ids == (eos,) and trainer.state.global_step == 2
+
+
+@BOTH
+def test_stops_given_as_generation_kwargs_end_rows(kind, tmp_path):
+    trained(kind, stops={"stop": ["</search>"], "include_stop_str_in_output": False}, record_dir=tmp_path)
+    rows = Run(tmp_path).completions
+    assert set(rows["finish_reason"]) <= {"stop", "length"} and not rows["completion"].str.contains("</search>").any()
+
+
+def test_a_sampling_temperature_of_its_own_is_named():
+    with pytest.warns(UserWarning, match=r"sampled at 0\.3 and scored at temperature=1\.0"):
+        build("ours", "GRPO", {"generation_kwargs": {"temperature": 0.3}})
+
+
+@BOTH
+def test_training_without_a_length_limit_is_recorded(kind, tmp_path):
+    trainer = trained(kind, fields={"max_completion_length": None, "max_steps": 1}, record_dir=tmp_path)
+    rows = Run(tmp_path).completions
+    assert trainer.state.global_step == 1 and len(rows) == 8
+    assert set(rows["finish_reason"]) <= {"stop", "length"}
+
+
+@BOTH
+def test_watch_stays_on_without_a_length_limit(kind):
+    trainer = build("stock", kind, {"max_completion_length": None, "max_steps": 1})
+    watch = attach_watch(trainer, every=1)
+    trainer.train()
+    rows = Run(watch.recorder.record_dir).completions
+    assert watch.on and (rows["finish_reason"] == rows["trl_finish_reason"]).all()
+
+
+@BOTH
+@pytest.mark.parametrize("empty", [0, 3])
+def test_an_engine_may_return_a_row_without_tokens(kind, empty, monkeypatch):
+    def generate(trainer, prompt_ids, *_):
+        rows = [[5, 6, trainer._tokenizer.eos_token_id] for _ in prompt_ids]
+        rows[empty] = []
+        return rows if kind == "RLOO" else (rows, None)
+
+    monkeypatch.setattr(STOCK[kind], "_generate_single_turn", generate)
+    trainer = trained(kind, rewards=[lengths])
+    assert trainer.state.global_step == 2
+    assert trainer.state.log_history[0]["completions/clipped_ratio"] == pytest.approx(1 / 8)
+
+
 @pytest.mark.parametrize("empty", [None, 0])
 def test_a_rollout_function_may_return_tensors_and_an_empty_first_row(empty):
     def rollout(prompts, trainer):
@@ -114,7 +221,7 @@ def test_a_model_with_virtual_tokens_is_scored_at_the_positions_at_which_it_samp
     assert not fills_position_ids(trainer.model)
 
 
-@pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
+@BOTH
 def test_one_seed_gives_one_adapter(kind):
     """TRL before 1.15 makes it before it seeds."""
     path, made = resolve_model("search"), []

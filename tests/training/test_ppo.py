@@ -343,6 +343,38 @@ def test_rewards_may_be_tensors_and_arrays_and_asynchronous_functions_are_refuse
         train_on_search(tmp_path / "later", later, steps=1)
 
 
+class Weighted:
+    weight = 1.0
+
+    def __call__(self, completions, **_):
+        return [self.weight * value for value in characters(completions)]
+
+
+class Curriculum(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        self.reward.weight = 100.0
+
+
+def test_reward_objects_stay_the_users_and_are_numbered(tmp_path):
+    rewards, curriculum = [Weighted(), Weighted()], Curriculum()
+    curriculum.reward = rewards[0]
+    trainer, run = train_on_search(tmp_path, rewards, callbacks=[curriculum])
+    assert trainer.reward_funcs[0] is rewards[0]
+    means = run.metrics.set_index("step")
+    assert means["rewards/Weighted/mean"][1] == pytest.approx(means["rewards/Weighted_2/mean"][1])
+    assert means["rewards/Weighted/mean"][2] == pytest.approx(100 * means["rewards/Weighted_2/mean"][2])
+    assert run.completions.columns.isin(["Weighted", "Weighted_2"]).sum() == 2
+
+
+def test_an_error_of_a_ppo_reward_keeps_its_type(tmp_path):
+    def breaks(completions, **_):
+        raise ConnectionError("no server")
+
+    with pytest.raises(ConnectionError) as caught:
+        train_on_search(tmp_path, breaks, stops=["</search>", 1])  # 1 is the EOS
+    assert caught.value.__notes__ == ["raised by the reward function breaks"]
+
+
 def test_the_rate_is_scheduled_as_the_recipe_says(train):
     _, run = train("constant", StopSpec())
     assert run.metrics["lr"].tolist() == [RECIPE.learning_rate] * UPDATES

@@ -1,13 +1,16 @@
-import linecache
+import importlib
+import logging
 import os
 import subprocess
 import sys
 from functools import partial
 
 import pytest
+import torch
+from filelock import FileLock as Lock
 
 from workbench.errors import ParameterError
-from workbench.training.rewards import describe_reward, exact_match_reward, length_reward
+from workbench.training.rewards import describe_reward, exact_match_reward, length_reward, unseen_values
 
 TEXTS = ["", "exactly twenty chars", "x" * 100]
 CHAT = [[{"role": "assistant", "content": text}] for text in TEXTS]
@@ -57,30 +60,216 @@ def test_a_function_is_told_from_another_in_every_process_alike(capsys):
     assert there == said and len(set(said.split())) == 2
 
 
-SOURCE = """
+SCORING = """
 TARGET = 20
-def count(text):
+def score(text):
+    return -abs(TARGET - len(text))
+"""
+MINE = """
+import functools
+import re
+import scoring
+from workbench.training.rewards import described
+
+WEIGHTS = {"length": 1.0}
+WORDS = ["yes", "no"]
+CAPITALS = re.compile("[A-Z]")
+
+def helper(text):
     return len(text)
-def reward(completions, **_):
+
+def by_module(completions, **_):
     "Say it."
-    return [-abs(TARGET - count(text)) for text in completions]  # length
+    return [scoring.score(text) for text in completions]  # a comment
+
+def by_constant(completions, **_):
+    return [scoring.TARGET for text in completions]
+
+def importing(completions, **_):
+    import scoring
+    return [scoring.score(text) for text in completions]
+
+class Judge:
+    def __init__(self, target):
+        self.target = target
+    def __call__(self, completions, **_):
+        return [self.target - len(text) for text in completions]
+
+instance = Judge(20)
+
+class Methods:
+    def score(self, completions, **_):
+        return [self.one(text) * self.factor() for text in completions]
+    def one(self, text):
+        return len(text)
+    @staticmethod
+    def factor():
+        return 3
+
+bound = Methods().score
+
+@described(unit="points")
+def below_described(completions, **_):
+    return [len(text) / 9 for text in completions]
+
+def reads(completions, **_):
+    return [WEIGHTS["length"] * (text in WORDS) + len(CAPITALS.findall(text)) for text in completions]
+
+@functools.lru_cache
+def cached(text):
+    return helper(text) + 7
+
+def by_cache(completions, **_):
+    return [cached(text) for text in completions]
+
+def twice(function):
+    @functools.wraps(function)
+    def wrapper(completions, **columns):
+        return [2 * value for value in function(completions, **columns)]
+    return wrapper
+
+@twice
+def wrapped(completions, **_):
+    return [len(text) + 11 for text in completions]
+"""
+EDITS = {  # what is edited -> reward, file, from, to
+    "helper through its module": ("by_module", "scoring", "-abs(", "abs("),
+    "constant through its module": ("by_constant", "scoring", "= 20", "= 500"),
+    "constant below a helper of a module": ("by_module", "scoring", "= 20", "= 500"),
+    "module imported inside": ("importing", "scoring", "= 20", "= 500"),
+    "an object's __call__": ("instance", "mine", "self.target - len", "self.target + len"),
+    "an object's attribute": ("instance", "mine", "Judge(20)", "Judge(21)"),
+    "method that a bound method calls": ("bound", "mine", "return len(text)\n    @static", "return 2\n    @static"),
+    "static method": ("bound", "mine", "return 3", "return 4"),
+    "bound method": ("bound", "mine", "* self.factor()", "+ self.factor()"),
+    "body below described": ("below_described", "mine", "/ 9", "/ 8"),
+    "dict": ("reads", "mine", '"length": 1.0', '"length": 2.0'),
+    "list": ("reads", "mine", '"yes", "no"', '"yes"'),
+    "pattern": ("reads", "mine", '"[A-Z]"', '"[A-Z]+"'),
+    "helper below lru_cache": (
+        "by_cache",
+        "mine",
+        "def helper(text):\n    return len",
+        "def helper(text):\n    return hash",
+    ),
+    "function below wraps": ("wrapped", "mine", "+ 11", "+ 12"),
+    "its own body": ("by_constant", "mine", "scoring.TARGET for", "2 * scoring.TARGET for"),
+}
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Writes the user's two modules, changed, and loads them as a new process would; returns the second."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def load(**changed):
+        for name, source in (("scoring", SCORING), ("mine", MINE)):
+            (tmp_path / f"{name}.py").write_text(changed.get(name, source))
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        return importlib.import_module("mine")
+
+    yield load
+    for name in ("scoring", "mine"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("edited", EDITS)
+def test_an_edit_of_what_a_reward_does_is_seen(edited, module):
+    reward, file, old, new = EDITS[edited]
+    source = {"scoring": SCORING, "mine": MINE}[file]
+    assert source.count(old) == 1
+    before, again = (describe_reward(getattr(module(), reward)) for _ in range(2))
+    assert before == again and "unseen" not in before
+    other = describe_reward(getattr(module(**{file: source.replace(old, new)}), reward))
+    assert other["code"] != before["code"] and "unseen" not in other
+
+
+def test_comments_and_docstrings_make_no_other_reward(module):
+    before = describe_reward(module().by_module)
+    for old, new in (("  # a comment", ""), ("Say it.", "Do it."), ("def helper", "\n\ndef helper")):
+        assert describe_reward(module(mine=MINE.replace(old, new)).by_module) == before
+
+
+def test_calls_change_no_description(module):
+    mine = module()
+    names = [reward for reward, *_ in EDITS.values()]
+    before = [describe_reward(getattr(mine, name)) for name in names]
+    for name in names:
+        for _ in range(200):  # Python specializes bytecode that is run often
+            getattr(mine, name)(completions=["yes", "A"])
+    assert [describe_reward(getattr(mine, name)) for name in names] == before
+
+
+def test_values_of_libraries_are_named_as_unseen():
+    model, log = torch.nn.Linear(1, 1), logging.getLogger("mine")
+
+    class Judge:
+        def __init__(self):
+            self.client = Lock("x")
+
+        def __call__(self, completions, **_):
+            log.info("scored")
+            return [model(text) for text in completions]
+
+    described = describe_reward(Judge())
+    assert described["unseen"] == ["Judge.client (UnixFileLock)", "model (Linear)"]
+    assert unseen_values([described, describe_reward(length_reward())]) == ", ".join(described["unseen"])
+
+
+CLASSES = """
+import abc, dataclasses, enum, functools, typing
+@dataclasses.dataclass(slots=True)
+class Slots:
+    target: int = 3
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    target: int = 1
+    words: list = dataclasses.field(default_factory=list)
+class Kind(enum.Enum):
+    LONG = "long"
+class Score(typing.NamedTuple):
+    value: float = 2.0
+class Base(abc.ABC):
+    @abc.abstractmethod
+    def score(self): ...
+class Judge(Base):
+    def __init__(self):
+        self.settings, self.kind, self.slots, self.by_kind = Settings(), Kind.LONG, Slots(), {Kind.LONG: 1, len: 2}
+    @functools.cached_property
+    def one(self):
+        return Score(1.0)
+    @classmethod
+    def two(cls):
+        return 4
+    @property
+    def three(self):
+        return 5
+    def score(self):
+        return self.one.value + self.two() + self.three
+    def __call__(self, completions, **_):
+        return [self.score() for _ in completions]
+instance = Judge()
 """
 
 
-def code_of(source: str) -> str:
-    """The `code` of `reward` in a user's module of this source, whose lines `inspect` finds."""
-    name = f"<reward {hash(source)}>"
-    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
-    made = {"__name__": "__main__"}
-    exec(compile(source, name, "exec"), made)
-    return describe_reward(made["reward"])["code"]
-
-
-def test_a_helper_or_constant_that_a_function_uses_makes_it_another_and_its_comments_do_not():
-    assert code_of(SOURCE) == code_of(SOURCE.replace("  # length", "")) == code_of(SOURCE.replace("Say it", "Do it"))
-    changes = ("20", "200"), ("len(text)", "len(text.split())"), ("-abs", "abs")
-    others = [SOURCE.replace(*change) for change in changes]
-    assert len({code_of(SOURCE), *map(code_of, others)}) == 4
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("target: int = 1", "target: int = 2"),
+        ("target: int = 3", "target: int = 4"),
+        ("Score(1.0)", "Score(3.0)"),
+        ("return 4", "return 6"),
+        ("return 5", "return 6"),
+        ("value: float = 2.0", "value: float = 3.0"),
+        ('LONG = "long"', 'LONG = "longer"'),
+    ],
+)
+def test_classes_of_every_usual_kind_are_seen_whole(old, new, module):
+    before, again = (describe_reward(module(mine=CLASSES).instance) for _ in range(2))
+    assert before == again and "unseen" not in before
+    assert describe_reward(module(mine=CLASSES.replace(old, new)).instance)["code"] != before["code"]
 
 
 def test_what_a_function_is_made_with_makes_it_another():
@@ -91,7 +280,7 @@ def test_what_a_function_is_made_with_makes_it_another():
         return [0.0]
 
     assert describe_reward(made(("a",))) == describe_reward(made(("a",))) != describe_reward(made(("b",)))
-    assert describe_reward(made(["a"])) == describe_reward(made(["b"]))  # may be what it counts its calls in
+    assert describe_reward(made(["a"])) != describe_reward(made(["b"]))
     assert describe_reward(partial(base, target=1)) != describe_reward(partial(base, target=9))
 
 
@@ -102,3 +291,13 @@ def test_a_function_over_a_name_that_has_no_value_yet_is_described():
     assert describe_reward(reward)["code"]
     later = 1.0
     assert reward(["a"]) == [1.0]
+
+
+def test_objects_that_hold_each_other_are_described():
+    class Node:
+        def __call__(self, completions, **_):
+            return [0.0]
+
+    one, two = Node(), Node()
+    one.other, two.other = two, one
+    assert describe_reward(one)["code"]

@@ -6,19 +6,22 @@ In test_ppo.py: PPO erases EOS from the saved policy, and punishes rows that end
 import functools
 import json
 import shutil
+import sys
+from importlib.util import find_spec
 
 import conftest
 import pytest
 import torch
 import trl
 from configuration_runs import CPU
+from conftest import need
 from ppo_parts import needs_ppo
 from samples import until_seen
 from small_runs import EVERY_END, VLLM, one_step
 from trainers import OURS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from workbench.errors import ParameterError
+from workbench.errors import MissingDependencyError, ParameterError
 from workbench.experiments.recipes import make_recipe, resolve_model
 from workbench.experiments.toys.search_task import CLOSE
 from workbench.experiments.toys.starter import EOS
@@ -335,6 +338,8 @@ SERVER = {"use_vllm": True, "vllm_mode": "server"}
 )  # fmt: skip
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_bad_options_are_refused_before_anything_starts(kind, fields, options, message):
+    if fields and "did you mean" in message:
+        need(find_spec("vllm"), "vLLM, whose options it reads")
     cls = OURS[kind]
     args = CONFIGS[kind](generation_kwargs=options, **fields)
     with pytest.raises(ParameterError, match=message):
@@ -356,6 +361,17 @@ def test_what_continuous_batching_cannot_pass_is_refused(kind, stops, told):
         OURS[kind]("no/such-model", reward_funcs=length_reward(), args=args, stops=stops)
 
 
+@GRPO_AND_RLOO
+@pytest.mark.parametrize("fields", [VLLM, SERVER], ids=["colocate", "server"])
+def test_a_trainer_on_vllm_without_vllm_names_the_extra(kind, fields, monkeypatch):
+    args = CONFIGS[kind](**fields)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(MissingDependencyError, match="use_vllm=True needs vllm: pip install"):
+        OURS[kind]("no/such-model", reward_funcs=length_reward(), args=args)
+
+
 @pytest.mark.parametrize("given", [{"generation_seed": 7}, {"share_generation": True}])
 @GRPO_AND_RLOO
 def test_options_of_requests_to_vllm_are_refused_without_it(kind, given):
@@ -373,6 +389,7 @@ class OwnTokenizer(PreTrainedTokenizerFast):
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_tokenizer_with_code_of_its_own_is_read_only_where_that_is_trusted(kind, starter_folder, tmp_path):
+    need(find_spec("vllm"), "vLLM, for which it is read")
     shutil.copytree(starter_folder, tmp_path / "own")
     (tmp_path / "own" / "own_tokenizer.py").write_text(TOKENIZER_CODE)
     own = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": [None, "own_tokenizer.OwnTokenizer"]}}

@@ -66,6 +66,9 @@ def test_half_installed_vllm_is_named_when_an_engine_starts(tmp_path, case):
     source, reason = HALF_INSTALLED[case]
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm/__init__.py").write_text(source)
+    # Else transformers imports it, to find out its version.
+    (tmp_path / "vllm-0.27.1.dist-info").mkdir()
+    (tmp_path / "vllm-0.27.1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.27.1\n")
     code = """
 import workbench
 from workbench.errors import MissingDependencyError

@@ -130,7 +130,8 @@ class Watch(LiveCallback):
         """What is known of each row's end; of tools and rollout functions only what TRL takes it for."""
         tokenizer, stopped = tokenizer_of(self._trainer), None
         if not several_turns(self._trainer):
-            limit, stops = self._trainer.args.max_completion_length, {tokenizer.eos_token_id, *eos_ids(self._trainer)}
+            limit = self._trainer.args.max_completion_length or 0  # None leaves it to the model's context
+            stops = {tokenizer.eos_token_id, *eos_ids(self._trainer)}
             stopped = [has_stopped(ids, limit, stops, tokenizer.pad_token_id) for ids in rows]
             if len(self._reasons) == len(rows):
                 stopped = [reason != "length" for reason in self._reasons]

@@ -16,7 +16,7 @@ from ..training.recording import attach_recorder
 from ..training.rows import RecordsRows, end_columns
 from ..training.sync_on_cpu import install_cpu_sync
 from .recipes import Recipe
-from .train import is_finished, train, training_record
+from .train import as_started, check_reward, is_finished, train, training_record
 from .vllm_server import sharing_engines
 
 
@@ -96,7 +96,10 @@ def train_arms(arms: Mapping[str, Arm], *, out_dir: Path, seeds: Iterable[int]) 
 def _train(arm: Arm, seed: int, folder: Path) -> str:
     recipe = dataclasses.replace(arm.recipe, seed=seed)
     asked = {"reward_funcs": arm.reward_funcs, "stops": arm.stops, **arm.options}
-    if is_finished(folder, training_record(arm.trainer.__name__, recipe, **asked)):
+    record = as_started(folder, training_record(arm.trainer.__name__, recipe, **asked))
+    same_reward = asked.get("same_reward", False)
+    check_reward(folder, record, same_reward)
+    if is_finished(folder, record, same_reward):
         return "there already"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.txt").open("a", encoding="utf-8") as log, contextlib.redirect_stdout(log):

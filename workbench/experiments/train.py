@@ -18,7 +18,7 @@ from ..generation.stops import StopSpec
 from ..runs.files import checkpoints, jsonable, move_aside, read_json
 from ..training.grpo import GRPOTrainer, Stops
 from ..training.recording import COMPLETE, Recorder, quiet_libraries
-from ..training.rewards import describe_reward
+from ..training.rewards import describe_reward, unseen_values
 from ..training.rows import is_ppo
 from .recipes import STARTERS, Recipe, common_fields, grpo_config, load_prompts, resolve_model
 
@@ -100,16 +100,51 @@ def _recorded(value: Any):
 _NOT_TRAINED = (
     "logging_ report_to run_name save_ log_ num_completions_to_print disable_tqdm push_to_hub hub_ monitor_every"
 )
-_NOT_TRAINED += " callbacks project trackio_ wandb_"
+_NOT_TRAINED += " callbacks project trackio_ wandb_ same_reward"
 
 
-def open_folder(record_dir: Path, record: dict) -> None:
+# Folder, and code of a reward after a training in it by this process -> before it: lists that count calls have changed.
+_BEFORE: dict[tuple[Path, str], str] = {}
+
+
+def as_started(record_dir: Path, record: dict) -> dict:
+    """The record with its rewards as they were when this process began to train in the folder, if nobody else changed them."""
+    place = record_dir.resolve()
+    rewards = [
+        r | {"code": _BEFORE.get((place, r["code"]), r["code"])} if "code" in r else r for r in record["reward_funcs"]
+    ]
+    return record | {"reward_funcs": rewards}
+
+
+def _note_end(record_dir: Path, record: dict, reward_funcs: Any) -> None:
+    several = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+    for before, reward in zip(record["reward_funcs"], several, strict=True):
+        if "code" in before:
+            _BEFORE[record_dir.resolve(), describe_reward(reward)["code"]] = before["code"]
+
+
+def check_reward(record_dir: Path, record: dict, same_reward: bool) -> None:
+    """Raise where a folder's training would go on, or be reused, and values of its reward cannot be compared with today's.
+
+    Raises:
+        ParameterError: it names the values; `same_reward=True` says that they are as they were.
+    """
+    held = last_checkpoint(record_dir / "checkpoints") or read_json(record_dir / "progress.json", {}).get("finished")
+    unseen, before = unseen_values(record["reward_funcs"]), read_json(record_dir / "recipe.json", None)
+    if unseen and held and not same_reward and before is not None and not _different(before, record):
+        raise ParameterError(
+            f"{record_dir}: holds a training with this reward, but whether these values of it are as they were cannot be seen: "
+            f"{unseen}; give same_reward=True to go on with it if they are, else another record_dir"
+        )
+
+
+def open_folder(record_dir: Path, record: dict, same_reward: bool = False) -> None:
     """Bind a training folder to one record; what it holds of another training is moved aside, and the difference printed."""
     if int(os.environ.get("RANK", "0")) > 0:
         return  # of several processes the first one does it
     record_dir.mkdir(parents=True, exist_ok=True)
     path = record_dir / "recipe.json"
-    if different := _different(read_json(path, record), record):
+    if different := _different(read_json(path, record), record, same_reward):
         held = ("recipe.json", "metrics.jsonl", "completions.jsonl", "progress.json")
         move_aside(
             record_dir, (*held, "tokens", "checkpoints", "policy"), f"holds another training ({'; '.join(different)})"
@@ -117,9 +152,16 @@ def open_folder(record_dir: Path, record: dict) -> None:
     Recorder(record_dir).describe(record)
 
 
-def _different(before: dict, record: dict) -> list[str]:
-    """What differs between two records, such as `max_steps 5000 -> 6000`; a field that one lacks has its default."""
+def _different(before: dict, record: dict, same_reward: bool = False) -> list[str]:
+    """What differs between two records, such as `max_steps 5000 -> 6000`; a field that one lacks has its default.
+
+    With `same_reward` the hashes of rewards are not compared.
+    """
     fields = [_fields(before), _fields(record)]
+    if same_reward:
+        for each in fields:
+            rewards = each.get("reward_funcs", [])
+            each["reward_funcs"] = [{k: v for k, v in r.items() if k not in ("code", "unseen")} for r in rewards]
     names = sorted({*fields[0], *fields[1]})
     pairs = [(name, *(json.dumps(each.get(name)) for each in fields)) for name in names]
     return [f"{name} {old[:200]} -> {new[:200]}" for name, old, new in pairs if old != new]
@@ -132,10 +174,10 @@ def _fields(record: dict) -> dict:
     return {name: value for name, value in fields.items() if value is not None and not name.startswith(unseen)}
 
 
-def is_finished(record_dir: Path, record: dict) -> bool:
+def is_finished(record_dir: Path, record: dict, same_reward: bool = False) -> bool:
     """Whether the folder holds this very training, from its first step to its last."""
     before = read_json(record_dir / "recipe.json", None)
-    same = before is not None and not _different(before, record)
+    same = before is not None and not _different(before, record, same_reward)
     return same and read_json(record_dir / "progress.json", {}).get("finished", False)
 
 
@@ -212,6 +254,7 @@ def train(
     trainer: Any = GRPOTrainer,
     stops: Stops = None,
     monitor_every: int = 0,
+    same_reward: bool = False,
     **options: Any,
 ):
     """Train a recipe in a run folder. Called again after an interruption, it resumes; PPO begins again, as TRL's loop does.
@@ -225,6 +268,8 @@ def train(
         record_dir: run folder.
         trainer: `GRPOTrainer`, `RLOOTrainer` or `PPOTrainer` of the workbench.
         stops: when completions end, see `GRPOTrainer`.
+        same_reward: whether the reward of the training in the folder is this one, whatever their code and values say. A
+            folder is resumed without it only if all of the reward can be compared, and is equal.
         monitor_every: steps between two measurements of what padding does; 0 measures nothing.
         **options: `explicit_positions`, `generation_seed`, `share_generation`, `callbacks`, `peft_config`, and any field of
             the trainer's TRL config. PPO also takes `reward_weights`: rewards of tens, as lengths in characters, want a
@@ -234,7 +279,8 @@ def train(
         The trainer, trained.
 
     Raises:
-        ParameterError: a setting that the trainer does not take, before anything is trained.
+        ParameterError: a setting that the trainer does not take, or a folder to be resumed with a reward that holds values of
+            which only the type is known, such as a client or a model; before anything is trained.
         TrainingStopped: the training was asked to stop, with a complete checkpoint of its last step.
     """
     quiet_libraries()
@@ -243,12 +289,17 @@ def train(
         options["peft_config"] = copy.deepcopy(options["peft_config"])
     asked = options | ({"monitor_every": monitor_every} if monitor_every else {})
     record = training_record(trainer.__name__, recipe, reward_funcs=reward_funcs, stops=stops, **asked)
+    record = as_started(record_dir, record)
+    check_reward(record_dir, record, same_reward)
     made = make_trainer(trainer, recipe, reward_funcs=reward_funcs, record_dir=record_dir, stops=stops, **options)
     if monitor_every:
         attach_padding_monitor(made, every=monitor_every)
-    open_folder(record_dir, record)
+    open_folder(record_dir, record, same_reward)
     made.recorder.trainer = None  # the recipe says it in full
     made.accelerator.wait_for_everyone()  # before any process looks for a checkpoint
     checkpoint = last_checkpoint(record_dir / "checkpoints")
-    made.train(**({"resume_from_checkpoint": str(checkpoint)} if checkpoint else {}))
+    try:
+        made.train(**({"resume_from_checkpoint": str(checkpoint)} if checkpoint else {}))
+    finally:
+        _note_end(record_dir, record, reward_funcs)
     return made

@@ -1,21 +1,20 @@
 """What is checked before anything expensive starts: names of options, stops, and the tokenizer."""
 
 import difflib
+import importlib
+import warnings
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..errors import ParameterError
-from .stops import StopRule, StopSpec
+from ..extras import missing
+from .stops import OTHER_NAMES, StopRule, StopSpec, tokenizer_in
 
 # Options of generation_kwargs that say when to stop; they have to come as a StopSpec, which all parts then obey.
 _STOP_OPTIONS = ("eos_token_id", "stop_strings", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "min_new_tokens")
-_VLLM_NAMES = {  # transformers' name of an option -> vLLM's
-    "eos_token_id": "stop_token_ids",
-    "stop_strings": "stop",
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-}
+_VLLM_NAMES = OTHER_NAMES | {"max_new_tokens": "max_tokens"}  # transformers' name of an option -> vLLM's
 
 
 def backend_of(args: Any) -> str:
@@ -48,16 +47,21 @@ def check_generation_kwargs(options: Mapping, backend: str) -> None:
 
 def _known_options(backend: str) -> set[str]:
     if backend == "vllm":
-        from vllm import SamplingParams
-
-        return {name for name in SamplingParams.__struct_fields__ if not name.startswith("_")}
+        return {name for name in _of_vllm("vllm").SamplingParams.__struct_fields__ if not name.startswith("_")}
     if backend == "vllm-server":
-        from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-
-        return set(CompletionRequest.model_fields)
+        return set(_of_vllm("vllm.entrypoints.openai.completion.protocol").CompletionRequest.model_fields)
     from transformers import GenerationConfig
 
     return {name for name in GenerationConfig().to_dict() if not name.startswith("_")}
+
+
+def _of_vllm(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if find_spec("vllm") is None:
+            raise missing("use_vllm=True", "vllm") from error  # type: ignore[misc]  # an extra has it
+        raise
 
 
 def check_tokenizers(train: Any, sampler: Any, spec: StopSpec) -> None:
@@ -87,7 +91,8 @@ def save_policy(model: Any, tokenizer: Any, folder: Path, new_tokens: Iterable[s
     Returns:
         The folder; pass it as the model path.
     """
-    tokenizer.add_tokens(list(new_tokens))
+    if new := list(new_tokens):
+        tokenizer.add_tokens(new)
     if model.get_input_embeddings().num_embeddings < len(tokenizer):
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     model.generation_config.pad_token_id = tokenizer.pad_token_id
@@ -121,7 +126,14 @@ def check_before_compute(model: Any, args: Any, stops: StopSpec, tokenizer: Any)
     """
     from transformers import AutoTokenizer
 
-    _check_options(args.generation_kwargs or {}, backend_of(args))
+    options = args.generation_kwargs or {}
+    _check_options(options, backend_of(args))
+    if (sampled := options.get("temperature", args.temperature)) != args.temperature:
+        warnings.warn(
+            f"generation_kwargs 'temperature'={sampled}: completions are sampled at {sampled} and scored at "
+            f"temperature={args.temperature}, so ratios are of two policies; set temperature={sampled} in the config alone",
+            stacklevel=4,
+        )
     if getattr(args, "use_transformers_continuous_batching", False) and (stops.stop or stops.min_tokens):
         given = f"stop={stops.stop}, min_tokens={stops.min_tokens}"
         raise ParameterError(f"{given}: transformers' continuous batching ends rows at their first stop id alone")
@@ -129,7 +141,7 @@ def check_before_compute(model: Any, args: Any, stops: StopSpec, tokenizer: Any)
         # No revision: TRL starts vLLM without one, whatever the trainer's model was loaded with.
         path = model if isinstance(model, str) else model.name_or_path
         on_disk = AutoTokenizer.from_pretrained(path, trust_remote_code=args.trust_remote_code)
-        tokenizer = getattr(tokenizer, "tokenizer", tokenizer) or on_disk
+        tokenizer = tokenizer_in(tokenizer) or on_disk
         StopRule(stops, tokenizer, None if isinstance(model, str) else model.generation_config)
         if args.vllm_mode == "colocate":
             check_tokenizers(tokenizer, on_disk, stops)

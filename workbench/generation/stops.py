@@ -7,11 +7,26 @@ back end.
 
 import copy
 import dataclasses
+import difflib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from ..errors import ParameterError
+
+# transformers' name of an option -> the one of vLLM and of `StopSpec`.
+OTHER_NAMES = {"stop_strings": "stop", "eos_token_id": "stop_token_ids", "min_new_tokens": "min_tokens"}
+
+
+def _listed(name: str, value: Any) -> tuple:
+    """One stop or several as a tuple, with Python's own integers."""
+    value = (value,) if isinstance(value, str | Integral) else value
+    if isinstance(value, bytes | bytearray | Mapping) or not isinstance(value, Iterable):
+        raise ParameterError(
+            f"{name}: {value!r} of type {type(value).__name__}: expected strings and token ids, e.g. ['</answer>', 13]"
+        )
+    return tuple(int(one) if isinstance(one, Integral) and not isinstance(one, bool) else one for one in value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +65,7 @@ class StopSpec:
             ("stop", str, "strings that are not empty", "ids go to stop_token_ids="),
             ("stop_token_ids", int, "token ids from 0", "strings go to stop="),
         ):
-            value = getattr(self, name)
-            value = (value,) if isinstance(value, str | int) else tuple(value)
+            value = _listed(f"StopSpec {name}", getattr(self, name))
             object.__setattr__(self, name, value)
             if len(set(value)) < len(value):
                 raise ParameterError(f"StopSpec {name}={value!r}: a stop is given twice; give each once")
@@ -63,16 +77,33 @@ class StopSpec:
             raise ParameterError(f"StopSpec min_tokens={self.min_tokens}: expected at least 0")
 
     @classmethod
-    def of(cls, stops: "StopSpec | Sequence[str | int] | str | int | None") -> "StopSpec":
-        """A spec of what trainers take: a spec, None for every EOS, or strings and ids in addition to every EOS."""
+    def of(cls, stops: "StopSpec | Mapping | Sequence[str | int] | str | int | None") -> "StopSpec":
+        """A spec of what trainers take: a spec, None for every EOS, or strings and ids in addition to every EOS.
+
+        A mapping is read as `generation_kwargs` of vLLM or transformers, whose `eos_token_id` stands in place of every EOS.
+        """
         if isinstance(stops, StopSpec):
             return stops
-        given = () if stops is None else (stops,) if isinstance(stops, str | int) else tuple(stops)
+        if isinstance(stops, Mapping):
+            return cls._of_options({name: value for name, value in stops.items() if value is not None})
+        given = () if stops is None else _listed("stops", stops)
         if wrong := [one for one in given if isinstance(one, bool) or not isinstance(one, str | int)]:
             raise ParameterError(
                 f"stops: {wrong[0]!r}: expected a StopSpec, or strings and token ids, e.g. ['</answer>', 13]"
             )
         return cls(tuple(s for s in given if isinstance(s, str)), tuple(i for i in given if isinstance(i, int)))
+
+    @classmethod
+    def _of_options(cls, options: Mapping) -> "StopSpec":
+        known = {field.name: field.name for field in dataclasses.fields(cls)} | OTHER_NAMES
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(str(name), known, n=1) or known
+                raise ParameterError(f"stops: {name!r}: no option that ends completions; expected {' or '.join(near)}")
+        fields = {known[name]: value for name, value in options.items()}
+        if len(fields) < len(options):
+            raise ParameterError(f"stops: {', '.join(options)}: one option by two names; give it once")
+        return cls(**({"ignore_eos": True} if "eos_token_id" in options else {}) | fields)
 
     @classmethod
     def never(cls) -> "StopSpec":
@@ -115,7 +146,7 @@ class StopRule:
         max_tokens: length limit, to refuse a spec that can never match within it.
 
     Raises:
-        ParameterError: an id outside the vocabulary or already an EOS, a string that this tokenizer cannot produce, a
+        ParameterError: an id outside the vocabulary, a string that this tokenizer cannot produce, a
             minimum that leaves no room, or no EOS id where EOS is to end rows.
     """
 
@@ -128,15 +159,17 @@ class StopRule:
         self._before = tokenizer.encode("a", add_special_tokens=False)[-1:]
         self._hidden_before = len(self._plain(self._before))
         self._check(max_tokens)
-        self.stop_ids = (() if spec.ignore_eos else (*self.eos_ids,)) + spec.stop_token_ids
+        own = tuple(i for i in spec.stop_token_ids if spec.ignore_eos or i not in self.eos_ids)
+        self.stop_ids = (() if spec.ignore_eos else (*self.eos_ids,)) + own
         self._stop_id_set = frozenset(self.stop_ids)
         # A string of n characters spans at most 4 n bytes and so at most 4 n tokens; one more for a split character.
         self._tail = 4 * max(map(len, spec.stop), default=0) + 4
         self._completing: dict[int, bool] = {}
-        added = (i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
+        decoder = tokenizer.added_tokens_decoder  # a method of Mistral's tokenizer, which takes no further tokens
+        added = [i for i, token in decoder.items() if token.special] if isinstance(decoder, Mapping) else []
         special = {*tokenizer.all_special_ids, *added}
         in_strings = {i for i in special if any(tokenizer.decode([i]) in s for s in spec.stop)}
-        self._hidden = special - in_strings - set(spec.stop_token_ids)
+        self._hidden = special - in_strings - set(own)
 
     def _plain(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -153,9 +186,7 @@ class StopRule:
         for token_id in spec.stop_token_ids:
             if token_id >= size:
                 raise ParameterError(f"stop token id {token_id}: outside the vocabulary of {size} tokens")
-            if not spec.ignore_eos and token_id in self.eos_ids:
-                raise ParameterError(f"stop token id {token_id}: is an EOS id already; drop it from stop_token_ids")
-            if token_id == self.tokenizer.pad_token_id:
+            if token_id == self.tokenizer.pad_token_id and token_id not in self.eos_ids:
                 raise ParameterError(f"stop token id {token_id}: is the pad token, which no policy samples to stop")
         for string in spec.stop:
             if string not in self._decode(self.tokenizer.encode(string, add_special_tokens=False)):
@@ -298,6 +329,13 @@ class StopRule:
         if self.spec.stop:
             options |= {"include_stop_str_in_output": True, "skip_special_tokens": False}
         return options
+
+
+def tokenizer_in(processing_class: Any) -> Any:
+    """A processor's tokenizer, or the tokenizer itself. Mistral's has a `tokenizer` too, which is none of transformers'."""
+    from transformers import ProcessorMixin
+
+    return processing_class.tokenizer if isinstance(processing_class, ProcessorMixin) else processing_class
 
 
 def trl_finish_reason(ids: Sequence[int], eos_token_id: int | None, pad_token_id: int | None) -> str:

@@ -7,7 +7,8 @@ exactly when it really stopped (`EndedRow`). Every reader unmasks with `ids[:]`.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -24,11 +25,11 @@ from ..generation.preflight import backend_of, check_before_compute
 from ..generation.stops import End, StopRule, StopSpec
 from .engine import EngineRequests, improbable_copies
 from .groups import GroupError, check_groups, identical_groups
-from .rewards import validate_all
-from .rows import EndedRow, RecordsRows, check_no_hook, end_columns, fill_positions
+from .rewards import distinct, name_of, validated
+from .rows import EmptyRow, EndedRow, RecordsRows, check_no_hook, end_columns, fill_positions
 from .sync_on_cpu import building_on_cpu, install_cpu_sync
 
-Stops = StopSpec | Sequence[str | int] | str | int | None
+Stops = StopSpec | Mapping | Sequence[str | int] | str | int | None
 
 
 @contextlib.contextmanager
@@ -89,6 +90,7 @@ class _Control(RecordsRows, _Trainer):
     # Class-level, for a trainer that is made without `__init__`, as TRL's own tests of a rollout function do.
     stop_rule: Any = None  # a `StopRule`
     engine: Any = None  # on vLLM `EngineRequests`
+    reward_func_names: list[str]  # TRL's
     sampled_ids: Sequence[list[int]] = ()  # uncut; empty where rows had several turns: their last turn decides
 
     def __init__(
@@ -113,10 +115,12 @@ class _Control(RecordsRows, _Trainer):
         if args is not None:
             check_before_compute(model, args, spec, processing_class)
             set_seed(args.seed)  # TRL before 1.15 makes an adapter before it seeds
+        given = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else reward_funcs  # TRL writes into a list
         with building_on_cpu(args):
-            super().__init__(
-                model, validate_all(reward_funcs), args, processing_class=processing_class, **trl_arguments
-            )  # type: ignore[call-arg]  # TRL's, which has no types
+            super().__init__(model, given, args, processing_class=processing_class, **trl_arguments)  # type: ignore[call-arg]
+        pairs = zip(self.reward_func_names, self.reward_funcs, strict=True)
+        # TRL names a partial by its function, whatever `__name__` its user gave it.
+        self.reward_func_names = distinct([name_of(f) if isinstance(f, partial) else name for name, f in pairs])
         if self.use_vllm:
             install_cpu_sync(self, self.args.output_dir)
             self.engine = EngineRequests(
@@ -173,6 +177,7 @@ class _Control(RecordsRows, _Trainer):
             generated[text_index] = with_stop_text(self.stop_rule, generated[1], generated[text_index], own_tokens)
         self._note_ends(generated[1], generated[text_index], own_tokens)
         self._log_groups([row[:] for row in generated[1]])
+        generated[1] = [row if len(row) else EmptyRow() for row in generated[1]]
         return tuple(generated)
 
     def _note_ends(self, rows: Sequence[EndedRow], completions: list, own_tokens: Any) -> None:
@@ -228,7 +233,9 @@ class _Control(RecordsRows, _Trainer):
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Sequence):
         plain = [ids[:] for ids in completion_ids_list]  # reward functions read the real last token
-        return super()._calculate_rewards(inputs, prompts, completions, plain)
+        checked = [validated(*each) for each in zip(self.reward_funcs, self.reward_func_names, strict=True)]
+        with mock.patch.object(self, "reward_funcs", checked):
+            return super()._calculate_rewards(inputs, prompts, completions, plain)
 
     def _generate_and_score_completions(self, inputs: list):
         self._check_groups(inputs)
@@ -262,7 +269,8 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
     Args:
         model, reward_funcs, args, ..., environment_factory: `trl.GRPOTrainer`'s.
         stops: when completions end: a `StopSpec`, or strings and token ids that end a completion in addition to every EOS,
-            e.g. `["</answer>", 151645]`. Default every EOS of tokenizer and generation config.
+            e.g. `["</answer>", 151645]`, or a mapping as `generation_kwargs` have it, `{"stop": ["</answer>"]}`. Default every
+            EOS of tokenizer and generation config.
         generation_seed: on vLLM, gives every completion a random stream of its own; the run then repeats exactly. Default:
             `args.seed`, in process for one stream of all (stock TRL's is the same for every seed), on a server for each.
         share_generation: on vLLM, send equal prompts of a batch as one request.

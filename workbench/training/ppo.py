@@ -56,6 +56,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         record_dir: run folder to record into.
 
     Attributes:
+        reward_funcs: the user's own objects; without reward functions there is no such attribute.
         forwards: policy forward passes spent on generation, one number per update.
     """
 
@@ -108,6 +109,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         super().__init__(args, processing_class, model, *parts, optimizers, callbacks, peft_config)
         model.generation_config.eos_token_id = eos_token_id  # stock has overwritten it
         if self._functions:
+            self.reward_funcs = self._functions.functions
             self.dataloader = NotifyingLoader(self.dataloader, self._functions)
             self.eval_dataloader = NotifyingLoader(self.eval_dataloader, self._functions)
         self.forwards: list[int] = []

@@ -7,7 +7,7 @@ import torch
 from accelerate.utils import gather_object
 
 from ..errors import ParameterError
-from .rewards import RewardFn, check_names, is_async, name_of, row_name, validated
+from .rewards import RewardFn, distinct, is_async, name_of, row_name, validated
 
 _TOKENIZED = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -33,7 +33,7 @@ class RewardFunctions(torch.nn.Module):
     def begin(self, columns: dict[str, list]) -> None:
         """Score the rows of another batch from now on; `columns` are the data set's, without the tokens."""
         self._columns, self._row = columns, 0
-        self.each = {name_of(function): [] for function in self.functions}
+        self.each = {name: [] for name in distinct([name_of(function) for function in self.functions])}
 
     def score_next(self, prompts: list[str], completions: list[str], completion_ids: list[list[int]], trainer_state):
         """Score the next B rows of the batch: B sums, and function name -> B values or None."""
@@ -68,13 +68,15 @@ def score(reward_funcs: Sequence[RewardFn], weights: Sequence[float], *, complet
         >>> score([words], [0.5], completions=["two words", "one"])
         ([1.0, 0.5], {'words': [2, 1]})
     """
-    names = [name_of(reward) for reward in reward_funcs]
-    check_names(names)
+    names = distinct([name_of(reward) for reward in reward_funcs])
     if late := [name for name, f in zip(names, reward_funcs, strict=True) if is_async(f)]:
         raise ParameterError(
             f"reward function {late[0]}: is asynchronous, and here functions are called one by one; use `def`"
         )
-    each = {name: validated(f)(completions=completions, **columns) for name, f in zip(names, reward_funcs, strict=True)}
+    each = {
+        name: validated(f, name)(completions=completions, **columns)
+        for name, f in zip(names, reward_funcs, strict=True)
+    }
     sums = []
     for row, values in enumerate(zip(*each.values(), strict=True)):
         if all(value is None for value in values):

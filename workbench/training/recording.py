@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,7 +18,7 @@ from ..generation.preflight import backend_of
 from ..runs.completions import FILE, forget_after
 from ..runs.files import append_rows, open_lines, read_json, write_json
 from ..runs.stop_request import go_on, honour_stop, stop_request
-from .rewards import describe_reward
+from .rewards import describe_reward, unseen_values
 from .rows import AllTrained, eos_ids, is_of_a_step, policy_of, several_turns
 
 COMPLETE = "complete.json"  # the last file of a checkpoint
@@ -102,7 +103,9 @@ class RunRecorder(Recorder, TrainerCallback):
         if state.is_world_process_zero:
             go_on(self.record_dir)
             if self.trainer is not None:
+                before = read_json(self.record_dir / "recipe.json", {}) if state.global_step else {}
                 self.describe_trainer(self.trainer)
+                self._compare_rewards(before.get("reward_funcs"), state.global_step)
             self.begin(state.global_step)
             resumed = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE
             self._before = max(self._before, read_json(resumed, {}).get("elapsed_s", 0.0))  # the last log may be older
@@ -112,6 +115,15 @@ class RunRecorder(Recorder, TrainerCallback):
                 print(f"{self.record_dir}: trained before, {state.max_steps} steps; nothing is trained again")
             self.on_train_end(args, state, control)
             raise AllTrained
+
+    def _compare_rewards(self, before: list | None, step: int) -> None:
+        """Warn where a training goes on with another reward, or one of which not all can be compared."""
+        now = read_json(self.record_dir / "recipe.json", {})["reward_funcs"]
+        if before and (before != now or unseen_values(now)):
+            other = (
+                f"of {unseen_values(now)} only the types are compared" if before == now else f"was {before}, is {now}"
+            )
+            warnings.warn(f"{self.record_dir}: resumed after step {step}; its reward {other}", stacklevel=2)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any):
         if self._file is None or "train_runtime" in logs:  # the closing summary is not a step
@@ -166,10 +178,8 @@ def trainer_settings(trainer: Any) -> dict:
     recipe |= {"backend": backend_of(args), "model": policy_of(trainer).config._name_or_path}
     if not several_turns(trainer):
         limits = (getattr(args, name, None) for name in ("max_completion_length", "max_new_tokens", "response_length"))
-        recipe["max_completion_length"] = next(limit for limit in limits if limit is not None)
-    rewards = getattr(trainer, "reward_funcs", None)
-    if rewards is None:  # PPO's, whose reward model may stand for functions
-        rewards = getattr(trainer.reward_model, "functions", [trainer.reward_model])
+        recipe["max_completion_length"] = next((limit for limit in limits if limit is not None), None)
+    rewards = getattr(trainer, "reward_funcs", None) or [trainer.reward_model]  # PPO may have either
     return {
         "trainer": type(trainer).__name__,
         "recipe": recipe,

@@ -4,15 +4,10 @@ A completion is a string, or a list of chat messages whose last `content` counts
 answer is an error that names the row. `describe_reward` is what a run records of a reward: its name, unit, range and code.
 """
 
-import ast
-import functools
-import hashlib
 import inspect
+import itertools
 import math
-import sys
-import textwrap
-import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,9 +48,8 @@ def described(*, unit: str, lowest: float | None = None, highest: float | None =
 def describe_reward(reward: Any) -> dict:
     """What a run records of its reward: `name`, `arguments`, `unit`, `lowest`, `highest`; None where it is not known.
 
-    A function without `described` also gets a `code`: a hash of its source without comments and docstrings, of the user's own
-    functions that it calls, and of the constants that it closes over or reads from its module. Of values that may change
-    while it is called (lists, dicts, objects) the type counts alone.
+    A user's own callable also gets a `code`, a hash of what it does (see `fingerprint.py`), and `unseen`, the names of the
+    values that are no part of the hash: clients, models and other objects of libraries.
 
     Args:
         reward: a function, a reward model, or the name of one.
@@ -64,74 +58,18 @@ def describe_reward(reward: Any) -> dict:
         >>> describe_reward(length_reward(20))["highest"]
         0.0
     """
+    from .fingerprint import fingerprint  # a trainer that records nothing does not need it
+
     unknown: dict = {"arguments": {}, "unit": None, "lowest": None, "highest": None}
     name = getattr(reward, "__name__", None) or getattr(reward, "name_or_path", None) or type(reward).__name__
-    if about := getattr(reward, "about", None):
-        return {"name": name, **about}
     if isinstance(reward, str | torch.nn.Module):
         return {"name": reward if isinstance(reward, str) else name, **unknown}
-    return {"name": name, **unknown, "code": hashlib.sha256(_as_text(reward, ()).encode()).hexdigest()[:12]}
+    return {"name": name, **getattr(reward, "about", unknown), **fingerprint(reward, name)}
 
 
-def _as_text(value: Any, within: tuple[int, ...]) -> str:
-    """A value as text that is the same in every process and Python; `within` are the ids of the values around it."""
-    if id(value) in within:
-        return "..."
-    below = functools.partial(_as_text, within=(*within, id(value)))
-    if value is None or value is ... or isinstance(value, str | bytes | bool | int | float | complex):
-        return repr(value)
-    if isinstance(value, frozenset):
-        return f"{{{', '.join(sorted(map(below, value)))}}}"
-    if isinstance(value, tuple):
-        return f"({', '.join(map(below, value))})"
-    if isinstance(value, functools.partial):
-        return below((value.func, value.args, tuple(value.keywords.items())))
-    if isinstance(value, types.MethodType):
-        return below((value.__func__, value.__self__))
-    if isinstance(value, types.FunctionType):
-        return _function_as_text(value, below)
-    return type(value).__qualname__  # of what may change while it is called (a list that counts calls) the type alone
-
-
-def _function_as_text(function: types.FunctionType, below: Callable[[Any], str]) -> str:
-    """A function's source and the values it reads; of an installed library's its name alone."""
-    if not _is_the_users(function):
-        return f"{function.__module__}.{function.__qualname__}"
-    cells = tuple(cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType())  # not set yet
-    known = {name: function.__globals__.get(name) for name in _names(function.__code__)}
-    read = [(name, known[name]) for name in sorted(known) if not isinstance(known[name], types.ModuleType | None)]
-    named = tuple((function.__kwdefaults__ or {}).items())
-    return below((_bare_source(function), function.__defaults__, named, cells, tuple(read)))
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """All names that a function looks up, its inner functions' and comprehensions' included."""
-    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return {*code.co_names}.union(*inner)
-
-
-def _is_the_users(thing: Any) -> bool:
-    """Whether a function or class is the user's own: neither Python's nor of an installed library."""
-    module = getattr(thing, "__module__", None) or ""
-    if module.partition(".")[0] in (*sys.stdlib_module_names, "workbench"):
-        return module == "__main__"
-    return module == "__main__" or "site-packages" not in (getattr(sys.modules.get(module), "__file__", None) or "")
-
-
-def _bare_source(function: types.FunctionType) -> str:
-    """A function's source without comments, docstring and layout; its bytecode where there is no source."""
-    try:
-        source = textwrap.dedent(inspect.getsource(function))
-    except Exception:  # made by `exec`, or lines that `inspect` cannot take apart
-        return repr((function.__code__.co_code, function.__code__.co_names))
-    try:
-        body = ast.parse(source)
-    except SyntaxError:  # a lambda inside a larger expression
-        return source
-    for node in ast.walk(body):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-    return ast.unparse(body)
+def unseen_values(described: Sequence[Mapping]) -> str:
+    """Names and types of the values that no hash of these described rewards covers; empty where there is none."""
+    return ", ".join(value for reward in described for value in reward.get("unseen", ()))
 
 
 def completion_text(completion: str | Sequence[dict]) -> str:
@@ -139,10 +77,11 @@ def completion_text(completion: str | Sequence[dict]) -> str:
     return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
-def validated(reward: Any) -> Any:
+def validated(reward: Any, name: str | None = None) -> Any:
     """Wrap a reward function so that an invalid answer raises an error that names the row.
 
-    Models, names of models and asynchronous functions pass through unchanged.
+    An error of the function itself keeps its type and gets a note with the function's name. Models, names of models and
+    asynchronous functions pass through unchanged.
 
     Example:
         >>> def half(completions, **_):
@@ -155,29 +94,18 @@ def validated(reward: Any) -> Any:
     """
     if isinstance(reward, str | torch.nn.Module) or is_async(reward):
         return reward
-    name = name_of(reward)
+    name = name or name_of(reward)
 
-    @functools.wraps(reward)
-    def wrapper(*args: Any, **kwargs: Any):
+    def checked(*args: Any, **kwargs: Any):
         completions = kwargs["completions"] if "completions" in kwargs else args[0]
         try:
             values = reward(*args, **kwargs)
-        except ParameterError:
-            raise
         except Exception as error:
-            raise ParameterError(f"reward function {name}: raised {type(error).__name__}: {error}") from error
+            error.add_note(f"raised by the reward function {name}")
+            raise
         return _validate(name, values, completions)
 
-    wrapper.__name__ = name  # a partial has none, and TRL names its metrics so
-    return wrapper
-
-
-def validate_all(reward_funcs: Any) -> Any:
-    """One reward function or several, each `validated`; two of one name are an error, since TRL would log them as one."""
-    if isinstance(reward_funcs, list | tuple):
-        check_names([name_of(f) for f in reward_funcs if not isinstance(f, str | torch.nn.Module)])
-        return [validated(reward) for reward in reward_funcs]
-    return reward_funcs if reward_funcs is None else validated(reward_funcs)
+    return checked
 
 
 def name_of(reward: Any) -> str:
@@ -185,12 +113,18 @@ def name_of(reward: Any) -> str:
     return getattr(reward, "__name__", None) or get_callable_name(reward)
 
 
-def check_names(names: Sequence[str]) -> None:
-    if len(set(names)) < len(names):
-        raise ParameterError(
-            f"reward functions {', '.join(names)}: each needs a name of its own, for its column and metrics; define them with "
-            "`def`, or set `__name__`"
-        )
+def distinct(names: Sequence[str]) -> list[str]:
+    """Names of reward functions, numbered where one comes again: each has a column and metrics of its own.
+
+    Example:
+        >>> distinct(["<lambda>", "words", "<lambda>"])
+        ['<lambda>', 'words', '<lambda>_2']
+    """
+    taken: list[str] = []
+    for name in names:
+        numbered = (f"{name}_{number}" for number in itertools.count(2))
+        taken.append(next(new for new in itertools.chain([name], numbered) if new not in taken))
+    return taken
 
 
 def _validate(name: str, values: Any, completions: Sequence) -> list:

@@ -11,7 +11,7 @@ from transformers.trainer_utils import TrainOutput
 
 from ..consistency.positions import fills_position_ids, with_position_ids
 from ..errors import ParameterError
-from ..generation.stops import End, trl_finish_reason
+from ..generation.stops import End, tokenizer_in, trl_finish_reason
 
 NO_TOKEN = -1
 # What the record has of a completion; a reward function's `log_extra` cannot take these names.
@@ -39,6 +39,18 @@ class EndedRow(list):
         return self._last if index == -1 else super().__getitem__(index)
 
 
+class EmptyRow(np.ndarray):
+    """A row without tokens. `torch.tensor` makes integers of it, where of an empty list it makes floats, and with a first
+    row of floats TRL pads to floats; its `[-1]` shows TRL that no EOS ended it.
+    """
+
+    def __new__(cls):
+        return np.empty(0, np.int64).view(cls)
+
+    def __getitem__(self, index: Any) -> Any:
+        return NO_TOKEN if index == -1 else []
+
+
 class AllTrained(Exception):
     """A training was resumed at its end."""
 
@@ -60,7 +72,7 @@ def has_gpu() -> bool:
 
 def tokenizer_of(trainer: Any):
     """The trainer's tokenizer; a processor has one inside."""
-    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+    return tokenizer_in(trainer.processing_class)
 
 
 def policy_of(trainer: Any) -> Any:
