@@ -1,5 +1,6 @@
 # What `workbench.diagnostics` gives, each name loaded when it is first used.
 from .attribution import attribute_mismatch
+from .check_step import check_step
 from .duplicate_report import duplicate_report
 from .mismatch import mismatch_report
 from .padding_monitor import attach_padding_monitor
@@ -8,6 +9,6 @@ from .sampler_probe import attach_sampler_probe
 
 # fmt: off
 __all__ = [
-    "attribute_mismatch", "duplicate_report", "mismatch_report",
+    "attribute_mismatch", "check_step", "duplicate_report", "mismatch_report",
     "attach_padding_monitor", "padding_report", "attach_sampler_probe",
 ]
