@@ -1,7 +1,8 @@
 """Tiny models and prompts in the place of those on the hub that TRL's own tests load, for a machine without the hub.
 
-`write_models(FOLDER)` writes a cache that `HF_HOME` names. Architectures are those of the hub's tiny models, weights are random, the
-tokenizer is a byte-level BPE of 400 tokens with the chat template that TRL has for the family. Vision models have no stand-in.
+`write_models(FOLDER)` writes a cache that `HF_HOME` names. Architectures are those of the hub's tiny models, weights are
+random, the tokenizer is a byte-level BPE of 400 tokens with the chat template that TRL has for the family. Vision models have
+no stand-in.
 """
 
 from pathlib import Path
@@ -11,7 +12,7 @@ import transformers
 import trl
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
-WORDS = "short plain clear open calm quick even small bright quiet".split()
+WORDS = ["short", "plain", "clear", "open", "calm", "quick", "even", "small", "bright", "quiet"]
 TEXTS = [f"{first.capitalize()} is better than {second}." for first in WORDS for second in WORDS if first < second][:20]
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>", "<bos>", "<eos>", "<tool_call>", "</tool_call>"]
 SPECIAL += ["<tool_response>", "</tool_response>", "<think>", "</think>"]

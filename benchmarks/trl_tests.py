@@ -2,9 +2,9 @@
 
     python -m benchmarks.trl_tests FOLDER [--commit COMMIT] [--stand-ins] [--out FILE.json]
 
-FOLDER is a git repository of TRL, with a work tree or bare. The tests of COMMIT (its HEAD) run on the installed TRL: neither TRL's
-sdist nor its wheel has them. They load tiny models by name from the hub, or from a cache in `HF_HOME`. `--stand-ins` makes such models
-and prompts here, and uses no hub. A test that passes on TRL's trainers has to pass on ours.
+FOLDER is a git repository of TRL, with a work tree or bare. The tests of COMMIT (its HEAD) run on the installed TRL: neither
+TRL's sdist nor its wheel has them. They load tiny models by name from the hub, or from a cache in `HF_HOME`.
+`--stand-ins` makes such models and prompts here, and uses no hub. A test that passes on TRL's trainers has to pass on ours.
 """
 
 import importlib.util
