@@ -26,7 +26,6 @@ from benchmarks.record import ROOT, parser, publish, run_main, table
 from workbench.errors import RunError
 
 FILES = "test_rloo_trainer", "test_grpo_trainer"
-PARTS = [(file, whose) for file in FILES for whose in ("stock", "ours")]
 WHOSE, STAND_INS = "WORKBENCH_TRL_TESTS", "WORKBENCH_TRL_STAND_INS"
 # What a failure's message begins with or holds -> the reason that the page gives. The first that matches.
 REASONS = {
@@ -162,7 +161,8 @@ def page(result: dict) -> list[str]:
         ["passed on ours alone", str(total("passed on ours alone"))],
     ]
     return [
-        f"TRL's own tests of GRPO and RLOO ({total('tests')}), on TRL {result['trl']}, {stand_ins}. The tests are of",
+        f"TRL's own tests in {' and '.join(f'`{file}.py`' for file in parts)}: {total('tests')}, on",
+        f"TRL {result['trl']}, {stand_ins}. The tests are of",
         f"[{commit['commit'][:7]}](https://github.com/huggingface/trl/tree/{commit['commit']}) of {commit['date']}, version",
         f"{commit['version']}: the wheel and the sdist of a release have no tests.",
         "",
@@ -180,7 +180,7 @@ def page(result: dict) -> list[str]:
 
 
 def main() -> None:
-    options = parser(__doc__, commit="HEAD", jobs=1)
+    options = parser(__doc__, commit="HEAD", jobs=1, files=FILES)
     options.add_argument("folder", type=Path, help="git repository of TRL")
     options.add_argument("--stand-ins", action="store_true", help="make models and prompts here, use no hub")
     options.add_argument("--reports", type=Path, help="folder of pytest's reports; those that are there are taken")
@@ -199,11 +199,10 @@ def main() -> None:
             write_models(checkout / "cache")
             more = {"HF_HOME": str(checkout / "cache"), "HF_HUB_OFFLINE": "1", STAND_INS: "1"}
         with ThreadPoolExecutor(args.jobs) as pool:
-            runs = {
-                (file, whose): reports / f"{commit[:7]}-{trl.__version__}-{file}-{whose}.xml" for file, whose in PARTS
-            }
+            keys = [(file, whose) for file in args.files for whose in ("stock", "ours")]
+            runs = {key: reports / f"{commit[:7]}-{trl.__version__}-{'-'.join(key)}.xml" for key in keys}
             list(pool.map(lambda key: run(checkout, runs[key], *key, **more), runs))
-        parts = {file: compare(*(outcomes(runs[file, whose]) for whose in ("stock", "ours"))) for file in FILES}
+        parts = {file: compare(*(outcomes(runs[file, whose]) for whose in ("stock", "ours"))) for file in args.files}
     tests = {"commit": commit, "date": date, "version": version}
     publish({"trl": trl.__version__, "tests of": tests, "stand-ins": args.stand_ins, "parts": parts}, args.out)
 

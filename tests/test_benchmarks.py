@@ -152,9 +152,8 @@ def test_trls_tests_are_counted_by_outcome_and_commit(tmp_path, monkeypatch):
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
         subprocess.run([*git, *words], check=True)
-    monkeypatch.setattr(trl_tests, "FILES", ["test_rloo_trainer"])
-    monkeypatch.setattr(trl_tests, "PARTS", [("test_rloo_trainer", whose) for whose in ("stock", "ours")])
-    monkeypatch.setattr("sys.argv", ["trl_tests", str(tmp_path), "--out", str(tmp_path / "made.json")])
+    files, out = ["--files", "test_rloo_trainer"], ["--out", str(tmp_path / "made.json")]
+    monkeypatch.setattr("sys.argv", ["trl_tests", str(tmp_path), *files, *out])
     trl_tests.main()
     made = json.loads((tmp_path / "made.json").read_text())
     part = made["parts"]["test_rloo_trainer"]

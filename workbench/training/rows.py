@@ -118,7 +118,7 @@ def has_plain_prompts(trainer: Any) -> bool:
         ends = [tokenizer.eos_token or asked, *tokenizer.convert_ids_to_tokens(eos_ids(trainer))]
     except Exception:  # a template and a data set are anybody's
         return False
-    marks = {*before.split()[-1:], *between.split(), *(token for token in special if token in text)}
+    marks = {*before.split()[-1:], *between.split()[:2], *(token for token in special if token in text)}
     tuned = after.strip().startswith(tuple(ends))
     return tuned and isinstance(prompt, str) and not any(mark in prompt for mark in marks)
 
