@@ -154,6 +154,7 @@ def page(result: dict) -> list[str]:
         groups.update({why: len(names) for why, names in part["failed on both"].items()})
         skipped.update(part["skipped"])
     alone = [line for part in parts.values() for line in part["passed on stock alone"]]
+    left_out = ", ".join(f"`{file}.py`" for file in FILES if file not in parts)
     stand_ins = "with stand-ins for the hub's tiny models" if result["stand-ins"] else "with the hub's tiny models"
     rows = [
         ["passed on both", str(total("passed on both"))],
@@ -163,10 +164,11 @@ def page(result: dict) -> list[str]:
         ["passed on ours alone", str(total("passed on ours alone"))],
     ]
     return [
-        f"TRL's own tests in {' and '.join(f'`{file}.py`' for file in parts)}: {total('tests')}, on",
-        f"TRL {result['trl']}, {stand_ins}. The tests are of",
+        f"{total('tests')} of TRL's own tests ({', '.join(f'`{file}.py`' for file in parts)}), on TRL {result['trl']},",
+        f"{stand_ins}. The tests are of",
         f"[{commit['commit'][:7]}](https://github.com/huggingface/trl/tree/{commit['commit']}) of {commit['date']}, version",
         f"{commit['version']}: the wheel and the sdist of a release have no tests.",
+        *([f"Not run here: {left_out}."] if left_out else []),
         "",
         *table(["outcome", "tests"], rows),
         "",
