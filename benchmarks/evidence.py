@@ -7,6 +7,7 @@ import json
 import re
 import statistics
 
+from benchmarks import trl_tests
 from benchmarks.fetch_gemma import FETCH
 from benchmarks.record import ROOT, made_with, measured, table
 from benchmarks.stop_string import made_of
@@ -85,10 +86,7 @@ def sources() -> list[list[str]]:
 
 def page() -> list[str]:
     """Make the lines of docs/evidence/real_weights.md."""
-    rows, tests, lines = claims(), measured("trl_tests"), []
-    pieces = list(tests["parts"].values())
-    stock, ours = (sum(piece["passed"][n] for piece in pieces) for n in (0, 1))
-    worse = sum(line.endswith(": passed, failed") for piece in pieces for line in piece["differ"])
+    rows, lines = claims(), []
     for word in ("confirmed", "refuted", "inconclusive"):
         found = [f"- {claim}{verdict.removeprefix(word)}." for claim, _, _, verdict in rows if verdict.startswith(word)]
         lines += [f"**{word.capitalize()} on real weights:**", "", *found, ""]
@@ -104,8 +102,9 @@ def page() -> list[str]:
         "",
         *table(HEAD[:-1], [row[:-1] for row in rows]),
         "",
-        f"TRL's own tests of GRPO, RLOO and OnlineDPO, on TRL {tests['trl']}: of {sum(piece['tests'] for piece in pieces)},",
-        f"{stock} pass on TRL's trainers, {ours} on ours, {worse} only on TRL's (*trl_tests*).",
+        "## TRL's own tests",
+        "",
+        *trl_tests.page(measured("trl_tests")),
         "",
         "## What things cost",
         "",

@@ -162,7 +162,9 @@ def page(data: dict) -> str:
     for name in repros():
         states = [results[name].get(group[0], {}).get("state", "not run") for _, group in columns]
         tried = data["patched"].get(name, {}).get(base(name), {}).get("state", "not tried")
-        link = f"[{name.replace('_', ' ')}](#{name.replace('_', '-')})"
+        link = f"[{name.replace('_', ' ')}](#{name.replace('_', '-')})" + " (disputed)" * (
+            "disputed" in docstring(name)
+        )
         row = [link, issues(name), *(short.get(state, state) for state in states)]
         lines.append(f"| {' | '.join(row)} | {base(name)}: {tried} |")
     lines += ["", "## What could not run", "", *cannot_run(results), "", "## The defects"]

@@ -139,6 +139,7 @@ def on_vllm(module: str, *arguments: str):
     from workbench.lab.batch.execute import kernel_environment
 
     need(find_spec("vllm"), "vLLM")
+    need(find_spec("peft") or "from peft" not in (HELPERS / f"{module}.py").read_text(), "PEFT")
     log = Path(tempfile.gettempdir()) / f"on_vllm-{os.getpid()}.log"
     if _engines is None or _engines.poll() is not None:
         here = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # the package of this checkout

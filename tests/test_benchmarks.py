@@ -4,6 +4,7 @@ import argparse
 import hashlib
 import json
 import re
+import subprocess
 import zipfile
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from conftest import ROOT
 from safetensors.numpy import save_file
 
-from benchmarks import fetch_gemma, record
+from benchmarks import fetch_gemma, record, trl_tests
 from workbench.errors import RunError
 
 # These import a package that they installed into a folder of their own.
@@ -131,3 +132,41 @@ def test_callback_is_measured_against_trainings_without_it(starter_folder):
 
     found = cost.ROWS["watch"](SMALL, str(starter_folder))
     assert found["calls of a training"] >= 1 and 0 < found["share of time, direct"] < 10
+
+
+THEIR_TESTS = """
+import pytest, trl
+def test_same(): pass
+def test_of_the_hub(): raise OSError("We couldn't connect to the hub")
+def test_left_out(): pytest.skip("no GPU")
+def test_whose(): assert trl.RLOOTrainer.__module__.startswith("trl.")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.rare
+def test_trls_tests_are_counted_by_outcome_and_commit(tmp_path, monkeypatch):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test_rloo_trainer.py").write_text(THEIR_TESTS)
+    (tmp_path / "VERSION").write_text("9.9\n")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], check=True)
+    files, out = ["--files", "test_rloo_trainer"], ["--out", str(tmp_path / "made.json")]
+    monkeypatch.setattr("sys.argv", ["trl_tests", str(tmp_path), *files, *out])
+    trl_tests.main()
+    made = json.loads((tmp_path / "made.json").read_text())
+    part = made["parts"]["test_rloo_trainer"]
+    assert made["tests of"]["version"] == "9.9" and len(made["tests of"]["commit"]) == 40
+    assert (part["tests"], part["passed on both"], list(part["skipped"].values())) == (4, 1, [1])
+    assert {why: len(names) for why, names in part["failed on both"].items()} == {
+        "loads a model or data set that is not here": 1
+    }
+    assert [line.partition(": ")[0].rpartition("::")[2] for line in part["passed on stock alone"]] == ["test_whose"]
+    text = "\n".join(trl_tests.page(made))
+    assert "version\n9.9" in text and "| passed on TRL's trainers alone | 1 |" in text
+
+
+def test_folder_that_is_no_repository_of_trl_is_refused(tmp_path):
+    with pytest.raises(RunError, match="expected a git repository of TRL"):
+        trl_tests.git(tmp_path, "log", "-1")

@@ -5,9 +5,10 @@ A broken cell fails here. Checks that only a longer training can pass are named;
 
 import json
 import re
+from importlib.util import find_spec
 
 import pytest
-from conftest import workbench
+from conftest import need, workbench
 
 from workbench.runs import list_runs
 from workbench.runs.results import results_of
@@ -31,6 +32,8 @@ SMALL = {
     # Of three steps all may be negative, or none.
     "10_what_the_loss_is_divided_by": ("steps=3 seeds=1", ("The default loss is negative in",)),
 }
+# Notebook -> what it cannot run without.
+PARTS = {"02": ["vllm"], "04": ["vllm"], "08": ["vllm"], "09": ["vllm", "peft"]}
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +43,8 @@ def runs_dir(tmp_path_factory):
 
 @pytest.mark.parametrize("notebook", SMALL)
 def test_a_notebook_runs_from_top_to_bottom_and_what_can_hold_at_this_size_holds(notebook, runs_dir, starter_folder):
+    for part in PARTS.get(notebook[:2], ()):
+        need(find_spec(part), part)
     parameters, too_short = SMALL[notebook]
     assigned = [part for parameter in parameters.split() for part in ("-p", parameter)]
     process = workbench("run", "-q", notebook, *assigned, "--runs-dir", runs_dir, timeout=600)

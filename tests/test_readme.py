@@ -4,6 +4,7 @@ import contextlib
 import copy
 import json
 import re
+import shutil
 
 import pytest
 from conftest import NOTEBOOKS, ROOT, call
@@ -98,8 +99,11 @@ def test_the_readme_s_code_runs_as_it_stands_but_for_a_small_model_and_a_cpu(
 ):
     (code,) = blocks(README.read_text())
     assert len([line for line in code.splitlines() if line]) <= 12
-    model = '"Qwen/Qwen2-0.5B-Instruct"'
-    for shown, tiny in {model: repr(str(starter_folder)), "max_steps=20": f"max_steps=2, **{TINY}"}.items():
+    model, folder = '"Qwen/Qwen2-0.5B-Instruct"', shutil.copytree(starter_folder, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+    )
+    for shown, tiny in {model: repr(str(folder)), "max_steps=20": f"max_steps=2, **{TINY}"}.items():
         assert code.count(shown) == 1, shown
         code = code.replace(shown, tiny)
     monkeypatch.chdir(tmp_path)

@@ -16,11 +16,13 @@ WINDOW = {"steps_per_generation": 4, "gradient_accumulation_steps": 2}
 # Defect -> a trainer, settings that meet it, and settings next to them that do not; the last may be another trainer's.
 SEED, EOS_IDS = {"generation_kwargs": {"seed": 7}}, {"generation_kwargs": {"eos_token_id": [1, 2]}}
 MASK, STRINGS = {"mask_truncated_completions": True}, {"generation_kwargs": {"stop_strings": ["a"]}}
+TOP_P = {"top_p": 0.9}
 CASES = {
     "copied_request_seed": ("GRPO", VLLM | SEED, SEED),
     "dropped_finish_reason": ("RLOO", VLLM | STOP, VLLM),
     "engine_seed": ("OnlineDPO", VLLM, VLLM | {"vllm_mode": "server"}, "GRPO"),
     "false_clipping": ("GRPO", STOP, STOP, "PPO"),
+    "ignored_stop_option": ("GRPO", STOP, VLLM | STOP),
     "lora_without_the_seed": ("GRPO", {"use_peft": True}, {"use_peft": False}),
     "loss_scale_masked": ("GRPO", MASK, MASK | {"loss_type": "grpo"}),
     "loss_scale_window": ("GRPO", WINDOW, WINDOW | {"gradient_accumulation_steps": 4}),
@@ -29,6 +31,11 @@ CASES = {
     "pads_behind_a_stop_id": ("GRPO", EOS_IDS, VLLM | EOS_IDS),
     "ppo_penalty_looks_for_eos": ("PPO", {"missing_eos_penalty": 1.0, "stop_token_id": 5}, {"stop_token_id": 5}),
     "ppo_runs_past_eos": ("PPO", {}, {"stop_token": "eos"}),
+    "ratio_over_truncated_support": (
+        "GRPO",
+        VLLM | TOP_P,
+        VLLM | TOP_P | {"vllm_importance_sampling_correction": False},
+    ),
     "stop_strings_need_a_tokenizer": ("GRPO", STRINGS, VLLM | STRINGS),
     "zero_std_share": ("GRPO", {"multi_objective_aggregation": "normalize_then_sum"}, {"scale_rewards": "none"}),
 }
@@ -37,6 +44,7 @@ OPEN = {
     "empty_completion": {},
     "hidden_stop_token": {"generation_kwargs": {"stop_token_ids": [5]}},
     "padding_without_positions": {},
+    "sequence_ratio_is_a_sum": VLLM,
     "several_eos_ids": {},
 }
 
@@ -91,7 +99,7 @@ ARGS = json.dumps(WINDOW | {"generation_kwargs": '{"stop": ["a"]}'})
 def test_the_command_names_what_the_settings_meet(name, text, tmp_path, capsys):
     (tmp_path / name).write_text(text)
     code, said, _ = call(capsys, "doctor", "--trl", "1.8.0", "--args", tmp_path / name)
-    assert code == 1 and "TRL 1.8.0, GRPO: these settings meet 2 known defects" in said
+    assert code == 1 and "TRL 1.8.0, GRPO: these settings meet 3 known defects" in said
     assert "loss_scale_window: loss_type=dapo (the default), steps_per_generation=4" in said
     assert "false_clipping: stop in generation_kwargs" in said and "cannot tell  several_eos_ids" in said
     if name == "args.json":  # a run's folder

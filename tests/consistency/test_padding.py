@@ -1,7 +1,9 @@
+from importlib.util import find_spec
 from unittest import mock
 
 import pytest
 import torch
+from conftest import need
 from hypothesis import given
 from hypothesis import strategies as st
 from padding_cases import TEXTS, by_hand, furthest, ones, some_texts, tiny
@@ -203,6 +205,7 @@ def test_scoring_options_out_of_range_are_refused(options, message):
 
 
 def test_virtual_tokens_are_refused():
+    need(find_spec("peft"), "PEFT")
     from peft import PromptTuningConfig, get_peft_model
 
     model = get_peft_model(tiny("gpt2"), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))

@@ -2,10 +2,12 @@ import contextlib
 import copy
 import inspect
 import pickle
+from importlib.util import find_spec
 
 import pytest
 import torch
 import transformers
+from conftest import need
 from packaging.version import Version
 from padding_cases import TEXTS, by_hand, furthest, ones, tiny
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -167,6 +169,7 @@ def _small_qwen2_vl():
 
 @pytest.mark.parametrize("order", ["hook, then PEFT", "PEFT, then hook"])
 def test_the_hook_holds_in_peft(order):
+    need(find_spec("peft"), "PEFT")
     from peft import LoraConfig, get_peft_model
 
     model, batch = tiny("gpt2"), pad_batch(TEXTS, 0)

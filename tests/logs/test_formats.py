@@ -4,9 +4,10 @@ import gzip
 import io
 import json
 import sys
+from importlib.util import find_spec
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, need
 
 from workbench.errors import MissingDependencyError, RunError
 from workbench.logs.formats import read_tensorboard
@@ -347,6 +348,12 @@ def test_a_link_in_a_folder_is_not_followed_wherever_it_lies(tmp_path):
 # --- TensorBoard --------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def tensorboard():
+    need(find_spec("tensorboard"), "TensorBoard")
+
+
+@pytest.mark.usefixtures("tensorboard")
 def test_a_file_that_tensorboard_wrote_is_read():
     table = read_tensorboard(EVENTS)
     assert table["step"].tolist() == [1, 2, 3, 4, 5]
@@ -356,12 +363,14 @@ def test_a_file_that_tensorboard_wrote_is_read():
     assert table["elapsed_s"].tolist() == pytest.approx([0.5, 1, 1.5, 2, 2.5], abs=0.01)  # from the file's first event
 
 
+@pytest.mark.usefixtures("tensorboard")
 def test_a_last_record_cut_short_by_a_kill_is_left_out(tmp_path):
     path = tmp_path / EVENTS.name
     path.write_bytes(EVENTS.read_bytes()[:-9])
     assert read_tensorboard(path)["step"].tolist() == [1, 2, 3, 4]
 
 
+@pytest.mark.usefixtures("tensorboard")
 @pytest.mark.parametrize("content", [b"", b"step,reward\n1,2\n" * 10, b"\x00" * 64])
 def test_what_is_no_event_file_is_refused(tmp_path, content):
     path = tmp_path / EVENTS.name

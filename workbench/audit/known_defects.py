@@ -24,7 +24,11 @@ DEFAULTS = {
     "multi_objective_aggregation": "sum_then_normalize",
     "per_device_train_batch_size": 8,
     "scale_rewards": "group",
+    "top_k": 0,
+    "top_p": 1.0,
     "use_vllm": False,
+    "vllm_importance_sampling_correction": True,
+    "vllm_importance_sampling_mode": "sequence_mask",
     "vllm_mode": "colocate",
 }
 _BY_TOKENS = ("dapo", "cispo", "vespo")  # the losses that divide by the tokens of a generation batch
@@ -100,6 +104,20 @@ def _lora(s: Settings) -> Met:
     return _if(given, "LoRA", "a peft_config" * (given is None))
 
 
+def _ignored(s: Settings) -> Met:
+    names = [name for name in ("stop", "stop_token_ids", "max_tokens") if s.kwargs.get(name)]
+    return _if(names and not s["use_vllm"], f"{', '.join(names)} in generation_kwargs, without vLLM")
+
+
+def _truncated(s: Settings) -> Met:
+    names = [name for name, on in (("top_k", s["top_k"] > 0), ("top_p", s["top_p"] < 1), ("min_p", s["min_p"])) if on]
+    return _if(names and _corrected(s), f"use_vllm=True, {s.say(*names)}")
+
+
+def _corrected(s: Settings) -> bool:
+    return bool(s["use_vllm"] and s["vllm_importance_sampling_correction"])
+
+
 def _zero_std(s: Settings) -> Met:
     odd = {"scale_rewards": "batch", "multi_objective_aggregation": "normalize_then_sum"}
     names = [name for name, value in odd.items() if s[name] == value]
@@ -117,6 +135,7 @@ MET: dict[str, tuple[Sequence[str], Callable[[Settings], Met]]] = {
     "engine_seed": (_NOT_PPO, lambda s: _if(s.colocate, s.say("use_vllm", "vllm_mode"))),
     "false_clipping": (_GROUPED, lambda s: _if(s.stops, f"{s.stops} in generation_kwargs", _AT_A_TEXT)),
     "hidden_stop_token": (_GROUPED, _stop_ids),
+    "ignored_stop_option": (_GROUPED, _ignored),
     "lora_without_the_seed": (_GROUPED, _lora),
     "loss_scale_masked": (("GRPO",), lambda s: _if(
         s["loss_type"] in _BY_TOKENS and s["mask_truncated_completions"],
@@ -133,6 +152,10 @@ MET: dict[str, tuple[Sequence[str], Callable[[Settings], Met]]] = {
         s["missing_eos_penalty"] and s["stop_token_id"] is not None, s.say("missing_eos_penalty", "stop_token_id"))),
     "ppo_runs_past_eos": (("PPO",), lambda s: _if(
         s["stop_token"] is None and s["stop_token_id"] is None, "no stop_token and no stop_token_id (the default)")),
+    "ratio_over_truncated_support": (("GRPO",), _truncated),
+    "sequence_ratio_is_a_sum": (("GRPO",), lambda s: _if(
+        False, "", "completions long enough for a ratio above 3" * (
+            _corrected(s) and s["vllm_importance_sampling_mode"].startswith("sequence")))),
     "several_eos_ids": (_GROUPED, lambda s: (None, "a model with several EOS ids in its generation_config.json")),
     "stop_strings_need_a_tokenizer": (_NOT_PPO, lambda s: _if(
         not s["use_vllm"] and s.kwargs.get("stop_strings"), "stop_strings in generation_kwargs, without vLLM")),

@@ -97,6 +97,7 @@ def true_clipping(log: Log) -> Finding:
     says = f"{late:.0%} of the completions are cut by the length limit in the last quarter of the run"
     says += ", while the reward rises or is at its highest." if learns else "."
     advice = "Raise max_completion_length, or reward shorter completions; masking them leaves less to learn from."
+    advice = _of_plain_prompts(log) or advice
     where, share = log.at(true >= 0.25), float(np.nanmean(true))
     evidence, cost = (
         {"share cut, last quarter": late, "share cut, all steps": share},
@@ -150,9 +151,17 @@ def never_stops(log: Log) -> Finding:
     return _runs_on(log, true >= _ALL, says, {"share cut": 1.0})
 
 
+def _of_plain_prompts(log: Log) -> str:
+    """The advice where a record says that prompts lack the model's chat template; else an empty string."""
+    says = 'Write prompts as messages, {"prompt": [{"role": "user", "content": ...}]}: they are plain strings, to which TRL '
+    says += "applies no chat template, and the model stops at the end of its template's turns."
+    return says if log.facts.get("plain_prompts") else ""
+
+
 def _runs_on(log: Log, where: np.ndarray, says: str, evidence: dict) -> Finding:
     advice = "Let the sampler stop: stop_token='eos' in TRL's PPOConfig, or an eos_token_id in the model's generation "
     advice += "config; if completions are meant to be longer, raise the limit."
+    advice = _of_plain_prompts(log) or advice
     cost, notebook = {"share of steps": where.mean()}, "01_ppo_eos_stop"
     return found(PROBLEM, says, advice, steps=log.at(where), evidence=evidence, cost=cost, notebook=notebook)
 

@@ -5,6 +5,7 @@ Read-only: it uses values that TRL has already computed, draws no random number 
 
 import contextlib
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,11 +16,21 @@ import pandas as pd
 import trl
 
 from ..errors import ParameterError
+from ..generation.preflight import backend_of, check_generation_kwargs
 from ..runs.completions import TOKENS, save_tokens
 from ..runs.files import json_lines, write_text
 from ..training.engine import finish_reasons, hook, hook_requests
 from ..training.recording import Recorder
-from ..training.rows import end_columns, eos_ids, is_of_a_step, logged_rows, several_turns, tokenizer_of
+from ..training.rows import (
+    PLAIN_PROMPTS,
+    end_columns,
+    eos_ids,
+    has_plain_prompts,
+    is_of_a_step,
+    logged_rows,
+    several_turns,
+    tokenizer_of,
+)
 from .callback import LiveCallback, say
 
 _KEPT = 2000  # rows from the start, and as many from the end, that the rules see
@@ -70,6 +81,7 @@ class Watch(LiveCallback):
         self._generated: tuple = ()
         if self.on:
             self.guarded(self._install_hooks)
+            self.guarded(self._check_settings)
             trainer.add_callback(self)
 
     def detach(self) -> None:
@@ -89,6 +101,17 @@ class Watch(LiveCallback):
         ]
         if self._trainer.use_vllm:
             self._hooks.append(hook_requests(self._trainer.vllm_generation, self._on_engine))
+
+    def _check_settings(self) -> None:
+        """Warn of what TRL ignores without an error; a trainer of ours has said it."""
+        if hasattr(self._trainer, "stop_rule"):
+            return
+        if has_plain_prompts(self._trainer):
+            warnings.warn(PLAIN_PROMPTS, stacklevel=5)  # at `attach_watch`
+        try:
+            check_generation_kwargs(self._trainer.args.generation_kwargs or {}, backend_of(self._trainer.args))
+        except ParameterError as error:
+            warnings.warn(f"{error}. It is ignored, without an error.", stacklevel=5)
 
     def _on_engine(self, original: Callable, *args: Any, **kwargs: Any):
         answer = original(*args, **kwargs)

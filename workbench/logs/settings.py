@@ -17,7 +17,7 @@ PARAMETERS: dict[str, type] = {
     "scale_rewards": str,
     "multi_objective_aggregation": str,
 }
-_TYPES = {"model_type": str, "min_tokens": int, **PARAMETERS}
+_TYPES = {"model_type": str, "min_tokens": int, "plain_prompts": bool, **PARAMETERS}
 _CONFIGS = ("GRPOConfig", "RLOOConfig")
 _MOST_SCRIPTS, _LONGEST_SCRIPT = 20, 1_000_000  # of a folder; bytes
 _IN_FOLDER = ("recipe.json", "training_args.json", "args.json", "config.yaml", "config.yml", "args.yaml", "args.yml")
@@ -207,6 +207,7 @@ def _of_recipe(recorded: dict) -> dict[str, Any]:
         "stop_strings": [s for s in items(stops.get("stop")) if isinstance(s, str)],
         "stop_token_ids": _ids(stops.get("stop_token_ids")),
         "min_tokens": stops.get("min_tokens"),
+        "plain_prompts": recorded.get("plain_prompts"),
         # The workbench's trainers pass positions unless that is switched off; `ObservedGRPOTrainer` is stock GRPO as an arm.
         "explicit_positions": overrides.get("explicit_positions", own or None),
         "reward_highest": _highest([f.get("highest") for f in functions], items(overrides.get("reward_weights"))),

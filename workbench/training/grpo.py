@@ -7,6 +7,7 @@ exactly when it really stopped (`EndedRow`). Every reader unmasks with `ids[:]`.
 """
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,16 @@ from ..generation.stops import End, StopRule, StopSpec
 from .engine import EngineRequests, improbable_copies
 from .groups import GroupError, check_groups, identical_groups
 from .rewards import distinct, name_of, validated
-from .rows import EmptyRow, EndedRow, RecordsRows, check_no_hook, end_columns, fill_positions
+from .rows import (
+    PLAIN_PROMPTS,
+    EmptyRow,
+    EndedRow,
+    RecordsRows,
+    check_no_hook,
+    end_columns,
+    fill_positions,
+    has_plain_prompts,
+)
 from .sync_on_cpu import building_on_cpu, install_cpu_sync
 
 Stops = StopSpec | Mapping | Sequence[str | int] | str | int | None
@@ -79,6 +89,8 @@ def attach_ours(trainer: Any, record_dir: str | Path | None, explicit_positions:
         trainer.recorder = attach_recorder(trainer, record_dir)
     if explicit_positions:
         fill_positions(trainer)
+    if has_plain_prompts(trainer):
+        warnings.warn(PLAIN_PROMPTS, stacklevel=4)  # at the line that makes the trainer
 
 
 _Trainer: Any = trl.GRPOTrainer if TYPE_CHECKING else object  # whose attributes the methods use

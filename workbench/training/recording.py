@@ -19,7 +19,7 @@ from ..runs.completions import FILE, forget_after
 from ..runs.files import append_rows, open_lines, read_json, write_json
 from ..runs.stop_request import go_on, honour_stop, stop_request
 from .rewards import describe_reward, unseen_values
-from .rows import AllTrained, eos_ids, is_of_a_step, policy_of, several_turns
+from .rows import AllTrained, eos_ids, has_plain_prompts, is_of_a_step, policy_of, several_turns
 
 COMPLETE = "complete.json"  # the last file of a checkpoint
 _RECORDED: tuple[str, ...] = ("num_generations", "learning_rate", "seed", "temperature", "beta", "max_steps")
@@ -185,6 +185,7 @@ def trainer_settings(trainer: Any) -> dict:
         "recipe": recipe,
         "reward_funcs": [describe_reward(reward) for reward in rewards],
         "stops": _stops(trainer),
+        "plain_prompts": has_plain_prompts(trainer),
         "overrides": {
             "mask_truncated_completions": getattr(args, "mask_truncated_completions", None),
             "reward_weights": getattr(args, "reward_weights", None),

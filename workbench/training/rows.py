@@ -106,6 +106,35 @@ def eos_ids(trainer: Any) -> list[int]:
     return [i for i in ids if i is not None]
 
 
+PLAIN_PROMPTS = (
+    "prompts are plain strings: TRL applies the tokenizer's chat template to message lists only, and a model that was tuned "
+    'with a template may never stop without it. Write {"prompt": [{"role": "user", "content": ...}]}. Where plain strings are '
+    'meant: warnings.filterwarnings("ignore", "prompts are plain strings")'
+)
+
+
+def has_plain_prompts(trainer: Any) -> bool:
+    """Whether the first prompt is a string with no mark of the chat template, whose turns end at an EOS of the policy.
+
+    A base model's template, as Qwen2.5's, ends turns at another token than its EOS.
+    """
+    tokenizer, data = tokenizer_of(trainer), trainer.train_dataset
+    if not getattr(tokenizer, "chat_template", None) or several_turns(trainer) or not hasattr(data, "__getitem__"):
+        return False
+    asked, answered = "workbench asks", "workbench answers"
+    turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+    try:
+        prompt, text = data[0].get("prompt"), tokenizer.apply_chat_template(turns, tokenize=False)
+        (before, _, rest), special = text.partition(asked), tokenizer.all_special_tokens
+        between, _, after = rest.partition(answered)
+        ends = [tokenizer.eos_token or asked, *tokenizer.convert_ids_to_tokens(eos_ids(trainer))]
+    except Exception:  # a template and a data set are anybody's
+        return False
+    marks = {*before.split()[-1:], *between.split()[:2], *(token for token in special if token in text)}
+    tuned = after.strip().startswith(tuple(ends))
+    return tuned and isinstance(prompt, str) and not any(mark in prompt for mark in marks)
+
+
 def check_no_hook(models: Iterable) -> None:
     """Raise where `explicit_positions=False` asks for stock scoring of a model that has `with_position_ids`'s hook."""
     if any(isinstance(model, torch.nn.Module) and fills_position_ids(model) for model in models):
