@@ -1,14 +1,15 @@
 """Is the engine that samples the policy that is trained? The log-probs of one fixed text under both answer it, step by step.
 
 The trainer knows what the text's log-probs are now, were at earlier steps and are without adapters; whichever of these the
-engine's equal names the cause. Two are the same only where an update is smaller than the noise: then it cannot tell.
+engine's equal names the cause. Two are the same only where an update is smaller than the noise: then it cannot tell. In bf16
+an update may be smaller than the rounding of the weights: then an engine in sync stays at its old log-probs too.
 
 | the engine's log-probs of the text | cause |
 |---|---|
 | equal those of n steps ago, and go on with the trainer's | synced late |
 | stay those that it was loaded with | not synced |
 | stay those of the model without adapters, although weights are sent | LoRA not merged |
-| follow the trainer's, off by what rounding makes of them | lost precision |
+| follow the trainer's, from the first probe on off by what rounding makes of them | lost precision |
 | differ between a request that may read the prefix cache and one that may not | stale prefix cache |
 | cannot be compared: its token ids of the text are others | other tokenizer or template |
 """
@@ -28,6 +29,9 @@ ROUNDING_NATS = {"float32": 2e-4, "float16": 0.01, "bfloat16": 0.05}
 _START, _BASE = "start", "base"  # weights that the engine may have other than those of a step
 _CLEAR = 4.0  # standard errors between two candidates that count as different
 _LEAST_NOISE = 1e-6  # nats, of fp32
+# How far an engine in sync may come from the trainer, in rms differences of the step that showed rounding: one is its own, and
+# rounding of other weights may turn out larger.
+_ROUNDED = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +57,11 @@ class Probe:
     def difference(self) -> float:
         """Mean |engine - trainer| of a token, nats."""
         return float(np.abs(self.engine - self.trainer).mean())
+
+    @property
+    def rms(self) -> float:
+        """Root mean square of engine - trainer, nats."""
+        return float(np.sqrt(((self.engine - self.trainer) ** 2).mean()))
 
     @property
     def cache_difference(self) -> float:
@@ -101,7 +110,7 @@ def sampler_verdict(
         base: (T,) the trainer's log-probs without its adapters; None without LoRA, and where no weights were sent at all.
         reference: a probe at which both were the same policy: its difference, rounding, is taken off the later ones.
         dtype: that the trainer computes in.
-        rounding: mean |difference| (nats) that computing in bfloat16 makes of the trainer's log-probs of this text;
+        rounding: mean |difference| (nats) that computing in bfloat16 makes of the trainer's log-probs of this text now;
             None where it was not measured.
 
     Example: an engine that has the weights of the step before. One update moved a log-prob by 0.3, the next one by 0.1.
@@ -128,8 +137,10 @@ def sampler_verdict(
         candidates[_BASE] = base
     best, possible, noise = _closest(engine, candidates, prefer=now.step)
     if now.step in possible:
-        return _in_step(now, before, possible, noise, dtype, rounding)
+        return _in_step(now, before, possible, noise, dtype, rounding, reference)
     origin = start.step if start is not None else probes[0].step
+    if reference and now.rms <= _ROUNDED * reference.rms:
+        return _too_small(now, best if isinstance(best, int) else origin, candidates[best], reference.rms)
     return _stale_weights(now, before, best, possible, origin)
 
 
@@ -185,31 +196,47 @@ def _stale_cache(now: Probe, before: Sequence[Probe], dtype: str) -> SamplerVerd
     return SamplerVerdict(CACHE, True, None, now.difference, text)
 
 
-def _in_step(now: Probe, before, possible: set, noise: float, dtype: str, rounding: float | None) -> SamplerVerdict:
+def _in_step(now: Probe, before, possible: set, noise: float, dtype: str, rounding, reference) -> SamplerVerdict:
     """The verdict where no earlier weights fit better than the trainer's: in sync, cannot tell, or off by more than noise."""
     size = f"mean |difference| {now.difference:.2g} nats a token"
-    if now.difference > ROUNDING_NATS[dtype]:
-        if rounding is not None and dtype == "float32" and now.difference <= 2 * rounding:
-            text = (
-                f"the engine follows the trainer in lower precision: {size}, {now.difference / rounding:.2g} times what "
-                "bfloat16 makes of the trainer's own. Start the engine in the trainer's dtype, or sync without a cast."
+    most = ROUNDING_NATS[dtype]
+    far = now.difference > most
+    since_start = not before or (reference is not None and reference.difference > most)  # as lost precision is
+    rounded = since_start and dtype == "float32" and rounding is not None and now.difference <= 2 * rounding
+    if far and not rounded:
+        text = f"the engine is another policy than the trainer's: {size}, more than {dtype} explains, and the weights of no step "
+        if reference is None:
+            text += (
+                "that was probed fit better. Not attributed: weights from elsewhere or reloaded in part (a tied head stays), "
+                "another architecture, or lower precision."
             )
-            return SamplerVerdict(PRECISION, True, 0, now.difference, text)
-        text = (
-            f"the engine is another policy than the trainer's: {size}, more than {dtype} explains, and the weights of no step "
-            "that was probed fit better. Not attributed: weights from elsewhere or reloaded in part (a tied head stays), "
-            "another architecture, or lower precision."
-        )
+        else:
+            text += (
+                f"that was probed fit better. At step {reference.step} the two were one policy. Since then some weights did not "
+                "arrive (norms, a layer, a tied head), an update arrived twice, or a sync was left out. Compare the engine's "
+                "parameters with the trainer's after a sync."
+            )
         return SamplerVerdict(UNKNOWN, True, None, now.difference, text)
     unseen = [p for p in before if p.step in possible and (p.trainer != now.trainer).any()]
     if before and before[-1] in unseen:
-        moved = float(np.abs(now.trainer - unseen[0].trainer).mean())
+        return _too_small(now, unseen[0].step, unseen[0].trainer, noise)
+    if far:
         text = (
-            f"{size}; since step {unseen[0].step} the log-probs moved by {moved:.2g}, too little compared with a noise of "
-            f"{noise:.2g} to tell whether the engine has these updates."
+            f"the engine follows the trainer in lower precision: {size}, {now.difference / rounding:.2g} times what "
+            "bfloat16 makes of the trainer's own. Start the engine in the trainer's dtype, or sync without a cast."
         )
-        return SamplerVerdict(CANNOT_TELL, False, None, now.difference, text)
+        return SamplerVerdict(PRECISION, True, 0, now.difference, text)
     return SamplerVerdict(IN_SYNC, True, 0, now.difference, f"engine and trainer are one policy: {size}.")
+
+
+def _too_small(now: Probe, step: int, trainer: np.ndarray, noise: float) -> SamplerVerdict:
+    """The verdict where the engine may have the weights of now or of an earlier step."""
+    text = (
+        f"mean |difference| {now.difference:.2g} nats a token; since step {step} the log-probs moved by "
+        f"{np.abs(now.trainer - trainer).mean():.2g}, too little compared with a noise of {noise:.2g} from rounding to tell "
+        "whether the engine has these updates."
+    )
+    return SamplerVerdict(CANNOT_TELL, False, None, now.difference, text)
 
 
 def _stale_weights(now: Probe, before: Sequence[Probe], best: int | str, possible: set, origin: int) -> SamplerVerdict:
