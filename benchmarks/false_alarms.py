@@ -16,6 +16,7 @@ import gc
 import io
 import json
 import os
+import resource
 import shutil
 import tempfile
 import time
@@ -207,6 +208,7 @@ def train(one: Configuration, steps: int) -> dict:
         "moved": moved(probe),
         "reward": [float(np.mean(part)) for part in (rewards[:10], rewards[-10:])],
         "seconds": round(time.monotonic() - began, 1),
+        "peak memory, GiB": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
     }
 
 

@@ -168,7 +168,9 @@ def test_rows_that_generation_kwargs_cut_have_not_stopped(limit, capfd):
     watch = attach_watch(trainer, every=1)
     trainer.train()
     made = Run(watch.recorder.record_dir).completions
-    assert made["finish_reason"].tolist() == made["trl_finish_reason"].tolist() and "length" in set(made["finish_reason"])
+    assert made["finish_reason"].tolist() == made["trl_finish_reason"].tolist() and "length" in set(
+        made["finish_reason"]
+    )
     printed = capfd.readouterr().err
     assert "masked-stops" not in printed and "false-clipping" not in printed
 

@@ -137,7 +137,9 @@ def sampler_verdict(
         candidates[_BASE] = base
     best, possible, noise = _closest(engine, candidates, prefer=now.step)
     # As far from every candidate, the engine is none of them.
-    strange = reference and noise > 2 * _ROUNDED * max(reference.rms, _LEAST_NOISE) and now.difference > ROUNDING_NATS[dtype]
+    strange = (
+        reference and noise > 2 * _ROUNDED * max(reference.rms, _LEAST_NOISE) and now.difference > ROUNDING_NATS[dtype]
+    )
     if now.step in possible or strange:
         return _in_step(now, before, possible, noise, dtype, rounding, reference)
     origin = start.step if start is not None else probes[0].step
