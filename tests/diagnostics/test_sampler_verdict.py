@@ -54,7 +54,7 @@ def verdicts(trainer: list, engine: list, *, noise: float = 3e-7, base=None, dty
 def trained(model: str, rate: float, *, bf16: bool = True, engine=torch.bfloat16, lag: int = 0, left_out=()) -> list:
     """The verdicts of a real training of a toy next to a copy of it in another dtype, which is the engine.
 
-    The trainer computes in bf16 by autocast, or in fp32. The engine gets the weights of `lag` steps ago, and none of `left_out`.
+    The trainer computes in bf16 by autocast, or in fp32. The engine gets weights of `lag` steps ago, none of `left_out`.
     """
     torch.manual_seed(0)
     policy = AutoModelForCausalLM.from_pretrained(resolve_model(model)).eval()

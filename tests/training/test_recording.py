@@ -3,10 +3,8 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pandas as pd
 import pytest
-import torch
 import trl
 from conftest import write_run
 from ppo_parts import needs_ppo

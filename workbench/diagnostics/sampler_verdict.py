@@ -208,18 +208,16 @@ def _in_step(now: Probe, before, possible: set, noise: float, dtype: str, roundi
     since_start = not before or (reference is not None and reference.difference > most)  # as lost precision is
     rounded = since_start and dtype == "float32" and rounding is not None and now.difference <= 2 * rounding
     if far and not rounded:
-        text = f"the engine is another policy than the trainer's: {size}, more than {dtype} explains, and the weights of no step "
+        text = (
+            f"the engine is another policy than the trainer's: {size}, more than {dtype} explains, and the weights of no step "
+            "that was probed fit better. "
+        )
         if reference is None:
-            text += (
-                "that was probed fit better. Not attributed: weights from elsewhere or reloaded in part (a tied head stays), "
-                "another architecture, or lower precision."
-            )
+            text += "Not attributed: weights from elsewhere or reloaded in part (a tied head stays), another architecture, or "
+            text += "lower precision."
         else:
-            text += (
-                f"that was probed fit better. At step {reference.step} the two were one policy. Since then some weights did not "
-                "arrive (norms, a layer, a tied head), an update arrived twice, or a sync was left out. Compare the engine's "
-                "parameters with the trainer's after a sync."
-            )
+            text += f"At step {reference.step} they were one policy: since then some weights did not arrive (norms, a layer, a "
+            text += "tied head), or an update arrived twice or not at all. Compare the engine's parameters with the trainer's."
         return SamplerVerdict(UNKNOWN, True, None, now.difference, text)
     unseen = [p for p in before if p.step in possible and (p.trainer != now.trainer).any()]
     if before and before[-1] in unseen:

@@ -19,8 +19,18 @@ from ..runs.completions import TOKENS, save_tokens
 from ..runs.files import json_lines, write_text
 from ..training.engine import finish_reasons, hook, hook_requests
 from ..training.recording import Recorder
-from ..training.rows import add_reward_columns, complete_columns, end_columns, eos_ids, function_column, is_of_a_step
-from ..training.rows import several_turns, text_of, tokenizer_of, weighted_sums
+from ..training.rows import (
+    add_reward_columns,
+    complete_columns,
+    end_columns,
+    eos_ids,
+    function_column,
+    is_of_a_step,
+    several_turns,
+    text_of,
+    tokenizer_of,
+    weighted_sums,
+)
 from .callback import LiveCallback, say
 
 _KEPT = 2000  # rows from the start, and as many from the end, that the rules see
@@ -217,7 +227,7 @@ def limit_of(args: Any, rows: Sequence[Sequence[int]]) -> int | None:
     return limit
 
 
-def logged_rows(trainer: Any, ends: Mapping[str, list], extra: Mapping[str, int]) -> dict[str, list]:
+def logged_rows(trainer: Any, ends: dict[str, list], extra: Mapping[str, int]) -> dict[str, list]:
     """The rows of a trainer's last generation, as TRL's GRPO or RLOO gathered them over all processes.
 
     Args:
