@@ -379,25 +379,33 @@ NAMES = {one.words(): one for one in HEALTHY}
 LATE = {f"one sync late: {one.words()}": one for one in LAGS}
 
 
+def result(steps: str, *parts: str, out: Path | None = None) -> dict[str, dict]:
+    """Train what has one of `parts` in its name, and return the rows by name; what `out` holds is not trained again."""
+    found = {}
+    for name, one in (NAMES | LATE).items():
+        if not any(part in name for part in parts):
+            continue
+        rows = read_json(out, {}).get("rows", {}) if out else {}
+        if rows.get(name, {}).get("steps") != int(steps):
+            rows[name] = train(one, int(steps)) | {"environment": about()}
+            gc.collect()  # a trainer is a circle of references
+            print(name, json.dumps(jsonable(rows[name])), flush=True)
+        if out:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            write_json(out, {"rows": rows})
+        found[name] = rows[name]
+    return found
+
+
 def main() -> None:
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # weights are loaded within the process
     for name, value in {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}.items():
         os.environ.setdefault(name, value)
     options = parser(__doc__, steps=40)
-    every = NAMES | LATE
-    options.add_argument("--only", nargs="+", default=list(every), metavar="TEXT", help="parts of names")
+    options.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="parts of names")
     args = options.parse_args()
     use_one_thread()
-    for name, one in every.items():
-        rows = read_json(args.out, {}).get("rows", {}) if args.out else {}
-        if not any(part in name for part in args.only) or rows.get(name, {}).get("steps") == args.steps:
-            continue
-        row = train(one, args.steps)
-        gc.collect()  # a trainer is a circle of references
-        print(name, json.dumps(jsonable(row)), flush=True)
-        if args.out:
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            write_json(args.out, {"rows": rows | {name: row | {"environment": about()}}})
+    result(args.steps, *args.only, out=args.out)
 
 
 if __name__ == "__main__":
