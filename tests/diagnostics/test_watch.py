@@ -14,6 +14,7 @@ from workbench.errors import ParameterError
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.runs.completions import read_parts, token_parts
 from workbench.runs.run import Run
+from workbench.training.grpo import GRPOTrainer
 from workbench.training.rewards import length_reward
 
 pytestmark = pytest.mark.slow
@@ -206,3 +207,15 @@ def test_columns_of_a_reward_replace_none_of_the_record():
     assert "mine" not in set(made["completion"])
     calls = made.groupby("step")["often"].first()
     assert calls[[1, 3]].tolist() == ["call 1", "call 3"] and calls[[2, 4]].isna().all()
+
+
+def test_watch_takes_the_ends_that_our_trainer_knows(tmp_path):
+    how = {"generation_kwargs": {"max_time": 1000.0}, "max_steps": 2, "save_strategy": "no"}
+    args = grpo_config(RECIPE, tmp_path, **how)
+    given = {"train_dataset": load_prompts("starter").select(range(8)), "stops": ["e"], "record_dir": tmp_path / "run"}
+    trainer = GRPOTrainer(resolve_model("starter"), length_reward(), args, **given)
+    watch = attach_watch(trainer, every=1)
+    trainer.train()
+    records = (Run(recorder.record_dir).completions for recorder in (trainer.recorder, watch.recorder))
+    own, watched = (rows["finish_reason"].tolist() for rows in records)
+    assert watched == own and "stop" in own

@@ -20,6 +20,7 @@ from ..runs.files import json_lines, write_text
 from ..training.engine import finish_reasons, hook, hook_requests
 from ..training.recording import Recorder
 from ..training.rows import (
+    EndedRow,
     add_reward_columns,
     complete_columns,
     end_columns,
@@ -154,6 +155,8 @@ class Watch(LiveCallback):
                 stopped = [has_stopped(ids, limit, stops, tokenizer.pad_token_id) for ids in rows]
             if len(self._reasons) == len(rows):
                 stopped = [reason != "length" for reason in self._reasons]
+        if own_ends := [row.end.finish_reason == "stop" for row in self._generated[1] if isinstance(row, EndedRow)]:
+            stopped = own_ends  # of a workbench trainer, which knows
         own_tokens = None if own is None else [sum(mask) for mask in own]
         return end_columns(rows, stopped, tokenizer, completion_tokens=own_tokens)
 
