@@ -255,7 +255,8 @@ def is_true(one: Configuration, alarm: str) -> bool:
     """Whether what was said of a healthy training is true of it by the way it was made.
 
     An engine in bf16 next to a trainer in fp32 has lost precision. At 1e-5 and below, with LoRA at 1e-4 and below, the reward
-    of a toy hardly changes in 40 steps: by less than it scatters is what `no-learning` says. A reward that most groups have none of leaves these without a gradient.
+    of a toy hardly changes in 40 steps: by less than it scatters is what `no-learning` says. A reward that most groups have
+    none of leaves these without a gradient.
     """
     if alarm == f"proof: {PRECISION}":
         return one.engine == "bfloat16" and not one.bf16
