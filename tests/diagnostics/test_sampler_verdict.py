@@ -102,7 +102,7 @@ def test_bf16_engine_one_sync_late_is_named_or_open(bf16):
     found = trained("starter-gpt2", 3e-4, bf16=bf16, lag=1)
     assert {(v.cause, v.steps_behind) for v in found[2:]} == {(LATE, 1)}
     found = trained("starter-gpt2", 1e-6, bf16=bf16, lag=1)
-    assert found[-1].cause == CANNOT_TELL and not found[-1].fault
+    assert {v.cause for v in found[1:]} == {CANNOT_TELL} and not found[-1].fault
     assert "too little compared with a noise of 0.0" in found[-1].text and "from rounding" in found[-1].text
 
 
@@ -174,7 +174,8 @@ def test_a_constant_error_of_bf16_size_is_lost_precision_and_not_staleness(updat
     trainer = policy(5, update)
     rough = 0.002 * np.random.default_rng(5).normal(size=TOKENS)
     engine = [row + rough for row in trainer]
-    assert {v.cause for v in verdicts(trainer, engine, rounding=0.003)} == {PRECISION}
+    found = [v.cause for v in verdicts(trainer, engine, rounding=0.003)]
+    assert found == [PRECISION] + [PRECISION if update == 0.01 else CANNOT_TELL] * 4
     assert {v.cause for v in verdicts(trainer, engine)} == {UNKNOWN}  # its size is not known
     for more in (5, 50):  # a head that stayed as it was had 3.2 times what bfloat16 makes after its first update
         assert {v.cause for v in verdicts(trainer, [row + more * rough for row in trainer], rounding=0.003)} == {

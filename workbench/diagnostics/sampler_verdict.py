@@ -29,9 +29,13 @@ ROUNDING_NATS = {"float32": 2e-4, "float16": 0.01, "bfloat16": 0.05}
 _START, _BASE = "start", "base"  # weights that the engine may have other than those of a step
 _CLEAR = 4.0  # standard errors between two candidates that count as different
 _LEAST_NOISE = 1e-6  # nats, of fp32
-# How far an engine in sync may come from the trainer, in rms differences of the step that showed rounding: one is its own, and
-# rounding of other weights may turn out larger.
+# Weights from which the engine is no further than this, in rms differences of the last step in sync, cannot be told apart: an
+# engine in bf16 may stay where it is when the trainer moves, and rounding varies from step to step, by up to 1.5 on the toys.
 _ROUNDED = 2.0
+
+
+def _rms(values: np.ndarray) -> float:
+    return float(np.sqrt((values**2).mean()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +65,7 @@ class Probe:
     @property
     def rms(self) -> float:
         """Root mean square of engine - trainer, nats."""
-        return float(np.sqrt(((self.engine - self.trainer) ** 2).mean()))
+        return _rms(self.engine - self.trainer)
 
     @property
     def cache_difference(self) -> float:
@@ -140,11 +144,11 @@ def sampler_verdict(
     strange = (
         reference and noise > 2 * _ROUNDED * max(reference.rms, _LEAST_NOISE) and now.difference > ROUNDING_NATS[dtype]
     )
+    rounded = _ROUNDED * reference.rms if reference else 0.0
+    possible |= {p.step for p in probes if _rms(now.engine - p.trainer) <= rounded}
     if now.step in possible or strange:
-        return _in_step(now, before, possible, noise, dtype, rounding, reference)
+        return _in_step(now, before, possible, max(noise, rounded), dtype, rounding, reference)
     origin = start.step if start is not None else probes[0].step
-    if reference and now.rms <= _ROUNDED * reference.rms:
-        return _too_small(now, best if isinstance(best, int) else origin, candidates[best], reference.rms)
     return _stale_weights(now, before, best, possible, origin)
 
 
@@ -156,7 +160,7 @@ def _closest(engine: np.ndarray, candidates: Mapping, prefer) -> tuple[int | str
     """
     best = min(candidates, key=lambda name: (float(((engine - candidates[name]) ** 2).sum()), name != prefer))
     residual = engine - candidates[best]
-    noise = max(float(np.sqrt((residual**2).mean())), _LEAST_NOISE)
+    noise = max(_rms(residual), _LEAST_NOISE)
     possible = set()
     for name, logprobs in candidates.items():
         gap = candidates[best] - logprobs
@@ -219,9 +223,14 @@ def _in_step(now: Probe, before, possible: set, noise: float, dtype: str, roundi
             text += f"At step {reference.step} they were one policy: since then some weights did not arrive (norms, a layer, a "
             text += "tied head), or an update arrived twice or not at all. Compare the engine's parameters with the trainer's."
         return SamplerVerdict(UNKNOWN, True, None, now.difference, text)
-    unseen = [p for p in before if p.step in possible and (p.trainer != now.trainer).any()]
-    if before and before[-1] in unseen:
-        return _too_small(now, unseen[0].step, unseen[0].trainer, noise)
+    changed = [p for p in before if (p.trainer != now.trainer).any()]
+    if changed and changed[-1].step in possible:
+        since = next(p for p in changed if p.step in possible)
+        text = (
+            f"{size}; since step {since.step} the log-probs moved by {np.abs(now.trainer - since.trainer).mean():.2g}, too "
+            f"little compared with a noise of {noise:.2g} from rounding to tell whether the engine has these updates."
+        )
+        return SamplerVerdict(CANNOT_TELL, False, None, now.difference, text)
     if far:
         text = (
             f"the engine follows the trainer in lower precision: {size}, {now.difference / rounding:.2g} times what "
@@ -229,16 +238,6 @@ def _in_step(now: Probe, before, possible: set, noise: float, dtype: str, roundi
         )
         return SamplerVerdict(PRECISION, True, 0, now.difference, text)
     return SamplerVerdict(IN_SYNC, True, 0, now.difference, f"engine and trainer are one policy: {size}.")
-
-
-def _too_small(now: Probe, step: int, trainer: np.ndarray, noise: float) -> SamplerVerdict:
-    """The verdict where the engine may have the weights of now or of an earlier step."""
-    text = (
-        f"mean |difference| {now.difference:.2g} nats a token; since step {step} the log-probs moved by "
-        f"{np.abs(now.trainer - trainer).mean():.2g}, too little compared with a noise of {noise:.2g} from rounding to tell "
-        "whether the engine has these updates."
-    )
-    return SamplerVerdict(CANNOT_TELL, False, None, now.difference, text)
 
 
 def _stale_weights(now: Probe, before: Sequence[Probe], best: int | str, possible: set, origin: int) -> SamplerVerdict:
