@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from benchmarks import attribution, audit, documented_page, documented_verdicts, error_rates, evidence
+from benchmarks import attribution, audit, documented_page, documented_verdicts, error_rates, evidence, false_alarms
 from benchmarks.record import ROOT, made_with, measured, table
 from workbench.runs.files import write_text
 
@@ -17,6 +17,7 @@ PAGES: dict[str, Callable[[], Iterable[str]]] = {
     "baselines.md": documented_page.page,
     "documented_verdicts.md": documented_verdicts.page,
     "error_rates.md": error_rates.page,
+    "false_alarms.md": false_alarms.page,
     "real_weights.md": evidence.page,
 }
 PARTS: dict[str, Callable[[], Iterable[str]]] = {

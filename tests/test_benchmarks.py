@@ -98,6 +98,17 @@ def test_published_result_holds_what_made_it_and_no_host(tmp_path, capsys):
     assert {"host", "argv"}.isdisjoint(stored["environment"])
 
 
+@pytest.mark.slow
+def test_training_that_is_stored_is_not_trained_again(tmp_path, monkeypatch):
+    from benchmarks import false_alarms
+
+    asked, out = [], tmp_path / "rows.json"
+    monkeypatch.setattr(false_alarms, "train", lambda one, steps: asked.append(one.words()) or {"steps": steps})
+    for steps in ("2", "2", "3"):
+        rows = false_alarms.result(steps, "ours RLOO", out=out)
+    assert len(asked) == 2 == len(set(asked)) + 1 and rows[asked[0]]["steps"] == 3
+
+
 SMALL = argparse.Namespace(steps=3, repeats=1, rows=2, tokens=4)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import in_two_processes, on_vllm
 
+from benchmarks import false_alarms
 from workbench.diagnostics.sampler_probe import SamplerProbe, attach_sampler_probe
 from workbench.diagnostics.sampler_verdict import CACHE, IN_SYNC, LATE, LORA, NOT_SYNCED, PRECISION, TOKENS, UNKNOWN
 from workbench.errors import ParameterError
@@ -113,6 +114,18 @@ def test_processes_whose_engine_fails_in_one_of_them_end_the_probing_together(tm
         found = json.loads((tmp_path / f"rank-{rank}.json").read_text())
         assert found["at the start"] == "not probed" and found["scored"] == [1, 2, 2, 2]
     assert json.loads((tmp_path / "rank-0.json").read_text())["printed"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.rare
+def test_healthy_bf16_trainings_raise_no_false_alarm():
+    """Two trainings of the benchmark, which takes them to 40 steps, and one whose engine is late by less than rounding."""
+    rows = on_vllm(
+        "benchmarks.false_alarms", "6", "ours GRPO, starter, 1e-06, bf16, vLLM", "ours GRPO, starter-gpt2, 0.0003"
+    )
+    found = false_alarms.judged(rows)
+    assert len(rows) == 3 and [said for said, _ in found.values()] == [[], []]
+    assert all(row["first named"] is None and row["said"] == [] for row in rows.values())
 
 
 def test_a_trainer_without_vllm_has_nothing_to_probe():

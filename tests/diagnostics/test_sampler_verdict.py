@@ -1,10 +1,14 @@
 """The verdict on arrays; on real trainings and engines it is judged in tests/diagnostics/test_sampler_probe.py."""
 
+import copy
 import itertools
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
+from workbench.consistency.padding import pad_batch, token_logprobs
 from workbench.diagnostics.sampler_verdict import (
     CACHE,
     CANNOT_TELL,
@@ -18,6 +22,7 @@ from workbench.diagnostics.sampler_verdict import (
     sampler_verdict,
     token_difference,
 )
+from workbench.experiments.recipes import resolve_model
 
 TOKENS = 135
 
@@ -44,6 +49,69 @@ def verdicts(trainer: list, engine: list, *, noise: float = 3e-7, base=None, dty
         if found[-1].cause in (IN_SYNC, PRECISION):
             reference = probes[-1]
     return found
+
+
+def trained(model: str, rate: float, *, bf16: bool = True, engine=torch.bfloat16, lag: int = 0, left_out=()) -> list:
+    """The verdicts of a real training of a toy next to a copy of it in another dtype, which is the engine.
+
+    The trainer computes in bf16 by autocast, or in fp32. The engine gets weights of `lag` steps ago, none of `left_out`.
+    """
+    torch.manual_seed(0)
+    policy = AutoModelForCausalLM.from_pretrained(resolve_model(model)).eval()
+    sampler, optimizer = copy.deepcopy(policy).to(engine), torch.optim.AdamW(policy.parameters(), lr=rate)
+    ids = torch.randint(10, 400, (5, TOKENS + 1)).tolist()
+    probes, found, reference, sent = [], [], None, []
+
+    def logprobs(of, bf16: bool) -> np.ndarray:
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            return token_logprobs(of, pad_batch([ids[0]], 0), positions="implicit")[0].double().numpy()
+
+    for step in range(8):
+        sent.append({name: value.clone() for name, value in policy.state_dict().items()})
+        weights = sent[max(0, step - lag)]
+        kept = {name: value for name, value in weights.items() if not any(part in name for part in left_out)}
+        sampler.load_state_dict(kept, strict=False)
+        probes.append(Probe(step, logprobs(policy, bf16), logprobs(sampler, False)))
+        rounding = None if bf16 else float(np.abs(logprobs(policy, True) - probes[-1].trainer).mean())
+        options = {"start": probes[0], "reference": reference, "rounding": rounding}
+        found.append(sampler_verdict(probes, dtype="bfloat16" if bf16 else "float32", **options))
+        if found[-1].cause in (IN_SYNC, PRECISION):
+            reference = probes[-1]
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            batch = torch.tensor(ids[1:])
+            policy(input_ids=batch, labels=batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [1e-6, 1e-3])
+@pytest.mark.parametrize("bf16", [True, False])
+@pytest.mark.parametrize("model", ["starter", "starter-gpt2"])
+def test_bf16_engine_in_sync_is_no_fault_at_any_rate(model, bf16, rate):
+    found = trained(model, rate, bf16=bf16)
+    allowed = {IN_SYNC, CANNOT_TELL} if bf16 else {PRECISION, CANNOT_TELL}
+    assert {v.cause for v in found} <= allowed and found[0].cause == (IN_SYNC if bf16 else PRECISION)
+    assert rate < 1e-3 or CANNOT_TELL not in {v.cause for v in found}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bf16", [True, False])
+def test_bf16_engine_one_sync_late_is_named_or_open(bf16):
+    found = trained("starter-gpt2", 3e-4, bf16=bf16, lag=1)
+    assert {(v.cause, v.steps_behind) for v in found[2:]} == {(LATE, 1)}
+    found = trained("starter-gpt2", 1e-6, bf16=bf16, lag=1)
+    assert {v.cause for v in found[1:]} == {CANNOT_TELL} and not found[-1].fault
+    assert "too little compared with a noise of 0.0" in found[-1].text and "from rounding" in found[-1].text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left_out", ["ln_", "h.1."])
+def test_weights_that_do_not_arrive_are_not_lost_precision(left_out):
+    found = trained("starter-gpt2", 1e-5, bf16=False, engine=torch.float32, left_out=[left_out])
+    assert found[0].cause == IN_SYNC and found[-1].cause == UNKNOWN and PRECISION not in {v.cause for v in found}
+    assert "At step" in found[-1].text and "some weights did not arrive" in found[-1].text
 
 
 def late(trainer: list, n: int) -> list:
@@ -106,7 +174,8 @@ def test_a_constant_error_of_bf16_size_is_lost_precision_and_not_staleness(updat
     trainer = policy(5, update)
     rough = 0.002 * np.random.default_rng(5).normal(size=TOKENS)
     engine = [row + rough for row in trainer]
-    assert {v.cause for v in verdicts(trainer, engine, rounding=0.003)} == {PRECISION}
+    found = [v.cause for v in verdicts(trainer, engine, rounding=0.003)]
+    assert found == [PRECISION] + [PRECISION if update == 0.01 else CANNOT_TELL] * 4
     assert {v.cause for v in verdicts(trainer, engine)} == {UNKNOWN}  # its size is not known
     for more in (5, 50):  # a head that stayed as it was had 3.2 times what bfloat16 makes after its first update
         assert {v.cause for v in verdicts(trainer, [row + more * rough for row in trainer], rounding=0.003)} == {
@@ -115,14 +184,14 @@ def test_a_constant_error_of_bf16_size_is_lost_precision_and_not_staleness(updat
 
 
 def test_staleness_is_seen_through_the_rounding_of_an_engine_in_lower_precision():
-    trainer, rough = policy(5, 0.01), 0.02 * np.random.default_rng(5).normal(size=TOKENS)
+    trainer, rough = policy(5, 0.06), 0.02 * np.random.default_rng(5).normal(size=TOKENS)
     engine = [row + rough for row in late(trainer, 1)]
     found = verdicts(trainer, engine, rounding=0.02)
     assert [v.cause for v in found] == [PRECISION, NOT_SYNCED, LATE, LATE, LATE]
 
 
 def test_updates_below_the_noise_cannot_be_told_until_they_have_added_up():
-    trainer = policy(40, 5e-4)
+    trainer = policy(90, 5e-4)
     found = verdicts(trainer, late(trainer, 99), noise=2e-3, dtype="bfloat16")
     causes = [v.cause for v in found]
     assert causes[:3] == [IN_SYNC, CANNOT_TELL, CANNOT_TELL] and not found[2].decided and not found[2].fault

@@ -1,15 +1,20 @@
 import tempfile
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 import trl
 
 from workbench.audit.live import attach_watch
 from workbench.audit.report import audit_run
 from workbench.curves.measured import training_of
+from workbench.diagnostics.watch import limit_of, logged_rows
 from workbench.errors import ParameterError
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.runs.completions import read_parts, token_parts
 from workbench.runs.run import Run
+from workbench.training.grpo import GRPOTrainer
 from workbench.training.rewards import length_reward
 
 pytestmark = pytest.mark.slow
@@ -148,3 +153,69 @@ def test_another_trainer_is_refused():
         attach_watch(object(), "folder")
     with pytest.raises(ParameterError, match="every=0"):
         attach_watch(stock(), every=0)
+
+
+def test_reward_of_functions_that_share_a_name_is_not_known():
+    logs = {"prompt": ["", ""], "completion": ["a", "b"], "extra": {}, "advantages": [0.0, 0.0]}
+    trainer = SimpleNamespace(_logs=logs | {"rewards": {"odd": [1.0, 2.0]}}, reward_weights=torch.ones(2))
+    assert np.isnan(logged_rows(trainer, {}, {})["reward"]).all()
+    trainer.reward_weights = torch.tensor([2.0])
+    assert logged_rows(trainer, {}, {})["reward"] == [2.0, 4.0]
+
+
+@pytest.mark.parametrize("limit", [{"max_new_tokens": 3}, {"max_time": 1e-6}])
+def test_rows_that_generation_kwargs_cut_have_not_stopped(limit, capfd):
+    trainer = stock(generation_kwargs=limit, mask_truncated_completions=True, max_steps=2)
+    watch = attach_watch(trainer, every=1)
+    trainer.train()
+    made = Run(watch.recorder.record_dir).completions
+    assert made["finish_reason"].tolist() == made["trl_finish_reason"].tolist() and "length" in set(
+        made["finish_reason"]
+    )
+    printed = capfd.readouterr().err
+    assert "masked-stops" not in printed and "false-clipping" not in printed
+
+
+def test_rows_that_time_or_a_stop_string_ended_are_not_known():
+    args = SimpleNamespace(max_completion_length=9, generation_kwargs={"max_time": 1.0})
+    assert limit_of(args, [[5], [5, 6]]) == 2
+    args.generation_kwargs["stop_strings"] = ["a"]
+    assert limit_of(args, [[5], [5, 6]]) is None
+    args.generation_kwargs = {"max_new_tokens": 7}
+    assert limit_of(args, [[5], [5, 6]]) == 7
+
+
+def step(completions, log_extra, **_):
+    """A reward with names of the record, and a column that is logged at every other call."""
+    step.calls += 1
+    log_extra("step", [70] * len(completions))
+    log_extra("completion_text", ["mine"] * len(completions))
+    if step.calls % 2:
+        log_extra("often", [f"call {step.calls}"] * len(completions))
+    return [float(len(text)) for text in completions]
+
+
+def test_columns_of_a_reward_replace_none_of_the_record():
+    step.calls = 0
+    trainer = stock(reward=step)
+    watch = attach_watch(trainer, every=1)
+    trainer.train()
+    assert watch.on
+    made = Run(watch.recorder.record_dir).completions
+    assert made["step"].tolist() == [n for n in (1, 2, 3, 4) for _ in range(4)]
+    assert made["step (function)"].tolist() == [float(len(text)) for text in made["completion"]]
+    assert "mine" not in set(made["completion"])
+    calls = made.groupby("step")["often"].first()
+    assert calls[[1, 3]].tolist() == ["call 1", "call 3"] and calls[[2, 4]].isna().all()
+
+
+def test_watch_takes_the_ends_that_our_trainer_knows(tmp_path):
+    how = {"generation_kwargs": {"max_time": 1000.0}, "max_steps": 2, "save_strategy": "no"}
+    args = grpo_config(RECIPE, tmp_path, **how)
+    given = {"train_dataset": load_prompts("starter").select(range(8)), "stops": ["e"], "record_dir": tmp_path / "run"}
+    trainer = GRPOTrainer(resolve_model("starter"), length_reward(), args, **given)
+    watch = attach_watch(trainer, every=1)
+    trainer.train()
+    records = (Run(recorder.record_dir).completions for recorder in (trainer.recorder, watch.recorder))
+    own, watched = (rows["finish_reason"].tolist() for rows in records)
+    assert watched == own and "stop" in own

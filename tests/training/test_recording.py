@@ -3,10 +3,8 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pandas as pd
 import pytest
-import torch
 import trl
 from conftest import write_run
 from ppo_parts import needs_ppo
@@ -23,7 +21,7 @@ from workbench.runs.run import Run
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.recording import Recorder, RunRecorder, quiet_libraries
 from workbench.training.rewards import length_reward
-from workbench.training.rows import logged_rows, text_of
+from workbench.training.rows import text_of
 
 
 def config(processes: int = 1, output_dir: str = "none") -> SimpleNamespace:
@@ -38,14 +36,6 @@ def test_rows_in_pieces_are_all_recorded_and_a_column_of_one_piece_is_empty_else
     rows = Run(tmp_path).completions
     assert rows["completion"].tolist() == ["a", "b"]
     assert rows["parsed"].isna().tolist() == [False, True] and rows["seen"].isna().tolist() == [True, False]
-
-
-def test_functions_of_one_name_share_a_column_in_trl_so_that_their_sum_is_not_known():
-    logs = {"prompt": ["", ""], "completion": ["a", "b"], "extra": {}, "advantages": [0.0, 0.0]}
-    trainer = SimpleNamespace(_logs=logs | {"rewards": {"odd": [1.0, 2.0]}}, reward_weights=torch.ones(2))
-    assert np.isnan(logged_rows(trainer, {})["reward"]).all()
-    trainer.reward_weights = torch.tensor([2.0])
-    assert logged_rows(trainer, {})["reward"] == [2.0, 4.0]
 
 
 @pytest.mark.slow

@@ -103,7 +103,8 @@ _CAUSES = {
     "positions": (", from the start, as shifted positions do", "See padding-positions."),
     "constant": (
         ", from the start",
-        "Compare temperature, dtype, weights and chat template of both; workbench.diagnostics.mismatch_report separates them.",
+        "Compare temperature, dtype, weights and chat template of both, and set disable_dropout=True where the model has "
+        "dropout (GPT-2); workbench.diagnostics.mismatch_report separates them.",
     ),
 }
 

@@ -156,7 +156,7 @@ class SamplerProbe(LiveCallback):
                 verdict = self._probe_engine(self._engine, step, trainer)
         except Exception as error:  # raised below, after what all processes do together
             failed = error
-        open_question = verdict is not None and verdict.cause == UNKNOWN and self._rounding is None
+        open_question = verdict is not None and verdict.cause == UNKNOWN
         if self._in_any_process(open_question and _dtype(self._trainer) == "float32"):
             self._rounding = self._bf16_error(trainer)
             verdict = self._verdict() if verdict is not None else None

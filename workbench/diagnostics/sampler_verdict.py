@@ -1,14 +1,15 @@
 """Is the engine that samples the policy that is trained? The log-probs of one fixed text under both answer it, step by step.
 
 The trainer knows what the text's log-probs are now, were at earlier steps and are without adapters; whichever of these the
-engine's equal names the cause. Two are the same only where an update is smaller than the noise: then it cannot tell.
+engine's equal names the cause. Two are the same only where an update is smaller than the noise: then it cannot tell. In bf16
+an update may be smaller than the rounding of the weights: then an engine in sync stays at its old log-probs too.
 
 | the engine's log-probs of the text | cause |
 |---|---|
 | equal those of n steps ago, and go on with the trainer's | synced late |
 | stay those that it was loaded with | not synced |
 | stay those of the model without adapters, although weights are sent | LoRA not merged |
-| follow the trainer's, off by what rounding makes of them | lost precision |
+| follow the trainer's, from the first probe on off by what rounding makes of them | lost precision |
 | differ between a request that may read the prefix cache and one that may not | stale prefix cache |
 | cannot be compared: its token ids of the text are others | other tokenizer or template |
 """
@@ -28,6 +29,13 @@ ROUNDING_NATS = {"float32": 2e-4, "float16": 0.01, "bfloat16": 0.05}
 _START, _BASE = "start", "base"  # weights that the engine may have other than those of a step
 _CLEAR = 4.0  # standard errors between two candidates that count as different
 _LEAST_NOISE = 1e-6  # nats, of fp32
+# Weights from which the engine is no further than this, in rms differences of the last step in sync, cannot be told apart: an
+# engine in bf16 may stay where it is when the trainer moves, and rounding varies from step to step, by up to 1.5 on the toys.
+_ROUNDED = 2.0
+
+
+def _rms(values: np.ndarray) -> float:
+    return float(np.sqrt((values**2).mean()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +61,11 @@ class Probe:
     def difference(self) -> float:
         """Mean |engine - trainer| of a token, nats."""
         return float(np.abs(self.engine - self.trainer).mean())
+
+    @property
+    def rms(self) -> float:
+        """Root mean square of engine - trainer, nats."""
+        return _rms(self.engine - self.trainer)
 
     @property
     def cache_difference(self) -> float:
@@ -101,7 +114,7 @@ def sampler_verdict(
         base: (T,) the trainer's log-probs without its adapters; None without LoRA, and where no weights were sent at all.
         reference: a probe at which both were the same policy: its difference, rounding, is taken off the later ones.
         dtype: that the trainer computes in.
-        rounding: mean |difference| (nats) that computing in bfloat16 makes of the trainer's log-probs of this text;
+        rounding: mean |difference| (nats) that computing in bfloat16 makes of the trainer's log-probs of this text now;
             None where it was not measured.
 
     Example: an engine that has the weights of the step before. One update moved a log-prob by 0.3, the next one by 0.1.
@@ -127,8 +140,14 @@ def sampler_verdict(
     if base is not None:
         candidates[_BASE] = base
     best, possible, noise = _closest(engine, candidates, prefer=now.step)
-    if now.step in possible:
-        return _in_step(now, before, possible, noise, dtype, rounding)
+    # As far from every candidate, the engine is none of them.
+    strange = (
+        reference and noise > 2 * _ROUNDED * max(reference.rms, _LEAST_NOISE) and now.difference > ROUNDING_NATS[dtype]
+    )
+    rounded = _ROUNDED * reference.rms if reference else 0.0
+    possible |= {p.step for p in probes if _rms(now.engine - p.trainer) <= rounded}
+    if now.step in possible or strange:
+        return _in_step(now, before, possible, max(noise, rounded), dtype, rounding, reference)
     origin = start.step if start is not None else probes[0].step
     return _stale_weights(now, before, best, possible, origin)
 
@@ -141,7 +160,7 @@ def _closest(engine: np.ndarray, candidates: Mapping, prefer) -> tuple[int | str
     """
     best = min(candidates, key=lambda name: (float(((engine - candidates[name]) ** 2).sum()), name != prefer))
     residual = engine - candidates[best]
-    noise = max(float(np.sqrt((residual**2).mean())), _LEAST_NOISE)
+    noise = max(_rms(residual), _LEAST_NOISE)
     possible = set()
     for name, logprobs in candidates.items():
         gap = candidates[best] - logprobs
@@ -185,30 +204,39 @@ def _stale_cache(now: Probe, before: Sequence[Probe], dtype: str) -> SamplerVerd
     return SamplerVerdict(CACHE, True, None, now.difference, text)
 
 
-def _in_step(now: Probe, before, possible: set, noise: float, dtype: str, rounding: float | None) -> SamplerVerdict:
+def _in_step(now: Probe, before, possible: set, noise: float, dtype: str, rounding, reference) -> SamplerVerdict:
     """The verdict where no earlier weights fit better than the trainer's: in sync, cannot tell, or off by more than noise."""
     size = f"mean |difference| {now.difference:.2g} nats a token"
-    if now.difference > ROUNDING_NATS[dtype]:
-        if rounding is not None and dtype == "float32" and now.difference <= 2 * rounding:
-            text = (
-                f"the engine follows the trainer in lower precision: {size}, {now.difference / rounding:.2g} times what "
-                "bfloat16 makes of the trainer's own. Start the engine in the trainer's dtype, or sync without a cast."
-            )
-            return SamplerVerdict(PRECISION, True, 0, now.difference, text)
+    most = ROUNDING_NATS[dtype]
+    far = now.difference > most
+    since_start = not before or (reference is not None and reference.difference > most)  # as lost precision is
+    rounded = since_start and dtype == "float32" and rounding is not None and now.difference <= 2 * rounding
+    if far and not rounded:
         text = (
             f"the engine is another policy than the trainer's: {size}, more than {dtype} explains, and the weights of no step "
-            "that was probed fit better. Not attributed: weights from elsewhere or reloaded in part (a tied head stays), "
-            "another architecture, or lower precision."
+            "that was probed fit better. "
         )
+        if reference is None:
+            text += "Not attributed: weights from elsewhere or reloaded in part (a tied head stays), another architecture, or "
+            text += "lower precision."
+        else:
+            text += f"At step {reference.step} they were one policy: since then some weights did not arrive (norms, a layer, a "
+            text += "tied head), or an update arrived twice or not at all. Compare the engine's parameters with the trainer's."
         return SamplerVerdict(UNKNOWN, True, None, now.difference, text)
-    unseen = [p for p in before if p.step in possible and (p.trainer != now.trainer).any()]
-    if before and before[-1] in unseen:
-        moved = float(np.abs(now.trainer - unseen[0].trainer).mean())
+    changed = [p for p in before if (p.trainer != now.trainer).any()]
+    if changed and changed[-1].step in possible:
+        since = next(p for p in changed if p.step in possible)
         text = (
-            f"{size}; since step {unseen[0].step} the log-probs moved by {moved:.2g}, too little compared with a noise of "
-            f"{noise:.2g} to tell whether the engine has these updates."
+            f"{size}; since step {since.step} the log-probs moved by {np.abs(now.trainer - since.trainer).mean():.2g}, too "
+            f"little compared with a noise of {noise:.2g} from rounding to tell whether the engine has these updates."
         )
         return SamplerVerdict(CANNOT_TELL, False, None, now.difference, text)
+    if far:
+        text = (
+            f"the engine follows the trainer in lower precision: {size}, {now.difference / rounding:.2g} times what "
+            "bfloat16 makes of the trainer's own. Start the engine in the trainer's dtype, or sync without a cast."
+        )
+        return SamplerVerdict(PRECISION, True, 0, now.difference, text)
     return SamplerVerdict(IN_SYNC, True, 0, now.difference, f"engine and trainer are one policy: {size}.")
 
 

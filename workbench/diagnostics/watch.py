@@ -6,8 +6,8 @@ Read-only: it uses values that TRL has already computed, draws no random number 
 import contextlib
 import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,18 @@ from ..training.engine import finish_reasons, hook, hook_requests
 from ..training.recording import Recorder
 from ..training.rows import (
     PLAIN_PROMPTS,
+    EndedRow,
+    add_reward_columns,
+    complete_columns,
     end_columns,
     eos_ids,
+    function_column,
     has_plain_prompts,
     is_of_a_step,
-    logged_rows,
     several_turns,
+    text_of,
     tokenizer_of,
+    weighted_sums,
 )
 from .callback import LiveCallback, say
 
@@ -79,6 +84,7 @@ class Watch(LiveCallback):
         self._look_s, self._loaded = 0.0, False
         self._reasons: list[str] = []  # the engine's, of this generation
         self._generated: tuple = ()
+        self._extra: Counter[str] = Counter()  # values that reward functions logged of this generation, by column
         if self.on:
             self.guarded(self._install_hooks)
             self.guarded(self._check_settings)
@@ -98,6 +104,7 @@ class Watch(LiveCallback):
         self._hooks = [
             hook(self._trainer, "_generate", self._on_generate),
             hook(self._trainer, "_generate_and_score_completions", self._on_scored),
+            hook(self._trainer, "_log_completion_extra", self._on_extra),
         ]
         if self._trainer.use_vllm:
             self._hooks.append(hook_requests(self._trainer.vllm_generation, self._on_engine))
@@ -119,9 +126,14 @@ class Watch(LiveCallback):
         return answer
 
     def _on_generate(self, original: Callable, *args: Any, **kwargs: Any):
-        self._reasons = []
+        self._reasons, self._extra = [], Counter()
         self._generated = original(*args, **kwargs)
         return self._generated
+
+    def _on_extra(self, original: Callable, column: str, values: Sequence):
+        values = list(values)
+        self._extra[column] += len(values)
+        return original(column, values)
 
     def _on_scored(self, original: Callable, *args: Any, **kwargs: Any):
         scored = original(*args, **kwargs)
@@ -137,7 +149,8 @@ class Watch(LiveCallback):
         count, ends = len(trainer._logs["prompt"]), dict[str, list]()
         if len(completion_ids) == count:  # else other processes have rows whose ids are not known here
             ends = self._end_columns(completion_ids, self._generated[2] if len(self._generated) > 3 else None)
-        generation = step, logged_rows(trainer, ends)
+        processes = trainer.accelerator.num_processes
+        generation = step, logged_rows(trainer, ends, {name: n * processes for name, n in self._extra.items()})
         self._rows.append(generation)
         if len(self._first) * count < _KEPT:
             self._first.append(generation)
@@ -153,11 +166,13 @@ class Watch(LiveCallback):
         """What is known of each row's end; of tools and rollout functions only what TRL takes it for."""
         tokenizer, stopped = tokenizer_of(self._trainer), None
         if not several_turns(self._trainer):
-            limit = self._trainer.args.max_completion_length or 0  # None leaves it to the model's context
-            stops = {tokenizer.eos_token_id, *eos_ids(self._trainer)}
-            stopped = [has_stopped(ids, limit, stops, tokenizer.pad_token_id) for ids in rows]
+            limit, stops = limit_of(self._trainer.args, rows), {tokenizer.eos_token_id, *eos_ids(self._trainer)}
+            if limit is not None:
+                stopped = [has_stopped(ids, limit, stops, tokenizer.pad_token_id) for ids in rows]
             if len(self._reasons) == len(rows):
                 stopped = [reason != "length" for reason in self._reasons]
+        if own_ends := [row.end.finish_reason == "stop" for row in self._generated[1] if isinstance(row, EndedRow)]:
+            stopped = own_ends  # of a workbench trainer, which knows
         own_tokens = None if own is None else [sum(mask) for mask in own]
         return end_columns(rows, stopped, tokenizer, completion_tokens=own_tokens)
 
@@ -217,6 +232,35 @@ def _table(made: Sequence[Generation]) -> pd.DataFrame:
         for name in names:
             columns[name] += rows.get(name) or [None] * count
     return pd.DataFrame(columns)
+
+
+def limit_of(args: Any, rows: Sequence[Sequence[int]]) -> int | None:
+    """The length at which transformers' `generate` cut these rows, as `generation_kwargs` may say; None where it is not known.
+
+    Where time is the limit the longest rows were cut, unless a stop string ended them.
+    """
+    options = args.generation_kwargs or {}
+    limit = options.get("max_new_tokens", args.max_completion_length)
+    if limit is None or "max_time" in options:
+        return None if options.get("stop_strings") else max(map(len, rows))
+    return limit
+
+
+def logged_rows(trainer: Any, ends: dict[str, list], extra: Mapping[str, int]) -> dict[str, list]:
+    """The rows of a trainer's last generation, as TRL's GRPO or RLOO gathered them over all processes.
+
+    Args:
+        trainer: stock, so that nothing of ours has noted its rows.
+        ends: columns of `end_columns`, one value for each row.
+        extra: how many values reward functions logged of this generation, by column; TRL keeps those of earlier ones too.
+    """
+    logs = trainer._logs
+    logged = {function_column(name): list(logs["extra"][name])[-count:] for name, count in extra.items() if count}
+    columns = {name: [text_of(value) for value in logs[name]] for name in ("prompt", "completion")}
+    columns = complete_columns(logged, len(logs["prompt"])) | columns | ends
+    rewards = {name: list(values) for name, values in logs["rewards"].items()}
+    own = {"reward": weighted_sums(trainer, rewards), "advantage": list(logs["advantages"])}
+    return add_reward_columns(columns | own, rewards)
 
 
 def has_stopped(ids: Sequence[int], limit: int, stops: set[int], pad: int) -> bool:

@@ -209,10 +209,16 @@ def add_reward_columns(columns: dict[str, list], rewards: dict[str, list]) -> di
     """Columns of completions with one for each reward function; a name that is taken gets ` (function)`.
 
     Example:
-        >>> add_reward_columns({"reward": [2.0]}, {"reward": [1.0], "words": [4]})
-        {'reward': [2.0], 'reward (function)': [1.0], 'words': [4]}
+        >>> add_reward_columns({"score": [2.0]}, {"score": [1.0], "words": [4], "step": [0.5]})
+        {'score': [2.0], 'score (function)': [1.0], 'words': [4], 'step (function)': [0.5]}
     """
-    return columns | {f"{name} (function)" if name in columns else name: values for name, values in rewards.items()}
+    taken = OWN_COLUMNS | columns.keys()
+    return columns | {function_column(name, taken): values for name, values in rewards.items()}
+
+
+def function_column(name: str, taken: Iterable[str] = frozenset(OWN_COLUMNS)) -> str:
+    """The recorded name of a column that a reward function gave, which replaces none of the record's own."""
+    return f"{name} (function)" if name in taken else name
 
 
 def text_of(value: Any) -> str:
@@ -220,25 +226,6 @@ def text_of(value: Any) -> str:
     if isinstance(value, list) and all(isinstance(part, Mapping) for part in value):
         return "\n".join(text_of(p.get("content", p.get("text", f"<{p.get('type')}>")) or "") for p in value)
     return str(value)
-
-
-def logged_rows(trainer: Any, ends: Mapping[str, list]) -> dict[str, list]:
-    """The rows of a stock trainer's last generation, as TRL's GRPO or RLOO gathered them over all processes.
-
-    Args:
-        trainer: stock, so that nothing of ours has noted its rows.
-        ends: columns of `end_columns`, one value for each row.
-    """
-    count = len(trainer._logs["prompt"])
-    columns = {
-        "prompt": [text_of(prompt) for prompt in trainer._logs["prompt"]],
-        "completion": [text_of(completion) for completion in trainer._logs["completion"]],
-        **ends,
-    }
-    columns = {**complete_columns(trainer._logs["extra"], count), **columns}
-    rewards = {name: list(values) for name, values in trainer._logs["rewards"].items()}
-    own = {"reward": weighted_sums(trainer, rewards), "advantage": list(trainer._logs["advantages"])}
-    return add_reward_columns(columns | own, rewards)
 
 
 def complete_columns(columns: Mapping[str, Sequence], count: int) -> dict[str, list]:
@@ -278,7 +265,7 @@ class RecordsRows(TrainedOnce):
     def _log_completion_extra(self: Any, column: str, values: Sequence) -> None:
         """Note a reward function's `log_extra`, under a name that does not replace what is recorded anyway."""
         super()._log_completion_extra(column, list(values))  # type: ignore[misc]  # TRL's
-        name = f"{column} (function)" if column in OWN_COLUMNS else column
+        name = function_column(column)
         self._functions_columns = {**self._functions_columns, name: [*self._functions_columns.get(name, ()), *values]}
 
     def _calculate_rewards(self: Any, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Sequence):
