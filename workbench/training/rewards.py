@@ -58,7 +58,7 @@ def describe_reward(reward: Any) -> dict:
         >>> describe_reward(length_reward(20))["highest"]
         0.0
     """
-    from .fingerprint import fingerprint  # a trainer that records nothing does not need it
+    from ..runs.fingerprint import fingerprint  # a trainer that records nothing does not need it
 
     unknown: dict = {"arguments": {}, "unit": None, "lowest": None, "highest": None}
     name = getattr(reward, "__name__", None) or getattr(reward, "name_or_path", None) or type(reward).__name__

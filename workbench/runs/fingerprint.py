@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import logging
 import numbers
+import operator
 import re
 import sys
 import threading
@@ -17,7 +18,6 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
-import torch
 
 _CONSTANTS = (str, bytes, numbers.Number, np.generic, range, PurePath, types.NoneType, types.EllipsisType)
 _IDLE = (logging.Logger, type(threading.Lock()), type(threading.RLock()), types.BuiltinFunctionType)
@@ -86,7 +86,7 @@ class _Walk:
             return self._class(value)
         if isinstance(value, property):
             return [self.text(part, name) for part in (value.fget, value.fset)]
-        if isinstance(value, torch.Tensor) and value.numel() <= _MANY:
+        if _is_of_torch(value, "Tensor") and value.numel() <= _MANY:
             return [str(value.dtype), self.text(value.detach().float().numpy(force=True), name)]
         if isinstance(value, np.ndarray) and value.size <= _MANY and not value.dtype.hasobject:
             return [str(value.dtype), str(value.shape), hashlib.sha256(value.tobytes()).hexdigest()]
@@ -94,7 +94,7 @@ class _Walk:
             return [self.text(below, name)]
         if isinstance(value, _IDLE) or (isinstance(value, types.ModuleType) and not _is_the_users(value.__name__)):
             return [getattr(value, "__name__", "")]
-        if _is_the_users(type(value).__module__) and not isinstance(value, torch.nn.Module):
+        if _is_the_users(type(value).__module__) and not _is_of_torch(value, "nn.Module"):
             slots = {slot: getattr(value, slot, None) for slot in getattr(type(value), "__slots__", ())}
             return [self.text(type(value), name), *self._named({**slots, **getattr(value, "__dict__", {})}, f"{name}.")]
         return [self._only_type(value, name)]
@@ -163,6 +163,11 @@ def _operations(code: types.CodeType) -> Iterable[tuple[str, str]]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _operations(constant)
+
+
+def _is_of_torch(value: Any, name: str) -> bool:
+    """Whether a value is a tensor or a module, without loading torch."""
+    return "torch" in sys.modules and isinstance(value, operator.attrgetter(name)(sys.modules["torch"]))
 
 
 def _is_the_users(module: str | None) -> bool:
