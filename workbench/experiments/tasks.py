@@ -12,9 +12,11 @@ from ..errors import ParameterError
 
 TASKS, STOP = ("sums", "number-words"), "</answer>"
 EXAMPLES = 8  # at most; these questions are never asked
-_ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
-_ONES += "seventeen eighteen nineteen".split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+_ONES = """\
+zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
+nineteen
+"""
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 
 
 def task_rows(task: str, split: str = "train", *, examples: int = 2, untagged: int = 0, tag: bool = True) -> list[dict]:
@@ -39,7 +41,9 @@ def task_rows(task: str, split: str = "train", *, examples: int = 2, untagged: i
     if task not in TASKS or split not in ("train", "test"):
         raise ParameterError(f"task={task!r}, split={split!r}: expected one of {', '.join(TASKS)}, and train or test")
     if not 0 <= untagged <= examples <= EXAMPLES:
-        raise ParameterError(f"examples={examples}, untagged={untagged}: expected 0 <= untagged <= examples <= {EXAMPLES}")
+        raise ParameterError(
+            f"examples={examples}, untagged={untagged}: expected 0 <= untagged <= examples <= {EXAMPLES}"
+        )
     facts = _sums() if task == "sums" else _number_words()
     shown, rest = facts[:examples], facts[EXAMPLES:]
     how = "Write <answer>NUMBER</answer>." if tag else "Write only the number."
@@ -78,5 +82,6 @@ def in_words(number: int) -> str:
     """
     hundreds, rest = divmod(number, 100)
     tens, ones = divmod(rest, 10)
-    below = _ONES[rest] if rest < 20 else _TENS[tens - 2] + (f"-{_ONES[ones]}" if ones else "")
-    return below if not hundreds else f"{_ONES[hundreds]} hundred" + (f" {below}" if rest else "")
+    below_20, of_ten = _ONES.split(), _TENS.split()
+    below = below_20[rest] if rest < 20 else of_ten[tens - 2] + (f"-{below_20[ones]}" if ones else "")
+    return below if not hundreds else f"{below_20[hundreds]} hundred" + (f" {below}" if rest else "")
