@@ -2,7 +2,8 @@
 
 A prompt is a list of messages: how to answer, worked examples, the question. A completion is right when it is
 `<answer>NUMBER</answer>` and nothing else, so `</answer>` is a stop string and `exact_match_reward("answer")` the reward. No
-answer stands in its question. SmolLM2-135M-Instruct starts at 10 to 30% right answers at temperature 1.
+answer stands in its question. SmolLM2-135M-Instruct starts at 10% right completions of sums and 35% of number words, at
+temperature 1 with two worked examples.
 """
 
 import random
