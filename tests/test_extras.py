@@ -27,7 +27,7 @@ def version_of(name):
 
 importlib.machinery.PathFinder.find_spec, importlib.metadata.version = find_spec, version_of
 """
-HIDDEN = {module for modules in EXTRAS.values() for module in modules.split()} | {"requests", "filelock"}
+HIDDEN = {module for modules in EXTRAS.values() for module in modules.split()}
 AUDITED = [path for path in sorted((ROOT / "data" / "audit").iterdir()) if path.suffix != ".md"]
 
 

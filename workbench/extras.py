@@ -8,7 +8,7 @@ import lazy_loader
 from .errors import MissingDependencyError
 
 EXTRAS = {
-    "train": "accelerate datasets huggingface_hub pyarrow safetensors tokenizers torch transformers trl",
+    "train": "accelerate datasets filelock gguf huggingface_hub pyarrow requests safetensors tokenizers torch transformers trl",
     "lab": "IPython ipykernel ipywidgets jupyter_client jupyterlab nbclient papermill traitlets",
     "vllm": "vllm",
     "peft": "peft",

@@ -9,16 +9,17 @@ from workbench.errors import MissingDependencyError, ParameterError
 from workbench.experiments.recipes import DOCS, STARTER, Recipe, grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.training.rows import has_gpu
 
+OURS = {"model", "dataset", "backend", "lora_rank"}
 ROWS = [{"prompt": f"p{n}", "completion": " c"} for n in range(5)]
 
 
-def test_a_recipe_has_at_most_15_fields_and_all_but_three_are_trl_s():
+def test_recipe_has_15_fields_and_all_but_four_are_of_trl():
     from trl import GRPOConfig
 
     ours = {f.name for f in dataclasses.fields(Recipe)}
     theirs = {f.name for f in dataclasses.fields(GRPOConfig)}
     assert len(ours) <= 15
-    assert ours - theirs == {"model", "dataset", "backend"}
+    assert ours - theirs == OURS
 
 
 def test_the_model_alone_turns_the_starter_s_recipe_into_the_documented_one():
@@ -43,7 +44,7 @@ def test_a_field_that_does_not_exist_is_named_with_those_that_do():
 @pytest.mark.parametrize(
     "name, value",
     [("backend", "sglang"), ("max_steps", 0), ("max_completion_length", 0), ("per_device_train_batch_size", -8),
-     ("save_steps", 0), ("num_generations", 1), ("learning_rate", 0), ("learning_rate", float("nan")),
+     ("save_steps", 0), ("lora_rank", -1), ("num_generations", 1), ("learning_rate", 0), ("learning_rate", float("nan")),
      ("learning_rate", float("inf")), ("temperature", 0), ("temperature", float("nan"))]
 )  # fmt: skip
 def test_a_value_no_run_can_use_is_refused_by_name(name, value):
@@ -58,7 +59,7 @@ def test_a_batch_that_groups_do_not_fill_is_refused():
 
 def test_the_config_has_the_recipe_s_numbers_and_one_log_line_a_step(tmp_path):
     config = grpo_config(make_recipe("starter", seed=4), tmp_path)
-    for name in dataclasses.asdict(STARTER).keys() - {"model", "dataset", "backend", "seed"}:
+    for name in dataclasses.asdict(STARTER).keys() - OURS - {"seed"}:
         assert getattr(config, name) == getattr(STARTER, name), name
     assert (config.seed, config.logging_steps, config.report_to, config.output_dir) == (4, 1, [], str(tmp_path))
     assert grpo_config(STARTER, tmp_path, scale_rewards="none", temperature=0.5).temperature == 0.5

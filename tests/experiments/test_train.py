@@ -1,15 +1,17 @@
 import os
 from dataclasses import replace
+from importlib.util import find_spec
 from types import ModuleType
 
 import pandas as pd
 import pytest
 import torch
+from conftest import need
 from ppo_parts import HAS_PPO, needs_ppo, train_ppo
 from trainers import OURS
 from transformers import TrainerCallback
 
-from workbench import StopSpec, exact_match_reward, length_reward
+from workbench import GRPOTrainer, StopSpec, exact_match_reward, length_reward
 from workbench.errors import ParameterError
 from workbench.experiments import train
 from workbench.experiments.arms import Arm, train_arms
@@ -17,6 +19,7 @@ from workbench.experiments.recipes import Recipe, grpo_config, load_prompts, res
 from workbench.experiments.train import (
     is_finished,
     last_checkpoint,
+    make_trainer,
     open_folder,
     training_record,
 )
@@ -224,6 +227,16 @@ def test_a_trainer_resumed_with_another_reward_says_so(tmp_path):
         resumed(length_reward(20), tmp_path, callbacks=[Interrupt()]).train()
     with pytest.warns(UserWarning, match="resumed after step 1; its reward was .*'target': 20.* is .*'target': 500"):
         resumed(length_reward(500), tmp_path).train(resume_from_checkpoint=True)
+
+
+@pytest.mark.slow
+def test_lora_rank_of_a_recipe_trains_an_adapter(tmp_path):
+    need(find_spec("peft"), "PEFT")
+    recipe = replace(SMALL, lora_rank=4)
+    made = make_trainer(GRPOTrainer, recipe, reward_funcs=length_reward(20), record_dir=tmp_path)
+    config = made.model.peft_config["default"]
+    assert (config.r, config.lora_alpha) == (4, 8)
+    assert {"q_proj", "down_proj"} <= {name.rpartition(".")[2] for name in config.target_modules}
 
 
 @needs_ppo

@@ -3,28 +3,33 @@
 import dataclasses
 import math
 import os
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..errors import MissingDependencyError, ParameterError
+from ..extras import install
 from ..runs.run import EMBEDDED_MODELS as STARTERS
 from ..training.rows import has_gpu
+from .tasks import TASKS, task_rows
 
 BACKENDS = ("transformers", "vllm")
 _COUNTS = ("max_steps", "max_completion_length", "per_device_train_batch_size", "save_steps")
-_LEAST = dict.fromkeys((*_COUNTS, "gradient_accumulation_steps"), 1) | {"num_generations": 2}
+_LEAST = dict.fromkeys((*_COUNTS, "gradient_accumulation_steps"), 1) | {"num_generations": 2, "lora_rank": 0}
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What a run trains and how. Field names and meanings are TRL's, except the first three.
+    """What a run trains and how. Field names and meanings are TRL's, except the first three and the last.
 
     Attributes:
-        model: `starter`, `starter-gpt2`, `search`, a hub id or a local folder.
-        dataset: `starter`, `search`, a hub id or a local folder or file in the hub's format, with a `prompt` column.
+        model: `starter`, `starter-gpt2`, `search`, `smollm2`, a hub id or a local folder.
+        dataset: `starter`, `search`, `sums`, `number-words`, a hub id or a local folder or file in the hub's format, with a
+            `prompt` column.
         backend: `transformers` or `vllm`, who samples.
         per_device_train_batch_size: completions (not prompts) per device and forward pass.
+        lora_rank: of LoRA on all linear layers, with an alpha of twice the rank; 0 trains all weights.
     """
 
     model: str = "starter"
@@ -41,6 +46,7 @@ class Recipe:
     temperature: float = 1.0
     beta: float = 0.0
     save_steps: int = 10
+    lora_rank: int = 0
 
     def __post_init__(self):
         if self.backend not in BACKENDS:
@@ -77,8 +83,21 @@ DOCS = Recipe(
 )
 
 
+# What lets an instruct model of 135 M parameters learn a task of `tasks.py` on one core.
+SMALL = Recipe(
+    model="smollm2",
+    dataset="sums",
+    max_steps=60,
+    learning_rate=1e-4,
+    per_device_train_batch_size=8,  # 16 at once took 7 GB
+    gradient_accumulation_steps=2,
+    max_completion_length=16,
+    lora_rank=16,
+)
+
+
 def make_recipe(model: str = "starter", **fields: Any) -> Recipe:
-    """The recipe that fits `model` (the starter's, or the docs example's), with `fields` in place of its own.
+    """The recipe that fits `model` (the starter's, SmolLM2's or the docs example's), with `fields` in place of its own.
 
     A field given as None or "" keeps the recipe's own value, and so does a 0 for `max_steps` or `learning_rate`, which no
     run can have: notebook parameters leave them open so.
@@ -86,7 +105,7 @@ def make_recipe(model: str = "starter", **fields: Any) -> Recipe:
     known = {f.name for f in dataclasses.fields(Recipe)}
     for name in fields.keys() - known:
         raise ParameterError(f"{name}: a recipe has no such field; it has {', '.join(sorted(known))}")
-    base = STARTER if model in STARTERS else DOCS
+    base = STARTER if model in STARTERS else SMALL if model == "smollm2" else DOCS
     open_at_0 = ("max_steps", "learning_rate")
     given = {k: v for k, v in fields.items() if v is not None and v != "" and not (v == 0 and k in open_at_0)}
     return dataclasses.replace(base, model=model, **given)
@@ -106,13 +125,27 @@ def grpo_config(recipe: Recipe, output_dir: str | os.PathLike, config_class=None
     """TRL's config of GRPO or RLOO for a recipe; what is in neither recipe nor overrides is TRL's default."""
     import trl
 
-    fields = {k: v for k, v in dataclasses.asdict(recipe).items() if k not in ("model", "dataset", "backend")}
+    fields = {
+        k: v for k, v in dataclasses.asdict(recipe).items() if k not in ("model", "dataset", "backend", "lora_rank")
+    }
     fields |= common_fields(recipe, output_dir) | {"save_total_limit": 2}
     if not has_gpu():
         fields["model_init_kwargs"] = {"dtype": "float32"}
     if recipe.backend == "vllm":
         fields |= vllm_fields(recipe)
     return (config_class or trl.GRPOConfig)(**(fields | overrides))
+
+
+def lora_fields(recipe: Recipe, given: Mapping[str, Any]) -> dict:
+    """The trainer's `peft_config` for a recipe; nothing where one is given or all weights are trained."""
+    if not recipe.lora_rank or "peft_config" in given:
+        return {}
+    if not find_spec("peft"):
+        raise MissingDependencyError(f"lora_rank={recipe.lora_rank}: PEFT is not installed; {install('peft')}")
+    from peft import LoraConfig
+
+    rank = recipe.lora_rank
+    return {"peft_config": LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")}
 
 
 def vllm_fields(recipe: Recipe) -> dict:
@@ -131,12 +164,18 @@ def vllm_fields(recipe: Recipe) -> dict:
 
 
 def resolve_model(model: str) -> str:
-    """What `from_pretrained` takes: the starter's shipped folder, the local folder, or the checked hub id.
+    """What `from_pretrained` takes: a shipped folder, SmolLM2's in the cache, the local folder, or the checked hub id.
+
+    `smollm2` is SmolLM2-135M-Instruct from the package index: its first use downloads 93 MB, once (`experiments.smollm`).
 
     Raises:
         ParameterError: a local path that does not exist or holds no model.
-        MissingDependencyError: a hub id that cannot be reached; the message names the offline choices.
+        MissingDependencyError: a hub id or package index that cannot be reached; the message names the offline choices.
     """
+    if model == "smollm2":
+        from .smollm import smollm2
+
+        return str(smollm2())
     if model == "search":
         from .toys.search_task import search_model
 
@@ -164,8 +203,9 @@ def load_prompts(dataset: str, split: str = "train"):
     """A `datasets.Dataset` with a `prompt` column.
 
     Args:
-        dataset: `starter`, `search`, a hub id, or a local folder or `.jsonl`, `.json`, `.csv` or `.parquet` file.
-        split: of a hub data set or a folder.
+        dataset: `starter`, `search`, `sums`, `number-words`, a hub id, or a local folder or `.jsonl`, `.json`, `.csv` or
+            `.parquet` file.
+        split: of a hub data set, a folder, `sums` or `number-words` (whose held-out questions are `test`).
 
     Raises:
         ParameterError: no such path, no `prompt` column, or no rows.
@@ -181,6 +221,8 @@ def load_prompts(dataset: str, split: str = "train"):
         from .toys.search_task import search_prompts
 
         return Dataset.from_list(search_prompts())
+    if dataset in TASKS:
+        return Dataset.from_list(task_rows(dataset, split))
     path = Path(dataset)
     if os.path.isfile(path):
         kinds = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}

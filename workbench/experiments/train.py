@@ -20,7 +20,7 @@ from ..training.grpo import GRPOTrainer, Stops
 from ..training.recording import COMPLETE, Recorder, quiet_libraries
 from ..training.rewards import describe_reward, unseen_values
 from ..training.rows import is_ppo
-from .recipes import STARTERS, Recipe, common_fields, grpo_config, load_prompts, resolve_model
+from .recipes import STARTERS, Recipe, common_fields, grpo_config, load_prompts, lora_fields, resolve_model
 
 # What a trainer takes itself; any other option is a field of its TRL config.
 _OWN_OPTIONS = ("stops", "explicit_positions", "generation_seed", "share_generation", "callbacks", "peft_config")
@@ -183,6 +183,7 @@ def is_finished(record_dir: Path, record: dict, same_reward: bool = False) -> bo
 
 def make_trainer(trainer_class: Any, recipe: Recipe, *, reward_funcs: Any, record_dir: Path, **options: Any):
     """The trainer that `train` trains; `options` are its own and its config's."""
+    options |= lora_fields(recipe, options)
     if is_ppo(trainer_class):
         return _make_ppo(trainer_class, recipe, reward_funcs=reward_funcs, record_dir=record_dir, **options)
     own = {name: options.pop(name) for name in _OWN_OPTIONS if name in options}
