@@ -6,6 +6,7 @@ import threading
 import psutil
 import pytest
 import requests
+from conftest import on_vllm
 
 from workbench.errors import RunError
 from workbench.experiments import vllm_server as vllm_server_module
@@ -70,3 +71,7 @@ def test_a_server_that_is_ended_leaves_no_engine_behind():
     server.stdout.close()
     child.wait(10)
     assert server.returncode and not child.is_running()
+
+
+def test_shared_engine_outlives_a_collected_one():
+    assert on_vllm("collected_engine") == 3  # from vLLM 0.31 on the end of one engine takes the process groups of all

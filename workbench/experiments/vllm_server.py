@@ -104,6 +104,7 @@ def shared_engine(model: str, **kwargs):
     Later calls ignore `kwargs`. Weights are whatever was synced last: meant for trainers that sync before they sample.
     """
     if model not in _engines:
+        _keep_process_groups()
         if not has_gpu():  # the CPU build takes a large share of the memory by default (GiB), and logs every step
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
             os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -114,6 +115,17 @@ def shared_engine(model: str, **kwargs):
         _engines[model] = LLM(model=model, **{"use_tqdm_on_load": False} | kwargs)
     unhook(_engines[model], "generate")  # of the trainer before
     return _engines[model]
+
+
+def _keep_process_groups() -> None:
+    """Let no engine's end take the process groups with it, which are those of all engines of a process.
+
+    From vLLM 0.31 on an engine that is collected destroys them, and the others die with "pipeline model parallel group is
+    not initialized".
+    """
+    from vllm.v1.engine import core
+
+    core.cleanup_dist_env_and_memory = lambda *args, **kwargs: None
 
 
 @contextlib.contextmanager
