@@ -156,6 +156,7 @@ OPENED_THERE = {  # file -> what it opens
     "runs/completions.py": "those of completions, through runs/files.py",
     "runs/lock.py": "the lock, which holds nothing",
     "runs/environment.py": "/proc",
+    "runs/fingerprint.py": "the modules that a reward function of the user's imports",
     "runs/parameters.py": "the notebook that the user names",
     "lab/batch/notebooks.py": "the notebook that the user names",
     "lab/batch/run.py": "the log, to write it",

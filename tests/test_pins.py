@@ -88,7 +88,7 @@ def test_the_range_of_trl_is_that_of_the_trainers():
     [
         ("pyproject.toml", "trl>=1.12,<1.17", "trl>=1.13,<1.16"),
         ("pyproject.toml", "papermill>=2.7", "papermill>=2.8"),
-        ("requirements/pins.txt", "vllm==0.27.1", "vllm==0.32.0"),
+        ("requirements/pins.txt", "vllm==0.31.0", "vllm==0.32.0"),
         ("requirements/pins.txt", "transformers==5.17.0", "transformers==5.16.0"),
         ("requirements/constraints.txt", "papermill==2.7.0", "papermill==2.6.0"),
         ("requirements/constraints.txt", "lazy-loader==0.6", ""),

@@ -45,7 +45,8 @@ def training_record(trainer: str, recipe: Recipe, *, reward_funcs: Any, stops: S
     several = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
     record = {
         "trainer": trainer,
-        "recipe": dataclasses.asdict(recipe),
+        # Without LoRA as before recipes had a rank: folders of earlier versions hold the same training.
+        "recipe": {k: v for k, v in dataclasses.asdict(recipe).items() if k != "lora_rank" or v},
         "reward_funcs": [describe_reward(reward) for reward in several],
         "stops": dataclasses.asdict(StopSpec.of(stops)),
         "overrides": options,
