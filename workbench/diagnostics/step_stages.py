@@ -1,0 +1,228 @@
+"""The stages of a step that need no model: each computed again from the stage before it, and compared with what was used."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .step import Step, all_loss_rows
+from .step_reference import (
+    Loss,
+    group_advantages,
+    grpo_loss,
+    leave_one_out_advantages,
+    loss_mask,
+    normalized_advantages,
+    rloo_loss,
+    row_rewards,
+    sampler_correction,
+)
+from .step_report import Stage
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Up to where a difference is rounding, for a trainer that computes in one dtype."""
+
+    mean: float  # of log-probs, nats a token
+    largest: float
+    cosine: float  # of gradients, at least
+    norm: float  # their ratio of norms, from 1
+    value: float  # of losses, advantages and weights, relative to their size
+
+
+TOLERANCES = {
+    "float32": Tolerance(mean=1e-4, largest=0.01, cosine=0.9999, norm=0.005, value=1e-4),
+    "bfloat16": Tolerance(mean=0.05, largest=1.0, cosine=0.95, norm=0.1, value=0.02),
+    "float16": Tolerance(mean=0.01, largest=0.3, cosine=0.99, norm=0.05, value=0.005),
+}
+SAME = 1e-5  # below this numbers are the same in fp32
+
+
+def tolerance_of(step: Step) -> Tolerance:
+    return TOLERANCES.get(step.dtype, TOLERANCES["float32"])
+
+
+def check_ends(step: Step, decode: Callable[[list[int]], str]) -> Stage:
+    """Whether TRL takes for cut what was cut, and keeps nothing behind an end."""
+    rows = step.rows
+    wrong = [i for i, row in enumerate(rows) if row.ended is not None and row.ended == row.cut_for_trl]
+    if missed := [rows[i] for i in wrong if rows[i].ended]:
+        last = Counter(row.ids[row.end - 1] for row in missed).most_common(3)
+        tokens = ", ".join(f"{decode([token])!r} (id {token})" for token, _ in last)
+        cause = f"{len(missed)} of {len(rows)} rows stopped at {tokens} and count as cut: "
+        cause += "TRL takes only EOS and pad for an end"
+        return Stage("ends", "different", cause, len(wrong) / len(rows), places(wrong))
+    if wrong:
+        cause = f"{len(wrong)} of {len(rows)} rows were cut and count as ended: their last token is EOS or pad"
+        return Stage("ends", "different", cause, len(wrong) / len(rows), places(wrong))
+    if behind := [i for i, row in enumerate(rows) if row.end < len(row.ids)]:
+        most = max(len(rows[i].ids) - rows[i].end for i in behind)
+        cause = f"{len(behind)} rows keep up to {most} tokens behind their end, which the loss then trains"
+        return Stage("ends", "different", cause, float(most), places(behind))
+    if unknown := sum(row.ended is None for row in rows):
+        return Stage("ends", "cannot tell", f"of {unknown} rows nothing says why they ended before the limit")
+    return Stage(
+        "ends", "same", f"{sum(bool(row.ended) for row in rows)} of {len(rows)} rows ended, the others were cut"
+    )
+
+
+def check_mask(step: Step) -> Stage:
+    """Whether the tokens in the loss are those that ends, tools and `mask_truncated_completions` leave."""
+    wrong, tokens = [], 0
+    for i, row in enumerate(step.rows):
+        ended = (not row.cut_for_trl) if row.ended is None else row.ended
+        expected = loss_mask(len(row.ids), ended, step.settings.get("mask_truncated_completions", False), row.own)
+        expected[row.end :] = 0
+        used, behind = row.mask[: len(row.ids)], row.mask[len(row.ids) :]
+        if behind.any() or (used != expected).any():
+            wrong.append(i)
+            tokens += int((used != expected).sum())
+    if not wrong:
+        return Stage("mask", "same", f"{int(sum(row.mask.sum() for row in step.rows))} tokens count")
+    cause = f"{len(wrong)} of {len(step.rows)} rows have another mask than their ends and tools give"
+    if out := [i for i in wrong if not step.rows[i].mask.any()]:
+        cause = f"{len(out)} of {len(step.rows)} rows that ended are left out of the loss: "
+        cause += "mask_truncated_completions takes them for cut"
+    return Stage("mask", "different", cause, float(tokens), places(wrong))
+
+
+def check_rewards(step: Step) -> Stage:
+    """Whether groups are of one prompt, and each row has what the functions returned for it."""
+    size, prompts = step.num_generations, step.prompts
+    if len(prompts) % size == 0:
+        groups = [prompts[start : start + size] for start in range(0, len(prompts), size)]
+        if mixed := [g for g, group in enumerate(groups) if any(prompt != group[0] for prompt in group)]:
+            cause = f"groups {mixed[:5]} hold several prompts: rewards are compared across questions"
+            return Stage("rewards", "different", cause, where=f"{len(mixed)} groups")
+    if step.returned is None or step.processes > 1:
+        cause = "a reward model or an asynchronous function scores, or several processes do"
+        return Stage("rewards", "cannot tell", cause)
+    used = np.concatenate(step.rewards)
+    wrong = ~np.isclose(used, step.returned, rtol=1e-5, atol=1e-6, equal_nan=True)
+    if not wrong.any():
+        return Stage("rewards", "same", f"{used.shape[1]} functions, {len(used)} rows")
+    rows = np.flatnonzero(wrong.any(axis=1))
+    cause = f"{len(rows)} of {len(used)} rows have another reward than the functions returned for them"
+    for shift, neighbour in ((1, "before"), (-1, "after")):
+        if np.allclose(np.roll(step.returned, shift, axis=0)[1:-1], used[1:-1], equal_nan=True):
+            cause += f": each has that of the row {neighbour} it"
+    return Stage("rewards", "different", cause, float(np.nanmax(np.abs(used - step.returned))), places(rows))
+
+
+def check_advantages(step: Step, kl: np.ndarray | None = None) -> Stage:
+    """Whether advantages follow from the rewards.
+
+    Args:
+        kl: (N,), of each row from the reference, which RLOO with `beta` takes off its reward; None: not known.
+    """
+    if step.kind == "RLOO" and step.settings["beta"] and (kl is None or step.processes > 1):
+        return Stage("advantages", "cannot tell", "the KL penalty in the reward is not known here")
+    expected = []
+    for table, used in zip(step.rewards, step.advantages, strict=True):
+        start = step.rank * len(used)
+        expected.append(_advantages(step, table, kl)[start : start + len(used)])
+    cause = "the definition gives other advantages for these rewards"
+    return compared("advantages", step, np.concatenate(step.advantages), np.concatenate(expected), cause)
+
+
+def _advantages(step: Step, table: np.ndarray, kl: np.ndarray | None) -> np.ndarray:
+    s, size = step.settings, step.num_generations
+    if s.get("multi_objective_aggregation") == "normalize_then_sum":
+        return normalized_advantages(table, size, s["reward_weights"])
+    rewards = row_rewards(table, s["reward_weights"])
+    if step.kind == "GRPO":
+        return group_advantages(rewards, size, s["scale_rewards"])
+    if s["reward_clip_range"]:
+        rewards = np.clip(rewards, *s["reward_clip_range"])
+    if s["beta"]:
+        rewards = rewards - s["beta"] * kl
+    return leave_one_out_advantages(rewards, size, s["normalize_advantages"])
+
+
+def check_correction(step: Step) -> Stage | None:
+    """Whether the weights of a sampler that is not quite the policy follow from the log-probs; None without them."""
+    rows = [r for r in all_loss_rows(step) if r.correction is not None and r.sampled_logps is not None and len(r.mask)]
+    if not rows:
+        return None
+    mode = step.settings["vllm_importance_sampling_mode"]
+    low, high = (step.settings.get(f"vllm_importance_sampling_clip_{end}") for end in ("min", "max"))
+    expected = [sampler_correction(r.old_logps, r.sampled_logps, r.mask, mode, low, high) for r in rows]
+    used = [r.correction[: len(e)] for r, e in zip(rows, expected, strict=True)]
+    cause = f"{mode} gives other weights for these log-probs"
+    return compared("correction", step, np.concatenate(used), np.concatenate(expected), cause)
+
+
+def losses_of(step: Step) -> list[Loss | None]:
+    """What each micro-batch's rows give by the definition; None where the trainer computes its loss elsewhere."""
+    accumulation = step.settings["gradient_accumulation_steps"]
+    share = 1 / (step.processes * step.settings.get("steps_per_generation", accumulation))
+    # Counted anew where all of it is here: several generations an update have a count each.
+    here = step.processes == 1 and len(step.rewards) == 1
+    counted = float(sum(row.mask.sum() for row in step.rows))
+    found: list[Loss | None] = []
+    for micro in step.micro_batches:
+        if any(row.logps is None for row in micro.rows):
+            found.append(None)
+        elif step.kind == "RLOO":
+            found.append(rloo_loss(micro.rows, step.settings["epsilon"]))
+        else:
+            items = counted if here else micro.items
+            found.append(grpo_loss(micro.rows, step.loss_settings(), accumulation, items, share))
+    return found
+
+
+def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
+    """Whether each micro-batch's loss is that of its rows."""
+    known = [loss for loss in losses if loss is not None]
+    if not known or len(known) < len(losses):
+        return Stage("loss", "cannot tell", "the trainer computes its loss elsewhere (Liger, or a method of its own)")
+    used, expected = np.array([micro.loss for micro in step.micro_batches]), np.array([loss.value for loss in known])
+    cause = f"loss_type {step.settings.get('loss_type', 'rloo')!r} gives another loss for these rows"
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = used / expected
+    if np.ptp(ratios) < 1e-3 * abs(ratios.mean()):
+        cause += f": {ratios.mean():.3g} times as much"
+    size = max(float(np.abs(slopes).sum()) for loss in known for slopes in loss.slopes)
+    return compared("loss", step, used, expected, cause, max(size, 1e-9))
+
+
+def check_metrics(step: Step) -> Stage | None:
+    """Whether what is logged of rewards and ends is so; None where other processes have a part in it."""
+    if step.processes > 1 or len(step.rewards) != 1:
+        return None
+    rewards = row_rewards(step.rewards[0], step.settings["reward_weights"])
+    expected = {"reward": float(np.nanmean(rewards))}
+    limits = step.settings["reward_clip_range"] if step.kind == "RLOO" else None
+    if step.kind == "GRPO" or not step.settings["beta"]:  # else groups are compared with the KL penalty in the rewards
+        groups = (np.clip(rewards, *limits) if limits else rewards).reshape(-1, step.num_generations)
+        expected["frac_reward_zero_std"] = float((np.nanstd(groups, axis=1) < 1e-6).mean())
+    if all(row.ended is not None for row in step.rows):
+        expected["completions/clipped_ratio"] = float(np.mean([not row.ended for row in step.rows]))
+    logged = {name: step.metrics[name] for name in expected if name in step.metrics}
+    wrong = {name: value for name, value in logged.items() if abs(value - expected[name]) > 1e-4 * max(1, abs(value))}
+    if not wrong:
+        return Stage("metrics", "same", ", ".join(f"{name} {value:.3g}" for name, value in logged.items()))
+    said = "; ".join(f"{name} is logged as {value:.3g} and is {expected[name]:.3g}" for name, value in wrong.items())
+    return Stage("metrics", "different", said, max(abs(value - expected[name]) for name, value in wrong.items()))
+
+
+def compared(
+    name: str, step: Step, used: np.ndarray, expected: np.ndarray, cause: str, size: float | None = None
+) -> Stage:
+    """A stage of numbers that are computed in fp32, whatever the model computes in."""
+    if not np.isfinite(used).all():
+        return Stage(name, "different", "a number is not finite", math.inf)
+    scale = max(1.0, float(np.abs(expected).max(initial=0.0))) if size is None else size
+    difference, allowed = np.abs(used - expected), tolerance_of(step).value * scale
+    largest = float(difference.max(initial=0.0))
+    if largest <= allowed:
+        return Stage(name, "same" if largest <= SAME * scale else "rounding", "", largest)
+    return Stage(name, "different", cause, largest, places(np.flatnonzero(difference > allowed)))
+
+
+def places(rows: Sequence[int] | np.ndarray) -> str:
+    """The first of many rows, in words."""
+    return f"rows {', '.join(str(i) for i in list(rows)[:5])}" + (", ..." if len(rows) > 5 else "")
