@@ -77,3 +77,17 @@ def test_a_token_that_a_cell_shows_is_in_no_file(tmp_path):
     assert "password" in str(raised) and "S3cretOfTheTraceback42" not in str(raised)  # in the colours of IPython
     assert saved.count("[token]") >= 4
     assert "iVBORw0KGgo=" in saved
+
+
+def test_secrets_of_widgets_and_of_two_flushes_are_in_no_file(tmp_path):
+    lines = ["import ipywidgets as w", "from IPython.display import HTML, display", "value = 'S3cret' + 'Value42'",
+             "print('HF_TOKEN=', end='', flush=True)", "print(value, flush=True)",
+             "late, text = w.Password(), w.Text(value='stays')", "late.value = value",
+             "display(w.Text(description='api_key', value=value), w.HTML('HF_TOKEN=' + value), late, text)",
+             "display(HTML(f'<th>HF_TOKEN</th><td>{value}</td>'))",
+             "display({'application/json': {'api_key': [value]}}, raw=True)"]  # fmt: skip
+    got, _, shown = execute(tmp_path, "\n".join(lines))
+    saved = (tmp_path / "out.ipynb").read_text()
+    assert got == ("done", None)
+    assert "S3cretValue42" not in saved + shown.text
+    assert saved.count("[token]") >= 6 and '"stays"' in saved

@@ -4,6 +4,7 @@ papermill saves `completed` for cells of a killed kernel, so `status.json`, writ
 unknown parameters and checks no types, so a run's parameters are checked when it is planned (`plan.py`).
 """
 
+import collections
 import functools
 import os
 import socket
@@ -23,7 +24,7 @@ from ...errors import RunError, TrainingStopped
 from ...runs import lock
 from ...runs.parameters import check_parameters, notebook_parameters
 from ...runs.run import Run, record_execution, set_status, take_run
-from ...runs.secrets import hide_tokens, map_text
+from ...runs.secrets import hide_tokens, map_text, stream_hider
 from ...runs.stop_request import clear_stop, interruptible
 from .display import Display
 from .gpus import hold
@@ -163,17 +164,32 @@ class Engine(NBClientEngine):
 
 
 class _Client(PapermillNotebookClient):
-    """Hides access tokens in what a cell puts out, before the notebook is saved, which happens while the cell runs."""
+    """Hides secrets in what a cell puts out, before the notebook is saved, which happens while the cell runs."""
+
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        self._streams: dict[str, Callable[[str], str]] = collections.defaultdict(stream_hider)
 
     def process_message(self, msg, *arguments, **named):
         content = msg.get("content", {})
-        for key in ("text", "evalue", "traceback"):
+        if msg.get("msg_type") == "stream":
+            content["text"] = self._streams[content["name"]](content["text"])
+        for key in ("evalue", "traceback"):
             if key in content:
                 content[key] = map_text(content[key], hide_tokens)
-        for mime, value in content.get("data", {}).items() if msg.get("msg_type") != "comm_open" else ():
-            if not mime.startswith("image/") or mime == "image/svg+xml":
-                content["data"][mime] = map_text(value, hide_tokens)
+        data = content.get("data", {})
+        if "comm_id" in content:
+            self._hide_in_widget(content["comm_id"], data.get("state", {}))
+        else:
+            for mime, value in data.items():
+                if not mime.startswith("image/") or mime == "image/svg+xml":
+                    data[mime] = map_text(value, hide_tokens)
         return super().process_message(msg, *arguments, **named)
+
+    def _hide_in_widget(self, comm: str, state: dict) -> None:
+        """In the values of a widget; names with an underscore hold its code."""
+        hidden = map_text({**self.widget_state.get(comm, {}), **state}, hide_tokens)
+        state.update({key: hidden.get(key) for key in state if not key.startswith("_")})
 
 
 papermill_engines.register("workbench", Engine)
