@@ -164,11 +164,29 @@ class Engine(NBClientEngine):
 
 
 class _Client(PapermillNotebookClient):
-    """Hides secrets in what a cell puts out, before the notebook is saved, which happens while the cell runs."""
+    """Hides secrets in what a cell puts out, before the notebook is saved, which happens while the cell runs.
+
+    Cells have the numbers that they have for the user: papermill's own cell of parameters is not counted.
+    """
+
+    _interrupted = False
 
     def __init__(self, *arguments, **named):
         super().__init__(*arguments, **named)
         self._streams: dict[str, Callable[[str], str]] = collections.defaultdict(stream_hider)
+
+    def execute_cell(self, cell, cell_index, **how):
+        try:
+            injected = "injected-parameters" in cell.metadata.get("tags", [])
+            return super().execute_cell(cell, cell_index, store_history=not injected, **how)
+        except KeyboardInterrupt:
+            self._interrupted = True
+            raise
+
+    async def _async_check_alive(self):
+        """After Ctrl-C the kernel is ended: the task that looks whether it lives would print a traceback."""
+        if not self._interrupted:
+            await super()._async_check_alive()
 
     def process_message(self, msg, *arguments, **named):
         content = msg.get("content", {})
@@ -247,6 +265,7 @@ def _execute_notebook(
     except PapermillExecutionError as error:
         if error.ename == TrainingStopped.__name__:
             return "interrupted", error.evalue
+        display.write("\n".join([*error.traceback, ""]))
         return "failed", f"cell {error.exec_count}: {error.ename}: {error.evalue}"
     except DeadKernelError:
         return "interrupted", "the kernel died (killed, or out of memory); see log.txt"
