@@ -333,23 +333,28 @@ def _conclude(entries: Sequence) -> int:
 def _status(args) -> int:
     """Show each run in a line: its state, step and place, or its result and the checks that fail.
 
+    The exit code is 1 where a run failed, a check of it failed, or a run cannot be read.
+
     Example: workbench status 05_grpo_docs_example
     """
     from .lab.batch import manage
 
     runs = [run for name in args.runs for run in manage.find_runs(name, args.runs_dir)] or list_runs(args.runs_dir)
-    seen, good = dict(manage.look(runs)), []
+    seen, good, bad = dict(manage.look(runs)), [], []
 
     def row(run: Run) -> str:
         summary = RunSummary.of(run, seen[run])
         good.append(summary.succeeded)
+        bad.extend([f"{run.notebook}/{run.id}"] * (summary.status["state"] == "failed" or bool(summary.failed)))
         return json.dumps(summary.row) if args.json else summary.line
 
     code = _print_rows(runs, row, as_json=args.json)
     if not args.json and len(runs) != 1:
         tally = f"{sum(good)} of {len(runs)} runs are done and no check failed"
+        names = one_line(", ".join(bad[:5])) + f" and {len(bad) - 5} more" * (len(bad) > 5)
+        tally += f"; {len(bad)} failed: {names}" * bool(bad)
         print(tally if runs else f"no runs in {args.runs_dir or runs_root()}")
-    return code
+    return int(code or bool(bad))
 
 
 def _print_rows(runs: Sequence[Run], row: Callable[[Run], str | None], *, as_json: bool = False) -> int:

@@ -42,6 +42,12 @@ class Display:
         self._cells.close()
         self._log.close()
 
+    def starting(self) -> None:
+        """Say why nothing is seen for a while."""
+        if not self._quiet:
+            with contextlib.suppress(OSError):  # the reader left, as `| head` does; the run goes on
+                tqdm.write("starting the kernel; the imports of the first cell take a while", file=sys.stderr)
+
     def cell_start(self, index: int, total: int) -> None:
         self._cells.total = total
         self._cells.refresh()

@@ -69,6 +69,7 @@ def execute_run(
                 waiting = functools.partial(set_status, run.path, "queued")
                 with Display(run, quiet=quiet) as display, hold(gpus, waiting) as devices:
                     set_status(run.path, "running")
+                    display.starting()
                     env = kernel_environment(params.get("seed")) | {lock.VARIABLE: str(number)}
                     start = {"env": env | devices, "cwd": cwd, "pass_fds": (number,)}
                     options = {"kernel": kernel, "timeout": execution_timeout}
