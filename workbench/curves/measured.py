@@ -146,7 +146,9 @@ def _name(label: str, inside: str, recipe: dict) -> str:
     """What distinguishes most groups; groups that it does not are numbered."""
     rate, steps = recipe.get("learning_rate"), recipe.get("max_steps")
     inside = re.sub(r"-(?=\S)|-$", " ", inside.replace("--", ", ")).strip(", ")  # a folder's name as it was in words
-    parts = [label, inside, recipe.get("model"), rate and f"lr {rate:g}", steps and f"{steps} steps"]
+    model = str(recipe.get("model") or "")
+    model = Path(model).name if model.startswith(("/", "./", "../", "~")) else model  # a path says where, not which
+    parts = [label, inside, model, rate and f"lr {rate:g}", steps and f"{steps} steps"]
     return ", ".join(filter(None, parts)) or "run"
 
 
