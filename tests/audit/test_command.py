@@ -133,7 +133,9 @@ def test_brief_is_a_line_a_run_with_its_worst_finding(capsys, tmp_path):
     code, out, _ = audit(capsys, tmp_path, "--brief")
     first, second = out.splitlines()
     assert code == 1
-    assert first.startswith(f"{sick}: problem masked-stops: ") and second.startswith(f"{well}: warning false-clipping: ")
+    assert first.startswith(f"{sick}: problem masked-stops: ") and second.startswith(
+        f"{well}: warning false-clipping: "
+    )
     assert "cannot tell" not in out
     with pytest.raises(SystemExit):
         audit(capsys, tmp_path, "--brief", "--json")

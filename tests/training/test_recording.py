@@ -51,10 +51,16 @@ def test_functions_of_one_name_share_a_column_in_trl_so_that_their_sum_is_not_kn
 @pytest.mark.slow
 @pytest.mark.parametrize("bar", [True, False])
 def test_progress_is_printed_once(tmp_path, capsys, bar):
-    recipe = make_recipe("starter", max_steps=1, max_completion_length=4, num_generations=2, per_device_train_batch_size=2)
+    recipe = make_recipe(
+        "starter", max_steps=1, max_completion_length=4, num_generations=2, per_device_train_batch_size=2
+    )
     args = grpo_config(recipe, tmp_path, save_strategy="no", disable_tqdm=not bar)
     GRPOTrainer(
-        resolve_model("starter"), length_reward(20), args, train_dataset=load_prompts("starter"), record_dir=tmp_path / "run"
+        resolve_model("starter"),
+        length_reward(20),
+        args,
+        train_dataset=load_prompts("starter"),
+        record_dir=tmp_path / "run",
     ).train()
     printed = capsys.readouterr().out
     assert ("'reward':" in printed, "step 1/1" in printed) == (bar, not bar)

@@ -98,8 +98,7 @@ def _folder(folder: Path, given: Path) -> list[Log]:
             found += _logs_in(_plain_files(inner, _BELOW), folder, refused)
     for patterns in _PLACES:
         if own := _logs_in([p for p in _plain_files(folder, patterns) if not _related(p, known)], folder, refused):
-            names = {log.name for log in found}
-            return [*(log for log in own if log.name not in names), *found]
+            return [*own, *(log for log in found if log.name not in [o.name for o in own])]
     if found:
         return found
     if len(refused) == 1:

@@ -1,6 +1,5 @@
 """Secrets, taken out of every text that leaves a run: reports, logs, status and error lines."""
 
-import os
 import re
 from collections.abc import Callable
 
@@ -18,7 +17,7 @@ _FORMS = {
     "wandb_v": r"wandb_v\d+_\w{20,}",
     "hooks.slack": r"hooks\.slack\.com/[a-z]+/[\w/-]{16,}",
     "xox": r"(?<![\w-])xox[a-z]-[\w-]{10,}",
-    "k-": r"(?<![\w-])[srp]k-(?:(?=[\w-]*[0-9A-Z])[\w-]{16,}|[a-z]{32,})",  # of OpenAI, Anthropic, OpenRouter, DeepSeek and others
+    "k-": r"(?<![\w-])[srp]k-(?:(?=[\w-]*[0-9A-Z])[\w-]{16,}|[a-z]{32,})",  # of OpenAI, Anthropic, OpenRouter and others
     "k_": r"(?<![\w-])[srp]k_(?=[\w-]*[0-9A-Z])[\w-]{16,}",
     "eyj": r"(?<![\w-])eyJ[\w-]{6,}\.[\w-]{4,}(?:\.[\w-]*)?",
     "bearer": r"(?i:\bbearer)\s{1,4}(?=\S{0,200}\d|\S{20})[\w.~+/=-]{8,}",
@@ -253,6 +252,7 @@ def stream_hider() -> Callable[[str], str]:
         nonlocal before
         shown, whole = hide_tokens(before), hide_tokens(before + piece)
         before = "\n".join((before + piece).rsplit("\n", 2)[-2:])[-2000:]  # the last two lines
-        return whole[len(os.path.commonprefix([shown, whole])) :]
+        different = (n for n, (a, b) in enumerate(zip(shown, whole, strict=False)) if a != b)
+        return whole[len(shown) if whole.startswith(shown) else next(different, len(whole)) :]
 
     return hide

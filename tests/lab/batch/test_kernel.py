@@ -111,7 +111,9 @@ def test_ctrl_c_leaves_no_traceback_of_a_task(tmp_path, monkeypatch, caplog):
 
 
 def test_a_failed_cell_has_the_user_s_number_and_its_traceback_is_shown(tmp_path):
-    path = write_notebook(tmp_path / "in.ipynb", "print('first')", "{}['reward']", parameters="seed: int = 0", setup="", save="")
+    path = write_notebook(
+        tmp_path / "in.ipynb", "print('first')", "{}['reward']", parameters="seed: int = 0", setup="", save=""
+    )
     shown, start = Recorder(), {"env": kernel_environment(0), "cwd": str(tmp_path)}
     got = _execute_notebook(path, tmp_path / "out.ipynb", {"seed": 3}, start, shown)
     assert got == ("failed", "cell 3: KeyError: 'reward'")  # parameters, first, this one

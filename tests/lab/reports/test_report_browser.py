@@ -160,7 +160,9 @@ BROKEN = """() => [...document.querySelectorAll("#runs td")].filter((e) => e.che
 def test_no_short_word_of_the_index_is_broken(browser, tmp_path, width):
     checks = [{"says": "a", "holds": True}, {"says": "b", "holds": None, "why": "the interval is wide"}]
     result = RESULT | {"results": checks}
-    run = write_run(tmp_path / "runs", notebook="00_start_here", result=result, params={"seed": 1, "learning_rate": 0.0001})
+    run = write_run(
+        tmp_path / "runs", notebook="00_start_here", result=result, params={"seed": 1, "learning_rate": 0.0001}
+    )
     visit = Visit(browser, build_index([run], tmp_path / "reports"), width)
     assert visit.page.evaluate(BROKEN) == []
 

@@ -185,7 +185,7 @@ class _Client(PapermillNotebookClient):
             raise
 
     async def _async_check_alive(self):
-        """After Ctrl-C the kernel is ended: the task that looks whether it lives would print a traceback."""
+        """Ctrl-C ends the kernel, of which a task of nbclient that nobody awaits would print a traceback."""
         if not self._interrupted:
             await super()._async_check_alive()
 

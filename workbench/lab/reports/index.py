@@ -177,7 +177,9 @@ def _index_row(run: Run, only: Sequence[str], hide: Callable[[str], str]) -> dic
         "parameters": _cell(", ".join(f"{k}={facts.quoted(v)}" for k, v in shown.items())[:1000], kind="params"),
     }
     if counts:
-        cells["checks"]["mark"] = "bad" if counts.get("failed") else "good" if set(counts) <= {"passed", "skipped"} else "odd"
+        cells["checks"]["mark"] = (
+            "bad" if counts.get("failed") else "good" if set(counts) <= {"passed", "skipped"} else "odd"
+        )
     error = str(status.get("error") or "")[:300]
     return {"notebook": run.notebook, "id": run.id, "state": status["state"], "error": error, "cells": cells}
 
