@@ -63,7 +63,7 @@ secret=q8 passwd=q8 passphrase=q8 credential=q8 authorization=q8 gitlab_token=q8
 pa\u017f\u017fword=q8 api_\u212aey=q8 X_PASSWD=q8 MY_CREDENTIALS=q8 --client-secret=q8""".split()
 
 
-BLANKS = [f"-----BEGIN RSA PRIVATE KEY-----{LONG}", f"BEARER {LONG}", "--my-token q8"]
+BLANKS = [f"-----BEGIN RSA PRIVATE KEY-----{LONG}", f"BEARER {LONG}", "--my-token q8", f"sk-{'q' * 50}"]
 
 
 @pytest.mark.parametrize("secret", FORMS + BLANKS)

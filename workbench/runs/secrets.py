@@ -251,7 +251,7 @@ def stream_hider() -> Callable[[str], str]:
     def hide(piece: str) -> str:
         nonlocal before
         shown, whole = hide_tokens(before), hide_tokens(before + piece)
-        before = "\n".join((before + piece).rsplit("\n", 2)[-2:])[-2000:]  # the last two lines
+        before = "\n".join((before + piece).rsplit("\n", 2)[-2:])[-500:]  # the last two lines
         different = (n for n, (a, b) in enumerate(zip(shown, whole, strict=False)) if a != b)
         return whole[len(shown) if whole.startswith(shown) else next(different, len(whole)) :]
 

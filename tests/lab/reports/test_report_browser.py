@@ -379,7 +379,7 @@ def test_a_comparison_fits_a_phone_has_contrast_and_runs_only_its_own_script(bro
     visit = Visit(browser, path, color_scheme=scheme)
     visit.check()
     assert visit.page.locator("#filter-count").inner_text() == "1 of 1 runs shown"
-    assert visit.page.evaluate("""() => [...document.querySelectorAll("table.cards")].every((t) =>
-        t.parentElement.scrollWidth <= t.parentElement.clientWidth)""")  # completions are read without scrolling
+    texts = "#completions ~ .scroll:has(td.text)"
+    assert visit.page.locator(texts).first.evaluate("(e) => e.scrollWidth <= e.clientWidth")  # read without scrolling
     assert visit.page.evaluate(CONTRAST)[0] >= 4.5
     assert visit.page.evaluate(GEOMETRY)
