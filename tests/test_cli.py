@@ -125,6 +125,7 @@ def test_run_says_where_the_run_is_how_it_ended_and_where_its_report_is(tmp_path
     (run,) = list_runs(tmp_path / "runs")
     assert process.returncode == 0
     assert f"run folder {run.path}" in process.stderr
+    assert "starting the kernel; the imports of the first cell take a while\n" in process.stderr
     assert "from the notebook" in process.stderr
     assert f"hand_made {run.id}: done, steps 7" in process.stdout
     assert f"report {run.path / 'report.html'}" in process.stdout

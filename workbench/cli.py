@@ -145,7 +145,9 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("--baseline", metavar="NAME", help="documented run to compare the reward with")
     own = "Python file with rules of your own; it is executed, so name only a file that you trust"
     audit.add_argument("--rules", type=Path, metavar="FILE", help=own)
-    audit.add_argument("--json", action="store_true", help="one JSON object a run")
+    form = audit.add_mutually_exclusive_group()
+    form.add_argument("--brief", action="store_true", help="a line a run: the worst finding, without what is open")
+    form.add_argument("--json", action="store_true", help="one JSON object a run")
 
     doctor = command(_doctor, of_runs=False)
     doctor.add_argument("--trl", metavar="RELEASE", help="with --args: a release of TRL (default: the installed one)")
@@ -333,23 +335,28 @@ def _conclude(entries: Sequence) -> int:
 def _status(args) -> int:
     """Show each run in a line: its state, step and place, or its result and the checks that fail.
 
+    The exit code is 1 where a run failed, a check of it failed, or a run cannot be read.
+
     Example: workbench status 05_grpo_docs_example
     """
     from .lab.batch import manage
 
     runs = [run for name in args.runs for run in manage.find_runs(name, args.runs_dir)] or list_runs(args.runs_dir)
-    seen, good = dict(manage.look(runs)), []
+    seen, good, bad = dict(manage.look(runs)), [], []
 
     def row(run: Run) -> str:
         summary = RunSummary.of(run, seen[run])
         good.append(summary.succeeded)
+        bad.extend([f"{run.notebook}/{run.id}"] * (summary.status["state"] == "failed" or bool(summary.failed)))
         return json.dumps(summary.row) if args.json else summary.line
 
     code = _print_rows(runs, row, as_json=args.json)
     if not args.json and len(runs) != 1:
         tally = f"{sum(good)} of {len(runs)} runs are done and no check failed"
+        names = one_line(", ".join(bad[:5])) + f" and {len(bad) - 5} more" * (len(bad) > 5)
+        tally += f"; {len(bad)} failed: {names}" * bool(bad)
         print(tally if runs else f"no runs in {args.runs_dir or runs_root()}")
-    return code
+    return int(code or bool(bad))
 
 
 def _print_rows(runs: Sequence[Run], row: Callable[[Run], str | None], *, as_json: bool = False) -> int:
@@ -464,14 +471,15 @@ def _report(args) -> int:
 def _audit(args) -> int:
     """Find out from the log of any RL training what is wrong with it, why, and how to fix it.
 
-    It also says what the log cannot show. Exit code 0: no problem, 1: problems, 2: unusable input.
+    It also says what the log cannot show. Of a folder it reads all runs and logs below it, apart from those in hidden
+    folders and among installed packages. Exit code 0: no problem, 1: problems, 2: unusable input.
 
     Example: workbench audit outputs/checkpoint-500 --stop '</answer>'
     """
     from .audit.report import audit_paths
 
     given = {"limit": args.limit, "stops": args.stop, "model": args.model, "baseline": args.baseline}
-    return audit_paths(args.paths, as_json=args.json, rules=args.rules, settings=args.set, **given)
+    return audit_paths(args.paths, as_json=args.json, brief=args.brief, rules=args.rules, settings=args.set, **given)
 
 
 def _doctor(args) -> int:

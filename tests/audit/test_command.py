@@ -126,3 +126,37 @@ def test_several_runs_are_a_table_first_and_what_is_alike_stands_once(capsys, tm
     assert "(docs" not in out and "more: docs/reference/rules.md#masked-stops" in out
     assert "100% of completions" in out or "% of completions left out" in out
     assert "these rules need what is not here: mixed-groups" in " ".join(out.split())
+
+
+def test_brief_is_a_line_a_run_with_its_worst_finding(capsys, tmp_path):
+    sick, well = state(tmp_path / "sick", logged(masked=True)), state(tmp_path / "well", logged())
+    code, out, _ = audit(capsys, tmp_path, "--brief")
+    first, second = out.splitlines()
+    assert code == 1
+    assert first.startswith(f"{sick}: problem masked-stops: ") and second.startswith(
+        f"{well}: warning false-clipping: "
+    )
+    assert "cannot tell" not in out
+    with pytest.raises(SystemExit):
+        audit(capsys, tmp_path, "--brief", "--json")
+
+
+def test_all_runs_below_a_folder_are_audited_each_once(capsys, tmp_path):
+    rows = logged()
+    state(tmp_path / "a" / "trained" / "checkpoint-60", rows)
+    state(tmp_path / "recorded" / "checkpoints" / "checkpoint-60", rows)
+    for name in ("recorded/metrics.jsonl", "loose.jsonl", "b/c/other.jsonl", ".git/x.jsonl", "node_modules/y.jsonl"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "b" / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    state(tmp_path / ".venv" / "z", rows)
+    _, out, err = audit(capsys, tmp_path, "--brief")
+    names = [line.removeprefix(f"{tmp_path}/").partition(":")[0] for line in out.splitlines()]
+    assert (sorted(names), err) == (["a/trained", "b/c/other.jsonl", "loose.jsonl", "recorded"], "")
+
+
+def test_a_folder_of_the_repository_is_read_with_its_folders(capsys):
+    _, out, _ = audit(capsys, ROOT / "data" / "audit", "--brief")
+    names = {line.removeprefix(f"{ROOT / 'data' / 'audit'}/").partition(":")[0] for line in out.splitlines()}
+    assert names == {"masked_stops_gemma.jsonl", "masked_stops", "stop_string"}

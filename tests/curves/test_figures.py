@@ -206,3 +206,9 @@ def test_nothing_to_draw_an_empty_group_and_mixed_seeds_are_refused():
         show_curves({"a": []}, title="T")
     with pytest.raises(ParameterError, match=r"group 'a': seed 0 is in characters.*, seed 0 in tokens"):
         show_curves({"a": seeds(1) + seeds(1, unit="tokens")}, title="T")
+
+
+def test_the_axis_of_a_short_training_has_whole_steps():
+    curves = [Curve("one", [1.0, 2.0], [0.0, 1.0], "share")]
+    (ax,) = show_curves({"one": curves}, title="short").figure.axes
+    assert all(tick == round(tick) for tick in ax.get_xticks())

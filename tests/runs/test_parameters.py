@@ -225,13 +225,17 @@ def test_a_cell_that_is_not_python_is_refused(source):
 # --- access tokens -------------------------------------------------------------------------------------------------
 
 TOKEN = "hf_" + "AbCdEfGhIjKlMnOpQrSt0123456789"
-KNOWN = parse_parameters("seed: int = 0  # any; 0..9\nrevision: str = ''  # a commit\nmodel: str = ''  # a name")
+KNOWN = parse_parameters(
+    "seed: int = 0  # any; 0..9\nrevision: str = ''  # a commit\nmodel: str = ''  # a name\nstops = None"
+)
 
 
 @pytest.mark.parametrize(
     "given",
     [{"model": TOKEN}, {"seed": TOKEN}, {"modell": TOKEN}, {TOKEN: 1}, {"model": "f" * 40}, {"model": f"https://a:{TOKEN}@x.org"},
-     {"model": "AKIA" + "A1" * 8}, {"model": f"x HF_TOKEN={TOKEN[3:]}"}, {"api_key": TOKEN[3:]}]
+     {"model": "AKIA" + "A1" * 8}, {"model": f"x HF_TOKEN={TOKEN[3:]}"}, {"api_key": TOKEN[3:]},
+     {"stops": ["</s>", f"password: {TOKEN[3:]}"]}, {"stops": {"a": {"api_key": TOKEN[3:]}}}, {"stops": [["x", TOKEN]]},
+     {"stops": {TOKEN: 1}}, {"stops": f"['--api-key', '{TOKEN[3:]}']"}, {"stops": ["f" * 40]}]
 )  # fmt: skip
 def test_a_token_as_parameter_is_refused_without_being_repeated(given):
     with pytest.raises(ParameterError) as caught:
@@ -248,17 +252,19 @@ def test_a_token_on_the_command_line_is_refused_without_being_repeated(items):
     assert TOKEN not in str(caught.value)
 
 
-@pytest.mark.parametrize("line", [f"x: str = '{TOKEN}'  # any", f"x = '{TOKEN}'", f"x: int = '{TOKEN}'"])
+@pytest.mark.parametrize("line", [f"x: str = '{TOKEN}'  # any", f"x = '{TOKEN}'", f"x: int = '{TOKEN}'",
+                                  f"x = {{'api_key': '{TOKEN[3:]}'}}", f"api_key = ['{TOKEN[3:]}']"])  # fmt: skip
 def test_a_token_as_default_in_a_notebook_is_refused_without_being_repeated(tmp_path, line):
     with pytest.raises(ParameterError, match="looks like an access token") as caught:
         of_cell(tmp_path, line)
-    assert TOKEN not in str(caught.value)
+    assert TOKEN[3:] not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "given",
     [{"revision": COMMIT}, {"model": f"/cache/snapshots/{COMMIT}"}, {"model": "Qwen/Qwen2-0.5B"}, {"model": "</search>"},
-     {"model": "sk-learn"}, {"model": "https://huggingface.co/x/y"}]
+     {"model": "sk-learn"}, {"model": "https://huggingface.co/x/y"}, {"stops": ["</s>", "password"]},
+     {"stops": {"eos_token": "</s>", "n": [1, None]}}]
 )  # fmt: skip
 def test_what_is_no_token_is_taken(given):
     assert check_parameters(KNOWN, given) == given

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from secret_texts import COMMIT, PLANTED, around, assigned, between, hexes, left_of, tokens, urls
 
-from workbench.runs.secrets import hide_tokens, looks_like_token, map_text
+from workbench.runs.secrets import hide_tokens, looks_like_token, map_text, stream_hider
 
 
 @given(around, tokens, around)
@@ -63,7 +63,7 @@ secret=q8 passwd=q8 passphrase=q8 credential=q8 authorization=q8 gitlab_token=q8
 pa\u017f\u017fword=q8 api_\u212aey=q8 X_PASSWD=q8 MY_CREDENTIALS=q8 --client-secret=q8""".split()
 
 
-BLANKS = [f"-----BEGIN RSA PRIVATE KEY-----{LONG}", f"BEARER {LONG}", "--my-token q8"]
+BLANKS = [f"-----BEGIN RSA PRIVATE KEY-----{LONG}", f"BEARER {LONG}", "--my-token q8", f"sk-{'q' * 50}"]
 
 
 @pytest.mark.parametrize("secret", FORMS + BLANKS)
@@ -94,7 +94,11 @@ def test_a_usual_secret_goes_in_any_spelling_of_its_name_and_twice_is_once(text)
     ["max_tokens=80 eos_token='</s>' token: the", "author: Me, passed: 12, PASS: 3", "sort(key='step')",
      "stop_token=<|im_end|>",
      "first_token: 12", "compass=3 bypass: yes", "pad_token_id=3", "password: str", "x-axis: step 10", "The secret is out",
-     "token='opals'", "login to the hub", "valid_token: 3"]
+     "token='opals'", "login to the hub", "valid_token: 3",
+     "set HF_TOKEN in the environment", "HF_TOKEN is not set", "my password is required", "user_tokens: 1200", "MAX_TOKENS=80",
+     "TOKENS=1024", "the passwords: never stored", "mysql -h db -u me -p", "invalid_token: 3", "sk-learn-contrib-of-the-year",
+     "if self._api_key:", "for k in KEYS:", "<th>HF_TOKEN</th><th>seed</th>", 'api_key = os.environ["OPENAI_API_KEY"]',
+     "auth=(user, password)", '{"name": "lr", "value": "x1"}', "secrets=)", "a secret v1beta2"]
 )  # fmt: skip
 def test_words_that_are_like_names_of_secrets_stay(text):
     assert hide_tokens(text) == text
@@ -104,3 +108,38 @@ def test_a_value_that_ends_in_an_equals_sign_is_no_annotation():
     assert hide_tokens("HF_TOKEN: qaaaaaaaa7=0") == "HF_TOKEN: [token]"
     assert hide_tokens("--api-key = qaaaaaaaa7") == "--api-key = [token]"
     assert hide_tokens('HF_TOKEN: str | None = "qaaaaaaaa7"') == 'HF_TOKEN: str | None = "[token]"'
+
+
+def test_private_keys_without_an_end_are_hidden_and_a_later_end_counts():
+    begin = "-----BEGIN PRIVATE KEY-----"
+    assert hide_tokens(f"{begin}!" * 3) == "[token]!" * 3
+    assert hide_tokens(f"{begin}!{begin}\nab-c!\n-----END PRIVATE KEY----- x") == "[token]![token] x"
+
+
+@pytest.mark.parametrize(
+    "value, secret",
+    [({"api_key": ["s3", {"a": "s3"}], "n": 1}, {"api_key": ["[token]", {"a": "[token]"}], "n": 1}),
+     ({"name": "HF_TOKEN", "value": "s3"}, {"name": "HF_TOKEN", "value": "[token]"}),
+     ({"description": "password:", "value": "s3"}, {"description": "password:", "value": "[token]"}),
+     ({"_model_name": "PasswordModel", "value": "s3"}, {"_model_name": "PasswordModel", "value": "[token]"}),
+     ({"api_key": None, "stops": ["</s>"]}, {"api_key": None, "stops": ["</s>"]})]
+)  # fmt: skip
+def test_a_secret_s_name_hides_all_texts_of_its_value(value, secret):
+    assert map_text(value, hide_tokens) == secret
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [("HF_TOKEN=", "s3cretvalue42\n"), ("HF_TOKEN:\n", "s3cretvalue42\n"), ("\napi_", "key: s3cretvalue42"),
+     ("HF_TOKEN=s3cret", "value42\n"), ("a", "b\n", "password: ", "s3cretvalue42")]
+)  # fmt: skip
+def test_a_name_and_its_value_in_two_pieces_are_hidden(pieces):
+    hide = stream_hider()
+    shown = "".join(map(hide, pieces))
+    assert "value42" not in shown and "[token]" in shown
+
+
+@given(st.lists(st.text("ab =\n\r1")))
+def test_pieces_without_a_secret_stay_as_they_are(pieces):
+    hide = stream_hider()
+    assert [hide(piece) for piece in pieces] == pieces

@@ -39,6 +39,24 @@ def test_rows_in_pieces_are_all_recorded_and_a_column_of_one_piece_is_empty_else
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("bar", [True, False])
+def test_progress_is_printed_once(tmp_path, capsys, bar):
+    recipe = make_recipe(
+        "starter", max_steps=1, max_completion_length=4, num_generations=2, per_device_train_batch_size=2
+    )
+    args = grpo_config(recipe, tmp_path, save_strategy="no", disable_tqdm=not bar)
+    GRPOTrainer(
+        resolve_model("starter"),
+        length_reward(20),
+        args,
+        train_dataset=load_prompts("starter"),
+        record_dir=tmp_path / "run",
+    ).train()
+    printed = capsys.readouterr().out
+    assert ("'reward':" in printed, "step 1/1" in printed) == (bar, not bar)
+
+
+@pytest.mark.slow
 def test_an_evaluation_is_logged_without_the_completions_of_the_step_and_leaves_the_curve_whole(tmp_path):
     batch = {"num_generations": 2, "per_device_train_batch_size": 4}
     recipe = make_recipe("starter", max_steps=2, max_completion_length=4, **batch)

@@ -7,6 +7,7 @@ import dataclasses
 import html
 import json
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -72,6 +73,14 @@ class RunAudit:
         """Strict JSON: `run`, `verdict`, `findings` and what the log lacks."""
         about = {"run": self.run, "kind": self.kind, "steps": self.steps, "lacks": list(self.lacks)}
         return about | {"verdict": self.verdict, "findings": [finding.as_json() for finding in self.findings]}
+
+    @property
+    def brief(self) -> str:
+        """The run in a line: its worst finding, and what was seen in a sentence."""
+        worst = next((f for f in self.findings if f.verdict == FOUND and f.severity != NOTE), None)
+        if worst is None:
+            return f"{self.run}: no problem"
+        return f"{self.run}: {worst.severity} {worst.title}: {re.split(r'(?<=[.!?]) ', worst.says)[0]}"
 
     def text(self) -> str:
         """The report as a terminal shows it: the verdict, what was found, what is open."""
@@ -189,7 +198,9 @@ def audit_run(
     return AuditReport(tuple(_audit(log, own) for log in merged))
 
 
-def audit_paths(paths: Sequence[Path], *, as_json: bool = False, rules: Path | None = None, **given) -> int:
+def audit_paths(
+    paths: Sequence[Path], *, as_json: bool = False, brief: bool = False, rules: Path | None = None, **given
+) -> int:
     """Audit each path, print what was found; 0 if no run has a problem, 1 if one has, 2 if a path could not be used."""
     code, own = NO_PROBLEM, load_rules(rules) if rules else ()
     runs: list = []
@@ -206,7 +217,8 @@ def audit_paths(paths: Sequence[Path], *, as_json: bool = False, rules: Path | N
         runs += report.runs
         code = max(code, PROBLEMS if report.problems else NO_PROBLEM)
     if runs and not as_json:
-        print(printable(hide_tokens(str(AuditReport(tuple(runs))))) + "\n", flush=True)
+        shown = "\n".join(one_line(run.brief) for run in runs) if brief else f"{AuditReport(tuple(runs))}\n"
+        print(printable(hide_tokens(shown)), flush=True)
     return code
 
 

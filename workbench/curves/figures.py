@@ -16,6 +16,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from ..errors import ParameterError
@@ -97,6 +98,7 @@ def show_training(metrics: pd.DataFrame, *, title: str) -> DescribedFigure:
     for n, (ax, (column, name)) in enumerate(zip(figure.subplots(1, 3), _PANELS, strict=True)):
         _draw(ax, _series("the run", [Curve("the run", metrics["step"], metrics[column], name)]), n)
         ax.set(xlabel="steps", ylabel=name)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.grid(alpha=0.25)
     figure.axes[2].set_ylim(-0.03, 1.03)
     figure.suptitle(title)
@@ -247,6 +249,7 @@ def _draw_panel(ax, panel: list[Series], metric: str) -> None:
         _draw(ax, one, n)
     first = panel[0].curves[0]
     ax.set(xlabel="steps", ylabel=f"{metric} [{first.unit}]")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.grid(alpha=0.25)
     low, high = ax.get_ylim()
     ax.set_ylim(low, high)

@@ -146,8 +146,24 @@ def _name(label: str, inside: str, recipe: dict) -> str:
     """What distinguishes most groups; groups that it does not are numbered."""
     rate, steps = recipe.get("learning_rate"), recipe.get("max_steps")
     inside = re.sub(r"-(?=\S)|-$", " ", inside.replace("--", ", ")).strip(", ")  # a folder's name as it was in words
-    parts = [label, inside, recipe.get("model"), rate and f"lr {rate:g}", steps and f"{steps} steps"]
+    parts = [
+        label,
+        inside,
+        last_part(str(recipe.get("model") or "")),
+        rate and f"lr {rate:g}",
+        steps and f"{steps} steps",
+    ]
     return ", ".join(filter(None, parts)) or "run"
+
+
+def last_part(value: str) -> str:
+    """The name of a file or folder that a local path leads to; another text, such as an id of the hub, as it is.
+
+    Example:
+        >>> last_part("/home/me/models/mine"), last_part("Qwen/Qwen3-0.6B")
+        ('mine', 'Qwen/Qwen3-0.6B')
+    """
+    return Path(value).name if value.startswith(("/", "./", "../", "~/")) else value
 
 
 def group_table(groups: dict[str, list[Curve]], rng: np.random.Generator):

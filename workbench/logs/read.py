@@ -3,13 +3,14 @@
 import codecs
 import contextlib
 import dataclasses
+import functools
 import gzip
 import os
 import re
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import RunError
-from ..runs.files import files_named, open_plain
+from ..runs.files import ASIDE, open_plain
 from .completions import completions_table, last_trainer_state, read_completions, read_trl_completions
 from .formats import runs_in
 from .log import Log
@@ -34,6 +35,8 @@ _PLACES = (
     ("runs/*/*tfevents*", "logs/*tfevents*", "logs/*/*tfevents*", "*.json"),
     ("*.log", "*.out", "*.txt", "*.md", "*.ipynb", "*.gz", "files/output.log", "wandb/*/files/output.log"),
 )
+_BELOW = ("*.jsonl", "*.csv", "*.tsv", "*tfevents*", "*.log", "*.out")  # the same, in the folders below it
+_NO_RUNS = ("node_modules", "site-packages", "venv", "__pycache__")  # folders of others' files
 _LEAST = 8  # steps in which a reward function never varies, until that says something
 _MOST_FILES = 200  # of a folder that are tried
 
@@ -74,23 +77,30 @@ def read_logs(path: str | os.PathLike) -> list[Log]:
 
 
 def _folder(folder: Path, given: Path) -> list[Log]:
-    recorded = [p.parent for p in files_named(folder, "metrics.jsonl") if not p.is_symlink() and p.stat().st_size]
-    if recorded:
-        return [_own_run(inner, folder) for inner in recorded]
+    """The runs of a folder: the one that it is, with what was recorded in it; else what lies in it and below it."""
+    places = list(_walk(folder))
+    recorded = [inner for inner, names in places if "metrics.jsonl" in names and _has_bytes(inner / "metrics.jsonl")]
     state = last_trainer_state(folder)
+    if recorded and (state is not None or folder in recorded):
+        return [_own_run(inner, folder) for inner in recorded]
     if state is not None:
         return _trl_folder(folder, state)
     refused: dict[str, RunError] = {}
+    found = [_own_run(inner, folder) for inner in recorded]
+    known = set(recorded)
+    for inner, _ in places:
+        if (state := last_trainer_state(inner)) is not None and not _related(inner, known):
+            known.add(inner)
+            logs = _attempt(refused, str(inner.relative_to(folder)), functools.partial(_trl_folder, inner, state))
+            found += [dataclasses.replace(log, name=str(inner.relative_to(folder)) + log.name) for log in logs]
+    for inner, _ in places[1:]:
+        if not _related(inner, known):
+            found += _logs_in(_plain_files(inner, _BELOW), folder, refused)
     for patterns in _PLACES:
-        logs = []
-        for path in _plain_files(folder, patterns):
-            name = str(path.relative_to(folder))
-            try:
-                logs += [dataclasses.replace(log, name=name + log.name[len(path.name) :]) for log in _file(path)]
-            except RunError as error:  # events of an evaluation alone, or data beside the log
-                refused[name] = error
-        if logs:
-            return logs
+        if own := _logs_in([p for p in _plain_files(folder, patterns) if not _related(p, known)], folder, refused):
+            return [*own, *(log for log in found if log.name not in [o.name for o in own])]
+    if found:
+        return found
     if len(refused) == 1:
         raise next(iter(refused.values()))
     if refused:
@@ -99,7 +109,42 @@ def _folder(folder: Path, given: Path) -> list[Log]:
         raise RunError(f"{given}: no log in this folder. {reasons}{more}")
     names = sorted(p.name for p in folder.iterdir())
     holds = f"; it holds {', '.join(names[:6])}{' ...' if len(names) > 6 else ''}" if names else ", which is empty"
-    raise RunError(f"{given}: no log in this folder{holds}; expected {EXPECTED}")
+    elsewhere = "; a trainer with record_dir writes its log there, so give that folder"
+    raise RunError(f"{given}: no log in this folder{holds}; expected {EXPECTED}{elsewhere}")
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """A folder and those below it with the names of their files, without hidden folders and installed packages."""
+    for inner, below, names in os.walk(folder):
+        below[:] = sorted(n for n in below if not n.startswith((".", ASIDE)) and n not in _NO_RUNS)
+        yield Path(inner), names
+
+
+def _has_bytes(path: Path) -> bool:
+    return not path.is_symlink() and path.stat().st_size > 0
+
+
+def _related(path: Path, known: Collection[Path]) -> bool:
+    """Whether a path is one of some folders, lies in one, or holds one."""
+    return any(path == other or other in path.parents or path in other.parents for other in known)
+
+
+def _attempt(refused: dict[str, RunError], name: str, read: Callable[[], list[Log]]) -> list[Log]:
+    try:
+        return read()
+    except RunError as error:  # events of an evaluation alone, or data beside the log
+        refused[name] = error
+        return []
+
+
+def _logs_in(paths: Sequence[Path], folder: Path, refused: dict[str, RunError]) -> list[Log]:
+    """The runs in files, named after their place in a folder."""
+    found = []
+    for path in paths:
+        name = str(path.relative_to(folder))
+        logs = _attempt(refused, name, functools.partial(_file, path))
+        found += [dataclasses.replace(log, name=name + log.name[len(path.name) :]) for log in logs]
+    return found
 
 
 def _plain_files(folder: Path, patterns: Sequence[str]) -> list[Path]:

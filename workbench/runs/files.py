@@ -20,7 +20,7 @@ from typing import BinaryIO, TextIO
 from ..errors import RunError
 
 STATES = ("queued", "running", "done", "failed", "interrupted")
-_ASIDE = "replaced-"
+ASIDE = "replaced-"
 _LARGEST = 64_000_000  # bytes of a JSON file
 _LAST_LINES = 1_000_000  # bytes from the end in which the last line of metrics is looked for
 _OBJECTS = ("params.json", "env.json", "status.json", "result.json", "progress.json", "recipe.json", "stop.json")
@@ -54,7 +54,7 @@ def files_named(folder: Path, name: str) -> list[Path]:
     """Every file of a name in a folder and below it, apart from what `move_aside` put there and what vanishes meanwhile."""
     found = []
     for inner, below, names in os.walk(folder):
-        below[:] = [other for other in below if not other.startswith(_ASIDE)]
+        below[:] = [other for other in below if not other.startswith(ASIDE)]
         found += [Path(inner) / name] * (name in names)
     return sorted(found)
 
@@ -62,7 +62,7 @@ def files_named(folder: Path, name: str) -> list[Path]:
 def move_aside(folder: Path, names: Iterable[str], why: str) -> None:
     """Move what there is of these names into `replaced-TIME` in the folder, and say so: nothing recorded is deleted."""
     if there := [folder / name for name in names if os.path.lexists(folder / name)]:
-        target = folder / f"{_ASIDE}{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
+        target = folder / f"{ASIDE}{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
         target.mkdir()
         for path in there:
             os.replace(path, target / path.name)

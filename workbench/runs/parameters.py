@@ -15,12 +15,12 @@ import keyword
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import ParameterError
 from .run import SET_BY_RUNNER, check_notebook_name
-from .secrets import looks_like_token
+from .secrets import hide_tokens, looks_like_token, names_secret
 
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
@@ -94,7 +94,9 @@ def parse_parameters(source: str) -> dict[str, Parameter]:
                     parameter = dataclasses.replace(parameter, default=_checked(parameter, parameter.default))
                 found[parameter.name] = parameter
         except ParameterError as error:
-            raise ParameterError(f"`{line.strip()}`: {error}") from error
+            raise ParameterError(f"`{hide_tokens(line.strip())}`: {error}") from error
+    for name, parameter in found.items():
+        _refuse_token("a default", parameter.default, name)
     return found
 
 
@@ -154,13 +156,27 @@ def check_parameters(known: Mapping[str, Parameter], given: Mapping[str, object]
 
 
 def _refuse_token(what: str, value, name: str = "") -> None:
-    """Before any other check, whose message would show the value."""
-    if looks_like_token(name, value if isinstance(value, str) else ""):
+    """Before any other check, whose message would show the value; of a list or a mapping all texts are looked at."""
+    if any(looks_like_token(near, text) for near, text in _texts(name, _read(value))):
         shown = "a parameter's name" if looks_like_token("", name) else what
         raise ParameterError(
             f"{shown} looks like an access token; set it in the environment, e.g. HF_TOKEN: it would be written "
             "into params.json, the notebook and the report"
         )
+
+
+def _texts(name: str, value) -> Iterator[tuple[str, str]]:
+    """The texts in a value, each with what may name it: the parameter, a key, the text before it in a list."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield name, str(key)
+            yield from _texts(str(key), inner)
+            yield from _texts(name, inner)
+    elif isinstance(value, list | tuple):
+        for before, inner in zip([name, *value], value, strict=False):
+            yield from _texts(before if isinstance(before, str) and names_secret(before) else name, inner)
+    else:
+        yield name, value if isinstance(value, str) else ""
 
 
 def _checked(parameter: Parameter, value):

@@ -10,14 +10,14 @@ TOKEN = "[token]"
 # names next to them.
 _FORMS = {
     "-----begin": r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
-    r"(?s:.{0,20000}?-----END [A-Z0-9 ]{0,40}-----|(?:[\w+/=:,\s.-]|\\n){0,20000})",
+    r"(?:(?:[^-]|-(?!----(?:BEGIN|END))){0,20000}-----END [A-Z0-9 ]{0,40}-----|(?:[\w+/=:,\s.-]|\\n){0,20000})",
     "hf_": r"hf_[A-Za-z0-9]{16,}|hf_[A-Za-z0-9]{4,}(?=\.\.\.|…)",
     "gh": r"gh[pousr]_[A-Za-z0-9]{20,}",
     "gl": r"gl(?:pat|rt|dt|ft|cbt|ptt|soat|agent)-[\w-]{16,}",
     "wandb_v": r"wandb_v\d+_\w{20,}",
     "hooks.slack": r"hooks\.slack\.com/[a-z]+/[\w/-]{16,}",
     "xox": r"(?<![\w-])xox[a-z]-[\w-]{10,}",
-    "k-": r"(?<![\w-])[srp]k-(?=[\w-]*[0-9A-Z])[\w-]{16,}",  # of OpenAI, Anthropic, OpenRouter, DeepSeek and others
+    "k-": r"(?<![\w-])[srp]k-(?:(?=[\w-]*[0-9A-Z])[\w-]{16,}|[a-z]{32,})",  # of OpenAI, Anthropic, OpenRouter and others
     "k_": r"(?<![\w-])[srp]k_(?=[\w-]*[0-9A-Z])[\w-]{16,}",
     "eyj": r"(?<![\w-])eyJ[\w-]{6,}\.[\w-]{4,}(?:\.[\w-]*)?",
     "bearer": r"(?i:\bbearer)\s{1,4}(?=\S{0,200}\d|\S{20})[\w.~+/=-]{8,}",
@@ -41,31 +41,61 @@ def _owned(word: str) -> str:
 _SPECIAL = "".join(f"(?<!{n}_TOKEN)" for n in re.findall(r"\w+", "EOS BOS PAD UNK SEP CLS MASK STOP END START IMAGE"))
 _SECRET_NAME = (  # its end; what stands before it is looked at behind it, which is far quicker
     rf"(?:TOKEN(?<![a-z]TOKEN){_SPECIAL}(?:_ID)?|KEY(?<![a-z]KEY)(?:_ID)?|_KEYS|_PASS|_PWD|SECRETS?|[Pp]wd(?<![\w-]pwd)"
-    r"|(?i:password|passwd|passphrase|[_-]pass|[_-]pwd|secrets?|credentials?|apikeys?|authorization|x-amz-(?:signature|credential)"
-    rf"|token{_owned('token')}|key{_owned('key')}s?(?:[_-](?:id|data))?))"
+    r"|PASSWORDS|(?i:passwords(?=[\"']|\s{0,4}[=:]\s{0,4}[\"'\[({]|\Z)|password|passwd|passphrase|[_-]pass|[_-]pwd|secrets?|credentials?|apikeys?|authorization|x-amz-(?:signature|credential)"
+    rf"|token(?:{_owned('token')}|(?<=\bid[_-]token))|key{_owned('key')}s?(?:[_-](?:id|data))?))"
 )
-_OPENS = r"(?P<opens>(?:(?:[A-Za-z_][\w.]{0,40})?[(\[{]\s{0,4}){0,2}[bBrRfFuU]{0,2})"
+# An element of HTML that may stand between a name and its value; `<th>` is none, as it begins another name.
+_TAG = (
+    r"(?:\s{0,40}(?:</\w{1,10}>|<(?:td|dd|p|br|b|i|em|a|pre|code|div|font|kbd|li|mark|samp|small|span|strong|tspan|tt|text"
+    r"|value)(?:\s[^<>]{0,200})?>))"
+)
+_SIGN = r"\s{0,4}(?::=|==?|!=|:)\s{0,4}"
+_OPENS = (
+    r"(?P<opens>(?:(?:[A-Za-z_][\w.]{0,40})?[(\[{]\s{0,4}(?:[\"']\w{1,40}[\"']\s{0,4}:\s{0,4})?){0,2}[bBrRfFuU]{0,2})"
+)
+# What looks a value up by its name: `os.getenv("KEY") or "value"`, `config.get("key", "value")`
+_LOOKS_UP = r"[\w.]{0,40}(?:get|env|environ|pop|default)[(\[]\s{0,4}"
+_ELSE = rf"{_LOOKS_UP}[\"'][\w-]{{1,60}}[\"']\s{{0,4}}(?:,|[)\]]\s{{0,4}}or\b)\s{{0,4}}"
 _QUOTED = (
     r"(?:(?P<q>\\{0,3}\"{3}|'{3})(?P<long>(?s:.){1,5000}?)(?P=q)"
     r"|\\{0,3}\"(?P<double>[^\"\n]{1,5000})\"|'(?P<single>[^'\n]{1,5000})')"
 )
+# What stands behind a weaker name, or a weaker sign, and looks like a secret
+_PART = r"[^\s\"'<>,;&)\]}]"
+_LOOKS = rf"(?={_PART}{{0,200}}\d)(?={_PART}{{0,200}}[A-Za-z]){_PART}"
+_NO_WORD = "".join(f"(?<!(?i:{word}))" for word in ("secret", "secrets", "credentials", "authorization", "[^_-]key"))
 _ASSIGNED = re.compile(
     rf"(?P<before>{_SECRET_NAME}\\{{0,3}}[\"']?"
-    r"(?:\]?\s{0,4}(?::\s{0,4}(?:typing\.)?(?:str|bytes|Any|Final|Optional|SecretStr)\b[\w.\[\] |]{0,40}=|[=:])\s{0,4}"
-    r"|\s{0,4}\n[ \t]{0,40}[\"']?value[\"']?:\s{0,4}|>(?!\s))"
+    rf"(?:\]?{_TAG}{{0,4}}\s{{0,4}}"
+    r"(?::\s{0,4}(?:typing\.)?(?:str|bytes|Any|Final|Optional|SecretStr)\b[\w.\[\] |]{0,40}=|:=|==?|!=|:)\s{0,4}"
+    rf"(?:{_TAG}{{1,4}}\s{{0,4}})?|{_TAG}{{1,4}}\s{{0,40}}(?![:=\s])"
+    r"|\s{0,4}[,\n]\s{0,40}[\"']?value[\"']?\s{0,4}:\s{0,4}|\(value=|>(?!\s)"
+    rf"|(?:\s{{1,4}}(?:is|was)\s{{1,4}}[\"'`]?|{_NO_WORD}[ \t]{{1,40}})(?={_LOOKS}{{6,}}))"
     r"(?:(?i:basic|token|bearer|apikey|negotiate)\s{1,4})?"
+    rf"(?:{_ELSE})?"
     r"|(?<![\w-])--(?i:[a-z-]{0,40}(?:token|api-key|secret|password))(?:\s{0,4}=\s{0,4}|\s{1,4})"
     rf"|%(?:set_)?env\s{{1,4}}\w{{0,60}}?{_SECRET_NAME}[\s=]{{1,4}})"
-    rf"(?:{_OPENS}{_QUOTED}|(?P<bare>[^\s\"'<>,;&)\]}}\x1b]{{1,5000}}))"
-    # Between a name and its value in code: `getenv("KEY") or "value"`, `("password", "value")`
-    rf"|(?P<before2>{_SECRET_NAME}[\"'](?:\s{{0,4}},|\)\s{{0,4}}or)\s{{0,4}})[\"'](?P<value2>[^\"'\n]{{1,5000}})(?=[\"'])"
+    rf"(?:{_OPENS}{_QUOTED}|(?P<bare>(?:\[token\])?[^\s\"'<>,;&)\]}}\x1b]{{1,5000}}))"
+    # Between a name and its value in code: `getenv("KEY") or "value"`, `("password", "value")`, `auth=("me", "value")`
+    rf"|(?P<before2>(?:{_SECRET_NAME}[\"'](?:\s{{0,4}},|\)\s{{0,4}}or)"
+    r"|(?i:auth)(?:\s{0,4}=\s{0,4}[\w.]{0,40})?\(\s{0,4}(?:[\"'][^\"'\n]{0,200}[\"']|[\w.]{1,60})\s{0,4},)\s{0,4})"
+    r"[\"'](?P<value2>[^\"'\n]{1,5000})(?=[\"'])"
 )
-# What a weaker name than those stands before, where it looks like a secret.
-_LOOKS = r"(?=[^\s\"'<>,;&)\]}]*\d)(?=[^\s\"'<>,;&)\]}]*[A-Za-z])[^\s\"'<>,;&)\]}]"
 _WEAK = re.compile(
-    rf"(?P<before>(?<![\w-])(?i:token|pass|auth|_xsrf|csrftoken|\w{{0,20}}session_?id|password)[\"']?\s{{0,4}}[=:]\s{{0,4}}[\"']?"
-    rf"|\b(?i:password)[ \t]{{1,4}}){_LOOKS}{{6,}}"
-    r"|(?P<login>\b(?:docker|podman|helm|oc)\s+login\b[^\n]{0,200}?\s-p[\s=]+|\bcurl\b[^\n]{0,300}?\s(?:-u|--user)[\s=]+[^\s:]+:)\S+"
+    r"(?P<before>(?:(?<![\w-])(?:(?i:token|pass|auth|_xsrf|csrftoken|\w{0,20}session_?id|passwords?)|TOKENS)"
+    rf"|(?i:tokens{_owned('tokens')}))[\"']?{_SIGN}[\"'\[(]{{0,3}}){_LOOKS}{{6,}}"
+    r"|(?P<login>\b(?:docker|podman|helm|oc)\s+login\b[^\n]{0,200}?\s-p[\s=]+|\bcurl\b[^\n]{0,300}?\s(?:-u|--user)[\s=]+[^\s:]+:"
+    r"|\bsshpass\s{1,4}-p\s{0,4}|\b(?:mysql|mariadb)\w{0,10}\s(?:[^\n]{0,300}?\s)?-p)[^\s\x1b]+"
+)
+# `{"value": "secret", "name": "HF_TOKEN"}`, `Text(value='secret', description='password')`, and the rest of a list whose first
+# value is hidden
+_VALUE_FIRST = re.compile(
+    rf"(?P<before>\bvalue[\"']?\s{{0,4}}[:=]\s{{0,4}}(?P<q>[\"']))[^\"'\n]{{1,2000}}(?P<after>(?P=q)\s{{0,4}},\s{{0,40}}[\"']?"
+    rf"(?:name|key|description)[\"']?\s{{0,4}}[:=]\s{{0,4}}[\"'][\w-]{{0,60}}?{_SECRET_NAME}[ :]{{0,4}}[\"'])"
+)
+_REST = re.compile(
+    r"(?P<before>(?i:keys|tokens|passwords|secrets|credentials)[=:]\[token\])(?:,[^\s\"'<>,;&)\]}]{1,2000})+"
+    r"|(?P<list>[=:]\s{0,4}\[\s{0,4}(?P<q>[\"'])\[token\](?P=q))(?:\s{0,4},\s{0,4}(?:\"[^\"\n]{0,2000}\"|'[^'\n]{0,2000}'))+"
 )
 # The whole value of these headers, whatever its scheme.
 _HEADER = re.compile(
@@ -81,6 +111,7 @@ _NAME_ALONE = re.compile(
 _HARMLESS = re.compile(
     r"\[token\]?|None|null|True|False|true|false|str|bool|int|\$\w+|\$[{(].*|os\.environ.*|getenv.*|getpass.*|--?[a-z][a-z-]*|\*+"
 )
+_WRITTEN_COLOUR = re.compile(r"\\(?:x1[bB]|033|e|u001[bB])\[[0-9;]{0,20}m")
 HEX40 = re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{40}(?![0-9A-Za-z])")
 _SAYS_WANDB = re.compile(
     r"(?i)(?:wandb\S{0,20}\s{0,3}\S{0,20}[\"'\s=:]{0,6}|(?:wandb|api key)[^\n]{0,150}[:=]\s{0,4})\Z"
@@ -89,8 +120,8 @@ _CREDENTIALS = re.compile(r"(?<=://)(?:[^\s/?#\"'<>`]{1,400}|[^\s/?#\"'<>`@:]{1,
 _QUERY_SECRET = re.compile(
     r"(?i)([?&#](?:[\w-]{0,40}(?:token|key|secret|password|sig|signature|credential|auth))=)[^&#\s\"'<>`]{1,4000}"
 )
-# One of these stands in whatever `_HEADER`, `_ASSIGNED` and `_WEAK` match, so that most texts need no more than a look.
-_MARKS = re.findall(r"\S+", "key token secret pass pwd credent auth x- cookie xsrf session curl login")
+# One of these stands in whatever `_HEADER`, `_ASSIGNED` and those below it match, so that most texts need no more than a look.
+_MARKS = re.findall(r"\S+", "key token secret pass pwd credent auth x- cookie xsrf session curl login mysql mariadb")
 
 
 def hide_tokens(text: str) -> str:
@@ -104,10 +135,15 @@ def hide_tokens(text: str) -> str:
         >>> hide_tokens("HF_TOKEN=abc1 git clone https://me:pw@example.org/x")
         'HF_TOKEN=[token] git clone https://[token]@example.org/x'
     """
-    read = UNSEEN.sub("", ESCAPES.sub("", text))  # what a reader sees, and copies
+    read = _seen(text)
     hidden = _hide(read)
     direct = hidden if read == text else _hide(text)  # a terminal does not show the address of a link
-    return direct if read == text or UNSEEN.sub("", ESCAPES.sub("", direct)) == hidden else hidden
+    return direct if read == text or _seen(direct) == hidden else hidden
+
+
+def _seen(text: str) -> str:
+    """What a reader sees, and copies; in code a colour may be written as an escape, `\\x1b[32m`."""
+    return UNSEEN.sub("", ESCAPES.sub("", _WRITTEN_COLOUR.sub("", text)))
 
 
 def _hide(text: str) -> str:
@@ -122,6 +158,8 @@ def _hide(text: str) -> str:
         text = _HEADER.sub(_header, text)
         text = _ASSIGNED.sub(_assigned, text)
         text = _WEAK.sub(lambda m: f"{m['before'] or m['login']}{TOKEN}", text)
+        text = _VALUE_FIRST.sub(rf"\g<before>{TOKEN}\g<after>", text)
+        text = _REST.sub(lambda m: m["before"] or m["list"], text)
     if "wandb" not in folded and "api key" not in folded:
         return text
     return HEX40.sub(lambda m: TOKEN if _SAYS_WANDB.search(text[max(0, m.start() - 200) : m.start()]) else m[0], text)
@@ -159,7 +197,7 @@ def _header(match: re.Match) -> str:
 
 def _assigned(match: re.Match) -> str:
     value = next(v for v in map(match.group, ("long", "double", "single", "bare", "value2")) if v)
-    if _HARMLESS.fullmatch(value):
+    if _HARMLESS.fullmatch(value) or (re.match(_LOOKS_UP, match["opens"] or "") and _NAME_ALONE.fullmatch(value)):
         return match[0]
     if match["value2"]:
         return match[0][: -len(value)] + TOKEN
@@ -167,7 +205,7 @@ def _assigned(match: re.Match) -> str:
     return f"{match['before']}{match['opens'] or ''}{quote}{TOKEN}{quote}"
 
 
-def map_text(value, change: Callable[[str], str]):
+def map_text(value, change: Callable[[str], str], *, secret: bool = False):
     """A JSON value with `change` applied to every string and key; what a secret's name stands before is a token.
 
     Example:
@@ -175,20 +213,46 @@ def map_text(value, change: Callable[[str], str]):
         {'WORDS': ['A', 1], 'PASSWORD': '[token]'}
     """
     if isinstance(value, str):
-        return change(value)
+        return TOKEN if secret and value and not _HARMLESS.fullmatch(value) else change(value)
     if isinstance(value, dict):
         made = {}
         for key, inner in value.items():
             name = change(str(key))
             while name in made:
                 name += "'"
-            made[name] = TOKEN if _secret(str(key), inner) else map_text(inner, change)
+            named = _names(str(key)) or (key == "value" and _is_of_secret(value))
+            made[name] = map_text(inner, change, secret=secret or named)
         return made
     if isinstance(value, list | tuple):
-        return [TOKEN if n and _secret(value[n - 1], v) else map_text(v, change) for n, v in enumerate(value)]
+        return [map_text(v, change, secret=secret or bool(n and _names(value[n - 1]))) for n, v in enumerate(value)]
     return value
 
 
-def _secret(name, value) -> bool:
-    named = isinstance(name, str) and isinstance(value, str) and _NAME_ALONE.fullmatch(name)
-    return bool(named and value and not _HARMLESS.fullmatch(value))
+def _names(name) -> bool:
+    return isinstance(name, str) and bool(_NAME_ALONE.fullmatch(name))
+
+
+def _is_of_secret(value: dict) -> bool:
+    """Whether an object says that its `value` is a secret: `{"name": "HF_TOKEN", "value": ...}`, or a widget for passwords."""
+    said = (value.get(key) for key in ("name", "key", "description"))
+    return value.get("_model_name") == "PasswordModel" or any(isinstance(s, str) and names_secret(s) for s in said)
+
+
+def stream_hider() -> Callable[[str], str]:
+    """`hide_tokens` for a text that comes in pieces: a secret's name may stand at the end of the piece before.
+
+    Example:
+        >>> hide = stream_hider()
+        >>> hide("HF_TOKEN="), hide("abc1\\n")
+        ('HF_TOKEN=', '[token]\\n')
+    """
+    before = ""
+
+    def hide(piece: str) -> str:
+        nonlocal before
+        shown, whole = hide_tokens(before), hide_tokens(before + piece)
+        before = "\n".join((before + piece).rsplit("\n", 2)[-2:])[-500:]  # the last two lines
+        different = (n for n, (a, b) in enumerate(zip(shown, whole, strict=False)) if a != b)
+        return whole[len(shown) if whole.startswith(shown) else next(different, len(whole)) :]
+
+    return hide

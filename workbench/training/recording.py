@@ -129,7 +129,8 @@ class RunRecorder(Recorder, TrainerCallback):
         if self._file is None or "train_runtime" in logs:  # the closing summary is not a step
             return
         line = self.log(state.global_step, logs)
-        if state.global_step % max(1, state.max_steps // 10) == 0 and is_of_a_step(logs):
+        shown = not args.disable_tqdm  # the bar of transformers prints every log itself
+        if not shown and state.global_step % max(1, state.max_steps // 10) == 0 and is_of_a_step(logs):
             numbers = [f"{k.rpartition('/')[2]} {line[k]:.3g}" for k in _PRINTED if line.get(k) is not None]
             at = f"step {state.global_step}/{state.max_steps}", f"{self.elapsed():.0f} s"
             print("  ".join([*at, *numbers]), flush=True)

@@ -1,10 +1,13 @@
+import asyncio
+import gc
 from pathlib import Path
 
 import nbformat
 import pytest
 from conftest import write_notebook
 
-from workbench.lab.batch.execute import _execute_notebook, kernel_environment
+from workbench.lab.batch.execute import _execute_notebook, _Kernel, kernel_environment
+from workbench.runs.text import printable
 
 pytestmark = pytest.mark.slow
 
@@ -77,3 +80,41 @@ def test_a_token_that_a_cell_shows_is_in_no_file(tmp_path):
     assert "password" in str(raised) and "S3cretOfTheTraceback42" not in str(raised)  # in the colours of IPython
     assert saved.count("[token]") >= 4
     assert "iVBORw0KGgo=" in saved
+
+
+def test_secrets_of_widgets_and_of_two_flushes_are_in_no_file(tmp_path):
+    lines = ["import ipywidgets as w", "from IPython.display import HTML, display", "value = 'S3cret' + 'Value42'",
+             "print('HF_TOKEN=', end='', flush=True)", "print(value, flush=True)",
+             "late, text = w.Password(), w.Text(value='stays')", "late.value = value",
+             "display(w.Text(description='api_key', value=value), w.HTML('HF_TOKEN=' + value), late, text)",
+             "display(HTML(f'<th>HF_TOKEN</th><td>{value}</td>'))",
+             "display({'application/json': {'api_key': [value]}}, raw=True)"]  # fmt: skip
+    got, _, shown = execute(tmp_path, "\n".join(lines))
+    saved = (tmp_path / "out.ipynb").read_text()
+    assert got == ("done", None)
+    assert "S3cretValue42" not in saved + shown.text
+    assert saved.count("[token]") >= 6 and '"stays"' in saved
+
+
+def test_ctrl_c_leaves_no_traceback_of_a_task(tmp_path, monkeypatch, caplog):
+    clean = _Kernel.cleanup_resources
+
+    async def slowly(self, **how):  # as on a busy machine: nbclient looks once a second whether the kernel lives
+        await asyncio.sleep(2)
+        await clean(self, **how)
+
+    monkeypatch.setattr(_Kernel, "cleanup_resources", slowly)
+    with pytest.raises(KeyboardInterrupt):
+        execute(tmp_path, "import os, signal, time\nos.kill(os.getppid(), signal.SIGINT)\ntime.sleep(600)")
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+def test_a_failed_cell_has_the_user_s_number_and_its_traceback_is_shown(tmp_path):
+    path = write_notebook(
+        tmp_path / "in.ipynb", "print('first')", "{}['reward']", parameters="seed: int = 0", setup="", save=""
+    )
+    shown, start = Recorder(), {"env": kernel_environment(0), "cwd": str(tmp_path)}
+    got = _execute_notebook(path, tmp_path / "out.ipynb", {"seed": 3}, start, shown)
+    assert got == ("failed", "cell 3: KeyError: 'reward'")  # parameters, first, this one
+    assert "Cell In[3]" in printable(shown.text) and "KeyError: 'reward'" in printable(shown.text)

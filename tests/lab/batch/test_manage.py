@@ -82,7 +82,10 @@ def test_status_shows_every_run_from_its_folder(capsys, tmp_path):
     lock.let_go(write_run(tmp_path, "4", state="running").path)  # its process was killed
     code, out, _ = call(capsys, "status", "--runs-dir", tmp_path)
     lines = out.splitlines()
-    assert code == 0
+    assert code == 1
+    assert lines[-1].endswith("0 of 4 runs are done and no check failed; 2 failed: "
+                              "05_grpo_docs_example/1, 05_grpo_docs_example/3")  # fmt: skip
+    assert call(capsys, "status", "--runs-dir", tmp_path, "2", "4")[0] == 0
     assert lines[0].endswith(" 1: done, reward -4, 1 checks failed: a")
     assert f" 2: running, step 3/80, on {socket.gethostname()}, process {os.getpid()}, " in lines[1]
     assert lines[2].endswith(r" 3: failed: cell 3: ValueError: no \x1b]0;title\x07")

@@ -63,7 +63,7 @@ def test_several_notebooks_run_side_by_side_with_ports_of_their_own_and_the_outc
     assert list_runs(tmp_path / "runs") == []
     process = workbench("run", *arguments)
     assert process.returncode == 1
-    assert "bad: failed: cell 4: ZeroDivisionError: division by zero" in process.stderr
+    assert "bad: failed: cell 3: ZeroDivisionError: division by zero" in process.stderr
     assert "good0: done, port " in process.stderr
     assert "2 of 3 runs are done" in process.stdout
     runs = {run.notebook: run for run in list_runs(tmp_path / "runs")}

@@ -262,7 +262,7 @@ def test_array_of_six_ends_as_each_of_its_runs_did(cluster, starter_folder, subm
     until(lambda: "requeued after preemption" in (training.status["error"] or ""), "the preemption")
     states = ended(runs)
     assert states[0] == states[2] == ("done", None) and states[3] == ("interrupted", "Slurm: CANCELLED")
-    assert states[1] == ("failed", "cell 4: ZeroDivisionError: division by zero")
+    assert states[1] == ("failed", "cell 3: ZeroDivisionError: division by zero")
     assert states[4][0] == "interrupted" and states[4][1].startswith("Slurm: FAILED (NonZeroExitCode)")
     assert states[5] == ("done", None)
     assert training.metrics["step"].tolist() == [1, 2, 3, 4]

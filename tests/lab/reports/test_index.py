@@ -55,6 +55,32 @@ def test_the_newest_done_run_of_each_notebook_is_a_card_with_finding_and_picture
     assert cards.count("<article>") == 2 and "2026-2.html" in cards
 
 
+def test_a_failed_run_shows_its_error_on_its_card_and_is_counted(tmp_path):
+    run = write_run(tmp_path / "runs", "2026-1", result={})
+    set_status(run.path, "failed", "cell 4: KeyError: 'rewrad'")
+    page = build_index([run], tmp_path / "reports").read_text()
+    cards, table = page.split("<h2>All runs</h2>")
+    assert "cell 4: KeyError: &#x27;rewrad&#x27;" in cards
+    assert '1 run, newest first. <span class="bad">1 failed</span>' in table
+
+
+def test_an_inconclusive_check_has_no_tick(tmp_path):
+    checks = [{"says": "a", "holds": True}, {"says": "b", "holds": None, "why": "the interval is wide"}]
+    run = write_run(tmp_path / "runs", "2026-1", result={"results": checks})
+    page = build_index([run], tmp_path / "reports").read_text()
+    assert '<span class="odd">1 passed, 1 inconclusive</span>' in page
+    assert '<span class="odd">checks: 1 passed, 1 inconclusive</span>' in build_report(run).read_text()
+
+
+def test_the_error_of_an_unreadable_run_holds_no_secret(tmp_path):
+    folder = tmp_path / "HF_TOKEN=S3cretValue42"
+    run = write_run(folder, "2026-1", result=RESULT)
+    (run.path / "result.json").write_text("[1")
+    page = build_index([run], tmp_path / "reports").read_text()
+    assert "HF_TOKEN=[token] not JSON" in page
+    assert "S3cretValue42" not in page
+
+
 # --- the comparison --------------------------------------------------------------------------------------------------
 
 

@@ -223,6 +223,14 @@ def test_a_recipe_file_of_a_notebook_s_own_is_not_taken_for_ours(tmp_path):
     assert training.grouped and training.stops == []
 
 
+def test_a_record_says_that_stock_trl_was_watched(tmp_path):
+    table = rows(1, finish_reason=["stop"] * 4).assign(trl_finish_reason="length")
+    run = write_run(tmp_path, completions=table.to_dict("records"))
+    write_json(run.path / "recipe.json", STOCK | {"trainer": "GRPOTrainer", "source": "watched"})
+    (training,), _ = read_trainings(run.path)
+    assert training.table["mistaken"].all()
+
+
 def test_a_recording_too_large_to_be_read_has_no_page_and_its_report_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr("workbench.lab.reports.trainings.MOST_ROWS", 7)
     run = write_run(tmp_path, completions=rows().to_dict("records"))

@@ -148,6 +148,25 @@ def test_on_a_phone_the_index_shows_curve_headline_and_value_of_a_run(browser, p
     assert visit.page.get_by_text(FINDING.strip()).first.is_visible()
 
 
+BROKEN = """() => [...document.querySelectorAll("#runs td")].filter((e) => e.checkVisibility()).flatMap((e) => {
+  const texts = document.createTreeWalker(e, NodeFilter.SHOW_TEXT), broken = [], range = document.createRange();
+  for (let t; (t = texts.nextNode());) for (const word of t.data.matchAll(/[\\w=.]{2,20}/g)) {
+    range.setStart(t, word.index); range.setEnd(t, word.index + word[0].length);
+    if (new Set([...range.getClientRects()].map((r) => r.top)).size > 1) broken.push(word[0]); }
+  return broken; })"""
+
+
+@pytest.mark.parametrize("width", [390, 800, 1280])
+def test_no_short_word_of_the_index_is_broken(browser, tmp_path, width):
+    checks = [{"says": "a", "holds": True}, {"says": "b", "holds": None, "why": "the interval is wide"}]
+    result = RESULT | {"results": checks}
+    run = write_run(
+        tmp_path / "runs", notebook="00_start_here", result=result, params={"seed": 1, "learning_rate": 0.0001}
+    )
+    visit = Visit(browser, build_index([run], tmp_path / "reports"), width)
+    assert visit.page.evaluate(BROKEN) == []
+
+
 def test_no_short_word_of_a_printed_table_is_broken(browser, plain):
     visit = Visit(browser, plain.path / "report.html", 700)
     visit.page.emulate_media(media="print")
@@ -360,5 +379,7 @@ def test_a_comparison_fits_a_phone_has_contrast_and_runs_only_its_own_script(bro
     visit = Visit(browser, path, color_scheme=scheme)
     visit.check()
     assert visit.page.locator("#filter-count").inner_text() == "1 of 1 runs shown"
+    texts = "#completions ~ .scroll:has(td.text)"
+    assert visit.page.locator(texts).first.evaluate("(e) => e.scrollWidth <= e.clientWidth")  # read without scrolling
     assert visit.page.evaluate(CONTRAST)[0] >= 4.5
     assert visit.page.evaluate(GEOMETRY)

@@ -29,6 +29,18 @@ def test_the_report_groups_what_differs_only_in_the_seed(tmp_path):
     assert page.count("<script") == 1  # sorts and filters the table of runs
 
 
+def test_a_model_s_folder_is_shown_by_its_name(tmp_path):
+    one = entry(tmp_path / "runs", 0, 1e-4)
+    model = str(tmp_path / "toys" / "starter-qwen2")
+    (one.run.path / "recipe.json").write_text(json.dumps({"recipe": {"model": model, "max_steps": 3}}))
+    one.varied["model"] = model
+    page = build_sweep_report("grid", {"seed": "0"}, [one], tmp_path / "reports").read_text()
+    assert (
+        "<td>learning_rate=0.0001, model=starter-qwen2, starter-qwen2, 3 steps</td>" in page
+        and str(tmp_path / "toys") not in page
+    )
+
+
 def test_runs_that_are_not_done_or_logged_nothing_are_named_and_left_out(tmp_path):
     silent = write_run(tmp_path / "runs", "silent", notebook="grid", params=FULL)
     entries = [entry(tmp_path / "runs", 0, 1e-4), entry(tmp_path / "runs", 1, 1e-4, state="failed")]

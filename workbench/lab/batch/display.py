@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from ...runs.files import append_plain
 from ...runs.run import Run
-from ...runs.secrets import hide_tokens
+from ...runs.secrets import stream_hider
 from ...runs.summary import RunSummary, latest_progress, steps_of, unreadable
 from ...runs.text import printable
 
@@ -22,7 +22,7 @@ class Display:
 
     def __init__(self, run: Run, quiet: bool = False):
         self._run, self._quiet = run, quiet
-        self._stop = threading.Event()
+        self._stop, self._hide = threading.Event(), stream_hider()
 
     def __enter__(self):
         self._log = append_plain(self._run.path / "log.txt")
@@ -42,6 +42,12 @@ class Display:
         self._cells.close()
         self._log.close()
 
+    def starting(self) -> None:
+        """Say why nothing is seen for a while."""
+        if not self._quiet:
+            with contextlib.suppress(OSError):  # the reader left, as `| head` does; the run goes on
+                tqdm.write("starting the kernel; the imports of the first cell take a while", file=sys.stderr)
+
     def cell_start(self, index: int, total: int) -> None:
         self._cells.total = total
         self._cells.refresh()
@@ -51,7 +57,7 @@ class Display:
 
     def write(self, text: str) -> None:
         """A piece of the notebook's output; the file half of papermill's `stdout_file`."""
-        text = hide_tokens(text)
+        text = self._hide(text)
         self._log.write(text)
         if not self._quiet:
             try:

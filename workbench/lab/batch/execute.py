@@ -4,6 +4,7 @@ papermill saves `completed` for cells of a killed kernel, so `status.json`, writ
 unknown parameters and checks no types, so a run's parameters are checked when it is planned (`plan.py`).
 """
 
+import collections
 import functools
 import os
 import socket
@@ -23,7 +24,7 @@ from ...errors import RunError, TrainingStopped
 from ...runs import lock
 from ...runs.parameters import check_parameters, notebook_parameters
 from ...runs.run import Run, record_execution, set_status, take_run
-from ...runs.secrets import hide_tokens, map_text
+from ...runs.secrets import hide_tokens, map_text, stream_hider
 from ...runs.stop_request import clear_stop, interruptible
 from .display import Display
 from .gpus import hold
@@ -68,6 +69,7 @@ def execute_run(
                 waiting = functools.partial(set_status, run.path, "queued")
                 with Display(run, quiet=quiet) as display, hold(gpus, waiting) as devices:
                     set_status(run.path, "running")
+                    display.starting()
                     env = kernel_environment(params.get("seed")) | {lock.VARIABLE: str(number)}
                     start = {"env": env | devices, "cwd": cwd, "pass_fds": (number,)}
                     options = {"kernel": kernel, "timeout": execution_timeout}
@@ -163,17 +165,50 @@ class Engine(NBClientEngine):
 
 
 class _Client(PapermillNotebookClient):
-    """Hides access tokens in what a cell puts out, before the notebook is saved, which happens while the cell runs."""
+    """Hides secrets in what a cell puts out, before the notebook is saved, which happens while the cell runs.
+
+    Cells have the numbers that they have for the user: papermill's own cell of parameters is not counted.
+    """
+
+    _interrupted = False
+
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        self._streams: dict[str, Callable[[str], str]] = collections.defaultdict(stream_hider)
+
+    def execute_cell(self, cell, cell_index, **how):
+        try:
+            injected = "injected-parameters" in cell.metadata.get("tags", [])
+            return super().execute_cell(cell, cell_index, store_history=not injected, **how)
+        except KeyboardInterrupt:
+            self._interrupted = True
+            raise
+
+    async def _async_check_alive(self):
+        """Ctrl-C ends the kernel, of which a task of nbclient that nobody awaits would print a traceback."""
+        if not self._interrupted:
+            await super()._async_check_alive()
 
     def process_message(self, msg, *arguments, **named):
         content = msg.get("content", {})
-        for key in ("text", "evalue", "traceback"):
+        if msg.get("msg_type") == "stream":
+            content["text"] = self._streams[content["name"]](content["text"])
+        for key in ("evalue", "traceback"):
             if key in content:
                 content[key] = map_text(content[key], hide_tokens)
-        for mime, value in content.get("data", {}).items() if msg.get("msg_type") != "comm_open" else ():
-            if not mime.startswith("image/") or mime == "image/svg+xml":
-                content["data"][mime] = map_text(value, hide_tokens)
+        data = content.get("data", {})
+        if "comm_id" in content:
+            self._hide_in_widget(content["comm_id"], data.get("state", {}))
+        else:
+            for mime, value in data.items():
+                if not mime.startswith("image/") or mime == "image/svg+xml":
+                    data[mime] = map_text(value, hide_tokens)
         return super().process_message(msg, *arguments, **named)
+
+    def _hide_in_widget(self, comm: str, state: dict) -> None:
+        """In the values of a widget; names with an underscore hold its code."""
+        hidden = map_text({**self.widget_state.get(comm, {}), **state}, hide_tokens)
+        state.update({key: hidden.get(key) for key in state if not key.startswith("_")})
 
 
 papermill_engines.register("workbench", Engine)
@@ -231,6 +266,7 @@ def _execute_notebook(
     except PapermillExecutionError as error:
         if error.ename == TrainingStopped.__name__:
             return "interrupted", error.evalue
+        display.write("\n".join([*error.traceback, ""]))
         return "failed", f"cell {error.exec_count}: {error.ename}: {error.evalue}"
     except DeadKernelError:
         return "interrupted", "the kernel died (killed, or out of memory); see log.txt"

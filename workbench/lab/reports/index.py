@@ -96,7 +96,7 @@ def _cards(rows: Sequence[Mapping], runs: Sequence[Run], hide: Callable[[str], s
                 parts.read(executed)
         cell = row["cells"].get("headline") or {"note": ""}
         card = {"title": parts.title or row["notebook"], "finding": cell["note"], "figure": parts.figure}
-        cards.append(card | {"state": row["state"], "link": row["link"]})
+        cards.append(card | {"state": row["state"], "link": row["link"], "error": row["error"]})
     return cards
 
 
@@ -177,7 +177,9 @@ def _index_row(run: Run, only: Sequence[str], hide: Callable[[str], str]) -> dic
         "parameters": _cell(", ".join(f"{k}={facts.quoted(v)}" for k, v in shown.items())[:1000], kind="params"),
     }
     if counts:
-        cells["checks"]["mark"] = "bad" if counts.get("failed") else "good"
+        cells["checks"]["mark"] = (
+            "bad" if counts.get("failed") else "good" if set(counts) <= {"passed", "skipped"} else "odd"
+        )
     error = str(status.get("error") or "")[:300]
     return {"notebook": run.notebook, "id": run.id, "state": status["state"], "error": error, "cells": cells}
 

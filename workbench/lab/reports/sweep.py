@@ -13,7 +13,7 @@ from ...curves.compare import documented_verdicts
 from ...curves.curve import Curve
 from ...curves.documented import Baseline, list_baselines, load_baseline
 from ...curves.figures import show_curves
-from ...curves.measured import TAIL, group_table, measured_groups
+from ...curves.measured import TAIL, group_table, last_part, measured_groups
 from ...runs.parameters import command_line
 from .index import build_comparison
 from .page import hider
@@ -35,8 +35,9 @@ def build_sweep_report(
     """
     runs, name = [e.run for e in entries if e.run], Path(notebook).name.removesuffix(".ipynb")
     hide, grid = hider(runs, redact), " ".join(f"{k}={v}" for k, v in given.items())
+    short = str if redact else last_part  # what is hidden is hidden whole
     labels = _told_apart(
-        [", ".join(f"{k}={v}" for k, v in e.varied.items() if k != "seed") for e in entries if e.run], hide
+        [", ".join(f"{k}={short(str(v))}" for k, v in e.varied.items() if k != "seed") for e in entries if e.run], hide
     )
     groups, left_out = measured_groups(runs, labels=labels)
     left_out += [f"{e.name}: {e.problem or e.state}" for e in entries if not e.run]

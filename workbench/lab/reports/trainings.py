@@ -79,7 +79,7 @@ def _recipe(folder: Path) -> dict:
         found = read_json(folder / "recipe.json", {})
     except (RunError, OSError):
         return {}
-    known = {"trainer": str, "recipe": dict, "overrides": dict, "stops": dict}
+    known = {"trainer": str, "source": str, "recipe": dict, "overrides": dict, "stops": dict}
     return {k: found[k] for k, kind in known.items() if isinstance(found, dict) and isinstance(found.get(k), kind)}
 
 
