@@ -57,15 +57,23 @@ def notebook_parameters(path: Path) -> dict[str, Parameter]:
     if not Path(path).is_file():
         raise ParameterError(f"{path}: no such notebook")
     check_notebook_name(Path(path).stem)
-    try:  # nbformat takes a second to load, and checks what is of no matter here
-        cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
-        sources = ["".join(c["source"]) for c in cells if "parameters" in c["metadata"].get("tags", [])]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ParameterError(f"{path}: not a notebook of format 4 ({type(error).__name__}: {error})") from error
+    cells = notebook_cells(path)
+    sources = ["".join(c["source"]) for c in cells if "parameters" in c["metadata"].get("tags", [])]
     try:
         return parse_parameters(sources[0]) if sources else {}
     except ParameterError as error:
         raise ParameterError(f"{path}: parameters cell: {error}") from error
+
+
+def notebook_cells(path: Path) -> list[dict]:
+    """The cells of a notebook, each with `cell_type`, `source` and `metadata`."""
+    try:  # nbformat takes a second to load, and checks what is of no matter here
+        cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
+        for cell in cells:
+            _ = cell["cell_type"], "".join(cell["source"]), "parameters" in cell["metadata"].get("tags", [])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ParameterError(f"{path}: not a notebook of format 4 ({type(error).__name__}: {error})") from error
+    return cells
 
 
 def parse_parameters(source: str) -> dict[str, Parameter]:
