@@ -75,7 +75,11 @@ def test_files_that_a_notebook_does_not_run_are_no_code(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "cell",
-    ["%%writefile written_here.py\nvalue = 1", "open('written_here.py', 'w').write('')", "Path('written_here.py').write_text('')"],
+    [
+        "%%writefile written_here.py\nvalue = 1",
+        "open('written_here.py', 'w').write('')",
+        "Path('written_here.py').write_text('')",
+    ],
 )
 def test_a_module_that_the_notebook_writes_itself_is_no_code(tmp_path, cell):
     """It is there from the second run on, and each run may write another."""
