@@ -83,14 +83,7 @@ def parse_parameters(source: str) -> dict[str, Parameter]:
         >>> parse_parameters("steps: int = 80  # optimizer steps; 1..100")["steps"].expected
         'int in 1..100'
     """
-    lines = source.split("\n")
-    try:
-        try:
-            nodes = ast.parse(source).body
-        except SyntaxError:  # `%matplotlib inline`, `!pip list`
-            nodes = ast.parse("\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)).body
-    except (SyntaxError, ValueError) as error:
-        raise ParameterError(f"not Python: {error}") from error
+    lines, nodes = source.split("\n"), parse_cell(source)[0].body
     found: dict[str, Parameter] = {}
     for node in nodes:
         line = lines[(node.end_lineno or 1) - 1]
@@ -104,6 +97,19 @@ def parse_parameters(source: str) -> dict[str, Parameter]:
         except ParameterError as error:
             raise ParameterError(f"`{line.strip()}`: {error}") from error
     return found
+
+
+def parse_cell(source: str) -> tuple[ast.Module, list[str]]:
+    """The tree of a parameters cell, and the lines that are IPython's, such as `%matplotlib inline` and `!pip list`."""
+    try:
+        try:
+            return ast.parse(source), []
+        except SyntaxError:
+            lines = source.split("\n")
+            magics = [line for line in lines if line.lstrip().startswith(("%", "!"))]
+            return ast.parse("\n".join("" if line in magics else line for line in lines)), magics
+    except (SyntaxError, ValueError) as error:
+        raise ParameterError(f"not Python: {error}") from error
 
 
 def _parameter(node: ast.stmt, line: str) -> Parameter | None:

@@ -1,10 +1,12 @@
 """What counts as the code of a run: each case has a notebook, the files next to it, and an edit of one of them."""
 
+import os
+
 import pytest
 from conftest import write_notebook
 
 from workbench.errors import ParameterError, RunError
-from workbench.lab.batch.code import check_code, code_of
+from workbench.lab.batch.code import check_unchanged, code_files, code_of
 
 LITERALS = "seed: int = 0  # of everything; 0..9\ntitle = 'a'"
 HELPERS = {"helpers.py": "value = 1"}
@@ -54,11 +56,15 @@ def test_own_modules_and_scripts_that_a_notebook_uses_are_code(tmp_path, cell, f
 
 
 def test_a_notebook_that_is_run_by_another_is_code(tmp_path):
-    write_notebook(tmp_path / "inner.ipynb", "import helpers", setup="", save="")
+    """With its parameters, which no run records."""
+    inner = {"setup": "", "save": ""}
+    write_notebook(tmp_path / "inner.ipynb", "import helpers", parameters="rate = 0.1", **inner)
     path = write(tmp_path, "%run inner.ipynb", HELPERS)
-    before = code_of(path)
+    codes = [code_of(path)]
     (tmp_path / "helpers.py").write_text("value = 2")
-    assert code_of(path) != before
+    codes.append(code_of(path))
+    write_notebook(tmp_path / "inner.ipynb", "import helpers", parameters="rate = 0.2", **inner)
+    assert len({*codes, code_of(path)}) == 3
 
 
 def test_files_that_a_notebook_does_not_run_are_no_code(tmp_path, monkeypatch):
@@ -112,12 +118,14 @@ def test_code_that_is_no_python_counts_as_its_text(tmp_path):
 
 
 def test_other_code_than_was_planned_and_no_notebook_are_refused(tmp_path):
-    path = write(tmp_path)
-    planned = code_of(path)
-    assert check_code(path, None, planned) == check_code(path, None, None) == planned
-    write(tmp_path, "print()")
-    with pytest.raises(RunError, match=r"n.ipynb: its code, .* has changed since the run was planned"):
-        check_code(path, None, planned)
+    path = write(tmp_path, "import helpers", HELPERS)
+    planned = code_files(path)
+    assert [*map(os.path.basename, planned)] == ["n.ipynb", "helpers.py"]
+    write(tmp_path, "import helpers", parameters=LITERALS.replace("0", "1", 1))
+    check_unchanged(planned | {"/elsewhere/module.py": "as seen from the machine that planned it"})
+    (tmp_path / "helpers.py").write_text("value = 2")
+    with pytest.raises(RunError, match=r"^\S*/helpers.py: has changed since the run was planned"):
+        check_unchanged(planned)
     path.write_text('{"cells": [')
     with pytest.raises(ParameterError, match="not a notebook of format 4"):
-        check_code(path, None, planned)
+        check_unchanged(planned)

@@ -6,11 +6,11 @@ import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ...errors import RunError
-from ...runs.parameters import COMPUTED, notebook_cells, parse_parameters
+from ...runs.parameters import COMPUTED, notebook_cells, parse_cell, parse_parameters
 
 # Functions, and what IPython makes of `%run`, `!python` and `%%bash`, that take the name of a file with code.
 _TAKE_SCRIPTS = {"exec", "run_path", "run_line_magic", "run_cell_magic", "system", "getoutput"}
@@ -21,55 +21,71 @@ _PYTHON = os.path.dirname(os.path.realpath(os.__file__))
 
 
 def code_of(notebook: Path, cwd: str | None = None) -> str:
-    """A digest of the code that a notebook runs when its kernel works in `cwd`, None for the notebook's folder.
+    """A digest of the code that a notebook runs: see `code_files`."""
+    return digest_of(code_files(notebook, cwd))
 
-    The cells count, the parameters cell without the values that `params.json` has. So do the modules that they import and the
-    files that `%run`, `%load` or `exec(open(...))` names, with what these use in turn. What is installed, the workbench, files
-    that the code writes itself, and names that are made while the notebook runs do not count.
+
+def digest_of(files: Mapping[str, str]) -> str:
+    """One digest of what `code_files` returned; it is the same for a copy of the files in another folder."""
+    return _digest(sorted(f"{os.path.basename(path)} {digest}" for path, digest in files.items()))
+
+
+def code_files(notebook: Path, cwd: str | None = None) -> dict[str, str]:
+    """The files with the code that a notebook runs when its kernel works in `cwd`, None for the notebook's folder.
+
+    Of the notebook the cells count, its parameters cell without the values that `params.json` has. So do the modules that they
+    import and the files that `%run`, `%load` or `exec(open(...))` names, with what these use in turn. What is installed, the
+    workbench, files that the code writes itself, and names that are made while the notebook runs do not count.
+
+    Returns:
+        Path -> digest of what counts of that file; the notebook first.
     """
     cwd = cwd or str(notebook.parent)
     folders = list(dict.fromkeys([str(notebook.parent), cwd]))
+    found, waiting = {notebook}, [notebook]
     written: set[Path] = set()
     importlib.invalidate_caches()  # a module may have been written a moment ago
-    cells = _cells(notebook, parameters=True)
-    files: dict[Path, list[str]] = {}
-    waiting = [cells]
     while waiting:
-        for path in sorted(_files_used(waiting.pop(), folders, cwd, written) - files.keys()):
-            files[path] = _source(path)
-            waiting.append(files[path])
-    own = {path: source for path, source in files.items() if path not in written}
-    texts = [*cells, *sorted("\0".join([path.name, *source]) for path, source in own.items())]
+        new = _files_used(_sources(waiting.pop(), notebook), folders, cwd, written) - found
+        found |= new
+        waiting += sorted(new)
+    others = sorted(found - written - {notebook})
+    return {str(path): _digest(_sources(path, notebook)) for path in (notebook, *others)}
+
+
+def check_unchanged(files: Mapping[str, str]) -> None:
+    """Refuse code that has changed since `code_files`; a file that cannot be seen here, as on a node, is left out."""
+    seen = {Path(path): digest for path, digest in files.items() if os.path.isfile(path)}
+    notebook = Path(next(iter(files), ""))
+    changed = [str(path) for path, digest in seen.items() if _digest(_sources(path, notebook)) != digest]
+    if changed:
+        raise RunError(
+            f"{', '.join(changed)}: has changed since the run was planned; start the command again to run what is there now"
+        )
+
+
+def _digest(texts: Iterable[str]) -> str:
     return hashlib.sha256("\0".join(texts).encode(errors="replace")).hexdigest()[:16]
 
 
-def check_code(notebook: Path, cwd: str | None, planned: str | None) -> str:
-    """`code_of` a notebook; refuses another one than was planned."""
-    code = code_of(notebook, cwd)
-    if planned not in (None, code):
-        raise RunError(
-            f"{notebook}: its code, or that of a module or script it uses, has changed since the run was planned; start "
-            "the command again to run what is there now"
-        )
-    return code
-
-
-def _cells(notebook: Path, *, parameters: bool = False) -> list[str]:
-    """The sources of a notebook's code cells; with `parameters` the first such cell without what a run records."""
-    code = [cell for cell in notebook_cells(notebook) if cell["cell_type"] == "code"]
+def _sources(path: Path, notebook: Path) -> list[str]:
+    """What counts of a file that the run of a notebook uses: the code of each cell, or the whole text."""
+    if path.suffix != ".ipynb":
+        return [path.read_text(encoding="utf-8", errors="replace")]
+    code = [cell for cell in notebook_cells(path) if cell["cell_type"] == "code"]
     sources = ["".join(cell["source"]) for cell in code]
     tagged = [n for n, cell in enumerate(code) if "parameters" in cell["metadata"].get("tags", [])]
-    if parameters and tagged:
-        sources[tagged[0]] = _without_literals(sources[tagged[0]])
+    for n in tagged[:1] if path == notebook else ():  # no run records the parameters of another notebook
+        sources[n] = _without_literals(sources[n])
     return sources
 
 
 def _without_literals(source: str) -> str:
     """The statements of a parameters cell, without the literals that `params.json` has and no other statement reads."""
-    source, tree = _parsed(source)
+    tree, magics = parse_cell(source)
     read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     recorded = {name for name, p in parse_parameters(source).items() if p.default != COMPUTED} - read
-    kept = []
+    kept = magics
     for node in tree.body:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)) if name in recorded:
@@ -78,29 +94,22 @@ def _without_literals(source: str) -> str:
     return "\n".join(kept)
 
 
-def _source(path: Path) -> list[str]:
-    if path.suffix == ".ipynb":
-        return _cells(path)
-    return [path.read_text(encoding="utf-8", errors="replace")]
-
-
-def _parsed(source: str) -> tuple[str, ast.Module]:
-    """A source as Python, IPython's magics made calls, and its tree; an empty tree where it is neither."""
+def _parsed(source: str) -> ast.Module:
+    """The tree of a source, IPython's magics made calls; an empty one where it is not Python."""
     try:
-        return source, ast.parse(source)
+        return ast.parse(source)
     except _NOT_PYTHON:
         from IPython.core.inputtransformer2 import TransformerManager  # loads all of IPython
 
         try:
-            plain = TransformerManager().transform_cell(source)
-            return plain, ast.parse(plain)
+            return ast.parse(TransformerManager().transform_cell(source))
         except _NOT_PYTHON:
-            return source, ast.Module([], [])
+            return ast.Module([], [])
 
 
 def _nodes(source: str) -> Iterator[ast.AST]:
     """Every node of a source, and of the code that a magic such as `%time` or `%%capture` is given."""
-    for node in ast.walk(_parsed(source)[1]):
+    for node in ast.walk(_parsed(source)):
         yield node
         match node:
             case ast.Call(

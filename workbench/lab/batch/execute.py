@@ -8,7 +8,7 @@ import functools
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import papermill
@@ -25,7 +25,7 @@ from ...runs.parameters import check_parameters, notebook_parameters
 from ...runs.run import Run, record_execution, set_status, take_run
 from ...runs.secrets import hide_tokens, map_text
 from ...runs.stop_request import clear_stop, interruptible
-from .code import check_code
+from .code import check_unchanged, code_of, digest_of
 from .display import Display
 from .gpus import hold
 from .late_vllm import IMPORT_VLLM_LATE
@@ -42,14 +42,14 @@ def execute_run(
     kernel: str | None = None,
     cwd: str | None = None,
     execution_timeout: float | None = None,
-    code: str | None = None,
+    code: Mapping[str, str] | None = None,
 ) -> str:
     """Execute a prepared run and return its final state, `done`, `failed` or `interrupted`.
 
     Ctrl-C or SIGTERM ends it as `interrupted` (see `interruptible`); checkpoints and everything recorded so far stay. GPUs
     are held for it, queued until they are free: `gpus` of them, None for one where there are any. `ended` is given the state
-    and its reason and returns those to record: a scheduler may start the run again. `code` is the digest of what was planned
-    (`code_of`): a run whose code has changed since fails.
+    and its reason and returns those to record: a scheduler may start the run again. `code` is what was planned
+    (`code_files`): a run whose code has changed since fails.
     """
     try:
         source = find_notebook(str(notebook or run.notebook))
@@ -74,7 +74,8 @@ def execute_run(
                 waiting = functools.partial(set_status, run.path, "queued")
                 with Display(run, quiet=quiet) as display, hold(gpus, waiting) as devices:
                     about = {"path": str(source), "kernel": kernel, "cwd": cwd}
-                    about["code"] = check_code(source, cwd, code)  # now: it may have waited for hours
+                    check_unchanged(code or {})  # now: it may have waited for hours
+                    about["code"] = digest_of(code) if code else code_of(source, cwd)
                     (run.path / "result.json").unlink(missing_ok=True)
                     record_execution(run, about)
                     set_status(run.path, "running")

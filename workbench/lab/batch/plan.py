@@ -36,7 +36,7 @@ from ...runs.run import (
     what_is_unknown,
 )
 from ...runs.text import one_line
-from .code import check_code, code_of
+from .code import check_unchanged, code_files, digest_of
 from .gpus import describe_gpus
 from .notebooks import check_kernel, find_notebook
 
@@ -82,14 +82,19 @@ class Entry:
         return self.run.status["state"] if self.run else "not started"
 
     @property
+    def code(self) -> str:
+        """The digest of the code that was planned."""
+        return digest_of(self.how.get("code", {}))
+
+    @property
     def other_code(self) -> bool:
         """Whether the run that is to go on was last executed with other code than the notebook has now."""
-        return self.action == "resume" and code_of_run(self.run) not in ("", self.how.get("code"))
+        return self.action == "resume" and code_of_run(self.run) not in ("", self.code)
 
     def look_again(self) -> None:
         """Decide anew what to do, which may have been planned hours ago; the caller keeps other sweeps away."""
         if self.run is None and self.there is not None:
-            self.action, self.run = _action(self.there.with_parameters(self.params), self.how["code"])
+            self.action, self.run = _action(self.there.with_parameters(self.params), self.code)
         elif self.run is not None and not self.force:
             self.action = _ACTIONS[self.run.status["state"]]
 
@@ -119,7 +124,7 @@ def claim(entries: Sequence[Entry], state: str = "queued") -> list[Run]:
     """
     first = entries[0]
     with lock.alone_in(Path(first.root or runs_root()) / first.notebook.stem):  # two sweeps may want the same point
-        check_code(first.notebook, first.how.get("cwd"), first.how.get("code"))
+        check_unchanged(first.how.get("code", {}))
         if first.there is not None:
             first.there.look()
         for entry in entries:
@@ -206,13 +211,13 @@ def plan_sweep(
     grid = parse_grid(known, given)
     if (count := math.prod(map(len, grid.values()))) > _MOST:
         raise ParameterError(f"the grid has {count} points; at most {_MOST} runs in a sweep")
-    there = RunsByParameters(path.stem, root)
+    there, code = RunsByParameters(path.stem, root), digest_of(how["code"])
     entries = []
     for values in itertools.product(*grid.values()):
         point = dict(zip(grid, values, strict=True))
         full = full_parameters(known, {**(fixed or {}), **point})
         varied = {name: value for name, value in point.items() if len(grid[name]) > 1}
-        action, run = _action(there.with_parameters(full), how["code"])
+        action, run = _action(there.with_parameters(full), code)
         entries.append(Entry(varied, full, action, run, path, root, there=there, how=how))
     return entries
 
@@ -223,7 +228,7 @@ def _checked_notebook(notebook: str, how: Mapping | None) -> tuple[Path, dict[st
     check_kernel(path, how.get("kernel"))
     if (cwd := how.get("cwd")) and not os.path.isdir(cwd):
         raise ParameterError(f"--cwd {cwd}: no such folder")
-    return path, known, {**how, "code": code_of(path, cwd)}
+    return path, known, {**how, "code": code_files(path, cwd)}
 
 
 def _key(params: Mapping) -> str:
