@@ -158,6 +158,7 @@ OPENED_THERE = {  # file -> what it opens
     "runs/environment.py": "/proc",
     "runs/parameters.py": "the notebook that the user names",
     "lab/batch/notebooks.py": "the notebook that the user names",
+    "lab/batch/code.py": "that notebook, and the user's own modules",
     "lab/batch/run.py": "the log, to write it",
     "lab/batch/slurm.py": "the template of a job",
     "lab/batch/gpus.py": "the locks of GPUs, which hold nothing",

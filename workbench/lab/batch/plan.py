@@ -92,7 +92,7 @@ class Entry:
         return self.action == "resume" and code_of_run(self.run) not in ("", self.code)
 
     def look_again(self) -> None:
-        """Decide anew what to do, which may have been planned hours ago; the caller keeps other sweeps away."""
+        """Decide again what to do, as the plan may be hours old; the caller keeps other sweeps away."""
         if self.run is None and self.there is not None:
             self.action, self.run = _action(self.there.with_parameters(self.params), self.code)
         elif self.run is not None and not self.force:
