@@ -1,6 +1,7 @@
 """A digest of the code that a run uses: its notebook, the user's own modules and scripts. They are read, not executed."""
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -71,7 +72,9 @@ def _digest(texts: Iterable[str]) -> str:
 def _sources(path: Path, notebook: Path) -> list[str]:
     """What counts of a file that the run of a notebook uses: the code of each cell, or the whole text."""
     if path.suffix != ".ipynb":
-        return [path.read_text(encoding="utf-8", errors="replace")]
+        with contextlib.suppress(OSError):
+            return [path.read_text(encoding="utf-8", errors="replace")]
+        return []
     code = [cell for cell in notebook_cells(path) if cell["cell_type"] == "code"]
     sources = ["".join(cell["source"]) for cell in code]
     tagged = [n for n, cell in enumerate(code) if "parameters" in cell["metadata"].get("tags", [])]
