@@ -242,7 +242,7 @@ def write_run(root: Path, name: str = "2026-1", *, notebook="05_grpo_docs_exampl
     """A run folder by hand. `params`, `result`: dictionaries; `metrics`, `completions`: lists of rows."""
     import pandas as pd
 
-    from workbench.lab.batch.notebooks import code_of
+    from workbench.lab.batch.code import code_of
     from workbench.runs import load_run, lock
     from workbench.runs.completions import append_table
     from workbench.runs.files import write_json

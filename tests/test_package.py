@@ -159,6 +159,7 @@ OPENED_THERE = {  # file -> what it opens
     "runs/fingerprint.py": "the modules that a reward function of the user's imports",
     "runs/parameters.py": "the notebook that the user names",
     "lab/batch/notebooks.py": "the notebook that the user names",
+    "lab/batch/code.py": "that notebook, and the user's own modules",
     "lab/batch/run.py": "the log, to write it",
     "lab/batch/slurm.py": "the template of a job",
     "lab/batch/gpus.py": "the locks of GPUs, which hold nothing",

@@ -59,6 +59,10 @@ def run(tmp_path):
     return write_run(tmp_path, state="interrupted")
 
 
+def unsupported(*_):
+    raise OSError(errno.ENOTSUP, "Operation not supported")
+
+
 def says(run, **about) -> None:
     """Make its status say something else."""
     write_json(run.path / "status.json", read_json(run.path / "status.json", {}) | about)
@@ -162,9 +166,6 @@ def test_a_run_of_another_host_is_believed_and_taken_by_force_alone(run):
 
 
 def test_on_a_file_system_without_locks_a_status_is_believed_and_a_run_can_be_executed(run, monkeypatch):
-    def unsupported(*_):
-        raise OSError(errno.ENOTSUP, "Operation not supported")
-
     monkeypatch.setattr(fcntl, "flock", unsupported)
     take_run(run.path, "running")
     assert lock.holds(run.path) and run.status["error"] is None
@@ -192,6 +193,41 @@ def test_a_folder_of_version_0_1_is_read(run):
     assert run.status["state"] == "interrupted"
     take_run(run.path, "running")
     lock.let_go(run.path)
+
+
+# --- alone in a folder ----------------------------------------------------------------------------------------------
+
+
+HOLDS = """\
+import sys, time
+from pathlib import Path
+from workbench.runs import lock
+with lock.alone_in(Path(sys.argv[1])):
+    print("taken", flush=True)
+    time.sleep(600)"""
+
+
+def test_a_folder_whose_lock_another_process_keeps_is_refused(tmp_path):
+    other = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert taken(other)
+    with pytest.raises(RunError, match=r"another process has held its run.lock"), lock.alone_in(tmp_path, wait=0.1):
+        pytest.fail("two processes are alone")
+    end(other)
+    with lock.alone_in(tmp_path, wait=0.1):
+        assert lock.holds(tmp_path)
+    assert not lock.holds(tmp_path)
+
+
+def test_without_locks_a_file_keeps_others_out_of_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with lock.alone_in(tmp_path):
+        with lock.alone_in(tmp_path):  # the same process once more
+            pass
+        lock.let_go(tmp_path)  # now it is as another process
+        with pytest.raises(RunError, match="one was killed: remove that file"), lock.alone_in(tmp_path, wait=0.1):
+            pytest.fail("two processes are alone")
+    with lock.alone_in(tmp_path, wait=0.1):
+        pass
 
 
 # --- around it ------------------------------------------------------------------------------------------------------

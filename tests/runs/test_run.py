@@ -1,4 +1,8 @@
 import errno
+import itertools
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -47,11 +51,18 @@ def test_machine_is_looked_at_once_a_run(tmp_path, monkeypatch):
     assert {"trl", "torch"} <= opened.env["packages"].keys()  # as the kernel imports them
 
 
-def test_runs_of_two_notebooks_made_in_the_same_second_have_different_ids(tmp_path, monkeypatch):
-    monkeypatch.setattr(time, "strftime", lambda *_: "20261121-120000")
-    made = [create_run(notebook, {}, tmp_path) for notebook in ("a", "b", "a", "c")]
-    assert [run.id for run in made] == ["20261121-120000", *(f"20261121-120000-{n}" for n in (1, 2, 3))]
-    assert sorted(path.name for path in tmp_path.glob("*/*")) == sorted(run.id for run in made)
+def test_runs_made_in_the_same_second_have_ids_in_their_order(tmp_path, monkeypatch):
+    clock = itertools.count(1_700_000_000 * 10**9, 900_000)  # a little less than a millisecond further at each look
+    monkeypatch.setattr(time, "time_ns", lambda: next(clock))
+    made = [create_run(notebook, {}, tmp_path) for notebook in "abacabaabbcc"]
+    assert [run.id for run in made[:3]] == ["20231114-221320", "20231114-221320-000", "20231114-221320-001"]
+    assert [run.id for run in made] == sorted(run.id for run in made)
+    assert list_runs(tmp_path) == made
+
+
+def test_older_ids_of_a_second_are_listed_by_their_numbers(tmp_path):
+    made = [write_run(tmp_path, f"20261121-120000{n}") for n in ("", "-2", "-10")]
+    assert list_runs(tmp_path) == made
 
 
 def test_runs_are_listed_oldest_first_and_other_folders_are_passed_over(tmp_path):
@@ -205,11 +216,33 @@ def test_a_run_took_the_time_of_all_its_executions(tmp_path, monkeypatch):
     assert duration({"state": "queued", "times": {}}) is None
 
 
-def test_a_run_that_cannot_be_made_whole_leaves_no_folder(tmp_path, monkeypatch):
-    def full(path, value):
-        raise OSError(errno.ENOSPC, "No space left on device")
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_run_that_cannot_be_made_whole_leaves_no_folder(tmp_path, monkeypatch, error):
+    def fails(path, value):
+        raise error
 
-    monkeypatch.setattr(run_module, "write_json", full)
-    with pytest.raises(OSError, match="No space left"):
+    monkeypatch.setattr(run_module, "write_json", fails)
+    with pytest.raises(type(error)):
         create_run("nb", {}, tmp_path)
     assert list(tmp_path.rglob("*")) == [tmp_path / "nb"]
+
+
+KILLED = """\
+import os, signal, sys
+from pathlib import Path
+from workbench.runs import run
+run.set_status = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+run.create_run("nb", {}, Path(sys.argv[1]))"""
+
+
+def test_what_a_kill_left_of_a_new_run_is_removed_by_a_later_one(tmp_path):
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+    (left,) = (tmp_path / "nb").iterdir()
+    kept = [tmp_path / "nb" / name for name in ("notes", "20261121-120000", "20261121-120001")]
+    for path in kept:
+        path.mkdir()
+    (kept[1] / "mine.txt").touch()
+    for path in (left, *kept[:2]):
+        os.utime(path, (0, 0))  # long ago; the last one is being made
+    run = create_run("nb", {}, tmp_path)
+    assert sorted((tmp_path / "nb").iterdir()) == sorted([*kept, run.path])

@@ -13,8 +13,28 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..errors import RunError
+
 VARIABLE = "WORKBENCH_RUN_LOCK"  # in a kernel that a runner started: the number of the open lock
+# A kernel runs this at its start, also one of a Python without the workbench: whatever its notebook starts or forks, and
+# leaves behind, does not keep the lock. In a process forked from a forked one the number may be another file's.
+KEEP_LOCK = f"""\
+import os
+def close():
+    try:
+        os.path.samestat(lock, os.fstat(number)) and os.close(number)
+    except OSError:
+        pass
+try:
+    number = int(os.environ[{VARIABLE!r}])
+    lock = os.fstat(number)
+    os.set_inheritable(number, False)
+    os.register_at_fork(after_in_child=close)
+except (KeyError, ValueError, OSError):
+    pass
+"""
 LOCK = "run.lock"
+_MADE = "run.lock.made"  # stands for the lock of a folder where there are no locks
 _WAIT_S = 2.0  # a reader holds the lock for an instant while it looks
 _held: dict[str, int] = {}  # folder -> number of the open lock
 
@@ -59,24 +79,54 @@ def works_for_runner(folder: Path) -> bool:
     """Whether this process is the kernel of a runner that holds the lock of this run."""
     try:
         number = int(os.environ[VARIABLE])
-        same = os.path.samestat(os.fstat(number), os.stat(folder / LOCK))
-        os.set_inheritable(number, False)  # what the notebook starts is no part of the run
+        return os.path.samestat(os.fstat(number), os.stat(folder / LOCK))
     except (KeyError, ValueError, OSError):
         return False
-    return same
 
 
 @contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, made where it is absent, for as long as the block lasts; waits for it half a minute."""
+def alone_in(folder: Path, wait: float = 30.0) -> Iterator[None]:
+    """Hold the lock of a folder, made where it is absent, for as long as the block lasts; `wait` is in seconds.
+
+    Raises:
+        RunError: another process has held it all that time.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    mine = holds(folder)
-    hold(folder, wait=30)
+    if holds(folder):
+        yield
+        return
+    taken = hold(folder, wait)
+    if taken is False:
+        raise RunError(
+            f"{folder}: another process has held its {LOCK} for {wait:.0f} s, perhaps a sweep of this notebook that submits "
+            "jobs or was stopped; try again when that has ended"
+        )
+    try:
+        with contextlib.nullcontext() if taken else _alone_by(folder / _MADE, wait):
+            yield
+    finally:
+        let_go(folder)
+
+
+@contextlib.contextmanager
+def _alone_by(path: Path, wait: float) -> Iterator[None]:
+    """Be the process that has made a file, which one at a time can, and remove it at the end."""
+    end = time.monotonic() + wait
+    while True:
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+            break
+        except FileExistsError:
+            if time.monotonic() > end:
+                raise RunError(
+                    f"{path}: there for {wait:.0f} s, by which another sweep of this notebook keeps others away; if there is "
+                    "none, one was killed: remove that file"
+                ) from None
+        time.sleep(0.05)
     try:
         yield
     finally:
-        if not mine:
-            let_go(folder)
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

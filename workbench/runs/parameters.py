@@ -57,15 +57,23 @@ def notebook_parameters(path: Path) -> dict[str, Parameter]:
     if not Path(path).is_file():
         raise ParameterError(f"{path}: no such notebook")
     check_notebook_name(Path(path).stem)
-    try:  # nbformat takes a second to load, and checks what is of no matter here
-        cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
-        sources = ["".join(c["source"]) for c in cells if "parameters" in c["metadata"].get("tags", [])]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ParameterError(f"{path}: not a notebook of format 4 ({type(error).__name__}: {error})") from error
+    cells = notebook_cells(path)
+    sources = ["".join(c["source"]) for c in cells if "parameters" in c["metadata"].get("tags", [])]
     try:
         return parse_parameters(sources[0]) if sources else {}
     except ParameterError as error:
         raise ParameterError(f"{path}: parameters cell: {error}") from error
+
+
+def notebook_cells(path: Path) -> list[dict]:
+    """The cells of a notebook, each with `cell_type`, `source` and `metadata`."""
+    try:  # nbformat takes a second to load, and checks what is of no matter here
+        cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
+        for cell in cells:
+            _ = cell["cell_type"], "".join(cell["source"]), "parameters" in cell["metadata"].get("tags", [])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ParameterError(f"{path}: not a notebook of format 4 ({type(error).__name__}: {error})") from error
+    return cells
 
 
 def parse_parameters(source: str) -> dict[str, Parameter]:
@@ -75,14 +83,7 @@ def parse_parameters(source: str) -> dict[str, Parameter]:
         >>> parse_parameters("steps: int = 80  # optimizer steps; 1..100")["steps"].expected
         'int in 1..100'
     """
-    lines = source.split("\n")
-    try:
-        try:
-            nodes = ast.parse(source).body
-        except SyntaxError:  # `%matplotlib inline`, `!pip list`
-            nodes = ast.parse("\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)).body
-    except (SyntaxError, ValueError) as error:
-        raise ParameterError(f"not Python: {error}") from error
+    lines, nodes = source.split("\n"), parse_cell(source)[0].body
     found: dict[str, Parameter] = {}
     for node in nodes:
         line = lines[(node.end_lineno or 1) - 1]
@@ -98,6 +99,19 @@ def parse_parameters(source: str) -> dict[str, Parameter]:
     for name, parameter in found.items():
         _refuse_token("a default", parameter.default, name)
     return found
+
+
+def parse_cell(source: str) -> tuple[ast.Module, list[str]]:
+    """The tree of a parameters cell, and the lines that are IPython's, such as `%matplotlib inline` and `!pip list`."""
+    try:
+        try:
+            return ast.parse(source), []
+        except SyntaxError:
+            lines = source.split("\n")
+            magics = [line for line in lines if line.lstrip().startswith(("%", "!"))]
+            return ast.parse("\n".join("" if line in magics else line for line in lines)), magics
+    except (SyntaxError, ValueError) as error:
+        raise ParameterError(f"not Python: {error}") from error
 
 
 def _parameter(node: ast.stmt, line: str) -> Parameter | None:

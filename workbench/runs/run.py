@@ -9,8 +9,9 @@ process that executes a run holds its lock (`lock.py`). A run that calls itself 
 
 import contextlib
 import dataclasses
-import itertools
+import functools
 import os
+import re
 import shutil
 import socket
 import time
@@ -22,11 +23,22 @@ from ..errors import ParameterError, RunError
 from . import lock
 from .completions import read_completions
 from .environment import environment, package_versions
-from .files import STATES, append_plain, append_rows, json_lines, load_metrics, read_json, remove_unfinished, write_json
+from .files import (
+    STATES,
+    append_plain,
+    append_rows,
+    files_named,
+    json_lines,
+    load_metrics,
+    read_json,
+    remove_unfinished,
+    write_json,
+)
 from .secrets import hide_tokens, map_text
 
 GOING = ("queued", "running")
 EMBEDDED_MODELS = ("starter", "starter-gpt2", "search")  # built on this machine, no download
+_ID = r"\d{8}-\d{6}(-\d+)?"
 SET_BY_RUNNER = ("out_dir", "interactive")  # parameters that say where a notebook runs, not what it does
 
 
@@ -183,6 +195,9 @@ def take_run(folder: Path, state: str, *, force: bool = False, not_if_done: bool
             lock.let_go(folder)
         raise
     remove_unfinished(folder)
+    for path in files_named(folder, "progress.json"):
+        with contextlib.suppress(OSError):
+            os.utime(path, (0, 0), follow_symlinks=False)  # of an earlier execution, whatever the clocks say
 
 
 def what_is_unknown(status: Mapping, *, locks: bool = True) -> str:
@@ -229,19 +244,12 @@ def check_notebook_name(name: str) -> None:
 
 
 def create_run(notebook: str, params: Mapping, root: Path | None = None, state: str = "queued") -> Run:
-    """A fresh folder `<root>/<notebook>/<time>-<n>` with `params.json` and `status.json`; of no id that there is.
+    """A fresh folder `<root>/<notebook>/<time>` with `params.json` and `status.json`; of no id that there is.
 
     This process executes it, unless its state says that nobody does. `env.json` is written by whoever executes it.
     """
     check_notebook_name(notebook)
-    top = Path(root or runs_root())
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())  # ids of all hosts in the order of their making
-    for n in itertools.count():
-        path = top / notebook / (f"{stamp}-{n}" if n else stamp)
-        if not list(top.glob(f"*/{path.name}")):
-            with contextlib.suppress(FileExistsError):
-                path.mkdir(parents=True)
-                break
+    path = _new_folder(Path(root or runs_root()), notebook)
     try:
         if state in GOING:
             lock.hold(path)
@@ -249,11 +257,36 @@ def create_run(notebook: str, params: Mapping, root: Path | None = None, state: 
         if state == "running":  # else `record_execution` does, which may be on another machine
             write_json(path / "env.json", environment(params.get("seed")))
         write_json(path / "params.json", map_text(dict(params), hide_tokens))  # with it the folder counts as a run
-    except OSError:  # a full disk
+    except BaseException:  # a full disk, Ctrl-C
         lock.let_go(path)
         shutil.rmtree(path, ignore_errors=True)
         raise
     return Run(path.resolve())
+
+
+def _new_folder(top: Path, notebook: str) -> Path:
+    """Make a folder whose id is the time, with milliseconds where the second has one: ids sort as their runs were made."""
+    _remove_unmade(top / notebook)
+    while True:
+        now = time.time_ns() // 1_000_000
+        second = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now // 1000))
+        for name in (second, f"{second}-{now % 1000:03}"):
+            if not list(top.glob(f"*/{name}")):
+                with contextlib.suppress(FileExistsError):
+                    (top / notebook / name).mkdir(parents=True)
+                    return top / notebook / name
+
+
+@functools.cache
+def _remove_unmade(folder: Path) -> None:
+    """Remove what `create_run` left where it was killed, an hour ago or more; once a process."""
+    for path in folder.glob("*"):
+        with contextlib.suppress(OSError):
+            old = re.fullmatch(_ID, path.name) and path.lstat().st_mtime < time.time() - 3600
+            if old and set(os.listdir(path)) <= {"status.json", "env.json", lock.LOCK}:
+                with lock.looked_at(path) as free:
+                    if free:
+                        shutil.rmtree(path)
 
 
 def open_run(notebook: str, out_dir: str, params: Mapping) -> Run:
@@ -305,5 +338,15 @@ def list_runs(root: Path | None = None, notebook: str | None = None) -> list[Run
     """Every run below `root`, of one notebook or all, oldest first."""
     top = Path(root or runs_root())
     found = top.glob("*/*/params.json") if notebook is None else (top / notebook).glob("*/params.json")
-    folders = sorted((path.parent for path in found), key=lambda folder: (folder.name, folder.parent.name))
+    folders = sorted((path.parent for path in found), key=lambda folder: (age_order(folder.name), folder.parent.name))
     return [Run(folder.resolve()) for folder in folders]
+
+
+def age_order(run_id: str) -> list[str | int]:
+    """What run ids are sorted by, from the oldest: numbers as numbers.
+
+    Example:
+        >>> sorted(["20261121-120000-10", "20261121-120000-2", "20261121-120000"], key=age_order)
+        ['20261121-120000', '20261121-120000-2', '20261121-120000-10']
+    """
+    return [int(part) if n % 2 else part for n, part in enumerate(re.split(r"(\d+)", run_id))]

@@ -111,14 +111,14 @@ def unreadable(run: Run, error: Exception) -> str:
 
 
 def latest_progress(run: Run) -> dict | None:
-    """`progress.json` of the training that wrote last since the run started: a notebook may train several in turn."""
-    times, started = {}, run.status.get("times", {}).get("running", 0.0)
+    """`progress.json` of the training that wrote last since `take_run`: a notebook may train several in turn."""
+    times = {}
     for path in files_named(run.path, "progress.json"):
         with contextlib.suppress(FileNotFoundError):  # a training that starts anew removes it
             times[path] = path.stat().st_mtime
     for path in sorted(times, key=times.__getitem__, reverse=True):
         with contextlib.suppress(RunError, OSError):  # a file of the notebook's own that is called so
-            if times[path] > started and (found := read_json(path, None)):
+            if times[path] > 0 and (found := read_json(path, None)):
                 return found
     return None
 

@@ -85,6 +85,23 @@ def test_kernels_get_ports_of_their_own_and_one_thread_unless_the_environment_sa
     assert kernel_environment(0)["OMP_NUM_THREADS"] == "8"
 
 
+def test_a_run_whose_code_is_not_the_planned_one_fails_before_it_begins(notebook, tmp_path):
+    entry = plan_run(notebook(), {}, root=tmp_path / "runs")
+    run = entry.prepare()
+    path = notebook("print('edited while it waited for a GPU')")
+    assert execute_run(run, notebook=path, quiet=True, **entry.how) == "failed"
+    assert "has changed since the run was planned" in run.status["error"] and run.executions == []
+
+
+def test_a_run_whose_notebook_cannot_be_read_fails_with_the_reason(notebook, tmp_path):
+    path = notebook()
+    run = plan_run(path, {}, root=tmp_path / "runs").prepare()
+    Path(path).write_text('{"cells": [')
+    with pytest.raises(ParameterError):
+        execute_run(run, notebook=path, quiet=True)
+    assert run.status["state"] == "failed" and "not a notebook of format 4" in run.status["error"]
+
+
 # --- how a run ends ------------------------------------------------------------------------------------------------
 
 
@@ -141,6 +158,31 @@ def test_a_notebook_that_saves_no_result_is_done_without_a_headline_of_its_own_o
     (run.path / "result.json").write_text('{"headline": null}')
     execute_run(run, notebook=path, quiet=True)
     assert (run.status["state"], run.result) == ("done", {})
+
+
+LEAVES = """\
+import os, time
+os.system("setsid sleep 600 > /dev/null 2>&1 & echo $! > pid-1")
+if not (pid := os.fork()):
+    os.setsid()  # the kernel's own session is ended with it
+    time.sleep(600)
+open("pid-2", "w").write(str(pid))"""
+
+
+@pytest.mark.slow
+def test_what_a_notebook_leaves_behind_does_not_keep_its_run(tmp_path):
+    """A notebook that opens no run, in a folder whose name has braces, which papermill would fill in."""
+    here = tmp_path / "proj {seed} {x}"
+    run = execute(str(write_notebook(here / "n {y}.ipynb", LEAVES, setup="", save="")), tmp_path / "runs")
+    left = [psutil.Process(int((here / f"pid-{n}").read_text())) for n in (1, 2)]
+    try:
+        assert run.status["state"] == "done", run.status
+        assert all(process.status() == psutil.STATUS_SLEEPING for process in left)
+        assert lock.hold(run.path, wait=0)
+    finally:
+        lock.let_go(run.path)
+        for process in left:
+            process.kill()
 
 
 OWN = """\

@@ -9,8 +9,8 @@ import pytest
 from conftest import ROOT, call, until, workbench, write_notebook, write_run
 
 from workbench.errors import ParameterError, RunError
-from workbench.lab.batch.notebooks import code_of
-from workbench.lab.batch.plan import parse_grid, plan_run, plan_sweep
+from workbench.lab.batch.code import code_of
+from workbench.lab.batch.plan import claim, parse_grid, plan_run, plan_sweep
 from workbench.runs import lock
 from workbench.runs.parameters import notebook_parameters
 from workbench.runs.run import Run, list_runs, record_execution, set_status
@@ -103,7 +103,7 @@ def test_a_plan_is_looked_at_again_when_a_run_s_turn_comes(hand_made, tmp_path, 
     set_status(plan_run(path, {}, root=root).prepare().path, "interrupted")
     entry = plan_run(path, {}, root=root, resume="")
     set_status(entry.run.path, meanwhile)  # hours later
-    assert (entry.claim() is not None) == (then == "resume")
+    assert len(claim([entry])) == (then == "resume")
     assert entry.action == then
     if meanwhile == "done":
         with pytest.raises(RunError, match=r"is done; process .* has run it meanwhile"):
@@ -114,12 +114,12 @@ def test_a_point_that_another_sweep_has_begun_meanwhile_is_not_run_twice(noteboo
     path, root = notebook(), tmp_path / "runs"
     first, second = (plan_sweep(str(path), {"seed": "0..1"}, root) for _ in range(2))
     run = first[0].prepare()
-    assert second[0].claim() is None and (second[0].action, second[0].run) == ("leave", run)
-    assert plan_run(str(path), {"seed": "0"}, root=root).claim() not in (None, run)  # `run` makes a new one
+    assert claim(second[:1]) == [] and (second[0].action, second[0].run) == ("leave", run)
+    assert claim([plan_run(str(path), {"seed": "0"}, root=root)]) != [run]  # `run` makes a new one
     script = (
-        "import sys; from pathlib import Path; from workbench.lab.batch.plan import plan_sweep\n"
+        "import sys; from pathlib import Path; from workbench.lab.batch.plan import claim, plan_sweep\n"
         "entry = plan_sweep(sys.argv[1], {'seed': '1'}, Path(sys.argv[2]))[0]; print('planned', flush=True)\n"
-        "input(); print((entry.claim(), entry.action)[1], flush=True); input()"
+        "input(); print((claim([entry]), entry.action)[1], flush=True); input()"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     sweeps = [subprocess.Popen([sys.executable, "-c", script, path, str(root)], **pipes) for _ in range(2)]
@@ -250,6 +250,25 @@ def test_a_plan_reads_the_parameters_of_each_run_of_the_notebook_once(notebook, 
     plan = plan_sweep(notebook(TRAIN), {"seed": "10..29"}, tmp_path / "runs")
     assert [e.action for e in plan] == ["skip"] * 10 + ["run"] * 10
     assert len(read) == len(set(read)) == 20
+
+
+def test_a_claim_reads_the_runs_that_are_new_since_the_last_one(notebook, tmp_path, monkeypatch):
+    plan = plan_sweep(notebook(), {"seed": "0..19"}, tmp_path / "runs")
+    write_run(tmp_path / "runs", "made-meanwhile", notebook="grid", params=FULL | {"seed": 19}, state="queued")
+    read, plain = [], Run.params.fget
+    monkeypatch.setattr(Run, "params", property(lambda run: read.append(run) or plain(run)))
+    assert [len(claim([entry])) for entry in plan] == [1] * 19 + [0]
+    assert len(read) == len(set(read)) == 20
+
+
+def test_code_that_changed_since_the_plan_is_not_begun(notebook, tmp_path):
+    path = notebook()
+    plan = plan_sweep(path, {"seed": "0..1"}, tmp_path / "runs")
+    (run,) = claim(plan[:1])
+    notebook("print('edited')")
+    with pytest.raises(RunError, match=r"grid.ipynb: has changed since the run was planned; start the command again"):
+        claim(plan[1:])
+    assert list_runs(tmp_path / "runs") == [run]
 
 
 def test_runs_that_cannot_be_read_are_named_and_stop_no_plan(notebook, tmp_path):

@@ -16,6 +16,7 @@ from workbench.lab.batch import run as batch
 from workbench.lab.batch import slurm
 from workbench.lab.batch.plan import Entry, plan_run, plan_sweep, plan_text
 from workbench.lab.batch.slurm import SlurmOptions
+from workbench.lab.reports.sweep import build_sweep_report
 from workbench.runs.run import list_runs
 
 
@@ -161,6 +162,47 @@ def test_a_run_that_cannot_be_started_is_named_and_the_others_go_on(tmp_path, mo
     assert [entry.state for entry in plan] == ["done", "not started", "done"]
     assert plan[1].problem == "not started: [Errno 30] Read-only file system"
     assert batch.tally(plan) == "2 of 3 runs are done and no check failed"
+
+
+BREAKS = """\
+from pathlib import Path
+Path("broken.ipynb").write_text('{"cells": [')
+Path("edited.ipynb").write_text(Path("edited.ipynb").read_text().replace("VERSION-1", "VERSION-2"))"""
+
+
+@pytest.mark.slow
+def test_notebooks_broken_or_edited_meanwhile_stop_no_other_run(tmp_path):
+    """The first run writes into the notebooks of the next two, as an editor does."""
+    first = write_notebook(tmp_path / "first.ipynb", BREAKS)
+    plan = plan_sweep(str(first), {"seed": "0"}, tmp_path / "runs")
+    for name in ("broken", "edited", "last"):
+        path = write_notebook(tmp_path / f"{name}.ipynb", "print('VERSION-1')")
+        plan += plan_sweep(str(path), {"seed": "0"}, tmp_path / "runs")
+    batch.execute_here(plan)
+    assert [entry.state for entry in plan] == ["done", "not started", "not started", "done"]
+    assert plan[1].problem.startswith(f"not started: {tmp_path / 'broken.ipynb'}: not a notebook of format 4")
+    assert "has changed since the run was planned" in plan[2].problem
+    page = build_sweep_report("first", {"seed": "0"}, plan, tmp_path / "reports").read_text()
+    assert "not a notebook of format 4" in page and "has changed since the run was planned" in page
+
+
+PLANTED = "import pathlib; pathlib.Path(__file__).with_name('PWNED').touch()"
+COMMAND = "from workbench.cli import main\nif __name__ == '__main__':\n    raise SystemExit(main())"  # as pip makes it
+
+
+@pytest.mark.slow
+def test_a_sweep_imports_nothing_from_the_folder_it_is_started_in(tmp_path):
+    (tmp_path / "here").mkdir()
+    for name in ("pandas", "socket", "selectors", "helpers"):
+        (tmp_path / "here" / f"{name}.py").write_text(PLANTED)
+    path = write_notebook(tmp_path / "there" / "by_hand.ipynb", "import helpers\nassert helpers.value == 7")
+    (tmp_path / "there" / "helpers.py").write_text("value = 7")
+    (tmp_path / "workbench").write_text(COMMAND)
+    command = [sys.executable, tmp_path / "workbench", "sweep", path, "-p", "seed=0", "--runs-dir", tmp_path / "runs"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.run(command, cwd=tmp_path / "here", env=env, capture_output=True, text=True)
+    assert "1 of 1 runs are done" in process.stdout, process.stderr
+    assert not (tmp_path / "here" / "PWNED").exists()
 
 
 # --- a plan ----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from conftest import write_run
 from workbench.lab.batch.plan import Entry
 from workbench.lab.reports import sweep
 from workbench.lab.reports.sweep import build_sweep_report
+from workbench.runs.run import record_execution
 
 FULL = {"seed": 0, "learning_rate": 1e-4, "model": "starter", "title": "a"}
 
@@ -49,6 +50,19 @@ def test_runs_that_are_not_done_or_logged_nothing_are_named_and_left_out(tmp_pat
     assert "4 runs: 2 done, 1 failed, 1 not started" in page
     for line in ("grid/1-0.0001: failed", "grid/silent: no metrics", "seed=3: not started"):
         assert line in page
+
+
+def test_runs_of_different_code_are_named_by_the_page(tmp_path):
+    entries = [entry(tmp_path / "runs", seed, 1e-4) for seed in range(3)]
+    for one, codes in zip(entries, (["old"], ["old", "new"], ["old"]), strict=True):
+        for code in codes:
+            record_execution(one.run, {"code": code})
+    page = build_sweep_report("grid", {"seed": "0..2"}, entries, tmp_path / "reports").read_text()
+    assert "Resumed with other code than they began with: 1-0.0001." in page
+    assert "runs of grid were executed with different code" in page
+    assert "0-0.0001, 2-0.0001 with old; 1-0.0001 with new" in page
+    page = build_sweep_report("grid", {"seed": "0,2"}, entries[::2], tmp_path / "reports").read_text()
+    assert "Resumed with other code" not in page and "different code" not in page
 
 
 def test_sweeps_that_differ_have_files_that_differ_and_a_long_grid_a_short_name(tmp_path):

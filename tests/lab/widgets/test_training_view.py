@@ -1,4 +1,6 @@
 import asyncio
+import os
+import signal
 import threading
 import time
 from functools import partial
@@ -105,6 +107,21 @@ def test_without_controls_it_is_the_call_in_the_calling_thread_and_its_result(ru
     assert (trainer, where) == ("trainer", [threading.current_thread()])
     assert widgets_alive() == before
     assert "TrainingProgress" in capsys.readouterr().out  # what display() prints outside a notebook
+
+
+def test_without_controls_an_interrupt_ends_the_training_at_once(run):
+    """asyncio, as a kernel does, has Ctrl-C cancel what awaits; a training in the calling thread would not notice."""
+    steps, before = [], signal.getsignal(signal.SIGINT)
+
+    def train():
+        steps.append(1)
+        os.kill(os.getpid(), signal.SIGINT)
+        steps.append(2)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(train_live(run, train, interactive=False))
+    assert steps == [1]
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_run_that_trains_elsewhere_is_followed_to_its_end_and_can_be_asked_to_stop(tmp_path):

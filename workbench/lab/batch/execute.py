@@ -9,7 +9,7 @@ import functools
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import papermill
@@ -20,16 +20,17 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
-from ...errors import RunError, TrainingStopped
+from ...errors import RunError, TrainingStopped, WorkbenchError
 from ...runs import lock
 from ...runs.parameters import check_parameters, notebook_parameters
 from ...runs.run import Run, record_execution, set_status, take_run
 from ...runs.secrets import hide_tokens, map_text, stream_hider
 from ...runs.stop_request import clear_stop, interruptible
+from .code import check_unchanged, code_of, digest_of
 from .display import Display
 from .gpus import hold
 from .late_vllm import IMPORT_VLLM_LATE
-from .notebooks import code_of, find_notebook
+from .notebooks import find_notebook
 
 
 def execute_run(
@@ -42,32 +43,42 @@ def execute_run(
     kernel: str | None = None,
     cwd: str | None = None,
     execution_timeout: float | None = None,
+    code: Mapping[str, str] | None = None,
 ) -> str:
     """Execute a prepared run and return its final state, `done`, `failed` or `interrupted`.
 
     Ctrl-C or SIGTERM ends it as `interrupted` (see `interruptible`); checkpoints and everything recorded so far stay. GPUs
     are held for it, queued until they are free: `gpus` of them, None for one where there are any. `ended` is given the state
-    and its reason and returns those to record: a scheduler may start the run again.
+    and its reason and returns those to record: a scheduler may start the run again. `code` is what was planned
+    (`code_files`): a run whose code has changed since fails.
     """
-    source = find_notebook(str(notebook or run.notebook))
-    known = notebook_parameters(source)
-    params = check_parameters(known, run.params)  # their names become code in the notebook
+    try:
+        source = find_notebook(str(notebook or run.notebook))
+        known = notebook_parameters(source)
+        params = check_parameters(known, run.params)  # their names become code in the notebook
+    except WorkbenchError as problem:
+        if lock.holds(run.path):  # it was made, or handed on, to be executed now
+            set_status(run.path, "failed", str(problem))
+            lock.let_go(run.path)
+        raise
     cwd = cwd or str(source.parent)
     take_run(run.path, "queued")
     try:
-        (run.path / "result.json").unlink(missing_ok=True)
         clear_stop(run)
         executing = run.path / "executing.ipynb"
         executing.unlink(missing_ok=True)
         with interruptible():
             try:
-                about = {"path": str(source), "code": code_of(source), "kernel": kernel, "cwd": cwd}
-                record_execution(run, about)
                 by_runner = {"out_dir": str(run.path), "interactive": False}
                 params |= {name: value for name, value in by_runner.items() if name in known}
                 number = lock.open_lock(run.path)
                 waiting = functools.partial(set_status, run.path, "queued")
                 with Display(run, quiet=quiet) as display, hold(gpus, waiting) as devices:
+                    about = {"path": str(source), "kernel": kernel, "cwd": cwd}
+                    check_unchanged(code or {})  # now: it may have waited for hours
+                    about["code"] = digest_of(code) if code else code_of(source, cwd)
+                    (run.path / "result.json").unlink(missing_ok=True)
+                    record_execution(run, about)
                     set_status(run.path, "running")
                     display.starting()
                     env = kernel_environment(params.get("seed")) | {lock.VARIABLE: str(number)}
@@ -78,6 +89,8 @@ def execute_run(
                 state, error = "interrupted", "stopped by Ctrl-C or SIGTERM"
             except OSError as problem:  # above all a full disk
                 state, error = "failed", f"{type(problem).__name__}: {problem}"
+            except RunError as problem:  # other code than was planned
+                state, error = "failed", str(problem)
             except BaseException as problem:
                 set_status(run.path, "failed", f"{type(problem).__name__}: {problem}")
                 raise
@@ -227,7 +240,7 @@ class _Kernel(AsyncKernelManager):
 
 def _kernel_arguments(folders: list[str], ours: bool) -> list[str]:
     """Modules come from these folders, and from none that the notebook later works in, such as its run's."""
-    first = f"__import__('sys').path[:0] = {folders!r}"
+    first = f"__import__('sys').path[:0] = {folders!r}; exec({lock.KEEP_LOCK!r}, {{}})"
     if ours:  # another Python may not have the package
         first += f"; {IMPORT_VLLM_LATE}"
     if "SLURM_JOB_ID" in os.environ:
@@ -249,8 +262,7 @@ def _execute_notebook(
     """The state that a notebook ends in and, unless `done`, the reason; `start`: how its kernel's process is made."""
     try:
         executed = papermill.execute_notebook(
-            source,
-            output,
+            *(str(path).replace("{", "{{").replace("}", "}}") for path in (source, output)),  # papermill formats them
             params,
             engine_name="workbench",
             start_timeout=300,  # seconds: on a busy node, or one that reads Python from the network, 60 are few

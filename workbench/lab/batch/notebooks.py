@@ -1,9 +1,7 @@
-"""Which notebook a name means, the user's own before those that the library carries; its code and kernel; making one."""
+"""Which notebook a name means, the user's own before those that the library carries; its kernel; making one."""
 
-import hashlib
 import json
 import os
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -34,17 +32,6 @@ def find_notebook(name: str) -> Path:
         if os.path.isfile(candidate):
             return candidate.resolve()
     raise ParameterError(f"notebook {name!r}: not found; there are {', '.join(list_notebooks())}")
-
-
-def code_of(notebook: Path) -> str:
-    """A digest of a notebook's code without its parameters, and of the modules next to it that it imports."""
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    cells = [c for c in cells if c["cell_type"] == "code" and "parameters" not in c["metadata"].get("tags", [])]
-    code = ["".join(c["source"]) for c in cells]
-    for name in sorted(set(re.findall(r"^\s*(?:from|import)\s+(\w+)", "\n".join(code), re.M))):
-        files = [notebook.with_name(f"{name}.py"), *sorted(notebook.with_name(name).rglob("*.py"))]
-        code += [path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file()]
-    return hashlib.sha256("\0".join(code).encode(errors="replace")).hexdigest()[:16]
 
 
 def check_kernel(notebook: Path, kernel: str | None) -> None:

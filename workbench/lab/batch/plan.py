@@ -5,6 +5,7 @@
 A run that is done is not repeated, one that was interrupted goes on. All that is left of a sweep is its run folders.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -24,6 +25,7 @@ from ...runs.run import (
     GOING,
     SET_BY_RUNNER,
     Run,
+    age_order,
     create_run,
     describe_owner,
     list_runs,
@@ -34,8 +36,9 @@ from ...runs.run import (
     what_is_unknown,
 )
 from ...runs.text import one_line
+from .code import check_unchanged, code_files, digest_of
 from .gpus import describe_gpus
-from .notebooks import check_kernel, code_of, find_notebook
+from .notebooks import check_kernel, find_notebook
 
 _MOST = 10_000
 _ACTIONS = {"done": "skip", "running": "leave", "queued": "leave", "interrupted": "resume", "failed": "resume"}
@@ -49,8 +52,9 @@ _INSTEAD = {  # what to do where a parameter of SET_BY_RUNNER is given
 class Entry:
     """One run of a batch: `action` is run, resume, skip (done) or leave (another process runs it).
 
-    `how`: `kernel`, `cwd` and `execution_timeout` of `execute_run`. `problem` says why it could not be started. With `force`
-    a run is resumed although another host may execute it; see `run.take_run`.
+    `how`: `kernel`, `cwd`, `execution_timeout` and `code` of `execute_run`. `problem` says why it could not be started. With
+    `force` a run is resumed although another host may execute it; see `run.take_run`. `there`: the runs that the points of a
+    sweep are looked for in; None where there is no sweep.
     """
 
     varied: dict
@@ -60,7 +64,7 @@ class Entry:
     notebook: Path | None = None
     root: Path | None = None
     force: bool = False
-    of_sweep: bool = False
+    there: "RunsByParameters | None" = None
     how: Mapping = dataclasses.field(default_factory=dict)
     problem: str = ""
 
@@ -78,19 +82,21 @@ class Entry:
         return self.run.status["state"] if self.run else "not started"
 
     @property
+    def code(self) -> str:
+        """The digest of the code that was planned."""
+        return digest_of(self.how.get("code", {}))
+
+    @property
     def other_code(self) -> bool:
         """Whether the run that is to go on was last executed with other code than the notebook has now."""
-        return self.action == "resume" and code_of_run(self.run) not in ("", code_of(self.notebook))
+        return self.action == "resume" and code_of_run(self.run) not in ("", self.code)
 
-    def claim(self, state: str = "queued") -> Run | None:
-        """`prepare`, unless another process has taken the run since it was planned, hours ago perhaps; None then."""
-        with lock.alone_in(Path(self.root or runs_root()) / self.notebook.stem):  # two sweeps may want the same point
-            if self.run is None and self.of_sweep:
-                same = _runs_by_parameters(self.notebook.stem, self.root).get(_key(self.params), [])
-                self.action, self.run = _action(same, code_of(self.notebook))
-            elif self.run is not None and not self.force:
-                self.action = _ACTIONS[self.run.status["state"]]
-            return self.prepare(state) if self.to_run else None
+    def look_again(self) -> None:
+        """Decide again what to do, as the plan may be hours old; the caller keeps other sweeps away."""
+        if self.run is None and self.there is not None:
+            self.action, self.run = _action(self.there.with_parameters(self.params), self.code)
+        elif self.run is not None and not self.force:
+            self.action = _ACTIONS[self.run.status["state"]]
 
     def prepare(self, state: str = "queued") -> Run:
         """The run's folder, made where there is none; starts nothing."""
@@ -108,6 +114,22 @@ class Entry:
         """Its line in the plan: action, name, and the run that is there already."""
         code = ", with other code than it began with" if self.other_code else ""
         return f"{self.action:6} {self.name}" + (f"  ({self.run.id}, {self.state}{code})" if self.run else "")
+
+
+def claim(entries: Sequence[Entry], state: str = "queued") -> list[Run]:
+    """Prepare, of these entries of one notebook, those that no other process has taken since they were planned.
+
+    Raises:
+        RunError: the notebook's code is no longer the planned one, or another process keeps this one from looking.
+    """
+    first = entries[0]
+    with lock.alone_in(Path(first.root or runs_root()) / first.notebook.stem):  # two sweeps may want the same point
+        check_unchanged(first.how.get("code", {}))
+        if first.there is not None:
+            first.there.look()
+        for entry in entries:
+            entry.look_again()
+        return [entry.prepare(state) for entry in entries if entry.to_run]
 
 
 def code_of_run(run: Run) -> str:
@@ -189,14 +211,14 @@ def plan_sweep(
     grid = parse_grid(known, given)
     if (count := math.prod(map(len, grid.values()))) > _MOST:
         raise ParameterError(f"the grid has {count} points; at most {_MOST} runs in a sweep")
-    runs, code = _runs_by_parameters(path.stem, root), code_of(path)
+    there, code = RunsByParameters(path.stem, root), digest_of(how["code"])
     entries = []
     for values in itertools.product(*grid.values()):
         point = dict(zip(grid, values, strict=True))
         full = full_parameters(known, {**(fixed or {}), **point})
         varied = {name: value for name, value in point.items() if len(grid[name]) > 1}
-        action, run = _action(runs.get(_key(full), []), code)
-        entries.append(Entry(varied, full, action, run, path, root, of_sweep=True, how=how))
+        action, run = _action(there.with_parameters(full), code)
+        entries.append(Entry(varied, full, action, run, path, root, there=there, how=how))
     return entries
 
 
@@ -206,7 +228,7 @@ def _checked_notebook(notebook: str, how: Mapping | None) -> tuple[Path, dict[st
     check_kernel(path, how.get("kernel"))
     if (cwd := how.get("cwd")) and not os.path.isdir(cwd):
         raise ParameterError(f"--cwd {cwd}: no such folder")
-    return path, known, how
+    return path, known, {**how, "code": code_files(path, cwd)}
 
 
 def _key(params: Mapping) -> str:
@@ -214,15 +236,32 @@ def _key(params: Mapping) -> str:
     return json.dumps(params, sort_keys=True)
 
 
-def _runs_by_parameters(notebook: str, root: Path | None) -> dict[str, list[Run]]:
-    """The runs of a notebook, oldest first, by their parameters; each run is read once, however many points there are."""
-    found: dict[str, list[Run]] = {}
-    for run in list_runs(root, notebook):
+class RunsByParameters:
+    """The runs of a notebook, found by what was asked of them; each is read once, when its folder is first seen."""
+
+    def __init__(self, notebook: str, root: Path | None):
+        self._folder = Path(root or runs_root()) / notebook
+        self._seen: set[str] = set()
+        self._runs: dict[str, list[Run]] = {}
+        self.look()
+
+    def look(self) -> None:
+        """Read the runs that were made since the last look."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for name in sorted(set(os.listdir(self._folder)) - self._seen, key=age_order):
+                if os.path.exists(self._folder / name / "params.json"):  # else it is no run, or is being made
+                    self._seen.add(name)
+                    self._read(Run((self._folder / name).resolve()))
+
+    def _read(self, run: Run) -> None:
         try:
-            found.setdefault(_key(run.params), []).append(run)
+            self._runs.setdefault(_key(run.params), []).append(run)
         except (RunError, OSError) as error:
-            warnings.warn(f"not compared with what is to be run: {error}", stacklevel=3)
-    return found
+            warnings.warn(f"not compared with what is to be run: {error}", stacklevel=4)
+
+    def with_parameters(self, params: Mapping) -> list[Run]:
+        """The runs with exactly these parameters, oldest first."""
+        return self._runs.get(_key(params), [])
 
 
 def _action(runs: Sequence[Run], code: str) -> tuple[str, Run | None]:
@@ -272,7 +311,7 @@ def _find_resumable(notebook: str, full: dict, given: dict, root: Path | None, r
             if recorded.get(name) != value:
                 raise ParameterError(f"parameter {name}={value!r}: the run to resume has {recorded.get(name)!r}")
     else:
-        same = _runs_by_parameters(notebook, root).get(_key(full), [])
+        same = RunsByParameters(notebook, root).with_parameters(full)
         found = [r for r in same if r.status["state"] in ("interrupted", "failed")]
         if not found:
             states = ", ".join(f"{r.id} ({r.status['state']})" for r in same) or "none"

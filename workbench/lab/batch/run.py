@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import forkserver
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from ..reports import build_report
 from . import slurm, slurm_state
 from .display import SweepProgress
 from .gpus import check_gpus
-from .plan import Entry
+from .plan import Entry, claim
 
 _POLL_S = 3.0
 # What Python's fork server loads once for the processes of all runs: that takes longer than a short notebook.
@@ -42,8 +43,7 @@ def check_here(jobs: int, gpus: int | None) -> None:
 def execute_here(entries: Sequence[Entry], *, jobs: int = 1, gpus: int | None = None) -> None:
     """Execute what a plan has to run and build the report of each run. A failed run stops no other."""
     check_here(jobs, gpus)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_LOADED_ONCE)
+    context = _fork_server()
     waiting = [e for e in entries if e.to_run]
     active: list[tuple[Entry, multiprocessing.Process]] = []
     with interruptible(), SweepProgress(entries) as progress:
@@ -67,20 +67,35 @@ def execute_here(entries: Sequence[Entry], *, jobs: int = 1, gpus: int | None = 
                 process.join()
 
 
+def _fork_server():
+    """Start Python's fork server, and the helper that it needs.
+
+    Both would import modules of the current folder, which may be anyone's. They do so only where this process does, as
+    `python -m workbench` in a checkout.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_LOADED_ONCE)
+    with contextlib.ExitStack() as stack:
+        if not {"", os.getcwd()} & {*sys.path} and "PYTHONSAFEPATH" not in os.environ:
+            os.environ["PYTHONSAFEPATH"] = "1"
+            stack.callback(os.environ.pop, "PYTHONSAFEPATH")
+        forkserver.ensure_running()
+    return context
+
+
 def _start(context, entry: Entry, gpus: int | None):
     """The process of a run; None where it cannot be started, or another process has run it since the batch was planned."""
     try:
-        if (run := entry.claim()) is None:
+        if not (claimed := claim([entry])):
             return None
+        (run,) = claimed
         handed_on = _OpenFile(lock.open_lock(run.path))
         arguments = (str(run.path), str(entry.notebook), gpus, handed_on, dict(os.environ), dict(entry.how))
         process = context.Process(target=_in_own_session, args=arguments)
         process.start()
         lock.let_go(run.path)
         return process
-    except RunError:  # taken in the moment between
-        entry.action = "leave"
-    except OSError as error:  # a folder that may not be written, a full disk: the other runs may have more luck
+    except Exception as error:  # whatever keeps one run from its start, the others go on
         entry.problem = f"not started: {error}"
         if entry.run:
             lock.let_go(entry.run.path)
@@ -148,7 +163,7 @@ def execute_on_slurm(entries: Sequence[Entry], options: slurm.SlurmOptions, *, w
     slurm.check_slurm(options, _count(entries))
     for notebook, group in _by_notebook(entries):
         with lock.alone_in(Path(group[0].root or runs_root()) / notebook.stem):
-            runs = [run for entry in group if (run := entry.claim("interrupted"))]
+            runs = claim(group, "interrupted")
             sizes = slurm.array_sizes(len(runs))
             each = max(1, options.parallel // len(sizes)) if options.parallel and sizes else None
             for n, size in enumerate(sizes):

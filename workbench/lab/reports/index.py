@@ -231,4 +231,26 @@ def _limits_over(runs: Sequence[Run], env: Mapping) -> list[str]:
         lines.append("The code had uncommitted changes, so the commit alone does not repeat the runs.")
     if runs and not env:
         lines.append("The runs share no recorded environment.")
+    return lines + _differing_code(runs)
+
+
+def _differing_code(runs: Sequence[Run]) -> list[str]:
+    """Sentences that name the runs that were resumed with other code, and the runs of a notebook with code that differs."""
+    resumed: list[str] = []
+    last: dict[str, dict[str, list[str]]] = {}  # notebook -> code -> runs
+    for run in runs:
+        codes: list[str] = []
+        with contextlib.suppress(RunError, OSError):  # the run's own row says what is damaged
+            codes = [str(done["notebook"].get("code"))[:16] for done in run.executions]
+        if codes:
+            last.setdefault(run.notebook, {}).setdefault(codes[-1], []).append(run.id)
+        if len(set(codes)) > 1:
+            resumed.append(run.id)
+    lines = [f"Resumed with other code than they began with: {_distinct(resumed)}."] if resumed else []
+    for notebook, groups in last.items():
+        if len(groups) > 1:
+            each = "; ".join(f"{_distinct(ids)} with {code}" for code, ids in groups.items())
+            lines.append(
+                f"The runs of {notebook} were executed with different code, which may explain a difference: {each}."
+            )
     return lines

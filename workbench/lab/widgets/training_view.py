@@ -1,6 +1,8 @@
 """A training with a Stop and a Continue button, its state, and what its run folder says: `train_live` and `watch`."""
 
 import asyncio
+import contextlib
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -38,7 +40,8 @@ async def train_live(run: Run, train: Callable, *, interactive: bool = True):
     Args:
         run: the run folder that `train` records in.
         train: trains and returns the trainer; called again it goes on from the last checkpoint.
-        interactive: False trains in the calling thread and makes no widget. Either way the end result is shown below.
+        interactive: False trains in the calling thread and makes no widget; the kernel's interrupt ends it at once. Either way
+            the end result is shown below.
 
     Returns:
         What `train` returns.
@@ -51,9 +54,23 @@ async def train_live(run: Run, train: Callable, *, interactive: bool = True):
         display(view)
         trainer = await view.trained()
     else:
-        trainer = train()
+        with _interrupted_at_once():
+            trainer = train()
     display(TrainingProgress(run))  # an ordinary output, which is saved with the notebook as a widget is not
     return trainer
+
+
+@contextlib.contextmanager
+def _interrupted_at_once():
+    """Ctrl-C raises KeyboardInterrupt. While a cell awaits something, a kernel would cancel it, once it awaits again."""
+    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class TrainingView(ipywidgets.VBox):
