@@ -1,4 +1,4 @@
-"""A real JupyterLab in a real Chromium, driven as a user would; for test_lab.py and screenshots.py."""
+"""A real JupyterLab in a real Chromium, driven as a user would; for tests and `tools.screenshots`."""
 
 import contextlib
 import os
@@ -22,13 +22,15 @@ def chromium() -> str | None:
 
 
 @contextlib.contextmanager
-def served(folder: Path, **environment: str):
-    """JupyterLab on `folder`, as `make lab` starts it; yields its address."""
+def served(folder: Path, *, makefile: bool = False, **environment: str):
+    """JupyterLab on `folder`, with the settings of `make lab`, or by the Makefile there; yields its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root", f"--notebook-dir={folder}"]
-    command += ["--ip=127.0.0.1", f"--port={port}", "--port-retries=0", f"--IdentityProvider.token={TOKEN}"]
+    options = ["--no-browser", f"--port={port}", "--port-retries=0", f"--IdentityProvider.token={TOKEN}"]
+    command = [sys.executable, "-m", "jupyter", "lab", "--allow-root", f"--ServerApp.root_dir={folder}", *options]
+    if makefile:
+        command = ["make", "--old-file=.venv/installed", "lab", f"LAB_ARGS={' '.join(options)}"]
     own = folder / ".jupyter"  # neither settings nor workspaces of whoever runs this
     names = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
     homes = {name: str(own / name) for name in names}
