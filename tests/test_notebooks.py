@@ -121,7 +121,9 @@ def anchors(page) -> set[str]:
 def test_each_relative_link_leads_to_a_file_of_the_checkout(path):
     for name, fragment in relative_links(path):
         there = (path.parent / name).resolve()
-        assert there.is_file() and there.is_relative_to(ROOT), name  # `make lab` and a viewer of the repository show both
+        assert there.is_file() and there.is_relative_to(ROOT), (
+            name
+        )  # `make lab` and a viewer of the repository show both
         assert not fragment or fragment in anchors(there), f"{name}#{fragment}"
 
 

@@ -25,7 +25,7 @@ from ..generation.stops import End, StopRule, StopSpec
 from .engine import EngineRequests, improbable_copies
 from .groups import GroupError, check_groups, identical_groups
 from .rewards import validate_all
-from .rows import EndedRow, RecordsRows, check_no_hook, end_columns, fill_positions
+from .rows import EndedRow, RecordsRows, check_no_hook, check_record_dir, end_columns, fill_positions
 from .sync_on_cpu import building_on_cpu, install_cpu_sync
 
 Stops = StopSpec | Sequence[str | int] | str | int | None
@@ -106,6 +106,7 @@ class _Control(RecordsRows, _Trainer):
         **trl_arguments: Any,
     ):
         spec = StopSpec.of(stops)
+        check_record_dir(record_dir)
         if (share_generation or generation_seed is not None) and not (args and args.use_vllm):
             raise ParameterError(f"generation_seed={generation_seed}, share_generation={share_generation}: vLLM only")
         if not explicit_positions:
@@ -274,7 +275,8 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
         sampled_ids: token ids of each row of the last generation, with what follows its end; empty where rows have turns.
 
     Raises:
-        ParameterError: before an engine or model starts: stops that cannot match, options that the back end does not know.
+        ParameterError: before an engine or model starts: stops that cannot match, options that the back end does not know, a
+            `record_dir` that is a file.
     """
 
     def __init__(

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,13 @@ def eos_ids(trainer: Any) -> list[int]:
     values = config.eos_token_id, options.get("eos_token_id"), options.get("stop_token_ids")
     ids = [i for value in values for i in (value if isinstance(value, list | tuple) else [value])]
     return [i for i in ids if i is not None]
+
+
+def check_record_dir(record_dir: str | Path | None) -> None:
+    """Refuse a folder that cannot be made because it, or one above it, is a file."""
+    above = [] if record_dir is None else [Path(record_dir), *Path(record_dir).parents]
+    if files := [str(path) for path in above if path.is_file()]:
+        raise ParameterError(f"record_dir={str(record_dir)!r}: {files[0]} is a file; expected the path of a folder")
 
 
 def check_no_hook(models: Iterable) -> None:
