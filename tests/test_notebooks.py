@@ -117,6 +117,17 @@ def anchors(page) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in headings}
 
 
+def test_each_widget_of_the_docs_is_called_in_its_notebook():
+    page = (ROOT / "docs" / "start" / "notebooks.md").read_text(encoding="utf-8")
+    calls = {"Stop explorer": "stop_explorer(", "Padding explorer": "padding_explorer(", "Training view": "train_live("}
+    calls |= {"Run comparer": "run_comparer("}
+    promised = re.findall(r"^\*\*(\w+ \w+)\*\* \(`(\d\d)`\)", page, re.M)
+    assert {name for name, _ in promised} == calls.keys()
+    for name, number in promised:
+        (path,) = [path for path in NOTEBOOKS if path.stem.startswith(number)]
+        assert any(calls[name] in cell.source for cell in code_cells(path)), path.stem
+
+
 @each_notebook
 def test_each_relative_link_leads_to_a_file_of_the_checkout(path):
     for name, fragment in relative_links(path):
