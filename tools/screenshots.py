@@ -45,15 +45,15 @@ from workbench.runs.run import create_run
 from workbench.lab.widgets import train_live
 
 run = create_run("05_grpo_docs_example", {"seed": 0}, state="running")
-training = partial(train, make_recipe("starter", max_steps=80), reward_funcs=length_reward(20), record_dir=run.path)
+training = partial(train, make_recipe("starter", max_steps=300), reward_funcs=length_reward(20), record_dir=run.path)
 trainer = await train_live(run, training)"""
 COMPARER = """\
-from workbench.curves.documented import list_baselines, load_baseline
+from workbench.curves import load_baseline
 from workbench.runs import list_runs
 from workbench.lab.widgets import run_comparer
 
 runs = [run for run in list_runs(None, "05_grpo_docs_example") if run.status["state"] == "done"]
-documented = [b for b in map(load_baseline, list_baselines()) if "TL;DR" in b.title]
+documented = [load_baseline(name) for name in ("w3ng-qwen2.5-1.5b-tldr-grpo", "workbench-starter-docs-example")]
 run_comparer(runs, documented, tolerance=5.0)"""
 
 
@@ -89,7 +89,7 @@ def shoot_widgets(lab, folder: Path) -> None:
         shoot(name, widget)
 
     widget = show(lab, folder, "training_view", TRAINING)
-    widget.get_by_text(re.compile(r"step [4-7]\d of 80")).wait_for()
+    widget.get_by_text(re.compile(r"step ([4-9]\d|\d{3}) of 300")).wait_for()
     press(lab, "Stop after this step")
     wait_for_state(lab, "interrupted")
     shoot("training_view", widget)
@@ -101,7 +101,7 @@ def shoot_widgets(lab, folder: Path) -> None:
 
 def shoot_report(page, path: Path) -> None:
     """Its first screen."""
-    page.set_viewport_size({"width": 1280, "height": 800})
+    page.set_viewport_size({"width": 1280, "height": 1160})
     page.goto(path.as_uri())
     shoot("report", page)
 

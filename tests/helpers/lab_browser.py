@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -38,17 +39,24 @@ def served(folder: Path, *, makefile: bool = False, **environment: str):
     homes |= {"JUPYTER_PREFER_ENV_PATH": "1", "JUPYTER_PLATFORM_DIRS": "1"}
     homes["JUPYTER_CONFIG_PATH"] = homes["JUPYTER_PATH"] = str(ROOT / "requirements" / "jupyter")
     with (folder / "jupyter.log").open("w") as log:
-        process = subprocess.Popen(command, cwd=folder, env=os.environ | homes | environment, stdout=log, stderr=log)
+        env = os.environ | homes | environment
+        process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
     try:
         address = f"http://127.0.0.1:{port}"
         _wait_until_up(address, process, folder / "jupyter.log")
         yield address
     finally:
-        process.terminate()
+        _end(process, signal.SIGTERM)
         try:
             process.wait(30)
         except subprocess.TimeoutExpired:
-            process.kill()
+            _end(process, signal.SIGKILL)
+
+
+def _end(process, number: int) -> None:
+    """Signal the server and what has started it: `make` ends before its program does."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 def _wait_until_up(address: str, process, log: Path, timeout: float = 60) -> None:

@@ -84,7 +84,7 @@ def show_padding(
     figure.suptitle(f"{family}, {side} padding, {dtype}: |difference of each log-prob| in nats")
     most = "; ".join(f"{name} at most {np.nanmax(values):.2g} nats" for name, values in deltas.items())
     caption = (
-        f"In every layout, on both sides: {report.kind}. Each number is in nats; 0 is less than {_NOISE:g}. "
+        f"padding_report, over all layouts on both sides: {report.kind}. Each number is in nats; 0 is less than {_NOISE:g}. "
         f"{pads} pads beyond the longest text; the reference is each text alone, in the same dtype."
     )
     frames = {name: pd.DataFrame(values).rename(columns=lambda n: str(n + 1)) for name, values in deltas.items()}
