@@ -83,8 +83,13 @@ test-lowest: .venv/lanes/lowest
 notebooks: .venv/installed
 	$(PY) -m tools.write_outputs
 
+# JupyterLab on this checkout, opened at notebook 00, with the settings and the kernel of requirements/jupyter. It asks for the
+# token that it prints, and only this machine can reach it. LAB_ARGS are more options, such as LAB_ARGS="--no-browser --port=8890".
+LAB_PATHS := JUPYTER_CONFIG_PATH=requirements/jupyter JUPYTER_PATH=requirements/jupyter
+AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 lab: .venv/installed
-	JUPYTER_CONFIG_PATH=requirements/jupyter JUPYTER_PATH=requirements/jupyter $(PY) -m jupyter lab --notebook-dir=. notebooks
+	$(LAB_PATHS) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m jupyter lab $(AS_ROOT) --ServerApp.root_dir=. \
+	--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_ARGS)
 
 lint: .venv/installed
 	$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy

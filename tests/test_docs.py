@@ -2,12 +2,13 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import NOTEBOOKS, ROOT, need
+from conftest import NOTEBOOKS, ROOT, need, write_notebook
 
 DOCS = ROOT / "docs"
 FRONT = DOCS / "index.md"
@@ -51,15 +52,21 @@ def test_group_rewards_code_prints_what_it_says(capsys):
 
 
 @pytest.mark.slow
-def test_the_site_is_built_without_a_warning(tmp_path):
+def test_site_is_built_without_a_warning_next_to_a_notebook_of_ones_own(tmp_path):
     need((TOOLS / "sphinx").is_dir(), "Sphinx: make .venv/lanes/docs")
+    checkout, site = tmp_path / "checkout", tmp_path / "site"
+    shutil.copytree(
+        ROOT, checkout, ignore=shutil.ignore_patterns(".*", "build", "runs", "reports", "__pycache__", "*.egg-info")
+    )
+    write_notebook(checkout / "notebooks" / "Untitled.ipynb", "1 + 1")
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(TOOLS), str(ROOT)])}
-    options = ["-q", "-b", "html", "-W", "--keep-going", "-c", "docs", ".", str(tmp_path)]
+    options = ["-q", "-b", "html", "-W", "--keep-going", "-c", "docs", ".", str(site)]
     command = [sys.executable, "-m", "sphinx", *options]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    front = (tmp_path / "docs" / "index.html").read_text(encoding="utf-8")
-    tutorial = (tmp_path / "notebooks" / "02_grpo_custom_stops.html").read_text(encoding="utf-8")
+    front = (site / "docs" / "index.html").read_text(encoding="utf-8")
+    tutorial = (site / "notebooks" / "02_grpo_custom_stops.html").read_text(encoding="utf-8")
     assert "What you see, and why" in front
+    assert not (site / "notebooks" / "Untitled.html").exists()
     assert "<img" in tutorial  # the stored outputs
     assert not re.search(r'<(?:script|link|img)[^>]*(?:src|href)="(?:https?:)?//', front)  # it opens without a network

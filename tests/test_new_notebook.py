@@ -1,11 +1,35 @@
 """`workbench new`: a notebook that runs at once."""
 
+import ast
 import json
+import re
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
 
 import pytest
-from conftest import call, workbench
+from conftest import ROOT, call, need, until, workbench
+from notebook_shape import code_cells, shape
 
+from workbench.runs.files import read_json
 from workbench.runs.run import list_runs
+
+
+@pytest.fixture
+def mine(capsys, tmp_path):
+    assert call(capsys, "new", "mine", "--folder", tmp_path)[0] == 0
+    return tmp_path / "mine.ipynb"
+
+
+def run_of(mine, *parameters):
+    """Its run, over which it has to succeed."""
+    runs = mine.parent / "runs"
+    process = workbench("run", mine, "-q", *(part for one in parameters for part in ("-p", one)), "--runs-dir", runs)
+    assert process.returncode in (0, 1), process.stderr  # 1: a reward that falls, which a few steps may show
+    (run,) = list_runs(runs)
+    assert run.status["state"] == "done", run.status
+    return run
 
 
 def test_it_is_a_notebook_with_parameters_one_training_and_a_result(capsys, tmp_path):
@@ -13,7 +37,7 @@ def test_it_is_a_notebook_with_parameters_one_training_and_a_result(capsys, tmp_
     assert code == 0 and str(tmp_path / "mine.ipynb") in out
     cells = json.loads((tmp_path / "mine.ipynb").read_text())["cells"]
     source = "\n".join("".join(cell["source"]) for cell in cells)
-    assert "trainer.train()" in source and 'open_run("mine"' in source and "{{" not in source
+    assert "trainer.train(" in source and 'open_run("mine"' in source and "{{" not in source
 
 
 @pytest.mark.parametrize("name", ["../mine", ".mine", "a/b", ""])
@@ -30,12 +54,68 @@ def test_a_notebook_that_is_there_stays_as_it_is(capsys, tmp_path):
     assert (tmp_path / "mine.ipynb").read_text() == "my work"
 
 
+def test_it_follows_the_rules_of_the_notebooks(mine):
+    cells = code_cells(mine)
+    assert all(len(cell.source.splitlines()) <= 20 for cell in cells)
+    nodes = [node for cell in cells for node in ast.walk(ast.parse(cell.source))]
+    assert not [node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    of = shape(mine)
+    assert len(cells) <= 20 and len(of["other imports"]) <= 3 and of["in the open"][0] == 1
+
+
 @pytest.mark.slow
-def test_it_runs_at_once_and_over_seeds(tmp_path):
-    assert workbench("new", "mine", "--folder", tmp_path).returncode == 0
-    path = tmp_path / "mine.ipynb"
-    process = workbench("sweep", path, "-p", "seed=0,1", "-p", "steps=3", "--runs-dir", tmp_path / "runs")
+def test_it_runs_at_once_and_over_seeds(mine):
+    runs = mine.parent / "runs"
+    process = workbench("sweep", mine, "-p", "seed=0,1", "-p", "steps=3", "--runs-dir", runs)
     assert process.returncode == 0, process.stderr
-    runs = list_runs(tmp_path / "runs")
+    runs = list_runs(runs)
     assert [run.status["state"] for run in runs] == ["done", "done"]
     assert all(len(run.metrics) == 3 and run.result["results"][0]["says"].startswith("The reward") for run in runs)
+
+
+@pytest.mark.slow
+def test_after_ctrl_c_resume_goes_on_from_the_last_checkpoint(mine):
+    runs = mine.parent / "runs"
+    command = ["run", str(mine), "-q", "-p", "steps=40", "-p", "seed=1", "--runs-dir", str(runs)]
+    process = subprocess.Popen([sys.executable, "-m", "workbench", *command], cwd=ROOT, stdout=subprocess.DEVNULL)
+    until(lambda: list(runs.glob("*/*/checkpoints/*/complete.json")))
+    process.send_signal(signal.SIGINT)
+    assert process.wait(120) == 130
+    again = workbench(*command, "--resume")
+    assert again.returncode == 0, again.stderr
+    (run,) = list_runs(runs)
+    assert run.metrics["step"].tolist() == list(range(1, 41))
+    assert not list(run.path.glob("replaced-*"))  # no new training began
+
+
+@pytest.fixture
+def chat_model(starter_folder, tmp_path):
+    """The starter with a chat template, as an instruct model has one."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(starter_folder)
+    tokenizer.chat_template = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}{% endfor %}"
+    for part in (tokenizer, AutoModelForCausalLM.from_pretrained(starter_folder)):
+        part.save_pretrained(tmp_path / "chat")
+    return tmp_path / "chat"
+
+
+@pytest.mark.slow
+def test_it_takes_a_chat_model_with_lora_a_stop_and_seeds(mine, chat_model):
+    need(find_spec("peft"), "peft")
+    run = run_of(mine, f"model={chat_model}", "lora=2", "stop=e", "seeds=2", "steps=4", "batch=16")
+    for folder, seed in ((run.path, 0), (run.path / "seed-1", 1)):
+        training = read_json(folder / "recipe.json", {})
+        assert training["recipe"]["seed"] == seed and training["stops"]["stop"] == ["e"]
+        assert (folder / "checkpoints" / "checkpoint-4" / "adapter_model.safetensors").is_file()
+    assert "'role': 'user'" in (run.path / "executed.ipynb").read_text()  # its prompts are messages
+    says = run.result["results"][0]["says"]
+    assert re.search(r"rises by \S+ \(.* to .*\) from the first 2 to the last 2 of 4 steps; seeds: 2", says)
+
+
+@pytest.mark.slow
+def test_it_samples_with_vllm(mine):
+    need(find_spec("vllm"), "vLLM")
+    run = run_of(mine, "backend=vllm", "steps=2", "stop=e")
+    assert len(run.metrics) == 2 and "vllm/requests" in run.metrics
+    assert run.completions["finish_reason"].eq("stop").any()

@@ -1,4 +1,5 @@
 import ast
+import json
 import re
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from workbench.curves import load_baseline
 from workbench.curves.compare import SAME, another_seed
 from workbench.curves.measured import run_curve
 from workbench.experiments import train
+from workbench.lab.reports.notebook import Notebook
 from workbench.runs.results import results_of
 from workbench.runs.run import Run, list_runs
 
@@ -99,6 +101,51 @@ def test_the_bookkeeping_is_small_and_what_it_imports_is_public(path):
     assert of["code cells"] <= 20
     assert of["bookkeeping"] <= 1 / 6, of
     assert len(of["other imports"]) <= 3, of
+
+
+def relative_links(path) -> list[tuple[str, str]]:
+    """(file, fragment) of each link of a notebook's text that is no address."""
+    text = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+    targets = re.findall(r"\]\((?!\w+:)([^)\s]+)\)", re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.S))
+    return [tuple(target.partition("#")[::2]) for target in targets]
+
+
+def anchors(page) -> set[str]:
+    """The fragments that GitHub and JupyterLab give to a page's headings, and its own ids."""
+    text = page.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in headings}
+
+
+def test_each_widget_of_the_docs_is_called_in_its_notebook():
+    page = (ROOT / "docs" / "start" / "notebooks.md").read_text(encoding="utf-8")
+    calls = {"Stop explorer": "stop_explorer(", "Padding explorer": "padding_explorer(", "Training view": "train_live("}
+    calls |= {"Run comparer": "run_comparer("}
+    promised = re.findall(r"^\*\*(\w+ \w+)\*\* \(`(\d\d)`\)", page, re.M)
+    assert {name for name, _ in promised} == calls.keys()
+    for name, number in promised:
+        (path,) = [path for path in NOTEBOOKS if path.stem.startswith(number)]
+        assert any(calls[name] in cell.source for cell in code_cells(path)), path.stem
+
+
+@each_notebook
+def test_each_relative_link_leads_to_a_file_of_the_checkout(path):
+    for name, fragment in relative_links(path):
+        there = (path.parent / name).resolve()
+        assert there.is_file() and there.is_relative_to(ROOT), (
+            name
+        )  # `make lab` and a viewer of the repository show both
+        assert not fragment or fragment in anchors(there), f"{name}#{fragment}"
+
+
+@each_notebook
+def test_a_relative_link_is_plain_text_in_a_report(path):
+    """A report is one file that is sent to others, who do not have the checkout."""
+    report = Notebook(str)
+    report.read(json.loads(path.read_text(encoding="utf-8")))
+    html = "".join(str(block) for section in report.sections for block in section.blocks)
+    assert not re.findall(r'href="(?!https?://)[^"]*"', html)
+    assert "../docs" not in re.sub(r"<code>.*?</code>|<pre.*?</pre>", "", html, flags=re.S)
 
 
 @each_notebook

@@ -36,7 +36,7 @@ There is no configuration file. A few variables say where things are.
 | `WORKBENCH_WATCH` | `0` switches `attach_watch` off without an edit | on |
 | `CUDA_VISIBLE_DEVICES` | the GPUs that runs may use; each run gets its own | all |
 | `HF_TOKEN` | access token of the model hub; it is refused as a parameter: parameters are in every report | none |
-| `OMP_NUM_THREADS` | threads of a run on a CPU | 1 |
+| `OMP_NUM_THREADS` | threads of a run on a CPU, and of the kernels of `make lab` | 1 |
 """
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Yields|Example|Examples)\b(.*):(.*)$")
 _ENTRY = re.compile(r"^(\S[^:]*?): (.*)$")

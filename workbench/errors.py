@@ -1,5 +1,8 @@
 """The workbench's errors: each is also the standard error that fits, so `except ValueError` keeps working."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class WorkbenchError(Exception):
     """Root of every error the workbench raises on purpose."""
@@ -19,6 +22,17 @@ class RunError(WorkbenchError, RuntimeError):
 
 class TrainingStopped(WorkbenchError):
     """A training stopped because it was asked to, with a complete checkpoint of its last step; it can go on from there."""
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """A hint for a message, with a blank behind it; empty where no known name is near.
+
+    Example:
+        >>> did_you_mean("serch", ["starter", "search"])
+        "did you mean 'search'? "
+    """
+    close = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    return f"did you mean {close[0]!r}? " if close else ""
 
 
 def refusal(function, *args, **kwargs) -> str:

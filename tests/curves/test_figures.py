@@ -38,6 +38,13 @@ def test_a_training_s_panel_is_a_thin_raw_trace_and_a_thick_running_mean_without
     assert ax.get_legend() is None  # it would lie on a line; the caption says what is thin and thick
 
 
+def test_caption_names_two_lines_only_where_two_are_seen():
+    zigzag = METRICS.assign(reward=[0.0, 4.0] * 15)
+    assert show_training(zigzag, title="A run").caption.startswith("Thin line: each step of the run. Thick")
+    caption = show_training(zigzag.head(11), title="A run").caption
+    assert caption == "The line: each step of the run. How far another seed would be is unknown."
+
+
 def test_a_gap_in_the_values_stays_a_gap():
     raw, mean = show_training(METRICS.assign(reward=[1.0, np.nan, *[3.0] * 28]), title="A run").figure.axes[0].lines
     assert np.isnan(raw.get_ydata()[1])

@@ -151,6 +151,10 @@ def test_a_resumed_run_is_recorded_once(tmp_path):
 def test_another_trainer_is_refused():
     with pytest.raises(ParameterError, match="expected TRL's GRPOTrainer or RLOOTrainer"):
         attach_watch(object(), "folder")
+    with pytest.raises(ParameterError, match="trainer=str: expected TRL's"):
+        attach_watch("x")
+    with pytest.raises(ParameterError, match="is a file; expected the path of a folder"):
+        attach_watch(stock(), __file__)
     with pytest.raises(ParameterError, match="every=0"):
         attach_watch(stock(), every=0)
 

@@ -109,6 +109,11 @@ def test_a_folder_without_a_model_and_a_path_without_a_folder_are_told_apart(tmp
         resolve_model(str(tmp_path / "none"))
 
 
+def test_a_misspelt_embedded_model_is_named():
+    with pytest.raises(MissingDependencyError, match="model='serch': did you mean 'search'\\?"):
+        resolve_model("serch")
+
+
 @pytest.mark.parametrize("parameter, ask", [("model", resolve_model), ("dataset", load_prompts)])
 def test_a_hub_that_cannot_be_reached_gives_the_parameter_and_the_offline_choices(parameter, ask):
     with pytest.raises(MissingDependencyError) as caught:

@@ -1,9 +1,10 @@
-"""A real JupyterLab in a real Chromium, driven as a user would; for test_lab.py and screenshots.py."""
+"""A real JupyterLab in a real Chromium, driven as a user would; for tests and `tools.screenshots`."""
 
 import contextlib
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -22,13 +23,15 @@ def chromium() -> str | None:
 
 
 @contextlib.contextmanager
-def served(folder: Path, **environment: str):
-    """JupyterLab on `folder`, as `make lab` starts it; yields its address."""
+def served(folder: Path, *, makefile: bool = False, **environment: str):
+    """JupyterLab on `folder`, with the settings of `make lab`, or by the Makefile there; yields its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root", f"--notebook-dir={folder}"]
-    command += ["--ip=127.0.0.1", f"--port={port}", "--port-retries=0", f"--IdentityProvider.token={TOKEN}"]
+    options = ["--no-browser", f"--port={port}", "--port-retries=0", f"--IdentityProvider.token={TOKEN}"]
+    command = [sys.executable, "-m", "jupyter", "lab", "--allow-root", f"--ServerApp.root_dir={folder}", *options]
+    if makefile:
+        command = ["make", "--old-file=.venv/installed", "lab", f"LAB_ARGS={' '.join(options)}"]
     own = folder / ".jupyter"  # neither settings nor workspaces of whoever runs this
     names = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
     homes = {name: str(own / name) for name in names}
@@ -36,17 +39,24 @@ def served(folder: Path, **environment: str):
     homes |= {"JUPYTER_PREFER_ENV_PATH": "1", "JUPYTER_PLATFORM_DIRS": "1"}
     homes["JUPYTER_CONFIG_PATH"] = homes["JUPYTER_PATH"] = str(ROOT / "requirements" / "jupyter")
     with (folder / "jupyter.log").open("w") as log:
-        process = subprocess.Popen(command, cwd=folder, env=os.environ | homes | environment, stdout=log, stderr=log)
+        env = os.environ | homes | environment
+        process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
     try:
         address = f"http://127.0.0.1:{port}"
         _wait_until_up(address, process, folder / "jupyter.log")
         yield address
     finally:
-        process.terminate()
+        _end(process, signal.SIGTERM)
         try:
             process.wait(30)
         except subprocess.TimeoutExpired:
-            process.kill()
+            _end(process, signal.SIGKILL)
+
+
+def _end(process, number: int) -> None:
+    """Signal the server and what has started it: `make` ends before its program does."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 def _wait_until_up(address: str, process, log: Path, timeout: float = 60) -> None:

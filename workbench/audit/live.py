@@ -10,11 +10,12 @@ from typing import Any
 import pandas as pd
 
 from ..diagnostics.sampler_probe import attach_sampler_probe
-from ..diagnostics.watch import Watch
+from ..diagnostics.watch import Watch, check_watchable
 from ..logs.completions import completions_table
 from ..logs.log import Log
 from ..logs.names import steps_table
 from ..logs.settings import facts_of
+from ..training.rows import check_record_dir
 from .check import check, checked
 from .finding import FOUND, NOTE, Finding
 from .rule import Rule
@@ -91,11 +92,13 @@ def attach_watch(
         The watch; its `detach()` ends it. None where the variable leaves it off.
 
     Raises:
-        ParameterError: another trainer, `every` below 1, or a rule with the name of another.
+        ParameterError: another trainer, `every` below 1, a `record_dir` that is a file, or a rule with the name of another.
     """
     if os.environ.get("WORKBENCH_WATCH") == "0":
         return None
+    check_watchable(trainer)
     folder = Path(trainer.args.output_dir) / "_watch" if record_dir is None else Path(record_dir)
+    check_record_dir(folder)
     warnings = Warnings(folder, rules)
 
     def look(lines: Sequence[dict], completions: pd.DataFrame) -> list[str]:

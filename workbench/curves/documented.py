@@ -5,7 +5,6 @@ A baseline is a JSON file in `data/baselines/`; `$WORKBENCH_BASELINES` names a f
 """
 
 import dataclasses
-import difflib
 import json
 import os
 import re
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import ParameterError
+from ..errors import ParameterError, did_you_mean
 from ..packaged import packaged
 from ..runs.files import jsonable, read_json
 from .curve import Curve
@@ -76,9 +75,9 @@ class Baseline:
 def _known(complaint: str, name: str, known: dict):
     if name in known:
         return known[name]
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    raise ParameterError(f"{complaint} {name!r}: {hint}there are {', '.join(known) or 'none'}")
+    raise ParameterError(
+        f"{complaint} {name!r}: {did_you_mean(name, known, 0.5)}there are {', '.join(known) or 'none'}"
+    )
 
 
 def _files() -> dict[str, Path]:

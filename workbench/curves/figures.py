@@ -95,17 +95,20 @@ def show_training(metrics: pd.DataFrame, *, title: str) -> DescribedFigure:
     if missing := [column for column, _ in _PANELS if column not in metrics]:
         raise ParameterError(f"metrics lack {', '.join(missing)}; they have {', '.join(metrics.columns)}")
     figure = Figure(figsize=(10.5, 3.5), layout="constrained")
+    several = False  # lines: of a short run the mean over a tenth is each step itself
     for n, (ax, (column, name)) in enumerate(zip(figure.subplots(1, 3), _PANELS, strict=True)):
-        _draw(ax, _series("the run", [Curve("the run", metrics["step"], metrics[column], name)]), n)
+        one = _series("the run", [Curve("the run", metrics["step"], metrics[column], name)])
+        several |= not np.allclose(one.line, one.curves[0].y, equal_nan=True)
+        _draw(ax, one, n)
         ax.set(xlabel="steps", ylabel=name)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.grid(alpha=0.25)
     figure.axes[2].set_ylim(-0.03, 1.03)
     figure.suptitle(title)
     alt = " ".join(describe_curve(name, metrics["step"].tolist(), metrics[column]) for column, name in _PANELS)
+    thick = " Thick line: centred mean over a tenth of the run." if several else ""
     caption = (
-        "Thin line: each step of the run. Thick line: centred mean over a tenth of the run. How far another seed would be "
-        "is unknown."
+        f"{'Thin' if several else 'The'} line: each step of the run.{thick} How far another seed would be is unknown."
     )
     return DescribedFigure(figure, alt=alt, table=metrics[["step", *(c for c, _ in _PANELS)]], caption=caption)
 

@@ -68,10 +68,6 @@ class Watch(LiveCallback):
         tokens: bool = True,
         every: int | None = None,
     ):
-        if not isinstance(trainer, trl.GRPOTrainer | trl.RLOOTrainer):
-            raise ParameterError(
-                f"trainer={type(trainer).__name__}: expected TRL's GRPOTrainer or RLOOTrainer, or a child"
-            )
         super().__init__(trainer, every)
         self.recorder = Recorder(record_dir, "workbench" if hasattr(trainer, "stop_rule") else "watched")
         self.on = bool(trainer.accelerator.is_main_process)
@@ -220,6 +216,12 @@ class Watch(LiveCallback):
             steps = [step for step, _ in self._token_rows]
             save_tokens(self.recorder.record_dir, steps[0], steps[-1], _table(self._token_rows))
         self._rows, self._token_rows = [], []
+
+
+def check_watchable(trainer: Any) -> None:
+    """Refuse what is no trainer of a kind that can be watched."""
+    if not isinstance(trainer, trl.GRPOTrainer | trl.RLOOTrainer):
+        raise ParameterError(f"trainer={type(trainer).__name__}: expected TRL's GRPOTrainer or RLOOTrainer, or a child")
 
 
 def _table(made: Sequence[Generation]) -> pd.DataFrame:

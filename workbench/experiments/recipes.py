@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..errors import MissingDependencyError, ParameterError
+from ..errors import MissingDependencyError, ParameterError, did_you_mean
 from ..extras import install
 from ..runs.run import EMBEDDED_MODELS as STARTERS
 from ..training.rows import has_gpu
@@ -251,7 +251,8 @@ def _reject_missing_path(parameter: str, value: str) -> None:
 
 
 def _no_hub(parameter: str, value: str, error: Exception) -> MissingDependencyError:
+    hint = did_you_mean(value, STARTERS)
     return MissingDependencyError(
-        f"{parameter}={value!r}: not found on the hub, or no hub can be reached from here "
+        f"{parameter}={value!r}: {hint}not found on the hub, or no hub can be reached from here "
         f"({type(error).__name__}). Offline, use {parameter}='starter' or a local folder in the hub's format."
     )

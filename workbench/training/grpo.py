@@ -33,6 +33,7 @@ from .rows import (
     EndedRow,
     RecordsRows,
     check_no_hook,
+    check_record_dir,
     end_columns,
     fill_positions,
     has_plain_prompts,
@@ -120,6 +121,7 @@ class _Control(RecordsRows, _Trainer):
         **trl_arguments: Any,
     ):
         spec = StopSpec.of(stops)
+        check_record_dir(record_dir)
         if (share_generation or generation_seed is not None) and not (args and args.use_vllm):
             raise ParameterError(f"generation_seed={generation_seed}, share_generation={share_generation}: vLLM only")
         if not explicit_positions:
@@ -294,7 +296,8 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
         sampled_ids: token ids of each row of the last generation, with what follows its end; empty where rows have turns.
 
     Raises:
-        ParameterError: before an engine or model starts: stops that cannot match, options that the back end does not know.
+        ParameterError: before an engine or model starts: stops that cannot match, options that the back end does not know, a
+            `record_dir` that is a file.
     """
 
     def __init__(

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,13 @@ def has_plain_prompts(trainer: Any) -> bool:
     marks = {*before.split()[-1:], *between.split()[:2], *(token for token in special if token in text)}
     tuned = after.strip().startswith(tuple(ends))
     return tuned and isinstance(prompt, str) and not any(mark in prompt for mark in marks)
+
+
+def check_record_dir(record_dir: str | Path | None) -> None:
+    """Refuse a folder that cannot be made because it, or one above it, is a file."""
+    above = [] if record_dir is None else [Path(record_dir), *Path(record_dir).parents]
+    if files := [str(path) for path in above if path.is_file()]:
+        raise ParameterError(f"record_dir={str(record_dir)!r}: {files[0]} is a file; expected the path of a folder")
 
 
 def check_no_hook(models: Iterable) -> None:

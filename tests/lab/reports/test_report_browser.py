@@ -49,6 +49,17 @@ def test_a_report_of_hostile_text_runs_nothing_asks_nothing_and_fits_the_window(
     assert HOSTILE["refresh"] in shown
 
 
+def test_a_link_into_the_checkout_looks_like_text(browser, tmp_path):
+    run = write_run(tmp_path, result=RESULT)
+    text = v4.new_markdown_cell("see [this page](../docs/page.md) and [that](https://example.org)")
+    (run.path / "executed.ipynb").write_text(json.dumps(v4.new_notebook(cells=[text])))
+    page = seen(browser, build_report(run), 1200).page
+    colour = "e => getComputedStyle(e).color"
+    left_out = page.get_by_text("this page", exact=True)
+    assert left_out.evaluate(colour) == left_out.locator("..").evaluate(colour)
+    assert page.get_by_role("link", name="that").get_attribute("href") == "https://example.org"
+
+
 @pytest.mark.parametrize("width", [390, 1200])
 def test_hostile_text_moves_none_of_its_neighbours(browser, run, width):
     visit = seen(browser, run.path / "report.html", width)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import lab_browser
 import pytest
-from conftest import NOTEBOOKS, ROOT, need
+from conftest import NOTEBOOKS, need
 
 from workbench.runs.files import read_json
 from workbench.runs.run import list_runs
@@ -124,10 +124,3 @@ def test_nothing_outside_this_machine_is_asked_for_and_no_news_pop_up(lab):
     assert lab.foreign == []
     assert lab.page.get_by_text("javascript error").count() == 0
     assert lab.page.get_by_text("Jupyter news").count() == 0
-
-
-def test_make_lab_starts_on_the_notebooks_with_the_settings_and_the_kernel_of_this_environment():
-    recipe = (ROOT / "Makefile").read_text().partition("\nlab:")[2].partition("\n\n")[0]
-    assert "JUPYTER_CONFIG_PATH=requirements/jupyter" in recipe and recipe.rstrip().endswith(
-        "--notebook-dir=. notebooks"
-    )

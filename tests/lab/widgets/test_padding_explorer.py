@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -14,6 +16,15 @@ def test_learned_positions_move_by_nats_behind_left_pads_and_by_rounding_with_po
     assert numbers.loc["without position ids"].max(axis=None) > 0.5
     assert numbers.loc["with them"].max(axis=None) < 1e-5
     assert numbers.shape == (6, 23)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_each_largest_difference_has_one_number_in_title_alt_and_caption(family):
+    shown = show_padding(family, "left", "float32")
+    titles = re.findall(r"(.*): at most (\S+) nats", "\n".join(ax.get_title() for ax in shown.figure.axes))
+    alt = re.findall(r"(with\w* .*?) at most (\S+) nats", shown.alt.partition("float32: ")[2])
+    assert len(titles) == 2 and alt == titles
+    assert re.findall(r"[\d.]+e-\d+", shown.caption) == ["1e-07"]  # below which a difference is drawn as 0
 
 
 def test_right_padding_moves_nothing_and_deltas_are_nan_beyond_a_text():

@@ -1,9 +1,11 @@
 import json
 
+import pytest
 from conftest import write_run
 from widget_samples import METRICS
 
 from workbench.curves.documented import list_baselines, load_baseline
+from workbench.errors import ParameterError
 from workbench.lab.widgets import run_comparer
 from workbench.lab.widgets.run_comparer import compare_runs
 
@@ -38,3 +40,11 @@ def test_pairs_of_one_unit_get_a_verdict(tmp_path):
     assert row["verdict"] == "inconclusive"  # of one seed
     assert found._repr_html_().count("Is the documented run one more seed?") == 1
     assert compare_runs([], documented, tolerance=5.0).verdicts.empty
+
+
+@pytest.mark.parametrize("interactive", [True, False])
+def test_unknown_option_is_refused_before_anything_is_drawn(interactive):
+    with pytest.raises(
+        ParameterError, match="no option 'tolerence': did you mean 'tolerance'\\? there are tolerance, seed"
+    ):
+        run_comparer([], [], tolerence=5.0, interactive=interactive)

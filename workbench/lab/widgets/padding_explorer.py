@@ -64,7 +64,7 @@ def show_padding(
 ) -> DescribedFigure:
     """A family's model (random weights) scored padded and alone: a heat map of each log-prob's difference.
 
-    The caption starts with the verdict of `padding_report` in this dtype.
+    The caption starts with the kind that `padding_report` gives, of more layouts than the figure shows, so without its numbers.
     """
     from ...diagnostics.logits import cast_copy
     from ...diagnostics.padding_report import padding_report
@@ -82,9 +82,9 @@ def show_padding(
     axes[0].set_xlabel("")
     figure.colorbar(image, ax=axes, label="nats", ticks=range(-7, 2, 2), format=lambda power, _: f"1e{power:g}")
     figure.suptitle(f"{family}, {side} padding, {dtype}: |difference of each log-prob| in nats")
-    most = "; ".join(f"{name} at most {np.nanmax(values):.1e} nats" for name, values in deltas.items())
+    most = "; ".join(f"{name} at most {np.nanmax(values):.2g} nats" for name, values in deltas.items())
     caption = (
-        f"{report.verdict} Each number is in nats; 0 is less than {_NOISE:g}. "
+        f"padding_report, over all layouts on both sides: {report.kind}. Each number is in nats; 0 is less than {_NOISE:g}. "
         f"{pads} pads beyond the longest text; the reference is each text alone, in the same dtype."
     )
     frames = {name: pd.DataFrame(values).rename(columns=lambda n: str(n + 1)) for name, values in deltas.items()}

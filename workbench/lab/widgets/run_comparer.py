@@ -1,6 +1,7 @@
 """Measured runs with documented ones: a figure, and the verdicts where unit and range are the same."""
 
 import dataclasses
+import inspect
 from collections.abc import Iterable, Iterator, Sequence
 
 import pandas as pd
@@ -11,6 +12,7 @@ from ...curves.curve import Curve
 from ...curves.documented import Baseline
 from ...curves.figures import DescribedFigure, show_curves
 from ...curves.measured import measured_groups
+from ...errors import ParameterError, did_you_mean
 from ...runs.run import Run
 from ...runs.text import visible
 from .controls import Choices, Explorer, control, table
@@ -68,7 +70,15 @@ def run_comparer(runs: Sequence[Run], baselines: Iterable[Baseline], *, interact
 
     Returns:
         A widget, or a `RunComparison`.
+
+    Raises:
+        ParameterError: an option that there is not.
     """
+    known = [name for name, one in inspect.signature(compare_runs).parameters.items() if one.kind is one.KEYWORD_ONLY]
+    for name in options.keys() - known:
+        raise ParameterError(
+            f"run_comparer: no option {name!r}: {did_you_mean(name, known)}there are {', '.join(known)}"
+        )
     runs, by_name = list(runs), {b.name: b for b in baselines}
     if not interactive:
         return compare_runs(runs, by_name.values(), **options)
