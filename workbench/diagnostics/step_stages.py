@@ -46,7 +46,7 @@ def tolerance_of(step: Step) -> Tolerance:
 
 
 def check_ends(step: Step, decode: Callable[[list[int]], str]) -> Stage:
-    """Whether TRL takes for cut what was cut, and keeps nothing behind an end."""
+    """Whether the rows that TRL counts as cut are those that were, and no token stands behind an end."""
     rows = step.rows
     wrong = [i for i, row in enumerate(rows) if row.ended is not None and row.ended == row.cut_for_trl]
     if missed := [rows[i] for i in wrong if rows[i].ended]:
