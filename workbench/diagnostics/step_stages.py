@@ -52,11 +52,11 @@ def check_ends(step: Step, decode: Callable[[list[int]], str]) -> Stage:
     if missed := [rows[i] for i in wrong if rows[i].ended]:
         last = Counter(row.ids[row.end - 1] for row in missed).most_common(3)
         tokens = ", ".join(f"{decode([token])!r} (id {token})" for token, _ in last)
-        cause = f"{len(missed)} of {len(rows)} rows stopped at {tokens} and count as cut: "
+        cause = f"{len(missed)} of {len(rows)} rows stopped at {tokens} and count as truncated: "
         cause += "TRL takes only EOS and pad for an end"
         return Stage("ends", "different", cause, len(wrong) / len(rows), places(wrong))
     if wrong:
-        cause = f"{len(wrong)} of {len(rows)} rows were cut and count as ended: their last token is EOS or pad"
+        cause = f"{len(wrong)} of {len(rows)} rows were truncated and count as ended: their last token is EOS or pad"
         return Stage("ends", "different", cause, len(wrong) / len(rows), places(wrong))
     if behind := [i for i, row in enumerate(rows) if row.end < len(row.ids)]:
         most = max(len(rows[i].ids) - rows[i].end for i in behind)
@@ -65,7 +65,7 @@ def check_ends(step: Step, decode: Callable[[list[int]], str]) -> Stage:
     if unknown := sum(row.ended is None for row in rows):
         return Stage("ends", "cannot tell", f"of {unknown} rows nothing says why they ended before the limit")
     return Stage(
-        "ends", "same", f"{sum(bool(row.ended) for row in rows)} of {len(rows)} rows ended, the others were cut"
+        "ends", "same", f"{sum(bool(row.ended) for row in rows)} of {len(rows)} rows ended, the others were truncated"
     )
 
 
@@ -85,7 +85,7 @@ def check_mask(step: Step) -> Stage:
     cause = f"{len(wrong)} of {len(step.rows)} rows have another mask than their ends and tools give"
     if out := [i for i in wrong if not step.rows[i].mask.any()]:
         cause = f"{len(out)} of {len(step.rows)} rows that ended are left out of the loss: "
-        cause += "mask_truncated_completions takes them for cut"
+        cause += "mask_truncated_completions counts them as truncated"
     return Stage("mask", "different", cause, float(tokens), places(wrong))
 
 
