@@ -4,7 +4,7 @@ NOTEBOOKS := $(sort $(basename $(notdir $(wildcard notebooks/[0-9][0-9]_*.ipynb)
 TEST_JOBS ?= 2
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: install notebooks report test test-ppo test-all test-rare test-lanes test-oldest test-lowest lanes check durations lab lint bench docs screenshots clean
+.PHONY: install notebooks report test test-ppo test-all test-rare test-lanes test-oldest test-lowest test-newest lanes check durations lab lint bench docs screenshots clean
 
 install: .venv/installed
 
@@ -33,8 +33,8 @@ OF_PPO = -k "ppo or PPO or what_is_tested" tests/experiments tests/runs tests/tr
 test-ppo: .venv/installed
 	$(WITH_PPO) -m "not rare" --doctest-modules workbench/training/ppo.py workbench/training/ppo_rewards.py workbench/experiments $(OF_PPO)
 
-# All tests: also those marked rare, other releases of TRL, and the lowest releases of everything else.
-test-all: test test-rare test-lanes
+# All tests: also those marked rare, other releases of TRL, and the lowest and newest releases of everything else.
+test-all: test test-rare test-lanes test-newest
 test-rare: .venv/installed
 	$(PYTEST_ALL) -m rare tests $(PYTEST)
 	$(WITH_PPO) -m rare $(OF_PPO)
@@ -78,6 +78,15 @@ lanes: $(LANES:%=.venv/lanes/trl-%)
 test-lowest: .venv/lanes/lowest
 	$</bin/python -m pytest -q -n $(TEST_JOBS) --dist loadfile -m "not slow" tests/generation tests/consistency tests/training tests/diagnostics tests/experiments \
 	tests/audit $(PYTEST)
+
+# What `pip install '.[train]'` gives today, several GB with a torch for GPUs. Without vLLM: the newest that TRL takes is the pin.
+.venv/lanes/newest: pyproject.toml | .venv/installed
+	rm -rf $@ && $(PY) -m venv $@
+	$@/bin/python -m pip install --quiet -e '.[train,lab,peft,tensorboard,dev]' || { rm -rf $@; exit 1; }
+
+test-newest: .venv/lanes/newest
+	CI= $</bin/python -m pytest -q -n $(TEST_JOBS) --dist loadfile -m "not slow" tests/generation tests/consistency tests/training tests/diagnostics tests/experiments \
+	tests/audit tests/logs tests/curves tests/runs $(PYTEST)
 
 # Executes all notebooks with their defaults and writes them back with their outputs.
 notebooks: .venv/installed
