@@ -74,7 +74,7 @@ def execute_run(
                     state, error = _execute_notebook(source, executing, params, start, display, **options)
             except KeyboardInterrupt:
                 state, error = "interrupted", "stopped by Ctrl-C or SIGTERM"
-            except OSError as problem:  # above all a full disk
+            except (OSError, RunError) as problem:  # above all a full disk, or GPUs that cannot be asked for
                 state, error = "failed", f"{type(problem).__name__}: {problem}"
             except BaseException as problem:
                 set_status(run.path, "failed", f"{type(problem).__name__}: {problem}")
