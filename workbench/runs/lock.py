@@ -9,14 +9,18 @@ import contextlib
 import errno
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from ..errors import RunError
 
 VARIABLE = "WORKBENCH_RUN_LOCK"  # in a kernel that a runner started: the number of the open lock
 LOCK = "run.lock"
 _WAIT_S = 2.0  # a reader holds the lock for an instant while it looks
 _held: dict[str, int] = {}  # folder -> number of the open lock
+_trains: dict[str, int] = {}  # folder -> thread of this process that trains in it
 
 
 def hold(folder: Path, wait: float = _WAIT_S) -> bool | None:
@@ -80,6 +84,28 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def only_training(folder: Path) -> Iterator[None]:
+    """Be the only thread of this process that trains in a folder, for as long as the block lasts.
+
+    The lock of a run keeps other processes away, and not a second training of the process that holds it.
+    """
+    place, me = os.path.realpath(folder), threading.get_ident()
+    outer = _trains.get(place) == me
+    if _trains.setdefault(place, me) != me:
+        raise RunError(f"{folder}: another training of this process writes there; stop it, or name another folder")
+    try:
+        yield
+    finally:
+        if not outer:
+            del _trains[place]
+
+
+def trains(folder: Path) -> bool:
+    """Whether a thread of this process trains in a folder."""
+    return os.path.realpath(folder) in _trains
+
+
+@contextlib.contextmanager
 def looked_at(folder: Path) -> Iterator[bool | None]:
     """Whether a run's lock is free, in which case it is held for as long as the block lasts; None where that is unknown."""
     number = None
@@ -120,6 +146,7 @@ def try_lock(number: int) -> bool | None:
 
 def _close_in_child() -> None:
     """A forked process, such as one that loads data, would keep the lock after the run's own is gone."""
+    _trains.clear()
     while _held:
         os.close(_held.popitem()[1])
 

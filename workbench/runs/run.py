@@ -22,7 +22,17 @@ from ..errors import ParameterError, RunError
 from . import lock
 from .completions import read_completions
 from .environment import environment, package_versions
-from .files import STATES, append_plain, append_rows, json_lines, load_metrics, read_json, remove_unfinished, write_json
+from .files import (
+    STATES,
+    append_plain,
+    append_rows,
+    check_links,
+    json_lines,
+    load_metrics,
+    read_json,
+    remove_unfinished,
+    write_json,
+)
 from .secrets import hide_tokens, map_text
 
 GOING = ("queued", "running")
@@ -165,6 +175,7 @@ def slurm_job() -> str | None:
 
 def take_run(folder: Path, state: str, *, force: bool = False, not_if_done: bool = False) -> None:
     """Become the one process that executes a run, until it ends or `lock.let_go`."""
+    check_links(folder)
     mine = lock.holds(folder)
     taken = lock.hold(folder)
     if taken is False:
