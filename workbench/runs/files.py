@@ -86,7 +86,9 @@ def check_links(folder: Path) -> None:
         inside = any(map(_WRITTEN.fullmatch, Path(inner).relative_to(folder).parts))
         found += [Path(inner) / name for name in (*below, *names) if inside or _WRITTEN.fullmatch(name)]
     if link := next((path for path in found if path.is_symlink()), None):
-        raise RunError(f"{link}: a link; a training would write where it leads. Remove it; --runs-dir puts runs elsewhere")
+        raise RunError(
+            f"{link}: a link; a training would write where it leads. Remove it; --runs-dir puts runs elsewhere"
+        )
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -210,14 +212,25 @@ def problem_of(name: str, value) -> str:
     job = value.get("owner", {}).get("job") if name == "status.json" else None
     if job and not re.fullmatch(r"\d+(_\d+)?", job):  # it is handed to Slurm's commands
         return f"owner.job={job!r}: expected a Slurm job, such as 12 or 12_3"
-    if name == "result.json" and not all(map(_is_result, value.get("results", []))):
+    return _problem_of_result(value) if name == "result.json" else ""
+
+
+def _problem_of_result(value: dict) -> str:
+    results, headline, numbers = value.get("results", []), value.get("headline"), value.get("numbers")
+    if not isinstance(results, list) or not all(map(_is_result, results)):
         return "expected objects with `says`, `holds`, `why` and `claim` as `results`"
+    named = isinstance(headline, dict) and isinstance(headline.get("name"), str) and "value" in headline
+    if headline is not None and not named:
+        return f"headline={repr(headline)[:80]}: expected an object with `name`, a text, and `value`"
+    if numbers is not None and not isinstance(numbers, dict):
+        return f"numbers={repr(numbers)[:80]}: expected an object of name and number"
     return ""
 
 
 def _is_result(value) -> bool:
-    says = isinstance(value, dict) and isinstance(value.get("says"), str)
-    return says and (isinstance(value.get("holds"), bool) or bool(value.get("why")))
+    texts = isinstance(value, dict) and all(isinstance(value.get(key, ""), str) for key in ("says", "why", "claim"))
+    decided = texts and (isinstance(value.get("holds"), bool) or (value.get("holds") is None and value.get("why")))
+    return bool(decided and "says" in value)
 
 
 def read_tail(path: Path, most: int) -> str:

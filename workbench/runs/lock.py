@@ -113,10 +113,10 @@ def looked_at(folder: Path) -> Iterator[bool | None]:
         try:
             number = _open(folder)
             free = try_lock(number)
-        except FileNotFoundError:  # a folder that may not be written, and nobody held a lock in it
+        except FileNotFoundError:
             free = True
-        except OSError:
-            free = None
+        except OSError:  # where the folder can be looked into and has no lock, nobody held it
+            free = None if os.path.lexists(folder / LOCK) or not os.access(folder, os.X_OK) else True
         yield free
     finally:
         if number is not None:
@@ -129,6 +129,8 @@ def _open(folder: Path) -> int:
         return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | flags, 0o666)
     except OSError as error:
         if error.errno not in (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT):
+            raise
+        if error.errno in (errno.EROFS, errno.EACCES) and not os.path.lexists(folder / LOCK):
             raise
         return os.open(folder / LOCK, os.O_RDONLY | flags)
 

@@ -231,11 +231,12 @@ def runs_root() -> Path:
 
 
 def check_notebook_name(name: str) -> None:
-    """Refuse the name of a notebook, without `.ipynb`, that would put its runs elsewhere or write on a terminal."""
-    if not name or name.startswith(".") or "/" in name or not name.isprintable():
+    """Refuse the name of a notebook, without `.ipynb`, that would put its runs or reports elsewhere or write on a terminal."""
+    page = name.lower().endswith(".html")  # as index.html among the reports
+    if not name or name.startswith(".") or "/" in name or page or not name.isprintable():
         raise ParameterError(
-            f"notebook {name!r}: it names the folder of its runs, so it must not start with a dot or hold a slash or a "
-            "character that cannot be printed; rename it"
+            f"notebook {name!r}: it names the folder of its runs and reports, so it must not start with a dot, end in .html, "
+            "or hold a slash or a character that cannot be printed; rename it"
         )
 
 

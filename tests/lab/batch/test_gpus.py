@@ -58,7 +58,10 @@ def test_nvidia_smi_that_failed_once_is_asked_again(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("script", "says"),
-    [("echo no driver >&2; exit 9", r"failed 3 times \(exit code 9: no driver\)"), ("exec sleep 9", "timed out after 0.2")],
+    [
+        ("echo no driver >&2; exit 9", r"failed 3 times \(exit code 9: no driver\)"),
+        ("exec sleep 9", "timed out after 0.2"),
+    ],
 )
 def test_gpus_are_unknown_if_nvidia_smi_fails(monkeypatch, tmp_path, script, says):
     monkeypatch.setattr(gpus, "_PATIENCE_S", 0.2)

@@ -21,6 +21,7 @@ from papermill.exceptions import PapermillExecutionError
 
 from ...errors import RunError, TrainingStopped
 from ...runs import lock
+from ...runs.files import move_aside
 from ...runs.parameters import check_parameters, notebook_parameters
 from ...runs.run import Run, record_execution, set_status, take_run
 from ...runs.secrets import hide_tokens, map_text
@@ -29,6 +30,8 @@ from .display import Display
 from .gpus import hold
 from .late_vllm import IMPORT_VLLM_LATE
 from .notebooks import code_of, find_notebook
+
+_MOST_PRINTED = 1_000_000  # characters of a cell that its notebook keeps; a report shows 20,000 of an output
 
 
 def execute_run(
@@ -85,6 +88,8 @@ def execute_run(
             os.replace(run.path / "result.json", run.path / "result.unreadable.json")
             state, error = "failed", f"{problem} (it is now result.unreadable.json)"
         if executing.is_file():
+            if (run.path / "executed.ipynb").is_dir():
+                move_aside(run.path, ["executed.ipynb"], "executed.ipynb is a folder")
             os.replace(executing, run.path / "executed.ipynb")
         if ended:
             state, error = ended(state, error)
@@ -164,6 +169,26 @@ class Engine(NBClientEngine):
 
 class _Client(PapermillNotebookClient):
     """Hides access tokens in what a cell puts out, before the notebook is saved, which happens while the cell runs."""
+
+    _streamed = (-1, 0)  # the cell that printed last, and how many characters
+
+    def output(self, outs, msg, display_id, cell_index):
+        """Write what a cell prints into the log, whole; the notebook keeps what a page can read."""
+        out = super().output(outs, msg, display_id, cell_index)
+        if out is not None and out.output_type == "stream":
+            super().log_output_message(out)
+            cell, before = self._streamed
+            before = before if cell == cell_index and len(outs) > 1 else 0  # else the cell has cleared its output
+            self._streamed = (cell_index, before + len(out.text))
+            if before >= _MOST_PRINTED:
+                outs.pop()
+            elif len(out.text) > (room := _MOST_PRINTED - before):
+                note = f"[what the cell printed after {_MOST_PRINTED:,} characters is in log.txt]"
+                out.text = f"{out.text[:room]}\n{note}\n"
+        return out
+
+    def log_output_message(self, output):
+        """Nothing: `output` has written it."""
 
     def process_message(self, msg, *arguments, **named):
         content = msg.get("content", {})

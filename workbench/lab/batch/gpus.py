@@ -43,7 +43,9 @@ def _listed(*columns: str) -> list[tuple[str, str]]:
         if "No devices were found" in done.stdout:
             return []
         if done.returncode == 0:
-            return [(row[0].strip(), row[-1].strip()) for row in (line.split(", ") for line in done.stdout.splitlines())]
+            return [
+                (row[0].strip(), row[-1].strip()) for row in (line.split(", ") for line in done.stdout.splitlines())
+            ]
         problem = f"exit code {done.returncode}: {' '.join((done.stdout + done.stderr).split())[:300]}"
     raise RunError(
         f"nvidia-smi failed {_TRIES} times ({problem}), so it is unknown which GPUs there are; name them in "

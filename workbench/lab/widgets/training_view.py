@@ -128,7 +128,9 @@ class TrainingView(ipywidgets.VBox):
     async def trained(self):
         """Start, and wait for the end; the kernel's interrupt asks for a stop, as the button does."""
         if lock.trains(self.run.path) and not self.training:
-            raise RunError(f"{self.run.path}: trains already, in another view of this kernel; stop that, or wait for it")
+            raise RunError(
+                f"{self.run.path}: trains already, in another view of this kernel; stop that, or wait for it"
+            )
         self.start()
         while self.training:
             try:
