@@ -63,7 +63,7 @@ def _content(run: Run, hide: Callable[[str], str], redact: bool, left_out: Seque
         parts.read(executed)
     status, result, env, params = (facts.shown(v, hide) for v in (run.status, run.result, run.env, run.params))
     rows, total, damaged = facts.sample_completions(run)
-    limits = facts.limits(run, status, result, env, parts if executed else None) + [*unread, *left_out, *damaged]
+    limits = [*facts.limits(run, status, result, env, parts if executed else None), *unread, *left_out, *damaged]
     if redact:
         limits.append("Host names, user names, absolute paths and secrets were replaced by labels in this copy.")
     unfinished = status["state"] != "done"
