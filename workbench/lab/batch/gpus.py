@@ -26,7 +26,7 @@ def visible_gpus() -> list[str]:
 def _listed(*columns: str) -> list[tuple[str, str]]:
     """The first and last of these columns of nvidia-smi for each GPU; none where there is no nvidia-smi.
 
-    One that fails says nothing about GPUs: a run that took that for "none" would use all of them, beside other runs.
+    One that fails says nothing about GPUs: a run that took that for "none" would use all of them, also those of other runs.
     """
     command = ["nvidia-smi", f"--query-gpu={','.join(columns)}", "--format=csv,noheader"]
     problem = ""
