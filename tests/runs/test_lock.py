@@ -256,4 +256,4 @@ def test_run_in_a_folder_of_another_user_is_refused_as_such(tmp_path):
     for folder in tmp_path.rglob("*/"):
         folder.chmod(0o555)
     done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True)
-    assert "PermissionError: [Errno 13] Permission denied" in done.stderr, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("PermissionError: [Errno 13] Permission denied"), done.stderr

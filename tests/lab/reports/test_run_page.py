@@ -182,7 +182,7 @@ def test_page_says_why_a_notebook_is_left_out(tmp_path):
 
 
 ROW = {"step": 1, "prompt": "p", "completion": "c", "finish_reason": "stop", "reward": 1.0, "advantage": 0.0}
-ODD = (5, "8", [5], {"a": 1}, None, True, "")
+ODD = (5, "8", [5], {"a": 1}, None, True, "", 10**400)
 
 
 @pytest.mark.parametrize("value", ODD)
