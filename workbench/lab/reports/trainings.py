@@ -116,7 +116,7 @@ def _generations(table: pd.DataFrame, recipe: Mapping) -> int:
     if "PPO" in recipe.get("trainer", ""):
         return 1
     size = recipe.get("recipe", {}).get("num_generations")
-    return size if type(size) is int and size > 0 else generations_in_a_row(table) or 1
+    return size if type(size) is int and 0 < size <= MOST_ROWS else generations_in_a_row(table) or 1
 
 
 def signs_of(table: pd.DataFrame, grouped: bool, recipe: Mapping) -> dict[str, pd.Series]:
