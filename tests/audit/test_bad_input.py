@@ -31,6 +31,8 @@ UNUSABLE = {
     ),
     "NaN alone": (("trainer_state.json", b'{"log_history": [{"step": NaN, "reward": NaN}]}'), "no step with a number"),
     "lines of 1 MB": (("console.txt", (b"{'" * 600_000 + b"\n") * 4), "no line like"),
+    "a CSV of names alone": (("history.csv", b"step,reward,loss\n"), "no line below the first"),
+    "a number of 400 digits": (("log.jsonl", b'{"step": 1, "reward": %s}\n' % (b"9" * 400)), "cannot be read as a log"),
     "a pickle dressed as JSON": (("state.json", pickle.dumps({"log_history": [LINE]})), "pickle"),
 }
 

@@ -1,4 +1,5 @@
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
 from types import ModuleType
@@ -6,13 +7,13 @@ from types import ModuleType
 import pandas as pd
 import pytest
 import torch
-from conftest import need
+from conftest import need, write_run
 from ppo_parts import HAS_PPO, needs_ppo, train_ppo
 from trainers import OURS
 from transformers import TrainerCallback
 
 from workbench import GRPOTrainer, StopSpec, exact_match_reward, length_reward
-from workbench.errors import ParameterError
+from workbench.errors import ParameterError, RunError
 from workbench.experiments import train
 from workbench.experiments.arms import Arm, train_arms
 from workbench.experiments.recipes import Recipe, grpo_config, load_prompts, resolve_model
@@ -23,8 +24,9 @@ from workbench.experiments.train import (
     open_folder,
     training_record,
 )
+from workbench.runs import lock
 from workbench.runs.files import files_named, read_json, write_json
-from workbench.runs.run import Run
+from workbench.runs.run import Run, take_run
 from workbench.training.recording import RunRecorder
 
 SMALL = Recipe(max_steps=2, num_generations=2, per_device_train_batch_size=4, max_completion_length=8)
@@ -71,6 +73,54 @@ def test_a_training_that_begins_anew_keeps_the_record_of_the_former_one(tmp_path
     assert "holds the record of a training, and a new one begins; it is now in replaced-2" in capsys.readouterr().err
     (aside,) = tmp_path.glob("replaced-*")
     assert sorted(path.name for path in aside.iterdir()) == ["completions.jsonl", "metrics.jsonl"]
+
+
+LINKS = ("checkpoints", "tokens", "policy", "checkpoints/checkpoint-3", "checkpoints/README.md", "arms/checkpoints")
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_link_where_a_training_writes_is_refused(tmp_path, name):
+    (tmp_path / "private").mkdir()
+    run = write_run(tmp_path / "runs", state="interrupted")
+    (run.path / name).parent.mkdir(exist_ok=True)
+    (run.path / name).symlink_to(tmp_path / "private")
+    before = run.status
+    with pytest.raises(RunError, match=rf"{name}: a link; a training would write where it leads"):
+        open_folder(run.path, RECORD)
+    with pytest.raises(RunError, match=rf"{name}: a link"):
+        take_run(run.path, "running")
+    assert run.status == before and not lock.holds(run.path)
+    assert not (run.path / "recipe.json").exists() and not any((tmp_path / "private").iterdir())
+
+
+@pytest.mark.parametrize("inner", [".", "seed-1"])
+def test_training_in_a_link_below_a_run_is_refused(tmp_path, inner):
+    victim = write_run(tmp_path / "victim").path  # which has the files of a run
+    run = write_run(tmp_path / "runs")
+    (run.path / "arm").symlink_to(victim)
+    with pytest.raises(RunError, match="arm: a link; a training would write where it leads"):
+        train(SMALL, reward_funcs=length_reward(20), record_dir=run.path / "arm" / inner)
+    assert not (victim / "checkpoints").exists() and not (victim / "seed-1").exists()
+
+
+def test_linked_run_and_links_of_other_tools_are_taken(tmp_path):
+    run = write_run(tmp_path / "runs")
+    (tmp_path / "latest").symlink_to(run.path)
+    (run.path / "wandb").mkdir()
+    (run.path / "wandb" / "latest-run").symlink_to(tmp_path)
+    open_folder(tmp_path / "latest" / "arm", RECORD)
+    assert (run.path / "arm" / "recipe.json").is_file()
+
+
+def test_folder_takes_one_training_of_a_process_at_a_time(tmp_path):
+    with ThreadPoolExecutor(1) as pool, lock.only_training(tmp_path):
+        refused = pool.submit(train, SMALL, reward_funcs=length_reward(20), record_dir=tmp_path)
+        with pytest.raises(RunError, match="another training of this process writes there"):
+            refused.result()
+        with lock.only_training(tmp_path):  # of a view around it
+            pass
+        assert lock.trains(tmp_path) and not any(tmp_path.iterdir())
+    assert not lock.trains(tmp_path)
 
 
 def other(**changed):

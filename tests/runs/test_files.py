@@ -159,6 +159,11 @@ def test_files_of_a_name_are_found_though_folders_vanish_meanwhile(tmp_path, mon
      ("status.json", {"state": ["done"]}), ("status.json", {"state": "done", "owner": None}),
      ("status.json", {"state": "done", "owner": {"job": "--user=me"}}), ("status.json", {"state": "done", "owner": {"job": 3}}),
      ("result.json", 3), ("result.json", {"results": [True]}), ("result.json", {"results": {"a": 1}}),
+     ("result.json", {"headline": "best"}), ("result.json", {"headline": {"name": "reward"}}),
+     ("result.json", {"numbers": [1]}),
+     ("result.json", {"headline": {"name": 1, "value": 2}}), ("result.json", {"results": [{"says": "a", "why": 5}]}),
+     ("result.json", {"results": [{"says": "a", "holds": "yes", "why": "b"}]}),
+     ("result.json", {"results": [{"says": "a", "holds": True, "claim": []}]}),
      ("progress.json", {}), ("progress.json", {"step": "a", "max_steps": 3})]
 )  # fmt: skip
 def test_what_a_run_cannot_have_written_is_refused_and_the_file_is_named(tmp_path, name, value):

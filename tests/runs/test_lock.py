@@ -280,3 +280,16 @@ def test_an_interruption_is_of_the_time_when_the_run_last_wrote_and_not_of_when_
     os.utime(run.path / lock.LOCK, (1000.0, 1000.0))
     assert run.status["times"]["interrupted"] == 1060.0
     assert run.status["ran_s"] == 110.0
+
+
+def test_run_in_a_folder_of_another_user_is_refused_as_such(tmp_path):
+    """In a process of its own, which gives up the rights of the superuser where the tests have them."""
+    write_run(tmp_path, "2026-1", state="interrupted").path.chmod(0o755)
+    script = "import os, sys\nfrom workbench.runs.run import list_runs, take_run\nos.getuid() or os.setuid(65534)\n"
+    script += "(run,) = list_runs(sys.argv[1])\ntake_run(run.path, 'running')"
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    for folder in tmp_path.rglob("*/"):
+        folder.chmod(0o555)
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].startswith("PermissionError: [Errno 13] Permission denied"), done.stderr

@@ -15,7 +15,8 @@ import trl
 from ..diagnostics.padding_monitor import attach_padding_monitor
 from ..errors import ParameterError
 from ..generation.stops import StopSpec
-from ..runs.files import checkpoints, jsonable, move_aside, read_json
+from ..runs.files import check_links, checkpoints, jsonable, move_aside, read_json
+from ..runs.lock import only_training
 from ..training.grpo import GRPOTrainer, Stops
 from ..training.recording import COMPLETE, Recorder, quiet_libraries
 from ..training.rewards import describe_reward, unseen_values
@@ -143,6 +144,7 @@ def open_folder(record_dir: Path, record: dict, same_reward: bool = False) -> No
     """Bind a training folder to one record; what it holds of another training is moved aside, and the difference printed."""
     if int(os.environ.get("RANK", "0")) > 0:
         return  # of several processes the first one does it
+    check_links(record_dir)
     record_dir.mkdir(parents=True, exist_ok=True)
     path = record_dir / "recipe.json"
     if different := _different(read_json(path, record), record, same_reward):
@@ -283,6 +285,7 @@ def train(
     Raises:
         ParameterError: a setting that the trainer does not take, or a folder to be resumed with a reward that holds values of
             which only the type is known, such as a client or a model; before anything is trained.
+        RunError: another thread trains in this folder, or there is a link where the training would write.
         TrainingStopped: the training was asked to stop, with a complete checkpoint of its last step.
     """
     quiet_libraries()
@@ -293,15 +296,17 @@ def train(
     record = training_record(trainer.__name__, recipe, reward_funcs=reward_funcs, stops=stops, **asked)
     record = as_started(record_dir, record)
     check_reward(record_dir, record, same_reward)
-    made = make_trainer(trainer, recipe, reward_funcs=reward_funcs, record_dir=record_dir, stops=stops, **options)
-    if monitor_every:
-        attach_padding_monitor(made, every=monitor_every)
-    open_folder(record_dir, record, same_reward)
-    made.recorder.trainer = None  # the recipe says it in full
-    made.accelerator.wait_for_everyone()  # before any process looks for a checkpoint
-    checkpoint = last_checkpoint(record_dir / "checkpoints")
-    try:
-        made.train(**({"resume_from_checkpoint": str(checkpoint)} if checkpoint else {}))
-    finally:
-        _note_end(record_dir, record, reward_funcs)
+    check_links(record_dir)
+    with only_training(record_dir):
+        made = make_trainer(trainer, recipe, reward_funcs=reward_funcs, record_dir=record_dir, stops=stops, **options)
+        if monitor_every:
+            attach_padding_monitor(made, every=monitor_every)
+        open_folder(record_dir, record, same_reward)
+        made.recorder.trainer = None  # the recipe says it in full
+        made.accelerator.wait_for_everyone()  # before any process looks for a checkpoint
+        checkpoint = last_checkpoint(record_dir / "checkpoints")
+        try:
+            made.train(**({"resume_from_checkpoint": str(checkpoint)} if checkpoint else {}))
+        finally:
+            _note_end(record_dir, record, reward_funcs)
     return made

@@ -16,7 +16,7 @@ from ..errors import MissingDependencyError, RunError
 from ..runs.files import open_plain
 from .names import canonical, of_reinforcement_learning, plain
 from .printed import printed
-from .rows import LONGEST_LINE, Found, blocks_of, flat_row, lines_of, steps_of
+from .rows import LONGEST_LINE, Found, blocks_of, flat_row, lines_of, steps_of, unusable_as_error
 from .settings import of_sources
 
 _LARGEST = {"CSV": 512_000_000, "JSON": 100_000_000}  # bytes
@@ -28,7 +28,8 @@ _RUN_NAMES = {"run", "run_id", "seed", "experiment", "exp", "trial", "config", "
 
 def runs_in(path: Path, source: str) -> list[Found]:
     """The runs in one plain file in UTF-8. `source` is what errors call it; what follows its last dot may tell the kind."""
-    found = [run for one in _parsed(path, source) for run in _split(one)]
+    with unusable_as_error(source):
+        found = [run for one in _parsed(path, source) for run in _split(one)]
     return [_named(run)._replace(damage=(*run.damage, *run.table.attrs.get("lost", ()))) for run in found]
 
 
@@ -271,6 +272,8 @@ def _csv(path: Path, source: str) -> list[Found]:
             chosen = _asked_for(sample)
             file.seek(0)
             table = pd.read_csv(file, usecols=chosen, **options) if chosen else sample
+            if table.empty:
+                raise ValueError("no line below the first")
         except (ValueError, pd.errors.ParserError) as error:
             raise RunError(f"{source}: no table ({error}); expected a line of names and one row a step") from error
     charts = [c for c in table if " - " in str(c)]

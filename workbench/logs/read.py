@@ -23,7 +23,7 @@ from .completions import completions_table, last_trainer_state, read_completions
 from .formats import runs_in
 from .log import Log
 from .names import canonical, steps_table
-from .rows import EXPECTED, Found
+from .rows import EXPECTED, Found, unusable_as_error
 from .settings import facts_of, of_scripts
 
 _MOST_UNPACKED = 1_000_000_000  # bytes of a .gz, or of standard input
@@ -226,12 +226,12 @@ def _copied(stream, source: str, most: int = _MOST_UNPACKED) -> Iterator[Path]:
 def _log(
     run: Found, source: Path, name: str = "", facts: dict | None = None, recorded=None, damage: Sequence[str] = ()
 ) -> Log:
-    steps, order, wrong = steps_table(run.table, str(source))
-    functions = _functions(run.table)
-    completions = None if recorded is None else completions_table(recorded)
-    known: dict[str, Any] = {"trainer": run.trainer} if run.trainer else {}
-    known |= {"reward_functions": len(functions), **_constant(run.table)}
-    known |= {"reward_std_of_batch": True} if _of_batch(run.table) else {}
+    with unusable_as_error(str(source)):
+        steps, order, wrong = steps_table(run.table, str(source))
+        completions = None if recorded is None else completions_table(recorded)
+        known: dict[str, Any] = {"trainer": run.trainer} if run.trainer else {}
+        known |= {"reward_functions": len(_functions(run.table)), **_constant(run.table)}
+        known |= {"reward_std_of_batch": True} if _of_batch(run.table) else {}
     known |= {**of_scripts(source.parent), **run.settings, **(facts or {})}
     name += f": {run.label}" * bool(run.label)
     return Log(name, run.kind, steps, order, completions, known, (*run.damage, *damage, *wrong), notes=tuple(run.notes))

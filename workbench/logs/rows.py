@@ -1,5 +1,6 @@
 """The lines of a log as one run's table, and the lines of a file: what every format comes to."""
 
+import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from tqdm import tqdm
 
+from ..errors import RunError, WorkbenchError
 from ..runs.files import open_plain
 from ..runs.text import one_line
 from .names import canonical
@@ -33,6 +35,18 @@ class Found(NamedTuple):
     notes: Sequence[str] = ()
     trainer: str | None = None
     settings: Mapping[str, Any] = {}  # as they stand in the log itself, under TRL's names
+
+
+@contextlib.contextmanager
+def unusable_as_error(source: str) -> Iterator[None]:
+    """What nobody foresaw in a stranger's file, such as a number of 400 digits, is a RunError that names the file."""
+    try:
+        yield
+    except WorkbenchError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {one_line(str(error))[:200]}"
+        raise RunError(f"{source}: cannot be read as a log ({reason}); expected {EXPECTED}") from error
 
 
 def flat_row(row: dict) -> dict:

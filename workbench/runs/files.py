@@ -23,6 +23,8 @@ STATES = ("queued", "running", "done", "failed", "interrupted")
 ASIDE = "replaced-"
 _LARGEST = 64_000_000  # bytes of a JSON file
 _LAST_LINES = 1_000_000  # bytes from the end in which the last line of metrics is looked for
+_DEEPEST = 4  # levels below a run's folder in which its notebook may train
+_WRITTEN = re.compile(r"checkpoints|tokens|policy|checkpoint-\d+")  # what a training fills
 _OBJECTS = ("params.json", "env.json", "status.json", "result.json", "progress.json", "recipe.json", "stop.json")
 
 
@@ -67,6 +69,26 @@ def move_aside(folder: Path, names: Iterable[str], why: str) -> None:
         for path in there:
             os.replace(path, target / path.name)
         print(f"{folder}: {why}; it is now in {target.name}/", file=sys.stderr)
+
+
+def check_links(folder: Path) -> None:
+    """Refuse a link where a training in this folder would write, up to the run that the folder belongs to and below it.
+
+    Raises:
+        RunError: it names the link, which could lead into anybody's folder.
+    """
+    folder = Path(os.path.abspath(folder))  # not resolved: links are what is looked for
+    above = (folder, *folder.parents[:_DEEPEST])
+    runs = [place for place in above if all((place / name).is_file() for name in ("params.json", "status.json"))]
+    found = [place for place in above if runs and runs[-1] in place.parents]
+    for inner, below, names in os.walk(folder):
+        below[:] = [name for name in below if not name.startswith(ASIDE)]
+        inside = any(map(_WRITTEN.fullmatch, Path(inner).relative_to(folder).parts))
+        found += [Path(inner) / name for name in (*below, *names) if inside or _WRITTEN.fullmatch(name)]
+    if link := next((path for path in found if path.is_symlink()), None):
+        raise RunError(
+            f"{link}: a link; a training would write where it leads. Remove it; --runs-dir puts runs elsewhere"
+        )
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -190,14 +212,25 @@ def problem_of(name: str, value) -> str:
     job = value.get("owner", {}).get("job") if name == "status.json" else None
     if job and not re.fullmatch(r"\d+(_\d+)?", job):  # it is handed to Slurm's commands
         return f"owner.job={job!r}: expected a Slurm job, such as 12 or 12_3"
-    if name == "result.json" and not all(map(_is_result, value.get("results", []))):
+    return _problem_of_result(value) if name == "result.json" else ""
+
+
+def _problem_of_result(value: dict) -> str:
+    results, headline, numbers = value.get("results", []), value.get("headline"), value.get("numbers")
+    if not isinstance(results, list) or not all(map(_is_result, results)):
         return "expected objects with `says`, `holds`, `why` and `claim` as `results`"
+    named = isinstance(headline, dict) and isinstance(headline.get("name"), str) and "value" in headline
+    if headline is not None and not named:
+        return f"headline={repr(headline)[:80]}: expected an object with `name`, a text, and `value`"
+    if numbers is not None and not isinstance(numbers, dict):
+        return f"numbers={repr(numbers)[:80]}: expected an object of name and number"
     return ""
 
 
 def _is_result(value) -> bool:
-    says = isinstance(value, dict) and isinstance(value.get("says"), str)
-    return says and (isinstance(value.get("holds"), bool) or bool(value.get("why")))
+    texts = isinstance(value, dict) and all(isinstance(value.get(key, ""), str) for key in ("says", "why", "claim"))
+    decided = texts and (isinstance(value.get("holds"), bool) or (value.get("holds") is None and value.get("why")))
+    return bool(decided and "says" in value)
 
 
 def read_tail(path: Path, most: int) -> str:

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,7 @@ LOCK = "run.lock"
 _MADE = "run.lock.made"  # stands for the lock of a folder where there are no locks
 _WAIT_S = 2.0  # a reader holds the lock for an instant while it looks
 _held: dict[str, int] = {}  # folder -> number of the open lock
+_trains: dict[str, int] = {}  # folder -> thread of this process that trains in it
 
 
 def hold(folder: Path, wait: float = _WAIT_S) -> bool | None:
@@ -130,6 +132,28 @@ def _alone_by(path: Path, wait: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def only_training(folder: Path) -> Iterator[None]:
+    """Be the only thread of this process that trains in a folder, for as long as the block lasts.
+
+    The lock of a run keeps other processes away, and not a second training of the process that holds it.
+    """
+    place, me = os.path.realpath(folder), threading.get_ident()
+    outer = _trains.get(place) == me
+    if _trains.setdefault(place, me) != me:
+        raise RunError(f"{folder}: another training of this process writes there; stop it, or name another folder")
+    try:
+        yield
+    finally:
+        if not outer:
+            del _trains[place]
+
+
+def trains(folder: Path) -> bool:
+    """Whether a thread of this process trains in a folder."""
+    return os.path.realpath(folder) in _trains
+
+
+@contextlib.contextmanager
 def looked_at(folder: Path) -> Iterator[bool | None]:
     """Whether a run's lock is free, in which case it is held for as long as the block lasts; None where that is unknown."""
     number = None
@@ -137,10 +161,10 @@ def looked_at(folder: Path) -> Iterator[bool | None]:
         try:
             number = _open(folder)
             free = try_lock(number)
-        except FileNotFoundError:  # a folder that may not be written, and nobody held a lock in it
+        except FileNotFoundError:
             free = True
-        except OSError:
-            free = None
+        except OSError:  # where the folder can be looked into and has no lock, nobody held it
+            free = None if os.path.lexists(folder / LOCK) or not os.access(folder, os.X_OK) else True
         yield free
     finally:
         if number is not None:
@@ -153,6 +177,8 @@ def _open(folder: Path) -> int:
         return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | flags, 0o666)
     except OSError as error:
         if error.errno not in (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT):
+            raise
+        if error.errno in (errno.EROFS, errno.EACCES) and not os.path.lexists(folder / LOCK):
             raise
         return os.open(folder / LOCK, os.O_RDONLY | flags)
 
@@ -170,6 +196,7 @@ def try_lock(number: int) -> bool | None:
 
 def _close_in_child() -> None:
     """A forked process, such as one that loads data, would keep the lock after the run's own is gone."""
+    _trains.clear()
     while _held:
         os.close(_held.popitem()[1])
 

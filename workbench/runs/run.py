@@ -27,6 +27,7 @@ from .files import (
     STATES,
     append_plain,
     append_rows,
+    check_links,
     files_named,
     json_lines,
     load_metrics,
@@ -177,6 +178,7 @@ def slurm_job() -> str | None:
 
 def take_run(folder: Path, state: str, *, force: bool = False, not_if_done: bool = False) -> None:
     """Become the one process that executes a run, until it ends or `lock.let_go`."""
+    check_links(folder)
     mine = lock.holds(folder)
     taken = lock.hold(folder)
     if taken is False:
@@ -235,11 +237,12 @@ def runs_root() -> Path:
 
 
 def check_notebook_name(name: str) -> None:
-    """Refuse the name of a notebook, without `.ipynb`, that would put its runs elsewhere or write on a terminal."""
-    if not name or name.startswith(".") or "/" in name or not name.isprintable():
+    """Refuse the name of a notebook, without `.ipynb`, that would put its runs or reports elsewhere or write on a terminal."""
+    page = name.lower().endswith(".html")  # as index.html among the reports
+    if not name or name.startswith(".") or "/" in name or page or not name.isprintable():
         raise ParameterError(
-            f"notebook {name!r}: it names the folder of its runs, so it must not start with a dot or hold a slash or a "
-            "character that cannot be printed; rename it"
+            f"notebook {name!r}: it names the folder of its runs and reports, so it must not start with a dot, end in .html, "
+            "or hold a slash or a character that cannot be printed; rename it"
         )
 
 

@@ -336,3 +336,24 @@ def test_a_kernel_whose_runner_was_killed_keeps_its_run_until_it_is_gone(noteboo
     assert workbench("run", notebook(WAIT), "--resume", run.id, "--runs-dir", tmp_path / "runs").returncode == 2
     kernel.resume()
     until(lambda: run.status["state"] == "interrupted", "the kernel to end")
+
+
+@pytest.mark.slow
+def test_long_output_is_cut_in_the_notebook_and_whole_in_the_log(notebook, tmp_path):
+    cells = "for n in range(3): print('x' * 700_000, flush=True)", "print('short')"
+    run = execute(notebook(*cells), tmp_path / "runs")
+    assert (run.path / "log.txt").read_text().count("x") == 2_100_000
+    executed = (run.path / "executed.ipynb").read_text()
+    assert 1_000_000 <= executed.count("x") < 1_001_000
+    assert "after 1,000,000 characters is in log.txt" in executed and "short" in executed
+
+
+@pytest.mark.slow
+def test_files_of_the_notebook_s_own_form_leave_a_page(notebook, tmp_path):
+    cell = "import json, pathlib\nhere = pathlib.Path(out_dir)\n(here / 'executed.ipynb').mkdir()\n"
+    cell += "(here / 'result.json').write_text(json.dumps({'headline': 'best', 'numbers': [1]}))"
+    process = workbench("run", notebook(cell, save=""), "--runs-dir", tmp_path / "runs")
+    (run,) = list_runs(tmp_path / "runs")
+    assert process.returncode == 1 and "Traceback" not in process.stderr
+    assert "headline='best': expected an object" in run.status["error"] and run.status["state"] == "failed"
+    assert "headline=" in (run.path / "report.html").read_text() and (run.path / "executed.ipynb").is_file()

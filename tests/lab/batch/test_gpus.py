@@ -4,10 +4,13 @@ import signal
 import time
 
 import pytest
+from conftest import write_notebook
 
-from workbench.errors import ParameterError
+from workbench.errors import ParameterError, RunError
 from workbench.lab.batch import gpus
+from workbench.lab.batch.execute import execute_run
 from workbench.lab.batch.gpus import check_gpus, describe_gpus, hold, visible_gpus
+from workbench.lab.batch.plan import plan_run
 
 
 @pytest.fixture(autouse=True)
@@ -32,11 +35,51 @@ def test_without_the_variable_nvidia_smi_is_asked(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert visible_gpus() == []
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\nprintf '0\\n1\\n2\\n'\n")
-    smi.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    put_nvidia_smi(tmp_path, monkeypatch, "printf '0\\n1\\n2\\n'")
     assert visible_gpus() == ["0", "1", "2"]
+    put_nvidia_smi(tmp_path, monkeypatch, "echo No devices were found; exit 6")
+    assert visible_gpus() == []
+
+
+def put_nvidia_smi(folder, monkeypatch, script):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(gpus, "_PAUSE_S", 0.01)
+    smi = folder / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\n{script}\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/bin:/usr/bin")
+
+
+def test_nvidia_smi_that_failed_once_is_asked_again(monkeypatch, tmp_path):
+    put_nvidia_smi(tmp_path, monkeypatch, f"[ -e {tmp_path}/asked ] && echo 0 && exit; touch {tmp_path}/asked; exit 9")
+    with hold(1, print) as devices:
+        assert devices["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("echo no driver >&2; exit 9", r"failed 3 times \(exit code 9: no driver\)"),
+        ("exec sleep 9", "timed out after 0.2"),
+    ],
+)
+def test_gpus_are_unknown_if_nvidia_smi_fails(monkeypatch, tmp_path, script, says):
+    monkeypatch.setattr(gpus, "_PATIENCE_S", 0.2)
+    put_nvidia_smi(tmp_path, monkeypatch, script)
+    with pytest.raises(RunError, match=says):
+        visible_gpus()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-0a1b")  # whose lock is called as nvidia-smi numbers it
+    with pytest.raises(RunError, match=says), hold(1, print):
+        pass
+
+
+def test_run_fails_if_nvidia_smi_fails(monkeypatch, tmp_path):
+    put_nvidia_smi(tmp_path, monkeypatch, "exit 9")
+    path = write_notebook(tmp_path / "hand_made.ipynb")
+    run = plan_run(str(path), {}, root=tmp_path / "runs").prepare()
+    assert execute_run(run, notebook=path, quiet=True) == "failed"
+    assert "it is unknown which GPUs there are" in run.status["error"]
+    assert not (run.path / "executed.ipynb").exists()
 
 
 def test_more_gpus_than_there_are_is_refused_with_those_there_are(monkeypatch):

@@ -77,12 +77,12 @@ def test_a_run_records_every_parameter_the_runner_does_not_set(hand_made, tmp_pa
 
 def test_a_relative_path_still_means_the_same_in_the_run_s_own_folder(tmp_path, monkeypatch):
     path = str(write_notebook(tmp_path / "n.ipynb", parameters='seed: int = 0\nmodel: str = "starter"  # what'))
-    for folder in ("mine/model", "starter"):
+    for folder in ("mine/model", "ckpt", "starter"):
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    asked = ["mine/model", "starter", "Qwen/Qwen2-0.5B-Instruct"]
+    asked = ["mine/model", "ckpt", "starter", "Qwen/Qwen2-0.5B-Instruct"]
     got = [plan_run(path, {"model": m}, root=tmp_path / "runs").params["model"] for m in asked]
-    assert got == [str(tmp_path / "mine/model"), "starter", "Qwen/Qwen2-0.5B-Instruct"]
+    assert got == [str(tmp_path / "mine/model"), str(tmp_path / "ckpt"), "starter", "Qwen/Qwen2-0.5B-Instruct"]
 
 
 def test_resume_finds_the_latest_unfinished_run_with_the_same_parameters(hand_made, tmp_path):

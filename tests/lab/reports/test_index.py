@@ -139,3 +139,43 @@ def test_a_run_that_cannot_be_shown_has_a_row_that_says_why_and_the_others_are_s
     assert order(page, "2026-2", "2026-1", "result.json: not JSON")
     assert not (tmp_path / "reports" / runs[0].notebook / "2026-1.html").exists()
     assert "checks: 1 passed" in (tmp_path / "reports" / runs[1].notebook / "2026-2.html").read_text()
+
+
+def test_two_runs_of_one_notebook_and_id_are_both_shown(tmp_path):
+    """As a copy of a run, or a link to it, has them."""
+    runs = [write_run(tmp_path / root, result=RESULT) for root in ("runs", "copies")]
+    set_status(runs[1].path, "failed")
+    page = build_index([*runs, runs[0]], tmp_path / "reports").read_text()
+    assert "3 runs" in page and page.count("<article>") == 1
+    for name in ("2026-1.html", "2026-1-1.html", "2026-1-2.html"):
+        assert (tmp_path / "reports" / runs[0].notebook / name).is_file() and name in page
+
+
+def test_notebook_called_like_a_page_leaves_the_index(tmp_path, capsys):
+    odd = write_run(tmp_path / "runs", "2026-2", notebook="index.html")
+    (tmp_path / "reports" / "index.html").mkdir(parents=True)  # as an older version made it
+    index = build_index([write_run(tmp_path / "runs"), odd], tmp_path / "reports")
+    page = index.read_text()
+    assert "2026-2" in page and "must not start with a dot, end in .html" in page and "2026-1.html" in page
+    assert "index.html is a folder, and a page goes there; it is now in replaced-" in capsys.readouterr().err
+    build_index([odd], tmp_path / "reports")
+    assert index.is_file() and not capsys.readouterr().err
+
+
+def test_run_called_like_a_page_of_completions_has_its_own(tmp_path):
+    rows = [{"step": 1, "prompt": "p", "completion": f"text {n}", "reward": 1.0} for n in range(4)]
+    names = ("2026-1", "2026-1-microscope", "2026-1-microscope-microscope")
+    runs = [write_run(tmp_path / "runs", name, completions=rows) for name in names]
+    build_index(runs, tmp_path / "reports")
+    links = {a["href"] for a in Elements((tmp_path / "reports" / "index.html").read_text()).attributes if "href" in a}
+    pages = [(tmp_path / "reports" / link).read_text() for link in links]
+    assert sorted(re.findall(r"<span>run ([^<]*)</span>", "".join(pages))) == sorted(names)
+
+
+def test_redacted_page_hides_the_hosts_of_the_other_runs(tmp_path):
+    runs = [write_run(tmp_path / "runs", f"2026-{n}", notebook=name) for n, name in enumerate(("one", "two"))]
+    for run, host in zip(runs, ("gpu17.example.org", "gpu18.example.org"), strict=True):
+        write_json(run.path / "env.json", {"host": host})
+    set_status(runs[0].path, "failed", "no answer from gpu18.example.org")
+    build_index(runs, tmp_path / "out", redact=True)
+    assert "no answer from [host]" in (tmp_path / "out" / "one" / "2026-0.html").read_text()

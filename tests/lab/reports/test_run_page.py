@@ -1,3 +1,4 @@
+import json
 import re
 
 import pytest
@@ -74,9 +75,9 @@ def test_a_run_in_any_state_has_a_report_that_starts_with_the_state(tmp_path, st
     assert re.search(rf'State: <span class="(bad|odd)">{state}</span>', page)
     assert "No results were recorded" in page
     assert "left no log, no metrics and no executed notebook" in page
-    (run.path / "executed.ipynb").write_text('{"cells": [{"cell_ty')  # damaged
     assert "The runner executed no notebook in this folder" in page
-    assert build_report(run).read_text() == page
+    (run.path / "executed.ipynb").write_text('{"cells": [{"cell_ty')
+    assert "executed.ipynb was left out: not JSON (Unterminated string" in build_report(run).read_text()
     assert order(page, "State:", 'id="ended"', 'id="verdicts"')
 
 
@@ -161,3 +162,46 @@ def test_a_user_who_has_a_number_and_no_name_can_redact(tmp_path, monkeypatch):
 
     monkeypatch.setattr("getpass.getuser", nobody)
     assert hider([write_run(tmp_path)], redact=True)("HF_TOKEN=S3cretS3cret") == "HF_TOKEN=[token]"
+
+
+def test_folder_in_the_place_of_a_page_is_moved_aside(tmp_path, capsys):
+    run = write_run(tmp_path)
+    (run.path / "report.html" / "mine").mkdir(parents=True)
+    assert build_report(run).is_file()
+    assert "report.html is a folder, and a page goes there; it is now in replaced-" in capsys.readouterr().err
+    assert list(run.path.glob("replaced-*/report.html/mine"))
+
+
+def test_page_says_why_a_notebook_is_left_out(tmp_path):
+    run = write_run(tmp_path)
+    with (run.path / "executed.ipynb").open("wb") as file:
+        file.truncate(10**12)  # sparse
+    page = build_report(run).read_text()
+    assert page.count("executed.ipynb was left out: larger than 100 MB") == 2  # in its place, and among the limits
+    assert "The runner executed no notebook" not in page
+
+
+ROW = {"step": 1, "prompt": "p", "completion": "c", "finish_reason": "stop", "reward": 1.0, "advantage": 0.0}
+ODD = (5, "8", [5], {"a": 1}, None, True, "", 10**400)
+
+
+@pytest.mark.parametrize("value", ODD)
+@pytest.mark.parametrize("name", [*ROW, "completion_tokens", "masked", "of_its_own"])
+def test_odd_completions_leave_a_page(tmp_path, name, value):
+    run = write_run(tmp_path)
+    rows = [ROW, ROW | {name: value}]
+    (run.path / "completions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    page = build_report(run).read_text()
+    assert (run.path / f"{run.id}-microscope.html").is_file() or "page of all completions was left out" in page
+
+
+RECIPES = [{"recipe": {"num_generations": value}} for value in (*ODD, 0, -1, 0.5)]
+RECIPES += [{"stops": {"stop": value}} for value in ODD] + [{"trainer": value} for value in ODD]
+RECIPES += [{"overrides": value} for value in ODD] + [{"source": value} for value in ODD]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_odd_recipe_leaves_both_pages(tmp_path, recipe):
+    run = write_run(tmp_path, completions=[ROW] * 4)
+    write_json(run.path / "recipe.json", recipe)
+    assert "All completions" in build_report(run).read_text()

@@ -9,7 +9,7 @@ import pytest
 from conftest import until, write_run
 from widget_samples import widgets_alive
 
-from workbench.errors import TrainingStopped
+from workbench.errors import RunError, TrainingStopped
 from workbench.lab.widgets import train_live, watch
 from workbench.runs.files import load_metrics
 from workbench.runs.run import Run, create_run, set_status
@@ -72,6 +72,25 @@ def test_stop_works_again_after_continue(run):
         until(training.began.is_set)
         view.stop.click()
         until(lambda: "interrupted" in view.state.value and not view.training)
+
+
+def test_two_views_of_a_run_train_one_at_a_time(run):
+    """Continue in the old view, then the cell again."""
+    training, again = FakeTraining(run, steps=10**9), FakeTraining(run, steps=3)
+    old, new = (watch(run, train=each, every=0.02) for each in (training, again))
+    old.start()
+    until(training.began.is_set)
+    with pytest.raises(RunError, match="trains already, in another view of this kernel"):
+        asyncio.run(new.trained())
+    new.refresh()
+    assert "training" in new.state.value and new.go_on.disabled and not new.stop.disabled
+    new.go_on.click()
+    new.stop.click()
+    until(lambda: "interrupted" in old.state.value and not old.training)
+    assert again.step == 0
+    until(lambda: not new.go_on.disabled)
+    new.go_on.click()
+    until(lambda: new.trainer is again)
 
 
 def test_the_kernel_s_interrupt_stops_like_the_button(run):

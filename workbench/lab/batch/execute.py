@@ -22,6 +22,7 @@ from papermill.exceptions import PapermillExecutionError
 
 from ...errors import RunError, TrainingStopped, WorkbenchError
 from ...runs import lock
+from ...runs.files import move_aside
 from ...runs.parameters import check_parameters, notebook_parameters
 from ...runs.run import Run, record_execution, set_status, take_run
 from ...runs.secrets import hide_tokens, map_text, stream_hider
@@ -31,6 +32,8 @@ from .display import Display
 from .gpus import hold
 from .late_vllm import IMPORT_VLLM_LATE
 from .notebooks import find_notebook
+
+_MOST_PRINTED = 1_000_000  # characters of a cell that its notebook keeps; a report shows 20,000 of an output
 
 
 def execute_run(
@@ -89,7 +92,7 @@ def execute_run(
                 state, error = "interrupted", "stopped by Ctrl-C or SIGTERM"
             except OSError as problem:  # above all a full disk
                 state, error = "failed", f"{type(problem).__name__}: {problem}"
-            except RunError as problem:  # other code than was planned
+            except RunError as problem:  # other code than was planned, or GPUs that cannot be asked for
                 state, error = "failed", str(problem)
             except BaseException as problem:
                 set_status(run.path, "failed", f"{type(problem).__name__}: {problem}")
@@ -100,6 +103,8 @@ def execute_run(
             os.replace(run.path / "result.json", run.path / "result.unreadable.json")
             state, error = "failed", f"{problem} (it is now result.unreadable.json)"
         if executing.is_file():
+            if (run.path / "executed.ipynb").is_dir():
+                move_aside(run.path, ["executed.ipynb"], "executed.ipynb is a folder")
             os.replace(executing, run.path / "executed.ipynb")
         if ended:
             state, error = ended(state, error)
@@ -201,6 +206,26 @@ class _Client(PapermillNotebookClient):
         """Ctrl-C ends the kernel, of which a task of nbclient that nobody awaits would print a traceback."""
         if not self._interrupted:
             await super()._async_check_alive()
+
+    _streamed = (-1, 0)  # the cell that printed last, and how many characters
+
+    def output(self, outs, msg, display_id, cell_index):
+        """Write what a cell prints into the log, whole; the notebook keeps what a page can read."""
+        out = super().output(outs, msg, display_id, cell_index)
+        if out is not None and out.output_type == "stream":
+            super().log_output_message(out)
+            cell, before = self._streamed
+            before = before if cell == cell_index and len(outs) > 1 else 0  # else the cell has cleared its output
+            self._streamed = (cell_index, before + len(out.text))
+            if before >= _MOST_PRINTED:
+                outs.pop()
+            elif len(out.text) > (room := _MOST_PRINTED - before):
+                note = f"[what the cell printed after {_MOST_PRINTED:,} characters is in log.txt]"
+                out.text = f"{out.text[:room]}\n{note}\n"
+        return out
+
+    def log_output_message(self, output):
+        """Nothing: `output` has written it."""
 
     def process_message(self, msg, *arguments, **named):
         content = msg.get("content", {})

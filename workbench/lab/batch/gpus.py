@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ...errors import ParameterError
+from ...errors import ParameterError, RunError
 from ...runs.lock import try_lock
 
 HANDED_OUT = "WORKBENCH_GPUS_HANDED_OUT"
+_TRIES, _PAUSE_S, _PATIENCE_S = 3, 2.0, 30.0  # of nvidia-smi, which takes long on a busy node
 
 
 def visible_gpus() -> list[str]:
@@ -23,13 +24,33 @@ def visible_gpus() -> list[str]:
 
 
 def _listed(*columns: str) -> list[tuple[str, str]]:
-    """The first and last of these columns of nvidia-smi for each GPU."""
+    """The first and last of these columns of nvidia-smi for each GPU; none where there is no nvidia-smi.
+
+    One that fails says nothing about GPUs: a run that took that for "none" would use all of them, also those of other runs.
+    """
     command = ["nvidia-smi", f"--query-gpu={','.join(columns)}", "--format=csv,noheader"]
-    try:
-        lines = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [(row[0].strip(), row[-1].strip()) for row in (line.split(", ") for line in lines)]
+    problem = ""
+    for _ in range(_TRIES):
+        if problem:
+            time.sleep(_PAUSE_S)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S)
+        except FileNotFoundError:
+            return []
+        except (OSError, subprocess.TimeoutExpired) as error:
+            problem = str(error)
+            continue
+        if "No devices were found" in done.stdout:
+            return []
+        if done.returncode == 0:
+            return [
+                (row[0].strip(), row[-1].strip()) for row in (line.split(", ") for line in done.stdout.splitlines())
+            ]
+        problem = f"exit code {done.returncode}: {' '.join((done.stdout + done.stderr).split())[:300]}"
+    raise RunError(
+        f"nvidia-smi failed {_TRIES} times ({problem}), so it is unknown which GPUs there are; name them in "
+        "CUDA_VISIBLE_DEVICES, or leave it empty for none"
+    )
 
 
 def _lock_names(names: list[str]) -> dict[str, str]:
@@ -76,8 +97,7 @@ def hold(count: int | None, waiting: Callable[[str], None]) -> Iterator[dict[str
 
     Where the job that a run was submitted as, or the run that starts this one, has them already, nothing is changed.
     """
-    names = visible_gpus()
-    if not names or HANDED_OUT in os.environ:
+    if HANDED_OUT in os.environ or not (names := visible_gpus()):
         yield {}
         return
     count = 1 if count is None else count

@@ -294,9 +294,10 @@ def full_parameters(known: Mapping[str, Parameter], params: Mapping) -> dict:
 
 def _absolute(value, parameter: Parameter | None):
     """A relative path of something that exists, made absolute: the kernel works in the notebook's folder, not here."""
-    if not isinstance(value, str) or not os.path.exists(value):
+    if not isinstance(value, str) or value in EMBEDDED_MODELS or not os.path.exists(value):
         return value
-    paths = parameter and re.search(r"\b(path|folder|file|dir)", f"{parameter.name} {parameter.help}")
+    about = f"{parameter.name} {parameter.help}" if parameter else ""
+    paths = re.search(r"\b(path|folder|file|dir)|^(model|dataset) ", about)
     return os.path.abspath(value) if paths or "/" in value or Path(value).suffix else value
 
 

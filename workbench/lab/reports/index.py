@@ -1,6 +1,7 @@
 """Pages over many runs: the index with sorting and filtering, and the comparison of runs that belong together."""
 
 import contextlib
+import itertools
 import os
 import re
 from collections import Counter
@@ -8,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from ...errors import RunError
+from ...errors import WorkbenchError
 from ...runs.results import Result, count_verdicts, results_of
-from ...runs.run import SET_BY_RUNNER, Run
+from ...runs.run import SET_BY_RUNNER, Run, check_notebook_name
 from ...runs.summary import RunSummary, duration_text
 from . import facts
 from .clean import clean_html
@@ -29,7 +30,8 @@ def build_index(runs: Sequence[Run], folder: Path, *, redact: bool = False) -> P
     rendered again: a page that lies there may be anyone's.
     """
     hide = hider(runs, redact)
-    rows = _index_rows(sorted(runs, key=lambda r: r.id, reverse=True), folder, hide, redact)
+    runs = sorted(runs, key=lambda r: r.id, reverse=True)
+    rows = _index_rows(runs, folder, hide, redact)
     cards = _cards(rows, runs, hide)
     others = sorted(p.name for p in folder.glob("*.html") if p.name != "index.html")
     comparisons = {hide(name.removesuffix(".html")): _link(Path(name)) for name in others}
@@ -81,9 +83,8 @@ def build_comparison(
 
 def _cards(rows: Sequence[Mapping], runs: Sequence[Run], hide: Callable[[str], str]) -> list[dict]:
     """Title, finding, picture and state of the newest run of each notebook that is done, else of the newest."""
-    by_id = {(run.notebook, run.id): run for run in runs}
     newest: dict[str, tuple[Mapping, Run]] = {}
-    for row, run in zip(rows, sorted(by_id.values(), key=lambda r: r.id, reverse=True), strict=True):
+    for row, run in zip(rows, runs, strict=True):
         known = newest.get(run.notebook)
         if known is None or (row["state"] == "done" and known[0]["state"] != "done"):
             newest[run.notebook] = (row, run)
@@ -107,7 +108,8 @@ def _index_rows(
     runs: Sequence[Run], folder: Path, hide: Callable[[str], str], redact: bool, only: Sequence[str] = ()
 ) -> list[dict]:
     """A row a run, with each run's report put into `folder`; `only`: names of the parameters to show, all if empty."""
-    rows, used = [], set()
+    rows: list[dict] = []
+    used: set[Path] = set()
     for run in runs:
         row, problem = {"notebook": run.notebook, "id": run.id, "state": "damaged", "error": "", "cells": {}}, ""
         try:
@@ -116,13 +118,13 @@ def _index_rows(
             problem = _reason(run, error)
         row = facts.shown(row, hide)
         name = f"{row['notebook']}/{row['id']}"
-        link = next(
-            p for n in range(len(runs) + 1) if (p := Path(f"{name}-{n}.html" if n else f"{name}.html")) not in used
-        )
-        used.add(link)
+        links = (Path(f"{name}-{n}.html" if n else f"{name}.html") for n in itertools.count())
+        link = next(path for path in links if not used & {path, _microscope(path)})
+        used |= {link, _microscope(link)}
         try:
+            check_notebook_name(row["notebook"])
             row["curve"] = sparkline(run)
-            _put_pages(run, folder / link, redact)
+            _put_pages(run, folder / link, redact, hide)
         except Exception as error:
             problem = problem or _reason(run, error)
             with contextlib.suppress(OSError):
@@ -131,19 +133,24 @@ def _index_rows(
     return rows
 
 
+def _microscope(page: Path) -> Path:
+    """The page of completions of a run whose report is `page`."""
+    return page.with_name(f"{page.stem}-microscope.html")
+
+
 def _reason(run: Run, error: Exception) -> str:
     """What is wrong with a run, in a line; of an error that nobody foresaw also its kind."""
-    return str(error) if isinstance(error, RunError) else f"{run.path}: {type(error).__name__}: {error}"
+    return str(error) if isinstance(error, WorkbenchError) else f"{run.path}: {type(error).__name__}: {error}"
 
 
-def _put_pages(run: Run, page: Path, redact: bool) -> None:
+def _put_pages(run: Run, page: Path, redact: bool, hide: Callable[[str], str]) -> None:
     """The report of a run and its page of completions, also in the run's own folder where they are not redacted."""
-    build_report(run, redact=redact, path=page)
+    build_report(run, redact=redact, path=page, hide=hide)
     if redact:
         return
     with contextlib.suppress(OSError):  # the run's folder may be another's, or read-only
         write_page(run.path / "report.html", page.read_text(encoding="utf-8"))
-        microscope = page.with_name(f"{page.stem}-microscope.html")
+        microscope = _microscope(page)
         if microscope.is_file():
             write_page(run.path / microscope.name, microscope.read_text(encoding="utf-8"))
 
@@ -240,7 +247,7 @@ def _differing_code(runs: Sequence[Run]) -> list[str]:
     last: dict[str, dict[str, list[str]]] = {}  # notebook -> code -> runs
     for run in runs:
         codes: list[str] = []
-        with contextlib.suppress(RunError, OSError):  # the run's own row says what is damaged
+        with contextlib.suppress(WorkbenchError, OSError):  # the run's own row says what is damaged
             codes = [str(done["notebook"].get("code"))[:16] for done in run.executions]
         if codes:
             last.setdefault(run.notebook, {}).setdefault(codes[-1], []).append(run.id)

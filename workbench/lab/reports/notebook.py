@@ -36,15 +36,25 @@ class Section:
     blocks: list[Markup] = dataclasses.field(default_factory=list)
 
 
-def read_notebook(run: Run) -> dict | None:
-    """`executed.ipynb`, or while the run goes on `executing.ipynb`; None when neither is there, whole and below 100 MB."""
+def read_notebook(run: Run, damaged: list[str] | None = None) -> dict | None:
+    """`executed.ipynb`, or while the run goes on `executing.ipynb`; None when neither is there, whole and below 100 MB.
+
+    `damaged` gets a sentence for each that is there and cannot be shown.
+    """
     for name in ("executed.ipynb", "executing.ipynb"):
         try:
             notebook = json.loads(read_text(run.path / name, _MOST_READ))
-        except (FileNotFoundError, ValueError, RecursionError, RunError):
+            if isinstance(notebook, dict) and isinstance(notebook.get("cells"), list):
+                return notebook
+            problem = "it has no list of cells"
+        except FileNotFoundError:
             continue
-        if isinstance(notebook, dict) and isinstance(notebook.get("cells"), list):
-            return notebook
+        except RunError as error:
+            problem = str(error).removeprefix(f"{run.path / name}: ")
+        except (OSError, ValueError, RecursionError) as error:
+            problem = f"not JSON ({error})" if isinstance(error, ValueError) else str(error)
+        if damaged is not None:
+            damaged.append(f"{name} was left out: {problem}.")
     return None
 
 

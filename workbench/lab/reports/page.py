@@ -18,7 +18,7 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from ...errors import RunError
-from ...runs.files import read_text, write_text
+from ...runs.files import move_aside, read_text, write_text
 from ...runs.run import Run, runs_root
 from ...runs.secrets import hide_tokens
 from ...runs.text import visible
@@ -52,8 +52,10 @@ def _inert(value):
 
 
 def write_page(path: Path, html: str) -> Path:
-    """Write a page, or a file that belongs to it, whole or not at all."""
+    """Write a page, or a file that belongs to it, whole or not at all; a folder in its place is moved aside."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir() and not path.is_symlink():
+        move_aside(path.parent, [path.name], f"{path.name} is a folder, and a page goes there")
     write_text(path, html.encode("utf-8", "replace").decode("utf-8"))
     return path
 

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,13 +17,19 @@ from .notebook import Notebook, read_notebook
 from .page import hider, render, write_page
 
 
-def build_report(run: Run, *, redact: bool = False, path: Path | None = None) -> Path:
-    """Write the report of a run, from whatever the run has left there, and return its path."""
+def build_report(
+    run: Run, *, redact: bool = False, path: Path | None = None, hide: Callable[[str], str] | None = None
+) -> Path:
+    """Write the report of a run, from whatever the run has left there, and return its path.
+
+    `hide`: see `page.hider`; of several runs where the page is one of many, which may name each other's hosts.
+    """
     stem = path.stem if path else "report-redacted" if redact else run.id
     path = path or run.path / ("report-redacted.html" if redact else "report.html")
-    hide = hider([run], redact)
-    microscope = _write_microscope(run, path.with_name(f"{stem}-microscope.html"), hide, redact)
-    content = _content(run, hide, redact)
+    hide = hide or hider([run], redact)
+    damaged: list[str] = []
+    microscope = _write_microscope(run, path.with_name(f"{stem}-microscope.html"), hide, redact, damaged)
+    content = _content(run, hide, redact, damaged)
     return write_page(path, render("run.html.j2", microscope=quote(os.fsencode(microscope)), **content))
 
 
@@ -33,25 +39,31 @@ def _notebook(run: Run) -> str:
     return path.stem if path.parent == packaged("notebooks").resolve() else str(path)
 
 
-def _write_microscope(run: Run, path: Path, hide: Callable[[str], str], redact: bool) -> str:
-    """Write the page of all completions; its file's name, empty where none can be read."""
+def _write_microscope(run: Run, path: Path, hide: Callable[[str], str], redact: bool, damaged: list[str]) -> str:
+    """Write the page of all completions; its file's name, empty where none can be read, and why goes into `damaged`."""
     from .microscope import write_microscope  # loads pandas, which a command that builds no report does without
 
-    with contextlib.suppress(RunError):
+    try:
         title = f"Completions of {run.notebook}, run {run.id}"
         if write_microscope(run.path, path, title, hide, redacted=redact):
             return path.name
+    except Exception as error:  # files of the notebook's own form; the report is written all the same
+        reason = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+        damaged.append(f"The page of all completions was left out: {reason}.")
+        with contextlib.suppress(OSError):  # one of an earlier report
+            path.unlink(missing_ok=True)
     return ""
 
 
-def _content(run: Run, hide: Callable[[str], str], redact: bool) -> dict:
+def _content(run: Run, hide: Callable[[str], str], redact: bool, left_out: Sequence[str] = ()) -> dict:
     """Everything the page shows, with `hide` applied to each text."""
     parts = Notebook(hide, "" if redact else "executed.ipynb")
-    if executed := read_notebook(run):
+    unread: list[str] = []
+    if executed := read_notebook(run, unread):
         parts.read(executed)
     status, result, env, params = (facts.shown(v, hide) for v in (run.status, run.result, run.env, run.params))
     rows, total, damaged = facts.sample_completions(run)
-    limits = facts.limits(run, status, result, env, parts if executed else None) + damaged
+    limits = [*facts.limits(run, status, result, env, parts if executed else None), *unread, *left_out, *damaged]
     if redact:
         limits.append("Host names, user names, absolute paths and secrets were replaced by labels in this copy.")
     unfinished = status["state"] != "done"
@@ -59,6 +71,7 @@ def _content(run: Run, hide: Callable[[str], str], redact: bool) -> dict:
         "notebook": hide(run.notebook),
         "id": hide(run.id),
         "parts": parts,
+        "unread": facts.shown(unread, hide),
         "status": status,
         "result": result,
         "results": [dataclasses.asdict(r) | {"verdict": r.verdict, "reason": r.reason} for r in results_of(result)],

@@ -106,7 +106,8 @@ def training_of(
     if any(found and found.ratios for found in tokens):
         table["apart"] = [bool(found) and any(r and abs(r) > _APART for r in found.ratios) for found in tokens]
     functions = [name for name in reward_functions(raw) if name in table]
-    stops = [stop for stop in recipe.get("stops", {}).get("stop", []) if stop]
+    stops = recipe.get("stops", {}).get("stop")
+    stops = [stop for stop in stops if stop and isinstance(stop, str)] if isinstance(stops, list) else []
     return Training(name, table, size > 1, functions, tokens, stops), damaged
 
 
@@ -114,7 +115,8 @@ def _generations(table: pd.DataFrame, recipe: Mapping) -> int:
     """G; 1 where completions are not compared, or it is not known which are."""
     if "PPO" in recipe.get("trainer", ""):
         return 1
-    return recipe.get("recipe", {}).get("num_generations") or generations_in_a_row(table) or 1
+    size = recipe.get("recipe", {}).get("num_generations")
+    return size if type(size) is int and 0 < size <= MOST_ROWS else generations_in_a_row(table) or 1
 
 
 def signs_of(table: pd.DataFrame, grouped: bool, recipe: Mapping) -> dict[str, pd.Series]:

@@ -11,7 +11,8 @@ import ipywidgets
 from IPython.display import display
 from ipywidgets import Button
 
-from ...errors import TrainingStopped
+from ...errors import RunError, TrainingStopped
+from ...runs import lock
 from ...runs.run import Run
 from ...runs.stop_request import clear_stop, request_stop, stop_request
 from .controls import as_jupyter_output, status_line
@@ -115,7 +116,7 @@ class TrainingView(ipywidgets.VBox):
     @property
     def now(self) -> tuple[str, str]:
         """The state, one word, and the error that belongs to it."""
-        if self.training:
+        if self.training or (self.train is not None and lock.trains(self.run.path)):
             return ("stopping" if stop_request(self.run.path) else "training"), ""
         if isinstance(self.error, TrainingStopped):
             return "interrupted", str(self.error)
@@ -130,18 +131,23 @@ class TrainingView(ipywidgets.VBox):
         return ("stopping" if asked else status["state"]), status.get("error") or ""
 
     def start(self) -> None:
-        """Train in a thread, from the last checkpoint if there is one; does nothing while it trains."""
+        """Train in a thread, from the last checkpoint if there is one; only follows what this kernel trains there already."""
         if self.training:
             return
-        clear_stop(self.run)
-        self.trainer, self.error, self.folded = None, None, False
-        self._training = threading.Thread(target=self._train, name="training", daemon=True)
-        self._training.start()
+        if not lock.trains(self.run.path):
+            clear_stop(self.run)
+            self.trainer, self.error, self.folded = None, None, False
+            self._training = threading.Thread(target=self._train, name="training", daemon=True)
+            self._training.start()
         self.refresh()
         self._follow()
 
     async def trained(self):
         """Start, and wait for the end; the kernel's interrupt asks for a stop, as the button does."""
+        if lock.trains(self.run.path) and not self.training:
+            raise RunError(
+                f"{self.run.path}: trains already, in another view of this kernel; stop that, or wait for it"
+            )
         self.start()
         while self.training:
             try:
@@ -184,7 +190,8 @@ class TrainingView(ipywidgets.VBox):
 
     def _train(self) -> None:
         try:
-            self.trainer = self.train()
+            with lock.only_training(self.run.path):
+                self.trainer = self.train()
         except BaseException as error:  # shown by the view, and raised by `trained`
             self.error = error
 
