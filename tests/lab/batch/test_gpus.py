@@ -39,6 +39,8 @@ def test_without_the_variable_nvidia_smi_is_asked(monkeypatch, tmp_path):
     assert visible_gpus() == ["0", "1", "2"]
     put_nvidia_smi(tmp_path, monkeypatch, "echo No devices were found; exit 6")
     assert visible_gpus() == []
+    put_nvidia_smi(tmp_path, monkeypatch, "echo no driver; exit 9")
+    assert visible_gpus() == []
 
 
 def put_nvidia_smi(folder, monkeypatch, script):
@@ -51,7 +53,7 @@ def put_nvidia_smi(folder, monkeypatch, script):
 
 
 def test_nvidia_smi_that_failed_once_is_asked_again(monkeypatch, tmp_path):
-    put_nvidia_smi(tmp_path, monkeypatch, f"[ -e {tmp_path}/asked ] && echo 0 && exit; touch {tmp_path}/asked; exit 9")
+    put_nvidia_smi(tmp_path, monkeypatch, f"[ -e {tmp_path}/asked ] && echo 0 && exit; touch {tmp_path}/asked; exit 15")
     with hold(1, print) as devices:
         assert devices["CUDA_VISIBLE_DEVICES"] == "0"
 
@@ -59,7 +61,7 @@ def test_nvidia_smi_that_failed_once_is_asked_again(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        ("echo no driver >&2; exit 9", r"failed 3 times \(exit code 9: no driver\)"),
+        ("echo GPU is lost >&2; exit 15", r"failed 3 times \(exit code 15: GPU is lost\)"),
         ("exec sleep 9", "timed out after 0.2"),
     ],
 )
@@ -74,7 +76,7 @@ def test_gpus_are_unknown_if_nvidia_smi_fails(monkeypatch, tmp_path, script, say
 
 
 def test_run_fails_if_nvidia_smi_fails(monkeypatch, tmp_path):
-    put_nvidia_smi(tmp_path, monkeypatch, "exit 9")
+    put_nvidia_smi(tmp_path, monkeypatch, "exit 15")
     path = write_notebook(tmp_path / "hand_made.ipynb")
     run = plan_run(str(path), {}, root=tmp_path / "runs").prepare()
     assert execute_run(run, notebook=path, quiet=True) == "failed"

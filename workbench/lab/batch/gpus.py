@@ -12,6 +12,7 @@ from ...errors import ParameterError, RunError
 from ...runs.lock import try_lock
 
 HANDED_OUT = "WORKBENCH_GPUS_HANDED_OUT"
+_NO_DRIVER = 9  # nvidia-smi's exit code on a machine without one, as a login node, where torch sees no GPU either
 _TRIES, _PAUSE_S, _PATIENCE_S = 3, 2.0, 30.0  # of nvidia-smi, which takes long on a busy node
 
 
@@ -47,6 +48,8 @@ def _listed(*columns: str) -> list[tuple[str, str]]:
                 (row[0].strip(), row[-1].strip()) for row in (line.split(", ") for line in done.stdout.splitlines())
             ]
         problem = f"exit code {done.returncode}: {' '.join((done.stdout + done.stderr).split())[:300]}"
+    if problem.startswith(f"exit code {_NO_DRIVER}:"):
+        return []
     raise RunError(
         f"nvidia-smi failed {_TRIES} times ({problem}), so it is unknown which GPUs there are; name them in "
         "CUDA_VISIBLE_DEVICES, or leave it empty for none"
