@@ -40,6 +40,8 @@ def use_trl(release: str) -> None:
         raise ParameterError(
             f"use_trl({release!r}): trl {_version()} is already imported; restart the kernel and call it first"
         )
+    # TRL warns three times of a vLLM that is newer than it; PPO samples without vLLM.
+    warnings.filterwarnings("ignore", "TRL currently supports vLLM versions", UserWarning)
     sys.path.insert(0, str(folder))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 

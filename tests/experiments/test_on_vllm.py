@@ -41,7 +41,8 @@ def test_a_token_added_in_memory_is_unknown_to_the_engine_and_known_once_saved(r
     token = result["token"]
     assert "tokenizer differs in 1 tokens: '<call>'" in token["in memory"]["checked"]
     assert token["in memory"]["spelt in tokens"] > 1
-    assert token["in memory"]["stop by id"] == "did not stop, hit its 8-token limit"
+    # vLLM before 0.30 ran to the limit without a word.
+    assert token["in memory"]["stop by id"].startswith(("did not stop, hit its 8-token limit", "error: token_id(s) ["))
     assert token["saved"]["checked"] == "accepted"
     assert token["saved"]["spelt in tokens"] == 1
     assert "after 1 tokens" in token["saved"]["stop by id"] and "after 1 tokens" in token["saved"]["stop by string"]

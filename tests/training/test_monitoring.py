@@ -5,6 +5,7 @@ import pytest
 import torch
 from ppo_parts import needs_ppo, train_ppo
 from trainers import EXACT, RECIPE, WRONG, make
+from transformers import ProcessorMixin
 
 from workbench.diagnostics import padding_monitor
 from workbench.diagnostics.padding_monitor import PaddingMonitor, attach_padding_monitor, prompts_of_all_lengths
@@ -137,9 +138,16 @@ def test_numbers_of_the_engine_reach_tensorboard(name, on_vllm):
         assert f"train/{name}" in on_vllm[f"live, {positions}"][1]
 
 
+class Processor(ProcessorMixin):
+    """Of any model that sees: a tokenizer and more."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+
 def test_the_probe_is_made_with_a_processor_s_tokenizer_too():
     trainer = make(GRPOTrainer)
     expected = attach_padding_monitor(trainer)._batch
     tokenizer = trainer.processing_class
-    trainer.processing_class = SimpleNamespace(tokenizer=tokenizer)
+    trainer.processing_class = Processor(tokenizer)
     assert attach_padding_monitor(trainer)._batch == expected

@@ -37,7 +37,7 @@ def task_rows(task: str, split: str = "train", *, examples: int = 2, untagged: i
     Example:
         >>> row = task_rows("number-words", examples=0)[0]
         >>> [message["role"] for message in row["prompt"]], row["answer"]
-        (['system', 'user'], '<answer>846</answer>')
+        (['system', 'user'], '<answer>855</answer>')
     """
     if task not in TASKS or split not in ("train", "test"):
         raise ParameterError(f"task={task!r}, split={split!r}: expected one of {', '.join(TASKS)}, and train or test")

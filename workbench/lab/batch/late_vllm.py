@@ -6,7 +6,9 @@ that is imported already is left as it is. No trainer does this: it is for kerne
 """
 
 import importlib
+import os
 import sys
+import warnings
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.metadata import version
@@ -24,6 +26,8 @@ def import_vllm_late() -> None:
     """From now on TRL's import does not import vLLM; calling it again changes nothing."""
     if not any(isinstance(finder, _TRLFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _TRLFinder())
+        # vLLM 0.31 looks at every attribute of every module when it is loaded, also at a deprecated one of torch.
+        warnings.filterwarnings("ignore", "`torch.distributed.reduce_op` is deprecated", FutureWarning)
 
 
 class _Late:
@@ -45,6 +49,10 @@ class _Late:
         return getattr(self._real(), name)
 
     def _real(self):
+        from ...training.rows import has_gpu
+
+        if not has_gpu():  # the build for CPUs warns of a Triton that it does not need
+            os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         try:
             return getattr(importlib.import_module(self._module), self._name)
         except Exception as error:  # a library that does not load is an OSError, one for another torch a RuntimeError
