@@ -6,7 +6,7 @@ that is imported already is left as it is. No trainer does this: it is for kerne
 """
 
 import importlib
-import os
+import logging
 import sys
 import warnings
 from importlib.abc import Loader, MetaPathFinder
@@ -28,6 +28,8 @@ def import_vllm_late() -> None:
         sys.meta_path.insert(0, _TRLFinder())
         # vLLM 0.31 looks at every attribute of every module when it is loaded, also at a deprecated one of torch.
         warnings.filterwarnings("ignore", "`torch.distributed.reduce_op` is deprecated", FutureWarning)
+        # Its build for CPUs warns of a Triton that it does not need, before it configures its logging.
+        logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
 
 
 class _Late:
@@ -49,10 +51,6 @@ class _Late:
         return getattr(self._real(), name)
 
     def _real(self):
-        from ...training.rows import has_gpu
-
-        if not has_gpu():  # the build for CPUs warns of a Triton that it does not need
-            os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         try:
             return getattr(importlib.import_module(self._module), self._name)
         except Exception as error:  # a library that does not load is an OSError, one for another torch a RuntimeError
