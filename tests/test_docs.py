@@ -52,7 +52,7 @@ def test_group_rewards_code_prints_what_it_says(capsys):
 
 
 @pytest.mark.slow
-def test_site_is_built_without_a_warning_next_to_a_notebook_of_ones_own(tmp_path):
+def test_site_is_built_next_to_a_notebook_of_ones_own(tmp_path):
     need((TOOLS / "sphinx").is_dir(), "Sphinx: make .venv/lanes/docs")
     checkout, site = tmp_path / "checkout", tmp_path / "site"
     shutil.copytree(

@@ -110,7 +110,7 @@ def test_a_value_that_ends_in_an_equals_sign_is_no_annotation():
     assert hide_tokens('HF_TOKEN: str | None = "qaaaaaaaa7"') == 'HF_TOKEN: str | None = "[token]"'
 
 
-def test_private_keys_without_an_end_are_hidden_and_a_later_end_counts():
+def test_private_keys_without_an_end_are_hidden():
     begin = "-----BEGIN PRIVATE KEY-----"
     assert hide_tokens(f"{begin}!" * 3) == "[token]!" * 3
     assert hide_tokens(f"{begin}!{begin}\nab-c!\n-----END PRIVATE KEY----- x") == "[token]![token] x"

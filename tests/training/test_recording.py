@@ -208,7 +208,7 @@ def test_evaluation_of_another_batch_size_is_logged_whole(kind, eval_batch, tmp_
     assert logged[0]["eval_completions/distinct"] == pytest.approx(sum(batches) / len(batches))
 
 
-def test_a_record_dir_that_is_a_file_is_refused_before_a_model_is_loaded(tmp_path):
+def test_record_dir_that_is_a_file_is_refused_first(tmp_path):
     (tmp_path / "taken").touch()
     for folder in (tmp_path / "taken", tmp_path / "taken" / "run"):
         with pytest.raises(ParameterError, match="taken is a file; expected the path of a folder"):

@@ -29,7 +29,7 @@ ROUNDING_NATS = {"float32": 2e-4, "float16": 0.01, "bfloat16": 0.05}
 _START, _BASE = "start", "base"  # weights that the engine may have other than those of a step
 _CLEAR = 4.0  # standard errors between two candidates that count as different
 _LEAST_NOISE = 1e-6  # nats, of fp32
-# Weights from which the engine is no further than this, in rms differences of the last step in sync, cannot be told apart: an
+# Weights from which the engine is no further than this, in rms differences of the last step in sync, count as one: an
 # engine in bf16 may stay where it is when the trainer moves, and rounding varies from step to step, by up to 1.5 on the toys.
 _ROUNDED = 2.0
 

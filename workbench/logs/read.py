@@ -132,7 +132,7 @@ def _related(path: Path, known: Collection[Path]) -> bool:
 def _attempt(refused: dict[str, RunError], name: str, read: Callable[[], list[Log]]) -> list[Log]:
     try:
         return read()
-    except RunError as error:  # events of an evaluation alone, or data beside the log
+    except RunError as error:  # events of an evaluation alone, or data next to the log
         refused[name] = error
         return []
 

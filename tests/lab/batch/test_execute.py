@@ -85,7 +85,7 @@ def test_kernels_get_ports_of_their_own_and_one_thread_unless_the_environment_sa
     assert kernel_environment(0)["OMP_NUM_THREADS"] == "8"
 
 
-def test_a_run_whose_code_is_not_the_planned_one_fails_before_it_begins(notebook, tmp_path):
+def test_run_of_other_code_than_planned_fails_before_it_begins(notebook, tmp_path):
     entry = plan_run(notebook(), {}, root=tmp_path / "runs")
     run = entry.prepare()
     path = notebook("print('edited while it waited for a GPU')")

@@ -110,7 +110,7 @@ def test_ctrl_c_leaves_no_traceback_of_a_task(tmp_path, monkeypatch, caplog):
     assert "never retrieved" not in caplog.text
 
 
-def test_a_failed_cell_has_the_user_s_number_and_its_traceback_is_shown(tmp_path):
+def test_failed_cell_has_its_own_number_and_its_traceback(tmp_path):
     path = write_notebook(
         tmp_path / "in.ipynb", "print('first')", "{}['reward']", parameters="seed: int = 0", setup="", save=""
     )

@@ -19,7 +19,7 @@ def test_learned_positions_move_by_nats_behind_left_pads_and_by_rounding_with_po
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_each_largest_difference_has_one_number_in_title_alt_and_caption(family):
+def test_largest_difference_is_one_number_everywhere(family):
     shown = show_padding(family, "left", "float32")
     titles = re.findall(r"(.*): at most (\S+) nats", "\n".join(ax.get_title() for ax in shown.figure.axes))
     alt = re.findall(r"(with\w* .*?) at most (\S+) nats", shown.alt.partition("float32: ")[2])
