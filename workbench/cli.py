@@ -149,6 +149,13 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--brief", action="store_true", help="a line a run: the worst finding, without what is open")
     form.add_argument("--json", action="store_true", help="one JSON object a run")
 
+    replay = command(_replay)
+    source = "run id, folder, `last`, or the file of a step"
+    replay.add_argument("run", metavar="RUN", help=source)
+    replay.add_argument("--step", type=int, metavar="N", help="which of the recorded steps")
+    replay.add_argument("--tokens", type=int, metavar="ROW", help="also the tokens of a completion through all stages")
+    replay.add_argument("--json", action="store_true", help="one JSON object a stage")
+
     doctor = command(_doctor, of_runs=False)
     doctor.add_argument("--trl", metavar="RELEASE", help="with --args: a release of TRL (default: the installed one)")
     arguments = "TRL's arguments as JSON or YAML, or a run's folder: the known defects that these settings meet"
@@ -480,6 +487,19 @@ def _audit(args) -> int:
 
     given = {"limit": args.limit, "stops": args.stop, "model": args.model, "baseline": args.baseline}
     return audit_paths(args.paths, as_json=args.json, brief=args.brief, rules=args.rules, settings=args.set, **given)
+
+
+def _replay(args) -> int:
+    """Compute a recorded step again, stage by stage, and name the first that differs; it needs no model and no GPU.
+
+    A training keeps steps with `record_steps`: one file each, which a bug report can hold. Secrets in it are hidden; the
+    prompts and completions are those of the run. Exit code 0: no stage differs, 1: one does, 2: unusable input.
+
+    Example: workbench replay last --step 50
+    """
+    from .lab.replay import replay
+
+    return replay(args.run, args.step, args.runs_dir, tokens=args.tokens, as_json=args.json)
 
 
 def _doctor(args) -> int:

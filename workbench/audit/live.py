@@ -9,7 +9,9 @@ from typing import Any
 
 import pandas as pd
 
+from ..diagnostics.callback import say
 from ..diagnostics.sampler_probe import attach_sampler_probe
+from ..diagnostics.step_callbacks import StepCheck, StepRecorder, Steps, check_steps
 from ..diagnostics.watch import Watch, check_watchable
 from ..logs.completions import completions_table
 from ..logs.log import Log
@@ -73,6 +75,8 @@ def attach_watch(
     every: int | None = None,
     tokens: bool = True,
     rules: Sequence[Rule] = (),
+    record_steps: Steps | None = None,
+    check_every: int | None = None,
 ) -> Watch | None:
     """Record the run of a TRL trainer for `workbench audit`, and print a warning at the step where a rule finds something.
 
@@ -87,18 +91,26 @@ def attach_watch(
         every: ask the rules each so many steps; default each step, as long as that takes less than 1% of the time.
         tokens: record ids and log-probs of all tokens too (`tokens/`, about 12 bytes a token before compression).
         rules: of your own, made by `workbench.audit.rule`, in addition to the built-in ones.
+        record_steps: keep all that the loss consumed of these steps for `workbench replay`: numbers, or N for the first and
+            every N-th.
+        check_every: run `check_step` at the first and every N-th step, and print the first stage that differs. Such a step
+            takes twice as long or more, and reward functions are called once more.
 
     Returns:
         The watch; its `detach()` ends it. None where the variable leaves it off.
 
     Raises:
-        ParameterError: another trainer, `every` below 1, a `record_dir` that is a file, or a rule with the name of another.
+        ParameterError: another trainer, `every` or `check_every` below 1, `record_steps` that name no step, a `record_dir` that
+            is a file, or a rule with the name of another.
     """
     if os.environ.get("WORKBENCH_WATCH") == "0":
         return None
     check_watchable(trainer)
     folder = Path(trainer.args.output_dir) / "_watch" if record_dir is None else Path(record_dir)
     check_record_dir(folder)
+    for name, steps in (("record_steps", record_steps), ("check_every", check_every)):
+        if steps is not None:
+            check_steps(name, steps)
     warnings = Warnings(folder, rules)
 
     def look(lines: Sequence[dict], completions: pd.DataFrame) -> list[str]:
@@ -106,7 +118,15 @@ def attach_watch(
         raise_alerts(trainer, said)
         return said
 
+    def tell(line: str) -> None:
+        say(line)
+        raise_alerts(trainer, [line])
+
     watch = Watch(trainer, folder, look, tokens=tokens, every=every)
     if trainer.args.use_vllm and trainer.args.vllm_mode == "colocate":
         attach_sampler_probe(trainer)
+    if record_steps is not None:
+        StepRecorder(trainer, folder, record_steps)
+    if check_every is not None:
+        StepCheck(trainer, check_every, tell)
     return watch

@@ -6,9 +6,10 @@ from .mismatch import mismatch_report
 from .padding_monitor import attach_padding_monitor
 from .padding_report import padding_report
 from .sampler_probe import attach_sampler_probe
+from .step_file import replay_step
 
 # fmt: off
 __all__ = [
     "attribute_mismatch", "check_step", "duplicate_report", "mismatch_report",
-    "attach_padding_monitor", "padding_report", "attach_sampler_probe",
+    "attach_padding_monitor", "padding_report", "attach_sampler_probe", "replay_step",
 ]

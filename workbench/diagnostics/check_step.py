@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from ..consistency.padding import evaluating, logits_of, model_inputs
-from ..errors import ParameterError
-from ..training.rows import eos_ids, policy_of, tokenizer_of
+from ..training.rows import policy_of, tokenizer_of
 from .logits import without_autocast
-from .step import MicroRows, SampledRow, Step, returned_rewards
-from .step_record import MicroBatch, StepRecord, record_step
+from .step import Step
+from .step_numbers import kind_of, step_of
+from .step_record import StepRecord, record_step
 from .step_reference import LossRow
-from .step_report import CheckedRow, Stage, StepReport
+from .step_report import Stage, StepReport
 from .step_stages import (
     SAME,
     check_advantages,
@@ -25,7 +25,10 @@ from .step_stages import (
     check_loss,
     check_mask,
     check_metrics,
+    check_ratios,
     check_rewards,
+    check_turns,
+    checked_rows,
     losses_of,
     tolerance_of,
 )
@@ -51,108 +54,16 @@ def check_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
     Returns:
         `report.first` is the first stage that differs, or None; `report.tokens(i)` has the tokens of a completion. The stages:
         `sampling` (is what was sampled from what is scored), `ends`, `turns`, `mask`, `rewards`, `advantages`, `log-probs`
-        (each row alone, unpadded), `reference`, `correction`, `loss`, `gradient`, `update`, `metrics`. Their verdicts: `same`,
-        `rounding`, `different`, `cannot tell`.
+        (each row alone, unpadded), `reference`, `ratios`, `correction`, `loss`, `gradient`, `update`, `metrics`. Their
+        verdicts: `same`, `rounding`, `different`, `cannot tell`.
 
     Raises:
         ParameterError: another trainer, or one without data.
         Exception: what the step itself raises, as from a reward function; the trainer is then as it was too.
     """
-    kind = _kind(trainer)
+    kind = kind_of(trainer)
     record = record_step(trainer, batch)
     return _Judge(trainer, step_of(trainer, kind, record), record).report()
-
-
-def _kind(trainer: Any) -> str:
-    for base in type(trainer).__mro__:
-        if base.__module__ in ("trl.trainer.grpo_trainer", "trl.trainer.rloo_trainer"):
-            return "RLOO" if "rloo" in base.__module__ else "GRPO"
-    raise ParameterError(f"check_step: {type(trainer).__name__} is no GRPOTrainer and no RLOOTrainer of TRL")
-
-
-def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
-    """What a trainer used, as plain numbers."""
-    args, outputs = trainer.args, record.outputs
-    weights = str(next(policy_of(trainer).parameters()).dtype).removeprefix("torch.")
-    settings = vars(args) | {
-        "num_generations": trainer.num_generations,
-        "reward_weights": trainer.reward_weights.tolist(),
-        "temperature": trainer.temperature,
-    }
-    return Step(
-        kind=kind,
-        dtype="bfloat16" if args.bf16 else "float16" if args.fp16 else weights,
-        processes=trainer.accelerator.num_processes,
-        rank=trainer.accelerator.process_index,
-        settings=settings,
-        rows=list(_sampled_rows(trainer, record)),
-        prompts=[row.get("prompt", row) for row in record.inputs],
-        rewards=[table.double().numpy(force=True) for table in record.rewards],
-        returned=returned_rewards(record.scored, list(map(len, record.rewards)), len(trainer.reward_funcs)),
-        advantages=[output["advantages"].double().numpy(force=True) for output in outputs],
-        micro_batches=[_micro_rows(micro) for micro in record.micro_batches],
-        metrics={name: values[-1] for name, values in record.metrics.items() if values},
-    )
-
-
-def _sampled_rows(trainer: Any, record: StepRecord) -> Iterator[SampledRow]:
-    stops, tokenizer = set(eos_ids(trainer)), tokenizer_of(trainer)
-    ends_for_trl = {*(getattr(trainer, "eos_token_ids", None) or [tokenizer.eos_token_id]), tokenizer.pad_token_id}
-    options = trainer.args.generation_kwargs or {}
-    limit = min(trainer.max_completion_length or math.inf, options.get("max_new_tokens", math.inf))
-    made = list(_generated(record))
-    masks = [mask for output in record.outputs for mask in _masks(output)]
-    known = record.finish_reasons if len(record.finish_reasons) == len(made) else None
-    for number, ((prompt, row, own), mask) in enumerate(zip(made, masks, strict=True)):
-        ids, ended = list(row[:]), None
-        own, end = np.ones(len(ids)) if own is None else np.asarray(own, dtype=float), len(ids)
-        if getattr(row, "end", None) is not None:  # a trainer of ours, which knows
-            ended = row.end.finish_reason == "stop"
-        elif known:
-            ended = known[number] == "stop"
-        elif (place := next((i for i, token in enumerate(ids) if token in stops and own[i]), None)) is not None:
-            ended, end = True, place + 1 if own.all() else end
-        elif len(ids) >= limit:
-            ended = False
-        yield SampledRow(list(prompt), ids, own, ended, end, bool(ids) and row[-1] not in ends_for_trl, mask)
-
-
-def _generated(record: StepRecord) -> Iterator[tuple]:
-    for made in record.generated:
-        masks = made[2] if len(made) > 3 and made[2] is not None else [None] * len(made[1])  # RLOO has no tools
-        yield from zip(made[0], made[1], masks, strict=True)
-
-
-def _masks(output: Any) -> list[np.ndarray]:
-    mask = output["completion_mask"] * output["tool_mask"] if "tool_mask" in output else output["completion_mask"]
-    return [row.double().numpy(force=True) for row in mask]
-
-
-def _micro_rows(micro: MicroBatch) -> MicroRows:
-    """The rows of a micro-batch without their padding; a row that is masked whole has no token."""
-    inputs, found = micro.inputs, MicroRows([], [], [], None, micro.loss)
-    for i, there in enumerate(inputs["completion_mask"].bool()):
-        row = {name: _part(inputs.get(key), i, there) for name, key in _OF_A_ROW.items()}
-        mask = there if inputs.get("tool_mask") is None else there & inputs["tool_mask"][i].bool()
-        row |= {"logps": _part(micro.logps, i, there), "entropies": _part(micro.entropies, i, there)}
-        row |= {"mask": mask[there].double().numpy(force=True), "advantage": float(inputs["advantages"][i])}
-        found.rows.append(LossRow(**row))
-        found.prompt_ids.append(inputs["prompt_ids"][i][inputs["prompt_mask"][i].bool()].tolist())
-        found.ids.append(inputs["completion_ids"][i][there].tolist())
-    items = inputs.get("num_items_in_batch")
-    return MicroRows(found.rows, found.prompt_ids, found.ids, None if items is None else float(items), micro.loss)
-
-
-_OF_A_ROW = {"old_logps": "old_per_token_logps", "ref_logps": "ref_per_token_logps"}
-_OF_A_ROW |= {"sampled_logps": "sampling_per_token_logps", "correction": "importance_sampling_ratio"}
-
-
-def _part(table: Any, row: int, there: torch.Tensor) -> Any:
-    """A row of a table (B, T) without its padding, or of one with a value for each row (B, 1)."""
-    if table is None:
-        return None
-    one_value = table.shape[1] == 1 and len(there) > 1
-    return (table[row] if one_value else table[row][there]).double().numpy(force=True)
 
 
 @dataclass
@@ -181,10 +92,23 @@ class _Judge:
     def report(self) -> StepReport:
         step = self.step
         loss = check_loss(step, self.losses)
-        stages = [self.sampling(), check_ends(step, self.tokenizer.decode), self.turns(), check_mask(step)]
+        stages = [self.sampling(), check_ends(step, self.tokenizer.decode), check_turns(step), check_mask(step)]
         stages += [check_rewards(step), check_advantages(step, self._reference_kl()), self.logprobs(), self.reference()]
-        stages += [check_correction(step), loss, self.gradient(loss), self.update(), check_metrics(step)]
-        return StepReport([stage for stage in stages if stage], list(self._checked_rows()))
+        stages += [
+            check_ratios(step),
+            check_correction(step),
+            loss,
+            self.gradient(loss),
+            self.update(),
+            check_metrics(step),
+        ]
+        return StepReport(
+            [stage for stage in stages if stage],
+            checked_rows(step, self.losses, self.tokenizer.decode, self._logps_alone),
+        )
+
+    def _logps_alone(self, prompt: list[int], ids: list[int]) -> np.ndarray:
+        return self.alone[_key(prompt, ids)].logps if ids else np.zeros(0)
 
     def _score_and_differentiate(self) -> dict[str, torch.Tensor]:
         """Score each row of each micro-batch alone; the gradient is that of their slopes."""
@@ -282,24 +206,6 @@ class _Judge:
             "one random stream for all" if seed is None else f"generation_kwargs has seed={seed}, which every copy gets"
         )
 
-    def turns(self) -> Stage | None:
-        """Whether each turn continues the tokens of an earlier one; None where there is one turn."""
-        if getattr(self.trainer, "rollout_func", None) is not None:
-            return Stage("turns", "cannot tell", "the rollout function samples by itself")
-        if len(self.record.turns) <= len(self.record.generated):
-            return None
-        known: list[list[int]] = []
-        broken = count = 0
-        for prompts, completions in self.record.turns:
-            for prompt in prompts if known else ():
-                count += 1
-                broken += not any(prompt[: len(whole)] == whole for whole in known)
-            known += [list(p) + list(c) for p, c in zip(prompts, completions, strict=True)]
-        if broken:
-            cause = f"{broken} of {count} turns do not continue the tokens of the turn before: "
-            return Stage("turns", "different", cause + "what was sampled is decoded and encoded again", broken / count)
-        return Stage("turns", "same", f"{count} turns continue the tokens of the turn before")
-
     def logprobs(self) -> Stage:
         """Whether the trainer's log-probs are those of each row alone."""
         rows = list(self._scored())
@@ -396,12 +302,14 @@ class _Judge:
         if self.record.problem:
             return Stage("update", "cannot tell", self.record.problem)
         gradients, settings = self.record.gradients.values(), self.step.settings
+        if not self.record.learning_rate:
+            return Stage("update", "cannot tell", "the learning rate of this step is 0, as at the start of a warmup")
         with_gradient = sum(int((gradient != 0).sum()) for gradient in gradients)
         if not with_gradient:
             return Stage("update", "cannot tell", "nothing has a gradient")
         share = sum(moved for moved, _ in self.record.moved.values()) / with_gradient
         said = f"the optimizer moves {share:.2%} of the elements that have a gradient, "
-        said += f"at a learning rate of {settings['learning_rate']:g}"
+        said += f"at a learning rate of {self.record.learning_rate:g}"
         if share >= _MOVED:
             return Stage("update", "same", said, share)
         norm, limit = (
@@ -425,19 +333,6 @@ class _Judge:
             verdict = "same" if largest <= 2 * SAME else "rounding"
             return Stage(name, verdict, f"mean {mean:.1e} nats, {self.step.dtype}", largest, where)
         return Stage(name, "different", f"{cause}{why(alone)}: mean {mean:.2g} nats, {self.step.dtype}", largest, where)
-
-    def _checked_rows(self) -> Iterator[CheckedRow]:
-        for micro, loss in zip(self.step.micro_batches, self.losses, strict=True):
-            for i, (row, prompt, ids) in enumerate(zip(micro.rows, micro.prompt_ids, micro.ids, strict=True)):
-                if row.logps is None or loss is None:
-                    continue
-                alone = self.alone[_key(prompt, ids)].logps if ids else np.zeros(0)
-                texts, ratios = (
-                    [self.tokenizer.decode([token]) for token in ids],
-                    np.broadcast_to(loss.ratios[i], len(ids)),
-                )
-                numbers = row.mask, row.advantage, row.logps, alone, ratios, loss.slopes[i]
-                yield CheckedRow(prompt, ids, texts, *numbers)
 
 
 def _key(prompt: list[int], ids: list[int]) -> tuple:

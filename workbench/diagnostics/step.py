@@ -25,6 +25,14 @@ class SampledRow:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """One answer of the sampler: what it was asked, and what it sampled."""
+
+    prompt_ids: list[int]
+    ids: list[int]
+
+
+@dataclass(frozen=True)
 class MicroRows:
     """The rows of one micro-batch, as its loss took them."""
 
@@ -50,6 +58,7 @@ class Step:
     returned: np.ndarray | None  # (N, F), what the functions returned; None: not known
     advantages: list[np.ndarray]  # of each generation, of this process
     micro_batches: list[MicroRows]
+    turns: list[Turn] | None = None  # None: each row is one turn
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property

@@ -2,18 +2,21 @@
 
 import contextlib
 import copy
+import functools
+import inspect
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 
 from ..errors import ParameterError
-from ..training.engine import finish_reasons, hook_requests
-from ..training.rows import policy_of
+from ..training.engine import finish_reasons, hook, hook_requests, unhook
+from ..training.rows import eos_ids, policy_of, tokenizer_of
 
 
 @dataclass
@@ -43,7 +46,24 @@ class StepRecord:
     metrics: dict[str, list[float]] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # on their device, before clipping
     moved: dict[str, tuple[int, int]] = field(default_factory=dict)  # elements that the optimizer moved, and all
+    learning_rate: float = 0.0  # of the update
     problem: str = ""  # why there is no update
+    open: bool = False  # in a generation of the training
+    stale: bool = False  # the generation is one of an earlier update, and the next one replaces it
+    losses: bool = True  # take down losses too
+
+    def forget_generation(self) -> None:
+        for part in (
+            self.inputs,
+            self.generated,
+            self.turns,
+            self.finish_reasons,
+            self.scored,
+            self.rewards,
+            self.outputs,
+        ):
+            part.clear()
+        self.stale = False
 
 
 def record_step(trainer: Any, batch: list[dict] | None = None) -> StepRecord:
@@ -54,7 +74,8 @@ def record_step(trainer: Any, batch: list[dict] | None = None) -> StepRecord:
         Exception: whatever the training itself would raise, as from a reward function.
     """
     record = StepRecord()
-    with _as_it_was(trainer), _listening(trainer, record):
+    with _as_it_was(trainer), contextlib.ExitStack() as stack:
+        stack.callback(listen(trainer, record))
         batches = _batches(trainer, batch)
         steps = trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
         model = trainer.model_wrapped
@@ -90,6 +111,8 @@ def _update(trainer: Any, policy: Any, record: StepRecord) -> None:
     trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
     before = {name: p.detach().clone() for name, p in trained.items()}
     optimizer = trainer.optimizer or trainer.create_optimizer()
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's passes over steps between micro-batches
+    record.learning_rate = max(group["lr"] for group in optimizer.param_groups)
     state = copy.deepcopy(optimizer.state_dict())
     try:
         if trainer.args.max_grad_norm:
@@ -116,11 +139,17 @@ def _as_it_was(trainer: Any):
     trainer._logs = copy.deepcopy(trainer._logs)
     trainer.state = copy.deepcopy(trainer.state)
     trainer._buffered_inputs, trainer._step, trainer.recorder = None, 0, None
+    for name in attributes:  # of a watch, which records the training
+        unhook(trainer, name)
+    engine = getattr(trainer, "engine", None)  # ours counts requests, for their seeds
+    counts = dict(vars(engine)) if engine is not None else {}
     try:
         yield
     finally:
         vars(trainer).clear()
         vars(trainer).update(attributes)
+        if engine is not None:
+            vars(engine).update(counts)
         for name, parameter in model.named_parameters():
             parameter.grad = gradients[name]
         model.train(mode)
@@ -131,62 +160,123 @@ def _as_it_was(trainer: Any):
             torch.cuda.set_rng_state_all(on_gpus)
 
 
-@contextlib.contextmanager
-def _listening(trainer: Any, record: StepRecord):
-    """Take down what goes through the trainer's own methods, each of which runs as it is."""
+def listen(trainer: Any, record: StepRecord, guarded: Callable = lambda note, *args: note(*args)) -> Callable[[], None]:
+    """Take down what goes through a trainer's own methods, each of which runs as it is; returns what ends it.
 
-    def listen(name: str, note: Any) -> None:
-        method = getattr(trainer, name, None)
-        if method is None:
-            return
+    Evaluations are passed over, and the losses of a record that has `losses=False`. `guarded` calls what takes notes.
+    """
+    scored: list[tuple] = []  # log-probs and entropies, for the loss that is open
 
-        def listened(*args: Any, **kwargs: Any):
-            result = method(*args, **kwargs)
-            note(result, *args, **kwargs)
-            return result
-
-        setattr(trainer, name, listened)
-
-    def note_scoring(result: Any, model: Any, inputs: Any, *_: Any, **kwargs: Any) -> None:
-        if kwargs.get("compute_entropy"):  # the loss asks for entropies, the scoring of samples does not
-            open_batch.append((result[0].detach(), result[1].detach()))
-
-    open_batch: list[tuple] = []
-    compute_loss = trainer._compute_loss
-
-    def loss_of(model: Any, inputs: Any):
-        open_batch.clear()
-        loss = compute_loss(model, inputs)
-        logps, entropies = open_batch[-1] if open_batch else (None, None)
+    def note_loss(loss: Any, inputs: Any) -> None:
+        logps, entropies = scored[-1] if scored else (None, None)
         record.micro_batches.append(MicroBatch(dict(inputs), logps, entropies, float(loss.detach())))
+
+    def around_loss(original: Callable, model: Any, inputs: Any):
+        scored.clear()
+        loss = original(model, inputs)
+        if record.losses and trainer.model.training:
+            guarded(note_loss, loss, inputs)
         return loss
 
-    def note_generation(result: Any, inputs: Any) -> None:
-        record.inputs.extend(inputs)
-        record.outputs.append(result)
+    def around_generation(original: Callable, inputs: Any):
+        record.open = trainer.model.training
+        if record.open and record.stale:
+            record.forget_generation()
+        result = original(inputs)
+        if record.open:
+            record.inputs.extend(inputs)
+            record.outputs.append(result)
+        record.open = False
+        return result
 
-    def note_turn(result: Any, prompt_ids: Any, *_: Any, **__: Any) -> None:
-        record.turns.append((prompt_ids, result[0] if isinstance(result, tuple) else result))
+    def around_scoring(original: Callable, *args: Any, **kwargs: Any):
+        result = original(*args, **kwargs)
+        if kwargs.get("compute_entropy") and record.losses:  # the scoring of samples asks for no entropies
+            scored.append((result[0].detach(), result[1].detach()))
+        return result
 
-    listen("_generate", lambda result, *_: record.generated.append(tuple(result)))
-    listen("_generate_single_turn", note_turn)
-    listen("_calculate_rewards", lambda result, *_: record.rewards.append(result.detach().clone()))
-    listen("_generate_and_score_completions", note_generation)
-    listen("_get_per_token_logps_and_entropies", note_scoring)
-    trainer._compute_loss = loss_of
-    trainer.reward_funcs = [_heard(function, record) for function in trainer.reward_funcs]
-    off = _hear_engine(trainer, record)
-    try:
-        yield
-    finally:
-        off()
+    def around_rewards(original: Callable, *args: Any, **kwargs: Any):
+        if not record.open:
+            return original(*args, **kwargs)
+        with mock.patch.object(trainer, "reward_funcs", [_heard(each, record) for each in trainer.reward_funcs]):
+            result = original(*args, **kwargs)
+        record.rewards.append(result.detach().clone())
+        return result
+
+    def around_generate(original: Callable, *args: Any, **kwargs: Any):
+        result = original(*args, **kwargs)
+        if record.open:
+            record.generated.append(tuple(result))
+        return result
+
+    def note_turn(prompts: Any, completions: Any) -> None:  # copied: TRL's loop of tools writes into its lists
+        record.turns.append(([list(ids) for ids in prompts], [list(ids[:]) for ids in completions]))
+
+    def around_turn(original: Callable, prompt_ids: Any, *args: Any, **kwargs: Any):
+        result = original(prompt_ids, *args, **kwargs)
+        if record.open:
+            guarded(note_turn, prompt_ids, result[0] if isinstance(result, tuple) else result)
+        return result
+
+    def around_requests(original: Callable, *args: Any, **kwargs: Any):
+        answer = original(*args, **kwargs)
+        if record.open:
+            guarded(lambda: record.finish_reasons.extend(finish_reasons(answer)))  # TRL drops them
+            if rolls and not isinstance(answer, dict):
+                guarded(lambda: note_turn(*zip(*_answered(answer), strict=True)))
+        return answer
+
+    def around_policy(original: Callable, *args: Any, **kwargs: Any):
+        output = original(*args, **kwargs)
+        ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+        if record.open and ids is not None:
+            guarded(lambda: note_turn(*_unpadded(trainer, output, ids, kwargs.get("attention_mask"))))
+        return output
+
+    rolls = getattr(trainer, "rollout_func", None) is not None  # it samples by itself, with the policy or the engine
+
+    around: dict[str, Callable] = {"_compute_loss": around_loss, "_generate_and_score_completions": around_generation}
+    around |= {"_get_per_token_logps_and_entropies": around_scoring, "_calculate_rewards": around_rewards}
+    around |= {"_generate": around_generate, "_generate_single_turn": around_turn}
+    hooks = [hook(trainer, name, each) for name, each in around.items() if hasattr(trainer, name)]
+    if rolls:
+        hooks.append(hook(policy_of(trainer), "generate", around_policy))
+    if getattr(trainer, "vllm_generation", None) is not None:
+        hooks.append(hook_requests(trainer.vllm_generation, around_requests))
+
+    def off() -> None:
+        for each in hooks:
+            each()
+
+    return off
+
+
+def _answered(answer: Any) -> Iterator[tuple]:
+    """Prompt ids and completion ids of vLLM's outputs."""
+    for output in answer:
+        for sample in output.outputs:
+            yield output.prompt_token_ids, sample.token_ids
+
+
+def _unpadded(trainer: Any, output: Any, input_ids: Any, attention_mask: Any) -> tuple[list, list]:
+    """Prompt ids and completion ids of a call of transformers' `generate`, without what stands behind an end."""
+    copies, length = len(output) // len(input_ids), input_ids.shape[1]
+    there = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    prompts = [ids[mask.bool()].tolist() for ids, mask in zip(input_ids, there, strict=True) for _ in range(copies)]
+    stops, pad = set(eos_ids(trainer)), tokenizer_of(trainer).pad_token_id
+    completions = []
+    for ids in output[:, length:].tolist():
+        end = next((i for i, token in enumerate(ids) if token in stops or token == pad), len(ids))
+        completions.append(ids[: end + 1] if end < len(ids) and ids[end] in stops else ids[:end])
+    return prompts, completions
 
 
 def _heard(function: Any, record: StepRecord) -> Any:
-    """A reward function that notes what it returns; a reward model, which TRL calls otherwise, as it is."""
-    if isinstance(function, torch.nn.Module) or not callable(function):
+    """A reward function that notes what it returns; a reward model and a coroutine, which TRL calls otherwise, as they are."""
+    if isinstance(function, torch.nn.Module) or not callable(function) or _is_coroutine(function):
         return function
 
+    @functools.wraps(function, updated=())
     def scored(*args: Any, **kwargs: Any):
         result = function(*args, **kwargs)
         record.scored.append(list(result) if isinstance(result, (list, tuple)) else [])
@@ -195,15 +285,5 @@ def _heard(function: Any, record: StepRecord) -> Any:
     return scored
 
 
-def _hear_engine(trainer: Any, record: StepRecord) -> Callable[[], None]:
-    """Note the finish reasons of vLLM, which TRL drops; returns what ends it."""
-    generation = getattr(trainer, "vllm_generation", None)
-    if generation is None:
-        return lambda: None
-
-    def answered(original: Any, *args: Any, **kwargs: Any):
-        answer = original(*args, **kwargs)
-        record.finish_reasons.extend(finish_reasons(answer))
-        return answer
-
-    return hook_requests(generation, answered)
+def _is_coroutine(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

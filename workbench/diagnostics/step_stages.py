@@ -19,7 +19,7 @@ from .step_reference import (
     row_rewards,
     sampler_correction,
 )
-from .step_report import Stage
+from .step_report import CheckedRow, Stage
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,36 @@ def check_ends(step: Step, decode: Callable[[list[int]], str]) -> Stage:
     return Stage(
         "ends", "same", f"{sum(bool(row.ended) for row in rows)} of {len(rows)} rows ended, the others were truncated"
     )
+
+
+def check_turns(step: Step) -> Stage | None:
+    """Whether the tokens in the loss are those that were sampled, where they stand; None where each row is one turn.
+
+    A turn that continues the tokens before it is found in its row with its prompt. One that was decoded and encoded again is
+    not, and leaves tokens in the loss that nobody sampled there.
+    """
+    if step.turns is None:
+        return None
+    if not step.turns:
+        return Stage("turns", "cannot tell", "the rollout function samples by a way that is not seen here")
+    rows, foreign, unused = [], 0, 0
+    for i, row in enumerate(step.rows):
+        whole, sampled = row.prompt_ids + row.ids, np.zeros(len(row.ids))
+        for turn in step.turns:
+            start, end = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.ids)
+            if turn.prompt_ids == whole[:start] and whole[start:end] == turn.ids[: len(whole) - start]:
+                sampled[max(start - len(row.prompt_ids), 0) : end - len(row.prompt_ids)] = 1
+        wrong = int(((row.own > 0) & (sampled == 0)).sum())
+        foreign, unused = foreign + wrong, unused + int(((row.own == 0) & (sampled > 0)).sum())
+        rows += [i] * bool(wrong)
+    if foreign:
+        cause = (
+            f"{foreign} tokens of {len(rows)} of {len(step.rows)} rows count in the loss and were not sampled there: "
+        )
+        cause += "a turn is decoded and encoded again, or the answer of a tool is in the loss"
+        return Stage("turns", "different", cause, float(foreign), places(rows))
+    kept = f"{len(step.turns)} turns stand in {len(step.rows)} rows as they were sampled"
+    return Stage("turns", "same", kept + (f"; {unused} sampled tokens are left out of the loss" if unused else ""))
 
 
 def check_mask(step: Step) -> Stage:
@@ -174,6 +204,25 @@ def losses_of(step: Step) -> list[Loss | None]:
     return found
 
 
+def check_ratios(step: Step) -> Stage | None:
+    """Whether the log-probs of the first update are those of the sampling policy; None where the loss has no older ones.
+
+    Without an update in between every ratio is 1, up to rounding.
+    """
+    rows = [r for r in all_loss_rows(step) if r.old_logps is not None and r.logps is not None and len(r.mask)]
+    if not rows:
+        return None
+    differences = np.concatenate([r.logps - r.old_logps for r in rows])
+    said = f"ratios of {math.exp(differences.min()):.4g} to {math.exp(differences.max()):.4g}"
+    s, limits = step.settings, tolerance_of(step)
+    moved = s.get("num_iterations", 1) > 1 or s.get("steps_per_generation", 1) > s["gradient_accumulation_steps"]
+    mean, largest = float(np.abs(differences).mean()), float(np.abs(differences).max())
+    if moved or (mean <= limits.mean and largest <= limits.largest):
+        return Stage("ratios", "same" if moved or largest <= 2 * SAME else "rounding", said, largest)
+    cause = f"{said}, where no update lies between the two scorings of a row: the trainer scores it in two ways"
+    return Stage("ratios", "different", cause, largest)
+
+
 def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
     """Whether each micro-batch's loss is that of its rows."""
     known = [loss for loss in losses if loss is not None]
@@ -226,3 +275,21 @@ def compared(
 def places(rows: Sequence[int] | np.ndarray) -> str:
     """The first of many rows, in words."""
     return f"rows {', '.join(str(i) for i in list(rows)[:5])}" + (", ..." if len(rows) > 5 else "")
+
+
+def checked_rows(
+    step: Step,
+    losses: Sequence[Loss | None],
+    decode: Callable[[list[int]], str],
+    alone: Callable[[list[int], list[int]], np.ndarray] = lambda prompt, ids: np.full(len(ids), np.nan),
+) -> list[CheckedRow]:
+    """The completions of a step, for its report; `alone` gives the log-probs of one alone."""
+    found = []
+    for micro, loss in zip(step.micro_batches, losses, strict=True):
+        for i, (row, prompt, ids) in enumerate(zip(micro.rows, micro.prompt_ids, micro.ids, strict=True)):
+            if row.logps is None or loss is None:
+                continue
+            texts, ratios = [decode([token]) for token in ids], np.broadcast_to(loss.ratios[i], len(ids))
+            numbers = row.mask, row.advantage, row.logps, alone(prompt, ids), ratios, loss.slopes[i]
+            found.append(CheckedRow(prompt, ids, texts, *numbers))
+    return found

@@ -24,7 +24,8 @@ from ..training.rows import is_ppo
 from .recipes import STARTERS, Recipe, common_fields, grpo_config, load_prompts, lora_fields, resolve_model
 
 # What a trainer takes itself; any other option is a field of its TRL config.
-_OWN_OPTIONS = ("stops", "explicit_positions", "generation_seed", "share_generation", "callbacks", "peft_config")
+_OWN_OPTIONS: tuple[str, ...] = ("stops", "explicit_positions", "generation_seed", "share_generation", "callbacks")
+_OWN_OPTIONS += ("peft_config", "record_steps")
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -102,7 +103,7 @@ def _recorded(value: Any):
 _NOT_TRAINED = (
     "logging_ report_to run_name save_ log_ num_completions_to_print disable_tqdm push_to_hub hub_ monitor_every"
 )
-_NOT_TRAINED += " callbacks project trackio_ wandb_ same_reward"
+_NOT_TRAINED += " callbacks record_steps project trackio_ wandb_ same_reward"
 
 
 # Folder, and code of a reward after a training in it by this process -> before it: lists that count calls have changed.
@@ -150,7 +151,9 @@ def open_folder(record_dir: Path, record: dict, same_reward: bool = False) -> No
     if different := _different(read_json(path, record), record, same_reward):
         held = ("recipe.json", "metrics.jsonl", "completions.jsonl", "progress.json")
         move_aside(
-            record_dir, (*held, "tokens", "checkpoints", "policy"), f"holds another training ({'; '.join(different)})"
+            record_dir,
+            (*held, "tokens", "steps", "checkpoints", "policy"),
+            f"holds another training ({'; '.join(different)})",
         )
     Recorder(record_dir).describe(record)
 
@@ -275,9 +278,9 @@ def train(
         same_reward: whether the reward of the training in the folder is this one, whatever their code and values say. A
             folder is resumed without it only if all of the reward can be compared, and is equal.
         monitor_every: steps between two measurements of what padding does; 0 measures nothing.
-        **options: `explicit_positions`, `generation_seed`, `share_generation`, `callbacks`, `peft_config`, and any field of
-            the trainer's TRL config. PPO also takes `reward_weights`: rewards of tens, as lengths in characters, want a
-            weight of 0.1 or so, since PPO's value model starts at 0.
+        **options: `explicit_positions`, `generation_seed`, `share_generation`, `callbacks`, `peft_config`, `record_steps`, and
+            any field of the trainer's TRL config. PPO also takes `reward_weights`: rewards of tens, as lengths in characters,
+            want a weight of 0.1 or so, since PPO's value model starts at 0.
 
     Returns:
         The trainer, trained.

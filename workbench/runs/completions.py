@@ -13,6 +13,7 @@ from .files import append_rows, json_lines, move_aside, open_lines, open_plain, 
 
 FILE = "completions.jsonl"
 TOKENS = "tokens"  # folder of ids and log-probs, beside the completions, so that reading those stays cheap
+STEPS = "steps"  # folder of single steps, each all that its loss consumed
 _PART = re.compile(r"part-(\d+)-(\d+)\.parquet")  # first and last step
 _LATEST = 8_000_000  # bytes from the end in which the last completions are looked for
 
@@ -58,10 +59,13 @@ def ends_of_completions(record_dir: Path, most: int) -> tuple[list[dict], int, l
 def forget_after(record_dir: Path, step: int) -> float:
     """Drop what was recorded after `step`, which a resumed run repeats; at step 0 a former record is moved aside."""
     if not step and (record_dir / "metrics.jsonl").is_file() and (record_dir / "metrics.jsonl").stat().st_size:
-        names = ("metrics.jsonl", FILE, TOKENS)
+        names = ("metrics.jsonl", FILE, TOKENS, STEPS)
         move_aside(record_dir, names, "holds the record of a training, and a new one begins")
     for path in token_parts(record_dir):
         _cut_part(path, step)
+    for path in (record_dir / STEPS).glob("step-*"):
+        if int(re.sub(r"\D.*", "", path.name[5:]) or 0) > step:
+            path.unlink()
     _cut_lines(record_dir / FILE, step)
     return _cut_lines(record_dir / "metrics.jsonl", step)
 

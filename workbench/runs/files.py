@@ -24,7 +24,7 @@ ASIDE = "replaced-"
 _LARGEST = 64_000_000  # bytes of a JSON file
 _LAST_LINES = 1_000_000  # bytes from the end in which the last line of metrics is looked for
 _DEEPEST = 4  # levels below a run's folder in which its notebook may train
-_WRITTEN = re.compile(r"checkpoints|tokens|policy|checkpoint-\d+")  # what a training fills
+_WRITTEN = re.compile(r"checkpoints|tokens|steps|policy|checkpoint-\d+")  # what a training fills
 _OBJECTS = ("params.json", "env.json", "status.json", "result.json", "progress.json", "recipe.json", "stop.json")
 
 

@@ -8,7 +8,7 @@ exactly when it really stopped (`EndedRow`). Every reader unmasks with `ids[:]`.
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,7 +76,12 @@ def with_stop_text(rule: StopRule, rows: Sequence[EndedRow], completions: list, 
     return fixed
 
 
-def attach_ours(trainer: Any, record_dir: str | Path | None, explicit_positions: bool) -> None:
+def attach_ours(
+    trainer: Any,
+    record_dir: str | Path | None,
+    explicit_positions: bool,
+    record_steps: int | Collection[int] | None = None,
+) -> None:
     """What a trainer of ours gets once TRL has built it: its seed, the sampler's proof, its recorder, position ids."""
     if backend_of(trainer.args) == "vllm":  # to a server it has to be attached by hand
         from ..diagnostics.sampler_probe import attach_sampler_probe  # it looks at trainings; no trainer rests on it
@@ -88,6 +93,12 @@ def attach_ours(trainer: Any, record_dir: str | Path | None, explicit_positions:
         from .recording import attach_recorder
 
         trainer.recorder = attach_recorder(trainer, record_dir)
+    if record_steps is not None:
+        from ..diagnostics.step_callbacks import StepRecorder
+
+        if record_dir is None:
+            raise ParameterError(f"record_steps={record_steps}: they are kept in record_dir, which is None")
+        StepRecorder(trainer, record_dir, record_steps)
     if explicit_positions:
         fill_positions(trainer)
     if has_plain_prompts(trainer):
@@ -117,6 +128,7 @@ class _Control(RecordsRows, _Trainer):
         share_generation: bool,
         explicit_positions: bool,
         record_dir: str | Path | None,
+        record_steps: int | Collection[int] | None,
         processing_class: Any,
         **trl_arguments: Any,
     ):
@@ -145,7 +157,7 @@ class _Control(RecordsRows, _Trainer):
                 run_seed=self.args.seed,
             )
         self.set_stops(spec)
-        attach_ours(self, record_dir, explicit_positions)
+        attach_ours(self, record_dir, explicit_positions, record_steps)
 
     def set_stops(self, stops: StopSpec) -> None:
         """From the next generation on, end completions at `stops`."""
@@ -291,6 +303,8 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
         explicit_positions: fill in position ids wherever the trainer's forward passes give none. False scores as TRL does,
             with pads counted as text.
         record_dir: run folder for `metrics.jsonl`, `progress.json` and the completions; None records nothing.
+        record_steps: steps of which all that the loss consumed is kept for `workbench replay`: numbers, or N for the first and
+            every N-th.
 
     Attributes:
         sampled_ids: token ids of each row of the last generation, with what follows its end; empty where rows have turns.
@@ -322,6 +336,7 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
         share_generation: bool = False,
         explicit_positions: bool = True,
         record_dir: str | Path | None = None,
+        record_steps: int | Collection[int] | None = None,
     ):
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__(**given)
@@ -352,7 +367,7 @@ class RLOOTrainer(_Control, trl.RLOOTrainer):
 
     Args:
         model, reward_funcs, args, ..., peft_config: `trl.RLOOTrainer`'s.
-        stops, generation_seed, share_generation, explicit_positions, record_dir: see `GRPOTrainer`.
+        stops, generation_seed, share_generation, explicit_positions, record_dir, record_steps: see `GRPOTrainer`.
     """
 
     def __init__(
@@ -374,5 +389,6 @@ class RLOOTrainer(_Control, trl.RLOOTrainer):
         share_generation: bool = False,
         explicit_positions: bool = True,
         record_dir: str | Path | None = None,
+        record_steps: int | Collection[int] | None = None,
     ):
         super().__init__(**{name: value for name, value in locals().items() if name not in ("self", "__class__")})

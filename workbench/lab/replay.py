@@ -1,0 +1,55 @@
+"""`workbench replay`: the stages of recorded steps, on the terminal."""
+
+import json
+from pathlib import Path
+
+from ..diagnostics.step_file import SavedStep, files_of, load_step
+from ..diagnostics.step_file import replay as stages_of
+from ..diagnostics.step_report import StepReport
+from ..errors import ParameterError
+from ..runs.files import jsonable
+from ..runs.text import one_line, printable
+
+
+def replay(run: str, number: int | None, root: Path | None, *, tokens: int | None, as_json: bool) -> int:
+    """Print the stages of a step of a run, or of a step in a file; returns 1 where one differs."""
+    different = False
+    for path in _files(run, number, root):
+        saved = load_step(path)
+        if number is not None and saved.number != number:
+            raise ParameterError(f"--step {number}: {path} is step {saved.number}")
+        report = stages_of(saved)
+        different |= report.first is not None
+        if as_json:
+            for stage in report.stages:
+                print(json.dumps(jsonable({"file": str(path), "step": saved.number} | vars(stage))))
+        else:
+            print(one_line(_title(path, saved)), printable(str(report)), sep="\n")
+        if tokens is not None:
+            print(_tokens(report, tokens))
+    return int(different)
+
+
+def _files(run: str, number: int | None, root: Path | None) -> list[Path]:
+    place = Path(run)
+    if place.is_file():
+        return [place]
+    if place.is_dir():
+        return files_of(place, number)
+    from .batch.manage import find_run  # loads what looks at processes
+
+    return files_of(find_run(run, root).path, number)
+
+
+def _title(path: Path, saved: SavedStep) -> str:
+    step = saved.step
+    title = f"step {saved.number} of {step.kind}, {len(step.rows)} completions, TRL {saved.versions.get('trl')}"
+    title += f", process {step.rank} of {step.processes}" * (step.processes > 1)
+    return f"{title}: {path} ({saved.size / 1000:.0f} KB)"
+
+
+def _tokens(report: StepReport, row: int) -> str:
+    if not 0 <= row < len(report.rows):
+        raise ParameterError(f"--tokens {row}: the loss took {len(report.rows)} completions, from 0 on")
+    table = report.tokens(row).drop(columns="logp_alone")
+    return printable(table.assign(token=[repr(text) for text in table["token"]]).to_string(index=False))
