@@ -30,6 +30,7 @@ from .step_stages import (
     check_turns,
     checked_rows,
     losses_of,
+    sampled_tokens,
     tolerance_of,
 )
 
@@ -165,12 +166,12 @@ class _Judge:
         for row in self.step.rows:
             if row.ids:
                 alone = self.alone[_key(row.prompt_ids, row.ids)]
-                own = row.own * (np.arange(len(row.ids)) < row.end)
+                own = row.own * (np.arange(len(row.ids)) < row.end) * sampled_tokens(self.step, row)
                 excess += float(((-alone.logps - alone.entropies) * own).sum())
                 variance += float((alone.variances * own).sum())
                 count += int(own.sum())
         if not variance:
-            return Stage("sampling", "cannot tell", "every token is certain")
+            return Stage("sampling", "cannot tell", "no token was sampled here, or each was certain")
         if copies := self._improbable_copies():
             size = self.step.num_generations
             cause = f"{copies} groups hold one completion {size} times, far beyond chance: {self._seed_cause()}"

@@ -29,7 +29,7 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
         "num_generations": trainer.num_generations,
         "reward_weights": trainer.reward_weights.tolist(),
         "temperature": trainer.temperature,
-        "gradient_accumulation_steps": trainer.current_gradient_accumulation_steps,  # fewer at the end of an epoch
+        "gradient_accumulation_steps": len(record.micro_batches),  # fewer at the end of an epoch
     }
     return Step(
         kind=kind,

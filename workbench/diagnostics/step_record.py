@@ -180,6 +180,7 @@ def listen(trainer: Any, record: StepRecord, guarded: Callable = lambda note, *a
 
     def around_generation(original: Callable, inputs: Any):
         record.open = trainer.model.training
+        asked.clear()
         if record.open and record.stale:
             record.forget_generation()
         result = original(inputs)
@@ -204,7 +205,12 @@ def listen(trainer: Any, record: StepRecord, guarded: Callable = lambda note, *a
         return result
 
     def around_generate(original: Callable, *args: Any, **kwargs: Any):
-        result = original(*args, **kwargs)
+        policy = policy_of(trainer)
+        off = hook(policy, "generate", around_policy) if hasattr(policy, "generate") else lambda: None
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            off()
         if record.open:
             record.generated.append(tuple(result))
         return result
@@ -213,34 +219,40 @@ def listen(trainer: Any, record: StepRecord, guarded: Callable = lambda note, *a
         record.turns.append(([list(ids) for ids in prompts], [list(ids[:]) for ids in completions]))
 
     def around_turn(original: Callable, prompt_ids: Any, *args: Any, **kwargs: Any):
+        asked.clear()
         result = original(prompt_ids, *args, **kwargs)
         if record.open:
-            guarded(note_turn, prompt_ids, result[0] if isinstance(result, tuple) else result)
+            prompts = [prompt for prompt, _ in asked] if len(asked) == len(prompt_ids) else prompt_ids
+            guarded(note_turn, prompts, result[0] if isinstance(result, tuple) else result)
         return result
 
-    def around_requests(original: Callable, *args: Any, **kwargs: Any):
-        answer = original(*args, **kwargs)
-        if record.open:
-            guarded(lambda: record.finish_reasons.extend(finish_reasons(answer)))  # TRL drops them
-            if rolls and not isinstance(answer, dict):
-                guarded(lambda: note_turn(*zip(*_answered(answer), strict=True)))
-        return answer
+    def note_answer(pairs: list[tuple]) -> None:
+        asked.extend(pairs)
+        if rolls:
+            note_turn(*zip(*pairs, strict=True))
 
     def around_policy(original: Callable, *args: Any, **kwargs: Any):
         output = original(*args, **kwargs)
         ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
         if record.open and ids is not None:
-            guarded(lambda: note_turn(*_unpadded(trainer, output, ids, kwargs.get("attention_mask"))))
+            guarded(lambda: note_answer(_unpadded(trainer, output, ids, kwargs.get("attention_mask"))))
         return output
 
+    def around_requests(original: Callable, *args: Any, **kwargs: Any):
+        answer = original(*args, **kwargs)
+        if record.open:
+            guarded(lambda: record.finish_reasons.extend(finish_reasons(answer)))  # TRL drops them
+            if not isinstance(answer, dict):
+                guarded(lambda: note_answer([(o.prompt_token_ids, x.token_ids) for o in answer for x in o.outputs]))
+        return answer
+
+    asked: list[tuple] = []  # what policy or engine were asked in this turn, and what they sampled
     rolls = getattr(trainer, "rollout_func", None) is not None  # it samples by itself, with the policy or the engine
 
     around: dict[str, Callable] = {"_compute_loss": around_loss, "_generate_and_score_completions": around_generation}
     around |= {"_get_per_token_logps_and_entropies": around_scoring, "_calculate_rewards": around_rewards}
     around |= {"_generate": around_generate, "_generate_single_turn": around_turn}
     hooks = [hook(trainer, name, each) for name, each in around.items() if hasattr(trainer, name)]
-    if rolls:
-        hooks.append(hook(policy_of(trainer), "generate", around_policy))
     if getattr(trainer, "vllm_generation", None) is not None:
         hooks.append(hook_requests(trainer.vllm_generation, around_requests))
 
@@ -251,14 +263,7 @@ def listen(trainer: Any, record: StepRecord, guarded: Callable = lambda note, *a
     return off
 
 
-def _answered(answer: Any) -> Iterator[tuple]:
-    """Prompt ids and completion ids of vLLM's outputs."""
-    for output in answer:
-        for sample in output.outputs:
-            yield output.prompt_token_ids, sample.token_ids
-
-
-def _unpadded(trainer: Any, output: Any, input_ids: Any, attention_mask: Any) -> tuple[list, list]:
+def _unpadded(trainer: Any, output: Any, input_ids: Any, attention_mask: Any) -> list[tuple]:
     """Prompt ids and completion ids of a call of transformers' `generate`, without what stands behind an end."""
     copies, length = len(output) // len(input_ids), input_ids.shape[1]
     there = torch.ones_like(input_ids) if attention_mask is None else attention_mask
@@ -268,7 +273,7 @@ def _unpadded(trainer: Any, output: Any, input_ids: Any, attention_mask: Any) ->
     for ids in output[:, length:].tolist():
         end = next((i for i, token in enumerate(ids) if token in stops or token == pad), len(ids))
         completions.append(ids[: end + 1] if end < len(ids) and ids[end] in stops else ids[:end])
-    return prompts, completions
+    return [*zip(prompts, completions, strict=True)]
 
 
 def _heard(function: Any, record: StepRecord) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .step import Step, all_loss_rows
+from .step import SampledRow, Step, all_loss_rows
 from .step_reference import (
     Loss,
     group_advantages,
@@ -69,6 +69,18 @@ def check_ends(step: Step, decode: Callable[[list[int]], str]) -> Stage:
     )
 
 
+def sampled_tokens(step: Step, row: SampledRow) -> np.ndarray:
+    """(T,), 1 for the tokens of a row that were sampled where they stand: behind the same tokens."""
+    if not step.turns:
+        return np.ones(len(row.ids))
+    whole, first, found = row.prompt_ids + row.ids, len(row.prompt_ids), np.zeros(len(row.ids))
+    for turn in step.turns:
+        start, end = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.ids)
+        if turn.prompt_ids == whole[:start] and whole[start:end] == turn.ids[: len(whole) - start]:
+            found[max(start - first, 0) : max(end - first, 0)] = 1
+    return found
+
+
 def check_turns(step: Step) -> Stage | None:
     """Whether the tokens in the loss are those that were sampled, where they stand; None where each row is one turn.
 
@@ -81,11 +93,7 @@ def check_turns(step: Step) -> Stage | None:
         return Stage("turns", "cannot tell", "the rollout function samples by a way that is not seen here")
     rows, foreign, unused = [], 0, 0
     for i, row in enumerate(step.rows):
-        whole, sampled = row.prompt_ids + row.ids, np.zeros(len(row.ids))
-        for turn in step.turns:
-            start, end = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.ids)
-            if turn.prompt_ids == whole[:start] and whole[start:end] == turn.ids[: len(whole) - start]:
-                sampled[max(start - len(row.prompt_ids), 0) : end - len(row.prompt_ids)] = 1
+        sampled = sampled_tokens(step, row)
         wrong = int(((row.own > 0) & (sampled == 0)).sum())
         foreign, unused = foreign + wrong, unused + int(((row.own == 0) & (sampled > 0)).sum())
         rows += [i] * bool(wrong)
