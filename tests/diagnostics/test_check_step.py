@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+import trl
 from step_cases import FAULTS, HEALTHY, PROMPTS, length, make, of_prompt
 
+from workbench.audit import attach_watch
 from workbench.diagnostics.check_step import check_step
 from workbench.errors import ParameterError
 
@@ -60,26 +62,70 @@ def test_a_check_leaves_the_trainer_as_it_was(tmp_path):
     assert all(map(torch.equal, trainer.model.parameters(), other.model.parameters()))
 
 
-def test_a_check_changes_nothing_when_a_reward_raises(tmp_path):
-    def broken(**_):
-        raise ZeroDivisionError("in the reward")
+def broken_reward(**_):
+    raise ZeroDivisionError("in the reward")
 
-    trainer = make(tmp_path, funcs=[broken])
+
+class BrokenSampler(trl.GRPOTrainer):
+    def _generate_single_turn(self, *_, **__):
+        raise RuntimeError("in the sampler")
+
+
+class BrokenLoss(trl.GRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        super()._compute_loss(model, inputs).backward()
+        raise RuntimeError("in the loss")
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"funcs": [broken_reward]}, "in the reward"),
+        ({"cls": BrokenSampler}, "in the sampler"),
+        ({"cls": BrokenLoss}, "in the loss"),
+    ],
+)
+def test_a_check_changes_nothing_when_the_step_raises(options, said, tmp_path):
+    trainer = make(tmp_path, **options)
     before, attributes = state_of(trainer), dict(vars(trainer))
-    with pytest.raises(ZeroDivisionError, match="in the reward"):
+    with pytest.raises((ZeroDivisionError, RuntimeError), match=said):
         check_step(trainer)
+    assert all(p.grad is None for p in trainer.model.parameters())
     assert all(map(torch.equal, before, state_of(trainer))) and vars(trainer) == attributes
 
 
 def test_what_cannot_be_checked_is_refused(tmp_path):
     with pytest.raises(ParameterError, match="str is no GRPOTrainer and no RLOOTrainer"):
         check_step("trainer")
+    with pytest.raises(ParameterError, match="SFTTrainer is no GRPOTrainer and no RLOOTrainer"):
+        check_step(trl.SFTTrainer.__new__(trl.SFTTrainer))
     trainer = make(tmp_path)
     trainer.train_dataset = None
     with pytest.raises(ParameterError, match="the trainer has no train_dataset"):
         check_step(trainer)
     rows = [{"prompt": prompt} for prompt in PROMPTS[:2] for _ in range(4)]
+    for batch in ([], rows[:7]):
+        with pytest.raises(
+            ParameterError, match=rf"batch has {len(batch)} rows, expected 4 \(num_generations\) for each"
+        ):
+            check_step(trainer, batch=batch)
     assert check_step(trainer, batch=rows).first is None
+
+
+def test_rewards_that_are_coroutines_are_called_as_they_are(tmp_path):
+    async def asked(completions, **_):
+        return [float(len(text)) for text in completions]
+
+    rewards = check_step(make(tmp_path, funcs=[asked, length]))["rewards"]
+    assert rewards.verdict == "cannot tell" and "asynchronous" in rewards.cause
+
+
+def test_a_watched_trainer_records_nothing_of_a_check(tmp_path):
+    trainer = make(tmp_path / "out", max_steps=1)
+    watch = attach_watch(trainer, tmp_path / "record")
+    assert check_step(trainer).first is None
+    trainer.train()
+    assert watch.on and len((tmp_path / "record/completions.jsonl").read_text().splitlines()) == 8
 
 
 def test_tokens_and_page_show_each_token(tmp_path):

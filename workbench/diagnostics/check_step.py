@@ -59,7 +59,7 @@ def check_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
         verdicts: `same`, `rounding`, `different`, `cannot tell`.
 
     Raises:
-        ParameterError: another trainer, or one without data.
+        ParameterError: another trainer, one without data, or a batch that is no whole number of groups.
         Exception: what the step itself raises, as from a reward function; the trainer is then as it was too.
     """
     kind = kind_of(trainer)

@@ -70,10 +70,15 @@ def record_step(trainer: Any, batch: list[dict] | None = None) -> StepRecord:
     """Run one update of a trainer on its first batch and leave weights, random state, metrics and record as they were.
 
     Raises:
-        ParameterError: no trainer of TRL's GRPO or RLOO; a trainer without data.
+        ParameterError: a trainer without data; a batch that is no whole number of groups.
         Exception: whatever the training itself would raise, as from a reward function.
     """
     record = StepRecord()
+    size = trainer.num_generations
+    if batch is not None and (not batch or len(batch) * trainer.accelerator.num_processes % size):
+        raise ParameterError(
+            f"check_step: batch has {len(batch)} rows, expected {size} (num_generations) for each prompt"
+        )
     with _as_it_was(trainer), contextlib.ExitStack() as stack:
         stack.callback(listen(trainer, record))
         batches = _batches(trainer, batch)

@@ -54,7 +54,7 @@ class StepReport:
         return next((stage for stage in self.stages if stage.verdict == "different"), None)
 
     def __getitem__(self, name: str) -> Stage:
-        return next(stage for stage in self.stages if stage.name == name)
+        return {stage.name: stage for stage in self.stages}[name]
 
     def table(self) -> pd.DataFrame:
         """Stage, verdict, largest difference, where, cause."""
