@@ -95,6 +95,38 @@ class TwiceTheLoss(trl.GRPOTrainer):
         return 2 * super()._compute_loss(model, inputs)
 
 
+class OtherReference(trl.GRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        return output | {"ref_per_token_logps": output["ref_per_token_logps"] - 0.05}
+
+
+class OtherOldLogps(trl.GRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        logps = torch.zeros_like(output["completion_ids"], dtype=torch.float32) - 5
+        return output | {"old_per_token_logps": logps}
+
+
+class OnePromptEach(trl.GRPOTrainer):
+    def _get_train_sampler(self, dataset=None):
+        return [0, 1, 2, 3] * 2
+
+
+class CopiedSamples(trl.GRPOTrainer):
+    def _generate_single_turn(self, *args, **kwargs):
+        ids, *rest = super()._generate_single_turn(*args, **kwargs)
+        size = self.num_generations
+        return [list(ids[n - n % size]) for n in range(len(ids))], *rest
+
+
+class OtherMetric(trl.GRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        self._metrics["train"]["reward"][-1] += 1
+        return output
+
+
 class LostGradient(trl.GRPOTrainer):
     def training_step(self, model, *args):
         loss = super().training_step(model, *args)
@@ -119,6 +151,11 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "advantages": ({"cls": LargerAdvantages}, "advantages", "other advantages"),
     "positions": ({"model": "starter-gpt2", "disable_dropout": True}, "log-probs", "padding moves them"),
     "dropout": ({"model": "starter-gpt2", "cls": GRPOTrainer}, "log-probs", "the model has dropout"),
+    "one prompt a row": ({"cls": OnePromptEach}, "rewards", "hold several prompts"),
+    "copies": ({"cls": CopiedSamples}, "sampling", "far beyond chance"),
+    "reference": ({"cls": OtherReference, "beta": 0.1}, "reference", "other log-probs"),
+    "old log-probs": ({"cls": OtherOldLogps}, "ratios", "scores it in two ways"),
+    "metric": ({"cls": OtherMetric}, "metrics", "reward"),
     "loss": ({"cls": TwiceTheLoss}, "loss", "2 times as much"),
     "gradient": ({"cls": LostGradient}, "gradient", "layers.0."),
     "clipped away": ({"optim": "sgd", "max_grad_norm": 1e-9}, "update", "max_grad_norm=1e-09 cuts a gradient"),

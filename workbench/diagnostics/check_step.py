@@ -59,6 +59,7 @@ def check_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
         verdicts: `same`, `rounding`, `different`, `cannot tell`.
 
     Raises:
+        RunError: vLLM does not sample, as an engine that is closed.
         ParameterError: another trainer, one without data, or a batch that is no whole number of groups.
         Exception: what the step itself raises, as from a reward function; the trainer is then as it was too.
     """
@@ -125,7 +126,13 @@ class _Judge:
                             by_entropy = loss.entropy_slopes[i] if loss.entropy_slopes else None
                             slopes = loss.slopes[i] * scale, by_entropy
                             self.alone[_key(prompt, ids)] = self._score(self.policy, prompt, ids, slopes)
-            return {name: p.grad for name, p in self.policy.named_parameters() if p.grad is not None}
+            trained = {name: p for name, p in self.policy.named_parameters() if p.requires_grad}
+            if self.record.averaged:
+                for parameter in trained.values():
+                    parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                    torch.distributed.all_reduce(parameter.grad)
+                    parameter.grad /= self.step.processes
+            return {name: p.grad for name, p in trained.items() if p.grad is not None}
         finally:
             for parameter, gradient in was.items():
                 parameter.grad = gradient

@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from ..errors import ParameterError
+from ..errors import ParameterError, RunError
 from ..training.engine import finish_reasons, hook, hook_requests, unhook
 from ..training.rows import eos_ids, policy_of, tokenizer_of
 
@@ -47,6 +47,7 @@ class StepRecord:
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # on their device, before clipping
     moved: dict[str, tuple[int, int]] = field(default_factory=dict)  # elements that the optimizer moved, and all
     learning_rate: float = 0.0  # of the update
+    averaged: bool = False  # gradients are the mean over the processes
     problem: str = ""  # why there is no update
     open: bool = False  # in a generation of the training
     stale: bool = False  # the generation is one of an earlier update, and the next one replaces it
@@ -70,6 +71,7 @@ def record_step(trainer: Any, batch: list[dict] | None = None) -> StepRecord:
     """Run one update of a trainer on its first batch and leave weights, random state, metrics and record as they were.
 
     Raises:
+        RunError: vLLM that does not sample, as one that is closed.
         ParameterError: a trainer without data; a batch that is no whole number of groups.
         Exception: whatever the training itself would raise, as from a reward function.
     """
@@ -84,11 +86,19 @@ def record_step(trainer: Any, batch: list[dict] | None = None) -> StepRecord:
         batches = _batches(trainer, batch)
         steps = trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
         model = trainer.model_wrapped
+        record.averaged = isinstance(model, torch.nn.parallel.DistributedDataParallel)
         model.train()
         model.zero_grad(set_to_none=True)
         for _ in range(steps):
             with trainer.accelerator.autocast():
-                trainer.training_step(model, next(batches), None)
+                try:
+                    trainer.training_step(model, next(batches), None)
+                except Exception as error:
+                    if trainer.args.use_vllm and record.open and len(record.generated) == len(record.outputs):
+                        raise RunError(
+                            f"check_step: vLLM does not sample ({error!r}): is its engine closed?"
+                        ) from error
+                    raise
         record.metrics = {name: list(values) for name, values in trainer._metrics["train"].items()}
         policy = policy_of(trainer)
         record.gradients = {n: p.grad.detach().clone() for n, p in policy.named_parameters() if p.grad is not None}
