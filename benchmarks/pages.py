@@ -7,13 +7,23 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from benchmarks import attribution, audit, documented_page, documented_verdicts, error_rates, evidence, false_alarms
+from benchmarks import (
+    attribution,
+    audit,
+    check_step_grid,
+    documented_page,
+    documented_verdicts,
+    error_rates,
+    evidence,
+    false_alarms,
+)
 from benchmarks.record import ROOT, made_with, measured, table
 from workbench.runs.files import write_text
 
 DOCS = ROOT / "docs"
 PAGES: dict[str, Callable[[], Iterable[str]]] = {
     "attribution.md": attribution.page,
+    "check_step.md": check_step_grid.page,
     "baselines.md": documented_page.page,
     "documented_verdicts.md": documented_verdicts.page,
     "error_rates.md": error_rates.page,
