@@ -1,9 +1,10 @@
-"""`check_step` in settings that meet known defects, on whatever TRL is first on the path; `python repros/matrix.py --step` runs it.
+"""`check_step` in settings that meet known defects, on whatever TRL is first on the path.
 
     PYTHONPATH=FOLDER_WITH_A_TRL:. python -m benchmarks.step_releases [--only NAME ...]
 
-A line of JSON a setting: `state` is `same`, `different` or `cannot run`, and `stage` and `says` are the first stage that differs
-and its cause. TRL older than what the workbench trains with is let in: `check_step` only reads.
+`python repros/matrix.py --step` runs it on release after release. A line of JSON a setting: `state` is `same`, `different` or
+`cannot run`, and `stage` and `says` are the first stage that differs and its cause. TRL older than what the workbench trains
+with is let in: `check_step` only reads.
 """
 
 import json
@@ -19,9 +20,9 @@ from workbench import trl_release
 
 trl_release.OLDEST = "1.0.0"  # before anything of the library is imported
 
-import torch
+import torch  # noqa: E402
 
-from benchmarks.record import parser
+from benchmarks.record import parser  # noqa: E402
 
 PROMPTS = ["Write a word", "The sum of the numbers is a long story", "One", "Python is a language that"]
 STOPS = [265, 70, 77, 86, 10, 14]  # common tokens of the starter

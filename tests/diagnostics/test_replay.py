@@ -3,6 +3,8 @@
 import gzip
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -205,3 +207,12 @@ def test_a_step_is_due_as_it_is_named():
         2,
         5,
     ]
+
+
+def test_replay_loads_no_torch(run):
+    code = "import sys; from workbench.cli import main; assert main(['replay', sys.argv[1]]) == 0; print(*sys.modules)"
+    path = run / "steps/step-000001.json.gz"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code, path], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"torch", "transformers", "trl"} & set(loaded)
