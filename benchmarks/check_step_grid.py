@@ -142,7 +142,7 @@ def main() -> None:
     use_one_thread()
     if options.process_of:
         return check_in_a_process(json.loads(options.process_of), options.folder)
-    rows = read_json(options.out, {}).get("rows", {}) if options.out else {}
+    rows = read_json(options.out, {}).get("cells", {}) if options.out else {}
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
     with contextlib.ExitStack() as stack:
         if any(cell.get("use_vllm") for name, cell in made.items() if name not in rows):
@@ -153,14 +153,14 @@ def main() -> None:
             rows[name] = measure(cell)
             print(f"{name:40} {rows[name]['seconds']:6.1f} s  {rows[name]['why'] or 'no difference'}", flush=True)
             if options.out:
-                write_json(options.out, {"environment": about(), "rows": rows})
+                write_json(options.out, {"environment": about(), "cells": rows})
     return None
 
 
 def page() -> Iterator[str]:
     """docs/evidence/check_step.md."""
     found = measured("check_step_grid")
-    rows = found["rows"]
+    rows = found["cells"]
     false = [name for name, row in rows.items() if "different" in row["verdicts"].values()]
     high = beta.ppf(0.975, len(false) + 1, len(rows) - len(false))
     stages = Counter(verdict for row in rows.values() for verdict in row["verdicts"].values())

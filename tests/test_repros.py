@@ -69,6 +69,16 @@ def test_only_neighbouring_releases_that_came_out_the_same_share_a_column():
     assert [label for label, _ in matrix.ranges(data)] == ["1.0.0 to 1.2.0", "1.10.0", "1.11.0"]
 
 
+def test_a_step_shows_each_defect_or_the_page_says_why_not():
+    steps = json.loads((ROOT / "data/step_releases.json").read_text())["results"]
+    assert {*matrix.SHOWN, *matrix.NOT_SHOWN} == {*NAMES} and not matrix.SHOWN.keys() & matrix.NOT_SHOWN.keys()
+    for name, (setting, stage) in matrix.SHOWN.items():
+        for release, cells in steps.items():
+            if (cell := cells.get(setting, {"state": "cannot run"}))["state"] != "cannot run":
+                found = (cell["state"], cell["stage"]) == ("different", stage)
+                assert found == (DATA["results"][name][release]["state"] == "present"), (name, release)
+
+
 @pytest.mark.slow
 def test_a_repro_that_cannot_import_trl_could_not_run(tmp_path):
     (tmp_path / "trl").mkdir()

@@ -206,6 +206,8 @@ def _make_ppo(trainer_class: Any, recipe: Recipe, *, reward_funcs: Any, record_d
 
     if recipe.backend != "transformers":
         raise ParameterError(f"backend={recipe.backend!r}: TRL's PPOTrainer samples with transformers only")
+    if "record_steps" in options:
+        raise ParameterError(f"record_steps={options['record_steps']}: steps of GRPO and RLOO are kept, none of PPO")
     names = ("stops", "callbacks", "explicit_positions", "peft_config", "reward_weights")
     own = {name: options.pop(name) for name in names if name in options}
     path = resolve_model(recipe.model)
