@@ -51,8 +51,12 @@ def imports(path: Path, functions: bool = True) -> set[str]:
     return names
 
 
-# A trainer attaches the sampler's proof by a local import, and loads it only where vLLM samples.
-UPWARDS = {"training/grpo.py": {"diagnostics"}, "training/online_dpo.py": {"diagnostics"}}
+# A trainer attaches the sampler's proof and the recorder of steps by local imports, and loads them only where they are used.
+UPWARDS = {
+    "training/grpo.py": {"diagnostics"},
+    "training/recording.py": {"diagnostics"},
+    "training/online_dpo.py": {"diagnostics"},
+}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

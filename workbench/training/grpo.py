@@ -76,12 +76,7 @@ def with_stop_text(rule: StopRule, rows: Sequence[EndedRow], completions: list, 
     return fixed
 
 
-def attach_ours(
-    trainer: Any,
-    record_dir: str | Path | None,
-    explicit_positions: bool,
-    record_steps: int | Collection[int] | None = None,
-) -> None:
+def attach_ours(trainer: Any, record_dir: str | Path | None, explicit_positions: bool, steps: Any = None) -> None:
     """What a trainer of ours gets once TRL has built it: its seed, the sampler's proof, its recorder, position ids."""
     if backend_of(trainer.args) == "vllm":  # to a server it has to be attached by hand
         from ..diagnostics.sampler_probe import attach_sampler_probe  # it looks at trainings; no trainer rests on it
@@ -89,16 +84,10 @@ def attach_ours(
         attach_sampler_probe(trainer)
         # TRL's engine seeds the whole process alike for every `args.seed`; the ranks of one engine have to draw alike.
         set_seed(trainer.args.seed + trainer.accelerator.process_index // trainer.args.vllm_tensor_parallel_size)
-    if record_dir is not None:
+    if record_dir is not None or steps is not None:
         from .recording import attach_recorder
 
-        trainer.recorder = attach_recorder(trainer, record_dir)
-    if record_steps is not None:
-        from ..diagnostics.step_callbacks import StepRecorder
-
-        if record_dir is None:
-            raise ParameterError(f"record_steps={record_steps}: they are kept in record_dir, which is None")
-        StepRecorder(trainer, record_dir, record_steps)
+        trainer.recorder = attach_recorder(trainer, record_dir, steps)
     if explicit_positions:
         fill_positions(trainer)
     if has_plain_prompts(trainer):
@@ -235,11 +224,7 @@ class _Control(RecordsRows, _Trainer):
         check_groups(gather_object(prompts), self._group_size)  # groups may span processes
 
     def _log_groups(self, rows: list[list[int]]) -> None:
-        """`groups/identical`, the share of groups of one text; on vLLM also this process's requests and prompt tokens.
-
-        Raises:
-            GroupError: copies that chance cannot explain.
-        """
+        """Log the share of groups of one text, and on vLLM requests and prompt tokens; raise for copies beyond chance."""
         if self.engine:
             self._log({"vllm/requests": self.engine.requests, "vllm/prompt_tokens": self.engine.prompt_tokens})
         size = self._group_size
@@ -300,11 +285,9 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
         generation_seed: on vLLM, gives every completion a random stream of its own; the run then repeats exactly. Default:
             `args.seed`, in process for one stream of all (stock TRL's is the same for every seed), on a server for each.
         share_generation: on vLLM, send equal prompts of a batch as one request.
-        explicit_positions: fill in position ids wherever the trainer's forward passes give none. False scores as TRL does,
-            with pads counted as text.
+        explicit_positions: fill in position ids where forward passes give none. False scores as TRL does: pads count as text.
         record_dir: run folder for `metrics.jsonl`, `progress.json` and the completions; None records nothing.
-        record_steps: steps of which all that the loss consumed is kept for `workbench replay`: numbers, or N for the first and
-            every N-th.
+        record_steps: steps to keep whole for `workbench replay`: numbers, or N for the first and every N-th.
 
     Attributes:
         sampled_ids: token ids of each row of the last generation, with what follows its end; empty where rows have turns.

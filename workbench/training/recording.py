@@ -207,9 +207,15 @@ def _stops(trainer: Any) -> dict:
     return {"stop": strings, "stop_token_ids": eos_ids(trainer), "min_tokens": least}
 
 
-def attach_recorder(trainer: Any, record_dir: str | Path) -> RunRecorder:
-    """Attach a recorder in place of transformers' printer of raw logs."""
+def attach_recorder(trainer: Any, record_dir: str | Path | None, record_steps: Any = None) -> RunRecorder:
+    """Attach a recorder in place of transformers' printer of raw logs; it also keeps single steps whole for a replay."""
+    if record_dir is None:
+        raise ParameterError(f"record_steps={record_steps}: they are kept in record_dir, which is None")
     recorder = RunRecorder(record_dir, trainer)
+    if record_steps is not None:
+        from ..diagnostics.step_callbacks import StepRecorder  # it looks at trainings; no trainer rests on it
+
+        StepRecorder(trainer, record_dir, record_steps)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(recorder)
     return recorder
