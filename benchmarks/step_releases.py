@@ -92,7 +92,6 @@ def build(options: dict[str, Any], folder: str) -> Any:
     from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
     from workbench.experiments.recipes import resolve_model
-    from workbench.training.sync_on_cpu import install_cpu_sync
 
     names = ("trainer", "model", "lora", "reward", "eos", "data")
     own = {name: options[name] for name in names if name in options}
@@ -112,8 +111,8 @@ def build(options: dict[str, Any], folder: str) -> Any:
     trainer = cls(
         model, [reward], args=config(folder, **fields), train_dataset=data, processing_class=tokenizer, **more
     )
-    if fields.get("use_vllm"):
-        install_cpu_sync(trainer.vllm_generation, folder)
+    if fields.get("use_vllm"):  # vLLM's CPU backend takes no weights of TRL's, and those on disk are still right
+        trainer.vllm_generation.sync_weights = lambda *_, **__: None
     return trainer
 
 
