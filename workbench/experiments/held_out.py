@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
+from trl import maybe_apply_chat_template
 
 from ..generation.sampling import Sampling, TransformersSampler, generate
 from ..generation.stops import StopSpec
@@ -20,7 +21,7 @@ class HeldOut(TrainerCallback):
     A look changes neither weights nor random state. What an interrupted training wrote of a step is replaced.
 
     Args:
-        rows: questions, with `prompt` and the columns that the reward reads.
+        rows: questions, with `prompt` and the columns that the reward reads; without any there is no look.
         reward: a reward function in TRL's convention.
         looks: steps after which to look; 0 is before training.
         stops: when completions end.
@@ -40,10 +41,10 @@ class HeldOut(TrainerCallback):
 
     def _look(self, args: Any, state: Any, *, model: Any, processing_class: Any, **_: Any) -> None:
         step = state.global_step
-        if step not in self.looks or not state.is_world_process_zero:
+        if not self.rows or step not in self.looks or not state.is_world_process_zero:
             return
         prompts = [row["prompt"] for row in self.rows]
-        texts = [as_text(prompt, processing_class) for prompt in prompts]
+        texts = [maybe_apply_chat_template({"prompt": prompt}, processing_class)["prompt"] for prompt in prompts]
         training = model.training
         model.eval()
         made = generate(TransformersSampler(model, processing_class), texts, stops=self.stops, sampling=self.sampling)
@@ -58,15 +59,3 @@ class HeldOut(TrainerCallback):
         file = Path(args.output_dir).parent / FILE
         kept = [row for _, row in json_lines(file) if row["step"] < step] if file.is_file() else []
         write_text(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept + lines))
-
-
-def as_text(prompt: Any, tokenizer: Any) -> str:
-    """A prompt as the model reads it: text as it is, messages in the tokenizer's chat template.
-
-    Example:
-        >>> as_text("2 + 2 =", None)
-        '2 + 2 ='
-    """
-    if isinstance(prompt, str):
-        return prompt
-    return tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
