@@ -9,9 +9,8 @@ from .rows import Rows
 
 NUMBER = r"[-+]?(?:\d{1,40}\.?\d{0,40}(?:[eE][+-]?\d{1,4})?|(?i:nan|inf(?:inity)?))"
 _LONGEST = 4_000  # bytes of a line
-_MOST, _MOST_PARSED = 20_000_000, 2_000_000  # lines; two bytes each, they would take minutes
-_BELOW = 200  # lines below a line with a step in which its metrics stand
-_METRICS, _TITLES = (b"reward", b"loss"), (b"step", b"metrics", b"results")
+_MOST, _MOST_PARSED = 15_000_000, 500_000  # lines of a log; those of two bytes each would take minutes
+_BELOW = 30  # lines below a line with a step in which its metrics stand
 _COLOURS = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 _SEPARATORS = str.maketrans(dict.fromkeys("|;│┃\t", ","))
 _NEXT = re.compile(r"(?<=[\d.%])\s+(?=[^\W\d][\w./-]{0,40}\s?=)")  # as in `loss=0.1 reward=0.5`
@@ -41,9 +40,10 @@ class Lines:
         for raw in block.splitlines():
             self._left -= 1
             words = raw[:_LONGEST].lower()
-            of_step = any(word in words for word in _METRICS)
+            of_step = b"reward" in words or b"loss" in words
+            title = len(raw) < 200 and (b"step" in words or b"metrics" in words or b"results" in words)
             below = self._left > 0 and (b":" in raw or b"\xe2\x94" in raw)
-            if of_step or below or self._head or self._cells or (len(raw) < 200 and any(t in words for t in _TITLES)):
+            if of_step or title or below or self._head or self._cells:
                 text = raw[:_LONGEST].decode("utf-8", "replace")
                 text = (_COLOURS.sub("", text) if "\x1b" in text else text).strip()
                 if not self._row_of_table(text):
@@ -64,7 +64,7 @@ class Lines:
     def _line(self, text: str, of_step: bool) -> None:
         lower = text.lower()
         steps = [m for m in _STEP.finditer(lower) if not lower[: m.start()].endswith(("_", "micro "))]
-        if not (steps or self._left > 0 or _STEP_OF.search(text) or _OPENS.fullmatch(lower)):
+        if not (steps or self._left > 0 or ("/" in text and _STEP_OF.search(text)) or _OPENS.fullmatch(lower)):
             return
         self._parsed += 1
         rest = f"{text[: steps[0].start()]}, {text[steps[0].end() :]}" if steps else text
@@ -75,7 +75,7 @@ class Lines:
         if number is not None and len(pairs) > 1:
             if of_step and words <= 4 and not _EVALUATED.match(next(iter(pairs))):
                 self._single.add({**pairs, "step": number})
-        elif not pairs and (steps or _OPENS.fullmatch(lower)):
+        elif (steps or _OPENS.fullmatch(lower)) and not (pairs and of_step):
             self._close()
             self._open, self._left = {"step": float(steps[-1][1])} if steps else {}, _BELOW
         elif pairs and not words and self._open is not None:

@@ -10,15 +10,16 @@ from .lines import NUMBER, Lines
 from .names import of_reinforcement_learning
 from .rows import EXPECTED, Found, Rows
 
-_MOST = 3_000_000  # steps, or what looks like one, after which the rest of a log is not read
+_MOST = 2_000_000  # steps after which the rest of a log is not read
 _LONGEST_STEP = 20_000  # bytes of a line of verl, also of one that a terminal broke into several
 _OTHERS = 1_000  # printed dicts that are no steps, from which on they are not looked at
 _DICT = re.compile(rb"\{\s{0,9}['\"][^{}]{8,20000}\}")
+_BARE = re.compile(rb"(?m)^'loss': [^{}\r\n]{8,20000}\}")  # a dict without its first brace, as people paste it
 _WORDS = (b"loss", b"reward", b"objective/", b"train_runtime", b"eval_")  # of which a step has one
 _VALUE = re.compile(rf"(?:[\w.]{{1,20}}\()?({NUMBER})(?:/\d+)?\)?")
 _ENTRY = re.compile(rf"""['"]([^'"]{{1,100}})['"]:\s{{0,99}}['"]?{_VALUE.pattern}['"]?\s{{0,99}}[,}}]""")
 _STEP_BEFORE = re.compile(r"\b(?:step|rollout|perf|iter(?:ation)?)[ :_]{1,2}(\d{1,9}):?\s*(?:\([^()]*\))?\s*$", re.I)
-_VERL = re.compile(rb"step:(\d{1,12}) - ([^\r\n]+)")
+_VERL = re.compile(rb"step:(\d{1,12}) - ([^\r\n/]{1,300}/[^\r\n]*)")
 _CONFIG = re.compile(rb"'max_response_length': (\d{1,9})")  # of verl, printed before its first step
 _METRIC = re.compile(rf"(\S{{1,200}}):{_VALUE.pattern}")
 _COLOURS = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
@@ -36,8 +37,8 @@ def printed(blocks: Iterable[bytes], source: str) -> Found:
         if not verl.count:
             limits |= set(_CONFIG.findall(block))
         for match in _VERL.finditer(block):
-            begins = block[match.start() - 1 : match.start()] not in (b"_", b"/") and len(match[2]) <= _LONGEST_STEP
-            if begins and (row := _verl_row(_unwrapped(block, match))):
+            begins = block[match.start() - 1 : match.start()] not in (b"_", b"/")
+            if begins and len(match[2]) <= _LONGEST_STEP and (row := _verl_row(_unwrapped(block, match))):
                 verl.add(row | {"step": float(match[1])})
         if not verl.count:
             dicts.feed(block)
@@ -49,6 +50,8 @@ def printed(blocks: Iterable[bytes], source: str) -> Found:
         )
         return Found("verl console log", verl.table(), damage=damage, trainer="verl", settings=settings)
     table = dicts.rows.table() if dicts.rows.count else lines.table()
+    if not dicts.rows.count and lines.cut_short:
+        damage = ["the log is not read to its end: too many lines"]
     if table is None:
         raise RunError(
             f"{source}: no line like {{'loss': 0.1, 'reward': 0.5}}, `step:1 - critic/score/mean:0.5` or `Step 1 | loss: 0.1 | "
@@ -82,6 +85,8 @@ class _Dicts:
                 self.count += 1
                 if names in self._others or len(self._others) < 100:
                     self._others[names] = self._others.get(names, 0) + 1
+        for bare in () if self.rows.count else _BARE.findall(block):
+            self.rows.add(_entries("{" + bare.decode("utf-8", "replace")))
 
     def number(self) -> str:
         return f"{self.count}" + " and more" * (self.count >= _OTHERS)
@@ -122,7 +127,7 @@ def _is_of_a_trainer(names: tuple[str, ...]) -> bool:
 
 def _unwrapped(block: bytes, match: re.Match) -> str:
     """The line of a step with those that a terminal's width broke off: they begin with ` - `, or go on inside a name."""
-    lines = block[match.start(2) : match.end() + _LONGEST_STEP].splitlines()
+    lines = block[match.start(2) : match.end() + _LONGEST_STEP].split(b"\n", 50)[:50]
     text = lines[0].decode("utf-8", "replace")
     for line in lines[1:]:
         more = line.decode("utf-8", "replace")

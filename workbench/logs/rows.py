@@ -119,12 +119,17 @@ class Rows:
 
 
 def _joined(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Rows of several sets of names: those of one step are one where each set has every step once, as slime prints them."""
+    """Rows of several sets of names: those of one step are one where each set has every step once, as slime prints them.
+
+    The last step is left out where a part of it is not printed yet.
+    """
     if len(parts) < 2:
         return parts[0] if parts else pd.DataFrame()
     table = pd.concat(parts).sort_index()
     if all("step" in part and part["step"].is_unique and part["step"].is_monotonic_increasing for part in parts):
-        return table.groupby("step", as_index=False).last()
+        table = table.groupby("step", as_index=False).last()
+        ended = table.iloc[-1].notna() | table.iloc[:-1].isna().any()
+        return table if ended.all() else table.iloc[:-1]
     return table
 
 
