@@ -1,4 +1,4 @@
-"""What a trainer printed to a console, between anything else, progress bars too: TRL, verl, and what `Lines` reads of any other loop."""
+"""What TRL, verl or any other loop printed to a console, between anything else, progress bars too."""
 
 import json
 import re
@@ -148,6 +148,13 @@ def _is_metric(text: str) -> re.Match | None:
 
 def _verl_row(line: str) -> dict | None:
     """`name:value - name:value ...`; None where no metric is in it."""
-    found = filter(None, map(_is_metric, line.split(" - ")))
-    row = {metric[1]: float(metric[2]) for metric in found}
+    row = {}
+    for part in line.split(" - "):
+        name, _, value = part.strip().rpartition(":")
+        try:
+            if name and " " not in name:
+                row[name] = float(value)
+        except ValueError:
+            if match := _is_metric(part):
+                row[match[1]] = float(match[2])
     return row if any("/" in name for name in row) else None

@@ -104,7 +104,11 @@ class Rows:
 
         Where some rows have an epoch, which every Trainer logs and a dict of the user's own seldom has, only these are steps.
         """
-        kept = {names: part for names, part in self._parts.items() if len(part[1]) >= least and part[0] and "train_runtime" not in names}
+        kept = {
+            names: part
+            for names, part in self._parts.items()
+            if len(part[1]) >= least and part[0] and "train_runtime" not in names
+        }
         for unwanted in (lambda names: any(n.startswith("eval_") for n in names), lambda names: "epoch" not in names):
             kept = {names: part for names, part in kept.items() if not unwanted(names)} or kept
         parts = [
@@ -129,7 +133,7 @@ def _joined(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
     if all("step" in part and part["step"].is_unique and part["step"].is_monotonic_increasing for part in parts):
         table = table.groupby("step", as_index=False).last()
         ended = table.iloc[-1].notna() | table.iloc[:-1].isna().any()
-        return table if ended.all() else table.iloc[:-1]
+        return table if ended.all() or len(table) < 2 else table.iloc[:-1]
     return table
 
 
