@@ -60,7 +60,7 @@ CONSOLES = {
     ),
     "OpenRLHF": (
         "".join(
-            f"(PPOTrainer pid=3) ppo_trainer.py:5] ✨ Global step {n}: {{'response_length': 40.5, 'rollout/reward_mean': 0.{n}, "
+            f"(PPOTrainer pid=3) ppo_trainer.py:5] ✨ Global step {n}: {{'response_length': 40.5,'rollout/reward_mean': 0.{n}, "
             "'rollout/truncated_rate': 0.25, 'group_reward_std': 0.1, 'policy_loss': -0.1, 'actor_lr': 5e-07}\n"
             for n in (1, 2)
         ),
@@ -69,7 +69,7 @@ CONSOLES = {
     "SkyRL": (
         "".join(
             f"(entrypoint pid=4) 10:00 | INFO | Step {n}: \n"
-            f"(entrypoint pid=4) {{'generate/avg_num_tokens': '345.0',\n(entrypoint pid=4)  'policy/policy_entropy': '0.4000',\n"
+            f"(entry pid=4) {{'generate/avg_num_tokens': '345.0',\n(entrypoint pid=4)  'policy/policy_entropy': '0.4000',\n"
             f"(entrypoint pid=4)  'reward/avg_raw_reward': '0.{n}000',\n(entrypoint pid=4)  'trainer/global_step': {n}}}\n"
             for n in (5, 6)
         ),
