@@ -261,3 +261,18 @@ def test_rows_of_a_step_under_several_names_are_one():
         rows.add({"step": n, "reward": n / 10, "gpu": 9})
         rows.add({"step": n, "grad_norm": n})
     assert rows.table().to_dict("list") == {"step": [1, 2], "reward": [0.1, 0.2], "grad_norm": [1, 2]}
+
+
+def test_a_step_that_is_half_printed_is_left_out():
+    rows = Rows()
+    for n in (1, 2, 3):
+        rows.add({"step": n, "reward": n / 10})
+        rows.add({"step": n, "grad_norm": n}) if n < 3 else None
+    assert rows.table()["step"].tolist() == [1, 2]
+
+
+def test_steps_that_name_different_metrics_are_all_kept():
+    rows = Rows()
+    rows.add({"step": 1, "reward": 0.1, "kl": 0})
+    rows.add({"step": 2, "reward": 0.2})
+    assert rows.table()["step"].tolist() == [1, 2]

@@ -131,9 +131,9 @@ def _joined(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
         return parts[0] if parts else pd.DataFrame()
     table = pd.concat(parts).sort_index()
     if all("step" in part and part["step"].is_unique and part["step"].is_monotonic_increasing for part in parts):
-        table = table.groupby("step", as_index=False).last()
-        ended = table.iloc[-1].notna() | table.iloc[:-1].isna().any()
-        return table if ended.all() or len(table) < 2 else table.iloc[:-1]
+        whole = table.groupby("step", as_index=False).last()
+        ended = whole.iloc[-1].notna() | whole.iloc[:-1].isna().any()
+        return whole if ended.all() or len(whole) in (1, len(table)) else whole.iloc[:-1]
     return table
 
 
