@@ -29,6 +29,7 @@ from .finding import CANNOT_TELL, FOUND, NOT_FOUND, NOTE, PROBLEM, WARNING, Find
 from .rule import NEEDS, Rule
 
 NO_PROBLEM, PROBLEMS, UNUSABLE = 0, 1, 2  # exit codes
+SCHEMA = 1  # of `--json`; a name that goes or changes its meaning raises it, a new one does not
 _WIDTH = 110
 _MODEL_FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 _TITLES = ("run", "verdict", "main cause")
@@ -70,8 +71,8 @@ class RunAudit:
         return [finding.rule for finding in self.findings if finding.is_problem]
 
     def as_json(self) -> dict:
-        """Strict JSON: `run`, `verdict`, `findings` and what the log lacks."""
-        about = {"run": self.run, "kind": self.kind, "steps": self.steps, "lacks": list(self.lacks)}
+        """Strict JSON: `schema`, `run`, `verdict`, `findings` and what the log lacks."""
+        about = {"schema": SCHEMA, "run": self.run, "kind": self.kind, "steps": self.steps, "lacks": list(self.lacks)}
         return about | {"verdict": self.verdict, "findings": [finding.as_json() for finding in self.findings]}
 
     @property

@@ -82,9 +82,9 @@ class Log:
 
     @property
     def each_step(self) -> bool:
-        """Whether every step has a line; else a line holds means over several."""
+        """Whether every step is known to have a line; else a line may hold means over several."""
         steps = self.steps["step"].to_numpy()
-        return len(steps) < 2 or float(np.median(np.diff(steps))) == 1
+        return not self.facts.get("lines_counted") and (len(steps) < 2 or float(np.median(np.diff(steps))) == 1)
 
     @property
     def trainer(self) -> str:

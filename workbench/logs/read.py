@@ -20,9 +20,9 @@ import pandas as pd
 from ..errors import RunError
 from ..runs.files import ASIDE, open_plain
 from .completions import completions_table, last_trainer_state, read_completions, read_trl_completions
-from .formats import runs_in
+from .formats import SUMMARY, runs_in
 from .log import Log
-from .names import canonical, steps_table
+from .names import COUNTED, canonical, steps_table
 from .rows import EXPECTED, Found, unusable_as_error
 from .settings import facts_of, of_scripts
 
@@ -34,6 +34,7 @@ _PLACES = (
     ("*.jsonl", "*.csv", "*.tsv", "*tfevents*"),
     ("runs/*/*tfevents*", "logs/*tfevents*", "logs/*/*tfevents*", "*.json"),
     ("*.log", "*.out", "*.txt", "*.md", "*.ipynb", "*.gz", "files/output.log", "wandb/*/files/output.log"),
+    (SUMMARY, f"files/{SUMMARY}", f"wandb/*/files/{SUMMARY}"),  # one step, so last
 )
 _BELOW = ("*.jsonl", "*.csv", "*.tsv", "*tfevents*", "*.log", "*.out")  # the same, in the folders below it
 _NO_RUNS = ("node_modules", "site-packages", "venv", "__pycache__")  # folders of others' files
@@ -149,6 +150,7 @@ def _logs_in(paths: Sequence[Path], folder: Path, refused: dict[str, RunError]) 
 
 def _plain_files(folder: Path, patterns: Sequence[str]) -> list[Path]:
     found = [p for pattern in patterns for p in sorted(folder.glob(pattern)) if p.is_file()]
+    found = [p for p in found if p.name != SUMMARY or SUMMARY in patterns]
     inside = [
         p for p in found if not any(q.is_symlink() for q in (p, *p.parents) if q != folder and folder in q.parents)
     ]
@@ -232,6 +234,7 @@ def _log(
         known: dict[str, Any] = {"trainer": run.trainer} if run.trainer else {}
         known |= {"reward_functions": len(_functions(run.table)), **_constant(run.table)}
         known |= {"reward_std_of_batch": True} if _of_batch(run.table) else {}
+        known |= {"lines_counted": True} if any(COUNTED in sentence for sentence in wrong) else {}
     known |= {**of_scripts(source.parent), **run.settings, **(facts or {})}
     name += f": {run.label}" * bool(run.label)
     return Log(name, run.kind, steps, order, completions, known, (*run.damage, *damage, *wrong), notes=tuple(run.notes))
