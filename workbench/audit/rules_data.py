@@ -40,8 +40,9 @@ def log_damage(log: Log) -> Finding:
         says = f"{name} is no finite number in {lost[name].mean():.0%} of the steps: the weights may be lost from there on."
         advice = "Go back to a checkpoint before the first of these steps; lower the learning rate, or train in bf16 or fp32."
         return _damaged(log, PROBLEM, "not-finite", says, advice, steps=log.at(lost[name]))
-    if never := "; ".join(d for d in log.damage if "is no finite number in" in d):
-        says = f"{never}: the weights were lost before the first step ended, or the metric cannot be trusted."
+    never = [d for d in log.damage if "is no finite number in" in d]
+    if any(d.startswith(("loss", "grad_norm", "reward")) for d in never):  # an engine may not compute the others
+        says = f"{'; '.join(never)}: the weights were lost before the first step ended, or the metric cannot be trusted."
         advice = "Compute one loss by hand in fp32; lower the learning rate, or train in bf16 or fp32."
         return _damaged(log, PROBLEM, "not-finite", says, advice)
     wrong = [f"{twice} steps are there twice; the last was taken"] * bool(twice)

@@ -5,7 +5,7 @@ import numpy as np
 from ..logs.log import Log
 from .finding import CANNOT_TELL, FOUND, NOT_FOUND, PROBLEM, WARNING, Finding, absent, found, unknown
 from .rule import MODEL_FILES, rule
-from .rules_clipping import cut_rows, false_clipping
+from .rules_clipping import cut_rows, false_clipping, teach_the_stop
 from .trends import LEAST, ends_at_the_top, quarters, rises
 
 _ALL = 0.999  # of the rows: a wrong end can be sampled by chance
@@ -40,8 +40,7 @@ def masked_stops(log: Log) -> Finding:
         PROBLEM,
         "Completions that stopped properly are left out of the loss, because they count as truncated: "
         f"{np.nanmean(logged):.0%} of all completions{all_of_them * bool(dead.any())}.",
-        "Set mask_truncated_completions=False, or let the trainer know the stop: put its id into "
-        "model.generation_config.eos_token_id before the trainer is made, or train with workbench's trainer and StopSpec.",
+        f"Set mask_truncated_completions=False, or do this: {teach_the_stop(log)}",
         steps=log.at(dead),
         evidence=evidence,
         cost={"share of completions left out": float(np.nanmean(logged)), "share of steps without gradient": share},

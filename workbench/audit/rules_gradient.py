@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 
 from ..logs.log import Log
-from .finding import FOUND, NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
+from .finding import CANNOT_TELL, FOUND, NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
 from .rule import COMPLETIONS, rule
-from .trends import LEAST, highest_reward, rises, zero_rate
+from .trends import LEAST, highest_reward, quarters, reward_of, rises, zero_rate
 
 _FEW, _MANY, _HALF = 0.05, 0.2, 0.5  # share of steps
 _SHORT = 40  # steps
@@ -115,9 +115,13 @@ def copies(log: Log) -> Finding:
     if not log.grouped:
         return absent("This trainer does not compare groups.")
     if same is None:
-        equal = equal_groups(log)
-        if equal is not None and np.nanmean(equal) < 0.9:
+        equal, seed = equal_groups(log), log.facts.get("request_seed")
+        if equal is not None and min(np.nanmean(equal), quarters(equal)[0]) < 0.9:
             return absent("Rewards differ within groups, so completions do.")
+        if equal is not None and seed is not None:
+            says = f"The settings give every request the seed {seed} (generation_kwargs), and the rewards of "
+            says += f"{np.nanmean(equal):.0%} of the groups are equal: the completions of a group are copies."
+            return found(PROBLEM, says, _CAUSES["copies"][1], cost={"share of groups": float(np.nanmean(equal))})
         return unknown("Give completions (log_completions=True), and num_generations where prompts do not show it.")
     known = same[~np.isnan(same)]
     start, share = known[: max(1, len(known) // 4)], float(known.mean())
@@ -224,10 +228,16 @@ _CAUSES = {  # cause -> in words, what to do, the notebook that shows it
 
 def _dead(log: Log, dead: np.ndarray, cause: str, counts: dict) -> Finding:
     share, (words, _, notebook), severity = float(dead.mean()), _CAUSES[cause], PROBLEM
-    reward, top = log.metric("reward"), highest_reward(log)
+    reward, top = reward_of(log), highest_reward(log)
     if cause == "equal-rewards" and reward is not None and not np.isnan(reward[dead]).all():
         where, severity = _level(float(np.nanmean(reward[dead])), reward, top)
         words += where
+    advice = _advice(log, cause)
+    if cause == "equal-rewards" and severity == PROBLEM and copies(log).verdict == CANNOT_TELL:
+        words += ". They may also be the same text, as with a seed in generation_kwargs: no texts are here to tell"
+        advice = "Read two completions of one group (log_completions=True). If they are the same text, remove `seed` from "
+        advice += "generation_kwargs, and check that temperature is not 0. If they differ, " + _advice(log, cause)[0].lower()
+        advice += _advice(log, cause)[1:]
     chance = share < 2 / 3 and len(dead) < _SHORT  # too few steps to say that the others do not raise the reward
     many = _HALF if cause == "equal-rewards" else _MANY  # a batch of few groups has such steps now and then
     if severity == PROBLEM and (share < many or (cause == "equal-rewards" and (chance or rises(reward)))):
@@ -235,7 +245,7 @@ def _dead(log: Log, dead: np.ndarray, cause: str, counts: dict) -> Finding:
     return found(
         severity,
         f"{share:.0%} of the {'steps' if log.each_step else 'logged steps'} {_what(log, dead)}: {words}.",
-        _advice(log, cause),
+        advice,
         cause=cause,
         steps=log.at(dead),
         evidence={"steps": int(dead.sum()), "of": len(dead), "steps by cause": counts},

@@ -22,6 +22,7 @@ EXPECTED = (
 LONGEST_LINE = 1_000_000  # bytes of a line of JSON that is parsed; longer ones are skipped
 _BLOCK = 8_000_000  # bytes of console output searched at a time
 _WARM_UP = 8  # steps
+_NUMBERS = ("loss", "grad_norm", "reward", "entropy", "kl")
 _NESTED = ("data", "metrics", "logs")  # where verl's file logger and others put the metrics of a line
 
 
@@ -73,14 +74,14 @@ def steps_of(rows: Sequence[dict]) -> pd.DataFrame:
 
 
 def _lost(rows: Sequence[dict]) -> list[str]:
-    """A sentence for each loss, gradient or reward that was logged and never a finite number: tables show it as not logged."""
+    """A sentence for each loss, gradient, reward, entropy or KL that was logged and never a finite number: tables show it as not logged."""
     names = {name for row in rows for name in row}
-    known = {column: name for column, name in canonical(names).items() if name in ("loss", "grad_norm", "reward")}
+    known = {column: name for column, name in canonical(names).items() if name in _NUMBERS}
     values = {name: [row[column] for row in rows if column in row] for column, name in known.items()}
     gone = []
     for name, logged in sorted(values.items()):
         count = next((n for n, x in enumerate(logged) if not isinstance(x, float) or math.isfinite(x)), len(logged))
-        if count == len(logged) > 1:
+        if count == len(logged):
             gone.append(f"{name} is no finite number in any step")
         elif count >= _WARM_UP:  # fp16 finds its scale in fewer
             gone.append(f"{name} is no finite number in the first {count} steps")
