@@ -26,8 +26,10 @@ RULES: tuple[Rule, ...] = (
     ends.masked_stops, gradient.copies, data.mixed_groups, data.missing_rewards, ends.added_token,
     sampler.stale_sampler, sampler.padding_positions, sampler.mismatch,
     ends.never_stops, ends.true_clipping, gradient.zero_gradient,
+    ends.reward_is_ending,
     learning.collapse, learning.length_runaway, learning.kl_runaway, learning.no_learning, learning.solved,
-    learning.spikes, data.documented_run, data.dead_rewards, data.duplicate_prompts,
+    gradient.wasted_groups,
+    learning.spikes, data.documented_run, data.reward_parts, data.dead_rewards, data.duplicate_prompts,
 )  # fmt: skip
 
 

@@ -6,12 +6,15 @@ import numpy as np
 
 from ..curves.curve import Curve
 from ..curves.documented import Baseline, list_baselines, load_baseline
+from ..curves.stats import Interval
 from ..curves.verdicts import COPY, same_table
 from ..logs.log import Log
 from ..logs.names import canonical
 from .finding import NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
 from .rule import BASELINE, COMPLETIONS, REWARDS, rule
+from .trends import LEAST, change, reward_of
 
+_PARTS = f"Log the mean of each of several reward functions over {LEAST} steps or more, as TRL does."
 _OFTEN = 0.05  # share of steps; fp16 skips a step now and then
 
 
@@ -191,6 +194,53 @@ def duplicate_prompts(log: Log) -> Finding:
     return found(NOTE, says, advice, steps=where, evidence=evidence, notebook="04_duplicate_prompts")
 
 
+def courses_of_parts(log: Log) -> dict[str, Interval | None]:
+    """Reward function with a mean in 8 steps and more -> how its mean changed; None where it never varied."""
+    known = {name: means for name, means in log.parts.items() if (~np.isnan(means)).sum() >= LEAST}
+    return {name: change(means) for name, means in known.items()}
+
+
+@rule(needs=REWARDS)
+def reward_parts(log: Log) -> Finding:
+    """Which parts of the reward move, and whether the total hides it: a warning where what some gain others lose.
+
+    How: 99% intervals of the changes of `rewards/<f>/mean`, from the first to the last fifth of the steps, and of the total.
+    Weights are not known: changes are those of the functions themselves. A note where only some of several parts move.
+    Wrong where: a part is a penalty that grows with what is wanted, such as one on length.
+    """
+    parts, total = courses_of_parts(log), change(reward_of(log))
+    if len(parts) < 2:
+        return unknown(_PARTS)
+    moves = {name: course for name, course in parts.items() if course is not None}
+    rise = {name: float(course.estimate) for name, course in moves.items() if course.low > 0}
+    fall = {name: float(course.estimate) for name, course in moves.items() if course.high < 0}
+    still = {name: float(course.estimate) for name, course in moves.items() if name not in rise | fall}
+    constant = {name: float(np.nanmax(log.parts[name])) for name in parts if name not in moves}
+    course = 0 if total is None else int(total.low > 0) - int(total.high < 0)
+    evidence = {"rise": rise, "fall": fall, "no sure change": still, "constant": constant}
+    evidence |= {} if total is None else {"total": float(total.estimate)}
+    if not (rise or fall) or not (still or constant or (rise and fall)):
+        return absent("All parts of the reward move alike." if rise or fall else "No part surely moves.", **evidence)
+    cancel = course >= 0 and -sum(fall.values()) >= 0.5 * sum(rise.values())
+    which = next(iter(rise or fall))
+    if rise and fall:
+        lead = "Parts of the reward go against each other"
+    else:
+        count, verb = len(rise or fall), "rise" if rise else "fall"
+        lead = f"Only {which} {verb}s" if count == 1 else f"{count} of {len(parts)} parts of the reward {verb}"
+        lead += ", which the total hides" * (not course)
+    words = [f"{name} {value:+.2g}" for name, value in (rise | fall).items()]
+    words += [f"{name} no sure change ({value:+.2g})" for name, value in still.items()]
+    words += [f"{name} {value:.4g} in every step" + ", never earned" * (value == 0) for name, value in constant.items()]
+    says = f"{lead}: {'; '.join(words)}. The total "
+    says += "is not known to move" if total is None else f"{('shows no sure change', 'rises', 'falls')[course]}"
+    says += "." if total is None else f" ({total.estimate:+.2g})."
+    advice = "Judge the run by the part that is the task, in an evaluation too: the total does not show it."
+    if cancel:
+        advice += " Lower the weight of the parts that rise at its cost (reward_weights), or pay them only with it."
+    return found(WARNING if cancel else NOTE, says, advice, cause="cancel" if cancel and not course else "", evidence=evidence)
+
+
 @rule(needs=REWARDS)
 def dead_rewards(log: Log) -> Finding:
     """Whether one of several reward functions gave the same in every step: a note, it teaches nothing.
@@ -198,13 +248,14 @@ def dead_rewards(log: Log) -> Finding:
     How: `rewards/<f>/mean` over 8 steps and more.
     Wrong where: a function guards against what never happens: then it is right that it never varies.
     """
-    constant = log.facts.get("constant_rewards")
-    if constant is None:
-        return unknown("Log the mean of each reward function over 8 steps or more, as TRL does.")
+    parts = courses_of_parts(log)
+    constant = {name: float(np.nanmax(log.parts[name])) for name, change in parts.items() if change is None}
+    if len(parts) < 2:
+        return unknown(_PARTS)
     if not constant:
         return absent("Each reward function varies.")
     words = ", ".join(f"{name} gave {value:.4g}" for name, value in constant.items())
-    says = f"Of {log.facts['reward_functions']} reward functions {len(constant)} never varied: {words} in every step."
+    says = f"Of {len(parts)} reward functions {len(constant)} never varied: {words} in every step."
     advice = "Call the function on a completion that should earn its reward: what it looks for may never be sampled."
     return found(NOTE, says, advice, evidence={"constant": dict(constant)})
 

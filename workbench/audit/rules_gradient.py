@@ -6,9 +6,9 @@ import pandas as pd
 from ..logs.log import Log
 from .finding import CANNOT_TELL, FOUND, NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
 from .rule import COMPLETIONS, rule
-from .trends import LEAST, highest_reward, quarters, reward_of, rises, zero_rate
+from .trends import LEAST, ends_at_the_top, highest_reward, quarters, reward_of, rises, zero_rate
 
-_FEW, _MANY, _HALF = 0.05, 0.2, 0.5  # share of steps
+_FEW, _MANY, _THIRD, _HALF = 0.05, 0.2, 1 / 3, 0.5  # share of steps
 _SHORT = 40  # steps
 _OF_BATCH = (("scale_rewards", "batch"), ("multi_objective_aggregation", "normalize_then_sum"))
 
@@ -101,7 +101,9 @@ def _often(where: np.ndarray) -> bool:
 
 
 @rule(
-    needs=COMPLETIONS, explains=("zero-gradient (copies)", "collapse", "no-learning"), notebook="04_duplicate_prompts"
+    needs=COMPLETIONS,
+    explains=("zero-gradient (copies)", "wasted-groups", "collapse", "no-learning"),
+    notebook="04_duplicate_prompts",
 )
 def copies(log: Log) -> Finding:
     """Whether each group is one completion, copied: from the first steps on, by a policy that is not sure of itself.
@@ -171,6 +173,61 @@ def zero_gradient(log: Log) -> Finding:
     if cause == "unknown" and equal is not None and not log.each_step and share <= np.nanmean(equal) + 0.25:
         cause = "equal-rewards"
     return _dead(log, dead, cause, counts)
+
+
+@rule
+def wasted_groups(log: Log) -> Finding:
+    """Which share of all groups had equal rewards, also where no step is wholly dead: a warning from half of them on.
+
+    How: the share of equal groups, as logged or from completions, in the mean of all steps. Too hard and too easy: the shares
+    that a log has of both, the rewards in the completions, or whether steps with more such groups have a lower reward.
+    Wrong where: the trainer samples such groups again until they differ, and logs the share before that.
+    """
+    of_texts = log.groups is not None and "rewards" in log.groups
+    equal = log.metric("zero_std_share")
+    equal = equal_groups(log) if equal is None and of_texts else equal
+    if not log.grouped or equal is None:
+        return unknown("Log frac_reward_zero_std, or give completions.") if log.grouped else absent("It has no groups.")
+    share, rows = float(np.nanmean(equal)), log.completions
+    if share < _THIRD:
+        return absent(f"{share:.0%} of the groups have equal rewards.", share=share)
+    if copies(log).verdict == CANNOT_TELL and share >= 0.9:
+        return unknown("Give completions (log_completions=True): equal groups may be copies, see zero-gradient.")
+    hard, easy, shown = _hard_and_easy(log, equal)
+    says = f"{share:.0%} of the groups have equal rewards, in the mean of {(~np.isnan(equal)).sum()} steps, and teach nothing"
+    says += f": a completion that teaches costs {1 / (1 - share):.1f}." if share < 0.995 else "."
+    cost = {"share of groups": share} | _seconds(log, equal)
+    cost |= {"completions": share * len(rows)} if rows is not None and of_texts else {}
+    harder = "prompts that are mostly solved: leave them out, or take harder ones"
+    easier = "prompts that are never solved: take easier ones, pay for parts of an answer, or raise num_generations"
+    advice = f"For {harder}. For {easier}."
+    if hard is not None and easy is not None:
+        advice = f"For {easier}." if easy < 0.2 * hard else f"For {harder}." if hard < 0.2 * easy else advice
+    severity = WARNING if share >= _HALF and not ends_at_the_top(log) else NOTE
+    return found(severity, f"{says}{shown}", advice, evidence={"too hard": hard, "too easy": easy}, cost=cost)
+
+
+def _hard_and_easy(log: Log, equal: np.ndarray) -> tuple[float | None, float | None, str]:
+    """Shares of the groups that are all at the lowest and all at the highest reward, None where nothing tells; in words."""
+    bad, good, groups, rows = log.metric("all_bad_share"), log.metric("all_good_share"), log.groups, log.completions
+    if groups is not None and "rewards" in groups and rows is not None and rows["reward"].nunique() > 1:
+        alike = groups["rewards"] <= 1
+        hard, easy = ((alike & (groups["reward"] == end)).mean() for end in (rows["reward"].min(), rows["reward"].max()))
+    elif bad is not None and good is not None:
+        hard, easy = np.nanmean(bad), np.nanmean(good)
+    else:
+        reward = reward_of(log)
+        known = np.zeros(len(equal), bool) if reward is None else ~np.isnan(reward) & ~np.isnan(equal)
+        if reward is None or known.sum() < 12 or not np.ptp(equal[known]) or not np.ptp(reward[known]):
+            return None, None, ""
+        r = np.corrcoef(equal[known], reward[known])[0, 1]
+        if abs(r) * np.sqrt((known.sum() - 2) / max(1 - r**2, 1e-9)) < 4:  # t
+            return None, None, ""
+        lower, most = ("lower", "hard") if r < 0 else ("higher", "easy")
+        share = float(np.nanmean(equal))
+        words = f" Steps with more of them have a {lower} reward: most are too {most}."
+        return (share, 0.0, words) if r < 0 else (0.0, share, words)
+    return float(hard), float(easy), f" {hard:.0%} of all groups are all at the lowest reward, {easy:.0%} all at the highest."
 
 
 def _has_a_kl_term(log: Log) -> bool:
@@ -283,6 +340,7 @@ def _level(dead: float, reward: np.ndarray, top: float | None) -> tuple[str, str
     return (", the lowest of the run" if dead - low <= 0.05 * (high - low) else ""), PROBLEM
 
 
-def _seconds(log: Log, where: np.ndarray) -> dict[str, float]:
+def _seconds(log: Log, share: np.ndarray) -> dict[str, float]:
+    """The time of the steps, each by its share, (N,) of bool or float."""
     time = log.metric("step_time")
-    return {} if time is None else {"seconds": float(np.nansum(time[where]))}
+    return {} if time is None else {"seconds": float(np.nansum(time * share))}

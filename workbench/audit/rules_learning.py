@@ -98,7 +98,7 @@ def _is_constant(reward: np.ndarray) -> bool:
     return bool((~np.isnan(reward)).sum() >= LEAST and np.nanmin(reward) == np.nanmax(reward))
 
 
-@rule(explains=("zero-gradient (equal-rewards)", "length-runaway", "true-clipping", "no-learning"))
+@rule(explains=("zero-gradient (equal-rewards)", "wasted-groups", "length-runaway", "true-clipping", "no-learning"))
 def collapse(log: Log) -> Finding:
     """Whether the reward fell, over the run or from its peak, or the entropy vanished while the task is not solved.
 
