@@ -122,8 +122,10 @@ def reward_is_ending(log: Log) -> Finding:
     steps, share = len(cut), float(cut.mean()) if len(cut) else 0.0
     if share < 0.1:
         return absent(f"{share:.0%} of the completions are truncated.", share=share)
-    if steps < 12 or not np.ptp(cut) or not np.ptp(reward):
-        return unknown("At least 12 steps in which the reward and the truncated share vary.")
+    if steps < 12:
+        return unknown(f"At least 12 steps with both; there are {steps}.")
+    if not np.ptp(cut) or not np.ptp(reward):
+        return absent("The reward or the truncated share is the same in all steps.", share=share)
     r = float(np.corrcoef(np.diff(reward), np.diff(cut))[0, 1])
     alike, evidence = int((np.abs(reward + cut - 1) < 0.005).sum()), {"correlation of changes": r, "truncated": share}
     if r > _AGAINST:
