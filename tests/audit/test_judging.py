@@ -21,7 +21,7 @@ def by_rule(made):
     return {finding.rule: finding for finding in check(made)}
 
 
-# --- advice ------------------------------------------------------------------------------------------------------------
+# --- advice ---
 
 
 def test_only_a_stop_of_one_token_goes_to_eos_token_id():
@@ -54,13 +54,15 @@ def test_means_over_five_steps_show_the_limit_that_they_never_exceed():
     longest = np.r_[np.linspace(100, 3000, 50), [4096, 4096, 4090, 4096, 3900, 4096]]
     cut = {"clipped_ratio": np.where(longest > 2500, 0.4, 0.0), "mean_length": longest / 2, "max_length": longest}
     made = log(56, **cut, reward=flat, entropy=0.4)
-    assert false_clipping(made).verdict == "cannot tell"  # each step has a line: the longest of 3,900 was cut below 4,096
+    assert (
+        false_clipping(made).verdict == "cannot tell"
+    )  # each step has a line: the longest of 3,900 was cut below 4,096
     made = log(56, **cut, reward=flat, entropy=0.4)
     made.steps["step"] *= 5
     assert (false_clipping(made).verdict, true_clipping(made).verdict) == ("not found", "found")
 
 
-# --- all groups equal, and no texts --------------------------------------------------------------------------------------
+# --- all groups equal, and no texts ---
 
 NO_TEXTS = {"grad_norm": 0.0, "zero_std_share": 1.0, "reward": lambda share: 0.3 + 0 * share}
 
@@ -81,7 +83,9 @@ def test_groups_that_differed_at_the_start_are_no_copies():
 
 
 def test_a_seed_in_the_settings_is_named_as_the_cause(tmp_path):
-    history = [{"step": n + 1, "reward": 0.1 * (n % 4), "grad_norm": 0.0, "frac_reward_zero_std": 1.0} for n in range(20)]
+    history = [
+        {"step": n + 1, "reward": 0.1 * (n % 4), "grad_norm": 0.0, "frac_reward_zero_std": 1.0} for n in range(20)
+    ]
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history}))
     script = 'args = GRPOConfig(num_generations=4, generation_kwargs={"stop": ["</search>"], "seed": 7})\n'
     (tmp_path / "train.py").write_text(script)
@@ -91,7 +95,7 @@ def test_a_seed_in_the_settings_is_named_as_the_cause(tmp_path):
     assert (dead.cause, dead.follows_from) == ("copies", "copies")
 
 
-# --- a verdict that fits the log --------------------------------------------------------------------------------------------
+# --- a verdict that fits the log ---
 
 
 @pytest.mark.parametrize(("lines", "severity"), [(4, "warning"), (7, "warning"), (8, "problem")])
@@ -129,7 +133,7 @@ def test_a_centred_reward_of_1e_7_is_not_taken_for_a_flat_one():
     assert no_learning(log(reward=0.0)).verdict == "found"
 
 
-# --- which part of the reward moves --------------------------------------------------------------------------------------------
+# --- which part of the reward moves ---
 
 
 def of_parts(reward, **parts):
@@ -183,12 +187,14 @@ def test_the_parts_are_read_from_a_log(tmp_path):
     assert set(reward_parts(made).evidence["rise"]) == {"xml_format"}
 
 
-# --- wasted groups ----------------------------------------------------------------------------------------------------------
+# --- wasted groups ---
 
 
 def test_wasted_groups_are_counted_where_no_step_is_wholly_dead():
     share = np.tile([0.5, 0.75, 0.6], 20)
-    found = by_rule(log(reward=0.5 + 0.01 * np.sin(np.arange(60) * 7.0), zero_std_share=share, grad_norm=0.3, step_time=10.0))
+    found = by_rule(
+        log(reward=0.5 + 0.01 * np.sin(np.arange(60) * 7.0), zero_std_share=share, grad_norm=0.3, step_time=10.0)
+    )
     wasted = found["wasted-groups"]
     assert (found["zero-gradient"].verdict, wasted.verdict, wasted.severity) == ("not found", "found", "warning")
     assert "62% of the groups" in wasted.says and "costs 2.6" in wasted.says
@@ -217,7 +223,7 @@ def test_few_equal_groups_are_not_mentioned():
     assert wasted_groups(log(reward=flat)).verdict == "cannot tell"
 
 
-# --- the reward is the ending --------------------------------------------------------------------------------------------------
+# --- the reward is the ending ---
 
 # The first steps of runs of arvindcr4/tinker-rl-lab (Apache-2.0, manifests/ARM-seed-N.json): truncated shares and rewards.
 GRPO_37 = (
@@ -252,7 +258,7 @@ def test_a_reward_that_goes_its_own_way_is_none():
     assert reward_is_ending(endings(cut[:9], reward[:9])).verdict == "cannot tell"
 
 
-# --- the headline, and what was not checked --------------------------------------------------------------------------------------
+# --- the headline, and what was not checked ---
 
 
 def test_the_headline_is_no_all_clear_over_steps_without_effect(tmp_path):

@@ -1,6 +1,7 @@
 """Rules about the log itself and the rows in it: damage, groups of one prompt, repeated prompts, rewards that are missing."""
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -45,7 +46,9 @@ def log_damage(log: Log) -> Finding:
         return _damaged(log, PROBLEM, "not-finite", says, advice, steps=log.at(lost[name]))
     never = [d for d in log.damage if "is no finite number in" in d]
     if any(d.startswith(("loss", "grad_norm", "reward")) for d in never):  # an engine may not compute the others
-        says = f"{'; '.join(never)}: the weights were lost before the first step ended, or the metric cannot be trusted."
+        says = (
+            f"{'; '.join(never)}: the weights were lost before the first step ended, or the metric cannot be trusted."
+        )
         advice = "Compute one loss by hand in fp32; lower the learning rate, or train in bf16 or fp32."
         return _damaged(log, PROBLEM, "not-finite", says, advice)
     wrong = [f"{twice} steps are there twice; the last was taken"] * bool(twice)
@@ -217,7 +220,7 @@ def reward_parts(log: Log) -> Finding:
     still = {name: float(course.estimate) for name, course in moves.items() if name not in rise | fall}
     constant = {name: float(np.nanmax(log.parts[name])) for name in parts if name not in moves}
     course = 0 if total is None else int(total.low > 0) - int(total.high < 0)
-    evidence = {"rise": rise, "fall": fall, "no sure change": still, "constant": constant}
+    evidence: dict[str, Any] = {"rise": rise, "fall": fall, "no sure change": still, "constant": constant}
     evidence |= {} if total is None else {"total": float(total.estimate)}
     if not (rise or fall) or not (still or constant or (rise and fall)):
         return absent("All parts of the reward move alike." if rise or fall else "No part surely moves.", **evidence)
@@ -238,7 +241,9 @@ def reward_parts(log: Log) -> Finding:
     advice = "Judge the run by the part that is the task, in an evaluation too: the total does not show it."
     if cancel:
         advice += " Lower the weight of the parts that rise at its cost (reward_weights), or pay them only with it."
-    return found(WARNING if cancel else NOTE, says, advice, cause="cancel" if cancel and not course else "", evidence=evidence)
+    return found(
+        WARNING if cancel else NOTE, says, advice, cause="cancel" if cancel and not course else "", evidence=evidence
+    )
 
 
 @rule(needs=REWARDS)

@@ -41,7 +41,7 @@ def masked_stops(log: Log) -> Finding:
         PROBLEM,
         "Completions that stopped properly are left out of the loss, because they count as truncated: "
         f"{np.nanmean(logged):.0%} of all completions{all_of_them * bool(dead.any())}.",
-        f"Set mask_truncated_completions=False, or do this: {teach_the_stop(log)}",
+        f"Set mask_truncated_completions=False, or l{teach_the_stop(log)[1:]}",
         steps=log.at(dead),
         evidence=evidence,
         cost={"share of completions left out": float(np.nanmean(logged)), "share of steps without gradient": share},
@@ -130,11 +130,13 @@ def reward_is_ending(log: Log) -> Finding:
     alike, evidence = int((np.abs(reward + cut - 1) < 0.005).sum()), {"correlation of changes": r, "truncated": share}
     if r > _AGAINST:
         return absent(f"Changes of the reward and of the truncated share correlate at {r:.2f}.", **evidence)
-    says = f"The reward measures who ends within the length limit: its changes and those of the truncated share correlate at "
+    says = "The reward measures who ends within the length limit: its changes and those of the truncated share correlate at "
     says += f"{r:.2f}, with {share:.0%} truncated."
     if alike >= steps / 2:
         says += f" It equals the share that ended in {alike} of {steps} steps: nearly whatever ended was right."
-    advice = "Raise max_completion_length before you take the reward, or a score at the same limit, for skill; report the "
+    advice = (
+        "Raise max_completion_length before you take the reward, or a score at the same limit, for skill; report the "
+    )
     return found(WARNING, says, f"{advice}truncated share with both.", evidence=evidence)
 
 

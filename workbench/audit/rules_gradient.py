@@ -212,7 +212,9 @@ def _hard_and_easy(log: Log, equal: np.ndarray) -> tuple[float | None, float | N
     bad, good, groups, rows = log.metric("all_bad_share"), log.metric("all_good_share"), log.groups, log.completions
     if groups is not None and "rewards" in groups and rows is not None and rows["reward"].nunique() > 1:
         alike = groups["rewards"] <= 1
-        hard, easy = ((alike & (groups["reward"] == end)).mean() for end in (rows["reward"].min(), rows["reward"].max()))
+        hard, easy = (
+            (alike & (groups["reward"] == end)).mean() for end in (rows["reward"].min(), rows["reward"].max())
+        )
     elif bad is not None and good is not None:
         hard, easy = np.nanmean(bad), np.nanmean(good)
     else:
@@ -227,7 +229,11 @@ def _hard_and_easy(log: Log, equal: np.ndarray) -> tuple[float | None, float | N
         share = float(np.nanmean(equal))
         words = f" Steps with more of them have a {lower} reward: most are too {most}."
         return (share, 0.0, words) if r < 0 else (0.0, share, words)
-    return float(hard), float(easy), f" {hard:.0%} of all groups are all at the lowest reward, {easy:.0%} all at the highest."
+    return (
+        float(hard),
+        float(easy),
+        f" {hard:.0%} of all groups are all at the lowest reward, {easy:.0%} all at the highest.",
+    )
 
 
 def _has_a_kl_term(log: Log) -> bool:
@@ -292,8 +298,12 @@ def _dead(log: Log, dead: np.ndarray, cause: str, counts: dict) -> Finding:
     advice = _advice(log, cause)
     if cause == "equal-rewards" and severity == PROBLEM and copies(log).verdict == CANNOT_TELL:
         words += ". They may also be the same text, as with a seed in generation_kwargs: no texts are here to tell"
-        advice = "Read two completions of one group (log_completions=True). If they are the same text, remove `seed` from "
-        advice += "generation_kwargs, and check that temperature is not 0. If they differ, " + _advice(log, cause)[0].lower()
+        advice = (
+            "Read two completions of one group (log_completions=True). If they are the same text, remove `seed` from "
+        )
+        advice += (
+            "generation_kwargs, and check that temperature is not 0. If they differ, " + _advice(log, cause)[0].lower()
+        )
         advice += _advice(log, cause)[1:]
     chance = share < 2 / 3 and len(dead) < _SHORT  # too few steps to say that the others do not raise the reward
     many = _HALF if cause == "equal-rewards" else _MANY  # a batch of few groups has such steps now and then

@@ -5,7 +5,17 @@ import numpy as np
 from ..logs.log import Log
 from .finding import FOUND, NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
 from .rule import rule
-from .trends import LEAST, change, ends_at_its_best, ends_at_the_top, highest_reward, quarters, reward_of, rises, zero_rate
+from .trends import (
+    LEAST,
+    change,
+    ends_at_its_best,
+    ends_at_the_top,
+    highest_reward,
+    quarters,
+    reward_of,
+    rises,
+    zero_rate,
+)
 
 _SURE = 40  # steps from which a flat reward says something
 _RELATIVE = "Log a reward that is not compared within its batch, or evaluate checkpoints."
@@ -81,7 +91,9 @@ def no_learning(log: Log) -> Finding:
     says = f"No learning shows: over {steps} steps the reward {by}, less than steps scatter."
     advice = "Look at the other findings first; else raise the learning rate, or train longer."
     if _runs_away(log):
-        advice = "Do not raise the learning rate: completions grow or are cut, or the policy drifts. Lower it, and look at "
+        advice = (
+            "Do not raise the learning rate: completions grow or are cut, or the policy drifts. Lower it, and look at "
+        )
         advice += "completions/clipped_ratio and the texts first."
     return found(WARNING, says, advice, evidence=evidence, notebook="05_grpo_docs_example")
 

@@ -135,7 +135,7 @@ class Log:
 
     @cached_property
     def groups(self) -> pd.DataFrame | None:
-        """A row a group: `step`, `prompts` and `texts` that differ in it, `rewards` that differ, their mean, whether it is `compared`."""
+        """A row a group: `step`, `prompts`, `texts`, `rewards` that differ in it, mean `reward`, whether it is `compared`."""
         table, size = self.completions, self.num_generations
         if table is None or not len(table) or size is None or size < 2:
             return None

@@ -74,7 +74,7 @@ def steps_of(rows: Sequence[dict]) -> pd.DataFrame:
 
 
 def _lost(rows: Sequence[dict]) -> list[str]:
-    """A sentence for each loss, gradient, reward, entropy or KL that was logged and never a finite number: tables show it as not logged."""
+    """A sentence for each of `_NUMBERS` that was logged and never a finite number: tables show it as not logged."""
     names = {name for row in rows for name in row}
     known = {column: name for column, name in canonical(names).items() if name in _NUMBERS}
     values = {name: [row[column] for row in rows if column in row] for column, name in known.items()}
