@@ -42,8 +42,8 @@ MADE_UP = {
     },
     "format rises as much as correctness falls": {
         "rewards/format/mean": [0.2 + 0.4 * n / 60 + 0.02 * (n % 3) for n in STEPS],
-        "rewards/correctness/mean": [0.7 - 0.4 * n / 60 + 0.03 * (n % 4) for n in STEPS],
-        "reward": [0.9 + 0.02 * (n % 3) + 0.03 * (n % 4) for n in STEPS],
+        "rewards/correctness/mean": [0.7 - 0.4 * n / 60 + 0.03 * (n * n % 7) for n in STEPS],
+        "reward": [0.9 + 0.02 * (n % 3) + 0.03 * (n * n % 7) for n in STEPS],
     },
     "whatever ends before the limit is right": {
         "completions/clipped_ratio": [0.2 + 0.05 * (n * n % 7) for n in STEPS],

@@ -208,7 +208,7 @@ def wasted_groups(log: Log) -> Finding:
 
 
 def _hard_and_easy(log: Log, equal: np.ndarray) -> tuple[float | None, float | None, str]:
-    """Shares of the groups that are all at the lowest and all at the highest reward, None where nothing tells; in words."""
+    """Shares of the groups that are all at the lowest and all at the highest reward, None where neither is known; in words."""
     bad, good, groups, rows = log.metric("all_bad_share"), log.metric("all_good_share"), log.groups, log.completions
     if groups is not None and "rewards" in groups and rows is not None and rows["reward"].nunique() > 1:
         alike = groups["rewards"] <= 1
