@@ -39,10 +39,10 @@ def check(log: Log, own: Sequence[Rule] = ()) -> list[Finding]:
     findings = []
     for rule in (*RULES, *own):
         findings.append(rule(log) if rule in RULES else _attempt(rule, log))
-        findings[-1] = _in_proportion(findings[-1], log)
         log = log.without(findings[-1].contradicts)
     causes = [finding for finding in findings if finding.verdict == FOUND and finding.severity != NOTE]
-    return sorted((_explained(finding, causes) for finding in findings), key=_rank)
+    ranked = sorted((_explained(finding, causes) for finding in findings), key=_rank)
+    return [_in_proportion(finding, log) for finding in ranked]
 
 
 def _in_proportion(finding: Finding, log: Log) -> Finding:

@@ -7,7 +7,6 @@ import numpy as np
 
 from ..curves.curve import Curve
 from ..curves.documented import Baseline, list_baselines, load_baseline
-from ..curves.stats import Interval
 from ..curves.verdicts import COPY, same_table
 from ..logs.log import Log
 from ..logs.names import canonical
@@ -46,9 +45,7 @@ def log_damage(log: Log) -> Finding:
         return _damaged(log, PROBLEM, "not-finite", says, advice, steps=log.at(lost[name]))
     never = [d for d in log.damage if "is no finite number in" in d]
     if any(d.startswith(("loss", "grad_norm", "reward")) for d in never):  # an engine may not compute the others
-        says = (
-            f"{'; '.join(never)}: the weights were lost before the first step ended, or the metric cannot be trusted."
-        )
+        says = f"{'; '.join(never)}: the weights were lost before the first step ended, or the metric is wrong."
         advice = "Compute one loss by hand in fp32; lower the learning rate, or train in bf16 or fp32."
         return _damaged(log, PROBLEM, "not-finite", says, advice)
     wrong = [f"{twice} steps are there twice; the last was taken"] * bool(twice)
@@ -197,10 +194,9 @@ def duplicate_prompts(log: Log) -> Finding:
     return found(NOTE, says, advice, steps=where, evidence=evidence, notebook="04_duplicate_prompts")
 
 
-def courses_of_parts(log: Log) -> dict[str, Interval | None]:
-    """Reward function with a mean in 8 steps and more -> how its mean changed; None where it never varied."""
-    known = {name: means for name, means in log.parts.items() if (~np.isnan(means)).sum() >= LEAST}
-    return {name: change(means) for name, means in known.items()}
+def _parts(log: Log) -> dict[str, np.ndarray]:
+    """Reward function with a mean in 8 steps and more -> its means, (N,)."""
+    return {name: means for name, means in log.parts.items() if (~np.isnan(means)).sum() >= LEAST}
 
 
 @rule(needs=REWARDS)
@@ -211,20 +207,20 @@ def reward_parts(log: Log) -> Finding:
     Weights are not known: changes are those of the functions themselves. A note where only some of several parts move.
     Wrong where: a part is a penalty that grows with what is wanted, such as one on length.
     """
-    parts, total = courses_of_parts(log), change(reward_of(log))
+    parts, total = _parts(log), change(reward_of(log))
     if len(parts) < 2:
         return unknown(_PARTS)
-    moves = {name: course for name, course in parts.items() if course is not None}
+    moves = {name: course for name, means in parts.items() if (course := change(means)) is not None}
     rise = {name: float(course.estimate) for name, course in moves.items() if course.low > 0}
     fall = {name: float(course.estimate) for name, course in moves.items() if course.high < 0}
     still = {name: float(course.estimate) for name, course in moves.items() if name not in rise | fall}
-    constant = {name: float(np.nanmax(log.parts[name])) for name in parts if name not in moves}
+    constant = {name: float(np.nanmax(means)) for name, means in parts.items() if name not in moves}
     course = 0 if total is None else int(total.low > 0) - int(total.high < 0)
     evidence: dict[str, Any] = {"rise": rise, "fall": fall, "no sure change": still, "constant": constant}
     evidence |= {} if total is None else {"total": float(total.estimate)}
     if not (rise or fall) or not (still or constant or (rise and fall)):
         return absent("All parts of the reward move alike." if rise or fall else "No part surely moves.", **evidence)
-    cancel = course >= 0 and -sum(fall.values()) >= 0.5 * sum(rise.values())
+    cancel = bool(rise and fall) and course >= 0 and -sum(fall.values()) >= 0.5 * sum(rise.values())
     which = next(iter(rise or fall))
     if rise and fall:
         lead = "Parts of the reward go against each other"
@@ -241,9 +237,8 @@ def reward_parts(log: Log) -> Finding:
     advice = "Judge the run by the part that is the task, in an evaluation too: the total does not show it."
     if cancel:
         advice += " Lower the weight of the parts that rise at its cost (reward_weights), or pay them only with it."
-    return found(
-        WARNING if cancel else NOTE, says, advice, cause="cancel" if cancel and not course else "", evidence=evidence
-    )
+    severity, cause = WARNING if cancel else NOTE, "cancel" if cancel and not course else ""
+    return found(severity, says, advice, cause=cause, evidence=evidence)
 
 
 @rule(needs=REWARDS)
@@ -253,8 +248,8 @@ def dead_rewards(log: Log) -> Finding:
     How: `rewards/<f>/mean` over 8 steps and more.
     Wrong where: a function guards against what never happens: then it is right that it never varies.
     """
-    parts = courses_of_parts(log)
-    constant = {name: float(np.nanmax(log.parts[name])) for name, change in parts.items() if change is None}
+    parts = _parts(log)
+    constant = {name: float(np.nanmax(means)) for name, means in parts.items() if np.nanmax(means) == np.nanmin(means)}
     if len(parts) < 2:
         return unknown(_PARTS)
     if not constant:

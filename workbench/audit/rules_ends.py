@@ -134,10 +134,8 @@ def reward_is_ending(log: Log) -> Finding:
     says += f"{r:.2f}, with {share:.0%} truncated."
     if alike >= steps / 2:
         says += f" It equals the share that ended in {alike} of {steps} steps: nearly whatever ended was right."
-    advice = (
-        "Raise max_completion_length before you take the reward, or a score at the same limit, for skill; report the "
-    )
-    return found(WARNING, says, f"{advice}truncated share with both.", evidence=evidence)
+    advice = "Raise max_completion_length before you take the reward, or a score at the same limit, for skill. "
+    return found(WARNING, says, f"{advice}Report the truncated share with both.", evidence=evidence)
 
 
 @rule(explains=("true-clipping",))

@@ -212,9 +212,8 @@ def _hard_and_easy(log: Log, equal: np.ndarray) -> tuple[float | None, float | N
     bad, good, groups, rows = log.metric("all_bad_share"), log.metric("all_good_share"), log.groups, log.completions
     if groups is not None and "rewards" in groups and rows is not None and rows["reward"].nunique() > 1:
         alike = groups["rewards"] <= 1
-        hard, easy = (
-            (alike & (groups["reward"] == end)).mean() for end in (rows["reward"].min(), rows["reward"].max())
-        )
+        ends = rows["reward"].min(), rows["reward"].max()
+        hard, easy = ((alike & (groups["reward"] == end)).mean() for end in ends)
     elif bad is not None and good is not None:
         hard, easy = np.nanmean(bad), np.nanmean(good)
     else:
@@ -225,15 +224,10 @@ def _hard_and_easy(log: Log, equal: np.ndarray) -> tuple[float | None, float | N
         r = np.corrcoef(equal[known], reward[known])[0, 1]
         if abs(r) * np.sqrt((known.sum() - 2) / max(1 - r**2, 1e-9)) < 4:  # t
             return None, None, ""
-        lower, most = ("lower", "hard") if r < 0 else ("higher", "easy")
-        share = float(np.nanmean(equal))
-        words = f" Steps with more of them have a {lower} reward: most are too {most}."
-        return (share, 0.0, words) if r < 0 else (0.0, share, words)
-    return (
-        float(hard),
-        float(easy),
-        f" {hard:.0%} of all groups are all at the lowest reward, {easy:.0%} all at the highest.",
-    )
+        share, words = float(np.nanmean(equal)), " Steps with more of them have a {} reward: most are too {}."
+        return (share, 0.0, words.format("lower", "hard")) if r < 0 else (0.0, share, words.format("higher", "easy"))
+    words = f" {hard:.0%} of all groups are all at the lowest reward, {easy:.0%} all at the highest."
+    return float(hard), float(easy), words
 
 
 def _has_a_kl_term(log: Log) -> bool:
@@ -298,13 +292,9 @@ def _dead(log: Log, dead: np.ndarray, cause: str, counts: dict) -> Finding:
     advice = _advice(log, cause)
     if cause == "equal-rewards" and severity == PROBLEM and copies(log).verdict == CANNOT_TELL:
         words += ". They may also be the same text, as with a seed in generation_kwargs: no texts are here to tell"
-        advice = (
-            "Read two completions of one group (log_completions=True). If they are the same text, remove `seed` from "
-        )
-        advice += (
-            "generation_kwargs, and check that temperature is not 0. If they differ, " + _advice(log, cause)[0].lower()
-        )
-        advice += _advice(log, cause)[1:]
+        advice = f"If they differ, {advice[0].lower()}{advice[1:]}"
+        advice = f"If so, remove `seed` from generation_kwargs, and check that temperature is not 0. {advice}"
+        advice = f"Read two completions of one group (log_completions=True): are they the same text? {advice}"
     chance = share < 2 / 3 and len(dead) < _SHORT  # too few steps to say that the others do not raise the reward
     many = _HALF if cause == "equal-rewards" else _MANY  # a batch of few groups has such steps now and then
     if severity == PROBLEM and (share < many or (cause == "equal-rewards" and (chance or rises(reward)))):

@@ -92,9 +92,9 @@ def no_learning(log: Log) -> Finding:
     advice = "Look at the other findings first; else raise the learning rate, or train longer."
     if _runs_away(log):
         advice = (
-            "Do not raise the learning rate: completions grow or are cut, or the policy drifts. Lower it, and look at "
+            "Do not raise the learning rate: completions grow or are truncated, or the policy drifts. Lower it, and "
         )
-        advice += "completions/clipped_ratio and the texts first."
+        advice += "read completions of the last steps."
     return found(WARNING, says, advice, evidence=evidence, notebook="05_grpo_docs_example")
 
 
