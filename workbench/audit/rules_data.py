@@ -210,10 +210,10 @@ def reward_parts(log: Log) -> Finding:
     parts, total = _parts(log), change(reward_of(log))
     if len(parts) < 2:
         return unknown(_PARTS)
-    moves = {name: course for name, means in parts.items() if (course := change(means)) is not None}
-    rise = {name: float(course.estimate) for name, course in moves.items() if course.low > 0}
-    fall = {name: float(course.estimate) for name, course in moves.items() if course.high < 0}
-    still = {name: float(course.estimate) for name, course in moves.items() if name not in rise | fall}
+    moves = {name: moved for name, means in parts.items() if (moved := change(means)) is not None}
+    rise = {name: float(moved.estimate) for name, moved in moves.items() if moved.low > 0}
+    fall = {name: float(moved.estimate) for name, moved in moves.items() if moved.high < 0}
+    still = {name: float(moved.estimate) for name, moved in moves.items() if name not in rise | fall}
     constant = {name: float(np.nanmax(means)) for name, means in parts.items() if name not in moves}
     course = 0 if total is None else int(total.low > 0) - int(total.high < 0)
     evidence: dict[str, Any] = {"rise": rise, "fall": fall, "no sure change": still, "constant": constant}
@@ -227,7 +227,7 @@ def reward_parts(log: Log) -> Finding:
     else:
         count, verb = len(rise or fall), "rise" if rise else "fall"
         lead = f"Only {which} {verb}s" if count == 1 else f"{count} of {len(parts)} parts of the reward {verb}"
-        lead += ", which the total hides" * (not course)
+        lead += ", which the total hides" * (not course and log.metric("reward") is not None)
     words = [f"{name} {value:+.2g}" for name, value in (rise | fall).items()]
     words += [f"{name} no sure change ({value:+.2g})" for name, value in still.items()]
     words += [f"{name} {value:.4g} in every step" + ", never earned" * (value == 0) for name, value in constant.items()]
