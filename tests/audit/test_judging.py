@@ -107,6 +107,13 @@ def test_nothing_is_a_problem_in_fewer_than_eight_lines(lines, severity):
     assert by_rule(log(lines, completions=mixed, facts={"num_generations": 4}))["mixed-groups"].severity == severity
 
 
+def test_two_steps_of_eleven_without_a_spread_are_chance():
+    spread = np.array([1.5, 1.7, 0, 1.5, 0, 1.5, 0.5, 2.0, 5.7, 1.0, 3.0])
+    made = {"reward": [-17.25, -10.5, 0, -18.75, -4, -17.25, -0.5, 7.5, -3, -9, -2], "reward_std": spread}
+    assert zero_gradient(log(11, **made)).verdict == "not found"
+    assert zero_gradient(log(11, **made | {"reward_std": spread * (spread > 1)})).verdict == "found"
+
+
 def test_a_line_of_nan_is_named_before_anything_else(tmp_path):
     line = "step:83 - actor/kl_loss:nan - actor/entropy_loss:nan - actor/pg_loss:nan - actor/grad_norm:nan - "
     line += "critic/score/mean:-1.000 - response_length/mean:257.000 - response_length/clip_ratio:1.000\n"

@@ -81,7 +81,7 @@ def _lost(rows: Sequence[dict]) -> list[str]:
     gone = []
     for name, logged in sorted(values.items()):
         count = next((n for n, x in enumerate(logged) if not isinstance(x, float) or math.isfinite(x)), len(logged))
-        if count == len(logged) and (count > 1 or len(rows) == 1):
+        if count == len(logged) and (count > 1 or max(map(len, values.values())) == 1):
             gone.append(f"{name} is no finite number in any step")
         elif count >= _WARM_UP:  # fp16 finds its scale in fewer
             gone.append(f"{name} is no finite number in the first {count} steps")
