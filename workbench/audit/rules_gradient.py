@@ -165,7 +165,7 @@ def zero_gradient(log: Log) -> Finding:
     idle = np.zeros(len(dead), bool) if idle is None else idle
     if len(idle) > 2 and idle[1:-1].mean() >= _MANY:
         return _dead(log, idle, "learning-rate", {"learning-rate": int(idle.sum())})
-    if share < _FEW or (share < _MANY and LEAST <= len(dead) and dead.sum() < 3):  # a small batch has one now and then
+    if share < _FEW or (share < _MANY and len(dead) >= LEAST and dead.sum() < 3):  # a small batch has one now and then
         return absent(f"{share:.0%} of the steps have no gradient.", share=share)
     counts = {name: int(where.sum()) for name, where in _causes(log, dead, equal).items() if where.any()}
     cause = max(counts, key=counts.__getitem__)
