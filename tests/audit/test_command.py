@@ -135,7 +135,7 @@ def test_several_runs_are_a_table_first_and_what_is_alike_stands_once(capsys, tm
     assert out.count("PROBLEM masked-stops") == 1 and f"open in {folders[0]}, {folders[1]}" in out
     assert "(docs" not in out and "more: docs/reference/rules.md#masked-stops" in out
     assert "100% of completions" in out or "% of completions left out" in out
-    assert "these rules need what is not here: mixed-groups" in " ".join(out.split())
+    assert "not checked, because these are missing: completions (mixed-groups" in " ".join(out.split())
 
 
 def test_brief_is_a_line_a_run_with_its_worst_finding(capsys, tmp_path):

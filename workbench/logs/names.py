@@ -71,6 +71,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "true_clipped": ("stops/clipped_ratio",),
     "identical_groups": ("groups/identical",),
 }  # fmt: skip
+PART = "rewards/"  # before the name of a reward function, whose mean the column holds
 _FINITE = ("loss", "grad_norm", "reward")  # a run whose numbers these are not is damaged
 # What only trainings by rewards log: supervised ones have a loss, a gradient and an entropy too.
 _RL = {"reward", "mean_length", "clipped_ratio", "zero_std_share", "all_bad_share", "reward_std", "eos_tokens", "clip_region",
@@ -79,6 +80,7 @@ _OF_A_MEAN = {"mean", "avg", "average", "total", "raw", "all", "env", "train", "
 _SHARES = ("all_bad_share", "all_good_share", "mixed_share")
 COUNTED = "the log has no step numbers: its lines are counted"
 _ABOUT = ["step", "epoch", "episodes", "step_time"]  # a line of these alone, as of an evaluation, logs no step
+_REWARD = re.compile(r"(?:train/)?rewards ?/ ?(.+?)(?: ?/ ?mean)?")
 _APART = re.compile(r"[\s/_.-]+")
 
 
@@ -146,6 +148,19 @@ def of_reinforcement_learning(columns: Iterable[str]) -> bool:
     return bool(_RL & set(canonical(columns).values()))
 
 
+def reward_columns(columns: Iterable) -> dict[str, str]:
+    """Reward function -> the column with its mean, as TRL names it: `rewards/f/mean`, or `rewards/f` before 0.17.
+
+    Example:
+        >>> reward_columns(["reward", "rewards/mean", "rewards/f/mean", "rewards/f/std"])
+        {'f': 'rewards/f/mean'}
+    """
+    columns = list(columns)
+    found = {column: _REWARD.fullmatch(str(column)) for column in columns}
+    known = {"reward", *canonical(map(str, columns))}
+    return {m[1]: c for c, m in found.items() if m and str(c) not in known and not m[1].endswith(("/std", "/ std"))}
+
+
 def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, tuple[float, ...], list[str]]:
     """The steps of a log under canonical names, in order and each once.
 
@@ -162,7 +177,8 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, tuple[flo
         has = ", ".join(list(raw.columns)[:12]) or "no column"
         raise RunError(f"{source}: no reward, completion length or group metric in it, it has {has}; expected the log of "
                        "a GRPO, RLOO, PPO or OnlineDPO training")  # fmt: skip
-    table = raw[list(known)].rename(columns=known)
+    parts = {column: PART + name for name, column in reward_columns(raw.columns).items()}
+    table = raw[[*known, *parts]].rename(columns=known | parts)
     if "step" in table and not pd.api.types.is_numeric_dtype(table["step"]):
         table["step"] = table["step"].astype(str).str.partition("/")[0]  # ms-swift's `9/547`
     table = table.apply(pd.to_numeric, errors="coerce").astype(float)
@@ -186,7 +202,7 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, tuple[flo
         table["step"] = _counted(table["epoch"].ffill())
     order = tuple(table["step"])
     table = table.groupby("step", as_index=False).last()  # of a step that is there twice the last value of each metric
-    return table[[name for name in NAMES if name in table]], order, sorted(damage)
+    return table[[name for name in (*NAMES, *parts.values()) if name in table]], order, sorted(damage)
 
 
 def _has_dead_steps(raw: pd.DataFrame, known: dict[str, str]) -> bool:

@@ -25,7 +25,7 @@ LONGEST_LINE = 1_000_000  # bytes of a line of JSON that is parsed; longer ones 
 _BLOCK = 8_000_000  # bytes of console output searched at a time
 _WARM_UP = 8  # steps
 _MOST_KINDS = 1_000  # sets of names of one log
-_NUMBERS = ("loss", "grad_norm", "reward")
+_NUMBERS = ("loss", "grad_norm", "reward", "entropy", "kl")
 _NESTED = ("data", "metrics", "logs")  # where verl's file logger and others put the metrics of a line
 
 
@@ -148,7 +148,7 @@ def _lost(values: Mapping[str, Sequence]) -> list[str]:
     gone = []
     for name, logged in sorted(values.items()):
         count = next((n for n, x in enumerate(logged) if not isinstance(x, float) or math.isfinite(x)), len(logged))
-        if count == len(logged) > 1:
+        if count == len(logged) and (count > 1 or max(map(len, values.values())) == 1):
             gone.append(f"{name} is no finite number in any step")
         elif count >= _WARM_UP:  # fp16 finds its scale in fewer
             gone.append(f"{name} is no finite number in the first {count} steps")
