@@ -25,8 +25,8 @@ OPTIONAL = {"recorded", "task", "recipe"}  # fields of a file
 class Baseline:
     """One documented run: where it is from, what was trained on what, and its figures.
 
-    `seeds` is None where it is not stated. `figures` maps a name to `value`, `unit`, `what` and `from` ("published", or
-    "full log": computed from the log before its curve was thinned). `unknown` lists what the source does not say. `task` is
+    `seeds` is None where it is not stated. `figures` maps a name to `value`, `unit`, `what` and `from` ("published",
+    "full log": computed from the log before its curve was thinned, or "computed": from what was published). `unknown` lists what the source does not say. `task` is
     what was learned, in a word that runs share; `recipe` names a recipe (task, reward, model) that several people ran.
     """
 
