@@ -5,8 +5,8 @@
 
 Trains one after the other, each on one thread, about 20 minutes on one idle core; started again it goes on where it ended. Then
 it writes `data/baselines/workbench-....json`: every seed's curve, what identifies the runs, and how far a run may lie from them
-on another machine (`tolerance`), by a simulation on how far the runs of starters made again were apart. With `--rates` nothing is
-trained: how often the recorded controls are wrong, on so many simulated runs.
+on another machine (`tolerance`), by a simulation on how far the runs of starters made again were apart. With `--rates` nothing
+is trained: how often the recorded controls are wrong, on so many simulated runs.
 """
 
 import dataclasses

@@ -165,7 +165,7 @@ def test_another_unit_or_range_gets_a_panel_of_its_own_and_the_caption_says_so()
     shown = show_curves({"length": seeds(2), "share": seeds(2, unit="share", high=1.0)}, [W3NG], title="T")
     labels = [ax.get_ylabel() for ax in shown.figure.axes]
     assert labels == ["reward [characters from the target of 200]", "reward [share]"]
-    assert "has a panel of its own and compares with no other" in shown.caption
+    assert "has a panel of its own; only whether and when it moves can be compared" in shown.caption
     assert "share in (-inf, 1] over steps" in shown.caption
     assert len(show_curves({"a": seeds(2), "b": seeds(2, high=None)}, title="T").figure.axes) == 2
 

@@ -147,7 +147,7 @@ def centred_mean(x: ArrayLike, y: ArrayLike, window: float) -> np.ndarray:
     x, y = np.asarray(x, float), np.asarray(y, float)
     reach = window / 2 + 1e-9
     first, last = np.searchsorted(x, x - reach), np.searchsorted(x, x + reach, side="right")
-    gap = np.median(np.diff(x)) if len(x) > 1 else np.inf
+    gap = np.median(np.diff(x)) if len(x) > 1 else window + 1
     whole = np.minimum(x - x[0], x[-1] - x) >= np.floor(reach / gap) * gap - 1e-9
     known = np.isfinite(y)
     total, count = (np.concatenate([[0], np.cumsum(part)]) for part in (np.where(known, y, 0.0), known))
