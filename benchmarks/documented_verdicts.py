@@ -6,16 +6,15 @@ docs/documented_verdicts.md shows the stored result.
 """
 
 from collections.abc import Callable
-from unittest.mock import patch
 
 import numpy as np
 
 from benchmarks.documented import thinned
 from benchmarks.error_rates import noise
 from benchmarks.record import made_with, measured, parser, publish, table
-from workbench.curves import stats
 from workbench.curves import verdicts as v
 from workbench.curves.curve import Curve
+from workbench.curves.stats import change_interval
 
 LENGTHS = (20, 40, 60, 200)
 NOISES = {  # autocorrelation of the slow part, and the share of white noise in the variance
@@ -57,7 +56,7 @@ def mixed(rng: np.random.Generator, n: int, rho: float, white: float) -> np.ndar
 def trends(repeats: int, seed: int) -> dict:
     """How often a trend is seen: in noise, in a rise by 3 deviations that levels off at half of the run, and in a jump.
 
-    Of `trend`, and of the interval without white noise and jump that it had before (`SHORT` beyond every run).
+    Of `trend`, and of the interval that it had before, which takes all noise to be autoregressive.
     """
     found = {}
     for n in LENGTHS:
@@ -70,8 +69,7 @@ def trends(repeats: int, seed: int) -> dict:
                 runs = [path + mixed(rng, n, *about) for _ in range(repeats)]
                 words = [v.trend(curve(run)).word for run in runs]
                 rates[shape] = float(np.mean([word in (v.RISES, v.FALLS) for word in words]))
-                with patch.object(stats, "SHORT", len(at) + 1):
-                    before = [stats.change_interval(run, degree=degree) for run in runs]
+                before = [change_interval(run, degree=degree) for run in runs]
                 rates[f"{shape}, before"] = float(np.mean([one.low > 0 or one.high < 0 for one in before]))
             found[f"{n}; {kind}"] = rates
             print(n, kind, rates, flush=True)

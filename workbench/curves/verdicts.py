@@ -69,7 +69,7 @@ def trend(curve: Curve) -> Verdict:
         why = f"{len(y)} points, from {first:.3g} to {last:.3g}; {LEAST} or more are needed to test that"
         return Verdict(TOO_FEW, why, last - first)
     # A reward that is learned in the first steps and then stays would look like noise around a cubic.
-    change = change_interval(y, degree=int(np.clip(len(y) // 8, 3, 6)))
+    change = change_interval(y, degree=int(np.clip(len(y) // 8, 3, 6)), mixed=True)
     low, high, middle = float(change.low), float(change.high), float(change.estimate)
     numbers = f"{middle:+.3g} ({low:+.3g} to {high:+.3g}) from its first fifth to its last"
     near = (curve.high - curve.low) / 10 if curve.low is not None and curve.high is not None else 0.0
