@@ -189,7 +189,7 @@ def simulated(control: Baseline, metric: str, shift: float, repeats: int) -> dic
 def rates(repeats: int) -> dict:
     """Work out how often the shipped controls are wrong; what older ones said of trained runs is kept under `older`."""
     older = measured("control")
-    older = older.get("older") or {part: older[part] for part in ("environment", "rounding", "damaged")}
+    older = older.get("older") or {part: older[part] for part in ("stored_in", "environment", "rounding", "damaged")}
     result: dict = {"repeats": repeats, "controls": {}, "older": older}
     for model in ARCHITECTURES:
         control = load_baseline(f"workbench-{model}-docs-example")
