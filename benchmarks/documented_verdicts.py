@@ -180,7 +180,7 @@ def page() -> list[str]:
         "",
         "How often a trend is seen, in per cent, today and by the test of before, which took all noise to be autoregressive:",
         "in noise of deviation 1 without a trend (at most 5 are meant), in a rise by 3 that levels off, and in a jump by 3",
-        "after a fifth of the run. Below 25 points the answer is `too few points`: no test tells lasting noise from a trend",
+        "after a fifth of the run. Below 25 points the answer is `too few points`: no test separates lasting noise from a trend",
         "there. Noise as slow as a trend stays the hard case: what looks like a trend in one seed needs a second one.",
         "",
         *_rates(result["trends"], TREND_COLUMNS, ("points", "noise")),

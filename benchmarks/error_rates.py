@@ -312,7 +312,7 @@ def page() -> list[str]:
         "",
         "Of a t interval of the mean of paired differences, exact for normal ones. `seeds_needed` turns it round: on Qwen3-8B,",
         "40 runs of stock TRL 1.8, the held-out score of paired arms differs by 0.88 to 1.28 points between seeds, so one",
-        "point takes 9 to 15 seeds. Beside each `inconclusive` stands the difference that would show in 80%.",
+        "point takes 9 to 15 seeds. Next to each `inconclusive` stands the difference that would show in 80%.",
         "",
         *table(["deviations", *(f"{n} seeds" for n in (3, 5, 8, 10, 20))], power_rows()),
         "",

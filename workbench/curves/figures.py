@@ -127,7 +127,7 @@ def show_curves(
 
     Args:
         measured: name -> runs or curves, one a seed.
-        documented: baselines or their names, drawn as points, on the axis of the runs where unit and range are theirs, else in
+        documented: baselines or their names, drawn as points, on the axis of the runs where unit and range are the same, else in
             a panel of their own; the caption says what can be compared, and names those without numbers for the metric.
         title: of the figure.
         metric: of the runs' logs and of the baselines.
@@ -325,7 +325,7 @@ def _comparable(drawn: list[Series]) -> list[str]:
     text, mine = [], [key for key, found in axes.items() if not all(one.documented for one in found)]
     for unit, bounds in mine:
         if theirs := [one.name for one in axes[unit, bounds] if one.documented]:
-            text.append(f"On one axis, in {unit}: {', '.join(theirs)}; their model, data and settings are their own.")
+            text.append(f"On one axis, in {unit}: {'; '.join(theirs)}. Their model, data and settings are their own.")
     if len(axes) > 1:
         heads = "; ".join(f"{unit} in {bounds} over steps" for unit, bounds in axes)
         when = "; only whether and when it moves can be compared, not how high it is" if mine else ""

@@ -52,7 +52,7 @@ class Interval:
     def within(self, margin: float) -> tuple[bool | None, str]:
         """Whether the number is equivalent to 0: as far as its interval reaches it lies within `margin` on both sides.
 
-        The margin is fixed before the training, at most a tenth of the run's own rise. None where the interval tells neither.
+        The margin is fixed before the training, at most a tenth of the run's own rise. None where the interval shows neither.
         """
         if not self.method:
             return None, "one seed: its scatter is unknown"
