@@ -127,8 +127,8 @@ def show_curves(
 
     Args:
         measured: name -> runs or curves, one a seed.
-        documented: baselines or their names, drawn as points, on the axis of the runs where unit and range are the same, else in
-            a panel of their own; the caption says what can be compared, and names those without numbers for the metric.
+        documented: baselines or their names, drawn as points, on the axis of the runs where unit and range are the same, else
+            in a panel of their own; the caption says what can be compared, and names those without numbers for the metric.
         title: of the figure.
         metric: of the runs' logs and of the baselines.
         window: steps of the centred mean that is taken of each seed first, at most a tenth of the run; 1 for none.
