@@ -1,10 +1,12 @@
 """Records the positive controls: the starters' own documented runs, over ten seeds, as baselines.
 
     python -m benchmarks.controls [--trainings build/control] [--out data/baselines]
+    python -m benchmarks.controls --rates 300 --out data/measured/control.json
 
 Trains one after the other, each on one thread, about 20 minutes on one idle core; started again it goes on where it ended. Then
 it writes `data/baselines/workbench-....json`: every seed's curve, what identifies the runs, and how far a run may lie from them
-on another machine (`tolerance`), by a simulation on how far the runs of starters made again were apart.
+on another machine (`tolerance`), by a simulation on how far the runs of starters made again were apart. With `--rates` nothing
+is trained: how often the recorded controls are wrong, on so many simulated runs.
 """
 
 import dataclasses
@@ -17,11 +19,11 @@ import numpy as np
 import torch
 from scipy import stats
 
-from benchmarks.record import ROOT, about, made_with, parser
+from benchmarks.record import ROOT, about, made_with, measured, parser, publish
 from tools.make_toys import make_model, one_thread
-from workbench.curves.compare import PARTS
+from workbench.curves.compare import DIFFERENT, INCONCLUSIVE, PARTS, SAME, another_seed
 from workbench.curves.curve import Curve
-from workbench.curves.documented import as_text, stored
+from workbench.curves.documented import Baseline, as_text, load_baseline, stored
 from workbench.curves.measured import run_curve, training_of
 from workbench.experiments.arms import Arm, train_arms
 from workbench.experiments.recipes import make_recipe
@@ -149,15 +151,69 @@ def record_control(model: str, arm: Arm, trainings: Path) -> dict:
     }
 
 
+def of_fifths(values: np.ndarray, like: Curve) -> Curve:
+    """Return a curve like another, but for the means of its fifths, (5,), which are these."""
+    parts = zip(values, np.array_split(like.y, PARTS), strict=True)
+    y = np.concatenate([part + value - part.mean() for value, part in parts])
+    return dataclasses.replace(like, y=y, low=None, high=None)
+
+
+def left_out(control: Baseline, metric: str) -> dict[str, list[str]]:
+    """Judge each recorded seed by the others, and each run on a starter made anew with the tolerance that the others give."""
+    seeds = [as_judged(curve, metric) for curve in control.curves_by_seed(metric)]
+    tolerance, anew = (control.recorded[part][metric] for part in ("tolerance", "made_anew"))
+    own = [another_seed(one, [o for o in seeds if o is not one], tolerance=tolerance).verdict for one in seeds]
+    values, others = fifths_of(control.curves_by_seed(metric), metric), []
+    for n, one in enumerate(np.array(anew)):
+        without = tolerance_for(metric, values, np.delete(np.array(anew), n, axis=0))
+        recorded = [of_fifths(row, seeds[0]) for row in values]
+        others.append(another_seed(of_fifths(one, seeds[0]), recorded, tolerance=without).verdict)
+    return {"recorded seeds": own, "starters made anew": others}
+
+
+def simulated(control: Baseline, metric: str, shift: float, repeats: int) -> dict[str, float]:
+    """Count verdicts on made-up seeds with the recorded ones' mean and covariance, of which the judged one is shifted."""
+    rng, like = np.random.default_rng(0), as_judged(control.curves_by_seed(metric)[0], metric)
+    seeds, tolerance, found = (
+        fifths_of(control.curves_by_seed(metric), metric),
+        control.recorded["tolerance"][metric],
+        [],
+    )
+    for _ in range(repeats):
+        one, *others = rng.multivariate_normal(seeds.mean(axis=0), np.cov(seeds.T), size=len(seeds) + 1)
+        recorded = [of_fifths(values, like) for values in others]
+        found.append(another_seed(of_fifths(one + shift, like), recorded, tolerance=tolerance).verdict)
+    return {verdict: found.count(verdict) / repeats for verdict in (SAME, INCONCLUSIVE, DIFFERENT)}
+
+
+def rates(repeats: int) -> dict:
+    """Work out how often the shipped controls are wrong; what older ones said of trained runs is kept under `older`."""
+    older = measured("control")
+    older = older.get("older") or {part: older[part] for part in ("stored_in", "environment", "rounding", "damaged")}
+    result: dict = {"repeats": repeats, "controls": {}, "older": older}
+    for model in ARCHITECTURES:
+        control = load_baseline(f"workbench-{model}-docs-example")
+        for metric, tolerance in control.recorded["tolerance"].items():
+            result["controls"][f"{model}; {metric}"] = {
+                "tolerance": tolerance,
+                "unit": as_judged(control.curve(metric), metric).unit,
+                "left out": left_out(control, metric),
+                "simulated": {f"{s}": simulated(control, metric, s, repeats) for s in range(5)},
+            }
+    return result
+
+
 def _with_model(arm: Arm, model: str) -> Arm:
     return dataclasses.replace(arm, recipe=dataclasses.replace(arm.recipe, model=model))
 
 
 def main(argv: list[str] | None = None) -> None:
     """Train what is not trained yet, and write a file a control."""
-    options = parser(__doc__, trainings=Path("build/control"))
+    options = parser(__doc__, trainings=Path("build/control"), rates=0)
     options.set_defaults(out=ROOT / "data" / "baselines")
     args = options.parse_args(argv)
+    if args.rates:
+        return publish(rates(args.rates), args.out, quietly=True)
     quiet_libraries()
     with one_thread():
         for model, arm in control_arms().items():

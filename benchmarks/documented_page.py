@@ -8,8 +8,10 @@ import numpy as np
 from benchmarks.record import table
 from workbench.curves.curve import Curve
 from workbench.curves.documented import Baseline, list_baselines, load_baseline, load_sources
+from workbench.curves.stats import ends
 from workbench.curves.verdicts import trend
 
+OWN = "this project"  # as data/sources.json names it
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -40,8 +42,7 @@ def _row(run: Baseline, files: list[dict]) -> list[str]:
         said = "; ".join(f"{name} {part['value']:g}" for name, part in run.figures.items())
         return [run.title, run.task, "", "", said or ", ".join(run.curves), source]
     curve = run.curve()
-    fifth = max(1, len(curve.y) // 5)
-    change = f"{curve.y[:fifth].mean():.3g} to {curve.y[-fifth:].mean():.3g}"
+    change = "{:.3g} to {:.3g}".format(*ends(curve.y))
     return [run.title, run.task, spark(curve), f"{change} {curve.unit}", trend(curve).word, source]
 
 
@@ -50,11 +51,13 @@ def page() -> list[str]:
     runs, rows = [load_baseline(name) for name in list_baselines()], load_sources()
     files = {run.name: [row for row in rows if row["run"] == run.name] for run in runs}
     runs.sort(key=lambda run: (run.task.lower(), run.recipe, run.title))
-    words = Counter(trend(run.curve()).word for run in runs if "reward" in run.curves)
-    other = {row["repository"] for row in rows} - {"this project"}
+    judged = {run.name: trend(run.curve()).word for run in runs if "reward" in run.curves}
+    mine = {row["run"] for row in rows if row["repository"] == OWN}
+    words, own = (Counter(word for name, word in judged.items() if (name in mine) == which) for which in (False, True))
+    other = {row["repository"] for row in rows} - {OWN}
     several = [(run, files[run.name]) for run in runs if len({row["loads"] for row in files[run.name]} - {None}) > 1]
     several += [(run, files[run.name]) for run in runs if len({row["repository"] for row in files[run.name]}) > 1]
-    counted = ", ".join(f"{n} {word}" for word, n in words.most_common())
+    counted, counted_own = (", ".join(f"{n} {word}" for word, n in found.most_common()) for found in (words, own))
     return [
         "# Documented runs",
         "",
@@ -67,7 +70,9 @@ def page() -> list[str]:
         "",
         "## Every run",
         "",
-        f"Does the reward rise? Of {sum(words.values())} with a curve: {counted}.",
+        f"Does the reward rise? Of {sum(words.values())} curves that others published: {counted}.",
+        f"Of {sum(own.values())} of this project: {counted_own}.",
+        "Each verdict is a test at 5%: of as many curves that do not rise, some would be said to by luck.",
         "The bars go from each run's own lowest to its own highest, and compare with no other row.",
         "",
         *table(

@@ -1,6 +1,7 @@
 """The programs of benchmarks/: bad downloads, other weights, too little room, and costs measured in pairs."""
 
 import argparse
+import dataclasses
 import hashlib
 import json
 import re
@@ -8,12 +9,17 @@ import subprocess
 import zipfile
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import ROOT
 from safetensors.numpy import save_file
 
-from benchmarks import fetch_gemma, record, trl_tests
+from benchmarks import fetch_gemma, real, record, trl_tests
+from workbench.curves.documented import load_baseline
 from workbench.errors import RunError
+from workbench.experiments.recipes import make_recipe
+from workbench.runs.completions import append_table
+from workbench.runs.files import write_json, write_text
 
 # These import a package that they installed into a folder of their own.
 INSTALLS_A_PACKAGE = {"benchmarks/fetch_gemma.py", "benchmarks/audit.py"}
@@ -181,3 +187,29 @@ def test_trls_tests_are_counted_by_outcome_and_commit(tmp_path, monkeypatch):
 def test_folder_that_is_no_repository_of_trl_is_refused(tmp_path):
     with pytest.raises(RunError, match="expected a git repository of TRL"):
         trl_tests.git(tmp_path, "log", "-1")
+
+
+def test_a_real_run_is_documented_by_its_finished_seeds(tmp_path, monkeypatch, capsys):
+    recipe = dataclasses.asdict(make_recipe("smollm2", max_steps=2))
+    for seed in (0, 1):
+        folder = tmp_path / "run" / "stock-TRL--masked" / f"seed-{seed}"
+        folder.mkdir(parents=True)
+        reward = {"name": "reward_exact_match", "unit": "share of exact answers", "lowest": 0.0, "highest": 1.0}
+        about = {"recipe": recipe | {"seed": seed}, "reward_funcs": [reward], "stops": {}, "overrides": {}}
+        write_json(folder / "recipe.json", about)
+        write_json(folder / "progress.json", {"step": 2, "max_steps": 2, "finished": seed == 0})
+        append_table(folder, pd.DataFrame({"step": [1, 2], "completion": "a", "finish_reason": "stop", "reward": 0.5}))
+        lines = [{"step": n, "reward": 0.5} | dict.fromkeys(real.LOGGED, 0.25) for n in (1, 2)]
+        write_text(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        asked = [{"step": n, "reward": right} for n in (0, 2) for right in (0.0, float(n > 0))]
+        write_text(folder / real.FILE, "".join(json.dumps(line) + "\n" for line in asked))
+    write_json(tmp_path / "run" / "env.json", record.about())
+    call = ["real", str(tmp_path / "run"), "--name", "stops", "--out", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", call)
+    real.main()
+    assert "seed-1: not finished, left out" in capsys.readouterr().out
+    monkeypatch.setenv("WORKBENCH_BASELINES", str(tmp_path))
+    made = load_baseline("workbench-smollm2-stops-sums-stock-trl-masked")
+    assert (made.seeds, made.recorded["arm"]) == (1, "stock TRL, masked")
+    (held,) = made.curves_by_seed("eval_accuracy")
+    assert held.x.tolist() == [0, 2] and held.y.tolist() == [0, 0.5]

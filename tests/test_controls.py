@@ -52,13 +52,20 @@ def test_recorded_seed_is_the_process_of_the_other_nine(control, metric):
 
 def test_damaged_trainers_are_seen_and_other_rounding_is_not():
     found = measured("control")
-    for one in found["rounding"].values():
+    older = found["older"]
+    for one in older["rounding"].values():
         assert all(set(metric["verdicts"]) == {SAME} for metric in one["metrics"].values())
     seen = {name: {m for m, v in one["metrics"].items() if set(v["verdicts"]) == {"different"}}
-            for name, one in found["damaged"].items()}  # fmt: skip
+            for name, one in older["damaged"].items()}  # fmt: skip
     assert seen["wrong sign"] == seen["rate x 0.1"] == {"reward"}
     assert seen["positions off"] == {"padding/max_difference"}
     assert all(one["simulated"]["0"]["different"] <= 0.05 for one in found["controls"].values())
+
+
+@each_metric
+def test_the_stored_error_rates_are_of_the_shipped_controls(control, metric):
+    model = control.name.removeprefix("workbench-").removesuffix("-docs-example")
+    assert measured("control")["controls"][f"{model}; {metric}"]["tolerance"] == control.recorded["tolerance"][metric]
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
 import ast
+import base64
 import json
 import re
 import socket
@@ -6,14 +7,17 @@ import subprocess
 import sys
 
 import nbformat
+import pandas as pd
 import pytest
 from conftest import NOTEBOOKS, ROOT, workbench
+from matplotlib.figure import Figure
 from notebook_shape import code_cells, shape
 
-from tools.write_outputs import MOST_BYTES, code_hash, with_outputs
+from tools.write_outputs import MOST_BYTES, code_hash, with_outputs, with_pictures
 from workbench import length_reward, make_recipe
 from workbench.curves import load_baseline
 from workbench.curves.compare import SAME, another_seed
+from workbench.curves.figures import DescribedFigure
 from workbench.curves.measured import run_curve
 from workbench.experiments import train
 from workbench.lab.reports.notebook import Notebook
@@ -241,3 +245,18 @@ def test_curves_against_baselines_places_a_log_draws_a_run_and_names_what_it_can
     outputs = [output for cell in code_cells(run.path / "executed.ipynb") for output in cell.outputs]
     (cell,) = [html for o in outputs if "the table of" in (html := str(o.get("data", {}).get("text/html", "")))]
     assert "inside the spread" in cell and "(IMJONEZZ)" in cell and "not JSON" in cell
+
+
+def test_a_figure_is_written_as_a_picture_then_its_caption_and_data():
+    table = pd.DataFrame({"x": [1]})
+    figure = DescribedFigure(Figure(), alt='"a" rises', table=table, caption="One seed.")
+    html = f"<p>before</p>{figure._repr_html_()}<p>after</p>"
+    shown = nbformat.v4.new_output("display_data", {"text/html": html, "text/plain": repr(figure)})
+    before, picture, after = with_pictures(shown)
+    assert before.data["text/html"] == "<p>before</p>"
+    assert set(picture.data) == {"image/png", "text/plain"} and picture.data["text/plain"] == 'Figure: "a" rises'
+    assert base64.b64decode(picture.data["image/png"]).startswith(b"\x89PNG")
+    assert "<img" not in after.data["text/html"] and after.data["text/html"].startswith("<p>One seed.</p>")
+    assert after.data["text/html"].endswith("<p>after</p>") and after.data["text/plain"] == "One seed. after"
+    plain = nbformat.v4.new_output("display_data", {"text/plain": "4"})
+    assert with_pictures(plain) == [plain]

@@ -37,3 +37,9 @@ def test_where_another_release_is_imported_already_it_says_to_restart(tmp_path):
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import trl; from importlib import metadata\n"
     code += "from workbench import trl_release; trl_release._version = lambda: '0.1'\n"
     assert "restart the kernel" in in_a_process(code + f"trl_release.use_trl('{LAST_WITH_PPO}')")
+
+
+@pytest.mark.slow
+def test_ppo_is_imported_in_a_plain_script_whatever_vllm_is_there():
+    code = f"from workbench import use_trl; use_trl('{LAST_WITH_PPO}')\nfrom workbench import PPOTrainer; print(PPOTrainer)"
+    assert in_a_process(code).split() == ["<class", "'workbench.training.ppo.PPOTrainer'>"]

@@ -40,6 +40,15 @@ MADE_UP = {
         "reward": [0.5 + 0.02 * (n % 3) for n in STEPS],
         "kl": [(n / 60) ** 2 * 3 for n in STEPS],
     },
+    "format rises as much as correctness falls": {
+        "rewards/format/mean": [0.2 + 0.4 * n / 60 + 0.02 * (n % 3) for n in STEPS],
+        "rewards/correctness/mean": [0.7 - 0.4 * n / 60 + 0.03 * (n * n % 7) for n in STEPS],
+        "reward": [0.9 + 0.02 * (n % 3) + 0.03 * (n * n % 7) for n in STEPS],
+    },
+    "whatever ends before the limit is right": {
+        "completions/clipped_ratio": [0.2 + 0.05 * (n * n % 7) for n in STEPS],
+        "reward": [0.8 - 0.05 * (n * n % 7) for n in STEPS],
+    },
     "one of two reward functions always gives 0": {
         "rewards/match/mean": [0.0 for _ in STEPS],
         "rewards/format/mean": [n / 60 for n in STEPS],

@@ -116,7 +116,9 @@ def shoot_microscope(page, path: Path) -> None:
 
 def make_runs(runs: Path) -> None:
     for name in ("05_grpo_docs_example", "02_grpo_custom_stops"):
-        workbench("run", name, "-q", "--runs-dir", runs, timeout=1800)
+        done = workbench("run", name, "-q", "--runs-dir", runs, timeout=1800)
+        if list_runs(runs, name)[-1].status["state"] != "done":
+            raise SystemExit(f"{name} failed, so no picture was made:\n{done.stdout}{done.stderr}")
 
 
 def main() -> None:

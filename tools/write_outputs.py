@@ -8,7 +8,9 @@ A notebook says in its metadata of which code its outputs are; a test compares t
 
 import argparse
 import hashlib
+import html
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,11 @@ import nbformat
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 MOST_BYTES = 1_000_000
+# As `DescribedFigure` shows itself.
+_FIGURE = re.compile(
+    r'<figure><img alt="(.*?)" src="data:image/png;base64,([^"]+)"[^>]*><figcaption>(.*?)</figcaption></figure>',
+    re.DOTALL,
+)
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -40,7 +47,8 @@ def with_outputs(notebook, executed):
         raise ValueError("the executed notebook has other code cells")
     for n, (cell, done) in enumerate(zip(cells, made, strict=True), 1):
         cell.execution_count = n
-        cell.outputs = [_kept(output, n) for output in done.outputs if WIDGET not in output.get("data", {})]
+        kept = [_kept(output, n) for output in done.outputs if WIDGET not in output.get("data", {})]
+        cell.outputs = [part for output in kept for part in with_pictures(output)]
     notebook.metadata["workbench"] = {"outputs_of": code_hash(notebook)}
     return notebook
 
@@ -50,6 +58,28 @@ def _kept(output, number: int):
     if "execution_count" in output:
         output.execution_count = number
     return output
+
+
+def with_pictures(output) -> list:
+    """An output whose figures are image/png outputs of their own, which viewers that drop images inside HTML show too.
+
+    The alt text is the picture's text/plain; what stood around the figure, its caption and data, stays HTML in its place.
+    """
+    page = output.get("data", {}).get("text/html", "")
+    if not _FIGURE.search(page):
+        return [output]
+    before, *parts = _FIGURE.split(page)  # then alt text, picture, caption and what follows, again and again
+    outputs = _html(before)
+    for alt, png, caption, after in zip(*[iter(parts)] * 4, strict=True):
+        about = {"image/png": png, "text/plain": f"Figure: {html.unescape(alt)}"}
+        outputs += [nbformat.v4.new_output("display_data", about), *_html(f"<p>{caption}</p>{after}")]
+    return outputs
+
+
+def _html(text: str) -> list:
+    words = html.unescape(re.sub(r"<details>.*?</details>|<[^>]+>", " ", text, flags=re.DOTALL))
+    about = {"text/html": text, "text/plain": " ".join(words.split())}
+    return [nbformat.v4.new_output("display_data", about)] if text.strip() else []
 
 
 def main() -> None:

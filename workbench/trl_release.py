@@ -16,7 +16,7 @@ LAST_WITH_PPO = "1.12.0"
 def use_trl(release: str) -> None:
     """Import this release of TRL in place of the installed one, here and in the processes started from here.
 
-    Call it before anything imports TRL. `make install` puts the last release with PPO in place.
+    Call it before anything imports TRL. `make install` puts the last release with PPO in place: vLLM is hidden from it.
 
     Args:
         release: e.g. `1.12.0`.
@@ -30,6 +30,8 @@ def use_trl(release: str) -> None:
         Traceback (most recent call last):
         workbench.errors.MissingDependencyError: trl 0.0.1 is not in place: python -m pip install --no-deps --target ...
     """
+    if release == LAST_WITH_PPO and "vllm" not in sys.modules:  # which cannot import one after 0.27; PPO needs none
+        sys.modules["vllm"] = None  # type: ignore[assignment]
     if _version() == release:
         return
     folder = Path(sys.prefix) / "lanes" / f"trl-{release}"
@@ -40,8 +42,6 @@ def use_trl(release: str) -> None:
         raise ParameterError(
             f"use_trl({release!r}): trl {_version()} is already imported; restart the kernel and call it first"
         )
-    # TRL warns three times of a vLLM that is newer than it; PPO samples without vLLM.
-    warnings.filterwarnings("ignore", "TRL currently supports vLLM versions", UserWarning)
     sys.path.insert(0, str(folder))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 

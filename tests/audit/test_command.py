@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,15 @@ def test_json_is_an_object_a_run_with_every_rule(capsys, tmp_path):
     assert first["findings"][0]["rule"] == "masked-stops"
 
 
+def test_json_has_the_fields_of_its_page(capsys, tmp_path):
+    _, out, _ = audit(capsys, state(tmp_path / "run", logged(masked=True)), "--json")
+    run = json.loads(out)
+    page = (ROOT / "docs/reference/audit.md").read_text().partition("## JSON")[2]
+    rows = re.findall(r"^\| (`.+?`) \| \w", page, re.M)
+    assert sorted(re.findall("`(\\w+)`", " ".join(rows))) == sorted([*run, *run["findings"][0]])
+    assert run["schema"] == 1
+
+
 def test_a_path_that_cannot_be_used_is_a_line_and_the_others_are_still_audited(capsys, tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     well = state(tmp_path / "well", logged())
@@ -125,7 +135,7 @@ def test_several_runs_are_a_table_first_and_what_is_alike_stands_once(capsys, tm
     assert out.count("PROBLEM masked-stops") == 1 and f"open in {folders[0]}, {folders[1]}" in out
     assert "(docs" not in out and "more: docs/reference/rules.md#masked-stops" in out
     assert "100% of completions" in out or "% of completions left out" in out
-    assert "these rules need what is not here: mixed-groups" in " ".join(out.split())
+    assert "not checked, because these are missing: completions (mixed-groups" in " ".join(out.split())
 
 
 def test_brief_is_a_line_a_run_with_its_worst_finding(capsys, tmp_path):

@@ -12,10 +12,11 @@ from workbench.audit.rules_data import (
     log_damage,
     missing_rewards,
     mixed_groups,
+    reward_parts,
     reward_scale,
 )
-from workbench.audit.rules_ends import added_token, masked_stops, never_stops, true_clipping
-from workbench.audit.rules_gradient import copies, false_zero_std, zero_gradient
+from workbench.audit.rules_ends import added_token, masked_stops, never_stops, reward_is_ending, true_clipping
+from workbench.audit.rules_gradient import copies, false_zero_std, wasted_groups, zero_gradient
 from workbench.audit.rules_learning import collapse, kl_runaway, length_runaway, no_learning, solved, spikes
 from workbench.audit.rules_sampler import mismatch, padding_positions, stale_sampler
 from workbench.curves.documented import load_baseline
@@ -58,8 +59,13 @@ CASES = [
     (false_zero_std, log(zero_std_share=0.0, grad_norm=np.arange(60) % 2, learning_rate=1e-5, clipped_ratio=0.1),
      log(zero_std_share=np.arange(60) % 2, grad_norm=0.3, learning_rate=1e-5, clipped_ratio=0.1),
      log(zero_std_share=0.0, grad_norm=0.0, learning_rate=1e-5, clipped_ratio=0.1)),
-    (dead_rewards, log(facts={"reward_functions": 2, "constant_rewards": {"match": 0.0}}),
-     log(facts={"reward_functions": 2, "constant_rewards": {}}), log()),
+    (dead_rewards, log(**{"rewards/match": 0.0, "rewards/format": rising}),
+     log(**{"rewards/match": flat, "rewards/format": rising}), log(**{"rewards/match": 0.0})),
+    (wasted_groups, log(zero_std_share=0.6), log(zero_std_share=0.1), log(reward=flat)),
+    (reward_is_ending, log(clipped_ratio=0.3 + 0.2 * np.tile([0, 1], 30), reward=0.7 - 0.2 * np.tile([0, 1], 30)),
+     log(clipped_ratio=0.02, reward=flat), log(reward=flat)),
+    (reward_parts, log(**{"rewards/match": falling, "rewards/format": rising}, reward=flat),
+     log(**{"rewards/match": rising, "rewards/format": rising}, reward=rising), log(**{"rewards/match": rising})),
     (log_damage, log(order=[1, 2, 3, 4, 2, 3, 4, 5, 9]), log(), None),
     (mixed_groups, log(completions=rows(prompt=lambda s, g, r: f"prompt {r}"), facts=SIZE),
      log(completions=rows(), facts=SIZE), log(completions=rows(prompt=lambda s, g, r: f"prompt {r}"))),

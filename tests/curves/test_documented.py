@@ -28,7 +28,7 @@ def test_a_baseline_says_where_it_is_from_and_what_is_not_known(name):
     assert baseline.unknown
     assert baseline.reward.keys() == {"name", "unit", "low", "high"}
     assert baseline.curves or baseline.figures
-    assert all(f["from"] in ("published", "full log") and f["what"] for f in baseline.figures.values())
+    assert all(f["from"] in ("published", "full log", "computed") and f["what"] for f in baseline.figures.values())
 
 
 @each_baseline

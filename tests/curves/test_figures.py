@@ -48,7 +48,7 @@ def test_caption_names_two_lines_only_where_two_are_seen():
 def test_a_gap_in_the_values_stays_a_gap():
     raw, mean = show_training(METRICS.assign(reward=[1.0, np.nan, *[3.0] * 28]), title="A run").figure.axes[0].lines
     assert np.isnan(raw.get_ydata()[1])
-    assert np.isfinite(mean.get_ydata()).all()
+    assert np.isfinite(mean.get_ydata()[1:-1]).all()
 
 
 def test_steps_that_repeat_and_missing_columns_are_refused_and_a_single_step_is_shown():
@@ -136,10 +136,12 @@ def test_the_line_is_centred_over_a_tenth_of_the_run_at_most_and_never_leaves_th
     jump = [Curve(f"seed {n}", steps, np.where(steps < 50, 0, 10) + n / 10, "points") for n in range(3)]
     (line,) = thick(show_curves({"a": jump}, title="T", window=50).figure.axes[0])
     low, high = (edge(np.stack([c.y for c in jump]), axis=0) for edge in (np.min, np.max))
-    assert (low <= line.get_ydata()).all() and (line.get_ydata() <= high).all()
+    drawn = np.isfinite(line.get_ydata())
+    assert drawn.tolist() == [False] * 4 + [True] * 92 + [False] * 4  # of 9.9 steps; not a last raw point
+    assert ((low <= line.get_ydata()) & (line.get_ydata() <= high))[drawn].all()
     rise = [Curve("seed 0", steps, steps, "points")]
     (line,) = thick(show_curves({"a": rise}, title="T").figure.axes[0])
-    assert line.get_ydata().tolist() == steps.tolist()  # a mean of the steps before would lie below
+    assert line.get_ydata()[5:-5].tolist() == steps[5:-5].tolist()  # a mean of the steps before would lie below
     zigzag = [Curve(f"seed {n}", steps, [0.0, 4] * 50, "points") for n in range(1)]
     (line,) = thick(show_curves({"a": zigzag}, title="T", window=50).figure.axes[0])
     assert 0.4 < np.ptp(line.get_ydata()[10:-10]) < 0.6  # of 9 steps, not of 50
@@ -163,7 +165,7 @@ def test_another_unit_or_range_gets_a_panel_of_its_own_and_the_caption_says_so()
     shown = show_curves({"length": seeds(2), "share": seeds(2, unit="share", high=1.0)}, [W3NG], title="T")
     labels = [ax.get_ylabel() for ax in shown.figure.axes]
     assert labels == ["reward [characters from the target of 200]", "reward [share]"]
-    assert "has a panel of its own and compares with no other" in shown.caption
+    assert "has a panel of its own; only whether and when it moves can be compared" in shown.caption
     assert "share in (-inf, 1] over steps" in shown.caption
     assert len(show_curves({"a": seeds(2), "b": seeds(2, high=None)}, title="T").figure.axes) == 2
 
@@ -219,3 +221,19 @@ def test_the_axis_of_a_short_training_has_whole_steps():
     curves = [Curve("one", [1.0, 2.0], [0.0, 1.0], "share")]
     (ax,) = show_curves({"one": curves}, title="short").figure.axes
     assert all(tick == round(tick) for tick in ax.get_xticks())
+
+
+def test_a_label_stands_at_its_line_s_last_fifth_not_its_last_point():
+    late_drop = [Curve("seed 0", STEPS, np.where(STEPS == 40, -90.0, -10.0), "points")]
+    (ax,) = show_curves({"late drop": late_drop}, title="T").figure.axes
+    assert ax.texts[0].xy[1] == pytest.approx(-14, abs=1)
+
+
+def test_documented_runs_are_drawn_by_name_with_what_compares():
+    name, other = W3NG.name, "arvindcr4-qwen3-8b-gsm8k-grpo"
+    shown = show_curves({"mine": seeds(3)}, [name, other], title="T")
+    assert len(shown.figure.axes) == 2
+    assert f"On one axis, in characters from the target of 200: {W3NG.title}" in shown.caption
+    assert "only whether and when it moves can be compared" in shown.caption
+    with pytest.raises(ParameterError, match="unknown baseline 'w3ng'"):
+        show_curves({"mine": seeds(3)}, ["w3ng"], title="T")

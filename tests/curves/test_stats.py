@@ -3,7 +3,17 @@ import pytest
 from scipy import stats
 
 from benchmarks.error_rates import changes, noise
-from workbench.curves.stats import UNKNOWN_BETWEEN_RUNS, change_interval, iqm, noise_covariance, one_seed, seed_interval
+from workbench.curves.documented import load_baseline
+from workbench.curves.stats import (
+    UNKNOWN_BETWEEN_RUNS,
+    change_interval,
+    iqm,
+    noise_covariance,
+    one_seed,
+    seed_interval,
+    seeds_needed,
+    share_interval,
+)
 from workbench.errors import ParameterError
 
 DISTRIBUTIONS = {
@@ -122,3 +132,45 @@ def test_of_few_seeds_the_interval_of_the_mean_is_students(values):
     found = seed_interval(values, np.random.default_rng(0), statistic=np.mean, resamples=20_000)
     low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
     assert (found.low, found.high) == pytest.approx((low, high), rel=0.03)
+
+
+def held_out(arm: str) -> np.ndarray:
+    """Held-out scores of the 8 seeds of an arm, in points."""
+    figures = load_baseline(f"arvindcr4-qwen3-8b-gsm8k-{arm}").figures
+    return 100 * np.array([part["value"] for name, part in figures.items() if name.startswith("heldout_seed_")])
+
+
+def test_seeds_needed_of_40_real_runs():
+    assert held_out("grpo").std(ddof=1) == pytest.approx(0.92, abs=0.005)
+    spreads = [(held_out(arm) - held_out("grpo")).std(ddof=1) for arm in ("drgrpo", "dapo", "gspo", "aero")]
+    needed = [[seeds_needed(spread, points, paired=True) for spread in spreads] for points in (1, 2)]
+    assert (min(needed[0]), max(needed[0]), min(needed[1]), max(needed[1])) == (9, 15, 4, 6)
+
+
+def test_seeds_needed_see_the_difference_in_80_per_cent():
+    rng, n = np.random.default_rng(0), seeds_needed(1.0, 1.5)
+    one, other = rng.normal(size=(2, n, 4000))
+    assert (stats.ttest_ind(one + 1.5, other).pvalue < 0.05).mean() == pytest.approx(0.82, abs=0.03)
+    for wrong in ((0, 1), (1, 0)):
+        with pytest.raises(ParameterError, match="expected above 0"):
+            seeds_needed(*wrong)
+
+
+def test_the_detectable_difference_is_what_that_many_seeds_show():
+    found = [seed_interval(0.51 * v / v.std(ddof=1), np.random.default_rng(0), statistic=np.mean)
+             for v in np.random.default_rng(1).normal(size=(20, 4))]  # fmt: skip
+    assert np.mean([one.detectable for one in found]) == pytest.approx(1.06, abs=0.05)
+    assert np.isnan(one_seed(1.0).detectable)
+    assert "would show in 80% of such experiments" in seed_interval([-1.0, 0, 1], np.random.default_rng(0)).above(0)[1]
+
+
+def test_equivalence_needs_the_whole_interval_within_the_margin():
+    found = seed_interval([-0.1, 0.0, 0.1], np.random.default_rng(0))
+    assert [found.within(margin)[0] for margin in (1.0, 0.1)] == [True, None]
+    assert seed_interval([3.9, 4.0, 4.1], np.random.default_rng(0)).within(1.0)[0] is False
+
+
+@pytest.mark.parametrize("count, n, low, high", [(0, 3, 0, 0.708), (2, 3, 0.094, 0.992), (8, 8, 0.631, 1)])
+def test_a_share_of_seeds_has_its_exact_interval(count, n, low, high):
+    found = share_interval(count, n)
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.001)

@@ -96,8 +96,8 @@ def test_masked_stops_are_named_while_run_trains_and_after(capfd):
     assert len(lines) == 1
     assert lines[0].startswith("workbench: step ") and "Set mask_truncated_completions=False" in lines[0]
     assert "docs/reference/rules.md#masked-stops, notebook 02_grpo_custom_stops" in lines[0]
-    assert "masked-stops" in audit_run(watch.recorder.record_dir).problems
-    assert audit_run(trainer.args.output_dir).problems == audit_run(watch.recorder.record_dir).problems
+    recorded, logged = (audit_run(path).runs[0] for path in (watch.recorder.record_dir, trainer.args.output_dir))
+    assert recorded.main == logged.main == "masked-stops"
 
 
 @pytest.mark.parametrize("broken", ["_keep", "_look", "begin"])

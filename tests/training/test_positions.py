@@ -89,7 +89,7 @@ def trained_positions(trainer) -> list[tuple]:
     calls = []
 
     def watch(part, module, args, kwargs):
-        mask, past = kwargs.get("attention_mask"), kwargs.get("past_key_values")
+        mask, past = kwargs.get("attention_mask"), kwargs.get("past_key_values", kwargs.get("cache"))
         if past is None and isinstance(mask, torch.Tensor) and mask.dim() == 2:  # generation keeps a cache
             calls.append((part, kwargs.get("position_ids"), mask.clone()))
 

@@ -15,8 +15,9 @@ from . import rules_ends as ends
 from . import rules_gradient as gradient
 from . import rules_learning as learning
 from . import rules_sampler as sampler
-from .finding import CANNOT_TELL, FOUND, NOT_FOUND, NOTE, SEVERITIES, Finding
+from .finding import CANNOT_TELL, FOUND, NOT_FOUND, NOTE, SEVERITIES, WARNING, Finding
 from .rule import Rule
+from .trends import LEAST
 
 # Causes before what may come of them: of two problems the earlier is named first.
 RULES: tuple[Rule, ...] = (
@@ -25,8 +26,10 @@ RULES: tuple[Rule, ...] = (
     ends.masked_stops, gradient.copies, data.mixed_groups, data.missing_rewards, ends.added_token,
     sampler.stale_sampler, sampler.padding_positions, sampler.mismatch,
     ends.never_stops, ends.true_clipping, gradient.zero_gradient,
+    ends.reward_is_ending,
     learning.collapse, learning.length_runaway, learning.kl_runaway, learning.no_learning, learning.solved,
-    learning.spikes, data.documented_run, data.dead_rewards, data.duplicate_prompts,
+    gradient.wasted_groups,
+    learning.spikes, data.documented_run, data.reward_parts, data.dead_rewards, data.duplicate_prompts,
 )  # fmt: skip
 
 
@@ -38,7 +41,17 @@ def check(log: Log, own: Sequence[Rule] = ()) -> list[Finding]:
         findings.append(rule(log) if rule in RULES else _attempt(rule, log))
         log = log.without(findings[-1].contradicts)
     causes = [finding for finding in findings if finding.verdict == FOUND and finding.severity != NOTE]
-    return sorted((_explained(finding, causes) for finding in findings), key=_rank)
+    ranked = sorted((_explained(finding, causes) for finding in findings), key=_rank)
+    return [_in_proportion(finding, log) for finding in ranked]
+
+
+def _in_proportion(finding: Finding, log: Log) -> Finding:
+    """A finding of the built-in rules, of which none is a problem in a log of fewer than 8 lines."""
+    if not finding.is_problem or finding.by not in RULES or len(log.steps) >= LEAST:
+        return finding
+    lines = "one line" if len(log.steps) == 1 else f"{len(log.steps)} lines"
+    says = f"{finding.says} This log has {lines}, too few to call it a problem."
+    return dataclasses.replace(finding, severity=WARNING, says=says)
 
 
 def _attempt(rule: Rule, log: Log) -> Finding:

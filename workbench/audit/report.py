@@ -25,10 +25,11 @@ from ..logs.settings import PARAMETERS, facts_of, of_words
 from ..runs.secrets import hide_tokens
 from ..runs.text import one_line, printable
 from .check import check, checked, load_rules
-from .finding import CANNOT_TELL, FOUND, NOT_FOUND, NOTE, PROBLEM, WARNING, Finding, step_ranges
+from .finding import CANNOT_TELL, FOUND, NOTE, PROBLEM, WARNING, Finding, step_ranges
 from .rule import NEEDS, Rule
 
 NO_PROBLEM, PROBLEMS, UNUSABLE = 0, 1, 2  # exit codes
+SCHEMA = 1  # of `--json`; a name that goes or changes its meaning raises it, a new one does not
 _WIDTH = 110
 _MODEL_FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 _TITLES = ("run", "verdict", "main cause")
@@ -65,13 +66,18 @@ class RunAudit:
         return "problem" if self.problems else "no problem"
 
     @property
+    def _word(self) -> str:
+        """The verdict in a table, which is no all-clear where most of a run had no effect."""
+        return "warning" if not self.problems and _without_effect(self.findings) else self.verdict
+
+    @property
     def problems(self) -> list[str]:
         """The rules that found a problem; the main one first, those that follow from others last."""
         return [finding.rule for finding in self.findings if finding.is_problem]
 
     def as_json(self) -> dict:
-        """Strict JSON: `run`, `verdict`, `findings` and what the log lacks."""
-        about = {"run": self.run, "kind": self.kind, "steps": self.steps, "lacks": list(self.lacks)}
+        """Strict JSON: `schema`, `run`, `verdict`, `findings` and what the log lacks."""
+        about = {"schema": SCHEMA, "run": self.run, "kind": self.kind, "steps": self.steps, "lacks": list(self.lacks)}
         return about | {"verdict": self.verdict, "findings": [finding.as_json() for finding in self.findings]}
 
     @property
@@ -79,7 +85,7 @@ class RunAudit:
         """The run in a line: its worst finding, and what was seen in a sentence."""
         worst = next((f for f in self.findings if f.verdict == FOUND and f.severity != NOTE), None)
         if worst is None:
-            return f"{self.run}: no problem"
+            return f"{self.run}: {_without_effect(self.findings) or 'no problem'}"
         return f"{self.run}: {worst.severity} {worst.title}: {re.split(r'(?<=[.!?]) ', worst.says)[0]}"
 
     def text(self) -> str:
@@ -102,11 +108,12 @@ class RunAudit:
             else:
                 undecided.append(f"{f.rule}: {f.advice}")
         lines = ["  cannot tell:"] * bool(undecided) + _wrapped(undecided, "    ")
-        words = "; ".join(f"{', '.join(rules)} ({need})" for need, rules in silent.items() if rules)
-        lines += _wrapped([f"these rules need what is not here: {words}"] * bool(words), "  ")
-        absent = sum(f.verdict == NOT_FOUND for f in self.findings)
-        lines.append(f"  not found: {absent} other faults")
-        return lines + _wrapped([f"the log does not contain {', '.join(self.lacks)}"] * bool(self.lacks), "  ")
+        lines += _wrapped([f"the log does not contain {', '.join(self.lacks)}"] * bool(self.lacks), "  ")
+        missing = [f"{need} ({', '.join(rules)})" for need, rules in silent.items() if rules]
+        checked = f"checked {sum(f.verdict != CANNOT_TELL for f in self.findings)} of {len(self.findings)} rules"
+        checked += f"; {len(undecided)} cannot tell, see above" * bool(undecided)
+        checked += f"; not checked, because these are missing: {'; '.join(missing)}" * bool(missing)
+        return lines + _wrapped([checked], "  ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +146,7 @@ class AuditReport:
         """One run in full; of several a table first, then what was found, where alike once for all of them."""
         if len(self.runs) == 1:
             return self.runs[0].text()
-        rows = [_TITLES, *((run.run, run.verdict, run.main) for run in self.runs)]
+        rows = [_TITLES, *((run.run, run._word, run.main) for run in self.runs)]
         wide = max(len(name) for name, *_ in rows)
         lines = [f"{name:{wide}}  {verdict:10}  {main}".rstrip() for name, verdict, main in rows]
         blocks: dict[str, list[str]] = {}
@@ -267,7 +274,18 @@ def _count(findings: Sequence[Finding]) -> str:
     """Such as `2 problems, 1 warning`; the main problem is named."""
     severities = [f.severity for f in findings if f.verdict == FOUND]
     words = [f"{n} {s}{'s' * (n > 1)}" for s in (PROBLEM, WARNING) if (n := severities.count(s))]
-    return f"{findings[0].rule}; {', '.join(words)}" if PROBLEM in severities else ", ".join(["no problem", *words])
+    if PROBLEM in severities:
+        return f"{findings[0].rule}; {', '.join(words)}"
+    return ", ".join([_without_effect(findings) or "no problem", *words])
+
+
+def _without_effect(findings: Sequence[Finding]) -> str:
+    """Such as `82% of the steps without effect`, where it is half of the steps or of the groups; else an empty string."""
+    for rule, unit in (("zero-gradient", "steps"), ("wasted-groups", "groups")):
+        for share in (f.cost.get(f"share of {unit}", 0.0) for f in findings if f.rule == rule and f.verdict == FOUND):
+            if share >= 0.5:
+                return f"{share:.0%} of the {unit} without effect"
+    return ""
 
 
 def paragraph(finding: Finding, width: int = _WIDTH) -> list[str]:

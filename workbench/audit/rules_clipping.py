@@ -67,12 +67,21 @@ def false_clipping(log: Log) -> Finding:
         WARNING,
         f"completions/clipped_ratio says {np.nanmean(logged):.0%} of the completions were truncated by the length limit. That "
         f"is wrong: {next(iter(counts))}. They ended at a stop that the trainer does not recognise.",
-        "Do not mask truncated completions and do not raise the limit because of this number. Let the trainer know "
-        "the stop: put its id into model.generation_config.eos_token_id before the trainer is made, or train with "
-        "workbench's trainer and StopSpec.",
+        f"Do not mask truncated completions and do not raise the limit because of this number. {teach_the_stop(log)}",
         steps=log.at(wrong),
         evidence=evidence,
         contradicts=_CLIP_METRICS,
+    )
+
+
+def teach_the_stop(log: Log) -> str:
+    """Advice on a stop that the trainer does not know; an id of a stop of several tokens would end other completions too."""
+    put = "put its id into model.generation_config.eos_token_id before the trainer is made"
+    if log.facts.get("stop_token_ids"):
+        return f"Let the trainer know the stop: {put}, or train with workbench's trainer and StopSpec."
+    return (
+        "Let the trainer know the stop: train with workbench's trainer and StopSpec. Only where the stop is a single token, "
+        f"you can {put} instead: of a stop of several tokens any one would end a completion."
     )
 
 
@@ -132,11 +141,12 @@ def _consistent(log: Log, logged: np.ndarray, clipped: np.ndarray) -> Finding:
         reached = longest[clipped & ~np.isnan(longest)]
         if limit and len(reached) and reached.min() >= 0.9 * limit:
             return absent("The longest completions reach the limit wherever completions count as clipped.", limit=limit)
-        one_length = len(reached) >= 3 and np.ptp(reached) == 0 and np.nanmax(longest) == reached[0]
+        at_top = reached == np.nanmax(longest)  # a mean over several steps is there where all of them are
+        one_length = at_top.sum() >= 3 and (at_top.all() or not log.each_step)
         full = logged >= 1 - 1e-6
         together = full.sum() >= 3 and np.allclose(mean[full], np.nanmax(longest), rtol=_ROUNDING)
         if not limit and (one_length or together) and (_varied(log) or _free_texts(log) or _many_endings(log)):
-            return absent("Clipped completions all have one length, as at a limit.", limit=float(reached[0]))
+            return absent("Clipped completions all have one length, as at a limit.", limit=float(np.nanmax(longest)))
     advice = "Give the limit of the run with --limit N, or its stop strings with --stop STRING; completions "
     advice += "(log_completions=True) help too."
     return unknown(advice, "The lengths neither contradict the clipped ratio nor confirm it.")

@@ -1,6 +1,7 @@
 """Rules about the log itself and the rows in it: damage, groups of one prompt, repeated prompts, rewards that are missing."""
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,9 @@ from ..logs.log import Log
 from ..logs.names import canonical
 from .finding import NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
 from .rule import BASELINE, COMPLETIONS, REWARDS, rule
+from .trends import LEAST, change, reward_of
 
+_PARTS = f"Log the mean of each of several reward functions over {LEAST} steps or more, as TRL does."
 _OFTEN = 0.05  # share of steps; fp16 skips a step now and then
 
 
@@ -40,8 +43,9 @@ def log_damage(log: Log) -> Finding:
         says = f"{name} is no finite number in {lost[name].mean():.0%} of the steps: the weights may be lost from there on."
         advice = "Go back to a checkpoint before the first of these steps; lower the learning rate, or train in bf16 or fp32."
         return _damaged(log, PROBLEM, "not-finite", says, advice, steps=log.at(lost[name]))
-    if never := "; ".join(d for d in log.damage if "is no finite number in" in d):
-        says = f"{never}: the weights were lost before the first step ended, or the metric cannot be trusted."
+    never = [d for d in log.damage if "is no finite number in" in d]
+    if any(d.startswith(("loss", "grad_norm", "reward")) for d in never):  # an engine may not compute the others
+        says = f"{'; '.join(never)}: the weights were lost before the first step ended, or the metric is wrong."
         advice = "Compute one loss by hand in fp32; lower the learning rate, or train in bf16 or fp32."
         return _damaged(log, PROBLEM, "not-finite", says, advice)
     wrong = [f"{twice} steps are there twice; the last was taken"] * bool(twice)
@@ -190,6 +194,53 @@ def duplicate_prompts(log: Log) -> Finding:
     return found(NOTE, says, advice, steps=where, evidence=evidence, notebook="04_duplicate_prompts")
 
 
+def _parts(log: Log) -> dict[str, np.ndarray]:
+    """Reward function with a mean in 8 steps and more -> its means, (N,)."""
+    return {name: means for name, means in log.parts.items() if (~np.isnan(means)).sum() >= LEAST}
+
+
+@rule(needs=REWARDS)
+def reward_parts(log: Log) -> Finding:
+    """Which parts of the reward move, and whether the total hides it: a warning where what some gain others lose.
+
+    How: 99% intervals of the changes of `rewards/<f>/mean`, from the first to the last fifth of the steps, and of the total.
+    Weights are not known: changes are those of the functions themselves. A note where only some of several parts move.
+    Wrong where: a part is a penalty that grows with what is wanted, such as one on length.
+    """
+    parts, total = _parts(log), change(reward_of(log))
+    if len(parts) < 2:
+        return unknown(_PARTS)
+    moves = {name: moved for name, means in parts.items() if (moved := change(means)) is not None}
+    rise = {name: float(moved.estimate) for name, moved in moves.items() if moved.low > 0}
+    fall = {name: float(moved.estimate) for name, moved in moves.items() if moved.high < 0}
+    still = {name: float(moved.estimate) for name, moved in moves.items() if name not in rise | fall}
+    constant = {name: float(np.nanmax(means)) for name, means in parts.items() if name not in moves}
+    course = 0 if total is None else int(total.low > 0) - int(total.high < 0)
+    evidence: dict[str, Any] = {"rise": rise, "fall": fall, "no sure change": still, "constant": constant}
+    evidence |= {} if total is None else {"total": float(total.estimate)}
+    if not (rise or fall) or not (still or constant or (rise and fall)):
+        return absent("All parts of the reward move alike." if rise or fall else "No part surely moves.", **evidence)
+    cancel = bool(rise and fall) and course >= 0 and -sum(fall.values()) >= 0.5 * sum(rise.values())
+    which = next(iter(rise or fall))
+    if rise and fall:
+        lead = "Parts of the reward go against each other"
+    else:
+        count, verb = len(rise or fall), "rise" if rise else "fall"
+        lead = f"Only {which} {verb}s" if count == 1 else f"{count} of {len(parts)} parts of the reward {verb}"
+        lead += ", which the total hides" * (not course and log.metric("reward") is not None)
+    words = [f"{name} {value:+.2g}" for name, value in (rise | fall).items()]
+    words += [f"{name} no sure change ({value:+.2g})" for name, value in still.items()]
+    words += [f"{name} {value:.4g} in every step" + ", never earned" * (value == 0) for name, value in constant.items()]
+    says = f"{lead}: {'; '.join(words)}. The total "
+    says += "is not known to move" if total is None else f"{('shows no sure change', 'rises', 'falls')[course]}"
+    says += "." if total is None else f" ({total.estimate:+.2g})."
+    advice = "Judge the run by the part that is the task, in an evaluation too: the total does not show it."
+    if cancel:
+        advice += " Lower the weight of the parts that rise at its cost (reward_weights), or pay them only with it."
+    severity, cause = WARNING if cancel else NOTE, "cancel" if cancel and not course else ""
+    return found(severity, says, advice, cause=cause, evidence=evidence)
+
+
 @rule(needs=REWARDS)
 def dead_rewards(log: Log) -> Finding:
     """Whether one of several reward functions gave the same in every step: a note, it teaches nothing.
@@ -197,13 +248,14 @@ def dead_rewards(log: Log) -> Finding:
     How: `rewards/<f>/mean` over 8 steps and more.
     Wrong where: a function guards against what never happens: then it is right that it never varies.
     """
-    constant = log.facts.get("constant_rewards")
-    if constant is None:
-        return unknown("Log the mean of each reward function over 8 steps or more, as TRL does.")
+    parts = _parts(log)
+    constant = {name: float(np.nanmax(means)) for name, means in parts.items() if np.nanmax(means) == np.nanmin(means)}
+    if len(parts) < 2:
+        return unknown(_PARTS)
     if not constant:
         return absent("Each reward function varies.")
     words = ", ".join(f"{name} gave {value:.4g}" for name, value in constant.items())
-    says = f"Of {log.facts['reward_functions']} reward functions {len(constant)} never varied: {words} in every step."
+    says = f"Of {len(parts)} reward functions {len(constant)} never varied: {words} in every step."
     advice = "Call the function on a completion that should earn its reward: what it looks for may never be sampled."
     return found(NOTE, says, advice, evidence={"constant": dict(constant)})
 

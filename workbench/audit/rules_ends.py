@@ -5,9 +5,10 @@ import numpy as np
 from ..logs.log import Log
 from .finding import CANNOT_TELL, FOUND, NOT_FOUND, PROBLEM, WARNING, Finding, absent, found, unknown
 from .rule import MODEL_FILES, rule
-from .rules_clipping import cut_rows, false_clipping
-from .trends import LEAST, ends_at_the_top, quarters, rises
+from .rules_clipping import cut_rows, false_clipping, teach_the_stop
+from .trends import LEAST, ends_at_the_top, quarters, reward_of, rises
 
+_AGAINST = -0.75  # correlation
 _ALL = 0.999  # of the rows: a wrong end can be sampled by chance
 
 
@@ -40,8 +41,7 @@ def masked_stops(log: Log) -> Finding:
         PROBLEM,
         "Completions that stopped properly are left out of the loss, because they count as truncated: "
         f"{np.nanmean(logged):.0%} of all completions{all_of_them * bool(dead.any())}.",
-        "Set mask_truncated_completions=False, or let the trainer know the stop: put its id into "
-        "model.generation_config.eos_token_id before the trainer is made, or train with workbench's trainer and StopSpec.",
+        f"Set mask_truncated_completions=False, or l{teach_the_stop(log)[1:]}",
         steps=log.at(dead),
         evidence=evidence,
         cost={"share of completions left out": float(np.nanmean(logged)), "share of steps without gradient": share},
@@ -75,7 +75,7 @@ def truncated_share(log: Log) -> np.ndarray | None:
     return log.metric("clipped_ratio") if true is None else true
 
 
-@rule(explains=("zero-gradient (equal-rewards)", "no-learning"), notebook="05_grpo_docs_example")
+@rule(explains=("zero-gradient (equal-rewards)", "wasted-groups", "no-learning"), notebook="05_grpo_docs_example")
 def true_clipping(log: Log) -> Finding:
     """Whether many rows really run into the length limit: a problem where half of them do and the reward does not rise.
 
@@ -104,6 +104,38 @@ def true_clipping(log: Log) -> Finding:
         {"share of completions truncated": share},
     )
     return found(PROBLEM if serious else WARNING, says, advice, steps=where, evidence=evidence, cost=cost)
+
+
+@rule
+def reward_is_ending(log: Log) -> Finding:
+    """Whether the reward measures who ended in time: from step to step it falls as more completions are truncated.
+
+    How: the changes of the reward and of the truncated share from step to step, over 12 steps and more: they correlate at
+    -0.75 or below, and 10% or more are truncated in the mean.
+    Wrong where: a penalty for truncated completions is a large part of the reward on purpose.
+    """
+    cut, reward = truncated_share(log), reward_of(log)
+    if cut is None or reward is None:
+        return unknown("Log the reward and completions/clipped_ratio, or give completions.")
+    known = ~np.isnan(cut) & ~np.isnan(reward)
+    cut, reward = cut[known], reward[known]
+    steps, share = len(cut), float(cut.mean()) if len(cut) else 0.0
+    if share < 0.1:
+        return absent(f"{share:.0%} of the completions are truncated.", share=share)
+    if steps < 12:
+        return unknown(f"At least 12 steps with both; there are {steps}.")
+    if not np.ptp(cut) or not np.ptp(reward):
+        return absent("The reward or the truncated share is the same in all steps.", share=share)
+    r = float(np.corrcoef(np.diff(reward), np.diff(cut))[0, 1])
+    alike, evidence = int((np.abs(reward + cut - 1) < 0.005).sum()), {"correlation of changes": r, "truncated": share}
+    if r > _AGAINST:
+        return absent(f"Changes of the reward and of the truncated share correlate at {r:.2f}.", **evidence)
+    says = "The reward measures who ends within the length limit: its changes and those of the truncated share correlate at "
+    says += f"{r:.2f}, with {share:.0%} truncated."
+    if alike >= steps / 2:
+        says += f" It equals the share that ended in {alike} of {steps} steps: nearly whatever ended was right."
+    advice = "Raise max_completion_length before you take the reward, or a score at the same limit, for skill. "
+    return found(WARNING, says, f"{advice}Report the truncated share with both.", evidence=evidence)
 
 
 @rule(explains=("true-clipping",))

@@ -4,11 +4,11 @@ import numpy as np
 import pandas as pd
 
 from ..logs.log import Log
-from .finding import FOUND, NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
+from .finding import CANNOT_TELL, FOUND, NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
 from .rule import COMPLETIONS, rule
-from .trends import LEAST, highest_reward, rises, zero_rate
+from .trends import LEAST, ends_at_the_top, highest_reward, quarters, reward_of, rises, zero_rate
 
-_FEW, _MANY, _HALF = 0.05, 0.2, 0.5  # share of steps
+_FEW, _MANY, _THIRD, _HALF = 0.05, 0.2, 1 / 3, 0.5  # share of steps
 _SHORT = 40  # steps
 _OF_BATCH = (("scale_rewards", "batch"), ("multi_objective_aggregation", "normalize_then_sum"))
 
@@ -101,7 +101,9 @@ def _often(where: np.ndarray) -> bool:
 
 
 @rule(
-    needs=COMPLETIONS, explains=("zero-gradient (copies)", "collapse", "no-learning"), notebook="04_duplicate_prompts"
+    needs=COMPLETIONS,
+    explains=("zero-gradient (copies)", "wasted-groups", "collapse", "no-learning"),
+    notebook="04_duplicate_prompts",
 )
 def copies(log: Log) -> Finding:
     """Whether each group is one completion, copied: from the first steps on, by a policy that is not sure of itself.
@@ -115,9 +117,13 @@ def copies(log: Log) -> Finding:
     if not log.grouped:
         return absent("This trainer does not compare groups.")
     if same is None:
-        equal = equal_groups(log)
-        if equal is not None and np.nanmean(equal) < 0.9:
+        equal, seed = equal_groups(log), log.facts.get("request_seed")
+        if equal is not None and min(np.nanmean(equal), quarters(equal)[0]) < 0.9:
             return absent("Rewards differ within groups, so completions do.")
+        if equal is not None and seed is not None:
+            says = f"The settings give every request the seed {seed} (generation_kwargs), and the rewards of "
+            says += f"{np.nanmean(equal):.0%} of the groups are equal: the completions of a group are copies."
+            return found(PROBLEM, says, _CAUSES["copies"][1], cost={"share of groups": float(np.nanmean(equal))})
         return unknown("Give completions (log_completions=True), and num_generations where prompts do not show it.")
     known = same[~np.isnan(same)]
     start, share = known[: max(1, len(known) // 4)], float(known.mean())
@@ -159,7 +165,7 @@ def zero_gradient(log: Log) -> Finding:
     idle = np.zeros(len(dead), bool) if idle is None else idle
     if len(idle) > 2 and idle[1:-1].mean() >= _MANY:
         return _dead(log, idle, "learning-rate", {"learning-rate": int(idle.sum())})
-    if share < _FEW:
+    if share < _FEW or (share < _MANY and len(dead) >= LEAST and dead.sum() < 3):  # a small batch has one now and then
         return absent(f"{share:.0%} of the steps have no gradient.", share=share)
     counts = {name: int(where.sum()) for name, where in _causes(log, dead, equal).items() if where.any()}
     cause = max(counts, key=counts.__getitem__)
@@ -167,6 +173,61 @@ def zero_gradient(log: Log) -> Finding:
     if cause == "unknown" and equal is not None and not log.each_step and share <= np.nanmean(equal) + 0.25:
         cause = "equal-rewards"
     return _dead(log, dead, cause, counts)
+
+
+@rule
+def wasted_groups(log: Log) -> Finding:
+    """Which share of all groups had equal rewards, also where no step is wholly dead: a warning from half of them on.
+
+    How: the share of equal groups, as logged or from completions, in the mean of all steps. Too hard and too easy: the shares
+    that a log has of both, the rewards in the completions, or whether steps with more such groups have a lower reward.
+    Wrong where: the trainer samples such groups again until they differ, and logs the share before that.
+    """
+    of_texts = log.groups is not None and "rewards" in log.groups
+    equal = log.metric("zero_std_share")
+    equal = equal_groups(log) if equal is None and of_texts else equal
+    if not log.grouped or equal is None:
+        return unknown("Log frac_reward_zero_std, or give completions.") if log.grouped else absent("It has no groups.")
+    share, rows = float(np.nanmean(equal)), log.completions
+    if share < _THIRD:
+        return absent(f"{share:.0%} of the groups have equal rewards.", share=share)
+    if copies(log).verdict == CANNOT_TELL and share >= 0.9:
+        return unknown("Give completions (log_completions=True): equal groups may be copies, see zero-gradient.")
+    hard, easy, shown = _hard_and_easy(log, equal)
+    says = f"{share:.0%} of the groups have equal rewards, in the mean of {(~np.isnan(equal)).sum()} steps, and teach nothing"
+    says += f": a completion that teaches costs {1 / (1 - share):.1f}." if share < 0.995 else "."
+    cost = {"share of groups": share} | _seconds(log, equal)
+    cost |= {"completions": share * len(rows)} if rows is not None and of_texts else {}
+    harder = "prompts that are mostly solved: leave them out, or take harder ones"
+    easier = "prompts that are never solved: take easier ones, pay for parts of an answer, or raise num_generations"
+    advice = f"For {harder}. For {easier}."
+    if hard is not None and easy is not None:
+        advice = f"For {easier}." if easy < 0.2 * hard else f"For {harder}." if hard < 0.2 * easy else advice
+    severity = WARNING if share >= _HALF and not ends_at_the_top(log) else NOTE
+    return found(severity, f"{says}{shown}", advice, evidence={"too hard": hard, "too easy": easy}, cost=cost)
+
+
+def _hard_and_easy(log: Log, equal: np.ndarray) -> tuple[float | None, float | None, str]:
+    """Shares of the groups that are all at the lowest and all at the highest reward, None where neither is known; in words."""
+    bad, good, groups, rows = log.metric("all_bad_share"), log.metric("all_good_share"), log.groups, log.completions
+    if groups is not None and "rewards" in groups and rows is not None and rows["reward"].nunique() > 1:
+        alike = groups["rewards"] <= 1
+        ends = rows["reward"].min(), rows["reward"].max()
+        hard, easy = ((alike & (groups["reward"] == end)).mean() for end in ends)
+    elif bad is not None and good is not None:
+        hard, easy = np.nanmean(bad), np.nanmean(good)
+    else:
+        reward = reward_of(log)
+        known = np.zeros(len(equal), bool) if reward is None else ~np.isnan(reward) & ~np.isnan(equal)
+        if reward is None or known.sum() < 12 or not np.ptp(equal[known]) or not np.ptp(reward[known]):
+            return None, None, ""
+        r = np.corrcoef(equal[known], reward[known])[0, 1]
+        if abs(r) * np.sqrt((known.sum() - 2) / max(1 - r**2, 1e-9)) < 4:  # t
+            return None, None, ""
+        share, words = float(np.nanmean(equal)), " Steps with more of them have a {} reward: most are too {}."
+        return (share, 0.0, words.format("lower", "hard")) if r < 0 else (0.0, share, words.format("higher", "easy"))
+    words = f" {hard:.0%} of all groups are all at the lowest reward, {easy:.0%} all at the highest."
+    return float(hard), float(easy), words
 
 
 def _has_a_kl_term(log: Log) -> bool:
@@ -224,10 +285,16 @@ _CAUSES = {  # cause -> in words, what to do, the notebook that shows it
 
 def _dead(log: Log, dead: np.ndarray, cause: str, counts: dict) -> Finding:
     share, (words, _, notebook), severity = float(dead.mean()), _CAUSES[cause], PROBLEM
-    reward, top = log.metric("reward"), highest_reward(log)
+    reward, top = reward_of(log), highest_reward(log)
     if cause == "equal-rewards" and reward is not None and not np.isnan(reward[dead]).all():
         where, severity = _level(float(np.nanmean(reward[dead])), reward, top)
         words += where
+    advice = _advice(log, cause)
+    if cause == "equal-rewards" and severity == PROBLEM and copies(log).verdict == CANNOT_TELL:
+        words += ". They may also be the same text, as with a seed in generation_kwargs: no texts are here to tell"
+        advice = f"If they differ, {advice[0].lower()}{advice[1:]}"
+        advice = f"If so, remove `seed` from generation_kwargs, and check that temperature is not 0. {advice}"
+        advice = f"Read two completions of one group (log_completions=True): are they the same text? {advice}"
     chance = share < 2 / 3 and len(dead) < _SHORT  # too few steps to say that the others do not raise the reward
     many = _HALF if cause == "equal-rewards" else _MANY  # a batch of few groups has such steps now and then
     if severity == PROBLEM and (share < many or (cause == "equal-rewards" and (chance or rises(reward)))):
@@ -235,7 +302,7 @@ def _dead(log: Log, dead: np.ndarray, cause: str, counts: dict) -> Finding:
     return found(
         severity,
         f"{share:.0%} of the {'steps' if log.each_step else 'logged steps'} {_what(log, dead)}: {words}.",
-        _advice(log, cause),
+        advice,
         cause=cause,
         steps=log.at(dead),
         evidence={"steps": int(dead.sum()), "of": len(dead), "steps by cause": counts},
@@ -273,6 +340,7 @@ def _level(dead: float, reward: np.ndarray, top: float | None) -> tuple[str, str
     return (", the lowest of the run" if dead - low <= 0.05 * (high - low) else ""), PROBLEM
 
 
-def _seconds(log: Log, where: np.ndarray) -> dict[str, float]:
+def _seconds(log: Log, share: np.ndarray) -> dict[str, float]:
+    """The time of the steps, each by its share, (N,) of bool or float."""
     time = log.metric("step_time")
-    return {} if time is None else {"seconds": float(np.nansum(time[where]))}
+    return {} if time is None else {"seconds": float(np.nansum(time * share))}

@@ -3,11 +3,22 @@
 import numpy as np
 
 from ..logs.log import Log
-from .finding import NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
+from .finding import FOUND, NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
 from .rule import rule
-from .trends import LEAST, change, ends_at_its_best, ends_at_the_top, highest_reward, quarters, rises, zero_rate
+from .trends import (
+    LEAST,
+    change,
+    ends_at_its_best,
+    ends_at_the_top,
+    highest_reward,
+    quarters,
+    reward_of,
+    rises,
+    zero_rate,
+)
 
 _SURE = 40  # steps from which a flat reward says something
+_RELATIVE = "Log a reward that is not compared within its batch, or evaluate checkpoints."
 
 
 @rule
@@ -47,6 +58,8 @@ def no_learning(log: Log) -> Finding:
         return found(PROBLEM, says, "Set learning_rate.", cause="learning-rate", steps=log.at(idle))
     if reward is None:
         return unknown("Log the reward.")
+    if reward_of(log) is None:
+        return unknown(_RELATIVE, f"The mean reward is at most {np.nanmax(np.abs(reward)):.2g}, which is 0, rounded.")
     if ends_at_the_top(log) and not _is_constant(reward):
         return absent("The task is solved.")
     changed = change(reward, level=0.95)
@@ -54,7 +67,7 @@ def no_learning(log: Log) -> Finding:
     spread = log.metric("reward_std")
     if changed is None and steps >= LEAST and spread is not None and np.nanmax(spread) > 1e-6:
         says = f"The mean reward is {np.nanmax(reward):.4g} in every step, though rewards differ: they are relative."
-        return unknown("Log a reward that is not compared within its batch, or evaluate checkpoints.", says)
+        return unknown(_RELATIVE, says)
     if changed is None and steps >= LEAST:
         says = f"The reward is {np.nanmax(reward):.4g} in every step."
         advice = "Check what the reward function sees: a reward that never varies teaches nothing."
@@ -77,14 +90,27 @@ def no_learning(log: Log) -> Finding:
         return unknown("More steps, or more seeds.", says, **evidence)
     says = f"No learning shows: over {steps} steps the reward {by}, less than steps scatter."
     advice = "Look at the other findings first; else raise the learning rate, or train longer."
+    if _runs_away(log):
+        advice = (
+            "Do not raise the learning rate: completions grow or are truncated, or the policy drifts. Lower it, and "
+        )
+        advice += "read completions of the last steps."
     return found(WARNING, says, advice, evidence=evidence, notebook="05_grpo_docs_example")
+
+
+def _runs_away(log: Log) -> bool:
+    """Whether lengths doubled, many completions count as cut, or the KL or the entropy says that the policy is lost."""
+    length, clipped = log.logged("mean_length"), log.logged("clipped_ratio")
+    first, last = (0.0, 0.0) if length is None else quarters(length)
+    cut = clipped is not None and quarters(clipped)[1] >= 0.25
+    return cut or last > 2 * first or FOUND in (collapse(log).verdict, kl_runaway(log).verdict)
 
 
 def _is_constant(reward: np.ndarray) -> bool:
     return bool((~np.isnan(reward)).sum() >= LEAST and np.nanmin(reward) == np.nanmax(reward))
 
 
-@rule(explains=("zero-gradient (equal-rewards)", "length-runaway", "true-clipping", "no-learning"))
+@rule(explains=("zero-gradient (equal-rewards)", "wasted-groups", "length-runaway", "true-clipping", "no-learning"))
 def collapse(log: Log) -> Finding:
     """Whether the reward fell, over the run or from its peak, or the entropy vanished while the task is not solved.
 
@@ -92,7 +118,7 @@ def collapse(log: Log) -> Finding:
     start, or three times as much and a nat more.
     Wrong where: the data become harder on purpose, as in a curriculum.
     """
-    reward = log.metric("reward")
+    reward = reward_of(log)
     fall = None if ends_at_the_top(log) else _fall(reward)
     if fall is not None:
         kind, fell = fall
@@ -169,7 +195,7 @@ def kl_runaway(log: Log) -> Finding:
     How: medians of the first and the last quarter: tenfold, and above 0.5 nats.
     Wrong where: the reward is too noisy to show a rise that is there.
     """
-    kl, reward = log.metric("kl"), log.metric("reward")
+    kl, reward = log.metric("kl"), reward_of(log)
     if kl is None:
         return unknown("Log kl: TRL does where beta is above 0.")
     finite = np.abs(kl[~np.isnan(kl)])
@@ -219,11 +245,11 @@ def spikes(log: Log) -> Finding:
 def length_runaway(log: Log) -> Finding:
     """Whether completions at least doubled in length while the reward did not rise.
 
-    How: 99% intervals of the changes of length and reward.
+    How: 99% intervals of the changes of the length's logarithm and of the reward.
     Wrong where: the task pays for long reasoning later than the log goes.
     """
-    length, reward = log.metric("mean_length"), log.metric("reward")
-    longer = change(length)
+    length, reward = log.metric("mean_length"), reward_of(log)
+    longer = None if length is None else change(np.log(np.maximum(length, 1.0)))  # lengths grow by factors
     if longer is None or length is None:
         if length is not None and (~np.isnan(length)).sum() >= LEAST:
             return absent(f"All completions have {np.nanmax(length):.4g} tokens in the mean.")
@@ -231,13 +257,13 @@ def length_runaway(log: Log) -> Finding:
     first, last = quarters(length)
     evidence = {"mean length, first quarter": first, "mean length, last quarter": last}
     if longer.low <= 0 or last < 2 * first:
-        return absent(f"Mean length {first:.3g} to {last:.3g}.", **evidence)
+        return absent(f"Mean length {first:.4g} to {last:.4g}.", **evidence)
     if reward is None:
-        return unknown("Log the reward.", f"Completions grew from {first:.3g} to {last:.3g} tokens.", **evidence)
+        return unknown("Log the reward.", f"Completions grew from {first:.4g} to {last:.4g} tokens.", **evidence)
     grown = change(reward)
     if grown is not None and grown.low > 0:
-        return absent(f"Completions grew from {first:.3g} to {last:.3g} tokens, and the reward rose.", **evidence)
-    says = f"Completions grew from {first:.3g} to {last:.3g} tokens, and no rise of the reward is sure."
+        return absent(f"Completions grew from {first:.4g} to {last:.4g} tokens, and the reward rose.", **evidence)
+    says = f"Completions grew from {first:.4g} to {last:.4g} tokens, and no rise of the reward is sure."
     advice = "Use a loss that does not favour length (loss_type='dr_grpo' or 'dapo'), or a length penalty."
     severity, cost = WARNING if ends_at_the_top(log) else PROBLEM, {"tokens per completion": last - first}
     return found(severity, says, advice, evidence=evidence, cost=cost)

@@ -5,6 +5,7 @@ import numpy as np
 from ..curves.stats import Interval, change_interval
 
 LEAST = 8  # steps
+_ROUNDING = 1e-5  # of the spread of the rewards
 _MOST = 400  # points that the interval is computed from: its matrix has their square
 
 
@@ -50,6 +51,13 @@ def ends_at_its_best(reward: np.ndarray) -> bool:
     """Whether the last quarter is at the highest of the run, within 5% of its range: it may be solved."""
     low, high = np.nanmin(reward), np.nanmax(reward)
     return bool(high > low and high - quarters(reward)[1] <= 0.05 * (high - low))
+
+
+def reward_of(log) -> np.ndarray | None:
+    """The mean reward of each step, (N,); None where none is logged, or it is 0 but for rounding, as centred rewards are."""
+    reward, spread = log.metric("reward"), log.metric("reward_std")
+    scale = 1.0 if spread is None else float(np.nanmax(spread)) or 1.0
+    return None if reward is None or 0 < np.nanmax(np.abs(reward)) < _ROUNDING * scale else reward
 
 
 def zero_rate(log) -> np.ndarray | None:

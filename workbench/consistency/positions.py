@@ -133,7 +133,7 @@ def fills_position_ids(model: torch.nn.Module) -> bool:
 def fill_position_ids(module: torch.nn.Module, args: tuple, kwargs: dict):
     """The forward pre-hook that `with_position_ids` installs; at module level, so that such models can be pickled."""
     given = dict(zip(_parameters(module), args, strict=False)) | kwargs if args else kwargs
-    mask, past = given.get("attention_mask"), given.get("past_key_values")
+    mask, past = given.get("attention_mask"), given.get("past_key_values", given.get("cache"))  # transformers 5.24
     if given.get("position_ids") is not None or any(given.get(name) is not None for name in _PACKED):
         return None
     if past is not None and (past.get_seq_length() if hasattr(past, "get_seq_length") else len(past)) > 0:

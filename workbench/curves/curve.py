@@ -136,14 +136,23 @@ def whole_seeds(curves: Sequence[Curve]) -> tuple[list[Curve], list[str]]:
 
 
 def centred_mean(x: ArrayLike, y: ArrayLike, window: float) -> np.ndarray:
-    """The mean over a window of x around each point, narrower towards both ends; a NaN is left out."""
+    """The mean over a window of x around each point, (N,): NaN within half a window of both ends; a NaN in `y` is left out.
+
+    A line that went on to the ends would stop at single points. A window that reaches no neighbour leaves `y` as it is.
+
+    Example:
+        >>> centred_mean([1, 2, 3, 4, 5], [0, 3, 0, 3, 9], 3)
+        array([nan,  1.,  2.,  4., nan])
+    """
     x, y = np.asarray(x, float), np.asarray(y, float)
-    reach = np.minimum(np.minimum(x - x[0], x[-1] - x) + 1e-9, window / 2)
+    reach = window / 2 + 1e-9
     first, last = np.searchsorted(x, x - reach), np.searchsorted(x, x + reach, side="right")
+    gap = np.median(np.diff(x)) if len(x) > 1 else window + 1
+    whole = np.minimum(x - x[0], x[-1] - x) >= np.floor(reach / gap) * gap - 1e-9
     known = np.isfinite(y)
     total, count = (np.concatenate([[0], np.cumsum(part)]) for part in (np.where(known, y, 0.0), known))
     n = count[last] - count[first]
-    return np.divide(total[last] - total[first], n, out=np.full(len(y), np.nan), where=n > 0)
+    return np.divide(total[last] - total[first], n, out=np.full(len(y), np.nan), where=(n > 0) & whole)
 
 
 def on_common_x(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +25,10 @@ OPTIONAL = {"recorded", "task", "recipe"}  # fields of a file
 class Baseline:
     """One documented run: where it is from, what was trained on what, and its figures.
 
-    `seeds` is None where it is not stated. `figures` maps a name to `value`, `unit`, `what` and `from` ("published", or
-    "full log": computed from the log before its curve was thinned). `unknown` lists what the source does not say. `task` is
-    what was learned, in a word that runs share; `recipe` names a recipe (task, reward, model) that several people ran.
+    `seeds` is None where it is not stated. `figures` maps a name to `value`, `unit`, `what` and `from` ("published",
+    "full log": computed from the log before its curve was thinned, or "computed": from what was published). `unknown` lists
+    what is not known of the run. `task` is what was learned, in a word that runs share; `recipe` names a recipe (task, reward,
+    model) that several people ran.
     """
 
     name: str
@@ -130,6 +131,11 @@ def _check_units(path: Path, value: dict) -> None:
         raise ParameterError(
             f"{path}: curve 'reward' has unit={drawn!r}, the reward itself {reward!r}; expected one unit"
         )
+
+
+def as_baselines(runs: Iterable[Baseline | str]) -> list[Baseline]:
+    """Documented runs, of which some are given by name."""
+    return [load_baseline(one) if isinstance(one, str) else one for one in runs]
 
 
 def load_sources() -> list[dict]:

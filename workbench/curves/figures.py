@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from ..errors import ParameterError
 from ..runs.run import Run
 from .curve import Curve, centred_mean, on_common_x, whole_seeds, why_incomparable
-from .documented import Baseline
+from .documented import Baseline, as_baselines
 from .measured import run_curve
 from .stats import seed_interval
 
@@ -33,6 +33,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 LINES = 5  # in a panel; more get panels of their own
 BAND = 5  # seeds for a band
 TENTH = 0.1  # of a run, which a line is the mean over at most
+STOPS = ", which stops half of that before both ends"
 
 
 class DescribedFigure:
@@ -106,7 +107,7 @@ def show_training(metrics: pd.DataFrame, *, title: str) -> DescribedFigure:
     figure.axes[2].set_ylim(-0.03, 1.03)
     figure.suptitle(title)
     alt = " ".join(describe_curve(name, metrics["step"].tolist(), metrics[column]) for column, name in _PANELS)
-    thick = " Thick line: centred mean over a tenth of the run." if several else ""
+    thick = f" Thick line: centred mean over a tenth of the run{STOPS}." if several else ""
     caption = (
         f"{'Thin' if several else 'The'} line: each step of the run.{thick} How far another seed would be is unknown."
     )
@@ -115,7 +116,7 @@ def show_training(metrics: pd.DataFrame, *, title: str) -> DescribedFigure:
 
 def show_curves(
     measured: Mapping[str, Sequence[Curve] | Sequence[Run]],
-    documented: Sequence[Baseline] = (),
+    documented: Sequence[Baseline | str] = (),
     *,
     title: str,
     metric: str = "reward",
@@ -126,14 +127,15 @@ def show_curves(
 
     Args:
         measured: name -> runs or curves, one a seed.
-        documented: baselines, drawn as points; those without numbers for the metric are named in the caption.
+        documented: baselines or their names, drawn as points, on the axis of the runs where unit and range are the same, else
+            in a panel of their own; the caption says what can be compared, and names those without numbers for the metric.
         title: of the figure.
         metric: of the runs' logs and of the baselines.
         window: steps of the centred mean that is taken of each seed first, at most a tenth of the run; 1 for none.
         seed: of the resamples.
 
     Raises:
-        ParameterError: nothing to draw, a group without runs, or seeds of one group that cannot be compared.
+        ParameterError: an unknown name, nothing to draw, a group without runs, or seeds of one group that cannot be compared.
         RunError: a run whose log does not give a curve.
 
     Example:
@@ -142,6 +144,7 @@ def show_curves(
         'Thin lines: single seeds. Thick line: their mean. No band below 5 seeds.'
     """
     rng, found = np.random.default_rng(seed), []
+    documented = as_baselines(documented)
     for name, members in measured.items():
         curves = [one if isinstance(one, Curve) else run_curve(one, metric) for one in members]
         if not curves:
@@ -185,6 +188,12 @@ class Series:
         return "documented" if self.documented else f"{n} seed{'s' * (n > 1)}"
 
     @property
+    def end(self) -> float:
+        """The line's mean over the last fifth of x; NaN where nothing is known there."""
+        late = self.line[self.x >= self.x[-1] - (self.x[-1] - self.x[0]) / 5]
+        return float(np.nanmean(late)) if np.isfinite(late).any() else float("nan")
+
+    @property
     def sentence(self) -> str:
         return describe_curve(f"{self.name} ({self.seeds})", self.x.tolist(), self.line)
 
@@ -207,8 +216,10 @@ def _series(name: str, curves: list[Curve], rng=None, window: float = 1, *, docu
     line = smooth.mean(axis=0)
     low = high = np.full(len(x), np.nan)
     if len(kept) >= BAND:
-        found = seed_interval(smooth, rng)
-        line, low, high = map(np.asarray, (found.estimate, found.low, found.high))
+        known = np.isfinite(smooth).all(axis=0)  # not half a window before the ends
+        found = seed_interval(smooth[:, known], rng)
+        low, high = low.copy(), high.copy()
+        line[known], low[known], high[known] = found.estimate, found.low, found.high
     if len(kept) > 1:  # where all seeds bend alike, a mean over steps would lie off all of them
         line = np.clip(line, values.min(axis=0), values.max(axis=0))
     return Series(name, curves, documented, x, line, low, high, left_out)
@@ -247,7 +258,7 @@ def _draw(ax, one: Series, n: int) -> None:
 
 
 def _draw_panel(ax, panel: list[Series], metric: str) -> None:
-    """Every series, with its name to the right of where it ends; names that would overlap are moved apart."""
+    """Every series, with its name to the right at its mean over the last fifth; names that would overlap are moved apart."""
     for n, one in enumerate(panel):
         _draw(ax, one, n)
     first = panel[0].curves[0]
@@ -258,7 +269,7 @@ def _draw_panel(ax, panel: list[Series], metric: str) -> None:
     ax.set_ylim(low, high)
     names = [textwrap.fill(f"{one.name}, {one.seeds}", 26) for one in panel]
     line = (high - low) * 0.16 / (ax.figure.get_figheight() / ax.get_gridspec().nrows - 1)  # 9 points of text, in y
-    ends = [float(one.line[np.isfinite(one.line)][-1]) if np.isfinite(one.line).any() else low for one in panel]
+    ends = [one.end if np.isfinite(one.end) else low for one in panel]
     heights = _apart(ends, [line * (name.count("\n") + 1.4) for name in names], low, high)
     for n, (name, height) in enumerate(zip(names, heights, strict=True)):
         place = {"xycoords": ax.get_yaxis_transform(), "va": "center", "fontsize": 9, "annotation_clip": False}
@@ -290,17 +301,33 @@ def _caption(panels: list[list[Series]], without: list[str], metric: str, window
         text.append("Thin lines: single seeds. " + (many if max(counts) >= BAND else few))
         if window > 1:
             text.append(
-                f"Each seed is first its centred mean over {window:g} steps, or a tenth of the run if that is less."
+                f"Each seed is first its centred mean over {window:g} steps, or a tenth of the run if that is less{STOPS}."
             )
     if 1 in counts:
-        text.append("Of 1 seed the thick line is its centred mean over a tenth of the run; another seed's is unknown.")
+        text.append(
+            f"Of 1 seed the thick line is its centred mean over a tenth of the run{STOPS}; another seed's is unknown."
+        )
     text += [f"{line}." for one in drawn for line in one.left_out]
     if any(one.documented for one in drawn):
         means = "points of a long log are means over several steps"
         text.append(f"Markers: documented, one run each or the mean of a control's seeds; {means}.")
-    if len({one.curves[0].unit + one.curves[0].range for one in drawn}) > 1:
-        heads = dict.fromkeys(f"{c.unit} in {c.range} over steps" for c in (one.curves[0] for one in drawn))
-        text.append(f"Another unit or range has a panel of its own and compares with no other: {'; '.join(heads)}.")
+    text += _comparable(drawn)
     if without:
         text.append(f"No numeric {metric} curve was published for {', '.join(without)}.")
     return " ".join(text)
+
+
+def _comparable(drawn: list[Series]) -> list[str]:
+    """What can be compared: of curves in one unit and range their values, of others only when and whether they move."""
+    axes: dict[tuple[str, str], list[Series]] = {}
+    for one in drawn:
+        axes.setdefault((one.curves[0].unit, one.curves[0].range), []).append(one)
+    text, mine = [], [key for key, found in axes.items() if not all(one.documented for one in found)]
+    for unit, bounds in mine:
+        if theirs := [one.name for one in axes[unit, bounds] if one.documented]:
+            text.append(f"On one axis, in {unit}: {'; '.join(theirs)}. Their model, data and settings are their own.")
+    if len(axes) > 1:
+        heads = "; ".join(f"{unit} in {bounds} over steps" for unit, bounds in axes)
+        when = "; only whether and when it moves can be compared, not how high it is" if mine else ""
+        text.append(f"Another unit or range has a panel of its own{when}: {heads}.")
+    return text

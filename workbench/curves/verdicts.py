@@ -18,15 +18,16 @@ from ..runs.run import Run
 from .curve import Curve, mean_between, on_common_stretches, stretches, why_incomparable
 from .documented import Baseline
 from .measured import run_curve
-from .stats import change_interval
+from .stats import POWER, SHORT, change_interval, ends
 
 RISES, FLAT, FALLS = "rises", "flat", "falls"
 COPY, OTHER = "same table", "another table"
 INSIDE, ABOVE, BELOW = "inside the spread", "above", "below"
 UNCLEAR = "inconclusive"
+TOO_FEW = "too few points"
 NOT_COMPARABLE = "not comparable"
 
-LEAST = 20  # points, for a trend: `change_interval` is wrong too often on fewer
+LEAST = SHORT  # points, for a trend: `change_interval` is wrong too often on fewer
 ALIKE = 10  # points that two tables share, to be one
 DISTINCT = 5  # values among them: a reward that is stuck is alike in every run
 WINDOW = 20  # steps at the end whose mean is a run's result
@@ -52,7 +53,8 @@ def trend(curve: Curve) -> Verdict:
 
     - rises, falls: the interval of the change leaves 0 out.
     - flat: it holds 0 and lies within a tenth of the reward's range. Said only where the range has both ends.
-    - inconclusive: neither, or fewer than 20 points.
+    - inconclusive: neither.
+    - too few points: fewer than 25, whatever they do; the change is given, and no test of it.
 
     How far the noise of neighbouring steps is alike is judged from the curve (`noise_covariance`), not given.
 
@@ -63,9 +65,11 @@ def trend(curve: Curve) -> Verdict:
     """
     y = curve.y[np.isfinite(curve.y)]
     if len(y) < LEAST:
-        return Verdict(UNCLEAR, f"{len(y)} points; {LEAST} or more are needed")
+        first, last = ends(y) if len(y) else (np.nan, np.nan)
+        why = f"{len(y)} points, from {first:.3g} to {last:.3g}; {LEAST} or more are needed to test that"
+        return Verdict(TOO_FEW, why, last - first)
     # A reward that is learned in the first steps and then stays would look like noise around a cubic.
-    change = change_interval(y, degree=int(np.clip(len(y) // 8, 3, 6)))
+    change = change_interval(y, degree=int(np.clip(len(y) // 8, 3, 6)), mixed=True)
     low, high, middle = float(change.low), float(change.high), float(change.estimate)
     numbers = f"{middle:+.3g} ({low:+.3g} to {high:+.3g}) from its first fifth to its last"
     near = (curve.high - curve.low) / 10 if curve.low is not None and curve.high is not None else 0.0
@@ -74,7 +78,8 @@ def trend(curve: Curve) -> Verdict:
     elif max(-low, high) <= near:
         word, numbers = FLAT, f"{numbers}, within a tenth of the range ({near:.3g})"
     else:
-        word, numbers = UNCLEAR, f"{numbers}, which holds 0"
+        shows = f"a change of {change.detectable:.2g} would show in {POWER:.0%} of such runs"
+        word, numbers = UNCLEAR, f"{numbers}, which holds 0; {shows}"
     return Verdict(word, numbers, middle, low, high)
 
 

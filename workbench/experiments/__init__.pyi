@@ -1,9 +1,10 @@
 # What `workbench.experiments` gives, each name loaded when it is first used.
+from .held_out import HeldOut
 from .recipes import load_prompts, make_recipe, resolve_model
 from .train import train
 
 # fmt: off
 __all__ = [
-    "load_prompts", "make_recipe", "resolve_model",
+    "HeldOut", "load_prompts", "make_recipe", "resolve_model",
     "train",
 ]

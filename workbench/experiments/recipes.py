@@ -68,6 +68,7 @@ class Recipe:
 
 
 STARTER = Recipe()
+SEARCH = Recipe(model="search", dataset="search", max_completion_length=32)
 # The GRPO example of TRL's docs (v0.15 to v0.21) with that release's defaults.
 DOCS = Recipe(
     model="Qwen/Qwen2-0.5B-Instruct",
@@ -97,7 +98,7 @@ SMALL = Recipe(
 
 
 def make_recipe(model: str = "starter", **fields: Any) -> Recipe:
-    """The recipe that fits `model` (the starter's, SmolLM2's or the docs example's), with `fields` in place of its own.
+    """The recipe that fits `model` (an embedded one's, SmolLM2's or the docs example's), with `fields` in place of its own.
 
     A field given as None or "" keeps the recipe's own value, and so does a 0 for `max_steps` or `learning_rate`, which no
     run can have: notebook parameters leave them open so.
@@ -105,7 +106,8 @@ def make_recipe(model: str = "starter", **fields: Any) -> Recipe:
     known = {f.name for f in dataclasses.fields(Recipe)}
     for name in fields.keys() - known:
         raise ParameterError(f"{name}: a recipe has no such field; it has {', '.join(sorted(known))}")
-    base = STARTER if model in STARTERS else SMALL if model == "smollm2" else DOCS
+    own = {"search": SEARCH, "smollm2": SMALL}
+    base = own.get(model, STARTER if model in STARTERS else DOCS)
     open_at_0 = ("max_steps", "learning_rate")
     given = {k: v for k, v in fields.items() if v is not None and v != "" and not (v == 0 and k in open_at_0)}
     return dataclasses.replace(base, model=model, **given)

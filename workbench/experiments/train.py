@@ -213,7 +213,10 @@ def _make_ppo(trainer_class: Any, recipe: Recipe, *, reward_funcs: Any, record_d
     path = resolve_model(recipe.model)
     tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
     prompts = load_prompts(recipe.dataset)
-    dataset = prompts.map(lambda row: tokenizer(row["prompt"]))
+    # Messages as TRL's GRPO reads them: its PPO takes ids alone.
+    dataset = prompts.map(
+        lambda row: tokenizer(trl.maybe_apply_chat_template({"prompt": row["prompt"]}, tokenizer)["prompt"])
+    )
     policy = AutoModelForCausalLM.from_pretrained(path)
     value_model, reward_model = random_heads(path, recipe.seed)
     if not isinstance(reward_funcs, str | torch.nn.Module):

@@ -20,6 +20,7 @@ from .rows import LONGEST_LINE, Found, blocks_of, flat_row, lines_of, steps_of, 
 from .settings import of_sources
 
 _LARGEST = {"CSV": 512_000_000, "JSON": 100_000_000}  # bytes
+SUMMARY = "wandb-summary.json"
 _PATIENCE = 1_000  # lines of JSON without a metric of reinforcement learning, then the file is data and no log
 
 # Names of columns that part the runs of one table, where they hold numbers; those of words need no name.
@@ -167,6 +168,8 @@ def _json(path: Path, source: str) -> list[Found]:
     if isinstance(value, list) and value and all(isinstance(v, dict) and "stream_name" in v for v in value):
         text = "".join(v["data"] for v in value if isinstance(v.get("data"), str))
         return [printed([text.encode("utf-8", "replace")], source)]
+    if isinstance(value, dict) and Path(source).name == SUMMARY:
+        return [Found("W&B's summary", pd.DataFrame([flat_row(value)]), notes=[f"{SUMMARY} has the last step alone"])]
     found = list(_tables(value, source))
     if isinstance(value, dict) and "log_history" in value:
         found = [run._replace(kind="trainer_state.json") for run in found if run.label == "log_history"]
@@ -186,9 +189,10 @@ def _tables(value, label: str, depth: int = 0) -> Iterator[Found]:
         yield Found("JSON", steps_of([flat_row(row) for row in value]), label)
     elif isinstance(value, dict) and depth < 4:
         columns = {k: v for k, v in value.items() if isinstance(v, list) and v and all(map(_is_number, v))}
-        sizes = {len(v) for v in columns.values()}
-        if len(columns) > 1 and len(sizes) == 1:
-            yield Found("JSON", pd.DataFrame(columns), label)
+        sizes = [len(v) for v in columns.values()]
+        size = max(set(sizes), key=sizes.count, default=0)  # an evaluation has another
+        if sizes.count(size) > 1:
+            yield Found("JSON", pd.DataFrame({k: v for k, v in columns.items() if len(v) == size}), label)
         for name, inner in value.items():
             yield from _tables(inner, str(name), depth + 1)
 
@@ -202,35 +206,49 @@ def _is_number(value) -> bool:
 
 def _notebook(cells: list, source: str) -> list[Found]:
     """The tables that a Trainer shows in a notebook, or what was printed there."""
-    runs, texts, outputs = [], [], 0
+    runs, shown, outputs = [], [], 0
     settings = of_sources(_text(c.get("source")) for c in cells if isinstance(c, dict) and c.get("cell_type") == "code")
     settings |= {"settings_from": "the notebook"} if settings else {}
     for number, cell in enumerate(cells, 1):
         kept = cell.get("outputs") if isinstance(cell, dict) else None
+        texts = []
         for output in kept if isinstance(kept, list) else ():
-            if not isinstance(output, dict):
-                continue
             outputs += 1
-            data = output.get("data")
+            data = output.get("data") if isinstance(output, dict) else None
             data = data if isinstance(data, dict) else {}
-            texts += [_text(output.get("text")), _text(data.get("text/plain"))]
+            texts += [_text(output.get("text")), _text(data.get("text/plain"))] if isinstance(output, dict) else []
             page = _text(data.get("text/html"))
             if "<th" in page:
                 runs += [Found("notebook", t, f"cell {number}", settings=settings) for t in _html_steps(page)]
+        shown.append((f"cell {number}", "\n".join(texts)))
+    runs = [run for n, run in enumerate(runs, 1) if n == len(runs) or not _is_begun(run, runs[n])]
+    runs = runs or [run for label, text in shown for run in _printed_in(text, label, settings)]
     if len(runs) == 1:
         return [runs[0]._replace(label="")]
     if runs:
         labels = [run.label for run in runs]
         twice = [f", table {labels[: n + 1].count(x)}" * (labels.count(x) > 1) for n, x in enumerate(labels)]
         return [run._replace(label=run.label + more) for run, more in zip(runs, twice, strict=True)]
+    raise RunError(
+        f"{source}: a notebook of {len(cells)} cells with {outputs} saved outputs; none is a table of steps with a reward, "
+        "or what TRL or verl printed. Save it with the outputs of its training"
+    )
+
+
+def _is_begun(run: Found, later: Found) -> bool:
+    """Whether a table is the start of the next one: a notebook may keep what a progress bar showed before."""
+    size = len(run.table)
+    return size < len(later.table) and list(run.table) == list(later.table) and run.table.equals(later.table.head(size))
+
+
+def _printed_in(text: str, label: str, settings: dict) -> list[Found]:
+    """What was printed below one cell, where it is of reinforcement learning."""
     try:
-        run = printed(["\n".join(texts).encode("utf-8", "replace")], source)
-        return [run._replace(kind="notebook", settings={**settings, **run.settings})]
-    except RunError as error:
-        raise RunError(
-            f"{source}: a notebook of {len(cells)} cells with {outputs} saved outputs; none is a table of steps with a reward, "
-            "or what TRL or verl printed. Save it with the outputs of its training"
-        ) from error
+        run = printed([text.encode("utf-8", "replace")], label)
+    except RunError:
+        return []
+    good = of_reinforcement_learning(map(str, run.table.columns))
+    return [run._replace(kind="notebook", label=label, settings={**settings, **run.settings})] * good
 
 
 def _text(value) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from .completions import generations_in_a_row
+from .names import PART
 
 TRAINERS_WITHOUT_GROUPS = ("PPO", "OnlineDPO")
 
@@ -66,6 +67,11 @@ class Log:
         return tuple(int(step) for step in self.steps["step"][chosen])
 
     @property
+    def parts(self) -> dict[str, np.ndarray]:
+        """Reward function -> its mean at each step, (N,)."""
+        return {c.removeprefix(PART): self.steps[c].to_numpy(float) for c in self.steps if c.startswith(PART)}
+
+    @property
     def lacks(self) -> list[str]:
         """What rules ask for that this log does not contain, in plain words."""
         wanted = {
@@ -82,9 +88,9 @@ class Log:
 
     @property
     def each_step(self) -> bool:
-        """Whether every step has a line; else a line holds means over several."""
+        """Whether every step is known to have a line; else a line may hold means over several."""
         steps = self.steps["step"].to_numpy()
-        return len(steps) < 2 or float(np.median(np.diff(steps))) == 1
+        return not self.facts.get("lines_counted") and (len(steps) < 2 or float(np.median(np.diff(steps))) == 1)
 
     @property
     def trainer(self) -> str:
@@ -129,7 +135,7 @@ class Log:
 
     @cached_property
     def groups(self) -> pd.DataFrame | None:
-        """A row a group: `step`, `prompts` and `texts` that differ in it, `rewards` that differ, whether it is `compared`."""
+        """A row a group: `step`, `prompts`, `texts`, `rewards` that differ in it, mean `reward`, whether it is `compared`."""
         table, size = self.completions, self.num_generations
         if table is None or not len(table) or size is None or size < 2:
             return None
@@ -138,6 +144,7 @@ class Log:
         columns = {"prompts": by_group["prompt"].nunique(), "texts": by_group["completion"].nunique()}
         if "reward" in table:
             columns["rewards"] = by_group["reward"].nunique()
+            columns["reward"] = by_group["reward"].mean()
         if "advantage" in table:  # of an evaluation with one completion a prompt, which TRL writes among them, it is 0
             columns["compared"] = by_group["advantage"].any()
         return pd.DataFrame(columns).reset_index()

@@ -12,29 +12,54 @@ from ..errors import RunError
 # Canonical name -> the names that logs use, best first. `train/` in front, as W&B and TensorBoard write it, is left out; so is
 # what parts the words of a name: `critic/score/mean`, `critic_score_mean` and `critic / score / mean` are one.
 NAMES: dict[str, tuple[str, ...]] = {
-    "step": ("step", "global_step", "training/global_step", "global_step/max_steps", "_step", "training_step", "iteration"),
+    "step": ("step", "global_step", "training/global_step", "global_step/max_steps", "trainer/global_step", "_step",
+             "training_step", "rollout/step", "progress/batch", "iteration", "update"),
     "epoch": ("epoch", "training/epoch"),
-    "reward": ("reward", "critic/score/mean", "critic/rewards/mean", "objective/scores", "reward/mean", "mean_reward",
-               "rewards/mean", "rewards/total_mean", "avg_reward", "average_reward", "reward_avg"),
-    "reward_std": ("reward_std",),
-    "zero_std_share": ("frac_reward_zero_std",),
+    # Any mean of rewards is known without a place here, see `_is_mean_reward`.
+    "reward": ("reward", "critic/score/mean", "critic/rewards/mean", "objective/scores", "reward/mean", "rollout/raw_reward",
+               "env/all/reward/total", "reward/avg_raw_reward", "ppo_actor/task_reward/avg", "grpo_actor/task_reward/avg",
+               "rewards/total_mean", "avg_r_total", "scores", "objective/verifiable_reward"),
+    "reward_std": ("reward_std", "group_reward_std"),
+    "zero_std_share": ("frac_reward_zero_std", "zero_advantage"),
+    # Groups in which nothing, everything and something was solved, as shares, percent or counts.
+    "all_bad_share": ("env/all/by_group/frac_all_bad", "by_group/frac_all_bad", "batch/solve_none", "solve_none", "solved_none",
+                      "all/all/solved_none", "baseline_reward/pct_0"),
+    "all_good_share": ("env/all/by_group/frac_all_good", "by_group/frac_all_good", "batch/solve_all", "solve_all", "solved_all",
+                       "all/all/solved_all", "baseline_reward/pct_1"),
+    "mixed_share": ("env/all/by_group/frac_mixed", "by_group/frac_mixed", "batch/solve_partial", "solve_partial",
+                    "solved_some", "all/all/solved_some", "baseline_reward/pct_mixed"),
     "score_min": ("critic/score/min",),
     "score_max": ("critic/score/max",),
     "advantage_min": ("critic/advantages/min",),
     "advantage_max": ("critic/advantages/max",),
-    "loss": ("loss", "Training Loss", "actor/pg_loss", "loss/policy_avg"),
-    "grad_norm": ("grad_norm", "actor/grad_norm"),
-    "learning_rate": ("learning_rate", "lr", "actor/lr"),
-    "entropy": ("entropy", "actor/entropy", "actor/entropy_loss", "policy/entropy_avg"),
-    "kl": ("kl", "actor/kl_loss", "critic/kl", "actor/reward_kl_penalty", "objective/kl", "kl_divergence", "mean_kl"),
-    "clipped_ratio": ("completions/clipped_ratio", "response_length/clip_ratio"),
+    "loss": ("loss", "Training Loss", "actor/pg_loss", "loss/policy_avg", "loss/mean", "policy_loss", "pg_loss", "actor_loss",
+             "act_loss", "policy/policy_loss", "ppo_actor/update/actor_loss/avg", "policy_avg"),
+    "grad_norm": ("grad_norm", "actor/grad_norm", "optim/grad_norm", "actor_grad_norm", "policy/grad_norm",
+                  "policy/raw_grad_norm", "ppo_actor/update/grad_norm"),
+    "learning_rate": ("learning_rate", "lr", "actor/lr", "optim/lr", "actor_lr", "policy/policy_lr", "lr-pg_0",
+                      "ppo_actor/update/lr"),
+    "entropy": ("entropy", "actor/entropy", "actor/entropy_loss", "policy/entropy_avg", "optim/entropy", "entropy/all/mean",
+                "entropy_loss", "policy/policy_entropy", "ppo_actor/update/entropy/avg", "entropy_avg"),
+    "kl": ("kl", "actor/kl_loss", "critic/kl", "actor/reward_kl_penalty", "objective/kl", "kl_divergence", "mean_kl", "kl_avg",
+           "kl_loss", "kl_div", "kl_ref", "policy/policy_kl"),
+    "clipped_ratio": ("completions/clipped_ratio", "response_length/clip_ratio", "rollout/truncated_ratio",
+                      "rollout/truncated_rate", "rollout/truncated", "is_truncated/mean", "truncation",
+                      "ppo_actor/no_eos_ratios/avg"),
     "mean_length": ("completions/mean_length", "completion_length", "response_length/mean", "response_length",
-                    "avg_response_len"),
-    "max_length": ("completions/max_length", "response_length/max"),
+                    "avg_response_len", "rollout/response_len/mean", "rollout/response_length_mean",
+                    "env/all/ac_tokens_per_turn", "generate/avg_num_tokens", "mean_gen_tokens_per_sample",
+                    "mean_generation_length", "num_output_tokens/mean", "batch/step_response_length/mean",
+                    "val/sequence_lengths", "sequence_lengths", "gen_len"),
+    "max_length": ("completions/max_length", "response_length/max", "rollout/response_len/max", "generate/max_num_tokens",
+                   "val/sequence_lengths_max", "num_output_tokens/max"),
     "mean_terminated_length": ("completions/mean_terminated_length",),
-    "clip_region": ("clip_ratio/region_mean", "clip_ratio", "actor/pg_clipfrac", "policy/clipfrac_avg"),
-    "logp_difference": ("sampling/sampling_logp_difference/mean",),
+    "clip_region": ("clip_ratio/region_mean", "clip_ratio", "actor/pg_clipfrac", "policy/clipfrac_avg", "pg_clipfrac",
+                    "clip_fraction", "policy/ppo_clip_ratio", "ppo_actor/update/clip_ratio/avg", "clipfrac_avg"),
+    "logp_difference": ("sampling/sampling_logp_difference/mean", "train/train_rollout_logprob_abs_diff",
+                        "policy/rollout_train_logprobs_abs_diff_mean"),
     "probability_difference": ("training/rollout_probs_diff_mean",),
+    "mismatch_kl": ("mismatch_kl/all/mean", "mismatch_kl/mean", "optim/kl_sample_train_v1", "gen_kl_error",
+                    "generation_kl_error"),
     "ratio_min": ("sampling/importance_sampling_ratio/min",),
     "ratio_mean": ("sampling/importance_sampling_ratio/mean",),
     "ratio_max": ("sampling/importance_sampling_ratio/max",),
@@ -46,9 +71,16 @@ NAMES: dict[str, tuple[str, ...]] = {
     "true_clipped": ("stops/clipped_ratio",),
     "identical_groups": ("groups/identical",),
 }  # fmt: skip
+PART = "rewards/"  # before the name of a reward function, whose mean the column holds
 _FINITE = ("loss", "grad_norm", "reward")  # a run whose numbers these are not is damaged
-_RL = {"reward", "mean_length", "clipped_ratio", "zero_std_share", "reward_std", "eos_tokens"}
+# What only trainings by rewards log: supervised ones have a loss, a gradient and an entropy too.
+_RL = {"reward", "mean_length", "clipped_ratio", "zero_std_share", "all_bad_share", "reward_std", "eos_tokens", "clip_region",
+       "logp_difference", "mismatch_kl"}  # fmt: skip
+_OF_A_MEAN = {"mean", "avg", "average", "total", "raw", "all", "env", "train", "rollout", "batch", "task", "final"}
+_SHARES = ("all_bad_share", "all_good_share", "mixed_share")
+COUNTED = "the log has no step numbers: its lines are counted"
 _ABOUT = ["step", "epoch", "episodes", "step_time"]  # a line of these alone, as of an evaluation, logs no step
+_REWARD = re.compile(r"(?:train/)?rewards ?/ ?(.+?)(?: ?/ ?mean)?")
 _APART = re.compile(r"[\s/_.-]+")
 
 
@@ -63,6 +95,27 @@ def plain(name) -> str:
 
 
 _PLAIN = {name: [plain(s) for s in dict.fromkeys((*spellings, name))] for name, spellings in NAMES.items()}
+
+
+_KNOWN = {spelling for spellings in _PLAIN.values() for spelling in spellings}
+
+
+def _is_mean_reward(name) -> bool:
+    """Whether a name says a reward and nothing but a mean of it; slime's `rollout/rewards` are centred, so their mean is 0.
+
+    Example:
+        >>> [_is_mean_reward(n) for n in ("Total rewards mean", "avg_reward", "format_reward", "reward_max", "rollout/rewards")]
+        [True, True, False, False, False]
+    """
+    words = plain(name).split("_")
+    rest = {word for word in words if word not in ("reward", "rewards")}
+    return len(rest) < len(set(words)) and rest <= _OF_A_MEAN and plain(name) != "rollout_rewards"
+
+
+def is_asked_for(name) -> bool:
+    """Whether a column is known, or is of one of several reward functions."""
+    short = plain(name)
+    return short in _KNOWN or short.startswith("rewards_") or _is_mean_reward(name)
 
 
 def canonical(columns: Iterable[str]) -> dict[str, str]:
@@ -83,6 +136,8 @@ def canonical(columns: Iterable[str]) -> dict[str, str]:
     for name, spellings in NAMES.items():
         column = next((exact[s] for s in (*spellings, name) if s in exact), None)
         column = column or next((loose[s] for s in _PLAIN[name] if s in loose), None)
+        if name == "reward":
+            column = column or next(filter(_is_mean_reward, columns), None)
         if column is not None:
             found.setdefault(column, name)
     return found
@@ -91,6 +146,19 @@ def canonical(columns: Iterable[str]) -> dict[str, str]:
 def of_reinforcement_learning(columns: Iterable[str]) -> bool:
     """Whether a log with these columns has a reward, a completion length or a metric of groups."""
     return bool(_RL & set(canonical(columns).values()))
+
+
+def reward_columns(columns: Iterable) -> dict[str, str]:
+    """Reward function -> the column with its mean, as TRL names it: `rewards/f/mean`, or `rewards/f` before 0.17.
+
+    Example:
+        >>> reward_columns(["reward", "rewards/mean", "rewards/f/mean", "rewards/f/std"])
+        {'f': 'rewards/f/mean'}
+    """
+    columns = list(columns)
+    found = {column: _REWARD.fullmatch(str(column)) for column in columns}
+    known = {"reward", *canonical(map(str, columns))}
+    return {m[1]: c for c, m in found.items() if m and str(c) not in known and not m[1].endswith(("/std", "/ std"))}
 
 
 def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, tuple[float, ...], list[str]]:
@@ -105,18 +173,19 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, tuple[flo
     """
     raw = raw.rename(columns=str)
     known = canonical(raw.columns)
-    if not _RL & set(known.values()):
+    if not (_RL & set(known.values()) or _has_dead_steps(raw, known)):
         has = ", ".join(list(raw.columns)[:12]) or "no column"
         raise RunError(f"{source}: no reward, completion length or group metric in it, it has {has}; expected the log of "
                        "a GRPO, RLOO, PPO or OnlineDPO training")  # fmt: skip
-    table = raw[list(known)].rename(columns=known)
+    parts = {column: PART + name for name, column in reward_columns(raw.columns).items()}
+    table = raw[[*known, *parts]].rename(columns=known | parts)
     if "step" in table and not pd.api.types.is_numeric_dtype(table["step"]):
         table["step"] = table["step"].astype(str).str.partition("/")[0]  # ms-swift's `9/547`
     table = table.apply(pd.to_numeric, errors="coerce").astype(float)
     damage, counted = [], False
     if "step" not in table:
         table.insert(0, "step", np.arange(1, len(table) + 1, dtype=float))
-        damage.append("the log has no step numbers: its lines are counted")
+        damage.append(COUNTED)
         counted = True
     logged = table.drop(columns=_ABOUT, errors="ignore").notna().any(axis=1)
     table = table[logged & table["step"].notna() & np.isfinite(table["step"])]
@@ -128,12 +197,31 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, tuple[flo
             damage.append(f"{name} is infinite in {bad} of {len(table)} steps")
         elif name != "reward" and 0 < (bad := int(begun.isna().sum())) < 0.2 * len(table):
             damage.append(f"{name} is no number in {bad} of {len(table)} steps")
-    table = table.replace([np.inf, -np.inf], np.nan)
+    table = _with_shares(table.replace([np.inf, -np.inf], np.nan))
     if counted and "epoch" in table:
         table["step"] = _counted(table["epoch"].ffill())
     order = tuple(table["step"])
     table = table.groupby("step", as_index=False).last()  # of a step that is there twice the last value of each metric
-    return table[[name for name in NAMES if name in table]], order, sorted(damage)
+    return table[[name for name in (*NAMES, *parts.values()) if name in table]], order, sorted(damage)
+
+
+def _has_dead_steps(raw: pd.DataFrame, known: dict[str, str]) -> bool:
+    """Whether a log of loss and gradient alone has gradients of exactly 0, which supervised trainings never have."""
+    norm = next((column for column, name in known.items() if name == "grad_norm"), None)
+    if norm is None or "loss" not in known.values():
+        return False
+    return bool((pd.to_numeric(raw[norm], errors="coerce") == 0).mean() >= 0.1)
+
+
+def _with_shares(table: pd.DataFrame) -> pd.DataFrame:
+    """Groups without a signal as shares of all groups, whatever unit they have; `zero_std_share` where it is not logged."""
+    if not {"all_bad_share", "all_good_share"} <= set(table):
+        return table.drop(columns=[name for name in _SHARES if name in table])
+    known = table[[name for name in _SHARES if name in table]]
+    whole = known.sum(axis=1) if len(known.columns) == len(_SHARES) else 100.0 if known.max(axis=None) > 1 else 1.0
+    shares = known.div(whole, axis=0).drop(columns="mixed_share", errors="ignore")
+    own = table["zero_std_share"] if "zero_std_share" in table else shares.sum(axis=1, min_count=2)
+    return table.drop(columns=list(known)).assign(zero_std_share=own, **shares)
 
 
 def _counted(epochs: Iterable[float]) -> list[float]:

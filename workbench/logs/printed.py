@@ -1,80 +1,133 @@
-"""What TRL or verl printed to a console, between anything else, progress bars too."""
+"""What TRL, verl or any other loop printed to a console, between anything else, progress bars too."""
 
+import json
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from ..errors import RunError
-from .rows import EXPECTED, Found, steps_of
+from .lines import NUMBER, Lines
+from .names import of_reinforcement_learning
+from .rows import EXPECTED, Found, Rows
 
-_LONGEST_STEP = 20_000  # bytes of a line of verl that a terminal broke into several
+_MOST = 2_000_000  # steps after which the rest of a log is not read
+_LONGEST_STEP = 20_000  # bytes of a line of verl, also of one that a terminal broke into several
 _OTHERS = 1_000  # printed dicts that are no steps, from which on they are not looked at
-_NUMBER = r"-?(?:\d{1,40}\.?\d{0,40}(?:[eE][+-]?\d{1,4})?|(?i:nan|inf(?:inity)?))"
-_DICT = re.compile(rb"\{\s{0,9}['\"][^{}]{1,20000}\}")
-_STEP = re.compile(
-    rb"\{[^{}]{0,20000}['\"](?:loss|train_runtime|objective/|eval_)[^{}]{1,20000}\}"
-)  # the same of a trainer
-_ENTRY = re.compile(
-    rf"""['"]([^'"]{{1,100}})['"]:\s{{0,99}}['"]?(?:[\w.]{{1,20}}\()?({_NUMBER})(?:/\d+)?\)?['"]?\s{{0,99}}[,}}]"""
-)
-_VERL = re.compile(rb"step:(\d{1,12}) - ([^\r\n]+)")
+_DICT = re.compile(rb"\{\s{0,9}['\"][^{}]{8,20000}\}")
+_BARE = re.compile(rb"(?m)^'loss': [^{}\r\n]{8,20000}\}")  # a dict without its first brace, as people paste it
+_WORDS = (b"loss", b"reward", b"objective/", b"train_runtime", b"eval_")  # of which a step has one
+_VALUE = re.compile(rf"(?:[\w.]{{1,20}}\()?({NUMBER})(?:/\d+)?\)?")
+_ENTRY = re.compile(rf"""['"]([^'"]{{1,100}})['"]:\s{{0,99}}['"]?{_VALUE.pattern}['"]?\s{{0,99}}[,}}]""")
+_STEP_BEFORE = re.compile(r"\b(?:step|rollout|perf|iter(?:ation)?)[ :_]{1,2}(\d{1,9}):?\s*(?:\([^()]*\))?\s*$", re.I)
+_VERL = re.compile(rb"step:(\d{1,12}) - ([^\r\n/]{1,300}/[^\r\n]*)")
 _CONFIG = re.compile(rb"'max_response_length': (\d{1,9})")  # of verl, printed before its first step
-_METRIC = re.compile(rf"(\S{{1,200}}):(?:[\w.]{{1,20}}\()?({_NUMBER})\)?")
+_METRIC = re.compile(rf"(\S{{1,200}}):{_VALUE.pattern}")
 _COLOURS = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 
 
 def printed(blocks: Iterable[bytes], source: str) -> Found:
-    """What TRL or verl printed, between anything else, progress bars too."""
-    rows: list[dict] = []
-    verl: list[dict] = []
-    others: dict[tuple, int] = {}
+    """The steps of verl where there are some, else those that a trainer printed as dicts, else those in other lines."""
+    verl, dicts, lines = Rows(), _Dicts(), Lines()
     limits: set[bytes] = set()
+    damage = []
     for block in blocks:
-        if not verl:
+        if max(verl.count, dicts.rows.count) > _MOST:
+            damage = [f"only the first {_MOST:,} steps are read"]
+            break
+        if not verl.count:
             limits |= set(_CONFIG.findall(block))
         for match in _VERL.finditer(block):
-            if block[match.start() - 1 : match.start()] not in (b"_", b"/") and (
-                row := _verl_row(_unwrapped(block, match))
-            ):
-                verl.append(row | {"step": float(match[1])})
-        if verl:
-            continue
-        for match in (_DICT if sum(others.values()) < _OTHERS else _STEP).findall(block):
-            entries = _ENTRY.findall(match.decode("utf-8", "replace"))
-            row = {name: float(value) for name, value in entries}
-            if _of_a_trainer(row):
-                rows.append(row)
-            elif row:
-                key = tuple(row)
-                if key in others or len(others) < 100:
-                    others[key] = others.get(key, 0) + 1
-    if verl:
+            begins = block[match.start() - 1 : match.start()] not in (b"_", b"/")
+            if begins and len(match[2]) <= _LONGEST_STEP and (row := _verl_row(_unwrapped(block, match))):
+                verl.add(row | {"step": float(match[1])})
+        if not verl.count:
+            dicts.feed(block)
+        if not (verl.count or dicts.rows.count):
+            lines.feed(block)
+    if verl.count:
         settings = (
             {"max_completion_length": int(next(iter(limits))), "settings_from": "the log"} if len(limits) == 1 else {}
         )
-        return Found("verl console log", steps_of(verl), trainer="verl", settings=settings)
-    if any("epoch" in row for row in rows):  # which every Trainer logs, and a dict of the user's own seldom has
-        rows = [row for row in rows if "epoch" in row]
-    count = sum(others.values())
-    number = f"{count}" + " and more" * (count >= _OTHERS)
-    if not rows:
-        most = max(others, key=others.__getitem__, default=())
-        seen = f"; {number} other dicts are, such as {{{', '.join(map(repr, most[:6]))}}}" if others else ""
+        return Found("verl console log", verl.table(), damage=damage, trainer="verl", settings=settings)
+    table = dicts.rows.table() if dicts.rows.count else lines.table()
+    if not dicts.rows.count and lines.cut_short:
+        damage = ["the log is not read to its end: too many lines"]
+    if table is None:
         raise RunError(
-            f"{source}: no line like {{'loss': 0.1, 'reward': 0.5}} or `step:1 - critic/score/mean:0.5` is in it{seen}; "
-            f"expected {EXPECTED}"
+            f"{source}: no line like {{'loss': 0.1, 'reward': 0.5}}, `step:1 - critic/score/mean:0.5` or `Step 1 | loss: 0.1 | "
+            f"reward: 0.5` is in it{dicts.example()}; expected {EXPECTED}"
         )
-    notes = [f"{number} printed dicts that are no steps of a trainer are left out"] * (count > 0)
-    return Found("console log", steps_of(rows), notes=notes)
+    notes = [f"{dicts.number()} printed dicts that are no steps of a trainer are left out"] * (dicts.count > 0)
+    return Found("console log", table, damage=damage, notes=notes)
 
 
-def _of_a_trainer(row: dict) -> bool:
+# --- dicts ----------------------------------------------------------------------------------------------------------
+
+
+class _Dicts:
+    """The printed dicts that are steps: those of a Trainer, and those after a number, as in `step 3: {...}`."""
+
+    def __init__(self) -> None:
+        self.rows, self.count = Rows(), 0
+        self._others: dict[tuple, int] = {}
+
+    def feed(self, block: bytes) -> None:
+        for match in _DICT.finditer(block):
+            span = match[0]
+            if self.count >= _OTHERS and not any(word in span for word in _WORDS):
+                continue
+            row = _entries(span.decode("utf-8", "replace"))
+            names = tuple(row)
+            step = None if "epoch" in row or "step" in row else _step_before(block, match.start())
+            if _is_of_a_trainer(names) or (step is not None and of_reinforcement_learning(names)):
+                self.rows.add(row if step is None else row | {"step": step})
+            elif row:
+                self.count += 1
+                if names in self._others or len(self._others) < 100:
+                    self._others[names] = self._others.get(names, 0) + 1
+        for bare in () if self.rows.count else _BARE.findall(block):
+            self.rows.add(_entries("{" + bare.decode("utf-8", "replace")))
+
+    def number(self) -> str:
+        return f"{self.count}" + " and more" * (self.count >= _OTHERS)
+
+    def example(self) -> str:
+        """The dicts that are no steps, in words."""
+        most = max(self._others, key=self._others.__getitem__, default=())
+        return f"; {self.number()} other dicts are, such as {{{', '.join(map(repr, most[:6]))}}}" * bool(most)
+
+
+def _entries(text: str) -> dict[str, float]:
+    """The numbers of a printed dict. Most are JSON but for their quotes, and so read ten times faster."""
+    try:
+        row = json.loads(text.replace("'", '"'))
+    except (ValueError, RecursionError):
+        return {name: float(value) for name, value in _ENTRY.findall(text)}
+    try:
+        return dict(zip(row, map(float, row.values()), strict=True))
+    except (ValueError, TypeError, OverflowError):
+        found = {name: _VALUE.fullmatch(str(value)) for name, value in row.items()}
+        return {name: float(match[1]) for name, match in found.items() if match}
+
+
+def _step_before(block: bytes, start: int) -> float | None:
+    before = _COLOURS.sub("", block[max(0, start - 100) : start].decode("utf-8", "replace"))
+    return float(match[1]) if (match := _STEP_BEFORE.search(before)) else None
+
+
+@lru_cache(1000)
+def _is_of_a_trainer(names: tuple[str, ...]) -> bool:
     """Whether a printed dict is what a Trainer logs: it always has a loss, or PPO's `objective/...`."""
-    return "loss" in row or "train_runtime" in row or any(name.startswith(("objective/", "eval_")) for name in row)
+    known = "loss" in names or "train_runtime" in names
+    return known or any(name.startswith(("objective/", "eval_")) for name in names)
+
+
+# --- verl -----------------------------------------------------------------------------------------------------------
 
 
 def _unwrapped(block: bytes, match: re.Match) -> str:
     """The line of a step with those that a terminal's width broke off: they begin with ` - `, or go on inside a name."""
-    lines = block[match.start(2) : match.end() + _LONGEST_STEP].splitlines()
+    lines = block[match.start(2) : match.end() + _LONGEST_STEP].split(b"\n", 50)[:50]
     text = lines[0].decode("utf-8", "replace")
     for line in lines[1:]:
         more = line.decode("utf-8", "replace")
@@ -95,6 +148,13 @@ def _is_metric(text: str) -> re.Match | None:
 
 def _verl_row(line: str) -> dict | None:
     """`name:value - name:value ...`; None where no metric is in it."""
-    found = filter(None, map(_is_metric, line.split(" - ")))
-    row = {metric[1]: float(metric[2]) for metric in found}
+    row = {}
+    for part in line.split(" - "):
+        name, _, value = part.strip().rpartition(":")
+        try:
+            if name and " " not in name:
+                row[name] = float(value)
+        except ValueError:
+            if match := _is_metric(part):
+                row[match[1]] = float(match[2])
     return row if any("/" in name for name in row) else None

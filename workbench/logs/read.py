@@ -20,20 +20,20 @@ import pandas as pd
 from ..errors import RunError
 from ..runs.files import ASIDE, open_plain
 from .completions import completions_table, last_trainer_state, read_completions, read_trl_completions
-from .formats import runs_in
+from .formats import SUMMARY, runs_in
 from .log import Log
-from .names import canonical, steps_table
+from .names import COUNTED, reward_columns, steps_table
 from .rows import EXPECTED, Found, unusable_as_error
 from .settings import facts_of, of_scripts
 
 _MOST_UNPACKED = 1_000_000_000  # bytes of a .gz, or of standard input
 _MOST_RATIO = 200  # unpacked to packed bytes: text is packed 5 to 50 times
-_REWARD = re.compile(r"(?:train/)?rewards ?/ ?(.+?)(?: ?/ ?mean)?")
 # Files of a folder that may be its log, those first that hold most; what a line of these has read ends the search.
 _PLACES = (
     ("*.jsonl", "*.csv", "*.tsv", "*tfevents*"),
     ("runs/*/*tfevents*", "logs/*tfevents*", "logs/*/*tfevents*", "*.json"),
     ("*.log", "*.out", "*.txt", "*.md", "*.ipynb", "*.gz", "files/output.log", "wandb/*/files/output.log"),
+    (SUMMARY, f"files/{SUMMARY}", f"wandb/*/files/{SUMMARY}"),  # one step, so last
 )
 _BELOW = ("*.jsonl", "*.csv", "*.tsv", "*tfevents*", "*.log", "*.out")  # the same, in the folders below it
 _NO_RUNS = ("node_modules", "site-packages", "venv", "__pycache__")  # folders of others' files
@@ -149,6 +149,7 @@ def _logs_in(paths: Sequence[Path], folder: Path, refused: dict[str, RunError]) 
 
 def _plain_files(folder: Path, patterns: Sequence[str]) -> list[Path]:
     found = [p for pattern in patterns for p in sorted(folder.glob(pattern)) if p.is_file()]
+    found = [p for p in found if p.name != SUMMARY or SUMMARY in patterns]
     inside = [
         p for p in found if not any(q.is_symlink() for q in (p, *p.parents) if q != folder and folder in q.parents)
     ]
@@ -230,23 +231,17 @@ def _log(
         steps, order, wrong = steps_table(run.table, str(source))
         completions = None if recorded is None else completions_table(recorded)
         known: dict[str, Any] = {"trainer": run.trainer} if run.trainer else {}
-        known |= {"reward_functions": len(_functions(run.table)), **_constant(run.table)}
+        known |= {"reward_functions": len(reward_columns(run.table.columns))}
         known |= {"reward_std_of_batch": True} if _of_batch(run.table) else {}
+        known |= {"lines_counted": True} if any(COUNTED in sentence for sentence in wrong) else {}
     known |= {**of_scripts(source.parent), **run.settings, **(facts or {})}
     name += f": {run.label}" * bool(run.label)
     return Log(name, run.kind, steps, order, completions, known, (*run.damage, *damage, *wrong), notes=tuple(run.notes))
 
 
-def _functions(table: pd.DataFrame) -> dict[str, Any]:
-    """Reward function -> the column with its mean, as TRL names it: `rewards/f/mean`, or `rewards/f` before 0.17."""
-    found = {column: _REWARD.fullmatch(str(column)) for column in table}
-    known = {"reward", *canonical(map(str, table.columns))}
-    return {m[1]: c for c, m in found.items() if m and str(c) not in known and not m[1].endswith(("/std", "/ std"))}
-
-
 def _of_batch(table: pd.DataFrame) -> bool:
     """Whether the logged `reward_std` is the one of the whole batch: that of the only reward function, which always is."""
-    functions, columns = _functions(table), {str(c): c for c in table}
+    functions, columns = reward_columns(table.columns), {str(c): c for c in table}
     one = [columns.get(f"{prefix}rewards/{next(iter(functions), '')}/std") for prefix in ("", "train/")]
     spread, batch = columns.get("reward_std", columns.get("train/reward_std")), one[0] or one[1]
     if len(functions) != 1 or spread is None or batch is None:
@@ -254,12 +249,3 @@ def _of_batch(table: pd.DataFrame) -> bool:
     values = table[[spread, batch]].apply(pd.to_numeric, errors="coerce").dropna()
     first, second = values.to_numpy().T
     return len(values) >= _LEAST and values.to_numpy().any() and bool(np.allclose(first, second, rtol=1e-3))
-
-
-def _constant(table: pd.DataFrame) -> dict[str, dict]:
-    """`constant_rewards` of several reward functions: those that never varied, with what they gave. Empty for too few steps."""
-    functions = _functions(table)
-    means = {name: pd.to_numeric(table[column], errors="coerce").dropna() for name, column in functions.items()}
-    if len(means) < 2 or min(map(len, means.values())) < _LEAST:
-        return {}
-    return {"constant_rewards": {name: float(v.iloc[0]) for name, v in means.items() if v.nunique() == 1}}

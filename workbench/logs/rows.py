@@ -3,17 +3,19 @@
 import contextlib
 import math
 import os
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
 from ..errors import RunError, WorkbenchError
 from ..runs.files import open_plain
 from ..runs.text import one_line
-from .names import canonical
+from .names import canonical, is_asked_for
 
 EXPECTED = (
     "trainer_state.json, what TRL or verl printed, a saved notebook, JSON or JSON lines with an object a step, a CSV with a "
@@ -22,6 +24,8 @@ EXPECTED = (
 LONGEST_LINE = 1_000_000  # bytes of a line of JSON that is parsed; longer ones are skipped
 _BLOCK = 8_000_000  # bytes of console output searched at a time
 _WARM_UP = 8  # steps
+_MOST_KINDS = 1_000  # sets of names of one log
+_NUMBERS = ("loss", "grad_norm", "reward", "entropy", "kl")
 _NESTED = ("data", "metrics", "logs")  # where verl's file logger and others put the metrics of a line
 
 
@@ -68,19 +72,83 @@ def steps_of(rows: Sequence[dict]) -> pd.DataFrame:
     kept = [row for row in rows if "train_runtime" not in row]
     kept = [row for row in kept if not any(name.startswith("eval_") for name in row)] or kept
     table = pd.DataFrame(kept)
-    table.attrs["lost"] = _lost(kept)
+    table.attrs["lost"] = _lost_of(kept)
     return table
 
 
-def _lost(rows: Sequence[dict]) -> list[str]:
+class Rows:
+    """The steps that a console log shows, 8 bytes a number; columns that nobody asks for are left out."""
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[str, ...], tuple[list[int], array, array]] = {}
+        self.count = 0
+
+    def add(self, row: Mapping[str, float]) -> None:
+        """Keep a row, in the order in which they come."""
+        names = tuple(row)
+        if (part := self._parts.get(names)) is None:
+            if len(self._parts) >= _MOST_KINDS:
+                return
+            part = ([i for i, name in enumerate(names) if is_asked_for(name)], array("l"), array("d"))
+            self._parts[names] = part
+        chosen, at, numbers = part
+        if not chosen:
+            return
+        values = list(row.values())
+        at.append(self.count)
+        numbers.extend([values[i] for i in chosen])
+        self.count += 1
+
+    def table(self, *, least: int = 1) -> pd.DataFrame:
+        """The rows of steps, as `steps_of`, of which at least some have the same names.
+
+        Where some rows have an epoch, which every Trainer logs and a dict of the user's own seldom has, only these are steps.
+        """
+        kept = {
+            names: part
+            for names, part in self._parts.items()
+            if len(part[1]) >= least and part[0] and "train_runtime" not in names
+        }
+        for unwanted in (lambda names: any(n.startswith("eval_") for n in names), lambda names: "epoch" not in names):
+            kept = {names: part for names, part in kept.items() if not unwanted(names)} or kept
+        parts = [
+            pd.DataFrame(np.frombuffer(numbers).reshape(len(at), -1), index=at, columns=[names[i] for i in chosen])
+            for names, (chosen, at, numbers) in kept.items()
+        ]
+        table = _joined(parts)
+        known = canonical(table.columns)
+        logged = {name: [p[column] for p in parts if column in p] for column, name in known.items() if name in _NUMBERS}
+        table.attrs["lost"] = _lost({name: pd.concat(several).sort_index() for name, several in logged.items()})
+        return table
+
+
+def _joined(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Rows of several sets of names: those of one step are one where each set has every step once, as slime prints them.
+
+    The last step is left out where a part of it is not printed yet.
+    """
+    if len(parts) < 2:
+        return parts[0] if parts else pd.DataFrame()
+    table = pd.concat(parts).sort_index()
+    if all("step" in part and part["step"].is_unique and part["step"].is_monotonic_increasing for part in parts):
+        whole = table.groupby("step", as_index=False).last()
+        ended = whole.iloc[-1].notna() | whole.iloc[:-1].isna().any()
+        return whole if ended.all() or len(whole) in (1, len(table)) else whole.iloc[:-1]
+    return table
+
+
+def _lost_of(rows: Sequence[dict]) -> list[str]:
+    known = canonical({name for row in rows for name in row})
+    known = {column: name for column, name in known.items() if name in _NUMBERS}
+    return _lost({name: [row[column] for row in rows if column in row] for column, name in known.items()})
+
+
+def _lost(values: Mapping[str, Sequence]) -> list[str]:
     """A sentence for each loss, gradient or reward that was logged and never a finite number: tables show it as not logged."""
-    names = {name for row in rows for name in row}
-    known = {column: name for column, name in canonical(names).items() if name in ("loss", "grad_norm", "reward")}
-    values = {name: [row[column] for row in rows if column in row] for column, name in known.items()}
     gone = []
     for name, logged in sorted(values.items()):
         count = next((n for n, x in enumerate(logged) if not isinstance(x, float) or math.isfinite(x)), len(logged))
-        if count == len(logged) > 1:
+        if count == len(logged) and (count > 1 or max(map(len, values.values())) == 1):
             gone.append(f"{name} is no finite number in any step")
         elif count >= _WARM_UP:  # fp16 finds its scale in fewer
             gone.append(f"{name} is no finite number in the first {count} steps")

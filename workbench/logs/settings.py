@@ -17,7 +17,7 @@ PARAMETERS: dict[str, type] = {
     "scale_rewards": str,
     "multi_objective_aggregation": str,
 }
-_TYPES = {"model_type": str, "min_tokens": int, "plain_prompts": bool, **PARAMETERS}
+_TYPES = {"model_type": str, "min_tokens": int, "request_seed": int, "plain_prompts": bool, **PARAMETERS}
 _CONFIGS = ("GRPOConfig", "RLOOConfig")
 _MOST_SCRIPTS, _LONGEST_SCRIPT = 20, 1_000_000  # of a folder; bytes
 _IN_FOLDER = ("recipe.json", "training_args.json", "args.json", "config.yaml", "config.yml", "args.yaml", "args.yml")
@@ -127,7 +127,17 @@ def of_sources(sources: Iterable[str]) -> dict[str, Any]:
                 if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _CONFIGS:
                     given = {k.arg: k.value.value for k in node.keywords if isinstance(k.value, ast.Constant)}
                     calls.append({n: _as_in_trl(n, v) for n, v in given.items() if n in PARAMETERS})
+                    calls[-1] |= _request_seed(k.value for k in node.keywords if k.arg == "generation_kwargs")
     return {name: value for name, value in _agreed(calls).items() if _fits(name, value)}
+
+
+def _request_seed(values: Iterable[ast.expr]) -> dict[str, Any]:
+    """The seed that a dict of `generation_kwargs` gives to every request."""
+    for value in values:
+        for name, given in zip(value.keys, value.values, strict=True) if isinstance(value, ast.Dict) else ():
+            if isinstance(name, ast.Constant) and name.value == "seed" and isinstance(given, ast.Constant):
+                return {"request_seed": given.value}
+    return {}
 
 
 def _agreed(several: Iterable[dict]) -> dict[str, Any]:
@@ -207,6 +217,7 @@ def _of_recipe(recorded: dict) -> dict[str, Any]:
         "stop_strings": [s for s in items(stops.get("stop")) if isinstance(s, str)],
         "stop_token_ids": _ids(stops.get("stop_token_ids")),
         "min_tokens": stops.get("min_tokens"),
+        "request_seed": _dict(arguments.get("generation_kwargs")).get("seed"),
         "plain_prompts": recorded.get("plain_prompts"),
         # The workbench's trainers pass positions unless that is switched off; `ObservedGRPOTrainer` is stock GRPO as an arm.
         "explicit_positions": overrides.get("explicit_positions", own or None),

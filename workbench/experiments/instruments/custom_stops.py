@@ -1,18 +1,15 @@
-"""How stop token ids and new tokens reach a real vLLM engine, and what a stop string does to real weights."""
+"""How stop token ids and new tokens reach a real vLLM engine."""
 
 import contextlib
-import json
 from pathlib import Path
 from unittest import mock
 
 import pandas as pd
 import trl
 
-from ...curves.curve import Curve
 from ...errors import refusal
 from ...generation.preflight import check_tokenizers, save_policy
 from ...generation.stops import StopSpec
-from ...packaged import packaged
 from ..vllm_server import serve, shared_engine, sharing_engines
 from .duplicate_prompts import make_trainer
 
@@ -82,19 +79,3 @@ def _forced(llm, token_id: int, **stops) -> str:
     if made.finish_reason == "stop":
         return f"stopped at {made.stop_reason} after {len(made.token_ids)} tokens"
     return f"did not stop, hit its {len(made.token_ids)}-token limit"
-
-
-def real_weight_curves() -> dict[str, list[Curve]]:
-    """Arm -> the reward of each training on real weights that is in `data/measured/`; empty where there is none."""
-    file = packaged("data") / "measured" / "stop_string.json"
-    if not file.is_file():
-        return {}
-    found: dict[str, list[Curve]] = {}
-    for training in json.loads(file.read_text(encoding="utf-8"))["trainings"]:
-        settings, rewards = training["settings"], training["curves"]["reward"]
-        if rewards:
-            curve = Curve(
-                f"seed {settings['seed']}", range(1, len(rewards) + 1), rewards, "share of right answers", 0, 1
-            )
-            found.setdefault(settings["arm"].replace("-", ", "), []).append(curve)
-    return found

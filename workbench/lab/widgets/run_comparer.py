@@ -9,7 +9,7 @@ from ipywidgets import BoundedFloatText
 
 from ...curves.compare import documented_verdicts
 from ...curves.curve import Curve
-from ...curves.documented import Baseline
+from ...curves.documented import Baseline, as_baselines
 from ...curves.figures import DescribedFigure, show_curves
 from ...curves.measured import measured_groups
 from ...errors import ParameterError, did_you_mean
@@ -39,7 +39,7 @@ class RunComparison:
 
 def compare_runs(
     runs: Sequence[Run],
-    baselines: Iterable[Baseline],
+    baselines: Iterable[Baseline | str],
     *,
     tolerance: float = 0.0,
     seed: int = 0,
@@ -51,19 +51,19 @@ def compare_runs(
     Raises:
         ParameterError: nothing to draw, or a tolerance below 0.
     """
-    baselines = list(baselines)
+    baselines = as_baselines(baselines)
     groups, left_out = measured_groups(runs, metric)
     figure = show_curves(groups, baselines, title=title, metric=metric, seed=seed)
     verdicts = documented_verdicts(groups, baselines, tolerance=tolerance, metric=metric)
     return RunComparison(groups, left_out, figure, verdicts)
 
 
-def run_comparer(runs: Sequence[Run], baselines: Iterable[Baseline], *, interactive: bool = True, **options):
+def run_comparer(runs: Sequence[Run], baselines: Iterable[Baseline | str], *, interactive: bool = True, **options):
     """Pick runs and documented ones; see them in one figure, with the verdicts.
 
     Args:
         runs: to choose from; all are chosen at first.
-        baselines: likewise.
+        baselines: likewise, or their names.
         interactive: False returns the comparison of all and makes no widget.
         options: `tolerance`, the largest difference that still agrees, as the mean over a fifth of the points, in the unit of
             the metric (0: a tenth of the documented curve's range); `metric`, `seed` of the resamples, `title`.
@@ -79,7 +79,7 @@ def run_comparer(runs: Sequence[Run], baselines: Iterable[Baseline], *, interact
         raise ParameterError(
             f"run_comparer: no option {name!r}: {did_you_mean(name, known)}there are {', '.join(known)}"
         )
-    runs, by_name = list(runs), {b.name: b for b in baselines}
+    runs, by_name = list(runs), {b.name: b for b in as_baselines(baselines)}
     if not interactive:
         return compare_runs(runs, by_name.values(), **options)
 

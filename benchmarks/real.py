@@ -1,0 +1,129 @@
+"""Stores what notebooks trained on SmolLM2: `make real` runs them, for hours, and goes on where it was interrupted.
+
+    python -m benchmarks.real RUN --name stops     of a run folder of notebook 02: data/baselines/workbench-smollm2-stops-...
+
+A file per arm, in the format of `data/README.md`: every finished seed, its curves, answers to held-out questions, a few
+completions, and the commit, versions and date of the run. Trainings that are not finished are named and left out.
+"""
+
+import argparse
+from pathlib import Path
+
+import pandas as pd
+
+from benchmarks.record import ROOT, made_with, run_main
+from workbench.curves.curve import Curve
+from workbench.curves.documented import as_text, stored
+from workbench.errors import RunError
+from workbench.experiments.held_out import FILE
+from workbench.runs.files import json_lines, read_json, write_text
+from workbench.runs.run import Run
+
+LOGGED = {  # metric of TRL -> unit
+    "completions/clipped_ratio": "share of completions",
+    "frac_reward_zero_std": "share of groups",
+    "grad_norm": "norm of the gradient",
+}
+ABOUT = {
+    "model": "SmolLM2-135M-Instruct, 135 M parameters, Q4_1 widened to fp32; Apache-2.0",
+    "hardware": "a CPU, 1 thread",
+    "time": None,
+    "figures": {},
+    "unknown": ["the time: a machine with other load", "other models, tasks and learning rates"],
+}
+TASKS = {"sums": "sums of two numbers from 2 to 20", "number-words": "numbers in words, 101 to 999"}
+
+
+def finished(run: Path) -> dict[str, dict[int, Run]]:
+    """Arm -> seed -> its training, of the finished ones below a run folder; the others are printed."""
+    arms: dict[str, dict[int, Run]] = {}
+    for folder in sorted(path.parent for path in run.glob("*/seed-*/recipe.json")):
+        if read_json(folder / "progress.json", {}).get("finished"):
+            arms.setdefault(folder.parent.name, {})[int(folder.name.removeprefix("seed-"))] = Run(folder)
+        else:
+            print(f"{folder}: not finished, left out")
+    if not arms:
+        raise RunError(f"{run}: holds no finished training; expected ARM/seed-N below it, as the notebooks write them")
+    return arms
+
+
+def baseline(arm: str, trainings: dict[int, Run], name: str, environment: dict) -> dict:
+    """Put the trainings of an arm into the format of a documented run."""
+    first = read_json(next(iter(trainings.values())).path / "recipe.json", {})
+    recipe, (reward, *_) = first["recipe"], first["reward_funcs"]
+    words = arm.replace("--", ", ").replace("-", " ")
+    low, high, task = reward["lowest"], reward["highest"], TASKS.get(recipe["dataset"], recipe["dataset"])
+    metrics = {seed: one.metrics for seed, one in trainings.items()}
+    held = {seed: looks(one.path) for seed, one in trainings.items()}
+
+    def curves(values: dict[int, pd.Series], unit: str, low: float | None = 0.0, high: float | None = 1.0) -> dict:
+        return stored(
+            {seed: Curve("", y.index.to_numpy(float), y.to_numpy(float), unit, low, high) for seed, y in values.items()}
+        )
+
+    logged = {seed: one.set_index("step") for seed, one in metrics.items()}
+    truncated = {
+        seed: (one.completions["finish_reason"] == "length").groupby(one.completions["step"]).mean()
+        for seed, one in trainings.items()
+    }
+    found = {"reward": curves({seed: one["reward"] for seed, one in logged.items()}, reward["unit"], low, high)}
+    for metric, unit in LOGGED.items():
+        found[metric] = curves(
+            {seed: one[metric] for seed, one in logged.items()}, unit, 0.0, None if metric == "grad_norm" else 1.0
+        )
+    found["truncated"] = curves(truncated, "share of completions")
+    if all(len(one) for one in held.values()):
+        found["eval_accuracy"] = curves(held, reward["unit"], low, high)
+    batch = recipe["per_device_train_batch_size"] * recipe["gradient_accumulation_steps"]
+    some = pd.concat([one.completions.tail(4) for one in trainings.values()])[["completion", "finish_reason", "reward"]]
+    return ABOUT | {
+        "name": name,
+        "title": f"SmolLM2-135M-Instruct, {task}, {words}, seeds: {len(trainings)}",
+        "source": "recorded here, by `make real`",
+        "date": environment["date"][:7],
+        "method": f"GRPO in TRL {environment['packages']['trl']}, LoRA, rank {recipe['lora_rank']}, all linear layers, "
+        f"learning rate {recipe['learning_rate']:g}, {recipe['lr_scheduler_type']}, {batch} completions a step in groups of "
+        f"{recipe['num_generations']}, at most {recipe['max_completion_length']} tokens, temperature {recipe['temperature']}, "
+        f"beta {recipe['beta']}, sampled by {recipe['backend']}, fp32",
+        "data": f"{task}, as messages with two worked examples; held-out questions apart",
+        "seeds": len(trainings),
+        "task": task,
+        "reward": {"name": "the right answer in its tag", "unit": reward["unit"], "low": low, "high": high},
+        "curves": found,
+        "recorded": {
+            "arm": words,
+            "recipe": {key: value for key, value in recipe.items() if key != "seed"},
+            "stops": first["stops"], "overrides": first["overrides"], "completions": some.to_dict("records"),
+            "made_with": [made_with({"environment": environment})],
+        },
+    }  # fmt: skip
+
+
+def looks(folder: Path) -> pd.Series:
+    """The share of held-out questions answered right at each look, [looks] by step; empty where there was none."""
+    file = folder / FILE
+    rows = pd.DataFrame([row for _, row in json_lines(file)] if file.is_file() else [], columns=["step", "reward"])
+    return rows.groupby("step")["reward"].mean()
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("run", type=Path, help="run folder, with env.json and a folder per arm")
+    options.add_argument("--name", required=True, help="of the experiment, such as stops")
+    options.add_argument("--out", type=Path, default=ROOT / "data" / "baselines")
+    args = options.parse_args()
+    environment = read_json(args.run / "env.json", {})
+    date = (
+        read_json(args.run / "status.json", {}).get("created", "")
+        or pd.Timestamp((args.run / "env.json").stat().st_mtime, unit="s").date().isoformat()
+    )
+    for arm, trainings in finished(args.run).items():
+        task = read_json(next(iter(trainings.values())).path / "recipe.json", {})["recipe"]["dataset"]
+        name = f"workbench-smollm2-{args.name}-{task}-{arm.replace('--', '-').lower()}"
+        made = baseline(arm, trainings, name, environment | {"date": str(date)[:10]})
+        write_text(args.out / f"{name}.json", as_text(made))
+        print(args.out / f"{name}.json")
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,61 @@
+"""Greedy answers to held-out questions while a trainer trains, on either back end: what it learnt, without sampling noise."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+from trl import maybe_apply_chat_template
+
+from ..generation.sampling import Sampling, TransformersSampler, generate
+from ..generation.stops import StopSpec
+from ..runs.files import json_lines, write_text
+
+FILE = "held_out.jsonl"
+
+
+class HeldOut(TrainerCallback):
+    """Writes a line of `held_out.jsonl` for each question at each look, into the folder above the trainer's `output_dir`.
+
+    A look changes neither weights nor random state. What an interrupted training wrote of a step is replaced.
+
+    Args:
+        rows: questions, with `prompt` and the columns that the reward reads; without any there is no look.
+        reward: a reward function in TRL's convention.
+        looks: steps after which to look; 0 is before training.
+        stops: when completions end.
+        limit: tokens of an answer at most.
+    """
+
+    def __init__(self, rows: Sequence[Mapping], reward: Any, looks: Collection[int], stops: StopSpec, limit: int):
+        self.rows, self.reward, self.looks, self.stops = list(rows), reward, set(looks), stops
+        self.sampling = Sampling(limit, temperature=0)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
+        if not state.global_step:
+            self._look(args, state, **of_trainer)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
+        self._look(args, state, **of_trainer)
+
+    def _look(self, args: Any, state: Any, *, model: Any, processing_class: Any, **_: Any) -> None:
+        step = state.global_step
+        if not self.rows or step not in self.looks or not state.is_world_process_zero:
+            return
+        prompts = [row["prompt"] for row in self.rows]
+        texts = [maybe_apply_chat_template({"prompt": prompt}, processing_class)["prompt"] for prompt in prompts]
+        training = model.training
+        model.eval()
+        made = generate(TransformersSampler(model, processing_class), texts, stops=self.stops, sampling=self.sampling)
+        model.train(training)
+        completions = [one.completion for one in made]
+        columns = {name: [row[name] for row in self.rows] for name in self.rows[0] if name != "prompt"}
+        rewards = self.reward(prompts=prompts, completions=completions, **columns)
+        lines = [
+            {"step": step, "completion": one.completion, "finish_reason": one.finish_reason, "reward": reward}
+            for one, reward in zip(made, rewards, strict=True)
+        ]
+        file = Path(args.output_dir).parent / FILE
+        kept = [row for _, row in json_lines(file) if row["step"] < step] if file.is_file() else []
+        write_text(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept + lines))

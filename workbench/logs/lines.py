@@ -1,0 +1,142 @@
+"""The steps in the lines that any loop prints: a step with its metrics in one line, below it, or in a table."""
+
+import re
+
+import pandas as pd
+
+from .names import canonical, of_reinforcement_learning
+from .rows import Rows
+
+NUMBER = r"[-+]?(?:\d{1,40}\.?\d{0,40}(?:[eE][+-]?\d{1,4})?|(?i:nan|inf(?:inity)?))"
+_LONGEST = 4_000  # bytes of a line
+_MOST, _MOST_PARSED = 15_000_000, 500_000  # lines of a log; those of two bytes each would take minutes
+_BELOW = 30  # lines below a line with a step in which its metrics stand
+_COLOURS = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
+_SEPARATORS = str.maketrans(dict.fromkeys("|;│┃\t", ","))
+_NEXT = re.compile(r"(?<=[\d.%])\s+(?=[^\W\d][\w./-]{0,40}\s?=)")  # as in `loss=0.1 reward=0.5`
+_VALUE = re.compile(rf"\s?({NUMBER})(%?)(?:\s?[^\s:=]{{1,16}})?(?:\s[^\s:=]{{1,16}})?")
+_STEP = re.compile(
+    r"(?:step|iteration|iter|update|rollout)(?:\s{0,3}[:=#]\s{0,3}|\s{1,8})[\[(]?(\d{1,9})(?: ?/ ?\d{1,9})?[\])]?:?(?![.\d])"
+)
+_STEP_OF = re.compile(r"(?<![\d./])(\d{1,9})/\d{1,9}(?![\d./])")  # such as 3/100, without a word
+_OPENS = re.compile(r"\W*(?:training results:?|metrics)\W*")
+_RULED = re.compile(r"[\s|:+-]*-[\s|:+-]*")
+_EVALUATED = re.compile(r"(?:val|validation|eval\w*|test)[ _/]", re.I)
+
+
+class Lines:
+    """Reads blocks of lines; prose, tables of other things and supervised trainings have no step, or no reward."""
+
+    def __init__(self) -> None:
+        self.cut_short = False
+        self._lines = self._parsed = 0
+        self._single, self._other = Rows(), Rows()
+        self._open: dict[str, float] | None = None  # the metrics below a line with a step
+        self._left = 0  # lines of it
+        self._head: list[str] = []  # of a table
+        self._cells: list[str] = []  # of the line before
+
+    def feed(self, block: bytes) -> None:
+        for raw in block.splitlines():
+            self._left -= 1
+            words = raw[:_LONGEST].lower()
+            of_step = b"reward" in words or b"loss" in words
+            title = len(raw) < 200 and (b"step" in words or b"metrics" in words or b"results" in words)
+            below = self._left > 0 and (b":" in raw or b"\xe2\x94" in raw)
+            if of_step or title or below or self._head or self._cells:
+                text = raw[:_LONGEST].decode("utf-8", "replace")
+                text = (_COLOURS.sub("", text) if "\x1b" in text else text).strip()
+                if not self._row_of_table(text):
+                    self._line(text.lstrip("•*- "), of_step)
+            self._lines += 1
+            self.cut_short = self._lines > _MOST or self._parsed > _MOST_PARSED
+            if self.cut_short:
+                return
+
+    def table(self) -> pd.DataFrame | None:
+        """The steps: lines that stand alone, if at least two have the same names, else tables and blocks."""
+        self._close()
+        for rows, least in ((self._single, 2), (self._other, 1)):
+            if rows.count and of_reinforcement_learning(map(str, (table := rows.table(least=least)).columns)):
+                return table
+        return None
+
+    def _line(self, text: str, of_step: bool) -> None:
+        lower = text.lower()
+        steps = [m for m in _STEP.finditer(lower) if not lower[: m.start()].endswith(("_", "micro "))]
+        if not (steps or self._left > 0 or ("/" in text and _STEP_OF.search(text)) or _OPENS.fullmatch(lower)):
+            return
+        self._parsed += 1
+        rest = f"{text[: steps[0].start()]}, {text[steps[0].end() :]}" if steps else text
+        pairs, words = _pairs(rest)
+        number = float(steps[0][1]) if steps else None
+        if not steps and len(pairs) > 1 and (of := _STEP_OF.findall(text[: text.find(next(iter(pairs)))])):
+            number = float(of[-1])
+        if number is not None and len(pairs) > 1:
+            if of_step and words <= 4 and not _EVALUATED.match(next(iter(pairs))):
+                self._single.add({**pairs, "step": number})
+        elif (steps or _OPENS.fullmatch(lower)) and not (pairs and of_step):
+            self._close()
+            self._open, self._left = {"step": float(steps[-1][1])} if steps else {}, _BELOW
+        elif pairs and not words and self._open is not None:
+            if self._open.keys() & pairs.keys():
+                self._close()
+                self._open = {}
+            self._open |= pairs
+
+    def _close(self) -> None:
+        if self._open and of_reinforcement_learning(self._open):
+            self._other.add(self._open)
+        self._open = None
+
+    def _row_of_table(self, text: str) -> bool:
+        """Whether a line is of a table with pipes or tabs whose head names a reward."""
+        pipes = text.count("|") > 1
+        if not (pipes or self._head or text.count("\t") > 1):
+            self._cells = []
+            return False
+        cells = [cell.strip() for cell in text.strip("|").split("|" if pipes else "\t")]
+        if self._head and len(cells) == len(self._head):
+            row = {name: float(c) for name, c in zip(self._head, cells, strict=True) if re.fullmatch(NUMBER, c)}
+            if len(row) > 1:
+                self._other.add(row)
+            return True
+        before, self._cells, self._head = self._cells, cells, []
+        ruled = _RULED.fullmatch(text)
+        named = before if ruled else [] if pipes else cells
+        known = canonical(named) if len(named) == len(cells) else {}
+        if "step" in known.values() and of_reinforcement_learning(named):
+            self._head = ["step" if known.get(name) == "step" else name for name in named]
+        return bool(ruled or self._head)
+
+
+def _pairs(text: str) -> tuple[dict[str, float], int]:
+    """The `name: number` in a line, and how many words stand between and behind them."""
+    found: dict[str, float] = {}
+    words, before = 0, ""
+    text = text.translate(_SEPARATORS).replace("  ", ",").replace(" - ", ",").replace(" • ", ",")
+    for field in (_NEXT.sub(",", text) if text.count("=") > 1 else text).split(","):
+        field = field.strip()
+        pair = _pair(field) or (_pair(f"{before}:{field}") if before and field else None)
+        if pair:
+            words -= len(before.split()) if found and before and pair[0] == before else 0
+            found[pair[0]] = pair[1]
+        elif found:
+            words += len(field.split())
+        before = "" if pair else field or before
+    return found, words
+
+
+def _pair(field: str) -> tuple[str, float] | None:
+    """`name: number`, `name=number` or `name number`, each with a unit behind it."""
+    name, apart, value = field.partition(":" if ":" in field else "=")
+    if not apart and (match := re.search(r"\s[-+]?\d", field)):
+        name, value = field[: match.start()], field[match.start() :]
+    name = name.strip()
+    if not value or not (name[:1].isalpha() or name[:1] == "_") or len(name) > 60 or name.count(" ") > 4 or "=" in name:
+        return None
+    try:
+        return name, float(value)
+    except ValueError:
+        match = _VALUE.fullmatch(value)
+    return (name, float(match[1]) / (100 if match[2] else 1)) if match else None
