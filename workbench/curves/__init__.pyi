@@ -1,9 +1,12 @@
 # What `workbench.curves` gives, each name loaded when it is first used.
 from .compare import another_seed
 from .curve import Curve
-from .documented import load_baseline
+from .documented import list_baselines, load_baseline
 from .figures import show_curves
 from .stats import seed_interval, seeds_needed, share_interval
 
 # fmt: off
-__all__ = ["Curve", "another_seed", "load_baseline", "seed_interval", "seeds_needed", "share_interval", "show_curves"]
+__all__ = [
+    "Curve", "another_seed", "list_baselines", "load_baseline",
+    "seed_interval", "seeds_needed", "share_interval", "show_curves",
+]
