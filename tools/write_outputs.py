@@ -7,8 +7,10 @@ A notebook says in its metadata of which code its outputs are; a test compares t
 """
 
 import argparse
+import base64
 import hashlib
 import html
+import io
 import json
 import re
 import subprocess
@@ -17,9 +19,11 @@ import tempfile
 from pathlib import Path
 
 import nbformat
+from PIL import Image
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 MOST_BYTES = 1_000_000
+MOST_OF_A_PICTURE = 150_000
 # As `DescribedFigure` shows itself.
 _FIGURE = re.compile(
     r'<figure><img alt="(.*?)" src="data:image/png;base64,([^"]+)"[^>]*><figcaption>(.*?)</figcaption></figure>',
@@ -71,9 +75,19 @@ def with_pictures(output) -> list:
     before, *parts = _FIGURE.split(page)  # then alt text, picture, caption and what follows, again and again
     outputs = _html(before)
     for alt, png, caption, after in zip(*[iter(parts)] * 4, strict=True):
-        about = {"image/png": png, "text/plain": f"Figure: {html.unescape(alt)}"}
+        about = {"image/png": small(png), "text/plain": f"Figure: {html.unescape(alt)}"}
         outputs += [nbformat.v4.new_output("display_data", about), *_html(f"<p>{caption}</p>{after}")]
     return outputs
+
+
+def small(png: str) -> str:
+    """A picture in base64, in 256 colours where it would be larger than one that is committed may be."""
+    picture = base64.b64decode(png)
+    if len(picture) <= MOST_OF_A_PICTURE:
+        return png
+    made = io.BytesIO()
+    Image.open(io.BytesIO(picture)).convert("RGB").quantize(256).save(made, "PNG", optimize=True)
+    return base64.b64encode(made.getvalue()).decode()
 
 
 def _html(text: str) -> list:

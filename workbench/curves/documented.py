@@ -89,7 +89,7 @@ def _files() -> dict[str, Path]:
 
 
 def list_baselines() -> list[str]:
-    """Names of all baselines."""
+    """Names of all documented runs that `load_baseline` finds, sorted."""
     return list(_files())
 
 
