@@ -240,7 +240,8 @@ def test_the_signature_is_trls_and_ours_by_keyword(kind):
     ours, stock = {"GRPO": (GRPOTrainer, trl.GRPOTrainer), "RLOO": (RLOOTrainer, trl.RLOOTrainer)}[kind]
     parameters = inspect.signature(ours).parameters
     keyword_only = [name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
-    assert keyword_only == ["stops", "generation_seed", "share_generation", "explicit_positions", "record_dir"]
+    own = ["stops", "generation_seed", "share_generation", "explicit_positions", "record_dir", "record_steps"]
+    assert keyword_only == own
     assert [n for n in parameters if n not in keyword_only] == list(inspect.signature(stock).parameters)
 
 
