@@ -69,6 +69,9 @@ def steps_full_of_clipped_rows(log: Log) -> tuple[np.ndarray, np.ndarray]:
     return dead & (differ | (entropy == 0)) & ~(entropy > 0), alive | (full & (entropy > 0))
 
 
+_FALSE = "Give --limit N and completions: the logged clipped ratio is false."
+
+
 def truncated_share(log: Log) -> np.ndarray | None:
     """Share of truncated rows at each step, (N,): from recorded ends, else as logged where nothing contradicts it."""
     true = cut_rows(log)
@@ -85,8 +88,7 @@ def true_clipping(log: Log) -> Finding:
     """
     true = truncated_share(log)
     if true is None:
-        false = "Give --limit N and completions: the logged clipped ratio is false."
-        return unknown(false if log.disputed else "Log completions/clipped_ratio, or give completions.")
+        return unknown(_FALSE if log.disputed else "Log completions/clipped_ratio, or give completions.")
     late = quarters(true)[1]
     if late < 0.25:
         return absent(f"{late:.0%} of the completions are truncated at the end of the run.", late=late)
@@ -116,7 +118,8 @@ def reward_is_ending(log: Log) -> Finding:
     """
     cut, reward = truncated_share(log), reward_of(log)
     if cut is None or reward is None:
-        return unknown("Log the reward and completions/clipped_ratio, or give completions.")
+        lacks = "Log the reward and completions/clipped_ratio, or give completions."
+        return unknown(_FALSE if cut is None and log.disputed else lacks)
     known = ~np.isnan(cut) & ~np.isnan(reward)
     cut, reward = cut[known], reward[known]
     steps, share = len(cut), float(cut.mean()) if len(cut) else 0.0

@@ -187,7 +187,11 @@ def wasted_groups(log: Log) -> Finding:
     equal = log.metric("zero_std_share")
     equal = equal_groups(log) if equal is None and of_texts else equal
     if not log.grouped or equal is None:
-        return unknown("Log frac_reward_zero_std, or give completions.") if log.grouped else absent("It has no groups.")
+        return (
+            unknown("Log frac_reward_zero_std, or give completions.")
+            if log.grouped
+            else absent("Its completions are not grouped by prompt.")
+        )
     share, rows = float(np.nanmean(equal)), log.completions
     if share < _THIRD:
         return absent(f"{share:.0%} of the groups have equal rewards.", share=share)

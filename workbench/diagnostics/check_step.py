@@ -19,18 +19,12 @@ from .step_reference import LossRow
 from .step_report import Stage, StepReport
 from .step_stages import (
     SAME,
-    check_advantages,
-    check_correction,
-    check_ends,
-    check_loss,
-    check_mask,
     check_metrics,
-    check_ratios,
-    check_rewards,
-    check_turns,
     checked_rows,
     losses_of,
     sampled_tokens,
+    stages_of_loss,
+    stages_of_rows,
     tolerance_of,
 )
 
@@ -93,14 +87,13 @@ class _Judge:
 
     def report(self) -> StepReport:
         step = self.step
-        loss = check_loss(step, self.losses)
-        stages = [self.sampling(), check_ends(step, self.tokenizer.decode), check_turns(step), check_mask(step)]
-        stages += [check_rewards(step), check_advantages(step, self._reference_kl()), self.logprobs(), self.reference()]
+        of_loss = stages_of_loss(step, self.losses)
+        stages = [self.sampling(), *stages_of_rows(step, self.tokenizer.decode, self._reference_kl())]
         stages += [
-            check_ratios(step),
-            check_correction(step),
-            loss,
-            self.gradient(loss),
+            self.logprobs(),
+            self.reference(),
+            *of_loss,
+            self.gradient(of_loss[-1]),
             self.update(),
             check_metrics(step),
         ]

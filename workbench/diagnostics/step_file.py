@@ -19,19 +19,7 @@ from ..runs.secrets import hide_tokens, map_text
 from .step import MicroRows, SampledRow, Step, Turn
 from .step_reference import LossRow
 from .step_report import StepReport
-from .step_stages import (
-    check_advantages,
-    check_correction,
-    check_ends,
-    check_loss,
-    check_mask,
-    check_metrics,
-    check_ratios,
-    check_rewards,
-    check_turns,
-    checked_rows,
-    losses_of,
-)
+from .step_stages import check_metrics, checked_rows, losses_of, stages_of_loss, stages_of_rows
 
 _FORMAT = 1
 _LARGEST = 500_000_000  # bytes of a file, unpacked
@@ -169,14 +157,7 @@ def replay_step(path: str | os.PathLike) -> StepReport:
 def replay(saved: SavedStep) -> StepReport:
     step = saved.step
     losses = losses_of(step)
-    stages = [
-        check_ends(step, saved.decode),
-        check_turns(step),
-        check_mask(step),
-        check_rewards(step),
-        check_advantages(step),
-    ]
-    stages += [check_ratios(step), check_correction(step), check_loss(step, losses), check_metrics(step)]
+    stages = [*stages_of_rows(step, saved.decode), *stages_of_loss(step, losses), check_metrics(step)]
     return StepReport([stage for stage in stages if stage], checked_rows(step, losses, saved.decode))
 
 

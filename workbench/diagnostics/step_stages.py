@@ -266,6 +266,17 @@ def check_metrics(step: Step) -> Stage | None:
     return Stage("metrics", "different", said, max(abs(value - expected[name]) for name, value in wrong.items()))
 
 
+def stages_of_rows(step: Step, decode: Callable[[list[int]], str], kl: np.ndarray | None = None) -> list[Stage | None]:
+    """The stages from the sampled tokens to the advantages; `kl` as `check_advantages` takes it."""
+    ends, turns, mask = check_ends(step, decode), check_turns(step), check_mask(step)
+    return [ends, turns, mask, check_rewards(step), check_advantages(step, kl)]
+
+
+def stages_of_loss(step: Step, losses: Sequence[Loss | None]) -> tuple[Stage | None, Stage | None, Stage]:
+    """The stages from the ratios to the loss, which is the last."""
+    return check_ratios(step), check_correction(step), check_loss(step, losses)
+
+
 def compared(
     name: str, step: Step, used: np.ndarray, expected: np.ndarray, cause: str, size: float | None = None
 ) -> Stage:
