@@ -149,7 +149,7 @@ def open_folder(record_dir: Path, record: dict, same_reward: bool = False) -> No
     record_dir.mkdir(parents=True, exist_ok=True)
     path = record_dir / "recipe.json"
     if different := _different(read_json(path, record), record, same_reward):
-        held = ("recipe.json", "metrics.jsonl", "completions.jsonl", "progress.json")
+        held = ("recipe.json", "metrics.jsonl", "completions.jsonl", "held_out.jsonl", "progress.json")
         move_aside(
             record_dir,
             (*held, "tokens", "steps", "checkpoints", "policy"),
@@ -206,8 +206,8 @@ def _make_ppo(trainer_class: Any, recipe: Recipe, *, reward_funcs: Any, record_d
 
     if recipe.backend != "transformers":
         raise ParameterError(f"backend={recipe.backend!r}: TRL's PPOTrainer samples with transformers only")
-    if "record_steps" in options:
-        raise ParameterError(f"record_steps={options['record_steps']}: steps of GRPO and RLOO are kept, none of PPO")
+    if options.pop("record_steps", None) is not None:
+        raise ParameterError("record_steps: steps of GRPO and RLOO are kept, none of PPO; leave it out")
     names = ("stops", "callbacks", "explicit_positions", "peft_config", "reward_weights")
     own = {name: options.pop(name) for name in names if name in options}
     path = resolve_model(recipe.model)
