@@ -70,7 +70,7 @@ def test_on_a_server_a_fault_is_named_within_two_updates_and_none_is_made_up(nam
 @pytest.mark.rare
 def test_of_a_watched_training_on_a_server_the_record_has_the_server_s_own_ends():
     found = on_a_server()["watched, masked stops"]
-    assert not found["probed"] and found["logprobs"] and found["problems"][0] == "masked-stops"
+    assert not found["probed"] and found["logprobs"] and found["first"] == "masked-stops"
     assert set(found["finish_reason"]) == {"stop"} and found["trl_finish_reason"].count("length") > 24  # of 48
 
 

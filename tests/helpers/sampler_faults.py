@@ -219,7 +219,7 @@ def what_was_watched(folder: Path) -> dict:
         "logprobs": (tokens["sampler_logprobs"].map(len) == tokens["completion_ids"].map(len)).all().item(),
         "apart": [float(np.abs(s - t).max()) for s, t in scored if len(t)],
         "problems": audit_run(folder).problems,
-        "first": audit_run(folder).findings[0].rule,
+        "first": audit_run(folder).runs[0].findings[0].rule,
     }
 
 
