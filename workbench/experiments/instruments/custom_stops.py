@@ -1,17 +1,31 @@
-"""How stop token ids and new tokens reach a real vLLM engine."""
+"""How stop token ids and new tokens reach a real vLLM engine, and the figure of what masking makes of custom stops."""
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pandas as pd
 import trl
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from ...curves.documented import Baseline
+from ...curves.figures import COLORS, DescribedFigure
 from ...errors import refusal
 from ...generation.preflight import check_tokenizers, save_policy
 from ...generation.stops import StopSpec
 from ..vllm_server import serve, shared_engine, sharing_engines
 from .duplicate_prompts import make_trainer
+
+CURVES = {  # column here -> metric of a recorded run
+    "logged": "completions/clipped_ratio",
+    "truncated": "truncated",
+    "grad_norm": "grad_norm",
+    "equal": "frac_reward_zero_std",
+    "right": "eval_accuracy",
+}
 
 
 def stop_ids_table(path: str, stop_id: int, *, server: bool) -> pd.DataFrame:
@@ -79,3 +93,90 @@ def _forced(llm, token_id: int, **stops) -> str:
     if made.finish_reason == "stop":
         return f"stopped at {made.stop_reason} after {len(made.token_ids)} tokens"
     return f"did not stop, hit its {len(made.token_ids)}-token limit"
+
+
+def recorded(one: Baseline) -> list[pd.DataFrame]:
+    """The seeds of a recorded run, with the columns of `CURVES`, by step; NaN where a step has no look at held-out answers."""
+    curves = {name: one.curves_by_seed(metric) for name, metric in CURVES.items()}
+    seeds = range(len(curves["logged"]))
+    return [
+        pd.DataFrame({name: pd.Series(c[n].y, index=c[n].x.astype(int)) for name, c in curves.items()}) for n in seeds
+    ]
+
+
+def useful_steps(seed: pd.DataFrame) -> tuple[int, int]:
+    """Steps with a gradient, and the steps that could have one, because the rewards of a group differ.
+
+    Example:
+        >>> useful_steps(pd.DataFrame({"grad_norm": [0.0, 0.2, 0.0, None], "equal": [1.0, 0.5, 0.5, None]}))
+        (1, 2)
+    """
+    differ = seed["equal"] < 1
+    return int((seed["grad_norm"][differ] > 0).sum()), int(differ.sum())
+
+
+def stops_figure(arms: Mapping[str, Sequence[pd.DataFrame]], *, title: str) -> DescribedFigure:
+    """Draw cause, mechanism and effect: arm -> its seeds, each with the columns of `CURVES` by step. The first arm is stock.
+
+    Every seed is drawn; thick lines are means over the seeds. The caption has the numbers with their denominators.
+    """
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    cause, mechanism, effect = figure.subplots(1, 3)
+    stock = next(iter(arms))
+    logged, truncated = (
+        pd.concat([seed[name] for seed in arms[stock]], axis=1).dropna() for name in ("logged", "truncated")
+    )
+    for values, color, name in (
+        (logged, COLORS[0], "logged: clipped_ratio"),
+        (truncated, "#555555", "cut at the limit"),
+    ):
+        cause.plot(values.index, values, color=color, linewidth=0.6, alpha=0.5)
+        cause.plot(values.index, values.mean(axis=1), color=color, linewidth=2)
+        level = values.to_numpy().mean()
+        cause.annotate(
+            name, (values.index.to_numpy().mean(), level + (0.05 if level < 0.5 else -0.1)), color=color, ha="center"
+        )
+    cause.set(title=f"{stock}:\ncompletions that count as truncated", xlabel="steps", ylabel="share of completions")
+    used, rows = {arm: [useful_steps(seed) for seed in seeds] for arm, seeds in arms.items()}, []
+    for n, (arm, seeds) in enumerate(arms.items()):
+        color = COLORS[n]
+        shares = np.array([with_one / could if could else np.nan for with_one, could in used[arm]])
+        mechanism.plot(n + np.linspace(-0.2, 0.2, len(shares)), shares, "o", color=color, alpha=0.8)
+        count = "{} of {}".format(*np.sum(used[arm], axis=0))
+        mechanism.annotate(count, (n, 1.08), color=color, ha="center", annotation_clip=False)
+        looks = pd.concat([seed["right"] for seed in seeds], axis=1).dropna()
+        effect.plot(looks.index, looks, color=color, linewidth=0.6, alpha=0.5, marker=".")
+        effect.plot(looks.index, looks.mean(axis=1), color=color, linewidth=2)
+        effect.annotate(
+            arm, (1.02, looks.iloc[-1].mean()), xycoords=effect.get_yaxis_transform(), color=color, va="center"
+        )
+        rows += [
+            {"arm": arm, "seed": seed, "steps with a gradient": a, "steps whose rewards differ": b}
+            | {"right before": looks.iloc[0, seed], "right after": looks.iloc[-1, seed]}
+            for seed, (a, b) in enumerate(used[arm])
+        ]
+    mechanism.set_xticks(range(len(arms)), [arm.replace(", ", "\n") for arm in arms])
+    mechanism.set(
+        xlim=(-0.6, len(arms) - 0.4),
+        title="Steps with a gradient,\nof those whose rewards differ",
+        ylabel="share of steps",
+    )
+    effect.set(title="Held-out questions\nanswered right", xlabel="steps", ylabel="share right")
+    for ax in (cause, mechanism, effect):
+        ax.set(ylim=(-0.04, 1.2 if ax is mechanism else 1.04), yticks=np.linspace(0, 1, 6))
+        ax.yaxis.set_major_formatter(PercentFormatter(1))
+        ax.spines[["top", "right"]].set_visible(False)
+    for ax in (cause, effect):
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.suptitle(title)
+    table = pd.DataFrame(rows)
+    means = table.groupby("arm", sort=False).agg(dict.fromkeys(table.columns[4:], "mean"))
+    ends = "; ".join(f"{arm}, {row.iloc[0]:.0%} to {row.iloc[1]:.0%}" for arm, row in means.iterrows())
+    counts = "; ".join("{}, {} of {}".format(arm, *np.sum(pairs, axis=0)) for arm, pairs in used.items())
+    caption = (
+        f"{stock} logs {logged.to_numpy().mean():.0%} of the completions as clipped, and {truncated.to_numpy().mean():.0%} "
+        "were. "
+        f"Steps with a gradient, of those whose rewards differ: {counts}. Held-out questions answered right, before and after: "
+        f"{ends}. Thin lines and dots: single seeds. Thick lines: their means."
+    )
+    return DescribedFigure(figure, alt=f"{title}. Three panels. {caption}", table=table, caption=caption)
