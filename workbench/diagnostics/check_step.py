@@ -276,6 +276,10 @@ class _Judge:
         used, expected = self.record.gradients, self.gradients
         names = sorted(used.keys() | expected.keys())
         dot, expected_square, used_square = _products([(expected.get(name), used.get(name)) for name in names])
+        if not math.isfinite(used_square) and self.record.problem:
+            return Stage("gradient", "cannot tell", self.record.problem)
+        if not math.isfinite(used_square):
+            return Stage("gradient", "different", "a gradient is not finite", math.inf)
         if not used_square and not expected_square:
             return Stage("gradient", "cannot tell", "no row of this batch has an advantage")
         if not used_square or not expected_square:

@@ -101,6 +101,7 @@ def record_step(trainer: Any, batch: list[dict] | None = None) -> StepRecord:
                     raise
         record.metrics = {name: list(values) for name, values in trainer._metrics["train"].items()}
         policy = policy_of(trainer)
+        record.problem = _unscale(trainer.accelerator.scaler, policy)
         record.gradients = {n: p.grad.detach().clone() for n, p in policy.named_parameters() if p.grad is not None}
         _update(trainer, policy, record)
     return record
@@ -118,8 +119,22 @@ def _batches(trainer: Any, batch: list[dict] | None) -> Iterator:
         yield from trainer.get_train_dataloader()
 
 
+def _unscale(scaler: Any, policy: Any) -> str:
+    """Divide gradients by the loss scale of fp16, in place; why the scaler leaves the update out, where it does."""
+    if scaler is None or not scaler.is_enabled():
+        return ""
+    scale, gradients = scaler.get_scale(), [p.grad for p in policy.parameters() if p.grad is not None]
+    for gradient in gradients:
+        gradient.div_(scale)
+    if all(bool(gradient.isfinite().all()) for gradient in gradients):
+        return ""
+    return f"gradients overflow at a loss scale of {scale:g}: the scaler leaves this update out and lowers its scale"
+
+
 def _update(trainer: Any, policy: Any, record: StepRecord) -> None:
     """One step of the optimizer; the share of each parameter's elements that it moves, in the weights' own dtype."""
+    if record.problem:
+        return
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         record.problem = "weights that DeepSpeed or FSDP holds in parts"
         return
