@@ -251,9 +251,12 @@ def listen(trainer: Any, record: StepRecord, guarded: Callable = lambda note, *a
     def around_turn(original: Callable, prompt_ids: Any, *args: Any, **kwargs: Any):
         asked.clear()
         result = original(prompt_ids, *args, **kwargs)
-        if record.open:
-            prompts = [prompt for prompt, _ in asked] if len(asked) == len(prompt_ids) else prompt_ids
-            guarded(note_turn, prompts, result[0] if isinstance(result, tuple) else result)
+        rows = result[0] if isinstance(result, tuple) else result
+        if record.open and len(asked) == len(rows):  # a row that is shorter or longer is a matter of its end
+            pairs = [(p, row if _agree(ids, row) else ids) for (p, ids), row in zip(asked, rows, strict=True)]
+            guarded(note_turn, *zip(*pairs, strict=True))
+        elif record.open:
+            guarded(note_turn, prompt_ids, rows)
         return result
 
     def note_answer(pairs: list[tuple]) -> None:
@@ -304,6 +307,12 @@ def _unpadded(trainer: Any, output: Any, input_ids: Any, attention_mask: Any) ->
         end = next((i for i, token in enumerate(ids) if token in stops or token == pad), len(ids))
         completions.append(ids[: end + 1] if end < len(ids) and ids[end] in stops else ids[:end])
     return [*zip(prompts, completions, strict=True)]
+
+
+def _agree(ids: Any, row: Any) -> bool:
+    """Whether one of two begins with the other."""
+    length = min(len(ids), len(row))
+    return list(ids[:length]) == list(row[:length])
 
 
 def _heard(function: Any, record: StepRecord) -> Any:
