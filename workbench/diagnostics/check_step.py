@@ -41,7 +41,7 @@ def check_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
 
     The step runs on the trainer's own data, with its own sampler and reward functions. Weights, optimizer, random state,
     metrics and record are afterwards what they were; reward functions are called once more than without it. It needs the
-    memory of a training step and two copies of the trained weights.
+    memory of a training step, or where that is more, of twice the trained weights, their gradients and the optimizer's state.
 
     Args:
         trainer: TRL's `GRPOTrainer` or `RLOOTrainer`, the workbench's, or a child of them; before or after training.
