@@ -12,10 +12,13 @@ has its seed, and nothing learns but with the probe, so that both ways sample al
 
 import argparse
 import copy
+import ctypes
 import functools
+import gc
 import json
 import os
 import random
+import re
 import statistics
 import tempfile
 import threading
@@ -39,11 +42,11 @@ from transformers import (
 
 from benchmarks.record import about, parser, run_main, use_one_thread
 from workbench.audit.live import attach_watch
-from workbench.diagnostics import duplicate_report
+from workbench.diagnostics import check_step, duplicate_report
 from workbench.diagnostics.padding_monitor import attach_padding_monitor
 from workbench.diagnostics.sampler_probe import attach_sampler_probe
 from workbench.errors import MissingDependencyError
-from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.experiments.recipes import grpo_config, load_prompts, lora_fields, make_recipe, resolve_model
 from workbench.experiments.train import ppo_config, random_heads
 from workbench.experiments.vllm_server import sharing_engines
 from workbench.generation.stops import StopRule, StopSpec
@@ -251,6 +254,89 @@ def sampler_probe(args, folder: str) -> dict:
     return found
 
 
+SMALL_GB = 0.3  # below which peaks are not compared
+
+
+class PeakMemory:
+    """Bytes that this process, or its GPU, takes at most within a block, above what it had when this was made."""
+
+    def __init__(self):
+        self._before, self.largest = self._taken("VmRSS"), 0
+
+    def _taken(self, what: str) -> int:
+        if has_gpu():
+            return torch.cuda.memory_allocated() if what == "VmRSS" else torch.cuda.max_memory_allocated()
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(re.search(rf"^{what}:\s+(\d+) kB", status, re.MULTILINE)[1])
+
+    def __enter__(self):
+        gc.collect()
+        if has_gpu():
+            torch.cuda.reset_peak_memory_stats()
+        else:  # free what malloc keeps, and let the peak begin anew
+            ctypes.CDLL(None).malloc_trim(0)
+            Path("/proc/self/clear_refs").write_text("5")
+        return self
+
+    def __exit__(self, *_):
+        self.largest = self._taken("VmHWM") - self._before
+
+
+class CheckedSteps(TrainerCallback):
+    """Runs `check_step` before each step; seconds and peak memory of both, in pairs."""
+
+    def __init__(self):
+        self.trainer, self.memory, self.pairs = None, PeakMemory(), []
+
+    def on_step_begin(self, args, state, control, **_):
+        torch.manual_seed(state.global_step)
+        with self.memory:
+            began = now()
+            report = check_step(self.trainer)
+            self._check = {"seconds": now() - began, "bytes": 0, "different": report.first is not None}
+        self._check["bytes"] = self.memory.largest
+        self.memory.__enter__()
+        self._began = now()
+
+    def on_step_end(self, *_, **__):
+        seconds = now() - self._began
+        self.memory.__exit__()
+        self.pairs.append((self._check, {"seconds": seconds, "bytes": self.memory.largest}))
+
+
+def step_check(args, folder: str) -> dict:
+    """Measure `check_step` over the training step that follows it, of stock TRL with 16 completions of at most 16 tokens.
+
+    The first pair, which loads libraries and has no state of the optimizer yet, does not count.
+    """
+    found: dict = {}
+    sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_completion_length": 16}
+    for way, rank in (("all weights", 0), ("LoRA", 16)):
+        recipe = make_recipe(args.model, max_steps=args.repeats + 1, lora_rank=rank, **sizes)
+        checked, data = CheckedSteps(), load_prompts(recipe.dataset)
+        with tempfile.TemporaryDirectory() as scratch:
+            config = grpo_config(recipe, scratch, save_strategy="no")
+            own = lora_fields(recipe, {})
+            checked.trainer = trl.GRPOTrainer(folder, length_reward(), config, train_dataset=data, **own)
+            checked.trainer.remove_callback(PrinterCallback)
+            checked.trainer.add_callback(checked)
+            checked.trainer.train()
+        pairs, checked.trainer = checked.pairs[1:], None
+        found[way] = {
+            "step, s": statistics.median(step["seconds"] for _, step in pairs),
+            "step, GB": statistics.median(step["bytes"] for _, step in pairs) / 1e9,
+            "times the seconds": statistics.median(check["seconds"] / step["seconds"] for check, step in pairs),
+            "times the memory": statistics.median(check["bytes"] / step["bytes"] for check, step in pairs),
+            "different": sum(check["different"] for check, _ in checked.pairs),
+        }
+    shown = []
+    for way, one in found.items():  # what Python itself takes and gives back hides the tensors of a small model
+        memory = f", {one['times the memory']:.2f} times its peak memory ({one['step, GB']:.1f} GB)"
+        shown.append(f"{way}: {one['times the seconds']:.2f} times the seconds of a step ({one['step, s']:.2f} s)")
+        shown[-1] += memory if one["step, GB"] > SMALL_GB else ", in too little memory to compare"
+    return found | {"pairs": args.repeats, "says": f"{'; '.join(shown)}; {args.repeats} pairs each"}
+
+
 def stops(args, folder: str) -> dict:
     """Measure `generate` to the limit with a stop string that never comes, over `generate` without one."""
     model, tokenizer = load(folder)
@@ -344,6 +430,7 @@ ROWS: dict[str, Callable[[argparse.Namespace, str], dict]] = {
     "step": step,
     "watch": lambda args, folder: observed(args, folder, attach_watch)[0],  # on stock TRL
     "padding monitor": lambda args, folder: observed(args, folder, attach_padding_monitor, GRPOTrainer)[0],
+    "check_step": step_check,
     "sampler probe": sampler_probe,
     "stops": stops,
     "not stopping": not_stopping,

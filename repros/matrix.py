@@ -41,6 +41,7 @@ SHOWN = {
     "padding_without_positions": ("learned positions", "log-probs"),
     "loss_scale_masked": ("truncated rows masked", "loss"),
     "loss_scale_window": ("4 batches a generation, 2 an update", "loss"),
+    "luspo_padding": ("loss_type luspo", "gradient"),
     "zero_std_share": ("equal groups, scale_rewards batch", "metrics"),
     "copied_request_seed": ("vLLM, seed", "sampling"),
     "ratio_over_truncated_support": ("vLLM, top_k", "sampling"),
@@ -136,17 +137,6 @@ def run(name: str, folder: Path, release: str) -> dict:
     }
 
 
-# What it found that the table of defects does not have, checked in TRL's source.
-FOUND = """## Found by it
-
-`loss_type="luspo"` on 1.0.0 to 1.9.2 averages over the padding too where `importance_sampling_level` is `"token"`, the
-default: `(per_token_loss * mask.sum(1, keepdim=True)).mean()` is a mean over the (B, T) table with its pads
-(trl/trainer/grpo_trainer.py:2405 on 1.0.0, 3148 on 1.9.2). At the first update the value of the loss is right, since every
-ratio is 1, and the gradient is not: that of pads counts. TRL warns that the paper wants `"sequence"`, where the table is
-(B, 1) and the loss is right. From 1.10.0 on it is masked first (`(per_token_loss * mask).sum(-1).mean()`, line 3220).
-"""
-
-
 def installed() -> list[str]:
     """The releases whose folders are in place, oldest first."""
     return sorted((p.name.removeprefix("trl-") for p in LANES.glob("trl-*") if (p / "trl").is_dir()), key=order)
@@ -226,7 +216,7 @@ def step_page(data: dict, defects: dict) -> str:
     lines += [_found_again(name, *place, results, defects) for name, place in SHOWN.items()]
     lines += ["", "It cannot show these:", ""]
     lines += [f"- {name.replace('_', ' ')}: {why}" for name, why in NOT_SHOWN.items()]
-    lines += ["", FOUND, "## Causes", "", "What it says on the newest release with a difference.", ""]
+    lines += ["", "## Causes", "", "What it says on the newest release with a difference.", ""]
     for name in settings:
         if found := [r for r in states if results[r].get(name, {}).get("state") == "different"]:
             lines.append(

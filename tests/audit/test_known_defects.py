@@ -17,6 +17,7 @@ WINDOW = {"steps_per_generation": 4, "gradient_accumulation_steps": 2}
 SEED, EOS_IDS = {"generation_kwargs": {"seed": 7}}, {"generation_kwargs": {"eos_token_id": [1, 2]}}
 MASK, STRINGS = {"mask_truncated_completions": True}, {"generation_kwargs": {"stop_strings": ["a"]}}
 TOP_P = {"top_p": 0.9}
+LUSPO = {"loss_type": "luspo", "importance_sampling_level": "sequence"}
 CASES = {
     "copied_request_seed": ("GRPO", VLLM | SEED, SEED),
     "dropped_finish_reason": ("RLOO", VLLM | STOP, VLLM),
@@ -26,6 +27,7 @@ CASES = {
     "lora_without_the_seed": ("GRPO", {"use_peft": True}, {"use_peft": False}),
     "loss_scale_masked": ("GRPO", MASK, MASK | {"loss_type": "grpo"}),
     "loss_scale_window": ("GRPO", WINDOW, WINDOW | {"gradient_accumulation_steps": 4}),
+    "luspo_padding": ("GRPO", LUSPO | {"importance_sampling_level": "token"}, LUSPO),
     "masked_stopped_rows": ("GRPO", STOP | MASK, STOP),
     "online_dpo_stop_strings": ("OnlineDPO", VLLM | STOP, STOP),
     "pads_behind_a_stop_id": ("GRPO", EOS_IDS, VLLM | EOS_IDS),
@@ -89,6 +91,15 @@ def test_the_defaults_are_those_of_the_installed_trl():
 
     theirs = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
     assert {name: theirs[name] for name in DEFAULTS} == DEFAULTS
+
+
+TOKEN_MODE = {"use_vllm": True, "vllm_importance_sampling_mode": "token_mask"}
+
+
+@pytest.mark.parametrize("wide", [{"beta": 0.1}, {"top_entropy_quantile": 0.2}, TOKEN_MODE], ids=str)
+def test_luspo_meets_its_defect_at_sequence_level_too(wide):
+    met, why = met_by("luspo_padding", Settings("GRPO", LUSPO | wide))
+    assert met and [*wide][-1] in why and "importance_sampling_level" not in why
 
 
 YAML = "steps_per_generation: 4\ngradient_accumulation_steps: 2\ngeneration_kwargs:\n  stop: ['</a>']\n"

@@ -37,6 +37,31 @@ def test_a_reward_of_the_prompt_alone_gives_no_gradient(tmp_path):
     )
 
 
+@pytest.mark.parametrize("scale", [2.0**16, 2.0**127])
+def test_gradients_of_a_scaled_loss_are_unscaled(scale, tmp_path):
+    trainer = make(tmp_path)  # fp16 itself needs a GPU; the scaler, which is what multiplies the loss, does not
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    report = check_step(trainer)
+    assert report.first is None and trainer.accelerator.scaler.get_scale() == scale
+    if scale < 1e6:
+        assert report["gradient"].verdict == report["update"].verdict == "same", report
+    else:
+        for name in ("gradient", "update"):
+            assert report[name].verdict == "cannot tell" and "overflow" in report[name].cause
+
+
+class InfiniteGradient(trl.GRPOTrainer):
+    def training_step(self, model, *args):
+        loss = super().training_step(model, *args)
+        next(model.parameters()).grad[0, 0] = torch.inf
+        return loss
+
+
+def test_a_gradient_that_is_not_finite_is_different(tmp_path):
+    first = check_step(make(tmp_path, cls=InfiniteGradient)).first
+    assert (first.name, first.cause) == ("gradient", "a gradient is not finite")
+
+
 def test_few_trained_parameters_are_counted(tmp_path):
     trainer = make(tmp_path)
     for name, parameter in trainer.model.named_parameters():

@@ -18,12 +18,15 @@ from ..packaged import packaged
 TRAINERS = ("GRPO", "RLOO", "OnlineDPO", "PPO")
 # What counts where a file does not say; the same in all releases of the table.
 DEFAULTS = {
+    "beta": 0.0,
     "gradient_accumulation_steps": 1,
+    "importance_sampling_level": "token",
     "loss_type": "dapo",
     "mask_truncated_completions": False,
     "multi_objective_aggregation": "sum_then_normalize",
     "per_device_train_batch_size": 8,
     "scale_rewards": "group",
+    "top_entropy_quantile": 1.0,
     "top_k": 0,
     "top_p": 1.0,
     "use_vllm": False,
@@ -118,6 +121,14 @@ def _corrected(s: Settings) -> bool:
     return bool(s["use_vllm"] and s["vllm_importance_sampling_correction"])
 
 
+def _luspo(s: Settings) -> Met:
+    mode = "vllm_importance_sampling_mode"
+    wide = {"importance_sampling_level": s["importance_sampling_level"] == "token", "beta": s["beta"]}
+    wide |= {"top_entropy_quantile": s["top_entropy_quantile"] < 1, mode: _corrected(s) and s[mode].startswith("token")}
+    names = [name for name, on in wide.items() if on]
+    return _if(s["loss_type"] == "luspo" and names, s.say("loss_type", *names))
+
+
 def _zero_std(s: Settings) -> Met:
     odd = {"scale_rewards": "batch", "multi_objective_aggregation": "normalize_then_sum"}
     names = [name for name, value in odd.items() if s[name] == value]
@@ -141,6 +152,7 @@ MET: dict[str, tuple[Sequence[str], Callable[[Settings], Met]]] = {
         s["loss_type"] in _BY_TOKENS and s["mask_truncated_completions"],
         s.say("loss_type", "mask_truncated_completions"))),
     "loss_scale_window": (("GRPO",), _window),
+    "luspo_padding": (("GRPO",), _luspo),
     "masked_stopped_rows": (_GROUPED, lambda s: NO if not s["mask_truncated_completions"] else _if(
         s.stops, f"mask_truncated_completions=True, {s.stops} in generation_kwargs", _AT_A_TEXT)),
     "online_dpo_stop_strings": (("OnlineDPO",), lambda s: _if(

@@ -29,6 +29,7 @@ from .step_stages import (
 )
 
 _FAR = 5.0  # standard errors, beyond which tokens were not sampled from what is scored
+_NEAR, _NOT_NEAR = 0.05, 0.5  # nats a token between sampler and trainer: as of bf16; more than any precision gives
 _COPIES = -30.0  # log-probability below which equal completions of a group are no chance
 _MOVED = 0.5  # of the elements with a gradient, that an update moves at least
 _FEW = 1e-3  # share of trained parameters below which a model without an adapter is asked about
@@ -40,7 +41,7 @@ def check_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
 
     The step runs on the trainer's own data, with its own sampler and reward functions. Weights, optimizer, random state,
     metrics and record are afterwards what they were; reward functions are called once more than without it. It needs the
-    memory of a training step and two copies of the trained weights.
+    memory of a training step, or where that is more, of twice the trained weights, their gradients and the optimizer's state.
 
     Args:
         trainer: TRL's `GRPOTrainer` or `RLOOTrainer`, the workbench's, or a child of them; before or after training.
@@ -49,8 +50,8 @@ def check_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
     Returns:
         `report.first` is the first stage that differs, or None; `report.tokens(i)` has the tokens of a completion. The stages:
         `sampling` (is what was sampled from what is scored), `ends`, `turns`, `mask`, `rewards`, `advantages`, `log-probs`
-        (each row alone, unpadded), `reference`, `ratios`, `correction`, `loss`, `gradient`, `update`, `metrics`. Their
-        verdicts: `same`, `rounding`, `different`, `cannot tell`.
+        (each row alone, unpadded), `reference`, `mismatch` (the log-probs that vLLM or a rollout function gives), `ratios`,
+        `correction`, `loss`, `gradient`, `update`, `metrics`. Their verdicts: `same`, `rounding`, `different`, `cannot tell`.
 
     Raises:
         RunError: vLLM does not sample, as an engine that is closed.
@@ -92,6 +93,7 @@ class _Judge:
         stages += [
             self.logprobs(),
             self.reference(),
+            self.mismatch(),
             *of_loss,
             self.gradient(of_loss[-1]),
             self.update(),
@@ -166,7 +168,7 @@ class _Judge:
         for row in self.step.rows:
             if row.ids:
                 alone = self.alone[_key(row.prompt_ids, row.ids)]
-                own = row.own * (np.arange(len(row.ids)) < row.end) * sampled_tokens(self.step, row)
+                own = row.own * (np.arange(len(row.ids)) < row.end) * sampled_tokens(self.step.turns, row)
                 excess += float(((-alone.logps - alone.entropies) * own).sum())
                 variance += float((alone.variances * own).sum())
                 count += int(own.sum())
@@ -246,6 +248,27 @@ class _Judge:
         used = np.concatenate([row.ref_logps for row, *_ in rows])
         return self._close("reference", used, np.concatenate(alone), "the reference gives a row alone other log-probs")
 
+    def mismatch(self) -> Stage | None:
+        """Whether the sampler's log-probs are near those of each row alone; None without them."""
+        pairs = [
+            (row.sampled_logps[kept], alone.logps[kept])
+            for row, *_, alone in self._scored()
+            if row.sampled_logps is not None and (kept := (row.mask > 0) & np.isfinite(row.sampled_logps)).any()
+        ]
+        if not pairs:
+            return None
+        sampled, alone = (np.concatenate(part) for part in zip(*pairs, strict=True))
+        mean, largest = float(np.abs(sampled - alone).mean()), float(np.abs(sampled - alone).max())
+        said, numbers = f"mean {mean:.2g} nats", (largest, f"{len(alone)} tokens")
+        if mean <= _NEAR:
+            return Stage("mismatch", "same" if largest <= 2 * SAME else "rounding", said, *numbers)
+        if mean <= min(_NOT_NEAR, -float(alone.mean()) / 2):  # numbers of other tokens are off by about the surprise
+            cause = "a sampler of lower precision or of older weights, or numbers that stand at other places"
+            return Stage("mismatch", "cannot tell", f"{said}: {cause}", *numbers)
+        options = ", ".join(self.step.sampler_options()) or "they stand at other places, or are of other weights"
+        cause = f"the sampler's log-probs are not those of these tokens: {options}: {said}"
+        return Stage("mismatch", "different", cause, *numbers)
+
     def _by_reference(self, texts: Sequence[tuple[list[int], list[int]]]) -> list[np.ndarray] | None:
         """Log-probs of completions by the reference: a model, or what lies below the policy's adapter; None: not known."""
         model = getattr(self.trainer, "ref_model", None)
@@ -276,6 +299,10 @@ class _Judge:
         used, expected = self.record.gradients, self.gradients
         names = sorted(used.keys() | expected.keys())
         dot, expected_square, used_square = _products([(expected.get(name), used.get(name)) for name in names])
+        if not math.isfinite(used_square) and self.record.problem:
+            return Stage("gradient", "cannot tell", self.record.problem)
+        if not math.isfinite(used_square):
+            return Stage("gradient", "different", "a gradient is not finite", math.inf)
         if not used_square and not expected_square:
             return Stage("gradient", "cannot tell", "no row of this batch has an advantage")
         if not used_square or not expected_square:

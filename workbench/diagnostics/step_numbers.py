@@ -1,7 +1,7 @@
 """What a trainer used in one update, as plain numbers: a `StepRecord` without its padding."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,18 @@ from ..training.rows import eos_ids, policy_of, tokenizer_of
 from .step import MicroRows, SampledRow, Step, Turn, returned_rewards
 from .step_record import MicroBatch, StepRecord
 from .step_reference import LossRow
+from .step_stages import sampled_tokens
 
 
 def kind_of(trainer: Any) -> str:
     for base in type(trainer).__mro__:
         if base.__module__ in ("trl.trainer.grpo_trainer", "trl.trainer.rloo_trainer"):
             return "RLOO" if "rloo" in base.__module__ else "GRPO"
+        if base.__module__.endswith(".ppo_trainer"):
+            raise ParameterError(
+                "check_step: PPO's steps are not checked: TRL computes them within one method, `train`, stage by stage. "
+                "`workbench audit RUN` reads a PPO run's record"
+            )
     raise ParameterError(f"check_step: {type(trainer).__name__} is no GRPOTrainer and no RLOOTrainer of TRL")
 
 
@@ -30,20 +36,22 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
         "reward_weights": trainer.reward_weights.tolist(),
         "temperature": trainer.temperature,
         "gradient_accumulation_steps": len(record.micro_batches),  # fewer at the end of an epoch
+        "rollout_func": getattr(trainer, "rollout_func", None) is not None,
     }
+    rows = list(_sampled_rows(trainer, record))
     return Step(
         kind=kind,
         dtype="bfloat16" if args.bf16 else "float16" if args.fp16 else weights,
         processes=trainer.accelerator.num_processes,
         rank=trainer.accelerator.process_index,
         settings=settings,
-        rows=list(_sampled_rows(trainer, record)),
+        rows=rows,
         prompts=[row.get("prompt", row) for row in record.inputs],
         rewards=[table.double().numpy(force=True) for table in record.rewards],
         returned=returned_rewards(record.scored, list(map(len, record.rewards)), len(trainer.reward_funcs)),
         advantages=[output["advantages"].double().numpy(force=True) for output in outputs],
         micro_batches=[_micro_rows(micro) for micro in record.micro_batches],
-        turns=_turns(trainer, record),
+        turns=_turns(trainer, record, rows),
         metrics={name: values[-1] for name, values in record.metrics.items() if values},
     )
 
@@ -73,11 +81,14 @@ def _sampled_rows(trainer: Any, record: StepRecord) -> Iterator[SampledRow]:
         yield SampledRow(list(prompt), ids, own, ended, end, bool(ids) and row[-1] not in ends_for_trl, mask)
 
 
-def _turns(trainer: Any, record: StepRecord) -> list[Turn] | None:
-    """What was sampled turn by turn; None where each row is one turn of TRL's."""
-    if getattr(trainer, "rollout_func", None) is None and len(record.turns) <= len(record.generated):
-        return None
-    return [Turn(*pair) for prompts, completions in record.turns for pair in zip(prompts, completions, strict=True)]
+def _turns(trainer: Any, record: StepRecord, rows: Sequence[SampledRow]) -> list[Turn] | None:
+    """What was sampled turn by turn; None where each row is one turn of TRL's, as it was sampled."""
+    turns = [Turn(*pair) for prompts, completions in record.turns for pair in zip(prompts, completions, strict=True)]
+    if getattr(trainer, "rollout_func", None) is not None or len(record.turns) > len(record.generated):
+        return turns
+    # An engine writes out the placeholder of an image, so its prompts are not those of the rows.
+    images = any("image" in row or "images" in row for row in record.inputs)
+    return None if images or all(sampled_tokens(turns, row).all() for row in rows) else turns
 
 
 def _generated(record: StepRecord) -> Iterator[tuple]:

@@ -101,6 +101,7 @@ def record_step(trainer: Any, batch: list[dict] | None = None) -> StepRecord:
                     raise
         record.metrics = {name: list(values) for name, values in trainer._metrics["train"].items()}
         policy = policy_of(trainer)
+        record.problem = _unscale(trainer.accelerator.scaler, policy)
         record.gradients = {n: p.grad.detach().clone() for n, p in policy.named_parameters() if p.grad is not None}
         _update(trainer, policy, record)
     return record
@@ -118,8 +119,22 @@ def _batches(trainer: Any, batch: list[dict] | None) -> Iterator:
         yield from trainer.get_train_dataloader()
 
 
+def _unscale(scaler: Any, policy: Any) -> str:
+    """Divide gradients by the loss scale of fp16, in place; why the scaler leaves the update out, where it does."""
+    if scaler is None or not scaler.is_enabled():
+        return ""
+    scale, gradients = scaler.get_scale(), [p.grad for p in policy.parameters() if p.grad is not None]
+    for gradient in gradients:
+        gradient.div_(scale)
+    if all(bool(gradient.isfinite().all()) for gradient in gradients):
+        return ""
+    return f"gradients overflow at a loss scale of {scale:g}: the scaler leaves this update out and lowers its scale"
+
+
 def _update(trainer: Any, policy: Any, record: StepRecord) -> None:
     """One step of the optimizer; the share of each parameter's elements that it moves, in the weights' own dtype."""
+    if record.problem:
+        return
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         record.problem = "weights that DeepSpeed or FSDP holds in parts"
         return
@@ -236,9 +251,12 @@ def listen(trainer: Any, record: StepRecord, guarded: Callable = lambda note, *a
     def around_turn(original: Callable, prompt_ids: Any, *args: Any, **kwargs: Any):
         asked.clear()
         result = original(prompt_ids, *args, **kwargs)
-        if record.open:
-            prompts = [prompt for prompt, _ in asked] if len(asked) == len(prompt_ids) else prompt_ids
-            guarded(note_turn, prompts, result[0] if isinstance(result, tuple) else result)
+        rows = result[0] if isinstance(result, tuple) else result
+        if record.open and len(asked) == len(rows):  # a row that is shorter or longer is a matter of its end
+            pairs = [(p, row if _agree(ids, row) else ids) for (p, ids), row in zip(asked, rows, strict=True)]
+            guarded(note_turn, *zip(*pairs, strict=True))
+        elif record.open:
+            guarded(note_turn, prompt_ids, rows)
         return result
 
     def note_answer(pairs: list[tuple]) -> None:
@@ -289,6 +307,12 @@ def _unpadded(trainer: Any, output: Any, input_ids: Any, attention_mask: Any) ->
         end = next((i for i, token in enumerate(ids) if token in stops or token == pad), len(ids))
         completions.append(ids[: end + 1] if end < len(ids) and ids[end] in stops else ids[:end])
     return [*zip(prompts, completions, strict=True)]
+
+
+def _agree(ids: Any, row: Any) -> bool:
+    """Whether one of two begins with the other."""
+    length = min(len(ids), len(row))
+    return list(ids[:length]) == list(row[:length])
 
 
 def _heard(function: Any, record: StepRecord) -> Any:

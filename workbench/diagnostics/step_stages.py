@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .step import SampledRow, Step, all_loss_rows
+from .step import SampledRow, Step, Turn, all_loss_rows
 from .step_reference import (
     Loss,
     group_advantages,
@@ -69,12 +69,12 @@ def check_ends(step: Step, decode: Callable[[list[int]], str]) -> Stage:
     )
 
 
-def sampled_tokens(step: Step, row: SampledRow) -> np.ndarray:
+def sampled_tokens(turns: Sequence[Turn] | None, row: SampledRow) -> np.ndarray:
     """(T,), 1 for the tokens of a row that were sampled where they stand: behind the same tokens."""
-    if not step.turns:
+    if not turns:
         return np.ones(len(row.ids))
     whole, first, found = row.prompt_ids + row.ids, len(row.prompt_ids), np.zeros(len(row.ids))
-    for turn in step.turns:
+    for turn in turns:
         start, end = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.ids)
         if turn.prompt_ids == whole[:start] and whole[start:end] == turn.ids[: len(whole) - start]:
             found[max(start - first, 0) : max(end - first, 0)] = 1
@@ -93,7 +93,7 @@ def check_turns(step: Step) -> Stage | None:
         return Stage("turns", "cannot tell", "the rollout function samples by a way that is not seen here")
     rows, foreign, unused = [], 0, 0
     for i, row in enumerate(step.rows):
-        sampled = sampled_tokens(step, row)
+        sampled = sampled_tokens(step.turns, row)
         wrong = int(((row.own > 0) & (sampled == 0)).sum())
         foreign, unused = foreign + wrong, unused + int(((row.own == 0) & (sampled > 0)).sum())
         rows += [i] * bool(wrong)
@@ -101,10 +101,16 @@ def check_turns(step: Step) -> Stage | None:
         cause = (
             f"{foreign} tokens of {len(rows)} of {len(step.rows)} rows count in the loss and were not sampled there: "
         )
-        cause += "a turn is decoded and encoded again, or the answer of a tool is in the loss"
+        cause += "a turn is decoded and encoded again, another row's, or the answer of a tool is in the loss"
         return Stage("turns", "different", cause, float(foreign), places(rows))
-    kept = f"{len(step.turns)} turns stand in {len(step.rows)} rows as they were sampled"
-    return Stage("turns", "same", kept + (f"; {unused} sampled tokens are left out of the loss" if unused else ""))
+    said = f"{unused} sampled tokens are left out of the loss"
+    if unused and step.settings.get("rollout_func"):
+        return Stage("turns", "cannot tell", f"{said}: does the rollout function mean it?", float(unused))
+    if unused:
+        return Stage(
+            "turns", "different", f"{said}, where the mask of a turn is not as long as its answer", float(unused)
+        )
+    return Stage("turns", "same", f"{len(step.turns)} turns stand in {len(step.rows)} rows as they were sampled")
 
 
 def check_mask(step: Step) -> Stage:
