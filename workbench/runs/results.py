@@ -68,11 +68,11 @@ class Result:
         skipped.
         """
         words = _CLAIM if self.claim else _CHECK
-        if self.holds is None:
-            if self.claim and self.why.startswith(NOT_COMPARABLE):
-                return words[4]
-            return words[3 if self.why.startswith(NOT_RUN) else 2]
-        return words[0 if self.holds else 1]
+        if self.holds is not None:
+            return words[0 if self.holds else 1]
+        if self.claim and self.why.startswith(NOT_COMPARABLE):
+            return _CLAIM[4]
+        return words[3 if self.why.startswith(NOT_RUN) else 2]
 
     @property
     def reason(self) -> str:
