@@ -69,7 +69,7 @@ def world_09(never=0.4, growth=0.3, gained=3.0) -> dict:
     log.loc["in time", "logged difference"] = 0.01
     after = [training(**{"sampler/difference": [0.01, 0.0, 0.01 + growth + n * 1e-4]}) for n in range(5)]
     said = {fault: [] for fault in ("never synced", "base reloaded", "LoRA not merged", "stale cache", "cache cleared")}
-    lost = {"with": dict.fromkeys([*delays, "each update"], of(1)), "without": {"each update": of(1)}}
+    lost = {way: dict.fromkeys(delays, of(1)) for way in ("with", "without")}
     return {
         "first": "with_it, without", "arms": arms, "ends": pd.DataFrame(dict.fromkeys(arms, seeds)), "log": log, "third": 1,
         "runs": {"never": after}, "said_of": said, "cost": lost, "gain": {"late by 8": of(gained)},
