@@ -23,7 +23,7 @@ from benchmarks.record import ROOT, about, made_with, measured, parser, publish
 from tools.make_toys import make_model, one_thread
 from workbench.curves.compare import DIFFERENT, INCONCLUSIVE, PARTS, SAME, another_seed
 from workbench.curves.curve import Curve
-from workbench.curves.documented import Baseline, as_text, load_baseline, stored
+from workbench.curves.documented import Baseline, as_text, list_baselines, load_baseline, stored
 from workbench.curves.measured import run_curve, training_of
 from workbench.experiments.arms import Arm, train_arms
 from workbench.experiments.recipes import make_recipe
@@ -35,6 +35,7 @@ from workbench.training.rewards import describe_reward, length_reward
 LEVEL = 0.99  # of runs on another machine that lie within the tolerance: a false alarm costs an afternoon
 SEEDS = range(1000, 1010)  # none that a notebook takes by default: a run with a recorded seed would be no test
 OTHER_SEED = 1010
+LEAST_SEEDS = 8  # of a documented run: below it `another_seed` is slow to say different
 OTHER_STARTERS = 6
 ARCHITECTURES = {"starter": "qwen2", "starter-gpt2": "gpt2"}
 METRICS = {  # of each control: recorded -> whether it is judged
@@ -171,6 +172,24 @@ def left_out(control: Baseline, metric: str) -> dict[str, list[str]]:
     return {"recorded seeds": own, "starters made anew": others}
 
 
+def documented_seeds() -> dict[str, dict]:
+    """Judge each real seed that others published by the others of its run: all are one process, so `different` is wrong.
+
+    The tolerance is a tenth of what the mean over the seeds moves, as `documented_verdicts` takes it.
+    """
+    found = {}
+    for run in map(load_baseline, list_baselines()):
+        for metric in () if run.recorded else run.curves:
+            seeds = run.curves_by_seed(metric)
+            if len(seeds) >= LEAST_SEEDS:
+                near = float(f"{0.1 * np.ptp(run.curve(metric).y):.2g}")
+                judged = [another_seed(one, [o for o in seeds if o is not one], tolerance=near) for one in seeds]
+                found[f"{run.name}; {metric}"] = {
+                    "tolerance": near, "unit": seeds[0].unit, "verdicts": [one.verdict for one in judged],
+                }  # fmt: skip
+    return found
+
+
 def simulated(control: Baseline, metric: str, shift: float, repeats: int) -> dict[str, float]:
     """Count verdicts on made-up seeds with the recorded ones' mean and covariance, of which the judged one is shifted."""
     rng, like = np.random.default_rng(0), as_judged(control.curves_by_seed(metric)[0], metric)
@@ -190,7 +209,7 @@ def rates(repeats: int) -> dict:
     """Work out how often the shipped controls are wrong; what older ones said of trained runs is kept under `older`."""
     older = measured("control")
     older = older.get("older") or {part: older[part] for part in ("stored_in", "environment", "rounding", "damaged")}
-    result: dict = {"repeats": repeats, "controls": {}, "older": older}
+    result: dict = {"repeats": repeats, "controls": {}, "documented": documented_seeds(), "older": older}
     for model in ARCHITECTURES:
         control = load_baseline(f"workbench-{model}-docs-example")
         for metric, tolerance in control.recorded["tolerance"].items():

@@ -9,7 +9,7 @@ from benchmarks.record import table
 from workbench.curves.curve import Curve
 from workbench.curves.documented import Baseline, list_baselines, load_baseline, load_sources
 from workbench.curves.stats import ends
-from workbench.curves.verdicts import trend
+from workbench.curves.verdicts import RISES, trend
 
 OWN = "this project"  # as data/sources.json names it
 BARS = "▁▂▃▄▅▆▇█"
@@ -55,6 +55,8 @@ def page() -> list[str]:
     mine = {row["run"] for row in rows if row["repository"] == OWN}
     words, own = (Counter(word for name, word in judged.items() if (name in mine) == which) for which in (False, True))
     other = {row["repository"] for row in rows} - {OWN}
+    by_place = {place: {judged.get(row["run"]) for row in rows if row["repository"] == place} for place in other}
+    drawn = [found for found in by_place.values() if found - {None}]
     several = [(run, files[run.name]) for run in runs if len({row["loads"] for row in files[run.name]} - {None}) > 1]
     several += [(run, files[run.name]) for run in runs if len({row["repository"] for row in files[run.name]}) > 1]
     counted, counted_own = (", ".join(f"{n} {word}" for word, n in found.most_common()) for found in (words, own))
@@ -71,6 +73,7 @@ def page() -> list[str]:
         "## Every run",
         "",
         f"Does the reward rise? Of {sum(words.values())} curves that others published: {counted}.",
+        f"Some repositories hold many runs: {sum(RISES in found for found in drawn)} of {len(drawn)} have one that rises.",
         f"Of {sum(own.values())} of this project: {counted_own}.",
         "Each verdict is a test at 5%: of as many curves that do not rise, some would be said to by luck.",
         "The bars go from each run's own lowest to its own highest, and compare with no other row.",

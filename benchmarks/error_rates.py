@@ -15,7 +15,7 @@ from scipy.signal import lfilter
 from benchmarks.record import made_with, measured, parser, publish, table
 from workbench.curves.compare import DIFFERENT, INCONCLUSIVE, SAME, another_seed
 from workbench.curves.curve import Curve
-from workbench.curves.stats import change_interval, iqm, seed_interval
+from workbench.curves.stats import change_interval, iqm, seed_interval, share_interval
 
 SEEDS = (1, 2, 3, 5, 8, 10)
 STEPS = np.arange(1, 81)
@@ -177,9 +177,16 @@ def _judged(found: dict) -> list[str]:
     return [_counted(found["verdicts"]), ", ".join(f"{value:+.1f}" for value in found["worst"])]
 
 
+def _of_others(found: tuple[str, dict]) -> list[str]:
+    (name, one), verdicts = found, found[1]["verdicts"]
+    rate = share_interval(verdicts.count(DIFFERENT), len(verdicts))
+    percent = f"{100 * rate.estimate:.0f} ({100 * rate.low:.0f} to {100 * rate.high:.0f})"
+    return [*name.split("; "), f"{one['tolerance']:g} {one['unit']}", _counted(verdicts), percent]
+
+
 def control_section(control: dict) -> list[str]:
     """Make the part of the page about the positive control."""
-    simulated, left_out = [], []
+    simulated, left_out, documented = [], [], control["documented"].items()
     for name, one in control["controls"].items():
         tolerance = " ".join(f"{value:g}" for value in one["tolerance"])
         shares = [f"{100 * rates[DIFFERENT]:.1f}" for rates in one["simulated"].values()]
@@ -213,6 +220,14 @@ def control_section(control: dict) -> list[str]:
         "another tenth less of the corpus) with the tolerance that the others give.",
         "",
         *table(["control; metric", "recorded seeds", "newly made starters"], left_out),
+        "",
+        "Seeds that others published, eight of one run, each judged by the other seven with a tolerance of a tenth of what",
+        "their mean moves. All are one process, so `different` is wrong; its rate has the exact 95% interval. Where the mean",
+        "hardly moves, the tolerance is small, and `inconclusive` is all that can be said.",
+        "",
+        *table(
+            ["documented run", "metric", "tolerance", "verdicts", "different, per cent"], map(_of_others, documented)
+        ),
         "",
         "The last two tables are of trained runs against the controls of before, by a program that is gone",
         f"(`git show d662082:benchmarks/verdicts/control.py`): {made_with(older)}.",

@@ -107,9 +107,12 @@ def read_lines(file: Path) -> list[dict]:
 
 
 def forget_after(folder: Path, step: int) -> None:
-    """Drop what was recorded after a step, so that a training that goes on there has every step once."""
+    """Drop what was recorded after a step, so that a training that goes on there has every step once.
+
+    One that begins anew looks at the held-out questions again before its first step.
+    """
     for name in RECORDS:
-        kept = [line for line in read_lines(folder / name) if line["step"] <= step]
+        kept = [line for line in read_lines(folder / name) if 0 < step >= line["step"]]
         with whole_file(folder / name) as unfinished:
             append(unfinished, kept)
 

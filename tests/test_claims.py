@@ -4,8 +4,10 @@ import pytest
 from conftest import ROOT, write_notebook, write_run
 
 from tools import claims
-from tools.claims import BEGIN, END, Row, as_markdown, claims_sheet, load_claims, run_command, write_sheet
+from tools.claims import BEGIN, END, Row, as_markdown, claims_sheet, run_command, write_sheet
 from workbench.errors import ParameterError
+from workbench.runs.claims import Claim, claim_titles, load_claims
+from workbench.runs.files import write_json
 from workbench.runs.results import Result, save_result
 from workbench.runs.run import list_runs
 
@@ -34,7 +36,7 @@ def by_id(runs) -> dict[str, Row]:
 def test_claims_of_the_articles_have_a_row(rows):
     counts = {"A0": 7, "A1": 6, "A2": 6, "A3": 7, "A4": 7, "A5": 9, "A6": 5, "A7": 3}
     assert list(rows) == [f"{a}.{n}" for a, most in counts.items() for n in range(1, most + 1)]
-    assert all(row.claim for row in rows.values())
+    assert all(row.claim.words for row in rows.values())
 
 
 @pytest.mark.parametrize(
@@ -68,8 +70,9 @@ def test_result_of_unknown_claim_is_refused(tmp_path):
 
 def test_bars_and_tags_do_not_break_the_table(rows):
     assert "`<search>` \\| counted" in as_markdown([rows["A1.1"]])
-    row = Row("A1.1", "stops at <search>", measured="`<a>` and <b>")
-    assert "| stops at &lt;search> |  | not tested | `<a>` and &lt;b> |" in as_markdown([row])
+    row = Row("A1.1", Claim("stops at <search>", "", ("a/b#1",)), measured="`<a>` and <b>")
+    words = "| stops at &lt;search> ([b#1](https://github.com/a/b/issues/1)) | not tested | `<a>` and &lt;b> |"
+    assert words in as_markdown([row])
 
 
 @pytest.mark.parametrize("text", ["", f"{END}{BEGIN}"])
@@ -94,9 +97,31 @@ def test_sheet_is_written_between_its_markers(tmp_path, rows):
 def test_page_shows_claims_as_worded_in_the_data():
     page = claims.PAGE.read_text(encoding="utf-8")
     table = page.partition(BEGIN)[2].partition(END)[0]
-    shown = re.findall(r"^\| (A\d\.\d) \| (.*?) \| (.*?) \| ", table, re.M)
-    wanted = [(name, about["claim"], about["when_reported"]) for name, about in load_claims().items()]
-    assert shown == wanted
+    shown = re.findall(r"^\| (.*?) \(\[.*?\| ([^|]*?) \| (A\d\.\d) \|$", table, re.M)
+    assert shown == [(claim.words, claim.when_reported, name) for name, claim in load_claims().items()]
+
+
+def test_every_claim_has_a_title_and_a_thread():
+    assert {name.partition(".")[0] for name in load_claims()} == set(claim_titles())
+    threads = [thread for claim in load_claims().values() for thread in claim.threads]
+    assert threads and all(re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", thread) for thread in threads)
+
+
+def test_sheet_names_commit_and_versions_of_its_runs(tmp_path):
+    run = write_run(tmp_path)
+    save_result(run, [Result("3.3 x forward passes", True, claim="A0.2")])
+    write_json(run.path / "env.json", {"git_commit": "0123456789", "packages": {"trl": "1.12.0"}})
+    sheet = as_markdown(claims_sheet(list_runs(tmp_path)))
+    date = "-".join((run.id[:4], run.id[4:6], run.id[6:8]))
+    assert f"(commit 0123456, {date}, TRL 1.12.0)" in sheet
+
+
+def test_toy_says_nothing_of_claims_about_real_models(tmp_path):
+    why = "not comparable: a toy of 80 steps says nothing of a peak at step 290"
+    save_result(write_run(tmp_path), [Result("It peaks at step 79 of 80", None, why, "A4.2")])
+    row = by_id(tmp_path)["A4.2"]
+    assert row.verdict == "not comparable"
+    assert row.measured == "It peaks at step 79 of 80 (a toy of 80 steps says nothing of a peak at step 290)"
 
 
 def test_claim_with_several_results_is_confirmed_as_a_whole(tmp_path):

@@ -24,7 +24,8 @@ def verdicts(number: str, world: dict, monkeypatch) -> dict[str, list]:
     (path,) = [path for path in NOTEBOOKS if path.stem.startswith(number)]
     sources = [cell.source for cell in code_cells(path)]
     begin = next(n for n, source in enumerate(sources) if source.startswith(world["first"]))
-    scope = {"np": np, "pd": pd, "seed_interval": seed_interval, "rng": np.random.default_rng(0), "run": None} | world
+    scope = {"np": np, "pd": pd, "seed_interval": seed_interval, "rng": np.random.default_rng(0)}
+    scope |= {"run": SimpleNamespace(toy=False)} | world
     for source in sources[begin:]:
         exec(source, scope)
     held: dict[str, list] = {}
@@ -45,15 +46,16 @@ def training(**columns) -> SimpleNamespace:
 
 def world_08(sign=0.15, cost=-3.0, agreed=1.0, kept=1.0, top=2.9) -> dict:
     mode = ("sequence_mask", "weight left")
-    logged = training(**{"sampling/importance_sampling_ratio/max": [top]})
+    logged = training(**{"sampling/importance_sampling_ratio/max": [top], "reward": [0.0]})
     drawn = {"top-p": [np.full((4, 8), np.log(kept) + n * 1e-6) for n in range(5)]}
     seeds = np.arange(5) * 1e-3
     return {
         "first": "from workbench import Result",
-        "named": {"dtype": ["dtype"]}, "drawn": drawn, "runs": {"wrong": [logged]}, "wrong": "wrong", "right": "right",
-        "unweighted": "off", "modes": pd.DataFrame({mode: {"nothing": agreed}}), "masked": 0.9, "loss": of(-3),
-        "ends": pd.DataFrame({"right": seeds, "wrong": seeds * 2 - 3, "off": seeds - 3 + cost}),
-        "exponent": {"dtype": of(0.5), "temperature": of(1.0)}, "share": of(sign), "seeds": 5, "lengths": [8], "tokens": 8,
+        "named": {"dtype": ["dtype"]}, "drawn": drawn, "runs": {"wrong": [logged], "right": [logged]}, "wrong": "wrong",
+        "right": "right", "uncorrected": logged, "modes": pd.DataFrame({mode: {"nothing": agreed}}), "masked": 0.9,
+        "ends": pd.DataFrame({"right": seeds + cost, "wrong": seeds * 2}),
+        "exponent": {"dtype": of(0.5), "temperature": of(1.0), "top-p": of(1.0)}, "share": of(sign), "seeds": 5,
+        "lengths": [8], "tokens": 8,
     }  # fmt: skip
 
 
@@ -67,7 +69,7 @@ def world_09(never=0.4, growth=0.3, gained=3.0) -> dict:
     log.loc["in time", "logged difference"] = 0.01
     after = [training(**{"sampler/difference": [0.01, 0.0, 0.01 + growth + n * 1e-4]}) for n in range(5)]
     said = {fault: [] for fault in ("never synced", "base reloaded", "LoRA not merged", "stale cache", "cache cleared")}
-    lost = {"with": dict.fromkeys([*delays, "each update"], of(1)), "without": {"each update": of(1)}}
+    lost = {way: dict.fromkeys(delays, of(1)) for way in ("with", "without")}
     return {
         "first": "with_it, without", "arms": arms, "ends": pd.DataFrame(dict.fromkeys(arms, seeds)), "log": log, "third": 1,
         "runs": {"never": after}, "said_of": said, "cost": lost, "gain": {"late by 8": of(gained)},
@@ -129,12 +131,25 @@ def test_a_criterion_holds_where_the_claim_is_true_and_fails_where_it_is_not(cla
 
 
 @pytest.mark.parametrize(
-    "claim, change", [("A5.9", "longer"), ("A6.1", "sign"), ("A7.2", "growth"), ("A7.3", "gained")]
+    "claim, change",
+    [("A5.9", "longer"), ("A6.1", "sign"), ("A6.2", "cost"), ("A7.2", "growth"), ("A7.3", "gained")],
 )
 def test_a_claim_whose_interval_holds_the_bound_is_inconclusive(claim, change, monkeypatch):
     number, world = WORLDS[claim[:2]]
     bound = 0.5 if claim == "A6.1" else 0.0
     assert verdicts(number, world(**{change: bound}), monkeypatch)[claim] == [None]
+
+
+def test_toy_neither_confirms_nor_refutes_what_a_thread_saw(monkeypatch):
+    for change in CASES["A6.3"]:
+        held = verdicts("08", world_08(**change) | {"run": SimpleNamespace(toy=True)}, monkeypatch)
+        assert held["A6.3"] == [None]
+
+
+@pytest.mark.parametrize("apart, holds", [(0.0, True), (0.1, False)])
+def test_training_without_correction_is_that_with_right_log_probs(apart, holds, monkeypatch):
+    world = world_08() | {"uncorrected": training(reward=[apart])}
+    assert verdicts("08", world, monkeypatch)[""][0] == holds
 
 
 def test_every_claim_of_these_notebooks_is_here():

@@ -17,7 +17,7 @@ BASE = "errors extras packaged runs"
 LIBRARY = "generation consistency training"
 MAY_IMPORT = {unit: set(allowed.split()) for unit, allowed in {
     "__init__": "extras", "__main__": "cli", "errors": "", "extras": "errors", "packaged": "", "trl_release": "errors extras",
-    "runs": "errors extras", "generation": "errors extras", "consistency": "errors extras", "recipes": "experiments",
+    "runs": "errors extras packaged", "generation": "errors extras", "consistency": "errors extras", "recipes": "experiments",
     "logs": BASE,
     "training": f"{BASE} trl_release generation consistency",
     "diagnostics": f"{BASE} {LIBRARY}",
@@ -160,6 +160,7 @@ OPENED_THERE = {  # file -> what it opens
     "runs/completions.py": "those of completions, through runs/files.py",
     "runs/lock.py": "the lock, which holds nothing",
     "runs/environment.py": "/proc",
+    "runs/claims.py": "the published claims, of this installation",
     "runs/fingerprint.py": "the modules that a reward function of the user's imports",
     "runs/parameters.py": "the notebook that the user names",
     "lab/batch/notebooks.py": "the notebook that the user names",

@@ -33,6 +33,21 @@ def collected_rows(file):
     return [json.loads(line) for line in gzip.decompress(file.read_bytes()).decode().splitlines()]
 
 
+def test_training_that_begins_anew_forgets_what_it_looked_at_before(tmp_path):
+    for name in stop_string.RECORDS:
+        stop_string.append(tmp_path / name, [{"step": step} for step in (0, 1, 10, 11)])
+    stop_string.forget_after(tmp_path, 10)
+    assert [row["step"] for row in stop_string.read_lines(tmp_path / "held_out.jsonl")] == [0, 1, 10]
+    stop_string.forget_after(tmp_path, 0)
+    assert not any(stop_string.read_lines(tmp_path / name) for name in stop_string.RECORDS)
+
+
+def test_recordings_hold_each_held_out_question_once_a_look():
+    for file in (MEASURED / "stop_string").glob("*.gz"):
+        looks = [(row["step"], row["question"]) for row in collected_rows(file) if row["of"] == "held out"]
+        assert len(set(looks)) == len(looks) == 99 * 7, file
+
+
 def test_readme_shows_the_recorded_trainings_and_their_audit():
     recorded = measured("stop_string")["trainings"]
     assert {one["settings"]["arm"] for one in recorded} == set(stop_string.ARMS)

@@ -2,14 +2,14 @@
 
 import argparse
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.record import made_with, table
 from workbench.errors import ParameterError
 from workbench.lab.batch.notebooks import find_notebook
-from workbench.packaged import packaged
+from workbench.runs.claims import Claim, claim_titles, load_claims
 from workbench.runs.files import write_text
 from workbench.runs.parameters import notebook_parameters, repeat_command
 from workbench.runs.results import results_of
@@ -17,17 +17,6 @@ from workbench.runs.run import Run, check_readable, list_runs
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "claims.md"
 BEGIN, END = "<!-- claims: written by `python -m tools.claims` -->", "<!-- end of claims -->"
-_ISSUE = "https://github.com/huggingface/trl/issues"
-ARTICLES = {
-    "A0": f"PPO that never stops at EOS ([trl#2387]({_ISSUE}/2387))",
-    "A1": f"GRPO and custom stops ([trl#3425]({_ISSUE}/3425))",
-    "A2": "Position ids and padding ([OpenRLHF#217](https://github.com/OpenRLHF/OpenRLHF/issues/217))",
-    "A3": f"Duplicate prompts ([trl#3045]({_ISSUE}/3045))",
-    "A4": f"The documented GRPO example ([trl#3406]({_ISSUE}/3406))",
-    "A5": f"What the loss is divided by ([trl#5619]({_ISSUE}/5619), [trl#3452]({_ISSUE}/3452))",
-    "A6": f"What moves the ratio ([trl#4772]({_ISSUE}/4772), [trl#6789]({_ISSUE}/6789))",
-    "A7": f"Whether the sampler is the policy ([trl#5312]({_ISSUE}/5312))",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,25 +24,19 @@ class Row:
     """One claim. It has two verdicts: whether it was true when it was reported, and whether it is on what is installed.
 
     Attributes:
-        id, claim: `A0.1`, and what the article says.
-        when_reported: true, in part, open, unknown or advice, with the version where it ended and the source.
+        id, claim: `A0.1`, and what was published.
         measured, verdict: what the latest run found, on the versions that it ran with.
         scale: toy or full, and the TRL of that run.
-        command: repeats the run.
+        command, made_with: repeats the run, and the commit, date and versions of it.
     """
 
     id: str
-    claim: str
-    when_reported: str = ""
+    claim: Claim
     measured: str = ""
     verdict: str = "not tested"
     scale: str = ""
     command: str = ""
-
-
-def load_claims() -> dict[str, dict[str, str]]:
-    """Claim id -> its `claim` and `when_reported`, of `data/claims.json`."""
-    return json.loads((packaged("data") / "claims.json").read_text(encoding="utf-8"))
+    made_with: str = ""
 
 
 def claims_sheet(runs: Sequence[Run]) -> list[Row]:
@@ -67,7 +50,7 @@ def claims_sheet(runs: Sequence[Run]) -> list[Row]:
     for run in runs:
         for name in claims_of(run, known):
             found[name].append(run)
-    return [_row(Row(name, **about), found[name]) for name, about in known.items()]
+    return [_row(Row(name, claim), found[name]) for name, claim in known.items()]
 
 
 def claims_of(run: Run, known: Mapping[str, object]) -> list[str]:
@@ -101,6 +84,10 @@ def _row(untested: Row, runs: list[Run]) -> Row:
     trl = run.env.get("packages", {}).get("trl")
     scale = ("toy" if run.toy else "full") + (f", TRL {trl}" if trl else "")
     row = {"measured": measured, "verdict": verdict, "scale": scale, "command": run_command(run)}
+    if run.env.get("packages"):
+        row["made_with"] = made_with(
+            {"environment": run.env | {"date": "-".join((run.id[:4], run.id[4:6], run.id[6:8]))}}
+        )
     return dataclasses.replace(untested, **row)
 
 
@@ -121,27 +108,34 @@ def run_command(run: Run) -> str:
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """The sheet as markdown: a table for each article, with the commands that measured it above."""
+    """The sheet as markdown: a table for each write-up, with the commands that measured it above and what they ran with."""
     parts = []
-    for article, title in ARTICLES.items():
+    for article, title in claim_titles().items():
         own = [row for row in rows if row.id.startswith(f"{article}.")]
-        commands = {
-            c: ", ".join(row.id for row in own if row.command == c) for c in dict.fromkeys(r.command for r in own)
-        }
-        lines = [f"- `{_cell(command)}`: {names}" for command, names in commands.items() if command]
-        parts.append("\n".join([f"### {article}  {title}", "", *lines, *[""][: len(lines)], _table(own)]))
+        made = {row.command: row.made_with for row in own if row.command}
+        lines = [f"- `{_cell(command)}`" + (f" ({versions})" if versions else "") for command, versions in made.items()]
+        parts.append("\n".join([f"### {title}", "", *lines, *[""][: len(lines)], _table(own)]))
     return "\n".join(parts)
 
 
 def _table(rows: Sequence[Row]) -> str:
-    heads = ("id", "claim", "true when it was reported?", "on the installed version", "measured")
-    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    for row in rows:
-        verdict = row.verdict + (f" ({row.scale})" if row.scale else "")
-        lines.append(
-            "| " + " | ".join([row.id, *map(_cell, (row.claim, row.when_reported, verdict, row.measured))]) + " |"
-        )
+    lines = table(
+        ["published claim", "on the installed version", "measured", "true when it was reported?", "id"],
+        [
+            [_words(row.claim), *map(_cell, (_verdict_of(row), row.measured, row.claim.when_reported)), row.id]
+            for row in rows
+        ],
+    )
     return "\n".join(lines) + "\n"
+
+
+def _verdict_of(row: Row) -> str:
+    return row.verdict + (f" ({row.scale})" if row.scale else "")
+
+
+def _words(claim: Claim) -> str:
+    links = ", ".join(f"[{name}]({to})" for name, to in claim.links.items())
+    return f"{_cell(claim.words)} ({links})"
 
 
 def _cell(text: str) -> str:

@@ -35,6 +35,31 @@ def test_a_result_comes_back_as_it_was_saved(tmp_path):
     assert run.result["results"][0]["holds"] is True
 
 
+@pytest.mark.parametrize("why", ["not run: no GPU", "not comparable: a toy"])
+def test_what_was_not_decided_neither_holds_nor_fails(why):
+    with pytest.raises(ParameterError, match="expected holds=None"):
+        Result("it rises", True, why, "A4.2")
+
+
+def test_results_stand_next_to_the_words_of_their_claim():
+    shown = show_results([Result("at most 0", False, "of 9 seeds", "A4.3"), Result("it ends at <3>", True)])
+    page = shown._repr_html_()
+    assert (
+        "<q>The docs&#x27; curve lies in 0..1; the example&#x27;s reward function returns zero or negative values</q>"
+        in page
+    )
+    assert '<a href="https://github.com/huggingface/trl/issues/3406">trl#3406</a>' in page
+    assert "it ends at &lt;3&gt;" in page
+    for text in (page, repr(shown)):
+        assert "A4.3" not in text and "at most 0" in text and "of 9 seeds" in text
+
+
+def test_claim_of_unknown_id_shows_its_id():
+    shown = show_results([Result("it rises", True, claim="my <claim>")])
+    assert "my &lt;claim&gt;<br>it rises" in shown._repr_html_()
+    assert "my <claim>" in repr(shown)
+
+
 @pytest.mark.parametrize("results", [[], [("it rises", True)], [{"says": "it rises", "holds": True}]])
 def test_results_and_nothing_else_are_saved(tmp_path, results):
     with pytest.raises(ParameterError, match="save_result"):

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from ..errors import ParameterError
 from . import lock
+from .claims import load_claims
 from .files import jsonable, write_json
 from .run import Run, set_status
 
-NOT_RUN = "not run: "
+NOT_RUN, NOT_COMPARABLE = "not run: ", "not comparable: "
 # True, False, None: of a published claim, and of a check of the run itself.
-_CLAIM = ("confirmed", "refuted", "inconclusive", "not tested")
+_CLAIM = ("confirmed", "refuted", "inconclusive", "not tested", "not comparable")
 _CHECK = ("passed", "failed", "inconclusive", "skipped")
 
 
@@ -25,8 +26,8 @@ class Result:
         says: the sentence, with its numbers.
         holds: True, False, or None where the data do not tell. A number with an interval decides it by
             `Interval.above` or `Interval.below`, which say None where the interval holds the bound.
-        why: the reason for a None; it starts with `not run: ` where the run left it out. Else the criterion, if the sentence
-            needs one.
+        why: the reason for a None; it starts with `not run: ` where the run left it out, and with `not comparable: ` where a
+            run of a toy model says nothing of a claim about a real one. Else the criterion, if the sentence needs one.
         claim: id of the published claim that this confirms or refutes, as in `data/claims.json`. A refuted claim is a finding
             and fails no run; a failed check, which has no claim, does.
 
@@ -40,6 +41,8 @@ class Result:
         'confirmed'
         >>> Result("1.2 (0.8 to 1.7) x the seconds", None, "its interval holds 1", "A0.2").verdict
         'inconclusive'
+        >>> Result("it peaks at step 79", None, "not comparable: a toy of 80 steps", "A4.2").verdict
+        'not comparable'
         >>> Result("a server", None, "not run: server=False").verdict
         'skipped'
     """
@@ -55,24 +58,30 @@ class Result:
             raise ParameterError(f"Result({self.says!r}, holds={self.holds!r}): expected True, False or None")
         if holds is None and not self.why:
             raise ParameterError(f"Result({self.says!r}, holds=None): say why the data cannot decide it, as `why`")
+        if holds is not None and self.why.startswith((NOT_RUN, NOT_COMPARABLE)):
+            raise ParameterError(f"Result({self.says!r}, holds={self.holds!r}, why={self.why!r}): expected holds=None")
         object.__setattr__(self, "holds", holds)  # numpy's truth values are not JSON's
 
     @property
     def verdict(self) -> str:
-        """Of a claim: confirmed, refuted, inconclusive, not tested. Of a check: passed, failed, inconclusive, skipped."""
+        """Of a claim: confirmed, refuted, inconclusive, not tested, not comparable. Of a check: passed, failed, inconclusive,
+        skipped.
+        """
         words = _CLAIM if self.claim else _CHECK
-        if self.holds is None:
-            return words[3 if self.why.startswith(NOT_RUN) else 2]
-        return words[0 if self.holds else 1]
+        if self.holds is not None:
+            return words[0 if self.holds else 1]
+        if self.claim and self.why.startswith(NOT_COMPARABLE):
+            return _CLAIM[4]
+        return words[3 if self.why.startswith(NOT_RUN) else 2]
 
     @property
     def reason(self) -> str:
-        """`why` without the mark of what was left out."""
-        return self.why.removeprefix(NOT_RUN)
+        """`why` without the mark of what was left out or cannot be compared."""
+        return self.why.removeprefix(NOT_RUN).removeprefix(NOT_COMPARABLE)
 
 
 class ResultTable(Sequence[Result]):
-    """Results as a table: verdict, sentence, reason. Shows itself in a notebook."""
+    """Results as a table: verdict, the published claim that it is about, sentence, reason. Shows itself in a notebook."""
 
     def __init__(self, results: Iterable[Result]):
         self._results = tuple(results)
@@ -84,26 +93,34 @@ class ResultTable(Sequence[Result]):
         return self._results[index]
 
     def _repr_html_(self) -> str:
-        cells = (map(html.escape, (r.verdict, r.says, _note(r))) for r in self)
-        body = "".join(f"<tr><td><b>{v}</b></td><td>{says}</td><td>{note}</td></tr>" for v, says, note in cells)
-        head = "<tr><th>verdict</th><th>result</th><th></th></tr>"
-        return f'<table style="text-align:left"><thead>{head}</thead><tbody>{body}</tbody></table>'
+        rows = (
+            f"<tr><td><b>{r.verdict}</b></td><td>{_as_html(r)}</td><td>{html.escape(r.reason)}</td></tr>" for r in self
+        )
+        head = "<tr><th>verdict</th><th>published claim, and result</th><th></th></tr>"
+        return f'<table style="text-align:left"><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table>'
 
     def __repr__(self) -> str:
-        return "\n".join(f"{r.verdict}: {r.says}" + (f" ({_note(r)})" if _note(r) else "") for r in self)
+        return "\n".join(map(_as_text, self))
 
 
-def _note(result: Result) -> str:
-    about = f"about the published claim {result.claim}" if result.claim else ""
-    return "; ".join(filter(None, [result.reason, about]))
+def _as_html(result: Result) -> str:
+    claim = load_claims().get(result.claim)
+    about = claim.as_html() if claim else html.escape(result.claim)
+    return f"{about}<br>{html.escape(result.says)}" if about else html.escape(result.says)
+
+
+def _as_text(result: Result) -> str:
+    about = f" {load_claims().get(result.claim, result.claim)}\n   " if result.claim else ""
+    return f"{result.verdict}:{about} {result.says}" + (f" ({result.reason})" if result.reason else "")
 
 
 def show_results(results: Iterable[Result]) -> ResultTable:
-    """Show results as a table at the end of a cell. The table is also a sequence of them.
+    """Show results as a table at the end of a cell, each next to the words of its claim. It is also a sequence of them.
 
     Example:
         >>> show_results([Result("12 of 16 completions hold the id, 0 tokens follow", False, claim="A1.1")])
-        refuted: 12 of 16 completions hold the id, 0 tokens follow (about the published claim A1.1)
+        refuted: the claim "GRPO should stop right after `<search>`; with `stop_token_ids` set it does not" (trl#3425)
+            12 of 16 completions hold the id, 0 tokens follow
     """
     return ResultTable(results)
 

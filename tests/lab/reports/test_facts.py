@@ -62,8 +62,8 @@ def test_what_was_not_run_is_grouped_by_its_reason():
     results = [result_row(name, None, "not run: no GPU") for name in "ab"]
     results += [result_row("c", None, "not run: no server", "A1"), result_row("d", None, "its interval holds 1")]
     assert facts.check_limits({"results": results}) == [
-        "Not run (no GPU): check “a”, check “b”.",
-        "Not run (no server): claim A1.",
+        "Not run (no GPU): “a”, “b”.",
+        "Not run (no server): “c”.",
     ]
 
 

@@ -5,7 +5,10 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from markupsafe import Markup
+
 from ...errors import RunError
+from ...runs.claims import load_claims
 from ...runs.completions import ends_of_completions
 from ...runs.files import last_metrics, read_json, read_tail
 from ...runs.results import results_of
@@ -133,6 +136,12 @@ def _seeds(run: Run) -> list[str]:
     return [f"Trained with one seed only, so how far another would be is unknown: {names}."] if single else []
 
 
+def about_claim(claim: str) -> str:
+    """The words of a published claim with their links, as HTML; an id that the data do not have stays text."""
+    known = load_claims().get(claim)
+    return Markup(known.as_html()) if known else claim
+
+
 def check_limits(result: Mapping) -> list[str]:
     """A sentence for each check that failed, and for what was left out."""
     results = results_of(result)
@@ -140,7 +149,7 @@ def check_limits(result: Mapping) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for r in results:
         if r.verdict in ("skipped", "not tested"):
-            reasons.setdefault(r.reason, []).append(f"claim {r.claim}" if r.claim else f"check “{r.says}”")
+            reasons.setdefault(r.reason, []).append(f"“{r.says}”")
     return failed + [f"Not run ({reason}): {', '.join(names)}." for reason, names in reasons.items()]
 
 

@@ -214,7 +214,7 @@ def _results_over(runs: Sequence[Run]) -> list[dict]:
         table.append(
             {
                 "says": members[0][1].says,
-                "claim": members[0][1].claim,
+                "about": facts.about_claim(members[0][1].claim),
                 "verdict": ", ".join(f"{word} in {n}" for word, n in counts.items()),
                 "failed": [run_id for run_id, found in members if found.verdict == "failed"],
             }

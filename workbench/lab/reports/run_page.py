@@ -74,7 +74,10 @@ def _content(run: Run, hide: Callable[[str], str], redact: bool, left_out: Seque
         "unread": facts.shown(unread, hide),
         "status": status,
         "result": result,
-        "results": [dataclasses.asdict(r) | {"verdict": r.verdict, "reason": r.reason} for r in results_of(result)],
+        "results": [
+            dataclasses.asdict(r) | {"verdict": r.verdict, "reason": r.reason, "about": facts.about_claim(r.claim)}
+            for r in results_of(result)
+        ],
         "counts": count_verdicts(results_of(result), claims=False),
         "claim_counts": count_verdicts(results_of(result), claims=True),
         "toy": run.toy,
