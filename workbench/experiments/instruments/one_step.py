@@ -7,6 +7,8 @@ import numpy as np
 import torch
 import trl
 
+_LONGEST = 10  # characters of a token that a cell has room for
+
 
 class OldDivisorGRPOTrainer(trl.GRPOTrainer):
     """Stock GRPO with the divisor that `dapo`, `cispo` and `vespo` had up to TRL 1.8.0.
@@ -46,12 +48,16 @@ def draw_tokens(
     """
     width = max(map(len, texts))
     table = np.full((len(texts), width), np.nan)
-    for line, (tokens, own) in enumerate(zip(texts, values, strict=True)):
+    for line, own in enumerate(values):
         table[line, : len(own)] = own
-        for place, token in enumerate(tokens):
-            shown = token.strip() or repr(token)[1:-1]
-            ax.text(place, line, shown[:9], ha="center", va="center", fontsize=7, color="#222")
     image = ax.imshow(table, aspect="auto", **colours)
+    for line, tokens in enumerate(texts):
+        for place, token in enumerate(tokens):
+            red, green, blue, shown = image.cmap(image.norm(table[line, place]))
+            dark = shown and 0.3 * red + 0.6 * green + 0.1 * blue < 0.5
+            text = (token.strip() or repr(token)[1:-1])[:_LONGEST]
+            size, colour = 7 if len(text) < 9 else 6, "white" if dark else "#222222"
+            ax.text(place, line, text, ha="center", va="center", fontsize=size, color=colour)
     ax.set(xlabel="token of the completion", xticks=range(0, width, 5), yticks=range(len(texts)), yticklabels=labels)
     ax.tick_params(left=False)
     ax.spines[:].set_visible(False)
