@@ -92,7 +92,7 @@ def world_07(window="different", masked="different", dapo=0.1, grpo=0.0, bnpo=0.
     alone = {"reward_std": 2.0, "grad_norm": between, "frac_reward_zero_std": share}
     return {
         "first": "healthy, masked", "found": found, "firsts": {"no fault": None}, "factors": factors, "windows": windows,
-        "split": split, "apart": apart, "logs": {("prompt alone", "today"): alone}, "hits": [1], "faults": [1],
+        "split": split, "apart": apart, "logs": {("prompt alone", "today"): alone}, "hits": ["a"], "faults": ["a"],
         "judged": {(about, "today"): window for about in windows} | {(one, "today"): masked}, "off": {"loss": 0.0},
         "conclusion": "1 of 1", "replayed": SimpleNamespace(returncode=0), "trl": SimpleNamespace(__version__="9.9"),
     }  # fmt: skip
@@ -147,3 +147,10 @@ def test_sgd_at_four_times_the_rate_is_said_only_where_one_rate_is_not(alike, un
 @pytest.mark.parametrize("claim, change", [("A5.1", "window"), ("A5.2", "window"), ("A5.3", "masked")])
 def test_a_loss_that_cannot_be_judged_decides_no_claim(claim, change, monkeypatch):
     assert verdicts("07", world_07(**{change: "cannot tell"}), monkeypatch)[claim] == [None]
+
+
+@pytest.mark.parametrize("verdict, holds", [("cannot tell", None), ("same", False)])
+def test_a_fault_is_missed_only_where_its_stage_is_judged(verdict, holds, monkeypatch):
+    world = world_07() | {"hits": [], "cases": {"a": ("sampling",)}}
+    world["found"]["a"] = {"sampling": SimpleNamespace(verdict=verdict)}
+    assert verdicts("07", world, monkeypatch)[""][0] is holds
