@@ -26,11 +26,9 @@ SMALL = {
     "04_duplicate_prompts": ("num_generations=8 server=False steps=2 seeds=1", ()),
     "05_grpo_docs_example": ("steps=4 seeds=1 comparisons=True", ("The sign of TRL 0.14 makes text longer",)),
     "06_curves_against_baselines": ("", ()),
-    "07_audit_your_run": ("", ()),
+    "07_one_step_recomputed": ("", ()),
     "08_who_moved_the_ratio": ("steps=4 seeds=1 tokens=32", ()),
     "09_is_the_sampler_the_policy": ("steps=4 seeds=1", ()),
-    # Of three steps all may be negative, or none.
-    "10_what_the_loss_is_divided_by": ("steps=3 seeds=1", ("The default loss is negative in",)),
 }
 # Notebook -> what it cannot run without.
 PARTS = {"02": ["vllm"], "04": ["vllm"], "08": ["vllm"], "09": ["vllm", "peft"]}

@@ -28,7 +28,7 @@ from workbench.runs.run import Run, list_runs
 SECTIONS = (
     "Background|Parameters|By hand|One training|The experiment|Results|Against what is documented|Limitations|Use it"
 )
-STORIES = [path for path in NOTEBOOKS if path.stem[:2] not in ("00", "06", "07")]  # of a published problem
+STORIES = [path for path in NOTEBOOKS if path.stem[:2] not in ("00", "06")]  # of a published problem
 FIRST = [("seed", "int", 0), ("out_dir", "str", ""), ("interactive", "bool", True)]
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)

@@ -76,7 +76,7 @@ def test_it_carries_every_notebook_every_baseline_and_the_claims_as_they_are_in_
         "print(json.dumps([baselines, claims, notebooks, bad]))",
     )
     baselines, claims, notebooks, bad = found
-    assert bad[0] == "masked-stops", "the run that notebook 07 opens"
+    assert bad[0] == "masked-stops", "the run that notebook 00 opens"
     assert baselines == sorted(p.stem for p in (ROOT / "data" / "baselines").glob("*.json"))
     assert claims == json.loads((ROOT / "data" / "claims.json").read_text())
     assert notebooks == {p.name: p.read_text() for p in NOTEBOOKS}

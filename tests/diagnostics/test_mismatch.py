@@ -1,5 +1,3 @@
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -7,7 +5,7 @@ from padding_cases import TEXTS, by_hand, in_mixed_precision, some_texts, tiny
 
 from workbench.consistency.padding import pad_batch
 from workbench.consistency.positions import with_position_ids
-from workbench.diagnostics.mismatch import PARTS, mismatch_report, mismatch_report_of
+from workbench.diagnostics.mismatch import PARTS, mismatch_report
 from workbench.errors import ParameterError
 
 PROMPTS = some_texts(3, 12, 7, 5)
@@ -210,11 +208,3 @@ def test_the_scorer_is_that_of_trls_own_trainer(tmp_path):
     assert sizes(report)["padding"] > 0.1 and sizes(report)["sampler"] < 1e-5
     report = mismatch_report(model, prompts, completions, alone, temperature=0.9, positions="explicit")
     assert np.abs(report.ratios.tokens).max() < 1e-5
-
-
-def test_rollouts_are_split_like_their_columns():
-    model = tiny("gpt2")
-    columns = sampled_rollout(model)
-    each = zip(*(map(tuple, column) for column in columns.values()), strict=True)
-    rows = [SimpleNamespace(prompt_ids=p, completion_ids=c, logprobs=x) for p, c, x in each]
-    assert sizes(mismatch_report_of(model, rows)) == sizes(mismatch_report(model, **columns))

@@ -11,7 +11,9 @@ import torch
 import trl
 from trl import GRPOConfig
 
+from workbench.diagnostics.step import MicroRows, Step
 from workbench.diagnostics.step_reference import (
+    Loss,
     LossRow,
     LossSettings,
     grpo_loss,
@@ -22,6 +24,7 @@ from workbench.diagnostics.step_reference import (
     row_rewards,
     sampler_correction,
 )
+from workbench.diagnostics.step_stages import check_loss
 
 LENGTHS = (5, 3, 4, 5)
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
@@ -199,3 +202,10 @@ def test_a_mask_that_leaves_nothing_gives_no_nan():
 
 def test_rewards_that_judge_nothing_are_no_zero():
     assert np.isnan(row_rewards([[None, None]])).all()
+
+
+def test_the_factor_of_a_loss_is_said_where_a_micro_batch_has_none():
+    micro = [MicroRows([], [], [], None, loss) for loss in (2.0, 1e-12)]
+    step = Step("GRPO", "float32", 1, 0, {"loss_type": "dapo"}, [], [], [], None, [], micro)
+    losses = [Loss(value, [np.ones(2)], []) for value in (0.5, -1e-12)]
+    assert check_loss(step, losses).cause.endswith("4 times as much")

@@ -7,7 +7,7 @@ import numpy as np
 from tensorboard_files import tensorboard_scalars
 from transformers import AutoModelForCausalLM
 
-from workbench.diagnostics.mismatch import mismatch_report_of
+from workbench.diagnostics.mismatch import mismatch_report
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.experiments.vllm_server import shared_engine, sharing_engines
 from workbench.generation.sampling import Sampling, VLLMSampler, generate
@@ -20,8 +20,9 @@ def rollout(path: str, llm) -> dict:
     prompts = load_prompts("starter")[:5600:700]["prompt"]
     rows = generate(VLLMSampler(llm), prompts, sampling=Sampling(24, num_generations=2, seed=0))
     model = AutoModelForCausalLM.from_pretrained(path).eval()
-    report = mismatch_report_of(model, rows)  # at temperature 1 raw and processed log-probs are the same
-    explicit = mismatch_report_of(model, rows, positions="explicit")
+    columns = [[getattr(row, name) for row in rows] for name in ("prompt_ids", "completion_ids", "logprobs")]
+    report = mismatch_report(model, *columns)  # at temperature 1 raw and processed log-probs are the same
+    explicit = mismatch_report(model, *columns, positions="explicit")
     return {
         "rollout": {name: float(np.abs(part).max()) for name, part in report.parts.items()},
         "largest": report.largest,

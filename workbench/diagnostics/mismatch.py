@@ -167,16 +167,6 @@ def mismatch_report(
     return MismatchReport(ratios, pd.DataFrame(parts.T, columns=PARTS), outside_support, dtype)
 
 
-def mismatch_report_of(model: Any, rollouts: Sequence, **options) -> MismatchReport:
-    """`mismatch_report` of rollouts as `generate` gives them.
-
-    Log-probs of `TransformersSampler` contain the temperature alone; vLLM's contain nothing, unless it was started with
-    `logprobs_mode="processed_logprobs"`, as TRL starts it: then temperature, top-k and top-p.
-    """
-    columns = ([getattr(r, name) for r in rollouts] for name in ("prompt_ids", "completion_ids", "logprobs"))
-    return mismatch_report(model, *columns, **options)
-
-
 def _score(model: Any, rollout, supports, batch_size=1, positions="explicit", width=(None, None)) -> np.ndarray:
     """The numbers of `_supports`, (5, t) for the t tokens of all completions, padded as TRL does to the two of `width`."""
     device, found = next(model.parameters()).device, []

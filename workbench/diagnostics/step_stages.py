@@ -202,20 +202,27 @@ def check_correction(step: Step) -> Stage | None:
 def losses_of(step: Step) -> list[Loss | None]:
     """What each micro-batch's rows give by the definition; None where the trainer computes its loss elsewhere."""
     accumulation = step.settings["gradient_accumulation_steps"]
-    share = 1 / (step.processes * step.settings.get("steps_per_generation", accumulation))
-    # Counted anew where all of it is here: several generations an update have a count each.
-    here = step.processes == 1 and len(step.rewards) == 1
-    counted = float(sum(row.mask.sum() for row in step.rows))
+    window = step.settings.get("steps_per_generation", accumulation)
+    share = 1 / (step.processes * window)
+    counted = _counted_tokens(step, accumulation, window)
     found: list[Loss | None] = []
-    for micro in step.micro_batches:
+    for number, micro in enumerate(step.micro_batches):
         if any(row.logps is None for row in micro.rows):
             found.append(None)
         elif step.kind == "RLOO":
             found.append(rloo_loss(micro.rows, step.settings["epsilon"]))
         else:
-            items = counted if here else micro.items
+            items = counted[number // window] if counted else micro.items
             found.append(grpo_loss(micro.rows, step.loss_settings(), accumulation, items, share))
     return found
+
+
+def _counted_tokens(step: Step, accumulation: int, window: int) -> list[float]:
+    """Tokens in the loss of each generation of an update, counted again; none where this process has only a part of them."""
+    if step.processes > 1 or len(step.advantages) != max(1, accumulation / window):
+        return []
+    tokens = np.array([row.mask.sum() for row in step.rows])
+    return [float(part.sum()) for part in np.split(tokens, np.cumsum([len(a) for a in step.advantages])[:-1])]
 
 
 def check_ratios(step: Step) -> Stage | None:
@@ -244,10 +251,10 @@ def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
         return Stage("loss", "cannot tell", "the trainer computes its loss elsewhere (Liger, or a method of its own)")
     used, expected = np.array([micro.loss for micro in step.micro_batches]), np.array([loss.value for loss in known])
     cause = f"loss_type {step.settings.get('loss_type', 'rloo')!r} gives another loss for these rows"
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = used / expected
-    if np.ptp(ratios) < 1e-3 * abs(ratios.mean()):
-        cause += f": {ratios.mean():.3g} times as much"
+    if expected.any():  # losses near 0 say nothing of a factor
+        times = float(used @ expected / (expected @ expected))
+        if np.abs(used - times * expected).max() < 1e-3 * np.abs(times * expected).max():
+            cause += f": {times:.3g} times as much"
     size = max(float(np.abs(slopes).sum()) for loss in known for slopes in loss.slopes)
     return compared("loss", step, used, expected, cause, max(size, 1e-9))
 
