@@ -36,6 +36,7 @@ from ..training.rows import (
     tokenizer_of,
     weighted_sums,
 )
+from ..training.updates import warn_of_lost_updates
 from .callback import LiveCallback, say
 
 _KEPT = 2000  # rows from the start, and as many from the end, that the rules see
@@ -111,6 +112,7 @@ class Watch(LiveCallback):
             return
         if has_plain_prompts(self._trainer):
             warnings.warn(PLAIN_PROMPTS, stacklevel=5)  # at `attach_watch`
+        warn_of_lost_updates(self._trainer, stacklevel=6)
         try:
             check_generation_kwargs(self._trainer.args.generation_kwargs or {}, backend_of(self._trainer.args))
         except ParameterError as error:

@@ -92,6 +92,9 @@ def attach_ours(trainer: Any, record_dir: str | Path | None, explicit_positions:
         fill_positions(trainer)
     if has_plain_prompts(trainer):
         warnings.warn(PLAIN_PROMPTS, stacklevel=4)  # at the line that makes the trainer
+    from .updates import warn_of_lost_updates  # a check before training; no trainer rests on it
+
+    warn_of_lost_updates(trainer, stacklevel=5)
 
 
 _Trainer: Any = trl.GRPOTrainer if TYPE_CHECKING else object  # whose attributes the methods use
