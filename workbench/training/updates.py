@@ -1,12 +1,12 @@
 """Whether an optimizer's step survives the rounding of the weights: in bfloat16 most of a step at the rates of RL does not."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from .rows import policy_of
+from .rows import PLAIN_PROMPTS, has_plain_prompts, policy_of
 
 LEAST_MOVED = 0.5  # of the elements with a gradient: below it most of a step is lost
 _SAMPLE = 20_000  # elements: the error of a share is below 0.4%
@@ -50,17 +50,25 @@ def movable_share(parameters: Iterable[torch.Tensor], learning_rate: float) -> f
     return moved.float().mean().item()
 
 
-def warn_of_lost_updates(trainer: Any, stacklevel: int) -> None:
-    """Warn where the trained weights are of half precision and Adam's step at this rate would leave most as they are."""
-    args, trained = trainer.args, [p for p in policy_of(trainer).parameters() if p.requires_grad]
-    half = [p for p in trained if p.dtype in (torch.bfloat16, torch.float16)]
-    if not half or "adam" not in str(args.optim) or type(half[0].data) is not torch.Tensor or not half[0].numel():
+def warn_before_training(trainer: Any, stacklevel: int) -> None:
+    """Warn of a trainer's settings that make its training come to nothing: plain prompts, and updates that rounding takes."""
+    said = [PLAIN_PROMPTS] if has_plain_prompts(trainer) else []
+    for text in (*said, *_lost_updates(trainer)):
+        warnings.warn(text, stacklevel=stacklevel)
+
+
+def _lost_updates(trainer: Any) -> Iterator[str]:
+    """What to say where the trained weights have half precision and Adam's step at this rate would leave most as they are."""
+    rate, trained = trainer.args.learning_rate, [p for p in policy_of(trainer).parameters() if p.requires_grad]
+    half = [p for p in trained if p.dtype in (torch.bfloat16, torch.float16) and p.numel()]
+    if (
+        not half or "adam" not in str(trainer.args.optim).lower() or type(half[0].data) is not torch.Tensor
+    ):  # else sharded
         return
-    if (share := movable_share(half, args.learning_rate)) < LEAST_MOVED:
+    if (share := movable_share(half, rate)) < LEAST_MOVED:
         dtype = str(half[0].dtype).removeprefix("torch.")
-        warnings.warn(
-            f"the trained weights are {dtype}: at learning_rate={args.learning_rate:g} a step changes about {share:.2g} of "
-            "them, the others stay as they were, by rounding. Load the model with dtype=torch.float32; bf16=True still "
-            "computes in bfloat16",
-            stacklevel=stacklevel,
+        yield (
+            f"the trained weights are {dtype}: at learning_rate={rate:g} a step changes about {share:.2g} of them, the others "
+            "stay as they were, by rounding. Load the model with dtype=torch.float32; with bf16=True it still computes in "
+            "bfloat16"
         )
