@@ -8,7 +8,7 @@ from peft import LoraConfig
 
 from workbench.audit.live import attach_watch
 from workbench.audit.report import audit_run
-from workbench.diagnostics.update_share import UpdateShare, attach_update_share
+from workbench.diagnostics.update_share import UpdateShare
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.training.rewards import length_reward
 
@@ -35,7 +35,7 @@ def test_fp32_and_adapters_move_and_bf16_does_not(rate, tmp_path):
     shares = {}
     for name, dtype, more in (("fp32", "float32", {}), ("bf16", "bfloat16", {}), ("LoRA", "bfloat16", LORA)):
         trainer = stock(tmp_path / name, dtype, more, learning_rate=rate)
-        attach_update_share(trainer)
+        trainer.add_callback(UpdateShare())
         shares[name] = logged(trainer)
     assert min(*shares["fp32"], *shares["LoRA"]) > 0.9
     assert max(shares["bf16"]) < 0.2
@@ -58,7 +58,7 @@ def test_it_is_measured_at_optimizer_steps_and_changes_nothing(tmp_path):
 
 def test_nothing_is_said_of_a_rate_of_0_and_of_sharded_weights(tmp_path, monkeypatch):
     idle = stock(tmp_path / "idle", learning_rate=0.0)
-    attach_update_share(idle)
+    idle.add_callback(UpdateShare())
     assert logged(idle) == [None, None]
     sharded = stock(tmp_path / "sharded")
     monkeypatch.setitem(AcceleratorState._shared_state, "fsdp_plugin", object())

@@ -379,7 +379,8 @@ def lost_updates(log: Log) -> Finding:
         return unknown("Ask again when the learning rate no longer rises.", says, **evidence)
     advice = (
         "Keep the trained weights in fp32: load the model with dtype=torch.float32; with bf16=True it still computes in "
-        "bf16. Or train LoRA, whose adapters PEFT keeps in fp32."
+        "bf16. Choose the learning rate anew then: one that was tuned with bf16 weights can be too high. Or train LoRA, "
+        "whose adapters PEFT keeps in fp32."
     )
     reward = reward_of(log)
     learns = reward is not None and (rises(reward) or ends_at_the_top(log))

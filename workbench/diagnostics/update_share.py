@@ -8,7 +8,7 @@ from accelerate.state import AcceleratorState
 
 from ..training.rows import is_of_a_step
 from ..training.updates import count_moved, sample_of
-from .callback import LiveCallback, add_to_log, attach_first
+from .callback import LiveCallback, add_to_log
 
 
 class UpdateShare(LiveCallback):
@@ -76,9 +76,3 @@ def _is_sharded() -> bool:
     state = AcceleratorState()
     return any(getattr(state, f"{name}_plugin", None) is not None for name in ("deepspeed", "fsdp", "megatron_lm"))
 
-
-def attach_update_share(trainer: Any) -> UpdateShare:
-    """Attach an `UpdateShare` to a trainer of TRL, before all other callbacks, so that whatever writes logs has its number."""
-    share = UpdateShare(trainer)
-    attach_first(trainer, share)
-    return share

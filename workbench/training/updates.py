@@ -70,5 +70,5 @@ def _lost_updates(trainer: Any) -> Iterator[str]:
         yield (
             f"the trained weights are {dtype}: at learning_rate={rate:g} a step changes about {share:.2g} of them, the others "
             "stay as they were, by rounding. Load the model with dtype=torch.float32; with bf16=True it still computes in "
-            "bfloat16"
+            "bfloat16. A rate that was tuned with such weights can be too high then"
         )
