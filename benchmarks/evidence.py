@@ -1,65 +1,159 @@
-"""Makes docs/evidence/real_weights.md and README's figure of what is stored in data/; `python -m benchmarks.pages` writes them.
-
-Programs whose results are in are gone. What was said of their results is in data/measured/real_weights/claims.json.
-"""
+"""Makes docs/evidence/real_weights.md and README's figure of what is stored; `python -m benchmarks.pages` writes them."""
 
 import json
 import re
-import statistics
+from collections.abc import Iterator
 
-from benchmarks import trl_tests
-from benchmarks.fetch_gemma import FETCH
+import numpy as np
+
 from benchmarks.record import ROOT, made_with, measured, table
-from benchmarks.stop_string import made_of
-from workbench.curves.curve import Curve
-from workbench.curves.documented import load_baseline
+from workbench.curves.documented import Baseline, list_baselines, load_baseline
 from workbench.curves.figures import DescribedFigure, show_curves
+from workbench.curves.stats import seed_interval
 
-GONE = [f"real_weights/{name}" for name in ("toy", "padding", "stops", "sampler", "sampler_faults")]
-GONE += ["cost/documented_shape"]
-DOCS_EXAMPLE = [f"workbench-gemma-3-270m-{arm}" for arm in ("full-1e-5", "full-1e-6", "lora-1e-4", "lora-1e-6")]
-LAST = "d662082"  # the commit that has all programs that are gone
+LAST = "d662082"  # the commit that has the programs that are gone
+GEMMA = "workbench-gemma-3-270m-stops-"
+SMOLLM2 = "workbench-smollm2-"
+PROBLEMS = {  # notebook -> the problem, and the experiment's name in `python -m benchmarks.real --name`
+    "01_ppo_eos_stop": ("PPO never stops at EOS", "ppo"),
+    "02_grpo_custom_stops": ("a stop string counts as truncated", "stops"),
+    "03_position_ids_and_padding": ("padding and positions", "padding"),
+    "04_duplicate_prompts": ("equal prompts, one seed", "duplicates"),
+    "05_grpo_docs_example": ("the documented example", "example"),
+    "10_do_the_weights_move": ("bf16 weights lose updates", "moved"),
+}
 HEAD = ("claim", "toy", "real weights", "verdict")
 
 
-def without_gradient(training: dict) -> float:
-    return statistics.fmean(norm == 0 for norm in training["curves"]["gradient norm"])
-
-
-def training_in_words(training: dict) -> str:
-    arm, seed = training["settings"]["arm"].replace("-", ", "), training["settings"]["seed"]
-    curves, right = training["curves"], training["held out"]["reward"]
-    logged, true = (statistics.fmean(curves[name]) for name in ("logged clipped ratio", "truncated"))
-    return (
-        f"{arm}, seed {seed}: {without_gradient(training):.0%} of {training['steps']} steps without gradient, clipped ratio "
-        f"{logged:.2f} logged, {true:.2f} true, right on held-out questions {right[0]:.0%} to {right[-1]:.0%}"
-    )
-
-
-def first_result(notebook: str) -> str:
-    """Return the first result in a notebook's stored outputs, without its verdict."""
+def first_result(notebook: str) -> tuple[str, str]:
+    """Return verdict and sentence of the first result in a notebook's stored outputs; "not run" where there are none."""
     cells = json.loads((ROOT / "notebooks" / f"{notebook}.ipynb").read_text(encoding="utf-8"))["cells"]
     texts = ["".join(out.get("data", {}).get("text/plain", "")) for one in cells for out in one.get("outputs", ())]
-    return next(match[1] for text in texts if (match := re.match("(?:passed|failed|inconclusive): (.*)", text)))
+    found = (re.match("(passed|failed|inconclusive|confirmed|refuted): (.*)", text) for text in texts)
+    return next(((match[1], match[2]) for match in found if match), ("not run", ""))
 
 
-def claims() -> list[list[str]]:
-    """Return each claim with what was seen on the toy and on real weights, and the verdict on real weights."""
-    rows = [[row[name] for name in HEAD] for row in measured("real_weights/claims")["claims"]]
-    models = measured("attribution")["models"].values()
-    right = [(sum(row["right"] for row in model), len(model)) for model in models]
-    cells = [f"the right causes in {n} of {count} cases<br>*attribution*" for n, count in right]
-    claim = "`attribute_mismatch` finds causes among suspects, one or two at once ([table](attribution.md))"
-    rows.append([claim, *cells, "confirmed" if right[-1][0] == right[-1][1] else "refuted"])
-    trainings, idle = measured("stop_string")["trainings"], {}
-    for one in trainings:
-        idle.setdefault(one["settings"]["arm"], []).append(without_gradient(one))
-    fewer = min(idle["stock-masked"]) > max(idle["workbench-masked"])
-    claim = "With a stop string stock TRL that masks has fewer steps with a gradient than ours"
-    toy = f"{first_result('02_grpo_custom_stops')}<br>`workbench run 02_grpo_custom_stops`"
-    cells = [toy, "<br>".join([*map(training_in_words, trainings), "*stop_string*"])]
-    rows.append([claim, *cells, "confirmed" if fewer else "refuted"])
-    return rows
+def drawn_by(notebook: str) -> list[str]:
+    """Return the documented runs of other people that a notebook names."""
+    text = (ROOT / "notebooks" / f"{notebook}.ipynb").read_text(encoding="utf-8")
+    return [name for name in list_baselines() if f'"{name}\\"' in text and not name.startswith("workbench-")]
+
+
+def recorded(experiment: str) -> dict[str, dict[str, Baseline]]:
+    """Return task -> arm -> the stored trainings of SmolLM2."""
+    tasks: dict[str, dict[str, Baseline]] = {}
+    for name in list_baselines():
+        if name.startswith(f"{SMOLLM2}{experiment}-"):
+            one = load_baseline(name)
+            tasks.setdefault(str(one.task), {})[one.recorded["arm"]] = one
+    return tasks
+
+
+def held_out(one: Baseline) -> dict[str, list[float]]:
+    """Return seed -> the share of held-out questions answered right at each look; empty where there was no look."""
+    return one.curves.get("eval_accuracy", {}).get("by_seed", {})
+
+
+def effect(arms: dict[str, Baseline]) -> tuple[str, bool | None]:
+    """Say what the workbench's masked arm gains over stock TRL's on held-out questions, and whether that is surely above 0."""
+    known = {arm.lower(): held_out(one) for arm, one in arms.items()}
+    if not {"workbench, masked", "stock trl, masked"} <= known.keys():
+        return f"recorded: {'; '.join(arms)}", None
+    ours, stock = known["workbench, masked"], known["stock trl, masked"]
+    gains = [ours[seed][-1] - stock[seed][-1] for seed in ours.keys() & stock.keys()]
+    if not gains:
+        return "recorded, no seed in both arms", None
+    gain = seed_interval(sorted(gains), np.random.default_rng(0), statistic=np.mean)
+    says = f"workbench less stock TRL, both masked, on held-out questions: {gain.in_brief('+.2f')}, seeds: {len(gains)}"
+    return says, gain.above(0)[0]
+
+
+def problems() -> Iterator[list[str]]:
+    """Yield a row for each problem: what the toy shows, what SmolLM2 does, whether they agree, and who else has a curve."""
+    for notebook, (problem, experiment) in PROBLEMS.items():
+        verdict, says = first_result(notebook)
+        tasks = {task: effect(arms) for task, arms in recorded(experiment).items()}
+        seen = "<br>".join(f"{task}: {text}" for task, (text, _) in tasks.items()) or "not recorded"
+        above = {holds for _, holds in tasks.values()}
+        agree = (
+            "" if not tasks else "inconclusive" if None in above else "yes" if above == {verdict == "passed"} else "no"
+        )
+        others = ", ".join(f"`{name}`" for name in drawn_by(notebook)) or "no curve with numbers"
+        link = f"[{problem}](../../notebooks/{notebook}.ipynb)"
+        yield [link, f"{verdict}: {says}" if says else verdict, seen, agree, others]
+
+
+def arms() -> Iterator[list[str]]:
+    """Yield a row for each stored arm of SmolLM2."""
+    for name in (name for name in list_baselines() if name.startswith(SMOLLM2)):
+        one = load_baseline(name)
+        norms, equal = (np.array([c.y for c in one.curves_by_seed(m)]) for m in ("grad_norm", "frac_reward_zero_std"))
+        counts = f"{(norms[equal < 1] > 0).sum()} of {(equal < 1).sum()}"
+        logged, true = (f"{one.curve(metric).y.mean():.2f}" for metric in ("completions/clipped_ratio", "truncated"))
+        first, *_, last = zip(*held_out(one).values(), strict=True) if held_out(one) else ([np.nan], [np.nan])
+        right = f"{np.mean(first):.0%} to {np.mean(last):.0%} ({', '.join(f'{y:.0%}' for y in last)})"
+        made = "; ".join(one.recorded["made_with"])
+        yield [str(one.task), one.recorded["arm"], str(len(norms)), counts, logged, true, right, made]
+
+
+def gemma_arms() -> Iterator[list[str]]:
+    """Yield a row for each training of gemma-3-270m with a stop string."""
+    for one in measured("stop_string")["trainings"]:
+        curves, held = one["curves"], one["held out"]["reward"]
+        norms, equal = np.array(curves["gradient norm"]), np.array(curves["groups without spread"])
+        counts = f"{(norms[equal < 1] > 0).sum()} of {(equal < 1).sum()}"
+        logged, true = (f"{np.mean(curves[name]):.2f}" for name in ("logged clipped ratio", "truncated"))
+        arm, seed = one["settings"]["arm"].replace("-", ", "), str(one["settings"]["seed"])
+        yield [arm, seed, counts, logged, true, f"{held[0]:.0%} to {held[-1]:.0%}"]
+
+
+def page() -> list[str]:
+    """Make the lines of docs/evidence/real_weights.md."""
+    head = ["problem", "toy", "SmolLM2", "agree", "documented runs of others"]
+    rows, claims = list(arms()), measured("real_weights/claims")["claims"]
+    about = [
+        "task",
+        "arm",
+        "seeds",
+        "steps with a gradient, of those whose rewards differ",
+        "logged as clipped",
+        "truncated",
+    ]
+    about += ["held-out questions right, untrained to last (seeds)", "made with"]
+    none = "None is stored yet: `make real` trains them, `python -m benchmarks.real` stores those that are finished."
+    return [
+        "# What was seen on real weights",
+        "",
+        "**Toy**: a model of 0.65 M parameters, from the committed outputs of each notebook. **SmolLM2**:",
+        "SmolLM2-135M-Instruct, 135 M parameters, Apache-2.0, trained by the same notebooks with `-p model=smollm2`",
+        "(`make real`). All of it ran on CPUs. Nothing here ran on a GPU.",
+        "",
+        *table(head, problems()),
+        "",
+        "*Agree*: the toy's first result passed and the interval on SmolLM2 lies above 0, or neither. An interval that holds",
+        "0 is inconclusive. The documented runs have other models and tasks: the notebook draws them next to its own.",
+        "",
+        "## Trainings of SmolLM2",
+        "",
+        *(table(about, rows) if rows else [none]),
+        "",
+        "## gemma-3-270m",
+        "",
+        "What a base model of 268 M parameters showed (Q4_K_M widened to fp32, Gemma Terms of Use), in November 2026, on one",
+        f"thread of a CPU. The programs are gone: `git show {LAST}:benchmarks/real_weights/padding.py` shows one.",
+        "Its trainings are [documented runs](baselines.md), `workbench-gemma-3-270m-...`. Names in italics are files in",
+        "`data/measured/real_weights/`, or documented runs of the example.",
+        "",
+        *table(HEAD, [[row[name] for name in HEAD] for row in claims]),
+        "",
+        "Its trainings with the stop string `</answer>`, 60 steps each, are in `data/measured/stop_string.json`: LoRA, vLLM,",
+        "TRL 1.16.0. Their program is gone: `git show 27f8652:benchmarks/stop_string.py`.",
+        "",
+        *table(["arm", "seed", *about[3:6], "held-out questions right, untrained to last"], gemma_arms()),
+        "",
+        "`python -m benchmarks.pages` writes this page from `data/` and the notebooks.",
+        "",
+    ]
 
 
 def costs() -> list[list[str]]:
@@ -68,74 +162,12 @@ def costs() -> list[list[str]]:
     return [[*name.split("; "), row["says"], made_with(row)] for name, row in rows]
 
 
-def sources() -> list[list[str]]:
-    """Return what each name in italics stands for: the program, and the commit, versions and date of its result."""
-    rows = [[f"`{measured(file)['command']}`, gone", made_with(measured(file))] for file in GONE]
-    names = [file.partition("/")[2] for file in GONE]
-    names += ["docs_example", "control", "attribution", "trl_tests", "stop_string"]
-    texts = dict.fromkeys(text for name in DOCS_EXAMPLE for text in load_baseline(name).recorded["made_with"])
-    rows.append(["`python -m benchmarks.real_weights.docs_example`, gone", "; ".join(texts)])
-    rows.append(
-        ["`python -m benchmarks.controls`", *load_baseline("workbench-starter-docs-example").recorded["made_with"]]
-    )
-    rows += [[f"`python -m benchmarks.{name}`", made_with(measured(name))] for name in ("attribution", "trl_tests")]
-    trainings = sorted(set(map(made_of, measured("stop_string")["trainings"])))
-    rows.append(["`python -m benchmarks.stop_string`", "; ".join(trainings)])
-    return [[f"*{name}*", *row] for name, row in zip(names, rows, strict=True)]
-
-
-def page() -> list[str]:
-    """Make the lines of docs/evidence/real_weights.md."""
-    rows, lines = claims(), []
-    for word in ("confirmed", "refuted", "inconclusive"):
-        found = [f"- {claim}{verdict.removeprefix(word)}." for claim, _, _, verdict in rows if verdict.startswith(word)]
-        lines += [f"**{word.capitalize()} on real weights:**", "", *found, ""]
-    return [
-        "# What was seen on real weights, and what things cost",
-        "",
-        *lines,
-        "**Toy**: the starter, 0.65 M parameters, trained on docstrings. **Real**: gemma-3-270m (base), 268 M",
-        f"parameters, Q4_K_M widened to fp32, under the Gemma Terms of Use: fetched by `{FETCH}`,",
-        "never shipped. One model of each kind: a second one may differ. Trainings are as short as the cells say: a trend, not",
-        "its end. All of it ran on one thread of a CPU that was shared with other work. Nothing here ran on a GPU. A name in",
-        "italics is a row of [the sources](#sources).",
-        "",
-        *table(HEAD[:-1], [row[:-1] for row in rows]),
-        "",
-        "## TRL's own tests",
-        "",
-        *trl_tests.page(measured("trl_tests")),
-        "",
-        "## What things cost",
-        "",
-        "Measured in pairs within one process, as medians, by `python -m benchmarks.cost --out data/measured/cost.json`.",
-        "Seconds are of the processor, on one thread. A step of the starter is as short as steps get. A callback's own work",
-        "does not grow with the model, so its share falls.",
-        "",
-        *table(["what", "model", "measured", "made with"], costs()),
-        "",
-        "Once, at the shape of Qwen2-0.5B (24 layers, vocabulary 151,936, random weights; *documented_shape*):",
-        "",
-        *(f"- {text}" for text in measured("real_weights/claims")["costs"]),
-        "",
-        "## Sources",
-        "",
-        "`python -m benchmarks.pages` writes this page. Each result is stored in `data/measured/` or `data/baselines/`, with",
-        "the commit that it was made with or that holds it, versions and date. Programs that are gone are in commit",
-        f"{LAST} (`git show {LAST}:benchmarks/real_weights/padding.py`). What they measured on a model, the notebooks 02, 03,",
-        "05, 08 and 09 measure with `-p model=NAME`.",
-        "",
-        *table(["source", "program", "made with"], sources()),
-        "",
-    ]
-
-
 def figure() -> DescribedFigure:
-    """Draw README's figure: the share of held-out questions answered right, of each training with a stop string."""
-    arms: dict[str, list[Curve]] = {}
-    for training in measured("stop_string")["trainings"]:
-        seed, held = training["settings"]["seed"], training["held out"]
-        curve = Curve(f"seed {seed}", held["step"], held["reward"], "share", 0, 1)
-        arms.setdefault(training["settings"]["arm"].replace("-", ", "), []).append(curve)
+    """Draw README's figure: held-out questions answered right, of each training of gemma-3-270m with a stop string."""
+    names = [name for name in list_baselines() if name.startswith(GEMMA)]
+    curves = {
+        name.removeprefix(GEMMA).replace("-", ", "): load_baseline(name).curves_by_seed("eval_accuracy")
+        for name in names
+    }
     title = "gemma-3-270m with a stop string: held-out questions answered right"
-    return show_curves(arms, title=title, metric="right answers")
+    return show_curves(curves, title=title, metric="right answers")

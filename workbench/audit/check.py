@@ -25,7 +25,7 @@ RULES: tuple[Rule, ...] = (
     clipping.false_clipping, gradient.false_zero_std,  # before those that ask the metrics: they may take some away
     ends.masked_stops, gradient.copies, data.mixed_groups, data.missing_rewards, ends.added_token,
     sampler.stale_sampler, sampler.padding_positions, sampler.mismatch,
-    ends.never_stops, ends.true_clipping, gradient.zero_gradient,
+    ends.never_stops, ends.true_clipping, gradient.zero_gradient, gradient.lost_updates,
     ends.reward_is_ending,
     learning.collapse, learning.length_runaway, learning.kl_runaway, learning.no_learning, learning.solved,
     gradient.wasted_groups,

@@ -9,9 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from ..diagnostics.callback import say
+from ..diagnostics.callback import attach_first, say
 from ..diagnostics.sampler_probe import attach_sampler_probe
 from ..diagnostics.step_callbacks import StepCheck, StepRecorder, Steps, check_steps
+from ..diagnostics.update_share import UpdateShare
 from ..diagnostics.watch import Watch, check_watchable
 from ..logs.completions import completions_table
 from ..logs.log import Log
@@ -123,6 +124,7 @@ def attach_watch(
         raise_alerts(trainer, [line])
 
     watch = Watch(trainer, folder, look, tokens=tokens, every=every)
+    attach_first(trainer, UpdateShare(trainer))
     if trainer.args.use_vllm and trainer.args.vllm_mode == "colocate":
         attach_sampler_probe(trainer)
     if record_steps is not None:

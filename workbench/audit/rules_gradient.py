@@ -5,7 +5,7 @@ import pandas as pd
 
 from ..logs.log import Log
 from .finding import CANNOT_TELL, FOUND, NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
-from .rule import COMPLETIONS, rule
+from .rule import COMPLETIONS, UPDATES, rule
 from .trends import LEAST, ends_at_the_top, highest_reward, quarters, reward_of, rises, zero_rate
 
 _FEW, _MANY, _THIRD, _HALF = 0.05, 0.2, 1 / 3, 0.5  # share of steps
@@ -348,3 +348,43 @@ def _seconds(log: Log, share: np.ndarray) -> dict[str, float]:
     """The time of the steps, each by its share, (N,) of bool or float."""
     time = log.metric("step_time")
     return {} if time is None else {"seconds": float(np.nansum(time * share))}
+
+
+@rule(needs=UPDATES, explains=("no-learning",), notebook="10_do_the_weights_move")
+def lost_updates(log: Log) -> Finding:
+    """Whether an optimizer step leaves most weights as they were: in bf16 a small update is lost to rounding.
+
+    How: the median of `update/moved` below a half, over the steps whose learning rate is at least half of the highest. A note
+    where the reward rises all the same. The rule cannot tell while the rate still rises.
+    Wrong where: the optimizer rounds at random, or keeps apart what rounding takes: few elements move and no update is lost.
+    """
+    moved, rate = log.metric("moved"), log.metric("learning_rate")
+    if moved is None:
+        return unknown("Call attach_watch(trainer) before training: it logs update/moved.")
+    full = ~np.isnan(moved)
+    if rate is not None:
+        full &= np.nan_to_num(rate) >= _HALF * np.nanmax(rate)
+    if not full.any():
+        return unknown("Log update/moved at steps of the full learning rate.")
+    share = float(np.median(moved[full]))
+    at = "" if rate is None else f", at a learning rate of {float(np.median(rate[full])):.2g}"
+    evidence = {
+        "share of elements that a step changes, median": share,
+        "dtype of the saved model": log.facts.get("dtype"),
+    }
+    says = f"A step changes {share:.2g} of the trained elements that have a gradient{at}."
+    if share >= _HALF:
+        return absent(says, **evidence)
+    if rate is not None and len(rate) > 1 and rate[-1] > rate[-2]:
+        return unknown("Ask again when the learning rate no longer rises.", says, **evidence)
+    advice = (
+        "Keep the trained weights in fp32: load the model with dtype=torch.float32; with bf16=True it still computes in "
+        "bf16. Choose the learning rate anew then: one that was tuned with bf16 weights can be too high. Or train LoRA, "
+        "whose adapters PEFT keeps in fp32."
+    )
+    reward = reward_of(log)
+    learns = reward is not None and (rises(reward) or ends_at_the_top(log))
+    says += " The others stay as they were: the update is smaller than the rounding of the weights."
+    if learns:
+        says += " The reward rises all the same."
+    return found(NOTE if learns else WARNING, says, advice, evidence=evidence, steps=log.at(full & (moved < _HALF)))

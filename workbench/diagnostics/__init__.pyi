@@ -7,9 +7,10 @@ from .padding_monitor import attach_padding_monitor
 from .padding_report import padding_report
 from .sampler_probe import attach_sampler_probe
 from .step_file import replay_step
+from .update_share import UpdateShare
 
 # fmt: off
 __all__ = [
     "attribute_mismatch", "check_step", "duplicate_report", "mismatch_report",
-    "attach_padding_monitor", "padding_report", "attach_sampler_probe", "replay_step",
+    "attach_padding_monitor", "padding_report", "attach_sampler_probe", "replay_step", "UpdateShare",
 ]

@@ -11,6 +11,7 @@ import torch
 
 from ..consistency.padding import evaluating, logits_of, model_inputs
 from ..training.rows import policy_of, tokenizer_of
+from ..training.updates import LEAST_MOVED
 from .logits import without_autocast
 from .step import Step
 from .step_numbers import kind_of, step_of
@@ -31,7 +32,6 @@ from .step_stages import (
 _FAR = 5.0  # standard errors, beyond which tokens were not sampled from what is scored
 _NEAR, _NOT_NEAR = 0.05, 0.5  # nats a token between sampler and trainer: as of bf16; more than any precision gives
 _COPIES = -30.0  # log-probability below which equal completions of a group are no chance
-_MOVED = 0.5  # of the elements with a gradient, that an update moves at least
 _FEW = 1e-3  # share of trained parameters below which a model without an adapter is asked about
 _PADDING = ": padding moves them (positions without position_ids, or attention to pads)"
 
@@ -332,13 +332,12 @@ class _Judge:
         gradients, settings = self.record.gradients.values(), self.step.settings
         if not self.record.learning_rate:
             return Stage("update", "cannot tell", "the learning rate of this step is 0, as at the start of a warmup")
-        with_gradient = sum(int((gradient != 0).sum()) for gradient in gradients)
-        if not with_gradient:
+        if not self.record.with_gradient:
             return Stage("update", "cannot tell", "nothing has a gradient")
-        share = sum(moved for moved, _ in self.record.moved.values()) / with_gradient
+        share = self.record.moved / self.record.with_gradient
         said = f"the optimizer moves {share:.2%} of the elements that have a gradient, "
         said += f"at a learning rate of {self.record.learning_rate:g}"
-        if share >= _MOVED:
+        if share >= LEAST_MOVED:
             return Stage("update", "same", said, share)
         norm, limit = (
             math.sqrt(sum(float((gradient.double() ** 2).sum()) for gradient in gradients)),

@@ -17,6 +17,7 @@ import torch
 from ..errors import ParameterError, RunError
 from ..training.engine import finish_reasons, hook, hook_requests, unhook
 from ..training.rows import eos_ids, policy_of, tokenizer_of
+from ..training.updates import count_moved
 
 
 @dataclass
@@ -45,7 +46,8 @@ class StepRecord:
     micro_batches: list[MicroBatch] = field(default_factory=list)
     metrics: dict[str, list[float]] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # on their device, before clipping
-    moved: dict[str, tuple[int, int]] = field(default_factory=dict)  # elements that the optimizer moved, and all
+    with_gradient: int = 0  # elements
+    moved: int = 0  # of these, by the optimizer
     learning_rate: float = 0.0  # of the update
     averaged: bool = False  # gradients are the mean over the processes
     problem: str = ""  # why there is no update
@@ -132,7 +134,7 @@ def _unscale(scaler: Any, policy: Any) -> str:
 
 
 def _update(trainer: Any, policy: Any, record: StepRecord) -> None:
-    """One step of the optimizer; the share of each parameter's elements that it moves, in the weights' own dtype."""
+    """One step of the optimizer; how many of the elements with a gradient it moves, in the weights' own dtype."""
     if record.problem:
         return
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
@@ -148,8 +150,9 @@ def _update(trainer: Any, policy: Any, record: StepRecord) -> None:
         if trainer.args.max_grad_norm:
             torch.nn.utils.clip_grad_norm_(trained.values(), trainer.args.max_grad_norm)
         optimizer.step()
-        for name, parameter in trained.items():
-            record.moved[name] = int((parameter.detach() != before[name]).sum()), parameter.numel()
+        names = record.gradients.keys() & trained.keys()
+        sides = ([of[name] for name in names] for of in (before, trained, record.gradients))
+        record.with_gradient, record.moved = count_moved(*sides).tolist()
     finally:
         with torch.no_grad():
             for name, parameter in trained.items():

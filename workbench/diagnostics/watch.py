@@ -22,20 +22,19 @@ from ..runs.files import json_lines, write_text
 from ..training.engine import finish_reasons, hook, hook_requests
 from ..training.recording import Recorder
 from ..training.rows import (
-    PLAIN_PROMPTS,
     EndedRow,
     add_reward_columns,
     complete_columns,
     end_columns,
     eos_ids,
     function_column,
-    has_plain_prompts,
     is_of_a_step,
     several_turns,
     text_of,
     tokenizer_of,
     weighted_sums,
 )
+from ..training.updates import warn_before_training
 from .callback import LiveCallback, say
 
 _KEPT = 2000  # rows from the start, and as many from the end, that the rules see
@@ -109,8 +108,7 @@ class Watch(LiveCallback):
         """Warn of what TRL ignores without an error; a trainer of ours has said it."""
         if hasattr(self._trainer, "stop_rule"):
             return
-        if has_plain_prompts(self._trainer):
-            warnings.warn(PLAIN_PROMPTS, stacklevel=5)  # at `attach_watch`
+        warn_before_training(self._trainer, stacklevel=6)  # at `attach_watch`
         try:
             check_generation_kwargs(self._trainer.args.generation_kwargs or {}, backend_of(self._trainer.args))
         except ParameterError as error:

@@ -67,7 +67,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "eos_tokens": ("val/num_eos_tokens",),
     "episodes": ("episode",),
     "step_time": ("step_time", "timing_s/step", "perf/time_per_step"),
-    # Recorded by the workbench's own runs, from the ids.
+    # Recorded by the workbench's own runs, from the ids and the weights.
+    "moved": ("update/moved",),
     "true_clipped": ("stops/clipped_ratio",),
     "identical_groups": ("groups/identical",),
 }  # fmt: skip

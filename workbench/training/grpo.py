@@ -7,7 +7,6 @@ exactly when it really stopped (`EndedRow`). Every reader unmasks with `ids[:]`.
 """
 
 import contextlib
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,6 @@ from .engine import EngineRequests, improbable_copies
 from .groups import GroupError, check_groups, identical_groups
 from .rewards import distinct, name_of, validated
 from .rows import (
-    PLAIN_PROMPTS,
     EmptyRow,
     EndedRow,
     RecordsRows,
@@ -36,7 +34,6 @@ from .rows import (
     check_record_dir,
     end_columns,
     fill_positions,
-    has_plain_prompts,
 )
 from .sync_on_cpu import building_on_cpu, install_cpu_sync
 
@@ -90,8 +87,9 @@ def attach_ours(trainer: Any, record_dir: str | Path | None, explicit_positions:
         trainer.recorder = attach_recorder(trainer, record_dir, steps)
     if explicit_positions:
         fill_positions(trainer)
-    if has_plain_prompts(trainer):
-        warnings.warn(PLAIN_PROMPTS, stacklevel=4)  # at the line that makes the trainer
+    from .updates import warn_before_training  # no trainer rests on it
+
+    warn_before_training(trainer, stacklevel=5)  # at the line that makes the trainer
 
 
 _Trainer: Any = trl.GRPOTrainer if TYPE_CHECKING else object  # whose attributes the methods use
