@@ -5,14 +5,21 @@ import re
 from collections.abc import Iterator
 
 import numpy as np
+import pandas as pd
 
 from benchmarks.record import ROOT, made_with, measured, table
 from workbench.curves.documented import Baseline, list_baselines, load_baseline
-from workbench.curves.figures import DescribedFigure, show_curves
+from workbench.curves.figures import DescribedFigure
 from workbench.curves.stats import seed_interval
+from workbench.experiments.instruments.custom_stops import stops_figure
 
 LAST = "d662082"  # the commit that has the programs that are gone
-GEMMA = "workbench-gemma-3-270m-stops-"
+STORED = {  # column of the figure -> curve in data/measured/stop_string.json
+    "logged": "logged clipped ratio",
+    "truncated": "truncated",
+    "grad_norm": "gradient norm",
+    "equal": "groups without spread",
+}
 SMOLLM2 = "workbench-smollm2-"
 PROBLEMS = {  # notebook -> the problem, and the experiment's name in `python -m benchmarks.real --name`
     "01_ppo_eos_stop": ("PPO never stops at EOS", "ppo"),
@@ -163,11 +170,12 @@ def costs() -> list[list[str]]:
 
 
 def figure() -> DescribedFigure:
-    """Draw README's figure: held-out questions answered right, of each training of gemma-3-270m with a stop string."""
-    names = [name for name in list_baselines() if name.startswith(GEMMA)]
-    curves = {
-        name.removeprefix(GEMMA).replace("-", ", "): load_baseline(name).curves_by_seed("eval_accuracy")
-        for name in names
-    }
-    title = "gemma-3-270m with a stop string: held-out questions answered right"
-    return show_curves(curves, title=title, metric="right answers")
+    """Draw README's figure: what is logged, what reaches the loss and what is learnt, by gemma-3-270m with a stop string."""
+    arms: dict[str, list[pd.DataFrame]] = {}
+    for one in measured("stop_string")["trainings"]:
+        steps, curves, held = range(1, one["steps"] + 1), one["curves"], one["held out"]
+        columns = {column: pd.Series(curves[name], steps) for column, name in STORED.items()}
+        columns["right"] = pd.Series(held["reward"], held["step"])
+        arm = one["settings"]["arm"].replace("-", ", ").replace("stock", "stock TRL")
+        arms.setdefault(arm, []).append(pd.DataFrame(columns))
+    return stops_figure(arms, title="gemma-3-270m, GRPO on vLLM with the stop string </answer>")

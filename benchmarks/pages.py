@@ -62,7 +62,7 @@ def pages() -> dict[Path, str]:
 def main() -> None:
     for path, text in pages().items():
         write_text(path, text)
-    (DOCS / "images" / "real_weights.png").write_bytes(evidence.figure().png())
+    write_text(DOCS / "images" / "real_weights.svg", evidence.figure().svg())
 
 
 if __name__ == "__main__":

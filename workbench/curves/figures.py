@@ -55,6 +55,13 @@ class DescribedFigure:
         self.figure.savefig(buffer, format="png", dpi=100, bbox_inches="tight", facecolor="white")
         return buffer.getvalue()
 
+    def svg(self) -> str:
+        """The figure as an SVG file, with text as text and equal for equal data."""
+        buffer = io.StringIO()
+        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "", "font.family": "sans-serif"}):
+            self.figure.savefig(buffer, format="svg", bbox_inches="tight", facecolor="white", metadata={"Date": None})
+        return buffer.getvalue()
+
     def _repr_html_(self) -> str:
         """The figure with its caption and its data folded up."""
         data = base64.b64encode(self.png()).decode()
@@ -270,13 +277,13 @@ def _draw_panel(ax, panel: list[Series], metric: str) -> None:
     names = [textwrap.fill(f"{one.name}, {one.seeds}", 26) for one in panel]
     line = (high - low) * 0.16 / (ax.figure.get_figheight() / ax.get_gridspec().nrows - 1)  # 9 points of text, in y
     ends = [one.end if np.isfinite(one.end) else low for one in panel]
-    heights = _apart(ends, [line * (name.count("\n") + 1.4) for name in names], low, high)
+    heights = apart(ends, [line * (name.count("\n") + 1.4) for name in names], low, high)
     for n, (name, height) in enumerate(zip(names, heights, strict=True)):
         place = {"xycoords": ax.get_yaxis_transform(), "va": "center", "fontsize": 9, "annotation_clip": False}
         ax.annotate(name, (1.02, height), color=COLORS[n % len(COLORS)], **place)
 
 
-def _apart(heights: Sequence[float], sizes: Sequence[float], low: float, high: float) -> np.ndarray:
+def apart(heights: Sequence[float], sizes: Sequence[float], low: float, high: float) -> np.ndarray:
     """The heights, moved as little as it takes for texts of these sizes to be apart and between `low` and `high`."""
     order, half = np.argsort(heights, kind="stable"), np.asarray(sizes, float) / 2
     half *= min(1, (high - low) / (2 * half.sum()))

@@ -21,7 +21,9 @@ def test_caption_has_the_counts_of_all_seeds():
     figure = stops_figure({"stock TRL, masked": [STOCK, STOCK], "workbench, masked": [OURS]}, title="SmolLM2")
     assert "logs 100% of the completions as clipped, and 6% were" in figure.caption
     assert "stock TRL, masked, 2 of 6; workbench, masked, 3 of 3." in figure.caption
-    assert "stock TRL, masked, 20% to 20%; workbench, masked, 20% to 60%" in figure.caption
+    assert (
+        "untrained: 20%; at the end, each seed: stock TRL, masked, 20%, 20%; workbench, masked, 60%." in figure.caption
+    )
     assert figure.table["seed"].tolist() == [0, 1, 0] and figure.png().startswith(b"\x89PNG")
 
 

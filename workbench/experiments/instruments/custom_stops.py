@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ...curves.documented import Baseline
-from ...curves.figures import COLORS, DescribedFigure
+from ...curves.figures import COLORS, DescribedFigure, apart
 from ...errors import refusal
 from ...generation.preflight import check_tokenizers, save_policy
 from ...generation.stops import StopSpec
@@ -118,7 +118,7 @@ def useful_steps(seed: pd.DataFrame) -> tuple[int, int]:
 def stops_figure(arms: Mapping[str, Sequence[pd.DataFrame]], *, title: str) -> DescribedFigure:
     """Draw cause, mechanism and effect: arm -> its seeds, each with the columns of `CURVES` by step. The first arm is stock.
 
-    Every seed is drawn; thick lines are means over the seeds. The caption has the numbers with their denominators.
+    Every seed is drawn. The caption has the numbers with their denominators.
     """
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     cause, mechanism, effect = figure.subplots(1, 3)
@@ -132,11 +132,10 @@ def stops_figure(arms: Mapping[str, Sequence[pd.DataFrame]], *, title: str) -> D
     ):
         cause.plot(values.index, values, color=color, linewidth=0.6, alpha=0.5)
         cause.plot(values.index, values.mean(axis=1), color=color, linewidth=2)
-        level = values.to_numpy().mean()
-        cause.annotate(
-            name, (values.index.to_numpy().mean(), level + (0.05 if level < 0.5 else -0.1)), color=color, ha="center"
-        )
+        middle, low, high = values.index.to_numpy().mean(), values.to_numpy().min(), values.to_numpy().max()
+        cause.annotate(name, (middle, high + 0.04 if high < 0.5 else low - 0.1), color=color, ha="center")
     cause.set(title=f"{stock}:\ncompletions that count as truncated", xlabel="steps", ylabel="share of completions")
+    ends: dict[str, pd.Series] = {}
     used, rows = {arm: [useful_steps(seed) for seed in seeds] for arm, seeds in arms.items()}, []
     for n, (arm, seeds) in enumerate(arms.items()):
         color = COLORS[n]
@@ -145,11 +144,8 @@ def stops_figure(arms: Mapping[str, Sequence[pd.DataFrame]], *, title: str) -> D
         count = "{} of {}".format(*np.sum(used[arm], axis=0))
         mechanism.annotate(count, (n, 1.08), color=color, ha="center", annotation_clip=False)
         looks = pd.concat([seed["right"] for seed in seeds], axis=1).dropna()
-        effect.plot(looks.index, looks, color=color, linewidth=0.6, alpha=0.5, marker=".")
-        effect.plot(looks.index, looks.mean(axis=1), color=color, linewidth=2)
-        effect.annotate(
-            arm, (1.02, looks.iloc[-1].mean()), xycoords=effect.get_yaxis_transform(), color=color, va="center"
-        )
+        effect.plot(looks.index, looks, color=color, linewidth=1, alpha=0.7, marker=".")
+        ends[arm] = looks.iloc[-1]
         rows += [
             {"arm": arm, "seed": seed, "steps with a gradient": a, "steps whose rewards differ": b}
             | {"right before": looks.iloc[0, seed], "right after": looks.iloc[-1, seed]}
@@ -162,6 +158,9 @@ def stops_figure(arms: Mapping[str, Sequence[pd.DataFrame]], *, title: str) -> D
         ylabel="share of steps",
     )
     effect.set(title="Held-out questions\nanswered right", xlabel="steps", ylabel="share right")
+    heights = apart([end.mean() for end in ends.values()], [0.09] * len(ends), 0, 1)
+    for n, (arm, height) in enumerate(zip(ends, heights, strict=True)):
+        effect.annotate(arm, (1.02, height), xycoords=effect.get_yaxis_transform(), color=COLORS[n], va="center")
     for ax in (cause, mechanism, effect):
         ax.set(ylim=(-0.04, 1.2 if ax is mechanism else 1.04), yticks=np.linspace(0, 1, 6))
         ax.yaxis.set_major_formatter(PercentFormatter(1))
@@ -170,13 +169,14 @@ def stops_figure(arms: Mapping[str, Sequence[pd.DataFrame]], *, title: str) -> D
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.suptitle(title)
     table = pd.DataFrame(rows)
-    means = table.groupby("arm", sort=False).agg(dict.fromkeys(table.columns[4:], "mean"))
-    ends = "; ".join(f"{arm}, {row.iloc[0]:.0%} to {row.iloc[1]:.0%}" for arm, row in means.iterrows())
+    before = table["right before"].mean()
+    after = "; ".join(f"{arm}, {', '.join(f'{y:.0%}' for y in sorted(end))}" for arm, end in ends.items())
     counts = "; ".join("{}, {} of {}".format(arm, *np.sum(pairs, axis=0)) for arm, pairs in used.items())
     caption = (
         f"{stock} logs {logged.to_numpy().mean():.0%} of the completions as clipped, and {truncated.to_numpy().mean():.0%} "
         "were. "
-        f"Steps with a gradient, of those whose rewards differ: {counts}. Held-out questions answered right, before and after: "
-        f"{ends}. Thin lines and dots: single seeds. Thick lines: their means."
+        f"Steps with a gradient, of those whose rewards differ: {counts}. Held-out questions answered right, untrained: "
+        f"{before:.0%}; at the end, each seed: {after}. Each dot and each line on the right is a seed; on the left thin lines "
+        "are seeds, and thick lines their means."
     )
     return DescribedFigure(figure, alt=f"{title}. Three panels. {caption}", table=table, caption=caption)
