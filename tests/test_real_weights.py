@@ -57,10 +57,10 @@ def test_readme_shows_the_recorded_trainings_and_their_audit():
     assert "masked-stops" in audit_run(log).problems
     readme = " ".join((ROOT / "README.md").read_text().split())
     differ = [share < 1 for one in masked for share in one["curves"]["groups without spread"]]
-    said = f"In {sum(differ)} of stock TRL's {len(differ)} masked steps the rewards of a group differ, and {sum(with_gradient)}"
-    assert said in readme
+    assert f"In {sum(differ)} of the {len(differ)} blue steps there was something to learn" in readme
+    assert f"Only {sum(with_gradient)} of these steps had a gradient" in readme
     assert f"with dips to {min(min(shares[1:]) for shares in learned):.0%} in between" in readme
-    assert f"{after[1]} are right after ten steps and {after[-1]} after 60" in readme
+    assert f"{after[1]} of the answers are right after ten steps and {after[-1]} after 60" in readme
     assert len(masked) == 3 and "three seeds of each arm" in readme
 
 
