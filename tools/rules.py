@@ -92,7 +92,7 @@ def section(rule: Rule) -> str:
     how = re.sub("^How: ", "", how.strip())
     about, finding = examples()[rule.name]
     parts = [f"## {rule.name}\n", f"{question(rule)}\n", f"{about}\n"]
-    parts += ["```text", *paragraph(finding, width=98), "```\n"]
+    parts += ["```text", *paragraph(finding, width=84), "```\n"]
     needs = re.sub("--[a-z]+", r"`\g<0>`", rule.needs)
     parts += [f"**Needs** {needs}.\n"] * bool(needs)
     parts += [
