@@ -49,7 +49,8 @@ def claims() -> list[list[str]]:
     models = measured("attribution")["models"].values()
     right = [(sum(row["right"] for row in model), len(model)) for model in models]
     cells = [f"the right causes in {n} of {count} cases<br>*attribution*" for n, count in right]
-    claim = "`attribute_mismatch` finds causes among suspects, one or two at once ([table](error_rates.md#which-cause-is-named))"
+    where = "[table](error_rates.md#which-cause-is-named)"
+    claim = f"`attribute_mismatch` finds causes among suspects, one or two at once ({where})"
     rows.append([claim, *cells, "confirmed" if right[-1][0] == right[-1][1] else "refuted"])
     trainings, idle = measured("stop_string")["trainings"], {}
     for one in trainings:

@@ -183,7 +183,7 @@ def api_pages() -> dict[str, str]:
     for part, about in PARTS.items():
         names = listed(PACKAGE / part / "__init__.pyi")
         here = {name: file for name, file in names.items() if name not in top}
-        also = _linked((name for name in names if name in top))
+        also = _linked(name for name in names if name in top)
         parts += [
             f"## workbench.{part}\n",
             f"{about}\n",
