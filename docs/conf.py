@@ -12,7 +12,9 @@ extensions = ["myst_nb"]
 root_doc = "docs/index"
 include_patterns = ["docs/**.md", "CHANGELOG.md", "CONTRIBUTING.md", "data/README.md"]
 # A notebook of your own in notebooks/ is no page: those of the site are in the toctree of docs/start/notebooks.md.
-_listed = re.findall(r"^\.\./\.\./(notebooks/\w+)$", (ROOT / "docs/start/notebooks.md").read_text(encoding="utf-8"), re.M)
+_listed = re.findall(
+    r"^\.\./\.\./(notebooks/\w+)$", (ROOT / "docs/start/notebooks.md").read_text(encoding="utf-8"), re.M
+)
 include_patterns += [f"{name}.ipynb" for name in _listed]
 exclude_patterns = [".*", "build", "reports", "runs", "workbench", "tests", "benchmarks", "repros", "requirements"]
 
