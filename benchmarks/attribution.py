@@ -3,7 +3,8 @@
     python -m benchmarks.attribution [--model starter] [--prompts 12] [--out FILE.json]
 
 Samples with real vLLM, in process; the suspects of every case are the same. `--model FOLDER` runs the cases that need no model
-of their own on another model. In a file that exists the table of that model is replaced. docs/attribution.md shows the result.
+of their own on another model. In a file that exists the table of that model is replaced. docs/evidence/error_rates.md shows
+the result.
 """
 
 import copy
@@ -195,7 +196,7 @@ def table_of(rows: list[dict]) -> list[str]:
 
 
 def page() -> list[str]:
-    """Make the lines of docs/attribution.md."""
+    """Make the section of docs/evidence/error_rates.md."""
     result = measured("attribution")
     lines = [
         "# Which cause is named",

@@ -186,7 +186,7 @@ COST = (
 
 
 def page() -> Iterator[str]:
-    """docs/evidence/check_step.md."""
+    """Make the section of docs/evidence/false_alarms.md."""
     found = measured("check_step_grid")
     rows = found["cells"]
     false = [name for name, row in rows.items() if "different" in row["verdicts"].values()]

@@ -23,12 +23,10 @@ from workbench.runs.files import write_text
 
 DOCS = ROOT / "docs"
 PAGES: dict[str, Callable[[], Iterable[str]]] = {
-    "attribution.md": attribution.page,
-    "check_step.md": check_step_grid.page,
     "baselines.md": documented_page.page,
     "documented_verdicts.md": documented_verdicts.page,
-    "error_rates.md": error_rates.page,
-    "false_alarms.md": false_alarms.page,
+    "error_rates.md": lambda: [*error_rates.page(), "", *_section(attribution.page())],
+    "false_alarms.md": lambda: [*false_alarms.page(), "", *_section(check_step_grid.page())],
     "real_weights.md": evidence.page,
 }
 PARTS: dict[str, Callable[[], Iterable[str]]] = {
@@ -40,6 +38,11 @@ PARTS: dict[str, Callable[[], Iterable[str]]] = {
     "sampler_faults": lambda: [f"({made_with(measured('real_weights/sampler_faults'))})"],
 }
 _PART = re.compile(r"(<!-- measured: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def _section(lines: Iterable[str]) -> list[str]:
+    """Lower each heading of a page by one level, so that it is a section of another page."""
+    return [f"#{line}" if line.startswith("#") else line for line in lines]
 
 
 def _cost(what: str) -> list[str]:

@@ -146,6 +146,7 @@ def test_a_notebook_of_the_folder_here_comes_before_one_of_the_library_and_all_a
     own = [write_notebook(tmp_path / "notebooks" / f"{name}.ipynb") for name in ("00_start_here", "zz_mine")]
     assert [find_notebook(path.stem) for path in own] == own
     assert find_notebook("01_ppo_eos_stop") == NOTEBOOKS[1]
+    assert find_notebook("01") == NOTEBOOKS[1]
     assert list(list_notebooks()) == [*(path.stem for path in NOTEBOOKS), "zz_mine"]
 
 

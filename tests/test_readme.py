@@ -4,7 +4,6 @@ import contextlib
 import copy
 import json
 import re
-import shutil
 
 import pytest
 from conftest import NOTEBOOKS, ROOT, call
@@ -47,9 +46,9 @@ def advice(path) -> str:
     return found[0]
 
 
-def test_the_readme_is_a_screen_and_a_half():
+def test_readme_has_at_most_90_lines():
     lines = README.read_text().splitlines()
-    assert len(lines) < 120
+    assert len(lines) <= 90
     assert all(line.count("|") <= 4 for line in lines if line.startswith("|"))  # no wide table
 
 
@@ -96,22 +95,13 @@ def test_the_releases_of_the_table_are_those_that_were_seen():
 
 
 @pytest.mark.slow
-def test_the_readme_s_code_runs_as_it_stands_but_for_a_small_model_and_a_cpu(
-    tmp_path, monkeypatch, capsys, starter_folder
-):
+def test_readme_script_runs_as_it_stands_without_a_hub(tmp_path, monkeypatch, capsys):
     (code,) = blocks(README.read_text())
     assert len([line for line in code.splitlines() if line]) <= 12
-    model, folder = '"Qwen/Qwen2-0.5B-Instruct"', shutil.copytree(starter_folder, tmp_path / "model")
-    (folder / "chat_template.jinja").write_text(
-        "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
-    )
-    for shown, tiny in {model: repr(str(folder)), "max_steps=20": f"max_steps=2, **{TINY}"}.items():
-        assert code.count(shown) == 1, shown
-        code = code.replace(shown, tiny)
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {})
     assert "my_run" in capsys.readouterr().out  # the audit's findings
-    assert (tmp_path / "my_run" / "metrics.jsonl").read_text().count("\n") == 2
+    assert (tmp_path / "my_run" / "metrics.jsonl").read_text().count("\n") == 20
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Write the reference from the package's own words: `python -m tools.api`. Nothing of the package but its parser is imported.
 
-`api.md` has the names of `workbench` and `api_parts.md` those of its parts, from their docstrings; `cli.md` has the commands.
+`api.md` has the names of `workbench` and of its parts, from their docstrings; `cli.md` has the commands.
 """
 
 import argparse
@@ -177,13 +177,13 @@ def api_pages() -> dict[str, str]:
         WRITTEN,
         "`import workbench` loads no heavy library; a name is loaded when first used. Most scripts need only these names:",
         f"{_linked(top)}.\n",
-        f"[Names of the parts](api_parts.md): {', '.join(f'`workbench.{part}`' for part in PARTS)}.\n",
+        f"Names of the parts: {', '.join(f'[`workbench.{part}`](#workbench{part.lower()})' for part in PARTS)}.\n",
     ]
-    parts = ["# Python: names of the parts\n", WRITTEN]
+    parts: list[str] = []
     for part, about in PARTS.items():
         names = listed(PACKAGE / part / "__init__.pyi")
         here = {name: file for name, file in names.items() if name not in top}
-        also = _linked((name for name in names if name in top), page="api.md")
+        also = _linked(name for name in names if name in top)
         parts += [
             f"## workbench.{part}\n",
             f"{about}\n",
@@ -191,11 +191,11 @@ def api_pages() -> dict[str, str]:
         ]
         parts += [entry(name, file, 3) for name, file in here.items()]
     first = "\n".join([*intro, *[entry(name, file) for name, file in top.items()]])
-    return {"reference/api.md": first, "reference/api_parts.md": "\n".join(parts)}
+    return {"reference/api.md": "\n".join([first, *parts])}
 
 
-def _linked(names: Iterable[str], page: str = "") -> str:
-    links = [f"[`{name}`]({page}#{name.lower()})" for name in names]
+def _linked(names: Iterable[str]) -> str:
+    links = [f"[`{name}`](#{name.lower()})" for name in names]
     return textwrap.fill(", ".join(links), 128, break_long_words=False, break_on_hyphens=False)
 
 

@@ -25,7 +25,7 @@ made-up logs.
 
 A metric that one finding shows to be wrong is not used by any later rule. A finding that another one explains says so. What
 severities and exit codes mean, and how far to trust the rules: [the audit](audit.md). A rule of your own:
-[write a rule](../how-to/write_a_rule.md).
+[write a rule](../how-to/audit_a_log.md#write-a-rule).
 
 | rule | question |
 |---|---|
@@ -92,7 +92,7 @@ def section(rule: Rule) -> str:
     how = re.sub("^How: ", "", how.strip())
     about, finding = examples()[rule.name]
     parts = [f"## {rule.name}\n", f"{question(rule)}\n", f"{about}\n"]
-    parts += ["```text", *paragraph(finding, width=98), "```\n"]
+    parts += ["```text", *paragraph(finding, width=84), "```\n"]
     needs = re.sub("--[a-z]+", r"`\g<0>`", rule.needs)
     parts += [f"**Needs** {needs}.\n"] * bool(needs)
     parts += [

@@ -26,11 +26,14 @@ def _folders() -> list[Path]:
 
 
 def find_notebook(name: str) -> Path:
-    """The notebook called `name`, with or without `.ipynb`: as a path, else in one of `_folders`, the first of them first."""
+    """The notebook called `name`, with or without `.ipynb`: as a path, in one of `_folders`, or by its number alone."""
     path = Path(name if name.endswith(".ipynb") else f"{name}.ipynb")
     for candidate in (path, *(folder / path for folder in _folders())):
         if os.path.isfile(candidate):
             return candidate.resolve()
+    numbered = [file for stem, file in list_notebooks().items() if name.isdigit() and stem.startswith(f"{name}_")]
+    if len(numbered) == 1:
+        return numbered[0].resolve()
     raise ParameterError(f"notebook {name!r}: not found; there are {', '.join(list_notebooks())}")
 
 
