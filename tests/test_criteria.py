@@ -71,7 +71,7 @@ def world_09(never=0.4, growth=0.3, gained=3.0) -> dict:
     said = {fault: [] for fault in ("never synced", "base reloaded", "LoRA not merged", "stale cache", "cache cleared")}
     lost = {way: dict.fromkeys(delays, of(1)) for way in ("with", "without")}
     return {
-        "first": "with_it, without", "arms": arms, "ends": pd.DataFrame(dict.fromkeys(arms, seeds)), "log": log, "third": 1,
+        "first": "with_it, _", "arms": arms, "ends": pd.DataFrame(dict.fromkeys(arms, seeds)), "log": log, "third": 1,
         "runs": {"never": after}, "said_of": said, "cost": lost, "gain": {"late by 8": of(gained)},
         "logs": dict.fromkeys(said, pd.DataFrame({"reward": [0.0]})),
     }  # fmt: skip
