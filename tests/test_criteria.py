@@ -1,4 +1,4 @@
-"""Each claim that the notebooks 07 to 09 judge has data on which its criterion holds and data on which it fails.
+"""Each claim that the notebooks 07 to 09 judge, and some of 04 and 05, have data on which their criterion holds and fails.
 
 The cells that judge are run as they stand in the notebook, on numbers made up here in place of trainings.
 """
@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from conftest import NOTEBOOKS, ROOT
 from notebook_shape import code_cells
 
@@ -25,7 +26,7 @@ def verdicts(number: str, world: dict, monkeypatch) -> dict[str, list]:
     sources = [cell.source for cell in code_cells(path)]
     begin = next(n for n, source in enumerate(sources) if source.startswith(world["first"]))
     scope = {"np": np, "pd": pd, "seed_interval": seed_interval, "rng": np.random.default_rng(0)}
-    scope |= {"run": SimpleNamespace(toy=False)} | world
+    scope |= {"run": SimpleNamespace(toy=False), "save_result": workbench.save_result} | world
     for source in sources[begin:]:
         exec(source, scope)
     held: dict[str, list] = {}
@@ -42,6 +43,29 @@ def of(*values: float):
 
 def training(**columns) -> SimpleNamespace:
     return SimpleNamespace(metrics=pd.DataFrame(columns))
+
+
+def world_04(rise=0.5, repeats=0.0) -> dict:
+    index = pd.MultiIndex.from_tuples(
+        [(place, "stock TRL") for place in ("transformers", "vLLM")], names=["back end", "trainer"]
+    )
+    rows = {"prompts": 16, "completions": 16, "wrong prompt": 0, "equal prompts share": False}
+    return {
+        "first": "stock, on_vllm =", "Result": workbench.Result, "show_results": workbench.show_results,
+        "at": pd.DataFrame([rows] * 2, index=index), "results": [], "planted": 30, "none": 0,
+        "report": SimpleNamespace(exact=0, rows=9), "repeats": of(repeats), "rise": {"workbench, seed": of(rise)}, "idle": 1.0,
+    }  # fmt: skip
+
+
+def world_05(model="Qwen/Qwen2-0.5B-Instruct", top=29, drop=5.0, end=-4.0, slow=-27.0) -> dict:
+    arms = {"own settings": end, "docs rate alone": slow, "all docs settings": slow}
+    table = pd.DataFrame({"reward, last 20 steps": arms, "tokens, last 20 steps": 7.0, "seconds per step": 1.0})
+    return {
+        "first": "other = f", "model": model, "rewards": pd.Series(np.linspace(-27, -4, 80)), "enough": True, "jumps": 0.1,
+        "top": top, "scatter": 1.0, "drop": drop, "judged": {}, "own": "own settings", "figure_range": (0, 1), "highest": -1,
+        "table": table, "runs": arms, "more": {}, "settings": {}, "others": {"sign of TRL 0.14": None}, "compared": True,
+        "comparisons": False, "find_spec": lambda name: None, "torch": torch, "reward": SimpleNamespace(about={"highest": 0}),
+    }  # fmt: skip
 
 
 def world_08(sign=0.15, cost=-3.0, agreed=1.0, kept=1.0, top=2.9) -> dict:
@@ -71,7 +95,7 @@ def world_09(never=0.4, growth=0.3, gained=3.0) -> dict:
     said = {fault: [] for fault in ("never synced", "base reloaded", "LoRA not merged", "stale cache", "cache cleared")}
     lost = {way: dict.fromkeys(delays, of(1)) for way in ("with", "without")}
     return {
-        "first": "with_it, without", "arms": arms, "ends": pd.DataFrame(dict.fromkeys(arms, seeds)), "log": log, "third": 1,
+        "first": "with_it, _", "arms": arms, "ends": pd.DataFrame(dict.fromkeys(arms, seeds)), "log": log, "third": 1,
         "runs": {"never": after}, "said_of": said, "cost": lost, "gain": {"late by 8": of(gained)},
         "logs": dict.fromkeys(said, pd.DataFrame({"reward": [0.0]})),
     }  # fmt: skip
@@ -134,6 +158,23 @@ def test_a_claim_whose_interval_holds_the_bound_is_inconclusive(claim, change, m
     number, world = WORLDS[claim[:2]]
     bound = 0.5 if claim == "A6.1" else 0.0
     assert verdicts(number, world(**{change: bound}), monkeypatch)[claim] == [None]
+
+
+@pytest.mark.parametrize(
+    "claim, changes", [("A4.2", {"top": 70, "drop": 0.0}), ("A4.5", {"slow": -5.0}), ("A4.7", {"slow": -5.0})]
+)
+def test_documented_example_is_judged_on_its_own_model_alone(claim, changes, monkeypatch):
+    assert set(verdicts("05", world_05(), monkeypatch)[claim]) == {True}
+    assert False in verdicts("05", world_05(**changes), monkeypatch)[claim]
+    assert set(verdicts("05", world_05("starter"), monkeypatch)[claim]) == {None}
+
+
+@pytest.mark.parametrize(
+    "toy, repeats, holds", [(False, 0.0, True), (False, 0.1, False), (False, 0.05, None), (True, 0.0, None)]
+)
+def test_repeated_prompts_cost_nothing_within_a_tenth_of_the_rise(toy, repeats, holds, monkeypatch):
+    world = world_04(repeats=repeats) | {"run": SimpleNamespace(toy=toy)}
+    assert verdicts("04", world, monkeypatch)["A3.7"] == [None, holds]
 
 
 def test_toy_neither_confirms_nor_refutes_what_a_thread_saw(monkeypatch):

@@ -80,7 +80,7 @@ def _row(untested: Row, runs: list[Run]) -> Row:
         counted = ", ".join(f"{word} in {n}" for word, n in Counter(sorted(verdicts)).items())
         verdict = f"{counted} of {len(verdicts)} runs"
     own = [r for r in results_of(run.result) if r.claim == untested.id]
-    measured = "; ".join(r.says + (f" ({r.reason})" if r.reason else "") for r in own)
+    measured = "; ".join(r.says.rstrip(".") + (f" ({r.reason})" if r.reason else "") for r in own)
     trl = run.env.get("packages", {}).get("trl")
     scale = ("toy" if run.toy else "full") + (f", TRL {trl}" if trl else "")
     row = {"measured": measured, "verdict": verdict, "scale": scale, "command": run_command(run)}

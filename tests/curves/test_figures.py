@@ -158,7 +158,7 @@ def test_names_stand_at_the_lines_in_words_apart_and_inside_the_panel():
 
 def test_a_panel_has_at_most_five_lines():
     shown = show_curves({f"arm {n}": seeds(1) for n in range(7)}, title="T")
-    assert [len(thick(ax)) for ax in shown.figure.axes] == [5, 2]
+    assert [len(thick(ax)) for ax in shown.figure.axes] == [4, 3]
 
 
 def test_another_unit_or_range_gets_a_panel_of_its_own_and_the_caption_says_so():

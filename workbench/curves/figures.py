@@ -233,12 +233,14 @@ def _series(name: str, curves: list[Curve], rng=None, window: float = 1, *, docu
 
 
 def _panels(found: list[Series]) -> list[list[Series]]:
-    """Series that belong on one axis, together, at most `LINES` of them."""
+    """Series that belong on one axis, together; more than `LINES` of them in panels of about as many each."""
     panels: dict[tuple, list[Series]] = {}
     for one in found:
         first = one.curves[0]
         panels.setdefault((first.unit, first.low, first.high), []).append(one)
-    return [panel[n : n + LINES] for panel in panels.values() for n in range(0, len(panel), LINES)]
+    sizes = [math.ceil(len(panel) / math.ceil(len(panel) / LINES)) for panel in panels.values()]
+    pairs = zip(panels.values(), sizes, strict=True)
+    return [panel[n : n + size] for panel, size in pairs for n in range(0, len(panel), size)]
 
 
 def _figure(panels: list[list[Series]], metric: str) -> Figure:

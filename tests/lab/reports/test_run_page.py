@@ -123,6 +123,12 @@ def test_a_long_line_is_cut_and_its_length_told(hostile_page):
     assert "998,000 of 1,000,000 characters left out" in hostile_page
 
 
+def test_links_within_a_report_lead_to_its_own_parts(tmp_path):
+    page = build_report(write_run(tmp_path, metrics=METRICS, result=RESULT)).read_text()
+    targets = set(re.findall(r'href="#([^"]+)"', page))
+    assert "verdicts" in targets and targets <= set(re.findall(r'id="([^"]+)"', page))
+
+
 def test_report_loads_nothing_and_leads_only_to_threads_of_claims(hostile_page):
     threads = {to for claim in load_claims().values() for to in claim.links.values()}
     for attributes in Elements(hostile_page).attributes:
