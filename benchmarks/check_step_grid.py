@@ -160,8 +160,8 @@ def main() -> None:
 FAULTS_OF_TURNS = (
     "## Faults of turns",
     "",
-    "Thirteen faults were made up from TRL's loop of tools, `GRPOTrainer._tool_call_loop`, and put into it before anything was",
-    "changed for them.",
+    "Thirteen faults were made up from TRL's code of turns (its loop of tools, `_generate_single_turn`, rollout functions)",
+    "and put into it before anything was changed for them.",
     "",
     "| thirteen faults | named at their stage | at another stage | cannot tell | missed |",
     "|---|---|---|---|---|",
