@@ -190,7 +190,7 @@ def _fall(reward: np.ndarray | None):
 
 @rule(explains=("no-learning",))
 def kl_runaway(log: Log) -> Finding:
-    """Whether the policy leaves the reference for nothing: the KL grew tenfold, and no rise of the reward is sure.
+    """Whether the policy leaves its reference: the KL grew tenfold, and no rise of the reward is sure.
 
     How: medians of the first and the last quarter: tenfold, and above 0.5 nats.
     Wrong where: the reward is too noisy to show a rise that is there.
@@ -210,7 +210,7 @@ def kl_runaway(log: Log) -> Finding:
         return absent(f"The KL grew from {first:.3g} to {last:.3g}, and the reward rose.", **evidence)
     grew = f"the KL grew from {first:.3g} to {last:.3g} nats, and no rise of the reward is sure"
     advice = "Lower the learning rate, or raise beta, the weight of the KL penalty."
-    return found(WARNING, f"The policy leaves its reference for nothing: {grew}.", advice, evidence=evidence)
+    return found(WARNING, f"The policy leaves its reference: {grew}.", advice, evidence=evidence)
 
 
 @rule
