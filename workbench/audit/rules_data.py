@@ -98,9 +98,7 @@ def mixed_groups(log: Log) -> Finding:
     if not mixed.any() and log.sure_of_groups:
         return absent("Each group has one prompt.", groups=len(mixed))
     if not mixed.any():
-        return unknown(
-            "Name num_generations: groups were found by their prompts, so none with two prompts can be seen."
-        )
+        return unknown("Name num_generations: groups found by their prompts never hold two of them.")
     return found(
         PROBLEM,
         f"{mixed.mean():.0%} of the groups hold more than one prompt, so rewards of different prompts are compared.",
@@ -144,9 +142,10 @@ def documented_run(log: Log) -> Finding:
     """
     steps = log.steps["step"].to_numpy()
     for column, published in _published().items():
-        if (values := log.logged(column)) is None:
+        values, last = log.logged(column), max(documented.stretches[1][-1] for *_, documented in published)
+        if values is None or steps[0] > last:
             continue
-        own = Curve(log.name, steps, values, "")
+        own = Curve(log.name, steps[steps <= last], values[steps <= last], "")
         for baseline, metric, documented in published:
             if (alike := same_table(own, documented)).word == COPY:
                 return found(

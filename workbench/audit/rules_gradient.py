@@ -198,12 +198,10 @@ def wasted_groups(log: Log) -> Finding:
     of_texts = log.groups is not None and "rewards" in log.groups
     equal = log.metric("zero_std_share")
     equal = equal_groups(log) if equal is None and of_texts else equal
-    if not log.grouped or equal is None:
-        return (
-            unknown("Log frac_reward_zero_std, or give completions.")
-            if log.grouped
-            else absent("Its completions are not grouped by prompt.")
-        )
+    if not log.grouped:
+        return absent("Its completions are not grouped by prompt.")
+    if equal is None:
+        return unknown("Log frac_reward_zero_std, or give completions.")
     share, rows = float(np.nanmean(equal)), log.completions
     if share < _THIRD:
         return absent(f"{share:.0%} of the groups have equal rewards.", share=share)
@@ -342,9 +340,7 @@ def _advice(log: Log, cause: str) -> str:
     absent = [name for metric, name in wanted.items() if log.logged(metric) is None]
     if cause != "unknown" or absent:
         return _CAUSES[cause][1].format(", ".join([*absent, "completions"]))
-    return (
-        "Rewards differ, and no row is masked: see whether the training engine, such as DeepSpeed, loses the gradient."
-    )
+    return "Rewards differ, and no row is masked: see whether the engine, such as DeepSpeed, loses the gradient."
 
 
 def _level(dead: float, reward: np.ndarray, top: float | None) -> tuple[str, str]:

@@ -91,10 +91,8 @@ def no_learning(log: Log) -> Finding:
     says = f"No learning shows: over {steps} steps the reward {by}, less than steps scatter."
     advice = "Look at the other findings first; else raise the learning rate, or train longer."
     if _runs_away(log):
-        advice = (
-            "Do not raise the learning rate: completions grow or are truncated, or the policy drifts. Lower it, and "
-        )
-        advice += "read completions of the last steps."
+        advice = "Do not raise the learning rate: completions grow or are truncated, or the policy drifts. "
+        advice += "Lower it, and read completions of the last steps."
     return found(WARNING, says, advice, evidence=evidence, notebook="05_grpo_docs_example")
 
 

@@ -71,6 +71,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "true_clipped": ("stops/clipped_ratio",),
     "identical_groups": ("groups/identical",),
 }  # fmt: skip
+# Columns that part the runs of one table, where they hold numbers; those of words need no name.
+RUN_NAMES = {"run", "run_id", "seed", "experiment", "exp", "trial", "config", "group"}
 PART = "rewards/"  # before the name of a reward function, whose mean the column holds
 _FINITE = ("loss", "grad_norm", "reward")  # a run whose numbers these are not is damaged
 # What only trainings by rewards log: supervised ones have a loss, a gradient and an entropy too.
