@@ -16,6 +16,8 @@ from benchmarks import (
     error_rates,
     evidence,
     false_alarms,
+    public_logs,
+    rule_rates,
 )
 from benchmarks.record import ROOT, made_with, measured, table
 from workbench.runs.files import write_text
@@ -27,11 +29,12 @@ PAGES: dict[str, Callable[[], Iterable[str]]] = {
     "baselines.md": documented_page.page,
     "documented_verdicts.md": documented_verdicts.page,
     "error_rates.md": error_rates.page,
-    "false_alarms.md": false_alarms.page,
+    "false_alarms.md": lambda: [*false_alarms.page(), *rule_rates.page()],
     "real_weights.md": evidence.page,
 }
 PARTS: dict[str, Callable[[], Iterable[str]]] = {
     "audit": audit.page,
+    "public_logs": public_logs.page,
     "costs": lambda: table(["what", "model", "measured", "made with"], evidence.costs()),
     "watch": lambda: _cost("watch"),
     "sampler probe": lambda: _cost("sampler probe"),

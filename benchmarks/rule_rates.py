@@ -129,7 +129,7 @@ def page() -> list[str]:
         "Made-up logs with autoregressive noise of 0.8 whose truth is known, and the 36 healthy controls of",
         "`tests/audit/corpus/`. Written by",
         "",
-        "    python -m benchmarks.rule_rates --repeats 1000 --out data/measured/rule_rates.json",
+        f"    python -m benchmarks.rule_rates --repeats {repeats} --out data/measured/rule_rates.json",
         "",
         f"({made_with(result)}). The rates are per cent of {repeats} logs. Where the answer is no, at most 5 are wanted.",
         "",
@@ -141,12 +141,9 @@ def page() -> list[str]:
 
 
 def main() -> None:
-    options = parser(__doc__)
-    options.add_argument("--repeats", type=int, default=1000)
-    options.add_argument("--seed", type=int, default=0)
-    asked = options.parse_args()
+    asked = parser(__doc__, repeats=1000, seed=0).parse_args()
     cases = {case: [spoken(case, steps, asked.repeats, asked.seed) for steps in STEPS] for case in CASES}
-    publish({"repeats": asked.repeats, "cases": cases, "controls": on_controls()}, asked.out)
+    publish({"repeats": asked.repeats, "cases": cases, "controls": on_controls()}, asked.out, quietly=True)
 
 
 if __name__ == "__main__":
