@@ -95,7 +95,7 @@ RIVALS = {"rldoctor": rldoctor, "runmedic": runmedic, "trainproof": trainproof, 
 
 
 def judged(said: Said, want: dict, names: dict[str, str] | None) -> str:
-    """`right`, `missed`, `false problem`, `wrong finding` or `not read`; `names` says which names of a rival are which of ours."""
+    """`right`, `missed`, `false problem`, `wrong finding` or `not read`; `names` are a rival's for each rule of ours."""
     if said is None:
         return "right" if not want["readable"] else "not read"
     if not want["readable"]:
