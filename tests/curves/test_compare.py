@@ -5,7 +5,6 @@ import pytest
 
 from benchmarks.error_rates import CASES, NOISES, verdicts
 from benchmarks.record import measured
-from workbench.curves import compare
 from workbench.curves.compare import another_seed, documented_verdicts
 from workbench.curves.curve import Curve
 from workbench.curves.documented import list_baselines, load_baseline
