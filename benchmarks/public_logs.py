@@ -79,8 +79,8 @@ def runmedic(log: Path, rivals: Path) -> Said:
 def trainproof(log: Path, rivals: Path) -> Said:
     answer = _asked(rivals, "trainproof", "doctor", str(log), "--json")
     reports = answer.get("reports", []) if isinstance(answer, dict) else []
-    codes = [f["code"] for report in reports for f in report["findings"] if f["code"] not in ("TP-PASS", "TP-NO-LOSS")]
-    if not reports or any(f["code"] == "TP-NO-LOSS" for report in reports for f in report["findings"]):
+    codes = [f["id"] for report in reports for f in report["findings"] if f["id"] not in ("TP-PASS", "TP-NO-LOSS")]
+    if not reports or any(f["id"] == "TP-NO-LOSS" for report in reports for f in report["findings"]):
         return None
     return codes, codes if any(report["verdict"] == "FAIL" for report in reports) else []
 
