@@ -158,12 +158,14 @@ def page() -> list[str]:
         for row in result["logs"]
     ]  # fmt: skip
     known = len(result["logs"]) - len(new)
+    notebooks = sum(row["path"].endswith(".ipynb") and row["readable"] for row in new)
     counts = [[name, *column] for name, *column in zip(names, *columns, strict=True)]
     return [
         *table(["", *heads, *(f"{tool}, all {len(new)}" for tool in TOOLS)], counts),
         "",
         f"Made by `python -m benchmarks.public_logs FOLDER --rivals FOLDER` ({made_with(result)}). {known} more logs turned",
         "out to be copies of documented runs, which the rules had seen; they are *known* in the table below and in no count.",
+        f"{notebooks} of the {len(new)} are notebooks, which none of the four reads.",
         "",
         f"`reward-is-ending` fires on {len(fired)} of the {len(endings)} ({', '.join(fired)}), says no on "
         f"{endings.count('not found')} and cannot tell of {len(endings) - len(fired) - endings.count('not found')}, which log",

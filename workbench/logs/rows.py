@@ -81,7 +81,8 @@ def steps_of(rows: Iterable[dict]) -> pd.DataFrame:
 
     In a log of more than `_ROWS` rows, numbers that nobody asks for are left out.
     """
-    parts, rows, logged = [], iter(rows), dict[str, list]()
+    parts: list[pd.DataFrame] = []
+    rows, logged = iter(rows), dict[str, list]()
     while block := list(islice(rows, _ROWS)):
         kinds = [_kind(tuple(row)) for row in block]
         wanted = "step" if parts or "step" in kinds else "evaluation"
