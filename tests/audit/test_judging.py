@@ -327,3 +327,9 @@ def test_the_report_ends_with_what_was_not_checked_and_why(tmp_path):
     text = " ".join(str(audit_run(tmp_path / "a.jsonl")).split())
     assert re.search(rf"checked \d+ of {len(RULES)} rules; \d+ cannot tell, see above; not checked, because", text)
     assert "because these are missing: completions (" in text and text.endswith("(reward-parts, dead-rewards)")
+
+
+def test_a_fall_from_a_peak_is_seen_in_a_smoothed_curve():
+    hill = np.r_[np.linspace(0, 1, 60), np.linspace(1, 0.1, 60)] + 0.02 * np.random.default_rng(0).normal(size=120)
+    found = collapse(log(120, reward=hill))
+    assert (found.verdict, found.cause) == ("found", "reward")

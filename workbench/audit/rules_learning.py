@@ -180,7 +180,8 @@ def _fall(reward: np.ndarray | None):
         return None
     half = change(values[len(values) // 2 :])
     window = max(4, len(values) // 10)
-    smooth = np.convolve(values, np.ones(window) / window, "valid")
+    total = np.cumsum(np.concatenate([[0.0], values]))
+    smooth = (total[window:] - total[:-window]) / window
     if half is not None and half.high < 0 and smooth[-1] < (smooth.max() + smooth[0]) / 2:
         return "in the second half of the run", half
     return None
