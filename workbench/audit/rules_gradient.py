@@ -38,7 +38,7 @@ def equal_groups(log: Log) -> np.ndarray | None:
 
 
 def _loss_with_zeros(log: Log) -> np.ndarray | None:
-    """The loss, (N,), where nothing else tells of steps and its zeros are exact: others are a hundred of its last digits."""
+    """The loss, (N,), where no gradient is logged and its zeros are exact: others are a hundred of its last digits."""
     loss = log.metric("loss")
     if loss is None or log.logged("grad_norm") is not None or _has_a_kl_term(log):
         return None
