@@ -16,6 +16,8 @@ from benchmarks import (
     error_rates,
     evidence,
     false_alarms,
+    public_logs,
+    rule_rates,
     trl_tests,
 )
 from benchmarks.record import ROOT, made_with, measured, table
@@ -26,11 +28,12 @@ PAGES: dict[str, Callable[[], Iterable[str]]] = {
     "baselines.md": documented_page.page,
     "documented_verdicts.md": documented_verdicts.page,
     "error_rates.md": lambda: [*error_rates.page(), "", *_section(attribution.page())],
-    "false_alarms.md": lambda: [*false_alarms.page(), "", *_section(check_step_grid.page())],
+    "false_alarms.md": lambda: [*false_alarms.page(), *rule_rates.page(), "", *_section(check_step_grid.page())],
     "real_weights.md": evidence.page,
 }
 PARTS: dict[str, Callable[[], Iterable[str]]] = {
     "audit": audit.page,
+    "public_logs": public_logs.page,
     "costs": lambda: table(["what", "model", "measured", "made with"], evidence.costs()),
     "watch": lambda: _cost("watch"),
     "sampler probe": lambda: _cost("sampler probe"),

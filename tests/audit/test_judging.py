@@ -230,6 +230,45 @@ def test_few_equal_groups_are_not_mentioned():
     assert wasted_groups(log(reward=flat)).verdict == "cannot tell"
 
 
+def test_the_best_of_negative_rewards_is_not_called_too_easy():
+    share = np.linspace(0, 1, 60)
+    reward = -0.11 + 0.01 * share + 0.0005 * np.random.default_rng(0).normal(size=60)
+    found = wasted_groups(log(reward=reward, zero_std_share=share))
+    assert "too easy" not in found.says and "never solved" in found.advice and "mostly solved" in found.advice
+
+
+# --- which steps are dead ---
+
+
+def test_updates_on_the_same_completions_are_as_dead_as_the_first():
+    first = np.arange(60) % 4 == 0  # num_iterations=4: TRL logs rewards with the first update alone
+    dead = np.arange(60) // 4 % 2 == 0
+    metrics = {"zero_std_share": np.where(first, dead, np.nan), "reward": np.where(first, 0.1 + 0.1 * ~dead, np.nan)}
+    found = zero_gradient(log(**metrics, grad_norm=0.1, kl=0.01))
+    assert found.cause == "equal-rewards" and found.evidence["steps"] == 32
+
+
+def test_a_loss_that_is_often_exactly_zero_shows_equal_groups():
+    noise = np.round(3 * np.random.default_rng(0).normal(size=60), 4)
+    found = zero_gradient(log(loss=np.where(np.arange(60) % 2, noise, 0.0), reward=flat))
+    assert found.cause == "equal-rewards" and found.evidence["steps"] == 30
+
+
+@pytest.mark.parametrize("more", [{}, {"kl": 0.1}, {"grad_norm": 0.3}])
+def test_a_loss_that_is_rounded_to_zero_shows_nothing(more):
+    small = np.round(0.001 * np.random.default_rng(0).normal(size=60), 4 if not more else 9)
+    small[::2] = 0.0
+    assert zero_gradient(log(loss=small, reward=flat, **more)).verdict != "found"
+
+
+def test_ends_below_the_longest_show_that_cut_completions_have_one_length():
+    ended = np.where(np.arange(20) % 4 == 0, 1200.0, 0.0)
+    cut = {"clipped_ratio": np.where(ended > 0, 0.95, 1.0), "mean_length": np.where(ended > 0, 5760.0, 6000.0)}
+    assert true_clipping(log(20, **cut, max_length=6000.0, reward=0.0)).verdict == "cannot tell"
+    found = true_clipping(log(20, **cut, max_length=6000.0, reward=0.0, mean_terminated_length=ended))
+    assert (found.verdict, found.severity) == ("found", "problem")
+
+
 # --- the reward is the ending ---
 
 # The first steps of runs of arvindcr4/tinker-rl-lab (Apache-2.0, manifests/ARM-seed-N.json): truncated shares and rewards.
@@ -288,3 +327,9 @@ def test_the_report_ends_with_what_was_not_checked_and_why(tmp_path):
     text = " ".join(str(audit_run(tmp_path / "a.jsonl")).split())
     assert re.search(rf"checked \d+ of {len(RULES)} rules; \d+ cannot tell, see above; not checked, because", text)
     assert "because these are missing: completions (" in text and text.endswith("(reward-parts, dead-rewards)")
+
+
+def test_a_fall_from_a_peak_is_seen_in_a_smoothed_curve():
+    hill = np.r_[np.linspace(0, 1, 60), np.linspace(1, 0.1, 60)] + 0.02 * np.random.default_rng(0).normal(size=120)
+    found = collapse(log(120, reward=hill))
+    assert (found.verdict, found.cause) == ("found", "reward")

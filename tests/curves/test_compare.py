@@ -5,7 +5,6 @@ import pytest
 
 from benchmarks.error_rates import CASES, NOISES, verdicts
 from benchmarks.record import measured
-from workbench.curves import compare
 from workbench.curves.compare import another_seed, documented_verdicts
 from workbench.curves.curve import Curve
 from workbench.curves.documented import list_baselines, load_baseline
@@ -111,7 +110,7 @@ def _covers_its_steps(name: str) -> bool:
 def test_a_documented_run_logged_every_5_or_10_steps_is_the_same_process_as_itself(name, every):
     """Eight of sixteen could not be compared, though every step was covered."""
     documented = load_baseline(name).curve()
-    low, high = compare.stretches(documented)
+    low, high = documented.stretches
     steps = np.arange(low[0] + 1, high[-1] + 1)
     values = documented.y[np.clip(np.searchsorted(high, steps), 0, len(high) - 1)]
     n = len(steps) // every

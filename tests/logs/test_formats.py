@@ -10,7 +10,8 @@ import pytest
 from conftest import ROOT, need
 
 from workbench.errors import MissingDependencyError, RunError
-from workbench.logs.formats import read_tensorboard
+from workbench.logs import rows as rows_of_logs
+from workbench.logs.formats import read_tensorboard, runs_in
 from workbench.logs.names import NAMES, canonical
 from workbench.logs.read import read, read_logs
 
@@ -386,3 +387,19 @@ def test_without_tensorboard_the_error_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing.event_file_loader", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'trl-workbench\[tensorboard\]'"):
         read_tensorboard(EVENTS)
+
+
+def test_long_json_lines_are_read_in_blocks_as_short_ones_are(tmp_path, monkeypatch):
+    rows = [
+        {"step": n, "loss": float("nan"), "reward": n / 10, "seed": n % 2, "arm": "ab"[n % 2], "gpu": 7}
+        for n in range(20)
+    ]
+    rows += [{"eval_reward": 1.0, "step": 20}, {"train_runtime": 9.0}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    short = runs_in(tmp_path / "a.jsonl", "a.jsonl")
+    monkeypatch.setattr(rows_of_logs, "_ROWS", 6)
+    long = runs_in(tmp_path / "a.jsonl", "a.jsonl")
+    assert [run.damage for run in long] == [run.damage for run in short] and "in any step" in long[0].damage[0]
+    for one, other in zip(long, short, strict=True):
+        assert one.label == other.label
+        assert one.table.equals(other.table[list(one.table)]) and set(other.table) - set(one.table) == {"gpu"}

@@ -154,8 +154,11 @@ def _consistent(log: Log, logged: np.ndarray, clipped: np.ndarray) -> Finding:
 
 def _varied(log: Log) -> bool:
     """Whether lengths below the longest occur: else all rows may just be equally long."""
-    mean, longest = log.logged("mean_length"), log.logged("max_length")
-    return mean is not None and longest is not None and bool(np.nanmean(mean) < 0.98 * np.nanmean(longest))
+    mean, longest, ended = (log.logged(name) for name in ("mean_length", "max_length", "mean_terminated_length"))
+    if mean is None or longest is None:
+        return False
+    shorter = 0 if ended is None else int(((ended > 0) & (ended < 0.98 * longest)).sum())
+    return bool(np.nanmean(mean) < 0.98 * np.nanmean(longest) or shorter >= 3)
 
 
 def _free_texts(log: Log) -> bool:

@@ -28,12 +28,13 @@ def log_damage(log: Log) -> Finding:
     order = np.array(log.order)
     counted = [d for d in log.damage if "are counted" in d]  # a console log has no step numbers: that is no damage
     broken = [d for d in log.damage if d not in counted]
-    distances = np.diff(np.unique(order))
+    each = np.unique(order)
+    distances = np.diff(each)
     usual = float(np.median(distances)) if len(distances) else 1.0
     back = np.flatnonzero(np.diff(order) < 0) if len(order) > 1 else np.array([], int)
-    restarts = [int(n) for n in back if order[n + 1] <= order.min() and len(order) - n > 3 and n > 1]
-    gaps = [int(a) for a, d in zip(np.unique(order), distances, strict=False) if d > 1.5 * usual]
-    twice = len(order) - len(np.unique(order))
+    restarts = [int(n) for n in back if order[n + 1] <= each[0] and len(order) - n > 3 and n > 1]
+    gaps = [int(step) for step in each[:-1][distances > 1.5 * usual]]
+    twice = len(order) - len(each)
     if restarts:
         says = f"The file holds {len(restarts) + 1} runs: step numbers start again after step {order[restarts[0]]:.0f}."
         return _damaged(log, PROBLEM, "two-runs", says, "Give each run in a file of its own; other findings mix them.")
@@ -98,9 +99,7 @@ def mixed_groups(log: Log) -> Finding:
     if not mixed.any() and log.sure_of_groups:
         return absent("Each group has one prompt.", groups=len(mixed))
     if not mixed.any():
-        return unknown(
-            "Name num_generations: groups were found by their prompts, so none with two prompts can be seen."
-        )
+        return unknown("Name num_generations: groups found by their prompts never hold two of them.")
     return found(
         PROBLEM,
         f"{mixed.mean():.0%} of the groups hold more than one prompt, so rewards of different prompts are compared.",
@@ -144,9 +143,10 @@ def documented_run(log: Log) -> Finding:
     """
     steps = log.steps["step"].to_numpy()
     for column, published in _published().items():
-        if (values := log.logged(column)) is None:
+        values, last = log.logged(column), max(documented.stretches[1][-1] for *_, documented in published)
+        if values is None or steps[0] > last:
             continue
-        own = Curve(log.name, steps, values, "")
+        own = Curve(log.name, steps[steps <= last], values[steps <= last], "")
         for baseline, metric, documented in published:
             if (alike := same_table(own, documented)).word == COPY:
                 return found(

@@ -101,11 +101,9 @@ def true_clipping(log: Log) -> Finding:
     advice = "Raise max_completion_length, or reward shorter completions; masking them leaves less to learn from."
     advice = _of_plain_prompts(log) or advice
     where, share = log.at(true >= 0.25), float(np.nanmean(true))
-    evidence, cost = (
-        {"share cut, last quarter": late, "share cut, all steps": share},
-        {"share of completions truncated": share},
-    )
-    return found(PROBLEM if serious else WARNING, says, advice, steps=where, evidence=evidence, cost=cost)
+    evidence = {"share cut, last quarter": late, "share cut, all steps": share}
+    about = {"evidence": evidence, "cost": {"share of completions truncated": share}}
+    return found(PROBLEM if serious else WARNING, says, advice, steps=where, **about)
 
 
 @rule
@@ -176,9 +174,7 @@ def never_stops(log: Log) -> Finding:
     if open_:  # whichever it is, it is wrong
         says = f"{late:.0%} of the completions count as cut in the last quarter of the run: the limit is too small, or nothing "
         says += "stops them, or they stop at something that the trainer does not take for an end."
-        advice = (
-            "Read one completion, or give --limit N or --stop STRING to decide which it is. Mask nothing until then."
-        )
+        advice = "Read one completion, or give --limit N or --stop STRING to decide. Mask nothing until then."
         evidence = {"share cut, last quarter": late, "share cut, all steps": float(np.nanmean(true))}
         where, cost = log.at(true >= 0.95), {"share of completions": late}
         return found(WARNING, says, advice, cause="all-cut", steps=where, evidence=evidence, cost=cost)
@@ -215,8 +211,6 @@ def added_token(log: Log) -> Finding:
     missing = sorted(set(stops) - set(ids))
     if not missing:
         return absent("The saved tokenizer knows every stop id.", stops=stops)
-    says = (
-        f"The saved tokenizer does not know the stop id {missing[0]}: an engine that loads it cannot decode that stop."
-    )
+    says = f"The saved tokenizer does not know the stop id {missing[0]}: an engine that loads it cannot decode it."
     advice = "Save the tokenizer with the added token and the resized model to one folder, and load both from there."
     return found(PROBLEM, says, advice, evidence={"stop ids": stops, "unknown to the tokenizer": missing})

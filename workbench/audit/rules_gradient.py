@@ -16,8 +16,8 @@ _OF_BATCH = (("scale_rewards", "batch"), ("multi_objective_aggregation", "normal
 def equal_groups(log: Log) -> np.ndarray | None:
     """Share of groups at each step whose rewards are all equal, (N,), as logged or from the completions.
 
-    Where only the spread of the rewards is logged, or verl's advantages, it is 1 where all groups are equal, and else 0. A
-    share that is of the batch is used where it is 1: then all of them are.
+    Where only the spread of the rewards is logged, or verl's advantages, or a loss that is often exactly 0, it is 1 where all
+    groups are equal, and else 0. A share that is of the batch is used where it is 1: then all of them are.
     """
     logged = log.metric("zero_std_share")
     if logged is not None:
@@ -31,9 +31,21 @@ def equal_groups(log: Log) -> np.ndarray | None:
         lowest, highest = log.metric(low), log.metric(high)
         if spread is None and lowest is not None and highest is not None:
             spread = highest - lowest
+    spread = _loss_with_zeros(log) if spread is None else spread
     if spread is None or not log.grouped:
         return None
     return np.where(np.isnan(spread), np.nan, spread == 0)
+
+
+def _loss_with_zeros(log: Log) -> np.ndarray | None:
+    """The loss, (N,), where no gradient is logged and its zeros are exact: others are a hundred of its last digits."""
+    loss = log.metric("loss")
+    if loss is None or log.logged("grad_norm") is not None or _has_a_kl_term(log):
+        return None
+    size = np.abs(loss[np.nan_to_num(loss) != 0])
+    digits = next((n for n in range(7) if np.allclose(size * 10**n, np.round(size * 10**n), rtol=0, atol=1e-9)), None)
+    exact = len(size) > 0 and (digits is None or np.median(size) >= 100 / 10**digits)
+    return loss if exact else None
 
 
 def same_texts(log: Log) -> np.ndarray | None:
@@ -159,7 +171,7 @@ def zero_gradient(log: Log) -> Finding:
         return unknown("Log grad_norm or frac_reward_zero_std.")
     dead = np.zeros(len(log.steps), bool) if norm is None else np.asarray(norm == 0)
     if equal is not None and (norm is None or _has_a_kl_term(log)):  # whose gradient is never exactly 0
-        dead |= equal >= 1 - 1e-6
+        dead |= _carried(equal) >= 1 - 1e-6
     share = float(dead.mean())
     idle = zero_rate(log)
     idle = np.zeros(len(dead), bool) if idle is None else idle
@@ -186,12 +198,10 @@ def wasted_groups(log: Log) -> Finding:
     of_texts = log.groups is not None and "rewards" in log.groups
     equal = log.metric("zero_std_share")
     equal = equal_groups(log) if equal is None and of_texts else equal
-    if not log.grouped or equal is None:
-        return (
-            unknown("Log frac_reward_zero_std, or give completions.")
-            if log.grouped
-            else absent("Its completions are not grouped by prompt.")
-        )
+    if not log.grouped:
+        return absent("Its completions are not grouped by prompt.")
+    if equal is None:
+        return unknown("Log frac_reward_zero_std, or give completions.")
     share, rows = float(np.nanmean(equal)), log.completions
     if share < _THIRD:
         return absent(f"{share:.0%} of the groups have equal rewards.", share=share)
@@ -229,7 +239,11 @@ def _hard_and_easy(log: Log, equal: np.ndarray) -> tuple[float | None, float | N
         if abs(r) * np.sqrt((known.sum() - 2) / max(1 - r**2, 1e-9)) < 4:  # t
             return None, None, ""
         share, words = float(np.nanmean(equal)), " Steps with more of them have a {} reward: most are too {}."
-        return (share, 0.0, words.format("lower", "hard")) if r < 0 else (0.0, share, words.format("higher", "easy"))
+        if r < 0:
+            return share, 0.0, words.format("lower", "hard")
+        if np.nanmax(reward) > 0:
+            return 0.0, share, words.format("higher", "easy")
+        return None, None, ""  # the highest may be what no answer gets, above what wrong ones cost
     words = f" {hard:.0%} of all groups are all at the lowest reward, {easy:.0%} all at the highest."
     return float(hard), float(easy), words
 
@@ -326,9 +340,7 @@ def _advice(log: Log, cause: str) -> str:
     absent = [name for metric, name in wanted.items() if log.logged(metric) is None]
     if cause != "unknown" or absent:
         return _CAUSES[cause][1].format(", ".join([*absent, "completions"]))
-    return (
-        "Rewards differ, and no row is masked: see whether the training engine, such as DeepSpeed, loses the gradient."
-    )
+    return "Rewards differ, and no row is masked: see whether the engine, such as DeepSpeed, loses the gradient."
 
 
 def _level(dead: float, reward: np.ndarray, top: float | None) -> tuple[str, str]:

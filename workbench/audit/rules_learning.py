@@ -91,10 +91,8 @@ def no_learning(log: Log) -> Finding:
     says = f"No learning shows: over {steps} steps the reward {by}, less than steps scatter."
     advice = "Look at the other findings first; else raise the learning rate, or train longer."
     if _runs_away(log):
-        advice = (
-            "Do not raise the learning rate: completions grow or are truncated, or the policy drifts. Lower it, and "
-        )
-        advice += "read completions of the last steps."
+        advice = "Do not raise the learning rate: completions grow or are truncated, or the policy drifts. "
+        advice += "Lower it, and read completions of the last steps."
     return found(WARNING, says, advice, evidence=evidence, notebook="05_grpo_docs_example")
 
 
@@ -182,7 +180,8 @@ def _fall(reward: np.ndarray | None):
         return None
     half = change(values[len(values) // 2 :])
     window = max(4, len(values) // 10)
-    smooth = np.convolve(values, np.ones(window) / window, "valid")
+    total = np.cumsum(np.concatenate([[0.0], values]))
+    smooth = (total[window:] - total[:-window]) / window
     if half is not None and half.high < 0 and smooth[-1] < (smooth.max() + smooth[0]) / 2:
         return "in the second half of the run", half
     return None
@@ -190,7 +189,7 @@ def _fall(reward: np.ndarray | None):
 
 @rule(explains=("no-learning",))
 def kl_runaway(log: Log) -> Finding:
-    """Whether the policy leaves the reference for nothing: the KL grew tenfold, and no rise of the reward is sure.
+    """Whether the policy leaves its reference: the KL grew tenfold, and no rise of the reward is sure.
 
     How: medians of the first and the last quarter: tenfold, and above 0.5 nats.
     Wrong where: the reward is too noisy to show a rise that is there.
@@ -210,7 +209,7 @@ def kl_runaway(log: Log) -> Finding:
         return absent(f"The KL grew from {first:.3g} to {last:.3g}, and the reward rose.", **evidence)
     grew = f"the KL grew from {first:.3g} to {last:.3g} nats, and no rise of the reward is sure"
     advice = "Lower the learning rate, or raise beta, the weight of the KL penalty."
-    return found(WARNING, f"The policy leaves its reference for nothing: {grew}.", advice, evidence=evidence)
+    return found(WARNING, f"The policy leaves its reference: {grew}.", advice, evidence=evidence)
 
 
 @rule

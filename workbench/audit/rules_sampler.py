@@ -41,9 +41,7 @@ def stale_sampler(log: Log) -> Finding:
     if not far or (changed.low <= 0 and last < 50 * first):
         return absent(f"Sampler and scorer differ by {first:.2g}, later by {last:.2g}.", **evidence)
     differ = f"their log-probs differ by {first:.2g} a token in the first step and by {last:.2g} in the last quarter"
-    advice = (
-        "Check that weights, LoRA ones too, reach the engine: sync every step, and compare a greedy sample of both."
-    )
+    advice = "Check that weights, LoRA ones too, reach the engine: sync every step, compare a greedy sample of both."
     return found(PROBLEM, f"The sampler does not follow the policy: {differ}.", advice, evidence=evidence)
 
 
@@ -69,9 +67,7 @@ def mismatch(log: Log) -> Finding:
     if difference is None:
         return unknown(_ADVICE)
     if log.metric("logp_difference") is None and np.nanmean(difference) <= ROUNDING_NATS["bfloat16"]:
-        says = (
-            f"Probabilities differ by {np.nanmean(difference):.2g}; log-probs differ by more, how much is not logged."
-        )
+        says = f"Probabilities differ by {np.nanmean(difference):.2g}; by how much more log-probs do is not logged."
         return unknown(_ADVICE, says)
     dtype, bound = str(log.facts.get("dtype") or ""), ROUNDING_NATS["bfloat16"]
     mean = float(np.nanmean(difference))
@@ -141,10 +137,8 @@ def _products_are_as_small(log: Log, difference: np.ndarray, apart: np.ndarray) 
 def _apart(log: Log, cause: str, difference: np.ndarray, bound: float, evidence: dict) -> Finding:
     (words, advice), mean = _CAUSES[cause], float(np.nanmean(difference))
     beyond = f", more than the {bound} that bf16 explains" if mean > bound else ""
-    says, severity = (
-        f"Sampler and scorer differ by {mean:.2g} a token{beyond}{words}.",
-        PROBLEM if mean > 2 * bound else WARNING,
-    )
+    says, severity = f"Sampler and scorer differ by {mean:.2g} a token{beyond}{words}.", WARNING
+    severity = PROBLEM if mean > 2 * bound else severity
     where = log.at(np.nan_to_num(difference) > (bound if mean > bound else 1e-3))
     return found(severity, says, advice, cause=cause, steps=where, evidence=evidence)
 
@@ -163,15 +157,12 @@ def padding_positions(log: Log) -> Finding:
     if kind not in LEARNED_POSITIONS:
         if log.facts.get("rotary"):
             return absent(f"{kind} has rotary positions, which padding does not change.")
-        return unknown(
-            f"Run workbench.padding_report on the model: the audit does not know how {kind} counts positions."
-        )
+        return unknown(f"Run workbench.padding_report on the model: it is not known how {kind} counts positions.")
     if log.facts.get("explicit_positions") or log.trainer.startswith(_PASS_POSITIONS):
         return absent("The trainer passes position ids.")
     varied = _prompts_differ_in_length(log)
     if varied is None:
-        advice = "Give completions (log_completions=True) and tokenizer.json: padding matters where prompts differ in tokens."
-        return unknown(advice)
+        return unknown("Give completions (log_completions=True) and tokenizer.json: lengths in tokens matter.")
     if not varied:
         return absent("All prompts of a step are equally long, so nothing is padded.")
     says = f"{kind} has learned positions, prompts differ in length, and TRL's scorer passes no position ids: padded rows are "

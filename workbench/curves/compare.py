@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import ParameterError
-from .curve import Curve, on_common_stretches, stretches, whole_seeds, why_incomparable
+from .curve import Curve, on_common_stretches, whole_seeds, why_incomparable
 from .documented import Baseline
 from .stats import noise_covariance
 
@@ -98,7 +98,7 @@ def another_seed(one: Curve, seeds: Sequence[Curve], *, tolerance: ArrayLike, le
 
 
 def _too_little(one: Curve, start: np.ndarray, width: np.ndarray) -> str:
-    low, high = stretches(one)
+    low, high = one.stretches
     whole, shared = (high - low).sum(), width.sum()
     if len(one.x) < PARTS:
         return f"{one.label} has {len(one.x)} points; {PARTS} or more are needed"

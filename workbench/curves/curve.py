@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -70,6 +71,20 @@ class Curve:
         low = "(-inf" if self.low is None else f"[{self.low:g}"
         return f"{low}, " + ("inf)" if self.high is None else f"{self.high:g}]")
 
+    @cached_property
+    def stretches(self) -> tuple[np.ndarray, np.ndarray]:
+        """The x from which and up to which each point is a mean, (N,) each; they do not overlap."""
+        x, gaps = self.x, np.diff(self.x)
+        if self.span is not None or len(x) == 1:
+            before = after = np.full(len(x), self.span or 1.0)
+        else:
+            before, after = np.concatenate([gaps[:1], gaps]), np.concatenate([gaps, gaps[-1:]])
+        share = 1 if self.at == "end" else 0.5  # of the stretch that lies before its point
+        low, high = x - share * before, x + (1 - share) * after
+        low[1:] = np.maximum(low[1:], high[:-1])
+        whole = np.floor(low), np.floor(high)  # step n reaches from n - 1 to n
+        return whole if (whole[1] > whole[0]).all() else (low, high)
+
 
 def why_incomparable(first: Curve, *others: Curve) -> str:
     """Why curves do not belong on one axis: unit or range; empty when they do."""
@@ -79,20 +94,6 @@ def why_incomparable(first: Curve, *others: Curve) -> str:
         if (first.low, first.high) != (other.low, other.high):
             return f"{first.label} ranges over {first.range}, {other.label} over {other.range}"
     return ""
-
-
-def stretches(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
-    """The x from which and up to which each point of a curve is a mean, (N,) each; they do not overlap."""
-    x, gaps = curve.x, np.diff(curve.x)
-    if curve.span is not None or len(x) == 1:
-        before = after = np.full(len(x), curve.span or 1.0)
-    else:
-        before, after = np.concatenate([gaps[:1], gaps]), np.concatenate([gaps, gaps[-1:]])
-    share = 1 if curve.at == "end" else 0.5  # of the stretch that lies before its point
-    low, high = x - share * before, x + (1 - share) * after
-    low[1:] = np.maximum(low[1:], high[:-1])
-    whole = np.floor(low), np.floor(high)  # step n reaches from n - 1 to n
-    return whole if (whole[1] > whole[0]).all() else (low, high)
 
 
 def on_common_stretches(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -106,7 +107,7 @@ def on_common_stretches(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray
         array([[1. , 2. , 3. , 4. ],
                [1.5, 1.5, 3.5, 3.5]])
     """
-    bounds = [stretches(curve) for curve in curves]
+    bounds = [curve.stretches for curve in curves]
     edges = np.unique(np.concatenate([edge for pair in bounds for edge in pair]))
     middle, index = (edges[1:] + edges[:-1]) / 2, []
     shared = np.full(len(middle), True)
@@ -119,7 +120,7 @@ def on_common_stretches(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray
 
 def mean_between(curve: Curve, start: float, end: float) -> float:
     """The mean of a curve over a window of x, of the points whose stretches reach into it; NaN where none does."""
-    low, high = stretches(curve)
+    low, high = curve.stretches
     weights = np.clip(np.minimum(high, end) - np.maximum(low, start), 0, None)
     return float(weights @ curve.y / weights.sum()) if weights.any() else float("nan")
 

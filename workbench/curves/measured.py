@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import ParameterError, RunError
 from ..runs.files import files_named, load_metrics, read_json
 from ..runs.run import SET_BY_RUNNER, Run
-from .curve import Curve, mean_between, stretches, whole_seeds
+from .curve import Curve, mean_between, whole_seeds
 from .stats import seed_interval
 
 TAIL = 20  # steps at the end whose mean is a run's result
@@ -180,7 +180,7 @@ def group_table(groups: dict[str, list[Curve]], rng: np.random.Generator):
         end = min(c.x[-1] for c in kept)
         ends = np.array([mean_between(c, end - TAIL, end) for c in kept])
         result = seed_interval(ends, rng)
-        points = min(int(((stretches(c)[1] > end - TAIL) & (c.x <= end)).sum()) for c in kept)
+        points = min(int(((c.stretches[1] > end - TAIL) & (c.x <= end)).sum()) for c in kept)
         row = {"group": name, "n seeds": len(kept), "left out": "; ".join(left_out)}
         row |= {"result": result.estimate, "low": result.low, "high": result.high, "interval": result.name}
         rows.append(row | {"points": points})

@@ -15,7 +15,7 @@ from ..logs.log import Log
 from ..logs.read import read_logs
 from ..runs.files import files_named
 from ..runs.run import Run
-from .curve import Curve, mean_between, on_common_stretches, stretches, why_incomparable
+from .curve import Curve, mean_between, on_common_stretches, why_incomparable
 from .documented import Baseline
 from .measured import run_curve
 from .stats import POWER, SHORT, change_interval, ends
@@ -100,9 +100,9 @@ def same_table(one: Curve, other: Curve) -> Verdict:
         >>> same_table(fine, coarse).word, same_table(fine, Curve("b", range(1, 61), -y, "points")).word
         ('same table', 'another table')
     """
-    ends = min(stretches(one)[1][-1], stretches(other)[1][-1])
-    coarse, fine = sorted((one, other), key=lambda curve: (stretches(curve)[1] <= ends).sum())
-    low, high = stretches(coarse)
+    ends = min(one.stretches[1][-1], other.stretches[1][-1])
+    coarse, fine = sorted((one, other), key=lambda curve: (curve.stretches[1] <= ends).sum())
+    low, high = coarse.stretches
     start, width, (_, values) = on_common_stretches([coarse, fine])
     point = np.searchsorted(high, start + width / 2)
     covered, total = (np.bincount(point, parts, minlength=len(low)) for parts in (width, width * values))

@@ -14,7 +14,7 @@ import pandas as pd
 
 from ..errors import MissingDependencyError, RunError
 from ..runs.files import open_plain
-from .names import canonical, of_reinforcement_learning, plain
+from .names import RUN_NAMES, canonical, of_reinforcement_learning, plain
 from .printed import printed
 from .rows import LONGEST_LINE, Found, blocks_of, flat_row, lines_of, steps_of, unusable_as_error
 from .settings import of_sources
@@ -22,9 +22,6 @@ from .settings import of_sources
 _LARGEST = {"CSV": 512_000_000, "JSON": 100_000_000}  # bytes
 SUMMARY = "wandb-summary.json"
 _PATIENCE = 1_000  # lines of JSON without a metric of reinforcement learning, then the file is data and no log
-
-# Names of columns that part the runs of one table, where they hold numbers; those of words need no name.
-_RUN_NAMES = {"run", "run_id", "seed", "experiment", "exp", "trial", "config", "group"}
 
 
 def runs_in(path: Path, source: str) -> list[Found]:
@@ -104,7 +101,7 @@ def _split(found: Found) -> list[Found]:
         c
         for c in table
         if str(c) not in known
-        and (plain(c) in _RUN_NAMES or not pd.api.types.is_numeric_dtype(table[c]))
+        and (plain(c) in RUN_NAMES or not pd.api.types.is_numeric_dtype(table[c]))
         and 1 < table[c].nunique(dropna=False) <= len(table) // 2
     ]
     for chosen in (*([c] for c in labels), labels):
@@ -123,9 +120,19 @@ def _split(found: Found) -> list[Found]:
 
 def _json_lines(path: Path, source: str) -> list[Found]:
     """One object a line, as the workbench, verl's file logger and ms-swift write them."""
-    rows: list[dict] = []
+    counts = dict.fromkeys(("rows", "broken", "verl"), 0)
+    table = steps_of(_objects(path, counts))
+    if not counts["rows"]:
+        raise RunError(f"{source}: no line of it is a JSON object; expected one a step")
+    broken, lines = counts["broken"], counts["rows"] + counts["broken"]
+    damage = [f"{Path(source).name}: {broken} of {lines} lines are no JSON objects"] * (broken > 0)
+    verl = counts["verl"] > 0
+    return [Found("verl JSONL" if verl else "JSONL", table, "", damage, (), "verl" if verl else None)]
+
+
+def _objects(path: Path, counts: dict[str, int]) -> Iterator[dict]:
+    """The objects in lines of JSON, flat; what is no log ends early."""
     names: dict[str, None] = {}
-    broken, verl = 0, False
     for line in lines_of(path):
         if not line.strip():
             continue
@@ -134,17 +141,15 @@ def _json_lines(path: Path, source: str) -> list[Found]:
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
-            broken += 1
+            counts["broken"] += 1
             continue
-        verl |= isinstance(row.get("data"), dict)
-        rows.append(flat_row(row))
-        names |= dict.fromkeys(rows[-1])
-        if len(rows) == _PATIENCE and not of_reinforcement_learning(names):
-            break
-    if not rows:
-        raise RunError(f"{source}: no line of it is a JSON object; expected one a step")
-    damage = [f"{Path(source).name}: {broken} of {len(rows) + broken} lines are no JSON objects"] * (broken > 0)
-    return [Found("verl JSONL" if verl else "JSONL", steps_of(rows), "", damage, (), "verl" if verl else None)]
+        counts["verl"] += isinstance(row.get("data"), dict)
+        counts["rows"] += 1
+        yield (flat := flat_row(row))
+        if counts["rows"] <= _PATIENCE:
+            names |= dict.fromkeys(flat)
+            if counts["rows"] == _PATIENCE and not of_reinforcement_learning(names):
+                return
 
 
 def _json(path: Path, source: str) -> list[Found]:
@@ -315,7 +320,7 @@ def _asked_for(sample: pd.DataFrame) -> list:
     if not of_reinforcement_learning(columns.values()):
         return []
     known = {plain(c) for c in canonical(columns.values())}
-    words = [c for c in columns if plain(c) in _RUN_NAMES or not pd.api.types.is_numeric_dtype(sample[c])][:50]
+    words = [c for c in columns if plain(c) in RUN_NAMES or not pd.api.types.is_numeric_dtype(sample[c])][:50]
     return [c for c, n in columns.items() if plain(n) in known or plain(n).startswith("rewards_") or c in words]
 
 

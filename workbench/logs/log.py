@@ -52,9 +52,13 @@ class Log:
 
     def logged(self, name: str) -> np.ndarray | None:
         """A metric as it was logged, true or not."""
-        if name not in self.steps or self.steps[name].isna().all():
-            return None
-        return self.steps[name].to_numpy(float)
+        return self._metrics.get(name)
+
+    @cached_property
+    def _metrics(self) -> dict[str, np.ndarray]:
+        """The columns with a number in them, (N,) each."""
+        columns = {str(name): self.steps[name].to_numpy(float) for name in self.steps}
+        return {name: values for name, values in columns.items() if not np.isnan(values).all()}
 
     def without(self, metrics) -> "Log":
         """The same log, whose `metrics` no other rule may use; what was found and computed before stays."""

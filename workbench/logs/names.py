@@ -72,6 +72,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "true_clipped": ("stops/clipped_ratio",),
     "identical_groups": ("groups/identical",),
 }  # fmt: skip
+# Columns that part the runs of one table, where they hold numbers; those of words need no name.
+RUN_NAMES = {"run", "run_id", "seed", "experiment", "exp", "trial", "config", "group"}
 PART = "rewards/"  # before the name of a reward function, whose mean the column holds
 _FINITE = ("loss", "grad_norm", "reward")  # a run whose numbers these are not is damaged
 # What only trainings by rewards log: supervised ones have a loss, a gradient and an entropy too.
@@ -198,11 +200,15 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, tuple[flo
             damage.append(f"{name} is infinite in {bad} of {len(table)} steps")
         elif name != "reward" and 0 < (bad := int(begun.isna().sum())) < 0.2 * len(table):
             damage.append(f"{name} is no number in {bad} of {len(table)} steps")
-    table = _with_shares(table.replace([np.inf, -np.inf], np.nan))
+    table = _with_shares(table.replace([np.inf, -np.inf], np.nan) if np.isinf(table.to_numpy()).any() else table)
     if counted and "epoch" in table:
         table["step"] = _counted(table["epoch"].ffill())
     order = tuple(table["step"])
-    table = table.groupby("step", as_index=False).last()  # of a step that is there twice the last value of each metric
+    if not (table["step"].is_unique and table["step"].is_monotonic_increasing):
+        table = table.groupby(
+            "step", as_index=False
+        ).last()  # of a step that is there twice the last value of each metric
+    table = table.reset_index(drop=True)
     return table[[name for name in (*NAMES, *parts.values()) if name in table]], order, sorted(damage)
 
 

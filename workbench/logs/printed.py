@@ -45,9 +45,7 @@ def printed(blocks: Iterable[bytes], source: str) -> Found:
         if not (verl.count or dicts.rows.count):
             lines.feed(block)
     if verl.count:
-        settings = (
-            {"max_completion_length": int(next(iter(limits))), "settings_from": "the log"} if len(limits) == 1 else {}
-        )
+        settings = {"max_completion_length": int(limits.pop()), "settings_from": "the log"} if len(limits) == 1 else {}
         return Found("verl console log", verl.table(), damage=damage, trainer="verl", settings=settings)
     table = dicts.rows.table() if dicts.rows.count else lines.table()
     if not dicts.rows.count and lines.cut_short:

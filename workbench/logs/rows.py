@@ -4,18 +4,21 @@ import contextlib
 import math
 import os
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 from tqdm import tqdm
 
 from ..errors import RunError, WorkbenchError
 from ..runs.files import open_plain
 from ..runs.text import one_line
-from .names import canonical, is_asked_for
+from .names import RUN_NAMES, canonical, is_asked_for, plain
 
 EXPECTED = (
     "trainer_state.json, what TRL or verl printed, a saved notebook, JSON or JSON lines with an object a step, a CSV with a "
@@ -24,6 +27,7 @@ EXPECTED = (
 LONGEST_LINE = 1_000_000  # bytes of a line of JSON that is parsed; longer ones are skipped
 _BLOCK = 8_000_000  # bytes of console output searched at a time
 _WARM_UP = 8  # steps
+_ROWS = 5_000  # of JSON that are objects at a time
 _MOST_KINDS = 1_000  # sets of names of one log
 _NUMBERS = ("loss", "grad_norm", "reward", "entropy", "kl")
 _NESTED = ("data", "metrics", "logs")  # where verl's file logger and others put the metrics of a line
@@ -55,25 +59,49 @@ def unusable_as_error(source: str) -> Iterator[None]:
 
 def flat_row(row: dict) -> dict:
     """Its numbers and words; what is nested in `data` or `metrics` is added to them."""
-    flat: dict[str, Any] = {}
     for name in _NESTED:
         if isinstance(nested := row.get(name), dict):
-            flat |= nested
-    flat |= {name: value for name, value in row.items() if name not in _NESTED}
-    return {str(name): value if _is_short(value) else None for name, value in flat.items()}
+            row = nested | {other: value for other, value in row.items() if other != name}
+    return {name: value if type(value) is float or _is_short(value) else None for name, value in row.items()}
 
 
 def _is_short(value) -> bool:
     return isinstance(value, int | float) or (isinstance(value, str) and len(value) <= 100)
 
 
-def steps_of(rows: Sequence[dict]) -> pd.DataFrame:
-    """The rows of steps: the closing summary is none, and evaluations are none where there are others."""
-    kept = [row for row in rows if "train_runtime" not in row]
-    kept = [row for row in kept if not any(name.startswith("eval_") for name in row)] or kept
-    table = pd.DataFrame(kept)
-    table.attrs["lost"] = _lost_of(kept)
+@lru_cache(1000)
+def _kind(names: tuple[str, ...]) -> str:
+    """What a row with these names is: the closing `summary`, an `evaluation`, or a `step`."""
+    summary, evaluation = "train_runtime" in names, any(name.startswith("eval_") for name in names)
+    return "summary" if summary else "evaluation" if evaluation else "step"
+
+
+def steps_of(rows: Iterable[dict]) -> pd.DataFrame:
+    """The rows of steps: the closing summary is none, and evaluations are none where there are others.
+
+    In a log of more than `_ROWS` rows, numbers that nobody asks for are left out.
+    """
+    parts: list[pd.DataFrame] = []
+    rows, logged = iter(rows), dict[str, list]()
+    while block := list(islice(rows, _ROWS)):
+        kinds = [_kind(tuple(row)) for row in block]
+        wanted = "step" if parts or "step" in kinds else "evaluation"
+        kept = [row for row, kind in zip(block, kinds, strict=True) if kind == wanted]
+        table = pd.DataFrame(kept)
+        for column, name in canonical(map(str, table.columns)).items():
+            if name in _NUMBERS and not any(map(_is_finite, values := logged.setdefault(name, []))):
+                values.extend(row[column] for row in kept if column in row)
+        if kept:
+            whole = len(block) < _ROWS and not parts
+            parts.append(table if whole else table[[c for c in table if _is_kept(table[c])]])
+    table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    table.attrs["lost"] = _lost(logged)
     return table
+
+
+def _is_kept(column: pd.Series) -> bool:
+    name = str(column.name)
+    return is_asked_for(name) or plain(name) in RUN_NAMES or not is_numeric_dtype(column)
 
 
 class Rows:
@@ -107,10 +135,10 @@ class Rows:
         kept = {
             names: part
             for names, part in self._parts.items()
-            if len(part[1]) >= least and part[0] and "train_runtime" not in names
+            if len(part[1]) >= least and part[0] and _kind(names) != "summary"
         }
-        for unwanted in (lambda names: any(n.startswith("eval_") for n in names), lambda names: "epoch" not in names):
-            kept = {names: part for names, part in kept.items() if not unwanted(names)} or kept
+        for wanted in (lambda names: _kind(names) == "step", lambda names: "epoch" in names):
+            kept = {names: part for names, part in kept.items() if wanted(names)} or kept
         parts = [
             pd.DataFrame(np.frombuffer(numbers).reshape(len(at), -1), index=at, columns=[names[i] for i in chosen])
             for names, (chosen, at, numbers) in kept.items()
@@ -137,22 +165,20 @@ def _joined(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return table
 
 
-def _lost_of(rows: Sequence[dict]) -> list[str]:
-    known = canonical({name for row in rows for name in row})
-    known = {column: name for column, name in known.items() if name in _NUMBERS}
-    return _lost({name: [row[column] for row in rows if column in row] for column, name in known.items()})
-
-
 def _lost(values: Mapping[str, Sequence]) -> list[str]:
     """A sentence for each loss, gradient or reward that was logged and never a finite number: tables show it as not logged."""
     gone = []
     for name, logged in sorted(values.items()):
-        count = next((n for n, x in enumerate(logged) if not isinstance(x, float) or math.isfinite(x)), len(logged))
+        count = next((n for n, value in enumerate(logged) if _is_finite(value)), len(logged))
         if count == len(logged) and (count > 1 or max(map(len, values.values())) == 1):
             gone.append(f"{name} is no finite number in any step")
         elif count >= _WARM_UP:  # fp16 finds its scale in fewer
             gone.append(f"{name} is no finite number in the first {count} steps")
     return gone
+
+
+def _is_finite(value) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
