@@ -75,4 +75,3 @@ class UpdateShare(LiveCallback):
 def _is_sharded() -> bool:
     state = AcceleratorState()
     return any(getattr(state, f"{name}_plugin", None) is not None for name in ("deepspeed", "fsdp", "megatron_lm"))
-
