@@ -16,14 +16,18 @@ class UpdateShare(LiveCallback):
 
     It is measured on a fixed sample of 20,000 elements, in the weights' own dtype; of a line that stands for several steps
     it is their mean. Nothing is logged where the learning rate or all gradients are 0, where a step was skipped, and where
-    DeepSpeed or FSDP holds the weights. A trainer takes it among its `callbacks` too.
+    DeepSpeed or FSDP holds the weights. `attach_watch` attaches it; else give it to a trainer among its `callbacks`.
     """
 
     name = "measurement of updates"
 
-    def __init__(self, trainer: Any = None):
-        super().__init__(trainer)
+    def __init__(self) -> None:
+        super().__init__(None)
         self._reset()
+
+    def detach(self) -> None:
+        """Measure no more."""
+        self.on = False
 
     def _reset(self) -> None:
         self._trained: list[torch.nn.Parameter] = []
