@@ -84,8 +84,8 @@ def attach_watch(
     The run is not changed: its numbers are the same with and without. An error in the watch is printed once and ends the watch,
     never the training. Where the trainer reports to W&B or Trackio, each warning is an alert there. The environment variable
     `WORKBENCH_WATCH=0` leaves it off without an edit. Where vLLM runs in the trainer's process, `attach_sampler_probe` is
-    called too: it logs `sampler/*` and warns where the engine is another policy. The watch logs `update/moved`, the share of the
-    weights that an optimizer step changes (`workbench.diagnostics.UpdateShare`).
+    called too: it logs `sampler/*` and warns where the engine is another policy. The watch logs `update/moved`, the share
+    of the weights that an optimizer step changes (`workbench.diagnostics.UpdateShare`).
 
     Args:
         trainer: TRL's GRPOTrainer or RLOOTrainer, unmodified or a child, before `train()`.
