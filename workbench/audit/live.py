@@ -125,7 +125,7 @@ def attach_watch(
         raise_alerts(trainer, [line])
 
     watch = Watch(trainer, folder, look, tokens=tokens, every=every)
-    attach_first(trainer, UpdateShare())
+    attach_first(trainer, UpdateShare(every))
     if trainer.args.use_vllm and trainer.args.vllm_mode == "colocate":
         attach_sampler_probe(trainer)
     if record_steps is not None:
