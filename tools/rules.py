@@ -36,6 +36,11 @@ PUBLISHED = [y for y in load_baseline("unsloth-llama3.1-8b-gsm8k-grpo").curve().
 MADE_UP = {
     "a reward that somebody has published": {"reward": PUBLISHED},
     "a gradient norm of 900 in step 31": {"grad_norm": [900.0 if n == 31 else 0.4 + 0.1 * (n % 2) for n in STEPS]},
+    "bf16 weights at a rate of 1e-6": {
+        "update/moved": [0.006 + 0.0001 * (n % 5) for n in STEPS],
+        "learning_rate": [1e-6 for _ in STEPS],
+        "reward": [0.5 + 0.02 * (n % 3) for n in STEPS],
+    },
     "a KL that grows to 3 nats": {
         "reward": [0.5 + 0.02 * (n % 3) for n in STEPS],
         "kl": [(n / 60) ** 2 * 3 for n in STEPS],

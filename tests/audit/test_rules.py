@@ -241,3 +241,8 @@ def test_updates_of_a_warm_up_are_not_judged():
     begun = lost_updates(log(8, moved=0.01, learning_rate=WARM_UP[:8]))
     assert begun.verdict == "cannot tell" and "no longer rises" in begun.advice
     assert lost_updates(log(moved=np.where(WARM_UP < 5e-7, 0.9, 0.01), learning_rate=WARM_UP)).verdict == "found"
+
+
+def test_fp32_weights_that_stay_are_not_told_to_be_fp32():
+    still = log(moved=0.01, learning_rate=1e-12, facts={"dtype": "float32"})
+    assert "max_grad_norm" in lost_updates(still).advice and "torch.float32" not in lost_updates(still).advice

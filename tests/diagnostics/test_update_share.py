@@ -35,7 +35,7 @@ def test_fp32_and_adapters_move_and_bf16_does_not(rate, tmp_path):
     shares = {}
     for name, dtype, more in (("fp32", "float32", {}), ("bf16", "bfloat16", {}), ("LoRA", "bfloat16", LORA)):
         trainer = stock(tmp_path / name, dtype, more, learning_rate=rate)
-        trainer.add_callback(UpdateShare())
+        trainer.add_callback(UpdateShare(every=1))
         shares[name] = logged(trainer)
     assert min(*shares["fp32"], *shares["LoRA"]) > 0.9
     assert max(shares["bf16"]) < 0.2
@@ -43,13 +43,13 @@ def test_fp32_and_adapters_move_and_bf16_does_not(rate, tmp_path):
 
 def test_it_is_measured_at_optimizer_steps_and_changes_nothing(tmp_path):
     fields = {"gradient_accumulation_steps": 2, "logging_steps": 2, "learning_rate": 1e-5, "steps": 4}
-    plain, watched = stock(tmp_path / "a", **fields), stock(tmp_path / "b", **fields)
-    share = UpdateShare()
+    plain = stock(tmp_path / "a", **fields)
+    assert logged(plain) == [None, None]
+    watched, share = stock(tmp_path / "b", **fields), UpdateShare(every=1)
     watched.add_callback(share)
     counts = []
     original = share._count
     share._count = lambda: (original(), counts.append(len(share._counts)))
-    assert logged(plain) == [None, None]
     watched.train()
     assert counts == [1, 2, 1, 2]  # of the steps of a line
     equal = [torch.equal(a, b) for a, b in zip(plain.model.parameters(), watched.model.parameters(), strict=True)]
@@ -58,7 +58,7 @@ def test_it_is_measured_at_optimizer_steps_and_changes_nothing(tmp_path):
 
 def test_nothing_is_said_of_a_rate_of_0_and_of_sharded_weights(tmp_path, monkeypatch):
     idle = stock(tmp_path / "idle", learning_rate=0.0)
-    idle.add_callback(UpdateShare())
+    idle.add_callback(UpdateShare(every=1))
     assert logged(idle) == [None, None]
     sharded = stock(tmp_path / "sharded")
     monkeypatch.setitem(AcceleratorState._shared_state, "fsdp_plugin", object())

@@ -84,7 +84,8 @@ def attach_watch(
     The run is not changed: its numbers are the same with and without. An error in the watch is printed once and ends the watch,
     never the training. Where the trainer reports to W&B or Trackio, each warning is an alert there. The environment variable
     `WORKBENCH_WATCH=0` leaves it off without an edit. Where vLLM runs in the trainer's process, `attach_sampler_probe` is
-    called too: it logs `sampler/*` and warns where the engine is another policy.
+    called too: it logs `sampler/*` and warns where the engine is another policy. The watch logs `update/moved`, the share
+    of the weights that an optimizer step changes (`workbench.diagnostics.UpdateShare`).
 
     Args:
         trainer: TRL's GRPOTrainer or RLOOTrainer, unmodified or a child, before `train()`.
@@ -124,7 +125,7 @@ def attach_watch(
         raise_alerts(trainer, [line])
 
     watch = Watch(trainer, folder, look, tokens=tokens, every=every)
-    attach_first(trainer, UpdateShare(trainer))
+    attach_first(trainer, UpdateShare(every))
     if trainer.args.use_vllm and trainer.args.vllm_mode == "colocate":
         attach_sampler_probe(trainer)
     if record_steps is not None:

@@ -12,7 +12,7 @@ from .finding import FOUND, Finding, in_words_of
 COMPLETIONS, LOG_PROBS = "completions", "sampler against scorer log-probs"
 MODEL_FILES, BASELINE, REWARDS = "model files, or --model", "--baseline", "the means of several reward functions"
 UPDATES = "update/moved, which attach_watch logs"
-NEEDS = (COMPLETIONS, LOG_PROBS, MODEL_FILES, BASELINE, REWARDS, UPDATES)
+NEEDS = (COMPLETIONS, LOG_PROBS, MODEL_FILES, BASELINE, UPDATES, REWARDS)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -389,11 +389,14 @@ def lost_updates(log: Log) -> Finding:
         return absent(says, **evidence)
     if rate is not None and len(rate) > 1 and rate[-1] > rate[-2]:
         return unknown("Ask again when the learning rate no longer rises.", says, **evidence)
-    advice = (
-        "Keep the trained weights in fp32: load the model with dtype=torch.float32; with bf16=True it still computes in "
-        "bf16. Choose the learning rate anew then: one that was tuned with bf16 weights can be too high. Or train LoRA, "
-        "whose adapters PEFT keeps in fp32."
-    )
+    fp32 = log.facts.get("dtype") == "float32"
+    advice = "The weights are fp32: see whether learning_rate, max_grad_norm or the optimizer's epsilon is why."
+    if not fp32:
+        advice = (
+            "Keep the trained weights in fp32: load the model with dtype=torch.float32; with bf16=True it still computes in "
+            "bf16. Choose the learning rate again then: one that was tuned with bf16 weights can be too high. Or train LoRA, "
+            "whose adapters PEFT keeps in fp32."
+        )
     reward = reward_of(log)
     learns = reward is not None and (rises(reward) or ends_at_the_top(log))
     says += " The others stay as they were: the update is smaller than the rounding of the weights."

@@ -16,14 +16,21 @@ class UpdateShare(LiveCallback):
 
     It is measured on a fixed sample of 20,000 elements, in the weights' own dtype; of a line that stands for several steps
     it is their mean. Nothing is logged where the learning rate or all gradients are 0, where a step was skipped, and where
-    DeepSpeed or FSDP holds the weights. A trainer takes it among its `callbacks` too.
+    DeepSpeed or FSDP holds the weights. `attach_watch` attaches it; else give it to a trainer among its `callbacks`.
+
+    Args:
+        every: steps between two measurements, whatever they cost; None as often as 1% of the training's time allows.
     """
 
     name = "measurement of updates"
 
-    def __init__(self, trainer: Any = None):
-        super().__init__(trainer)
+    def __init__(self, every: int | None = None):
+        super().__init__(None, every)
         self._reset()
+
+    def detach(self) -> None:
+        """Measure no more."""
+        self.on = False
 
     def _reset(self) -> None:
         self._trained: list[torch.nn.Parameter] = []
@@ -39,7 +46,8 @@ class UpdateShare(LiveCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any):
         self._before = []
-        if self._cost is None or self.affordable(self._cost):
+        due = self.affordable(self._cost or 0.0) if self._every is None else state.global_step % self._every == 0
+        if due or self._cost is None:
             start = self.seconds
             self.guarded(self._note, model)
             self._cost = self.seconds - start
