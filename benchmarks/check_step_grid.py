@@ -181,7 +181,6 @@ COST = (
     "optimizer has its state. Written by",
     "",
     "    python -m benchmarks.cost --only check_step --model starter --out data/measured/cost.json",
-    "    python -m benchmarks.cost --only check_step --model smollm2 --repeats 3 --out data/measured/cost.json",
 )
 
 
