@@ -57,10 +57,10 @@ def test_dry_run_shows_the_plan_of_another_model(capsys, tmp_path, monkeypatch):
     code, out, err = call(capsys, *command)
     lines = [" ".join(line.split()) for line in (out + err).splitlines()]
     assert code == 0 and lines[:2] == [f"run {EXAMPLE}", f"folder {tmp_path / 'runs' / EXAMPLE / 'TIME'}"]
-    assert lines[2].startswith(f"parameters seed=0, model='{model}', dataset='starter', backend='vllm', steps=0, ")
+    assert lines[2].startswith(f"parameters seed=0, model='{model}', dataset='', backend='vllm', steps=0, ")
     assert lines[3].startswith("0 means steps: the recipe's own (starter 80, documented 2500); learning_rate: ")
     assert lines[4] == "GPUs 1 for each run, of 0, 1"
-    assert re.match("hint dataset='starter' is still the toy's, .* -p dataset=", lines[5])
+    assert not any(line.startswith("hint") for line in lines)  # the data follow from the model
     assert not (tmp_path / "runs").exists()
 
 

@@ -169,9 +169,9 @@ def test_lead_figure_says_what_was_recorded():
     with_gradient = [norm > 0 for one in masked for norm in one["curves"]["gradient norm"]]
     after = [f"{min(shares):.0%} to {max(shares):.0%}" for shares in zip(*learned, strict=True)]
     readme = " ".join(README.read_text().split())
-    said = f"In {sum(differ)} of stock TRL's {len(differ)} masked steps the rewards of a group differ, and {sum(with_gradient)}"
-    assert said in readme
-    assert f"{after[1]} are right after ten steps and {after[-1]} after 60" in readme
+    assert f"In {sum(differ)} of the {len(differ)} blue steps there was something to learn" in readme
+    assert f"Only {sum(with_gradient)} of these steps had a gradient" in readme
+    assert f"{after[1]} of the answers are right after ten steps and {after[-1]} after 60" in readme
     assert f"with dips to {min(min(shares[1:]) for shares in learned):.0%} in between" in readme
     assert len(masked) == 3 and "three seeds of each arm" in readme
     assert "masked-stops" in audit_run(ROOT / "data/audit/masked_stops_gemma.jsonl").problems

@@ -160,7 +160,7 @@ def reward_columns(columns: Iterable) -> dict[str, str]:
     """
     columns = list(columns)
     found = {column: _REWARD.fullmatch(str(column)) for column in columns}
-    known = {"reward", *canonical(map(str, columns))}
+    known = {"reward", "rewards/mean", "rewards/std", *canonical(map(str, columns))}
     return {m[1]: c for c, m in found.items() if m and str(c) not in known and not m[1].endswith(("/std", "/ std"))}
 
 
