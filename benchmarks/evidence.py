@@ -29,6 +29,8 @@ PROBLEMS = {  # notebook -> the problem, and the experiment's name in `python -m
     "05_grpo_docs_example": ("the documented example", "example"),
     "10_do_the_weights_move": ("bf16 weights lose updates", "moved"),
 }
+# A result about a published claim has the claim's words in its first line.
+_RESULT = r"(passed|failed|inconclusive|confirmed|refuted|not comparable): (?:the claim .*\n +)?(.*)"
 HEAD = ("claim", "toy", "real weights", "verdict")
 
 
@@ -36,7 +38,7 @@ def first_result(notebook: str) -> tuple[str, str]:
     """Return verdict and sentence of the first result in a notebook's stored outputs; "not run" where there are none."""
     cells = json.loads((ROOT / "notebooks" / f"{notebook}.ipynb").read_text(encoding="utf-8"))["cells"]
     texts = ["".join(out.get("data", {}).get("text/plain", "")) for one in cells for out in one.get("outputs", ())]
-    found = (re.match("(passed|failed|inconclusive|confirmed|refuted): (.*)", text) for text in texts)
+    found = (re.match(_RESULT, text) for text in texts)
     return next(((match[1], match[2]) for match in found if match), ("not run", ""))
 
 
