@@ -23,7 +23,7 @@ report: .venv/installed
 # --runs-dir runs/real` says how far it is. Large blocks of memory are kept: a step takes a quarter less time on a CPU.
 REAL = MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=8589934592 $(PY) -m workbench sweep --runs-dir runs/real -p model=smollm2
 real: .venv/installed
-	$(REAL) 02_grpo_custom_stops -p dataset=sums,number-words -p steps=40 -p seeds=5 -p server=False
+	$(REAL) 02_grpo_custom_stops -p dataset=number-words,sums -p steps=30 -p seeds=5 -p server=False
 	$(REAL) 04_duplicate_prompts -p num_generations=8 -p steps=20 -p seeds=3 -p server=False
 	$(REAL) 03_position_ids_and_padding -p steps=20 -p seeds=3
 	$(REAL) 05_grpo_docs_example -p steps=400 -p learning_rate=1e-6,1e-5 -p seed=0..2

@@ -3,12 +3,14 @@
     python -m benchmarks.real RUN --name stops     of a run folder of notebook 02: data/baselines/workbench-smollm2-stops-...
 
 A file per arm, in the format of `data/README.md`: every finished seed, its curves, answers to held-out questions, a few
-completions, and the commit, versions and date of the run. Trainings that are not finished are named and left out.
+completions, and the commit, versions and date of the run. Trainings that are not finished are named and left out. Seeds that
+the file has of the same recipe, perhaps from another machine, stay in it.
 """
 
 import argparse
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from benchmarks.record import ROOT, made_with, run_main
@@ -99,6 +101,26 @@ def baseline(arm: str, trainings: dict[int, Run], name: str, environment: dict) 
     }  # fmt: skip
 
 
+def with_stored(made: dict, known: dict) -> dict:
+    """Add the seeds that a stored file has and this run has not, where recipe, stops and overrides are the same."""
+    if any(made["recorded"][key] != known.get("recorded", {}).get(key) for key in ("recipe", "stops", "overrides")):
+        return made
+    curves = {}
+    for metric, curve in made["curves"].items():
+        by_seed = dict(sorted((known["curves"][metric]["by_seed"] | curve["by_seed"]).items()))
+        means = np.mean(list(by_seed.values()), axis=0)
+        points = [[x, float(f"{y:.5g}")] for (x, _), y in zip(curve["points"], means, strict=True)]
+        curves[metric] = curve | {"points": points, "by_seed": by_seed}
+    seeds = len(curves["reward"]["by_seed"])
+    sources = dict.fromkeys(known["recorded"]["made_with"] + made["recorded"]["made_with"])
+    return made | {
+        "title": made["title"].replace(f"seeds: {made['seeds']}", f"seeds: {seeds}"),
+        "seeds": seeds,
+        "curves": curves,
+        "recorded": made["recorded"] | {"made_with": list(sources)},
+    }
+
+
 def looks(folder: Path) -> pd.Series:
     """The share of held-out questions answered right at each look, [looks] by step; empty where there was none."""
     file = folder / FILE
@@ -121,8 +143,9 @@ def main() -> None:
         task = read_json(next(iter(trainings.values())).path / "recipe.json", {})["recipe"]["dataset"]
         name = f"workbench-smollm2-{args.name}-{task}-{arm.replace('--', '-').lower()}"
         made = baseline(arm, trainings, name, environment | {"date": str(date)[:10]})
-        write_text(args.out / f"{name}.json", as_text(made))
-        print(args.out / f"{name}.json")
+        file = args.out / f"{name}.json"
+        write_text(file, as_text(with_stored(made, read_json(file, {}))))
+        print(file)
 
 
 if __name__ == "__main__":
