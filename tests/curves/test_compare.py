@@ -120,6 +120,8 @@ def test_a_documented_run_logged_every_5_or_10_steps_is_the_same_process_as_itse
     found = another_seed(logged, [documented], tolerance=0.1 * np.ptp(documented.y) or 1e-9)
     if n < 5:
         assert found.verdict == "not comparable" and f"mine has {n} points; 5 or more are needed" in found.reason
+    elif n < 10:  # a point reaches over the bound of two fifths, so that noise of one step is in both
+        assert found.verdict in ("same process", "inconclusive"), found
     else:
         assert found.verdict == "same process", found
 
