@@ -75,6 +75,7 @@ DOCUMENTED = {
     "trl-5697-deepmath-grpo": ["no-learning"],  # reward 0 in all steps that were posted
     "diqiuzhuanzhuan-qwen2-7b-gsm8k-math-gpg": ["length-runaway"],  # from 210 to 600 tokens when the reward has risen
     "jianghoucheng-opd": ["collapse"],  # one token each, and the lowest reward there is, from the fifth step on
+    "workbench-smollm2-stops-number-words-stock-trl-masked": ["zero-gradient"],  # masked stops, see notebook 02
 }
 
 
