@@ -11,6 +11,7 @@ from trl_version import HAS_PPO
 
 from benchmarks.record import measured
 from workbench.audit.report import audit_run
+from workbench.curves import load_baseline
 from workbench.errors import ParameterError
 
 README = ROOT / "README.md"
@@ -162,6 +163,9 @@ def test_the_code_that_notebooks_end_with_runs(mine, tmp_path, monkeypatch):
 
 
 def test_lead_figure_says_what_was_recorded():
+    pytest.importorskip("trl")
+    from workbench.experiments.instruments.custom_stops import recorded, useful_steps
+
     trainings = measured("stop_string")["trainings"]
     masked = [one for one in trainings if one["settings"]["arm"] == "stock-masked"]
     learned = [one["held out"]["reward"] for one in trainings if one not in masked]
@@ -174,4 +178,8 @@ def test_lead_figure_says_what_was_recorded():
     assert f"{after[1]} of the answers are right after ten steps and {after[-1]} after 60" in readme
     assert f"with dips to {min(min(shares[1:]) for shares in learned):.0%} in between" in readme
     assert len(masked) == 3 and "three seeds of each arm" in readme
+    names = (f"workbench-smollm2-stops-number-words-{arm}-masked" for arm in ("stock-trl", "workbench"))
+    arms = [[useful_steps(seed) for seed in recorded(load_baseline(name))] for name in names]
+    stock, ours = ("{} of {}".format(*map(sum, zip(*arm, strict=True))) for arm in arms)
+    assert f"(two seeds) its middle reads {stock} and {ours}." in readme and [len(arm) for arm in arms] == [2, 2]
     assert "masked-stops" in audit_run(ROOT / "data/audit/masked_stops_gemma.jsonl").problems
