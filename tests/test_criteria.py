@@ -195,7 +195,7 @@ def test_every_claim_of_these_notebooks_is_here():
 
 
 @pytest.mark.parametrize("alike, unlike, holds", [(0.0, 3.0, True), (0.1, 3.0, False), (0.0, 0.0, None)])
-def test_sgd_at_four_times_the_rate_is_said_only_where_one_rate_is_not(alike, unlike, holds, monkeypatch):
+def test_sgd_at_four_times_the_rate_is_said_only_if_it_differs(alike, unlike, holds, monkeypatch):
     assert holds in verdicts("07", world_07(alike=alike, unlike=unlike), monkeypatch)[""]
 
 

@@ -13,6 +13,7 @@ from benchmarks.record import measured
 from workbench.audit.report import audit_run
 from workbench.curves import load_baseline
 from workbench.errors import ParameterError
+from workbench.experiments.instruments.custom_stops import recorded, useful_steps
 
 README = ROOT / "README.md"
 SYMPTOMS = ROOT / "docs" / "how-to" / "symptoms.md"
@@ -163,9 +164,6 @@ def test_the_code_that_notebooks_end_with_runs(mine, tmp_path, monkeypatch):
 
 
 def test_lead_figure_says_what_was_recorded():
-    pytest.importorskip("trl")
-    from workbench.experiments.instruments.custom_stops import recorded, useful_steps
-
     trainings = measured("stop_string")["trainings"]
     masked = [one for one in trainings if one["settings"]["arm"] == "stock-masked"]
     learned = [one["held out"]["reward"] for one in trainings if one not in masked]

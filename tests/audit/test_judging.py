@@ -261,7 +261,7 @@ def test_a_loss_that_is_rounded_to_zero_shows_nothing(more):
     assert zero_gradient(log(loss=small, reward=flat, **more)).verdict != "found"
 
 
-def test_ends_below_the_longest_show_that_cut_completions_have_one_length():
+def test_ends_below_the_longest_show_where_others_were_cut():
     ended = np.where(np.arange(20) % 4 == 0, 1200.0, 0.0)
     cut = {"clipped_ratio": np.where(ended > 0, 0.95, 1.0), "mean_length": np.where(ended > 0, 5760.0, 6000.0)}
     assert true_clipping(log(20, **cut, max_length=6000.0, reward=0.0)).verdict == "cannot tell"
