@@ -59,11 +59,15 @@ def ending_table(runs: list[Baseline]) -> list[str]:
         right = np.concatenate([reward >= 1 - cut - 1e-9 for reward, cut in seeds])
         truncated = np.mean([cut.mean() for _, cut in seeds])
         alike = f"{sum(move < MOVES_ALIKE for move in moves)} of {len(moves)}"
-        rows.append(
-            [run.title, f"{100 * truncated:.0f}%", alike, f"{min(moves):.2f} to {max(moves):.2f}"]
-            + [f"{right.sum()} of {right.size}"]
-        )
-    heads = ["run", "truncated", f"seeds below {MOVES_ALIKE}", "correlation of changes", "steps with as many right as ended"]
+        spread, as_many = f"{min(moves):.2f} to {max(moves):.2f}", f"{right.sum()} of {right.size}"
+        rows.append([run.title, f"{100 * truncated:.0f}%", alike, spread, as_many])
+    heads = [
+        "run",
+        "truncated",
+        f"seeds below {MOVES_ALIKE}",
+        "correlation of changes",
+        "steps with as many right as ended",
+    ]
     return table(heads, rows)
 
 
@@ -74,8 +78,8 @@ def answers_without_number(runs: list[Baseline]) -> str:
     read, wrong, without = np.sum(found, axis=0)
     share = share_interval(int(without), int(wrong))
     return (
-        f"{without} of the {wrong} wrong answers among {read} held-out ones that were read, of one seed in each of {len(found)} "
-        f"arms: {100 * share.estimate:.0f}% ({100 * share.low:.0f} to {100 * share.high:.0f})."
+        f"{without} of the {wrong} wrong answers among {read} held-out ones that were read, of one seed in each of "
+        f"{len(found)} arms: {100 * share.estimate:.0f}% ({100 * share.low:.0f} to {100 * share.high:.0f})."
     )
 
 
@@ -118,14 +122,14 @@ def page() -> list[str]:
         "",
         "## What a reward measured",
         "",
-        "Runs that give reward and truncated share of each seed. Where their changes from step to step correlate near -1, and as",
-        "many completions are right as ended, the reward says little but whether a completion ended within the limit. `workbench",
-        "audit` names that from one log (`reward-is-ending`).",
+        "Runs that give reward and truncated share of each seed. Where their changes from step to step correlate near -1, and",
+        "as many completions are right as ended, the reward says little but whether a completion ended within the limit.",
+        "`workbench audit` names that from one log (`reward-is-ending`).",
         "",
         *ending_table(runs),
         "",
-        "DAPO's and AERO's logs of the same study cannot tell: DAPO logs lengths of the first batch of a step and the reward of",
-        "the groups that it keeps, AERO counts rejected rollouts as completions of 0 tokens.",
+        "DAPO's and AERO's logs of the same study cannot tell. DAPO logs the lengths of a step's first batch and the reward of",
+        "the groups that it keeps; AERO logs a rejected rollout as a completion of 0 tokens.",
         "",
         "Held-out answers in which no number was found, as where the answer did not come within the limit:",
         answers_without_number(runs),
