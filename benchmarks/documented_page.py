@@ -8,11 +8,12 @@ import numpy as np
 from benchmarks.record import table
 from workbench.curves.curve import Curve
 from workbench.curves.documented import Baseline, list_baselines, load_baseline, load_sources
-from workbench.curves.stats import ends
+from workbench.curves.stats import ends, share_interval
 from workbench.curves.verdicts import RISES, trend
 
 OWN = "this project"  # as data/sources.json names it
 BARS = "▁▂▃▄▅▆▇█"
+MOVES_ALIKE = -0.9  # correlation of the changes of reward and truncated share
 
 
 def spark(curve: Curve, width: int = 16) -> str:
@@ -44,6 +45,42 @@ def _row(run: Baseline, files: list[dict]) -> list[str]:
     curve = run.curve()
     change = "{:.3g} to {:.3g}".format(*ends(curve.y))
     return [run.title, run.task, spark(curve), f"{change} {curve.unit}", trend(curve).word, source]
+
+
+def ending_table(runs: list[Baseline]) -> list[str]:
+    """Make a table of what the reward follows where each seed's reward and truncated share are known, a row a run."""
+    rows = []
+    for run in runs:
+        parts = [run.curves.get(metric, {}).get("by_seed", {}) for metric in ("reward", "clipped_ratio")]
+        seeds = [tuple(np.array(part[seed]) for part in parts) for seed in parts[0] if seed in parts[1]]
+        if not seeds:
+            continue
+        moves = [np.corrcoef(np.diff(reward), np.diff(cut))[0, 1] for reward, cut in seeds]
+        right = np.concatenate([reward >= 1 - cut - 1e-9 for reward, cut in seeds])
+        truncated = np.mean([cut.mean() for _, cut in seeds])
+        alike = f"{sum(move < MOVES_ALIKE for move in moves)} of {len(moves)}"
+        spread, as_many = f"{min(moves):.2f} to {max(moves):.2f}", f"{right.sum()} of {right.size}"
+        rows.append([run.title, f"{100 * truncated:.0f}%", alike, spread, as_many])
+    heads = [
+        "run",
+        "truncated",
+        f"seeds below {MOVES_ALIKE}",
+        "correlation of changes",
+        "steps with as many right as ended",
+    ]
+    return table(heads, rows)
+
+
+def answers_without_number(runs: list[Baseline]) -> str:
+    """Say how many of the wrong held-out answers that were read hold no number, with the exact 95% interval of the share."""
+    names = ("heldout_read", "heldout_read_wrong", "heldout_read_wrong_without_number")
+    found = [[run.figures[name]["value"] for name in names] for run in runs if names[0] in run.figures]
+    read, wrong, without = np.sum(found, axis=0)
+    share = share_interval(int(without), int(wrong))
+    return (
+        f"{without} of the {wrong} wrong answers among {read} held-out ones that were read, of one seed in each of "
+        f"{len(found)} arms: {100 * share.estimate:.0f}% ({100 * share.low:.0f} to {100 * share.high:.0f})."
+    )
 
 
 def page() -> list[str]:
@@ -82,6 +119,21 @@ def page() -> list[str]:
             ["run", "task", "reward", "first fifth to last", "verdict", "source"],
             [_row(run, files[run.name]) for run in runs],
         ),
+        "",
+        "## What a reward measured",
+        "",
+        "Runs that give reward and truncated share of each seed. Where their changes from step to step correlate near -1, and",
+        "as many completions are right as ended, the reward says little but whether a completion ended within the limit.",
+        "`workbench audit` names that from one log (`reward-is-ending`).",
+        "",
+        *ending_table(runs),
+        "",
+        "DAPO's and AERO's logs of the same study cannot tell. DAPO logs the lengths of a step's first batch and the reward of",
+        "the groups that it keeps; AERO logs a rejected rollout as a completion of 0 tokens.",
+        "",
+        "Held-out answers in which no number was found, as where the answer did not come within the limit:",
+        answers_without_number(runs),
+        "The other seeds were not read, so it is not said of each run.",
         "",
         "## One table in several files",
         "",

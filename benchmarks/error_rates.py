@@ -221,7 +221,7 @@ def control_section(control: dict) -> list[str]:
         "",
         *table(["control; metric", "recorded seeds", "newly made starters"], left_out),
         "",
-        "Seeds that others published, eight of one run, each judged by the other seven with a tolerance of a tenth of what",
+        "Seeds that others published, eight of a run, each judged by the other seven with a tolerance of a tenth of what",
         "their mean moves. All are one process, so `different` is wrong; its rate has the exact 95% interval. Where the mean",
         "hardly moves, the tolerance is small, and `inconclusive` is all that can be said.",
         "",

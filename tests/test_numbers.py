@@ -7,14 +7,18 @@ import ast
 import functools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
 from conftest import NOTEBOOKS, ROOT
 
 import workbench
+from benchmarks.documented_page import OWN
 from workbench.audit.check import RULES
 from workbench.audit.report import audit_run
+from workbench.curves.documented import list_baselines, load_baseline, load_sources
+from workbench.curves.verdicts import RISES, UNCLEAR, trend
 from workbench.trl_release import NEWEST, OLDEST
 
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
@@ -59,6 +63,14 @@ def logged_as_truncated() -> float:
     return round(100 * finding.evidence["logged clipped ratio"])
 
 
+@functools.cache
+def verdicts_of_others() -> Counter:
+    """Count the verdicts on the reward curves that others published."""
+    own = {row["run"] for row in load_sources() if row["repository"] == OWN}
+    runs = [load_baseline(name) for name in list_baselines() if name not in own]
+    return Counter(trend(run.curve()).word for run in runs if "reward" in run.curves)
+
+
 def minor(release: str) -> float:
     return float(release.rpartition(".")[0])
 
@@ -79,6 +91,10 @@ SUBJECTS: dict[str, Callable[[], float]] = {
     r"{n} small real runs": lambda: len(CORPUS),
     r"documented numbers \({n} steps": lambda: found_in("notebooks/05_grpo_docs_example.ipynb", r"documented (\d+)\)"),
     r"TRL logged that {n}% of its": logged_as_truncated,
+    r"\bof {n} curves that others published": lambda: sum(verdicts_of_others().values()),
+    r"curves that others published {n} rise": lambda: verdicts_of_others()[RISES],
+    r"\b{n} of \d+ curves that others published rise": lambda: verdicts_of_others()[RISES],
+    r"curves that others published \d+ rise; {n} are inconclusive": lambda: verdicts_of_others()[UNCLEAR],
 }
 
 

@@ -65,6 +65,23 @@ def test_the_known_figures_come_out():
     assert (len(late), late.min(), late.max()) == (24, 0.538, 0.579)
 
 
+ARMS = {arm: load_baseline(f"arvindcr4-qwen3-8b-gsm8k-{arm}") for arm in ("grpo", "drgrpo", "gspo", "dapo", "aero")}
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_curves_of_eight_seeds_end_at_the_mean_of_the_summary(arm):
+    seeds = np.array([curve.y for curve in ARMS[arm].curves_by_seed()])
+    assert seeds.shape == (8, 30)
+    assert seeds[:, -10:].mean() == pytest.approx(ARMS[arm].figure("last_10_steps"), abs=1e-4)
+
+
+@pytest.mark.parametrize("metric", ["reward", "completion_length", "clipped_ratio"])
+@pytest.mark.parametrize("arm", ["drgrpo", "gspo"])
+def test_arms_of_one_seed_start_with_the_same_completions(arm, metric):
+    first, other = ({c.label[-3:]: c.y[0] for c in ARMS[name].curves_by_seed(metric)} for name in ("grpo", arm))
+    assert other == pytest.approx(first, abs=0.01)  # of lengths five digits are kept
+
+
 def test_an_unknown_name_gets_the_nearest_spelling():
     with pytest.raises(ParameterError, match=r"'unsloth-qwen3-4b-maths': did you mean 'unsloth-qwen3-4b-math-grpo'\?"):
         load_baseline("unsloth-qwen3-4b-maths")
