@@ -168,8 +168,8 @@ def page() -> list[str]:
         f"{notebooks} of the {len(new)} are notebooks, which none of the four other tools reads.",
         "",
         f"Of the {len(endings)} logs `reward-is-ending` is found in {len(fired)} ({', '.join(fired)}) and not found in",
-        f"{endings.count('not found')}. It cannot tell in {len(endings) - len(fired) - endings.count('not found')}, which log no",
-        "truncated share, or fewer than 12 steps of it.",
+        f"{endings.count('not found')}. It cannot tell in {len(endings) - len(fired) - endings.count('not found')}, which log",
+        "no truncated share, or fewer than 12 steps of it.",
         "",
         *table(["log", "half", "our judgement, before any tool ran", "the audit finds", ""], lines),
     ]  # fmt: skip
