@@ -85,7 +85,13 @@ def problems() -> Iterator[list[str]]:
         seen = "<br>".join(f"{task}: {text}" for task, (text, _) in tasks.items()) or "not recorded"
         above = {holds for _, holds in tasks.values()}
         agree = (
-            "" if not tasks else "inconclusive" if None in above else "yes" if above == {verdict == "passed"} else "no"
+            ""
+            if not tasks
+            else "inconclusive"
+            if None in above
+            else "yes"
+            if above == {verdict in ("passed", "confirmed")}
+            else "no"
         )
         others = ", ".join(f"`{name}`" for name in drawn_by(notebook)) or "no curve with numbers"
         link = f"[{problem}](../../notebooks/{notebook}.ipynb)"
@@ -139,7 +145,7 @@ def page() -> list[str]:
         "",
         *table(head, problems()),
         "",
-        "*Agree* is yes if the toy's first result passed and the interval on SmolLM2 lies above 0, or if neither is so. If the",
+        "*Agree* is yes if the toy's first result holds and the interval on SmolLM2 lies above 0, or if neither is so. If the",
         "interval holds 0, it is inconclusive. The documented runs have other models and tasks; the notebook draws them next",
         "to its own.",
         "",

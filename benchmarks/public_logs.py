@@ -142,6 +142,13 @@ def _counts(rows: Iterable[dict], tool: str) -> list[str]:
     return [f"{sum(map(is_one, of))} of {len(of)}" for of, is_one in counted]
 
 
+def held_back() -> str:
+    """Say what the audit found in the half that the rules had not seen."""
+    new = [row for row in measured("public_logs")["logs"] if not row["known"] and row["half"] == "held"]
+    read, causes, false = _counts(new, "workbench")
+    return f"held back: the cause found in {causes} faulty or flat logs, a false finding in {false} others, {read} read"
+
+
 def page() -> list[str]:
     """Make the part of docs/evidence/audit.md about these logs."""
     result = measured("public_logs")
