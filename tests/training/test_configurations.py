@@ -112,7 +112,7 @@ def test_a_function_named_reward_has_a_column_of_its_own(kind, tmp_path):
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
 
-@shows("pad is EOS", "PPO")
+@shows("pad is EOS", "PPO", says="PPO refuses a pad token that is an EOS")
 def test_ppo_refuses_a_pad_that_ends_rows(kind):
     with pytest.raises(ParameterError, match=f"^{re.escape(TABLE['pad is EOS'].refused[kind])}$"):
         build("ours", kind, model=models.saved(models.qwen25_like))
@@ -146,8 +146,8 @@ def test_the_limit_holds_over_turns(kind, limit, of_turns, tmp_path):
     assert all(number <= of_turns for number, _ in ends(got))
 
 
-@shows("tools")
-def test_a_stop_that_is_not_to_be_seen_stands_in_no_message(kind, tmp_path):
+@shows("tools", says="with include_stop_str_in_output=False no message has the stop")
+def test_no_message_has_a_hidden_stop(kind, tmp_path):
     def texts(got):
         """Last messages of rows that the letter ended: after a tool's answer, or at once."""
         ended_there = ["i" in turns(tokenizer().decode(ids))[-1] for ids in got.ids]
@@ -167,7 +167,7 @@ def test_rewards_read_a_rollout_without_a_hidden_stop(kind):
     assert got.texts == [text.removesuffix(CLOSE) for text in whole] != whole
 
 
-@shows("conversations", "GRPO")
+@shows("conversations", "GRPO", says="with a custom stop a parsed message stays parsed")
 def test_a_message_that_is_parsed_stays_so_with_a_custom_stop(kind, tmp_path):
     own = {"tokenizer": models.chat_tokenizer(), "data": models.chats(), "record_dir": tmp_path}
     got = watched("ours", kind, **own, stops=StopSpec(stop=(STOP,)))

@@ -38,7 +38,7 @@ def test_without_custom_stops_both_processes_train_as_stock_does(kind, two):
 
 
 @pytest.mark.rare
-@shows("two processes")
+@shows("two processes", says="both processes end, and every step and row is recorded once")
 def test_both_end_and_every_step_and_row_is_recorded_once(kind, two):
     assert [of[kind]["steps"] for of in two] == [STEPS, STEPS]
     run = Run(Path(two[0][kind]["folder"]))
@@ -55,7 +55,7 @@ def test_both_end_and_every_step_and_row_is_recorded_once(kind, two):
 
 
 @pytest.mark.rare
-@shows("two processes")
+@shows("two processes", says="the log covers the rows of both processes")
 def test_the_log_is_of_the_rows_of_both(kind, two):
     run = Run(Path(two[0][kind]["folder"]))
     rows, metrics = run.completions, run.metrics.set_index("step")
@@ -132,7 +132,7 @@ def test_with_the_correction_it_trains_as_stock_does(kind, mode, on_vllm):
     assert len(lines) == 2 and ("sampling/importance_sampling_ratio/mean" in lines[0]) == (mode != "None")
 
 
-@shows("correction", says="masking changes what is learned")
+@shows("correction", says="masking in the correction changes what is learned")
 def test_masking_in_the_correction_changes_what_is_learned(kind, on_vllm):
     learned = {mode: got["learned"] for mode, got in on_vllm["correction"].items()}
     assert len({learned["None"], learned["token_mask"], learned["sequence_mask"]}) == 3
