@@ -201,11 +201,14 @@ def page() -> list[str]:
     lines = [
         "# Which cause is named",
         "",
-        "Known causes, put between a real vLLM engine (CPU build) and TRL's way of scoring. `attribute_mismatch` is given the",
-        "same suspects in every case (temperature 0.7, top-k 20, top-p 0.8, bfloat16, other weights; token ids where they",
-        "are recorded) and has to find which are true. Sizes are the mean |difference| of a token's log-prob.",
-        "Right: exactly what was put in is found, and a single cause with its size within a quarter. *By size*: the remaining",
-        "difference is as large as that dtype would cause, but does not match token by token, so its size is no evidence.",
+        "Known causes of a mismatch were put between a real vLLM engine (CPU build) and TRL's way of scoring. In every case",
+        "`attribute_mismatch` gets the same suspects (temperature 0.7, top-k 20, top-p 0.8, bfloat16, other weights; token ids",
+        "if they are recorded) and has to find the true ones. Sizes are the mean |difference| of a token's log-prob.",
+        "",
+        "- *Right*: exactly what was put in is found; of a single cause the size is right to a quarter.",
+        "- *By size*: the remaining difference is as large as that dtype would cause, but does not match token by token. So",
+        "  its size is no evidence.",
+        "",
         "Written by",
         "",
         "    python -m benchmarks.attribution --out data/measured/attribution.json",
@@ -213,7 +216,7 @@ def page() -> list[str]:
         "        --out data/measured/attribution.json",
         "    python -m benchmarks.pages",
         "",
-        f"The result that it shows: {made_with(result)}.",
+        f"Made with {made_with(result)}.",
         "",
     ]
     for model, rows in result["models"].items():
@@ -221,13 +224,14 @@ def page() -> list[str]:
         right = sum(row["right"] for row in single)
         lines += [f"## {model}", "", f"Single causes: {right} of {len(single)} right.", "", *table_of(rows), ""]
     lines += [
-        "Batch shape is sampled with transformers, as vLLM scales RoPE otherwise.",
+        "The case *batch shape* samples with transformers, because vLLM scales RoPE differently.",
         "",
-        "**Experts** of a mixture model that engine and trainer choose differently are no suspect. Replaying the engine's",
-        "choice in the trainer was tried: it found less than three quarters of that cause. What it makes is reported as left.",
-        "**Chunked prefill** changes only the order of sums. No suspect covers it, so its effect stays unexplained; in lower",
-        "precision it can be counted under `dtype`. **Tokens** can be compared only if as many ids are trained as were",
-        "sampled, and if the sampled ids were kept. Anything that no suspect explains is reported as left.",
+        "The difference that no suspect explains is reported as *left*. It includes:",
+        "",
+        "- **Experts** of a mixture model that engine and trainer choose differently. Replaying the engine's choice in the",
+        "  trainer was tried, and found less than three quarters of this cause.",
+        "- **Chunked prefill**, which changes only the order of sums. In lower precision it can be counted under `dtype`.",
+        "- **Tokens**, unless as many ids are trained as were sampled and the sampled ids were kept.",
         "",
     ]
     return lines

@@ -161,24 +161,25 @@ FAULTS_OF_TURNS = (
     "## Faults of turns",
     "",
     "Thirteen faults were made up from TRL's code of turns (its loop of tools, `_generate_single_turn`, rollout functions)",
-    "and put into it before anything was changed for them.",
+    "and put into that code. Then `check_step` was changed because of what it missed.",
     "",
     "| thirteen faults | named at their stage | at another stage | cannot tell | missed |",
     "|---|---|---|---|---|",
-    "| as they were made up | 6 | 1 | 0 | 6 |",
+    "| before the change | 6 | 1 | 0 | 6 |",
     "| now | 12 | 0 | 1 | 0 |",
     "",
-    "The missed ones were sampled tokens that are left out of the loss (three), rows in another order than they were sampled,",
-    "and a sampler's log-probs that stand at other places (two). It cannot tell where only the log-probs of second turns are",
-    "misplaced, on so few tokens. `pytest tests/diagnostics/test_check_turns.py` has ten of the thirteen.",
+    "These six were missed: sampled tokens that are left out of the loss (three faults), completions in another order than",
+    "they were sampled (one), and log-probs of the sampler at other tokens (two). Now `check_step` cannot tell if only the",
+    "log-probs of second turns are misplaced, because there are so few of these tokens.",
+    "`pytest tests/diagnostics/test_check_turns.py` has ten of the thirteen.",
 )
 COST = (
     "## What it costs",
     "",
-    "`check_step` before each training step of stock TRL, with 16 completions of at most 16 tokens in two batches, on one",
-    "thread of a CPU. Seconds are the processor's. The figures are medians of pairs in one process, after a first pair that",
-    "does not count. Memory is the peak above what the process had before the model was loaded; the check runs while the",
-    "optimizer has its state. Written by",
+    "`check_step` ran before each training step of stock TRL, with 16 completions of at most 16 tokens in two batches, on",
+    "one thread of a CPU. Seconds are processor time. The numbers are medians over pairs of a check and a step in one",
+    "process; the first pair does not count. Memory is the peak minus what the process had before the model was loaded. The",
+    "check runs while the optimizer holds its state. Written by",
     "",
     "    python -m benchmarks.cost --only check_step --model starter --out data/measured/cost.json",
 )
@@ -194,8 +195,8 @@ def page() -> Iterator[str]:
     yield from (
         "# How often check_step calls a healthy step different",
         "",
-        "One step of stock TRL on the starter in each of these settings, checked by `check_step`. No defect of TRL is known in",
-        "any of them: whatever is called different would be a false alarm. Written by",
+        "`check_step` checked one step of stock TRL on the starter in each of these settings. No defect of TRL is known in",
+        "any of them, so `different` would be a false alarm. Written by",
         "",
         "    python -m benchmarks.check_step_grid --out data/measured/check_step_grid.json",
         "    python -m benchmarks.pages",
@@ -203,13 +204,14 @@ def page() -> Iterator[str]:
         f"Made with {made_with(found)}.",
         "",
         f"**{len(false)} of {len(rows)} steps have a stage that is called different** (95%: up to {high:.0%}). Of all stages",
-        f"{stages['same']} are the same, {stages['rounding']} within rounding, and of {stages['cannot tell']} it cannot tell.",
+        f"{stages['same']} are `same`, {stages['rounding']} `rounding`, and {stages['cannot tell']} `cannot tell`.",
         "",
-        "The other direction are faults: `tests/diagnostics/test_check_step.py` and `test_check_turns.py` put them in, and",
-        "each is found at its stage.",
+        "The tests check the other direction: `tests/diagnostics/test_check_step.py` and `test_check_turns.py` put faults in,",
+        "and each is found at its stage.",
         "",
-        "A cell has the name of its loss type and of what is set in it: how rewards are scaled, `bf16` autocast, LoRA,",
-        "`recomputed` for gradient checkpointing, and on vLLM the mode of the importance-sampling correction.",
+        "A setting is named by its loss type and by what else is set: how rewards are scaled, `bf16` autocast, LoRA,",
+        "`recomputed` for gradient checkpointing, and on vLLM the mode of the importance-sampling correction. The numbers",
+        "count stages.",
         "",
     )
     lines = []
@@ -218,7 +220,7 @@ def page() -> Iterator[str]:
         why = "; ".join(f"{stage}: {cause}" for stage, cause in row["why"].items())
         numbers = [str(verdicts[each]) for each in ("same", "rounding", "different", "cannot tell")]
         lines.append([name, *numbers, why, f"{row['seconds']:.1f}"])
-    yield from table(["cell", "same", "rounding", "different", "cannot tell", "why", "seconds"], lines)
+    yield from table(["setting", "same", "rounding", "different", "cannot tell", "why", "seconds"], lines)
     yield from ("", *FAULTS_OF_TURNS, "", *COST, "")
     costs = {
         name.partition("; ")[2]: row for name, row in measured("cost")["rows"].items() if name.startswith("check_step")

@@ -96,24 +96,25 @@ def page() -> list[str]:
     drawn = [found for found in by_place.values() if found - {None}]
     several = [(run, files[run.name]) for run in runs if len({row["loads"] for row in files[run.name]} - {None}) > 1]
     several += [(run, files[run.name]) for run in runs if len({row["repository"] for row in files[run.name]}) > 1]
-    counted, counted_own = (", ".join(f"{n} {word}" for word, n in found.most_common()) for found in (words, own))
+    counted, counted_own = (", ".join(f"*{word}* {n}" for word, n in found.most_common()) for found in (words, own))
     return [
         "# Documented runs",
         "",
-        f"{len(runs)} runs from {len(other)} repositories and from this project. Nearly all are a single seed. They are",
-        "references, not targets. This page is written by `python -m benchmarks.pages`;",
-        "[data/README.md](../data/README.md) says how one is added, and [documented_verdicts.md](documented_verdicts.md)",
-        "how often the verdicts are wrong. A commit is the newest that could be had",
-        "when the figures were taken, in November 2026; a repository may have changed since. Runs of this project give the",
-        "commit that holds their figures, its date, and the versions that they ran with.",
+        f"{len(runs)} runs from {len(other)} repositories and from this project. Most have a single seed. They are references,",
+        "not targets. [data/README.md](../data/README.md) says how to add one, and",
+        "[documented_verdicts.md](documented_verdicts.md) how often the verdicts are wrong. Each source names the newest",
+        "commit in November 2026, when the figures were taken; the repository may have changed since. Runs of this project",
+        "name the commit that holds their figures, its date, and the versions that they ran with. This page is written by",
+        "`python -m benchmarks.pages`.",
         "",
         "## Every run",
         "",
-        f"Does the reward rise? Of {sum(words.values())} curves that others published: {counted}.",
+        f"Does the reward rise? Verdicts on {sum(words.values())} curves that others published: {counted}.",
         f"Some repositories hold many runs: {sum(RISES in found for found in drawn)} of {len(drawn)} have one that rises.",
-        f"Of {sum(own.values())} of this project: {counted_own}.",
-        "Each verdict is a test at 5%: of as many curves that do not rise, some would be said to by luck.",
-        "The bars go from each run's own lowest to its own highest, and compare with no other row.",
+        f"Verdicts on {sum(own.values())} curves of this project: {counted_own}.",
+        "Each verdict is a test at 5%, so among so many curves some are called rising by luck; with slow noise it is",
+        "[more than 5%](documented_verdicts.md).",
+        "The bars go from each run's own lowest to its own highest value, so do not compare them between rows.",
         "",
         *table(
             ["run", "task", "reward", "first fifth to last", "verdict", "source"],
@@ -137,9 +138,9 @@ def page() -> list[str]:
         "",
         "## One table in several files",
         "",
-        "The same numbers, step for step, in several files. A notebook is often saved with the output that it had before it",
-        "was changed, so this does not say what was run. Where the files' code loads several models, the curve is of one of",
-        "them at most.",
+        "These files hold the same numbers, step for step. A notebook is often saved with the output that it had before it was",
+        "changed, so the table does not show which code was run. If the code of the files loads several models, the curve can",
+        "be of only one of them.",
         "",
         *table(
             ["run", "files", "repositories", "commit of the first", "models that the code of the files loads"],

@@ -26,7 +26,7 @@ NOISES = {  # autocorrelation of the slow part, and the share of white noise in 
 }
 
 
-TREND_COLUMNS = tuple(f"{shape}{when}" for shape in ("noise", "rise", "jump") for when in ("", ", before"))
+TREND_COLUMNS = ("noise", "rise", "jump")
 
 
 def shares(words: list[str]) -> dict[str, float]:
@@ -161,45 +161,53 @@ def page() -> list[str]:
     """Make the lines of docs/documented_verdicts.md."""
     result = measured("documented_verdicts")
     repeats = result["repeats"]
+    white, slow = (
+        100 * max(rates["noise"] for case, rates in result["trends"].items() if (case.endswith("; white")) == is_white)
+        for is_white in (True, False)
+    )
     return [
         "# How often the verdicts on documented runs are wrong",
         "",
-        "`workbench.curves.verdicts` says of documented runs what they show. Here it judges simulated runs whose truth is",
-        "known. This page is written by",
+        "`workbench.curves.verdicts` judges documented runs. Here it judges simulated runs, of which the truth is known. This",
+        "page is written by",
         "",
         f"    python -m benchmarks.documented_verdicts --repeats {repeats} --seed {result['seed']} "
         "--out data/measured/documented_verdicts.json",
         "    python -m benchmarks.pages",
         "",
-        f"The result that it shows: {made_with(result)}.",
+        f"Made with {made_with(result)}.",
         "",
-        f"All rates are per cent of {repeats} experiments, those of `trend` of {repeats // 10}. One of 5% is known to about "
+        f"All rates are per cent of {repeats} experiments, for `trend` of {repeats // 10}. A rate of 5% is known to about "
         f"{196 * np.sqrt(0.05 * 0.95 / repeats):.1f} points, for `trend` to {196 * np.sqrt(0.05 * 0.95 * 10 / repeats):.0f}.",
         "",
         "## `trend`: does the run rise or fall?",
         "",
-        "How often a trend is seen, in per cent, today and by the test of before, which took all noise to be autoregressive:",
-        "in noise of deviation 1 without a trend (at most 5 are meant), in a rise by 3 that levels off, and in a jump by 3",
-        "after a fifth of the run. Below 25 points the answer is `too few points`: no test separates lasting noise from a",
-        "trend there. Noise as slow as a trend stays the hard case: what looks like a trend in one seed needs a second one.",
+        "How often `trend` sees a trend in three kinds of runs: noise of deviation 1 without a trend (at most 5% is the aim),",
+        "a rise by 3 that levels off, and a jump by 3 after a fifth of the run. The noise is white, autoregressive as AR(0.8),",
+        "or a sum of both.",
         "",
-        *_rates(result["trends"], TREND_COLUMNS, ("points", "noise")),
+        f"In white noise a trend is seen wrongly in at most {white:.0f}%, in slow noise in up to {slow:.0f}%: noise that is as",
+        "slow as a trend looks like one. So a trend in one seed needs a second seed. Below 25 points the answer is `too few",
+        "points`, because no test separates slow noise from a trend there.",
         "",
-        "A reward in 0..1 that moved by so much over 60 points with noise of 0.05: flat is right up to 0.1.",
+        *_rates(result["trends"], TREND_COLUMNS, ("points", "kind of noise")),
+        "",
+        "A reward between 0 and 1 with noise of 0.05 moved by so much over 60 points. Up to 0.1 `flat` is right, above it",
+        "`rises`.",
         "",
         *_rates(result["flats"], (v.RISES, v.FLAT, v.FALLS, v.UNCLEAR), ("moved by", "autocorrelation")),
         "",
         "## `same_table`: are these the numbers of one run?",
         "",
-        "For two seeds `same table` is wrong, for one run it is right.",
+        "`same table` is right for one run and wrong for two seeds.",
         "",
         *_rates(result["copies"], (v.COPY, v.OTHER, v.UNCLEAR), ("case",)),
         "",
         "## `place`: where does a run stand among others?",
         "",
-        "With a shift of 0 the run is of the people's own process: inside is right, at most 5% outside are wanted. With 3",
-        "others even a large shift is often not seen. Where results of people are skewed, or one of five never learns, up to",
-        "one in eight is wrongly outside.",
+        "`place` compares a run with runs of other people. With a shift of 0 it is of the same process: inside is right, and",
+        "at most 5% outside is the aim. If people's results are skewed, or one of five never learns, up to one run in eight is",
+        "wrongly outside. With only 3 others even a large shift is often not seen.",
         "",
         *_rates(result["places"], (v.INSIDE, v.ABOVE, v.BELOW), ("between people", "others", "shift, deviations")),
         "",

@@ -85,7 +85,13 @@ def problems() -> Iterator[list[str]]:
         seen = "<br>".join(f"{task}: {text}" for task, (text, _) in tasks.items()) or "not recorded"
         above = {holds for _, holds in tasks.values()}
         agree = (
-            "" if not tasks else "inconclusive" if None in above else "yes" if above == {verdict == "passed"} else "no"
+            ""
+            if not tasks
+            else "inconclusive"
+            if None in above
+            else "yes"
+            if above == {verdict in ("passed", "confirmed")}
+            else "no"
         )
         others = ", ".join(f"`{name}`" for name in drawn_by(notebook)) or "no curve with numbers"
         link = f"[{problem}](../../notebooks/{notebook}.ipynb)"
@@ -133,14 +139,15 @@ def page() -> list[str]:
     return [
         "# What was seen on real weights",
         "",
-        "**Toy**: a model of 0.65 M parameters, from the committed outputs of each notebook. **SmolLM2**:",
-        "SmolLM2-135M-Instruct, 135 M parameters, Apache-2.0, trained by the same notebooks with `-p model=smollm2`",
-        "(`make real`). All of it ran on CPUs. Nothing here ran on a GPU.",
+        "Does each problem also show on a real model? **Toy** is a model of 0.65 M parameters, as in the committed outputs of",
+        "each notebook. **SmolLM2** is SmolLM2-135M-Instruct (135 M parameters, Apache-2.0), trained by the same notebooks",
+        "with `-p model=smollm2` (`make real`). Everything ran on CPUs, nothing on a GPU.",
         "",
         *table(head, problems()),
         "",
-        "*Agree*: the toy's first result passed and the interval on SmolLM2 lies above 0, or neither. An interval that holds",
-        "0 is inconclusive. The documented runs have other models and tasks: the notebook draws them next to its own.",
+        "*Agree* is yes if the toy's first result holds and the interval on SmolLM2 lies above 0, or if neither is so. If the",
+        "interval holds 0, it is inconclusive. The documented runs have other models and tasks; the notebook draws them next",
+        "to its own.",
         "",
         "## Trainings of SmolLM2",
         "",
@@ -148,15 +155,15 @@ def page() -> list[str]:
         "",
         "## gemma-3-270m",
         "",
-        "What a base model of 268 M parameters showed (Q4_K_M widened to fp32, Gemma Terms of Use), in November 2026, on one",
-        f"thread of a CPU. The programs are gone: `git show {LAST}:benchmarks/real_weights/padding.py` shows one.",
-        "Its trainings are [documented runs](baselines.md), `workbench-gemma-3-270m-...`. Names in italics are files in",
-        "`data/measured/real_weights/`, or documented runs of the example.",
+        "Results of a base model of 268 M parameters, in November 2026, on one thread of a CPU. Its weights were a Q4_K_M",
+        "quantisation, expanded to fp32 (Gemma Terms of Use). The programs are gone:",
+        f"`git show {LAST}:benchmarks/real_weights/padding.py` shows one. Its trainings are [documented",
+        "runs](baselines.md), `workbench-gemma-3-270m-...`. Names in italics are files in `data/measured/real_weights/`.",
         "",
         *table(HEAD, [[row[name] for name in HEAD] for row in claims]),
         "",
-        "Its trainings with the stop string `</answer>`, 60 steps each, are in `data/measured/stop_string.json`: LoRA, vLLM,",
-        "TRL 1.16.0. Their program is gone: `git show 27f8652:benchmarks/stop_string.py`.",
+        "Its trainings with the stop string `</answer>` are README's figure: 60 steps each, LoRA, vLLM, TRL 1.16.0. They are",
+        "in `data/measured/stop_string.json`. Their program is gone: `git show 27f8652:benchmarks/stop_string.py`.",
         "",
         *table(["arm", "seed", *about[3:6], "held-out questions right, untrained to last"], gemma_arms()),
         "",

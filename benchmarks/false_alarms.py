@@ -2,8 +2,8 @@
 
     python -m benchmarks.false_alarms [--steps 40] [--only NAME ...] [--out data/measured/false_alarms.json]
 
-Each training has `attach_watch`, and with vLLM the sampler's proof at every step. All that speaks is counted: warnings of the
-proof, lines of the watch (its live rules), warnings of this package, and what `audit_run` finds in the finished record. The
+Each training has `attach_watch`, and with vLLM the sampler probe at every step. All that speaks is counted: warnings of the
+probe, lines of the watch (its live rules), warnings of this package, and what `audit_run` finds in the finished record. The
 engine samples in bf16 and in this process. `LAGS` are the trainings with a fault: an engine that is one sync late.
 
 With `--out` each training is stored when it ends, and one that the file has already is not trained again.
@@ -220,34 +220,34 @@ def is_ours(warning: warnings.WarningMessage) -> bool:
 
 
 def first_named(probe: Any) -> list | None:
-    """Return step and cause of the first fault that the proof decided; precision is a setting of these, and no fault."""
+    """Return step and cause of the first fault that the probe decided; precision is a setting of these, and no fault."""
     faults = ((step, v.cause) for step, v in (probe.verdicts if probe else ()) if v.fault and v.decided)
     return next(([step, cause] for step, cause in faults if cause != PRECISION), None)
 
 
 def moved(probe: Any) -> float | None:
-    """Return how far the training has moved a log-prob of the proof's text from its start, mean, nats."""
+    """Return how far the training has moved a log-prob of the probe's text from its start, mean, nats."""
     return None if not probe else float(np.abs(probe.probes[-1].trainer - probe._start).mean())
 
 
 # --- the result ---------------------------------------------------------------------------------------------------------------
 
-SPEAKERS = ("proof", "watch", "audit")
+SPEAKERS = ("probe", "watch", "audit")
 
 
 def alarms(row: Mapping) -> list[str]:
-    """Return who said what of a training, such as `proof: synced late`; any other warning of ours is whole.
+    """Return who said what of a training, such as `probe: synced late`; any other warning of ours is whole.
 
     Example:
         >>> said = ["sampler_probe: vLLM at step 3, not synced: 3 steps on", "workbench: step 25: mismatch: Sampler and"]
         >>> alarms({"said": said, "audited": ["no-learning"]})
-        ['proof: not synced', 'watch: mismatch', 'audit: no-learning']
+        ['probe: not synced', 'watch: mismatch', 'audit: no-learning']
     """
     found = []
     for text in row["said"]:
-        proof = re.match(r"sampler_probe: vLLM at step \d+, (.+?):", text)
+        probe = re.match(r"sampler_probe: vLLM at step \d+, (.+?):", text)
         live = re.match(r"workbench: step \d+: ([\w-]+):", text)
-        found.append(f"proof: {proof[1]}" if proof else f"watch: {live[1]}" if live else f"other: {text}")
+        found.append(f"probe: {probe[1]}" if probe else f"watch: {live[1]}" if live else f"other: {text}")
     return found + [f"audit: {rule}" for rule in row["audited"]]
 
 
@@ -258,7 +258,7 @@ def is_true(one: Configuration, alarm: str) -> bool:
     of a toy hardly changes in 40 steps: by less than it scatters is what `no-learning` says. A reward that most groups have
     none of leaves these without a gradient.
     """
-    if alarm == f"proof: {PRECISION}":
+    if alarm == f"probe: {PRECISION}":
         return one.engine == "bfloat16" and not one.bf16
     rule = alarm.partition(": ")[2].partition(" ")[0]
     slow, sparse = one.rate <= (1e-4 if one.lora else 1e-5), starts_with_return in one.rewards
@@ -302,7 +302,7 @@ def rates(rows: Mapping[str, dict]) -> list[list[str]]:
     found, lines = judged(rows), []
     for speaker in (*SPEAKERS, ""):
         spoken = [[[a for a in part if a.startswith(speaker)] for part in parts] for parts in found.values()]
-        if speaker == "proof":
+        if speaker == "probe":
             spoken = [part for part, name in zip(spoken, found, strict=True) if NAMES[name].engine]
         false, any_ = sum(bool(part[0]) for part in spoken), sum(bool(part[0] or part[1]) for part in spoken)
         lines.append([speaker or "all of them", rate(false, len(spoken)), rate(any_, len(spoken))])
@@ -326,49 +326,52 @@ def page() -> list[str]:
     return [
         "# How often the diagnostics alarm without a cause",
         "",
-        "Healthy trainings of toys on real TRL and real vLLM (in process, on a CPU), and everything that spoke. Written by",
+        f"In {len(judged(rows))} healthy trainings of toys on real TRL and real vLLM (in process, on a CPU), this page counts",
+        "every warning of the workbench. It is written by",
         "",
         "    python -m benchmarks.false_alarms --out data/measured/false_alarms.json",
         "    python -m benchmarks.pages",
         "",
         *(f"Made with {text}." for text in made),
         "",
-        "Each training has `attach_watch`, which asks the live rules at every step. On vLLM the sampler's proof scores at",
-        f"every step too, {probes} times in all. The audit then reads the finished record. A training counts once, whatever",
-        "was said of it.",
+        "Each training has `attach_watch`, which applies the live rules at every step. On vLLM the sampler probe scores at",
+        f"every step too, {probes} times in all. The audit then reads the finished record. A training counts once, however",
+        "many warnings it got.",
         "",
-        *table(["who speaks", "trainings with a false alarm", "trainings of which anything was said"], rates(rows)),
+        *table(
+            ["what warned", "trainings with a false alarm", "trainings with any warning, also a true one"], rates(rows)
+        ),
         "",
-        "**What is not counted as false** is what is true of a training by the way it was made. It has a column of its own,",
-        "and the last column above counts it.",
+        "**Not false** is a warning that is true because of the way the training was made. The table of trainings has a",
+        "column for it.",
         "",
         "- `lost precision` of an engine in bf16 next to a trainer in fp32. The engine does compute in less precision.",
         "- `no-learning` at learning rates of 1e-5 and below, with LoRA of 1e-4 and below. It says that the reward changed",
-        "  by less than it scatters from step to step, which is so: most toys need more than 40 steps there. It is a warning,",
-        "  no problem. Somebody who knows that the run is short learns nothing from it, so the last column counts it. The",
-        "  clause on LoRA was added when its result was seen: it moved log-probs by 0.01 nats, less than others do at 1e-5.",
-        "- `zero-gradient` of a reward that most groups have none of.",
+        "  by less than it scatters from step to step. That is true: most toys need more than 40 steps there. It is a warning",
+        "  and not a problem, but it says nothing new to somebody who knows that the run is short. The case of LoRA was added",
+        "  after its result was seen: it moved log-probs by 0.01 nats, less than others do at 1e-5.",
+        "- `zero-gradient` if most groups get no reward at all.",
         "",
-        "Trainings are made healthy: GPT-2 without dropout (`disable_dropout=True`), and on stock TRL with prompts of one",
-        "length. With dropout TRL scores GPT-2 0.16 nats a token away from its sampler, and with padding at wrong positions.",
-        "The rules `mismatch` and `padding-positions` say so, rightly.",
+        "What would be a true alarm was taken out: GPT-2 trains without dropout (`disable_dropout=True`), and on stock TRL",
+        "with prompts of one length. With dropout TRL scores GPT-2 0.16 nats a token away from its sampler, and with padding",
+        "at wrong positions; the rules `mismatch` and `padding-positions` find that.",
+        "",
+        "Toys are not large models, and 40 steps are few. The trainings were chosen by hand, and the rates are of them alone.",
         "",
         "## Healthy trainings",
         "",
-        "In a row stand trainer, model, learning rate, the trainer's precision, the sampler, and what else was set. The",
-        "verdicts are the proof's.",
+        "A row names trainer, model, learning rate, the trainer's precision, the sampler, and other settings. The verdicts",
+        "are those of the sampler probe.",
         "",
-        *table(["training", "steps", "verdicts", "false alarms", "true statements"], healthy),
+        *table(["training", "steps", "verdicts", "false alarms", "true warnings"], healthy),
         "",
         "## An engine that is one sync late",
         "",
-        "The same trainings, but each sync sends the weights that the sync before was to send. At small learning rates an",
-        "update is smaller than the rounding of the weights in bf16: the engine of a healthy training has the same old",
-        "weights, and nothing can tell the two apart. The proof then says `cannot tell`.",
+        "The same trainings, but each sync sends the weights of the sync before. At small learning rates an update is smaller",
+        "than the rounding of bf16 weights. Then the engine of a healthy training has the same old weights, and nothing can",
+        "distinguish the two: the probe answers `cannot tell`.",
         "",
-        *table(["training", "verdicts", "the proof's answer"], late),
-        "",
-        "A toy is no large model, and 40 steps are few. The rates are of these trainings, which were chosen by hand.",
+        *table(["training", "verdicts", "the probe's answer"], late),
         "",
     ]
 

@@ -142,6 +142,13 @@ def _counts(rows: Iterable[dict], tool: str) -> list[str]:
     return [f"{sum(map(is_one, of))} of {len(of)}" for of, is_one in counted]
 
 
+def held_back() -> str:
+    """Say what the audit found in the half that the rules had not seen."""
+    new = [row for row in measured("public_logs")["logs"] if not row["known"] and row["half"] == "held"]
+    read, causes, false = _counts(new, "workbench")
+    return f"held back: the cause found in {causes} faulty or flat logs, a false finding in {false} others, {read} read"
+
+
 def page() -> list[str]:
     """Make the part of docs/evidence/audit.md about these logs."""
     result = measured("public_logs")
@@ -151,7 +158,7 @@ def page() -> list[str]:
     columns = [_counts(half, "workbench") for half in halves] + [_counts(new, tool) for tool in TOOLS]
     names = ("read", "faulty or flat: the cause among what is found", "others: a false problem or a wrong finding")
     endings = [row["ending"] for row in new if row["readable"]]
-    fired = [row["name"] for row in new if row["ending"] == FOUND]
+    fired = [f"{row['repo']} `{row['path']}`" for row in new if row["ending"] == FOUND]
     lines = [
         [f"{row['repo']} `{row['path']}` {row['commit'][:7]}", HALVES[row["half"]] + ", known" * row["known"], row["judgement"],
          ", ".join(row["found"]) or "nothing" if row["workbench"] != "not read" else "", row["workbench"]]
@@ -164,12 +171,12 @@ def page() -> list[str]:
         *table(["", *heads, *(f"{tool}, all {len(new)}" for tool in TOOLS)], counts),
         "",
         f"Made by `python -m benchmarks.public_logs FOLDER --rivals FOLDER` ({made_with(result)}). {known} more logs turned",
-        "out to be copies of documented runs, which the rules had seen; they are *known* in the table below and in no count.",
-        f"{notebooks} of the {len(new)} are notebooks, which none of the four reads.",
+        "out to be copies of documented runs, which the rules had seen. The table below calls them *known*; no count has them.",
+        f"{notebooks} of the {len(new)} are notebooks, which none of the four other tools reads.",
         "",
-        f"`reward-is-ending` fires on {len(fired)} of the {len(endings)} ({', '.join(fired)}), says no on "
-        f"{endings.count('not found')} and cannot tell of {len(endings) - len(fired) - endings.count('not found')}, which log",
-        "no truncated share, or less than 12 steps of it.",
+        f"Of the {len(endings)} logs `reward-is-ending` is found in {len(fired)} ({', '.join(fired)}) and not found in",
+        f"{endings.count('not found')}. It cannot tell in {len(endings) - len(fired) - endings.count('not found')}, which log",
+        "no truncated share, or fewer than 12 steps of it.",
         "",
         *table(["log", "half", "our judgement, before any tool ran", "the audit finds", ""], lines),
     ]  # fmt: skip

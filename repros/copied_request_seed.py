@@ -1,9 +1,11 @@
 """A `seed` in generation_kwargs makes all completions of a group the same, with vLLM in process.
 
-Cause: every copy of a prompt is a request of its own (n=1), and all get the same SamplingParams, seed included
-(trl/generation/vllm_generation.py:663, 672 on 1.16.0). The docstring of generation_kwargs recommends `seed` (line 210).
-Harm: the rewards of a group do not differ, so every advantage is 0: the run costs what it costs and learns nothing. In server
-mode (n = num_generations) vLLM adds the index to the seed and a group is fine, but two rows with one prompt get one group.
+Cause: TRL sends each completion of a group as a request of its own (n=1), and all requests get the same SamplingParams, seed
+included (trl/generation/vllm_generation.py:663, 672 on 1.16.0). The docstring of generation_kwargs recommends `seed` (line
+210).
+Harm: the rewards of a group do not differ, so every advantage is 0. The run costs as much as any other and learns nothing.
+In server mode (n = num_generations) vLLM adds the index to the seed and a group is fine, but two groups with one prompt are
+the same.
 Met by: `seed` in generation_kwargs with use_vllm=True and vllm_mode="colocate" (GRPO, RLOO).
 Reported: not found.
 Patch: add the row's index to the seed.

@@ -1,14 +1,14 @@
-"""vLLM says of every completion why it ended; TRL drops that and guesses from the last token.
+"""vLLM reports why each completion ended; TRL drops that and guesses from the last token.
 
-Cause: VLLMGeneration.generate keeps ids and log-probabilities of vLLM's outputs (trl/generation/vllm_generation.py:732 on
-1.16.0; the server's client and the async worker, async_rollout_worker.py:852, too). `finish_reason` is lost, and the trainer
-asks whether the last token is an EOS (trl/trainer/grpo_trainer.py:2302, 2490).
-Harm: with `generation_kwargs={"stop": [...]}` everything that stopped counts as clipped, and with mask_truncated_completions is
-masked. The length does not tell either: a completion may stop with the last token that it is allowed, or be cut earlier, by
-max_model_len.
+Cause: VLLMGeneration.generate keeps only ids and log-probabilities of vLLM's outputs (trl/generation/vllm_generation.py:732
+on 1.16.0; the server's client and the async worker, async_rollout_worker.py:852, too). `finish_reason` is lost, and the
+trainer asks whether the last token is an EOS (trl/trainer/grpo_trainer.py:2302, 2490).
+Harm: with `generation_kwargs={"stop": [...]}` every completion that stopped counts as truncated, and is masked with
+mask_truncated_completions. The length does not decide either: a completion may stop at the last token that it is allowed, or
+be truncated earlier, by max_model_len.
 Met by: use_vllm=True with `stop` or `stop_token_ids` in generation_kwargs (GRPO, RLOO).
 Reported: huggingface/trl#2820, #3201; #5318 (`truncated` is False for all in the async worker).
-Patch: hand `finish_reason` on, and believe it.
+Patch: pass `finish_reason` on, and use it.
 """
 
 import tempfile

@@ -1,11 +1,11 @@
 """One empty completion ends the run with an IndexError.
 
 Cause: `ids[-1]` of an empty list (trl/trainer/grpo_trainer.py:2302 and, with mask_truncated_completions, 2490 on 1.16.0).
-Harm: a rollout function whose environment fails before the model says anything, or a server that returns nothing for a prompt
-that fills its context, ends a run of days at that step.
+Harm: one such completion ends a run of days. A rollout function returns one if its environment fails before the model says
+anything, and so does a server for a prompt that fills its context.
 Met by: a rollout_func, or a server, that returns a completion without tokens (GRPO, RLOO).
 Reported: not found.
-Patch: a completion without tokens did not end by itself: it counts as truncated.
+Patch: a completion without tokens did not end by itself, so it counts as truncated.
 """
 
 import tempfile

@@ -1,10 +1,10 @@
 """With vLLM in process, runs of different seeds draw the same samples.
 
-Cause: the engine's seed is `accelerator.process_index // self.tensor_parallel_size` (trl/generation/vllm_generation.py:357 on
-1.16.0; OnlineDPO, experimental/online_dpo/online_dpo_trainer.py:499): `args.seed` is not in it. vLLM seeds the whole process
-with it, after the trainer seeded the process with its own.
-Harm: `seed=1`, `seed=2` and `seed=3` start from the same random numbers. What differs is the order of the data; where that
-is fixed (one prompt, shuffle_dataset=False) the first step is the same in all runs, and an error bar over seeds is too small.
+Cause: the engine's seed is `accelerator.process_index // self.tensor_parallel_size` (trl/generation/vllm_generation.py:357
+on 1.16.0; OnlineDPO, experimental/online_dpo/online_dpo_trainer.py:499), without `args.seed`. The trainer seeds the process
+with its own seed first, and then vLLM seeds the whole process with this one.
+Harm: `seed=1`, `seed=2` and `seed=3` start from the same random numbers. Only the order of the data differs. If that is
+fixed (one prompt, shuffle_dataset=False), the first step is the same in all runs, and an error bar over seeds is too small.
 Met by: use_vllm=True with vllm_mode="colocate" (GRPO, RLOO, OnlineDPO).
 Reported: huggingface/trl#7040 (a pull request, closed).
 Patch: add args.seed.

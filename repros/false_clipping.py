@@ -1,13 +1,13 @@
-"""A completion that ended at a stop string is counted as clipped.
+"""A completion that ended at a stop string counts as truncated.
 
-Cause: GRPO takes a completion for truncated when its last token is not an EOS (trl/trainer/grpo_trainer.py:2302 on 1.16.0;
+Cause: GRPO counts a completion as truncated if its last token is not an EOS (trl/trainer/grpo_trainer.py:2302 on 1.16.0;
 RLOO, rloo_trainer.py:1446). A stop string, or any stop that is not an EOS, is another way to end.
-Harm: `completions/clipped_ratio` is 1 and `mean_terminated_length` 0 for a run in which nothing was cut, so a user raises
-max_completion_length and pays for it; with mask_truncated_completions nothing is learned (masked_stopped_rows.py).
+Harm: `completions/clipped_ratio` is 1 and `mean_terminated_length` 0 for a run in which nothing was truncated. So a user
+raises max_completion_length and pays for it. With mask_truncated_completions nothing is learned (masked_stopped_rows.py).
 dropped_finish_reason.py shows the same with vLLM's `stop`.
 Met by: any stop in generation_kwargs, or a rollout_func that stops at a text (GRPO, RLOO).
 Reported: huggingface/trl#2820 asks for stop strings; #7039 is its multi-EOS form.
-Patch: what ended before the limit was not cut by it. (What vLLM says itself is better: dropped_finish_reason.diff.)
+Patch: a completion that ended before the limit was not truncated. (vLLM's own reason is better: dropped_finish_reason.diff.)
 """
 
 import tempfile

@@ -1,10 +1,10 @@
-"""What patches/finish_reasons.diff adds: a sampler's finish reasons decide what TRL takes for truncated.
+"""What patches/finish_reasons.diff adds: a sampler's finish reasons decide which completions TRL counts as truncated.
 
-Cause: GRPO and RLOO take a completion for truncated by its last token alone, in two places, and nothing else can say more. A
-trainer that knows better has to give them rows whose last token is a lie.
+Cause: GRPO and RLOO decide by the last token alone, in two places, whether a completion is truncated. A trainer that knows
+better has to give them completions with a false last token.
 Harm: false_clipping.py and masked_stopped_rows.py, for every stop but EOS, whoever samples.
 Reported: huggingface/trl#2820 asks for stop strings; #7039 is its multi-EOS form.
-Patch: `rollout_func` may return `finish_reasons`, a child may set them where it samples, and one method asks them.
+Patch: `rollout_func` may return `finish_reasons`, a subclass may set them where it samples, and one method asks them.
 """
 
 import tempfile

@@ -1,9 +1,9 @@
 """Reward functions cannot see a special token that ended the completion.
 
 Cause: completions are decoded with skip_special_tokens=True (trl/trainer/grpo_trainer.py:2244, 2247 on 1.16.0; RLOO,
-rloo_trainer.py:1416, 1419), also the special tokens that the user asked generation to stop at.
-Harm: a reward that asks "did it call the tool?" by looking for `<call>` is 0 for every row, right or wrong, so there is no
-advantage and nothing is learned. The ids are right, only the text is not; most reward functions read the text.
+rloo_trainer.py:1416, 1419). That removes also the special tokens that the user asked generation to stop at.
+Harm: a reward that looks for `<call>` is 0 for every completion, right or wrong, so there is no advantage and nothing is
+learned. The ids are right and only the text is not, but most reward functions read the text.
 Met by: `stop_token_ids` or `eos_token_id` in generation_kwargs that are special tokens (GRPO, RLOO).
 Reported: huggingface/trl#2897, #3026; #4521 (an option to show all special tokens) was closed, by decision. The patch shows
 only those that were asked for.

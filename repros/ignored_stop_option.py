@@ -1,10 +1,10 @@
-"""`generation_kwargs={"stop": ...}`, vLLM's name, is ignored on transformers, and nothing says so.
+"""`generation_kwargs={"stop": ...}`, vLLM's name, is ignored on transformers, without an error.
 
 Cause: transformers' GenerationConfig keeps names that it does not know, and generates without them
 (trl/trainer/grpo_trainer.py:1171-1175, 1867 on 1.16.0; RLOO, rloo_trainer.py:803-807, 1379). Only `stop_strings` ends in an
 error.
-Harm: completions run to the length limit: each step costs more, the reward reads what follows the stop, and the log shows
-only a clipped_ratio of 1. Settings that were tried on vLLM come without their stops.
+Harm: completions run to the length limit. Each step costs more, the reward function reads what follows the stop, and the log
+shows only a clipped_ratio of 1. Settings that worked on vLLM lose their stops.
 Met by: vLLM's names in generation_kwargs (`stop`, `stop_token_ids`, `max_tokens`) without vLLM (GRPO, RLOO).
 Reported: not found; huggingface/trl#2820 asks for stop strings.
 Patch: refuse names that GenerationConfig does not have.

@@ -1,9 +1,9 @@
 """LoRA's first weights do not depend on `seed` (fixed in TRL 1.15.0).
 
-Cause: the adapter was made before the trainer set its seed, so its random half came from whatever the process had drawn before
-(trl/trainer/grpo_trainer.py:447 and 1083 on 1.12.0). Since 1.15.0 the seed is set first (331-333 on 1.16.0).
-Harm: two runs with one seed start from different policies' adapters: the same recipe does not give the same run, and the seed
-that is written down does not bring it back. A cosine of 0.00002 between the adapters of two arms with one seed was reported.
+Cause: the adapter was made before the trainer set its seed, so its random half came from whatever the process had drawn
+before (trl/trainer/grpo_trainer.py:447 and 1083 on 1.12.0). Since 1.15.0 the seed is set first (331-333 on 1.16.0).
+Harm: two runs with one seed start from different adapters. So the same recipe does not give the same run, and nobody can
+repeat a run from its seed. A cosine of 0.00002 between the adapters of two arms with one seed was reported.
 Met by: a peft_config (GRPO, RLOO).
 Reported: huggingface/trl#6688.
 Patch: none is needed from 1.15.0 on. patches/lora_without_the_seed.diff is for 1.12.0.

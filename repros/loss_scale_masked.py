@@ -1,10 +1,10 @@
 """With mask_truncated_completions the loss is still divided by the tokens that were left out (fixed in TRL 1.9.0).
 
 Cause: `dapo`, the default loss, divides by num_items_in_batch, counted before truncated completions are masked
-(trl/trainer/grpo_trainer.py:2081, 3006 on 1.8.0; `cispo` and `vespo` too). The tokens of masked completions are in the divisor
-and not in the sum.
-Harm: the gradient shrinks with the share of truncated tokens, at each step by another factor: a batch in which most completions
-are truncated weighs least, and in a run that learns to end the gradients grow, which nobody has set.
+(trl/trainer/grpo_trainer.py:2081, 3006 on 1.8.0; `cispo` and `vespo` too). The tokens of masked completions are in the
+divisor and not in the sum.
+Harm: the gradient shrinks with the share of truncated tokens, at each step by another factor. A batch in which most
+completions are truncated counts least. In a run that learns to end, the gradients grow, though nobody has set that.
 Met by: loss_type `dapo` (the default), `cispo` or `vespo` with mask_truncated_completions=True (GRPO).
 Reported: huggingface/trl#6439.
 Patch: none is needed from 1.9.0 on. patches/loss_scale_masked.diff is for 1.8.0.

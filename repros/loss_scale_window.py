@@ -1,12 +1,12 @@
 """The gradient's scale depends on steps_per_generation / gradient_accumulation_steps (fixed in TRL 1.9.1).
 
-Cause: `dapo`, the default loss, divides by the tokens of the whole generation batch (trl/trainer/grpo_trainer.py:3006 on 1.8.0;
-`cispo` and `vespo` too), but an update sums over one accumulation window. The two are equal only where they have equally many
-batches. The other losses divide by the accumulation steps.
-Harm: the gradient is twice too small with 4 batches a generation and 2 an update, twice too large with 2 and 4. Adam undoes a
-constant factor, max_grad_norm and SGD do not, and the KL term is scaled too.
-Met by: loss_type `dapo` (the default), `cispo` or `vespo` with steps_per_generation or generation_batch_size set so
-that a generation has another number of batches than gradient_accumulation_steps (GRPO).
+Cause: `dapo`, the default loss, divides by the tokens of the whole generation batch (trl/trainer/grpo_trainer.py:3006 on
+1.8.0; `cispo` and `vespo` too), but an update sums over one accumulation window. The two are equal only if they have equally
+many batches. The other losses divide by the accumulation steps.
+Harm: the gradient is twice too small with 4 batches per generation and 2 per update, and twice too large with 2 and 4. Adam
+undoes a constant factor; max_grad_norm and SGD do not. The KL term is scaled too.
+Met by: loss_type `dapo` (the default), `cispo` or `vespo` with steps_per_generation or generation_batch_size set so that a
+generation has another number of batches than gradient_accumulation_steps (GRPO).
 Reported: huggingface/trl#5619, #6024.
 Patch: none is needed from 1.9.1 on. patches/loss_scale_window.diff is for 1.8.0.
 """

@@ -1,10 +1,10 @@
-"""With loss_type="luspo" pads have a part in the gradient, and rows count by their length squared (fixed in TRL 1.10.0).
+"""With loss_type="luspo" pads add to the gradient, and rows count by their length squared (fixed in TRL 1.10.0).
 
-Cause: the loss is the mean of `per_token_loss * mask.sum(1, keepdim=True)` (trl/trainer/grpo_trainer.py:3148 on 1.9.2, 2405 on
-1.0.0). That is right for a table (B, 1). It is (B, T), with its pads, at importance_sampling_level="token", with a KL term,
-with an entropy mask and with a token mode of vLLM's correction.
-Harm: at the first update the loss is right, since every ratio is 1, and its gradient is not. That of pads moves the weights,
-and a row of n tokens in a batch of width T counts n / T times what it should: the bias by length that this loss removes.
+Cause: the loss is the mean of `per_token_loss * mask.sum(1, keepdim=True)` (trl/trainer/grpo_trainer.py:3148 on 1.9.2, 2405
+on 1.0.0). That is right if per_token_loss has the shape (B, 1). It has (B, T), pads included, at
+importance_sampling_level="token", with a KL term, with an entropy mask and with a token mode of vLLM's correction.
+Harm: at the first update the loss is right, since every ratio is 1, and its gradient is not. Pads move the weights. A row of
+n tokens in a batch of width T counts n / T times what it should: the length bias that this loss removes.
 Met by: loss_type="luspo" with importance_sampling_level="token" (the default, at which TRL warns), beta > 0,
 top_entropy_quantile < 1, or use_vllm=True with a mode token_truncate or token_mask (GRPO).
 Reported: huggingface/trl#6654.

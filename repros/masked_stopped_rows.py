@@ -1,12 +1,12 @@
-"""`mask_truncated_completions=True` throws away every completion that ended at a stop string.
+"""`mask_truncated_completions=True` leaves every completion that ended at a stop string out of the loss.
 
 Cause: the mask asks whether the last token is an EOS (trl/trainer/grpo_trainer.py:2490 on 1.16.0; RLOO,
 rloo_trainer.py:1521), the same guess as in false_clipping.py.
-Harm: where every row stops at a string, the whole batch is masked: a loss of 0 and a gradient of 0, no warning, no NaN, and
-the run goes on to its end without having learned anything.
+Harm: if every completion stops at a string, the whole batch is masked. Loss and gradient are 0, without a warning and
+without NaN, and the run goes on to its end without having learned anything.
 Met by: mask_truncated_completions=True with any stop in generation_kwargs or a rollout_func (GRPO, RLOO).
 Reported: the multi-EOS form of it, huggingface/trl#7039 (clipped_ratio 0.97 with Phi-3.5).
-Patch: what ended before the limit was not cut by it.
+Patch: a completion that ended before the limit was not truncated.
 """
 
 import tempfile

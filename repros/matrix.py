@@ -190,7 +190,7 @@ def step_page(data: dict, defects: dict) -> str:
         "",
         "    python repros/matrix.py --step",
         "",
-        "In a cell is the first stage that is not what its definition says, or `same`; n/a: the setting does not run there.",
+        "A cell names the first stage that differs from its definition, or `same`; n/a: the setting does not run there.",
         f"Neighbouring releases with equal results share a column. Not run: {', '.join(known) or 'none'}.",
         "",
         "| setting | "
@@ -205,18 +205,16 @@ def step_page(data: dict, defects: dict) -> str:
         "",
         "## The known defects",
         "",
-        "Of [the defects](defects.md) one step can show these; each is looked for on",
+        "One step can show these of [the defects](defects.md). Each was looked for on every release that has a result in",
+        "both tables.",
         "",
-    ]
-    lines[-2] += " every release for which both tables have a result."
-    lines += [
         "| defect | setting | stage | found where it is present | silent where it is fixed |",
         "|---|---|---|---|---|",
     ]
     lines += [_found_again(name, *place, results, defects) for name, place in SHOWN.items()]
     lines += ["", "It cannot show these:", ""]
     lines += [f"- {name.replace('_', ' ')}: {why}" for name, why in NOT_SHOWN.items()]
-    lines += ["", "## Causes", "", "What it says on the newest release with a difference.", ""]
+    lines += ["", "## Causes", "", "What `check_step` says on the newest release with a difference:", ""]
     for name in settings:
         if found := [r for r in states if results[r].get(name, {}).get("state") == "different"]:
             lines.append(
@@ -224,10 +222,12 @@ def step_page(data: dict, defects: dict) -> str:
             )
     if refused := [(n, r) for n in settings for r in states if results[r].get(n, {}).get("state") == "cannot run"]:
         lines += ["", "What does not run:", ""]
-        reasons: dict[tuple, list[str]] = {}
-        for name, release in refused:
-            reasons.setdefault((name, results[release][name]["says"]), []).append(release)
-        lines += [f"- {name} on {span(found)}: {why}" for (name, why), found in reasons.items()]
+        reasons: dict[tuple[str, str], list[str]] = {}
+        for name in dict.fromkeys(name for name, _ in refused):
+            found = [release for one, release in refused if one == name]
+            why = results[found[-1]][name]["says"]
+            reasons.setdefault((span(found), f"{why}..."), []).append(f"*{name}*")
+        lines += [f"- {'; '.join(names)} on {releases}: {why}" for (releases, why), names in reasons.items()]
     return "\n".join([*lines, ""])
 
 
@@ -293,16 +293,16 @@ def page(data: dict) -> str:
         "",
         "This command runs each script of `repros/` on each release that has no result yet, and writes this page from",
         "`data/defects.json`. **present**: the script shows the defect. fixed: it does not. n/a: it cannot run there, for a",
-        "reason given below. Neighbouring releases with equal results share a column. The last column is the patch, tried on",
-        "a copy of the release that it names. Models are tiny and random: a script shows that a defect exists, not what it",
-        "costs a real run.",
+        "reason given below. Neighbouring releases with equal results share a column. The last column says what a patch for",
+        "TRL does, on a copy of the release that it names. Models are tiny and random: a script shows that a defect exists,",
+        "not what it costs a real run.",
         "",
         "To run one script on the TRL of your environment: `python repros/empty_completion.py`. It prints what happens and",
         "what should happen. Its exit code is 1 if the defect is present, 0 if it is fixed, 2 if the script cannot run. To",
         "apply a patch: `patch -p1 -d FOLDER < repros/patches/empty_completion.diff`, where FOLDER contains an unchanged",
         "`trl/`. Some patches change the same lines.",
         "",
-        "*Met by* are the settings that lead into a defect. Which of them yours meet:",
+        "*Met by* names the settings that lead to a defect. To see which defects your settings lead to:",
         "",
         "    workbench doctor --trl 1.8.0 --args FILE        # TRL's arguments as JSON or YAML, or a run's folder",
         "",

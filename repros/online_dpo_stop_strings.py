@@ -2,11 +2,11 @@
 
 Cause: its SamplingParams have `detokenize=False` ("we don't need it", experimental/online_dpo/online_dpo_trainer.py:531 on
 1.16.0), and vLLM looks for stop strings in the text.
-Harm: `generation_kwargs={"stop": [...]}` ends in an error of vLLM about a field that the user did not set, after the engine was
-started. Adding `"detokenize": True` helps.
+Harm: `generation_kwargs={"stop": [...]}` ends in an error of vLLM about a field that the user did not set, after the engine
+was started. Adding `"detokenize": True` helps.
 Met by: use_vllm=True with `stop` in generation_kwargs (OnlineDPO).
 Reported: not found.
-Patch: detokenize where there are stop strings.
+Patch: detokenize if there are stop strings.
 """
 
 import tempfile

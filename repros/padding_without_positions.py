@@ -1,10 +1,10 @@
-"""GRPO scores left-padded rows without position ids: wrong log-probabilities where positions are learned.
+"""GRPO scores left-padded rows without position ids: log-probabilities are wrong if positions are learned.
 
-Cause: the forward pass gets ids and the attention mask, no position_ids (trl/trainer/grpo_trainer.py:1450 on 1.16.0; RLOO,
-rloo_trainer.py:1019; OnlineDPO, experimental/online_dpo/online_dpo_trainer.py:1104). Without them a model counts from the
-first pad. `generate` makes them from the mask, so what is sampled and what is scored part.
-Harm: with GPT-2 the log-probability of a token depends on the length of the other prompts in its batch. On the random
-weights of this script by up to 2.3 nats, a ratio of 10. Rotary positions are relative: rounding alone.
+Cause: the forward pass gets ids and the attention mask, but no position_ids (trl/trainer/grpo_trainer.py:1450 on 1.16.0;
+RLOO, rloo_trainer.py:1019; OnlineDPO, experimental/online_dpo/online_dpo_trainer.py:1104). Without them a model counts from
+the first pad. `generate` makes them from the mask, so sampling and scoring use different positions.
+Harm: with GPT-2 the log-probability of a token depends on the length of the other prompts in its batch, on the random
+weights of this script by up to 2.3 nats, a ratio of 10. Rotary positions are relative, so only rounding changes.
 Met by: a model with learned positions, whatever the settings (GRPO, RLOO, OnlineDPO).
 Reported: huggingface/trl#6800, #6819 (OnlineDPO; 34 nats a sequence).
 Patch: position ids from the mask, for models whose forward takes them and that are given no images.

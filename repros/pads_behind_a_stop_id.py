@@ -1,10 +1,10 @@
-"""A stop id in `generation_kwargs` is obeyed, and the padding behind it is trained on.
+"""Generation ends at a stop id in `generation_kwargs`, but the padding after it is trained on.
 
-Cause: `generation_kwargs={"eos_token_id": [...]}` reaches `generate`, but completions are cut at the EOS ids of the model and
-the tokenizer alone (trl/trainer/grpo_trainer.py:408-416 and 1881 on 1.16.0), so the pads that `generate` fills shorter rows
-with stay in the completion and in the loss.
-Harm: every row has the length of the longest; pads that were never sampled get the row's advantage. The longest row, which
-ended as asked, is counted as clipped (its last token is no EOS), the padded ones as ended.
+Cause: `generation_kwargs={"eos_token_id": [...]}` reaches `generate`, but completions are cut only at the EOS ids of the
+model and the tokenizer (trl/trainer/grpo_trainer.py:408-416 and 1881 on 1.16.0). So the pads with which `generate` fills
+shorter rows stay in the completion and in the loss.
+Harm: every row has the length of the longest, and pads that were never sampled get the row's advantage. The longest row
+ended as asked and counts as truncated, because its last token is no EOS; the padded ones count as ended.
 Met by: `eos_token_id` in generation_kwargs without vLLM (GRPO, RLOO).
 Reported: not found; huggingface/trl#7039 is its multi-EOS form.
 Patch: the ids of generation_kwargs end a completion too.

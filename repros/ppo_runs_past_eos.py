@@ -1,13 +1,13 @@
-"""PPO samples to the limit, whatever the policy says: by default an EOS ends nothing.
+"""PPO samples every completion to the limit: by default an EOS does not end it.
 
 Cause: `stop_token` is None by default, and the trainer writes that None over the EOS of the policy's generation config
 (trl/experimental/ppo/ppo_trainer.py:391-401 on 1.12.0, the last release with PPO).
-Harm: every row costs `response_length` forward passes: 5.6 times what the longest row needs on a small model (128 against
-23, 2.2 times the time of an update). The reward model scores the text behind the EOS. The saved policy has lost its EOS, so it
-does not stop where it is used either.
+Harm: every row costs `response_length` forward passes: on a small model 128 in place of the 23 that the longest row needs
+(5.6 times), and 2.2 times the time of an update. The reward model scores the text after the EOS. The saved policy has lost
+its EOS, so it does not stop in later use either.
 Met by: no stop_token and no stop_token_id, the default (PPO).
 Reported: huggingface/trl#2387 (deliberate, after OpenAI's first code). `stop_token="eos"` helps since #2528.
-Patch (for 1.12.0): without a stop of the user's own, EOS is it.
+Patch (for 1.12.0): if the user gives no stop, EOS is the stop.
 """
 
 import tempfile

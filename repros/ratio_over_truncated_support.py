@@ -1,10 +1,10 @@
-"""With top_k, top_p or min_p the importance ratio is the probability that truncation keeps, and not 1.
+"""With top_k, top_p or min_p the importance ratio is not 1, but the probability of the tokens that truncation keeps.
 
 Cause: TRL asks vLLM for `processed_logprobs` (trl/generation/vllm_generation.py:361 on 1.16.0), which are normalised over
-the tokens that truncation keeps. The trainer's are over the whole vocabulary (trl/trainer/grpo_trainer.py:2662). With kept
-mass S the ratio of a token is exactly S, with equal weights and no update.
-Harm: each token's loss is multiplied by its S, and each sequence's by the product of them: with S = 0.9 over 100 tokens
-0.00003. The gradient shrinks most where the policy is least sure, and with length.
+the tokens that truncation keeps. The trainer's are over the whole vocabulary (trl/trainer/grpo_trainer.py:2662). If the kept
+tokens have the probability S, the ratio of a token is exactly S, with equal weights and no update.
+Harm: each token's loss is multiplied by its S, and each sequence's by the product of them: 0.00003 for S = 0.9 over 100
+tokens. The gradient shrinks with length, and most where the policy is least sure.
 Met by: top_k, top_p below 1 or min_p, with use_vllm=True and vllm_importance_sampling_correction=True, the default (GRPO).
 Reported: huggingface/trl#6789, open. #7269, closed, takes the kept tokens from vLLM 0.28 and above.
 Patch: refuse the combination, until the trainer can score on the engine's support.

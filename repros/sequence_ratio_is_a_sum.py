@@ -3,11 +3,11 @@
 Cause: in the modes `sequence_mask` (the default) and `sequence_truncate` the log-ratio of engine to trainer is summed over
 the tokens (trl/trainer/grpo_trainer.py:2669 on 1.16.0), and the cap is 3.0 at every length. The trainer's own ratio with
 importance_sampling_level="sequence" is a mean over tokens.
-Harm: 0.012 nats a token, as engines in bf16 have, is a ratio of 1.1 over 10 tokens and of 3.3 over 100: a completion of 100
-tokens is left out of the loss, a short one is not.
+Harm: 0.012 nats per token, as engines in bf16 have, make a ratio of 1.1 over 10 tokens and of 3.3 over 100. So a completion
+of 100 tokens is left out of the loss, and a short one is not.
 Met by: use_vllm=True with vllm_importance_sampling_correction=True and a sequence mode, both defaults (GRPO).
 Reported: huggingface/trl#5814, #4772. A pull request with the mean, #5815, was closed. The sum is the exact ratio of two
-sequences; what it costs is that few long ones are kept. Whether this is a defect is a matter of opinion.
+sequences; its price is that few long ones are kept. Whether this is a defect is a matter of opinion.
 Patch: divide by the number of tokens, as #5815 did. Without it use a mode `token_mask` or `token_truncate`.
 """
 

@@ -1,10 +1,10 @@
 """Of several EOS ids of a model only the tokenizer's one counts (fixed in TRL 1.14.2).
 
-Cause: the trainer gave `generate` the tokenizer's `eos_token_id`, and cut completions at it, in place of the list in
-`model.generation_config.eos_token_id`: an end-of-turn token, as chat models have. Since 1.14.2 it collects them all
+Cause: the trainer gave `generate` the tokenizer's `eos_token_id`, and cut completions at it. It ignored the list in
+`model.generation_config.eos_token_id`, which in chat models has an end-of-turn token. Since 1.14.2 it collects them all
 (trl/trainer/grpo_trainer.py:408-416 on 1.16.0).
-Harm: completions run on behind their end of turn to the limit, in transformers; under vLLM, which stops there, they count as
-clipped: clipped_ratio 0.97 with Phi-3.5.
+Harm: with transformers, completions run on after their end of turn, to the limit. vLLM stops there, and they count as
+truncated: clipped_ratio is 0.97 with Phi-3.5.
 Met by: a model with several EOS ids in its generation_config.json, whatever the settings (GRPO, RLOO).
 Reported: huggingface/trl#7039.
 Patch: none is needed from 1.14.2 on. patches/several_eos_ids.diff is for 1.12.0.

@@ -2,11 +2,11 @@
 
 Cause: transformers' `generate` needs `tokenizer=` for stop strings, and GRPOTrainer calls it without one
 (trl/trainer/grpo_trainer.py:1873 on 1.16.0; RLOO, rloo_trainer.py:1385; OnlineDPO, online_dpo_trainer.py:1046).
-Harm: the first step ends in a ValueError, after the model is loaded. Whoever wants a text to stop at has to find token ids
-for it, which most texts do not have.
+Harm: the first step ends in a ValueError, after the model is loaded. To stop at a text, a user has to find a token id for
+it, which most texts do not have.
 Met by: `stop_strings` in generation_kwargs without vLLM (GRPO, RLOO, OnlineDPO).
 Reported: huggingface/trl#2820 asks for stop strings.
-Patch: pass the tokenizer, and cut the pads that `generate` fills the shorter rows with: behind a stop string there is no EOS.
+Patch: pass the tokenizer, and cut the pads with which `generate` fills shorter rows: after a stop string there is no EOS.
 """
 
 import tempfile

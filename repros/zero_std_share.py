@@ -1,10 +1,10 @@
 """frac_reward_zero_std is 0 though every group has equal rewards, with scale_rewards="batch".
 
-Cause: the metric asks whether the standard deviation is 0 by which the advantages are scaled
-(trl/trainer/grpo_trainer.py:2788, 2800 on 1.16.0). With scale_rewards="batch", and with
-multi_objective_aggregation="normalize_then_sum", that is the batch's.
-Harm: the one metric that says that a step has no gradient says the opposite, for the recipe of Lite PPO among others. A user
-who sees a reward that stays level looks for the cause everywhere else.
+Cause: the metric asks whether the standard deviation that scales the advantages is 0 (trl/trainer/grpo_trainer.py:2788, 2800
+on 1.16.0). With scale_rewards="batch", and with multi_objective_aggregation="normalize_then_sum", that is the deviation of
+the batch.
+Harm: this metric should say that a step has no gradient. It says the opposite, for the recipe of Lite PPO among others. A
+user whose reward stays flat looks for the cause everywhere else.
 Met by: scale_rewards="batch" or multi_objective_aggregation="normalize_then_sum" (GRPO).
 Reported: not found as an issue; huggingface/trl#6365 and #7068, closed, touch it.
 Patch: ask for the standard deviation within each group, whatever scales the advantages.

@@ -174,10 +174,12 @@ def test_lead_figure_says_what_was_recorded():
     assert f"In {sum(differ)} of the {len(differ)} blue steps there was something to learn" in readme
     assert f"Only {sum(with_gradient)} of these steps had a gradient" in readme
     assert f"{after[1]} of the answers are right after ten steps and {after[-1]} after 60" in readme
-    assert f"with dips to {min(min(shares[1:]) for shares in learned):.0%} in between" in readme
-    assert len(masked) == 3 and "three seeds of each arm" in readme
+    assert f"with dips to {min(min(shares[1:]) for shares in learned):.0%}" in readme
+    assert len(masked) == 3 and "each colour has three" in readme
     names = (f"workbench-smollm2-stops-number-words-{arm}-masked" for arm in ("stock-trl", "workbench"))
     arms = [[useful_steps(seed) for seed in recorded(load_baseline(name))] for name in names]
     stock, ours = ("{} of {}".format(*map(sum, zip(*arm, strict=True))) for arm in arms)
-    assert f"(two seeds) its middle reads {stock} and {ours}." in readme and [len(arm) for arm in arms] == [2, 2]
+    stock = stock.replace(" of ", " of the ")
+    assert f"a gradient in {stock} steps whose rewards differ, the workbench in {ours}." in readme
+    assert "(two seeds)" in readme and [len(arm) for arm in arms] == [2, 2]
     assert "masked-stops" in audit_run(ROOT / "data/audit/masked_stops_gemma.jsonl").problems

@@ -20,12 +20,12 @@ CORPUS = ROOT / "tests" / "audit" / "corpus"
 PAGE = ROOT / "docs" / "reference" / "rules.md"
 START = """# The rules of the audit
 
-Written by `python -m tools.rules` from the rules, from real runs of `tests/audit/corpus/`, and in a few places from
-made-up logs.
+For each rule: its question, an example, how it is computed, and when it is wrong. The examples are the findings in real runs
+of `tests/audit/corpus/`, and in a few places in made-up logs. `python -m tools.rules` writes this page.
 
-A metric that one finding shows to be wrong is not used by any later rule. A finding that another one explains says so. What
-severities and exit codes mean, and how far to trust the rules: [the audit](audit.md). A rule of your own:
-[write a rule](../how-to/audit_a_log.md#write-a-rule).
+If a finding shows that a metric is wrong, no later rule uses the metric. If one finding explains another, the report says so.
+What severities and exit codes mean: [the audit](audit.md). How far to trust the rules: [evidence](../evidence/audit.md). To add
+one: [write a rule](../how-to/audit_a_log.md#write-a-rule).
 
 | rule | question |
 |---|---|

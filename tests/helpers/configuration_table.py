@@ -22,8 +22,8 @@ from workbench.experiments.toys.starter import EOS, PAD
 from workbench.generation.stops import StopSpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "evidence" / "what_is_tested.md"
-EQUAL = "without custom stops it trains as stock does"
-STOPS = "with a custom stop rows end there count as stopped and are recorded once"
+EQUAL = "without custom stops it trains as stock TRL does"
+STOPS = "with a custom stop, rows end there, count as stopped and are recorded once"
 
 
 @dataclass(frozen=True)

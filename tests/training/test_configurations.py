@@ -40,7 +40,7 @@ def test_rows_end_at_custom_stops_and_are_recorded(case, kind, tmp_path):
 # --- settings --------------------------------------------------------------------------------------------------------
 
 
-@shows("LoRA", says="a recipe with LoRA is one training of its folder and with another rank another")
+@shows("LoRA", says="a recipe with LoRA resumes in its folder, and with another rank it is another training")
 def test_lora_rank_is_part_of_what_a_folder_holds(kind, tmp_path):
     sizes = {"num_generations": 2, "per_device_train_batch_size": BATCH, "max_completion_length": LIMIT}
     recipe, cls = make_recipe("search", dataset="search", max_steps=1, **sizes), OURS[kind]
@@ -57,7 +57,9 @@ def test_lora_rank_is_part_of_what_a_folder_holds(kind, tmp_path):
 # --- evaluation and rewards ------------------------------------------------------------------------------------------
 
 
-@shows_cases("eval groups", says="an evaluation in groups of another size is not recorded and counts its own rows")
+@shows_cases(
+    "eval groups", says="an evaluation in groups of another size is not recorded; its metrics count its own rows"
+)
 def test_an_evaluation_counts_its_own_rows(case, kind, tmp_path):
     fields, own = case.options()
     got = watched("ours", kind, fields | TELL[kind], **own, stops=StopSpec(stop=(STOP,)), record_dir=tmp_path)
@@ -101,7 +103,7 @@ def test_ppo_counts_none_as_nothing(kind, tmp_path):
     assert rows["reward"].tolist() == pytest.approx(expected.tolist())
 
 
-@shows("None", *POLICY, says="a function that is called like the sum does not take its column")
+@shows("None", *POLICY, says="a reward function with the name of the total does not overwrite its column")
 def test_a_function_named_reward_has_a_column_of_its_own(kind, tmp_path):
     rows = watched("ours", kind, {"reward_weights": [2.0]}, record_dir=tmp_path).rows
     assert rows["reward"].tolist() == pytest.approx((2.0 * rows["reward (function)"]).tolist())
@@ -119,7 +121,9 @@ def test_ppo_refuses_a_pad_that_ends_rows(kind):
 # --- turns -----------------------------------------------------------------------------------------------------------
 
 
-@shows_cases("tools", "environment", "rollout", says="both turns end at the stop and the answer is not trained on")
+@shows_cases(
+    "tools", "environment", "rollout", says="both turns end at the stop, and the tool's answer is not trained on"
+)
 def test_both_turns_end_at_the_stop(case, kind, tmp_path):
     fields, own = case.options()
     own |= {"stops": CLOSED, "record_dir": tmp_path, "explicit_positions": True}
@@ -127,7 +131,7 @@ def test_both_turns_end_at_the_stop(case, kind, tmp_path):
 
 
 @pytest.mark.parametrize("limit, of_turns", [(14, 2), (8, 1)], ids=["second turn cut", "no room for one"])
-@shows("tools", says="a second turn that the limit cuts counts as cut and one without room ends with its call")
+@shows("tools", says="a second turn at the limit counts as truncated; without room for one, rows end with their call")
 def test_the_limit_holds_over_turns(kind, limit, of_turns, tmp_path):
     """A call has 5 tokens."""
 
@@ -155,7 +159,7 @@ def test_no_message_has_a_hidden_stop(kind, tmp_path):
     assert not got.rows["completion"].str.endswith("i").any()
 
 
-@shows("rollout", says="rewards read the text of a rollout without the stop that is not to be seen")
+@shows("rollout", says="with include_stop_str_in_output=False reward functions read a rollout without its stop")
 def test_rewards_read_a_rollout_without_a_hidden_stop(kind):
     hidden = StopSpec(stop=(CLOSE,), include_stop_str_in_output=False)
     got = watched("ours", kind, TELL[kind], **models.rolling_out(), stops=hidden)
@@ -176,7 +180,7 @@ def test_a_message_that_is_parsed_stays_so_with_a_custom_stop(kind, tmp_path):
     assert got.rows["completion"].tolist() == [tokenizer().decode(ids, skip_special_tokens=True) for ids in got.ids]
 
 
-@shows("conversations", "GRPO", says="a text that was parsed out of what the model wrote stays parsed")
+@shows("conversations", "GRPO", says="a text that was parsed from the completion stays parsed")
 def test_a_text_that_was_parsed_stays_parsed(kind, tmp_path):
     """As of a model that thinks; any custom stop, a minimum alone too, put the raw text in its place."""
     own = models.chat_tokenizer(calls=False)
@@ -192,7 +196,7 @@ def test_a_text_that_was_parsed_stays_parsed(kind, tmp_path):
 # --- images ----------------------------------------------------------------------------------------------------------
 
 
-@shows_cases("vision, text", "vision, images", says="its padding is monitored with conversations")
+@shows_cases("vision, text", "vision, images", says="its padding is monitored, with conversations")
 def test_padding_is_monitored_with_conversations(case, kind):
     _, own = case.options()
     numbers = attach_padding_monitor(build("ours", kind, explicit_positions=True, **own)).measure()

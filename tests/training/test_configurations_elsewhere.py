@@ -95,13 +95,13 @@ def assert_same_as_sampled(outcome: dict) -> None:
 
 
 @pytest.mark.parametrize("case", ["ours", "environment"])
-@shows("tools on vLLM", says="both turns end at the stop and are corrected token by token")
+@shows("tools on vLLM", says="both turns end at the stop; sampled and scored log-probs agree token by token")
 def test_both_turns_end_at_the_stop_on_vllm(kind, case, on_vllm):
     assert_turns(of(on_vllm["tools"][case]))
     assert_same_as_sampled(on_vllm["tools"][case])
 
 
-@shows("rollout", says="a rollout function that asks the engine itself is not touched and its rows end as they did")
+@shows("rollout", says="the rows of a rollout function that asks the engine itself stay as they are")
 def test_a_rollout_function_that_asks_the_engine_is_not_touched(kind, on_vllm):
     got = on_vllm["tools"]["rollout"]
     assert_turns(of(got), several=False)
@@ -109,7 +109,7 @@ def test_a_rollout_function_that_asks_the_engine_is_not_touched(kind, on_vllm):
     assert_same_as_sampled(got)
 
 
-@shows("LoRA on vLLM", says="the engine samples from the policy with its adapter which stays apart")
+@shows("LoRA on vLLM", says="the engine samples from the policy with its adapter; the base weights stay as they were")
 def test_the_engine_samples_from_the_policy_with_its_adapter(kind, on_vllm):
     got = on_vllm["lora"][kind]
     assert got["kept"]
@@ -124,7 +124,7 @@ def test_its_rows_end_at_the_stop_and_are_recorded_once(kind, on_vllm):
 
 
 @pytest.mark.parametrize("mode", ["None", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
-@shows("correction", says="with the correction on and off it trains as stock does on the same samples")
+@shows("correction", says="with the correction on and off it trains as stock TRL does on the same samples")
 def test_with_the_correction_it_trains_as_stock_does(kind, mode, on_vllm):
     got = on_vllm["correction"][mode]
     assert_equal(got)
