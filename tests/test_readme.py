@@ -9,6 +9,7 @@ import pytest
 from conftest import NOTEBOOKS, ROOT, call
 from trl_version import HAS_PPO
 
+from benchmarks.evidence import effect
 from benchmarks.record import measured
 from workbench.audit.report import audit_run
 from workbench.curves import load_baseline
@@ -176,10 +177,13 @@ def test_lead_figure_says_what_was_recorded():
     assert f"{after[1]} of the answers are right after ten steps and {after[-1]} after 60" in readme
     assert f"with dips to {min(min(shares[1:]) for shares in learned):.0%}" in readme
     assert len(masked) == 3 and "each colour has three" in readme
-    names = (f"workbench-smollm2-stops-number-words-{arm}-masked" for arm in ("stock-trl", "workbench"))
+    names = [f"workbench-smollm2-stops-number-words-{arm}-masked" for arm in ("stock-trl", "workbench")]
     arms = [[useful_steps(seed) for seed in recorded(load_baseline(name))] for name in names]
     stock, ours = ("{} of {}".format(*map(sum, zip(*arm, strict=True))) for arm in arms)
     stock = stock.replace(" of ", " of the ")
     assert f"a gradient in {stock} steps whose rewards differ, the workbench in {ours}." in readme
-    assert "(two seeds)" in readme and [len(arm) for arm in arms] == [2, 2]
+    assert "(five seeds, 30 steps)" in readme and [len(arm) for arm in arms] == [5, 5]
+    said, surely = effect({baseline.recorded["arm"]: baseline for baseline in map(load_baseline, names)})
+    gain = re.search(r"12 \(95%: 4 to 20\) more of 100 held-out questions right", readme)
+    assert gain and "+0.12 (+0.04 to +0.20), seeds: 5" in said and surely
     assert "masked-stops" in audit_run(ROOT / "data/audit/masked_stops_gemma.jsonl").problems
