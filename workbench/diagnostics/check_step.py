@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..consistency.padding import evaluating, logits_of, model_inputs
-from ..training.rows import policy_of, tokenizer_of
+from ..training.rows import is_ppo, policy_of, tokenizer_of
 from ..training.updates import LEAST_MOVED
 from .logits import without_autocast
 from .step import Step
@@ -44,23 +44,30 @@ def check_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
     memory of a training step, or where that is more, of twice the trained weights, their gradients and the optimizer's state.
 
     Args:
-        trainer: TRL's `GRPOTrainer` or `RLOOTrainer`, the workbench's, or a child of them; before or after training.
-        batch: rows of the data set, as many as a generation takes; by default the first of the trainer's own.
+        trainer: TRL's `GRPOTrainer`, `RLOOTrainer` or `PPOTrainer`, the workbench's, or a child of them; before or after
+            training.
+        batch: rows of the data set, as many as a generation takes, of PPO as an update takes; by default the first of the
+            trainer's own.
 
     Returns:
         `report.first` is the first stage that differs, or None; `report.tokens(i)` has the tokens of a completion. The stages:
         `sampling` (is what was sampled from what is scored), `ends`, `turns`, `mask`, `rewards`, `advantages`, `log-probs`
         (each row alone, unpadded), `reference`, `mismatch` (the log-probs that vLLM or a rollout function gives), `ratios`,
-        `correction`, `loss`, `gradient`, `update`, `metrics`. Their verdicts: `same`, `rounding`, `different`, `cannot tell`.
+        `correction`, `loss`, `gradient`, `update`, `metrics`; of PPO, whose step is an update with all its epochs, also
+        `scores` and `values`. Their verdicts: `same`, `rounding`, `different`, `cannot tell`.
 
     Raises:
         RunError: vLLM does not sample, as an engine that is closed.
-        ParameterError: another trainer, one without data, or a batch that is no whole number of groups.
+        ParameterError: another trainer, one without data, a batch that is no whole number of groups, or of PPO no whole update.
         Exception: what the step itself raises, as from a reward function; the trainer is then as it was too.
     """
+    if is_ppo(type(trainer)):
+        from .check_ppo import check_ppo  # one release of TRL has PPO
+
+        return check_ppo(trainer, batch)
     kind = kind_of(trainer)
     record = record_step(trainer, batch)
-    return _Judge(trainer, step_of(trainer, kind, record), record).report()
+    return Judge(trainer, step_of(trainer, kind, record), record).report()
 
 
 @dataclass
@@ -72,19 +79,21 @@ class _Alone:
     variances: np.ndarray  # of the surprise of a token drawn there
 
 
-class _Judge:
+class Judge:
     """The stages of a step, with the model."""
+
+    temperature: float
 
     def __init__(self, trainer: Any, step: Step, record: StepRecord):
         self.trainer, self.step, self.record = trainer, step, record
-        self.policy, self.tokenizer = policy_of(trainer), tokenizer_of(trainer)
+        self.policy, self.tokenizer, self.temperature = policy_of(trainer), tokenizer_of(trainer), trainer.temperature
         self.losses = losses_of(step)
         self.alone: dict[tuple, _Alone] = {}  # by prompt and completion
         self.gradients = self._score_and_differentiate()
         with evaluating(self.policy), without_autocast(self.policy):  # rows that the loss leaves out were sampled too
             for row in step.rows:
-                if row.ids and _key(row.prompt_ids, row.ids) not in self.alone:
-                    self.alone[_key(row.prompt_ids, row.ids)] = self._score(self.policy, row.prompt_ids, row.ids)
+                if row.ids and text_key(row.prompt_ids, row.ids) not in self.alone:
+                    self.alone[text_key(row.prompt_ids, row.ids)] = self._score(self.policy, row.prompt_ids, row.ids)
 
     def report(self) -> StepReport:
         step = self.step
@@ -105,32 +114,24 @@ class _Judge:
         )
 
     def _logps_alone(self, prompt: list[int], ids: list[int]) -> np.ndarray:
-        return self.alone[_key(prompt, ids)].logps if ids else np.zeros(0)
+        return self.alone[text_key(prompt, ids)].logps if ids else np.zeros(0)
 
     def _score_and_differentiate(self) -> dict[str, torch.Tensor]:
         """Score each row of each micro-batch alone; the gradient is that of their slopes."""
-        was = {parameter: parameter.grad for parameter in self.policy.parameters()}
         scale = 1 / self.step.settings["gradient_accumulation_steps"] if self.step.kind == "RLOO" else 1.0
-        try:
-            for parameter in was:
-                parameter.grad = None
-            with evaluating(self.policy), without_autocast(self.policy):
-                for micro, loss in zip(self.step.micro_batches, self.losses, strict=True):
-                    for i, (prompt, ids) in enumerate(zip(micro.prompt_ids, micro.ids, strict=True)):
-                        if ids and loss is not None:
-                            by_entropy = loss.entropy_slopes[i] if loss.entropy_slopes else None
-                            slopes = loss.slopes[i] * scale, by_entropy
-                            self.alone[_key(prompt, ids)] = self._score(self.policy, prompt, ids, slopes)
-            trained = {name: p for name, p in self.policy.named_parameters() if p.requires_grad}
+        with own_gradients(self.policy) as gradients:
+            for micro, loss in zip(self.step.micro_batches, self.losses, strict=True):
+                for i, (prompt, ids) in enumerate(zip(micro.prompt_ids, micro.ids, strict=True)):
+                    if ids and loss is not None:
+                        by_entropy = loss.entropy_slopes[i] if loss.entropy_slopes else None
+                        slopes = loss.slopes[i] * scale, by_entropy
+                        self.alone[text_key(prompt, ids)] = self._score(self.policy, prompt, ids, slopes)
             if self.record.averaged:
-                for parameter in trained.values():
+                for parameter in (p for p in self.policy.parameters() if p.requires_grad):
                     parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                     torch.distributed.all_reduce(parameter.grad)
                     parameter.grad /= self.step.processes
-            return {name: p.grad for name, p in trained.items() if p.grad is not None}
-        finally:
-            for parameter, gradient in was.items():
-                parameter.grad = gradient
+        return gradients
 
     def _score(self, model: Any, prompt: list[int], ids: list[int], slopes: tuple | None = None) -> _Alone:
         """Score a completion alone; with slopes by its log-probs and entropies add to the model's gradients."""
@@ -138,7 +139,7 @@ class _Judge:
         tokens = torch.tensor([prompt + ids], device=device)
         inputs = model_inputs(model, {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}, "explicit")
         with torch.set_grad_enabled(slopes is not None):
-            logits = logits_of(model, inputs)[0, len(prompt) - 1 : -1].float() / self.trainer.temperature
+            logits = logits_of(model, inputs)[0, len(prompt) - 1 : -1].float() / self.temperature
             table = logits.log_softmax(-1)
             logps = table.gather(1, tokens[0, len(prompt) :, None])[:, 0]
             probs = table.exp()
@@ -155,7 +156,7 @@ class _Judge:
         """The rows in the loss that have tokens, and each alone."""
         for micro in self.step.micro_batches:
             for row, prompt, ids in zip(micro.rows, micro.prompt_ids, micro.ids, strict=True):
-                if (alone := self.alone.get(_key(prompt, ids))) and row.logps is not None:
+                if (alone := self.alone.get(text_key(prompt, ids))) and row.logps is not None:
                     yield row, prompt, ids, alone
 
     def sampling(self) -> Stage:
@@ -167,7 +168,7 @@ class _Judge:
         excess, variance, count = 0.0, 0.0, 0
         for row in self.step.rows:
             if row.ids:
-                alone = self.alone[_key(row.prompt_ids, row.ids)]
+                alone = self.alone[text_key(row.prompt_ids, row.ids)]
                 own = row.own * (np.arange(len(row.ids)) < row.end) * sampled_tokens(self.step.turns, row)
                 excess += float(((-alone.logps - alone.entropies) * own).sum())
                 variance += float((alone.variances * own).sum())
@@ -197,7 +198,7 @@ class _Judge:
 
     def _improbable_copies(self) -> int:
         size, found = self.step.num_generations, 0
-        keys = [_key(row.prompt_ids, row.ids) for row in self.step.rows if row.ids]
+        keys = [text_key(row.prompt_ids, row.ids) for row in self.step.rows if row.ids]
         for start in range(0, len(keys) - size + 1, size):
             group = keys[start : start + size]
             found += len(set(group)) == 1 and (size - 1) * float(self.alone[group[0]].logps.sum()) < _COPIES
@@ -274,7 +275,8 @@ class _Judge:
         model = getattr(self.trainer, "ref_model", None)
         below: Any = contextlib.nullcontext()
         if model is None:
-            if "ref" in getattr(self.policy, "peft_config", {"ref": None}):
+            named = getattr(self.trainer, "ref_adapter_name", None)  # PPO's
+            if named or "ref" in getattr(self.policy, "peft_config", {"ref": None}):
                 return None
             model, below = self.policy, self.policy.disable_adapter()
         with below, evaluating(model), without_autocast(model):
@@ -288,7 +290,7 @@ class _Judge:
         ref = self._by_reference([(row.prompt_ids, row.ids) for row in rows])
         if ref is None:
             return None
-        alone = [self.alone[_key(row.prompt_ids, row.ids)].logps for row in rows]
+        alone = [self.alone[text_key(row.prompt_ids, row.ids)].logps for row in rows]
         masks = [row.mask[: len(row.ids)] for row in rows]
         return np.array([((a - r) * mask).sum() for a, r, mask in zip(alone, ref, masks, strict=True)])
 
@@ -349,20 +351,43 @@ class _Judge:
             cause = f"max_grad_norm={limit:g} cuts a gradient of norm {norm:.3g}"
         return Stage("update", "different", f"{said}; {cause}", share)
 
-    def _close(self, name: str, used: np.ndarray, alone: np.ndarray, cause: str, why: Any = lambda alone: "") -> Stage:
-        """A stage of log-probs, within the rounding of the dtype."""
+    def _close(
+        self,
+        name: str,
+        used: np.ndarray,
+        alone: np.ndarray,
+        cause: str,
+        why: Any = lambda alone: "",
+        unit: str = "nats",
+    ) -> Stage:
+        """A stage of what a model gives, log-probs or else, within the rounding of the dtype."""
         where, limits = f"{len(used)} tokens", tolerance_of(self.step)
         if not np.isfinite(used).all():
-            return Stage(name, "different", "a log-prob is not finite", math.inf, where)
+            return Stage(name, "different", "a number is not finite", math.inf, where)
         difference = np.abs(used - alone)
         mean, largest = float(difference.mean()), float(difference.max())
         if mean <= limits.mean and largest <= limits.largest:
             verdict = "same" if largest <= 2 * SAME else "rounding"
-            return Stage(name, verdict, f"mean {mean:.1e} nats, {self.step.dtype}", largest, where)
-        return Stage(name, "different", f"{cause}{why(alone)}: mean {mean:.2g} nats, {self.step.dtype}", largest, where)
+            return Stage(name, verdict, f"mean {mean:.1e} {unit}, {self.step.dtype}", largest, where)
+        return Stage(name, "different", f"{cause}{why(alone)}: mean {mean:.2g} {unit}, {self.step.dtype}", largest, where)
 
 
-def _key(prompt: list[int], ids: list[int]) -> tuple:
+@contextlib.contextmanager
+def own_gradients(model: Any) -> Iterator[dict[str, torch.Tensor]]:
+    """Inside the block a model in evaluation has no gradients; the dict has those made there afterwards, the model its own."""
+    was, made = {parameter: parameter.grad for parameter in model.parameters()}, dict[str, torch.Tensor]()
+    try:
+        for parameter in was:
+            parameter.grad = None
+        with evaluating(model), without_autocast(model):
+            yield made
+        made |= {name: p.grad for name, p in model.named_parameters() if p.requires_grad and p.grad is not None}
+    finally:
+        for parameter, gradient in was.items():
+            parameter.grad = gradient
+
+
+def text_key(prompt: list[int], ids: list[int]) -> tuple:
     return tuple(prompt), tuple(ids)
 
 

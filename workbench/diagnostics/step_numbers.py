@@ -19,11 +19,6 @@ def kind_of(trainer: Any) -> str:
     for base in type(trainer).__mro__:
         if base.__module__ in ("trl.trainer.grpo_trainer", "trl.trainer.rloo_trainer"):
             return "RLOO" if "rloo" in base.__module__ else "GRPO"
-        if base.__module__.endswith(".ppo_trainer"):
-            raise ParameterError(
-                "check_step: PPO's steps are not checked: TRL computes them within one method, `train`, stage by stage. "
-                "`workbench audit RUN` reads a PPO run's record"
-            )
     raise ParameterError(f"check_step: {type(trainer).__name__} is no GRPOTrainer and no RLOOTrainer of TRL")
 
 

@@ -162,16 +162,23 @@ def _update(trainer: Any, policy: Any, record: StepRecord) -> None:
 
 @contextlib.contextmanager
 def _as_it_was(trainer: Any):
-    """Restore what a step changes: attributes of the trainer, gradients, mode and random states."""
+    """Restore what a step of GRPO or RLOO changes, which starts with no sample and no metric of an earlier one."""
+    with restored(trainer):
+        trainer._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
+        trainer._logs = copy.deepcopy(trainer._logs)
+        trainer._buffered_inputs, trainer._step = None, 0
+        yield
+
+
+@contextlib.contextmanager
+def restored(trainer: Any):
+    """Restore what a step changes: attributes of the trainer, gradients, modes and random states; nothing is recorded."""
     model = trainer.model
     attributes = dict(vars(trainer))
-    mode, gradients = model.training, {name: p.grad for name, p in model.named_parameters()}
+    modes, gradients = [(m, m.training) for m in model.modules()], {name: p.grad for name, p in model.named_parameters()}
     states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
     on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
-    trainer._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
-    trainer._logs = copy.deepcopy(trainer._logs)
-    trainer.state = copy.deepcopy(trainer.state)
-    trainer._buffered_inputs, trainer._step, trainer.recorder = None, 0, None
+    trainer.state, trainer.recorder = copy.deepcopy(trainer.state), None
     for name in attributes:  # of a watch, which records the training
         unhook(trainer, name)
     engine = getattr(trainer, "engine", None)  # ours counts requests, for their seeds
@@ -185,7 +192,8 @@ def _as_it_was(trainer: Any):
             vars(engine).update(counts)
         for name, parameter in model.named_parameters():
             parameter.grad = gradients[name]
-        model.train(mode)
+        for module, training in modes:
+            module.training = training
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.random.set_rng_state(states[2])

@@ -313,7 +313,7 @@ def rloo_loss(rows: Sequence[LossRow], epsilon: float = 0.2, accumulation: int =
     for row in rows:
         old = row.logps if row.old_logps is None else row.old_logps
         ratio = np.exp(((row.logps - old) * row.mask).sum(keepdims=True))
-        loss, slope = _clipped(ratio, row.advantage, epsilon, epsilon)
+        loss, slope = clipped(ratio, row.advantage, epsilon, epsilon)
         value += float(loss[0]) / len(rows) / accumulation
         slopes.append(slope * row.mask / len(rows) / accumulation)
         ratios.append(ratio)
@@ -371,11 +371,14 @@ def _surrogate(row: LossRow, ratio: Row, difference: Row, s: LossSettings, high:
         temperature = s.sapo_temperature_pos if a > 0 else s.sapo_temperature_neg
         soft = 1 / (1 + np.exp(-temperature * (ratio - 1)))
         return -soft * 4 / temperature * a, -4 * soft * (1 - soft) * ratio * a, none
-    return *_clipped(ratio, a, s.epsilon, high, s.delta), none
+    return *clipped(ratio, a, s.epsilon, high, s.delta), none
 
 
-def _clipped(ratio: Row, advantage: float, low: float, high: float, delta: float | None = None) -> tuple[Row, Row]:
-    """PPO's clipped loss, and its slope by the log of the ratio: 0 where the smaller branch is at its limit."""
+def clipped(ratio: Row, advantage: Any, low: float, high: float, delta: float | None = None) -> tuple[Row, Row]:
+    """PPO's clipped loss, and its slope by the log of the ratio: 0 where the smaller branch is at its limit.
+
+    `advantage` is a number, or (T,) as the ratio.
+    """
     limited, bounded = ratio if delta is None else np.minimum(ratio, delta), np.clip(ratio, 1 - low, 1 + high)
     plain, clipped = limited * advantage, bounded * advantage
     moves = np.where(plain <= clipped, limited, bounded) == ratio
