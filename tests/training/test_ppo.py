@@ -3,11 +3,10 @@ import dataclasses
 import pytest
 import torch
 from generation_cases import specs
-from ppo_parts import PPOTrainer, StockPPO, ppo_trainer
+from ppo_parts import ppo_trainer
 from samples import text_logprob, until_seen
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, TrainerCallback
 
-from workbench.diagnostics import check_step
 from workbench.errors import ParameterError
 from workbench.experiments.recipes import make_recipe
 from workbench.generation.stops import StopRule, StopSpec
@@ -408,11 +407,3 @@ def test_an_odd_reward_ends_the_training_with_its_row_and_keeps_what_was_recorde
     with pytest.raises(ParameterError, match=r"reward function odd, row 3 \(.*\): returned nan"):
         train_on_search(tmp_path, odd)
     assert Run(tmp_path).metrics["step"].tolist() == [1]
-
-
-def test_check_step_refuses_ppo_in_one_sentence():
-    for cls in (StockPPO, PPOTrainer):
-        with pytest.raises(
-            ParameterError, match="check_step: PPO's steps are not checked: TRL computes them within one"
-        ):
-            check_step(cls.__new__(cls))

@@ -45,14 +45,21 @@ class _PPOJudge(Judge):
         self.logps, self.ref_logps = self._rows("logprobs", self.tokens), self._rows("ref_logprobs", self.tokens)
         self.state_values = self._rows("values", self.steps)
         self.step = self._step()
-        self.losses = [self._loss(micro) for micro in record.micros]
+        self.ppo_losses = [self._loss(micro) for micro in record.micros]
         self.first_step = record.micros[: record.updates[0] if record.updates else len(record.micros)]
         self.alone, self.values_alone = {}, dict[tuple, np.ndarray]()
         self.gradients = self._gradients()
 
     def report(self) -> StepReport:
         loss = self.loss()
-        stages = [self.sampling(), self.check_ends(), self.check_mask(), self.scores(), self.logprobs(), self.reference()]
+        stages: list[Stage | None] = [
+            self.sampling(),
+            self.check_ends(),
+            self.check_mask(),
+            self.scores(),
+            self.logprobs(),
+            self.reference(),
+        ]
         stages += [self.values(), self.rewards(), self.advantages(), self.ratios(), loss, self.gradient(loss)]
         stages += [self.update(), self.metrics()]
         return StepReport([stage for stage in stages if stage], self._checked_rows())
@@ -71,13 +78,21 @@ class _PPOJudge(Judge):
 
     def _step(self) -> Step:
         args, parts = self.args, zip(self.record.prompts, self.ids, self.ends, strict=True)
-        rows = [SampledRow(p, ids, np.ones(len(ids)), end[1], len(ids), False, np.ones(len(ids))) for p, ids, end in parts]
+        rows = [
+            SampledRow(p, ids, np.ones(len(ids)), end[1], len(ids), False, np.ones(len(ids))) for p, ids, end in parts
+        ]
         config = getattr(self.policy, "generation_config", None)  # TRL sets `top_k` and `top_p` aside
         options = {n: v for n, v in vars(config).items() if n not in ("top_k", "top_p", "temperature", "do_sample")}
-        settings = {"num_generations": 1, "temperature": args.temperature, "generation_kwargs": options, "max_grad_norm": 0}
+        settings = {
+            "num_generations": 1,
+            "temperature": args.temperature,
+            "generation_kwargs": options,
+            "max_grad_norm": 0,
+        }
         weights = str(next(self.policy.parameters()).dtype).removeprefix("torch.")
-        dtype = "bfloat16" if args.bf16 else "float16" if args.fp16 else weights
-        processes, rank = self.trainer.accelerator.num_processes, self.trainer.accelerator.process_index
+        accelerator = self.trainer.accelerator  # it knows nothing of `args.bf16`
+        dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(accelerator.mixed_precision, weights)
+        processes, rank = accelerator.num_processes, accelerator.process_index
         return Step("PPO", dtype, processes, rank, settings, rows, [], [], None, [], [])
 
     def _loss(self, micro: Numbers) -> PPOLoss:
@@ -93,7 +108,7 @@ class _PPOJudge(Judge):
         """Score each row alone, by policy and value model; the gradient is that of the slopes of the first optimizer step."""
         scale = 1 / self.args.gradient_accumulation_steps
         with own_gradients(self.model) as gradients:
-            for micro, loss in zip(self.first_step, self.losses, strict=False):
+            for micro, loss in zip(self.first_step, self.ppo_losses, strict=False):
                 for i, slopes, of_values in zip(micro["micro_batch_inds"], loss.slopes, loss.value_slopes, strict=True):
                     self._score_row(i, slopes * scale, of_values * scale)
             for i, ids in enumerate(self.ids):
@@ -122,7 +137,11 @@ class _PPOJudge(Judge):
 
     def check_ends(self) -> Stage:
         """Whether rows end where their stops say, and the penalty for a missing stop falls on those without one."""
-        known, eos, stop = np.array([end for end, _ in self.ends]), self.tokenizer.eos_token_id, self.trainer.stop_token_id
+        known, eos, stop = (
+            np.array([end for end, _ in self.ends]),
+            self.tokenizer.eos_token_id,
+            self.trainer.stop_token_id,
+        )
         ended, count, pad = np.array([stopped for _, stopped in self.ends]), len(self.ends), self.tokenizer.pad_token_id
         late, early = np.flatnonzero(self.tokens > known), np.flatnonzero(self.tokens < known)
         if len(late):
@@ -132,7 +151,11 @@ class _PPOJudge(Judge):
             return Stage("ends", "different", cause, float(behind), places(late))
         if len(early):
             own = any(self.sampled[i][known[i] - 1] == pad for i in early)
-            why = "pad and EOS are one token, so the end itself is cut" if own else "at a pad token that the policy sampled"
+            why = (
+                "pad and EOS are one token, so the end itself is cut"
+                if own
+                else "at a pad token that the policy sampled"
+            )
             cause = f"{len(early)} of {count} rows are cut before their end: {why}"
             return Stage("ends", "different", cause, float((known - self.tokens).max()), places(early))
         missing = ~self.record.batch["contain_eos_token"].astype(bool)
@@ -163,7 +186,9 @@ class _PPOJudge(Judge):
                 alone = np.array([float(self._head(model, prompt + ids)[-1]) for prompt, ids in texts])
         expected = alone - (self.args.missing_eos_penalty or 0.0) * missing
         scale, cause = max(1.0, float(np.abs(expected).max())), "a row alone has another score"
-        return self._close("scores", self.record.batch["scores"] / scale, expected / scale, cause, unit="of the largest")
+        return self._close(
+            "scores", self.record.batch["scores"] / scale, expected / scale, cause, unit="of the largest"
+        )
 
     def logprobs(self) -> Stage:
         """Whether the log-probs of the sampler are those of each row alone."""
@@ -181,7 +206,9 @@ class _PPOJudge(Judge):
 
     def values(self) -> Stage:
         """Whether the values before the update are those of each row alone."""
-        alone = [self.values_alone[text_key(*text)][:steps] for text, steps in zip(self._texts(), self.steps, strict=True)]
+        alone = [
+            self.values_alone[text_key(*text)][:steps] for text, steps in zip(self._texts(), self.steps, strict=True)
+        ]
         used, expected = np.concatenate(self.state_values), np.concatenate(alone)
         scale, cause = max(1.0, float(np.abs(expected).max())), "the value model gives a row alone other values"
         return self._close("values", used / scale, expected / scale, cause, unit="of the largest")
@@ -195,10 +222,14 @@ class _PPOJudge(Judge):
         expected, turned = self._rewards(self.args.kl_coef), self._rewards(-self.args.kl_coef)
         stage = compared("rewards", self.step, used, expected, "the definition gives other rewards")
         if stage.verdict == "different" and np.allclose(used, turned, atol=1e-4):
-            return dataclasses.replace(stage, cause="the KL penalty has the other sign: it rewards leaving the reference")
+            return dataclasses.replace(
+                stage, cause="the KL penalty has the other sign: it rewards leaving the reference"
+            )
         full = [i for i, (_, ended) in enumerate(self.ends) if ended and self.tokens[i] == self.width]
         if stage.verdict != "different" and full and self.width < self.args.response_length:
-            cause = "the longest rows of this batch have their score with their last token, the others one step later: all "
+            cause = (
+                "the longest rows of this batch have their score with their last token, the others one step later: all "
+            )
             cause += f"ended before response_length={self.args.response_length}, and no pad follows these"
             return Stage("rewards", "different", cause, where=places(full))
         return stage
@@ -233,7 +264,9 @@ class _PPOJudge(Judge):
         """Whether the loss scores rows as they were scored before the first optimizer step, when the ratio is 1."""
         logps, values, largest, limits = [], [], 1.0, tolerance_of(self.step)
         for micro in self.first_step:
-            for i, new, new_values in zip(micro["micro_batch_inds"], micro["new_logprobs"], micro["vpred"], strict=True):
+            for i, new, new_values in zip(
+                micro["micro_batch_inds"], micro["new_logprobs"], micro["vpred"], strict=True
+            ):
                 logps.append(new[: self.tokens[i]] - self.logps[i])
                 values.append(new_values[: self.steps[i]] - self.state_values[i])
                 largest = max(largest, float(np.abs(self.state_values[i]).max(initial=0.0)))
@@ -244,8 +277,12 @@ class _PPOJudge(Judge):
                 cause = said if name == "ratios" else "values of the loss are others than before it"
                 cause += ": the trainer scores a row in two ways"
                 return Stage("ratios", "different", cause, float(np.abs(part).max()))
-        pairs = [(micro["ratio"][n][: len(ratio)], ratio) for micro, loss in zip(self.record.micros, self.losses, strict=True)
-                 for n, ratio in enumerate(loss.ratios)]  # fmt: skip
+        both = zip(self.record.micros, self.ppo_losses, strict=True)
+        pairs = [
+            (used[: len(row)], row)
+            for micro, loss in both
+            for used, row in zip(micro["ratio"], loss.ratios, strict=True)
+        ]
         used, expected = (np.concatenate(part) for part in zip(*pairs, strict=True))
         stage = compared("ratios", self.step, used, expected, "the log-probs give other ratios")
         rounding = stage.verdict == "same" and np.abs(found[0]).max() > 2 * SAME
@@ -254,13 +291,21 @@ class _PPOJudge(Judge):
     def loss(self) -> Stage:
         """Whether each micro-batch's losses, of all epochs, are those of its log-probs and values."""
         a, micros = self.args, self.record.micros
-        clipped = sum(int((np.abs(r - 1) > a.cliprange).sum()) for loss in self.losses for r in loss.ratios)
+        clipped = sum(int((np.abs(r - 1) > a.cliprange).sum()) for loss in self.ppo_losses for r in loss.ratios)
         for name, of_loss, cause in (
             ("pg_loss", lambda e: e.policy, f"cliprange={a.cliprange:g} gives another policy loss for these ratios"),
-            ("vf_loss", lambda e: e.value, f"cliprange_value={a.cliprange_value:g} gives another value loss for these values"),
-            ("loss", lambda e: e.policy + a.vf_coef * e.value, f"vf_coef={a.vf_coef:g} gives another sum of both losses"),
+            (
+                "vf_loss",
+                lambda e: e.value,
+                f"cliprange_value={a.cliprange_value:g} gives another value loss for these values",
+            ),
+            (
+                "loss",
+                lambda e: e.policy + a.vf_coef * e.value,
+                f"vf_coef={a.vf_coef:g} gives another sum of both losses",
+            ),
         ):
-            used, expected = np.array([m[name] for m in micros]), np.array([of_loss(loss) for loss in self.losses])
+            used, expected = np.array([m[name] for m in micros]), np.array([of_loss(loss) for loss in self.ppo_losses])
             stage = compared("loss", self.step, used, expected, cause)
             if stage.verdict == "different":
                 return dataclasses.replace(stage, where=stage.where.replace("rows", "micro-batches"))
@@ -279,12 +324,15 @@ class _PPOJudge(Judge):
         a, made = self.args, self.record.updates
         size = math.ceil(a.local_mini_batch_size / a.per_device_train_batch_size)
         due = [size * (n + 1) for n in range(a.num_ppo_epochs * a.num_mini_batches)]
-        if made and made != due:
+        scaler = self.trainer.accelerator.scaler  # of fp16, which leaves out an update whose gradients overflow
+        if made != due and not (self.record.problem and scaler is not None):
             cause = f"{len(made)} optimizer steps, where num_ppo_epochs={a.num_ppo_epochs} and num_mini_batches="
-            cause += f"{a.num_mini_batches} make {len(due)}: accelerate counts gradient_accumulation_steps="
-            cause += f"{a.gradient_accumulation_steps} micro-batches over the ends of mini-batches"
+            cause += f"{a.num_mini_batches} make {len(due)}"
             if len(made) > len(due):
-                cause = cause.rpartition(":")[0] + ": with the last batch of the data set accelerate ends each accumulation"
+                cause += ": with the last batch of the data set accelerate ends each accumulation"
+            elif a.num_mini_batches > 1:
+                cause += f": accelerate accumulates gradient_accumulation_steps={a.gradient_accumulation_steps} "
+                cause += "micro-batches, over the ends of mini-batches"
             return Stage("update", "different", cause, abs(len(made) - len(due)))
         stage = super().update()
         norm = math.sqrt(sum(float((gradient.double() ** 2).sum()) for gradient in self.record.gradients.values()))
@@ -301,16 +349,22 @@ class _PPOJudge(Judge):
         expected = {"objective/scores": b["scores"].mean(), "objective/kl": b["kl"].sum(1).mean()}
         for name, part in (("loss/policy_avg", "pg_loss"), ("loss/value_avg", "vf_loss"), ("val/ratio", "ratio")):
             expected[name] = np.mean([micro[part].mean() for micro in micros])
-        wrong = {n: float(self.record.logged[n]) for n, v in expected.items() if abs(self.record.logged[n] - v) > 1e-4 * max(1, abs(v))}
+        wrong = {
+            n: float(self.record.logged[n])
+            for n, v in expected.items()
+            if abs(self.record.logged[n] - v) > 1e-4 * max(1, abs(v))
+        }
         if not wrong:
             return Stage("metrics", "same", ", ".join(f"{name} {value:.3g}" for name, value in expected.items()))
-        said = "; ".join(f"{name} is logged as {value:.3g} and is {expected[name]:.3g}" for name, value in wrong.items())
+        said = "; ".join(
+            f"{name} is logged as {value:.3g} and is {expected[name]:.3g}" for name, value in wrong.items()
+        )
         return Stage("metrics", "different", said, max(abs(value - expected[name]) for name, value in wrong.items()))
 
     def _checked_rows(self) -> list[CheckedRow]:
         """The completions as the first epoch takes them."""
         found, seen = [], set[int]()
-        for micro, loss in zip(self.record.micros, self.losses, strict=True):
+        for micro, loss in zip(self.record.micros, self.ppo_losses, strict=True):
             for n, i in enumerate(int(i) for i in micro["micro_batch_inds"]):
                 if i in seen:
                     continue

@@ -369,7 +369,9 @@ class Judge:
         if mean <= limits.mean and largest <= limits.largest:
             verdict = "same" if largest <= 2 * SAME else "rounding"
             return Stage(name, verdict, f"mean {mean:.1e} {unit}, {self.step.dtype}", largest, where)
-        return Stage(name, "different", f"{cause}{why(alone)}: mean {mean:.2g} {unit}, {self.step.dtype}", largest, where)
+        return Stage(
+            name, "different", f"{cause}{why(alone)}: mean {mean:.2g} {unit}, {self.step.dtype}", largest, where
+        )
 
 
 @contextlib.contextmanager

@@ -1,11 +1,11 @@
 """What an update of PPO computes, row by row in float64: no padding, no TRL, no torch.
 
-Rows are completions. Row i has T_i tokens and S_i steps. A row that ended before the limit has one step more than tokens: in the
-state behind its last token the policy takes no action, has a value and gets its score. A row at the limit has S_i = T_i and gets its
-score with its last token. Log-probs are in nats.
+Rows are completions. Row i has T_i tokens and S_i steps. A row that ended before the limit has one step more than tokens: in
+the state behind its last token the policy takes no action, has a value and gets its score. A row at the limit has S_i = T_i
+and gets its score with its last token. Log-probs are in nats.
 
-The names are those of TRL's `PPOConfig`, and so are the defaults. Sources: PPO, https://arxiv.org/abs/1707.06347; GAE, 1506.02438;
-the penalty in the reward, whitening and the clipped value loss, "The N implementation details of RLHF with PPO"
+The names are those of TRL's `PPOConfig`, and so are the defaults. Sources: PPO, https://arxiv.org/abs/1707.06347; GAE,
+1506.02438; the penalty in the reward, whitening and the clipped value loss, "The N implementation details of RLHF with PPO"
 (https://huggingface.co/blog/the_n_implementation_details_of_rlhf_with_ppo); the step behind the last token, 2403.17031.
 """
 
@@ -71,7 +71,7 @@ def whiten(rows: Sequence[Row], shift_mean: bool = True) -> list[Row]:
 
     Args:
         rows: (T_i,) each.
-        shift_mean: take the mean off too; rewards keep theirs.
+        shift_mean: subtract the mean too; whitened rewards keep theirs.
 
     Returns:
         The rows, (T_i,) each.
@@ -129,7 +129,9 @@ def ppo_loss(
         >>> got.policy, round(got.value, 2), got.slopes[0], got.value_slopes[0]
         (-1.2, 3.92, array([0.]), array([0.]))
     """
-    tokens, steps = (sum(len(part) for part in parts) for parts in zip(*((r.logps, r.values) for r in rows), strict=True))
+    tokens, steps = (
+        sum(len(part) for part in parts) for parts in zip(*((r.logps, r.values) for r in rows), strict=True)
+    )
     policy, value, slopes, value_slopes, ratios = 0.0, 0.0, [], [], []
     for row in rows:
         ratio = np.exp(row.logps - row.old_logps)
