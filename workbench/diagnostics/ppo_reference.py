@@ -71,7 +71,7 @@ def whiten(rows: Sequence[Row], shift_mean: bool = True) -> list[Row]:
 
     Args:
         rows: (T_i,) each.
-        shift_mean: subtract the mean too; whitened rewards keep theirs.
+        shift_mean: subtract the mean too, as of advantages; not of rewards.
 
     Returns:
         The rows, (T_i,) each.
