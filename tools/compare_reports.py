@@ -67,7 +67,7 @@ def outside(first: str, second: str) -> bool:
 
 
 def _keyed(results: Sequence[Result]) -> dict[tuple, Result]:
-    """Results by claim and sentence without its numbers; equal ones are told apart by their order."""
+    """Results by claim and sentence without its numbers; equal ones are numbered in their order."""
     seen: Counter = Counter()
     keyed = {}
     for result in results:

@@ -8,6 +8,7 @@ import torch
 from ppo_cases import EOS, LINES, SETTINGS, healthy, length, make, with_line
 from ppo_parts import PPOTrainer, StockPPO
 
+from workbench.audit.live import attach_watch
 from workbench.diagnostics import check_step
 from workbench.errors import ParameterError
 
@@ -105,6 +106,8 @@ def test_what_cannot_be_checked_of_ppo_is_refused(tmp_path):
         check_step(trainer, batch=rows)
     with pytest.raises(ParameterError, match=r"OtherNames\.train is not TRL's: its variables have other names"):
         check_step(make(tmp_path, OtherNames))
+    with pytest.raises(ParameterError, match="PPOTrainer: expected TRL's GRPOTrainer or RLOOTrainer"):
+        attach_watch(trainer, check_every=2)
     trainer.is_fsdp_enabled = True
     with pytest.raises(ParameterError, match="DeepSpeed or FSDP holds in parts"):
         check_step(trainer)

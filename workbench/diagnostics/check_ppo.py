@@ -52,7 +52,7 @@ class _PPOJudge(Judge):
 
     def report(self) -> StepReport:
         loss = self.loss()
-        stages: list[Stage | None] = [
+        stages = [
             self.sampling(),
             self.check_ends(),
             self.check_mask(),
@@ -137,11 +137,8 @@ class _PPOJudge(Judge):
 
     def check_ends(self) -> Stage:
         """Whether rows end where their stops say, and the penalty for a missing stop falls on those without one."""
-        known, eos, stop = (
-            np.array([end for end, _ in self.ends]),
-            self.tokenizer.eos_token_id,
-            self.trainer.stop_token_id,
-        )
+        known = np.array([end for end, _ in self.ends])
+        eos, stop = self.tokenizer.eos_token_id, self.trainer.stop_token_id
         ended, count, pad = np.array([stopped for _, stopped in self.ends]), len(self.ends), self.tokenizer.pad_token_id
         late, early = np.flatnonzero(self.tokens > known), np.flatnonzero(self.tokens < known)
         if len(late):

@@ -129,9 +129,7 @@ def ppo_loss(
         >>> got.policy, round(got.value, 2), got.slopes[0], got.value_slopes[0]
         (-1.2, 3.92, array([0.]), array([0.]))
     """
-    tokens, steps = (
-        sum(len(part) for part in parts) for parts in zip(*((r.logps, r.values) for r in rows), strict=True)
-    )
+    tokens, steps = sum(len(row.logps) for row in rows), sum(len(row.values) for row in rows)
     policy, value, slopes, value_slopes, ratios = 0.0, 0.0, [], [], []
     for row in rows:
         ratio = np.exp(row.logps - row.old_logps)

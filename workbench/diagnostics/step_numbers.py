@@ -19,7 +19,7 @@ def kind_of(trainer: Any) -> str:
     for base in type(trainer).__mro__:
         if base.__module__ in ("trl.trainer.grpo_trainer", "trl.trainer.rloo_trainer"):
             return "RLOO" if "rloo" in base.__module__ else "GRPO"
-    raise ParameterError(f"check_step: {type(trainer).__name__} is no GRPOTrainer and no RLOOTrainer of TRL")
+    raise ParameterError(f"check_step: {type(trainer).__name__} is no GRPOTrainer, RLOOTrainer or PPOTrainer of TRL")
 
 
 def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:

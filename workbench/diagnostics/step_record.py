@@ -175,10 +175,8 @@ def restored(trainer: Any):
     """Restore what a step changes: attributes of the trainer, gradients, modes and random states; nothing is recorded."""
     model = trainer.model
     attributes = dict(vars(trainer))
-    modes, gradients = (
-        [(m, m.training) for m in model.modules()],
-        {name: p.grad for name, p in model.named_parameters()},
-    )
+    modes = [(module, module.training) for module in model.modules()]
+    gradients = {name: p.grad for name, p in model.named_parameters()}
     states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
     on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
     trainer.state, trainer.recorder = copy.deepcopy(trainer.state), None
