@@ -52,16 +52,9 @@ class _PPOJudge(Judge):
 
     def report(self) -> StepReport:
         loss = self.loss()
-        stages = [
-            self.sampling(),
-            self.check_ends(),
-            self.check_mask(),
-            self.scores(),
-            self.logprobs(),
-            self.reference(),
-        ]
-        stages += [self.values(), self.rewards(), self.advantages(), self.ratios(), loss, self.gradient(loss)]
-        stages += [self.update(), self.metrics()]
+        stages: list[Stage | None] = [self.sampling(), self.check_ends(), self.check_mask(), self.scores()]
+        stages += [self.logprobs(), self.reference(), self.values(), self.rewards(), self.advantages(), self.ratios()]
+        stages += [loss, self.gradient(loss), self.update(), self.metrics()]
         return StepReport([stage for stage in stages if stage], self._checked_rows())
 
     def _rows(self, name: str, counts: Sequence[int] | np.ndarray) -> list[Row]:
