@@ -144,9 +144,11 @@ def _counts(rows: Iterable[dict], tool: str) -> list[str]:
 
 def held_back() -> str:
     """Say what the audit found in the half that the rules had not seen."""
-    new = [row for row in measured("public_logs")["logs"] if not row["known"] and row["half"] == "held"]
+    logs = measured("public_logs")["logs"]
+    new = [row for row in logs if not row["known"] and row["half"] == "held"]
     read, causes, false = _counts(new, "workbench")
-    return f"held back: the cause found in {causes} faulty or flat logs, a false finding in {false} others, {read} read"
+    where = f"[{len(logs)} public logs](#logs-that-nobody-had-looked-at), of which half was held back"
+    return f"{where}: the cause found in {causes} faulty or flat logs, a false finding in {false} others, {read} read"
 
 
 def page() -> list[str]:
