@@ -1,6 +1,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import ROOT, call, until, workbench, write_notebook, write_run
+from jupyter_client.connect import LocalPortCache
 
 from workbench.errors import ParameterError
 from workbench.lab.batch.execute import execute_run, kernel_environment
@@ -46,6 +48,28 @@ def started(path: str, root: Path) -> subprocess.Popen:
     runner = subprocess.Popen(command, stdout=quiet, stderr=quiet, start_new_session=True)
     until(lambda: list(root.glob("*/*/started")))
     return runner
+
+
+@pytest.mark.parametrize(("taken", "state"), [(2, "done"), (3, "failed")])
+def test_a_kernel_whose_port_is_taken_starts_again(notebook, tmp_path, monkeypatch, taken, state):
+    """Another kernel may take a port between Jupyter's choice and the kernel's bind."""
+    original, starts = LocalPortCache.find_available_port, iter(range(100))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+
+        def find(cache, ip):  # five ports a start; the first of some starts is not free
+            number = next(starts)
+            return other.getsockname()[1] if number % 5 == 0 and number // 5 < taken else original(cache, ip)
+
+        monkeypatch.setattr(LocalPortCache, "find_available_port", find)
+        if state == "failed":
+            with pytest.raises(RuntimeError, match="Kernel died before replying"):
+                execute(notebook("1"), tmp_path / "runs")
+        else:
+            execute(notebook("1"), tmp_path / "runs")
+    (run,) = list_runs(tmp_path / "runs")
+    assert run.status["state"] == state and next(starts) == 15
 
 
 def test_a_notebook_is_found_by_name_or_path_and_else_the_ones_there_are_are_named(notebook, tmp_path):

@@ -168,18 +168,24 @@ class Engine(NBClientEngine):
             return result
 
         nb_man.cell_start, nb_man.cell_complete = cell_start, cell_complete
-        client = _Client(
-            nb_man,
-            kernel_name=kernel_name,
-            startup_timeout=start_timeout,
-            iopub_timeout=start_timeout,  # 4 seconds by default: a cell's last output may take longer on a busy node
-            timeout=timeout,
-            kernel_manager_class=_Kernel if ours else AsyncKernelManager,
-            extra_arguments=_kernel_arguments(folders, ours),
-            stdout_file=display,
-            stderr_file=display,
-        )
-        return client.execute(**start)
+        options = {
+            "kernel_name": kernel_name,
+            "startup_timeout": start_timeout,
+            "iopub_timeout": start_timeout,  # 4 seconds by default: a cell's last output may take longer on a busy node
+            "timeout": timeout,
+            "kernel_manager_class": _Kernel if ours else AsyncKernelManager,
+            "extra_arguments": _kernel_arguments(folders, ours),
+            "stdout_file": display,
+            "stderr_file": display,
+        }
+        # Jupyter picks free ports before its kernel binds them: of runs that start together another may take one first.
+        for _ in range(2):
+            try:
+                return _Client(nb_man, **options).execute(**start)
+            except RuntimeError as error:
+                if "died before replying" not in str(error):
+                    raise
+        return _Client(nb_man, **options).execute(**start)
 
 
 class _Client(PapermillNotebookClient):
