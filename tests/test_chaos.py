@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.rare]
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
 
 
-def test_eight_trainings_in_local_processes_survive_thirty_faults(starter_folder):
+def test_trainings_in_local_processes_survive_thirty_faults(starter_folder):
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     need(chaos.may_mount(folder / "try"), "the right to mount a small disk")
     try:
