@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from bs4 import BeautifulSoup
+
 ROOT = Path(__file__).parents[1]
 project = "Workbench"
 author = copyright = "the authors of Workbench"
@@ -32,6 +34,8 @@ html_css_files = ["site.css"]
 html_copy_source = html_show_sphinx = False
 html_theme_options = {"footer_icons": []}
 
+TEXT = 12  # characters a cell, in the mean; a table of less is one of numbers, and scrolls
+
 
 def _front_page(app, error) -> None:
     """`index.html` at the top of the site leads to the front page."""
@@ -41,5 +45,23 @@ def _front_page(app, error) -> None:
         (Path(app.outdir) / "index.html").write_text(page + link, encoding="utf-8")
 
 
+def _label_cells(app, page, template, context, doctree) -> None:
+    """Give each cell of a table of texts its column's name: on a phone `site.css` makes the table a list of its rows."""
+    if "<table" not in context.get("body", ""):
+        return
+    soup = BeautifulSoup(context["body"], "html.parser")
+    for table in soup.select("table.docutils"):
+        names = [cell.get_text(" ", strip=True) for cell in table.select("thead th")]
+        cells = [cell.get_text(" ", strip=True) for cell in table.select("tbody td")]
+        if len(names) > 2 and sum(map(len, cells)) > TEXT * len(cells):
+            table["class"] += ["cards"]
+            for row in table.select("tbody tr"):
+                for name, cell in zip(names, row.select("td"), strict=True):
+                    if cell.get_text(strip=True):
+                        cell["data-label"] = name
+    context["body"] = str(soup)
+
+
 def setup(app) -> None:
+    app.connect("html-page-context", _label_cells)
     app.connect("build-finished", _front_page)

@@ -75,3 +75,5 @@ def test_site_is_built_next_to_a_notebook_of_ones_own(tmp_path):
     assert not any((site / "notebooks" / f"{name}.html").exists() for name in ("Untitled", "11_mine"))
     assert "<img" in tutorial  # the stored outputs
     assert not re.search(r'<(?:script|link|img)[^>]*(?:src|href)="(?:https?:)?//', front)  # it opens without a network
+    symptoms = (site / "docs" / "how-to" / "symptoms.html").read_text(encoding="utf-8")
+    assert symptoms.count('data-label="cause"') == symptoms.count("<tr") - 1 > 10  # what a phone shows above each cell
