@@ -21,7 +21,7 @@ from .curve import Curve
 OPTIONAL = {"recorded", "task", "recipe"}  # fields of a file
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Baseline:
     """One documented run: where it is from, what was trained on what, and its figures.
 
@@ -48,6 +48,9 @@ class Baseline:
     recorded: dict = dataclasses.field(default_factory=dict)
     task: str = ""
     recipe: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Baseline {self.name}: {self.title}; curves: {', '.join(self.curves)}; {self.source}>"
 
     def curve(self, metric: str = "reward") -> Curve:
         """One of the documented curves; a ParameterError names those that there are, and the nearest spelling."""
