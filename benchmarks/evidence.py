@@ -12,6 +12,7 @@ from workbench.curves.documented import Baseline, list_baselines, load_baseline
 from workbench.curves.figures import DescribedFigure
 from workbench.curves.stats import seed_interval
 from workbench.experiments.instruments.custom_stops import stops_figure
+from workbench.runs.results import Result
 
 LAST = "d662082"  # the commit that has the programs that are gone
 STORED = {  # column of the figure -> curve in data/measured/stop_string.json
@@ -21,25 +22,40 @@ STORED = {  # column of the figure -> curve in data/measured/stop_string.json
     "equal": "groups without spread",
 }
 SMOLLM2 = "workbench-smollm2-"
-PROBLEMS = {  # notebook -> the problem, and the experiment's name in `python -m benchmarks.real --name`
-    "01_ppo_eos_stop": ("PPO never stops at EOS", "ppo"),
-    "02_grpo_custom_stops": ("a stop string counts as truncated", "stops"),
-    "03_position_ids_and_padding": ("padding and positions", "padding"),
-    "04_duplicate_prompts": ("equal prompts, one seed", "duplicates"),
-    "05_grpo_docs_example": ("the documented example", "example"),
-    "10_do_the_weights_move": ("bf16 weights lose updates", "moved"),
+PROBLEMS = {  # notebook -> the problem, the experiment's name in `python -m benchmarks.real --name`, how its result begins
+    "01_ppo_eos_stop": ("PPO never stops at EOS", "ppo", ("",)),
+    "02_grpo_custom_stops": ("a stop string counts as truncated", "stops", ("",)),
+    "03_position_ids_and_padding": ("padding and positions", "padding", ("A monitor sees", "In training, pads")),
+    "04_duplicate_prompts": ("equal prompts, one seed", "duplicates", ("",)),
+    "05_grpo_docs_example": ("the documented example", "example", ("",)),
+    "10_do_the_weights_move": ("bf16 weights lose updates", "moved", ("",)),
 }
+# SmolLM2 is expected to differ from the toy.
+DIFFERS = {"03_position_ids_and_padding": "no, as expected: SmolLM2's positions are rotary, the toy's are learned"}
 # A result about a published claim has the claim's words in its first line.
-_RESULT = r"(passed|failed|inconclusive|confirmed|refuted|not comparable): (?:the claim .*\n +)?(.*)"
+_RESULT = r"^(passed|failed|inconclusive|confirmed|refuted|not comparable): (?:the claim .*\n +)?(.*)"
 HEAD = ("claim", "toy", "real weights", "verdict")
 
 
-def first_result(notebook: str) -> tuple[str, str]:
-    """Return verdict and sentence of the first result in a notebook's stored outputs; "not run" where there are none."""
+def toy_result(notebook: str, begins: tuple[str, ...]) -> tuple[str, str]:
+    """Return verdict and sentence of the first such result in a notebook's stored outputs; "not run" where there is none."""
     cells = json.loads((ROOT / "notebooks" / f"{notebook}.ipynb").read_text(encoding="utf-8"))["cells"]
     texts = ["".join(out.get("data", {}).get("text/plain", "")) for one in cells for out in one.get("outputs", ())]
-    found = (re.match(_RESULT, text) for text in texts)
-    return next(((match[1], match[2]) for match in found if match), ("not run", ""))
+    found = (match for text in texts for match in re.finditer(_RESULT, text, re.MULTILINE))
+    return next(((match[1], match[2]) for match in found if match[2].startswith(begins)), ("not run", ""))
+
+
+def real_result(notebook: str, begins: tuple[str, ...]) -> tuple[str, str]:
+    """Return verdict and sentence of the first such result on SmolLM2, with what the run was; empty where none is stored."""
+    stored = measured("smollm2").get(notebook, {"results": ()})
+    found = next((one for one in stored["results"] if one["says"].startswith(begins)), None)
+    if found is None:
+        return "", ""
+    size = ", ".join(
+        f"{name}: {stored['parameters'][name]}" for name in ("steps", "seeds") if name in stored["parameters"]
+    )
+    result = Result(**found)
+    return result.verdict, f"{result.verdict}: {result.says} ({size}{'; ' + result.why if result.why else ''})"
 
 
 def drawn_by(notebook: str) -> list[str]:
@@ -79,20 +95,19 @@ def effect(arms: dict[str, Baseline]) -> tuple[str, bool | None]:
 
 def problems() -> Iterator[list[str]]:
     """Yield a row for each problem: what the toy shows, what SmolLM2 does, whether they agree, and who else has a curve."""
-    for notebook, (problem, experiment) in PROBLEMS.items():
-        verdict, says = first_result(notebook)
-        tasks = {task: effect(arms) for task, arms in recorded(experiment).items()}
-        seen = "<br>".join(f"{task}: {text}" for task, (text, _) in tasks.items()) or "not recorded"
+    for notebook, (problem, experiment, begins) in PROBLEMS.items():
+        verdict, says = toy_result(notebook, begins)
+        tasks = {task: effect(arms) for task, arms in recorded(experiment).items() if experiment == "stops"}
         above = {holds for _, holds in tasks.values()}
-        agree = (
-            ""
-            if not tasks
-            else "inconclusive"
-            if None in above
-            else "yes"
-            if above == {verdict in ("passed", "confirmed")}
-            else "no"
-        )
+        seen = "<br>".join(f"{task}: {text}" for task, (text, _) in tasks.items())
+        if not tasks:
+            there, seen = real_result(notebook, begins)
+            above = (
+                {{"passed": True, "confirmed": True, "failed": False, "refuted": False}.get(there)} if there else above
+            )
+        agree = "yes" if above == {verdict in ("passed", "confirmed")} else "inconclusive" if None in above else "no"
+        agree = DIFFERS.get(notebook, agree) if seen else ""
+        seen = seen or "not recorded"
         others = ", ".join(f"`{name}`" for name in drawn_by(notebook)) or "no curve with numbers"
         link = f"[{problem}](../../notebooks/{notebook}.ipynb)"
         yield [link, f"{verdict}: {says}" if says else verdict, seen, agree, others]
@@ -107,8 +122,13 @@ def arms() -> Iterator[list[str]]:
         logged, true = (f"{one.curve(metric).y.mean():.2f}" for metric in ("completions/clipped_ratio", "truncated"))
         first, *_, last = zip(*held_out(one).values(), strict=True) if held_out(one) else ([np.nan], [np.nan])
         right = f"{np.mean(first):.0%} to {np.mean(last):.0%} ({', '.join(f'{y:.0%}' for y in last)})"
-        made = "; ".join(one.recorded["made_with"])
-        yield [str(one.task), one.recorded["arm"], str(len(norms)), counts, logged, true, right, made]
+        yield [str(one.task), one.recorded["arm"], str(len(norms)), counts, logged, true, right]
+
+
+def made_arms() -> list[str]:
+    """Say what made the stored arms of SmolLM2, each commit and its versions once."""
+    stored = [load_baseline(name) for name in list_baselines() if name.startswith(SMOLLM2)]
+    return [f"- {made}" for made in dict.fromkeys(made for one in stored for made in one.recorded["made_with"])]
 
 
 def gemma_arms() -> Iterator[list[str]]:
@@ -134,7 +154,7 @@ def page() -> list[str]:
         "logged as clipped",
         "truncated",
     ]
-    about += ["held-out questions right, untrained to last (seeds)", "made with"]
+    about += ["held-out questions right, untrained to last (seeds)"]
     none = "None is stored yet: `make real` trains them, `python -m benchmarks.real` stores those that are finished."
     return [
         "# What was seen on real weights",
@@ -152,6 +172,10 @@ def page() -> list[str]:
         "## Trainings of SmolLM2",
         "",
         *(table(about, rows) if rows else [none]),
+        "",
+        "Made with:",
+        "",
+        *made_arms(),
         "",
         "## gemma-3-270m",
         "",

@@ -1,6 +1,7 @@
-"""Stores what notebooks trained on SmolLM2: `make real` runs them, for hours, and goes on where it was interrupted.
+"""Stores what notebooks showed on SmolLM2: `make real` runs them, for hours, and goes on where it was interrupted.
 
-    python -m benchmarks.real RUN --name stops     of a run folder of notebook 02: data/baselines/workbench-smollm2-stops-...
+    python -m benchmarks.real RUN                  its results and parameters: data/measured/smollm2.json
+    python -m benchmarks.real RUN --name stops     its trainings too: data/baselines/workbench-smollm2-stops-...
 
 A file per arm, in the format of `data/README.md`: every finished seed, its curves, answers to held-out questions, a few
 completions, and the commit, versions and date of the run. Trainings that are not finished are named and left out. Seeds that
@@ -18,7 +19,7 @@ from workbench.curves.curve import Curve
 from workbench.curves.documented import as_text, stored
 from workbench.errors import RunError
 from workbench.experiments.held_out import FILE
-from workbench.runs.files import json_lines, read_json, write_text
+from workbench.runs.files import json_lines, read_json, write_json, write_text
 from workbench.runs.run import Run
 
 LOGGED = {  # metric of TRL -> unit
@@ -34,12 +35,17 @@ ABOUT = {
     "unknown": ["the time: a machine with other load", "other models, tasks and learning rates"],
 }
 TASKS = {"sums": "sums of two numbers from 2 to 20", "number-words": "numbers in words, 101 to 999"}
+TASKS |= {
+    "different": "96 different sums",
+    "repeating": "96 sums, half of them eight that repeat",
+}  # files of notebook 04
+PLACES = ("", "arms/", "trained/")  # where a run's folder has its arms
 
 
 def finished(run: Path) -> dict[str, dict[int, Run]]:
     """Arm -> seed -> its training, of the finished ones below a run folder; the others are printed."""
     arms: dict[str, dict[int, Run]] = {}
-    for folder in sorted(path.parent for path in run.glob("*/seed-*/recipe.json")):
+    for folder in sorted(path.parent for at in PLACES for path in run.glob(f"{at}*/seed-*/recipe.json")):
         if read_json(folder / "progress.json", {}).get("finished"):
             arms.setdefault(folder.parent.name, {})[int(folder.name.removeprefix("seed-"))] = Run(folder)
         else:
@@ -54,7 +60,12 @@ def baseline(arm: str, trainings: dict[int, Run], name: str, environment: dict) 
     first = read_json(next(iter(trainings.values())).path / "recipe.json", {})
     recipe, (reward, *_) = first["recipe"], first["reward_funcs"]
     words = arm.replace("--", ", ").replace("-", " ")
-    low, high, task = reward["lowest"], reward["highest"], TASKS.get(recipe["dataset"], recipe["dataset"])
+    low, high, task = reward["lowest"], reward["highest"], TASKS[Path(recipe["dataset"]).stem]
+    trained = f"LoRA, rank {recipe['lora_rank']}, all linear layers" if recipe["lora_rank"] else "all weights"
+    learns = "the right answer in its tag" if reward["name"] == "reward_exact_match" else reward["name"]
+    settings = {key: value for key, value in recipe.items() if key != "seed"} | {
+        "dataset": Path(recipe["dataset"]).stem
+    }
     metrics = {seed: one.metrics for seed, one in trainings.items()}
     held = {seed: looks(one.path) for seed, one in trainings.items()}
 
@@ -83,18 +94,18 @@ def baseline(arm: str, trainings: dict[int, Run], name: str, environment: dict) 
         "title": f"SmolLM2-135M-Instruct, {task}, {words}, seeds: {len(trainings)}",
         "source": "recorded here, by `make real`",
         "date": environment["date"][:7],
-        "method": f"GRPO in TRL {environment['packages']['trl']}, LoRA, rank {recipe['lora_rank']}, all linear layers, "
+        "method": f"GRPO in TRL {environment['packages']['trl']}, {trained}, "
         f"learning rate {recipe['learning_rate']:g}, {recipe['lr_scheduler_type']}, {batch} completions a step in groups of "
         f"{recipe['num_generations']}, at most {recipe['max_completion_length']} tokens, temperature {recipe['temperature']}, "
         f"beta {recipe['beta']}, sampled by {recipe['backend']}, fp32",
         "data": f"{task}, as messages with two worked examples; held-out questions apart",
         "seeds": len(trainings),
         "task": task,
-        "reward": {"name": "the right answer in its tag", "unit": reward["unit"], "low": low, "high": high},
+        "reward": {"name": learns, "unit": reward["unit"], "low": low, "high": high},
         "curves": found,
         "recorded": {
             "arm": words,
-            "recipe": {key: value for key, value in recipe.items() if key != "seed"},
+            "recipe": settings,
             "stops": first["stops"], "overrides": first["overrides"], "completions": some.to_dict("records"),
             "made_with": [made_with({"environment": environment})],
         },
@@ -128,22 +139,47 @@ def looks(folder: Path) -> pd.Series:
     return rows.groupby("step")["reward"].mean()
 
 
+def results(run: Path, environment: dict) -> dict:
+    """What a finished run of a notebook says: its parameters, its results, its minutes, and what made them."""
+    own = ("seed", "model", "out_dir", "interactive")
+    parameters = {key: value for key, value in read_json(run / "params.json", {}).items() if key not in own}
+    said = [
+        {key: one[key] for key in ("says", "holds", "why", "claim")}
+        for one in read_json(run / "result.json", {})["results"]
+    ]
+    minutes = round(read_json(run / "status.json", {}).get("ran_s", 0) / 60)
+    return {
+        "parameters": parameters,
+        "minutes": minutes,
+        "results": said,
+        "made_with": made_with({"environment": environment}),
+    }
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("run", type=Path, help="run folder, with env.json and a folder per arm")
-    options.add_argument("--name", required=True, help="of the experiment, such as stops")
-    options.add_argument("--out", type=Path, default=ROOT / "data" / "baselines")
+    options.add_argument("--name", help="of the experiment, such as stops")
+    options.add_argument("--out", type=Path, default=ROOT / "data", help="folder with baselines/ and measured/")
     args = options.parse_args()
+    for folder in ("baselines", "measured"):
+        (args.out / folder).mkdir(parents=True, exist_ok=True)
     environment = read_json(args.run / "env.json", {})
     date = (
         read_json(args.run / "status.json", {}).get("created", "")
         or pd.Timestamp((args.run / "env.json").stat().st_mtime, unit="s").date().isoformat()
     )
-    for arm, trainings in finished(args.run).items():
-        task = read_json(next(iter(trainings.values())).path / "recipe.json", {})["recipe"]["dataset"]
+    environment |= {"date": str(date)[:10]}
+    if (args.run / "result.json").is_file():
+        file = args.out / "measured" / "smollm2.json"
+        notebook = Run(args.run).notebook
+        write_json(file, dict(sorted((read_json(file, {}) | {notebook: results(args.run, environment)}).items())))
+        print(file)
+    for arm, trainings in finished(args.run).items() if args.name else ():
+        task = Path(read_json(next(iter(trainings.values())).path / "recipe.json", {})["recipe"]["dataset"]).stem
         name = f"workbench-smollm2-{args.name}-{task}-{arm.replace('--', '-').lower()}"
-        made = baseline(arm, trainings, name, environment | {"date": str(date)[:10]})
-        file = args.out / f"{name}.json"
+        made = baseline(arm, trainings, name, environment)
+        file = args.out / "baselines" / f"{name}.json"
         write_text(file, as_text(with_stored(made, read_json(file, {}))))
         print(file)
 

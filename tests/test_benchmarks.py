@@ -15,7 +15,9 @@ from workbench.curves.documented import load_baseline
 from workbench.errors import RunError
 from workbench.experiments.recipes import make_recipe
 from workbench.runs.completions import append_table
-from workbench.runs.files import write_json, write_text
+from workbench.runs.files import read_json, write_json, write_text
+from workbench.runs.results import Result, save_result
+from workbench.runs.run import Run
 
 # These import a package that they installed into a folder of their own.
 INSTALLS_A_PACKAGE = {"benchmarks/audit.py"}
@@ -149,16 +151,20 @@ def test_a_real_run_is_documented_by_its_finished_seeds(tmp_path, monkeypatch, c
         asked = [{"step": n, "reward": right} for n in (0, 2) for right in (0.0, float(n > 0))]
         write_text(folder / real.FILE, "".join(json.dumps(line) + "\n" for line in asked))
     write_json(tmp_path / "run" / "env.json", record.about())
+    write_json(tmp_path / "run" / "params.json", {"seed": 3, "steps": 2})
+    save_result(Run(tmp_path / "run"), [Result("it rises", True)])
     call = ["real", str(tmp_path / "run"), "--name", "stops", "--out", str(tmp_path)]
     monkeypatch.setattr("sys.argv", call)
     real.main()
     assert "seed-1: not finished, left out" in capsys.readouterr().out
-    monkeypatch.setenv("WORKBENCH_BASELINES", str(tmp_path))
+    (stored,) = read_json(tmp_path / "measured" / "smollm2.json", {}).values()
+    assert (stored["parameters"], stored["results"][0]["says"]) == ({"steps": 2}, "it rises")
+    monkeypatch.setenv("WORKBENCH_BASELINES", str(tmp_path / "baselines"))
     made = load_baseline("workbench-smollm2-stops-sums-stock-trl-masked")
     assert (made.seeds, made.recorded["arm"]) == (1, "stock TRL, masked")
     (held,) = made.curves_by_seed("eval_accuracy")
     assert held.x.tolist() == [0, 2] and held.y.tolist() == [0, 0.5]
-    ((_, arm, seeds, steps, _, _, right, _),) = [row for row in evidence.arms() if row[0] == made.task]
+    ((_, arm, seeds, steps, _, _, right),) = [row for row in evidence.arms() if row[0] == made.task]
     assert (arm, seeds, steps, right) == ("stock TRL, masked", "1", "2 of 2", "0% to 50% (50%)")
     assert evidence.effect(evidence.recorded("stops")[made.task]) == ("recorded: stock TRL, masked", None)
 
