@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from benchmarks.record import ROOT, made_with, measured, table
+from benchmarks.record import MEASURED, ROOT, made_with, measured, table
 from workbench.curves.documented import Baseline, list_baselines, load_baseline
 from workbench.curves.figures import DescribedFigure
 from workbench.curves.stats import seed_interval
 from workbench.experiments.instruments.custom_stops import stops_figure
+from workbench.runs.files import read_json
 from workbench.runs.results import Result
 
 LAST = "d662082"  # the commit that has the programs that are gone
@@ -47,7 +48,7 @@ def toy_result(notebook: str, begins: tuple[str, ...]) -> tuple[str, str]:
 
 def real_result(notebook: str, begins: tuple[str, ...]) -> tuple[str, str]:
     """Return verdict and sentence of the first such result on SmolLM2, with what the run was; empty where none is stored."""
-    stored = measured("smollm2").get(notebook, {"results": ()})
+    stored = read_json(MEASURED / "smollm2.json", {"rows": {}})["rows"].get(notebook, {"results": ()})
     found = next((one for one in stored["results"] if one["says"].startswith(begins)), None)
     if found is None:
         return "", ""

@@ -148,12 +148,7 @@ def results(run: Path, environment: dict) -> dict:
         for one in read_json(run / "result.json", {})["results"]
     ]
     minutes = round(read_json(run / "status.json", {}).get("ran_s", 0) / 60)
-    return {
-        "parameters": parameters,
-        "minutes": minutes,
-        "results": said,
-        "made_with": made_with({"environment": environment}),
-    }
+    return {"parameters": parameters, "minutes": minutes, "results": said, "environment": environment}
 
 
 def main() -> None:
@@ -173,7 +168,8 @@ def main() -> None:
     if (args.run / "result.json").is_file():
         file = args.out / "measured" / "smollm2.json"
         notebook = Run(args.run).notebook
-        write_json(file, dict(sorted((read_json(file, {}) | {notebook: results(args.run, environment)}).items())))
+        rows = read_json(file, {}).get("rows", {}) | {notebook: results(args.run, environment)}
+        write_json(file, {"rows": dict(sorted(rows.items()))})
         print(file)
     for arm, trainings in finished(args.run).items() if args.name else ():
         task = Path(read_json(next(iter(trainings.values())).path / "recipe.json", {})["recipe"]["dataset"]).stem
