@@ -239,7 +239,7 @@ def test_a_reward_edited_in_its_module_begins_anew(tmp_path, monkeypatch, capsys
     train_small(tmp_path, reward)  # its calls are counted, and nobody edited it
     scoring.TARGET = 20
     train_small(tmp_path, reward, same_reward=True)
-    assert capsys.readouterr().out.count("trained before, 2 steps") == 2
+    assert capsys.readouterr().out.count("this training is finished (2 steps)") == 2
 
 
 @pytest.mark.slow
