@@ -153,7 +153,7 @@ def check_columns(**columns: Sequence) -> tuple[int, ...]:
     *_, (a, first), (b, second) = columns.items()
     for name, rows in columns.items():
         if len(rows) != len(second):
-            raise ParameterError(f"{name} has {len(rows)} sequences and {b} {len(second)}: expected one a completion")
+            raise ParameterError(f"{name} has {len(rows)} sequences and {b} has {len(second)}: expected equally many")
         empty = [n for n, row in enumerate(rows) if not len(row)]
         if empty or not len(rows):
             raise ParameterError(f"{name}: {len(rows)} sequences, empty: {empty}; leave these out, expected at least 1")
