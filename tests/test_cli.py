@@ -48,7 +48,7 @@ def test_redacted_reports_go_to_a_folder_of_their_own_and_name_no_host_or_path(c
         ("run 05_grpo_docs_example -p learning_rate=nan", "parameter learning_rate=nan: expected float"),
         ("run 05_grpo_docs_example -p steps", "expected -p NAME=VALUE"),
         ("run 05_grpo_docs_example -p steps 5", "expected -p NAME=VALUE"),
-        ("run 05_grpo_docs_example -p steps=1 -p steps=2", "steps was given before"),
+        ("run 05_grpo_docs_example -p steps=1 -p steps=2", "steps is given twice"),
         ("run 05_grpo_docs_example --resume no-such-run", "not a run folder"),
         ("run 00_start_here 05_grpo_docs_example -p steps=1", "-p and --resume go with one notebook"),
         ("run 05_grpo_docs_example --force", "--force goes with --resume RUN: name the run that is to be taken"),

@@ -43,7 +43,7 @@ def test_it_is_a_notebook_with_parameters_one_training_and_a_result(capsys, tmp_
 @pytest.mark.parametrize("name", ["../mine", ".mine", "a/b", ""])
 def test_a_name_that_cannot_name_a_folder_of_runs_is_refused(capsys, tmp_path, name):
     code, _, problem = call(capsys, "new", name, "--folder", tmp_path)
-    assert code == 2 and "it names the folder of its runs" in problem
+    assert code == 2 and "its name is also the name of a folder" in problem
     assert list(tmp_path.iterdir()) == []
 
 

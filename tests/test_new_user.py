@@ -26,7 +26,7 @@ def only_run(root):
         ("run 05_grpo", f"notebook '05_grpo': not found; there are 00_start_here, .*{EXAMPLE}"),
         (f"run {EXAMPLE} -p stesp=80", "unknown parameter 'stesp': did you mean 'steps'?.*target"),
         (f"run {EXAMPLE} -p steps=1e3", "parameter steps='1e3': expected int in 0..1000000"),
-        (f"run {EXAMPLE} -p seed=0..4", "expected int in .*several values are for `workbench sweep`"),
+        (f"run {EXAMPLE} -p seed=0..4", "expected int in .*only `workbench sweep` takes several values"),
         (f"run {EXAMPLE} --steps 80", "unrecognized arguments: --steps 80; .* `-p steps=80`$"),
         (f"run {EXAMPLE} -p model={SECRET}", "looks like an? .*environment"),
         (f"sweep {EXAMPLE} -p seed=0..9999999", "at most 10000 runs in a sweep"),

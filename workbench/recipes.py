@@ -20,7 +20,9 @@ def __getattr__(name: str) -> Any:
         new = f"{place.__name__}.{name}"
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"workbench.recipes.{name} is now {new}; the old name goes with 0.4", FutureWarning, stacklevel=2)
+    warnings.warn(
+        f"workbench.recipes.{name} is now {new}; version 0.4 removes the old name", FutureWarning, stacklevel=2
+    )
     if name in _TRAINERS:
         own = {"reward_funcs": "random weights"} if name == "train_ppo" else {}
         return partial(place.train, trainer=getattr(import_module("workbench"), _TRAINERS[name]), **own)

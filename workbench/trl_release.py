@@ -16,19 +16,19 @@ LAST_WITH_PPO = "1.12.0"
 def use_trl(release: str) -> None:
     """Import this release of TRL in place of the installed one, here and in the processes started from here.
 
-    Call it before anything imports TRL. `make install` puts the last release with PPO in place: vLLM is hidden from it.
+    Call it before anything imports TRL. `make install` installs the last release with PPO, from which vLLM is hidden.
 
     Args:
         release: e.g. `1.12.0`.
 
     Raises:
-        MissingDependencyError: the release is not in place; the message has the command that puts it there.
+        MissingDependencyError: the release is not installed; the message has the command that installs it.
         ParameterError: another release is already imported.
 
     Example:
         >>> use_trl("0.0.1")
         Traceback (most recent call last):
-        workbench.errors.MissingDependencyError: trl 0.0.1 is not in place: python -m pip install --no-deps --target ...
+        workbench.errors.MissingDependencyError: trl 0.0.1 is not installed; run: python -m pip install --no-deps --target ...
     """
     if release == LAST_WITH_PPO and "vllm" not in sys.modules:  # which cannot import one after 0.27; PPO needs none
         sys.modules["vllm"] = None  # type: ignore[assignment]
@@ -37,7 +37,7 @@ def use_trl(release: str) -> None:
     folder = Path(sys.prefix) / "lanes" / f"trl-{release}"
     if not (folder / "trl" / "__init__.py").is_file():
         command = f'python -m pip install --no-deps --target "{folder}" trl=={release}'
-        raise MissingDependencyError(f"trl {release} is not in place: {command}")
+        raise MissingDependencyError(f"trl {release} is not installed; run: {command}")
     if "trl" in sys.modules:
         raise ParameterError(
             f"use_trl({release!r}): trl {_version()} is already imported; restart the kernel and call it first"
@@ -60,19 +60,19 @@ def check_trl(found: str = "") -> None:
         >>> check_trl("1.14.2")
         >>> check_trl("1.11.0")
         Traceback (most recent call last):
-        workbench.errors.MissingDependencyError: trl 1.11.0: the workbench takes 1.12.0 to 1.16.0; pip install "trl>=1.12,<1.17"
+        workbench.errors.MissingDependencyError: trl 1.11.0: the workbench needs 1.12.0 to 1.16.0; run: pip install ...
     """
     if not (found := found or _version()):
         raise MissingDependencyError(f"workbench.training needs trl: {install('train')}", name="trl")
     if _minor(found) < _minor(OLDEST):
         above = ".".join(map(str, (_minor(NEWEST)[0], _minor(NEWEST)[1] + 1)))
         raise MissingDependencyError(
-            f'trl {found}: the workbench takes {OLDEST} to {NEWEST}; pip install "trl>={OLDEST[:-2]},<{above}"'
+            f'trl {found}: the workbench needs {OLDEST} to {NEWEST}; run: pip install "trl>={OLDEST[:-2]},<{above}"'
         )
     if _minor(found) > _minor(NEWEST):
         warnings.warn(
-            f"trl {found} is newer than the workbench was tested with ({NEWEST}): its stops and groups rest on parts of TRL "
-            "that may have moved. Look at one run's `completions/clipped_ratio` and `stops/clipped_ratio` before you trust it",
+            f"trl {found} is newer than {NEWEST}, the newest release that the tests run on: private parts of TRL may have "
+            "changed. Before you trust a run, check that its `completions/clipped_ratio` and `stops/clipped_ratio` agree",
             stacklevel=3,
         )
 

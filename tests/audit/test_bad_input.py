@@ -24,7 +24,7 @@ def half_a_parquet() -> bytes:
 
 UNUSABLE = {
     "an empty folder": (None, "no log in this folder"),
-    "a parquet cut in half": (("completions_00001.parquet", half_a_parquet()), "completions alone"),
+    "a parquet cut in half": (("completions_00001.parquet", half_a_parquet()), "completions only"),
     "a classifier's training": (
         ("trainer_state.json", history({"step": 1, "loss": 0.5, "eval_accuracy": 0.9})),
         "no reward",

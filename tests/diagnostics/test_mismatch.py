@@ -151,8 +151,8 @@ def test_scores_are_those_of_the_plain_forward_pass():
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"prompt_ids": PROMPTS[:1]}, "1 prompt_ids, 2 sampled_logprobs"),
-        ({"prompt_ids": [[1], []]}, r"prompt_ids: 2 sequences, rows \[1\] empty"),
+        ({"prompt_ids": PROMPTS[:1]}, "prompt_ids has 1 sequences and sampled_logprobs has 2"),
+        ({"prompt_ids": [[1], []]}, r"prompt_ids: 2 sequences, empty: \[1\]"),
         ({"sampled_logprobs": [[-1.0], [-1.0, -1.0]]}, "sequence 0: 2 completion_ids, 1 sampled_logprobs"),
         ({"temperature": 0}, "temperature=0"),
         ({"top_p": 0}, "top_p=0"),

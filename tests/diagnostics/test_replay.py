@@ -166,7 +166,7 @@ def test_steps_that_are_none_are_refused(steps, tmp_path):
 
 
 def test_steps_without_a_folder_are_refused(tmp_path):
-    with pytest.raises(ParameterError, match="record_steps=3: they are kept in record_dir"):
+    with pytest.raises(ParameterError, match="record_steps=3: steps are saved in record_dir"):
         make(tmp_path, GRPOTrainer, more={"record_steps": 3})
 
 

@@ -85,7 +85,9 @@ def test_first_use_makes_the_folder_and_later_ones_take_it(index, tmp_path):
 
 def test_cut_download_goes_on_where_it_ended(index):
     index.cut = 3000
-    with pytest.raises(MissingDependencyError, match=r"127\.0\.0\.1:\d+/simple after 3,000 of .* Run again to go on"):
+    with pytest.raises(
+        MissingDependencyError, match=r"127\.0\.0\.1:\d+/simple after 3,000 of .* Run again to continue"
+    ):
         smollm.smollm2()
     index.cut = None
     assert (smollm.smollm2() / "config.json").read_bytes() == CONTENT

@@ -85,9 +85,9 @@ def test_link_where_a_training_writes_is_refused(tmp_path, name):
     (run.path / name).parent.mkdir(exist_ok=True)
     (run.path / name).symlink_to(tmp_path / "private")
     before = run.status
-    with pytest.raises(RunError, match=rf"{name}: a link; a training would write where it leads"):
+    with pytest.raises(RunError, match=rf"{name}: this is a link, and a training would write where it leads"):
         open_folder(run.path, RECORD)
-    with pytest.raises(RunError, match=rf"{name}: a link"):
+    with pytest.raises(RunError, match=rf"{name}: this is a link"):
         take_run(run.path, "running")
     assert run.status == before and not lock.holds(run.path)
     assert not (run.path / "recipe.json").exists() and not any((tmp_path / "private").iterdir())
@@ -98,7 +98,7 @@ def test_training_in_a_link_below_a_run_is_refused(tmp_path, inner):
     victim = write_run(tmp_path / "victim").path  # which has the files of a run
     run = write_run(tmp_path / "runs")
     (run.path / "arm").symlink_to(victim)
-    with pytest.raises(RunError, match="arm: a link; a training would write where it leads"):
+    with pytest.raises(RunError, match="arm: this is a link, and a training would write where it leads"):
         train(SMALL, reward_funcs=length_reward(20), record_dir=run.path / "arm" / inner)
     assert not (victim / "checkpoints").exists() and not (victim / "seed-1").exists()
 
@@ -239,7 +239,7 @@ def test_a_reward_edited_in_its_module_begins_anew(tmp_path, monkeypatch, capsys
     train_small(tmp_path, reward)  # its calls are counted, and nobody edited it
     scoring.TARGET = 20
     train_small(tmp_path, reward, same_reward=True)
-    assert capsys.readouterr().out.count("trained before, 2 steps") == 2
+    assert capsys.readouterr().out.count("this training is finished (2 steps)") == 2
 
 
 @pytest.mark.slow
@@ -252,7 +252,7 @@ def test_resuming_asks_about_values_of_a_reward_that_nobody_sees(tmp_path, capsy
     with pytest.raises(KeyboardInterrupt):
         train_small(tmp_path, judge, callbacks=[Interrupt()])
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ParameterError, match=r"head \(Linear\); give same_reward=True"):
+    with pytest.raises(ParameterError, match=r"head \(Linear\)\. .*give same_reward=True"):
         train_small(tmp_path, judge)
     assert sorted(tmp_path.rglob("*")) == before
     train_small(tmp_path, judge, same_reward=True)

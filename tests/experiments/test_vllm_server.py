@@ -27,7 +27,10 @@ def test_a_server_that_ends_before_it_answers_shows_the_end_of_its_log_and_finds
 ):
     (tmp_path / "policy").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunError, match=r"the vLLM server ended with \d+:(.|\n)*config") as ended, serve("policy"):
+    with (
+        pytest.raises(RunError, match=r"the vLLM server ended with exit code \d+:(.|\n)*config") as ended,
+        serve("policy"),
+    ):
         pass
     assert str(tmp_path / "policy") in str(ended.value)
 
@@ -51,7 +54,7 @@ def test_a_stranger_that_took_the_port_and_says_it_is_healthy_is_not_taken_for_o
     (tmp_path / "log").write_text("address in use")
     ours = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(2); raise SystemExit(1)"])
     try:
-        with pytest.raises(RunError, match="the vLLM server ended with 1:\naddress in use"):
+        with pytest.raises(RunError, match="the vLLM server ended with exit code 1:\naddress in use"):
             vllm_server_module._wait_until_ready(ours, url, tmp_path / "log")
     finally:
         stranger.shutdown()

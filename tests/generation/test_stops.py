@@ -176,9 +176,9 @@ def test_stops_are_read_in_every_common_form(given, spec):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"stops": ["a"]}, "stops: 'stops': no option that ends completions; expected stop$"),
-        ({"temperature": 1}, "stops: 'temperature': no option that ends completions; expected stop or stop_token_ids"),
-        ({"stop": "a", "stop_strings": "b"}, "stops: stop, stop_strings: one option by two names"),
+        ({"stops": ["a"]}, "stops: 'stops' does not end completions; expected stop$"),
+        ({"temperature": 1}, "stops: 'temperature' does not end completions; expected stop or stop_token_ids"),
+        ({"stop": "a", "stop_strings": "b"}, "stops: stop, stop_strings: two names of one option"),
         (b"</a>", "stops: b'</a>' of type bytes: expected strings and token ids"),
         ([b"</a>"], "stops: b'</a>': expected a StopSpec, or strings and token ids"),
         (1.5, "stops: 1.5 of type float: expected strings and token ids"),

@@ -121,8 +121,8 @@ NOTHING = {"PPO": "TRL's PPO does nothing with it"}
 TEMPLATED = {"PPO": "TRL's PPO takes token ids, so the template is applied before it"}
 BLIND = {"PPO": "TRL's PPO takes token ids, and value and reward models that are sequence classifiers"}
 LACKING = dict.fromkeys(POLICY, "vLLM's vision models need torchvision, which the pinned environment lacks")
-PAD_NEEDED = {"PPO": "pad token id 0: PPO masks by it, so it must be set and be none of the EOS ids [1, 0], of tokenizer and "
-              "generation config; else the EOS token falls out of the loss. Add a pad token of its own"}  # fmt: skip
+PAD_NEEDED = {"PPO": "pad token id 0: expected an id other than the EOS ids [1, 0] of tokenizer and generation config, because "
+              "PPO leaves every pad out of the loss. Give the tokenizer a pad token of its own"}  # fmt: skip
 # fmt: off
 TABLE = {
     "tools": Option("tools in two turns with a stop string, transformers",

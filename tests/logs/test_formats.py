@@ -250,7 +250,7 @@ def test_what_kaggle_keeps_of_a_run_s_output_is_read(tmp_path, name):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"a": 1, "b": [2]}', "no log_history, nor another list of objects; it has a, b"),
+        ('{"a": 1, "b": [2]}', "no log_history and no other list of objects; its keys are a, b"),
         ('[{"prompt": "p", "completion": "c"}]', "no reward, completion length or group metric in it, it has prompt"),
         ("[" * 100_000, "not JSON"),
     ],

@@ -88,12 +88,12 @@ def test_other_tools_logs_are_read_under_the_same_names(tmp_path, name, text, re
         ("trainer_state.json", b'{"log_history": [{"step": 1, "loss": 0.5}]}', "no reward"),
         ("state.json", pickle.dumps({"log_history": []}), "pickle"),
         ("state.log", pickle.dumps({"log_history": []}), "pickle"),
-        ("part.parquet", b"PAR1\x15\x04", "completions alone"),
+        ("part.parquet", b"PAR1\x15\x04", "completions only"),
         ("a.csv", b"", "no table"),
         ("a.csv", b"step,loss,accuracy\n1,0.5,0.9\n", "no reward"),
         ("a.csv", b"step,reward\nx,y\n", "no step with a number"),
         ("a.txt", b"nothing here\n", "no line like"),
-        ("a.jsonl", b'{"a\n', "no line of it"),
+        ("a.jsonl", b'{"a\n', "no line is a JSON object"),
     ],
 )
 def test_what_cannot_be_read_is_an_error_that_says_what_was_expected(tmp_path, name, content, says):
@@ -112,7 +112,7 @@ def test_an_empty_folder_and_no_folder_are_errors(tmp_path):
         read_logs(tmp_path)
     with pytest.raises(RunError, match="no such file or folder"):
         read_logs(tmp_path / "absent")
-    with pytest.raises(RunError, match="a web address, and nothing is fetched"):
+    with pytest.raises(RunError, match="a web address, and nothing is downloaded"):
         read_logs("https://wandb.ai/a/b")
 
 

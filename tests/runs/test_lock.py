@@ -158,7 +158,7 @@ def test_a_run_of_another_host_is_believed_and_taken_by_force_alone(run):
     text = "running on far, as its status says; cannot be checked from here"
     assert (run.status["state"], run.status["error"]) == ("running", text)
     assert read_json(run.path / "status.json", {})["error"] is None
-    with pytest.raises(RunError, match=f"is {text}; if that has ended, --force takes the run"):
+    with pytest.raises(RunError, match=f"is {text}; if that has ended, take it with --force"):
         take_run(run.path, "running")
     take_run(run.path, "running", force=True)
     assert run.status["owner"]["pid"] == os.getpid()
@@ -172,7 +172,7 @@ def test_on_a_file_system_without_locks_a_status_is_believed_and_a_run_can_be_ex
     lock.let_go(run.path)
     assert run.status["state"] == "running"
     assert "cannot be checked from here" in what_is_unknown(run.status)
-    with pytest.raises(RunError, match="cannot be checked from here; if that has ended, --force takes the run"):
+    with pytest.raises(RunError, match="cannot be checked from here; if that has ended, take it with --force"):
         take_run(run.path, "running")
     take_run(run.path, "running", force=True)
     lock.let_go(run.path)
@@ -181,7 +181,7 @@ def test_on_a_file_system_without_locks_a_status_is_believed_and_a_run_can_be_ex
 def test_a_run_that_a_job_executes_is_not_taken_but_by_force(run):
     says(run, state="queued", owner={"job": "9_1"})
     assert run.status["state"] == "queued"
-    with pytest.raises(RunError, match="is queued as job 9_1; if that has ended, --force"):
+    with pytest.raises(RunError, match="is queued as job 9_1; if that has ended, take it with --force"):
         take_run(run.path, "running")
     take_run(run.path, "running", force=True)
     lock.let_go(run.path)

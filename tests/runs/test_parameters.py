@@ -92,7 +92,7 @@ def test_of_several_parameters_cells_the_first_counts_and_without_one_any_name_i
         assert notebook_parameters(path) == known
     assert check_parameters({}, {"anything": "3"}) == {"anything": 3}
     for name in ("fail = 0", "class", ""):
-        with pytest.raises(ParameterError, match="expected a name as Python has them"):
+        with pytest.raises(ParameterError, match="expected a valid Python name"):
             check_parameters({}, {name: 1})
 
 
@@ -157,9 +157,9 @@ def test_a_value_of_another_type_is_refused_by_name(known, given):
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"seed": "0..4"}, r"seed='0\.\.4': expected int in .*; several values are for `workbench sweep`"),
-     ({"learning_rate": "1e-4,3e-4"}, "expected float in .*; several values are for `workbench sweep`"),
-     ({"backend": "vllm,transformers"}, "expected one of .*; several values are for `workbench sweep`"),
+    [({"seed": "0..4"}, r"seed='0\.\.4': expected int in .*; only `workbench sweep` takes several values"),
+     ({"learning_rate": "1e-4,3e-4"}, "expected float in .*; only `workbench sweep` takes several values"),
+     ({"backend": "vllm,transformers"}, "expected one of .*; only `workbench sweep` takes several values"),
      ({"interactive": "1"}, "interactive='1': expected true or false$"),
      ({"backend": ""}, "backend='': expected one of transformers, vllm$"),
      ({"title": ""}, "title='': expected a text, such as the default 'a'$"),
@@ -203,7 +203,7 @@ def test_assignments_split_at_the_first_equals_sign():
 
 
 @pytest.mark.parametrize("items, message", [(["steps"], "NAME=VALUE"), (["=3"], "NAME=VALUE"),
-                                            (["a=1", "a=2"], "a was given before, as '1'")])  # fmt: skip
+                                            (["a=1", "a=2"], "a is given twice, first as '1'")])  # fmt: skip
 def test_a_wrong_assignment_says_what_was_expected(items, message):
     with pytest.raises(ParameterError, match=message):
         parse_assignments(items)
@@ -240,14 +240,14 @@ KNOWN = parse_parameters(
 def test_a_token_as_parameter_is_refused_without_being_repeated(given):
     with pytest.raises(ParameterError) as caught:
         check_parameters(KNOWN, given)
-    assert "looks like an access token; set it in the environment, e.g. HF_TOKEN" in str(caught.value)
+    assert "looks like a secret" in str(caught.value) and "the environment, e.g. HF_TOKEN" in str(caught.value)
     assert TOKEN[3:] not in str(caught.value)
     assert "f" * 40 not in str(caught.value)
 
 
 @pytest.mark.parametrize("items", [[TOKEN], [f"model={TOKEN}"], [f"model={TOKEN}", f"model={TOKEN}"], [f"{TOKEN}=3"]])
 def test_a_token_on_the_command_line_is_refused_without_being_repeated(items):
-    with pytest.raises(ParameterError, match="looks like an access token") as caught:
+    with pytest.raises(ParameterError, match="looks like a secret") as caught:
         parse_assignments(items)
     assert TOKEN not in str(caught.value)
 
@@ -255,7 +255,7 @@ def test_a_token_on_the_command_line_is_refused_without_being_repeated(items):
 @pytest.mark.parametrize("line", [f"x: str = '{TOKEN}'  # any", f"x = '{TOKEN}'", f"x: int = '{TOKEN}'",
                                   f"x = {{'api_key': '{TOKEN[3:]}'}}", f"api_key = ['{TOKEN[3:]}']"])  # fmt: skip
 def test_a_token_as_default_in_a_notebook_is_refused_without_being_repeated(tmp_path, line):
-    with pytest.raises(ParameterError, match="looks like an access token") as caught:
+    with pytest.raises(ParameterError, match="looks like a secret") as caught:
         of_cell(tmp_path, line)
     assert TOKEN[3:] not in str(caught.value)
 

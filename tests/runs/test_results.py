@@ -21,7 +21,7 @@ def interval(low, high) -> Interval:
 def test_a_verdict_is_a_truth_value_or_none_with_a_reason(holds):
     with pytest.raises(ParameterError, match="expected True, False or None"):
         Result("it rises", holds)
-    with pytest.raises(ParameterError, match="say why"):
+    with pytest.raises(ParameterError, match="expected the reason"):
         Result("it rises", None)
 
 
@@ -37,7 +37,7 @@ def test_a_result_comes_back_as_it_was_saved(tmp_path):
 
 @pytest.mark.parametrize("why", ["not run: no GPU", "not comparable: a toy"])
 def test_what_was_not_decided_neither_holds_nor_fails(why):
-    with pytest.raises(ParameterError, match="expected holds=None"):
+    with pytest.raises(ParameterError, match="needs holds=None"):
         Result("it rises", True, why, "A4.2")
 
 

@@ -85,7 +85,7 @@ def test_the_runs_of_one_notebook_and_those_behind_links_are_listed(tmp_path):
 
 @pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "/tmp/a", "a\x1b[31m", "a\n", "index.html"])
 def test_a_name_that_would_put_a_run_elsewhere_makes_no_folder(tmp_path, name):
-    with pytest.raises(ParameterError, match="it names the folder of its runs"):
+    with pytest.raises(ParameterError, match="its name is also the name of a folder"):
         create_run(name, {}, tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 

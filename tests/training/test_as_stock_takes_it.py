@@ -42,7 +42,7 @@ def test_a_reward_s_own_columns_replace_none_of_the_record_and_an_odd_one_is_lef
         log_extra("few", [1])
         return lengths(completions)
 
-    with pytest.warns(UserWarning, match=r"log_extra\('few'\): 1 values for 8 completions; not recorded"):
+    with pytest.warns(UserWarning, match=r"log_extra\('few'\): 1 values for 8 completions, so none is recorded"):
         trained(kind, rewards=logs, record_dir=tmp_path)
     table = Run(tmp_path).completions
     assert set(table["finish_reason"]) <= {"stop", "length"} and set(table["step"]) == {1, 2}

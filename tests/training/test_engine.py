@@ -156,7 +156,7 @@ def test_an_answer_to_another_prompt_is_refused_with_its_likely_cause(images, hi
     generation, _, _ = tapped()
     inner = generation.generate.original
     generation.generate.original = lambda *a: ([[9, 9], [3]], *inner(*a)[1:])
-    with pytest.raises(GroupError, match=f"row 0: the engine answered another prompt .*{hint}"):
+    with pytest.raises(GroupError, match=f"row 0: the engine completed the prompt .*{hint}"):
         generation.generate([[1, 2], [3]], images)
 
 
@@ -170,7 +170,7 @@ def test_images_on_a_server_are_refused_where_their_request_would_take_no_seed(o
     generation = SimpleNamespace(mode="server", vllm_client=client, accelerator=accelerator, generate=generate)
     EngineRequests(generation, lambda: (0, True), **options)
     generation.generate([[1, 2], [3]], None)
-    with pytest.raises(GroupError, match="asks a server for rows with images by another request"):
+    with pytest.raises(GroupError, match="sends prompts with images to a server in another kind of request"):
         generation.generate([[1, 2], [3]], ["a cat", None])
 
 

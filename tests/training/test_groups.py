@@ -10,7 +10,7 @@ from workbench.training.groups import check_groups, identical_groups
     [
         (["a", "b"], 2, "group 0.*row 0 is 'a', row 1 is 'b'"),
         (["a", "a", "b", "c"], 2, "group 1.*row 3 is 'c'"),
-        (["a", "a", "a"], 2, "no multiple"),
+        (["a", "a", "a"], 2, "expected a multiple"),
         (["a"], 0, "at least 1"),
     ],
 )

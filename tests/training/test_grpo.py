@@ -189,7 +189,7 @@ def bare(sampled=(), logprobs=()) -> GRPOTrainer:
 
 def test_copies_far_beyond_chance_are_refused_and_rows_of_several_turns_are_not_judged_by_their_last():
     copies = [[5, 6, 7], [5, 6, 7], [8], [9]]
-    with pytest.raises(GroupError, match=r"groups \[0\]: their 2 completions are the same"):
+    with pytest.raises(GroupError, match=r"groups \[0\]: the 2 completions of each group are equal"):
         bare(copies, [[-20.0] * 3, [-20.0] * 3, [-1.0], [-1.0]])._log_groups(copies)
     last_turn, none = [[-20.0]], []  # of fewer rows; RLOO asks for none
     for sampled, logprobs in (([], last_turn), ([], [[-20.0]] * 4), (copies, none)):
@@ -254,7 +254,7 @@ def test_a_training_cut_after_its_last_checkpoint_trains_no_step_more_and_says_s
     write_json(tmp_path / "progress.json", progress | {"finished": False})
     trainer = train(tmp_path, **fields)
     assert trainer.state.global_step == 2
-    assert "trained before, 2 steps; nothing is trained again" in capsys.readouterr().out
+    assert "this training is finished (2 steps); nothing is trained again" in capsys.readouterr().out
     assert Run(tmp_path).metrics["step"].tolist() == [1, 2]
     assert read_json(tmp_path / "progress.json", {})["finished"]
 

@@ -339,7 +339,7 @@ def test_rewards_may_be_tensors_and_arrays_and_asynchronous_functions_are_refuse
 
     _, run = train_on_search(tmp_path / "run", as_tensor, steps=1)
     assert run.completions["reward"].tolist() == run.completions["completion"].str.len().tolist()
-    with pytest.raises(ParameterError, match="reward function later: is asynchronous"):
+    with pytest.raises(ParameterError, match="reward function later: it is asynchronous"):
         train_on_search(tmp_path / "later", later, steps=1)
 
 
@@ -386,7 +386,7 @@ def test_the_rate_is_scheduled_as_the_recipe_says(train):
         ({"reward_funcs": None}, "reward_model and reward_funcs: give one of the two"),
         ({"reward_weights": [1.0, 2.0]}, r"reward_weights=\[1.0, 2.0\]: expected 1"),
         ({"reward_funcs": []}, "reward_funcs: NoneType: expected functions"),
-        ({"reward_funcs": ["a/model"]}, "reward_funcs: str: expected functions; PPO takes one model"),
+        ({"reward_funcs": ["a/model"]}, "reward_funcs: str: expected functions; give a model as reward_model"),
     ],
 )
 def test_rewards_that_ppo_cannot_take_are_refused(tmp_path, options, message):
@@ -396,7 +396,7 @@ def test_rewards_that_ppo_cannot_take_are_refused(tmp_path, options, message):
 
 
 def test_weights_without_functions_are_refused(tmp_path):
-    with pytest.raises(ParameterError, match=r"reward_weights=.*of reward functions; a reward model has none"):
+    with pytest.raises(ParameterError, match=r"reward_weights=.*expected None, since reward_model is given"):
         train_on_search(tmp_path / "run", "random weights", reward_weights=[1.0])
 
 

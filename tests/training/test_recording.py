@@ -107,7 +107,7 @@ def test_a_model_s_own_folder_takes_no_record(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     model = SimpleNamespace(config=SimpleNamespace(_name_or_path=str(tmp_path / ".")))
     trainer = SimpleNamespace(model=model, accelerator=SimpleNamespace(unwrap_model=lambda model: model))
-    with pytest.raises(ParameterError, match="is the model's own folder"):
+    with pytest.raises(ParameterError, match="the model is in this folder"):
         Recorder(tmp_path).describe_trainer(trainer)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 

@@ -74,7 +74,7 @@ def test_the_sum_is_weighted_and_a_none_adds_nothing():
 
 
 def test_a_row_that_nobody_scores_is_named():
-    with pytest.raises(ParameterError, match=r"row 1 \('second'\): odd returned None; at least one"):
+    with pytest.raises(ParameterError, match=r"row 1 \('second'\): every reward function .odd. returned None"):
         score([answering([1.0, None, 2.0])], [1.0], completions=TEXTS)
 
 

@@ -309,7 +309,7 @@ def test_ppo_of_the_workbench_refuses_pad_equal_to_eos(tmp_path, starter_folder)
     AutoModelForCausalLM.from_pretrained(starter_folder).save_pretrained(tmp_path / "model")
     own.save_pretrained(tmp_path / "model")
     recipe = make_recipe(str(tmp_path / "model"), dataset="starter", max_steps=1)
-    with pytest.raises(ParameterError, match="EOS token falls out of the loss"):
+    with pytest.raises(ParameterError, match="PPO leaves every pad out of the loss"):
         train_ppo(recipe, record_dir=tmp_path / "run")
     assert not (tmp_path / "run/metrics.jsonl").exists()
 
@@ -334,7 +334,7 @@ SERVER = {"use_vllm": True, "vllm_mode": "server"}
      (VLLM, {"max_new_tokens": 5}, "did you mean 'max_tokens'"),
      (VLLM, {"skip_special_token": False}, "did you mean 'skip_special_tokens'"),
      (SERVER, {"frequency_penlty": 0.1}, "did you mean 'frequency_penalty'"),
-     (VLLM, {"logprobs": 2}, "'logprobs': TRL takes the first")]
+     (VLLM, {"logprobs": 2}, "'logprobs': TRL may read another token")]
 )  # fmt: skip
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_bad_options_are_refused_before_anything_starts(kind, fields, options, message):
@@ -357,7 +357,7 @@ STRING, MINIMUM = (
 def test_what_continuous_batching_cannot_pass_is_refused(kind, stops, told):
     args = CONFIGS[kind](use_transformers_continuous_batching=True)
     check_before_compute("no/such-model", args, StopSpec(stop_token_ids=(5,)), None)
-    with pytest.raises(ParameterError, match=f"^{told}: transformers' continuous batching ends rows"):
+    with pytest.raises(ParameterError, match=f"^{told}: transformers' continuous batching has neither"):
         OURS[kind]("no/such-model", reward_funcs=length_reward(), args=args, stops=stops)
 
 
@@ -375,7 +375,7 @@ def test_a_trainer_on_vllm_without_vllm_names_the_extra(kind, fields, monkeypatc
 @pytest.mark.parametrize("given", [{"generation_seed": 7}, {"share_generation": True}])
 @GRPO_AND_RLOO
 def test_options_of_requests_to_vllm_are_refused_without_it(kind, given):
-    with pytest.raises(ParameterError, match=r"generation_seed=.*, share_generation=.*: vLLM only"):
+    with pytest.raises(ParameterError, match=r"generation_seed=.*, share_generation=.*: need vLLM"):
         OURS[kind]("no/such-model", reward_funcs=length_reward(), args=CONFIGS[kind](), **given)
 
 

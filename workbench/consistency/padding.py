@@ -20,7 +20,7 @@ MAX_LOGITS = 2**24  # numbers of fp32 logits held at once: 64 MiB
 
 
 def pad_batch(sequences: Sequence, pad_id: int, side: str = "left", width: int | None = None) -> dict:
-    """Token sequences as one rectangle that models take as `model(**batch)`.
+    """Pad token sequences to one length, for `model(**batch)`.
 
     Args:
         sequences: B sequences of token ids (lists or 1-D tensors), none of them empty.
@@ -32,7 +32,7 @@ def pad_batch(sequences: Sequence, pad_id: int, side: str = "left", width: int |
         `input_ids` (B, T) and `attention_mask` (B, T), long, 1 = real token.
 
     Raises:
-        ParameterError: no sequences, an empty one, one longer than `width`, no pad id, or another side.
+        ParameterError: no sequences, an empty one, one longer than `width`, no pad id, or an unknown side.
 
     Example:
         >>> pad_batch([[5, 6, 7], [8]], pad_id=0)
@@ -73,7 +73,9 @@ def check_batch(batch: Mapping) -> tuple[torch.Tensor, torch.Tensor]:
     if ids.dim() != 2 or ids.numel() == 0:
         raise ParameterError(f"input_ids has shape {tuple(ids.shape)}: expected (B, T), at least one row and token")
     if ids.shape != mask.shape:
-        raise ParameterError(f"attention_mask has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}: not equal")
+        raise ParameterError(
+            f"attention_mask has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}: expected equal"
+        )
     if ids.device != mask.device:
         raise ParameterError(f"attention_mask is on {mask.device}, input_ids on {ids.device}: move both to one device")
     if ((mask != 0) & (mask != 1)).any():
@@ -90,7 +92,7 @@ def check_batch(batch: Mapping) -> tuple[torch.Tensor, torch.Tensor]:
 def token_logprobs(
     model: torch.nn.Module, batch: Mapping, positions: str = "explicit", *, temperature: float = 1.0
 ) -> list[torch.Tensor]:
-    """Log-prob of every token given those before it, without the padding and without gradients.
+    """Compute the log-prob of every real token, given the tokens before it. No gradients are computed.
 
     Args:
         model: causal language model, bare or in PEFT.
@@ -100,11 +102,12 @@ def token_logprobs(
         temperature: logits are divided by it, as in TRL.
 
     Returns:
-        B tensors, fp32, of one number less than the row has real tokens: the first has nothing before it.
+        B fp32 tensors. Each has one number less than its row has real tokens, as nothing stands before the first.
 
     Raises:
-        ParameterError: a batch without one of the two, empty, of unequal shapes or on two devices; a mask that is not 0
-            and 1, has a row of pads only, or a hole; a model without logits; positions beyond the model's window.
+        ParameterError: a batch that is empty, or whose `input_ids` and `attention_mask` are missing, of unequal shapes or on
+            two devices; a mask with other values than 0 and 1, a row of pads only, or a hole; a model without logits;
+            positions beyond the model's window.
 
     Example: a model that gives every token of its vocabulary of 4 the same probability, 1/4.
         >>> from types import SimpleNamespace

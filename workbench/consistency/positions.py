@@ -15,7 +15,7 @@ _PACKED = ("cu_seq_lens_q", "cu_seqlens", "seq_idx", "max_length_q")
 def position_ids(attention_mask: torch.Tensor) -> torch.Tensor:
     """Position of each real token in its own text; pads get 0.
 
-    `attention_mask.cumsum(-1) - 1` alone leaves -1 on left pads: an index error, or the last position of a table.
+    `attention_mask.cumsum(-1) - 1` alone gives left pads position -1: an index error, or the last entry of a table.
 
     Args:
         attention_mask: (B, T), 1 = real token.
@@ -106,12 +106,12 @@ def _parameters(module: torch.nn.Module) -> list[str]:
 def with_position_ids(model: torch.nn.Module) -> RemovableHandle:
     """Make a model count position ids from the attention mask wherever a caller passes none.
 
-    `with with_position_ids(model): ...` does it inside the block only; `with_position_ids(model)` until the handle's
-    `remove()`. It hooks the backbone, so it holds in PEFT (wrapped before or after), for value heads, and where a trainer
-    calls the backbone alone. `save_pretrained` does not save it: install it again after loading.
+    `with with_position_ids(model): ...` ends with the block; a plain `with_position_ids(model)` lasts until `remove()` of
+    the handle. The hook is on the backbone. So it works in PEFT (wrapped before or after), with value heads, and where a
+    trainer calls the backbone alone. `save_pretrained` does not save it: call this again after loading.
 
-    Nothing is filled where position ids are given, in cached decoding, in packed inputs, without a 2-D mask, and in a
-    model that derives its positions itself or takes none.
+    The hook does nothing if the caller passes position ids, in cached decoding, for packed inputs, and without a 2-D mask.
+    A model that derives its positions itself, or takes none, gets no hook.
 
     Args:
         model: any transformers model.

@@ -122,7 +122,7 @@ def ratio_report(
     clip_min: float | None = CLIP_MIN,
     clip_max: float | None = CLIP_MAX,
 ) -> RatioReport:
-    """Compare two log-probs of each sampled token; needs no model, so it fits saved rollouts and a running trainer.
+    """Compare the trainer's and the sampler's log-prob of each sampled token, in saved rollouts or a running trainer.
 
     Args:
         scored_logprobs: per sequence the trainer's log-prob of each completion token.
@@ -153,13 +153,13 @@ def check_columns(**columns: Sequence) -> tuple[int, ...]:
     *_, (a, first), (b, second) = columns.items()
     for name, rows in columns.items():
         if len(rows) != len(second):
-            raise ParameterError(f"{len(rows)} {name}, {len(second)} {b}: expected one sequence each per completion")
+            raise ParameterError(f"{name} has {len(rows)} sequences and {b} has {len(second)}: expected equally many")
         empty = [n for n, row in enumerate(rows) if not len(row)]
         if empty or not len(rows):
-            raise ParameterError(f"{name}: {len(rows)} sequences, rows {empty} empty; leave these out, keep at least 1")
+            raise ParameterError(f"{name}: {len(rows)} sequences, empty: {empty}; leave these out, expected at least 1")
     for n, (x, y) in enumerate(zip(first, second, strict=True)):
         if len(x) != len(y):
-            raise ParameterError(f"sequence {n}: {len(x)} {a}, {len(y)} {b}; expected one each per completion token")
+            raise ParameterError(f"sequence {n}: {len(x)} {a}, {len(y)} {b}; expected one of each for every token")
     return tuple(map(len, first))
 
 

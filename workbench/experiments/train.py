@@ -136,8 +136,8 @@ def check_reward(record_dir: Path, record: dict, same_reward: bool) -> None:
     unseen, before = unseen_values(record["reward_funcs"]), read_json(record_dir / "recipe.json", None)
     if unseen and held and not same_reward and before is not None and not _different(before, record):
         raise ParameterError(
-            f"{record_dir}: holds a training with this reward, but whether these values of it are as they were cannot be seen: "
-            f"{unseen}; give same_reward=True to go on with it if they are, else another record_dir"
+            f"{record_dir}: holds a training with this reward, but these values of the reward cannot be compared with its own: "
+            f"{unseen}. If they have not changed, give same_reward=True to go on; else give another record_dir"
         )
 
 
@@ -207,7 +207,7 @@ def _make_ppo(trainer_class: Any, recipe: Recipe, *, reward_funcs: Any, record_d
     if recipe.backend != "transformers":
         raise ParameterError(f"backend={recipe.backend!r}: TRL's PPOTrainer samples with transformers only")
     if options.pop("record_steps", None) is not None:
-        raise ParameterError("record_steps: steps of GRPO and RLOO are kept, none of PPO; leave it out")
+        raise ParameterError("record_steps: only GRPO and RLOO save steps, PPO does not; leave it out")
     names = ("stops", "callbacks", "explicit_positions", "peft_config", "reward_weights")
     own = {name: options.pop(name) for name in names if name in options}
     path = resolve_model(recipe.model)
@@ -269,9 +269,9 @@ def train(
     same_reward: bool = False,
     **options: Any,
 ):
-    """Train a recipe in a run folder. Called again after an interruption, it resumes; PPO begins again, as TRL's loop does.
+    """Train a recipe in a run folder. Call it again after an interruption: it resumes. PPO begins again, like TRL's loop.
 
-    Everything is checked before anything in the folder is touched. What the folder holds of another training is moved aside.
+    All settings are checked before the folder is changed. Files of another training there are moved into `replaced-TIME`.
 
     Args:
         recipe: see `make_recipe`; its `beta` is the KL coefficient of each trainer.
@@ -280,21 +280,21 @@ def train(
         record_dir: run folder.
         trainer: `GRPOTrainer`, `RLOOTrainer` or `PPOTrainer` of the workbench.
         stops: when completions end, see `GRPOTrainer`.
-        same_reward: whether the reward of the training in the folder is this one, whatever their code and values say. A
-            folder is resumed without it only if all of the reward can be compared, and is equal.
+        same_reward: True says that the training in the folder has this reward, even if code or values differ. Without it, a
+            folder is resumed only if all of the reward can be compared and is equal.
         monitor_every: steps between two measurements of what padding does; 0 measures nothing.
         **options: `explicit_positions`, `generation_seed`, `share_generation`, `callbacks`, `peft_config`, `record_steps`, and
-            any field of the trainer's TRL config. PPO also takes `reward_weights`: rewards of tens, as lengths in characters,
-            want a weight of 0.1 or so, since PPO's value model starts at 0.
+            any field of the trainer's TRL config. PPO also takes `reward_weights`: large rewards, such as lengths in
+            characters, need a weight of about 0.1, because PPO's value model starts at 0.
 
     Returns:
         The trainer, trained.
 
     Raises:
-        ParameterError: a setting that the trainer does not take, or a folder to be resumed with a reward that holds values of
-            which only the type is known, such as a client or a model; before anything is trained.
+        ParameterError: before anything is trained: a setting that the trainer does not take, or, without `same_reward`, a
+            folder to resume whose reward holds values that cannot be compared, such as a client or a model.
         RunError: another thread trains in this folder, or there is a link where the training would write.
-        TrainingStopped: the training was asked to stop, with a complete checkpoint of its last step.
+        TrainingStopped: the training was asked to stop. It has saved a complete checkpoint of its last step.
     """
     quiet_libraries()
     record_dir = Path(record_dir)

@@ -85,14 +85,14 @@ def _wait_until_ready(server: subprocess.Popen, url: str, log: Path) -> None:
     end, port = time.monotonic() + _PATIENCE_S, int(url.rpartition(":")[2])
     while time.monotonic() < end:
         if server.poll() is not None:
-            raise RunError(f"the vLLM server ended with {server.returncode}:\n{log.read_text()[-3000:]}")
+            raise RunError(f"the vLLM server ended with exit code {server.returncode}:\n{log.read_text()[-3000:]}")
         # Another server may have taken the port in between, and would answer: it has to be ours that listens.
         if _listens(server.pid, port):
             with contextlib.suppress(OSError):
                 urllib.request.urlopen(f"{url}/health", timeout=2)
                 return
         time.sleep(1)
-    raise RunError(f"the vLLM server did not answer within {_PATIENCE_S} s:\n{log.read_text()[-3000:]}")
+    raise RunError(f"the vLLM server did not answer within {_PATIENCE_S} s; its log:\n{log.read_text()[-3000:]}")
 
 
 _engines: dict[str, object] = {}

@@ -76,7 +76,7 @@ def check_tokenizers(train: Any, sampler: Any, spec: StopSpec) -> None:
     for string in spec.stop:
         ids, sampled = (t.encode(string, add_special_tokens=False) for t in (train, sampler))
         if ids != sampled:
-            raise ParameterError(f"stop {string!r} is {ids} to the trainer and {sampled} to the sampler; {remedy}")
+            raise ParameterError(f"stop {string!r}: the trainer's ids are {ids}, the sampler's {sampled}; {remedy}")
 
 
 def save_policy(model: Any, tokenizer: Any, folder: Path, new_tokens: Iterable[str] = ()) -> Path:
@@ -85,7 +85,7 @@ def save_policy(model: Any, tokenizer: Any, folder: Path, new_tokens: Iterable[s
     Args:
         model: without an adapter (`merge_and_unload()` first); its embeddings grow when the tokenizer has more tokens.
         tokenizer: gets `new_tokens` first, as ordinary (not special) tokens: TRL drops special ones from completions.
-        folder: made when missing.
+        folder: created if it does not exist.
         new_tokens: e.g. `("<search>", "</search>")`.
 
     Returns:
@@ -111,7 +111,7 @@ def _check_options(options: Mapping, backend: str) -> None:
             "give generation_seed=... to the trainer, which seeds each completion for itself"
         )
     if "logprobs" in options:
-        raise ParameterError("generation_kwargs 'logprobs': TRL takes the first for the sampled token's; leave it out")
+        raise ParameterError("generation_kwargs 'logprobs': TRL may read another token's log-prob; leave it out")
     if given := [name for name in options if name in _STOP_OPTIONS]:
         raise ParameterError(
             f"generation_kwargs {given[0]!r}: give stops as stops=StopSpec(...), so that masks and rewards obey them too"
@@ -131,12 +131,12 @@ def check_before_compute(model: Any, args: Any, stops: StopSpec, tokenizer: Any)
     if (sampled := options.get("temperature", args.temperature)) != args.temperature:
         warnings.warn(
             f"generation_kwargs 'temperature'={sampled}: completions are sampled at {sampled} and scored at "
-            f"temperature={args.temperature}, so ratios are of two policies; set temperature={sampled} in the config alone",
+            f"temperature={args.temperature}, so ratios compare two policies; set temperature={sampled} in the config alone",
             stacklevel=4,
         )
     if getattr(args, "use_transformers_continuous_batching", False) and (stops.stop or stops.min_tokens):
         given = f"stop={stops.stop}, min_tokens={stops.min_tokens}"
-        raise ParameterError(f"{given}: transformers' continuous batching ends rows at their first stop id alone")
+        raise ParameterError(f"{given}: transformers' continuous batching has neither; leave both out")
     if args.use_vllm:
         # No revision: TRL starts vLLM without one, whatever the trainer's model was loaded with.
         path = model if isinstance(model, str) else model.name_or_path

@@ -19,7 +19,7 @@ class Sampling:
         top_p: in (0, 1].
         top_k: 0 keeps every token.
         num_generations: completions per prompt.
-        seed: of the whole call; None leaves the sampler's random state as it is.
+        seed: seeds the whole call; None leaves the sampler's random state as it is.
 
     Raises:
         ParameterError: a value out of range.
@@ -86,7 +86,7 @@ class TransformersSampler:
         return self.model.generation_config
 
     def sample(self, prompt_ids: list[list[int]], rule: StopRule, sampling: Sampling):
-        """`(ids, logprobs, None)` per prompt; more ids may follow the end of a row: the batch runs to its longest row."""
+        """`(ids, logprobs, None)` per prompt. Ids may follow a completion's end: the batch runs until all have ended."""
         import torch
         from transformers import GenerationConfig
 
@@ -160,7 +160,7 @@ class VLLMSampler:
 
     @property
     def generation_config(self):
-        """Of the model's folder: it may name more EOS ids than the tokenizer, and the engine stops at all of them."""
+        """The one in the model's folder. It may name more EOS ids than the tokenizer; the engine stops at all of them."""
         from transformers import GenerationConfig
 
         try:
@@ -203,7 +203,7 @@ def generate(
     """Sample completions, prompt by prompt: the `num_generations` completions of a prompt are next to each other.
 
     Args:
-        sampler: who samples.
+        sampler: a `TransformersSampler` or a `VLLMSampler`.
         prompts: P texts.
         stops: when completions end; default at every EOS.
         sampling: how to sample.
@@ -212,7 +212,7 @@ def generate(
         P x num_generations rollouts.
 
     Raises:
-        ParameterError: no prompts, one without tokens, or stops that do not fit the tokenizer or the length limit.
+        ParameterError: no prompts, a prompt without tokens, or stops that do not fit the tokenizer or the length limit.
     """
     sampling = sampling or Sampling()
     if not prompts:

@@ -31,19 +31,19 @@ def _listed(name: str, value: Any) -> tuple:
 
 @dataclasses.dataclass(frozen=True)
 class StopSpec:
-    """When completions end, with vLLM's names. `StopSpec()` stops at every EOS of tokenizer and generation config.
+    """When completions end, under vLLM's names. `StopSpec()` stops at every EOS of tokenizer and generation config.
 
     Attributes:
         stop: stop strings, found in the decoded text wherever tokens split them; special tokens count as text.
         stop_token_ids: further ids that end a completion.
         include_stop_str_in_output: whether the completion's text, as reward functions see it, keeps the string or id that
-            ended it (EOS is never kept). Its tokens are always kept. True here, False in vLLM.
-        ignore_eos: whether an EOS ends nothing. With no other stop every row runs to the length limit: see `never`.
-        min_tokens: a stop counts only after more than this many tokens. Before that the sampler gives stop ids no
-            probability, and the scorer does: TRL corrects for it on vLLM (`sampling/importance_sampling_ratio/*` fall below 1).
+            ended it (EOS is never kept). The ids always keep it. The default is True here and False in vLLM.
+        ignore_eos: True if an EOS ends no completion. Without other stops each one runs to the length limit, see `never`.
+        min_tokens: a stop counts only after more than this many tokens. Before that the sampler gives stop ids probability 0,
+            and the trainer does not. On vLLM TRL corrects for this (`sampling/importance_sampling_ratio/*` fall below 1).
 
     Raises:
-        ParameterError: an empty string, a negative id, a duplicate or a negative minimum.
+        ParameterError: an empty string, a negative id, a stop that is given twice, or a negative `min_tokens`.
 
     Example:
         >>> StopSpec(stop=("</search>",), include_stop_str_in_output=False).custom
@@ -78,7 +78,7 @@ class StopSpec:
 
     @classmethod
     def of(cls, stops: "StopSpec | Mapping | Sequence[str | int] | str | int | None") -> "StopSpec":
-        """A spec of what trainers take: a spec, None for every EOS, or strings and ids in addition to every EOS.
+        """Make a spec of what trainers take: a spec, None for every EOS, or strings and ids in addition to every EOS.
 
         A mapping is read as `generation_kwargs` of vLLM or transformers, whose `eos_token_id` stands in place of every EOS.
         """
@@ -99,15 +99,15 @@ class StopSpec:
         for name in options:
             if name not in known:
                 near = difflib.get_close_matches(str(name), known, n=1) or known
-                raise ParameterError(f"stops: {name!r}: no option that ends completions; expected {' or '.join(near)}")
+                raise ParameterError(f"stops: {name!r} does not end completions; expected {' or '.join(near)}")
         fields = {known[name]: value for name, value in options.items()}
         if len(fields) < len(options):
-            raise ParameterError(f"stops: {', '.join(options)}: one option by two names; give it once")
+            raise ParameterError(f"stops: {', '.join(options)}: two names of one option; give one of them")
         return cls(**({"ignore_eos": True} if "eos_token_id" in options else {}) | fields)
 
     @classmethod
     def never(cls) -> "StopSpec":
-        """Never stop before the length limit, as PPO did before TRL 0.14. It is never a default."""
+        """Make a spec without stops: completions run to the length limit, as in PPO before TRL 0.14. It is no default."""
         return cls(ignore_eos=True)
 
     @property
@@ -137,17 +137,17 @@ class End:
 
 
 class StopRule:
-    """A `StopSpec` for one tokenizer: finds ends, cuts texts, gives each back end its options.
+    """Applies a `StopSpec` with one tokenizer: finds where completions end, cuts their text, and makes back ends stop there.
 
     Args:
         spec: what to stop at.
         tokenizer: of the trainer.
-        generation_config: the model's; its EOS ids count besides the tokenizer's.
-        max_tokens: length limit, to refuse a spec that can never match within it.
+        generation_config: the model's; its EOS ids count in addition to the tokenizer's.
+        max_tokens: length limit; `min_tokens` has to be below it.
 
     Raises:
-        ParameterError: an id outside the vocabulary, a string that this tokenizer cannot produce, a
-            minimum that leaves no room, or no EOS id where EOS is to end rows.
+        ParameterError: an id outside the vocabulary, the pad token as a stop, a string that this tokenizer cannot produce,
+            `min_tokens` that reach the limit, or a spec that needs an EOS id where there is none.
     """
 
     def __init__(self, spec: StopSpec, tokenizer: Any, generation_config: Any = None, max_tokens: int | None = None):
@@ -187,7 +187,7 @@ class StopRule:
             if token_id >= size:
                 raise ParameterError(f"stop token id {token_id}: outside the vocabulary of {size} tokens")
             if token_id == self.tokenizer.pad_token_id and token_id not in self.eos_ids:
-                raise ParameterError(f"stop token id {token_id}: is the pad token, which no policy samples to stop")
+                raise ParameterError(f"stop token id {token_id}: this is the pad token, which a policy does not sample")
         for string in spec.stop:
             if string not in self._decode(self.tokenizer.encode(string, add_special_tokens=False)):
                 raise ParameterError(f"stop string {string!r}: this tokenizer cannot produce it, so it can never match")
@@ -195,7 +195,7 @@ class StopRule:
             raise ParameterError(f"min_tokens={spec.min_tokens}: no stop can match within {max_tokens} tokens")
 
     def find_end(self, ids: Sequence[int]) -> End:
-        """The first place where a stop is complete: a pure function, the same for rows of every back end.
+        """Find the first place where a stop is complete. Only the ids decide, so the end is the same on every back end.
 
         Args:
             ids: T completion ids of a row; whatever follows the end (pads, more text) is ignored.
@@ -249,7 +249,7 @@ class StopRule:
         return self._completing[token_id]
 
     def last_end(self, ids: Sequence[int], tokens: int | None = None) -> End:
-        """The end of a row whose last token says whether it stopped: of one that is cut, that grows, or of several turns.
+        """Find out from the last token whether a row stopped there: for one that is cut, that grows, or of several turns.
 
         Args:
             ids: T completion ids of a row, or the last of them: only the tail is read, so it serves at every sampling step.
@@ -260,9 +260,9 @@ class StopRule:
         return End(len(ids), stop, "length" if stop is None else "stop")
 
     def text(self, ids: Sequence[int], end: End) -> str:
-        """The completion's text as a reward function should see it, its stop included as `include_stop_str_in_output` says.
+        """The completion's text as reward functions see it, with its stop if `include_stop_str_in_output`.
 
-        EOS and other special tokens are left out, as TRL does, save those that are stops themselves.
+        EOS and other special tokens are left out, as in TRL, except those that are stops themselves.
         """
         kept = list(ids[: end.index])
         if isinstance(end.stop, int) and (end.stop in self.eos_ids or not self.spec.include_stop_str_in_output):
@@ -277,7 +277,7 @@ class StopRule:
         return text
 
     def for_transformers(self, prompt_length: int) -> dict:
-        """Options for `model.generate`; `generate` below also keeps the model's own EOS out where none is wanted.
+        """Options for `model.generate`. With `ignore_eos` call the method `generate`: it turns off the model's own EOS, too.
 
         Args:
             prompt_length: columns of the prompt in `input_ids`.
@@ -290,7 +290,7 @@ class StopRule:
         return options
 
     def generate(self, model: Any, generate: Callable, generation_config: Any, **inputs: Any):
-        """Call a model's `generate` so that it obeys this rule; returns what it returns.
+        """Call a model's `generate` so that it obeys this rule, and return its output.
 
         Args:
             model: holds the generation config that `generate` fills unset fields from, EOS included.
@@ -318,7 +318,7 @@ class StopRule:
         return input_ids.new_tensor([self.last_end(row, tokens).finish_reason == "stop" for row in rows], dtype=bool)
 
     def for_vllm(self) -> dict:
-        """`SamplingParams` fields, or a completion request's: the same in process and on a server.
+        """Options for vLLM: fields of `SamplingParams` in process, or of a completion request to a server.
 
         Every EOS id is passed, because vLLM knows only those in the model's folder. Special tokens stay in the text in
         which vLLM looks for stop strings; by default it drops them, and a stop string with one never matches.

@@ -52,11 +52,9 @@ def _parsed(path: Path, source: str) -> list[Found]:
         one_line_only = not file.read(1)
     start = start.removeprefix(b"\xef\xbb\xbf").lstrip()
     if start.startswith(b"PAR1"):
-        raise RunError(f"{source}: completions alone; give the folder that holds them and trainer_state.json")
+        raise RunError(f"{source}: it holds completions only; give the folder with them and trainer_state.json")
     if start[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK"):
-        raise RunError(
-            f"{source}: a pickle or an archive, which is never opened; give trainer_state.json or another log"
-        )
+        raise RunError(f"{source}: pickles and archives are never opened; give trainer_state.json or another log")
     if suffix in (".csv", ".tsv"):
         return _csv(path, source)
     if suffix in (".json", ".ipynb"):
@@ -123,9 +121,9 @@ def _json_lines(path: Path, source: str) -> list[Found]:
     counts = dict.fromkeys(("rows", "broken", "verl"), 0)
     table = steps_of(_objects(path, counts))
     if not counts["rows"]:
-        raise RunError(f"{source}: no line of it is a JSON object; expected one a step")
+        raise RunError(f"{source}: no line is a JSON object; expected one object a line, for one step")
     broken, lines = counts["broken"], counts["rows"] + counts["broken"]
-    damage = [f"{Path(source).name}: {broken} of {lines} lines are no JSON objects"] * (broken > 0)
+    damage = [f"{Path(source).name}: {broken} of {lines} lines are not JSON objects"] * (broken > 0)
     verl = counts["verl"] > 0
     return [Found("verl JSONL" if verl else "JSONL", table, "", damage, (), "verl" if verl else None)]
 
@@ -174,16 +172,16 @@ def _json(path: Path, source: str) -> list[Found]:
         text = "".join(v["data"] for v in value if isinstance(v.get("data"), str))
         return [printed([text.encode("utf-8", "replace")], source)]
     if isinstance(value, dict) and Path(source).name == SUMMARY:
-        return [Found("W&B's summary", pd.DataFrame([flat_row(value)]), notes=[f"{SUMMARY} has the last step alone"])]
+        return [Found("W&B's summary", pd.DataFrame([flat_row(value)]), notes=[f"{SUMMARY} has only the last step"])]
     found = list(_tables(value, source))
     if isinstance(value, dict) and "log_history" in value:
         found = [run._replace(kind="trainer_state.json") for run in found if run.label == "log_history"]
     good = [run for run in found if of_reinforcement_learning(map(str, run.table.columns))] or found[:1]
     if not good:
-        has = f"it has {', '.join(map(str, list(value)[:12]))}" if isinstance(value, dict) else "it has none"
+        has = f"its keys are {', '.join(map(str, list(value)[:12]))}" if isinstance(value, dict) else "it has no keys"
         raise RunError(
-            f"{source}: no log_history, nor another list of objects; {has}. Expected a trainer_state.json with at least one "
-            "logged step, or an object a step"
+            f"{source}: no log_history and no other list of objects; {has}. Expected a trainer_state.json with at least one "
+            "logged step, or a list with an object for each step"
         )
     return [good[0]._replace(label="")] if len(good) == 1 else good
 
@@ -236,7 +234,7 @@ def _notebook(cells: list, source: str) -> list[Found]:
         return [run._replace(label=run.label + more) for run, more in zip(runs, twice, strict=True)]
     raise RunError(
         f"{source}: a notebook of {len(cells)} cells with {outputs} saved outputs; none is a table of steps with a reward, "
-        "or what TRL or verl printed. Save it with the outputs of its training"
+        "and none has lines that TRL or verl print. Save the notebook with the outputs of its training"
     )
 
 
@@ -285,7 +283,7 @@ def _csv(path: Path, source: str) -> list[Found]:
         head, _, body = start.partition(b"\n")
         if not body and len(start) == 4_000_000:
             raise RunError(
-                f"{source}: no table, its first line has no end; expected a line of names and one row a step"
+                f"{source}: not a table: the first line has no end; expected a line of names and one row a step"
             )
         separator = "\t" if source.lower().endswith(".tsv") else max(",;\t", key=head.decode("latin-1").count)
         options: dict[str, Any] = {"encoding": "utf-8-sig", "sep": separator}

@@ -45,7 +45,9 @@ def read(path: str | os.PathLike) -> Log:
     """The one run at a path, see `read_logs`; several are a RunError that names them."""
     logs = read_logs(path)
     if len(logs) > 1:
-        raise RunError(f"{path}: {len(logs)} runs ({', '.join(log.name for log in logs[:8])}); expected one")
+        raise RunError(
+            f"{path}: {len(logs)} runs ({', '.join(log.name for log in logs[:8])}); expected one: give its path"
+        )
     return logs[0]
 
 
@@ -60,7 +62,7 @@ def read_logs(path: str | os.PathLike) -> list[Log]:
     given = Path(path)
     if given.parts[:1] in (("http:",), ("https:",)):
         raise RunError(
-            f"{path}: a web address, and nothing is fetched; download the run's history, as CSV from W&B, and give that"
+            f"{path}: this is a web address, and nothing is downloaded; save the run's history (W&B: as CSV) and give that file"
         )
     try:
         found = given.expanduser().resolve()
@@ -219,7 +221,7 @@ def _copied(stream, source: str, most: int = _MOST_UNPACKED) -> Iterator[Path]:
                     file.write(block)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise RunError(
-                f"{source}: a .gz that is cut short or damaged ({error}); unpack it as far as it goes"
+                f"{source}: the .gz is cut short or damaged ({error}); unpack what is left of it, and give that file"
             ) from error
         yield copy
 

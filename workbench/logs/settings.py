@@ -66,7 +66,9 @@ def read_arguments(path: Path) -> dict[str, Any]:
     if path.is_dir():
         found = next((path / name for name in _IN_FOLDER if (path / name).is_file()), None)
         if found is None:
-            raise ParameterError(f"args={path}: no {', '.join(_IN_FOLDER)} in it; name the file with TRL's arguments")
+            raise ParameterError(
+                f"args={path}: expected {', '.join(_IN_FOLDER)} in it, or the file with TRL's arguments"
+            )
         path = found
     if not path.is_file():
         raise ParameterError(f"args={path}: no such file or folder")
@@ -162,7 +164,7 @@ def of_words(words: Sequence[str]) -> dict[str, Any]:
         name, _, value = word.partition("=")
         kind = PARAMETERS.get(name)
         if kind is None:
-            raise ParameterError(f"set={word!r}: expected NAME=VALUE, and as NAME one of {', '.join(PARAMETERS)}")
+            raise ParameterError(f"set={word!r}: expected NAME=VALUE, with one of these names: {', '.join(PARAMETERS)}")
         plain = {"true": True, "false": False}.get(value.lower(), int(value) if value.isdecimal() else value)
         given[name] = _as_in_trl(name, plain)
         if type(given[name]) is not kind or not value or (given[name] == 0 and kind is int):

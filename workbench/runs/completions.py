@@ -111,7 +111,7 @@ def read_parts(paths: Sequence[Path]) -> tuple[Any, list[str]]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
-        return pd.DataFrame(), [f"{paths[0]}: a parquet file, which needs pyarrow to be read: pip install pyarrow"]
+        return pd.DataFrame(), [f"{paths[0]}: reading a parquet file needs pyarrow: pip install pyarrow"]
     tables, damaged = [], []
     for path in paths:
         try:

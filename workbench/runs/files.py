@@ -87,7 +87,7 @@ def check_links(folder: Path) -> None:
         found += [Path(inner) / name for name in (*below, *names) if inside or _WRITTEN.fullmatch(name)]
     if link := next((path for path in found if path.is_symlink()), None):
         raise RunError(
-            f"{link}: a link; a training would write where it leads. Remove it; --runs-dir puts runs elsewhere"
+            f"{link}: this is a link, and a training would write where it leads. Remove it; for runs elsewhere, use --runs-dir"
         )
 
 

@@ -121,8 +121,8 @@ def _alone_by(path: Path, wait: float) -> Iterator[None]:
         except FileExistsError:
             if time.monotonic() > end:
                 raise RunError(
-                    f"{path}: there for {wait:.0f} s, by which another sweep of this notebook keeps others away; if there is "
-                    "none, one was killed: remove that file"
+                    f"{path}: this file has been there for {wait:.0f} s. A sweep of this notebook makes it, and removes it at "
+                    "its end; if no sweep runs, one was killed: remove that file"
                 ) from None
         time.sleep(0.05)
     try:

@@ -161,7 +161,7 @@ def check_parameters(known: Mapping[str, Parameter], given: Mapping[str, object]
         _refuse_token(f"parameter {name}", value, name)
     for name in given:
         if not known and (not name.isidentifier() or keyword.iskeyword(name)):
-            raise ParameterError(f"parameter {name!r}: expected a name as Python has them")
+            raise ParameterError(f"parameter {name!r}: expected a valid Python name")
         if known and name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
@@ -174,8 +174,8 @@ def _refuse_token(what: str, value, name: str = "") -> None:
     if any(looks_like_token(near, text) for near, text in _texts(name, _read(value))):
         shown = "a parameter's name" if looks_like_token("", name) else what
         raise ParameterError(
-            f"{shown} looks like an access token; set it in the environment, e.g. HF_TOKEN: it would be written "
-            "into params.json, the notebook and the report"
+            f"{shown} looks like a secret, which the run would write into params.json, the notebook and the report; set it in "
+            "the environment, e.g. HF_TOKEN"
         )
 
 
@@ -211,7 +211,7 @@ def _checked(parameter: Parameter, value):
 
 def _wrong_value(parameter: Parameter, value) -> ParameterError:
     several = isinstance(value, str) and parameter.type != "bool" and ("," in value or ".." in value)
-    hint = "; several values are for `workbench sweep`, as 1,2 or, of whole numbers, 0..4" if several else ""
+    hint = "; only `workbench sweep` takes several values: 1,2 or, for whole numbers, 0..4" if several else ""
     return ParameterError(f"parameter {parameter.name}={value!r}: expected {parameter.expected}{hint}")
 
 
@@ -263,7 +263,7 @@ def parse_assignments(items: Sequence[str], option: str = "-p") -> dict[str, str
         if not sign or not name:
             raise ParameterError(f"{option} {item}: expected {option} NAME=VALUE")
         if name in values:
-            raise ParameterError(f"{option} {item}: {name} was given before, as {values[name]!r}")
+            raise ParameterError(f"{option} {item}: {name} is given twice, first as {values[name]!r}")
         values[name] = value
     return values
 

@@ -24,15 +24,15 @@ class Result:
 
     Args:
         says: the sentence, with its numbers.
-        holds: True, False, or None where the data do not tell. A number with an interval decides it by
-            `Interval.above` or `Interval.below`, which say None where the interval holds the bound.
-        why: the reason for a None; it starts with `not run: ` where the run left it out, and with `not comparable: ` where a
-            run of a toy model says nothing of a claim about a real one. Else the criterion, if the sentence needs one.
-        claim: id of the published claim that this confirms or refutes, as in `data/claims.json`. A refuted claim is a finding
-            and fails no run; a failed check, which has no claim, does.
+        holds: True, False, or None if the data cannot decide. For a number with an interval, use what `Interval.above` or
+            `Interval.below` returns: None if the bound lies in the interval.
+        why: the reason for None. Begin it with `not run: ` if the run left this out, and with `not comparable: ` if a run of a
+            toy model cannot decide a claim about a real one. With True or False: the criterion, if the sentence needs one.
+        claim: id of the published claim that this confirms or refutes, as in `data/claims.json`; without one this is a check.
+            A failed check makes the run fail. A refuted claim is a finding, and does not.
 
     Raises:
-        ParameterError: `holds` is no truth value, or None without a reason.
+        ParameterError: `holds` is not True, False or None, or it is None without a reason.
 
     Example:
         >>> Result("forward passes equal the longest row in 30 of 30 updates", True).verdict
@@ -57,9 +57,11 @@ class Result:
         if holds not in (True, False, None) or not isinstance(holds, bool | None):
             raise ParameterError(f"Result({self.says!r}, holds={self.holds!r}): expected True, False or None")
         if holds is None and not self.why:
-            raise ParameterError(f"Result({self.says!r}, holds=None): say why the data cannot decide it, as `why`")
+            raise ParameterError(f"Result({self.says!r}, holds=None): expected the reason as `why`")
         if holds is not None and self.why.startswith((NOT_RUN, NOT_COMPARABLE)):
-            raise ParameterError(f"Result({self.says!r}, holds={self.holds!r}, why={self.why!r}): expected holds=None")
+            raise ParameterError(
+                f"Result({self.says!r}, holds={self.holds!r}, why={self.why!r}): a `why` that begins so needs holds=None"
+            )
         object.__setattr__(self, "holds", holds)  # numpy's truth values are not JSON's
 
     @property
@@ -76,7 +78,7 @@ class Result:
 
     @property
     def reason(self) -> str:
-        """`why` without the mark of what was left out or cannot be compared."""
+        """`why` without `not run: ` or `not comparable: ` at its start."""
         return self.why.removeprefix(NOT_RUN).removeprefix(NOT_COMPARABLE)
 
 
@@ -115,7 +117,7 @@ def _as_text(result: Result) -> str:
 
 
 def show_results(results: Iterable[Result]) -> ResultTable:
-    """Show results as a table at the end of a cell, each next to the words of its claim. It is also a sequence of them.
+    """Show results as a table at the end of a cell, each next to the words of its claim. The table is a sequence of them.
 
     Example:
         >>> show_results([Result("12 of 16 completions hold the id, 0 tokens follow", False, claim="A1.1")])
@@ -130,17 +132,17 @@ def save_result(run: Run, results: Sequence[Result], numbers: Mapping[str, float
 
     Args:
         run: the run folder.
-        results: the first is the run's finding, with which its report and its card open.
-        numbers: name -> number, for tables over several runs; the first is the one that an index shows.
+        results: the first is the run's main finding, and stands first in its report and on its card.
+        numbers: name -> number, for tables over several runs. The index shows the first one.
 
     Raises:
-        ParameterError: no results, or something else than results in them.
+        ParameterError: no results, or an element that is no `Result`.
     """
     for result in results:
         if not isinstance(result, Result):
             raise ParameterError(f"save_result: {result!r}: expected a Result")
     if not results:
-        raise ParameterError("save_result: no results; the first is what the report opens with")
+        raise ParameterError("save_result: results is empty; expected at least one Result")
     path, numbers = run.path / "result.json", dict(numbers or {})
     headline = next(({"name": name, "value": value} for name, value in numbers.items()), None)
     write_json(path, {"headline": headline, "results": [dataclasses.asdict(r) for r in results], "numbers": numbers})

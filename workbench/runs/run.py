@@ -183,14 +183,14 @@ def take_run(folder: Path, state: str, *, force: bool = False, not_if_done: bool
     taken = lock.hold(folder)
     if taken is False:
         raise RunError(
-            f"{folder}: {describe_owner(recorded_status(folder))} executes it and holds its lock; cancel that first"
+            f"{folder}: {describe_owner(recorded_status(folder))} executes this run and holds its lock; cancel that first"
         )
     try:
         status = recorded_status(folder)
         if not_if_done and status["state"] == "done":
-            raise RunError(f"{folder}: is done; {describe_owner(status)} has run it meanwhile")
+            raise RunError(f"{folder}: this run is done; {describe_owner(status)} has executed it")
         if not mine and not force and (unknown := what_is_unknown(status, locks=taken is not None)):
-            raise RunError(f"{folder}: is {unknown}; if that has ended, --force takes the run")
+            raise RunError(f"{folder}: this run is {unknown}; if that has ended, take it with --force")
         set_status(folder, state)
     except BaseException:
         if not mine:
@@ -241,8 +241,8 @@ def check_notebook_name(name: str) -> None:
     page = name.lower().endswith(".html")  # as index.html among the reports
     if not name or name.startswith(".") or "/" in name or page or not name.isprintable():
         raise ParameterError(
-            f"notebook {name!r}: it names the folder of its runs and reports, so it must not start with a dot, end in .html, "
-            "or hold a slash or a character that cannot be printed; rename it"
+            f"notebook {name!r}: its name is also the name of a folder for its runs and reports, so it must not start with a "
+            "dot, end in .html, or hold a slash or a character that cannot be printed; rename it"
         )
 
 
@@ -295,8 +295,8 @@ def _remove_unmade(folder: Path) -> None:
 def open_run(notebook: str, out_dir: str, params: Mapping) -> Run:
     """Open the run of a notebook: in the runner's folder if `out_dir` names one, else in a new folder.
 
-    Without a runner (JupyterLab, plain papermill) the kernel executes the run until `save_result` ends it, also one in a
-    folder that has ended before.
+    Without a runner (in JupyterLab or with plain papermill) this kernel executes the run, and `save_result` ends it. If the
+    run in `out_dir` has ended already, this kernel executes it again.
 
     Raises:
         RunError: another process executes the run in that folder.
@@ -326,7 +326,7 @@ def record_execution(run: Run, notebook: Mapping) -> None:
 
 
 def load_run(path: str | os.PathLike) -> Run:
-    """The run in a folder: a notebook's, or the `record_dir` of a training.
+    """Load the run in a folder: the run folder of a notebook, or the `record_dir` of a training.
 
     Raises:
         RunError: no such folder, or a folder that holds no run.
@@ -338,7 +338,7 @@ def load_run(path: str | os.PathLike) -> Run:
 
 
 def list_runs(root: Path | None = None, notebook: str | None = None) -> list[Run]:
-    """Every run below `root`, of one notebook or all, oldest first."""
+    """List the runs below `root`, of one notebook or of all, the oldest first."""
     top = Path(root or runs_root())
     found = top.glob("*/*/params.json") if notebook is None else (top / notebook).glob("*/params.json")
     folders = sorted((path.parent for path in found), key=lambda folder: (age_order(folder.name), folder.parent.name))

@@ -151,8 +151,8 @@ class EngineRequests:
         images = args[0] if args else kwargs.get("images")
         if images and any(images) and self._generation.mode == "server" and self._asked:
             raise GroupError(
-                "generation_seed and share_generation: TRL asks a server for rows with images by another request, which "
-                "takes neither; leave both out"
+                "generation_seed and share_generation: TRL sends prompts with images to a server in another kind of request, "
+                "which has neither option; leave both out"
             )
         self.reasons = []
         self._now = self._step()
@@ -171,8 +171,8 @@ class EngineRequests:
         for row, (asked, got) in enumerate(zip(prompts, result[0], strict=True)):
             if list(asked) != list(got):
                 raise GroupError(
-                    f"row {row}: the engine answered another prompt ({list(got)[:8]}...) than the one the completion would "
-                    f"be trained with ({list(asked)[:8]}...); {cause}"
+                    f"row {row}: the engine completed the prompt {list(got)[:8]}..., but the completion would be trained "
+                    f"with the prompt {list(asked)[:8]}...; {cause}"
                 )
         return result
 
@@ -191,7 +191,7 @@ class EngineRequests:
         if not self._generating:
             return original(prompts, sampling_params, *args, **kwargs)
         if self._generation.tensor_parallel_size > 1 and self._share:
-            raise GroupError("share_generation: not with vllm_tensor_parallel_size > 1, where ranks split the rows")
+            raise GroupError("share_generation=True: expected vllm_tensor_parallel_size=1; else ranks split the batch")
         # Equal ids with images are no equal prompts: such a row is a request of its own.
         ids = [tuple(p["prompt_token_ids"]) for p in prompts]
         alone = [n if p.get("multi_modal_data") else None for n, p in enumerate(prompts)]

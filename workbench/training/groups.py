@@ -21,7 +21,7 @@ def check_groups(prompts: Sequence, num_generations: int) -> None:
     if num_generations < 1:
         raise ParameterError(f"num_generations={num_generations}: expected at least 1")
     if len(prompts) % num_generations:
-        raise GroupError(f"{len(prompts)} prompts are no multiple of num_generations={num_generations}")
+        raise GroupError(f"{len(prompts)} prompts: expected a multiple of num_generations={num_generations}")
     for start in range(0, len(prompts), num_generations):
         group = prompts[start : start + num_generations]
         odd = next((n for n, prompt in enumerate(group) if not _same(prompt, group[0])), None)

@@ -122,7 +122,7 @@ class _Control(RecordsRows, _Trainer):
         spec = StopSpec.of(stops)
         check_record_dir(record_dir)
         if (share_generation or generation_seed is not None) and not (args and args.use_vllm):
-            raise ParameterError(f"generation_seed={generation_seed}, share_generation={share_generation}: vLLM only")
+            raise ParameterError(f"generation_seed={generation_seed}, share_generation={share_generation}: need vLLM")
         if not explicit_positions:
             check_no_hook([model])
         if args is not None:
@@ -235,9 +235,9 @@ class _Control(RecordsRows, _Trainer):
         judged = self.sampled_ids and self.engine and len(self.engine.logprobs) == len(rows) and hot > 0
         if judged and (copies := improbable_copies(rows, self.engine.logprobs, size)):
             raise GroupError(
-                f"groups {copies[:5]}: their {size} completions are the same, far beyond chance at temperature {hot}. "
-                "The engine gave every copy the same random stream; give generation_seed=... to the "
-                "trainer, which seeds each completion for itself"
+                f"groups {copies[:5]}: the {size} completions of each group are equal, far beyond chance at temperature "
+                f"{hot}. The engine gave every copy of a prompt the same random stream. Give generation_seed=... to the "
+                "trainer, and each completion gets its own"
             )
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Sequence):
@@ -272,27 +272,28 @@ class _Control(RecordsRows, _Trainer):
 class GRPOTrainer(_Control, trl.GRPOTrainer):
     """`trl.GRPOTrainer` that stops completions as `stops` says, checks its groups, and can record its run.
 
-    Without custom stops and with `explicit_positions=False` a run equals the stock trainer's, step for step. With position ids
-    it still does to fp32 rounding where positions are rotary; where they are learned, stock TRL scores wrong.
+    Without custom stops and with `explicit_positions=False`, every step equals stock TRL's. With position ids, it still does
+    up to fp32 rounding if the model has rotary positions. With learned positions it does not: stock TRL scores padded rows at
+    wrong positions.
 
     Args:
         model, reward_funcs, args, ..., environment_factory: `trl.GRPOTrainer`'s.
         stops: when completions end: a `StopSpec`, or strings and token ids that end a completion in addition to every EOS,
-            e.g. `["</answer>", 151645]`, or a mapping as `generation_kwargs` have it, `{"stop": ["</answer>"]}`. Default every
-            EOS of tokenizer and generation config.
-        generation_seed: on vLLM, gives every completion a random stream of its own; the run then repeats exactly. Default:
-            `args.seed`, in process for one stream of all (stock TRL's is the same for every seed), on a server for each.
+            e.g. `["</answer>", 151645]`, or a mapping as `generation_kwargs` have it, `{"stop": ["</answer>"]}`. The
+            default is every EOS of tokenizer and generation config.
+        generation_seed: on vLLM, gives every completion its own random stream, so that a run repeats exactly. By default
+            `args.seed` seeds one stream for all completions in process (stock TRL's ignores it), or one for each on a server.
         share_generation: on vLLM, send equal prompts of a batch as one request.
-        explicit_positions: fill in position ids where forward passes give none. False scores as TRL does: pads count as text.
+        explicit_positions: pass position ids to each forward pass that has none. With False pads count as text, as in TRL.
         record_dir: run folder for `metrics.jsonl`, `progress.json` and the completions; None records nothing.
-        record_steps: steps to keep whole for `workbench replay`: numbers, or N for the first and every N-th.
+        record_steps: steps whose full data are saved for `workbench replay`: numbers, or N for the first and every N-th.
 
     Attributes:
-        sampled_ids: token ids of each row of the last generation, with what follows its end; empty where rows have turns.
+        sampled_ids: token ids of each completion of the last generation, with what follows its end; empty with several turns.
 
     Raises:
-        ParameterError: before an engine or model starts: stops that cannot match, options that the back end does not know, a
-            `record_dir` that is a file.
+        ParameterError: stops that cannot match, options that the back end does not know, a `record_dir` that is a file. All
+            of this is checked before a model or an engine starts.
     """
 
     def __init__(

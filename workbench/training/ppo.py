@@ -31,28 +31,28 @@ try:
         from trl.experimental.ppo import PPOConfig, ppo_trainer
 except ImportError as error:
     raise MissingDependencyError(
-        f"PPOTrainer: trl {version('trl')} has none, it left TRL with 1.13; call workbench.use_trl('{LAST_WITH_PPO}') first "
-        f"({error})"
+        f"PPOTrainer: trl {version('trl')} has no PPO, which TRL removed in 1.13; call workbench.use_trl('{LAST_WITH_PPO}') "
+        f"first ({error})"
     ) from error
 
 
 class PPOTrainer(ppo_trainer.PPOTrainer):
     """`trl.experimental.ppo.PPOTrainer` with early stopping by default.
 
-    Against the stock trainer: several stops at once, strings too; reward functions or a reward model; the missing-EOS
-    penalty falls on rows that no stop ended, whatever stop is configured (stock looks for EOS alone, trl #3750); the saved
-    policy keeps its EOS (stock writes None into its generation config). Rewards and values land at the same index as in a
-    run padded to the limit. The old log-probs are of the policy's own logits, so with a minimum of tokens or a repetition
-    penalty the first ratio is 1, too.
+    In addition to stock TRL it takes several stops, strings among them, and reward functions in place of a reward model.
+    The missing-EOS penalty applies to completions that no configured stop ended (stock TRL looks for EOS alone, trl #3750).
+    The saved policy keeps its EOS (stock TRL writes None into the generation config). Rewards and values have the same
+    index as in a run that is padded to the limit. The old log-probs come from the policy's own logits, so the first ratio
+    is 1 with `min_tokens` and with a repetition penalty, too.
 
     Args:
-        args, processing_class, model, ...: TRL's. `args.stop_token` and `args.stop_token_id` stay unset.
+        args, processing_class, model, ...: TRL's. Leave `args.stop_token` and `args.stop_token_id` unset: give `stops`.
         reward_model: TRL's, None where there are reward functions.
         reward_funcs: one reward function or several in the convention of TRL's GRPO, in place of a reward model. They get
             `prompts`, `completions`, `completion_ids`, `trainer_state` and the other columns of the data set.
         reward_weights: a factor for each function; default 1.
-        stops: when a response ends; `StopSpec.never()` is TRL's default of running every row to the limit.
-        explicit_positions: see `GRPOTrainer`; TRL's PPO passes position ids itself, so both ways score alike.
+        stops: when a completion ends. TRL's default is that every completion runs to the limit: `StopSpec.never()`.
+        explicit_positions: see `GRPOTrainer`; TRL's PPO passes position ids itself, so True and False score alike.
         record_dir: run folder to record into.
 
     Attributes:
@@ -93,13 +93,15 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         if args.stop_token is not None or args.stop_token_id is not None:
             raise ParameterError("stop_token and stop_token_id: leave both unset and give stops=StopSpec(...)")
         if processing_class.padding_side != "left":
-            raise ParameterError("padding_side='right': PPO continues prompts, so the tokenizer has to pad on the left")
+            raise ParameterError(
+                "padding_side='right': PPO writes behind the prompt; set padding_side='left' in the tokenizer"
+            )
         self._eos_rule = StopRule(StopSpec(), processing_class, model.generation_config)
         pad_id, eos_ids = processing_class.pad_token_id, self._eos_rule.eos_ids
         if pad_id is None or pad_id in eos_ids:
             raise ParameterError(
-                f"pad token id {pad_id}: PPO masks by it, so it must be set and be none of the EOS ids {list(eos_ids)}, of "
-                "tokenizer and generation config; else the EOS token falls out of the loss. Add a pad token of its own"
+                f"pad token id {pad_id}: expected an id other than the EOS ids {list(eos_ids)} of tokenizer and generation "
+                "config, because PPO leaves every pad out of the loss. Give the tokenizer a pad token of its own"
             )
         self.stop_rule = StopRule(spec, processing_class, model.generation_config, args.response_length)
         eos_token_id = model.generation_config.eos_token_id
@@ -118,7 +120,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         attach_ours(self, record_dir, explicit_positions)
 
     def train(self):
-        """Train as TRL does, with this trainer's stops; a recorded run keeps its policy in `policy/`."""
+        """Train as TRL does, with this trainer's stops. With `record_dir`, save the policy in `policy/` there."""
         gc.freeze()  # TRL collects garbage twice an update, half a second each among all that its libraries have loaded
         np.random.seed(self.args.seed)  # TRL permutes its mini-batches with numpy, which it never seeds
         try:
@@ -142,7 +144,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         return super().log(logs | own, *args, **kwargs)
 
     def generate_completions(self, sampling: bool = False):
-        """Sample from the evaluation set as TRL does, with this trainer's stops; nothing of it is recorded."""
+        """Sample from the evaluation set as TRL does, with this trainer's stops. The completions are not recorded."""
         recorder, self.recorder = self.recorder, None
         metrics, self._completion_metrics = self._completion_metrics, {}
         updates = len(self.forwards)
@@ -260,5 +262,5 @@ def _functions(reward_model: Any, reward_funcs: Any, reward_weights: Sequence[fl
     if reward_funcs is not None:
         return RewardFunctions(reward_funcs, reward_weights)
     if reward_weights is not None:
-        raise ParameterError(f"reward_weights={list(reward_weights)}: of reward functions; a reward model has none")
+        raise ParameterError(f"reward_weights={list(reward_weights)}: expected None, since reward_model is given")
     return None

@@ -21,10 +21,12 @@ class RewardFunctions(torch.nn.Module):
         for function in functions or [None]:
             if not callable(function) or isinstance(function, torch.nn.Module):
                 raise ParameterError(
-                    f"reward_funcs: {type(function).__name__}: expected functions; PPO takes one model, as reward_model"
+                    f"reward_funcs: {type(function).__name__}: expected functions; give a model as reward_model"
                 )
         if weights is not None and len(weights) != len(functions):
-            raise ParameterError(f"reward_weights={list(weights)}: expected {len(functions)}, one for each function")
+            raise ParameterError(
+                f"reward_weights={list(weights)}: expected {len(functions)} numbers, one for each function"
+            )
         self.functions: list[RewardFn] = functions
         self.weights = [1.0] * len(functions) if weights is None else list(weights)
         self.each: dict[str, list] = {}
@@ -71,7 +73,7 @@ def score(reward_funcs: Sequence[RewardFn], weights: Sequence[float], *, complet
     names = distinct([name_of(reward) for reward in reward_funcs])
     if late := [name for name, f in zip(names, reward_funcs, strict=True) if is_async(f)]:
         raise ParameterError(
-            f"reward function {late[0]}: is asynchronous, and here functions are called one by one; use `def`"
+            f"reward function {late[0]}: it is asynchronous; PPO calls functions one after another, so use `def`"
         )
     each = {
         name: validated(f, name)(completions=completions, **columns)
@@ -81,7 +83,8 @@ def score(reward_funcs: Sequence[RewardFn], weights: Sequence[float], *, complet
     for row, values in enumerate(zip(*each.values(), strict=True)):
         if all(value is None for value in values):
             raise ParameterError(
-                f"{row_name(row, completions)}: {', '.join(names)} returned None; at least one reward function has to score it"
+                f"{row_name(row, completions)}: every reward function ({', '.join(names)}) returned None; expected a number "
+                "from at least one"
             )
         sums.append(sum(w * float(v) for w, v in zip(weights, values, strict=True) if v is not None))
     return sums, each

@@ -48,7 +48,9 @@ class Recorder:
         model = policy_of(trainer)
         source = model.config._name_or_path
         if source and Path(source).resolve() == self.record_dir.resolve():
-            raise ParameterError(f"record_dir={source}: is the model's own folder, whose configs it would replace")
+            raise ParameterError(
+                f"record_dir={source}: the model is in this folder; name another, or its configs are lost"
+            )
         self.describe(trainer_settings(trainer))
         for name, config in (("config.json", model.config), ("generation_config.json", model.generation_config)):
             write_json(self.record_dir / name, config.to_dict())
@@ -112,7 +114,9 @@ class RunRecorder(Recorder, TrainerCallback):
             self._progress(state)
         if trained:
             if self._file is not None:
-                print(f"{self.record_dir}: trained before, {state.max_steps} steps; nothing is trained again")
+                print(
+                    f"{self.record_dir}: this training is finished ({state.max_steps} steps); nothing is trained again"
+                )
             self.on_train_end(args, state, control)
             raise AllTrained
 
@@ -121,7 +125,7 @@ class RunRecorder(Recorder, TrainerCallback):
         now = read_json(self.record_dir / "recipe.json", {})["reward_funcs"]
         if before and (before != now or unseen_values(now)):
             other = (
-                f"of {unseen_values(now)} only the types are compared" if before == now else f"was {before}, is {now}"
+                f"has {unseen_values(now)}: only types were compared" if before == now else f"was {before}, is {now}"
             )
             warnings.warn(f"{self.record_dir}: resumed after step {step}; its reward {other}", stacklevel=2)
 
@@ -210,7 +214,7 @@ def _stops(trainer: Any) -> dict:
 def attach_recorder(trainer: Any, record_dir: str | Path | None, record_steps: Any = None) -> RunRecorder:
     """Attach a recorder in place of transformers' printer of raw logs; it also keeps single steps whole for a replay."""
     if record_dir is None:
-        raise ParameterError(f"record_steps={record_steps}: they are kept in record_dir, which is None")
+        raise ParameterError(f"record_steps={record_steps}: steps are saved in record_dir; set it too")
     recorder = RunRecorder(record_dir, trainer)
     if record_steps is not None:
         from ..diagnostics.step_callbacks import StepRecorder  # it looks at trainings; no trainer rests on it

@@ -155,13 +155,13 @@ def is_async(reward: Any) -> bool:
 
 
 def length_reward(target: int = 20, sign: int = -1) -> RewardFn:
-    """The documented example's reward: `-abs(target - len(completion))`, in characters.
+    """Make the reward function of TRL's documented example: `-abs(target - len(completion))`, in characters.
 
-    Its range is `(-inf, 0]`: a curve inside 0..1 cannot come from it.
+    With the default sign no reward is above 0, so a curve between 0 and 1 cannot come from it.
 
     Args:
         target: wanted length in characters, at least 0.
-        sign: -1, or +1 for the sign-wrong version printed in TRL v0.14's docs (trl #2714), which rewards long text.
+        sign: -1, or +1 for the wrong sign in the docs of TRL v0.14 (trl #2714), which rewards long completions.
 
     Raises:
         ParameterError: a negative target, or another sign.
@@ -184,10 +184,10 @@ def length_reward(target: int = 20, sign: int = -1) -> RewardFn:
 
 
 def exact_match_reward(column: str = "answer") -> RewardFn:
-    """1.0 where the completion equals the data set's `column` after stripping white space, else 0.0.
+    """Make a reward function: 1.0 if the completion equals the data set's `column`, apart from outer white space, else 0.0.
 
     Raises:
-        ParameterError: when it is called: the data set has no such column.
+        ParameterError: the data set has no such column; raised when the function is called.
 
     Example:
         >>> exact_match_reward("answer")(["4 ", "5"], answer=["4", "4"])

@@ -109,8 +109,8 @@ def eos_ids(trainer: Any) -> list[int]:
 
 PLAIN_PROMPTS = (
     "prompts are plain strings: TRL applies the tokenizer's chat template to message lists only, and a model that was tuned "
-    'with a template may never stop without it. Write {"prompt": [{"role": "user", "content": ...}]}. Where plain strings are '
-    'meant: warnings.filterwarnings("ignore", "prompts are plain strings")'
+    'with a template may never stop without it. Write {"prompt": [{"role": "user", "content": ...}]}. To keep plain '
+    'strings, silence this: warnings.filterwarnings("ignore", "prompts are plain strings")'
 )
 
 
@@ -245,7 +245,7 @@ def complete_columns(columns: Mapping[str, Sequence], count: int) -> dict[str, l
     """
     for name, values in columns.items():
         if len(values) != count:
-            said = f"log_extra({name!r}): {len(values)} values for {count} completions; not recorded"
+            said = f"log_extra({name!r}): {len(values)} values for {count} completions, so none is recorded"
             warnings.warn(said, stacklevel=3)
     return {name: list(values) for name, values in columns.items() if len(values) == count}
 

@@ -82,13 +82,13 @@ def reload_server(client: Any, named_params: Iterable, config: Any, folder: Path
         client.session.post(f"{client.base_url}/reset_prefix_cache").raise_for_status()
     except OSError as error:
         raise RunError(
-            f"the vLLM server at {client.base_url} did not reload the weights ({error}); without CUDA it has to be "
-            "started with VLLM_SERVER_DEV_MODE=1 and to see this machine's files"
+            f"the vLLM server at {client.base_url} did not reload the weights ({error}). Without CUDA, start it with "
+            f"VLLM_SERVER_DEV_MODE=1, where it can read {folder}"
         ) from error
     if not packed:
         warnings.warn(
-            f"the vLLM server at {client.base_url} may go on with the head it was started with, which is tied to the "
-            f"embedding: start it with --worker-extension-cls {__name__}.{TiedHeads.__name__}",
+            f"the vLLM server at {client.base_url} may sample with the head of its start: it does not reload a head that is "
+            f"tied to the embedding. Start it with --worker-extension-cls {__name__}.{TiedHeads.__name__}",
             stacklevel=2,
         )
 

@@ -106,7 +106,7 @@ def test_a_plan_is_looked_at_again_when_a_run_s_turn_comes(hand_made, tmp_path, 
     assert len(claim([entry])) == (then == "resume")
     assert entry.action == then
     if meanwhile == "done":
-        with pytest.raises(RunError, match=r"is done; process .* has run it meanwhile"):
+        with pytest.raises(RunError, match=r"this run is done; process .* has executed it"):
             entry.prepare()
 
 
@@ -168,7 +168,7 @@ def test_a_run_with_parameters_that_the_notebook_does_not_take_is_not_resumed(ha
 def test_a_notebook_whose_name_would_put_its_runs_elsewhere_is_refused(tmp_path):
     for name in ("...ipynb", ".hidden.ipynb", "a\x1b[31m.ipynb", "a\nb.ipynb"):
         path = write_notebook(tmp_path / "notebooks" / name)
-        with pytest.raises(ParameterError, match="it names the folder of its runs"):
+        with pytest.raises(ParameterError, match="its name is also the name of a folder"):
             plan_run(str(path), {}, root=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 
