@@ -129,7 +129,7 @@ def test_replay_prints_the_stages_of_a_step(run, capsys):
 def test_replay_says_which_steps_there_are(run, tmp_path, capsys):
     cases = [
         ([run, "--step", "2"], "step 2 is not recorded; recorded: 1, 3"),
-        ([run], "which step? Name one with --step; recorded: 1, 3"),
+        ([run], "several steps are recorded; name one with --step: 1, 3"),
         ([tmp_path, "--step", "2"], "no step is recorded; give record_steps=[1, 50] to GRPOTrainer"),
         ([run / "steps/step-000001.json.gz", "--step", "2"], "is step 1"),
         ([run, "--step", "1", "--tokens", "99"], "--tokens 99: the loss took 8 completions, from 0 on"),

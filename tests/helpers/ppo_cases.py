@@ -128,7 +128,7 @@ LINES: dict[str, tuple] = {
     "lam": ("args.lam * lastgaelam", "0.5 * lastgaelam", "advantages", "lam=0.95 give other returns"),
     "whitening": ("masked_whiten(advantages, ~padding_mask)", "advantages + 0", "advantages", "whitening"),
     "scored at 1": ("  logits /= args.temperature + 1e-7", "  pass", "ratios", "in two ways", {"temperature": 0.7}),
-    "values in the loss": (VALUES, "vpred_temp[:, context_length:]", "ratios", "values of the loss"),
+    "values in the loss": (VALUES, "vpred_temp[:, context_length:]", "ratios", "the loss has other values"),
     "ratio": ("torch.exp(logprobs_diff)", "torch.exp(-logprobs_diff)", "ratios", "other ratios"),
     "cliprange": ("1.0 - args.cliprange, 1.0", "1.0, 1.0", "loss", "cliprange=0.2"),
     "value clip": (

@@ -159,5 +159,5 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "loss": ({"cls": TwiceTheLoss}, "loss", "2 times as much"),
     "gradient": ({"cls": LostGradient}, "gradient", "layers.0."),
     "clipped away": ({"optim": "sgd", "max_grad_norm": 1e-9}, "update", "max_grad_norm=1e-09 cuts a gradient"),
-    "lost to bf16": ({"model": in_bf16, "learning_rate": 1e-6}, "update", "lost to the rounding of bfloat16"),
+    "lost to bf16": ({"model": in_bf16, "learning_rate": 1e-6}, "update", "the rounding of bfloat16 weights loses"),
 }
