@@ -68,7 +68,7 @@ def rule(
     without it, or None; `log.completions` is a table with one row a completion, or None; `log.facts` are the known settings.
 
     Args:
-        needs: what the rule needs from the log, in words such as `completions`; a report lists it as missing if it is.
+        needs: what the rule needs from the log, in words such as `completions`; a report names it if the log lacks it.
         explains: names of rules whose findings follow from a finding of this rule, such as `no-learning`. With a cause,
             `zero-gradient (masked)`, only findings of that cause follow.
         at_once: True if one step is proof enough: `attach_watch` warns at the first such step. False: it warns from step 20

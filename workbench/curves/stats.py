@@ -137,7 +137,7 @@ def seed_interval(
     values = np.asarray(values, float)
     n = len(values)
     if not n or not np.isfinite(values).all():
-        raise ParameterError("values: expected a finite value for each seed; leave a seed without one out, or repeat it")
+        raise ParameterError("values: expected a finite value for each seed; leave out or repeat a seed without one")
     if n == 1:
         return one_seed(statistic(values, axis=0))
     index = rng.integers(n, size=(resamples, n))

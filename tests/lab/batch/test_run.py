@@ -225,7 +225,7 @@ def test_a_plan_shows_the_folders_that_runs_go_on_in_and_nothing_where_all_is_do
     ("params", "hint"),
     [
         ({"model": "starter", "dataset": "starter"}, ""),
-        ({"model": "Qwen/a", "dataset": "starter"}, "dataset='starter' is still the toy's"),
+        ({"model": "Qwen/a", "dataset": "starter"}, "with the toy data, dataset='starter': give your own"),
         ({"model": "Qwen/a", "dataset": "mine.jsonl"}, ""),
         ({"dataset": "starter"}, ""),
     ],
