@@ -161,7 +161,7 @@ def test_train_keeps_steps_and_a_resumed_one_drops_later(tmp_path):
 
 @pytest.mark.parametrize("steps", [0, [], [0], ["1"], "1", [1.5], True])
 def test_steps_that_are_none_are_refused(steps, tmp_path):
-    with pytest.raises(ParameterError, match=r"record_steps=.*expected numbers of steps"):
+    with pytest.raises(ParameterError, match=r"record_steps=.*expected step numbers"):
         make(tmp_path, GRPOTrainer, more={"record_dir": tmp_path, "record_steps": steps})
 
 
