@@ -106,10 +106,10 @@ def test_a_damaged_or_another_file_is_refused(run, tmp_path):
     whole = (run / "steps/step-000001.json.gz").read_bytes()
     content = json.loads(gzip.decompress(whole))
     for name, data, said in [
-        ("cut", whole[: len(whole) // 2], "or damaged"),
-        ("text", b"{}", "or damaged"),
-        ("other", gzip.compress(b'{"format": 1}'), "or damaged"),
-        ("newer", gzip.compress(json.dumps(content | {"format": 99}).encode()), "of a newer workbench"),
+        ("cut", whole[: len(whole) // 2], "or is damaged"),
+        ("text", b"{}", "or is damaged"),
+        ("other", gzip.compress(b'{"format": 1}'), "or is damaged"),
+        ("newer", gzip.compress(json.dumps(content | {"format": 99}).encode()), "a newer workbench wrote it"),
     ]:
         (tmp_path / name).write_bytes(data)
         with pytest.raises(RunError, match=said):

@@ -146,7 +146,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "sampled colder": ({"cls": ColdSampler}, "sampling", "the sampler is not the policy that is scored"),
     "top_k": ({"top_k": 5}, "sampling", "top_k=5"),
     "pads behind a stop": ({"generation_kwargs": {"eos_token_id": STOPS}}, "ends", "tokens behind their end"),
-    "mask": ({"cls": ShorterMask}, "mask", "another mask"),
+    "mask": ({"cls": ShorterMask}, "mask", "a mask that does not follow"),
     "rewards shifted": ({"cls": ShiftedRewards}, "rewards", "each has that of the row before it"),
     "advantages": ({"cls": LargerAdvantages}, "advantages", "other advantages"),
     "positions": ({"model": "starter-gpt2", "disable_dropout": True}, "log-probs", "padding moves them"),

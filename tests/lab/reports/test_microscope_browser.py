@@ -96,7 +96,7 @@ def test_it_opens_where_most_is_wrong_and_shows_the_group_side_by_side(browser, 
         assert said in first
     assert visit.page.inner_text("#prompt div") == "question 1"
     assert "2% truncated by the length limit" in visit.page.inner_text("#strips")
-    assert "33% cut off" in visit.page.inner_text("#readout")
+    assert "33% truncated" in visit.page.inner_text("#readout")
     assert visit.page.locator("#lacks").inner_text().startswith("Not recorded here")
 
 
