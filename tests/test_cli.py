@@ -50,9 +50,9 @@ def test_redacted_reports_go_to_a_folder_of_their_own_and_name_no_host_or_path(c
         ("run 05_grpo_docs_example -p steps 5", "expected -p NAME=VALUE"),
         ("run 05_grpo_docs_example -p steps=1 -p steps=2", "steps is given twice"),
         ("run 05_grpo_docs_example --resume no-such-run", "not a run folder"),
-        ("run 00_start_here 05_grpo_docs_example -p steps=1", "-p and --resume go with one notebook"),
-        ("run 05_grpo_docs_example --force", "--force goes with --resume RUN: name the run that is to be taken"),
-        ("run 00_start_here 05_grpo_docs_example --detach", "--detach go with --executor slurm"),
+        ("run 00_start_here 05_grpo_docs_example -p steps=1", "-p and --resume need a single notebook"),
+        ("run 05_grpo_docs_example --force", "--force needs --resume RUN, with the run to take over"),
+        ("run 00_start_here 05_grpo_docs_example --detach", "--detach need --executor slurm"),
         ("sweep 00_start_here --seed", "written `-p seed=VALUE`"),
         ("run 00_start_here -q 01_ppo_eos_stop", "unrecognized arguments: 01_ppo_eos_stop\n"),
         ("run 00_start_here --executor slurm --time long", "--time long: expected minutes"),
@@ -138,7 +138,7 @@ def test_notebooks_are_copied_into_a_new_folder_and_named(capsys, tmp_path):
     assert [(folder / path.name).read_text() for path in NOTEBOOKS] == [path.read_text() for path in NOTEBOOKS]
     assert "00_start_here.ipynb, " in call(capsys, "notebooks", folder)[2]  # there already: nothing is overwritten
     other = tmp_path / "mine"  # in whose place JupyterLab would not find the runs of this folder
-    assert f"puts their runs into {other / 'runs'}: name it with --runs-dir" in call(capsys, "notebooks", other)[2]
+    assert f"writes their runs to {other / 'runs'}; pass it as --runs-dir" in call(capsys, "notebooks", other)[2]
 
 
 def test_a_notebook_of_the_folder_here_comes_before_one_of_the_library_and_all_are_listed(tmp_path, monkeypatch):
@@ -235,8 +235,8 @@ def test_options_of_a_run_that_cannot_be_are_refused(capsys, tmp_path):
         (tmp_path / name).write_text(text)
     assert "steps=5" in call(capsys, *run, "-f", tmp_path / "good")[1]
     for wrong, says in (
-        (["-f", tmp_path / "list"], "list: expected NAME: VALUE"),
-        (["-f", tmp_path / "tag"], "not YAML that a parameter"),
+        (["-f", tmp_path / "list"], "list: expected a mapping, NAME: VALUE"),
+        (["-f", tmp_path / "tag"], "expected YAML with values that a parameter can have"),
         (["--cwd", "/no/where"], "--cwd /no/where: no such folder"),
         (["-k", "nope"], "Jupyter has no such kernel"),
         (["--execution-timeout", "0"], "expected seconds above 0"),

@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         return 141  # the code of a program that SIGPIPE ended
     except OSError as error:  # a full disk, a folder that cannot be written
         full = error.errno == errno.ENOSPC
-        advice = "; free space; a run goes on with `workbench run NOTEBOOK --resume RUN`" if full else ""
+        advice = "; free some space, then continue a run with `workbench run NOTEBOOK --resume RUN`" if full else ""
         print(f"workbench: {one_line(str(error))}{advice}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -76,7 +76,7 @@ def _meant_as_parameter(unknown: Sequence[str]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    more = "`workbench COMMAND --help` has the options of a command and an example"
+    more = "`workbench COMMAND --help` shows the options of a command and an example"
     parser = argparse.ArgumentParser(
         prog="workbench", description="RL fine-tuning runs that can be trusted", epilog=more
     )
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("notebooks", nargs="+", metavar="NOTEBOOK", help="name, or path of an .ipynb file")
     unfinished = "go on with an interrupted run (default: the latest)"
     run.add_argument("--resume", nargs="?", const="", metavar="RUN", help=unfinished)
-    run.add_argument("--force", action="store_true", help="with --resume RUN: also one that is running on another host")
+    run.add_argument("--force", action="store_true", help="with --resume RUN: even if another host may execute it")
     run.add_argument("-q", "--quiet", action="store_true", help="no bars and no output of the notebook")
     one = "a parameter of the notebook, e.g. steps=80; `workbench list NOTEBOOK` names them"
     _add_batch_options(run, "NAME=VALUE", one)
@@ -124,11 +124,11 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("notebook", nargs="?", metavar="NOTEBOOK", help="name, or path of an .ipynb file")
 
     copies = command(_notebooks, of_runs=False)
-    copies.add_argument("folder", nargs="?", type=Path, default=Path("notebooks"), help="where to (default notebooks/)")
+    copies.add_argument("folder", nargs="?", type=Path, default=Path("notebooks"), help="target (default notebooks/)")
 
     new = command(_new, of_runs=False)
-    new.add_argument("name", metavar="NAME", help="of the notebook, and of its runs")
-    new.add_argument("--folder", type=Path, default=Path("."), help="where to (default here)")
+    new.add_argument("name", metavar="NAME", help="name of the notebook, and of its runs")
+    new.add_argument("--folder", type=Path, default=Path("."), help="folder of the notebook (default here)")
 
     report = command(_report)
     folders = "run folders (default: all), or a TRL output with completions"
@@ -136,35 +136,35 @@ def _parser() -> argparse.ArgumentParser:
     _add_page_options(report, "of the index")
 
     audit = command(_audit, of_runs=False)
-    audit.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="folder or file of anybody's log, or -")
-    audit.add_argument("--model", metavar="MODEL", help="its folder or hub id, where PATH has no config.json")
+    audit.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="folder or log of any run; - reads stdin")
+    audit.add_argument("--model", metavar="MODEL", help="folder or hub id of the model, if PATH has no config.json")
     audit.add_argument("--limit", type=int, metavar="N", help="max_completion_length of the run")
     audit.add_argument("--stop", action="append", default=[], metavar="STRING", help="a stop string of the run")
     setting = "a setting of the run, by TRL's name"
     audit.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=setting)
     audit.add_argument("--baseline", metavar="NAME", help="documented run to compare the reward with")
-    own = "Python file with rules of your own; it is executed, so name only a file that you trust"
+    own = "Python file with your own rules; it is executed, so name only a file that you trust"
     audit.add_argument("--rules", type=Path, metavar="FILE", help=own)
     form = audit.add_mutually_exclusive_group()
-    form.add_argument("--brief", action="store_true", help="a line a run: the worst finding, without what is open")
+    form.add_argument("--brief", action="store_true", help="one line a run, with only its worst finding")
     form.add_argument("--json", action="store_true", help="one JSON object a run")
 
     replay = command(_replay)
-    source = "run id, folder, `last`, or the file of a step"
+    source = "run id, folder, `last`, or the file of a recorded step"
     replay.add_argument("run", metavar="RUN", help=source)
-    replay.add_argument("--step", type=int, metavar="N", help="which of the recorded steps")
-    replay.add_argument("--tokens", type=int, metavar="ROW", help="also the tokens of a completion through all stages")
+    replay.add_argument("--step", type=int, metavar="N", help="number of a recorded step")
+    replay.add_argument("--tokens", type=int, metavar="ROW", help="also show each token of completion ROW")
     replay.add_argument("--json", action="store_true", help="one JSON object a stage")
 
     doctor = command(_doctor, of_runs=False)
     doctor.add_argument("--trl", metavar="RELEASE", help="with --args: a release of TRL (default: the installed one)")
-    arguments = "TRL's arguments as JSON or YAML, or a run's folder: the known defects that these settings meet"
+    arguments = "TRL's arguments as JSON or YAML, or a run's folder: name the known defects that they meet"
     doctor.add_argument("--args", type=Path, metavar="FILE", dest="arguments", help=arguments)
     return parser
 
 
 def _add_page_options(parser: argparse.ArgumentParser, what: str) -> None:
-    text = "copies to share, without host names, user names, absolute paths and secrets (default reports-redacted/)"
+    text = "pages to share, without host names, user names, absolute paths and secrets (default reports-redacted/)"
     parser.add_argument("--out", type=Path, help=f"folder {what} (default reports/ next to runs/)")
     parser.add_argument("--redact", action="store_true", help=text)
 
@@ -172,25 +172,25 @@ def _add_page_options(parser: argparse.ArgumentParser, what: str) -> None:
 def _add_batch_options(parser: argparse.ArgumentParser, metavar: str, help: str) -> None:
     several = {"action": "append", "default": []}
     parser.add_argument("-p", "--parameter", metavar=metavar, help=help, **several)
-    file = "parameters from a YAML file; -p comes after it"
+    file = "parameters from a YAML file; -p overrides them"
     parser.add_argument("-f", "--parameters-file", metavar="FILE", help=file, **several)
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, each in its own process")
     parser.add_argument("--gpus", metavar="N", help="GPUs for each run (default 1 where there are any)")
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
-    parser.add_argument("--executor", choices=("local", "slurm"), default="local", help="where (default local)")
+    parser.add_argument("--executor", choices=("local", "slurm"), default="local", help="where to run (default local)")
     kernel = "one of Jupyter's Python kernels (default this Python)"
     parser.add_argument("-k", "--kernel", metavar="NAME", help=kernel)
-    parser.add_argument("--cwd", metavar="FOLDER", help="where the kernel works (default the notebook's folder)")
-    limit = "limit of each cell, in seconds (default none)"
+    parser.add_argument("--cwd", metavar="FOLDER", help="working folder of the kernel (default the notebook's folder)")
+    limit = "time limit of each cell, in seconds (default none)"
     parser.add_argument("--execution-timeout", type=float, metavar="SECONDS", help=limit)
     slurm = parser.add_argument_group("with --executor slurm")
     slurm.add_argument("--partition", metavar="NAME")
-    slurm.add_argument("--time", default="60", help="limit of a job: minutes, or as 4:00:00 or 1-12 (default 60)")
+    slurm.add_argument("--time", default="60", help="time limit of a job: minutes, or as 4:00:00 or 1-12 (default 60)")
     slurm.add_argument("--cpus", type=int, default=1, metavar="N", help="cores for each run (default 1)")
     slurm.add_argument("--mem", default="4G", help="memory for each run: GB, or as 64G or 512M (default 4G)")
     slurm.add_argument("--requeues", type=int, default=10, metavar="N", help="after preemption or time limit (10)")
     slurm.add_argument("--sbatch", metavar="KEY=VALUE", help="any other sbatch option", **several)
-    slurm.add_argument("--setup", metavar="LINE", help="shell line before a run: module load x", **several)
+    slurm.add_argument("--setup", metavar="LINE", help="shell line to execute before a run: module load x", **several)
     slurm.add_argument("--python", metavar="COMMAND", help="Python of the nodes, as `apptainer exec --nv IMAGE python`")
     own = "your own job script, see --print-template"
     slurm.add_argument("--sbatch-template", type=Path, metavar="FILE", help=own)
@@ -212,9 +212,9 @@ def _run(args) -> int:
     given = _of_files(args) | parse_assignments(args.parameter)
     several = len(args.notebooks) > 1
     if several and (args.resume is not None or given):
-        raise ParameterError("-p and --resume go with one notebook; run the others by a command of their own")
+        raise ParameterError("-p and --resume need a single notebook; run the others with separate commands")
     if args.force and not args.resume:
-        raise ParameterError("--force goes with --resume RUN: name the run that is to be taken over")
+        raise ParameterError("--force needs --resume RUN, with the run to take over")
     options = {"root": args.runs_dir, "resume": args.resume, "force": args.force, "how": _how(args)}
     entries = [plan.plan_run(name, given, **options) for name in args.notebooks]
     if several or args.dry_run or args.executor == "slurm":
@@ -231,7 +231,7 @@ def _run(args) -> int:
 def _sweep(args) -> int:
     """Run a notebook over a grid of parameters and compare the runs.
 
-    Called again, it skips what is done and goes on with what was interrupted.
+    If you call it again, it skips the runs that are done and continues those that were interrupted.
 
     Example: workbench sweep 05_grpo_docs_example -p seed=0..4 --jobs 2
     """
@@ -270,9 +270,9 @@ def _of_files(args) -> dict:
             values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
             json.dumps(values)
         except (yaml.YAMLError, TypeError) as error:
-            raise ParameterError(f"-f {path}: not YAML that a parameter can hold ({error})") from None
+            raise ParameterError(f"-f {path}: expected YAML with values that a parameter can have ({error})") from None
         if not isinstance(values, dict):
-            raise ParameterError(f"-f {path}: expected NAME: VALUE")
+            raise ParameterError(f"-f {path}: expected a mapping, NAME: VALUE")
         found |= {str(name): value for name, value in values.items()}
     return found
 
@@ -282,7 +282,7 @@ def _number_of_gpus(given: str | None) -> int | None:
         return None if given is None else int(given)
     except ValueError:
         raise ParameterError(
-            f"--gpus {given}: expected a whole number; a kind of GPU is for --executor slurm"
+            f"--gpus {given}: expected a whole number; only --executor slurm takes a kind of GPU"
         ) from None
 
 
@@ -328,7 +328,7 @@ def _slurm_options(args):
     names = ("partition", "sbatch", "setup", "python", "sbatch_template", "print_template", "detach")
     if any(getattr(args, name) for name in names):
         *most, last = (f"--{name.replace('_', '-')}" for name in names)
-        raise ParameterError(f"{', '.join(most)} and {last} go with --executor slurm")
+        raise ParameterError(f"{', '.join(most)} and {last} need --executor slurm")
     return None
 
 
@@ -407,7 +407,7 @@ def _cancel(args) -> int:
 
 
 def _list(args) -> int:
-    """Name the notebooks; of one, its parameters with default, allowed values and meaning.
+    """List the notebooks, or of one notebook the parameters with default, allowed values and meaning.
 
     Example: workbench list 05_grpo_docs_example
     """
@@ -422,7 +422,7 @@ def _list(args) -> int:
 
 
 def _notebooks(args) -> int:
-    """Copy the notebooks into a folder, to be changed there; the other commands look into notebooks/ first.
+    """Copy the notebooks into a folder where you can change them; the other commands look into notebooks/ first.
 
     Example: workbench notebooks notebooks
     """
@@ -431,12 +431,12 @@ def _notebooks(args) -> int:
     for path in copy_notebooks(args.folder):
         print(path)
     if args.folder.name != "notebooks":
-        print(f"JupyterLab puts their runs into {args.folder / 'runs'}: name it with --runs-dir", file=sys.stderr)
+        print(f"JupyterLab writes their runs to {args.folder / 'runs'}; pass it as --runs-dir", file=sys.stderr)
     return 0
 
 
 def _new(args) -> int:
-    """Write a small notebook that runs at once, to start one's own from.
+    """Write a small notebook that runs at once, as a start for your own.
 
     `workbench run NAME.ipynb` and `workbench sweep` take it like the others.
 
@@ -450,9 +450,9 @@ def _new(args) -> int:
 
 
 def _report(args) -> int:
-    """Build the HTML reports and their index, pages that open without a network.
+    """Build the HTML reports and their index; the pages open without a network.
 
-    Of each run: its report and a page of all its completions; of a folder that stock TRL wrote, that page.
+    Each run gets a report and a page of all its completions. A folder that stock TRL wrote gets the page of completions.
 
     Example: workbench report --redact
     """
@@ -478,8 +478,8 @@ def _report(args) -> int:
 def _audit(args) -> int:
     """Find out from the log of any RL training what is wrong with it, why, and how to fix it.
 
-    It also says what the log cannot show. Of a folder it reads all runs and logs below it, apart from those in hidden
-    folders and among installed packages. Exit code 0: no problem, 1: problems, 2: unusable input.
+    It also says what the log cannot show. In a folder it reads all runs and logs, but none in hidden folders or among
+    installed packages. Exit code 0: no problem, 1: problems, 2: unusable input.
 
     Example: workbench audit outputs/checkpoint-500 --stop '</answer>'
     """
@@ -492,8 +492,8 @@ def _audit(args) -> int:
 def _replay(args) -> int:
     """Compute a recorded step again, stage by stage, and name the first that differs; it needs no model and no GPU.
 
-    A training keeps steps with `record_steps`: one file each, which a bug report can hold. Secrets in it are hidden; the
-    prompts and completions are those of the run. Exit code 0: no stage differs, 1: one does, 2: unusable input.
+    A training with `record_steps` keeps each of these steps in a file, which you can attach to a bug report. Secrets in it
+    are hidden; it holds the prompts and completions of the run. Exit code 0: no stage differs, 1: one does, 2: unusable input.
 
     Example: workbench replay last --step 50
     """
@@ -503,10 +503,10 @@ def _replay(args) -> int:
 
 
 def _doctor(args) -> int:
-    """Compare what is installed with what the workbench takes, and say which back ends can run here.
+    """Compare the installed packages with what the workbench needs, and say which back ends can run here.
 
-    With --args FILE instead: which known defects of a release of TRL these settings meet. The exit code is 1 where
-    something is wrong, or a defect is met.
+    With --args FILE it says instead which known defects of a TRL release these settings meet. The exit code is 1 if
+    something is wrong, or if the settings meet a defect.
 
     Example: workbench doctor --trl 1.8.0 --args grpo.yaml
     """
@@ -516,7 +516,7 @@ def _doctor(args) -> int:
         from .audit.known_defects import print_defects
 
         if not args.arguments:
-            raise ParameterError("--trl: which settings? Give them with --args FILE")
+            raise ParameterError("--trl needs the settings of a training: give them with --args FILE")
         return print_defects(args.trl, args.arguments)
 
     findings = sorted(examine(), key=lambda finding: ("error", "warning", "ok").index(finding.verdict))

@@ -110,7 +110,7 @@ def test_the_model_s_folder_tells_what_the_log_does_not(tmp_path):
     assert {f.rule: f.verdict for f in run.findings}["padding-positions"] == "not found"
     with pytest.raises(ParameterError, match=r"no config\.json there"):
         audit_run(folder, model=tmp_path / "absent")
-    with pytest.raises(ParameterError, match=r"model='who/what': no folder .* and no hub gives it"):
+    with pytest.raises(ParameterError, match=r"model='who/what': this is no folder .* and the hub did not return"):
         audit_run(folder, model="who/what")
 
 

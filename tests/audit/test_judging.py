@@ -73,7 +73,7 @@ def test_without_texts_equal_rewards_may_be_copies_and_both_are_named():
     dead = found["zero-gradient"]
     assert dead.is_problem and "may also be the same text" in dead.says
     assert dead.advice.startswith("Read two completions of one group") and "`seed`" in dead.advice
-    assert "prompts of which some completions succeed" in dead.advice
+    assert "prompts for which some completions succeed" in dead.advice
 
 
 def test_groups_that_differed_at_the_start_are_no_copies():
@@ -204,7 +204,7 @@ def test_wasted_groups_are_counted_where_no_step_is_wholly_dead():
     )
     wasted = found["wasted-groups"]
     assert (found["zero-gradient"].verdict, wasted.verdict, wasted.severity) == ("not found", "found", "warning")
-    assert "62% of the groups" in wasted.says and "costs 2.6" in wasted.says
+    assert "62% of the groups" in wasted.says and "samples 2.6 completions for each" in wasted.says
     assert wasted.cost == {"share of groups": pytest.approx(0.617, abs=1e-3), "seconds": pytest.approx(370)}
     assert "never solved" in wasted.advice and "mostly solved" in wasted.advice
 
@@ -221,7 +221,7 @@ def test_rewards_of_steps_tell_too_hard_groups_from_too_easy_ones(slope, word, a
 def test_completions_tell_too_hard_groups_from_too_easy_ones():
     half = rows(reward=lambda s, g, r: (0.0, 0.0, 1.0, float(r % 2))[g])
     found = wasted_groups(log(completions=half, facts={"num_generations": 4}))
-    assert "50% of all groups are all at the lowest reward, 25% all at the highest" in found.says
+    assert "In 50% of all groups every completion has the lowest reward, in 25% the highest" in found.says
     assert found.cost["completions"] == 720
 
 
@@ -294,7 +294,7 @@ def endings(cut, reward, **more):
 def test_a_reward_that_is_the_share_that_ended_is_named(run, alike):
     found = reward_is_ending(endings(*run))
     assert (found.verdict, found.severity) == ("found", "warning")
-    assert found.evidence["correlation of changes"] < -0.95 and f"in {alike} steps" in found.says
+    assert found.evidence["correlation of changes"] < -0.95 and f"In {alike} steps" in found.says
 
 
 def test_a_reward_that_goes_its_own_way_is_none():

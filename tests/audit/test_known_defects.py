@@ -73,7 +73,7 @@ def test_a_defect_is_named_only_on_releases_that_have_it():
     settings = Settings("GRPO", WINDOW)
     assert met_defects("1.8.0", settings)["loss_scale_window"][1].endswith("0.5 times the gradient")
     assert "loss_scale_window" not in met_defects("1.9.1", settings)
-    with pytest.raises(ParameterError, match=r"trl='1\.8\.9': not among the releases"):
+    with pytest.raises(ParameterError, match=r"trl='1\.8\.9': this release was not tested"):
         met_defects("1.8.9", settings)
 
 
@@ -129,7 +129,7 @@ def test_a_folder_of_the_workbench_says_its_trainer_backend_and_stops(tmp_path):
     [
         ("[1]", "expected TRL's arguments as NAME: VALUE"),
         ("gradient_accumulation_steps: two", "gradient_accumulation_steps='two': expected a whole number"),
-        ("generation_kwargs: [1]", r"generation_kwargs=\[1\]: expected NAME: VALUE"),
+        ("generation_kwargs: [1]", r"generation_kwargs=\[1\]: expected a mapping, NAME: VALUE"),
         ("a: [", "not YAML"),
     ],
 )
@@ -143,4 +143,4 @@ def test_a_file_that_is_no_settings_is_refused(text, said, tmp_path):
 
 def test_a_release_without_settings_is_refused(capsys):
     code, _, error = call(capsys, "doctor", "--trl", "1.8.0")
-    assert code == 2 and "Give them with --args FILE" in error
+    assert code == 2 and "give them with --args FILE" in error

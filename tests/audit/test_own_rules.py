@@ -35,8 +35,8 @@ REFUSED = {
     "an error": ("1 / 0", "rules.py:2: ZeroDivisionError: division by zero"),
     "no Python": ("def f(:", "SyntaxError: invalid syntax"),
     "an exit": ("raise SystemExit(0)", "SystemExit: 0"),
-    "no rule": ("from workbench.audit.rules_data import log_damage", "it defines no rule"),
-    "a name of a built-in rule": ("@rule\ndef collapse(log):\n    pass", "two have the name 'collapse'"),
+    "no rule": ("from workbench.audit.rules_data import log_damage", "the file defines no rule"),
+    "a name of a built-in rule": ("@rule\ndef collapse(log):\n    pass", "two rules have the name 'collapse'"),
 }
 
 
@@ -97,5 +97,5 @@ def test_own_rules_are_taken_in_python_and_live(tmp_path):
     assert "short" in audit_run(SICK, rules=[short]).problems
     (line,) = Warnings(tmp_path, [short])([{"step": 1, "reward": 0.5}], [])
     assert line.startswith("step 1: short: Short. Do: Go on. More: ")
-    with pytest.raises(ValueError, match="is no rule; expected a function under `@rule`"):
+    with pytest.raises(ValueError, match="is no rule; expected a function that `@rule` decorates"):
         audit_run(SICK, rules=[unknown])

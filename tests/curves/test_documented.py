@@ -115,7 +115,7 @@ def mine(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "change, message",
-    [({"colour": 1}, "does not know ['colour']"),
+    [({"colour": 1}, "unknown fields ['colour']"),
      ({"curves": {"reward": {"points": []}}}, "curve 'reward' lacks ['at', 'high', 'low', 'unit', 'x']"),
      *(({"reward": W3NG["reward"] | {"unit": unit}}, f"mine.json: reward: unit={unit!r}; {WORDS}") for unit in (None, 3, "  ")),
      ({"reward": {"name": "reward"}}, f"mine.json: reward: unit=None; {WORDS}"),

@@ -85,7 +85,7 @@ def test_the_same_generator_state_gives_the_same_interval():
 def test_no_seed_or_a_value_that_is_not_finite_is_refused():
     rng = np.random.default_rng(0)
     for values in ([], [np.nan], [1.0, np.nan, 2.0]):
-        with pytest.raises(ParameterError, match="no value, or one that is not finite"):
+        with pytest.raises(ParameterError, match="expected a finite value for each seed"):
             seed_interval(values, rng)
     with pytest.raises(ParameterError, match="change_interval: 3 steps; expected at least 8"):
         change_interval([1, 2, 3])

@@ -195,7 +195,7 @@ def test_a_rollout_that_samples_elsewhere_cannot_be_told():
     turns = check_step(build("stock", "GRPO", TWO_TURNS, **rolling_out() | {"rollout_func": elsewhere}))["turns"]
     assert (turns.verdict, turns.cause) == (
         "cannot tell",
-        "the rollout function samples by a way that is not seen here",
+        "the rollout function samples in a way that check_step does not see",
     )
 
 

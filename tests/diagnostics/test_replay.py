@@ -106,10 +106,10 @@ def test_a_damaged_or_another_file_is_refused(run, tmp_path):
     whole = (run / "steps/step-000001.json.gz").read_bytes()
     content = json.loads(gzip.decompress(whole))
     for name, data, said in [
-        ("cut", whole[: len(whole) // 2], "or damaged"),
-        ("text", b"{}", "or damaged"),
-        ("other", gzip.compress(b'{"format": 1}'), "or damaged"),
-        ("newer", gzip.compress(json.dumps(content | {"format": 99}).encode()), "of a newer workbench"),
+        ("cut", whole[: len(whole) // 2], "or is damaged"),
+        ("text", b"{}", "or is damaged"),
+        ("other", gzip.compress(b'{"format": 1}'), "or is damaged"),
+        ("newer", gzip.compress(json.dumps(content | {"format": 99}).encode()), "a newer workbench wrote it"),
     ]:
         (tmp_path / name).write_bytes(data)
         with pytest.raises(RunError, match=said):
@@ -129,7 +129,7 @@ def test_replay_prints_the_stages_of_a_step(run, capsys):
 def test_replay_says_which_steps_there_are(run, tmp_path, capsys):
     cases = [
         ([run, "--step", "2"], "step 2 is not recorded; recorded: 1, 3"),
-        ([run], "which step? Name one with --step; recorded: 1, 3"),
+        ([run], "several steps are recorded; name one with --step: 1, 3"),
         ([tmp_path, "--step", "2"], "no step is recorded; give record_steps=[1, 50] to GRPOTrainer"),
         ([run / "steps/step-000001.json.gz", "--step", "2"], "is step 1"),
         ([run, "--step", "1", "--tokens", "99"], "--tokens 99: the loss took 8 completions, from 0 on"),
@@ -161,7 +161,7 @@ def test_train_keeps_steps_and_a_resumed_one_drops_later(tmp_path):
 
 @pytest.mark.parametrize("steps", [0, [], [0], ["1"], "1", [1.5], True])
 def test_steps_that_are_none_are_refused(steps, tmp_path):
-    with pytest.raises(ParameterError, match=r"record_steps=.*expected numbers of steps"):
+    with pytest.raises(ParameterError, match=r"record_steps=.*expected step numbers"):
         make(tmp_path, GRPOTrainer, more={"record_dir": tmp_path, "record_steps": steps})
 
 

@@ -80,7 +80,7 @@ def test_sizes_and_ages_are_those_that_were_injected():
     assert [row[3] for row in result["not synced"]["verdicts"]] == [0, 1, 2]
     assert result["synced late, 1"]["verdicts"][2][3] == 1
     assert result["stale prefix cache"]["logged"][1]["sampler/cache_difference"] > 1e-3
-    assert "128 tokens were read from it" in result["stale prefix cache"]["warned"][0]
+    assert "a request read 128 tokens from it" in result["stale prefix cache"]["warned"][0]
     times = float(re.search(r"([0-9.]+) times what bfloat16", result["lost precision"]["warned"][0])[1])
     assert 0.1 < times < 2  # weights were rounded, the computation was not
 

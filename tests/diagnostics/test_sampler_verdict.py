@@ -245,7 +245,7 @@ def test_a_policy_of_nan_is_not_taken_for_a_stale_one(trainer, engine, cause, ca
     first, top = Probe(0, *[np.full(TOKENS, -2.0)] * 2), np.full(5, engine, float)
     now = Probe(1, np.full(TOKENS, trainer, float), np.full(TOKENS, engine, float), *([top, top, 0] if cached else []))
     verdict = sampler_verdict([first, now], start=first)
-    assert verdict.cause == cause and f"of {TOKENS} log-probs the trainer gives" in verdict.text
+    assert verdict.cause == cause and f"of {TOKENS} log-probs, " in verdict.text
 
 
 def test_token_ids_are_compared_where_both_have_them():

@@ -146,7 +146,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "sampled colder": ({"cls": ColdSampler}, "sampling", "the sampler is not the policy that is scored"),
     "top_k": ({"top_k": 5}, "sampling", "top_k=5"),
     "pads behind a stop": ({"generation_kwargs": {"eos_token_id": STOPS}}, "ends", "tokens behind their end"),
-    "mask": ({"cls": ShorterMask}, "mask", "another mask"),
+    "mask": ({"cls": ShorterMask}, "mask", "a mask that does not follow"),
     "rewards shifted": ({"cls": ShiftedRewards}, "rewards", "each has that of the row before it"),
     "advantages": ({"cls": LargerAdvantages}, "advantages", "other advantages"),
     "positions": ({"model": "starter-gpt2", "disable_dropout": True}, "log-probs", "padding moves them"),
@@ -159,5 +159,5 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "loss": ({"cls": TwiceTheLoss}, "loss", "2 times as much"),
     "gradient": ({"cls": LostGradient}, "gradient", "layers.0."),
     "clipped away": ({"optim": "sgd", "max_grad_norm": 1e-9}, "update", "max_grad_norm=1e-09 cuts a gradient"),
-    "lost to bf16": ({"model": in_bf16, "learning_rate": 1e-6}, "update", "lost to the rounding of bfloat16"),
+    "lost to bf16": ({"model": in_bf16, "learning_rate": 1e-6}, "update", "the rounding of bfloat16 weights loses"),
 }

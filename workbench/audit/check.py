@@ -89,7 +89,7 @@ def load_rules(path: str | os.PathLike) -> list[Rule]:
     Raises:
         ParameterError: no such file, an error in it, no rule in it, a rule with the name of another.
     """
-    expected = "expected a Python file with functions under `@rule` of workbench.audit"
+    expected = "expected a Python file with functions that `@rule` of workbench.audit decorates"
     if not os.path.isfile(path):
         raise ParameterError(f"rules={path}: no such file; {expected}")
     try:
@@ -100,15 +100,15 @@ def load_rules(path: str | os.PathLike) -> list[Rule]:
         ) from error
     own = [value for value in values if isinstance(value, Rule) and value not in RULES]
     if not own:
-        raise ParameterError(f"rules={path}: it defines no rule; {expected}")
+        raise ParameterError(f"rules={path}: the file defines no rule; {expected}")
     return checked(own)
 
 
 def checked(own: Sequence[Rule]) -> list[Rule]:
     """Rules of a user, none of which has the name of another rule."""
     if plain := [each for each in own if not isinstance(each, Rule)]:
-        raise ParameterError(f"rules: {plain[0]!r} is no rule; expected a function under `@rule` of workbench.audit")
+        raise ParameterError(f"rules: {plain[0]!r} is no rule; expected a function that `@rule` decorates")
     names = [rule.name for rule in (*RULES, *own)]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ParameterError(f"rules: two have the name {twice[0]!r}; expected a function of another name")
+        raise ParameterError(f"rules: two rules have the name {twice[0]!r}; rename your function")
     return list(own)

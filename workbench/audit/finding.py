@@ -86,10 +86,10 @@ def found(
         severity: `problem`, which makes the exit code 1, `warning` or `note`.
         says: what was seen, in a sentence with its numbers.
         advice: what to change.
-        steps: where it shows; `log.at(WHERE)` gives them, for `WHERE` (N,) of bool.
-        cost: what it took, such as `{"share of steps": 0.74}`.
-        about: `cause`, a word, where a rule has several; `evidence`, the numbers; `notebook`, which shows it; `contradicts`,
-            the names of metrics that are wrong and that no later rule may use.
+        steps: the steps that show it; `log.at(WHERE)` gives them, for `WHERE` (N,) of bool.
+        cost: how much of the run it affects, such as `{"share of steps": 0.74}`.
+        about: `cause`, one word, for a rule that knows several; `evidence`, the numbers; `notebook`, one that explains it;
+            `contradicts`, the names of metrics that are wrong: no later rule uses them.
     """
     if severity not in SEVERITIES:
         raise ParameterError(f"severity={severity!r}: expected one of {', '.join(SEVERITIES)}")

@@ -99,7 +99,7 @@ def _window(s: Settings) -> Met:
 
 def _stop_ids(s: Settings) -> Met:
     ids = [name for name in ("stop_token_ids", "eos_token_id") if s.kwargs.get(name)]
-    return _if(False, "", "".join(f"whether the {name} of generation_kwargs are special tokens" for name in ids[:1]))
+    return _if(False, "", "".join(f"{name} in generation_kwargs that are special tokens" for name in ids[:1]))
 
 
 def _lora(s: Settings) -> Met:
@@ -191,7 +191,7 @@ def met_defects(release: str, settings: Settings) -> dict[str, Met]:
     results = json.loads((packaged("data") / "defects.json").read_text(encoding="utf-8"))["results"]
     known = sorted({r for cells in results.values() for r in cells}, key=lambda r: [int(n) for n in r.split(".")])
     if release not in known:
-        raise ParameterError(f"trl={release!r}: not among the releases that were tried: {', '.join(known)}")
+        raise ParameterError(f"trl={release!r}: this release was not tested; expected one of {', '.join(known)}")
     present = [name for name in MET if results[name].get(release, {}).get("state") == "present"]
     return {name: met for name in present if (met := met_by(name, settings))[0] is not False}
 
@@ -214,7 +214,7 @@ def _checked(value: dict, path: Path) -> dict:
         except ValueError:
             kwargs = kwargs or None
     if kwargs is not None and not isinstance(kwargs, dict):
-        raise ParameterError(f"args={path}: generation_kwargs={kwargs!r}: expected NAME: VALUE")
+        raise ParameterError(f"args={path}: generation_kwargs={kwargs!r}: expected a mapping, NAME: VALUE")
     return value | {"generation_kwargs": kwargs}
 
 
@@ -239,7 +239,7 @@ def print_defects(release: str | None, path: Path) -> int:
         print(f"  met          {name}: {why}")
     for name, (met, why) in found.items():
         if met is None:
-            print(f"  cannot tell  {name}: takes {why}")
+            print(f"  cannot tell  {name}: only with {why}")
     if found:
-        print("What each does and its patch: docs/evidence/defects.md; a script that shows it: repros/NAME.py")
+        print("docs/evidence/defects.md says what each defect does and has a patch; repros/NAME.py shows the defect")
     return int(bool(certain))

@@ -81,25 +81,26 @@ def attach_watch(
 ) -> Watch | None:
     """Record the run of a TRL trainer for `workbench audit`, and print a warning at the step where a rule finds something.
 
-    The run is not changed: its numbers are the same with and without. An error in the watch is printed once and ends the watch,
-    never the training. Where the trainer reports to W&B or Trackio, each warning is an alert there. The environment variable
-    `WORKBENCH_WATCH=0` leaves it off without an edit. Where vLLM runs in the trainer's process, `attach_sampler_probe` is
-    called too: it logs `sampler/*` and warns where the engine is another policy. The watch logs `update/moved`, the share
-    of the weights that an optimizer step changes (`workbench.diagnostics.UpdateShare`).
+    The watch changes no number of the run. An error in the watch is printed once and ends the watch, never the training. If
+    the trainer reports to W&B or Trackio, each warning is an alert there. The environment variable `WORKBENCH_WATCH=0`
+    switches the watch off; no code has to change. If vLLM runs in the trainer's process, the watch also calls
+    `attach_sampler_probe`, which logs `sampler/*` and warns if the engine does not sample from the trained policy. The watch
+    logs `update/moved`, the share of the weights that an optimizer step changes (`workbench.diagnostics.UpdateShare`).
 
     Args:
-        trainer: TRL's GRPOTrainer or RLOOTrainer, unmodified or a child, before `train()`.
-        record_dir: folder of the record; default `_watch` in the trainer's `output_dir`, which a push to a hub leaves out.
-        every: ask the rules each so many steps; default each step, as long as that takes less than 1% of the time.
+        trainer: TRL's GRPOTrainer or RLOOTrainer, or a subclass of one; attach the watch before `train()`.
+        record_dir: folder of the record; default `_watch` in the trainer's `output_dir`. A push to the hub leaves it out.
+        every: number of steps from one check of the rules to the next; default 1, more where checks would take over 1% of the
+            time.
         tokens: record ids and log-probs of all tokens too (`tokens/`, about 12 bytes a token before compression).
-        rules: of your own, made by `workbench.audit.rule`, in addition to the built-in ones.
-        record_steps: keep all that the loss consumed of these steps for `workbench replay`: numbers, or N for the first and
-            every N-th.
+        rules: your own rules, made by `workbench.audit.rule`, in addition to the built-in ones.
+        record_steps: steps whose loss inputs are kept in files for `workbench replay`: step numbers, or N for the first step
+            and every N-th.
         check_every: run `check_step` at the first and every N-th step, and print the first stage that differs. Such a step
             takes twice as long or more, and reward functions are called once more.
 
     Returns:
-        The watch; its `detach()` ends it. None where the variable leaves it off.
+        The watch; its `detach()` ends it. None if `WORKBENCH_WATCH=0`.
 
     Raises:
         ParameterError: another trainer, `every` or `check_every` below 1, `record_steps` that name no step, a `record_dir` that

@@ -176,18 +176,18 @@ def audit_run(
     Args:
         path: a TRL output or checkpoint folder, a run folder, or a log: trainer_state.json, console output of TRL, verl's
             JSONL, a CSV such as W&B's history, TensorBoard events.
-        limit: `max_completion_length` of the run, in tokens, where the path does not tell it.
-        stops: its stop strings, where the path does not tell them.
-        model: folder or hub id of the model, where the path has no config.json.
-        baseline: documented run whose reward this run's is compared with, see `load_baseline`.
-        settings: parameters of TRL that the run had, such as `["scale_rewards=batch"]`, see `logs.settings.PARAMETERS`.
-        rules: of your own, made by `workbench.audit.rule`; they are asked after the built-in ones.
+        limit: `max_completion_length` of the run, in tokens; needed only if no file at the path says it.
+        stops: stop strings of the run; needed only if no file at the path says them.
+        model: folder or hub id of the model, if the path has no config.json.
+        baseline: name of a documented run; the audit compares the reward with it, see `load_baseline`.
+        settings: TRL settings of the run, such as `["scale_rewards=batch"]`, see `logs.settings.PARAMETERS`.
+        rules: your own rules, made by `workbench.audit.rule`; the audit asks them after the built-in ones.
 
     Raises:
-        ParameterError: a limit below 1 or below a logged length, an empty stop string, an unknown setting, a model that
-            neither a folder nor a hub has, an unknown baseline, a rule with the name of another.
-        RunError: nothing that can be read.
-        MissingDependencyError: a TensorBoard file, without TensorBoard.
+        ParameterError: a limit below 1 or below a logged length, an empty stop string, an unknown setting, a model that is
+            neither a folder nor on the hub, an unknown baseline, or a rule with the name of another.
+        RunError: the path holds no log that can be read.
+        MissingDependencyError: the path holds TensorBoard events, and TensorBoard is not installed.
     """
     own, given = checked(rules), _given(limit, stops) | of_words(settings)
     known, damage = ({}, []) if model is None else facts_of(_model_folder(model), links=True)
@@ -199,7 +199,7 @@ def audit_run(
     for log in logs:
         longest = 0 if (lengths := log.logged("max_length")) is None else np.nanmax(lengths)
         if limit is not None and limit < longest:
-            about = f"{log.name} logs completions of {longest:.0f} tokens; expected at least that"
+            about = f"{log.name} logs completions of {longest:.0f} tokens; expected at least {longest:.0f}"
             raise ParameterError(f"limit={limit}: {about}")
     merged = [dataclasses.replace(log, facts={**log.facts, **given}, damage=(*log.damage, *damage)) for log in logs]
     return AuditReport(tuple(_audit(log, own) for log in merged))
@@ -240,15 +240,15 @@ def _model_folder(model: str | os.PathLike) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise MissingDependencyError(
-            f"model={model!r}: no folder with a config.json; an id of the hub needs huggingface_hub: {install('train')}"
+            f"model={model!r}: this is no folder with a config.json; a hub id needs huggingface_hub: {install('train')}"
         ) from error
     try:
         return Path(snapshot_download(model, allow_patterns=_MODEL_FILES))
     except Exception as error:  # offline, unknown, gated, not an id: each has a class of its own
         reason = str(error).split("\n")[0][:160]
         raise ParameterError(
-            f"model={model!r}: no folder with a config.json, and no hub gives it ({type(error).__name__}: {reason}); "
-            "expected the folder of a model, or an id that the hub, or its cache on this machine, has"
+            f"model={model!r}: this is no folder with a config.json, and the hub did not return a model of this name "
+            f"({type(error).__name__}: {reason}); expected the folder of a model, or the id of a model on the hub"
         ) from error
 
 

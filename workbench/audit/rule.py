@@ -64,15 +64,16 @@ def rule(
     """Make a rule of the audit from a function that takes a log and returns `found(...)`, `absent(...)` or `unknown(...)`.
 
     The rule has the name of the function, with `-` for `_`. `workbench audit PATH --rules FILE`, `audit_run` and `attach_watch`
-    take rules in addition to the built-in ones. `log.metric(NAME)` is a metric, (N,) with NaN for steps without it, or None;
-    `log.completions` a table with a row a completion, or None; `log.facts` the known settings.
+    take your rules in addition to the built-in ones. In the function, `log.metric(NAME)` is a metric, (N,) with NaN for steps
+    without it, or None; `log.completions` is a table with one row a completion, or None; `log.facts` are the known settings.
 
     Args:
-        needs: what a log must contain for it, in words such as `completions`; logs without it are listed by that.
-        explains: names of rules whose findings follow from this one's, such as `no-learning`, or with the cause that they
-            must have, `zero-gradient (masked)`.
-        at_once: one step is proof enough, so `attach_watch` warns at the first; else from step 20 on, if found twice.
-        notebook: that shows it.
+        needs: what the rule needs from the log, in words such as `completions`; a report names it if the log lacks it.
+        explains: names of rules whose findings follow from a finding of this rule, such as `no-learning`. With a cause,
+            `zero-gradient (masked)`, only findings of that cause follow.
+        at_once: True if one step is proof enough: `attach_watch` warns at the first such step. False: it warns from step 20
+            on, and only if the rule finds it twice in a row.
+        notebook: name of a notebook that explains the finding.
 
     Example:
         >>> from workbench.audit import absent, found, rule

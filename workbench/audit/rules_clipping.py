@@ -40,11 +40,11 @@ def ended_rows(log: Log) -> np.ndarray | None:
 def false_clipping(log: Log) -> Finding:
     """Whether the logged clipped ratio contradicts the logged lengths, the recorded ends, or the texts.
 
-    All rows cut by the limit have one length, the limit, which no row exceeds. So in each step
+    All truncated completions have the same length, the limit, and no completion is longer. So in each step
     `mean_length >= clipped_ratio * limit >= clipped_ratio * max_length`, also for means over several steps.
 
-    Wrong where: a context shorter than prompt and limit cut the completions, each at another length. Read one completion to
-    tell.
+    Wrong where: the context of the engine is shorter than prompt and limit together, and truncates each completion at
+    another length. Read one completion to see.
     """
     logged = log.logged("clipped_ratio")
     if logged is None:

@@ -37,7 +37,7 @@ def log_damage(log: Log) -> Finding:
     twice = len(order) - len(each)
     if restarts:
         says = f"The file holds {len(restarts) + 1} runs: step numbers start again after step {order[restarts[0]]:.0f}."
-        return _damaged(log, PROBLEM, "two-runs", says, "Give each run in a file of its own; other findings mix them.")
+        return _damaged(log, PROBLEM, "two-runs", says, "Give each run its own file; the other findings mix the runs.")
     lost = {name: where for name in ("loss", "grad_norm") if (where := _not_a_number(log, name)).any()}
     if lost and max(where.mean() for where in lost.values()) >= _OFTEN:
         name = max(lost, key=lambda name: lost[name].mean())
@@ -49,16 +49,16 @@ def log_damage(log: Log) -> Finding:
         says = f"{'; '.join(never)}: the weights were lost before the first step ended, or the metric is wrong."
         advice = "Compute one loss by hand in fp32; lower the learning rate, or train in bf16 or fp32."
         return _damaged(log, PROBLEM, "not-finite", says, advice)
-    wrong = [f"{twice} steps are there twice; the last was taken"] * bool(twice)
+    wrong = [f"{twice} steps are in the log twice; the audit uses the last line of each"] * bool(twice)
     wrong += [f"steps are out of order at {len(back)} places"] * bool(len(back))
     wrong += [f"steps are missing after {', '.join(map(str, gaps[:5]))}"] * bool(gaps) + broken
     if not wrong:
         return absent("; ".join((*counted, *log.notes)) or "Every step is there once and in order.")
     if any(text.startswith("reward is infinite") for text in broken):
-        advice = "Let the reward function return finite numbers: the mean of a step is lost with one that is not."
+        advice = "Let the reward function return finite numbers: a single infinite reward makes the mean of its step useless."
         return _damaged(log, PROBLEM, "not-finite", "; ".join(wrong) + ".", advice)
     cause = "twice" if twice else "order" if len(back) else "missing" if gaps else "unreadable"
-    advice = "Findings are of what could be read; check how the file was made."
+    advice = "The findings are about what could be read; check how the file was written."
     return _damaged(log, WARNING, cause, "; ".join(wrong) + ".", advice)
 
 
@@ -83,7 +83,7 @@ def _damaged(log: Log, severity: str, cause: str, says: str, advice: str, **abou
 
 @rule(needs=COMPLETIONS, explains=("collapse", "no-learning"), at_once=True, notebook="04_duplicate_prompts")
 def mixed_groups(log: Log) -> Finding:
-    """Whether rows of a group have different prompts: then rewards of different tasks are compared.
+    """Whether completions of one group have different prompts: then rewards of different tasks are compared.
 
     How: completions in the order of the log; num_generations from the settings, the prompts, or advantages that add up to
     0.
@@ -99,7 +99,7 @@ def mixed_groups(log: Log) -> Finding:
     if not mixed.any() and log.sure_of_groups:
         return absent("Each group has one prompt.", groups=len(mixed))
     if not mixed.any():
-        return unknown("Name num_generations: groups found by their prompts never hold two of them.")
+        return unknown("Give num_generations: groups that are found by their prompt never hold two prompts.")
     return found(
         PROBLEM,
         f"{mixed.mean():.0%} of the groups hold more than one prompt, so rewards of different prompts are compared.",
@@ -113,10 +113,10 @@ def mixed_groups(log: Log) -> Finding:
 
 @rule(needs=BASELINE, notebook="06_curves_against_baselines")
 def reward_scale(log: Log) -> Finding:
-    """Whether rewards lie outside the range of the documented curve that the run is compared with: another scale or sign.
+    """Whether rewards lie outside the range of the documented curve (`--baseline`): then scale or sign differs.
 
     How: every logged reward against the range that `data/baselines` states for the run of `--baseline`.
-    Wrong where: the run's reward function is another one on purpose.
+    Wrong where: the run has another reward function on purpose.
     """
     reward, documented = log.metric("reward"), log.facts.get("documented")
     if documented is None or reward is None:
@@ -128,17 +128,17 @@ def reward_scale(log: Log) -> Finding:
     if not outside.any():
         return absent(f"Rewards lie in the range of {documented['name']}.", **evidence)
     says = f"Rewards from {np.nanmin(reward):.4g} to {np.nanmax(reward):.4g} cannot be compared with {documented['name']}, "
-    says += f"whose reward lies in {low:g} to {high:g} ({documented['unit']}): scale or sign differ."
+    says += f"whose reward lies in {low:g} to {high:g} ({documented['unit']}): the scale or the sign differs."
     advice = "Compare with a run of the same reward function, or rescale one of them."
     return found(WARNING, says, advice, steps=log.at(outside), evidence=evidence)
 
 
 @rule
 def documented_run(log: Log) -> Finding:
-    """Whether the numbers are those of a run that somebody has published: a note, it is that run, or a copy of its log.
+    """Whether the numbers equal those of a published run: a note, since this log is that run, or a copy of its log.
 
-    How: `curves.verdicts.same_table` of the log and of each curve in `data/baselines`, over the same steps: 10 points and
-    more that agree in three digits, with 5 values among them: a reward stuck at 0 is alike in every run.
+    How: `curves.verdicts.same_table` of the log and of each curve in `data/baselines`, over the same steps: at least 10
+    points agree in three digits and have at least 5 different values, because a reward stuck at 0 is the same in every run.
     Wrong where: a run was repeated with the same seed and software, and gave the same numbers.
     """
     steps = log.steps["step"].to_numpy()
@@ -170,7 +170,7 @@ def _published() -> dict[str, list[tuple[Baseline, str, Curve]]]:
 
 @rule(needs=COMPLETIONS)
 def duplicate_prompts(log: Log) -> Finding:
-    """Whether a batch holds a prompt in more than one group: a note, today's TRL deals with it.
+    """Whether a batch holds a prompt in more than one group: a note, since TRL from 0.17 on handles this correctly.
 
     How: prompts of the completions of a step.
     Wrong where: the data repeat prompts on purpose.
@@ -201,11 +201,11 @@ def _parts(log: Log) -> dict[str, np.ndarray]:
 
 @rule(needs=REWARDS)
 def reward_parts(log: Log) -> Finding:
-    """Which parts of the reward move, and whether the total hides it: a warning where what some gain others lose.
+    """Which parts of the reward move, and whether the total hides it: a warning if some parts lose what others gain.
 
     How: 99% intervals of the changes of `rewards/<f>/mean`, from the first to the last fifth of the steps, and of the total.
-    Weights are not known: changes are those of the functions themselves. A note where only some of several parts move.
-    Wrong where: a part is a penalty that grows with what is wanted, such as one on length.
+    The log does not have the weights, so the rule compares the functions themselves. A note if only some of the parts move.
+    Wrong where: a part is a penalty that has to grow when the policy improves, such as one on length.
     """
     parts, total = _parts(log), change(reward_of(log))
     if len(parts) < 2:
@@ -234,7 +234,7 @@ def reward_parts(log: Log) -> Finding:
     says = f"{lead}: {'; '.join(words)}. The total "
     says += "is not known to move" if total is None else f"{('shows no sure change', 'rises', 'falls')[course]}"
     says += "." if total is None else f" ({total.estimate:+.2g})."
-    advice = "Judge the run by the part that is the task, in an evaluation too: the total does not show it."
+    advice = "Judge the run by the part that measures the task, and in an evaluation: the total does not show it."
     if cancel:
         advice += " Lower the weight of the parts that rise at its cost (reward_weights), or pay them only with it."
     severity, cause = WARNING if cancel else NOTE, "cancel" if cancel and not course else ""
@@ -243,7 +243,7 @@ def reward_parts(log: Log) -> Finding:
 
 @rule(needs=REWARDS)
 def dead_rewards(log: Log) -> Finding:
-    """Whether one of several reward functions gave the same in every step: a note, it teaches nothing.
+    """Whether one of several reward functions gave the same value in every step: a note, since it teaches nothing.
 
     How: `rewards/<f>/mean` over 8 steps and more.
     Wrong where: a function guards against what never happens: then it is right that it never varies.
@@ -268,10 +268,10 @@ def _reused(log: Log) -> np.ndarray:
 
 @rule(needs=COMPLETIONS, at_once=True)
 def missing_rewards(log: Log) -> Finding:
-    """Whether rows or steps have no reward at all: their advantage is zero, and means hide it.
+    """Whether completions or steps have no reward: their advantage is zero, and the logged means hide this.
 
-    How: completions without a reward, or steps without one that did not reuse completions. The mean of a step leaves such
-    completions out, so without completions it cannot tell.
+    How: completions without a reward, or steps without one that did not reuse completions. The mean of a step leaves out
+    completions without a reward, so the rule needs the completions to find them.
     Wrong where: the reward function leaves out completions on purpose.
     """
     reward, table = log.logged("reward"), log.completions

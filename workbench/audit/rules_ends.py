@@ -14,21 +14,21 @@ _ALL = 0.999  # of the rows: a wrong end can be sampled by chance
 
 @rule(explains=("zero-gradient (masked)", "collapse", "no-learning"), at_once=True, notebook="02_grpo_custom_stops")
 def masked_stops(log: Log) -> Finding:
-    """Whether rows that stopped were left out of the loss as truncated: all rows of a step clipped, and no token in the loss.
+    """Whether completions that stopped were left out of the loss as truncated: some steps then have no token in the loss.
 
-    Looks at the logged clipped ratio even where it is false, because the mask follows it.
+    The rule uses the logged clipped ratio even if it is false, because TRL's mask follows it.
 
     Wrong where: another mask, such as a tool's, takes all tokens of a step out of the loss.
     """
     false, logged = false_clipping(log), log.logged("clipped_ratio")
     if false.verdict != FOUND or logged is None:
         if false.verdict == NOT_FOUND:
-            return absent("No row that stopped counts as truncated.")
-        return unknown(false.advice, "It is open whether completions that stopped count as truncated.")
+            return absent("No completion that stopped counts as truncated.")
+        return unknown(false.advice, "It is not known whether completions that stopped count as truncated.")
     known, norm = log.facts.get("mask_truncated_completions"), log.logged("grad_norm")
     dead, alive = steps_full_of_clipped_rows(log)
     if known is False or alive.any():
-        return absent("Rows that count as truncated are in the loss: steps full of them have a gradient.")
+        return absent("Completions that count as truncated are in the loss: steps with only such ones have a gradient.")
     if not dead.any() and not known:
         says = "No step shows whether truncated completions are left out of the loss."
         return unknown("Say whether mask_truncated_completions was True in the config of the run.", says)
@@ -80,11 +80,11 @@ def truncated_share(log: Log) -> np.ndarray | None:
 
 @rule(explains=("zero-gradient (equal-rewards)", "wasted-groups", "no-learning"), notebook="05_grpo_docs_example")
 def true_clipping(log: Log) -> Finding:
-    """Whether many rows really run into the length limit: a problem where half of them do and the reward does not rise.
+    """Whether the length limit really truncates many completions: a problem if it is half of them and the reward does not rise.
 
-    How: recorded finish reasons, or a clipped ratio that nothing contradicts, in the last quarter. A problem only where
-    half are cut and the reward neither rises nor is at its highest.
-    Wrong where: the completions that are cut had given their answer before.
+    How: recorded finish reasons, or a clipped ratio that nothing contradicts, in the last quarter. A problem only if
+    half are truncated and the reward neither rises nor is at its highest.
+    Wrong where: the truncated completions had already given their answer.
     """
     true = truncated_share(log)
     if true is None:
@@ -93,7 +93,7 @@ def true_clipping(log: Log) -> Finding:
     if late < 0.25:
         return absent(f"{late:.0%} of the completions are truncated at the end of the run.", late=late)
     if false_clipping(log).verdict == CANNOT_TELL:
-        return unknown("Give --limit N or --stop STRING: it is open whether the clipped ratio is true.")
+        return unknown("Give --limit N or --stop STRING: the log does not show whether the clipped ratio is true.")
     learns = rises(log.metric("reward")) or ends_at_the_top(log)
     serious = late >= 0.5 and not learns and (~np.isnan(true)).sum() >= LEAST
     says = f"{late:.0%} of the completions are cut by the length limit in the last quarter of the run"
@@ -108,10 +108,10 @@ def true_clipping(log: Log) -> Finding:
 
 @rule
 def reward_is_ending(log: Log) -> Finding:
-    """Whether the reward measures who ended in time: from step to step it falls as more completions are truncated.
+    """Whether the reward measures which completions end before the limit: it falls whenever more of them are truncated.
 
-    How: the changes of the reward and of the truncated share from step to step, over 12 steps and more: they correlate at
-    -0.75 or below, and 10% or more are truncated in the mean.
+    How: over at least 12 steps, the changes of the reward and of the truncated share from step to step correlate at -0.75
+    or below, and on average at least 10% of the completions are truncated.
     Wrong where: a penalty for truncated completions is a large part of the reward on purpose.
     """
     cut, reward = truncated_share(log), reward_of(log)
@@ -124,27 +124,27 @@ def reward_is_ending(log: Log) -> Finding:
     if share < 0.1:
         return absent(f"{share:.0%} of the completions are truncated.", share=share)
     if steps < 12:
-        return unknown(f"At least 12 steps with both; there are {steps}.")
+        return unknown(f"Log both for at least 12 steps; this log has {steps}.")
     if not np.ptp(cut) or not np.ptp(reward):
         return absent("The reward or the truncated share is the same in all steps.", share=share)
     r = float(np.corrcoef(np.diff(reward), np.diff(cut))[0, 1])
     alike, evidence = int((np.abs(reward + cut - 1) < 0.005).sum()), {"correlation of changes": r, "truncated": share}
     if r > _AGAINST:
         return absent(f"Changes of the reward and of the truncated share correlate at {r:.2f}.", **evidence)
-    says = "The reward measures who ends within the length limit: its changes and those of the truncated share correlate at "
-    says += f"{r:.2f}, with {share:.0%} truncated."
+    says = "The reward measures which completions end within the limit: its changes and those of the truncated share "
+    says += f"correlate at {r:.2f}, with {share:.0%} truncated."
     if alike >= steps / 2:
-        says += f" It equals the share that ended in {alike} of {steps} steps: nearly whatever ended was right."
-    advice = "Raise max_completion_length before you take the reward, or a score at the same limit, for skill. "
+        says += f" In {alike} of {steps} steps it equals the share of completions that ended: nearly each of these was right."
+    advice = "Raise max_completion_length before you read the reward, or a score at the same limit, as skill. "
     return found(WARNING, says, f"{advice}Report the truncated share with both.", evidence=evidence)
 
 
 @rule(explains=("true-clipping",))
 def never_stops(log: Log) -> Finding:
-    """Whether completions run on to the limit whatever is sampled: more than one EOS in a completion, or all of them cut.
+    """Whether completions never stop before the limit: they hold more than one EOS token, or all of them are truncated.
 
-    How: EOS tokens per completion (PPO, where padding is another token), or a share of 1 of completions that are cut. Where
-    all count as cut and nothing shows whether that is true, it is a warning: each of the causes is a fault.
+    How: EOS tokens per completion (PPO, where padding is another token), or a truncated share of 1. If all count as
+    truncated and the log does not show whether that is true, it is a warning, since every possible cause is a fault.
     Wrong where: completions are meant to fill the limit.
     """
     eos, episodes = log.logged("eos_tokens"), log.logged("episodes")
@@ -155,14 +155,14 @@ def never_stops(log: Log) -> Finding:
         mean, evidence = np.nanmean(each), {"EOS tokens per completion": float(np.nanmean(each))}
         if (each > 1.01).sum() * 2 >= len(each):
             if log.facts.get("pad_token_id") in (None, *log.facts.get("eos_token_ids", ())):
-                advice = "Give --model FOLDER or a checkpoint folder: where padding is the EOS token, as they are "
-                advice += "without a padding token, these are no sampled ones."
+                advice = "Give --model FOLDER or a checkpoint folder: if the model pads with EOS, as without a padding "
+                advice += "token, these tokens are padding and the policy did not sample them."
                 return unknown(advice, f"Completions hold {mean:.1f} EOS tokens each.")
-            says = f"Completions hold {mean:.1f} EOS tokens each: the sampler does not stop at EOS, and what follows it is "
-            says += "computed and scored for nothing. A penalty for a missing EOS never applies."
+            says = f"Completions hold {mean:.1f} EOS tokens each: the sampler does not stop at EOS, and the tokens after it "
+            says += "are computed and scored for nothing. A penalty for a missing EOS never applies."
             return _runs_on(log, each > 1.01, says, evidence)
         if len(each) > 1 and np.nanmax(each) < 0.01:
-            says = "No completion ends with EOS: the policy has not learned to, or what it ends with is another token."
+            says = "No completion ends with EOS: the policy has not learned it, or it ends with another token."
             return _runs_on(log, each < 0.01, says, evidence)
         return absent("At most one EOS a completion.")
     true = truncated_share(log)
@@ -172,9 +172,9 @@ def never_stops(log: Log) -> Finding:
     if np.nanmean(true) < _ALL and not (open_ and late >= 0.95):
         return absent(f"{1 - np.nanmean(true):.1%} of the completions stop.")
     if open_:  # whichever it is, it is wrong
-        says = f"{late:.0%} of the completions count as cut in the last quarter of the run: the limit is too small, or nothing "
-        says += "stops them, or they stop at something that the trainer does not take for an end."
-        advice = "Read one completion, or give --limit N or --stop STRING to decide. Mask nothing until then."
+        says = f"{late:.0%} of the completions count as truncated in the last quarter of the run: the limit is too small, or "
+        says += "nothing stops them, or they stop at a token or text that the trainer does not know as a stop."
+        advice = "Read one completion, or give --limit N or --stop STRING to decide. Until then, mask no completions."
         evidence = {"share cut, last quarter": late, "share cut, all steps": float(np.nanmean(true))}
         where, cost = log.at(true >= 0.95), {"share of completions": late}
         return found(WARNING, says, advice, cause="all-cut", steps=where, evidence=evidence, cost=cost)
@@ -184,8 +184,8 @@ def never_stops(log: Log) -> Finding:
 
 def _of_plain_prompts(log: Log) -> str:
     """The advice where a record says that prompts lack the model's chat template; else an empty string."""
-    says = 'Write prompts as messages, {"prompt": [{"role": "user", "content": ...}]}: they are plain strings, to which TRL '
-    says += "applies no chat template, and the model stops at the end of its template's turns."
+    says = 'Write prompts as messages, {"prompt": [{"role": "user", "content": ...}]}. They are plain strings now: TRL '
+    says += "applies no chat template to them, but the model stops where its template ends a turn."
     return says if log.facts.get("plain_prompts") else ""
 
 

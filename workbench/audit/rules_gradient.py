@@ -63,14 +63,14 @@ def _share(log: Log, steps: pd.Series, groups: pd.Series) -> np.ndarray | None:
 
 @rule
 def false_zero_std(log: Log) -> Finding:
-    """Whether the logged share of groups with equal rewards is of groups at all.
+    """Whether the logged share of groups with equal rewards is wrong, because TRL computed it from the whole batch.
 
-    TRL compares the standard deviation that it scales with to 0. With scale_rewards="batch" and with
-    multi_objective_aggregation="normalize_then_sum" that is the batch's: the share is 0 even where all groups are equal. Four
-    things tell: completions; a gradient of exactly 0 while rewards are said to differ, in the same run as other gradients;
-    the same where `reward_std` is the batch's too; and the settings, by which the share is not believed.
+    TRL compares the standard deviation by which it scales with 0. With scale_rewards="batch" and with
+    multi_objective_aggregation="normalize_then_sum" that is the one of the batch: the share is 0 even if all groups have equal
+    rewards. The rule looks at the completions, and at steps with a gradient of exactly 0 although the log says that rewards
+    differ, if other steps have a gradient or `reward_std` is of the batch too. The settings alone make the share doubtful.
 
-    Wrong where: the batch has one group only: its deviation is the group's, and the share is right after all.
+    Wrong where: the batch has only one group: then the standard deviation of the batch is that of the group.
     """
     logged = log.logged("zero_std_share")
     if logged is None:
@@ -93,15 +93,15 @@ def false_zero_std(log: Log) -> Finding:
         if _often(wrong) and not known:
             advice = "Say how rewards are scaled, such as --set scale_rewards=batch; else see whether the training "
             advice += "engine, such as DeepSpeed, loses the gradient."
-            return unknown(advice, "No group is said to be equal, and every gradient is 0.")
+            return unknown(advice, "The log says that rewards differ in all groups, but every gradient is 0.")
         why = f"the gradient is exactly 0 in {wrong.mean():.0%} of the steps, at a learning rate above 0"
     wrong &= _often(wrong)
     if not wrong.any() and not setting:
         return absent("Nothing contradicts the share of equal groups.")
     because = setting or "as with scale_rewards='batch'"
     says = f"frac_reward_zero_std says that {np.nanmean(logged):.0%} of the groups have equal rewards. "
-    says += f"That is wrong: {why}." if wrong.any() else "It is not believed: it is of the whole batch."
-    says += f" TRL takes it from the standard deviation that it scales with, the batch's ({because})."
+    says += f"That is wrong: {why}." if wrong.any() else "This is no share of groups: it is of the whole batch."
+    says += f" TRL computes it from the standard deviation by which it scales, here that of the batch ({because})."
     advice = "Count equal groups from the completions (log_completions=True), or scale rewards by group."
     evidence = {"logged share": float(np.nanmean(logged)), "steps that contradict it": int(wrong.sum())}
     severity, contradicts = WARNING if wrong.any() else NOTE, ("zero_std_share",)
@@ -118,10 +118,10 @@ def _often(where: np.ndarray) -> bool:
     notebook="04_duplicate_prompts",
 )
 def copies(log: Log) -> Finding:
-    """Whether each group is one completion, copied: from the first steps on, by a policy that is not sure of itself.
+    """Whether all completions of a group are copies of one, from the first steps on, though the policy is not sure of it.
 
-    A policy that has learned one answer repeats it too, but not from the start. Where the entropy is near zero from the
-    start, nothing distinguishes the two.
+    A policy that has learned one answer repeats it too, but not from the start. If the entropy is near zero from the
+    start, the log does not distinguish the two.
 
     Wrong where: the task has one short answer that the policy knew from the start.
     """
@@ -161,10 +161,10 @@ def copies(log: Log) -> Finding:
 def zero_gradient(log: Log) -> Finding:
     """Which steps had a gradient of zero, and why: `masked`, `copies`, `equal-rewards`, `learning-rate`, `clip`.
 
-    How: the gradient norm with the other metrics of the step. Equal rewards, which a KL term hides from the gradient, are a
-    problem only in half of the steps and where the reward neither rises nor is at its highest. A rate printed as 0.000 is
-    not taken for 0.
-    Wrong where: a step is counted whose gradient was logged for the last of several micro-steps.
+    How: the gradient norm and the other metrics of the step. With a KL term the gradient is never exactly 0, so the rule also
+    counts steps in which all groups have equal rewards. Equal rewards are a problem only if they fill half of the steps and
+    the reward neither rises nor is at its highest. A rate printed as 0.000 does not count as 0.
+    Wrong where: the logged gradient of a step is only that of the last of its micro-steps.
     """
     norm, equal = log.metric("grad_norm"), equal_groups(log)
     if norm is None and equal is None:
@@ -189,17 +189,17 @@ def zero_gradient(log: Log) -> Finding:
 
 @rule
 def wasted_groups(log: Log) -> Finding:
-    """Which share of all groups had equal rewards, also where no step is wholly dead: a warning from half of them on.
+    """Which share of all groups had equal rewards and taught nothing: a note from a third on, a warning from half on.
 
-    How: the share of equal groups, as logged or from completions, in the mean of all steps. Too hard and too easy: the shares
-    that a log has of both, the rewards in the completions, or whether steps with more such groups have a lower reward.
+    How: the mean over all steps of the share of equal groups, as logged or from completions. Whether they are too hard or too
+    easy: from logged shares of both, from the rewards of the completions, or from the reward of steps with more such groups.
     Wrong where: the trainer samples such groups again until they differ, and logs the share before that.
     """
     of_texts = log.groups is not None and "rewards" in log.groups
     equal = log.metric("zero_std_share")
     equal = equal_groups(log) if equal is None and of_texts else equal
     if not log.grouped:
-        return absent("Its completions are not grouped by prompt.")
+        return absent("This trainer does not group completions by prompt.")
     if equal is None:
         return unknown("Log frac_reward_zero_std, or give completions.")
     share, rows = float(np.nanmean(equal)), log.completions
@@ -209,11 +209,11 @@ def wasted_groups(log: Log) -> Finding:
         return unknown("Give completions (log_completions=True): equal groups may be copies, see zero-gradient.")
     hard, easy, shown = _hard_and_easy(log, equal)
     says = f"{share:.0%} of the groups have equal rewards, in the mean of {(~np.isnan(equal)).sum()} steps, and teach nothing"
-    says += f": a completion that teaches costs {1 / (1 - share):.1f}." if share < 0.995 else "."
+    says += f": the run samples {1 / (1 - share):.1f} completions for each that teaches." if share < 0.995 else "."
     cost = {"share of groups": share} | _seconds(log, equal)
     cost |= {"completions": share * len(rows)} if rows is not None and of_texts else {}
     harder = "prompts that are mostly solved: leave them out, or take harder ones"
-    easier = "prompts that are never solved: take easier ones, pay for parts of an answer, or raise num_generations"
+    easier = "prompts that are never solved: take easier ones, reward parts of an answer, or raise num_generations"
     advice = f"For {harder}. For {easier}."
     if hard is not None and easy is not None:
         advice = f"For {easier}." if easy < 0.2 * hard else f"For {harder}." if hard < 0.2 * easy else advice
@@ -244,7 +244,7 @@ def _hard_and_easy(log: Log, equal: np.ndarray) -> tuple[float | None, float | N
         if np.nanmax(reward) > 0:
             return 0.0, share, words.format("higher", "easy")
         return None, None, ""  # the highest may be what no answer gets, above what wrong ones cost
-    words = f" {hard:.0%} of all groups are all at the lowest reward, {easy:.0%} all at the highest."
+    words = f" In {hard:.0%} of all groups every completion has the lowest reward, in {easy:.0%} the highest."
     return float(hard), float(easy), words
 
 
@@ -294,7 +294,7 @@ _CAUSES = {  # cause -> in words, what to do, the notebook that shows it
     "copies": ("all completions of a group are the same", "Remove `seed` from generation_kwargs.", "04_duplicate_prompts"),
     "equal-rewards": (
         "all completions of each group got the same reward",
-        "Use prompts of which some completions succeed and some fail, a finer reward, or more generations.", None),
+        "Use prompts for which some completions succeed and some fail, a finer reward, or more generations.", None),
     "learning-rate": ("the learning rate is 0", "Check learning_rate, the scheduler and its warm-up.", None),
     "clip": ("every token's ratio was clipped", "Lower the learning rate or num_iterations, or raise epsilon.", None),
     "unknown": ("the log does not show why", "Log {}.", None),
@@ -309,7 +309,7 @@ def _dead(log: Log, dead: np.ndarray, cause: str, counts: dict) -> Finding:
         words += where
     advice = _advice(log, cause)
     if cause == "equal-rewards" and severity == PROBLEM and copies(log).verdict == CANNOT_TELL:
-        words += ". They may also be the same text, as with a seed in generation_kwargs: no texts are here to tell"
+        words += ". They may also be the same text, as with a seed in generation_kwargs: the log has no texts to see it"
         advice = f"If they differ, {advice[0].lower()}{advice[1:]}"
         advice = f"If so, remove `seed` from generation_kwargs, and check that temperature is not 0. {advice}"
         advice = f"Read two completions of one group (log_completions=True): are they the same text? {advice}"
@@ -368,7 +368,7 @@ def lost_updates(log: Log) -> Finding:
 
     How: the median of `update/moved` below a half, over the steps whose learning rate is at least half of the highest. A note
     where the reward rises all the same. The rule cannot tell while the rate still rises.
-    Wrong where: the optimizer rounds at random, or keeps apart what rounding takes: few elements move and no update is lost.
+    Wrong where: the optimizer rounds at random, or stores the rounding error: few elements move, but no update is lost.
     """
     moved, rate = log.metric("moved"), log.metric("learning_rate")
     if moved is None:
@@ -388,7 +388,7 @@ def lost_updates(log: Log) -> Finding:
     if share >= _HALF:
         return absent(says, **evidence)
     if rate is not None and len(rate) > 1 and rate[-1] > rate[-2]:
-        return unknown("Ask again when the learning rate no longer rises.", says, **evidence)
+        return unknown("Audit the run again when its learning rate no longer rises.", says, **evidence)
     fp32 = log.facts.get("dtype") == "float32"
     advice = "The weights are fp32: see whether learning_rate, max_grad_norm or the optimizer's epsilon is why."
     if not fp32:

@@ -18,7 +18,7 @@ from .trends import (
 )
 
 _SURE = 40  # steps from which a flat reward says something
-_RELATIVE = "Log a reward that is not compared within its batch, or evaluate checkpoints."
+_RELATIVE = "Log the reward before the trainer centres it within its batch, or evaluate checkpoints."
 
 
 @rule
@@ -49,7 +49,7 @@ def no_learning(log: Log) -> Finding:
     """Whether the reward of a long enough run did not change: a warning, since a flat curve is no proof of a fault.
 
     How: a 95% interval of the change, from 40 steps on; a constant reward or a rate of 0 is a problem.
-    Wrong where: the run is too short for its learning rate: a flat curve is no proof of a fault.
+    Wrong where: the run is too short for its learning rate.
     """
     reward = log.metric("reward")
     rate, idle = log.metric("learning_rate"), zero_rate(log)
@@ -73,7 +73,7 @@ def no_learning(log: Log) -> Finding:
         advice = "Check what the reward function sees: a reward that never varies teaches nothing."
         return found(WARNING if np.nanmax(reward) > 0 else PROBLEM, says, advice, cause="constant")
     if changed is None:
-        return unknown(f"At least {LEAST} steps with a reward; there are {steps}.")
+        return unknown(f"Log at least {LEAST} steps with a reward; this log has {steps}.")
     evidence = {"change of the reward": changed.estimate, "95% interval": [changed.low, changed.high], "steps": steps}
     by, between = f"changed by {changed.estimate:+.3g}", f"{changed.low:.3g} to {changed.high:.3g}"
     if changed.low > 0:
@@ -87,8 +87,8 @@ def no_learning(log: Log) -> Finding:
     noise = float(np.std(np.diff(reward[~np.isnan(reward)])) / np.sqrt(2))
     if steps < _SURE or changed.high - changed.low > 3 * noise:
         says = f"The reward {by}; its 95% interval, {between}, holds 0."
-        return unknown("More steps, or more seeds.", says, **evidence)
-    says = f"No learning shows: over {steps} steps the reward {by}, less than steps scatter."
+        return unknown("Train more steps, or more seeds.", says, **evidence)
+    says = f"No learning shows: over {steps} steps the reward {by}, less than it scatters from step to step."
     advice = "Look at the other findings first; else raise the learning rate, or train longer."
     if _runs_away(log):
         advice = "Do not raise the learning rate: completions grow or are truncated, or the policy drifts. "
@@ -112,8 +112,8 @@ def _is_constant(reward: np.ndarray) -> bool:
 def collapse(log: Log) -> Finding:
     """Whether the reward fell, over the run or from its peak, or the entropy vanished while the task is not solved.
 
-    How: a 99% interval of the change of the reward; completions below a twentieth of their length; entropy below 5% of its
-    start, or three times as much and a nat more.
+    How: a 99% interval of the change of the reward; completions that shrink below a twentieth of their length; an entropy
+    below 5% of its start, or above three times its start and at least 1 nat above it.
     Wrong where: the data become harder on purpose, as in a curriculum.
     """
     reward = reward_of(log)
@@ -121,7 +121,7 @@ def collapse(log: Log) -> Finding:
     if fall is not None:
         kind, fell = fall
         slight = -fell.estimate < _step_noise(reward)  # in thousands of steps the slightest drift is sure
-        says = f"The reward fell by {-fell.estimate:.3g} {kind}" + (", less than from step to step." if slight else ".")
+        says = f"The reward fell by {-fell.estimate:.3g} {kind}" + (", less than between steps." if slight else ".")
         advice = "Look at the other findings first; else lower the learning rate, or add a KL penalty (beta)."
         evidence = {"change of the reward": fell.estimate, "99% interval": [fell.low, fell.high]}
         return found(WARNING if slight else PROBLEM, says, advice, cause="reward", evidence=evidence)
@@ -144,7 +144,7 @@ def collapse(log: Log) -> Finding:
     evidence = {"entropy, first step": start, "entropy, first quarter": first, "entropy, last quarter": last}
     learns = ends_at_the_top(log) or rises(reward) or ends_at_its_best(reward)
     if last > 3 * start and last > start + 1 and _ends_low(log, reward):
-        says = f"The policy came apart: its entropy rose from {start:.3g} to {last:.3g}, and the reward ends at its lowest."
+        says = f"The policy diverged: its entropy rose from {start:.3g} to {last:.3g}; the reward ends at its lowest."
         cause, advice = "diverged", "Lower the learning rate, or add a KL penalty (beta)."
     elif first > 0 and last < 0.05 * first and not learns:
         says = f"The policy stopped exploring: its entropy fell from {first:.3g} to {last:.3g}, and the reward did not rise."
@@ -214,7 +214,7 @@ def kl_runaway(log: Log) -> Finding:
 
 @rule
 def spikes(log: Log) -> Finding:
-    """Steps whose gradient norm or KL is a hundred times the usual one: a note, gradients are clipped and runs recover.
+    """Steps whose gradient norm or KL is a hundred times the usual one: a note, since gradients are clipped and runs recover.
 
     How: steps a hundred times above the median, and above 10.
     Wrong where: the usual value is nearly 0, as at the start of a warm-up.
@@ -234,8 +234,8 @@ def spikes(log: Log) -> Finding:
         return absent("No step stands far above the others.")
     largest = {name: float(np.nanmax(log.steps[name])) for name, at in far.items() if at.any()}
     words = " and ".join(f"{name} up to {value:.4g}" for name, value in largest.items())
-    says = f"{int(where.sum())} steps stand a hundred times above the usual: {words}."
-    advice = "See what these steps sampled; lower max_grad_norm or the learning rate where they come often."
+    says = f"{int(where.sum())} of {len(where)} steps are a hundred times above the median: {words}."
+    advice = "Read the completions of these steps; lower max_grad_norm or the learning rate if such steps are frequent."
     evidence = {f"largest {name}": value for name, value in largest.items()}
     return found(NOTE, says, advice, steps=log.at(where), evidence=evidence)
 

@@ -20,12 +20,12 @@ _ADVICE = "Log sampling/sampling_logp_difference (TRL with vLLM and importance s
 
 @rule(needs=LOG_PROBS, explains=("mismatch", "collapse", "no-learning"))
 def stale_sampler(log: Log) -> Finding:
-    """Whether the sampler lags behind the scorer: they agree in the first step, and differ ever more from then on.
+    """Whether the sampler lags behind the scorer: they agree in the first step, and differ more and more after it.
 
-    A sampler that is updated each step differs by the same small amount all along. One that is not has the scorer's weights
-    only in the first step: so the end is compared with that step, not with the first quarter, in which they part already.
+    A sampler that is updated at each step differs by the same small amount in all steps. A sampler that is not updated has the
+    scorer's weights only in the first step. So the rule compares the last quarter with the first step.
 
-    Wrong where: the two part for another reason that grows, such as a precision that the policy outgrows.
+    Wrong where: the difference grows for another reason, such as a precision that becomes too low for the policy.
     """
     difference = _difference(log)
     changed = change(difference)
@@ -34,14 +34,14 @@ def stale_sampler(log: Log) -> Finding:
     if changed is None:
         if np.nanmax(difference) < _DRIFT:
             return absent("Sampler and scorer agree.")
-        return unknown("More steps.")
+        return unknown("Log more steps.")
     first, last = float(difference[~np.isnan(difference)][0]), quarters(difference)[1]
     evidence = {"difference, first step": first, "difference, last quarter": last}
     far = (last >= _DRIFT and last >= 5 * first) or (last >= _DRIFT / 20 and last >= 50 * first)
     if not far or (changed.low <= 0 and last < 50 * first):
         return absent(f"Sampler and scorer differ by {first:.2g}, later by {last:.2g}.", **evidence)
     differ = f"their log-probs differ by {first:.2g} a token in the first step and by {last:.2g} in the last quarter"
-    advice = "Check that weights, LoRA ones too, reach the engine: sync every step, compare a greedy sample of both."
+    advice = "Check that the weights, also those of LoRA, reach the engine: sync every step, compare a greedy sample of both."
     return found(PROBLEM, f"The sampler does not follow the policy: {differ}.", advice, evidence=evidence)
 
 
@@ -59,15 +59,16 @@ def _difference(log: Log) -> np.ndarray | None:
 def mismatch(log: Log) -> Finding:
     """Whether sampler and scorer differ by more than the arithmetic of the dtype explains.
 
-    How: a mean difference above 0.05 a token, what bf16 explains. The rule cannot tell from 0.005 on for a model saved in
-    fp32, from 0.02 on in fp16. top_p, top_k, min_p and min_tokens make no sampled token less likely to the sampler.
+    How: a mean difference above 0.05 nats a token, the most that bf16 explains. Below that, the rule cannot tell from 0.005 on
+    for a model saved in fp32, and from 0.02 on in fp16. If no sampled token is less likely under the sampler than under the
+    scorer, the cause is top_p, top_k, min_p or min_tokens.
     Wrong where: experts are routed differently in engine and trainer, which makes larger differences with the same weights.
     """
     difference = _difference(log)
     if difference is None:
         return unknown(_ADVICE)
     if log.metric("logp_difference") is None and np.nanmean(difference) <= ROUNDING_NATS["bfloat16"]:
-        says = f"Probabilities differ by {np.nanmean(difference):.2g}; by how much more log-probs do is not logged."
+        says = f"Probabilities differ by {np.nanmean(difference):.2g}; log-probs differ by more, which is not logged."
         return unknown(_ADVICE, says)
     dtype, bound = str(log.facts.get("dtype") or ""), ROUNDING_NATS["bfloat16"]
     mean = float(np.nanmean(difference))
@@ -88,15 +89,15 @@ def mismatch(log: Log) -> Finding:
 
 _CAUSES = {
     "truncated-sampling": (
-        ", and no token was less likely to the sampler than to the scorer: it samples from a part of the vocabulary only",
+        ", and no token was less likely under the sampler than under the scorer: it samples only from a part of the vocabulary",
         "Set top_p=1, top_k=0 and min_p=None for training: the scorer's log-probs are of the whole vocabulary.",
     ),
     "min-tokens": (
-        ", and no token was less likely to the sampler than to the scorer: min_tokens keeps stops from the sampler alone",
-        "Leave min_tokens out and reward length instead, or accept that TRL's correction weighs these completions below 1.",
+        ", and no token was less likely under the sampler than under the scorer: min_tokens forbids stops to the sampler only",
+        "Leave min_tokens out and reward length instead, or accept that TRL's correction gives such completions less weight.",
     ),
-    "growing": (", and ever more", "See stale-sampler: the weights do not reach the engine."),
-    "positions": (", from the start, as shifted positions do", "See padding-positions."),
+    "growing": (", and more with each step", "See stale-sampler: the weights do not reach the engine."),
+    "positions": (", from the first step on, as with shifted positions", "See padding-positions."),
     "constant": (
         ", from the start",
         "Compare temperature, dtype, weights and chat template of both, and set disable_dropout=True where the model has "
@@ -145,9 +146,9 @@ def _apart(log: Log, cause: str, difference: np.ndarray, bound: float, evidence:
 
 @rule(needs=MODEL_FILES, explains=("mismatch",), at_once=True, notebook="03_position_ids_and_padding")
 def padding_positions(log: Log) -> Finding:
-    """Whether padding shifts the positions of tokens: they are learned, no position ids are passed, prompts are unequal.
+    """Whether padding shifts learned positions: prompts differ in length, and the trainer passes no position ids.
 
-    How: learned positions (`config.json`), a trainer that passes none, prompts of several lengths in tokens
+    How: learned positions (`config.json`), a trainer that passes no position ids, prompts of several lengths in tokens
     (`tokenizer.json`).
     Wrong where: the trainer's own model code makes positions from the attention mask.
     """

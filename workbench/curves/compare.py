@@ -48,10 +48,10 @@ def another_seed(one: Curve, seeds: Sequence[Curve], *, tolerance: ArrayLike, le
     """Is this curve one more seed of those? Judged by its means over fifths of the steps that all curves cover.
 
     - same process: no fifth is further from the seeds' mean than the tolerance.
-    - different: one is, and further than one more seed would be (a t prediction interval over the seeds, of the fifth in
-      which they scatter most, and never less than noise within this curve makes). Below 8 seeds it also has to be what no
-      seed is at another speed: one that learns sooner, later or never is no sign of another process. Said of 3 seeds or
-      more.
+    - different: a fifth is further away than the tolerance and than one more seed would be (a t prediction interval over the
+      seeds, of the fifth in which they scatter most, and at least as wide as the noise within this curve). Below 8 seeds
+      the curve also has to differ from a seed that learns sooner, later or never, which is no sign of another process.
+      This verdict needs 3 seeds or more.
     - inconclusive: further than the tolerance, but not different.
     - not comparable: another unit or range, a value that is not finite, too few points or too few steps in common.
 

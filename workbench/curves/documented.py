@@ -97,10 +97,10 @@ def list_baselines() -> list[str]:
 
 
 def load_baseline(name: str) -> Baseline:
-    """A documented run by name.
+    """Load a documented run by name.
 
     Raises:
-        ParameterError: unknown name (the nearest spelling is given), or a file that lacks a field or has an odd one.
+        ParameterError: the name is unknown (the message names the nearest), or the file lacks a field or has an unknown one.
         RunError: the file is no JSON.
     """
     path = _known("unknown baseline", name, _files())
@@ -108,7 +108,7 @@ def load_baseline(name: str) -> Baseline:
     fields = {f.name for f in dataclasses.fields(Baseline)}
     if value.keys() | OPTIONAL != fields:
         missing, odd = sorted(fields - value.keys() - OPTIONAL), sorted(value.keys() - fields)
-        raise ParameterError(f"{path}: lacks {missing}, does not know {odd}; see data/README.md")
+        raise ParameterError(f"{path}: missing fields {missing}, unknown fields {odd}; see data/README.md")
     for metric, curve in value["curves"].items():
         if absent := {"unit", "low", "high", "x", "at", "points"} - curve.keys():
             raise ParameterError(f"{path}: curve {metric!r} lacks {sorted(absent)}; see data/README.md")

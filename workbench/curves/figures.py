@@ -136,10 +136,10 @@ def show_curves(
         measured: name -> runs or curves, one a seed.
         documented: baselines or their names, drawn as points, on the axis of the runs where unit and range are the same, else
             in a panel of their own; the caption says what can be compared, and names those without numbers for the metric.
-        title: of the figure.
-        metric: of the runs' logs and of the baselines.
-        window: steps of the centred mean that is taken of each seed first, at most a tenth of the run; 1 for none.
-        seed: of the resamples.
+        title: title of the figure.
+        metric: name of the metric in the runs' logs and in the baselines.
+        window: steps of the centred mean that smooths each seed first, at most a tenth of the run; 1 for none.
+        seed: seed of the bootstrap resamples.
 
     Raises:
         ParameterError: an unknown name, nothing to draw, a group without runs, or seeds of one group that cannot be compared.

@@ -108,9 +108,9 @@ def seed_interval(
     level: float = 0.95,
     resamples: int = 2000,
 ) -> Interval:
-    """Interval over seeds: t below 5 seeds, bootstrap from 5 seeds on; for curves one interval a step. Of 1 seed there is none.
+    """Compute an interval over seeds: t below 5, bootstrap from 5 on, none for 1; for curves one interval a step.
 
-    The bootstrap takes percentiles further out than `level` asks (Hesterberg 2015), because few seeds resampled spread
+    The bootstrap takes percentiles further out than `level` asks (Hesterberg 2015), because resamples of few seeds spread
     too little. Below 5 seeds no resampling reaches 95% (the widest it gives is lowest to highest seed, right in 75% of
     cases at 3 seeds); there it is a t interval. What a nominal 95% covers for the IQM, by simulation on normal,
     uniform, lognormal, exponential, t(3) and binomial values (`tests/curves/test_stats.py` repeats it from 5 seeds on):
@@ -122,9 +122,9 @@ def seed_interval(
     Args:
         values: (seeds,) or (seeds, T).
         rng: decides the resamples; the same generator state gives the same interval.
-        statistic: of the values, called with `axis`.
-        level: of confidence.
-        resamples: drawn.
+        statistic: function of the values, called with `axis`.
+        level: confidence level.
+        resamples: number of bootstrap resamples.
 
     Raises:
         ParameterError: no seeds, or a value that is not finite.
@@ -137,7 +137,7 @@ def seed_interval(
     values = np.asarray(values, float)
     n = len(values)
     if not n or not np.isfinite(values).all():
-        raise ParameterError("no value, or one that is not finite; leave that seed out and say so, or repeat it")
+        raise ParameterError("values: expected a finite value for each seed; leave out or repeat a seed without one")
     if n == 1:
         return one_seed(statistic(values, axis=0))
     index = rng.integers(n, size=(resamples, n))
@@ -169,7 +169,7 @@ def _interval(estimate, drawn: np.ndarray, n: int, level: float, about: str) -> 
 
 
 def share_interval(count: int, n: int, *, level: float = 0.95) -> Interval:
-    """Exact interval of a share, as of seeds that collapse: `count` of `n` (Clopper and Pearson 1934).
+    """Compute the exact interval of a share `count` of `n`, such as that of seeds that collapse (Clopper and Pearson 1934).
 
     Example:
         >>> print(share_interval(2, 3).in_brief(".0%"))
@@ -186,11 +186,11 @@ def share_interval(count: int, n: int, *, level: float = 0.95) -> Interval:
 
 
 def seeds_needed(spread: float, difference: float, *, paired: bool = False, power: float = POWER) -> int:
-    """Seeds, in each of two arms, that a t test at 5% needs to see a difference between them in `power` of experiments.
+    """Return how many seeds each of two arms needs: a t test at 5% then finds their difference in `power` of experiments.
 
     Args:
-        spread: deviation between the seeds of one arm; `paired`: that of the difference of the arms with one seed.
-        difference: to be seen, in the same unit, above 0.
+        spread: standard deviation between the seeds of one arm; with `paired`, that of the arms' difference at the same seed.
+        difference: the difference to find, in the same unit, above 0.
         paired: each seed is trained in both arms.
         power: 0..1.
 

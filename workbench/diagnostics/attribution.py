@@ -61,12 +61,13 @@ def attribute_mismatch(
 ) -> Attribution:
     """Try suspects one by one and together, and keep those whose settings bring the scores near the sampler's.
 
-    The suspect that takes most from what is left is kept, then the next one in addition, until none takes a fifth. A dtype may
-    then still be named for its size (`by_size`). Padding and batch shape need no suspect: they are measured on the scorer.
+    It keeps the suspect that removes most of the difference, then adds the next one, until none removes a fifth of the rest.
+    A dtype may then still be named because its rounding is as large as the rest (`by_size`). Padding and batch shape need no
+    suspect: they are measured on the scorer.
 
     Args:
         model, prompt_ids, completion_ids, sampled_logprobs: as for `mismatch_report`.
-        suspects: name -> options of `mismatch_report` that would be true if it were the cause, as
+        suspects: name -> options of `mismatch_report` that would hold if this were the cause, such as
             `{"top-p": {"top_p": 0.9}, "dtype": {"sampler_dtype": "bfloat16"}, "weights": {"sampler_model": earlier}}`.
         **known: options that hold in any case.
 
@@ -74,7 +75,7 @@ def attribute_mismatch(
         ParameterError: no suspects; see `mismatch_report`.
     """
     if not suspects:
-        raise ParameterError("suspects: none given; expected settings that may be the cause, {'top-p': {'top_p': 0.9}}")
+        raise ParameterError("suspects is empty; expected settings that may be the cause: {'top-p': {'top_p': 0.9}}")
     columns = (model, prompt_ids, completion_ids, sampled_logprobs)
     kept: list[str] = []
     report = mismatch_report(*columns, **known)

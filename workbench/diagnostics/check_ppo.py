@@ -136,21 +136,21 @@ class _PPOJudge(Judge):
         late, early = np.flatnonzero(self.tokens > known), np.flatnonzero(self.tokens < known)
         if len(late):
             behind = int((self.tokens - known).max())
-            setting = "stop_token=None: TRL ends a row at no EOS" if stop is None else f"stop_token_id={stop}"
-            cause = f"{len(late)} of {count} rows keep up to {behind} tokens behind their end: {setting}"
+            setting = "with stop_token=None TRL ends none at EOS" if stop is None else f"stop_token_id={stop}"
+            cause = f"{len(late)} of {count} completions keep up to {behind} tokens after their end: {setting}"
             return Stage("ends", "different", cause, float(behind), places(late))
         if len(early):
             own = any(self.sampled[i][known[i] - 1] == pad for i in early)
             why = (
                 "pad and EOS are one token, so the end itself is cut"
                 if own
-                else "at a pad token that the policy sampled"
+                else "TRL cuts at a pad token that the policy sampled"
             )
-            cause = f"{len(early)} of {count} rows are cut before their end: {why}"
+            cause = f"{len(early)} of {count} completions are cut before their end: {why}"
             return Stage("ends", "different", cause, float((known - self.tokens).max()), places(early))
         missing = ~self.record.batch["contain_eos_token"].astype(bool)
         if self.rule is None and self.args.missing_eos_penalty and (missing == ended).any():
-            cause = f"{int((missing & ended).sum())} rows that ended at stop_token_id={stop} get missing_eos_penalty: "
+            cause = f"{int((missing & ended).sum())} completions that ended at stop_token_id={stop} get missing_eos_penalty: "
             wrong = np.flatnonzero(missing == ended)
             return Stage("ends", "different", f"{cause}TRL looks for EOS (id {eos})", len(wrong) / count, places(wrong))
         return Stage("ends", "same", f"{int(ended.sum())} of {count} rows ended, the others were truncated")
@@ -161,7 +161,7 @@ class _PPOJudge(Judge):
         for name, counts in (("padding_mask", self.tokens), ("padding_mask_p1", self.steps)):
             wrong = self.record.batch[name].astype(bool) != (place >= counts[:, None])
             if wrong.any():
-                cause = f"{name} is another than the ends give, at {int(wrong.sum())} places"
+                cause = f"{name} does not follow from the ends, at {int(wrong.sum())} places"
                 return Stage("mask", "different", cause, float(wrong.sum()), places(np.flatnonzero(wrong.any(axis=1))))
         return Stage("mask", "same", f"{int(self.tokens.sum())} tokens and {int(self.steps.sum())} values count")
 
@@ -217,10 +217,8 @@ class _PPOJudge(Judge):
             )
         full = [i for i, (_, ended) in enumerate(self.ends) if ended and self.tokens[i] == self.width]
         if stage.verdict != "different" and full and self.width < self.args.response_length:
-            cause = (
-                "the longest rows of this batch have their score with their last token, the others one step later: all "
-            )
-            cause += f"ended before response_length={self.args.response_length}, and no pad follows these"
+            cause = "the longest rows of this batch get their score at the last token, the others one step later: all "
+            cause += f"ended before response_length={self.args.response_length}, but no pad follows the longest ones"
             return Stage("rewards", "different", cause, where=places(full))
         return stage
 
@@ -264,7 +262,7 @@ class _PPOJudge(Judge):
         said = f"ratios of {math.exp(found[0].min()):.4g} to {math.exp(found[0].max()):.4g} before the first optimizer step"
         for name, part in zip(("ratios", "values"), found, strict=True):
             if not np.isfinite(part).all() or np.abs(part).mean() > limits.mean or np.abs(part).max() > limits.largest:
-                cause = said if name == "ratios" else "values of the loss are others than before it"
+                cause = said if name == "ratios" else "the loss has other values than the ones before it"
                 cause += ": the trainer scores a row in two ways"
                 return Stage("ratios", "different", cause, float(np.abs(part).max()))
         both = zip(self.record.micros, self.ppo_losses, strict=True)
@@ -316,19 +314,19 @@ class _PPOJudge(Judge):
         due = [size * (n + 1) for n in range(a.num_ppo_epochs * a.num_mini_batches)]
         scaler = self.trainer.accelerator.scaler  # of fp16, which leaves out an update whose gradients overflow
         if made != due and not (self.record.problem and scaler is not None):
-            cause = f"{len(made)} optimizer steps, where num_ppo_epochs={a.num_ppo_epochs} and num_mini_batches="
+            cause = f"{len(made)} optimizer steps, but num_ppo_epochs={a.num_ppo_epochs} and num_mini_batches="
             cause += f"{a.num_mini_batches} make {len(due)}"
             if len(made) > len(due):
-                cause += ": with the last batch of the data set accelerate ends each accumulation"
+                cause += ": at the last batch of the data set accelerate ends each accumulation early"
             elif a.num_mini_batches > 1:
                 cause += f": accelerate accumulates gradient_accumulation_steps={a.gradient_accumulation_steps} "
-                cause += "micro-batches, over the ends of mini-batches"
+                cause += "micro-batches, across the ends of mini-batches"
             return Stage("update", "different", cause, abs(len(made) - len(due)))
         stage = super().update()
         norm = math.sqrt(sum(float((gradient.double() ** 2).sum()) for gradient in self.record.gradients.values()))
         if not a.max_grad_norm or norm <= a.max_grad_norm or stage.verdict == "cannot tell":
             return stage
-        said = f"{stage.cause}; TRL's PPO does not clip: max_grad_norm={a.max_grad_norm:g}, the gradient has {norm:.3g}"
+        said = f"{stage.cause}; TRL's PPO does not clip: max_grad_norm={a.max_grad_norm:g}, the gradient has norm {norm:.3g}"
         return dataclasses.replace(stage, cause=said)
 
     def metrics(self) -> Stage | None:
@@ -347,7 +345,7 @@ class _PPOJudge(Judge):
         if not wrong:
             return Stage("metrics", "same", ", ".join(f"{name} {value:.3g}" for name, value in expected.items()))
         said = "; ".join(
-            f"{name} is logged as {value:.3g} and is {expected[name]:.3g}" for name, value in wrong.items()
+            f"{name} is logged as {value:.3g}, but is {expected[name]:.3g}" for name, value in wrong.items()
         )
         return Stage("metrics", "different", said, max(abs(value - expected[name]) for name, value in wrong.items()))
 

@@ -40,26 +40,26 @@ def check_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
     """Run one step of a trainer and compute each of its stages again.
 
     The step runs on the trainer's own data, with its own sampler and reward functions. Weights, optimizer, random state,
-    metrics and record are afterwards what they were; reward functions are called once more than without it. It needs the
-    memory of a training step, or where that is more, of twice the trained weights, their gradients and the optimizer's state.
+    metrics and record are the same afterwards; only the reward functions are called once more. The check needs the memory of
+    a training step, or, if that is more, of twice the trained weights, their gradients and the optimizer's state.
 
     Args:
-        trainer: TRL's `GRPOTrainer`, `RLOOTrainer` or `PPOTrainer`, the workbench's, or a child of them; before or after
+        trainer: TRL's `GRPOTrainer`, `RLOOTrainer` or `PPOTrainer`, the workbench's, or a subclass; before or after
             training.
-        batch: rows of the data set, as many as a generation takes, of PPO as an update takes; by default the first of the
-            trainer's own.
+        batch: rows of the data set: as many as one generation takes, for PPO as many as one update takes. Default: the first
+            batch of the trainer's own data.
 
     Returns:
         `report.first` is the first stage that differs, or None; `report.tokens(i)` has the tokens of a completion. The stages:
-        `sampling` (is what was sampled from what is scored), `ends`, `turns`, `mask`, `rewards`, `advantages`, `log-probs`
+        `sampling` (do the tokens come from the scored policy), `ends`, `turns`, `mask`, `rewards`, `advantages`, `log-probs`
         (each row alone, unpadded), `reference`, `mismatch` (the log-probs that vLLM or a rollout function gives), `ratios`,
-        `correction`, `loss`, `gradient`, `update`, `metrics`; of PPO, whose step is an update with all its epochs, also
+        `correction`, `loss`, `gradient`, `update`, `metrics`; for PPO, whose step is an update with all its epochs, also
         `scores` and `values`. Their verdicts: `same`, `rounding`, `different`, `cannot tell`.
 
     Raises:
-        RunError: vLLM does not sample, as an engine that is closed.
-        ParameterError: another trainer, one without data, a batch that is no whole number of groups, or of PPO no whole update.
-        Exception: what the step itself raises, as from a reward function; the trainer is then as it was too.
+        RunError: vLLM does not sample, for example because its engine is closed.
+        ParameterError: another trainer, one without data, or a batch that is no whole number of groups (PPO: no whole update).
+        Exception: any error of the step itself, for example in a reward function; the trainer is then unchanged, too.
     """
     if is_ppo(type(trainer)):
         from .check_ppo import check_ppo  # one release of TRL has PPO
@@ -264,9 +264,9 @@ class Judge:
         if mean <= _NEAR:
             return Stage("mismatch", "same" if largest <= 2 * SAME else "rounding", said, *numbers)
         if mean <= min(_NOT_NEAR, -float(alone.mean()) / 2):  # numbers of other tokens are off by about the surprise
-            cause = "a sampler of lower precision or of older weights, or numbers that stand at other places"
+            cause = "the sampler has lower precision or older weights, or its log-probs are at wrong places"
             return Stage("mismatch", "cannot tell", f"{said}: {cause}", *numbers)
-        options = ", ".join(self.step.sampler_options()) or "they stand at other places, or are of other weights"
+        options = ", ".join(self.step.sampler_options()) or "they are at wrong places, or come from other weights"
         cause = f"the sampler's log-probs are not those of these tokens: {options}: {said}"
         return Stage("mismatch", "different", cause, *numbers)
 
@@ -308,9 +308,7 @@ class Judge:
         if not used_square and not expected_square:
             return Stage("gradient", "cannot tell", "no row of this batch has an advantage")
         if not used_square or not expected_square:
-            cause = (
-                "there is one, where the loss gives none" if used_square else "there is none, where the loss gives one"
-            )
+            cause = "there is one, but the loss gives none" if used_square else "there is none, but the loss gives one"
             return Stage("gradient", "different", cause, 1.0)
         cosine, ratio = dot / math.sqrt(expected_square * used_square), math.sqrt(used_square / expected_square)
         said, limits = f"cosine {cosine:.5f}, norm {ratio:.4g} times what the loss gives", tolerance_of(self.step)
@@ -346,7 +344,7 @@ class Judge:
             settings["max_grad_norm"],
         )
         weights = str(next(p.dtype for p in self.policy.parameters() if p.requires_grad)).removeprefix("torch.")
-        cause = f"the others are lost to the rounding of {weights} weights"
+        cause = f"the rounding of {weights} weights loses the other updates"
         if limit and norm > 1000 * limit:
             cause = f"max_grad_norm={limit:g} cuts a gradient of norm {norm:.3g}"
         return Stage("update", "different", f"{said}; {cause}", share)

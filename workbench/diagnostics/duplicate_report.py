@@ -65,7 +65,7 @@ def duplicate_report(data, *, prompts_per_batch: int = 8, column: str = "prompt"
     Args:
         data: a `datasets.Dataset`, the path of a JSONL file, or an iterable of prompts (read twice, so no generator).
         prompts_per_batch: P, prompts (not completions) of a generation batch.
-        column: of the prompts, in a data set or file.
+        column: name of the column with the prompts, in a data set or file.
         progress: show a bar.
 
     Returns:

@@ -16,7 +16,7 @@ from ..errors import ParameterError
 from .logits import cast_copy, computed_dtype, map_logits
 
 _ADVICE = {
-    "batch shape": "The trainer differs from itself in another batch: no setting of the sampler can remove that.",
+    "batch shape": "The trainer gives other numbers in another batch: no setting of the sampler can remove that.",
     "padding": "Score with position ids: with_position_ids(model).",
     "tokens": "Train the ids that were sampled: text that is decoded and encoded again has others.",
     "weights": "Sync the engine before it samples: attach_sampler_probe(trainer) proves it.",
@@ -24,7 +24,7 @@ _ADVICE = {
     "temperature": "Divide the scored logits by the temperature of sampling (TRL: `temperature`).",
     "top-k": "Sample with top_k=0, or score within the same support: the trainer spreads mass over tokens never sampled.",
     "top-p": "Sample with top_p=1, or score within the same support: the trainer spreads mass over tokens never sampled.",
-    "sampler": "This is what is left: its kernels and cache, settings that were not given here, or weights that changed since.",
+    "sampler": "No setting given here explains this rest: look at the kernels, the cache, other settings, changed weights.",
 }
 PARTS = tuple(_ADVICE)
 
@@ -74,7 +74,7 @@ class MismatchReport:
         part, rounding = self.parts[self.largest].abs(), self.parts["dtype"].abs().mean()
         if self.largest == "sampler" and part.mean() <= 2 * rounding:
             return (
-                f"sampler and scorer differ by what the sampler's dtype explains in size: {size}, its rounding {rounding:.1e}. "
+                f"sampler and scorer differ by as much as the sampler's dtype explains: {size}, its rounding {rounding:.1e}. "
                 f"No second pass repeats it token by token. {_ADVICE['dtype']}"
             )
         return (
@@ -105,21 +105,21 @@ def mismatch_report(
 ) -> MismatchReport:
     """Score a rollout as TRL does, then undo the causes of difference one by one until the sampler's numbers are left.
 
-    In turn: batch size, padding and positions, token ids, weights, dtype, temperature, top-k, top-p; what remains is the
-    sampler's. Which of several suspected settings explain a rollout: `attribute_mismatch`.
+    The order is: batch size, padding and positions, token ids, weights, dtype, temperature, top-k, top-p. What remains is the
+    sampler's own. To find which of several suspected settings explain a rollout, use `attribute_mismatch`.
 
     Args:
-        model: with the weights that sampled; scored as it is, in evaluation mode.
+        model: the model with the weights of the sampling policy; it scores as it is, in evaluation mode.
         prompt_ids, completion_ids: N lists of token ids, without padding.
         sampled_logprobs: N lists, the sampler's log-prob of each completion token; None or NaN where it gave none.
         positions: `implicit` as in TRL's GRPO and RLOO, `explicit` for a trainer that passes position ids.
         batch_size: rows the trainer scores at once; default all.
-        temperature, top_k, top_p: that the sampled log-probs contain; top_k=0 and top_p=1 for none. vLLM's
-            `raw_logprobs` contain nothing: pass temperature=1.
-        scored_temperature: the trainer's; default the sampler's, as in TRL.
-        sampler_dtype: the sampler's, where it is not the model's.
-        sampler_model: with the weights that the sampler had, where they were others: an earlier checkpoint.
-        sampled_ids: N lists of the ids that the sampler drew, where others are trained; as many as are trained.
+        temperature, top_k, top_p: settings that the sampled log-probs include; top_k=0 and top_p=1 mean none. vLLM's
+            `raw_logprobs` include nothing: pass temperature=1.
+        scored_temperature: temperature of the trainer; default that of the sampler, as in TRL.
+        sampler_dtype: dtype of the sampler, if it is not the model's.
+        sampler_model: model with the weights of the sampler, if they differ: an earlier checkpoint.
+        sampled_ids: N lists of the ids that the sampler drew, if the trainer trains other ids; equally many.
 
     Raises:
         ParameterError: lengths that do not match, an empty prompt or completion, no sampled log-prob at all, settings out of

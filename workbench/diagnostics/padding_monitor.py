@@ -95,7 +95,7 @@ class PaddingMonitor(LiveCallback):
 def attach_padding_monitor(trainer: Any, *, every: int = 10) -> PaddingMonitor:
     """Attach a `PaddingMonitor`. Its batch is made of the trainer's first prompts, from the shortest to the longest.
 
-    It goes before all other callbacks, so that whatever writes logs (files, W&B, TensorBoard) has its numbers.
+    It runs before all other callbacks, so that everything that writes logs (files, W&B, TensorBoard) gets its numbers.
     """
     if not (isinstance(trainer, trl.GRPOTrainer | trl.RLOOTrainer) or is_ppo(type(trainer))):
         raise _not_scored(trainer)

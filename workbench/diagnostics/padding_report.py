@@ -97,9 +97,9 @@ def padding_report(
         model: causal language model.
         tokenizer: of the model; None where `texts` are token ids.
         texts: strings or lists of token ids, at least two of at least two tokens; unequal lengths show most.
-        dtypes: `float32`, `bfloat16`, `float16`. Default: the model's own for one above a billion parameters, else all, on
-            a CPU without float16, which is slow there.
-        attentions: kernels to try; what the model or the machine lacks is noted as not run.
+        dtypes: `float32`, `bfloat16`, `float16`. Default: all of them, without float16 on a CPU, where it is slow; for a
+            model above a billion parameters only its own dtype.
+        attentions: attention kernels to try; `notes` names those that the model or the machine lacks.
         extra_pads: pads beyond the longest text. A model whose RoPE depends on the length gets enough to pass its window.
 
     Raises:

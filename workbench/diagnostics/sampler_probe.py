@@ -228,12 +228,12 @@ class SamplerProbe(LiveCallback):
 def attach_sampler_probe(trainer: Any, *, every: int | None = None) -> SamplerProbe | None:
     """Attach a `SamplerProbe` to a trainer, stock or the workbench's; None where it does not sample with vLLM.
 
-    Once attached it stays: a second call returns the first one's. It goes before all other callbacks, so that whatever
-    writes logs has its numbers.
+    A trainer has at most one probe: a second call returns the first probe. It runs before all other callbacks, so that
+    everything that writes logs gets its numbers.
 
     Args:
-        trainer: TRL's GRPO or RLOO trainer, or a child, before `train()`.
-        every: optimizer steps between two probes; None as often as 1% of the training's time allows.
+        trainer: TRL's GRPO or RLOO trainer, or a subclass; attach the probe before `train()`.
+        every: optimizer steps between two probes; None: as often as 1% of the training's time allows.
 
     Raises:
         ParameterError: `every` below 1.

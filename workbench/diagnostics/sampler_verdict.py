@@ -176,11 +176,11 @@ def _no_numbers(now: Probe) -> SamplerVerdict | None:
     trainer, engine = (int((~np.isfinite(logprobs)).sum()) for logprobs in (now.trainer, now.engine))
     if not trainer and not engine:
         return None
-    text = f"of {len(now.trainer)} log-probs the trainer gives {trainer} that are no numbers, the engine {engine}: "
+    text = f"of {len(now.trainer)} log-probs, {trainer} of the trainer and {engine} of the engine are not finite: "
     if trainer:
         text += "the training has diverged, so the engine cannot be judged."
         return SamplerVerdict(CANNOT_TELL, False, None, now.difference, text)
-    return SamplerVerdict(UNKNOWN, True, None, now.difference, text + "it overflows where the trainer does not.")
+    return SamplerVerdict(UNKNOWN, True, None, now.difference, text + "the engine overflows, the trainer does not.")
 
 
 def _stale_cache(now: Probe, before: Sequence[Probe], dtype: str) -> SamplerVerdict | None:
@@ -195,11 +195,11 @@ def _stale_cache(now: Probe, before: Sequence[Probe], dtype: str) -> SamplerVerd
     apart = now.cache_difference
     if not now.cached_tokens and apart <= 10 * ROUNDING_NATS[dtype]:
         return None
-    read = f"{now.cached_tokens} tokens were read from it" if now.cached_tokens else "it was read"
+    read = f"a request read {now.cached_tokens} tokens from it" if now.cached_tokens else "a request read it"
     text = (
-        f"the engine's prefix cache holds states of earlier weights: {read} after its weights had changed, and the next "
-        f"token's log-prob differs by {apart:.2g} from that of a request that reads none. Call reset_prefix_cache after "
-        "each sync."
+        f"the engine's prefix cache holds states of earlier weights: {read} after the weights had changed, and its "
+        f"next token's log-prob differs by {apart:.2g} from that of a request without the cache. Call reset_prefix_cache "
+        "after each sync."
     )
     return SamplerVerdict(CACHE, True, None, now.difference, text)
 
@@ -217,8 +217,8 @@ def _in_step(now: Probe, before, possible: set, noise: float, dtype: str, roundi
             "that was probed fit better. "
         )
         if reference is None:
-            text += "Not attributed: weights from elsewhere or reloaded in part (a tied head stays), another architecture, or "
-            text += "lower precision."
+            text += "The cause is open: weights from elsewhere or reloaded in part (a tied head stays), another architecture, "
+            text += "or lower precision."
         else:
             text += f"At step {reference.step} they were one policy: since then some weights did not arrive (norms, a layer, a "
             text += "tied head), or an update arrived twice or not at all. Compare the engine's parameters with the trainer's."

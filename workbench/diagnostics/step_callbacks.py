@@ -25,7 +25,7 @@ def check_steps(name: str, steps: Steps) -> None:
     numbers = steps if isinstance(steps, Collection) and not isinstance(steps, str) else [steps]
     if not numbers or not all(type(number) is int and number > 0 for number in numbers):
         raise ParameterError(
-            f"{name}={steps!r}: expected numbers of steps from 1 on, or N for the first and every N-th"
+            f"{name}={steps!r}: expected step numbers from 1 on, or N for the first step and every N-th"
         )
 
 

@@ -109,7 +109,7 @@ def load_step(path: str | os.PathLike) -> SavedStep:
             )
         content = json.loads(data)
         if content["format"] > _FORMAT:
-            raise RunError(f"{path}: of a newer workbench (format {content['format']}, this one reads {_FORMAT})")
+            raise RunError(f"{path}: a newer workbench wrote it (format {content['format']}, this one reads {_FORMAT})")
         vocabulary = {int(token): text for token, text in content["vocabulary"].items()}
         return SavedStep(
             content["number"], content["versions"], vocabulary, _step_from(content["step"]), path.stat().st_size
@@ -117,7 +117,7 @@ def load_step(path: str | os.PathLike) -> SavedStep:
     except FileNotFoundError:
         raise RunError(f"{path}: no such file") from None
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{path}: no step that a training has kept, or damaged ({error!r})") from None
+        raise RunError(f"{path}: this file holds no recorded step, or is damaged ({error!r})") from None
 
 
 def _step_from(content: dict) -> Step:
@@ -139,7 +139,7 @@ def _array(values: Any) -> Any:
 
 
 def replay_step(path: str | os.PathLike) -> StepReport:
-    """Compute the stages of a recorded step again, those that need no model.
+    """Compute the stages of a recorded step again, except those that need a model.
 
     Args:
         path: a file that a training with `record_steps` has kept, such as `RUN/steps/step-000050.json.gz`.
@@ -149,7 +149,7 @@ def replay_step(path: str | os.PathLike) -> StepReport:
         and `metrics`.
 
     Raises:
-        RunError: no such file, or none of this kind.
+        RunError: the file does not exist, or holds no recorded step.
     """
     return replay(load_step(path))
 
@@ -185,7 +185,7 @@ def files_of(folder: Path, number: int | None) -> list[Path]:
         raise RunError(f"{folder}: no step is recorded; {how}")
     recorded = ", ".join(map(str, [*steps][:20])) + ", ..." * (len(steps) > 20)
     if number is None and len(steps) > 1:
-        raise ParameterError(f"{folder}: which step? Name one with --step; recorded: {recorded}")
+        raise ParameterError(f"{folder}: several steps are recorded; name one with --step: {recorded}")
     if number is not None and number not in steps:
         raise RunError(f"{folder}: step {number} is not recorded; recorded: {recorded}")
     return next(iter(steps.values())) if number is None else steps[number]

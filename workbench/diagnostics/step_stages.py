@@ -56,14 +56,14 @@ def check_ends(step: Step, decode: Callable[[list[int]], str]) -> Stage:
         cause += "TRL takes only EOS and pad for an end"
         return Stage("ends", "different", cause, len(wrong) / len(rows), places(wrong))
     if wrong:
-        cause = f"{len(wrong)} of {len(rows)} rows were truncated and count as ended: their last token is EOS or pad"
+        cause = f"{len(wrong)} of {len(rows)} completions were truncated, but count as ended: their last token is EOS or pad"
         return Stage("ends", "different", cause, len(wrong) / len(rows), places(wrong))
     if behind := [i for i, row in enumerate(rows) if row.end < len(row.ids)]:
         most = max(len(rows[i].ids) - rows[i].end for i in behind)
         cause = f"{len(behind)} rows keep up to {most} tokens behind their end, which the loss then trains"
         return Stage("ends", "different", cause, float(most), places(behind))
     if unknown := sum(row.ended is None for row in rows):
-        return Stage("ends", "cannot tell", f"of {unknown} rows nothing says why they ended before the limit")
+        return Stage("ends", "cannot tell", f"{unknown} completions ended before the limit, and nothing says why")
     return Stage(
         "ends", "same", f"{sum(bool(row.ended) for row in rows)} of {len(rows)} rows ended, the others were truncated"
     )
@@ -90,7 +90,7 @@ def check_turns(step: Step) -> Stage | None:
     if step.turns is None:
         return None
     if not step.turns:
-        return Stage("turns", "cannot tell", "the rollout function samples by a way that is not seen here")
+        return Stage("turns", "cannot tell", "the rollout function samples in a way that check_step does not see")
     rows, foreign, unused = [], 0, 0
     for i, row in enumerate(step.rows):
         sampled = sampled_tokens(step.turns, row)
@@ -99,18 +99,16 @@ def check_turns(step: Step) -> Stage | None:
         rows += [i] * bool(wrong)
     if foreign:
         cause = (
-            f"{foreign} tokens of {len(rows)} of {len(step.rows)} rows count in the loss and were not sampled there: "
+            f"{foreign} tokens in {len(rows)} of {len(step.rows)} rows count in the loss, but were not sampled there: "
         )
-        cause += "a turn is decoded and encoded again, another row's, or the answer of a tool is in the loss"
+        cause += "a turn was decoded and encoded again, a turn is of another row, or a tool wrote these tokens"
         return Stage("turns", "different", cause, float(foreign), places(rows))
     said = f"{unused} sampled tokens are left out of the loss"
     if unused and step.settings.get("rollout_func"):
-        return Stage("turns", "cannot tell", f"{said}: does the rollout function mean it?", float(unused))
+        return Stage("turns", "cannot tell", f"{said}: does the rollout function intend this?", float(unused))
     if unused:
-        return Stage(
-            "turns", "different", f"{said}, where the mask of a turn is not as long as its answer", float(unused)
-        )
-    return Stage("turns", "same", f"{len(step.turns)} turns stand in {len(step.rows)} rows as they were sampled")
+        return Stage("turns", "different", f"{said}: the mask of a turn is not as long as its tokens", float(unused))
+    return Stage("turns", "same", f"{len(step.turns)} turns are in {len(step.rows)} rows as they were sampled")
 
 
 def check_mask(step: Step) -> Stage:
@@ -126,9 +124,9 @@ def check_mask(step: Step) -> Stage:
             tokens += int((used != expected).sum())
     if not wrong:
         return Stage("mask", "same", f"{int(sum(row.mask.sum() for row in step.rows))} tokens count")
-    cause = f"{len(wrong)} of {len(step.rows)} rows have another mask than their ends and tools give"
+    cause = f"{len(wrong)} of {len(step.rows)} rows have a mask that does not follow from their ends and tools"
     if out := [i for i in wrong if not step.rows[i].mask.any()]:
-        cause = f"{len(out)} of {len(step.rows)} rows that ended are left out of the loss: "
+        cause = f"{len(out)} of {len(step.rows)} completions ended, but are left out of the loss: "
         cause += "mask_truncated_completions counts them as truncated"
     return Stage("mask", "different", cause, float(tokens), places(wrong))
 
@@ -139,7 +137,7 @@ def check_rewards(step: Step) -> Stage:
     if len(prompts) % size == 0:
         groups = [prompts[start : start + size] for start in range(0, len(prompts), size)]
         if mixed := [g for g, group in enumerate(groups) if any(prompt != group[0] for prompt in group)]:
-            cause = f"groups {mixed[:5]} hold several prompts: rewards are compared across questions"
+            cause = f"groups {mixed[:5]} hold several prompts: rewards are compared across prompts"
             return Stage("rewards", "different", cause, where=f"{len(mixed)} groups")
     if step.returned is None or step.processes > 1:
         cause = "a reward model or an asynchronous function scores, or several processes do"
@@ -240,7 +238,7 @@ def check_ratios(step: Step) -> Stage | None:
     mean, largest = float(np.abs(differences).mean()), float(np.abs(differences).max())
     if moved or (mean <= limits.mean and largest <= limits.largest):
         return Stage("ratios", "same" if moved or largest <= 2 * SAME else "rounding", said, largest)
-    cause = f"{said}, where no update lies between the two scorings of a row: the trainer scores it in two ways"
+    cause = f"{said}, but no update lies between the two scorings of a row: the trainer scores it in two ways"
     return Stage("ratios", "different", cause, largest)
 
 
@@ -275,7 +273,7 @@ def check_metrics(step: Step) -> Stage | None:
     wrong = {name: value for name, value in logged.items() if abs(value - expected[name]) > 1e-4 * max(1, abs(value))}
     if not wrong:
         return Stage("metrics", "same", ", ".join(f"{name} {value:.3g}" for name, value in logged.items()))
-    said = "; ".join(f"{name} is logged as {value:.3g} and is {expected[name]:.3g}" for name, value in wrong.items())
+    said = "; ".join(f"{name} is logged as {value:.3g}, but is {expected[name]:.3g}" for name, value in wrong.items())
     return Stage("metrics", "different", said, max(abs(value - expected[name]) for name, value in wrong.items()))
 
 

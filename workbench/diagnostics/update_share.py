@@ -14,12 +14,12 @@ from .callback import LiveCallback, add_to_log
 class UpdateShare(LiveCallback):
     """Logs `update/moved`: of the trained elements that have a gradient, the share that an optimizer step changed.
 
-    It is measured on a fixed sample of 20,000 elements, in the weights' own dtype; of a line that stands for several steps
-    it is their mean. Nothing is logged where the learning rate or all gradients are 0, where a step was skipped, and where
-    DeepSpeed or FSDP holds the weights. `attach_watch` attaches it; else give it to a trainer among its `callbacks`.
+    It is measured on a fixed sample of 20,000 elements, in the weights' own dtype; a log line for several steps has their
+    mean. Nothing is logged if the learning rate or all gradients are 0, if a step was skipped, or if DeepSpeed or FSDP holds
+    the weights. `attach_watch` attaches it; without a watch, pass it to the trainer in `callbacks`.
 
     Args:
-        every: steps between two measurements, whatever they cost; None as often as 1% of the training's time allows.
+        every: steps between two measurements, whatever they cost; None: as often as 1% of the training's time allows.
     """
 
     name = "measurement of updates"

@@ -90,7 +90,7 @@ def test_more_gpus_than_there_are_is_refused_with_those_there_are(monkeypatch):
     with pytest.raises(ParameterError, match=r"gpus=3: .* visible here: 2 \(7, 8\)"):
         check_gpus(3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(ParameterError, match=r"gpus=1: 1 asked for each run, none visible here"):
+    with pytest.raises(ParameterError, match=r"gpus=1: each run asks for 1, none visible here"):
         check_gpus(1)
     with pytest.raises(ParameterError, match="gpus=-1: expected 0 or more"):
         check_gpus(-1)
@@ -169,7 +169,7 @@ def test_runs_with_different_temporary_folders_share_one_set_of_locks(monkeypatc
 def test_a_home_that_cannot_be_written_says_where_the_locks_could_lie(monkeypatch):
     monkeypatch.delenv("WORKBENCH_CACHE")
     monkeypatch.setenv("HOME", "/dev/null/home")
-    says = r"/dev/null/home.*the GPUs' locks lie there: set WORKBENCH_CACHE"
+    says = r"/dev/null/home.*set WORKBENCH_CACHE to a folder for GPU locks"
     with pytest.raises(ParameterError, match=says), hold(1, print):
         pass
 

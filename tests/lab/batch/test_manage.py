@@ -157,7 +157,7 @@ def test_a_run_in_a_notebook_s_kernel_is_left_to_jupyterlab(process, tmp_path):
 def test_a_folder_from_elsewhere_cannot_have_a_process_of_mine_ended(started, tmp_path):
     mine = started("workbench")
     run = owned_by(mine, tmp_path)
-    with pytest.raises(RunError, match=f"process {mine.pid} does not hold its lock; it is left alone"):
+    with pytest.raises(RunError, match=f"process {mine.pid} does not hold its lock and was not ended"):
         manage.cancel(run)
     assert mine.is_running()
 

@@ -189,7 +189,7 @@ def test_ranges_are_for_ints_and_commas_separate_values(known, given, values):
 @pytest.mark.parametrize(
     "given, message",
     [({"seeds": "0..4"}, "unknown parameter 'seeds': did you mean 'seed'"), ({"seed": "4..0"}, "the range is empty"),
-     ({"seed": "0..1001"}, "seed=1001: expected int in 0..1000"), ({"seed": "0,1,0"}, "stands there twice"),
+     ({"seed": "0..1001"}, "seed=1001: expected int in 0..1000"), ({"seed": "0,1,0"}, "the list has a value twice"),
      ({"seed": "0,,1"}, "seed=''"), ({"seed": "0..x"}, r"seed='0\.\.x': expected int"),
      ({"learning_rate": "1e-4..3e-4"}, "expected float"), ({"model": "starter,none"}, "expected one of starter, other"),
      ({"out_dir": "x"}, "'out_dir' is set by the runner"), ({"seed": "0..100000000"}, "at most 10000 runs")]

@@ -113,7 +113,7 @@ def test_two_gpus_for_each_run_are_handed_out_together_and_three_are_refused(tmp
     arguments = ["sweep", path, "-p", "seed=0..1", "--jobs", "2", "--runs-dir", tmp_path / "runs", "--gpus"]
     refused = workbench(*arguments, "3", env=environment)
     assert refused.returncode == 2
-    assert "gpus=3: 3 asked for each run, visible here: 2 (7, 8)" in refused.stderr
+    assert "gpus=3: each run asks for 3, visible here: 2 (7, 8)" in refused.stderr
     assert list_runs(tmp_path / "runs") == []
     assert workbench(*arguments, "2", env=environment).returncode == 0
     first, second = gpus_held(tmp_path / "runs")
@@ -225,7 +225,7 @@ def test_a_plan_shows_the_folders_that_runs_go_on_in_and_nothing_where_all_is_do
     ("params", "hint"),
     [
         ({"model": "starter", "dataset": "starter"}, ""),
-        ({"model": "Qwen/a", "dataset": "starter"}, "dataset='starter' is still the toy's"),
+        ({"model": "Qwen/a", "dataset": "starter"}, "with the toy data, dataset='starter': give your own"),
         ({"model": "Qwen/a", "dataset": "mine.jsonl"}, ""),
         ({"dataset": "starter"}, ""),
     ],

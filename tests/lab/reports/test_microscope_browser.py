@@ -95,8 +95,8 @@ def test_it_opens_where_most_is_wrong_and_shows_the_group_side_by_side(browser, 
     ):
         assert said in first
     assert visit.page.inner_text("#prompt div") == "question 1"
-    assert "2% cut off by the length limit" in visit.page.inner_text("#strips")
-    assert "33% cut off" in visit.page.inner_text("#readout")
+    assert "2% truncated by the length limit" in visit.page.inner_text("#strips")
+    assert "33% truncated" in visit.page.inner_text("#readout")
     assert visit.page.locator("#lacks").inner_text().startswith("Not recorded here")
 
 
@@ -149,7 +149,7 @@ def test_each_filter_narrows_what_is_shown_and_what_the_keys_lead_to(browser, pl
     visit.page.get_by_role("button", name="Clear").click()
     visit.page.wait_for_timeout(200)
     assert visit.page.locator("#group").is_visible()
-    visit.page.get_by_role("button", name=re.compile("cut off by the length limit")).click()
+    visit.page.get_by_role("button", name=re.compile("truncated by the length limit")).click()
     visit.page.wait_for_timeout(200)
     assert visit.page.inner_text("#count").startswith("4 completions in 1 group")
 

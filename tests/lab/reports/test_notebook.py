@@ -178,7 +178,7 @@ def test_each_output_has_a_limit_and_what_is_cut_is_told(tmp_path):
 def test_a_notebook_that_is_none_or_too_large_is_not_parsed(tmp_path, monkeypatch):
     run = write_run(tmp_path)
     (run.path / "executed.ipynb").write_text('{"cells": [3, {"cell_type": "code", "outputs": [1]}, {"metadata": 0}]}')
-    assert "Cells that no notebook of nbformat 4 has, left out: 3." in build_report(run).read_text()
+    assert "Cells of an unknown type that this page leaves out: 3." in build_report(run).read_text()
     monkeypatch.setattr(module, "_MOST_READ", 10)
     assert read_notebook(run) is None
 

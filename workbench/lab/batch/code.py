@@ -61,7 +61,7 @@ def check_unchanged(files: Mapping[str, str]) -> None:
     changed = [str(path) for path, digest in seen.items() if _digest(_sources(path, notebook)) != digest]
     if changed:
         raise RunError(
-            f"{', '.join(changed)}: has changed since the run was planned; start the command again to run what is there now"
+            f"{', '.join(changed)}: has changed since the run was planned; start the command again to run the changed code"
         )
 
 

@@ -72,7 +72,7 @@ def check_gpus(count: int | None) -> None:
     if count > len(there):
         shown = f"visible here: {len(there)} ({', '.join(there)})" if there else "none visible here"
         raise ParameterError(
-            f"gpus={count}: {count} asked for each run, {shown}; see nvidia-smi and CUDA_VISIBLE_DEVICES, or leave --gpus out"
+            f"gpus={count}: each run asks for {count}, {shown}; see nvidia-smi and CUDA_VISIBLE_DEVICES, or leave --gpus out"
         )
 
 
@@ -108,7 +108,7 @@ def hold(count: int | None, waiting: Callable[[str], None]) -> Iterator[dict[str
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:  # a home that is read-only
-        raise ParameterError(f"{folder}: {error.strerror}; the GPUs' locks lie there: set WORKBENCH_CACHE") from error
+        raise ParameterError(f"{folder}: {error.strerror}; set WORKBENCH_CACHE to a folder for GPU locks") from error
     waits = False
     while True:
         with contextlib.ExitStack() as held:

@@ -106,7 +106,7 @@ def cancel(run: Run, grace: float = 60.0, *, force: bool = False) -> None:
         _terminate(run, owner.get("pid"))
     if not _ends_within(run, 30):
         raise RunError(
-            f"{run.path}: was asked to end and is still {run.status['state']}; see `workbench logs {run.id}`"
+            f"{run.path}: was asked to end, but is still {run.status['state']}; see `workbench logs {run.id}`"
         )
 
 
@@ -117,7 +117,7 @@ def _terminate(run: Run, pid: int | None) -> None:
         if any("ipykernel" in part for part in process.cmdline()):
             raise RunError(f"{run.path}: runs in a notebook's kernel, process {pid}; interrupt it in JupyterLab")
         if not any(Path(file.path) == run.path / lock.LOCK for file in process.open_files()):
-            raise RunError(f"{run.path}: process {pid} does not hold its lock; it is left alone. End it yourself")
+            raise RunError(f"{run.path}: process {pid} does not hold its lock and was not ended; end it yourself")
         process.terminate()
     except (psutil.NoSuchProcess, ValueError):
         pass  # it ended meanwhile

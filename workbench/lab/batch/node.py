@@ -51,7 +51,7 @@ def _check_mine(run: Run) -> None:
     end = time.monotonic() + _SUBMITTER_WAIT_S
     while not (owner := read_json(run.path / "status.json", {}).get("owner", {})).get("job"):
         if time.monotonic() > end:
-            sys.exit(f"{run.path}: names no job; the submitter ended before it wrote this one's")
+            sys.exit(f"{run.path}: names no job; `workbench` ended before it recorded the job")
         time.sleep(0.2)
     if owner["job"] != slurm_job():
         sys.exit(f"{run.path}: belongs to job {owner['job']}; this is job {slurm_job()}")

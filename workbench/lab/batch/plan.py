@@ -151,7 +151,7 @@ def parse_grid(known: Mapping[str, Parameter], given: Mapping[str, str]) -> dict
         parts = [p for part in _split(text) for p in (_range(name, part) if counts else [part])]
         values = [check_parameters(known, {name: part})[name] for part in parts]
         if len({json.dumps(value) for value in values}) < len(values):
-            raise ParameterError(f"parameter {name}={text}: a value stands there twice")
+            raise ParameterError(f"parameter {name}={text}: the list has a value twice")
         grid[name] = values
     return grid
 
@@ -369,5 +369,5 @@ def _toy_data_left(entries: Sequence[Entry]) -> str:
     for params in (entry.params for entry in entries):
         model, data = params.get("model"), params.get("dataset")
         if model not in (None, *EMBEDDED_MODELS) and data in EMBEDDED_MODELS:
-            return f"dataset={data!r} is still the toy's, with model={model!r}: give yours with -p dataset=..."
+            return f"model={model!r} with the toy data, dataset={data!r}: give your own data with -p dataset=..."
     return ""

@@ -76,7 +76,7 @@ def _problem_of_extra(name: str, value: str) -> str:
         return "expected a long option of sbatch without its dashes, NAME=VALUE"
     if name in _TAKEN:
         option = _TAKEN[name]
-        return f"use {option}" if option else "the workbench sets it, each run being one process of its own"
+        return f"use {option}" if option else "the workbench sets it, because each run is a single process"
     if name == "signal" and not re.fullmatch(r"USR2@\d+", value):
         return "expected USR2@SECONDS before the time limit"
     return ""
@@ -143,7 +143,7 @@ def script(notebook: Path, count: int, options: SlurmOptions, folder: Path) -> s
     problems = [f"unknown {{{{ {name} }}}}; there are {', '.join(values)}" for name in sorted(used - values.keys())]
     problems += [f"has no {{{{ {name} }}}}, which every job needs" for name in sorted(_ALWAYS - used)]
     problems += [f"has no {{{{ {name} }}}}, so that --{name} would be ignored" for name in sorted(given - used)]
-    problems += [f"Slurm ignores {line!r} behind a command" for line in commands if line.startswith("#SBATCH")]
+    problems += [f"Slurm ignores {line!r} after a command" for line in commands if line.startswith("#SBATCH")]
     if problems:
         raise ParameterError(f"--sbatch-template {options.template}: {problems[0]}")
     return "\n".join(lines) + "\n"

@@ -106,7 +106,7 @@ def limits(run: Run, status: Mapping, result: Mapping, env: Mapping, parts) -> l
     if parts and parts.executed < parts.cells and status["state"] != "done":
         lines.append(f"{parts.executed} of {parts.cells} code cells were executed.")
     if run.toy:
-        lines.append("Toy scale: the model is an embedded one; nothing here is a number about a real model.")
+        lines.append("Toy scale: the model is an embedded one, so no number here is about a real model.")
     if len(done := run.executions) > 1:
         codes = "different" if len({e["notebook"].get("code") for e in done}) > 1 else "the same"
         hosts = ", ".join(dict.fromkeys(str(e["environment"].get("host")) for e in done))
@@ -116,13 +116,13 @@ def limits(run: Run, status: Mapping, result: Mapping, env: Mapping, parts) -> l
     if not env:
         lines.append("No environment was recorded: versions and hardware are unknown.")
     elif not env.get("git_commit"):
-        lines.append("No git commit was recorded: which code ran is known by package versions only.")
+        lines.append("No git commit was recorded: only the package versions say which code ran.")
     elif "uncommitted" in str(env["git_commit"]):
         lines.append("The code had uncommitted changes, so the commit alone does not repeat the run.")
     if parts and parts.controls:
-        lines.append(f"Controls of the notebook that are not in this page: {parts.controls}.")
+        lines.append(f"Interactive controls of the notebook that this page leaves out: {parts.controls}.")
     if parts and parts.unknown:
-        lines.append(f"Cells that no notebook of nbformat 4 has, left out: {parts.unknown}.")
+        lines.append(f"Cells of an unknown type that this page leaves out: {parts.unknown}.")
     return lines
 
 

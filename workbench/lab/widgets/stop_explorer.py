@@ -163,11 +163,11 @@ def stop_explorer(
     strings_help = "one stop string a line; quotes, as in '\\n', are read as Python"
     lines, ids = "\n".join(map(_written, stops.stop)), ", ".join(map(str, stops.stop_token_ids))
     controls = {
-        "backend": control(Dropdown, "back end", "who samples; a new one is loaded first", options=list(samplers)),
-        "text": control(Textarea, "text", "looked at in place of sampling; empty to sample", value=text),
+        "backend": control(Dropdown, "back end", "loaded when first chosen", options=list(samplers)),
+        "text": control(Textarea, "text", "shown instead of a sample; leave empty to sample", value=text),
         "prompt": control(Textarea, "prompt", "continued by the model when no text is typed", value=prompt),
         "strings": control(Textarea, "stop strings", strings_help, value=lines),
-        "token_ids": control(Text, "stop token ids", "numbers with commas", value=ids),
+        "token_ids": control(Text, "stop token ids", "numbers, separated by commas", value=ids),
         "min_tokens": control(
             BoundedIntText, "min_tokens", "a stop needs more tokens than this", value=stops.min_tokens
         ),
@@ -198,4 +198,4 @@ def _ids(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.replace(",", " ").split())
     except ValueError:
-        raise ParameterError(f"stop token ids {text!r}: expected whole numbers with commas, such as 7, 12") from None
+        raise ParameterError(f"stop token ids {text!r}: expected whole numbers and commas, such as 7, 12") from None

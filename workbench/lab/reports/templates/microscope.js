@@ -161,7 +161,7 @@
     options("filter-sign", training.signs.map((sign) => [sign.key, sign.words]));
     options("filter-finish", (training.finish_reasons ?? []).map((name) => [name, name]));
     byId("marks-label").hidden = !training.has_tokens;
-    const lacks = training.lacks.length ? `Not recorded here, so nothing is said of it: ${training.lacks.join(", ")}${training.has_tokens ? "" : ", tokens"}.` : training.has_tokens ? "" : "Single tokens were not recorded.";
+    const lacks = training.lacks.length ? `Not recorded here, so this page does not show it: ${training.lacks.join(", ")}${training.has_tokens ? "" : ", tokens"}.` : training.has_tokens ? "" : "Single tokens were not recorded.";
     rewrite(byId("lacks"), lacks);
     rewrite(byId("absent"), training.absent.length ? `Checked, none found: completions ${training.absent.join("; ")}.` : "");
     await applyFilter(step ?? training.signs[0]?.worst ?? training.steps.length - 1);
