@@ -5,23 +5,18 @@ import re
 from collections.abc import Iterator
 
 import numpy as np
-import pandas as pd
 
 from benchmarks.record import MEASURED, ROOT, made_with, measured, table
 from workbench.curves.documented import Baseline, list_baselines, load_baseline
 from workbench.curves.figures import DescribedFigure
 from workbench.curves.stats import seed_interval
+from workbench.experiments.instruments.custom_stops import recorded as by_seed
 from workbench.experiments.instruments.custom_stops import stops_figure
 from workbench.runs.files import read_json
 from workbench.runs.results import Result
 
 LAST = "d662082"  # the commit that has the programs that are gone
-STORED = {  # column of the figure -> curve in data/measured/stop_string.json
-    "logged": "logged clipped ratio",
-    "truncated": "truncated",
-    "grad_norm": "gradient norm",
-    "equal": "groups without spread",
-}
+SHOWN = "sums of two numbers from 2 to 20"  # the task of README's figure
 SMOLLM2 = "workbench-smollm2-"
 PROBLEMS = {  # notebook -> the problem, the experiment's name in `python -m benchmarks.real --name`, how its result begins
     "01_ppo_eos_stop": ("PPO never stops at EOS", "ppo", ("",)),
@@ -121,8 +116,10 @@ def arms() -> Iterator[list[str]]:
         norms, equal = (np.array([c.y for c in one.curves_by_seed(m)]) for m in ("grad_norm", "frac_reward_zero_std"))
         counts = f"{(norms[equal < 1] > 0).sum()} of {(equal < 1).sum()}"
         logged, true = (f"{one.curve(metric).y.mean():.2f}" for metric in ("completions/clipped_ratio", "truncated"))
-        first, *_, last = zip(*held_out(one).values(), strict=True) if held_out(one) else ([np.nan], [np.nan])
-        right = f"{np.mean(first):.0%} to {np.mean(last):.0%} ({', '.join(f'{y:.0%}' for y in last)})"
+        right = "not asked"
+        if looks := held_out(one):
+            first, *_, last = zip(*looks.values(), strict=True)
+            right = f"{np.mean(first):.0%} to {np.mean(last):.0%} ({', '.join(f'{y:.0%}' for y in last)})"
         yield [str(one.task), one.recorded["arm"], str(len(norms)), counts, logged, true, right]
 
 
@@ -172,6 +169,8 @@ def page() -> list[str]:
         "",
         "## Trainings of SmolLM2",
         "",
+        f"README's figure shows the {SHOWN}.",
+        "",
         *(table(about, rows) if rows else [none]),
         "",
         "Made with:",
@@ -187,8 +186,8 @@ def page() -> list[str]:
         "",
         *table(HEAD, [[row[name] for name in HEAD] for row in claims]),
         "",
-        "Its trainings with the stop string `</answer>` are README's figure: 60 steps each, LoRA, vLLM, TRL 1.16.0. They are",
-        "in `data/measured/stop_string.json`. Their program is gone: `git show 27f8652:benchmarks/stop_string.py`.",
+        "Its trainings with the stop string `</answer>`: 60 steps each, LoRA, vLLM, TRL 1.16.0. They are in",
+        "`data/measured/stop_string.json`. Their program is gone: `git show 27f8652:benchmarks/stop_string.py`.",
         "",
         *table(["arm", "seed", *about[3:6], "held-out questions right, untrained to last"], gemma_arms()),
         "",
@@ -204,12 +203,8 @@ def costs() -> list[list[str]]:
 
 
 def figure() -> DescribedFigure:
-    """Draw README's figure: what is logged, what reaches the loss and what is learnt, by gemma-3-270m with a stop string."""
-    arms: dict[str, list[pd.DataFrame]] = {}
-    for one in measured("stop_string")["trainings"]:
-        steps, curves, held = range(1, one["steps"] + 1), one["curves"], one["held out"]
-        columns = {column: pd.Series(curves[name], steps) for column, name in STORED.items()}
-        columns["right"] = pd.Series(held["reward"], held["step"])
-        arm = one["settings"]["arm"].replace("-", ", ").replace("stock", "stock TRL")
-        arms.setdefault(arm, []).append(pd.DataFrame(columns))
-    return stops_figure(arms, title="gemma-3-270m, GRPO on vLLM with the stop string </answer>")
+    """Draw README's figure: what is logged, what reaches the loss and what is learnt, by SmolLM2 with a stop string."""
+    arms = {arm: by_seed(one) for arm, one in recorded("stops")[SHOWN].items()}
+    return stops_figure(
+        arms, title="SmolLM2-135M-Instruct adds two numbers: GRPO on vLLM with the stop string </answer>"
+    )

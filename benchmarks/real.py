@@ -147,8 +147,13 @@ def results(run: Path, environment: dict) -> dict:
         {key: one[key] for key in ("says", "holds", "why", "claim")}
         for one in read_json(run / "result.json", {})["results"]
     ]
+    kept = {
+        key: environment[key]
+        for key in ("git_commit", "packages", "cpu", "cores", "threads", "date")
+        if key in environment
+    }
     minutes = round(read_json(run / "status.json", {}).get("ran_s", 0) / 60)
-    return {"parameters": parameters, "minutes": minutes, "results": said, "environment": environment}
+    return {"parameters": parameters, "minutes": minutes, "results": said, "environment": kept}
 
 
 def main() -> None:

@@ -153,20 +153,20 @@ def test_a_real_run_is_documented_by_its_finished_seeds(tmp_path, monkeypatch, c
     write_json(tmp_path / "run" / "env.json", record.about())
     write_json(tmp_path / "run" / "params.json", {"seed": 3, "steps": 2})
     save_result(Run(tmp_path / "run"), [Result("it rises", True)])
-    call = ["real", str(tmp_path / "run"), "--name", "stops", "--out", str(tmp_path)]
+    call = ["real", str(tmp_path / "run"), "--name", "trial", "--out", str(tmp_path)]
     monkeypatch.setattr("sys.argv", call)
     real.main()
     assert "seed-1: not finished, left out" in capsys.readouterr().out
     (stored,) = read_json(tmp_path / "measured" / "smollm2.json", {})["rows"].values()
     assert (stored["parameters"], stored["results"][0]["says"]) == ({"steps": 2}, "it rises")
     monkeypatch.setenv("WORKBENCH_BASELINES", str(tmp_path / "baselines"))
-    made = load_baseline("workbench-smollm2-stops-sums-stock-trl-masked")
+    made = load_baseline("workbench-smollm2-trial-sums-stock-trl-masked")
     assert (made.seeds, made.recorded["arm"]) == (1, "stock TRL, masked")
     (held,) = made.curves_by_seed("eval_accuracy")
     assert held.x.tolist() == [0, 2] and held.y.tolist() == [0, 0.5]
-    ((_, arm, seeds, steps, _, _, right),) = [row for row in evidence.arms() if row[0] == made.task]
+    ((_, arm, seeds, steps, _, _, right),) = [row for row in evidence.arms() if (row[0], row[2]) == (made.task, "1")]
     assert (arm, seeds, steps, right) == ("stock TRL, masked", "1", "2 of 2", "0% to 50% (50%)")
-    assert evidence.effect(evidence.recorded("stops")[made.task]) == ("recorded: stock TRL, masked", None)
+    assert evidence.effect(evidence.recorded("trial")[made.task]) == ("recorded: stock TRL, masked", None)
 
 
 def test_seeds_of_an_earlier_run_stay_in_the_file():

@@ -66,6 +66,8 @@ def test_its_outputs_are_those_of_its_code_and_name_no_machine(path):
             assert len(str(data.get("image/png", ""))) <= 200_000  # base64 of 150 kB
             texts = [str(value) for mime, value in data.items() if not mime.startswith("image/")]
             text = re.sub(r"base64,[A-Za-z0-9+/=]+", "", "".join(texts) + str(output.get("text", "")))
+            rich = any(mime.startswith(("image/", "text/html", "text/markdown")) for mime in data)
+            assert rich or len(text) <= 5000, f"cell {number} shows a wall of text"
             machine = re.search(r"(?<![\w.:/])/(home|root|tmp|work|check|Users|opt)/|[A-Z]:\\\\Users", text)
             assert not machine, text[:300]
             assert not re.search(rf"\b{re.escape(socket.gethostname())}\b", text)

@@ -10,7 +10,6 @@ from conftest import NOTEBOOKS, ROOT, call
 from trl_version import HAS_PPO
 
 from benchmarks.evidence import effect
-from benchmarks.record import measured
 from workbench.audit.report import audit_run
 from workbench.curves import load_baseline
 from workbench.errors import ParameterError
@@ -165,24 +164,30 @@ def test_the_code_that_notebooks_end_with_runs(mine, tmp_path, monkeypatch):
 
 
 def test_lead_figure_says_what_was_recorded():
-    trainings = measured("stop_string")["trainings"]
-    masked = [one for one in trainings if one["settings"]["arm"] == "stock-masked"]
-    learned = [one["held out"]["reward"] for one in trainings if one not in masked]
-    differ = [share < 1 for one in masked for share in one["curves"]["groups without spread"]]
-    with_gradient = [norm > 0 for one in masked for norm in one["curves"]["gradient norm"]]
-    after = [f"{min(shares):.0%} to {max(shares):.0%}" for shares in zip(*learned, strict=True)]
     readme = " ".join(README.read_text().split())
-    assert f"In {sum(differ)} of the {len(differ)} blue steps there was something to learn" in readme
-    assert f"Only {sum(with_gradient)} of these steps had a gradient" in readme
-    assert f"{after[1]} of the answers are right after ten steps and {after[-1]} after 60" in readme
-    assert f"with dips to {min(min(shares[1:]) for shares in learned):.0%}" in readme
-    assert len(masked) == 3 and "each colour has three" in readme
+    names = [
+        f"workbench-smollm2-stops-sums-{arm}" for arm in ("stock-trl-masked", "stock-trl-unmasked", "workbench-masked")
+    ]
+    masked, *learned = (recorded(load_baseline(name)) for name in names)
+    counts = [tuple(map(sum, zip(*map(useful_steps, arm), strict=True))) for arm in (masked, *learned)]
+    steps = sum(len(seed["grad_norm"].dropna()) for seed in masked)
+    assert f"In {counts[0][1]} of the {steps} blue steps there was something to learn" in readme
+    assert f"Only {counts[0][0]} of these steps had a gradient" in readme
+    assert (
+        all(used == could for used, could in counts[1:]) and "workbench with masking, all such steps have one" in readme
+    )
+    right = [sorted(seed["right"].dropna().iloc[-1] for seed in arm) for arm in (masked, [*learned[0], *learned[1]])]
+    low, high = (f"{ends[0]:.0%} to {ends[-1]:.0%}" if ends[0] < ends[-1] else f"{ends[0]:.0%}" for ends in right)
+    said, surely = effect({one.recorded["arm"]: one for one in map(load_baseline, names)})
+    assert "30 (95%: 15 to 44) more of 100 right" in readme and "+0.30 (+0.15 to +0.44), seeds: 3" in said and surely
+    assert f"and after 30 blue steps {low}. " in readme and f"it answers {high} right." in readme
+    assert [len(arm) for arm in (masked, *learned)] == [3, 3, 3] and "each colour has three" in readme
     names = [f"workbench-smollm2-stops-number-words-{arm}-masked" for arm in ("stock-trl", "workbench")]
     arms = [[useful_steps(seed) for seed in recorded(load_baseline(name))] for name in names]
     stock, ours = ("{} of {}".format(*map(sum, zip(*arm, strict=True))) for arm in arms)
     stock = stock.replace(" of ", " of the ")
     assert f"a gradient in {stock} steps whose rewards differ, the workbench in {ours}." in readme
-    assert "(five seeds, 30 steps)" in readme and [len(arm) for arm in arms] == [5, 5]
+    assert "(five seeds)" in readme and [len(arm) for arm in arms] == [5, 5]
     said, surely = effect({baseline.recorded["arm"]: baseline for baseline in map(load_baseline, names)})
     gain = re.search(r"12 \(95%: 4 to 20\) more of 100 held-out questions right", readme)
     assert gain and "+0.12 (+0.04 to +0.20), seeds: 5" in said and surely

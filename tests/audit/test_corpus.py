@@ -76,6 +76,10 @@ DOCUMENTED = {
     "diqiuzhuanzhuan-qwen2-7b-gsm8k-math-gpg": ["length-runaway"],  # from 210 to 600 tokens when the reward has risen
     "jianghoucheng-opd": ["collapse"],  # one token each, and the lowest reward there is, from the fifth step on
     "workbench-smollm2-stops-number-words-stock-trl-masked": ["zero-gradient"],  # masked stops, see notebook 02
+    "workbench-smollm2-stops-sums-stock-trl-masked": ["zero-gradient"],
+    "workbench-smollm2-duplicates-different-stock-trl-seed": [
+        "zero-gradient"
+    ],  # one completion a group, see notebook 04
 }
 
 

@@ -128,7 +128,7 @@ def stops_figure(arms: Mapping[str, Sequence[pd.DataFrame]], *, title: str) -> D
     )
     for values, color, name in (
         (logged, COLORS[0], "logged: clipped_ratio"),
-        (truncated, "#555555", "cut at the limit"),
+        (truncated, "#555555", "truncated at the limit"),
     ):
         cause.plot(values.index, values, color=color, linewidth=0.6, alpha=0.5)
         cause.plot(values.index, values.mean(axis=1), color=color, linewidth=2)
