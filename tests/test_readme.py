@@ -5,11 +5,12 @@ import copy
 import json
 import re
 
+import numpy as np
 import pytest
 from conftest import NOTEBOOKS, ROOT, call
 from trl_version import HAS_PPO
 
-from benchmarks.evidence import effect
+from benchmarks.evidence import effect, held_out
 from workbench.audit.report import audit_run
 from workbench.curves import load_baseline
 from workbench.errors import ParameterError
@@ -171,7 +172,10 @@ def test_lead_figure_says_what_was_recorded():
     masked, *learned = (recorded(load_baseline(name)) for name in names)
     counts = [tuple(map(sum, zip(*map(useful_steps, arm), strict=True))) for arm in (masked, *learned)]
     steps = sum(len(seed["grad_norm"].dropna()) for seed in masked)
-    assert f"In {counts[0][1]} of the {steps} blue steps there was something to learn" in readme
+    assert (
+        f"In {counts[0][1]} of its {steps} steps (three seeds of 30) completions of one prompt had different rewards"
+        in readme
+    )
     assert f"Only {counts[0][0]} of these steps had a gradient" in readme
     assert (
         all(used == could for used, could in counts[1:]) and "workbench with masking, all such steps have one" in readme
@@ -179,16 +183,18 @@ def test_lead_figure_says_what_was_recorded():
     right = [sorted(seed["right"].dropna().iloc[-1] for seed in arm) for arm in (masked, [*learned[0], *learned[1]])]
     low, high = (f"{ends[0]:.0%} to {ends[-1]:.0%}" if ends[0] < ends[-1] else f"{ends[0]:.0%}" for ends in right)
     said, surely = effect({one.recorded["arm"]: one for one in map(load_baseline, names)})
-    assert "30 (95%: 15 to 44) more of 100 right" in readme and "+0.30 (+0.15 to +0.44), seeds: 3" in said and surely
-    assert f"and after 30 blue steps {low}. " in readme and f"it answers {high} right." in readme
-    assert [len(arm) for arm in (masked, *learned)] == [3, 3, 3] and "each colour has three" in readme
-    names = [f"workbench-smollm2-stops-number-words-{arm}-masked" for arm in ("stock-trl", "workbench")]
-    arms = [[useful_steps(seed) for seed in recorded(load_baseline(name))] for name in names]
-    stock, ours = ("{} of {}".format(*map(sum, zip(*arm, strict=True))) for arm in arms)
-    stock = stock.replace(" of ", " of the ")
-    assert f"a gradient in {stock} steps whose rewards differ, the workbench in {ours}." in readme
-    assert "(five seeds)" in readme and [len(arm) for arm in arms] == [5, 5]
-    said, surely = effect({baseline.recorded["arm"]: baseline for baseline in map(load_baseline, names)})
-    gain = re.search(r"12 \(95%: 4 to 20\) more of 100 held-out questions right", readme)
-    assert gain and "+0.12 (+0.04 to +0.20), seeds: 5" in said and surely
+    assert (
+        "30 points (95%: 15 to 44) above stock TRL" in readme and "+0.30 (+0.15 to +0.44), seeds: 3" in said and surely
+    )
+    assert f"and after these steps {low}. " in readme and f"it answers {high} right." in readme
+    assert [len(arm) for arm in (masked, *learned)] == [3, 3, 3] and "three a colour" in readme
+    arms = [load_baseline(name.replace("sums", "number-words")) for name in names]
+    looks = [np.array(list(held_out(one).values())).mean(axis=0) for one in arms]
+    stock, unmasked, ours = (f"{look[-1]:.0%}" for look in looks)
+    assert (
+        f"{looks[0][0]:.0%} right untrained, {stock} after stock TRL with masking, {unmasked} without masking" in readme
+    )
+    assert f"and {ours} after the workbench with masking: 12 points (95%: 4 to 20) above the 75%" in readme
+    said, surely = effect({one.recorded["arm"]: one for one in arms})
+    assert "+0.12 (+0.04 to +0.20), seeds: 5" in said and surely and "(five seeds)" in readme
     assert "masked-stops" in audit_run(ROOT / "data/audit/masked_stops_gemma.jsonl").problems
