@@ -2,7 +2,7 @@ import itertools
 import re
 import shutil
 import tomllib
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -36,6 +36,19 @@ def asked(root: Path) -> list[Requirement]:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     lists = itertools.chain(project["dependencies"], *project["optional-dependencies"].values())
     return [r for line in lists if (r := Requirement(line)).name != "trl-workbench"]  # `all` names the others
+
+
+def test_every_pin_installs_on_the_oldest_python_that_is_promised():
+    """Debian 12 has 3.11.2, and a release that wants 3.11.5 is refused there."""
+    (oldest,) = re.findall(r'^requires-python = ">=([\d.]+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    wants = {}
+    for name in pins(ROOT / "requirements" / "constraints.txt"):
+        try:
+            wants[name] = metadata(name)["Requires-Python"] or ""
+        except PackageNotFoundError:
+            continue  # of another processor, or an extra that is not installed here
+    assert len(wants) > 100
+    assert [name for name, span in wants.items() if f"{oldest}.0" not in SpecifierSet(span)] == []
 
 
 def disagreements(root: Path) -> list[str]:
