@@ -1,6 +1,7 @@
 import multiprocessing
 import os
 import signal
+import subprocess
 import time
 
 import pytest
@@ -40,6 +41,15 @@ def test_without_the_variable_nvidia_smi_is_asked(monkeypatch, tmp_path):
     put_nvidia_smi(tmp_path, monkeypatch, "echo No devices were found; exit 6")
     assert visible_gpus() == []
     put_nvidia_smi(tmp_path, monkeypatch, "echo no driver; exit 9")
+    assert visible_gpus() == []
+
+
+def test_a_folder_in_path_that_may_not_be_read_is_no_nvidia_smi(monkeypatch, tmp_path):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "nvidia-smi").mkdir()  # "permission denied" for root too
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PermissionError):
+        subprocess.run(["nvidia-smi"])
     assert visible_gpus() == []
 
 

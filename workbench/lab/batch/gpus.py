@@ -39,6 +39,9 @@ def _listed(*columns: str) -> list[tuple[str, str]]:
         except FileNotFoundError:
             return []
         except (OSError, subprocess.TimeoutExpired) as error:
+            # A folder in PATH that this user may not read gives "permission denied" where there is no such program.
+            if not any(os.path.isfile(os.path.join(folder, "nvidia-smi")) for folder in os.get_exec_path()):
+                return []
             problem = str(error)
             continue
         if "No devices were found" in done.stdout:
