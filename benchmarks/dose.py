@@ -1,0 +1,97 @@
+"""Trains SmolLM2 with a stop string where few to all completions end with EOS instead: what does masking cost then?
+
+    python -m benchmarks.dose --seeds 0 1 --out data/measured/dose.json
+
+The worked examples in front of a question decide how many completions write the tag and stop at `</answer>`, and how many write
+the number alone and end with EOS. Both are right answers. Each dose is trained with stock TRL, masked and unmasked, with the
+same seeds. A training takes 7 minutes on a CPU. A second call goes on, and counts the trainings that are there.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.real import finished
+from benchmarks.record import ROOT, parser, publish, run_main, use_one_thread
+from workbench.experiments.arms import Arm, ObservedGRPOTrainer, train_arms
+from workbench.experiments.held_out import FILE, HeldOut
+from workbench.experiments.recipes import make_recipe
+from workbench.experiments.tasks import STOP, task_rows
+from workbench.generation.stops import StopSpec
+from workbench.runs.files import json_lines, write_text
+from workbench.runs.run import Run
+from workbench.training.rewards import completion_text, described
+
+DOSES = ((2, 0), (1, 0), (2, 1), (2, 2))  # worked examples, and how many of them have no tag
+WAYS = {"masked": True, "unmasked": False}
+ASKED = 44  # held-out questions
+
+
+@described(unit="share of right numbers", lowest=0.0, highest=1.0)
+def right_number(completions, answer, **_) -> list[float]:
+    """1.0 where the last number of a completion is the answer's, with a tag or without.
+
+    Example:
+        >>> right_number(["<answer>7</answer>", "3 + 4 = 7", "8", "none"], answer=["<answer>7</answer>"] * 4)
+        [1.0, 1.0, 0.0, 0.0]
+    """
+    wanted = [re.findall(r"\d+", one) for one in answer]
+    said = [re.findall(r"\d+", completion_text(one))[-1:] for one in completions]
+    return [float(a == b) for a, b in zip(said, wanted, strict=True)]
+
+
+def dose_arms(folder: Path, steps: int) -> dict[str, Arm]:
+    """Write each dose's questions to `folder`, and return its two arms by name, such as `2-1-masked`."""
+    arms, spec = {}, StopSpec(stop=(STOP,))
+    stop = {"generation_kwargs": {"stop": [STOP], "include_stop_str_in_output": True}, "save_strategy": "no"}
+    looks = (0, steps // 2, steps)
+    for examples, untagged in DOSES:
+        name = f"{examples}-{untagged}"
+        train, test = (task_rows("sums", of, examples=examples, untagged=untagged) for of in ("train", "test"))
+        file = folder / f"{name}.jsonl"
+        write_text(file, "".join(f"{json.dumps(row)}\n" for row in train))
+        recipe = make_recipe("smollm2", dataset=str(file), backend="vllm", max_steps=steps)
+        held_out = HeldOut(test[:ASKED], right_number, looks, spec, recipe.max_completion_length)
+        for way, masked in WAYS.items():
+            options = stop | {"mask_truncated_completions": masked, "callbacks": [held_out]}
+            arms[f"{name}-{way}"] = Arm(recipe, right_number, ObservedGRPOTrainer, spec, options)
+    return arms
+
+
+def seen(run: Run) -> dict:
+    """What one training shows: how its completions ended, its steps with a gradient, its right answers at each look."""
+    metrics, made = run.metrics.set_index("step"), run.completions
+    differ = metrics["frac_reward_zero_std"] < 1
+    eos = (made["trl_finish_reason"] == "stop").groupby(made["step"]).mean()
+    looks: dict[int, list[float]] = {}
+    for _, row in json_lines(run.path / FILE):
+        looks.setdefault(row["step"], []).append(row["reward"])
+    return {
+        "EOS, first 3 steps": round(eos.head(3).mean(), 4),
+        "EOS, last 3 steps": round(eos.tail(3).mean(), 4),
+        "EOS, all steps": round(eos.mean(), 4),
+        "steps whose rewards differ": int(differ.sum()),
+        "of these with a gradient": int((metrics["grad_norm"][differ] > 0).sum()),
+        "right": {step: round(float(np.mean(rewards)), 4) for step, rewards in looks.items()},
+    }
+
+
+def main() -> None:
+    args = parser(__doc__, seeds=[0], steps=24, runs=ROOT / "runs" / "dose").parse_args()
+    use_one_thread()
+    args.runs.mkdir(parents=True, exist_ok=True)
+    arms = dose_arms(args.runs, args.steps)
+    for seed in args.seeds:
+        train_arms(arms, out_dir=args.runs, seeds=[seed])
+    trainings = []
+    for arm, by_seed in finished(args.runs).items():
+        examples, untagged, way = arm.split("-")
+        dose = {"examples": int(examples), "untagged": int(untagged), "way": way}
+        trainings += [dose | {"seed": seed} | seen(run) for seed, run in by_seed.items()]
+    publish({"steps": args.steps, "questions": ASKED, "trainings": trainings}, args.out)
+
+
+if __name__ == "__main__":
+    run_main(main)
