@@ -12,9 +12,13 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from benchmarks.real import finished
-from benchmarks.record import ROOT, parser, publish, run_main, use_one_thread
+from benchmarks.record import ROOT, made_with, parser, publish, run_main, table, use_one_thread
+from workbench.curves.figures import COLORS, DescribedFigure
 from workbench.experiments.arms import Arm, ObservedGRPOTrainer, train_arms
 from workbench.experiments.held_out import FILE, HeldOut
 from workbench.experiments.recipes import make_recipe
@@ -76,6 +80,86 @@ def seen(run: Run) -> dict:
         "of these with a gradient": int((metrics["grad_norm"][differ] > 0).sum()),
         "right": {step: round(float(np.mean(rewards)), 4) for step, rewards in looks.items()},
     }
+
+
+# --- page and figure ----------------------------------------------------------------------------------------------------
+
+
+def trained(result: dict) -> pd.DataFrame:
+    """A row for each training: dose, arm, share of steps with a gradient, gain on held-out questions."""
+    rows = pd.DataFrame(result["trainings"])
+    looks = [list(right.values()) for right in rows.pop("right")]
+    rows["untrained"], rows["last"] = [one[0] for one in looks], [one[-1] for one in looks]
+    rows["gain"] = rows["last"] - rows["untrained"]
+    rows["with a gradient"] = rows["of these with a gradient"] / rows["steps whose rewards differ"]
+    rows["dose"] = rows.groupby(["examples", "untagged"])["EOS, first 3 steps"].transform("mean")
+    return rows.sort_values(["dose", "way", "seed"], ignore_index=True)
+
+
+def page(result: dict) -> list[str]:
+    """Make the section of docs/evidence/real_weights.md."""
+    rows = trained(result)
+    lines = []
+    for (dose, examples, untagged), of in rows.groupby(["dose", "examples", "untagged"]):
+        line = [f"{dose:.0%}", f"{untagged} of {examples}"]
+        for way in WAYS:
+            one = of[of["way"] == way]
+            counts = one[["of these with a gradient", "steps whose rewards differ"]].sum()
+            line += ["{} of {}".format(*counts), f"{one['EOS, last 3 steps'].mean():.0%}"]
+            line += [f"{one['untrained'].mean():.0%} to {', '.join(f'{y:.0%}' for y in one['last'])}"]
+        lines.append(line)
+    head = ["end with EOS", "examples without a tag"]
+    head += [
+        f"{way}: {what}" for way in WAYS for what in ("steps with a gradient", "EOS at the end", "held-out, seeds")
+    ]
+    return [
+        "## Where many completions end with EOS",
+        "",
+        f"![{(drawn := figure(result)).alt}](../images/dose.svg)",
+        "",
+        f"*{drawn.caption}*",
+        "",
+        "The worked examples in front of a question decide how many completions write the tag and stop at `</answer>`, and",
+        "how many write the number alone and end with EOS. Both count as right here. All trainings are stock TRL. *End with",
+        f"EOS* is the share in the first three of {result['steps']} steps, *EOS at the end* that of the last three. Steps with",
+        "a gradient are given of those whose rewards differ. Held-out questions are answered right by the untrained model and,",
+        f"seed by seed, after the last step ({result['questions']} questions).",
+        "",
+        *table(head, lines),
+        "",
+        f"Made by `python -m benchmarks.dose` ({made_with(result)}).",
+        "",
+    ]
+
+
+def figure(result: dict) -> DescribedFigure:
+    """Draw the share of steps with a gradient, and the gain on held-out questions, over the dose; each training is a mark."""
+    rows = trained(result)
+    drawn = Figure(figsize=(9, 3.6), layout="constrained")
+    panels = dict(zip(("with a gradient", "gain"), drawn.subplots(1, 2), strict=True))
+    says = {}
+    for color, way in zip(COLORS, WAYS, strict=False):
+        one = rows[rows["way"] == way]
+        means = one.groupby("dose")[[*panels]].mean()
+        for what, ax in panels.items():
+            ax.plot(one["dose"], one[what], "o", color=color, alpha=0.5)
+            ax.plot(means.index, means[what], color=color, linewidth=2, label=f"stock TRL, {way}")
+        says[way] = "; ".join(f"{dose:.0%}: {y:.0%}" for dose, y in means["with a gradient"].items())
+    for ax in panels.values():
+        ax.set(xlabel="completions that end with EOS, first 3 steps", xlim=(-0.03, 1.03))
+        ax.xaxis.set_major_formatter(PercentFormatter(1))
+        ax.yaxis.set_major_formatter(PercentFormatter(1))
+        ax.spines[["top", "right"]].set_visible(False)
+    panels["with a gradient"].set(
+        title="Steps with a gradient,\nof those whose rewards differ", ylabel="share of steps", ylim=(-0.04, 1.04)
+    )
+    panels["gain"].set(title="Held-out questions answered right,\nlast step less untrained", ylabel="points")
+    panels["gain"].axhline(0, color="#555", linewidth=0.8)
+    drawn.legend(*panels["gain"].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    seeds = rows["seed"].nunique()
+    caption = f"SmolLM2-135M-Instruct adds two numbers. Each mark is a training (seeds: {seeds}), lines are means."
+    alt = " ".join(f"Steps with a gradient, {way}, by share of EOS: {text}." for way, text in says.items())
+    return DescribedFigure(drawn, alt=alt, table=rows, caption=caption)
 
 
 def main() -> None:

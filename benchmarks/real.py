@@ -113,8 +113,11 @@ def baseline(arm: str, trainings: dict[int, Run], name: str, environment: dict) 
 
 
 def with_stored(made: dict, known: dict) -> dict:
-    """Add the seeds that a stored file has and this run has not, where recipe, stops and overrides are the same."""
-    if any(made["recorded"][key] != known.get("recorded", {}).get(key) for key in ("recipe", "stops", "overrides")):
+    """Add the seeds that a stored file has and this run has not, where recipe, stops and overrides are the same.
+
+    How many completions of a step go through the model at once may differ.
+    """
+    if _settings(made) != _settings(known):
         return made
     curves = {}
     for metric, curve in made["curves"].items():
@@ -130,6 +133,13 @@ def with_stored(made: dict, known: dict) -> dict:
         "curves": curves,
         "recorded": made["recorded"] | {"made_with": list(sources)},
     }
+
+
+def _settings(stored: dict) -> tuple:
+    recorded = stored.get("recorded", {})
+    recipe = dict(recorded.get("recipe", {}))
+    batch = recipe.pop("per_device_train_batch_size", 0) * recipe.pop("gradient_accumulation_steps", 0)
+    return batch, recipe, recorded.get("stops"), recorded.get("overrides")
 
 
 def looks(folder: Path) -> pd.Series:

@@ -170,13 +170,14 @@ def test_a_real_run_is_documented_by_its_finished_seeds(tmp_path, monkeypatch, c
 
 
 def test_seeds_of_an_earlier_run_stay_in_the_file():
-    def made(commit, rate=1e-4, **seeds):
+    def made(commit, rate=1e-4, at_once=8, **seeds):
         curve = {"points": [[0, 0.5], [1, 0.5]]}
-        of = {"recipe": {"learning_rate": rate}, "stops": {}, "overrides": {}, "made_with": [commit]}
+        batch = {"per_device_train_batch_size": at_once, "gradient_accumulation_steps": 16 // at_once}
+        of = {"recipe": {"learning_rate": rate} | batch, "stops": {}, "overrides": {}, "made_with": [commit]}
         curve["by_seed"] = {name.removeprefix("seed"): values for name, values in seeds.items()}
         return {"title": f"T, seeds: {len(seeds)}", "seeds": len(seeds), "curves": {"reward": curve}, "recorded": of}
 
-    first, second = made("a", seed0=[0.0, 1.0]), made("b", seed1=[0.5, 0.5])
+    first, second = made("a", seed0=[0.0, 1.0]), made("b", at_once=4, seed1=[0.5, 0.5])
     both = real.with_stored(second, first)
     assert (both["seeds"], both["title"], both["recorded"]["made_with"]) == (2, "T, seeds: 2", ["a", "b"])
     assert both["curves"]["reward"]["points"] == [[0, 0.25], [1, 0.75]]

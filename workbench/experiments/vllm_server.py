@@ -1,6 +1,7 @@
 """vLLM for notebooks and tests: a server for as long as a `with` block, and engines that trainers of one process share."""
 
 import contextlib
+import gc
 import os
 import socket
 import subprocess
@@ -113,6 +114,7 @@ def shared_engine(model: str, **kwargs):
         if not has_gpu():
             kwargs = {"gpu_memory_utilization": 0.2, "dtype": "float32", **cpu_engine(model), **kwargs}
         _engines[model] = LLM(model=model, **{"use_tqdm_on_load": False} | kwargs)
+        gc.unfreeze()  # vLLM freezes all objects, so that the trainer that asked, and its model, would never be collected
     unhook(_engines[model], "generate")  # of the trainer before
     return _engines[model]
 
