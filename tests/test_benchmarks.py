@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from conftest import ROOT
 
-from benchmarks import evidence, real, record, trl_tests
+from benchmarks import dose, evidence, real, record, trl_tests
 from workbench.curves.documented import load_baseline
 from workbench.errors import RunError
 from workbench.experiments.recipes import make_recipe
@@ -196,3 +196,19 @@ def test_the_effect_on_a_real_model_obeys_its_interval():
     says, above = evidence.effect({"stock TRL, masked": stock, "workbench, masked": arm([0.8, 0.9, 0.7])})
     assert above and says.startswith("workbench less stock TRL") and says.endswith("seeds: 3")
     assert evidence.effect({"stock TRL, masked": stock, "workbench, masked": arm([0.0, 0.9, 0.1])})[1] is None
+
+
+def test_the_page_of_doses_counts_each_training_once():
+    def training(untagged, way, seed, eos, used, right):
+        dose = {"examples": 2, "untagged": untagged, "way": way, "seed": seed, "right": right}
+        of = {f"EOS, {when}": eos for when in ("first 3 steps", "last 3 steps", "all steps")}
+        return dose | of | {"steps whose rewards differ": 10, "of these with a gradient": used}
+
+    trainings = [training(2, way, seed, 1.0, 10, {0: 0.2, 4: 0.5}) for way in dose.WAYS for seed in (0, 1)]
+    trainings += [training(0, "masked", seed, 0.0, seed, {0: 0.2, 4: 0.1}) for seed in (0, 1)]
+    trainings += [training(0, "unmasked", seed, 0.1, 10, {0: 0.2, 4: 0.4}) for seed in (0, 1)]
+    made = {"trainings": trainings, "steps": 4, "questions": 44, "environment": record.about()}
+    low, high = [line for line in dose.page(made) if line.startswith("| ")][1:]
+    assert low.startswith("| 5% | 0 of 2 | 1 of 20 | 0% | 20% to 10%, 10% | 20 of 20 | 10% |")
+    assert high.startswith("| 100% | 2 of 2 | 20 of 20 | 100% | 20% to 50%, 50% | 20 of 20 |")
+    assert "masked, by share of EOS: 5%: 5%; 100%: 100%." in dose.figure(made).alt
