@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks.record import MEASURED, ROOT, made_with, measured, table
+from benchmarks.record import ROOT, made_with, measured, table
 from workbench.curves.documented import Baseline, list_baselines, load_baseline
 from workbench.curves.figures import DescribedFigure
 from workbench.curves.stats import seed_interval
@@ -48,7 +48,7 @@ def toy_result(notebook: str) -> tuple[str, str]:
 
 def real_result(notebook: str) -> tuple[str, str]:
     """Return verdict and sentence of the same result on SmolLM2, with what the run was; empty where none is stored."""
-    stored = read_json(MEASURED / "smollm2.json", {"rows": {}})["rows"].get(notebook, {"results": ()})
+    stored = read_json(ROOT / "data" / "smollm2.json", {"rows": {}})["rows"].get(notebook, {"results": ()})
     found = next((one for one in stored["results"] if one["says"].startswith(BEGINS.get(notebook, ""))), None)
     if found is None:
         return "", ""

@@ -1,6 +1,6 @@
 """Stores what notebooks showed on SmolLM2: `make real` runs them, for hours, and goes on where it was interrupted.
 
-    python -m benchmarks.real RUN                  its results and parameters: data/measured/smollm2.json
+    python -m benchmarks.real RUN                  its results and parameters: data/smollm2.json
     python -m benchmarks.real RUN --name stops     its trainings too: data/baselines/workbench-smollm2-stops-...
 
 A file per arm, in the format of `data/README.md`: every finished seed, its curves, answers to held-out questions, a few
@@ -170,10 +170,9 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("run", type=Path, help="run folder, with env.json and a folder per arm")
     options.add_argument("--name", help="of the experiment, such as stops")
-    options.add_argument("--out", type=Path, default=ROOT / "data", help="folder with baselines/ and measured/")
+    options.add_argument("--out", type=Path, default=ROOT / "data", help="folder with smollm2.json and baselines/")
     args = options.parse_args()
-    for folder in ("baselines", "measured"):
-        (args.out / folder).mkdir(parents=True, exist_ok=True)
+    (args.out / "baselines").mkdir(parents=True, exist_ok=True)
     environment = read_json(args.run / "env.json", {})
     date = (
         read_json(args.run / "status.json", {}).get("created", "")
@@ -181,7 +180,7 @@ def main() -> None:
     )
     environment |= {"date": str(date)[:10]}
     if (args.run / "result.json").is_file():
-        file = args.out / "measured" / "smollm2.json"
+        file = args.out / "smollm2.json"
         notebook = Run(args.run).notebook
         rows = read_json(file, {}).get("rows", {}) | {notebook: results(args.run, environment)}
         write_json(file, {"rows": dict(sorted(rows.items()))})

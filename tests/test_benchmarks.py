@@ -157,7 +157,7 @@ def test_a_real_run_is_documented_by_its_finished_seeds(tmp_path, monkeypatch, c
     monkeypatch.setattr("sys.argv", call)
     real.main()
     assert "seed-1: not finished, left out" in capsys.readouterr().out
-    (stored,) = read_json(tmp_path / "measured" / "smollm2.json", {})["rows"].values()
+    (stored,) = read_json(tmp_path / "smollm2.json", {})["rows"].values()
     assert (stored["parameters"], stored["results"][0]["says"]) == ({"steps": 2}, "it rises")
     monkeypatch.setenv("WORKBENCH_BASELINES", str(tmp_path / "baselines"))
     made = load_baseline("workbench-smollm2-trial-sums-stock-trl-masked")
