@@ -112,7 +112,9 @@ def shared_engine(model: str, **kwargs):
         from vllm import LLM
 
         if not has_gpu():
-            kwargs = {"gpu_memory_utilization": 0.2, "dtype": "float32", **cpu_engine(model), **kwargs}
+            # 64 blocks hold 32 sequences of 256 tokens; what the variable asks for, a GiB, would be filled with zeros.
+            small = {"gpu_memory_utilization": 0.2, "dtype": "float32", "num_gpu_blocks_override": 64}
+            kwargs = {**small, **cpu_engine(model), **kwargs}
         _engines[model] = LLM(model=model, **{"use_tqdm_on_load": False} | kwargs)
         gc.unfreeze()  # vLLM freezes all objects, so that the trainer that asked, and its model, would never be collected
     unhook(_engines[model], "generate")  # of the trainer before

@@ -67,7 +67,7 @@ def added_token_table(path: str, token: str, *, folder: Path) -> pd.DataFrame:
     new_id = grown.convert_tokens_to_ids(token)
     columns = {}
     for name, place in {"in memory": path, "saved": str(folder)}.items():
-        llm = shared_engine(model=place, max_model_len=256)
+        llm = shared_engine(model=place, max_model_len=256, num_gpu_blocks_override=16)  # for one request at a time
         columns[name] = {
             "checked": refusal(check_tokenizers, grown, llm.get_tokenizer(), StopSpec(stop=(token,))),
             "spelt in tokens": len(llm.get_tokenizer().encode(token)),
