@@ -173,7 +173,7 @@ def test_lead_figure_says_what_was_recorded():
     counts = [tuple(map(sum, zip(*map(useful_steps, arm), strict=True))) for arm in (masked, *learned)]
     steps = sum(len(seed["grad_norm"].dropna()) for seed in masked)
     assert (
-        f"In {counts[0][1]} of its {steps} steps (three seeds of 30) completions of one prompt had different rewards"
+        f"In {counts[0][1]} of its {steps} steps (five seeds of 30) completions of one prompt had different rewards"
         in readme
     )
     assert f"Only {counts[0][0]} of these steps had a gradient" in readme
@@ -184,10 +184,10 @@ def test_lead_figure_says_what_was_recorded():
     low, high = (f"{ends[0]:.0%} to {ends[-1]:.0%}" if ends[0] < ends[-1] else f"{ends[0]:.0%}" for ends in right)
     said, surely = effect({one.recorded["arm"]: one for one in map(load_baseline, names)})
     assert (
-        "30 points (95%: 15 to 44) above stock TRL" in readme and "+0.30 (+0.15 to +0.44), seeds: 3" in said and surely
+        "22 points (95%: 10 to 34) above stock TRL" in readme and "+0.22 (+0.10 to +0.34), seeds: 5" in said and surely
     )
     assert f"and after these steps {low}. " in readme and f"it answers {high} right." in readme
-    assert [len(arm) for arm in (masked, *learned)] == [3, 3, 3] and "three a colour" in readme
+    assert [len(arm) for arm in (masked, *learned)] == [5, 5, 5] and "five a colour" in readme
     arms = [load_baseline(name.replace("sums", "number-words")) for name in names]
     looks = [np.array(list(held_out(one).values())).mean(axis=0) for one in arms]
     stock, unmasked, ours = (f"{look[-1]:.0%}" for look in looks)
