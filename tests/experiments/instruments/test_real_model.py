@@ -25,6 +25,7 @@ def test_verdicts_stand_next_to_each_other():
     assert same["says"] not in lines.index
     assert lines.loc[other["says"]].to_dict() == {"here": "failed", "SmolLM2": Result(**other).verdict}
     assert "" in set(lines["here"])
+    assert on_smollm2("00_start_here", here) == "No run of this notebook on SmolLM2 is recorded."
     assert row["environment"]["git_commit"][:7] in shown.caption
 
 

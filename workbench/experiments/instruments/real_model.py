@@ -17,12 +17,12 @@ def on_smollm2(notebook: str, results: Sequence[Result]):
     """Show the verdict of each result here and on SmolLM2, with its sentence there: a pandas `Styler`.
 
     Sentences of two runs are about the same thing if they are alike apart from their numbers. Those that both runs share, such
-    as sentences about other models, are left out; a sentence that only SmolLM2 has stands alone.
-
-    Raises:
-        KeyError: nothing is recorded of this notebook.
+    as sentences about other models, are left out; a sentence that only SmolLM2 has stands alone. Where nothing is
+    recorded of a notebook, it says so.
     """
-    row = read_json(packaged("data") / FILE, {})["rows"][notebook]
+    row = read_json(packaged("data") / FILE, {})["rows"].get(notebook)
+    if row is None:
+        return "No run of this notebook on SmolLM2 is recorded."
     verdicts = {re.sub(r"[\d.+-]+", "", one.says): one.verdict for one in results}
     shared, lines = {one.says for one in results}, []
     for there in results_of(row):
