@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from benchmarks import dose
 from benchmarks.record import ROOT, made_with, measured, table
 from workbench.curves.documented import Baseline, list_baselines, load_baseline
 from workbench.curves.figures import DescribedFigure
@@ -185,6 +186,7 @@ def page() -> list[str]:
         "",
         *made_arms(),
         "",
+        *dose.page(measured("dose")),
         "## gemma-3-270m",
         "",
         "Results of a base model of 268 M parameters, in November 2026, on one thread of a CPU. Its weights were a Q4_K_M",

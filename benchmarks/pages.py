@@ -13,6 +13,7 @@ from benchmarks import (
     check_step_grid,
     documented_page,
     documented_verdicts,
+    dose,
     error_rates,
     evidence,
     false_alarms,
@@ -70,6 +71,7 @@ def main() -> None:
     for path, text in pages().items():
         write_text(path, text)
     write_text(DOCS / "images" / "real_weights.svg", evidence.figure().svg())
+    write_text(DOCS / "images" / "dose.svg", dose.figure(measured("dose")).svg())
 
 
 if __name__ == "__main__":

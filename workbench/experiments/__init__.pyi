@@ -1,10 +1,11 @@
 # What `workbench.experiments` gives, each name loaded when it is first used.
 from .held_out import HeldOut
+from .instruments.real_model import on_smollm2
 from .recipes import load_prompts, make_recipe, resolve_model
 from .train import train
 
 # fmt: off
 __all__ = [
-    "HeldOut", "load_prompts", "make_recipe", "resolve_model",
-    "train",
+    "HeldOut", "load_prompts", "make_recipe", "on_smollm2",
+    "resolve_model", "train",
 ]
