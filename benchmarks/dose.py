@@ -145,6 +145,9 @@ def figure(result: dict) -> DescribedFigure:
             ax.plot(one["dose"], one[what], "o", color=color, alpha=0.5)
             ax.plot(means.index, means[what], color=color, linewidth=2, label=f"stock TRL, {way}")
         says[way] = "; ".join(f"{dose:.0%}: {y:.0%}" for dose, y in means["with a gradient"].items())
+    share, group = np.linspace(0, 1, 101), result["num_generations"]
+    chance = {"color": "#555555", "linewidth": 1, "linestyle": ":", "label": f"$1 - (1 - x)^{group}$"}
+    panels["with a gradient"].plot(share, 1 - (1 - share) ** group, **chance)
     for ax in panels.values():
         ax.set(xlabel="completions that end with EOS, first 3 steps", xlim=(-0.03, 1.03))
         ax.xaxis.set_major_formatter(PercentFormatter(1))
@@ -155,9 +158,14 @@ def figure(result: dict) -> DescribedFigure:
     )
     panels["gain"].set(title="Held-out questions answered right,\nlast step less untrained", ylabel="points")
     panels["gain"].axhline(0, color="#555", linewidth=0.8)
-    drawn.legend(*panels["gain"].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    drawn.legend(
+        *panels["with a gradient"].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
+    )
     seeds = rows["seed"].nunique()
-    caption = f"SmolLM2-135M-Instruct adds two numbers. Each mark is a training (seeds: {seeds}), lines are means."
+    caption = (
+        f"SmolLM2-135M-Instruct adds two numbers. Each mark is a training (seeds: {seeds}), lines are means. Dotted: how "
+        f"likely one of the {group} completions of a prompt ends with EOS; masking leaves such a group something to learn from."
+    )
     alt = " ".join(f"Steps with a gradient, {way}, by share of EOS: {text}." for way, text in says.items())
     return DescribedFigure(drawn, alt=alt, table=rows, caption=caption)
 
@@ -174,7 +182,8 @@ def main() -> None:
         examples, untagged, way = arm.split("-")
         dose = {"examples": int(examples), "untagged": int(untagged), "way": way}
         trainings += [dose | {"seed": seed} | seen(run) for seed, run in by_seed.items()]
-    publish({"steps": args.steps, "questions": ASKED, "trainings": trainings}, args.out)
+    group = make_recipe("smollm2").num_generations
+    publish({"steps": args.steps, "questions": ASKED, "num_generations": group, "trainings": trainings}, args.out)
 
 
 if __name__ == "__main__":

@@ -153,6 +153,8 @@ def results(run: Path, environment: dict) -> dict:
     """What a finished run of a notebook says: its parameters, its results, its minutes, and what made them."""
     own = ("seed", "model", "out_dir", "interactive")
     parameters = {key: value for key, value in read_json(run / "params.json", {}).items() if key not in own}
+    if "dataset" in parameters:
+        parameters["dataset"] = Path(parameters["dataset"]).stem  # a file's name, without its folder
     said = [
         {key: one[key] for key in ("says", "holds", "why", "claim")}
         for one in read_json(run / "result.json", {})["results"]
