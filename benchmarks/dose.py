@@ -19,6 +19,7 @@ from matplotlib.ticker import PercentFormatter
 from benchmarks.real import finished
 from benchmarks.record import ROOT, made_with, parser, publish, run_main, table, use_one_thread
 from workbench.curves.figures import COLORS, DescribedFigure
+from workbench.curves.stats import seed_interval
 from workbench.experiments.arms import Arm, ObservedGRPOTrainer, train_arms
 from workbench.experiments.held_out import FILE, HeldOut
 from workbench.experiments.recipes import make_recipe
@@ -99,7 +100,7 @@ def trained(result: dict) -> pd.DataFrame:
 def page(result: dict) -> list[str]:
     """Make the section of docs/evidence/real_weights.md."""
     rows = trained(result)
-    lines = []
+    low, lines = rows["dose"] == rows["dose"].min(), []
     for (dose, examples, untagged), of in rows.groupby(["dose", "examples", "untagged"]):
         line = [f"{dose:.0%}", f"{untagged} of {examples}"]
         for way in WAYS:
@@ -127,9 +128,19 @@ def page(result: dict) -> list[str]:
         "",
         *table(head, lines),
         "",
+        f"Where {rows.loc[low, 'dose'].iloc[0]:.0%} of the completions end with EOS, the masked trainings end "
+        f"{_masked_less_unmasked(rows[low])} above the unmasked ones (share of held-out questions).",
+        f"Where {rows.loc[~low, 'dose'].min():.0%} or more do, {_masked_less_unmasked(rows[~low])}.",
+        "",
         f"Made by `python -m benchmarks.dose` ({made_with(result)}).",
         "",
     ]
+
+
+def _masked_less_unmasked(rows: pd.DataFrame) -> str:
+    ends = rows.pivot(index=["dose", "seed"], columns="way", values="last").dropna()
+    gap = seed_interval(ends["masked"] - ends["unmasked"], np.random.default_rng(0), statistic=np.mean)
+    return f"{gap.in_brief('+.2f')} (pairs: {len(ends)})"
 
 
 def figure(result: dict) -> DescribedFigure:
@@ -156,7 +167,9 @@ def figure(result: dict) -> DescribedFigure:
     panels["with a gradient"].set(
         title="Steps with a gradient,\nof those whose rewards differ", ylabel="share of steps", ylim=(-0.04, 1.04)
     )
-    panels["gain"].set(title="Held-out questions answered right,\nlast step less untrained", ylabel="points")
+    panels["gain"].set(
+        title="Held-out questions answered right,\nlast step less untrained", ylabel="share of questions"
+    )
     panels["gain"].axhline(0, color="#555", linewidth=0.8)
     drawn.legend(
         *panels["with a gradient"].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
