@@ -128,9 +128,9 @@ def page(result: dict) -> list[str]:
         "",
         *table(head, lines),
         "",
-        f"Where {rows.loc[low, 'dose'].iloc[0]:.0%} of the completions end with EOS, the masked trainings end "
-        f"{_masked_less_unmasked(rows[low])} above the unmasked ones (share of held-out questions).",
-        f"Where {rows.loc[~low, 'dose'].min():.0%} or more do, {_masked_less_unmasked(rows[~low])}.",
+        f"Held-out questions answered right at the end, masked less unmasked: {_masked_less_unmasked(rows[low])} where "
+        f"{rows.loc[low, 'dose'].iloc[0]:.0%} of the",
+        f"completions end with EOS, {_masked_less_unmasked(rows[~low])} where {rows.loc[~low, 'dose'].min():.0%} or more do.",
         "",
         f"Made by `python -m benchmarks.dose` ({made_with(result)}).",
         "",
@@ -174,9 +174,9 @@ def figure(result: dict) -> DescribedFigure:
     drawn.legend(
         *panels["with a gradient"].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
     )
-    seeds = rows["seed"].nunique()
+    seeds = rows.groupby(["dose", "way"])["seed"].nunique()
     caption = (
-        f"SmolLM2-135M-Instruct adds two numbers. Each mark is a training (seeds: {seeds}), lines are means. Dotted: how "
+        f"SmolLM2-135M-Instruct adds two numbers. Each mark is a training ({seeds.min()} to {seeds.max()} seeds), lines are means. Dotted: how "
         f"likely one of the {group} completions of a prompt ends with EOS; masking leaves such a group something to learn from."
     )
     alt = " ".join(f"Steps with a gradient, {way}, by share of EOS: {text}." for way, text in says.items())
