@@ -176,8 +176,9 @@ def figure(result: dict) -> DescribedFigure:
     )
     seeds = rows.groupby(["dose", "way"])["seed"].nunique()
     caption = (
-        f"SmolLM2-135M-Instruct adds two numbers. Each mark is a training ({seeds.min()} to {seeds.max()} seeds), lines are means. Dotted: how "
-        f"likely one of the {group} completions of a prompt ends with EOS; masking leaves such a group something to learn from."
+        f"SmolLM2-135M-Instruct adds two numbers. Each mark is a training ({seeds.min()} to {seeds.max()} seeds), lines "
+        f"are means. Dotted: how likely one of the {group} completions of a prompt ends with EOS; masking leaves such a group "
+        "something to learn from."
     )
     alt = " ".join(f"Steps with a gradient, {way}, by share of EOS: {text}." for way, text in says.items())
     return DescribedFigure(drawn, alt=alt, table=rows, caption=caption)
