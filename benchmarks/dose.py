@@ -88,7 +88,7 @@ def seen(run: Run) -> dict:
 
 def trained(result: dict) -> pd.DataFrame:
     """A row for each training: dose, arm, share of steps with a gradient, gain on held-out questions."""
-    rows = pd.DataFrame(result["trainings"])
+    rows = pd.DataFrame(result["runs"])
     looks = [list(right.values()) for right in rows.pop("right")]
     rows["untrained"], rows["last"] = [one[0] for one in looks], [one[-1] for one in looks]
     rows["gain"] = rows["last"] - rows["untrained"]
@@ -197,7 +197,7 @@ def main() -> None:
         dose = {"examples": int(examples), "untagged": int(untagged), "way": way}
         trainings += [dose | {"seed": seed} | seen(run) for seed, run in by_seed.items()]
     group = make_recipe("smollm2").num_generations
-    publish({"steps": args.steps, "questions": ASKED, "num_generations": group, "trainings": trainings}, args.out)
+    publish({"steps": args.steps, "questions": ASKED, "num_generations": group, "runs": trainings}, args.out)
 
 
 if __name__ == "__main__":

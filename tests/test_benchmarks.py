@@ -207,7 +207,7 @@ def test_the_page_of_doses_counts_each_training_once():
     trainings = [training(2, way, seed, 1.0, 10, {0: 0.2, 4: 0.5}) for way in dose.WAYS for seed in (0, 1)]
     trainings += [training(0, "masked", seed, 0.0, seed, {0: 0.2, 4: 0.1}) for seed in (0, 1)]
     trainings += [training(0, "unmasked", seed, 0.1, 10, {0: 0.2, 4: 0.4}) for seed in (0, 1)]
-    made = {"trainings": trainings, "steps": 4, "questions": 44, "num_generations": 8, "environment": record.about()}
+    made = {"runs": trainings, "steps": 4, "questions": 44, "num_generations": 8, "environment": record.about()}
     low, high = [line for line in dose.page(made) if line.startswith("| ")][1:]
     assert low.startswith("| 5% | 0 of 2 | 1 of 20 | 0% | 20% to 10%, 10% | 20 of 20 | 10% |")
     assert high.startswith("| 100% | 2 of 2 | 20 of 20 | 100% | 20% to 50%, 50% | 20 of 20 |")

@@ -26,7 +26,11 @@ def verdicts(number: str, world: dict, monkeypatch) -> dict[str, list]:
     sources = [cell.source for cell in code_cells(path)]
     begin = next(n for n, source in enumerate(sources) if source.startswith(world["first"]))
     scope = {"np": np, "pd": pd, "seed_interval": seed_interval, "rng": np.random.default_rng(0)}
-    scope |= {"run": SimpleNamespace(toy=False), "save_result": workbench.save_result} | world
+    scope |= {
+        "run": SimpleNamespace(toy=False),
+        "save_result": workbench.save_result,
+        "display": lambda shown: None,
+    } | world
     for source in sources[begin:]:
         exec(source, scope)
     held: dict[str, list] = {}
@@ -51,7 +55,8 @@ def world_04(rise=0.5, repeats=0.0) -> dict:
     )
     rows = {"prompts": 16, "completions": 16, "wrong prompt": 0, "equal prompts share": False}
     return {
-        "first": "stock, on_vllm =", "Result": workbench.Result, "show_results": workbench.show_results,
+        "first": "from workbench.experiments import on_smollm2", "Result": workbench.Result,
+        "show_results": workbench.show_results,
         "at": pd.DataFrame([rows] * 2, index=index), "results": [], "planted": 30, "none": 0,
         "report": SimpleNamespace(exact=0, rows=9), "repeats": of(repeats), "rise": {"workbench, seed": of(rise)}, "idle": 1.0,
     }  # fmt: skip
