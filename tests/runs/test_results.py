@@ -44,6 +44,7 @@ def test_what_was_not_decided_neither_holds_nor_fails(why):
 def test_results_stand_next_to_the_words_of_their_claim():
     shown = show_results([Result("at most 0", False, "of 9 seeds", "A4.3"), Result("it ends at <3>", True)])
     page = shown._repr_html_()
+    assert page.count("<td") == page.count('<td style="text-align:left">') == 6  # JupyterLab aligns the others right
     assert (
         "<q>The docs&#x27; curve lies in 0..1; the example&#x27;s reward function returns zero or negative values</q>"
         in page

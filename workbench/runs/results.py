@@ -11,6 +11,7 @@ from . import lock
 from .claims import load_claims
 from .files import jsonable, write_json
 from .run import Run, set_status
+from .text import html_table
 
 NOT_RUN, NOT_COMPARABLE = "not run: ", "not comparable: "
 # True, False, None: of a published claim, and of a check of the run itself.
@@ -95,11 +96,8 @@ class ResultTable(Sequence[Result]):
         return self._results[index]
 
     def _repr_html_(self) -> str:
-        rows = (
-            f"<tr><td><b>{r.verdict}</b></td><td>{_as_html(r)}</td><td>{html.escape(r.reason)}</td></tr>" for r in self
-        )
-        head = "<tr><th>verdict</th><th>published claim, and result</th><th></th></tr>"
-        return f'<table style="text-align:left"><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table>'
+        rows = ([f"<b>{r.verdict}</b>", _as_html(r), html.escape(r.reason)] for r in self)
+        return html_table(rows, ("verdict", "published claim, and result", ""))
 
     def __repr__(self) -> str:
         return "\n".join(map(_as_text, self))

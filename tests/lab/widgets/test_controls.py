@@ -7,7 +7,8 @@ from widget_samples import METRICS, widgets_alive
 from workbench.curves.documented import list_baselines, load_baseline
 from workbench.errors import ParameterError
 from workbench.lab.widgets import padding_explorer, run_comparer, stop_explorer, watch
-from workbench.lab.widgets.controls import Choices, Explorer, as_jupyter_output, control, status_line, table
+from workbench.lab.widgets.controls import Choices, Explorer, as_jupyter_output, control, status_line
+from workbench.runs.text import html_table
 
 
 def test_a_static_twin_makes_no_widget_and_shows_what_the_widget_starts_with(sampler, prompt, tmp_path):
@@ -90,7 +91,7 @@ def test_a_state_is_a_sign_and_a_word_and_read_out_and_its_text_is_inert():
 
 
 def test_a_table_has_a_caption_and_a_header_cell_a_column():
-    page = as_jupyter_output(table([["1", "<i>2</i>"]], ["a", "b"], "Two"))
+    page = as_jupyter_output(html_table([["1", "<i>2</i>"]], ["a", "b"], "Two"))
     assert page.startswith('<div class="jp-RenderedHTMLCommon"')
     assert page.count('<th scope="col"') == 2 and ">Two</caption>" in page
     assert page.count("<td") == 2 and "<i>2</i>" in page

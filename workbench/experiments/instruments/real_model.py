@@ -1,20 +1,21 @@
 """What a notebook showed on SmolLM2 when it was recorded, next to what this run shows."""
 
 import difflib
+import html
 import re
 from collections.abc import Sequence
 
-import pandas as pd
-from pandas.io.formats.style import Styler
+from IPython.display import HTML
 
 from ...packaged import packaged
 from ...runs.files import read_json
 from ...runs.results import NOT_RUN, Result, results_of
+from ...runs.text import html_table
 
 FILE = "smollm2.json"
 
 
-def on_smollm2(notebook: str, results: Sequence[Result]) -> Styler | str:
+def on_smollm2(notebook: str, results: Sequence[Result]) -> HTML | str:
     """Show what a notebook showed on SmolLM2-135M-Instruct: each sentence with its verdict there and here, as a table.
 
     Sentences of two runs are about the same thing if they are alike apart from their numbers. Left out are those that are the
@@ -36,8 +37,7 @@ def on_smollm2(notebook: str, results: Sequence[Result]) -> Styler | str:
         alike = difflib.get_close_matches(re.sub(r"[\d.+-]+", "", there.says), verdicts, n=1)
         if there.says not in shared and not there.why.startswith(NOT_RUN):
             here = verdicts[alike[0]] if alike else ""
-            lines.append({"here": here, "SmolLM2": there.verdict, "what SmolLM2 shows": there.says})
+            lines.append([here, there.verdict, html.escape(there.says)])
     size = ", ".join(f"{name}: {row['parameters'][name]}" for name in ("steps", "seeds") if name in row["parameters"])
     made = f"{size}, commit {row['environment']['git_commit'][:7]}, {row['environment']['date']}"
-    table = pd.DataFrame(lines).style.hide(axis="index").set_caption(f"SmolLM2-135M-Instruct ({made})")
-    return table.set_table_styles([{"selector": "td, th, caption", "props": "text-align: left"}])
+    return HTML(html_table(lines, ("here", "SmolLM2", "what SmolLM2 shows"), f"SmolLM2-135M-Instruct ({made})"))

@@ -1,4 +1,4 @@
-"""What the views share: controls above a result that follows them, the state as text, tables as JupyterLab draws them."""
+"""What the views share: controls above a result that follows them, the state as text."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -25,14 +25,6 @@ def status_line(state: str, text: str) -> str:
 def as_jupyter_output(inner: str) -> str:
     """HTML marked as a cell's output; without the mark JupyterLab draws tables inside a widget without its style."""
     return f'<div class="jp-RenderedHTMLCommon" style="padding-right:0">{inner}</div>'
-
-
-def table(rows: list[list[str]], head: list[str], caption: str) -> str:
-    """A table of finished HTML cells."""
-    heads = "".join(f'<th scope="col" style="text-align:left">{h}</th>' for h in head)
-    body = "".join("<tr>" + "".join(f'<td style="text-align:left">{c}</td>' for c in row) + "</tr>" for row in rows)
-    title = f'<caption style="text-align:left">{caption}</caption>'
-    return f'<table style="margin-left:0">{title}<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def control(kind: type, description: str, tooltip: str, **options):

@@ -9,8 +9,7 @@ from ...errors import ParameterError
 from ...runs.completions import ends_of_completions
 from ...runs.files import read_json
 from ...runs.run import Run
-from ...runs.text import visible
-from .controls import table
+from ...runs.text import html_table, visible
 
 
 class TrainingProgress:
@@ -43,7 +42,7 @@ class TrainingProgress:
             step = self.completions["step"].iloc[-1]
             columns = [c for c in ("prompt", "completion", "finish_reason", "reward") if c in self.completions]
             rows = [[_cell(value) for value in row] for row in self.completions[columns].to_numpy()]
-            parts.append(table(rows, columns, f"Latest completions, of step {step}"))
+            parts.append(html_table(rows, columns, f"Latest completions, of step {step}"))
         return "".join(parts)
 
 

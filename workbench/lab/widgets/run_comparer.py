@@ -14,8 +14,8 @@ from ...curves.figures import DescribedFigure, show_curves
 from ...curves.measured import measured_groups
 from ...errors import ParameterError, did_you_mean
 from ...runs.run import Run
-from ...runs.text import visible
-from .controls import Choices, Explorer, control, table
+from ...runs.text import html_table, visible
+from .controls import Choices, Explorer, control
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class RunComparison:
         left_out = f"<p>Left out:</p><ul>{left_out}</ul>" if left_out else ""
         rows = [[visible(str(value), 2000) for value in row] for row in self.verdicts.to_numpy()]
         caption = "Is the documented run one more seed? Pairs of the same unit and range"
-        verdicts = table(rows, list(self.verdicts), caption) if rows else ""
+        verdicts = html_table(rows, list(self.verdicts), caption) if rows else ""
         return self.figure._repr_html_() + verdicts + none + left_out
 
 
