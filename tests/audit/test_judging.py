@@ -318,7 +318,7 @@ def test_the_headline_is_no_all_clear_over_steps_without_effect(tmp_path):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_))
     one, both = audit_run(tmp_path / "a.jsonl"), audit_run(tmp_path)
     assert one.problems == []
-    assert str(one).splitlines()[0].startswith(f"{tmp_path / 'a.jsonl'}: 80% of the steps without effect, ")
+    assert str(one).splitlines()[0].startswith(f"{tmp_path / 'a.jsonl'}: in 80% of the steps rewards teach nothing, ")
     assert [line.split()[1] for line in str(both).splitlines()[1:3]] == ["warning", "warning"]
 
 

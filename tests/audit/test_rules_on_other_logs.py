@@ -9,8 +9,10 @@ from made_up import flat, log, rising
 
 from workbench.audit.check import check
 from workbench.audit.rules_data import dead_rewards, log_damage
-from workbench.audit.rules_gradient import zero_gradient
+from workbench.audit.rules_ends import never_stops
+from workbench.audit.rules_gradient import wasted_groups, zero_gradient
 from workbench.audit.rules_learning import no_learning
+from workbench.logs.names import PART
 from workbench.logs.read import read
 
 EVERY_OTHER = np.tile([0.0, 1.0], 30)
@@ -155,3 +157,68 @@ def test_gradients_that_are_nan_for_the_first_steps_are_lost_and_not_just_not_lo
     (tmp_path / "a.log").write_text("".join(lines))
     found = log_damage(read(tmp_path / "a.log"))
     assert expected in (found.cause, found.verdict) and found.is_problem is (count == 20)
+
+
+# --- logs that nobody had seen -------------------------------------------------------------------------------------------
+
+
+def test_a_few_dead_steps_are_no_reason_why_nothing_is_learned():
+    dead = np.where(np.arange(60) % 12 == 5, 0.0, 0.4)  # 8% of the steps
+    by_rule = {f.rule: f for f in check(log(reward=flat, grad_norm=dead, zero_std_share=dead == 0))}
+    assert by_rule["zero-gradient"].verdict == by_rule["no-learning"].verdict == "found"
+    assert by_rule["no-learning"].follows_from is None and by_rule["no-learning"].advice
+
+
+def test_in_a_line_of_several_steps_a_last_gradient_of_0_is_no_problem():
+    dead = {"grad_norm": np.tile([0.3, 0.0, 0.2, 0.0, 0.4], 4), "reward_std": 0.2}
+    every = log(20, reward=rising, **dead)
+    tenth = dataclasses.replace(every, steps=every.steps.assign(step=every.steps["step"] * 10))
+    assert zero_gradient(every).severity == "problem"
+    assert zero_gradient(tenth).severity == "warning"
+
+
+def test_with_a_kl_term_and_no_gradient_equal_rewards_are_not_all_of_it():
+    found = zero_gradient(log(reward=flat, kl=0.1, zero_std_share=EVERY_OTHER))
+    assert "whatever gradient other terms give" in found.says
+
+
+@pytest.mark.parametrize(("column", "groups"), [("value_loss", False), ("loss", True)])
+def test_a_trainer_with_a_critic_has_no_groups(column, groups):
+    made = log(reward=flat, facts={"trainer": "verl"}, **{column: 0.3})
+    assert made.grouped is groups
+    assert wasted_groups(made).verdict == ("cannot tell" if groups else "not found")
+
+
+def test_the_cost_counts_the_steps_between_two_lines():
+    every = log(reward=flat, zero_std_share=0.6, step_time=10.0)
+    tenth = dataclasses.replace(every, steps=every.steps.assign(step=every.steps["step"] * 10))
+    assert wasted_groups(every).cost["seconds"] == pytest.approx(0.6 * 60 * 10)
+    assert wasted_groups(tenth).cost["seconds"] == pytest.approx(0.6 * 600 * 10)
+
+
+def test_each_run_in_a_file_counts_however_short():
+    order = [*range(1, 11), 1, 2, 3, 1, 1, *range(1, 6)]
+    assert "holds 5 runs" in log_damage(log(10, reward=flat, order=order)).says
+
+
+@pytest.mark.parametrize(
+    ("length", "limit", "cause"),
+    [
+        (32.0, None, "all-cut"),
+        (32.0, 32, "all-cut"),
+        (32.0, 64, ""),
+        (31.5, None, ""),
+        (1.0, None, ""),
+        (flat, None, ""),
+    ],
+)
+def test_completions_of_one_length_throughout_are_cut(length, limit, cause):
+    found = never_stops(log(reward=rising, mean_length=length, facts={"max_completion_length": limit} if limit else ()))
+    assert found.cause == cause and found.verdict == ("found" if cause else "cannot tell")
+
+
+def test_reward_functions_that_were_logged_in_few_steps_are_counted():
+    assert (
+        "2 of them, in too few steps"
+        in dead_rewards(log(4, reward=flat, **{f"{PART}{name}": flat for name in "ab"})).says
+    )

@@ -120,7 +120,10 @@ def test_numbers_that_are_not_finite_are_damage_and_no_values(tmp_path):
     rows = [{"step": s, "reward": 0.5, "grad_norm": 1.0, "loss": 0.1} for s in range(1, 11)]
     rows[4] |= {"reward": float("inf"), "grad_norm": float("nan")}
     log = one(write_state(tmp_path, rows))
-    assert log.damage == ("grad_norm is no number in 1 of 10 steps", "reward is infinite in 1 of 10 steps")
+    assert log.damage == (
+        "grad_norm is no number in 1 of 10 steps, first in step 5",
+        "reward is infinite in 1 of 10 steps",
+    )
 
 
 def test_a_part_of_completions_cut_in_half_is_damage_and_the_others_are_read(tmp_path):

@@ -33,6 +33,9 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 
+_ENOUGH = 0.25  # share of the steps or groups
+
+
 def check(log: Log, own: Sequence[Rule] = ()) -> list[Finding]:
     """What every rule says of a run, the user's own ones last: problems first, those that another explains after them."""
     log = dataclasses.replace(log)  # without findings that were asked for before anything was contradicted
@@ -72,9 +75,16 @@ def _line_of(error: BaseException, file: str) -> str:
 
 
 def _explained(finding: Finding, causes: Sequence[Finding]) -> Finding:
-    """A finding with the first of the causes that explain it."""
-    names = [cause.rule for cause in causes if {finding.rule, finding.title} & set(cause.by.explains)]
+    """A finding with the first of the causes that explain it; one that concerns a small part of the run explains nothing."""
+    names = [
+        cause.rule for cause in causes if {finding.rule, finding.title} & set(cause.by.explains) and _is_large(cause)
+    ]
     return dataclasses.replace(finding, follows_from=names[0]) if names and finding.verdict == FOUND else finding
+
+
+def _is_large(cause: Finding) -> bool:
+    shares = [cause.cost[name] for name in ("share of steps", "share of groups") if name in cause.cost]
+    return not shares or max(shares) >= _ENOUGH
 
 
 def _rank(finding: Finding) -> tuple:

@@ -94,7 +94,8 @@ class RunAudit:
 
     def _head(self) -> str:
         settings = f"\n  settings: {self.settings}" if self.settings else ""
-        return f"{self.run}: {_count(self.findings)} ({self.kind}, {self.steps} steps){settings}"
+        steps = f"{self.steps} step{'s' * (self.steps != 1)}"
+        return f"{self.run}: {_count(self.findings)} ({self.kind}, {steps}){settings}"
 
     def _found(self) -> list[str]:
         return [line for f in self.findings if f.verdict == FOUND for line in paragraph(f)]
@@ -280,11 +281,11 @@ def _count(findings: Sequence[Finding]) -> str:
 
 
 def _without_effect(findings: Sequence[Finding]) -> str:
-    """Such as `82% of the steps without effect`, where it is half of the steps or of the groups; else an empty string."""
+    """Such as `in 82% of the steps rewards teach nothing`, where it is half of the steps or of the groups; else nothing."""
     for rule, unit in (("zero-gradient", "steps"), ("wasted-groups", "groups")):
         for share in (f.cost.get(f"share of {unit}", 0.0) for f in findings if f.rule == rule and f.verdict == FOUND):
             if share >= 0.5:
-                return f"{share:.0%} of the {unit} without effect"
+                return f"in {share:.0%} of the {unit} rewards teach nothing"
     return ""
 
 

@@ -36,7 +36,8 @@ def log_damage(log: Log) -> Finding:
     gaps = [int(step) for step in each[:-1][distances > 1.5 * usual]]
     twice = len(order) - len(each)
     if restarts:
-        says = f"The file holds {len(restarts) + 1} runs: step numbers start again after step {order[restarts[0]]:.0f}."
+        runs = 1 + int(((np.diff(order) <= 0) & (order[1:] <= each[0])).sum())
+        says = f"The file holds {runs} runs: step numbers start again after step {order[restarts[0]]:.0f}."
         return _damaged(log, PROBLEM, "two-runs", says, "Give each run its own file; the other findings mix the runs.")
     lost = {name: where for name in ("loss", "grad_norm") if (where := _not_a_number(log, name)).any()}
     if lost and max(where.mean() for where in lost.values()) >= _OFTEN:
@@ -59,6 +60,8 @@ def log_damage(log: Log) -> Finding:
         return _damaged(log, PROBLEM, "not-finite", "; ".join(wrong) + ".", advice)
     cause = "twice" if twice else "order" if len(back) else "missing" if gaps else "unreadable"
     advice = "The findings are about what could be read; check how the file was written."
+    if any("is no number" in text for text in broken):
+        advice += " A gradient that overflowed is often written as null."
     return _damaged(log, WARNING, cause, "; ".join(wrong) + ".", advice)
 
 
@@ -209,7 +212,7 @@ def reward_parts(log: Log) -> Finding:
     """
     parts, total = _parts(log), change(reward_of(log))
     if len(parts) < 2:
-        return unknown(_PARTS)
+        return unknown(_PARTS, f"It has {len(log.parts)} of them, in too few steps." if len(log.parts) > 1 else "")
     moves = {name: moved for name, means in parts.items() if (moved := change(means)) is not None}
     rise = {name: float(moved.estimate) for name, moved in moves.items() if moved.low > 0}
     fall = {name: float(moved.estimate) for name, moved in moves.items() if moved.high < 0}
@@ -251,7 +254,7 @@ def dead_rewards(log: Log) -> Finding:
     parts = _parts(log)
     constant = {name: float(np.nanmax(means)) for name, means in parts.items() if np.nanmax(means) == np.nanmin(means)}
     if len(parts) < 2:
-        return unknown(_PARTS)
+        return unknown(_PARTS, f"It has {len(log.parts)} of them, in too few steps." if len(log.parts) > 1 else "")
     if not constant:
         return absent("Each reward function varies.")
     words = ", ".join(f"{name} gave {value:.4g}" for name, value in constant.items())

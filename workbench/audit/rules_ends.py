@@ -9,6 +9,7 @@ from .rules_clipping import cut_rows, false_clipping, teach_the_stop
 from .trends import LEAST, ends_at_the_top, quarters, reward_of, rises
 
 _AGAINST = -0.75  # correlation
+_SHORT = 8  # tokens; answers of a letter or a number may well have one length
 _ALL = 0.999  # of the rows: a wrong end can be sampled by chance
 
 
@@ -144,8 +145,9 @@ def never_stops(log: Log) -> Finding:
     """Whether completions never stop before the limit: they hold more than one EOS token, or all of them are truncated.
 
     How: EOS tokens per completion (PPO, where padding is another token), or a truncated share of 1. If all count as
-    truncated and the log does not show whether that is true, it is a warning, since every possible cause is a fault.
-    Wrong where: completions are meant to fill the limit.
+    truncated and the log does not show whether that is true, it is a warning, since every possible cause is a fault. Where
+    no share is logged, so is one mean length of more than 8 tokens in all steps.
+    Wrong where: completions are meant to fill the limit, or all have one length by the task.
     """
     eos, episodes = log.logged("eos_tokens"), log.logged("episodes")
     if eos is not None and episodes is not None:
@@ -167,7 +169,8 @@ def never_stops(log: Log) -> Finding:
         return absent("At most one EOS a completion.")
     true = truncated_share(log)
     if true is None:
-        return unknown("Log completions/clipped_ratio or val/num_eos_tokens, or give completions.")
+        lacks = "Log completions/clipped_ratio or val/num_eos_tokens, or give completions."
+        return _all_of_one_length(log) or unknown(lacks)
     late, open_ = quarters(true)[1], false_clipping(log).verdict == CANNOT_TELL
     if np.nanmean(true) < _ALL and not (open_ and late >= 0.95):
         return absent(f"{1 - np.nanmean(true):.1%} of the completions stop.")
@@ -180,6 +183,18 @@ def never_stops(log: Log) -> Finding:
         return found(WARNING, says, advice, cause="all-cut", steps=where, evidence=evidence, cost=cost)
     says = "No completion stops before the length limit, from the first step on."
     return _runs_on(log, true >= _ALL, says, {"share cut": 1.0})
+
+
+def _all_of_one_length(log: Log) -> Finding | None:
+    """Where the mean length is one whole number throughout, and no smaller than the limit: all completions are cut there."""
+    length, limit = log.metric("mean_length"), log.facts.get("max_completion_length")
+    length = np.zeros(0) if length is None else length[~np.isnan(length)]
+    if len(length) < LEAST or np.ptp(length) or length[0] <= _SHORT or length[0] % 1 or length[0] < (limit or 0):
+        return None
+    says = f"The mean length is exactly {length[0]:.0f} tokens in each of {len(length)} steps: the limit seems to cut every "
+    says += "completion there."
+    advice = "Read one completion; raise max_completion_length, or in notebooks that compute it, max_seq_length."
+    return found(WARNING, says, advice, cause="all-cut", evidence={"mean length": float(length[0])})
 
 
 def _of_plain_prompts(log: Log) -> str:

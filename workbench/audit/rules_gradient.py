@@ -208,7 +208,9 @@ def wasted_groups(log: Log) -> Finding:
     if copies(log).verdict == CANNOT_TELL and share >= 0.9:
         return unknown("Give completions (log_completions=True): equal groups may be copies, see zero-gradient.")
     hard, easy, shown = _hard_and_easy(log, equal)
-    says = f"{share:.0%} of the groups have equal rewards, in the mean of {(~np.isnan(equal)).sum()} steps, and teach nothing"
+    known, line = int((~np.isnan(equal)).sum()), "step" if log.each_step else "line"
+    mean = f"in the mean of {known} {line}s" if known > 1 else f"in the only {line}"
+    says = f"{share:.0%} of the groups have equal rewards, {mean}, and teach nothing"
     says += f": the run samples {1 / (1 - share):.1f} completions for each that teaches." if share < 0.995 else "."
     cost = {"share of groups": share} | _seconds(log, equal)
     cost |= {"completions": share * len(rows)} if rows is not None and of_texts else {}
@@ -314,8 +316,9 @@ def _dead(log: Log, dead: np.ndarray, cause: str, counts: dict) -> Finding:
         advice = f"If so, remove `seed` from generation_kwargs, and check that temperature is not 0. {advice}"
         advice = f"Read two completions of one group (log_completions=True): are they the same text? {advice}"
     chance = share < 2 / 3 and len(dead) < _SHORT  # too few steps to say that the others do not raise the reward
-    many = _HALF if cause == "equal-rewards" else _MANY  # a batch of few groups has such steps now and then
-    if severity == PROBLEM and (share < many or (cause == "equal-rewards" and (chance or rises(reward)))):
+    # A batch of few groups has equal rewards now and then. A line of several steps does not show whether that is why.
+    usual = cause == "equal-rewards" or (cause == "unknown" and not log.each_step)
+    if severity == PROBLEM and (share < (_HALF if usual else _MANY) or (usual and (chance or rises(reward)))):
         severity = WARNING
     return found(
         severity,
@@ -331,7 +334,7 @@ def _dead(log: Log, dead: np.ndarray, cause: str, counts: dict) -> Finding:
 
 def _what(log: Log, dead: np.ndarray) -> str:
     norm = log.metric("grad_norm")
-    moved = norm is not None and float((norm[dead] > 0).mean()) > 0.5
+    moved = _has_a_kl_term(log) if norm is None else float((norm[dead] > 0).mean()) > 0.5
     return "learn nothing from rewards, whatever gradient other terms give" if moved else "change nothing"
 
 
@@ -357,9 +360,11 @@ def _level(dead: float, reward: np.ndarray, top: float | None) -> tuple[str, str
 
 
 def _seconds(log: Log, share: np.ndarray) -> dict[str, float]:
-    """The time of the steps, each by its share, (N,) of bool or float."""
-    time = log.metric("step_time")
-    return {} if time is None else {"seconds": float(np.nansum(time * share))}
+    """The time of the steps, each by its share, (N,) of bool or float; a line of several steps has their mean time."""
+    time, steps = log.metric("step_time"), log.steps["step"].to_numpy()
+    if time is None or len(steps) < 2 or log.facts.get("lines_counted"):
+        return {}
+    return {"seconds": float(np.nansum(time * share) * np.median(np.diff(steps)))}
 
 
 @rule(needs=UPDATES, explains=("no-learning",), notebook="10_do_the_weights_move")

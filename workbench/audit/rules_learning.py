@@ -196,7 +196,7 @@ def kl_runaway(log: Log) -> Finding:
     """
     kl, reward = log.metric("kl"), reward_of(log)
     if kl is None:
-        return unknown("Log kl: TRL does where beta is above 0.")
+        return unknown("Log kl; it is logged where beta is above 0.")
     finite = np.abs(kl[~np.isnan(kl)])
     quarter = max(1, len(finite) // 4)
     first, last = float(np.median(finite[:quarter])), float(np.median(finite[-quarter:]))

@@ -104,8 +104,11 @@ class Log:
 
     @property
     def grouped(self) -> bool:
-        """Whether the trainer compares completions of one prompt."""
-        return not self.trainer.startswith(TRAINERS_WITHOUT_GROUPS)
+        """Whether the trainer compares completions of one prompt; one that trains a critic does not."""
+        critic = self.logged("value_loss")
+        return not self.trainer.startswith(TRAINERS_WITHOUT_GROUPS) and (
+            critic is None or not np.nanmax(np.abs(critic))
+        )
 
     @cached_property
     def num_generations(self) -> int | None:

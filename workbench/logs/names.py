@@ -34,6 +34,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "advantage_max": ("critic/advantages/max",),
     "loss": ("loss", "Training Loss", "actor/pg_loss", "loss/policy_avg", "loss/mean", "policy_loss", "pg_loss", "actor_loss",
              "act_loss", "policy/policy_loss", "ppo_actor/update/actor_loss/avg", "policy_avg"),
+    "value_loss": ("loss/value_avg", "critic/vf_loss", "critic_loss", "vf_loss", "value_loss", "policy/value_loss"),
     "grad_norm": ("grad_norm", "actor/grad_norm", "optim/grad_norm", "actor_grad_norm", "policy/grad_norm",
                   "policy/raw_grad_norm", "ppo_actor/update/grad_norm"),
     "learning_rate": ("learning_rate", "lr", "actor/lr", "optim/lr", "actor_lr", "policy/policy_lr", "lr-pg_0",
@@ -199,7 +200,8 @@ def steps_table(raw: pd.DataFrame, source: str) -> tuple[pd.DataFrame, tuple[flo
         if bad := int(np.isinf(table[name]).sum()):
             damage.append(f"{name} is infinite in {bad} of {len(table)} steps")
         elif name != "reward" and 0 < (bad := int(begun.isna().sum())) < 0.2 * len(table):
-            damage.append(f"{name} is no number in {bad} of {len(table)} steps")
+            first = table["step"][begun.index[begun.isna()][0]]
+            damage.append(f"{name} is no number in {bad} of {len(table)} steps, first in step {first:.0f}")
     table = _with_shares(table.replace([np.inf, -np.inf], np.nan) if np.isinf(table.to_numpy()).any() else table)
     if counted and "epoch" in table:
         table["step"] = _counted(table["epoch"].ffill())
