@@ -28,8 +28,8 @@ from workbench.curves.measured import run_curve, training_of
 from workbench.experiments.arms import Arm, train_arms
 from workbench.experiments.recipes import make_recipe
 from workbench.experiments.toys.starter import CORPUS, starter_corpus, toy_hash
+from workbench.experiments.train import quiet_libraries
 from workbench.runs.files import write_text
-from workbench.training.recording import quiet_libraries
 from workbench.training.rewards import describe_reward, length_reward
 
 LEVEL = 0.99  # of runs on another machine that lie within the tolerance: a false alarm costs an afternoon

@@ -47,7 +47,7 @@ def use_one_thread() -> None:
     """Quieten libraries, and take one thread where there is no GPU."""
     import torch
 
-    from workbench.training.recording import quiet_libraries
+    from workbench.experiments.train import quiet_libraries
     from workbench.training.rows import has_gpu
 
     quiet_libraries()

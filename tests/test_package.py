@@ -55,7 +55,6 @@ def imports(path: Path, functions: bool = True) -> set[str]:
 UPWARDS = {
     "training/grpo.py": {"diagnostics"},
     "training/recording.py": {"diagnostics"},
-    "training/online_dpo.py": {"diagnostics"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

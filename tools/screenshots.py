@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from workbench import StopSpec, load_prompts
 from workbench.generation.sampling import TransformersSampler
 from workbench.experiments.recipes import resolve_model
-from workbench.training.recording import quiet_libraries
+from workbench.experiments.train import quiet_libraries
 from workbench.lab.widgets import stop_explorer
 
 quiet_libraries()

@@ -15,9 +15,9 @@ from configuration_runs import BATCH, STEPS, STOP, TELL, Watched, apart, has_eve
 from samples import until_seen
 from trainers import OURS
 
+from workbench.experiments.train import quiet_libraries
 from workbench.generation.stops import StopSpec
 from workbench.runs.run import Run
-from workbench.training.recording import quiet_libraries
 
 
 def beside_stock(kind: str, folder: Path) -> dict:

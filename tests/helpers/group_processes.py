@@ -12,8 +12,8 @@ import torch
 from datasets import Dataset
 
 from workbench.experiments.recipes import grpo_config, make_recipe, resolve_model
+from workbench.experiments.train import quiet_libraries
 from workbench.training.grpo import GRPOTrainer
-from workbench.training.recording import quiet_libraries
 
 PER_DEVICE = 8
 

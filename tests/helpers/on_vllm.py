@@ -19,7 +19,7 @@ def main() -> None:
     import torch
     from transformers import set_seed
 
-    from workbench.training.recording import quiet_libraries
+    from workbench.experiments.train import quiet_libraries
 
     torch.set_num_threads(1)
     quiet_libraries()

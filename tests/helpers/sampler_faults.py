@@ -29,13 +29,13 @@ from workbench.audit.live import attach_watch
 from workbench.audit.report import audit_run
 from workbench.diagnostics.sampler_probe import attach_sampler_probe
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
+from workbench.experiments.train import quiet_libraries
 from workbench.experiments.vllm_server import serve, shared_engine, sharing_engines
 from workbench.generation.preflight import save_policy
 from workbench.runs.completions import read_parts, token_parts
 from workbench.runs.run import Run
 from workbench.training import sync_on_cpu as vllm_sync
 from workbench.training.grpo import GRPOTrainer, RLOOTrainer
-from workbench.training.recording import quiet_libraries
 from workbench.training.rewards import length_reward
 from workbench.training.sync_on_cpu import building_on_cpu, install_cpu_sync
 

@@ -12,7 +12,7 @@ from workbench.audit.report import audit_run
 from workbench.experiments.recipes import grpo_config, make_recipe
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.rewards import length_reward
-from workbench.training.rows import has_plain_prompts
+from workbench.training.updates import has_plain_prompts
 
 pytestmark = pytest.mark.slow
 

@@ -14,12 +14,12 @@ from trainers import OURS, make
 from workbench.curves.measured import measured_groups, run_curve
 from workbench.errors import ParameterError
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
-from workbench.experiments.train import train
+from workbench.experiments.train import quiet_libraries, train
 from workbench.generation.stops import StopSpec
 from workbench.logs.settings import facts_of
 from workbench.runs.run import Run
 from workbench.training.grpo import GRPOTrainer
-from workbench.training.recording import Recorder, RunRecorder, quiet_libraries
+from workbench.training.recording import Recorder, RunRecorder, check_record_dir
 from workbench.training.rewards import length_reward
 from workbench.training.rows import text_of
 
@@ -102,14 +102,30 @@ def test_a_prompt_of_messages_is_all_of_their_texts_and_an_image_its_kind():
     assert text_of([{"role": "assistant", "content": None, "tool_calls": []}]) == ""
 
 
-def test_a_model_s_own_folder_takes_no_record(tmp_path):
-    """Its configs would be written over."""
+def test_a_record_beside_a_saved_model_leaves_its_config(tmp_path):
+    """Else the model would be loaded as another one."""
     (tmp_path / "config.json").write_text("{}")
-    model = SimpleNamespace(config=SimpleNamespace(_name_or_path=str(tmp_path / ".")))
-    trainer = SimpleNamespace(model=model, accelerator=SimpleNamespace(unwrap_model=lambda model: model))
-    with pytest.raises(ParameterError, match="the model is in this folder"):
-        Recorder(tmp_path).describe_trainer(trainer)
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    (tmp_path / "model.safetensors").touch()
+    check_record_dir(tmp_path)
+    Recorder(tmp_path).describe_trainer(make(OURS["GRPO"]))
+    assert (tmp_path / "config.json").read_text() == "{}"
+    assert json.loads((tmp_path / "recipe.json").read_text())["source"] == "workbench"
+
+
+@pytest.mark.parametrize("name", ["config.json", "recipe.json"])
+def test_a_folder_with_files_that_are_not_ours_takes_no_record(name, tmp_path):
+    (tmp_path / name).write_text('{"mine": 1}')
+    with pytest.raises(ParameterError, match=f"the record would replace {name} there"):
+        check_record_dir(tmp_path)
+
+
+def test_a_folder_must_be_a_path_that_can_be_written(tmp_path):
+    for odd in ("", 3):
+        with pytest.raises(ParameterError, match=f"record_dir={odd!r}: expected the path of a folder"):
+            check_record_dir(odd)
+    with pytest.raises(ParameterError, match="record_steps=3: steps are saved in record_dir"):
+        check_record_dir(None, 3)
+    check_record_dir(tmp_path / "a" / "b")
 
 
 @pytest.mark.slow

@@ -72,6 +72,16 @@ def test_an_update_that_bf16_would_lose_is_told_before(dtype, fields, more, told
 
 
 @pytest.mark.slow
+def test_of_an_optimizer_of_ones_own_nothing_is_told(tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(resolve_model("starter"), dtype=torch.bfloat16)
+    more = {"optimizers": (torch.optim.SGD(model.parameters(), lr=1.0), None)}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer(tmp_path, torch.bfloat16, GRPOTrainer, more, learning_rate=1e-6)
+    assert not said_of(caught)
+
+
+@pytest.mark.slow
 def test_the_watch_of_a_stock_trainer_tells_it_at_its_line(tmp_path):
     stock = trainer(tmp_path, torch.bfloat16, learning_rate=1e-6)
     with pytest.warns(UserWarning, match="by rounding") as caught:

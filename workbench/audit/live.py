@@ -18,7 +18,7 @@ from ..logs.completions import completions_table
 from ..logs.log import Log
 from ..logs.names import steps_table
 from ..logs.settings import facts_of
-from ..training.rows import check_record_dir
+from ..training.recording import check_record_dir
 from .check import check, checked
 from .finding import FOUND, NOTE, Finding
 from .rule import Rule

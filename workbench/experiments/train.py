@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 import trl
 
@@ -18,7 +19,7 @@ from ..generation.stops import StopSpec
 from ..runs.files import check_links, checkpoints, jsonable, move_aside, read_json
 from ..runs.lock import only_training
 from ..training.grpo import GRPOTrainer, Stops
-from ..training.recording import COMPLETE, Recorder, quiet_libraries
+from ..training.recording import COMPLETE, Recorder
 from ..training.rewards import describe_reward, unseen_values
 from ..training.rows import is_ppo
 from .recipes import STARTERS, Recipe, common_fields, grpo_config, load_prompts, lora_fields, resolve_model
@@ -318,3 +319,14 @@ def train(
         finally:
             _note_end(record_dir, record, reward_funcs)
     return made
+
+
+def quiet_libraries() -> None:
+    """Switch off the libraries' progress bars and load reports; tables show texts whole, which pandas cuts at 50 characters."""
+    import datasets
+    import transformers
+
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    pd.set_option("display.max_colwidth", None)

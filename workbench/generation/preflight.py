@@ -137,11 +137,12 @@ def check_before_compute(model: Any, args: Any, stops: StopSpec, tokenizer: Any)
     if getattr(args, "use_transformers_continuous_batching", False) and (stops.stop or stops.min_tokens):
         given = f"stop={stops.stop}, min_tokens={stops.min_tokens}"
         raise ParameterError(f"{given}: transformers' continuous batching has neither; leave both out")
-    if args.use_vllm:
+    tokenizer, by_path = tokenizer_in(tokenizer), isinstance(model, str)
+    path, on_disk = model if by_path else model.name_or_path, None
+    if args.use_vllm or (stops != StopSpec() and by_path and tokenizer is None):
         # No revision: TRL starts vLLM without one, whatever the trainer's model was loaded with.
-        path = model if isinstance(model, str) else model.name_or_path
         on_disk = AutoTokenizer.from_pretrained(path, trust_remote_code=args.trust_remote_code)
-        tokenizer = tokenizer_in(tokenizer) or on_disk
-        StopRule(stops, tokenizer, None if isinstance(model, str) else model.generation_config)
-        if args.vllm_mode == "colocate":
-            check_tokenizers(tokenizer, on_disk, stops)
+    if tokenizer := tokenizer or on_disk:
+        StopRule(stops, tokenizer, None if by_path else model.generation_config, args.max_completion_length)
+    if args.use_vllm and args.vllm_mode == "colocate":
+        check_tokenizers(tokenizer, on_disk, stops)

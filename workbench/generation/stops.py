@@ -301,13 +301,13 @@ class StopRule:
         options = self.for_transformers(inputs["input_ids"].shape[1])
         if (options["pad_token_id"] or 0) >= model.get_input_embeddings().num_embeddings:
             options["pad_token_id"] = 0  # behind an end any token of the table does
-        criteria = options.pop("stopping_criteria", None)
+        criteria = {name: options.pop(name) for name in ("stopping_criteria",) if name in options}
         config = copy.deepcopy(generation_config)
         config.update(**options, **{name: inputs.pop(name) for name in list(inputs) if hasattr(config, name)})
         inherited = model.generation_config
         before, inherited.eos_token_id = inherited.eos_token_id, options["eos_token_id"]
         try:
-            return generate(**inputs, generation_config=config, stopping_criteria=criteria)
+            return generate(**inputs, generation_config=config, **criteria)
         finally:
             inherited.eos_token_id = before
 

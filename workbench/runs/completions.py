@@ -59,7 +59,7 @@ def ends_of_completions(record_dir: Path, most: int) -> tuple[list[dict], int, l
 def forget_after(record_dir: Path, step: int) -> float:
     """Drop what was recorded after `step`, which a resumed run repeats; at step 0 a former record is moved aside."""
     if not step and (record_dir / "metrics.jsonl").is_file() and (record_dir / "metrics.jsonl").stat().st_size:
-        names = ("metrics.jsonl", FILE, TOKENS, STEPS)
+        names = ("metrics.jsonl", FILE, TOKENS, STEPS, "recipe.json", "progress.json")
         move_aside(record_dir, names, "holds the record of a training, and a new one begins")
     for path in token_parts(record_dir):
         _cut_part(path, step)

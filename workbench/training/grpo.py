@@ -31,7 +31,7 @@ from .rows import (
     EndedRow,
     RecordsRows,
     check_no_hook,
-    check_record_dir,
+    check_record,
     end_columns,
     fill_positions,
 )
@@ -81,12 +81,11 @@ def attach_ours(trainer: Any, record_dir: str | Path | None, explicit_positions:
         attach_sampler_probe(trainer)
         # TRL's engine seeds the whole process alike for every `args.seed`; the ranks of one engine have to draw alike.
         set_seed(trainer.args.seed + trainer.accelerator.process_index // trainer.args.vllm_tensor_parallel_size)
-    if record_dir is not None or steps is not None:
+    if record_dir is not None:
         from .recording import attach_recorder
 
         trainer.recorder = attach_recorder(trainer, record_dir, steps)
-    if explicit_positions:
-        fill_positions(trainer)
+    trainer.position_hooks = fill_positions(trainer) if explicit_positions else []
     from .updates import warn_before_training  # no trainer rests on it
 
     warn_before_training(trainer, stacklevel=5)  # at the line that makes the trainer
@@ -102,6 +101,7 @@ class _Control(RecordsRows, _Trainer):
     stop_rule: Any = None  # a `StopRule`
     engine: Any = None  # on vLLM `EngineRequests`
     reward_func_names: list[str]  # TRL's
+    _noted: Sequence[list[int]] = ()
     sampled_ids: Sequence[list[int]] = ()  # uncut; empty where rows had several turns: their last turn decides
 
     def __init__(
@@ -120,7 +120,7 @@ class _Control(RecordsRows, _Trainer):
         **trl_arguments: Any,
     ):
         spec = StopSpec.of(stops)
-        check_record_dir(record_dir)
+        check_record(record_dir, record_steps)
         if (share_generation or generation_seed is not None) and not (args and args.use_vllm):
             raise ParameterError(f"generation_seed={generation_seed}, share_generation={share_generation}: need vLLM")
         if not explicit_positions:
@@ -181,9 +181,11 @@ class _Control(RecordsRows, _Trainer):
         return EndedRow(ids[: end.index], end, self._tokenizer.eos_token_id)
 
     def _generate(self, prompts: list):
+        self.sampled_ids = ()
         generated = list(super()._generate(prompts))
         if self.stop_rule is None:
             return tuple(generated)
+        generated[1] = self._all_ended(generated[1])  # a subclass or a late rollout function gives plain rows
         text_index = 2 if len(generated) == 3 else 3  # RLOO returns three values, GRPO eight
         own_tokens = None if text_index == 2 else generated[2]
         if self.stop_rule.spec.custom:
@@ -204,6 +206,16 @@ class _Control(RecordsRows, _Trainer):
             engine=self.engine.reasons if self.engine else None,
         )
         self._columns = columns | {"completion_text": [self._row_text(*n) for n in zip(completions, rows, strict=True)]}
+        self._noted = [row[:] for row in rows]
+
+    def _note_rows(self, prompts: Sequence, completions: Sequence, ids: Sequence, rewards: Any) -> None:
+        if self.stop_rule is not None and [row[:] for row in ids] != self._noted:  # a subclass has changed them
+            self.sampled_ids = ()
+            self._note_ends(self._all_ended(ids), list(completions), None)
+        super()._note_rows(prompts, completions, ids, rewards)
+
+    def _all_ended(self, rows: Sequence) -> list[EndedRow]:
+        return [row if isinstance(row, EndedRow) else self._ended(row[:]) for row in rows]
 
     def _row_text(self, completion: Any, row: EndedRow) -> str:
         """A row's text for the record: of messages all of it, calls and thoughts too, which they hold apart."""
@@ -290,10 +302,11 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
 
     Attributes:
         sampled_ids: token ids of each completion of the last generation, with what follows its end; empty with several turns.
+        position_hooks: handles of the hooks that pass position ids, which stay on the models; `remove()` takes one off.
 
     Raises:
-        ParameterError: stops that cannot match, options that the back end does not know, a `record_dir` that is a file. All
-            of this is checked before a model or an engine starts.
+        ParameterError: stops that cannot match, options that the back end does not know, a `record_dir` that cannot be
+            written or holds files of somebody else. All of this is checked before a model or an engine starts.
     """
 
     def __init__(
@@ -330,8 +343,10 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
 
         def rollout(prompts: list, trainer: Any):
             output = rollout_func(prompts, trainer)
+            if not {"completion_ids", "logprobs"} <= set(output):
+                return output  # TRL says which of its keys are missing
+            output = dict(output)  # the user's own stays as it is
             rows, pad = [list(map(int, ids)) for ids in output["completion_ids"]], self._tokenizer.pad_token_id
-            self.sampled_ids = ()
             cut = End(1, None, "length")
             output["completion_ids"] = [self._ended(ids) if ids else EndedRow([pad], cut, pad) for ids in rows]
             if not all(rows):

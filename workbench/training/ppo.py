@@ -24,7 +24,7 @@ from ..generation.stops import End, StopRule, StopSpec
 from ..trl_release import LAST_WITH_PPO
 from .grpo import Stops, attach_ours
 from .ppo_rewards import NotifyingLoader, RewardFunctions, SplitColumnsCollator
-from .rows import add_reward_columns, add_rows, check_no_hook, check_record_dir, completion_metrics, end_columns
+from .rows import add_reward_columns, add_rows, check_no_hook, check_record, completion_metrics, end_columns
 
 try:
     with mock.patch.dict(os.environ, TRL_EXPERIMENTAL_SILENCE="1"):  # PPO's release is known
@@ -86,7 +86,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         record_dir: str | Path | None = None,
     ):
         spec = StopSpec.of(stops)
-        check_record_dir(record_dir)
+        check_record(record_dir)
         if not explicit_positions:
             check_no_hook([model, ref_model, reward_model, value_model])
         self._functions = _functions(reward_model, reward_funcs, reward_weights)

@@ -116,3 +116,6 @@ class NotifyingLoader:
 
     def __len__(self) -> int:
         return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_loader"], name)

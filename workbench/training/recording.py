@@ -1,13 +1,13 @@
 """Writes a run folder while a trainer trains: settings, metrics, progress, completions, complete checkpoints."""
 
 import dataclasses
+import os
 import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-import pandas as pd
 import trl
 from accelerate.utils import broadcast_object_list
 from transformers import PrinterCallback, TrainerCallback
@@ -19,7 +19,8 @@ from ..runs.completions import FILE, forget_after
 from ..runs.files import append_rows, open_lines, read_json, write_json
 from ..runs.stop_request import go_on, honour_stop, stop_request
 from .rewards import describe_reward, unseen_values
-from .rows import AllTrained, eos_ids, has_plain_prompts, is_of_a_step, policy_of, several_turns
+from .rows import AllTrained, eos_ids, is_of_a_step, policy_of, several_turns
+from .updates import has_plain_prompts
 
 COMPLETE = "complete.json"  # the last file of a checkpoint
 _RECORDED: tuple[str, ...] = ("num_generations", "learning_rate", "seed", "temperature", "beta", "max_steps")
@@ -44,14 +45,11 @@ class Recorder:
         write_json(self.record_dir / "recipe.json", {**settings, "source": self.source})
 
     def describe_trainer(self, trainer: Any) -> None:
-        """Write `recipe.json` from a trainer's own settings, and the configs of its model."""
+        """Write `recipe.json` from a trainer's own settings, and the configs of its model; a saved model keeps its own."""
         model = policy_of(trainer)
-        source = model.config._name_or_path
-        if source and Path(source).resolve() == self.record_dir.resolve():
-            raise ParameterError(
-                f"record_dir={source}: the model is in this folder; name another, or its configs are lost"
-            )
         self.describe(trainer_settings(trainer))
+        if has_weights(self.record_dir):
+            return
         for name, config in (("config.json", model.config), ("generation_config.json", model.generation_config)):
             write_json(self.record_dir / name, config.to_dict())
 
@@ -104,11 +102,11 @@ class RunRecorder(Recorder, TrainerCallback):
             self._end(state, reason)
         if state.is_world_process_zero:
             go_on(self.record_dir)
+            before = read_json(self.record_dir / "recipe.json", {}) if state.global_step else {}
+            self.begin(state.global_step)
             if self.trainer is not None:
-                before = read_json(self.record_dir / "recipe.json", {}) if state.global_step else {}
                 self.describe_trainer(self.trainer)
                 self._compare_rewards(before.get("reward_funcs"), state.global_step)
-            self.begin(state.global_step)
             resumed = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE
             self._before = max(self._before, read_json(resumed, {}).get("elapsed_s", 0.0))  # the last log may be older
             self._progress(state)
@@ -147,8 +145,8 @@ class RunRecorder(Recorder, TrainerCallback):
             control.should_save = True  # and `on_save` ends the training
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any):
-        if state.is_world_process_zero:
-            checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero and checkpoint.is_dir():  # a subclass may store elsewhere
             write_json(checkpoint / COMPLETE, {"step": state.global_step, "elapsed_s": round(self.elapsed(), 3)})
         if self._stop_reason:
             self._end(state, self._stop_reason)
@@ -211,10 +209,38 @@ def _stops(trainer: Any) -> dict:
     return {"stop": strings, "stop_token_ids": eos_ids(trainer), "min_tokens": least}
 
 
-def attach_recorder(trainer: Any, record_dir: str | Path | None, record_steps: Any = None) -> RunRecorder:
-    """Attach a recorder in place of transformers' printer of raw logs; it also keeps single steps whole for a replay."""
+def check_record_dir(record_dir: str | Path | None, record_steps: Any = None) -> None:
+    """Refuse a folder that cannot be made or written, or that holds files of somebody else which a record would replace."""
+    if record_steps is not None:
+        from ..diagnostics.step_callbacks import check_steps  # it looks at trainings; no trainer rests on it
+
+        check_steps("record_steps", record_steps)
+        if record_dir is None:
+            raise ParameterError(f"record_steps={record_steps}: steps are saved in record_dir; set it too")
     if record_dir is None:
-        raise ParameterError(f"record_steps={record_steps}: steps are saved in record_dir; set it too")
+        return
+    if not isinstance(record_dir, str | Path) or not str(record_dir):
+        raise ParameterError(f"record_dir={record_dir!r}: expected the path of a folder")
+    folder = Path(record_dir)
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        what = "cannot be written" if nearest.is_dir() else "is a file"
+        raise ParameterError(f"record_dir={str(record_dir)!r}: {nearest} {what}; expected the path of a folder")
+    names = ("recipe.json",) if has_weights(folder) else ("recipe.json", "config.json", "generation_config.json")
+    taken = [name for name in names if (folder / name).exists()]
+    if taken and not {"source", "recipe"} & set(read_json(folder / "recipe.json", {})):
+        raise ParameterError(
+            f"record_dir={str(record_dir)!r}: the record would replace {taken[0]} there; name another folder"
+        )
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a model is saved in a folder."""
+    return any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
+
+
+def attach_recorder(trainer: Any, record_dir: str | Path, record_steps: Any = None) -> RunRecorder:
+    """Attach a recorder in place of transformers' printer of raw logs; it also keeps single steps whole for a replay."""
     recorder = RunRecorder(record_dir, trainer)
     if record_steps is not None:
         from ..diagnostics.step_callbacks import StepRecorder  # it looks at trainings; no trainer rests on it
@@ -223,14 +249,3 @@ def attach_recorder(trainer: Any, record_dir: str | Path | None, record_steps: A
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(recorder)
     return recorder
-
-
-def quiet_libraries() -> None:
-    """Switch off the libraries' progress bars and load reports; tables show texts whole, which pandas cuts at 50 characters."""
-    import datasets
-    import transformers
-
-    datasets.disable_progress_bars()
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
-    pd.set_option("display.max_colwidth", None)

@@ -4,10 +4,11 @@ A completion is a string, or a list of chat messages whose last `content` counts
 answer is an error that names the row. `describe_reward` is what a run records of a reward: its name, unit, range and code.
 """
 
+import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -128,6 +129,7 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 
 def _validate(name: str, values: Any, completions: Sequence) -> list:
+    values = list(values) if isinstance(values, Iterator) else values
     if not hasattr(values, "__len__") or isinstance(values, str) or len(values) != len(completions):
         found = f"{len(values)} values" if hasattr(values, "__len__") else repr(values)
         raise ParameterError(
@@ -151,7 +153,9 @@ def row_name(row: int, completions: Sequence) -> str:
 
 
 def is_async(reward: Any) -> bool:
-    return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(vars(type(reward)).get("__call__"))
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    return any(map(inspect.iscoroutinefunction, (reward, getattr(reward, "__call__", None))))  # noqa: B004  # inherited too
 
 
 def length_reward(target: int = 20, sign: int = -1) -> RewardFn:

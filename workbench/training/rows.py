@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -41,9 +42,7 @@ class EndedRow(list):
 
 
 class EmptyRow(np.ndarray):
-    """A row without tokens. `torch.tensor` makes integers of it, where of an empty list it makes floats, and with a first
-    row of floats TRL pads to floats; its `[-1]` shows TRL that no EOS ended it.
-    """
+    """A row without tokens, of integers: after a first row of floats TRL pads to floats. `[-1]` shows that no EOS ended it."""
 
     def __new__(cls):
         return np.empty(0, np.int64).view(cls)
@@ -64,6 +63,9 @@ class TrainedOnce:
             return super().train(*args, **kwargs)  # type: ignore[misc]  # transformers'
         except AllTrained:
             return TrainOutput(self.state.global_step, 0.0, {})
+        finally:
+            if self.recorder:
+                self.recorder.close()
 
 
 def has_gpu() -> bool:
@@ -107,59 +109,32 @@ def eos_ids(trainer: Any) -> list[int]:
     return [i for i in ids if i is not None]
 
 
-PLAIN_PROMPTS = (
-    "prompts are plain strings: TRL applies the tokenizer's chat template to message lists only, and a model that was tuned "
-    'with a template may never stop without it. Write {"prompt": [{"role": "user", "content": ...}]}. To keep plain '
-    'strings, silence this: warnings.filterwarnings("ignore", "prompts are plain strings")'
-)
+def check_record(record_dir: str | Path | None, record_steps: Any = None) -> None:
+    """Check what is to be recorded, and where, before anything is built."""
+    if record_dir is not None or record_steps is not None:
+        from .recording import check_record_dir
 
-
-def has_plain_prompts(trainer: Any) -> bool:
-    """Whether the first prompt is a string with no mark of the chat template, whose turns end at an EOS of the policy.
-
-    A base model's template, as Qwen2.5's, ends turns at another token than its EOS.
-    """
-    tokenizer, data = tokenizer_of(trainer), trainer.train_dataset
-    if not getattr(tokenizer, "chat_template", None) or several_turns(trainer) or not hasattr(data, "__getitem__"):
-        return False
-    asked, answered = "workbench asks", "workbench answers"
-    turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
-    try:
-        prompt, text = data[0].get("prompt"), tokenizer.apply_chat_template(turns, tokenize=False)
-        (before, _, rest), special = text.partition(asked), tokenizer.all_special_tokens
-        between, _, after = rest.partition(answered)
-        ends = [tokenizer.eos_token or asked, *tokenizer.convert_ids_to_tokens(eos_ids(trainer))]
-    except Exception:  # a template and a data set are anybody's
-        return False
-    marks = {*before.split()[-1:], *between.split()[:2], *(token for token in special if token in text)}
-    tuned = after.strip().startswith(tuple(ends))
-    return tuned and isinstance(prompt, str) and not any(mark in prompt for mark in marks)
-
-
-def check_record_dir(record_dir: str | Path | None) -> None:
-    """Refuse a folder that cannot be made because it, or one above it, is a file."""
-    above = [] if record_dir is None else [Path(record_dir), *Path(record_dir).parents]
-    if files := [str(path) for path in above if path.is_file()]:
-        raise ParameterError(f"record_dir={str(record_dir)!r}: {files[0]} is a file; expected the path of a folder")
+        check_record_dir(record_dir, record_steps)
 
 
 def check_no_hook(models: Iterable) -> None:
     """Raise where `explicit_positions=False` asks for stock scoring of a model that has `with_position_ids`'s hook."""
     if any(isinstance(model, torch.nn.Module) and fills_position_ids(model) for model in models):
-        raise ParameterError(
-            "explicit_positions=False: the model has a hook of with_position_ids; load the model again, or remove the hook"
-        )
+        said = "explicit_positions=False: the model has a hook of with_position_ids; load the model again, or remove the hook"
+        raise ParameterError(f"{said}: a trainer's are its `position_hooks`")
 
 
-def fill_positions(trainer: Any) -> None:
-    """Hook position ids into every forward pass of the trainer's policy, reference, value and reward model."""
+def fill_positions(trainer: Any) -> list:
+    """Hook position ids into every forward pass of the trainer's policy, reference, value and reward model; the handles."""
+    handles = []
     for name in ("model", "ref_model", "policy_model", "value_model", "reward_model"):
         model = getattr(trainer, name, None)
         wrapper = hasattr(model, "critic_backbone")  # PPO's `model`, around two that are hooked themselves
-        if isinstance(model, torch.nn.Module) and not wrapper and not fills_position_ids(model):
-            if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-                continue  # its virtual tokens stand before the pads, which `generate` counts there
-            with_position_ids(model)
+        # Virtual tokens stand before the pads, which `generate` counts there.
+        virtual = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
+        if isinstance(model, torch.nn.Module) and not (wrapper or virtual or fills_position_ids(model)):
+            handles.append(with_position_ids(model))
+    return handles
 
 
 def end_columns(
@@ -276,19 +251,26 @@ class RecordsRows(TrainedOnce):
         name = function_column(column)
         self._functions_columns = {**self._functions_columns, name: [*self._functions_columns.get(name, ()), *values]}
 
-    def _calculate_rewards(self: Any, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Sequence):
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[misc]
-        first = self.accelerator.process_index * len(prompts)  # TRL has gathered the rewards of all processes
+    def _note_rows(self: Any, prompts: Sequence, completions: Sequence, ids: Sequence, rewards: Any) -> None:
+        """The rows of this process as they were scored, with the rewards that TRL has gathered of all processes."""
+        first = self.accelerator.process_index * len(prompts)
         own = rewards[first : first + len(prompts)].T.tolist()
         self._rewards = dict(zip(self.reward_func_names, own, strict=True))
         texts = self._columns.get("completion_text") or [text_of(completion) for completion in completions]
         columns = {name: values for name, values in self._columns.items() if name != "completion_text"}
         self._columns = {"prompt": [text_of(prompt) for prompt in prompts], "completion": texts, **columns}
-        return rewards
 
     def _generate_and_score_completions(self: Any, inputs: list):
         self._columns, self._functions_columns = {}, {}
-        output = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+        calculate = self._calculate_rewards  # of a subclass too, which may change the rewards or replace the method
+
+        def noting(inputs: Any, prompts: Any, completions: Any, completion_ids_list: Sequence):
+            rewards = calculate(inputs, prompts, completions, completion_ids_list)
+            self._note_rows(prompts, completions, completion_ids_list, rewards)
+            return rewards
+
+        with mock.patch.object(self, "_calculate_rewards", noting):
+            output = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
         names = sorted(set(gather_object(list(self._functions_columns))))  # a function may log on one process alone
         logged = {name: self._functions_columns.get(name, [None] * len(inputs)) for name in names}
         columns = {**logged, **self._columns, "reward": weighted_sums(self, self._rewards)}

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .rows import PLAIN_PROMPTS, has_plain_prompts, policy_of
+from .rows import eos_ids, is_ppo, policy_of, several_turns, tokenizer_of
 
 LEAST_MOVED = 0.5  # of the elements with a gradient: below it most of a step is lost
 _SAMPLE = 20_000  # elements: the error of a share is below 0.4%
@@ -50,6 +50,35 @@ def movable_share(parameters: Iterable[torch.Tensor], learning_rate: float) -> f
     return moved.float().mean().item()
 
 
+PLAIN_PROMPTS = (
+    "prompts are plain strings: TRL applies the tokenizer's chat template to message lists only, and a model that was tuned "
+    'with a template may never stop without it. Write {"prompt": [{"role": "user", "content": ...}]}. To keep plain '
+    'strings, silence this: warnings.filterwarnings("ignore", "prompts are plain strings")'
+)
+
+
+def has_plain_prompts(trainer: Any) -> bool:
+    """Whether the first prompt is a string with no mark of the chat template, whose turns end at an EOS of the policy.
+
+    A base model's template, as Qwen2.5's, ends turns at another token than its EOS.
+    """
+    tokenizer, data = tokenizer_of(trainer), trainer.train_dataset
+    if not getattr(tokenizer, "chat_template", None) or several_turns(trainer) or not hasattr(data, "__getitem__"):
+        return False
+    asked, answered = "workbench asks", "workbench answers"
+    turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+    try:
+        prompt, text = data[0].get("prompt"), tokenizer.apply_chat_template(turns, tokenize=False)
+        (before, _, rest), special = text.partition(asked), tokenizer.all_special_tokens
+        between, _, after = rest.partition(answered)
+        ends = [tokenizer.eos_token or asked, *tokenizer.convert_ids_to_tokens(eos_ids(trainer))]
+    except Exception:  # a template and a data set are anybody's
+        return False
+    marks = {*before.split()[-1:], *between.split()[:2], *(token for token in special if token in text)}
+    tuned = after.strip().startswith(tuple(ends))
+    return tuned and isinstance(prompt, str) and not any(mark in prompt for mark in marks)
+
+
 def warn_before_training(trainer: Any, stacklevel: int) -> None:
     """Warn of a trainer's settings that make its training come to nothing: plain prompts, and updates that rounding takes."""
     said = [PLAIN_PROMPTS] if has_plain_prompts(trainer) else []
@@ -59,6 +88,8 @@ def warn_before_training(trainer: Any, stacklevel: int) -> None:
 
 def _lost_updates(trainer: Any) -> Iterator[str]:
     """What to say where the trained weights have half precision and Adam's step at this rate would leave most as they are."""
+    if trainer.optimizer is not None and not is_ppo(type(trainer)):  # the user's own; PPO has made one by now
+        return
     rate, trained = trainer.args.learning_rate, [p for p in policy_of(trainer).parameters() if p.requires_grad]
     half = [p for p in trained if p.dtype in (torch.bfloat16, torch.float16) and p.numel()]
     if (

@@ -15,10 +15,10 @@ from ...errors import RunError
 from ...generation.stops import StopSpec
 from ...training.engine import hook
 from ...training.grpo import GRPOTrainer
-from ...training.recording import quiet_libraries
 from ...training.sync_on_cpu import building_on_cpu, install_cpu_sync
 from ..recipes import grpo_config, load_prompts, make_recipe
 from ..toys.search_task import CLOSE
+from ..train import quiet_libraries
 from ..vllm_server import serve, sharing_engines
 
 REMOVED_RULE = "stock TRL, removed rule"

@@ -1,0 +1,233 @@
+"""Users' subclasses that override TRL's own methods train on ours as on stock TRL, and the record holds what was scored."""
+
+import functools
+import math
+from unittest import mock
+
+import pytest
+import torch
+import trl
+from configuration_runs import build
+from torch.utils.data import DataLoader
+from trainers import OURS, STOCK
+
+from workbench.consistency.positions import fills_position_ids
+from workbench.errors import ParameterError
+from workbench.experiments.recipes import load_prompts, resolve_model
+from workbench.generation.stops import StopSpec
+from workbench.runs.run import Run
+from workbench.training.ppo_rewards import NotifyingLoader
+
+pytestmark = pytest.mark.slow
+
+BOTH = pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
+SHORT = 3  # tokens
+
+
+def short_ids(trainer, count: int) -> list[list[int]]:
+    return [[5 + row, 6, trainer._tokenizer.eos_token_id] for row in range(count)]
+
+
+def samples_itself(base):
+    class Sampler(base):
+        def _generate_single_turn(self, prompt_ids, *_, **__):
+            rows = short_ids(self, len(prompt_ids))
+            return (rows, None) if issubclass(base, STOCK["GRPO"]) else rows
+
+    return Sampler
+
+
+def cuts_each_turn(base):
+    class Cutter(base):
+        def _generate_single_turn(self, *args, **kwargs):
+            sampled = super()._generate_single_turn(*args, **kwargs)
+            if isinstance(sampled, tuple):
+                return [row[:SHORT] for row in sampled[0]], sampled[1]
+            return [row[:SHORT] for row in sampled]
+
+    return Cutter
+
+
+def scores_itself(base):
+    class Scorer(base):
+        def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+            return torch.tensor([[float(len(text))] for text in completions])
+
+    return Scorer
+
+
+def takes_roots(base):
+    class Roots(base):
+        def _calculate_rewards(self, *args):
+            return super()._calculate_rewards(*args) ** 0.5
+
+    return Roots
+
+
+def rewarded(completions, **_):
+    return [float(len(text)) for text in completions]
+
+
+def built(cls, kind: str = "GRPO", who: str = "ours", fields=None, **options):
+    """A trainer of a class of the user's, `who` says whose child it is."""
+    with mock.patch.dict(OURS if who == "ours" else STOCK, {kind: cls}):
+        return build(who, kind, fields, **{"rewards": rewarded} | options)
+
+
+def log_of(who: str, kind: str, change, **options) -> dict:
+    trainer = built(change((OURS if who == "ours" else STOCK)[kind]), kind, who, **options)
+    trainer.train()
+    line = next(line for line in trainer.state.log_history if "reward" in line)
+    return {name: line[name] for name in ("reward", "reward_std", "grad_norm", "completions/mean_length")}
+
+
+@BOTH
+@pytest.mark.parametrize("change", [samples_itself, cuts_each_turn, scores_itself, takes_roots])
+def test_a_subclass_that_trains_on_stock_trains_alike_on_ours(kind, change):
+    assert log_of("ours", kind, change) == pytest.approx(log_of("stock", kind, change), rel=1e-5)
+
+
+@BOTH
+def test_rewards_that_a_subclass_changes_are_recorded_changed(kind, tmp_path):
+    log = log_of("ours", kind, takes_roots, record_dir=tmp_path)
+    rows = Run(tmp_path).completions.query("step == 1")
+    assert rows["reward"].mean() == pytest.approx(log["reward"], rel=1e-5)
+    assert rows["reward"].tolist() == pytest.approx([math.sqrt(len(text)) for text in rows["completion"]], rel=1e-5)
+
+
+def test_rows_that_a_subclass_cuts_are_recorded_cut(tmp_path):
+    class Cut(OURS["GRPO"]):
+        def _generate(self, prompts):
+            first, rows, mask, _, *rest = super()._generate(prompts)
+            rows = [list(row)[:SHORT] for row in rows]
+            return first, rows, mask, self.processing_class.batch_decode(rows, skip_special_tokens=True), *rest
+
+    seen = []
+
+    def noting(completions, **_):
+        seen.extend(completions)
+        return rewarded(completions)
+
+    built(Cut, rewards=noting, record_dir=tmp_path).train()
+    rows = Run(tmp_path).completions
+    assert rows["completion"].tolist() == seen and set(rows["completion_tokens"]) <= set(range(1, SHORT + 1))
+
+
+def test_a_rollout_function_that_comes_late_trains():
+    trainer = built(OURS["GRPO"])
+
+    def rollout(prompts, trainer):
+        ids = [trainer.processing_class.encode(prompt) for prompt in prompts]
+        return {"prompt_ids": ids, "completion_ids": short_ids(trainer, len(prompts)), "logprobs": None}
+
+    trainer.rollout_func = rollout
+    trainer.train()
+    assert trainer.state.log_history[0]["completions/mean_length"] == SHORT
+
+
+def test_a_rollout_without_log_probs_is_told_so_by_trl_and_stays_as_it_is():
+    given = {"prompt_ids": [], "completion_ids": []}
+    trainer = build("ours", "GRPO", rollout_func=lambda prompts, trainer: given)
+    with pytest.raises(ValueError, match=r"must return keys \['logprobs'\]"):
+        trainer.train()
+    assert given == {"prompt_ids": [], "completion_ids": []}
+
+
+def test_a_checkpoint_that_a_subclass_stores_elsewhere_ends_nothing(tmp_path):
+    class Elsewhere(OURS["GRPO"]):
+        stored = 0
+
+        def _save_checkpoint(self, *_):
+            self.stored += 1
+
+    trainer = built(Elsewhere, fields={"save_strategy": "steps", "save_steps": 1}, record_dir=tmp_path / "record")
+    trainer.train()
+    assert trainer.stored and not list((tmp_path / "record").rglob("complete.json"))
+
+
+class AsyncBase:
+    async def __call__(self, completions, **_):
+        return rewarded(completions)
+
+
+class AsyncReward(AsyncBase):
+    pass
+
+
+@pytest.mark.skipif(
+    not hasattr(trl.trainer.utils, "is_async_callable"), reason="this TRL awaits plain async functions only"
+)
+@pytest.mark.parametrize("reward", [AsyncReward(), functools.partial(AsyncReward())], ids=["inherited", "partial"])
+def test_an_async_reward_of_any_form_is_awaited(reward):
+    trainer = built(OURS["GRPO"], rewards=reward)
+    trainer.train()
+    assert trainer.state.log_history[0]["reward"] > 0
+
+
+def test_a_generator_is_an_answer_like_a_list():
+    trainer = built(OURS["GRPO"], rewards=lambda completions, **_: (float(len(text)) for text in completions))
+    trainer.train()
+    assert trainer.state.log_history[0]["reward"] > 0
+
+
+def test_an_early_stop_or_error_leaves_no_file_of_the_record_open(tmp_path):
+    def breaks(completions, **_):
+        raise RuntimeError("no server")
+
+    trainer = built(OURS["GRPO"], rewards=breaks, record_dir=tmp_path)
+    with pytest.raises(RuntimeError, match="no server"):
+        trainer.train()
+    assert trainer.recorder._file is None
+
+
+def test_a_generate_of_ones_own_gets_no_argument_it_does_not_know():
+    trainer = built(OURS["GRPO"])
+    whole = trainer.model.generate
+
+    def generate(input_ids, attention_mask=None, generation_config=None, disable_compile=None):
+        return whole(input_ids, attention_mask=attention_mask, generation_config=generation_config)
+
+    trainer.model.generate = generate
+    trainer.train()
+    assert trainer.state.global_step > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"stops": [10**6]}, "stop token id 1000000: outside the vocabulary"),
+        ({"stops": StopSpec(min_tokens=10**4)}, "min_tokens=10000: no stop can match"),
+        ({"record_steps": 3}, "record_steps=3: steps are saved in record_dir"),
+        ({"record_steps": "three", "record_dir": "record"}, "record_steps=.three.: expected step numbers"),
+    ],
+)
+def test_what_is_wrong_is_told_before_a_model_is_loaded(options, match, monkeypatch):
+    loaded = mock.Mock()
+    monkeypatch.setattr("transformers.PreTrainedModel.from_pretrained", loaded)
+    args = trl.GRPOConfig("out", use_cpu=True, bf16=False, report_to="none")
+    with pytest.raises(ParameterError, match=match):
+        OURS["GRPO"](resolve_model("starter"), rewarded, args, train_dataset=load_prompts("starter"), **options)
+    assert not loaded.called
+
+
+def test_a_new_training_moves_all_of_a_former_record_aside(tmp_path):
+    for _ in range(2):
+        built(OURS["GRPO"], record_dir=tmp_path).train()
+    (former,) = tmp_path.glob("replaced-*")
+    assert {"metrics.jsonl", "completions.jsonl", "recipe.json", "progress.json"} <= {
+        path.name for path in former.iterdir()
+    }
+    assert (tmp_path / "recipe.json").exists()
+
+
+def test_ppos_loader_has_what_a_loader_has():
+    loader = NotifyingLoader(DataLoader([1, 2, 3], batch_size=2), None)
+    assert loader.batch_size == 2 and loader.dataset == [1, 2, 3]
+
+
+def test_the_hooks_that_a_trainer_sets_can_be_taken_off():
+    trainer = built(OURS["GRPO"], model="starter-gpt2", explicit_positions=True, data=load_prompts("starter"))
+    assert fills_position_ids(trainer.model)
+    for hook in trainer.position_hooks:
+        hook.remove()
+    assert not fills_position_ids(trainer.model)
