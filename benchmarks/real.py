@@ -43,8 +43,14 @@ PLACES = ("", "arms/", "trained/")  # where a run's folder has its arms
 
 
 def finished(run: Path) -> dict[str, dict[int, Run]]:
-    """Arm -> seed -> its training, of the finished ones below a run folder; the others are printed."""
+    """Arm -> seed -> its training, of the finished ones below a run folder; the others are printed.
+
+    A notebook's own training, which is recorded in the run folder itself, is the arm with the name of its reward.
+    """
     arms: dict[str, dict[int, Run]] = {}
+    if read_json(run / "progress.json", {}).get("finished"):
+        own = read_json(run / "recipe.json", {})
+        arms[own["reward_funcs"][0]["name"].replace("_", "-")] = {own["recipe"]["seed"]: Run(run)}
     for folder in sorted(path.parent for at in PLACES for path in run.glob(f"{at}*/seed-*/recipe.json")):
         if read_json(folder / "progress.json", {}).get("finished"):
             arms.setdefault(folder.parent.name, {})[int(folder.name.removeprefix("seed-"))] = Run(folder)

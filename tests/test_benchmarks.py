@@ -169,6 +169,16 @@ def test_a_real_run_is_documented_by_its_finished_seeds(tmp_path, monkeypatch, c
     assert evidence.effect(evidence.recorded("trial")[made.task]) == ("recorded: stock TRL, masked", None)
 
 
+def test_a_notebooks_own_training_is_an_arm_once_it_is_finished(tmp_path):
+    write_json(tmp_path / "recipe.json", {"recipe": {"seed": 3}, "reward_funcs": [{"name": "reward_len"}]})
+    for finished in (True, False):
+        write_json(tmp_path / "progress.json", {"step": 2, "max_steps": 2, "finished": finished})
+        if finished:
+            assert real.finished(tmp_path)["reward-len"].keys() == {3}
+    with pytest.raises(RunError, match="holds no finished training"):
+        real.finished(tmp_path)
+
+
 def test_seeds_of_an_earlier_run_stay_in_the_file():
     def made(commit, rate=1e-4, at_once=8, **seeds):
         curve = {"points": [[0, 0.5], [1, 0.5]]}
