@@ -52,6 +52,21 @@ def test_a_value_no_run_can_use_is_refused_by_name(name, value):
         Recipe(**{name: value})
 
 
+@pytest.mark.parametrize(
+    ("field", "expected"),
+    [
+        ({"max_steps": "3"}, "int, not str"),
+        ({"seed": 1.5}, "int, not float"),
+        ({"learning_rate": "1"}, "float, not str"),
+    ],
+)
+def test_a_field_of_another_type_is_refused_by_name(field, expected):
+    ((name, value),) = field.items()
+    with pytest.raises(ParameterError, match=f"^{name}={value!r}: expected {expected}"):
+        make_recipe(**field)
+    assert make_recipe(learning_rate=1).learning_rate == 1
+
+
 def test_a_batch_that_groups_do_not_fill_is_refused():
     with pytest.raises(ParameterError, match=r"^num_generations=5: the batch of 32 completions"):
         Recipe(num_generations=5)

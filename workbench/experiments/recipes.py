@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import numbers
 import os
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -17,6 +18,7 @@ from .tasks import TASKS, task_rows
 BACKENDS = ("transformers", "vllm")
 _COUNTS = ("max_steps", "max_completion_length", "per_device_train_batch_size", "save_steps")
 _LEAST = dict.fromkeys((*_COUNTS, "gradient_accumulation_steps"), 1) | {"num_generations": 2, "lora_rank": 0}
+_KINDS: dict[type, type] = {int: numbers.Integral, float: numbers.Real, str: str}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,10 @@ class Recipe:
     def __post_init__(self):
         if self.backend not in BACKENDS:
             raise ParameterError(f"backend={self.backend!r}: expected one of {', '.join(BACKENDS)}")
+        for field in dataclasses.fields(self):
+            value, kind = getattr(self, field.name), type(field.default)
+            if not isinstance(value, _KINDS[kind]) or isinstance(value, bool):
+                raise ParameterError(f"{field.name}={value!r}: expected {kind.__name__}, not {type(value).__name__}")
         for name, least in _LEAST.items():
             if getattr(self, name) < least:
                 raise ParameterError(f"{name}={getattr(self, name)}: expected at least {least}")
