@@ -121,6 +121,8 @@ def arms() -> Iterator[list[str]]:
         one = load_baseline(name)
         norms, equal = (np.array([c.y for c in one.curves_by_seed(m)]) for m in ("grad_norm", "frac_reward_zero_std"))
         counts = f"{(norms[equal < 1] > 0).sum()} of {(equal < 1).sum()}"
+        if (span := one.curve().span) and span > 1:
+            counts = f"not counted: means over {span:g} steps are stored"
         logged, true = (f"{one.curve(metric).y.mean():.2f}" for metric in ("completions/clipped_ratio", "truncated"))
         right = "not asked"
         if looks := held_out(one):

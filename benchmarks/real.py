@@ -39,6 +39,7 @@ TASKS |= {
     "different": "96 different sums",
     "repeating": "96 sums, half of them eight that repeat",
 }  # files of notebook 04
+MOST = 80  # points of a curve
 PLACES = ("", "arms/", "trained/")  # where a run's folder has its arms
 
 
@@ -76,9 +77,12 @@ def baseline(arm: str, trainings: dict[int, Run], name: str, environment: dict) 
     held = {seed: looks(one.path) for seed, one in trainings.items()}
 
     def curves(values: dict[int, pd.Series], unit: str, low: float | None = 0.0, high: float | None = 1.0) -> dict:
-        return stored(
-            {seed: Curve("", y.index.to_numpy(float), y.to_numpy(float), unit, low, high) for seed, y in values.items()}
-        )
+        size = -(-max(map(len, values.values())) // MOST)  # steps a point
+        short = {seed: thinned(y, size) for seed, y in values.items()}
+        made = {
+            seed: Curve("", y.index.to_numpy(float), y.to_numpy(float), unit, low, high) for seed, y in short.items()
+        }
+        return stored(made) | {"steps_per_point": size}
 
     logged = {seed: one.set_index("step") for seed, one in metrics.items()}
     truncated = {
@@ -146,6 +150,13 @@ def _settings(stored: dict) -> tuple:
     recipe = dict(recorded.get("recipe", {}))
     batch = recipe.pop("per_device_train_batch_size", 0) * recipe.pop("gradient_accumulation_steps", 0)
     return batch, recipe, recorded.get("stops"), recorded.get("overrides")
+
+
+def thinned(values: pd.Series, size: int) -> pd.Series:
+    """Means over `size` steps in a row, [steps / size], each at its last step."""
+    block = np.arange(len(values)) // size
+    means = values.groupby(block).mean()
+    return means.set_axis(pd.Series(values.index).groupby(block).last())
 
 
 def looks(folder: Path) -> pd.Series:

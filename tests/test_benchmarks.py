@@ -164,7 +164,9 @@ def test_a_real_run_is_documented_by_its_finished_seeds(tmp_path, monkeypatch, c
     assert (made.seeds, made.recorded["arm"]) == (1, "stock TRL, masked")
     (held,) = made.curves_by_seed("eval_accuracy")
     assert held.x.tolist() == [0, 2] and held.y.tolist() == [0, 0.5]
-    ((_, arm, seeds, steps, _, _, right),) = [row for row in evidence.arms() if (row[0], row[2]) == (made.task, "1")]
+    ((_, arm, seeds, steps, _, _, right),) = [
+        row for row in evidence.arms() if row[:3] == [made.task, "stock TRL, masked", "1"]
+    ]
     assert (arm, seeds, steps, right) == ("stock TRL, masked", "1", "2 of 2", "0% to 50% (50%)")
     assert evidence.effect(evidence.recorded("trial")[made.task]) == ("recorded: stock TRL, masked", None)
 
@@ -177,6 +179,11 @@ def test_a_notebooks_own_training_is_an_arm_once_it_is_finished(tmp_path):
             assert real.finished(tmp_path)["reward-len"].keys() == {3}
     with pytest.raises(RunError, match="holds no finished training"):
         real.finished(tmp_path)
+
+
+def test_a_long_curve_is_stored_as_means_at_their_last_step():
+    short = real.thinned(pd.Series([1.0, 3.0, 5.0, 7.0, 9.0], index=[1, 2, 3, 4, 5]), 2)
+    assert short.to_dict() == {2: 2.0, 4: 6.0, 5: 9.0}
 
 
 def test_seeds_of_an_earlier_run_stay_in_the_file():
