@@ -1,15 +1,18 @@
 import copy
 import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 from conftest import need
 from generation_cases import tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoTokenizer, GenerationConfig
 
 from tools.make_toys import build_model
 from workbench.errors import MissingDependencyError, ParameterError
-from workbench.generation.preflight import check_generation_kwargs, check_tokenizers, save_policy
+from workbench.experiments.recipes import resolve_model
+from workbench.generation.preflight import check_before_compute, check_generation_kwargs, check_tokenizers, save_policy
 from workbench.generation.stops import StopSpec
 
 
@@ -78,3 +81,19 @@ def test_a_saved_policy_knows_its_new_tokens_from_disk(tmp_path):
     assert loaded.generation_config.pad_token_id == grown.pad_token_id
     assert on_disk.decode(on_disk.encode("<search>"), skip_special_tokens=True) == "<search>"  # ordinary, not special
     check_tokenizers(grown, on_disk, StopSpec(stop=("</search>",)))
+
+
+def test_a_stop_that_the_models_config_makes_an_eos_is_none_of_the_pads(tmp_path):
+    """As Qwen's: the pad token is one of the EOS ids, which the model's generation config has and the tokenizer has not."""
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model("search"))
+    tokenizer.save_pretrained(tmp_path)
+    args = SimpleNamespace(generation_kwargs=None, use_vllm=False, temperature=1.0, max_completion_length=8)
+    args.trust_remote_code, stops = False, StopSpec(stop_token_ids=(tokenizer.pad_token_id,))
+    check_before_compute(
+        str(tmp_path), args, stops, None
+    )  # without a generation config it is checked once there is a model
+    GenerationConfig(eos_token_id=tokenizer.eos_token_id).save_pretrained(tmp_path)
+    with pytest.raises(ParameterError, match="this is the pad token"):
+        check_before_compute(str(tmp_path), args, stops, None)
+    GenerationConfig(eos_token_id=[tokenizer.eos_token_id, tokenizer.pad_token_id]).save_pretrained(tmp_path)
+    check_before_compute(str(tmp_path), args, stops, None)

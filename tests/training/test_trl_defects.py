@@ -356,7 +356,7 @@ STRING, MINIMUM = (
 @GRPO_AND_RLOO
 def test_what_continuous_batching_cannot_pass_is_refused(kind, stops, told):
     args = CONFIGS[kind](use_transformers_continuous_batching=True)
-    check_before_compute("no/such-model", args, StopSpec(stop_token_ids=(5,)), None)
+    check_before_compute(resolve_model("search"), args, StopSpec(stop_token_ids=(5,)), None)
     with pytest.raises(ParameterError, match=f"^{told}: transformers' continuous batching has neither"):
         OURS[kind]("no/such-model", reward_funcs=length_reward(), args=args, stops=stops)
 

@@ -1,5 +1,6 @@
 """What is checked before anything expensive starts: names of options, stops, and the tokenizer."""
 
+import contextlib
 import difflib
 import importlib
 import warnings
@@ -65,9 +66,7 @@ def _of_vllm(module: str) -> Any:
 
 
 def check_tokenizers(train: Any, sampler: Any, spec: StopSpec) -> None:
-    """Raise where the sampler's tokenizer differs from the trainer's: vLLM loads its own from disk, without tokens that were
-    added in memory.
-    """
+    """Raise where the sampler's tokenizer is another: vLLM loads its own from disk, without tokens added in memory."""
     remedy = "save both to one folder with save_policy(model, tokenizer, folder) and start the sampler from it"
     ours, theirs = train.get_vocab(), sampler.get_vocab()
     if missing := sorted((t for t in ours if theirs.get(t) != ours[t]), key=ours.get):
@@ -120,11 +119,8 @@ def _check_options(options: Mapping, backend: str) -> None:
 
 
 def check_before_compute(model: Any, args: Any, stops: StopSpec, tokenizer: Any) -> None:
-    """Everything about stops that can be wrong, before an engine starts or a model is built.
-
-    On vLLM that includes its tokenizer, which it reads from disk. A server's may be on another machine.
-    """
-    from transformers import AutoTokenizer
+    """Everything about stops that can be wrong, before an engine starts or a model is built; a server's tokenizer is not seen."""
+    from transformers import AutoTokenizer, GenerationConfig
 
     options = args.generation_kwargs or {}
     _check_options(options, backend_of(args))
@@ -138,11 +134,13 @@ def check_before_compute(model: Any, args: Any, stops: StopSpec, tokenizer: Any)
         given = f"stop={stops.stop}, min_tokens={stops.min_tokens}"
         raise ParameterError(f"{given}: transformers' continuous batching has neither; leave both out")
     tokenizer, by_path = tokenizer_in(tokenizer), isinstance(model, str)
-    path, on_disk = model if by_path else model.name_or_path, None
-    if args.use_vllm or (stops != StopSpec() and by_path and tokenizer is None):
+    path, config, on_disk = (model, None, None) if by_path else (model.name_or_path, model.generation_config, None)
+    if args.use_vllm or (stops != StopSpec() and by_path):
         # No revision: TRL starts vLLM without one, whatever the trainer's model was loaded with.
         on_disk = AutoTokenizer.from_pretrained(path, trust_remote_code=args.trust_remote_code)
-    if tokenizer := tokenizer or on_disk:
-        StopRule(stops, tokenizer, None if by_path else model.generation_config, args.max_completion_length)
+        with contextlib.suppress(OSError):  # a folder need not have one
+            config = GenerationConfig.from_pretrained(path) if by_path else config
+    if (tokenizer := tokenizer or on_disk) and config:
+        StopRule(stops, tokenizer, config, args.max_completion_length)
     if args.use_vllm and args.vllm_mode == "colocate":
         check_tokenizers(tokenizer, on_disk, stops)
