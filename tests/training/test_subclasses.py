@@ -8,6 +8,7 @@ import pytest
 import torch
 import trl
 from configuration_runs import build
+from conftest import need
 from torch.utils.data import DataLoader
 from trainers import OURS, STOCK
 
@@ -154,11 +155,9 @@ class AsyncReward(AsyncBase):
     pass
 
 
-@pytest.mark.skipif(
-    not hasattr(trl.trainer.utils, "is_async_callable"), reason="this TRL awaits plain async functions only"
-)
 @pytest.mark.parametrize("reward", [AsyncReward(), functools.partial(AsyncReward())], ids=["inherited", "partial"])
 def test_an_async_reward_of_any_form_is_awaited(reward):
+    need(hasattr(trl.trainer.utils, "is_async_callable"), "a TRL that awaits more than plain async functions")
     trainer = built(OURS["GRPO"], rewards=reward)
     trainer.train()
     assert trainer.state.log_history[0]["reward"] > 0
