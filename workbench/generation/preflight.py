@@ -119,7 +119,7 @@ def _check_options(options: Mapping, backend: str) -> None:
 
 
 def check_before_compute(model: Any, args: Any, stops: StopSpec, tokenizer: Any) -> None:
-    """Everything about stops that can be wrong, before an engine starts or a model is built; a server's tokenizer is not seen."""
+    """Everything about stops that can be wrong, before an engine starts or a model is built, but for a server's tokenizer."""
     from transformers import AutoTokenizer, GenerationConfig
 
     options = args.generation_kwargs or {}
