@@ -170,6 +170,8 @@ def results(run: Path, environment: dict) -> dict:
     """What a finished run of a notebook says: its parameters, its results, its minutes, and what made them."""
     own = ("seed", "model", "out_dir", "interactive")
     parameters = {key: value for key, value in read_json(run / "params.json", {}).items() if key not in own}
+    if parameters.get("comparisons") is False:  # the seeds are those of the comparisons
+        parameters["seeds"] = 1
     if "dataset" in parameters:
         parameters["dataset"] = Path(parameters["dataset"]).stem  # a file's name, without its folder
     said = [
