@@ -169,7 +169,7 @@ def test_a_few_dead_steps_are_no_reason_why_nothing_is_learned():
     assert by_rule["no-learning"].follows_from is None and by_rule["no-learning"].advice
 
 
-def test_in_a_line_of_several_steps_a_last_gradient_of_0_is_no_problem():
+def test_the_last_gradient_of_several_steps_is_no_problem():
     dead = {"grad_norm": np.tile([0.3, 0.0, 0.2, 0.0, 0.4], 4), "reward_std": 0.2}
     every = log(20, reward=rising, **dead)
     tenth = dataclasses.replace(every, steps=every.steps.assign(step=every.steps["step"] * 10))
@@ -177,13 +177,13 @@ def test_in_a_line_of_several_steps_a_last_gradient_of_0_is_no_problem():
     assert zero_gradient(tenth).severity == "warning"
 
 
-def test_with_a_kl_term_and_no_gradient_equal_rewards_are_not_all_of_it():
+def test_beside_a_kl_term_equal_rewards_are_not_all_of_it():
     found = zero_gradient(log(reward=flat, kl=0.1, zero_std_share=EVERY_OTHER))
     assert "whatever gradient other terms give" in found.says
 
 
 @pytest.mark.parametrize(("column", "groups"), [("value_loss", False), ("loss", True)])
-def test_a_trainer_with_a_critic_has_no_groups(column, groups):
+def test_a_trainer_with_a_critic_compares_no_prompts(column, groups):
     made = log(reward=flat, facts={"trainer": "verl"}, **{column: 0.3})
     assert made.grouped is groups
     assert wasted_groups(made).verdict == ("cannot tell" if groups else "not found")

@@ -83,7 +83,7 @@ def test_a_saved_policy_knows_its_new_tokens_from_disk(tmp_path):
     check_tokenizers(grown, on_disk, StopSpec(stop=("</search>",)))
 
 
-def test_a_stop_that_the_models_config_makes_an_eos_is_none_of_the_pads(tmp_path):
+def test_a_pad_that_the_models_config_makes_an_eos_may_stop(tmp_path):
     """As Qwen's: the pad token is one of the EOS ids, which the model's generation config has and the tokenizer has not."""
     tokenizer = AutoTokenizer.from_pretrained(resolve_model("search"))
     tokenizer.save_pretrained(tmp_path)

@@ -126,7 +126,7 @@ def test_a_rollout_function_that_comes_late_trains():
     assert trainer.state.log_history[0]["completions/mean_length"] == SHORT
 
 
-def test_a_rollout_without_log_probs_is_told_so_by_trl_and_stays_as_it_is():
+def test_trl_names_what_a_rollout_lacks_and_it_stays_as_it_is():
     given = {"prompt_ids": [], "completion_ids": []}
     trainer = build("ours", "GRPO", rollout_func=lambda prompts, trainer: given)
     with pytest.raises(ValueError, match=r"must return keys \['logprobs'\]"):

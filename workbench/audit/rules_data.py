@@ -212,7 +212,7 @@ def reward_parts(log: Log) -> Finding:
     """
     parts, total = _parts(log), change(reward_of(log))
     if len(parts) < 2:
-        return unknown(_PARTS, f"It has {len(log.parts)} of them, in too few steps." if len(log.parts) > 1 else "")
+        return _too_few_parts(log)
     moves = {name: moved for name, means in parts.items() if (moved := change(means)) is not None}
     rise = {name: float(moved.estimate) for name, moved in moves.items() if moved.low > 0}
     fall = {name: float(moved.estimate) for name, moved in moves.items() if moved.high < 0}
@@ -254,7 +254,7 @@ def dead_rewards(log: Log) -> Finding:
     parts = _parts(log)
     constant = {name: float(np.nanmax(means)) for name, means in parts.items() if np.nanmax(means) == np.nanmin(means)}
     if len(parts) < 2:
-        return unknown(_PARTS, f"It has {len(log.parts)} of them, in too few steps." if len(log.parts) > 1 else "")
+        return _too_few_parts(log)
     if not constant:
         return absent("Each reward function varies.")
     words = ", ".join(f"{name} gave {value:.4g}" for name, value in constant.items())
@@ -304,3 +304,7 @@ def missing_rewards(log: Log) -> Finding:
         evidence={"share": share, "steps": int(steps.sum())},
         cost={f"share of {units}": share},
     )
+
+
+def _too_few_parts(log: Log) -> Finding:
+    return unknown(_PARTS, f"It has {len(log.parts)} of them, in too few steps." if len(log.parts) > 1 else "")

@@ -1,4 +1,4 @@
-"""Whether an optimizer's step survives the rounding of the weights: in bfloat16 most of a step at the rates of RL does not."""
+"""What makes a training come to nothing: steps lost to the rounding of bfloat16 weights, prompts without a chat template."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
