@@ -64,6 +64,8 @@ def build(who: str, kind: str, fields=None, *, model="search", tokenizer=None, d
         kwargs = {"explicit_positions": False} | kwargs
     elif kind == "PPO":
         fields = {"stop_token": "eos"} | (fields or {})
+    if kind == "PPO":
+        kwargs.pop("explicit_positions", None)  # TRL's passes them itself
     args = CONFIGS[kind](**{"output_dir": tempfile.mkdtemp()} | SMALL | SHAPES[kind] | (fields or {}))
     data = data if data is not None else load_prompts("search")
     path = None if callable(model) else resolve_model(model)

@@ -45,4 +45,5 @@ def make(cls, **kwargs):
         return cls(args, tokenizer, policy, copy.deepcopy(policy), heads[0], data, heads[1], **kwargs)
     config = trl.RLOOConfig if issubclass(cls, trl.RLOOTrainer) else trl.GRPOConfig
     args = grpo_config(RECIPE, folder, config, **PLAIN)
-    return cls(kwargs.pop("model", None) or path, length_reward(), args, train_dataset=prompts(), **kwargs)
+    reward = kwargs.pop("reward", None) or length_reward()
+    return cls(kwargs.pop("model", None) or path, reward, args, train_dataset=prompts(), **kwargs)

@@ -3,6 +3,7 @@
 On the learned-position starter model, whose left-padded rows are wrong without position ids. TRL's PPO passes them itself.
 """
 
+import contextlib
 import functools
 import tempfile
 
@@ -20,10 +21,12 @@ from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe
 from workbench.generation.sampling import Sampling, TransformersSampler, generate
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.rewards import length_reward
+from workbench.training.rows import positions_filled
 
 pytestmark = pytest.mark.slow
 
 EACH = pytest.mark.parametrize("kind", STOCK)
+OF_POLICY = pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +47,7 @@ def furthest(trainer, sampled) -> float:
 # --- scoring -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
+@OF_POLICY
 def test_the_stock_trainer_scores_left_padded_rows_wrong(kind, sampled, record_property):
     difference = furthest(make(STOCK[kind]), sampled)
     record_property("largest difference, nats", difference)
@@ -63,7 +66,7 @@ def test_stock_ppo_passes_position_ids_itself_and_is_right(sampled):
     assert furthest(make(StockPPO), sampled) < EXACT
 
 
-@EACH
+@OF_POLICY
 def test_the_option_restores_the_original_numbers(kind, sampled):
     stock, ours = (
         trainer_logprobs(make(cls[kind], **options), *sampled[:2])
@@ -88,7 +91,7 @@ def trained_positions(trainer) -> list[tuple]:
     """Train; `(part, position ids, mask)` of each forward pass over whole texts, as the models' own backbones got them."""
     calls = []
 
-    def watch(part, module, args, kwargs):
+    def watch(part, module, args, kwargs, output):
         mask, past = kwargs.get("attention_mask"), kwargs.get("past_key_values", kwargs.get("cache"))
         if past is None and isinstance(mask, torch.Tensor) and mask.dim() == 2:  # generation keeps a cache
             calls.append((part, kwargs.get("position_ids"), mask.clone()))
@@ -98,7 +101,7 @@ def trained_positions(trainer) -> list[tuple]:
     for part, model in parts.items():
         if model is not None:
             hook = functools.partial(watch, part)
-            backbone(model).register_forward_pre_hook(hook, with_kwargs=True)  # behind the trainer's own hook
+            backbone(model).register_forward_hook(hook, with_kwargs=True)  # after every hook that gives it something
     trainer.train()
     return calls
 
@@ -116,7 +119,7 @@ def test_every_forward_pass_of_a_training_step_gets_each_texts_own_positions(kin
     assert all(right(ids, mask) for _, ids, mask in calls)
 
 
-@pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
+@OF_POLICY
 def test_the_stock_trainers_passes_get_none(kind):
     calls = trained_positions(make(STOCK[kind]))
     assert {part for part, _, _ in calls} == {"policy", "reference"}
@@ -131,7 +134,6 @@ def test_a_resumed_run_scores_with_position_ids_and_repeats_the_whole_one(tmp_pa
         trainer = GRPOTrainer(resolve_model("starter-gpt2"), length_reward(), args, train_dataset=prompts())
         attach_padding_monitor(trainer, every=1)
         trainer.train(resume_from_checkpoint=checkpoint)
-        assert fills_position_ids(trainer.model) and fills_position_ids(trainer.ref_model)
         logs[name] = [{k: v for k, v in line.items() if k != "step_time"} for line in trainer.state.log_history[:-1]]
     assert [line["step"] for line in logs["resumed"]] == [1, 2, 3, 4]
     assert logs["resumed"] == logs["whole"]
@@ -161,8 +163,39 @@ def test_a_model_that_is_hooked_already_is_refused_where_the_original_is_asked_f
     with_position_ids(model)
     with pytest.raises(ParameterError, match="explicit_positions=False: the model has a hook of with_position_ids"):
         make(GRPOTrainer, model=model, explicit_positions=False)
-    make(GRPOTrainer, model=model)
-    assert len(backbone(model)._forward_pre_hooks) == 1  # not installed twice
+    trainer = make(GRPOTrainer, model=model)
+    with positions_filled(trainer):
+        assert len(backbone(model)._forward_pre_hooks) == 1  # not installed twice
+    assert fills_position_ids(model)  # the user's own stays
+
+
+@OF_POLICY
+@pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
+def test_the_user_s_model_has_a_hook_only_while_the_trainer_works(kind, fails):
+    model, seen = load(), []
+
+    def reward(completions, **_):
+        seen.append(fills_position_ids(model))
+        if fails:
+            raise RuntimeError("the user's")
+        return [float(n) for n in range(len(completions))]
+
+    trainer = make(OURS[kind], model=model, reward=reward)
+    assert not fills_position_ids(model)
+    with pytest.raises(RuntimeError, match="the user's") if fails else contextlib.nullcontext():
+        trainer.train()
+    assert set(seen) == {True}
+    assert not fills_position_ids(model) and not fills_position_ids(trainer.ref_model)
+
+
+@OF_POLICY
+def test_a_stock_trainer_of_the_same_model_scores_as_stock(kind, sampled):
+    model = load()
+    fresh = trainer_logprobs(make(STOCK[kind], model=model), *sampled[:2])
+    ours = trainer_logprobs(make(OURS[kind], model=model), *sampled[:2])
+    after = trainer_logprobs(make(STOCK[kind], model=model), *sampled[:2])
+    assert all(torch.equal(a, b) for a, b in zip(fresh, after, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(fresh, ours, strict=True))
 
 
 def test_another_trainer_is_refused_by_name():

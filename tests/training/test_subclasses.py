@@ -12,7 +12,6 @@ from conftest import need
 from torch.utils.data import DataLoader
 from trainers import OURS, STOCK
 
-from workbench.consistency.positions import fills_position_ids
 from workbench.errors import ParameterError
 from workbench.experiments.recipes import load_prompts, resolve_model
 from workbench.generation.stops import StopSpec
@@ -222,11 +221,3 @@ def test_a_new_training_moves_all_of_a_former_record_aside(tmp_path):
 def test_ppos_loader_has_what_a_loader_has():
     loader = NotifyingLoader(DataLoader([1, 2, 3], batch_size=2), None)
     assert loader.batch_size == 2 and loader.dataset == [1, 2, 3]
-
-
-def test_the_hooks_that_a_trainer_sets_can_be_taken_off():
-    trainer = built(OURS["GRPO"], model="starter-gpt2", explicit_positions=True, data=load_prompts("starter"))
-    assert fills_position_ids(trainer.model)
-    for hook in trainer.position_hooks:
-        hook.remove()
-    assert not fills_position_ids(trainer.model)

@@ -209,7 +209,7 @@ def _make_ppo(trainer_class: Any, recipe: Recipe, *, reward_funcs: Any, record_d
         raise ParameterError(f"backend={recipe.backend!r}: TRL's PPOTrainer samples with transformers only")
     if options.pop("record_steps", None) is not None:
         raise ParameterError("record_steps: only GRPO and RLOO save steps, PPO does not; leave it out")
-    names = ("stops", "callbacks", "explicit_positions", "peft_config", "reward_weights")
+    names = ("stops", "callbacks", "peft_config", "reward_weights")
     own = {name: options.pop(name) for name in names if name in options}
     path = resolve_model(recipe.model)
     tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
@@ -284,9 +284,9 @@ def train(
         same_reward: True says that the training in the folder has this reward, even if code or values differ. Without it, a
             folder is resumed only if all of the reward can be compared and is equal.
         monitor_every: steps between two measurements of what padding does; 0 measures nothing.
-        **options: `explicit_positions`, `generation_seed`, `share_generation`, `callbacks`, `peft_config`, `record_steps`, and
-            any field of the trainer's TRL config. PPO also takes `reward_weights`: large rewards, such as lengths in
-            characters, need a weight of about 0.1, because PPO's value model starts at 0.
+        **options: `callbacks`, `peft_config`, and any field of the trainer's TRL config. GRPO and RLOO also take
+            `explicit_positions`, `generation_seed`, `share_generation` and `record_steps`. PPO also takes `reward_weights`:
+            large rewards, such as lengths in characters, need a weight of about 0.1, because PPO's value model starts at 0.
 
     Returns:
         The trainer, trained.

@@ -19,6 +19,7 @@ import trl
 from accelerate.utils import gather_object
 from transformers import set_seed
 
+from ..consistency.positions import fills_position_ids
 from ..consistency.ratios import ratio_report
 from ..errors import ParameterError
 from ..generation.preflight import backend_of, check_before_compute
@@ -26,15 +27,7 @@ from ..generation.stops import End, StopRule, StopSpec
 from .engine import EngineRequests, improbable_copies
 from .groups import GroupError, check_groups, identical_groups
 from .rewards import distinct, name_of, validated
-from .rows import (
-    EmptyRow,
-    EndedRow,
-    RecordsRows,
-    check_no_hook,
-    check_record,
-    end_columns,
-    fill_positions,
-)
+from .rows import EmptyRow, EndedRow, RecordsRows, check_record, end_columns, positions_filled
 from .sync_on_cpu import building_on_cpu, install_cpu_sync
 
 Stops = StopSpec | Mapping | Sequence[str | int] | str | int | None
@@ -73,8 +66,8 @@ def with_stop_text(rule: StopRule, rows: Sequence[EndedRow], completions: list, 
     return fixed
 
 
-def attach_ours(trainer: Any, record_dir: str | Path | None, explicit_positions: bool, steps: Any = None) -> None:
-    """What a trainer of ours gets once TRL has built it: its seed, the sampler's proof, its recorder, position ids."""
+def attach_ours(trainer: Any, record_dir: str | Path | None, steps: Any = None) -> None:
+    """What a trainer of ours gets once TRL has built it: its seed, the sampler's proof, its recorder."""
     if backend_of(trainer.args) == "vllm":  # to a server it has to be attached by hand
         from ..diagnostics.sampler_probe import attach_sampler_probe  # it looks at trainings; no trainer rests on it
 
@@ -85,7 +78,6 @@ def attach_ours(trainer: Any, record_dir: str | Path | None, explicit_positions:
         from .recording import attach_recorder
 
         trainer.recorder = attach_recorder(trainer, record_dir, steps)
-    trainer.position_hooks = fill_positions(trainer) if explicit_positions else []
     from .updates import warn_before_training  # no trainer rests on it
 
     warn_before_training(trainer, stacklevel=5)  # at the line that makes the trainer
@@ -100,6 +92,7 @@ class _Control(RecordsRows, _Trainer):
     # Class-level, for a trainer that is made without `__init__`, as TRL's own tests of a rollout function do.
     stop_rule: Any = None  # a `StopRule`
     engine: Any = None  # on vLLM `EngineRequests`
+    explicit_positions = False
     reward_func_names: list[str]  # TRL's
     _noted: Sequence[list[int]] = ()
     sampled_ids: Sequence[list[int]] = ()  # uncut; empty where rows had several turns: their last turn decides
@@ -123,8 +116,8 @@ class _Control(RecordsRows, _Trainer):
         check_record(record_dir, record_steps)
         if (share_generation or generation_seed is not None) and not (args and args.use_vllm):
             raise ParameterError(f"generation_seed={generation_seed}, share_generation={share_generation}: need vLLM")
-        if not explicit_positions:
-            check_no_hook([model])
+        if not explicit_positions and isinstance(model, torch.nn.Module) and fills_position_ids(model):
+            raise ParameterError("explicit_positions=False: the model has a hook of with_position_ids; remove it")
         if args is not None:
             check_before_compute(model, args, spec, processing_class)
             set_seed(args.seed)  # TRL before 1.15 makes an adapter before it seeds
@@ -144,13 +137,26 @@ class _Control(RecordsRows, _Trainer):
                 run_seed=self.args.seed,
             )
         self.set_stops(spec)
-        attach_ours(self, record_dir, explicit_positions, record_steps)
+        self.explicit_positions = explicit_positions
+        attach_ours(self, record_dir, record_steps)
 
     def set_stops(self, stops: StopSpec) -> None:
         """From the next generation on, end completions at `stops`."""
         self.stop_rule = StopRule(stops, self._tokenizer, self.model.generation_config, self.max_completion_length)
         if self.use_vllm:
             self.vllm_generation.generation_kwargs = (self.args.generation_kwargs or {}) | self.stop_rule.for_vllm()
+
+    def train(self, *args: Any, **kwargs: Any):
+        with positions_filled(self):
+            return super().train(*args, **kwargs)
+
+    def compute_loss(self, *args: Any, **kwargs: Any):
+        with positions_filled(self):  # in an evaluation too, and where a user drives the steps
+            return super().compute_loss(*args, **kwargs)
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any):
+        with positions_filled(self):
+            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
 
     def _generate_single_turn(self, prompt_ids: Any, *rest: Any, **kwargs: Any):
         if self.use_vllm:
@@ -296,13 +302,13 @@ class GRPOTrainer(_Control, trl.GRPOTrainer):
         generation_seed: on vLLM, gives every completion its own random stream, so that a run repeats exactly. By default
             `args.seed` seeds one stream for all completions in process (stock TRL's ignores it), or one for each on a server.
         share_generation: on vLLM, send equal prompts of a batch as one request.
-        explicit_positions: pass position ids to each forward pass that has none. With False pads count as text, as in TRL.
+        explicit_positions: pass position ids to each forward pass that has none, while the trainer works. With False pads
+            count as text, as in TRL.
         record_dir: run folder for `metrics.jsonl`, `progress.json` and the completions; None records nothing.
         record_steps: steps whose full data are saved for `workbench replay`: numbers, or N for the first and every N-th.
 
     Attributes:
         sampled_ids: token ids of each completion of the last generation, with what follows its end; empty with several turns.
-        position_hooks: handles of the hooks that pass position ids, which stay on the models; `remove()` takes one off.
 
     Raises:
         ParameterError: stops that cannot match, options that the back end does not know, a `record_dir` that cannot be

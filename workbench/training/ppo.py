@@ -24,7 +24,7 @@ from ..generation.stops import End, StopRule, StopSpec
 from ..trl_release import LAST_WITH_PPO
 from .grpo import Stops, attach_ours
 from .ppo_rewards import NotifyingLoader, RewardFunctions, SplitColumnsCollator
-from .rows import add_reward_columns, add_rows, check_no_hook, check_record, completion_metrics, end_columns
+from .rows import add_reward_columns, add_rows, check_record, completion_metrics, end_columns
 
 try:
     with mock.patch.dict(os.environ, TRL_EXPERIMENTAL_SILENCE="1"):  # PPO's release is known
@@ -52,7 +52,6 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
             `prompts`, `completions`, `completion_ids`, `trainer_state` and the other columns of the data set.
         reward_weights: a factor for each function; default 1.
         stops: when a completion ends. TRL's default is that every completion runs to the limit: `StopSpec.never()`.
-        explicit_positions: see `GRPOTrainer`; TRL's PPO passes position ids itself, so True and False score alike.
         record_dir: run folder to record into.
 
     Attributes:
@@ -82,13 +81,10 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         reward_funcs: Any = None,
         reward_weights: Sequence[float] | None = None,
         stops: Stops = None,
-        explicit_positions: bool = True,
         record_dir: str | Path | None = None,
     ):
         spec = StopSpec.of(stops)
         check_record(record_dir)
-        if not explicit_positions:
-            check_no_hook([model, ref_model, reward_model, value_model])
         self._functions = _functions(reward_model, reward_funcs, reward_weights)
         if args.stop_token is not None or args.stop_token_id is not None:
             raise ParameterError("stop_token and stop_token_id: leave both unset and give stops=StopSpec(...)")
@@ -117,7 +113,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
             self.eval_dataloader = NotifyingLoader(self.eval_dataloader, self._functions)
         self.forwards: list[int] = []
         self._completion_metrics: dict[str, list[float]] = {}  # of each scored batch since the last log
-        attach_ours(self, record_dir, explicit_positions)
+        attach_ours(self, record_dir)
 
     def train(self):
         """Train as TRL does, with this trainer's stops. With `record_dir`, save the policy in `policy/` there."""

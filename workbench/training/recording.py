@@ -19,7 +19,7 @@ from ..runs.completions import FILE, forget_after
 from ..runs.files import append_rows, open_lines, read_json, write_json
 from ..runs.stop_request import go_on, honour_stop, stop_request
 from .rewards import describe_reward, unseen_values
-from .rows import AllTrained, eos_ids, is_of_a_step, policy_of, several_turns
+from .rows import AllTrained, eos_ids, is_of_a_step, is_ppo, policy_of, several_turns
 from .updates import has_plain_prompts
 
 COMPLETE = "complete.json"  # the last file of a checkpoint
@@ -192,7 +192,7 @@ def trainer_settings(trainer: Any) -> dict:
         "overrides": {
             "mask_truncated_completions": getattr(args, "mask_truncated_completions", None),
             "reward_weights": getattr(args, "reward_weights", None),
-            "explicit_positions": fills_position_ids(policy_of(trainer)),
+            "explicit_positions": is_ppo(type(trainer)) or fills_position_ids(policy_of(trainer)),
         },
         "trl": trl.__version__,
     }

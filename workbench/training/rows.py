@@ -1,7 +1,8 @@
 """What the package needs to know of a TRL trainer, its config and its rows."""
 
+import contextlib
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,7 +13,6 @@ from accelerate.utils import gather_object
 from transformers.trainer_utils import TrainOutput
 
 from ..consistency.positions import fills_position_ids, with_position_ids
-from ..errors import ParameterError
 from ..generation.stops import End, tokenizer_in, trl_finish_reason
 
 NO_TOKEN = -1
@@ -117,24 +117,16 @@ def check_record(record_dir: str | Path | None, record_steps: Any = None) -> Non
         check_record_dir(record_dir, record_steps)
 
 
-def check_no_hook(models: Iterable) -> None:
-    """Raise where `explicit_positions=False` asks for stock scoring of a model that has `with_position_ids`'s hook."""
-    if any(isinstance(model, torch.nn.Module) and fills_position_ids(model) for model in models):
-        said = "explicit_positions=False: the model has a hook of with_position_ids; load the model again, or remove the hook"
-        raise ParameterError(f"{said}: a trainer's are its `position_hooks`")
-
-
-def fill_positions(trainer: Any) -> list:
-    """Hook position ids into every forward pass of the trainer's policy, reference, value and reward model; the handles."""
-    handles = []
-    for name in ("model", "ref_model", "policy_model", "value_model", "reward_model"):
-        model = getattr(trainer, name, None)
-        wrapper = hasattr(model, "critic_backbone")  # PPO's `model`, around two that are hooked themselves
-        # Virtual tokens stand before the pads, which `generate` counts there.
-        virtual = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
-        if isinstance(model, torch.nn.Module) and not (wrapper or virtual or fills_position_ids(model)):
-            handles.append(with_position_ids(model))
-    return handles
+@contextlib.contextmanager
+def positions_filled(trainer: Any) -> Iterator[None]:
+    """While open, every forward pass of the trainer's policy and reference gets position ids, if it is to pass them."""
+    with contextlib.ExitStack() as hooks:
+        for model in (trainer.model, getattr(trainer, "ref_model", None)) if trainer.explicit_positions else ():
+            # Virtual tokens stand before the pads, which `generate` counts there.
+            virtual = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
+            if isinstance(model, torch.nn.Module) and not (virtual or fills_position_ids(model)):
+                hooks.enter_context(with_position_ids(model))
+        yield
 
 
 def end_columns(
