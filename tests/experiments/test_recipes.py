@@ -95,6 +95,9 @@ def test_the_vllm_back_end_samples_in_process(tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     config = grpo_config(make_recipe("starter", backend="vllm"), tmp_path)
     assert (config.use_vllm, config.vllm_mode) == (True, "colocate")
+    lengths = {"starter": 256, "smollm2": 1024, "Qwen/Qwen2-0.5B-Instruct": None}  # None for a data set of one's own
+    for model, length in lengths.items():
+        assert grpo_config(make_recipe(model, backend="vllm"), tmp_path).vllm_max_model_length == length
 
 
 # --- models --------------------------------------------------------------------------------------------------------

@@ -2,11 +2,13 @@ import http.server
 import subprocess
 import sys
 import threading
+from importlib.util import find_spec
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import requests
-from conftest import on_vllm
+from conftest import need, on_vllm
 
 from workbench.errors import RunError
 from workbench.experiments import vllm_server as vllm_server_module
@@ -79,3 +81,14 @@ def test_a_server_that_is_ended_leaves_no_engine_behind():
 def test_shared_engine_freezes_nothing_and_outlives_another():
     # From vLLM 0.31 on the end of one engine takes the process groups of all. Each freezes what the process holds by then.
     assert on_vllm("collected_engine") == {"frozen": 0, "tokens": 3}
+
+
+def test_an_engine_of_a_long_window_gets_a_cache_for_it(monkeypatch):
+    """SmolLM2 takes 8192 tokens: vLLM refuses a cache of 64 blocks for them."""
+    need(find_spec("vllm"), "vLLM")
+    asked = []
+    monkeypatch.setattr("vllm.LLM", lambda **options: asked.append(options) or SimpleNamespace(generate=None))
+    monkeypatch.setattr(vllm_server_module, "_engines", {})
+    for name, length in (("long", None), ("longer", 8192), ("short", 1024)):
+        vllm_server_module.shared_engine(name, max_model_len=length)
+    assert ["num_gpu_blocks_override" in options for options in asked] == [False, False, True]

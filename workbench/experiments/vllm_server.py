@@ -112,8 +112,10 @@ def shared_engine(model: str, **kwargs):
         from vllm import LLM
 
         if not has_gpu():
-            # 64 blocks hold 32 sequences of 256 tokens; what the variable asks for, a GiB, would be filled with zeros.
-            small = {"gpu_memory_utilization": 0.2, "dtype": "float32", "num_gpu_blocks_override": 64}
+            small = {"gpu_memory_utilization": 0.2, "dtype": "float32"}
+            if 0 < (kwargs.get("max_model_len") or 0) <= 1024:
+                # 64 blocks hold 32 sequences of 256 tokens; what the variable asks for, a GiB, would be filled with zeros.
+                small["num_gpu_blocks_override"] = 64
             kwargs = {**small, **cpu_engine(model), **kwargs}
         _engines[model] = LLM(model=model, **{"use_tqdm_on_load": False} | kwargs)
         gc.unfreeze()  # vLLM freezes all objects, so that the trainer that asked, and its model, would never be collected
