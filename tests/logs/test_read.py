@@ -7,7 +7,7 @@ import pytest
 
 from workbench.audit.rules_data import log_damage
 from workbench.audit.trends import highest_reward
-from workbench.errors import RunError
+from workbench.errors import ParameterError, RunError
 from workbench.logs import rows
 from workbench.logs.names import NAMES, canonical
 from workbench.logs.read import read, read_logs
@@ -114,6 +114,9 @@ def test_an_empty_folder_and_no_folder_are_errors(tmp_path):
         read_logs(tmp_path / "absent")
     with pytest.raises(RunError, match="a web address, and nothing is downloaded"):
         read_logs("https://wandb.ai/a/b")
+    for logged in ([{"step": 1, **LINE}], pd.DataFrame([LINE]), 3):
+        with pytest.raises(ParameterError, match=f"path is a {type(logged).__name__}: .*save_state"):
+            read_logs(logged)
 
 
 def test_numbers_that_are_not_finite_are_damage_and_no_values(tmp_path):

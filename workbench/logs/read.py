@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..errors import RunError
+from ..errors import ParameterError, RunError
 from ..runs.files import ASIDE, open_plain
 from .completions import completions_table, last_trainer_state, read_completions, read_trl_completions
 from .formats import SUMMARY, runs_in
@@ -56,6 +56,9 @@ def read_logs(path: str | os.PathLike) -> list[Log]:
 
     The path is of the user's own choice, so a link to it is followed; links in it are not.
     """
+    if not isinstance(path, str | os.PathLike):
+        said = f"path is a {type(path).__name__}: expected the path of a file or folder. `trainer.save_state()` writes the log"
+        raise ParameterError(f"{said} of a trainer into its `output_dir`; of a `Run` it is `run.path`")
     if str(path) == "-":
         with _copied(sys.stdin.buffer, "standard input") as copy:
             return [_log(run, copy, name="standard input") for run in runs_in(copy, "standard input")]
