@@ -58,7 +58,10 @@ def with_outputs(notebook, executed):
 
 
 def _kept(output, number: int):
-    output.get("metadata", {}).clear()
+    about = output.get("metadata", {})
+    if alt := about.get("image/png", {}).get("alt"):  # of `display(figure, metadata=...)`; viewers show the text
+        output["data"]["text/plain"] = f"Figure: {alt}"
+    about.clear()
     if "execution_count" in output:
         output.execution_count = number
     return output

@@ -1,7 +1,6 @@
 """Figures that say what they show: each has an alt text, a caption, and its data as a table.
 
-Thin lines are single seeds, the thick one is their mean. From five seeds on it is the interquartile mean, with its 95%
-bootstrap interval as a band; with fewer there is no band.
+Thin lines are single seeds, the thick one is their mean. From five seeds on it has its 95% bootstrap interval as a band.
 """
 
 import base64
@@ -159,7 +158,10 @@ def show_curves(
         if reason := why_incomparable(*curves):
             raise ParameterError(f"group {name!r}: {reason}")
         found.append(_series(name, curves, rng, window))
-    found += [_series(b.title, [b.curve(metric)], documented=True) for b in documented if metric in b.curves]
+    for b in documented:
+        if metric in b.curves:
+            who = "recorded here" if b.recorded else "documented"
+            found.append(_series(b.title, [b.curve(metric)], documented=who))
     if not found:
         raise ParameterError(f"nothing to draw: no runs, and no baseline has a curve {metric!r}")
     panels = _panels(found)
@@ -182,7 +184,7 @@ class Series:
 
     name: str
     curves: list[Curve]
-    documented: bool
+    documented: str  # who documented it; empty for runs of one's own
     x: np.ndarray
     line: np.ndarray
     low: np.ndarray
@@ -192,7 +194,7 @@ class Series:
     @property
     def seeds(self) -> str:
         n = len(self.curves) - len(self.left_out)
-        return "documented" if self.documented else f"{n} seed{'s' * (n > 1)}"
+        return self.documented or f"{n} seed{'s' * (n > 1)}"
 
     @property
     def end(self) -> float:
@@ -211,7 +213,7 @@ class Series:
         return pd.DataFrame(about | {"x": self.x, "value": self.line, "low": self.low, "high": self.high})
 
 
-def _series(name: str, curves: list[Curve], rng=None, window: float = 1, *, documented: bool = False) -> Series:
+def _series(name: str, curves: list[Curve], rng=None, window: float = 1, *, documented: str = "") -> Series:
     kept, left_out = whole_seeds(curves)
     if len(kept) == 1:
         x, values = kept[0].x, kept[0].y[None]
@@ -224,11 +226,9 @@ def _series(name: str, curves: list[Curve], rng=None, window: float = 1, *, docu
     low = high = np.full(len(x), np.nan)
     if len(kept) >= BAND:
         known = np.isfinite(smooth).all(axis=0)  # not half a window before the ends
-        found = seed_interval(smooth[:, known], rng)
+        found = seed_interval(smooth[:, known], rng, statistic=np.mean)
         low, high = low.copy(), high.copy()
         line[known], low[known], high[known] = found.estimate, found.low, found.high
-    if len(kept) > 1:  # where all seeds bend alike, a mean over steps would lie off all of them
-        line = np.clip(line, values.min(axis=0), values.max(axis=0))
     return Series(name, curves, documented, x, line, low, high, left_out)
 
 
@@ -304,14 +304,13 @@ def _caption(panels: list[list[Series]], without: list[str], metric: str, window
     drawn, text = [one for panel in panels for one in panel], []
     counts = [len(one.curves) - len(one.left_out) for one in drawn if not one.documented]
     if max(counts, default=0) > 1:
-        banded = f"interquartile mean, with its 95% bootstrap interval step by step as a band (from {BAND} seeds on)"
-        few = "Thick line: their mean. No band below 5 seeds."
-        many = f"Thick line: their {banded}" + (", else their mean." if min(n for n in counts if n > 1) < BAND else ".")
-        text.append("Thin lines: single seeds. " + (many if max(counts) >= BAND else few))
-        if window > 1:
-            text.append(
-                f"Each seed is first its centred mean over {window:g} steps, or a tenth of the run if that is less{STOPS}."
-            )
+        many = f"with its 95% bootstrap interval step by step as a band (from {BAND} seeds on)."
+        band = f", {many}" if max(counts) >= BAND else f". No band below {BAND} seeds."
+        text.append(f"Thin lines: single seeds. Thick line: their mean{band}")
+        several = [one.x for one in drawn if len(one.curves) > 1]
+        window = min(window, *(TENTH * (x[-1] - x[0]) for x in several))
+        if window >= 2:  # below it a mean is the step itself
+            text.append(f"Each seed is first its centred mean over {window:g} steps{STOPS}.")
     if 1 in counts:
         text.append(
             f"Of 1 seed the thick line is its centred mean over a tenth of the run{STOPS}; another seed's is unknown."

@@ -169,7 +169,7 @@ def last_part(value: str) -> str:
 def group_table(groups: dict[str, list[Curve]], rng: np.random.Generator):
     """A row for each group of seeds: `n seeds`, `left out`, `result` with `low`, `high` and the `interval`, logged `points`.
 
-    The result is the interquartile mean over seeds of the mean of the last `TAIL` steps, however often a run was logged, up
+    The result is the mean over seeds of the mean of the last `TAIL` steps, however often a run was logged, up
     to the last step that all have. Seeds that ended before nine tenths of the longest are left out.
     """
     import pandas as pd
@@ -179,7 +179,7 @@ def group_table(groups: dict[str, list[Curve]], rng: np.random.Generator):
         kept, left_out = whole_seeds(curves)
         end = min(c.x[-1] for c in kept)
         ends = np.array([mean_between(c, end - TAIL, end) for c in kept])
-        result = seed_interval(ends, rng)
+        result = seed_interval(ends, rng, statistic=np.mean)
         points = min(int(((c.stretches[1] > end - TAIL) & (c.x <= end)).sum()) for c in kept)
         row = {"group": name, "n seeds": len(kept), "left out": "; ".join(left_out)}
         row |= {"result": result.estimate, "low": result.low, "high": result.high, "interval": result.name}

@@ -250,7 +250,8 @@ def _stale_weights(now: Probe, before: Sequence[Probe], best: int | str, possibl
         text = f"the engine has the model without its adapters ({size}): LoRA is not merged into what is synced{tail}."
         return SamplerVerdict(LORA, not early, old, now.difference, text)
     if _START in possible or best == origin:
-        text = f"{old} steps on, the engine still has the weights that it was loaded with ({size}): no sync reaches it{tail}."
+        text = f"{old} steps on, the engine still has the weights that it was loaded with ({size}): no sync has reached it, "
+        text += f"or each is later than that{tail}."
         return SamplerVerdict(NOT_SYNCED, not early, old, now.difference, text)
     text = f"the engine has the weights of step {best}, {old} behind the trainer ({size}): synced late."
     return SamplerVerdict(LATE, True, old, now.difference, text)

@@ -18,26 +18,29 @@ FILE = "smollm2.json"
 def on_smollm2(notebook: str, results: Sequence[Result]) -> HTML | str:
     """Show what a notebook showed on SmolLM2-135M-Instruct: each sentence with its verdict there and here, as a table.
 
-    Sentences of two runs are about the same thing if they are alike apart from their numbers. Left out are those that are the
-    same in both, such as sentences about other models, and what was not run there.
+    Sentences of two runs are about the same thing if they are alike apart from their numbers. Left out are those that have the
+    same words and verdict in both, such as sentences about other models, and what was not run there.
 
     Args:
         notebook: its name, such as `04_duplicate_prompts`.
         results: those of this run.
 
     Returns:
-        A table that shows itself, with steps, seeds, commit and date in its caption; a sentence where nothing is recorded.
+        A table that shows itself, with steps, seeds, TRL, commit and date in its caption; a sentence where nothing is recorded.
     """
     row = read_json(packaged("data") / FILE, {})["rows"].get(notebook)
     if row is None:
         return "No run of this notebook on SmolLM2 is recorded."
     verdicts = {re.sub(r"[\d.+-]+", "", one.says): one.verdict for one in results}
-    shared, lines = {one.says for one in results}, []
+    shared, lines = {(one.says, one.verdict) for one in results}, []
     for there in results_of(row):
         alike = difflib.get_close_matches(re.sub(r"[\d.+-]+", "", there.says), verdicts, n=1)
-        if there.says not in shared and not there.why.startswith(NOT_RUN):
+        if (there.says, there.verdict) not in shared and not there.why.startswith(NOT_RUN):
             here = verdicts[alike[0]] if alike else ""
-            lines.append([here, there.verdict, html.escape(there.says)])
-    size = ", ".join(f"{name}: {row['parameters'][name]}" for name in ("steps", "seeds") if name in row["parameters"])
-    made = f"{size}, commit {row['environment']['git_commit'][:7]}, {row['environment']['date']}"
-    return HTML(html_table(lines, ("here", "SmolLM2", "what SmolLM2 shows"), f"SmolLM2-135M-Instruct ({made})"))
+            says = f"{there.says} ({there.why})" if there.why else there.says
+            lines.append([here, there.verdict, html.escape(says)])
+    made = row["environment"]
+    about = [f"{name}: {row['parameters'][name]}" for name in ("steps", "seeds") if name in row["parameters"]]
+    about += [f"TRL {made['packages']['trl']}", f"commit {made['git_commit'][:7]}", made["date"]]
+    caption = f"SmolLM2-135M-Instruct ({', '.join(about)})"
+    return HTML(html_table(lines, ("here", "SmolLM2", "what SmolLM2 shows"), caption))

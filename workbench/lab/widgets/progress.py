@@ -20,7 +20,7 @@ class TrainingProgress:
         metrics = run.path / "metrics.jsonl"
         self.metrics = run.metrics if metrics.is_file() else pd.DataFrame()
         self.completions = _latest(run, examples)
-        self.title = f"{run.notebook}/{run.id}"
+        self.title = "Reward, length and truncation of this training"
 
     @property
     def sentence(self) -> str:
