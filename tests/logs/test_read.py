@@ -288,3 +288,22 @@ def test_a_record_of_a_training_is_read_alike_for_the_audit_and_for_known_defect
     known = overrides | {"num_generations": 4, "scale_rewards": "none"}
     assert known.items() <= facts.items() and known.items() <= arguments.items()
     assert facts["stop_strings"] == arguments["generation_kwargs"]["stop"] == ["</a>"] and facts["min_tokens"] == 8
+
+
+def test_stops_of_a_record_are_generation_kwargs_of_stock_alone(tmp_path):
+    stops = {"stop": ["</a>"], "stop_token_ids": [5]}
+    for source, trainer, own in (("workbench", "GRPOTrainer", None), ("watched", "GRPOTrainer", stops)):
+        record = {"recipe": {"backend": "vllm"}, "trainer": trainer, "stops": stops, "source": source}
+        (tmp_path / "recipe.json").write_text(json.dumps(record))
+        assert read_arguments(tmp_path).get("generation_kwargs") == own
+
+
+def test_settings_are_found_in_the_folder_of_a_watch_and_named_below(tmp_path):
+    arm = tmp_path / "arms" / "one" / "seed-0"
+    arm.mkdir(parents=True)
+    (arm / "recipe.json").write_text(json.dumps({"recipe": {"seed": 3}, "trainer": "GRPOTrainer"}))
+    with pytest.raises(ParameterError, match="below it are trainings: arms/one/seed-0"):
+        read_arguments(tmp_path)
+    (tmp_path / "_watch").mkdir()
+    (tmp_path / "_watch" / "recipe.json").write_text(json.dumps({"recipe": {"seed": 4}, "source": "watched"}))
+    assert read_arguments(tmp_path)["seed"] == 4

@@ -149,6 +149,7 @@ def test_a_trainer_without_a_recipe_describes_itself(kind, tmp_path):
     make(OURS[kind], record_dir=tmp_path, stops=["."]).train()
     facts, damage = facts_of(tmp_path)
     assert (facts["trainer"], facts["stop_strings"], facts["explicit_positions"]) == (f"{kind}Trainer", ["."], True)
+    assert not facts.get("stop_token_ids") and facts["eos_token_ids"]  # EOS is no stop of one's own
     assert (facts["max_completion_length"], damage) == (12, [])
 
 

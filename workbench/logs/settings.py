@@ -21,6 +21,7 @@ _TYPES = {"model_type": str, "min_tokens": int, "request_seed": int, "plain_prom
 _CONFIGS = ("GRPOConfig", "RLOOConfig")
 _MOST_SCRIPTS, _LONGEST_SCRIPT = 20, 1_000_000  # of a folder; bytes
 _IN_FOLDER = ("recipe.json", "training_args.json", "args.json", "config.yaml", "config.yml", "args.yaml", "args.yml")
+WATCHED = "_watch/recipe.json"  # of `attach_watch`, in a trainer's output folder
 STOPS = ("stop", "stop_strings", "stop_token_ids", "eos_token_id")  # in generation_kwargs
 _ROTARY = {"rope_theta", "rope_parameters", "rope_scaling", "rotary_dim"}  # of which a model's config has one
 
@@ -64,10 +65,12 @@ def read_arguments(path: Path) -> dict[str, Any]:
     A folder has a `recipe.json` of the workbench, or another file of `_IN_FOLDER`.
     """
     if path.is_dir():
-        found = next((path / name for name in _IN_FOLDER if (path / name).is_file()), None)
+        found = next((path / name for name in (*_IN_FOLDER, WATCHED) if (path / name).is_file()), None)
         if found is None:
+            below = sorted(file.parent.relative_to(path) for file in path.glob("*/**/recipe.json"))[:3]
+            there = f"; below it are trainings: {', '.join(map(str, below))}" if below else ""
             raise ParameterError(
-                f"args={path}: expected {', '.join(_IN_FOLDER)} in it, or the file with TRL's arguments"
+                f"args={path}: expected {', '.join(_IN_FOLDER)} in it, or the file with TRL's arguments{there}"
             )
         path = found
     if not path.is_file():
@@ -92,10 +95,17 @@ def _arguments(value: dict) -> dict[str, Any]:
     found = value
     if isinstance(recipe := value.get("recipe"), dict):
         stops = {name: ids for name, ids in _dict(value.get("stops")).items() if ids and name in STOPS}
-        own = {"generation_kwargs": stops} if stops else {}
+        ours = _is_ours(value) and value.get("source") == "workbench"  # it takes stops itself
+        own = {"generation_kwargs": stops} if stops and not ours else {}
         found = {**recipe, "use_vllm": recipe.get("backend") == "vllm", **own, **_dict(value.get("overrides"))}
         found["trainer"] = value.get("trainer")
     return {name: _as_in_trl(name, known) for name, known in found.items()}
+
+
+def _is_ours(recorded: dict) -> bool:
+    """Whether a trainer of the workbench wrote a record; `ObservedGRPOTrainer` is stock GRPO as an arm."""
+    trainer = str(recorded.get("trainer") or "")
+    return bool(trainer) and not (recorded.get("source") == "watched" or trainer.startswith("Observed"))
 
 
 def _dict(value) -> dict:
@@ -212,7 +222,7 @@ def _of_recipe(recorded: dict) -> dict[str, Any]:
     arguments, stops, overrides = _arguments(recorded), _dict(recorded.get("stops")), _dict(recorded.get("overrides"))
     functions = [f for f in items(recorded.get("reward_funcs")) if isinstance(f, dict)]
     trainer = str(recorded.get("trainer") or "")
-    own = bool(trainer) and not (recorded.get("source") == "watched" or trainer.startswith("Observed"))
+    own = _is_ours(recorded)
     return {
         **{name: arguments.get(name) for name in PARAMETERS},
         "trainer": trainer or None,
@@ -221,7 +231,7 @@ def _of_recipe(recorded: dict) -> dict[str, Any]:
         "min_tokens": stops.get("min_tokens"),
         "request_seed": _dict(arguments.get("generation_kwargs")).get("seed"),
         "plain_prompts": recorded.get("plain_prompts"),
-        # The workbench's trainers pass positions unless that is switched off; `ObservedGRPOTrainer` is stock GRPO as an arm.
+        # The workbench's trainers pass positions unless that is switched off.
         "explicit_positions": overrides.get("explicit_positions", own or None),
         "reward_highest": _highest([f.get("highest") for f in functions], items(overrides.get("reward_weights"))),
     }

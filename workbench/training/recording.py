@@ -199,14 +199,16 @@ def trainer_settings(trainer: Any) -> dict:
 
 
 def _stops(trainer: Any) -> dict:
-    """Strings and ids at which this trainer's sampler stops."""
+    """Strings and ids at which this trainer's sampler stops, apart from the EOS of model and tokenizer."""
     if (rule := getattr(trainer, "stop_rule", None)) is not None:
-        return dataclasses.asdict(rule.spec) | {"stop_token_ids": list(rule.stop_ids)}
+        return dataclasses.asdict(rule.spec)
     options = getattr(trainer.args, "generation_kwargs", None) or {}
     strings = options.get("stop") or options.get("stop_strings") or []
     strings = [strings] if isinstance(strings, str) else list(strings)
     least = options.get("min_tokens") or options.get("min_new_tokens") or 0
-    return {"stop": strings, "stop_token_ids": eos_ids(trainer), "min_tokens": least}
+    eos = policy_of(trainer).generation_config.eos_token_id
+    ids = set(eos_ids(trainer)) - set(eos if isinstance(eos, list | tuple) else [eos])
+    return {"stop": strings, "stop_token_ids": sorted(ids), "min_tokens": least}
 
 
 def check_record_dir(record_dir: str | Path | None, record_steps: Any = None) -> None:
