@@ -304,7 +304,7 @@ def page(data: dict) -> str:
         "",
         "*Met by* names the settings that lead to a defect. To see which defects your settings lead to:",
         "",
-        "    workbench doctor --trl 1.8.0 --args FILE        # TRL's arguments as JSON or YAML, or a run's folder",
+        "    workbench doctor --trl 1.8.0 --args FILE        # TRL's arguments as JSON or YAML, or a training's folder",
         "",
         "| defect | reported | " + " | ".join(label for label, _ in columns) + " | patch |",
         "|---" * (len(columns) + 3) + "|",

@@ -32,7 +32,7 @@ There is no configuration file. A few variables say where things are.
 | `WORKBENCH_NOTEBOOKS` | folder in which commands look for notebooks | `notebooks/` here, then the package's own |
 | `WORKBENCH_BASELINES` | folder of further documented runs | none |
 | `WORKBENCH_TOYS` | folder of other tiny models, made by `python -m tools.make_toys --out FOLDER` | the shipped ones |
-| `WORKBENCH_CACHE` | where the locks of GPUs are | `~/.cache/workbench` |
+| `WORKBENCH_CACHE` | where SmolLM2 and the locks of GPUs are | `~/.cache/workbench` |
 | `WORKBENCH_WATCH` | `0` switches `attach_watch` off without an edit | on |
 | `CUDA_VISIBLE_DEVICES` | the GPUs that runs may use; each run gets its own | all |
 | `HF_TOKEN` | access token of the model hub; it is refused as a parameter: parameters are in every report | none |

@@ -94,7 +94,9 @@ def _parser() -> argparse.ArgumentParser:
 
     run = command(_run)
     run.add_argument("notebooks", nargs="+", metavar="NOTEBOOK", help="name, or path of an .ipynb file")
-    unfinished = "go on with an interrupted run (default: the latest)"
+    unfinished = (
+        "go on with an interrupted run; its parameters need no -p (default: the latest with the same parameters)"
+    )
     run.add_argument("--resume", nargs="?", const="", metavar="RUN", help=unfinished)
     run.add_argument("--force", action="store_true", help="with --resume RUN: even if another host may execute it")
     run.add_argument("-q", "--quiet", action="store_true", help="no bars and no output of the notebook")
@@ -158,7 +160,9 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = command(_doctor, of_runs=False)
     doctor.add_argument("--trl", metavar="RELEASE", help="with --args: a release of TRL (default: the installed one)")
-    arguments = "TRL's arguments as JSON or YAML, or a run's folder: name the known defects that they meet"
+    arguments = (
+        "TRL's arguments as JSON or YAML, or the folder of a recorded training: name the known defects that they meet"
+    )
     doctor.add_argument("--args", type=Path, metavar="FILE", dest="arguments", help=arguments)
     return parser
 
