@@ -153,7 +153,8 @@ class _PPOJudge(Judge):
             cause = f"{int((missing & ended).sum())} completions that ended at stop_token_id={stop} get missing_eos_penalty: "
             wrong = np.flatnonzero(missing == ended)
             return Stage("ends", "different", f"{cause}TRL looks for EOS (id {eos})", len(wrong) / count, places(wrong))
-        return Stage("ends", "same", f"{int(ended.sum())} of {count} rows ended, the others were truncated")
+        others = ", the others were truncated" * (not ended.all())
+        return Stage("ends", "same", f"{int(ended.sum())} of {count} rows ended{others}")
 
     def check_mask(self) -> Stage:
         """Whether the masks of tokens and of steps follow from the ends."""
