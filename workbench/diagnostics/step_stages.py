@@ -65,7 +65,9 @@ def check_ends(step: Step, decode: Callable[[list[int]], str]) -> Stage:
     if unknown := sum(row.ended is None for row in rows):
         return Stage("ends", "cannot tell", f"{unknown} completions ended before the limit, and nothing says why")
     ended = sum(bool(row.ended) for row in rows)
-    return Stage("ends", "same", f"{ended} of {len(rows)} rows ended{', the others were truncated' * (ended < len(rows))}")
+    return Stage(
+        "ends", "same", f"{ended} of {len(rows)} rows ended{', the others were truncated' * (ended < len(rows))}"
+    )
 
 
 def sampled_tokens(turns: Sequence[Turn] | None, row: SampledRow) -> np.ndarray:
