@@ -26,7 +26,7 @@ def on_smollm2(notebook: str, results: Sequence[Result]) -> HTML | str:
         results: those of this run.
 
     Returns:
-        A table that shows itself, with steps, seeds, TRL, commit and date in its caption; a sentence where nothing is recorded.
+        A table that shows itself, with steps, seeds, rate, TRL, commit and date in its caption; a sentence where nothing is recorded.
     """
     row = read_json(packaged("data") / FILE, {})["rows"].get(notebook)
     if row is None:
@@ -40,7 +40,7 @@ def on_smollm2(notebook: str, results: Sequence[Result]) -> HTML | str:
             says = f"{there.says} ({there.why})" if there.why else there.says
             lines.append([here, there.verdict, html.escape(says)])
     made = row["environment"]
-    about = [f"{name}: {row['parameters'][name]}" for name in ("steps", "seeds") if name in row["parameters"]]
+    about = [f"{name}: {row['parameters'][name]}" for name in ("steps", "seeds", "learning_rate") if name in row["parameters"]]
     about += [f"TRL {made['packages']['trl']}", f"commit {made['git_commit'][:7]}", made["date"]]
     caption = f"SmolLM2-135M-Instruct ({', '.join(about)})"
     return HTML(html_table(lines, ("here", "SmolLM2", "what SmolLM2 shows"), caption))
