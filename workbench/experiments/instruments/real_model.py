@@ -26,7 +26,8 @@ def on_smollm2(notebook: str, results: Sequence[Result]) -> HTML | str:
         results: those of this run.
 
     Returns:
-        A table that shows itself, with steps, seeds, rate, TRL, commit and date in its caption; a sentence where nothing is recorded.
+        A table that shows itself, with steps, seeds, rate, TRL, commit and date in its caption; a sentence where nothing is
+        recorded.
     """
     row = read_json(packaged("data") / FILE, {})["rows"].get(notebook)
     if row is None:
