@@ -41,7 +41,11 @@ def on_smollm2(notebook: str, results: Sequence[Result]) -> HTML | str:
             says = f"{there.says} ({there.why})" if there.why else there.says
             lines.append([here, there.verdict, html.escape(says)])
     made = row["environment"]
-    about = [f"{name}: {row['parameters'][name]}" for name in ("steps", "seeds", "learning_rate") if name in row["parameters"]]
+    about = [
+        f"{name}: {row['parameters'][name]}"
+        for name in ("steps", "seeds", "learning_rate")
+        if name in row["parameters"]
+    ]
     about += [f"TRL {made['packages']['trl']}", f"commit {made['git_commit'][:7]}", made["date"]]
     caption = f"SmolLM2-135M-Instruct ({', '.join(about)})"
     return HTML(html_table(lines, ("here", "SmolLM2", "what SmolLM2 shows"), caption))
