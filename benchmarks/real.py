@@ -101,7 +101,7 @@ def baseline(arm: str, trainings: dict[int, Run], name: str, environment: dict) 
     some = pd.concat([one.completions.tail(4) for one in trainings.values()])[["completion", "finish_reason", "reward"]]
     return ABOUT | {
         "name": name,
-        "title": f"SmolLM2-135M-Instruct, {task}, {words}, seeds: {len(trainings)}",
+        "title": f"SmolLM2-135M-Instruct, {task}, {words}, rate {recipe['learning_rate']:g}, seeds: {len(trainings)}",
         "source": "recorded here, by `make real`",
         "date": environment["date"][:7],
         "method": f"GRPO in TRL {environment['packages']['trl']}, {trained}, "
