@@ -128,7 +128,8 @@ def arms() -> Iterator[list[str]]:
         if looks := held_out(one):
             first, *_, last = zip(*looks.values(), strict=True)
             right = f"{np.mean(first):.0%} to {np.mean(last):.0%} ({', '.join(f'{y:.0%}' for y in last)})"
-        yield [str(one.task), one.recorded["arm"], str(len(norms)), counts, logged, true, right]
+        arm = f"{one.recorded['arm']}, rate {one.recorded['recipe']['learning_rate']:g}"
+        yield [str(one.task), arm, str(len(norms)), counts, logged, true, right]
 
 
 def made_arms() -> list[str]:
