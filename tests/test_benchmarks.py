@@ -168,9 +168,9 @@ def test_a_real_run_is_documented_by_its_finished_seeds(tmp_path, monkeypatch, c
     (held,) = made.curves_by_seed("eval_accuracy")
     assert held.x.tolist() == [0, 2] and held.y.tolist() == [0, 0.5]
     ((_, arm, seeds, steps, _, _, right),) = [
-        row for row in evidence.arms() if row[:3] == [made.task, "stock TRL, masked", "1"]
+        row for row in evidence.arms() if row[:3] == [made.task, "stock TRL, masked, rate 0.0001", "1"]
     ]
-    assert (arm, seeds, steps, right) == ("stock TRL, masked", "1", "2 of 2", "0% to 50% (50%)")
+    assert (arm, seeds, steps, right) == ("stock TRL, masked, rate 0.0001", "1", "2 of 2", "0% to 50% (50%)")
     assert evidence.effect(evidence.recorded("trial")[made.task]) == ("recorded: stock TRL, masked", None)
 
 

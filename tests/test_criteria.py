@@ -92,7 +92,7 @@ def world_09(never=0.4, growth=0.3, gained=3.0) -> dict:
     delays = ["in time", "late by 1", "late by 2", "late by 4", "late by 8", "never"]
     arms = [*delays, *(f"{name}, no correction" for name in delays[:-1]), "LoRA, merged", "LoRA, not merged"]
     seeds = np.arange(5) * 1e-3
-    names = {"logged difference": 0.0, "proof: difference": 0.0, "named at step": np.nan}
+    names = {"logged difference": 0.0, "probe: difference": 0.0, "named at step": np.nan}
     log = pd.DataFrame(names, index=arms)
     log.loc["never", "logged difference"] = never
     log.loc["in time", "logged difference"] = 0.01
