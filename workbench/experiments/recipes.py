@@ -164,9 +164,7 @@ def vllm_fields(recipe: Recipe) -> dict:
             "backend='vllm': vLLM is not installed; use backend='transformers' or install it with `make install`"
         )
     fields: dict = {"use_vllm": True, "vllm_mode": "colocate"}
-    if (
-        recipe.model in STARTERS or recipe.dataset in TASKS
-    ):  # else vLLM keeps room for the longest text that a model takes
+    if recipe.model in STARTERS or recipe.dataset in TASKS:  # else vLLM keeps room for all that a model takes
         fields["vllm_max_model_length"] = 256 if recipe.model in STARTERS else 1024
     if not has_gpu():  # the CPU build takes a large share of RAM by default (GiB), and logs every step
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
