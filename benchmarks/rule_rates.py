@@ -132,7 +132,7 @@ def page() -> list[str]:
         f"    python -m benchmarks.rule_rates --repeats {repeats} --out data/measured/rule_rates.json",
         "",
         f"({made_with(result)}). The rates are per cent of {repeats} logs. If the rule should be silent, at most 5%",
-        f"is the aim; 5% is known to {196 * (0.05 * 0.95 / repeats) ** 0.5:.0f} points.",
+        f"is the aim; a rate of 5% has an interval of ± {196 * (0.05 * 0.95 / repeats) ** 0.5:.1f} points.",
         "",
         *table(["the log", "rule", "should it be found?", *(f"{steps} steps" for steps in STEPS)], lines),
         "",
