@@ -12,7 +12,8 @@ from .documented import Baseline
 from .stats import noise_covariance
 
 SAME, DIFFERENT, INCONCLUSIVE, NOT_COMPARABLE = "same process", "different", "inconclusive", "not comparable"
-PARTS = 5  # a curve is judged by its means over fifths of the steps
+_FIFTHS = "first", "second", "third", "fourth", "last"
+PARTS = len(_FIFTHS)  # a curve is judged by its means over fifths of the steps
 LEAST = 3  # seeds, for "different": two say too little of a third
 # Where an outcome of a seed is a matter of luck, n seeds that share it and one that does not are seen in up to
 # n**n / (n + 1)**(n + 1) of cases: 10% for 3 seeds, 4% for 8, which leaves 1% for all else.
@@ -72,7 +73,7 @@ def another_seed(one: Curve, seeds: Sequence[Curve], *, tolerance: ArrayLike, le
         >>> rise = np.linspace(-30, -4, 10)
         >>> seeds = [Curve(f"seed {n}", range(10), rise + n / 10, "characters") for n in range(5)]
         >>> print(another_seed(Curve("mine", range(10), 1.01 * rise, "characters"), seeds, tolerance=1))
-        same process: fifth 1 of 5 is 0.486 below the mean of 5 seeds, the tolerance is 1 characters; over 10 steps
+        same process: its first fifth is 0.486 below the mean of 5 seeds, the tolerance is 1 (characters); over 10 steps
         >>> another_seed(Curve("mine", range(10), -rise, "characters"), seeds, tolerance=1).verdict
         'different'
     """
@@ -142,8 +143,8 @@ def _judge(curve: Curve, one, seeds, starts, limit, level: float) -> SeedVerdict
     told = np.where(np.abs(away) > reach, beyond, 0)
     part = int((told if told.max() > 1 else beyond).argmax())
     count, side = f"{n} seed{'s' * (n > 1)}", "above" if away[part] > 0 else "below"
-    where = f"fifth {part + 1} of {PARTS} is {abs(away[part]):.3g} {side} the mean of {count}"
-    reason = f"{where}, the tolerance is {limit[part]:.2g} {curve.unit}"
+    where = f"its {_FIFTHS[part]} fifth is {abs(away[part]):.3g} {side} the mean of {count}"
+    reason = f"{where}, the tolerance is {limit[part]:.2g} ({curve.unit})"
     if beyond.max() <= 1:
         verdict = SAME
     elif n < LEAST:
