@@ -64,7 +64,9 @@ def test_recorded_error_rates_are_within_bounds():
 def test_within_the_tolerance_is_the_same_process_and_the_reason_has_the_numbers():
     found = another_seed(MINE, seeds(), tolerance=5)
     assert found.verdict == "same process" and abs(found.difference) < 1 and found.seeds == 5
-    says = r"its \w+ fifth is 0\.\d+ (above|below) the mean of 5 seeds, the tolerance is 5 \(characters\); over 80 steps"
+    says = (
+        r"its \w+ fifth is 0\.\d+ (above|below) the mean of 5 seeds, the tolerance is 5 \(characters\); over 80 steps"
+    )
     assert re.fullmatch(says, found.reason)
     assert another_seed(MINE, [MINE] * 3, tolerance=1e-9).verdict == "same process"
 

@@ -22,3 +22,9 @@ def test_progress_says_step_pace_and_time_left_and_shows_completions_as_text(tmp
 def test_an_empty_run_folder_has_a_view_too(tmp_path):
     run = create_run("by_hand", {"seed": 0}, tmp_path, state="running")
     assert "step 0 of ?" in TrainingProgress(run)._repr_html_()
+
+
+def test_a_training_that_a_callback_ended_has_no_time_left(tmp_path):
+    run = write_run(tmp_path, metrics=METRICS)
+    (run.path / "progress.json").write_text('{"step": 20, "max_steps": 40, "finished": true}')
+    assert TrainingProgress(run).sentence.endswith("0.5 to 0.5); ended early, by a callback")

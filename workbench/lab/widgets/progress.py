@@ -29,7 +29,9 @@ class TrainingProgress:
         if not len(self.metrics) or "step_time" not in self.metrics:
             return f"step {step} of {last}"
         pace = self.metrics["step_time"].tail(10)
-        left = f"; {pace.median() * (last - step):.0f} s to go" if isinstance(last, int) and step < last else ""
+        early = isinstance(last, int) and step < last
+        left = f"; {pace.median() * (last - step):.0f} s to go" if early else ""
+        left = "; ended early, by a callback" if early and self.progress.get("finished") else left
         spread = f"median of the last {len(pace)} steps, {pace.min():.2g} to {pace.max():.2g}"
         return f"step {step} of {last}; {pace.median():.2g} s a step ({spread}){left}"
 
