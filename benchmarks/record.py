@@ -1,4 +1,4 @@
-"""What the programs here share: their options, room that is asked for first, results with what made them.
+"""What the programs here share: their options, and results with what made them.
 
 Run one from the checkout: `python -m benchmarks.NAME`. It prints its result; `--out data/measured/NAME.json` keeps it.
 """
@@ -11,9 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import psutil
-
-from workbench.errors import RunError, WorkbenchError
+from workbench.errors import WorkbenchError
 from workbench.runs.environment import hardware
 from workbench.runs.files import jsonable, write_json
 
@@ -65,27 +63,7 @@ def run_main(main: Callable) -> None:
         sys.exit("interrupted: the same command goes on with what is missing")
 
 
-# --- the machine and the result -----------------------------------------------------------------------------------------
-
-
-def need_room(what: str, *, memory: float = 0, disk: float = 0, folder: Path = ROOT) -> None:
-    """Refuse before the machine swaps or its disk is full.
-
-    Args:
-        what: takes the room.
-        memory, disk: GiB.
-        folder: on the disk; it need not be there yet.
-
-    Raises:
-        RunError: less memory, or less disk under `folder`, is free.
-    """
-    at = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free = psutil.virtual_memory().available / 2**30
-    if free < memory:
-        raise RunError(f"{what} takes {memory:.1f} GiB of memory, {free:.1f} GiB are free: end what else runs")
-    free = psutil.disk_usage(str(at)).free / 2**30
-    if free < disk:
-        raise RunError(f"{what} takes {disk:.1f} GiB of disk, {free:.1f} GiB are free under {at}: make room there")
+# --- the result ---------------------------------------------------------------------------------------------------------
 
 
 def about() -> dict:

@@ -1,4 +1,4 @@
-"""The programs of benchmarks/: too little room, what is stored, and costs measured in pairs."""
+"""The programs of benchmarks/: what is stored, and costs measured in pairs."""
 
 import argparse
 import dataclasses
@@ -35,13 +35,6 @@ def test_commands_that_pages_name_are_programs():
     named = {name for line in lines for name in re.findall(r"python -m (benchmarks[\w.]*\w)", line)}
     assert len(named) > 8
     assert [name for name in sorted(named) if not (ROOT / f"{name.replace('.', '/')}.py").is_file()] == []
-
-
-def test_too_little_memory_or_disk_is_said_before_anything_starts(tmp_path):
-    with pytest.raises(RunError, match=r"a step takes 1000000\.0 GiB of memory, [\d.]+ GiB are free"):
-        record.need_room("a step", memory=1e6)
-    with pytest.raises(RunError, match=r"the model takes 1000000\.0 GiB of disk, [\d.]+ GiB are free under"):
-        record.need_room("the model", disk=1e6, folder=tmp_path / "not" / "there")
 
 
 def test_published_result_holds_what_made_it_and_no_host(tmp_path, capsys):
