@@ -5,7 +5,6 @@ Run one from the checkout: `python -m benchmarks.NAME`. It prints its result; `-
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -17,7 +16,6 @@ from workbench.runs.files import jsonable, write_json
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "data" / "measured"
-CACHE = Path(os.environ.get("WORKBENCH_CACHE") or Path.home() / ".cache" / "workbench")
 
 
 # --- a program's call ---------------------------------------------------------------------------------------------------
