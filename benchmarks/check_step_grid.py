@@ -20,10 +20,12 @@ from typing import Any
 
 import trl
 from peft import LoraConfig
-from scipy.stats import beta
 from transformers import set_seed
 
+from benchmarks.false_alarms import few_letters
 from benchmarks.record import ROOT, about, made_with, measured, parser, run_main, table, use_one_thread
+from workbench.consistency.ratios import MODES
+from workbench.curves.stats import share_interval
 from workbench.diagnostics.check_step import check_step
 from workbench.diagnostics.step_callbacks import StepCheck
 from workbench.diagnostics.step_report import StepReport
@@ -35,7 +37,6 @@ from workbench.training.sync_on_cpu import install_cpu_sync
 
 LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 SCALES = ("group", "batch", "none")
-MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 LORA = {"lora": True, "learning_rate": 1e-4}
 BF16 = {"bf16": True, "learning_rate": 1e-4}
 VLLM = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 256}
@@ -43,11 +44,6 @@ RECOMPUTED = {"gradient_checkpointing": True}
 BASE = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": [], "save_strategy": "no"}
 BASE |= {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 16, "learning_rate": 1e-5}
 BASE |= {"max_steps": 1, "disable_tqdm": True, "logging_strategy": "no"}
-
-
-def few_letters(completions, **_):
-    """Return a second reward: fewer letters `e` are better."""
-    return [-float(text.count("e")) for text in completions]
 
 
 def cells() -> dict[str, dict[str, Any]]:
@@ -61,10 +57,8 @@ def cells() -> dict[str, dict[str, Any]]:
         ]
         made[f"{loss}, {kind}"] = own | more
         mode = MODES[number % 4] if loss != "vespo" else "token_truncate"
-        options = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 256}
-        made[f"{loss}, vLLM, {mode}"] = (
-            own | options | {"vllm_importance_sampling_mode": mode, "scale_rewards": SCALES[number % 3]}
-        )
+        correction = {"vllm_importance_sampling_mode": mode, "scale_rewards": SCALES[number % 3]}
+        made[f"{loss}, vLLM, {mode}"] = own | VLLM | correction
     made["beta, accumulated, bf16"] = {"beta": 0.1, "gradient_accumulation_steps": 2} | BF16
     made["several updates, LoRA"] = {
         "num_iterations": 2,
@@ -190,7 +184,7 @@ def page() -> Iterator[str]:
     found = measured("check_step_grid")
     rows = found["cells"]
     false = [name for name, row in rows.items() if "different" in row["verdicts"].values()]
-    high = beta.ppf(0.975, len(false) + 1, len(rows) - len(false))
+    high = share_interval(len(false), len(rows)).high
     stages = Counter(verdict for row in rows.values() for verdict in row["verdicts"].values())
     yield from (
         "# How often check_step calls a healthy step different",

@@ -31,12 +31,12 @@ from unittest import mock
 import numpy as np
 import trl
 from peft import LoraConfig
-from scipy.stats import beta
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 
 from benchmarks.record import about, made_with, measured, parser, run_main, table, use_one_thread
 from workbench.audit.live import attach_watch
 from workbench.audit.report import audit_run
+from workbench.curves.stats import share_interval
 from workbench.diagnostics.sampler_probe import attach_sampler_probe
 from workbench.diagnostics.sampler_verdict import CANNOT_TELL, PRECISION
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
@@ -265,27 +265,15 @@ def is_true(one: Configuration, alarm: str) -> bool:
     return (rule == "no-learning" and slow) or (rule == "zero-gradient" and sparse)
 
 
-def interval(wrong: int, trainings: int) -> tuple[float, float]:
-    """Return the exact 95% interval of a rate, of Clopper and Pearson.
-
-    Example:
-        >>> [round(end, 3) for end in interval(0, 20)], [round(end, 3) for end in interval(1, 20)]
-        ([0.0, 0.168], [0.001, 0.249])
-    """
-    low = beta.ppf(0.025, wrong, trainings - wrong + 1) if wrong else 0.0
-    high = beta.ppf(0.975, wrong + 1, trainings - wrong) if wrong < trainings else 1.0
-    return float(low), float(high)
-
-
 def rate(wrong: int, trainings: int) -> str:
-    """Write a rate with its interval.
+    """Write a rate with its exact interval.
 
     Example:
         >>> rate(0, 20)
         '0 of 20 (95%: 0% to 17%)'
     """
-    low, high = interval(wrong, trainings)
-    return f"{wrong} of {trainings} (95%: {low:.0%} to {high:.0%})"
+    found = share_interval(wrong, trainings)
+    return f"{wrong} of {trainings} (95%: {found.low:.0%} to {found.high:.0%})"
 
 
 def judged(rows: Mapping[str, dict]) -> dict[str, tuple[list[str], list[str]]]:
