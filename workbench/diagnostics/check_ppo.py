@@ -17,7 +17,7 @@ from .ppo_reference import PPOLoss, PPORow, generalized_advantages, ppo_loss, to
 from .step import SampledRow, Step
 from .step_reference import Row
 from .step_report import CheckedRow, Stage, StepReport
-from .step_stages import SAME, compared, places, tolerance_of
+from .step_stages import SAME, compared, of_logged, places, tolerance_of
 
 
 def check_ppo(trainer: Any, batch: list[dict] | None = None) -> StepReport:
@@ -338,17 +338,7 @@ class _PPOJudge(Judge):
         expected = {"objective/scores": b["scores"].mean(), "objective/kl": b["kl"].sum(1).mean()}
         for name, part in (("loss/policy_avg", "pg_loss"), ("loss/value_avg", "vf_loss"), ("val/ratio", "ratio")):
             expected[name] = np.mean([micro[part].mean() for micro in micros])
-        wrong = {
-            n: float(self.record.logged[n])
-            for n, v in expected.items()
-            if abs(self.record.logged[n] - v) > 1e-4 * max(1, abs(v))
-        }
-        if not wrong:
-            return Stage("metrics", "same", ", ".join(f"{name} {value:.3g}" for name, value in expected.items()))
-        said = "; ".join(
-            f"{name} is logged as {value:.3g}, but is {expected[name]:.3g}" for name, value in wrong.items()
-        )
-        return Stage("metrics", "different", said, max(abs(value - expected[name]) for name, value in wrong.items()))
+        return of_logged(self.record.logged, expected)
 
     def _checked_rows(self) -> list[CheckedRow]:
         """The completions as the first epoch takes them."""

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -270,7 +270,12 @@ def check_metrics(step: Step) -> Stage | None:
         expected["frac_reward_zero_std"] = float((np.nanstd(groups, axis=1) < 1e-6).mean())
     if all(row.ended is not None for row in step.rows):
         expected["completions/clipped_ratio"] = float(np.mean([not row.ended for row in step.rows]))
-    logged = {name: step.metrics[name] for name in expected if name in step.metrics}
+    return of_logged(step.metrics, expected)
+
+
+def of_logged(metrics: Mapping[str, float], expected: Mapping[str, float]) -> Stage:
+    """Whether the numbers that are expected are those that were logged."""
+    logged = {name: float(metrics[name]) for name in expected if name in metrics}
     wrong = {name: value for name, value in logged.items() if abs(value - expected[name]) > 1e-4 * max(1, abs(value))}
     if not wrong:
         return Stage("metrics", "same", ", ".join(f"{name} {value:.3g}" for name, value in logged.items()))
