@@ -1,13 +1,11 @@
-"""Five stories of a new user, from the command to what is left on the disk."""
+"""Four stories of a new user, from the command to what is left on the disk."""
 
 import re
 import shutil
-import signal
 import subprocess
-import sys
 
 import pytest
-from conftest import ROOT, TRAINS, call, need, until, workbench, write_notebook, write_run
+from conftest import call, need, workbench, write_notebook, write_run
 
 from workbench.runs.run import list_runs
 
@@ -62,20 +60,6 @@ def test_dry_run_shows_the_plan_of_another_model(capsys, tmp_path, monkeypatch):
     assert lines[4] == "GPUs 1 for each run, of 0, 1"
     assert not any(line.startswith("hint") for line in lines)  # the data follow from the model
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.slow
-def test_ctrl_c_then_resume_logs_every_step_once(tmp_path):
-    notebook = write_notebook(tmp_path / "mine.ipynb", TRAINS)
-    arguments = ["run", str(notebook), "-q", "--runs-dir", str(tmp_path / "runs")]
-    process = subprocess.Popen([sys.executable, "-m", "workbench", *arguments], cwd=ROOT, stdout=subprocess.DEVNULL)
-    until(lambda: [p for p in tmp_path.glob("runs/*/*/metrics.jsonl") if p.read_text().count("\n") > 3])
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
-    assert only_run(tmp_path / "runs").status["state"] == "interrupted"
-    again = workbench(*arguments, "--resume")
-    assert again.returncode == 0, again.stderr
-    assert only_run(tmp_path / "runs").metrics["step"].tolist() == list(range(1, 17))
 
 
 FILL = """\
