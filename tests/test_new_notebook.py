@@ -119,3 +119,14 @@ def test_it_samples_with_vllm(mine):
     run = run_of(mine, "backend=vllm", "steps=2", "stop=e")
     assert len(run.metrics) == 2 and "vllm/requests" in run.metrics
     assert run.completions["finish_reason"].eq("stop").any()
+
+
+def test_a_new_notebook_takes_no_name_of_the_library(capsys, tmp_path):
+    code, _, err = call(capsys, "new", "00_start_here", "--folder", tmp_path)
+    assert code == 2 and "00_start_here: a notebook of the library has this name" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_parameter_in_the_place_of_a_notebook_is_explained(capsys):
+    code, _, err = call(capsys, "run", "00_start_here", "steps=5")
+    assert code == 2 and "a parameter is given as -p steps=5" in err

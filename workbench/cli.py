@@ -273,7 +273,7 @@ def _of_files(args) -> dict:
         try:
             values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
             json.dumps(values)
-        except (yaml.YAMLError, TypeError) as error:
+        except (OSError, yaml.YAMLError, TypeError) as error:
             raise ParameterError(f"-f {path}: expected YAML with values that a parameter can have ({error})") from None
         if not isinstance(values, dict):
             raise ParameterError(f"-f {path}: expected a mapping, NAME: VALUE")

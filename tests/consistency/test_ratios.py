@@ -114,7 +114,10 @@ def test_tokens_without_a_sampled_log_prob_count_as_no_difference():
     [
         (([], []), {}, "scored_logprobs: 0 sequences, .* expected at least 1"),
         (([[-1.0]], [[]]), {}, r"sampled_logprobs: 1 sequences, empty: \[0\]"),
-        (([[-1.0]], [[0.4]]), {}, "sampled_logprobs holds positive numbers"),
+        (([[-1.0]], [[0.4]]), {}, "sampled_logprobs holds positive or infinite"),
+        (([[-1.0]], [[-math.inf]]), {}, "sampled_logprobs holds positive or infinite"),
+        (([[-1.0, math.nan]], [[-1.0, -2.0]]), {}, "scored_logprobs holds nan or None"),
+        (([[None]], [[-1.0]]), {}, "scored_logprobs holds nan or None"),
         (([[-1.0]], [[-1.0], [-1.0]]), {}, "scored_logprobs has 1 sequences and sampled_logprobs has 2"),
         (([[-1.0]], [[-1.0, -1.0]]), {}, "sequence 0: 1 scored_logprobs, 2 sampled_logprobs"),
         (([[-1.0]], [[-1.0]]), {"clip_min": 3.0}, "clip_min=3.0: expected less than clip_max=3.0"),

@@ -97,3 +97,16 @@ def test_a_pad_that_the_models_config_makes_an_eos_may_stop(tmp_path):
         check_before_compute(str(tmp_path), args, stops, None)
     GenerationConfig(eos_token_id=[tokenizer.eos_token_id, tokenizer.pad_token_id]).save_pretrained(tmp_path)
     check_before_compute(str(tmp_path), args, stops, None)
+
+
+def test_a_seed_among_options_is_refused_with_advice_that_holds(tmp_path):
+    args = SimpleNamespace(generation_kwargs={"seed": 1}, use_vllm=False, temperature=1.0, max_completion_length=8)
+    with pytest.raises(ParameterError, match="Leave it out: `seed` of the config seeds the sampling"):
+        check_before_compute(resolve_model("search"), args, StopSpec(), None)
+
+
+def test_a_minimum_of_tokens_obeys_the_limit_of_the_options():
+    args = SimpleNamespace(generation_kwargs={"max_new_tokens": 3}, use_vllm=False, temperature=1.0)
+    args.max_completion_length, args.trust_remote_code = 8, False
+    with pytest.raises(ParameterError, match="min_tokens=5: no stop can match within 3 tokens"):
+        check_before_compute(resolve_model("search"), args, StopSpec(min_tokens=5), None)

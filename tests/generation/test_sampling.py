@@ -222,7 +222,7 @@ class NeverAsked:
 @pytest.mark.parametrize(
     ("prompts", "stops", "message"),
     [
-        ([], None, "prompts is empty"),
+        ([], None, "expected a list of at least one text"),
         (["ask"], StopSpec(stop_token_ids=(99_999,)), "outside the vocabulary"),
         (["ask"], StopSpec(min_tokens=64), "within 64 tokens"),
         (["ask", ""], None, "prompt 1 is empty"),
@@ -231,3 +231,44 @@ class NeverAsked:
 def test_calls_that_cannot_work_are_refused_before_the_sampler_is_asked(prompts, stops, message):
     with pytest.raises(ParameterError, match=message):
         generate(NeverAsked(), prompts, stops=stops)
+
+
+@pytest.mark.slow
+def test_a_model_in_training_mode_samples_without_dropout():
+    sampler = transformers_sampler()
+    model = copy.deepcopy(sampler.model).train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    model.config.attention_dropout = 0.5
+    frozen = next(module for module in model.modules() if module is not model).eval()
+    training = TransformersSampler(model, sampler.tokenizer)
+    prompts = rollout_engine.prompts(4)
+    check_equal(*(generate(s, prompts, sampling=rollout_engine.GREEDY) for s in (sampler, training)))
+    assert model.training and not frozen.training
+
+
+@pytest.mark.slow
+def test_a_seeded_call_leaves_the_random_numbers_of_the_process():
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    generate(transformers_sampler(), rollout_engine.prompts(1), sampling=Sampling(4, seed=3))
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.slow
+def test_adapters_on_the_embedding_are_sampled_from():
+    sampler = transformers_sampler()
+    embedding = next(
+        n.split(".")[-1] for n, m in sampler.model.named_modules() if m is sampler.model.get_input_embeddings()
+    )
+    for config in ({"target_modules": [embedding]}, {"target_modules": ["lm_head"], "modules_to_save": [embedding]}):
+        adapted = get_peft_model(copy.deepcopy(sampler.model), LoraConfig(r=2, task_type="CAUSAL_LM", **config)).eval()
+        rows = generate(TransformersSampler(adapted, sampler.tokenizer), ["a"], sampling=Sampling(2, temperature=0))
+        assert len(rows[0].completion_ids) > 0
+
+
+def test_one_text_in_the_place_of_a_list_is_refused():
+    with pytest.raises(ParameterError, match="prompts='Hello': expected a list"):
+        generate(transformers_sampler(), "Hello")

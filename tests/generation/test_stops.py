@@ -148,6 +148,8 @@ def test_texts_keep_or_drop_the_marker_and_never_show_eos():
         ({"stop_token_ids": (True,)}, "True: expected token ids"),
         ({"stop_token_ids": (3, 3)}, "given twice"),
         ({"min_tokens": -1}, "min_tokens=-1"),
+        ({"min_tokens": "3"}, "min_tokens='3': expected an integer"),
+        ({"min_tokens": 2.5}, "min_tokens=2.5: expected an integer"),
         ({"stop": b"ab"}, "b'ab' of type bytes: expected strings and token ids"),
         ({"stop_token_ids": 1.5}, "1.5 of type float: expected strings and token ids"),
     ],
@@ -346,3 +348,11 @@ def test_a_second_call_in_one_row_ends_it_too():
     rule = StopRule(StopSpec(stop=(">>",)), tokenizer)
     turn = tokenizer.encode("a >>")
     assert rule.last_end(turn).stop == rule.last_end([*turn, *tokenizer.encode(" 42 "), *turn]).stop is not None
+
+
+def test_ids_of_a_vocabulary_with_gaps_are_inside_it():
+    core = Tokenizer(models.WordLevel({"<eos>": 0, "a": 1, "b": 2, "c": 7}))
+    spaced = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>")
+    assert StopRule(StopSpec(stop_token_ids=(7,)), spaced).find_end([1, 7, 2]) == End(2, 7, "stop")
+    with pytest.raises(ParameterError, match="stop token id 8: outside the vocabulary"):
+        StopRule(StopSpec(stop_token_ids=(8,)), spaced)

@@ -1,14 +1,16 @@
 import errno
 import itertools
 import os
+import re
 import subprocess
 import sys
 import time
 
 import pytest
-from conftest import write_run
+from conftest import write_notebook, write_run
 
 from workbench.errors import ParameterError, RunError
+from workbench.runs import lock
 from workbench.runs import run as run_module
 from workbench.runs.files import read_json, write_json
 from workbench.runs.results import Result, save_result
@@ -246,3 +248,42 @@ def test_what_a_kill_left_of_a_new_run_is_removed_by_a_later_one(tmp_path):
         os.utime(path, (0, 0))  # long ago; the last one is being made
     run = create_run("nb", {}, tmp_path)
     assert sorted((tmp_path / "nb").iterdir()) == sorted([*kept, run.path])
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"steps": -1}, "parameter steps=-1: expected int in 1..1000"),
+        ({"steps": "ten"}, "parameter steps='ten': expected int in 1..1000"),
+        ({"seed": -5}, "parameter seed=-5: expected int in 0..1000000"),
+    ],
+)
+def test_a_value_edited_in_jupyterlab_is_checked(given, message, tmp_path, monkeypatch):
+    """A runner has checked what it is given; here nobody has."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ParameterError, match=re.escape(message)):
+        open_run("00_start_here", "", given)
+    assert not list((tmp_path / "runs").glob("*/*"))
+
+
+def test_values_are_held_against_the_notebook_beside_the_kernel(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_notebook(tmp_path / "mine.ipynb", parameters="rate: float = 0.1  # of learning; 0..1")
+    with pytest.raises(ParameterError, match=r"parameter rate=2.0: expected float in 0..1"):
+        open_run("mine", "", {"rate": 2.0})
+    assert open_run("mine", "", {"rate": 0.5, "of_the_user": 7}).params == {"rate": 0.5, "of_the_user": 7}
+
+
+def test_a_run_that_its_kernel_leaves_is_interrupted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    left, again = open_run("by_hand", "", {}), open_run("by_hand", "", {})
+    assert (left.status["state"], again.status["state"]) == ("interrupted", "running")
+    assert "another run of the notebook" in left.status["error"]
+    with lock.only_training(again.path / "arms"):  # in a thread
+        assert open_run("by_hand", "", {}) and again.status["state"] == "running"
+
+
+def test_an_out_dir_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"out_dir=.*file/run.*: cannot be made"):
+        open_run("by_hand", str(tmp_path / "file" / "run"), {})

@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 import trl
-from configuration_models import tokenizer
+from configuration_models import llama3_like, saved, tokenizer
 from configuration_runs import build
 from conftest import ROOT, TRAINS, in_two_processes, until, workbench, write_notebook
+from transformers import AutoTokenizer
 
 from workbench.diagnostics.watch import token_columns
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
@@ -25,6 +26,7 @@ from workbench.runs.stop_request import request_stop
 from workbench.training.groups import GroupError, check_groups
 from workbench.training.grpo import GRPOTrainer, RLOOTrainer
 from workbench.training.rewards import length_reward
+from workbench.training.rows import NO_TOKEN, EmptyRow
 
 TIMES = {"elapsed_s", "step_time"}
 
@@ -270,20 +272,28 @@ def test_a_training_that_is_resumed_at_its_end_returns_and_trains_nothing(tmp_pa
             request_stop(Run(tmp_path / "run"), "too late")
         output = trainer.train(resume_from_checkpoint=again)
         assert output.global_step == trainer.state.global_step == 2
+        assert not trainer.is_in_train
     assert Run(tmp_path / "run").metrics["step"].tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("cls", [GRPOTrainer, trl.GRPOTrainer])
-def test_a_trainer_made_without_its_init_dispatches_to_its_rollout_function(cls):
-    """An idiom of TRL's own tests, which people copy."""
-    trainer = object.__new__(cls)
-    vars(trainer).update(use_vllm=False, tools=None, use_transformers_continuous_batching=False)
-    trainer.accelerator = SimpleNamespace(device=torch.device("cpu"), is_main_process=True, gather=lambda t: t)
-    trainer.args, trainer.model = SimpleNamespace(report_to=[]), SimpleNamespace(training=True)
-    trainer.state = SimpleNamespace(global_step=2, num_input_tokens_seen=0)
-    trainer.processing_class = SimpleNamespace(batch_decode=lambda *_, **__: ["decoded"])
-    trainer._tokenizer, trainer.eos_token_ids = SimpleNamespace(eos_token_id=2, pad_token_id=0), [2]
-    trainer._metrics = {"train": defaultdict(list)}
-    made = {"prompt_ids": [[1]], "completion_ids": [[2]], "logprobs": [[-0.1]], "env_mask": [[1]]}
-    trainer.rollout_func = lambda prompts, trainer: made
-    assert list(trainer._generate(["prompt"])[:3]) == [[[1]], [[2]], [[1]]]
+def test_a_row_without_tokens_can_be_gone_through():
+    row = EmptyRow()
+    assert (list(row), row[:], row[-1], len(row)) == ([], [], NO_TOKEN, 0)
+    with pytest.raises(IndexError):
+        row[0]
+
+
+@pytest.mark.slow
+def test_what_stock_takes_for_truncated_is_what_it_logs(tmp_path):
+    """With several EOS ids: TRL 1.14 and before knows the tokenizer's alone."""
+    path, logged = saved(llama3_like), []
+    recipe = make_recipe("search", max_steps=2, seed=11, max_completion_length=10, learning_rate=1e-3)
+    for cls, own in ((trl.GRPOTrainer, {}), (GRPOTrainer, {"explicit_positions": False})):
+        args, data = grpo_config(recipe, tmp_path, save_strategy="no"), load_prompts("search").select(range(16))
+        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+        trainer = cls(path, length_reward(), args, train_dataset=data, processing_class=tokenizer, **own)
+        trainer.train()
+        logged.append([row for row in trainer.state.log_history if "loss" in row])
+    stock, ours = logged
+    taken = [row["stops/trl_clipped_ratio"] for row in ours]
+    assert taken == [row["completions/clipped_ratio"] for row in stock]

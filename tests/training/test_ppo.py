@@ -3,14 +3,21 @@ import dataclasses
 import pytest
 import torch
 from generation_cases import specs
-from ppo_parts import ppo_trainer
+from ppo_parts import PPOTrainer, ppo_config, ppo_trainer
 from samples import text_logprob, until_seen
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GenerationConfig,
+    TrainerCallback,
+)
 
 from workbench.errors import ParameterError
-from workbench.experiments.recipes import make_recipe
+from workbench.experiments.recipes import load_prompts, make_recipe, resolve_model
 from workbench.generation.stops import StopRule, StopSpec
 from workbench.runs.run import Run
+from workbench.training.rewards import length_reward
 
 pytestmark = pytest.mark.slow
 
@@ -407,3 +414,17 @@ def test_an_odd_reward_ends_the_training_with_its_row_and_keeps_what_was_recorde
     with pytest.raises(ParameterError, match=r"reward function odd, row 3 \(.*\): returned nan"):
         train_on_search(tmp_path, odd)
     assert Run(tmp_path).metrics["step"].tolist() == [1]
+
+
+@pytest.mark.slow
+def test_the_warning_of_lost_updates_points_to_its_line(tmp_path):
+    path = resolve_model("starter")
+    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+    policy, reference = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16) for _ in range(2))
+    values = AutoModelForSequenceClassification.from_pretrained(path, num_labels=1, dtype=torch.bfloat16)
+    data = load_prompts("starter").select(range(8)).map(lambda row: tokenizer(row["prompt"]), remove_columns=["prompt"])
+    args = ppo_config(dataclasses.replace(RECIPE, learning_rate=1e-6), tmp_path)
+    rest = {"reward_funcs": length_reward(), "train_dataset": data, "value_model": values}
+    with pytest.warns(UserWarning, match="by rounding") as caught:
+        PPOTrainer(args, tokenizer, policy, reference, **rest)
+    assert [one.filename for one in caught if "by rounding" in str(one.message)] == [__file__]

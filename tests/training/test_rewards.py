@@ -301,3 +301,16 @@ def test_objects_that_hold_each_other_are_described():
     one, two = Node(), Node()
     one.other, two.other = two, one
     assert describe_reward(one)["code"]
+
+
+@pytest.mark.parametrize(
+    "message, text",
+    [
+        ({"content": [{"type": "text", "text": "exactly twenty chars"}]}, "exactly twenty chars"),
+        ({"content": None, "tool_calls": []}, ""),
+        ({"role": "assistant"}, ""),
+    ],
+)
+def test_messages_of_every_form_count_as_their_text(message, text):
+    assert length_reward(20)([[message]]) == [-abs(20.0 - len(text))]
+    assert exact_match_reward()([[message]], answer=[text]) == [1.0]

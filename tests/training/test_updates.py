@@ -12,7 +12,7 @@ from workbench.audit.live import attach_watch
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.rewards import length_reward
-from workbench.training.updates import count_moved, movable_share, sample_of
+from workbench.training.updates import _lost_updates, count_moved, movable_share, sample_of
 
 LORA = {"peft_config": LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")}
 
@@ -35,6 +35,19 @@ def test_a_step_moves_what_it_would_in_the_dtype(rate, expected):
     weights = torch.tensor([0.01, 0.012, 0.003, 0.002]).bfloat16()  # half a spacing is 3.1e-5 and 7.6e-6 or below
     stepped = torch.stack([(weights.double() + sign * rate).bfloat16() != weights for sign in (1, -1)])
     assert movable_share([weights], rate) == stepped.double().mean() == expected
+
+
+def test_each_tensor_is_rounded_in_its_own_dtype():
+    coarse, fine = torch.full((4,), 0.5).bfloat16(), torch.full((4,), 0.5)
+    assert movable_share([coarse, fine], 1e-5) == 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["is_deepspeed_enabled", "is_fsdp_enabled"])
+def test_where_weights_are_sharded_nothing_is_told(kind, tmp_path):
+    stock = trainer(tmp_path, torch.bfloat16, learning_rate=1e-6)
+    setattr(stock, kind, True)  # both train copies in fp32
+    assert list(_lost_updates(stock)) == []
 
 
 def trainer(folder, dtype, cls=trl.GRPOTrainer, more=None, **fields):

@@ -130,7 +130,7 @@ def ratio_report(
         clip_min, clip_max: TRL's `vllm_importance_sampling_clip_min` and `_max`; None for no bound.
 
     Raises:
-        ParameterError: no sequences, unequal lengths, positive log-probs, or bounds out of order.
+        ParameterError: no sequences, unequal lengths, numbers that are no log-probs, a missing scored one, wrong bounds.
 
     Example: the sampler gave no log-prob for the last token.
         >>> report = ratio_report([[-1.0, -2.0, -0.5]], [[-1.5, -2.0, None]])
@@ -140,11 +140,11 @@ def ratio_report(
     if clip_min is not None and clip_max is not None and clip_min >= clip_max:
         raise ParameterError(f"clip_min={clip_min}: expected less than clip_max={clip_max}")
     lengths = check_columns(scored_logprobs=scored_logprobs, sampled_logprobs=sampled_logprobs)
-    scored, sampled = (
-        flat_logprobs("scored_logprobs", scored_logprobs),
-        flat_logprobs("sampled_logprobs", sampled_logprobs),
-    )
+    scored = flat_logprobs("scored_logprobs", scored_logprobs)
+    sampled = flat_logprobs("sampled_logprobs", sampled_logprobs)
     missing = np.isnan(sampled)
+    if np.isnan(scored).any():
+        raise ParameterError("scored_logprobs holds nan or None: expected a number for each token")
     return RatioReport(np.where(missing, 0, scored - sampled), lengths, int(missing.sum()), clip_min, clip_max)
 
 
@@ -166,6 +166,6 @@ def check_columns(**columns: Sequence) -> tuple[int, ...]:
 def flat_logprobs(name: str, logprobs: Sequence) -> np.ndarray:
     """The log-probs of all sequences one after another, NaN for None."""
     flat = np.array([np.nan if value is None else float(value) for row in logprobs for value in row])
-    if (flat > 1e-3).any():
-        raise ParameterError(f"{name} holds positive numbers: expected log-probs (nats, at most 0), not probabilities")
+    if (flat > 1e-3).any() or np.isinf(flat).any():
+        raise ParameterError(f"{name} holds positive or infinite numbers: expected log-probs (nats), not probabilities")
     return flat

@@ -108,7 +108,7 @@ def show_training(metrics: pd.DataFrame, *, title: str) -> DescribedFigure:
         several |= not np.allclose(one.line, one.curves[0].y, equal_nan=True)
         _draw(ax, one, n)
         ax.set(xlabel="steps", ylabel=name)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         ax.grid(alpha=0.25)
     figure.axes[2].set_ylim(-0.03, 1.03)
     figure.suptitle(title)
@@ -272,7 +272,7 @@ def _draw_panel(ax, panel: list[Series], metric: str) -> None:
         _draw(ax, one, n)
     first = panel[0].curves[0]
     ax.set(xlabel="steps", ylabel=f"{metric} [{first.unit}]")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     ax.grid(alpha=0.25)
     low, high = ax.get_ylim()
     ax.set_ylim(low, high)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..errors import ParameterError
-from ..training.rows import eos_ids, policy_of, tokenizer_of
+from ..training.rows import eos_ids, policy_of, trl_ends
 from .step import MicroRows, SampledRow, Step, Turn, returned_rewards
 from .step_record import MicroBatch, StepRecord
 from .step_reference import LossRow
@@ -52,8 +52,7 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
 
 
 def _sampled_rows(trainer: Any, record: StepRecord) -> Iterator[SampledRow]:
-    stops, tokenizer = set(eos_ids(trainer)), tokenizer_of(trainer)
-    ends_for_trl = {*(getattr(trainer, "eos_token_ids", None) or [tokenizer.eos_token_id]), tokenizer.pad_token_id}
+    stops, ends_for_trl = set(eos_ids(trainer)), trl_ends(trainer)
     options = trainer.args.generation_kwargs or {}
     limit = min(trainer.max_completion_length or math.inf, options.get("max_new_tokens", math.inf))
     made = list(_generated(record))

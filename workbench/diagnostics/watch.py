@@ -32,6 +32,7 @@ from ..training.rows import (
     several_turns,
     text_of,
     tokenizer_of,
+    trl_ends,
     weighted_sums,
 )
 from ..training.updates import warn_before_training
@@ -160,7 +161,7 @@ class Watch(LiveCallback):
         """What is known of each row's end; of tools and rollout functions only what TRL takes it for."""
         tokenizer, stopped = tokenizer_of(self._trainer), None
         if not several_turns(self._trainer):
-            limit, stops = limit_of(self._trainer.args, rows), {tokenizer.eos_token_id, *eos_ids(self._trainer)}
+            limit, stops = limit_of(self._trainer.args, rows), set(eos_ids(self._trainer))
             if limit is not None:
                 stopped = [has_stopped(ids, limit, stops, tokenizer.pad_token_id) for ids in rows]
             if len(self._reasons) == len(rows):
@@ -168,7 +169,7 @@ class Watch(LiveCallback):
         if own_ends := [row.end.finish_reason == "stop" for row in self._generated[1] if isinstance(row, EndedRow)]:
             stopped = own_ends  # of a workbench trainer, which knows
         own_tokens = None if own is None else [sum(mask) for mask in own]
-        return end_columns(rows, stopped, tokenizer, completion_tokens=own_tokens)
+        return end_columns(rows, stopped, trl_ends(self._trainer), completion_tokens=own_tokens)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any):
         self._began, self.seconds = time.monotonic(), 0.0

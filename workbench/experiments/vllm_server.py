@@ -138,4 +138,10 @@ def _keep_process_groups() -> None:
 def sharing_engines():
     """While open, colocated trainers of one model path share an engine, which takes 10 to 50 s to start on a CPU."""
     with mock.patch("trl.generation.vllm_generation.LLM", shared_engine):
-        yield
+        try:
+            yield
+        except (
+            KeyboardInterrupt
+        ):  # perhaps in the middle of a weight sync, which leaves an engine that cannot be synced
+            _engines.clear()
+            raise

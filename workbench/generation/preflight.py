@@ -92,8 +92,9 @@ def save_policy(model: Any, tokenizer: Any, folder: Path, new_tokens: Iterable[s
     """
     if new := list(new_tokens):
         tokenizer.add_tokens(new)
-    if model.get_input_embeddings().num_embeddings < len(tokenizer):
-        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    size = max(tokenizer.get_vocab().values()) + 1  # ids may have gaps
+    if model.get_input_embeddings().weight.shape[0] < size:
+        model.resize_token_embeddings(size, mean_resizing=False)
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     if model.generation_config.eos_token_id is None:
         model.generation_config.eos_token_id = tokenizer.eos_token_id
@@ -106,8 +107,8 @@ def _check_options(options: Mapping, backend: str) -> None:
     """Raise for stops, seeds and log-probs among `generation_kwargs`: masks, metrics and rewards would not obey them."""
     if "seed" in options:
         raise ParameterError(
-            "generation_kwargs 'seed': vLLM would give all copies of a prompt the same completion, hence zero advantage; "
-            "give generation_seed=... to the trainer, which seeds each completion for itself"
+            "generation_kwargs 'seed': on vLLM all copies of a prompt get one completion, hence zero advantage. Leave it out: "
+            "`seed` of the config seeds the sampling, on vLLM also generation_seed=... of the trainer, for each completion"
         )
     if "logprobs" in options:
         raise ParameterError("generation_kwargs 'logprobs': TRL may read another token's log-prob; leave it out")
@@ -141,6 +142,7 @@ def check_before_compute(model: Any, args: Any, stops: StopSpec, tokenizer: Any)
         with contextlib.suppress(OSError):  # a folder need not have one
             config = GenerationConfig.from_pretrained(path) if by_path else config
     if (tokenizer := tokenizer or on_disk) and config:
-        StopRule(stops, tokenizer, config, args.max_completion_length)
+        limits = args.max_completion_length, options.get("max_new_tokens"), options.get("max_tokens")
+        StopRule(stops, tokenizer, config, min((limit for limit in limits if limit is not None), default=None))
     if args.use_vllm and args.vllm_mode == "colocate":
         check_tokenizers(tokenizer, on_disk, stops)

@@ -60,7 +60,7 @@ class Rollout:
         finish_reason: `stop` or `length`, from the ids; `stop` is the id or string that ended it, or None.
         engine_finish_reason: what the sampler itself reported; None where it reports nothing (transformers).
         sampled_tokens: tokens computed for this row: for transformers the batch's longest row, pads included.
-        logprobs: of `completion_ids` under the sampling distribution as the sampler gave them.
+        logprobs: of `completion_ids` at the sampling temperature; vLLM's are as its `logprobs_mode` says, by default at 1.
     """
 
     prompt: str
@@ -97,23 +97,30 @@ class TransformersSampler:
         config = GenerationConfig(max_new_tokens=sampling.max_completion_length, do_sample=sampling.temperature > 0)
         if config.do_sample:
             config.update(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
-        if sampling.seed is not None:
-            torch.manual_seed(sampling.seed)
         kept = _SampledLogprobs(len(prompt_ids), sampling, device)
         inputs = {"input_ids": input_ids, "attention_mask": mask, "logits_processor": [kept.before_sampling]}
         # PEFT's own forward is not called by `generate`.
         base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
         # A penalty, min_p or beams of the model's folder would be another distribution than the other samplers'.
         plain = mock.patch.object(base, "generation_config", GenerationConfig())
-        with plain, base.register_forward_hook(kept.see_logits), torch.no_grad():
-            sequences = rule.generate(base, self.model.generate, config, **inputs)
+        own_random = torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=sampling.seed is not None)
+        training = [module for module in self.model.modules() if module.training]
+        with plain, own_random, base.register_forward_hook(kept.see_logits), torch.no_grad():
+            if sampling.seed is not None:
+                torch.manual_seed(sampling.seed)
+            try:
+                self.model.eval()  # without dropout
+                sequences = rule.generate(base, self.model.generate, config, **inputs)
+            finally:
+                for module in training:
+                    module.training = True
         logprobs = kept.finish(sequences)
         return [(row, lp, None) for row, lp in zip(sequences[:, width:].tolist(), logprobs.tolist(), strict=True)]
 
 
 class _SampledLogprobs:
-    """Log-probs of the tokens that `generate` samples, (B, T), from the model's own logits, as vLLM gives them: before
-    `generate` suppresses an EOS or cuts the distribution. The logits of all steps would be B x T x V.
+    """Log-probs of the tokens that `generate` samples, (B, T), from the model's own logits: before `generate` suppresses an
+    EOS or cuts the distribution. The logits of all steps would be B x T x V.
     """
 
     def __init__(self, rows: int, sampling: Sampling, device: Any):
@@ -215,8 +222,8 @@ def generate(
         ParameterError: no prompts, a prompt without tokens, or stops that do not fit the tokenizer or the length limit.
     """
     sampling = sampling or Sampling()
-    if not prompts:
-        raise ParameterError("prompts is empty: expected at least one text")
+    if not prompts or isinstance(prompts, str):
+        raise ParameterError(f"prompts={prompts!r}: expected a list of at least one text")
     tokenizer = sampler.tokenizer
     rule = StopRule(
         stops or StopSpec(), tokenizer, getattr(sampler, "generation_config", None), sampling.max_completion_length

@@ -1,8 +1,8 @@
 """When a completion ends: `StopSpec` says it once, `StopRule` finds the end in a row of ids and sets up each back end.
 
-TRL has no such description: each trainer compares the last token with the tokenizer's one EOS id, so whatever stopped at
-anything else counts as truncated. Here one pure function from token ids to the end of the row serves every trainer and every
-back end.
+TRL has no such description: it compares the last token with EOS ids (up to 1.14 with the tokenizer's alone), so whatever
+stopped at anything else counts as truncated. Here one pure function from token ids to the end of the row serves every trainer
+and every back end.
 """
 
 import copy
@@ -36,14 +36,14 @@ class StopSpec:
     Attributes:
         stop: stop strings, found in the decoded text wherever tokens split them; special tokens count as text.
         stop_token_ids: further ids that end a completion.
-        include_stop_str_in_output: whether the completion's text, as reward functions see it, keeps the string or id that
-            ended it (EOS is never kept). The ids always keep it. The default is True here and False in vLLM.
+        include_stop_str_in_output: whether the completion's text, as reward functions see it, keeps the string, with all of its
+            last token, or the id that ended it; never EOS. The ids always keep it. Default: True here, False in vLLM.
         ignore_eos: True if an EOS ends no completion. Without other stops each one runs to the length limit, see `never`.
         min_tokens: a stop counts only after more than this many tokens. Before that the sampler gives stop ids probability 0,
             and the trainer does not. On vLLM TRL corrects for this (`sampling/importance_sampling_ratio/*` fall below 1).
 
     Raises:
-        ParameterError: an empty string, a negative id, a stop that is given twice, or a negative `min_tokens`.
+        ParameterError: an empty string, a negative id, a stop that is given twice, or `min_tokens` that is no integer from 0.
 
     Example:
         >>> StopSpec(stop=("</search>",), include_stop_str_in_output=False).custom
@@ -73,11 +73,11 @@ class StopSpec:
                 if type(one) is not kind or one == "" or (isinstance(one, int) and one < 0):
                     hint = f"; {other}" if type(one) in {str, int} - {kind} else ""
                     raise ParameterError(f"StopSpec {name}: {one!r}: expected {expected}{hint}")
-        if self.min_tokens < 0:
-            raise ParameterError(f"StopSpec min_tokens={self.min_tokens}: expected at least 0")
+        if not isinstance(self.min_tokens, Integral) or self.min_tokens < 0:
+            raise ParameterError(f"StopSpec min_tokens={self.min_tokens!r}: expected an integer of at least 0")
 
     @classmethod
-    def of(cls, stops: "StopSpec | Mapping | Sequence[str | int] | str | int | None") -> "StopSpec":
+    def of(cls, stops: "Stops") -> "StopSpec":
         """Make a spec of what trainers take: a spec, None for every EOS, or strings and ids in addition to every EOS.
 
         A mapping is read as `generation_kwargs` of vLLM or transformers, whose `eos_token_id` stands in place of every EOS.
@@ -119,6 +119,9 @@ class StopSpec:
     def custom(self) -> bool:
         """Whether this differs from stopping at EOS."""
         return self != StopSpec()
+
+
+Stops = StopSpec | Mapping | Sequence[str | int] | str | int | None  # what trainers take
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +187,7 @@ class StopRule:
                 "StopSpec: neither tokenizer nor generation config has an EOS id; set one, or ignore_eos=True"
             )
         for token_id in spec.stop_token_ids:
-            if token_id >= size:
+            if token_id >= size and token_id > max(self.tokenizer.get_vocab().values()):  # ids may have gaps
                 raise ParameterError(f"stop token id {token_id}: outside the vocabulary of {size} tokens")
             if token_id == self.tokenizer.pad_token_id and token_id not in self.eos_ids:
                 raise ParameterError(f"stop token id {token_id}: this is the pad token, which a policy does not sample")
@@ -299,7 +302,7 @@ class StopRule:
             **inputs: `input_ids` and further arguments; those that a generation config has go there.
         """
         options = self.for_transformers(inputs["input_ids"].shape[1])
-        if (options["pad_token_id"] or 0) >= model.get_input_embeddings().num_embeddings:
+        if (options["pad_token_id"] or 0) >= model.get_input_embeddings().weight.shape[0]:
             options["pad_token_id"] = 0  # behind an end any token of the table does
         criteria = {name: options.pop(name) for name in ("stopping_criteria",) if name in options}
         config = copy.deepcopy(generation_config)
@@ -336,15 +339,3 @@ def tokenizer_in(processing_class: Any) -> Any:
     from transformers import ProcessorMixin
 
     return processing_class.tokenizer if isinstance(processing_class, ProcessorMixin) else processing_class
-
-
-def trl_finish_reason(ids: Sequence[int], eos_token_id: int | None, pad_token_id: int | None) -> str:
-    """How stock TRL says that a row ended, from its last token alone: by EOS, or by a custom stop, which it takes for a cut.
-
-    Example:
-        >>> trl_finish_reason([5, 6, 1], eos_token_id=1, pad_token_id=0)
-        'stop'
-        >>> trl_finish_reason([5, 6, 9], eos_token_id=1, pad_token_id=0)
-        'length'
-    """
-    return "stop" if len(ids) and ids[-1] in (eos_token_id, pad_token_id) else "length"

@@ -153,6 +153,11 @@ def trains(folder: Path) -> bool:
     return os.path.realpath(folder) in _trains
 
 
+def trains_below(folder: Path) -> bool:
+    """Whether a thread of this process trains in a folder or in one below it."""
+    return any(Path(place).is_relative_to(os.path.realpath(folder)) for place in _trains)
+
+
 @contextlib.contextmanager
 def looked_at(folder: Path) -> Iterator[bool | None]:
     """Whether a run's lock is free, in which case it is held for as long as the block lasts; None where that is unknown."""

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import ParameterError, RunError
+from ..packaged import packaged
 from . import lock
 from .completions import read_completions
 from .environment import environment, package_versions
@@ -92,7 +93,7 @@ class Run:
                 return status | {"error": unknown, "unknown": unknown}
             status = recorded_status(self.path)  # again: whoever held the lock may have written its end
             if status["state"] in GOING and not status["owner"].get("job"):
-                gone = "the process that ran it is gone (killed, or the machine restarted)"
+                gone = "the process that ran it is gone (killed, or its kernel or machine restarted)"
                 status |= {"state": "interrupted", "error": gone}
                 with contextlib.suppress(OSError):  # a full or read-only disk is no reason not to tell
                     last = max(p.stat().st_mtime for p in self.path.iterdir())  # of a file that it wrote
@@ -299,15 +300,24 @@ def open_run(notebook: str, out_dir: str, params: Mapping) -> Run:
     run in `out_dir` has ended already, this kernel executes it again.
 
     Raises:
-        RunError: another process executes the run in that folder.
+        RunError: another process executes the run in that folder, or the folder cannot be made.
+        ParameterError: a value that the parameters cell of the shipped notebook excludes. A runner has checked it before.
     """
     if not out_dir:
-        return create_run(notebook, params, state="running")
+        _check_values(notebook, params)
+        _leave_open_run(notebook)
+        run = create_run(notebook, params, state="running")
+        _OPEN[notebook] = run.path
+        return run
     path = Path(out_dir).resolve()
     fresh = not (path / "status.json").is_file()
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"out_dir={out_dir!r}: cannot be made ({error}); name a folder that can be written") from error
     runner = lock.works_for_runner(path)
     if not runner:
+        _check_values(notebook, params)
         take_run(path, "running")
     if fresh:
         write_json(path / "params.json", map_text(dict(params), hide_tokens))
@@ -315,6 +325,27 @@ def open_run(notebook: str, out_dir: str, params: Mapping) -> Run:
     # The runner has looked at the machine, once; this kernel may import other versions.
     write_json(path / "env.json", env | {"packages": package_versions()})
     return Run(path)
+
+
+_OPEN: dict[str, Path] = {}  # notebook -> the run that this kernel opened last
+
+
+def _check_values(notebook: str, params: Mapping) -> None:
+    """Hold the values against the parameters cell of the notebook next to the kernel, else of the shipped one."""
+    from .parameters import check_parameters, notebook_parameters  # it imports this module
+
+    files = Path(f"{notebook}.ipynb"), packaged("notebooks") / f"{notebook}.ipynb"
+    if file := next((path for path in files if path.is_file()), None):
+        known = notebook_parameters(file)
+        check_parameters(known, {name: value for name, value in params.items() if name in known})
+
+
+def _leave_open_run(notebook: str) -> None:
+    """End a run that this kernel opened and left, so that none stays `running` that nobody executes."""
+    path = _OPEN.pop(notebook, None)
+    if path and lock.holds(path) and not lock.trains_below(path) and recorded_status(path)["state"] == "running":
+        set_status(path, "interrupted", "left: its kernel has opened another run of the notebook")
+        lock.let_go(path)
 
 
 def record_execution(run: Run, notebook: Mapping) -> None:

@@ -7,7 +7,7 @@ exactly when it really stopped (`EndedRow`). Every reader unmasks with `ids[:]`.
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,17 +20,15 @@ from accelerate.utils import gather_object
 from transformers import set_seed
 
 from ..consistency.positions import fills_position_ids
-from ..consistency.ratios import ratio_report
+from ..consistency.ratios import RatioReport
 from ..errors import ParameterError
 from ..generation.preflight import backend_of, check_before_compute
-from ..generation.stops import End, StopRule, StopSpec
+from ..generation.stops import End, StopRule, Stops, StopSpec
 from .engine import EngineRequests, improbable_copies
 from .groups import GroupError, check_groups, identical_groups
 from .rewards import distinct, name_of, validated
-from .rows import EmptyRow, EndedRow, RecordsRows, check_record, end_columns, positions_filled
+from .rows import EmptyRow, EndedRow, RecordsRows, check_record, end_columns, positions_filled, trl_ends
 from .sync_on_cpu import building_on_cpu, install_cpu_sync
-
-Stops = StopSpec | Mapping | Sequence[str | int] | str | int | None
 
 
 @contextlib.contextmanager
@@ -66,8 +64,8 @@ def with_stop_text(rule: StopRule, rows: Sequence[EndedRow], completions: list, 
     return fixed
 
 
-def attach_ours(trainer: Any, record_dir: str | Path | None, steps: Any = None) -> None:
-    """What a trainer of ours gets once TRL has built it: its seed, the sampler's proof, its recorder."""
+def finish_trainer(trainer: Any, record_dir: str | Path | None, steps: Any = None, frames: int = 3) -> None:
+    """Seed the sampler, attach its probe and the recorder, and warn, at the user's line: `frames` lie above this one."""
     if backend_of(trainer.args) == "vllm":  # to a server it has to be attached by hand
         from ..diagnostics.sampler_probe import attach_sampler_probe  # it looks at trainings; no trainer rests on it
 
@@ -80,7 +78,7 @@ def attach_ours(trainer: Any, record_dir: str | Path | None, steps: Any = None) 
         trainer.recorder = attach_recorder(trainer, record_dir, steps)
     from .updates import warn_before_training  # no trainer rests on it
 
-    warn_before_training(trainer, stacklevel=5)  # at the line that makes the trainer
+    warn_before_training(trainer, stacklevel=2 + frames)
 
 
 _Trainer: Any = trl.GRPOTrainer if TYPE_CHECKING else object  # whose attributes the methods use
@@ -138,7 +136,7 @@ class _Control(RecordsRows, _Trainer):
             )
         self.set_stops(spec)
         self.explicit_positions = explicit_positions
-        attach_ours(self, record_dir, record_steps)
+        finish_trainer(self, record_dir, record_steps)
 
     def set_stops(self, stops: StopSpec) -> None:
         """From the next generation on, end completions at `stops`."""
@@ -206,7 +204,7 @@ class _Control(RecordsRows, _Trainer):
         columns = end_columns(
             [row[:] for row in rows],
             [row.end.finish_reason == "stop" for row in rows],
-            self._tokenizer,
+            trl_ends(self),
             completion_tokens=None if own_tokens is None else [sum(mask) for mask in own_tokens],
             sampled_tokens=[len(ids) for ids in self.sampled_ids] or None,
             engine=self.engine.reasons if self.engine else None,
@@ -249,13 +247,13 @@ class _Control(RecordsRows, _Trainer):
         identical = identical_groups(rows, size)
         self._log({"groups/identical": len(identical) * size / len(rows)})
         # RLOO asks for no log-probs, and of several turns there are the last one's only.
-        hot: Any = (self.args.generation_kwargs or {}).get("temperature", self.temperature)
-        judged = self.sampled_ids and self.engine and len(self.engine.logprobs) == len(rows) and hot > 0
+        temperature: Any = (self.args.generation_kwargs or {}).get("temperature", self.temperature)
+        judged = self.sampled_ids and self.engine and len(self.engine.logprobs) == len(rows) and temperature > 0
         if judged and (copies := improbable_copies(rows, self.engine.logprobs, size)):
             raise GroupError(
                 f"groups {copies[:5]}: the {size} completions of each group are equal, far beyond chance at temperature "
-                f"{hot}. The engine gave every copy of a prompt the same random stream. Give generation_seed=... to the "
-                "trainer, and each completion gets its own"
+                f"{temperature}. The engine gave every copy of a prompt the same random stream. Give generation_seed=... to "
+                "the trainer, and each completion gets its own"
             )
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Sequence):
@@ -276,11 +274,11 @@ class _Control(RecordsRows, _Trainer):
         if scored is None or sampled is None:
             return
         mask = (output["completion_mask"] * output.get("tool_mask", 1)).bool()
-        rows = [[x[m].tolist() for x, m in zip(xs, mask, strict=True) if m.any()] for xs in (scored, sampled)]
-        scored, sampled = (gather_object(part) for part in rows)
-        if not scored:  # everything was masked
+        logs = torch.where(sampled.isnan(), 0, scored.double() - sampled.double())[mask]
+        lengths = gather_object([n for n in mask.sum(1).tolist() if n])
+        if not lengths:  # everything was masked
             return
-        report = ratio_report(scored, sampled)
+        report = RatioReport(np.concatenate(gather_object([logs.numpy(force=True)])), tuple(lengths), missing=0)
         numbers = {f"ratio_{q}%": np.exp(np.quantile(report.tokens, q / 100)) for q in (1, 50, 99)}
         numbers |= {"ratios_outside": report.outside, "kl": report.kl()}
         numbers |= {f"ess_{level}s": report.effective_sample_size(level) for level in ("token", "sequence")}
@@ -290,9 +288,9 @@ class _Control(RecordsRows, _Trainer):
 class GRPOTrainer(_Control, trl.GRPOTrainer):
     """`trl.GRPOTrainer` that stops completions as `stops` says, checks its groups, and can record its run.
 
-    Without custom stops and with `explicit_positions=False`, every step equals stock TRL's. With position ids, it still does
-    up to fp32 rounding if the model has rotary positions. With learned positions it does not: stock TRL scores padded rows at
-    wrong positions.
+    Without custom stops and with `explicit_positions=False`, every step equals stock TRL's, before 1.15 with one EOS id alone:
+    the others count there as no end. With position ids, it still does up to fp32 rounding if the model has rotary positions.
+    With learned positions it does not: stock TRL scores padded rows at wrong positions.
 
     Args:
         model, reward_funcs, args, ..., environment_factory: `trl.GRPOTrainer`'s.

@@ -20,9 +20,9 @@ from transformers import DataCollatorWithPadding
 from trl.trainer.utils import pad, selective_log_softmax
 
 from ..errors import MissingDependencyError, ParameterError
-from ..generation.stops import End, StopRule, StopSpec
+from ..generation.stops import End, StopRule, Stops, StopSpec
 from ..trl_release import LAST_WITH_PPO
-from .grpo import Stops, attach_ours
+from .grpo import finish_trainer
 from .ppo_rewards import NotifyingLoader, RewardFunctions, SplitColumnsCollator
 from .rows import add_reward_columns, add_rows, check_record, completion_metrics, end_columns
 
@@ -57,6 +57,9 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
     Attributes:
         reward_funcs: the user's own objects; without reward functions there is no such attribute.
         forwards: policy forward passes spent on generation, one number per update.
+
+    Raises:
+        ParameterError: right padding, no pad token of its own, TRL's `stop_token`, no reward or two kinds, unfit stops.
     """
 
     recorder: Any = None  # a `RunRecorder`
@@ -113,7 +116,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
             self.eval_dataloader = NotifyingLoader(self.eval_dataloader, self._functions)
         self.forwards: list[int] = []
         self._completion_metrics: dict[str, list[float]] = {}  # of each scored batch since the last log
-        attach_ours(self, record_dir)
+        finish_trainer(self, record_dir, frames=2)
 
     def train(self):
         """Train as TRL does, with this trainer's stops. With `record_dir`, save the policy in `policy/` there."""
@@ -214,8 +217,8 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         ends = [self.stop_rule.find_end(row) for row in rows]
         prompts = self.processing_class.batch_decode(queries, skip_special_tokens=True)
         completions = [self.stop_rule.text(row, end) for row, end in zip(rows, ends, strict=True)]
+        ids = [row[: end.index] for row, end in zip(rows, ends, strict=True)]
         if self._functions:
-            ids = [row[: end.index] for row, end in zip(rows, ends, strict=True)]
             sums, each = self._functions.score_next(prompts, completions, ids, self.state)
             scores = torch.tensor(sums, device=queries.device)
             logits = lengths = None  # TRL reads the scores alone
@@ -225,20 +228,15 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         if self._penalty is not None:
             missing = torch.tensor([end.finish_reason != "stop" for end in ends], device=scores.device)
             scores = scores - self._penalty * missing
-        columns = {
-            "prompt": prompts,
-            "completion": completions,
-            **self._end_columns(rows, ends),
-            "reward": scores.tolist(),
-        }
+        made = {"prompt": prompts, "completion": completions, **self._end_columns(rows, ids, ends)}
+        columns = made | {"reward": scores.tolist()}
         for name, value in completion_metrics(add_rows(self, add_reward_columns(columns, each))).items():
             if value is not None:
                 self._completion_metrics.setdefault(name, []).append(value)
         return logits, scores, lengths
 
-    def _end_columns(self, rows: Sequence[list[int]], ends: Sequence[End]) -> dict[str, list]:
-        completions = [row[: end.index] for row, end in zip(rows, ends, strict=True)]
-        columns = end_columns(completions, [end.finish_reason == "stop" for end in ends], self.processing_class)
+    def _end_columns(self, rows: Sequence[list[int]], ids: list[list[int]], ends: Sequence[End]) -> dict[str, list]:
+        columns = end_columns(ids, [end.finish_reason == "stop" for end in ends], ())
         eos = self.processing_class.eos_token_id
         return columns | {  # stock PPO looks for EOS anywhere
             "trl_finish_reason": ["stop" if eos in row else "length" for row in rows],

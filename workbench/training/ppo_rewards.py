@@ -23,6 +23,11 @@ class RewardFunctions(torch.nn.Module):
                 raise ParameterError(
                     f"reward_funcs: {type(function).__name__}: expected functions; give a model as reward_model"
                 )
+            if is_async(function):
+                name = name_of(function)
+                raise ParameterError(
+                    f"reward function {name}: it is asynchronous; PPO calls one after another, so use `def`"
+                )
         if weights is not None and len(weights) != len(functions):
             raise ParameterError(
                 f"reward_weights={list(weights)}: expected {len(functions)} numbers, one for each function"
@@ -71,10 +76,6 @@ def score(reward_funcs: Sequence[RewardFn], weights: Sequence[float], *, complet
         ([1.0, 0.5], {'words': [2, 1]})
     """
     names = distinct([name_of(reward) for reward in reward_funcs])
-    if late := [name for name, f in zip(names, reward_funcs, strict=True) if is_async(f)]:
-        raise ParameterError(
-            f"reward function {late[0]}: it is asynchronous; PPO calls functions one after another, so use `def`"
-        )
     each = {
         name: validated(f, name)(completions=completions, **columns)
         for name, f in zip(names, reward_funcs, strict=True)

@@ -19,7 +19,7 @@ from ..runs.completions import FILE, forget_after
 from ..runs.files import append_rows, open_lines, read_json, write_json
 from ..runs.stop_request import go_on, honour_stop, stop_request
 from .rewards import describe_reward, unseen_values
-from .rows import AllTrained, eos_ids, is_of_a_step, is_ppo, policy_of, several_turns
+from .rows import AllTrained, eos_ids, is_of_a_step, is_ppo, policy_of, several_turns, tokenizer_of
 from .updates import has_plain_prompts
 
 COMPLETE = "complete.json"  # the last file of a checkpoint
@@ -207,8 +207,8 @@ def _stops(trainer: Any) -> dict:
     strings = [strings] if isinstance(strings, str) else list(strings)
     least = options.get("min_tokens") or options.get("min_new_tokens") or 0
     eos = policy_of(trainer).generation_config.eos_token_id
-    ids = set(eos_ids(trainer)) - set(eos if isinstance(eos, list | tuple) else [eos])
-    return {"stop": strings, "stop_token_ids": sorted(ids), "min_tokens": least}
+    known = {tokenizer_of(trainer).eos_token_id, *(eos if isinstance(eos, list | tuple) else [eos])}
+    return {"stop": strings, "stop_token_ids": sorted(set(eos_ids(trainer)) - known), "min_tokens": least}
 
 
 def check_record_dir(record_dir: str | Path | None, record_steps: Any = None) -> None:

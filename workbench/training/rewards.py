@@ -16,6 +16,7 @@ from trl.trainer.utils import get_callable_name
 
 from ..errors import ParameterError
 from .groups import shorten
+from .rows import text_of
 
 RewardFn = Callable[..., list[float]]
 
@@ -75,7 +76,7 @@ def unseen_values(described: Sequence[Mapping]) -> str:
 
 def completion_text(completion: str | Sequence[dict]) -> str:
     """The text of one completion, or of the last message of a conversation."""
-    return completion if isinstance(completion, str) else completion[-1]["content"]
+    return completion if isinstance(completion, str) else text_of(completion[-1].get("content") or "")
 
 
 def validated(reward: Any, name: str | None = None) -> Any:
@@ -149,10 +150,12 @@ def _validate(name: str, values: Any, completions: Sequence) -> list:
 
 
 def row_name(row: int, completions: Sequence) -> str:
+    """`row 3 ('text...')`, for messages."""
     return f"row {row} ({shorten(completion_text(completions[row]))})"
 
 
 def is_async(reward: Any) -> bool:
+    """Whether a call returns a coroutine."""
     while isinstance(reward, functools.partial):
         reward = reward.func
     return any(map(inspect.iscoroutinefunction, (reward, getattr(reward, "__call__", None))))  # noqa: B004  # inherited too

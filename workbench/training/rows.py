@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 from transformers.trainer_utils import TrainOutput
 
 from ..consistency.positions import fills_position_ids, with_position_ids
-from ..generation.stops import End, tokenizer_in, trl_finish_reason
+from ..generation.stops import End, tokenizer_in
 
 NO_TOKEN = -1
 # What the record has of a completion; a reward function's `log_extra` cannot take these names.
@@ -42,13 +42,15 @@ class EndedRow(list):
 
 
 class EmptyRow(np.ndarray):
-    """A row without tokens, of integers: after a first row of floats TRL pads to floats. `[-1]` shows that no EOS ended it."""
+    """A row without tokens, of integers, where `torch.tensor([])` is of floats. `[-1]` shows that no EOS ended it."""
 
     def __new__(cls):
         return np.empty(0, np.int64).view(cls)
 
     def __getitem__(self, index: Any) -> Any:
-        return NO_TOKEN if index == -1 else []
+        if isinstance(index, slice) or index == -1:
+            return [] if isinstance(index, slice) else NO_TOKEN
+        raise IndexError(index)
 
 
 class AllTrained(Exception):
@@ -62,6 +64,7 @@ class TrainedOnce:
         try:
             return super().train(*args, **kwargs)  # type: ignore[misc]  # transformers'
         except AllTrained:
+            self.is_in_train = False  # transformers' own, which an evaluation asks
             return TrainOutput(self.state.global_step, 0.0, {})
         finally:
             if self.recorder:
@@ -101,12 +104,18 @@ def several_turns(trainer: Any) -> bool:
 
 
 def eos_ids(trainer: Any) -> list[int]:
-    """All ids at which a stock trainer's sampler stops."""
+    """All ids at which a stock trainer's sampler stops: EOS of tokenizer and generation config, and those of its options."""
     options = getattr(trainer.args, "generation_kwargs", None) or {}
-    config = policy_of(trainer).generation_config
-    values = config.eos_token_id, options.get("eos_token_id"), options.get("stop_token_ids")
+    values: tuple = tokenizer_of(trainer).eos_token_id, policy_of(trainer).generation_config.eos_token_id
+    values += options.get("eos_token_id"), options.get("stop_token_ids")
     ids = [i for value in values for i in (value if isinstance(value, list | tuple) else [value])]
-    return [i for i in ids if i is not None]
+    return [i for i in dict.fromkeys(ids) if i is not None]
+
+
+def trl_ends(trainer: Any) -> set[int | None]:
+    """The ids that, as a row's last, end it for stock TRL: before 1.15 of several EOS ids the tokenizer's alone."""
+    tokenizer = tokenizer_of(trainer)
+    return {*(getattr(trainer, "eos_token_ids", None) or [tokenizer.eos_token_id]), tokenizer.pad_token_id}
 
 
 def check_record(record_dir: str | Path | None, record_steps: Any = None) -> None:
@@ -132,7 +141,7 @@ def positions_filled(trainer: Any) -> Iterator[None]:
 def end_columns(
     rows: Sequence[Sequence[int]],
     stopped: Sequence[bool] | None,
-    tokenizer: Any,
+    for_trl: Collection[int | None],
     *,
     completion_tokens: Sequence[int] | None = None,
     sampled_tokens: Sequence[int] | None = None,
@@ -143,6 +152,7 @@ def end_columns(
     Args:
         rows: B lists of token ids, up to and with the stop.
         stopped: whether each ended at a stop.
+        for_trl: `trl_ends` of the trainer.
         completion_tokens: of the policy's own, where rows hold a tool's tokens too; default the rows' lengths.
         sampled_tokens: computed for each row.
         engine: the engine's finish reasons; other processes than a server's first have none.
@@ -150,8 +160,7 @@ def end_columns(
     columns: dict[str, list] = {}
     if stopped is not None:
         columns["finish_reason"] = ["stop" if s else "length" for s in stopped]
-    special = tokenizer.eos_token_id, tokenizer.pad_token_id
-    columns["trl_finish_reason"] = [trl_finish_reason(ids, *special) for ids in rows]
+    columns["trl_finish_reason"] = ["stop" if len(ids) and ids[-1] in for_trl else "length" for ids in rows]
     columns["completion_tokens"] = [len(ids) for ids in rows] if completion_tokens is None else list(completion_tokens)
     if sampled_tokens is not None:
         columns["sampled_tokens"] = list(sampled_tokens)
@@ -164,7 +173,8 @@ def completion_metrics(rows: Mapping[str, Sequence]) -> dict[str, float | None]:
     """What is logged of a batch's recorded columns next to TRL's own metrics.
 
     `stops/clipped_ratio` is the share truncated in truth, `stops/trl_clipped_ratio` in stock TRL's eyes, `stops/wasted` that
-    of computed tokens after an end, `completions/distinct` that of different texts, near 0 for a collapsed policy.
+    of computed tokens after an end, where these are known, `completions/distinct` that of different texts, near 0 for a
+    collapsed policy.
 
     Example:
         >>> completion_metrics({"completion": ["a", "a", "b", "c"]})
@@ -175,8 +185,8 @@ def completion_metrics(rows: Mapping[str, Sequence]) -> dict[str, float | None]:
     for column, name in (("finish_reason", "clipped_ratio"), ("trl_finish_reason", "trl_clipped_ratio")):
         if column in rows:
             metrics[f"stops/{name}"] = sum(reason != "stop" for reason in rows[column]) / count
-    if tokens := sum(rows.get("completion_tokens", ())):
-        metrics["stops/wasted"] = 1 - tokens / sum(rows.get("sampled_tokens", rows["completion_tokens"]))
+    if sampled := sum(rows.get("sampled_tokens", ())):
+        metrics["stops/wasted"] = 1 - sum(rows["completion_tokens"]) / sampled
     return metrics
 
 

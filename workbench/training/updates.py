@@ -45,9 +45,9 @@ def movable_share(parameters: Iterable[torch.Tensor], learning_rate: float) -> f
         >>> movable_share([weights.bfloat16()], 1e-5), movable_share([weights], 1e-5)
         (0.25, 1.0)
     """
-    sample = torch.cat([values for values in sample_of(parameters) if len(values)])
-    moved = torch.stack([sample + learning_rate != sample, sample - learning_rate != sample])
-    return moved.float().mean().item()
+    views = sample_of(parameters)
+    moved = sum(int((x + step != x).sum()) for x in views for step in (learning_rate, -learning_rate))
+    return moved / (2 * sum(map(len, views)))
 
 
 PLAIN_PROMPTS = (
@@ -71,7 +71,7 @@ def has_plain_prompts(trainer: Any) -> bool:
         prompt, text = data[0].get("prompt"), tokenizer.apply_chat_template(turns, tokenize=False)
         (before, _, rest), special = text.partition(asked), tokenizer.all_special_tokens
         between, _, after = rest.partition(answered)
-        ends = [tokenizer.eos_token or asked, *tokenizer.convert_ids_to_tokens(eos_ids(trainer))]
+        ends = [*tokenizer.convert_ids_to_tokens(eos_ids(trainer))] or [asked]
     except Exception:  # a template and a data set are anybody's
         return False
     marks = {*before.split()[-1:], *between.split()[:2], *(token for token in special if token in text)}
@@ -88,13 +88,12 @@ def warn_before_training(trainer: Any, stacklevel: int) -> None:
 
 def _lost_updates(trainer: Any) -> Iterator[str]:
     """What to say where the trained weights have half precision and Adam's step at this rate would leave most as they are."""
-    if trainer.optimizer is not None and not is_ppo(type(trainer)):  # the user's own; PPO has made one by now
+    users = trainer.optimizer is not None and not is_ppo(type(trainer))  # PPO has made one by now
+    if users or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:  # which train copies in fp32
         return
     rate, trained = trainer.args.learning_rate, [p for p in policy_of(trainer).parameters() if p.requires_grad]
     half = [p for p in trained if p.dtype in (torch.bfloat16, torch.float16) and p.numel()]
-    if (
-        not half or "adam" not in str(trainer.args.optim).lower() or type(half[0].data) is not torch.Tensor
-    ):  # else sharded
+    if not half or "adam" not in str(trainer.args.optim).lower():
         return
     if (share := movable_share(half, rate)) < LEAST_MOVED:
         dtype = str(half[0].dtype).removeprefix("torch.")

@@ -15,6 +15,7 @@ from workbench.lab.batch import manage
 from workbench.runs import lock
 from workbench.runs.files import read_json, write_json
 from workbench.runs.run import list_runs, set_status
+from workbench.runs.stop_request import stop_request
 from workbench.runs.summary import RunSummary
 
 TRAIN = """\
@@ -104,7 +105,7 @@ def test_logs_shows_what_was_printed_and_cannot_command_the_terminal(capsys, tmp
     write_run(tmp_path, "2")
     code, out, err = call(capsys, "logs", "2", "--runs-dir", tmp_path)
     assert (code, out) == (2, "")
-    assert "no log; the run is done" in err
+    assert "no log, which `workbench run` writes; the run is done" in err
 
 
 def test_a_run_of_another_machine_is_cancelled_by_force_alone_and_says_what_was_overridden(tmp_path):
@@ -239,3 +240,13 @@ def test_a_token_that_a_notebook_prints_or_raises_reaches_neither_log_nor_status
     for name in ("log.txt", "status.json", "params.json", "env.json", "report.html"):
         assert secret not in (run.path / name).read_text(), name
     assert secret not in process.stdout + process.stderr
+
+
+def test_a_refused_cancel_leaves_no_stop_request(tmp_path, monkeypatch):
+    """Else the next training in the run's kernel would end at once."""
+    run = write_run(tmp_path, "1", state="running")
+    write_json(run.path / "progress.json", {"step": 1, "max_steps": 4, "elapsed_s": 1.0, "finished": False})
+    monkeypatch.setattr(psutil.Process, "cmdline", lambda self: ["python", "-m", "ipykernel_launcher"])
+    with pytest.raises(RunError, match="interrupt it in JupyterLab"):
+        manage.cancel(run, grace=0.1)
+    assert stop_request(run.path) is None

@@ -76,7 +76,7 @@ def test_a_run_in_any_state_has_a_report_that_starts_with_the_state(tmp_path, st
     page = build_report(run).read_text()
     assert re.search(rf'State: <span class="(bad|odd)">{state}</span>', page)
     assert "No results were recorded" in page
-    assert "left no log, no metrics and no executed notebook" in page
+    assert "has no log, no metrics and no executed notebook of its own" in page
     assert "The runner executed no notebook in this folder" in page
     (run.path / "executed.ipynb").write_text('{"cells": [{"cell_ty')
     assert "executed.ipynb was left out: not JSON (Unterminated string" in build_report(run).read_text()

@@ -12,7 +12,7 @@ from ...errors import RunError
 from ...runs import lock
 from ...runs.files import open_plain
 from ...runs.run import GOING, Run, list_runs, load_run, set_status, take_run, what_is_unknown
-from ...runs.stop_request import request_stop
+from ...runs.stop_request import clear_stop, request_stop
 from ...runs.summary import steps_of
 from ...runs.text import printable
 from .slurm_state import cancel_job, refresh
@@ -75,7 +75,9 @@ def read_log(run: Run, follow: bool = False) -> Iterator[str]:
                     position += len(data)
                     yield printable(decoder.decode(data))
         elif ended or not follow:
-            raise RunError(f"{path}: no log; the run is {run.status['state']} and wrote nothing yet")
+            below = [str(log) for log in sorted(run.path.rglob("log.txt"))[:1]]
+            trainings = f"; its trainings have logs, such as {below[0]}" if below else ""
+            raise RunError(f"{path}: no log, which `workbench run` writes; the run is {run.status['state']}{trainings}")
         if ended or not follow:
             return
         time.sleep(0.5)
@@ -103,7 +105,11 @@ def cancel(run: Run, grace: float = 60.0, *, force: bool = False) -> None:
         set_status(run.path, "interrupted", f"cancelled with --force while {unknown}")
         lock.let_go(run.path)
     elif status["state"] in GOING:
-        _terminate(run, owner.get("pid"))
+        try:
+            _terminate(run, owner.get("pid"))
+        except RunError:
+            clear_stop(run)  # else the run's next training would end at once
+            raise
     if not _ends_within(run, 30):
         raise RunError(
             f"{run.path}: was asked to end, but is still {run.status['state']}; see `workbench logs {run.id}`"

@@ -34,7 +34,8 @@ def find_notebook(name: str) -> Path:
     numbered = [file for stem, file in list_notebooks().items() if name.isdigit() and stem.startswith(f"{name}_")]
     if len(numbered) == 1:
         return numbered[0].resolve()
-    raise ParameterError(f"notebook {name!r}: not found; there are {', '.join(list_notebooks())}")
+    hint = f"; a parameter is given as -p {name}" if "=" in name else ""
+    raise ParameterError(f"notebook {name!r}: not found; there are {', '.join(list_notebooks())}{hint}")
 
 
 def check_kernel(notebook: Path, kernel: str | None) -> None:
@@ -75,6 +76,10 @@ def write_notebook(name: str, folder: Path) -> Path:
     name = name.removesuffix(".ipynb")
     check_notebook_name(name)
     path = folder / f"{name}.ipynb"
+    if name in (shipped := {path.stem for path in packaged("notebooks").glob("*.ipynb")}):
+        raise ParameterError(
+            f"{name}: a notebook of the library has this name; choose another than {', '.join(sorted(shipped))}"
+        )
     if path.exists():
         raise ParameterError(f"{path}: is there already; choose another name, or delete it")
     text = (packaged("data") / "new_notebook.ipynb").read_text(encoding="utf-8")

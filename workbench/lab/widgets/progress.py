@@ -32,8 +32,10 @@ class TrainingProgress:
         early = isinstance(last, int) and step < last
         left = f"; {pace.median() * (last - step):.0f} s to go" if early else ""
         left = "; ended early, by a callback" if early and self.progress.get("finished") else left
-        spread = f"median of the last {len(pace)} steps, {pace.min():.2g} to {pace.max():.2g}"
-        return f"step {step} of {last}; {pace.median():.2g} s a step ({spread}){left}"
+        spread = (
+            f" (median of the last {len(pace)} steps, {pace.min():.2g} to {pace.max():.2g})" if len(pace) > 1 else ""
+        )
+        return f"step {step} of {last}; {pace.median():.2g} s a step{spread}{left}"
 
     def _repr_html_(self) -> str:
         parts = [f"<p>{visible(self.sentence)}</p>"]

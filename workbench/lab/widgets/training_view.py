@@ -24,7 +24,7 @@ _STATES = {
     "running": "trains in another process",
     "training": "Stop ends it after its current step, with a complete checkpoint",
     "stopping": "ends after its current step",
-    "trained": "the training is over",
+    "trained": "the training is over; run the cells below",
     "done": "the run is complete",
     "failed": "see the error",
     "interrupted": "can go on from its last checkpoint",
