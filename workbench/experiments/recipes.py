@@ -263,5 +263,6 @@ def _no_hub(parameter: str, value: str, error: Exception) -> MissingDependencyEr
     hint = did_you_mean(value, STARTERS)
     return MissingDependencyError(
         f"{parameter}={value!r}: {hint}not found on the hub, or no hub can be reached from here "
-        f"({type(error).__name__}). Offline, use the notebook's default or a local folder in the hub's format."
+        f"({type(error).__name__}). Offline, use {parameter}='starter' or a local folder in the hub's format, "
+        "and in a notebook its default."
     )
