@@ -87,8 +87,8 @@ def test_recorded_numbers_are_in_tensorboard_too(kind, tmp_path):
     assert [line["step"] for line in lines] == [1, 2]
     for line in lines:
         numbers = {name: value for name, value in line.items() if name not in ("step", "elapsed_s")}
-        expected = {"stops/clipped_ratio", "stops/wasted", "completions/distinct", "padding/max_difference"}
-        expected |= {"groups/identical"} if kind != "PPO" else set()
+        expected = {"stops/clipped_ratio", "completions/distinct", "padding/max_difference"}
+        expected |= {"groups/identical", "stops/wasted"} if kind != "PPO" else set()
         assert expected <= set(numbers)
         for name, value in numbers.items():
             assert logged[f"train/{name}"][line["step"]] == pytest.approx(value, rel=1e-6), name
