@@ -307,3 +307,10 @@ def test_settings_are_found_in_the_folder_of_a_watch_and_named_below(tmp_path):
     (tmp_path / "_watch").mkdir()
     (tmp_path / "_watch" / "recipe.json").write_text(json.dumps({"recipe": {"seed": 4}, "source": "watched"}))
     assert read_arguments(tmp_path)["seed"] == 4
+
+
+def test_arguments_in_a_file_of_another_kind_are_refused(tmp_path):
+    """The advice to repair or remove a file is for those that a run wrote."""
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    with pytest.raises(ParameterError, match=r"pyproject.toml: expected TRL's arguments in a .json or .yaml file"):
+        read_arguments(tmp_path / "pyproject.toml")

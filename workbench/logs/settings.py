@@ -75,6 +75,8 @@ def read_arguments(path: Path) -> dict[str, Any]:
         path = found
     if not path.is_file():
         raise ParameterError(f"args={path}: no such file or folder")
+    if path.suffix not in (".json", ".yaml", ".yml"):
+        raise ParameterError(f"args={path}: expected TRL's arguments in a .json or .yaml file, or the folder of a run")
     value = _yaml(path) if path.suffix in (".yaml", ".yml") else read_json(path, {})
     if not isinstance(value, dict) or not value:
         raise ParameterError(f"args={path}: expected TRL's arguments as NAME: VALUE")
