@@ -92,3 +92,14 @@ def test_an_engine_of_a_long_window_gets_a_cache_for_it(monkeypatch):
     for name, length in (("long", None), ("longer", 8192), ("short", 1024)):
         vllm_server_module.shared_engine(name, max_model_len=length)
     assert ["num_gpu_blocks_override" in options for options in asked] == [False, False, True]
+
+
+def test_an_interrupt_drops_the_shared_engines(monkeypatch):
+    """In the middle of a weight sync it leaves an engine that no later trainer can sync."""
+    need(find_spec("vllm"), "vLLM, whose engine trainers of one path share")
+    for error, left in ((ValueError, {"model": "engine"}), (KeyboardInterrupt, {})):
+        engines = {"model": "engine"}
+        monkeypatch.setattr(vllm_server_module, "_engines", engines)
+        with pytest.raises(error), vllm_server_module.sharing_engines():
+            raise error
+        assert engines == left
