@@ -140,8 +140,6 @@ def sharing_engines():
     with mock.patch("trl.generation.vllm_generation.LLM", shared_engine):
         try:
             yield
-        except (
-            KeyboardInterrupt
-        ):  # perhaps in the middle of a weight sync, which leaves an engine that cannot be synced
-            _engines.clear()
+        except KeyboardInterrupt:
+            _engines.clear()  # one whose weight sync was cut cannot be synced again
             raise
