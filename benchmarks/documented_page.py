@@ -92,7 +92,8 @@ def page() -> list[str]:
     mine = {row["run"] for row in rows if row["repository"] == OWN}
     words, own = (Counter(word for name, word in judged.items() if (name in mine) == which) for which in (False, True))
     other = {row["repository"] for row in rows} - {OWN}
-    by_place = {place: {judged.get(row["run"]) for row in rows if row["repository"] == place} for place in other}
+    first = {row["run"]: row["repository"] for row in reversed(rows)}  # others hold a copy of its table
+    by_place = {place: {judged.get(run) for run, found in first.items() if found == place} for place in other}
     drawn = [found for found in by_place.values() if found - {None}]
     several = [(run, files[run.name]) for run in runs if len({row["loads"] for row in files[run.name]} - {None}) > 1]
     several += [(run, files[run.name]) for run in runs if len({row["repository"] for row in files[run.name]}) > 1]
@@ -110,7 +111,8 @@ def page() -> list[str]:
         "## Every run",
         "",
         f"Does the reward rise? Verdicts on {sum(words.values())} curves that others published: {counted}.",
-        f"Some repositories hold many runs: {sum(RISES in found for found in drawn)} of {len(drawn)} have one that rises.",
+        "Some repositories hold many runs, and some a copy of another's: counting each run in the first that has it,",
+        f"{sum(RISES in found for found in drawn)} of {len(drawn)} repositories have one that rises.",
         f"Verdicts on {sum(own.values())} curves of this project: {counted_own}.",
         "Each verdict is a test at 5%, so among so many curves some are called rising by luck; with slow noise it is",
         "[more than 5%](documented_verdicts.md).",

@@ -178,8 +178,10 @@ def _add_batch_options(parser: argparse.ArgumentParser, metavar: str, help: str)
     parser.add_argument("-p", "--parameter", metavar=metavar, help=help, **several)
     file = "parameters from a YAML file; -p overrides them"
     parser.add_argument("-f", "--parameters-file", metavar="FILE", help=file, **several)
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, each in its own process")
-    parser.add_argument("--gpus", metavar="N", help="GPUs for each run (default 1 where there are any)")
+    jobs = "runs at a time, each in its own process (default 1; on Slurm as many as it starts)"
+    parser.add_argument("--jobs", type=int, metavar="N", help=jobs)
+    gpus = "GPUs for each run (default 1 where there are any; on Slurm none)"
+    parser.add_argument("--gpus", metavar="N", help=gpus)
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     parser.add_argument("--executor", choices=("local", "slurm"), default="local", help="where to run (default local)")
     kernel = "one of Jupyter's Python kernels (default this Python)"
@@ -325,10 +327,9 @@ def _slurm_options(args):
     if args.executor == "slurm":
         options = {name: getattr(args, name) for name in ("partition", "cpus", "mem", "requeues", "setup", "python")}
         options["time"] = parse_time(args.time)
-        parallel = None if args.jobs == 1 else args.jobs
         extra = parse_assignments(args.sbatch, "--sbatch")
         options["template"] = args.sbatch_template or TEMPLATE
-        return SlurmOptions(gpus=args.gpus or 0, parallel=parallel, extra=extra, **options)
+        return SlurmOptions(gpus=args.gpus or 0, parallel=args.jobs, extra=extra, **options)
     names = ("partition", "sbatch", "setup", "python", "sbatch_template", "print_template", "detach")
     if any(getattr(args, name) for name in names):
         *most, last = (f"--{name.replace('_', '-')}" for name in names)

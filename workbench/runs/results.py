@@ -25,8 +25,8 @@ class Result:
 
     Args:
         says: the sentence, with its numbers.
-        holds: True, False, or None if the data cannot decide. For a number with an interval, use what `Interval.above` or
-            `Interval.below` returns: None if the bound lies in the interval.
+        holds: True, False, or None if the data cannot decide. For a number with an interval pass `*interval.above(bound)`,
+            which is this and `why`: None if the bound lies in the interval.
         why: the reason for None. Begin it with `not run: ` if the run left this out, and with `not comparable: ` if a run of a
             toy model cannot decide a claim about a real one. With True or False: the criterion, if the sentence needs one.
         claim: id of the published claim that this confirms or refutes, as in `data/claims.json`; without one this is a check.

@@ -288,9 +288,9 @@ class _Control(RecordsRows, _Trainer):
 class GRPOTrainer(_Control, trl.GRPOTrainer):
     """`trl.GRPOTrainer` that stops completions as `stops` says, checks its groups, and can record its run.
 
-    Without custom stops and with `explicit_positions=False`, every step equals stock TRL's, before 1.15 with one EOS id alone:
-    the others count there as no end. With position ids, it still does up to fp32 rounding if the model has rotary positions.
-    With learned positions it does not: stock TRL scores padded rows at wrong positions.
+    Without custom stops and with `explicit_positions=False`, every step equals stock TRL's, before 1.14.2 with one EOS id
+    alone: the others count there as no end. With position ids, it still does up to fp32 rounding if the model has rotary
+    positions. With learned positions it does not: stock TRL scores padded rows at wrong positions.
 
     Args:
         model, reward_funcs, args, ..., environment_factory: `trl.GRPOTrainer`'s.

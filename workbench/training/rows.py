@@ -113,7 +113,7 @@ def eos_ids(trainer: Any) -> list[int]:
 
 
 def trl_ends(trainer: Any) -> set[int | None]:
-    """The ids that, as a row's last, end it for stock TRL: before 1.15 of several EOS ids the tokenizer's alone."""
+    """The ids that, as a row's last, end it for stock TRL: before 1.14.2 of several EOS ids the tokenizer's alone."""
     tokenizer = tokenizer_of(trainer)
     return {*(getattr(trainer, "eos_token_ids", None) or [tokenizer.eos_token_id]), tokenizer.pad_token_id}
 

@@ -14,6 +14,7 @@ import pytest
 import slurm_cluster
 from conftest import ROOT, until, workbench, write_notebook
 
+from workbench import cli
 from workbench.errors import ParameterError, RunError
 from workbench.lab.batch import slurm, slurm_state
 from workbench.lab.batch.slurm import SlurmOptions
@@ -117,6 +118,12 @@ def job(run) -> str:
 def test_wrong_option_is_named(fields, message):
     with pytest.raises(ParameterError, match=message):
         SlurmOptions(**fields)
+
+
+@pytest.mark.parametrize(("given", "parallel"), [([], None), (["--jobs", "1"], 1), (["--jobs", "4"], 4)])
+def test_jobs_limit_what_runs_at_a_time_only_where_given(given, parallel):
+    args = cli._parser().parse_args(["sweep", "00_start_here", "--executor", "slurm", *given])
+    assert cli._slurm_options(args).parallel == parallel
 
 
 @pytest.mark.parametrize(

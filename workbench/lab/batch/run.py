@@ -32,15 +32,15 @@ _LOADED_ONCE = ["pandas", "workbench.lab.batch.execute", "workbench.lab.batch.ru
 # --- on this machine ------------------------------------------------------------------------------------------------
 
 
-def check_here(jobs: int, gpus: int | None) -> None:
+def check_here(jobs: int | None, gpus: int | None) -> None:
     """Refuse what this machine cannot do."""
     need_lab("running a notebook", "papermill", "ipykernel")
-    if jobs < 1:
+    if jobs is not None and jobs < 1:
         raise ParameterError(f"jobs={jobs}: expected at least 1")
     check_gpus(gpus)
 
 
-def execute_here(entries: Sequence[Entry], *, jobs: int = 1, gpus: int | None = None) -> None:
+def execute_here(entries: Sequence[Entry], *, jobs: int | None = None, gpus: int | None = None) -> None:
     """Execute what a plan has to run and build the report of each run. A failed run stops no other."""
     check_here(jobs, gpus)
     context = _fork_server()
@@ -49,7 +49,7 @@ def execute_here(entries: Sequence[Entry], *, jobs: int = 1, gpus: int | None = 
     with interruptible(), SweepProgress(entries) as progress:
         try:
             while waiting or active:
-                while waiting and len(active) < jobs:
+                while waiting and len(active) < (jobs or 1):
                     entry = waiting.pop(0)
                     if process := _start(context, entry, gpus):
                         active.append((entry, process))
