@@ -83,9 +83,8 @@ def describe_curve(name: str, steps: Sequence[float], values: ArrayLike) -> str:
     tenth = max(1, len(values) // 10)
     first, last = np.nanmean(values[:tenth]), np.nanmean(values[-tenth:])
     low, high = np.nanmin(values), np.nanmax(values)
-    trend = "rises" if last > first else "falls" if last < first else "stays level"
     return (
-        f"{name} {trend} from {first:.3g} (mean of the first {tenth} steps) to {last:.3g} (mean of the last {tenth}) "
+        f"{name} goes from {first:.3g} (mean of the first {tenth} steps) to {last:.3g} (mean of the last {tenth}) "
         f"over {int(steps[-1])} steps; single steps range from {low:.3g} to {high:.3g}."
     )
 
@@ -312,9 +311,10 @@ def _caption(panels: list[list[Series]], without: list[str], metric: str, window
         if window >= 2:  # below it a mean is the step itself
             text.append(f"Each seed is first its centred mean over {window:g} steps{STOPS}.")
     if 1 in counts:
-        text.append(
-            f"Of 1 seed the thick line is its centred mean over a tenth of the run{STOPS}; another seed's is unknown."
-        )
+        alone = [one for one in drawn if len(one.curves) == 1 and not one.documented]
+        if any(not np.allclose(one.line, one.curves[0].y, equal_nan=True) for one in alone):
+            text.append(f"Of 1 seed the thick line is its centred mean over a tenth of the run{STOPS}.")
+        text.append("How far another seed would be is unknown.")
     text += [f"{line}." for one in drawn for line in one.left_out]
     if any(one.documented for one in drawn):
         means = "points of a long log are means over several steps"

@@ -152,7 +152,7 @@ def test_every_figure_has_alt_text_and_its_data_as_a_table(hostile_page):
     images = [a for tag, a in zip(elements.tags, elements.attributes, strict=True) if tag == "img"]
     assert len(images) == 3
     assert all(image["alt"].strip() for image in images)
-    assert "reward [as logged] rises from" in images[0]["alt"]
+    assert "reward [as logged] goes from" in images[0]["alt"]
     assert "Data of this figure" in hostile_page
 
 

@@ -16,7 +16,7 @@ def test_progress_says_step_pace_and_time_left_and_shows_completions_as_text(tmp
     assert "to go" not in TrainingProgress(run).sentence
     page = progress._repr_html_()
     assert "<script" not in page and "&lt;script&gt;" in page and "-1.25" in page
-    assert 'alt="reward [as logged] rises from' in page
+    assert 'alt="reward [as logged] goes from' in page
 
 
 def test_an_empty_run_folder_has_a_view_too(tmp_path):
