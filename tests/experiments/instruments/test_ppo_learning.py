@@ -3,6 +3,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from workbench import StopSpec, length_reward
+from workbench.curves import seed_interval
 from workbench.experiments.instruments.ppo_learning import preference_reward, ratio_of, up_to_eos
 from workbench.generation import StopRule
 from workbench.training.rewards import describe_reward
@@ -27,6 +28,16 @@ def test_a_ratio_over_seeds_has_an_interval_and_over_one_seed_none():
     found = ratio_of([2.0, 8.0], [1.0, 1.0], np.random.default_rng(0))
     assert found.estimate == pytest.approx(4.0) and found.low < 1 < found.high
     assert ratio_of([3.0], [2.0], np.random.default_rng(0)).above(1)[0] is None
+
+
+def test_what_a_ratio_could_show_is_a_factor_of_the_bound():
+    first, second, rng = [2.0, 8.0, 4.0], [1.0, 1.0, 1.0], np.random.default_rng(0)
+    found, doubled = ratio_of(first, second, rng), ratio_of([2 * one for one in first], second, rng)
+    logs = seed_interval(np.log(first), rng, statistic=np.mean)
+    assert found.detectable == pytest.approx(np.exp(logs.detectable)) == pytest.approx(doubled.detectable)
+    assert found.above(4)[1].endswith(
+        f"holds 4; {found.detectable:.2g} times that would show in 80% of such experiments"
+    )
 
 
 def test_the_preference_model_tells_whole_sentences_it_never_saw_from_broken_ones():

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...curves.stats import Interval, one_seed, seed_interval
+from ...curves.stats import POWER, Interval, one_seed, seed_interval
 from ...generation.stops import StopRule
 from ...training.rewards import RewardFn, describe_reward, described
 from ..toys.preferences import loaded, preference_model, scores
@@ -37,6 +37,19 @@ def up_to_eos(reward: RewardFn, rule: StopRule) -> RewardFn:
     return cut
 
 
+class _Ratio(Interval):
+    """An interval that was computed on logarithms: what it could show is a factor of the bound and no distance from it."""
+
+    @property
+    def detectable(self) -> float:
+        logs = (float(np.log(value)) for value in (self.estimate, self.low, self.high))
+        return float(np.exp(Interval(*logs, self.level, self.n, self.method, self.about).detectable))
+
+    @property
+    def _could_show(self) -> str:
+        return f"; {self.detectable:.2g} times that would show in {POWER:.0%} of such experiments"
+
+
 def ratio_of(first: Sequence[float], second: Sequence[float], rng: np.random.Generator) -> Interval:
     """The ratio of two positive numbers of each seed: its geometric mean over seeds, and the interval of that.
 
@@ -50,4 +63,4 @@ def ratio_of(first: Sequence[float], second: Sequence[float], rng: np.random.Gen
         return one_seed(float(np.exp(logs[0])))
     found = seed_interval(logs, rng, statistic=np.mean)
     bounds = [float(np.exp(value)) for value in (found.estimate, found.low, found.high)]
-    return Interval(*bounds, found.level, found.n, found.method, found.about)
+    return _Ratio(*bounds, found.level, found.n, found.method, found.about)
