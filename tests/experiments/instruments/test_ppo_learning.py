@@ -31,9 +31,10 @@ def test_a_ratio_over_seeds_has_an_interval_and_over_one_seed_none():
 
 
 def test_what_a_ratio_could_show_is_a_factor_of_the_bound():
-    first, second, rng = [2.0, 8.0, 4.0], [1.0, 1.0, 1.0], np.random.default_rng(0)
-    found, doubled = ratio_of(first, second, rng), ratio_of([2 * one for one in first], second, rng)
-    logs = seed_interval(np.log(first), rng, statistic=np.mean)
+    first, second = [2.0, 8.0, 4.0], [1.0, 1.0, 1.0]
+    found = ratio_of(first, second, np.random.default_rng(0))
+    doubled = ratio_of([2 * one for one in first], second, np.random.default_rng(0))
+    logs = seed_interval(np.log(first), np.random.default_rng(0), statistic=np.mean)
     assert found.detectable == pytest.approx(np.exp(logs.detectable)) == pytest.approx(doubled.detectable)
     assert found.above(4)[1].endswith(
         f"holds 4; {found.detectable:.2g} times that would show in 80% of such experiments"
