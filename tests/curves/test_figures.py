@@ -20,8 +20,8 @@ def test_a_training_is_shown_with_three_panels_alt_text_and_its_data():
     shown = show_training(METRICS, title="A run")
     assert [ax.get_ylabel().split(" ")[0] for ax in shown.figure.axes] == ["reward", "completion", "clipped"]
     assert "reward [as logged] goes from -29.1" in shown.alt
-    assert "completion length [tokens] goes from" in shown.alt
-    assert "clipped ratio [share of completions] goes from" in shown.alt
+    assert "completion length [tokens] goes from 39.3" in shown.alt
+    assert "clipped ratio [share of completions] goes from 0 (mean of the first 3 steps) to 0 (" in shown.alt
     assert list(shown.table) == list(METRICS)
     assert "How far another seed would be is unknown" in shown.caption
 
@@ -127,6 +127,13 @@ def test_there_is_a_band_from_five_seeds_on_and_none_below(n):
         assert ("their mean, with its 95% bootstrap interval" in shown.caption) == (n >= 5)
     else:
         assert "How far another seed would be is unknown" in shown.caption
+
+
+@pytest.mark.parametrize(("steps", "told"), [(8, False), (100, True)])
+def test_a_caption_tells_of_a_mean_only_where_one_was_taken(steps, told):
+    zigzag = [Curve("seed 0", np.arange(1, steps + 1), [0.0, 4] * (steps // 2), "points")]
+    shown = show_curves({"a": zigzag}, title="T")
+    assert ("centred mean" in shown.caption) == told and "How far another seed would be is unknown" in shown.caption
 
 
 def test_the_line_is_centred_over_a_tenth_of_the_run_at_most():

@@ -101,10 +101,10 @@ def show_training(metrics: pd.DataFrame, *, title: str) -> DescribedFigure:
     if missing := [column for column, _ in _PANELS if column not in metrics]:
         raise ParameterError(f"metrics lack {', '.join(missing)}; they have {', '.join(metrics.columns)}")
     figure = Figure(figsize=(10.5, 3.5), layout="constrained")
-    several = False  # lines: of a short run the mean over a tenth is each step itself
+    smoothed = False
     for n, (ax, (column, name)) in enumerate(zip(figure.subplots(1, 3), _PANELS, strict=True)):
         one = _series("the run", [Curve("the run", metrics["step"], metrics[column], name)])
-        several |= not np.allclose(one.line, one.curves[0].y, equal_nan=True)
+        smoothed |= one.smoothed
         _draw(ax, one, n)
         ax.set(xlabel="steps", ylabel=name)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -112,9 +112,9 @@ def show_training(metrics: pd.DataFrame, *, title: str) -> DescribedFigure:
     figure.axes[2].set_ylim(-0.03, 1.03)
     figure.suptitle(title)
     alt = " ".join(describe_curve(name, metrics["step"].tolist(), metrics[column]) for column, name in _PANELS)
-    thick = f" Thick line: centred mean over a tenth of the run{STOPS}." if several else ""
+    thick = f" Thick line: centred mean over a tenth of the run{STOPS}." if smoothed else ""
     caption = (
-        f"{'Thin' if several else 'The'} line: each step of the run.{thick} How far another seed would be is unknown."
+        f"{'Thin' if smoothed else 'The'} line: each step of the run.{thick} How far another seed would be is unknown."
     )
     return DescribedFigure(figure, alt=alt, table=metrics[["step", *(c for c, _ in _PANELS)]], caption=caption)
 
@@ -194,6 +194,11 @@ class Series:
     def seeds(self) -> str:
         n = len(self.curves) - len(self.left_out)
         return self.documented or f"{n} seed{'s' * (n > 1)}"
+
+    @property
+    def smoothed(self) -> bool:
+        """Whether the line of one seed differs from its steps: of a short run the mean over a tenth is each step itself."""
+        return not np.allclose(self.line, self.curves[0].y, equal_nan=True)
 
     @property
     def end(self) -> float:
@@ -311,8 +316,7 @@ def _caption(panels: list[list[Series]], without: list[str], metric: str, window
         if window >= 2:  # below it a mean is the step itself
             text.append(f"Each seed is first its centred mean over {window:g} steps{STOPS}.")
     if 1 in counts:
-        alone = [one for one in drawn if len(one.curves) == 1 and not one.documented]
-        if any(not np.allclose(one.line, one.curves[0].y, equal_nan=True) for one in alone):
+        if any(one.smoothed for one in drawn if len(one.curves) == 1 and not one.documented):
             text.append(f"Of 1 seed the thick line is its centred mean over a tenth of the run{STOPS}.")
         text.append("How far another seed would be is unknown.")
     text += [f"{line}." for one in drawn for line in one.left_out]
