@@ -41,7 +41,7 @@ test: .venv/installed
 # The last release with PPO. It is a folder on the path.
 OLDEST := $(shell sed -n 's/^trl==//p' requirements/ppo.txt)
 WITH_PPO = PYTHONPATH=$(CURDIR)/.venv/lanes/trl-$(OLDEST) $(PYTEST_ALL)
-OF_PPO = -k "ppo or PPO or what_is_tested" tests/experiments tests/runs tests/training tests/diagnostics/test_*ppo*.py $(PYTEST)
+OF_PPO = -k "ppo or PPO or what_is_tested" tests/experiments tests/runs tests/training $(PYTEST)
 test-ppo: .venv/installed
 	$(WITH_PPO) -m "not rare" --doctest-modules workbench/training/ppo.py workbench/training/ppo_rewards.py workbench/experiments $(OF_PPO)
 

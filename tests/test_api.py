@@ -60,15 +60,3 @@ def test_public_names_have_docstrings_that_say_more():
         for name, about in entries:
             assert len(about.split()) > 5, f"{place}: {name}"
 
-
-@pytest.mark.slow
-def test_recipes_of_today_are_found_with_a_warning():
-    import workbench.recipes
-    from workbench import GRPOTrainer, experiments
-
-    with pytest.warns(FutureWarning, match=r"workbench.recipes.make_recipe is now workbench.experiments.make_recipe"):
-        assert workbench.recipes.make_recipe is experiments.make_recipe
-    with pytest.warns(FutureWarning, match="now workbench.experiments.train with trainer=workbench.GRPOTrainer"):
-        assert workbench.recipes.train_grpo.keywords == {"trainer": GRPOTrainer}
-    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
-        _ = workbench.recipes.no_such_name

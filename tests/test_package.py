@@ -17,7 +17,7 @@ BASE = "errors extras packaged runs"
 LIBRARY = "generation consistency training"
 MAY_IMPORT = {unit: set(allowed.split()) for unit, allowed in {
     "__init__": "extras", "__main__": "cli", "errors": "", "extras": "errors", "packaged": "", "trl_release": "errors extras",
-    "runs": "errors extras packaged", "generation": "errors extras", "consistency": "errors extras", "recipes": "experiments",
+    "runs": "errors extras packaged", "generation": "errors extras", "consistency": "errors extras",
     "logs": BASE,
     "training": f"{BASE} trl_release generation consistency",
     "diagnostics": f"{BASE} {LIBRARY}",

@@ -13,6 +13,7 @@ from transformers import (
     TrainerCallback,
 )
 
+from workbench.diagnostics.check_step import check_step
 from workbench.errors import ParameterError
 from workbench.experiments.recipes import load_prompts, make_recipe, resolve_model
 from workbench.generation.stops import StopRule, StopSpec
@@ -428,3 +429,8 @@ def test_the_warning_of_lost_updates_points_to_its_line(tmp_path):
     with pytest.warns(UserWarning, match="by rounding") as caught:
         PPOTrainer(args, tokenizer, policy, reference, **rest)
     assert [one.filename for one in caught if "by rounding" in str(one.message)] == [__file__]
+
+
+def test_check_step_refuses_ppo_in_one_sentence():
+    with pytest.raises(ParameterError, match="PPOTrainer is no GRPOTrainer or RLOOTrainer of TRL"):
+        check_step(object.__new__(PPOTrainer))

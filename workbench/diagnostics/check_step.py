@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..consistency.padding import evaluating, logits_of, model_inputs
-from ..training.rows import is_ppo, policy_of, tokenizer_of
+from ..training.rows import policy_of, tokenizer_of
 from ..training.updates import LEAST_MOVED
 from .logits import without_autocast
 from .step import Step
@@ -44,27 +44,20 @@ def check_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
     a training step, or, if that is more, of twice the trained weights, their gradients and the optimizer's state.
 
     Args:
-        trainer: TRL's `GRPOTrainer`, `RLOOTrainer` or `PPOTrainer`, the workbench's, or a subclass; before or after
-            training.
-        batch: rows of the data set: as many as one generation takes, for PPO as many as one update takes. Default: the first
-            batch of the trainer's own data.
+        trainer: TRL's `GRPOTrainer` or `RLOOTrainer`, the workbench's, or a subclass; before or after training.
+        batch: rows of the data set: as many as one generation takes. Default: the first batch of the trainer's own data.
 
     Returns:
         `report.first` is the first stage that differs, or None; `report.tokens(i)` has the tokens of a completion. The stages:
         `sampling` (do the tokens come from the scored policy), `ends`, `turns`, `mask`, `rewards`, `advantages`, `log-probs`
         (each row alone, unpadded), `reference`, `mismatch` (the log-probs that vLLM or a rollout function gives), `ratios`,
-        `correction`, `loss`, `gradient`, `update`, `metrics`; for PPO, whose step is an update with all its epochs, also
-        `scores` and `values`. Their verdicts: `same`, `rounding`, `different`, `cannot tell`.
+        `correction`, `loss`, `gradient`, `update`, `metrics`. Their verdicts: `same`, `rounding`, `different`, `cannot tell`.
 
     Raises:
         RunError: vLLM does not sample, for example because its engine is closed.
-        ParameterError: another trainer, one without data, or a batch that is no whole number of groups (PPO: no whole update).
+        ParameterError: another trainer, one without data, or a batch that is no whole number of groups.
         Exception: any error of the step itself, for example in a reward function; the trainer is then unchanged, too.
     """
-    if is_ppo(type(trainer)):
-        from .check_ppo import check_ppo  # one release of TRL has PPO
-
-        return check_ppo(trainer, batch)
     kind = kind_of(trainer)
     record = record_step(trainer, batch)
     return Judge(trainer, step_of(trainer, kind, record), record).report()
@@ -275,8 +268,7 @@ class Judge:
         model = getattr(self.trainer, "ref_model", None)
         below: Any = contextlib.nullcontext()
         if model is None:
-            named = getattr(self.trainer, "ref_adapter_name", None)  # PPO's
-            if named or "ref" in getattr(self.policy, "peft_config", {"ref": None}):
+            if "ref" in getattr(self.policy, "peft_config", {"ref": None}):
                 return None
             model, below = self.policy, self.policy.disable_adapter()
         with below, evaluating(model), without_autocast(model):
@@ -356,9 +348,8 @@ class Judge:
         alone: np.ndarray,
         cause: str,
         why: Any = lambda alone: "",
-        unit: str = "nats",
     ) -> Stage:
-        """A stage of what a model gives, log-probs or else, within the rounding of the dtype."""
+        """A stage of log-probs, within the rounding of the dtype."""
         where, limits = f"{len(used)} tokens", tolerance_of(self.step)
         if not np.isfinite(used).all():
             return Stage(name, "different", "a number is not finite", math.inf, where)
@@ -366,9 +357,9 @@ class Judge:
         mean, largest = float(difference.mean()), float(difference.max())
         if mean <= limits.mean and largest <= limits.largest:
             verdict = "same" if largest <= 2 * SAME else "rounding"
-            return Stage(name, verdict, f"mean {mean:.1e} {unit}, {self.step.dtype}", largest, where)
+            return Stage(name, verdict, f"mean {mean:.1e} nats, {self.step.dtype}", largest, where)
         return Stage(
-            name, "different", f"{cause}{why(alone)}: mean {mean:.2g} {unit}, {self.step.dtype}", largest, where
+            name, "different", f"{cause}{why(alone)}: mean {mean:.2g} nats, {self.step.dtype}", largest, where
         )
 
 

@@ -16,10 +16,13 @@ from .step_stages import sampled_tokens
 
 
 def kind_of(trainer: Any) -> str:
+    """GRPO or RLOO; raises for any other trainer."""
     for base in type(trainer).__mro__:
         if base.__module__ in ("trl.trainer.grpo_trainer", "trl.trainer.rloo_trainer"):
             return "RLOO" if "rloo" in base.__module__ else "GRPO"
-    raise ParameterError(f"check_step: {type(trainer).__name__} is no GRPOTrainer, RLOOTrainer or PPOTrainer of TRL")
+    raise ParameterError(
+        f"check_step: {type(trainer).__name__} is no GRPOTrainer or RLOOTrainer of TRL, the two that it can check"
+    )
 
 
 def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:

@@ -1,8 +1,8 @@
 """What `check_step` found: a table of stages, and the tokens of one completion through all of them."""
 
 import html
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,12 +31,11 @@ class CheckedRow:
     completion_ids: list[int]
     texts: list[str]  # of each token
     mask: np.ndarray
-    advantage: Any  # a number, of PPO (T,)
+    advantage: float
     logps: np.ndarray  # the trainer's
     alone: np.ndarray  # of the row alone, without padding
     ratios: np.ndarray
     slopes: np.ndarray  # by which each token's log-prob moves the loss
-    more: Mapping[str, np.ndarray] = field(default_factory=dict)  # other columns of the table
 
 
 @dataclass(frozen=True)
@@ -69,13 +68,12 @@ class StepReport:
 
         Returns:
             Columns `token`, `id`, `mask`, `advantage`, `logp` (the trainer's), `logp_alone`, `ratio`, and `gradient`, this
-            token's share of the sum of all absolute slopes of the step. Of PPO also `reward`, `value` and `return`.
+            token's share of the sum of all absolute slopes of the step.
         """
         r = self.rows[row]
         total = sum(float(np.abs(other.slopes).sum()) for other in self.rows) or 1.0
         columns: dict[str, Any] = {"token": r.texts, "id": r.completion_ids, "mask": r.mask, "advantage": r.advantage}
         columns |= {"logp": r.logps, "logp_alone": r.alone, "ratio": r.ratios, "gradient": -r.slopes / total}
-        columns |= r.more
         return pd.DataFrame(columns)
 
     def __str__(self) -> str:
@@ -105,7 +103,7 @@ class StepReport:
             style = f"background: rgba({colour}, {min(abs(share) / strongest, 1) * 0.6:.2f})"
             style += "" if mask else "; text-decoration: line-through; color: #888"
             spans.append(f'<span style="{style}" title="{share:+.2%} of the gradient">{html.escape(token)}</span>')
-        head = f"Completion {row}, advantage {np.mean(self.rows[row].advantage):+.2f}"
+        head = f"Completion {row}, advantage {self.rows[row].advantage:+.2f}"
         return f'<p>{head}<br><code style="white-space: pre-wrap">{"".join(spans)}</code></p>'
 
 
