@@ -58,7 +58,7 @@ test-lanes:
 
 # To run while you edit: the tests that start no model. The folders left out import TRL, which takes longer than all of these.
 check: lint
-	$(PYTEST_ALL) -q -m "not slow" --durations=0 --durations-min=1 tests $(addprefix --ignore=tests/,training diagnostics experiments audit/test_live.py) $(PYTEST)
+	$(PYTEST_ALL) -q -m "not slow" --durations=0 --durations-min=1 tests $(addprefix --ignore=tests/,training watch experiments) $(PYTEST)
 
 # Measures how long each file takes, on an idle machine. The next run is ordered by the result, tests/durations.json.
 durations: .venv/installed
@@ -72,7 +72,7 @@ LANES := 1.13.0 1.14.2
 
 # Everything that uses TRL, on the oldest release that the library supports.
 test-oldest: .venv/installed
-	$(WITH_PPO) tests/training tests/generation tests/consistency tests/diagnostics tests/experiments \
+	$(WITH_PPO) tests/training tests/generation tests/consistency tests/replay tests/watch tests/experiments \
 	tests/test_notebook_runs.py $(PYTEST)
 
 # Stops, positions and groups on each release.
@@ -88,7 +88,7 @@ lanes: $(LANES:%=.venv/lanes/trl-%)
 	$@/bin/python -m pip install --quiet -r requirements/lowest.txt -e '.[train,lab,dev]' || { rm -rf $@; exit 1; }
 
 test-lowest: .venv/lanes/lowest
-	$</bin/python -m pytest -q -n $(TEST_JOBS) --dist loadfile -m "not slow" tests/generation tests/consistency tests/training tests/diagnostics tests/experiments \
+	$</bin/python -m pytest -q -n $(TEST_JOBS) --dist loadfile -m "not slow" tests/generation tests/consistency tests/training tests/replay tests/watch tests/experiments \
 	tests/audit $(PYTEST)
 
 # What `pip install '.[train]'` gives today, several GB with a torch for GPUs. Without vLLM: the newest that TRL takes is the pin.
@@ -97,7 +97,7 @@ test-lowest: .venv/lanes/lowest
 	$@/bin/python -m pip install --quiet -e '.[train,lab,peft,tensorboard,dev]' || { rm -rf $@; exit 1; }
 
 test-newest: .venv/lanes/newest
-	CI= $</bin/python -m pytest -q -n $(TEST_JOBS) --dist loadfile -m "not slow" tests/generation tests/consistency tests/training tests/diagnostics tests/experiments \
+	CI= $</bin/python -m pytest -q -n $(TEST_JOBS) --dist loadfile -m "not slow" tests/generation tests/consistency tests/training tests/replay tests/watch tests/experiments \
 	tests/audit tests/logs tests/curves tests/runs $(PYTEST)
 
 # Executes all notebooks with their defaults and writes them back with their outputs.

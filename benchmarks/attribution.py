@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.record import about, made_with, measured, parser, table, use_one_thread
 from workbench.consistency.padding import pad_batch
-from workbench.diagnostics import attribute_mismatch
+from workbench.experiments.instruments.attribution import attribute_mismatch
 from workbench.experiments.recipes import load_prompts, resolve_model
 from workbench.experiments.toys.families import family_model, random_texts
 from workbench.runs.files import read_json, write_json

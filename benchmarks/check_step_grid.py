@@ -26,14 +26,14 @@ from benchmarks.false_alarms import few_letters
 from benchmarks.record import ROOT, about, made_with, measured, parser, run_main, table, use_one_thread
 from workbench.consistency.ratios import MODES
 from workbench.curves.stats import share_interval
-from workbench.diagnostics.check_step import check_step
-from workbench.diagnostics.step_callbacks import StepCheck
-from workbench.diagnostics.step_report import StepReport
 from workbench.experiments.recipes import load_prompts, resolve_model
 from workbench.experiments.vllm_server import sharing_engines
+from workbench.replay.report import StepReport
 from workbench.runs.files import read_json, write_json
 from workbench.training.rewards import length_reward
 from workbench.training.sync_on_cpu import install_cpu_sync
+from workbench.watch.attach import StepCheck
+from workbench.watch.check_step import check_step
 
 LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 SCALES = ("group", "batch", "none")
@@ -165,7 +165,7 @@ FAULTS_OF_TURNS = (
     "These six were missed: sampled tokens that are left out of the loss (three faults), completions in another order than",
     "they were sampled (one), and log-probs of the sampler at other tokens (two). Now `check_step` cannot tell if only the",
     "log-probs of second turns are misplaced, because there are so few of these tokens.",
-    "`pytest tests/diagnostics/test_check_turns.py` has ten of the thirteen.",
+    "`pytest tests/watch/test_check_turns.py` has ten of the thirteen.",
 )
 COST = (
     "## What it costs",
@@ -200,7 +200,7 @@ def page() -> Iterator[str]:
         f"**{len(false)} of {len(rows)} steps have a stage that is called different** (95%: up to {high:.0%}). Of all stages",
         f"{stages['same']} are `same`, {stages['rounding']} `rounding`, and {stages['cannot tell']} `cannot tell`.",
         "",
-        "The tests check the other direction: `tests/diagnostics/test_check_step.py` and `test_check_turns.py` put faults in,",
+        "The tests check the other direction: `tests/watch/test_check_step.py` and `test_check_turns.py` put faults in,",
         "and each is found at its stage.",
         "",
         "A setting is named by its loss type and by what else is set: how rewards are scaled, `bf16` autocast, LoRA,",

@@ -41,21 +41,22 @@ from transformers import (
 )
 
 from benchmarks.record import about, parser, run_main, use_one_thread
-from workbench.audit.live import attach_watch
-from workbench.diagnostics import check_step, duplicate_report
-from workbench.diagnostics.padding_monitor import attach_padding_monitor
-from workbench.diagnostics.sampler_probe import attach_sampler_probe
 from workbench.errors import MissingDependencyError
 from workbench.experiments.recipes import grpo_config, load_prompts, lora_fields, make_recipe, resolve_model
 from workbench.experiments.train import ppo_config, random_heads
 from workbench.experiments.vllm_server import sharing_engines
 from workbench.generation.stops import StopRule, StopSpec
 from workbench.runs.files import jsonable, read_json, write_json
+from workbench.training.duplicate_report import duplicate_report
 from workbench.training.groups import check_groups
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.rewards import length_reward
 from workbench.training.rows import has_gpu
 from workbench.training.sync_on_cpu import install_cpu_sync
+from workbench.watch import check_step
+from workbench.watch.attach import attach_watch
+from workbench.watch.padding_monitor import attach_padding_monitor
+from workbench.watch.sampler_probe import attach_sampler_probe
 
 
 def model_folder(name: str) -> str:

@@ -8,8 +8,8 @@ import numpy as np
 from benchmarks.record import table
 from workbench.curves.curve import Curve
 from workbench.curves.documented import Baseline, list_baselines, load_baseline, load_sources
+from workbench.curves.place import RISES, trend
 from workbench.curves.stats import ends, share_interval
-from workbench.curves.verdicts import RISES, trend
 
 OWN = "this project"  # as data/sources.json names it
 BARS = "▁▂▃▄▅▆▇█"

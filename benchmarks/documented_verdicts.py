@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.documented import thinned
 from benchmarks.error_rates import noise
 from benchmarks.record import made_with, measured, parser, publish, table
-from workbench.curves import verdicts as v
+from workbench.curves import place as v
 from workbench.curves.curve import Curve
 
 LENGTHS = (20, 40, 60, 200)
@@ -161,7 +161,7 @@ def page() -> list[str]:
     return [
         "# How often the verdicts on documented runs are wrong",
         "",
-        "`workbench.curves.verdicts` judges documented runs. Here it judges simulated runs, of which the truth is known. This",
+        "`workbench.curves.place` judges documented runs. Here it judges simulated runs, of which the truth is known. This",
         "page is written by",
         "",
         f"    python -m benchmarks.documented_verdicts --repeats {repeats} --seed {result['seed']} "

@@ -34,17 +34,17 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 
 from benchmarks.record import about, made_with, measured, parser, run_main, table, use_one_thread
-from workbench.audit.live import attach_watch
 from workbench.audit.report import audit_run
 from workbench.curves.stats import share_interval
-from workbench.diagnostics.sampler_probe import attach_sampler_probe
-from workbench.diagnostics.sampler_verdict import CANNOT_TELL, PRECISION
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.experiments.vllm_server import shared_engine, sharing_engines
 from workbench.runs.files import jsonable, read_json, write_json
 from workbench.training import sync_on_cpu
 from workbench.training.grpo import GRPOTrainer, RLOOTrainer
 from workbench.training.rewards import length_reward
+from workbench.watch.attach import attach_watch
+from workbench.watch.sampler_probe import attach_sampler_probe
+from workbench.watch.sampler_verdict import CANNOT_TELL, PRECISION
 
 STOCK, OURS, STOCK_RLOO, OURS_RLOO = trl.GRPOTrainer, GRPOTrainer, trl.RLOOTrainer, RLOOTrainer
 COLUMNS = {"starter": "q_proj", "starter-gpt2": "c_attn"}  # what LoRA adapts

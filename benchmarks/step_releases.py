@@ -118,7 +118,7 @@ def build(options: dict[str, Any], folder: str) -> Any:
 
 def measure(options: dict[str, Any]) -> dict[str, str]:
     """Check one step in a setting."""
-    from workbench.diagnostics.check_step import check_step
+    from workbench.watch.check_step import check_step
 
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -148,7 +148,7 @@ def rows(only: list[str], vllm: bool) -> Iterator[dict]:
 def main() -> None:
     options = parser(__doc__, only=[""], vllm=0).parse_args()
     if not options.vllm:
-        from workbench.lab.batch.late_vllm import import_vllm_late
+        from workbench.lab.late_vllm import import_vllm_late
 
         import_vllm_late()  # TRL imports it wherever it finds it
     torch.set_num_threads(1)

@@ -40,7 +40,7 @@ from whole_run import (  # noqa: F401  # hooks of pytest
     pytest_xdist_make_scheduler,
 )
 
-from workbench.lab.batch.late_vllm import import_vllm_late
+from workbench.lab.late_vllm import import_vllm_late
 
 import_vllm_late()  # before anything imports TRL
 

@@ -7,7 +7,7 @@ from conftest import ROOT
 import workbench
 from tools.api import api_pages, pages
 
-PARTS = ("audit", "consistency", "curves", "diagnostics", "generation", "experiments", "runs")
+PARTS = ("audit", "consistency", "curves", "generation", "experiments", "replay", "runs", "watch")
 STUBS = [ROOT / "workbench" / "__init__.pyi", *(ROOT / "workbench" / part / "__init__.pyi" for part in PARTS)]
 
 
@@ -43,8 +43,8 @@ def test_every_name_is_loaded_when_it_is_used_and_listed_before():
 
 @pytest.mark.slow
 def test_a_function_is_found_where_its_module_has_the_same_name_and_was_imported_first():
-    import workbench.diagnostics.padding_report  # noqa: F401
-    from workbench.diagnostics import padding_report
+    import workbench.consistency.padding_report  # noqa: F401
+    from workbench.consistency import padding_report
 
     assert callable(padding_report)
 
@@ -59,4 +59,3 @@ def test_public_names_have_docstrings_that_say_more():
         assert len(entries) > 10
         for name, about in entries:
             assert len(about.split()) > 5, f"{place}: {name}"
-

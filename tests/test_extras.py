@@ -50,7 +50,7 @@ def test_audit_of_each_bundled_log_is_the_same_in_the_base(flags):
     [
         ("import workbench; workbench.GRPOTrainer", "workbench.GRPOTrainer needs trl: pip install 'trl-workbench[train]'"),
         ("import workbench; workbench.padding_report", "padding_report needs torch: pip install 'trl-workbench[train]'"),
-        ("from workbench.diagnostics import mismatch_report", "needs torch: pip install 'trl-workbench[train]'"),
+        ("from workbench.consistency import mismatch_report", "needs torch: pip install 'trl-workbench[train]'"),
         ("import workbench.lab.widgets", "needs ipywidgets, IPython: pip install 'trl-workbench[lab]'"),
         ("from workbench.audit.report import audit_run; audit_run('data/audit/stop_string', model='owner/model')",
          "needs huggingface_hub: pip install 'trl-workbench[train]'"),

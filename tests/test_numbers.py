@@ -18,7 +18,7 @@ from benchmarks.documented_page import OWN
 from workbench.audit.check import RULES
 from workbench.audit.report import audit_run
 from workbench.curves.documented import list_baselines, load_baseline, load_sources
-from workbench.curves.verdicts import RISES, UNCLEAR, trend
+from workbench.curves.place import RISES, UNCLEAR, trend
 from workbench.trl_release import NEWEST, OLDEST
 
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]

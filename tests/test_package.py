@@ -1,5 +1,6 @@
 import ast
 import functools
+import graphlib
 import re
 import subprocess
 import sys
@@ -12,21 +13,33 @@ from conftest import ROOT
 PACKAGE = ROOT / "workbench"
 HEAVY = {"transformers", "trl", "vllm", "torch", "matplotlib", "papermill", "datasets", "pandas", "numpy"}
 
-# Room -> the rooms that it may import, which stand on lower floors. There is no circle.
-BASE = "errors extras packaged runs"
-LIBRARY = "generation consistency training"
-MAY_IMPORT = {unit: set(allowed.split()) for unit, allowed in {
-    "__init__": "extras", "__main__": "cli", "errors": "", "extras": "errors", "packaged": "", "trl_release": "errors extras",
-    "runs": "errors extras packaged", "generation": "errors extras", "consistency": "errors extras",
-    "logs": BASE,
-    "training": f"{BASE} trl_release generation consistency",
-    "diagnostics": f"{BASE} {LIBRARY}",
-    "curves": f"{BASE} logs",
-    "experiments": f"{BASE} {LIBRARY} trl_release diagnostics curves logs",
-    "audit": f"{BASE} {LIBRARY} diagnostics logs curves",
-    "lab": f"{BASE} {LIBRARY} diagnostics experiments logs curves",
-    "cli": f"{BASE} lab audit",
-}.items()}  # fmt: skip
+# A room imports only rooms on lower floors.
+FLOORS = {room: floor for floor, rooms in enumerate([
+    ("errors",),
+    ("extras",),
+    ("generation", "consistency", "runs", "trl_release"),
+    ("replay", "logs"),
+    ("training", "curves"),
+    ("audit",),
+    ("watch",),
+    ("experiments",),
+    ("lab",),
+    ("cli",),
+    ("__main__",),
+]) for room in rooms}  # fmt: skip
+FLOORS["__init__"] = FLOORS["generation"]  # the package itself loads no room: names are loaded when they are first used
+WITHOUT_TORCH = ("replay", "logs", "curves", "audit", "runs")
+# File -> why it imports another file of the package inside a function.
+IMPORTS_LATER = {
+    "cli.py": "a command loads the libraries of its own room alone",
+    "experiments/recipes.py": "a model or data set is made only where a user names it",
+    "lab/batch/node.py": "papermill is loaded in the process that executes a notebook",
+    "lab/batch/run.py": "papermill is loaded in the process that executes a notebook",
+    "lab/late_vllm.py": "it runs in the kernel when vLLM is imported, where most kernels import no vLLM",
+    "lab/replay.py": "the runs are looked for only where no file is named",
+    "lab/reports/run_page.py": "a microscope is written only for a run with completions",
+    "lab/widgets/padding_explorer.py": "the widget is shown without torch and computes when it is asked",
+}
 
 
 def unit_of(path: Path) -> str:
@@ -51,11 +64,6 @@ def imports(path: Path, functions: bool = True) -> set[str]:
     return names
 
 
-# A trainer attaches the sampler's proof and the recorder of steps by local imports, and loads them only where they are used.
-UPWARDS = {
-    "training/grpo.py": {"diagnostics"},
-    "training/recording.py": {"diagnostics"},
-}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -73,51 +81,55 @@ def test_the_command_line_answers_without_loading_a_heavy_library():
     assert not set(loaded) & HEAVY
 
 
-def test_a_module_imports_only_lower_layers():
-    for path in FILES:
-        unit = unit_of(path)
-        assert unit in MAY_IMPORT, f"{unit}: say in MAY_IMPORT which layer it belongs to"
-        used = {name.split(".")[1] for name in imports(path) if name.startswith("workbench.")}
-        allowed = MAY_IMPORT[unit] | UPWARDS.get(str(path.relative_to(PACKAGE)), set())
-        assert used - {unit, "__version__"} <= allowed, path
+def own_files(path: Path, functions: bool = True) -> set[Path]:
+    """The files of the package that a file imports."""
+    reached = set()
+    for name in imports(path, functions):
+        for module in (name, name.rpartition(".")[0]):
+            file = ROOT.joinpath(*module.split(".")).with_suffix(".py")
+            if name.startswith("workbench.") and file in FILES:
+                reached.add(file)
+                break
+    return reached - {path}
 
 
-def closure(module: str, seen: set[str] | None = None) -> set[str]:
-    """The modules of the package that importing this one loads: what stands inside functions is not loaded."""
-    seen = set() if seen is None else seen
-    path = ROOT.joinpath(*module.split("."))
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    if module in seen or not path.is_file():
-        return seen
-    seen.add(module)
-    if parent := module.rpartition(".")[0]:
-        closure(parent, seen)
-    for name in imports(path, functions=False):
-        closure(name, seen)
-        closure(name.rpartition(".")[0], seen)
-    return seen
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_file_imports_only_rooms_on_lower_floors(path):
+    room = unit_of(path)
+    assert room in FLOORS, f"{room}: say in FLOORS where it stands"
+    rooms = {name.split(".")[1] for name in imports(path) if name.startswith("workbench.")}
+    above = {other for other in rooms - {room, "__version__"} if FLOORS[other] >= FLOORS[room]}
+    assert not above, f"{path} imports {above}, on its own floor or above"
 
 
-@pytest.mark.parametrize(
-    "module, most",
-    [("training.grpo", 2350), ("training.rows", 1100), ("generation.preflight", 600)],
-)
-def test_a_part_of_the_library_loads_few_lines(module, most):
-    loaded = {name: lines_in(name) for name in closure(f"workbench.{module}") if name.startswith("workbench.")}
-    assert sum(loaded.values()) <= most, sorted(loaded.items(), key=lambda row: -row[1])
+def test_files_import_each_other_in_no_circle():
+    graphlib.TopologicalSorter(
+        {path: own_files(path) for path in FILES}
+    ).prepare()  # raises CycleError, which names them
 
 
-def lines_in(module: str) -> int:
-    path = ROOT.joinpath(*module.split("."))
-    return len((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text().splitlines())
+def test_imports_inside_functions_have_a_reason():
+    later = {str(p.relative_to(PACKAGE)) for p in FILES if own_files(p) - own_files(p, functions=False)}
+    assert later == IMPORTS_LATER.keys()
 
 
-LIBRARY_LINES = 3350
+def loaded_by(code: str) -> set[str]:
+    command = [sys.executable, "-c", f"{code}; import sys; print(*sys.modules)"]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
 
 
-def test_the_library_is_read_in_an_evening():
-    files = [path for folder in ("generation", "consistency", "training") for path in (PACKAGE / folder).glob("*.py")]
-    assert sum(len(path.read_text().splitlines()) for path in files) <= LIBRARY_LINES
+@pytest.mark.slow
+def test_a_trainer_loads_nothing_that_looks_at_it():
+    names = loaded_by("import workbench.training.grpo")
+    rooms = {name.split(".")[1] for name in names if name.startswith("workbench.")}
+    assert {room for room in rooms if FLOORS[room] >= FLOORS["training"]} == {"training"}
+
+
+@pytest.mark.parametrize("room", WITHOUT_TORCH)
+def test_the_base_is_imported_with_torch_blocked(room):
+    names = [".".join(p.relative_to(ROOT).with_suffix("").parts) for p in FILES if unit_of(p) == room]
+    block = "import sys; sys.modules.update(dict.fromkeys(['torch', 'transformers', 'trl', 'vllm', 'accelerate']))"
+    assert set(names) <= loaded_by(f"{block}; import {', '.join(names)}") | {f"workbench.{room}.__init__"}
 
 
 CORE_FOLDERS = ("generation", "consistency", "training", "experiments")
@@ -146,7 +158,7 @@ def test_types_are_checked_without_exceptions_for_a_folder():
 
 @pytest.mark.parametrize(
     "library, users",
-    [("trl", "training diagnostics experiments"), ("vllm", "training diagnostics experiments generation")],
+    [("trl", "training watch experiments"), ("vllm", "training watch experiments generation")],
 )
 def test_only_these_folders_import(library, users):
     found = {unit_of(p) for p in FILES if any(n.split(".")[0] == library for n in imports(p))}
@@ -160,7 +172,6 @@ OPENED_THERE = {  # file -> what it opens
     "runs/lock.py": "the lock, which holds nothing",
     "runs/environment.py": "/proc",
     "runs/claims.py": "the published claims, of this installation",
-    "runs/fingerprint.py": "the modules that a reward function of the user's imports",
     "runs/parameters.py": "the notebook that the user names",
     "lab/batch/notebooks.py": "the notebook that the user names",
     "lab/batch/code.py": "that notebook, and the user's own modules",

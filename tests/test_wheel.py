@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import NOTEBOOKS, ROOT, need, write_notebook
 
-from workbench.packaged import packaged
+from workbench.extras import packaged
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +57,7 @@ def answer(programs: Path, cwd: Path, code: str):
 
 
 def test_it_is_the_wheel_that_is_imported_and_its_data_lies_in_it(programs, tmp_path):
-    code = "import json, workbench; from workbench.packaged import packaged;"
+    code = "import json, workbench; from workbench.extras import packaged;"
     code += "print(json.dumps([workbench.__file__, *map(str, map(packaged, ('data', 'notebooks')))]))"
     found = answer(programs, tmp_path, code)
     assert all(Path(path).is_relative_to(programs.parent) for path in found)
@@ -67,7 +67,7 @@ def test_it_carries_every_notebook_every_baseline_and_the_claims_as_they_are_in_
     found = answer(
         programs,
         tmp_path,
-        "import json; from workbench.packaged import packaged;"
+        "import json; from workbench.extras import packaged;"
         "from workbench.curves.documented import list_baselines, load_baseline;"
         "baselines = [load_baseline(name).name for name in list_baselines()];"
         "notebooks = {p.name: p.read_text() for p in packaged('notebooks').iterdir()};"

@@ -16,10 +16,11 @@ WRITTEN = "This page is written by `python -m tools.api` from docstrings.\n"
 PARTS = {
     "audit": "The audit of a log, and rules of your own for it.",
     "curves": "Reward curves: what they are, how sure they are, whether two agree, and the documented runs.",
+    "replay": "One training step computed again, from numbers alone.",
     "runs": "Run folders and the results in them.",
-    "diagnostics": "Reports and callbacks that measure a model or a training and change nothing.",
+    "watch": "Callbacks and checks that look at a running training and change nothing.",
     "generation": "When completions end, and completions from every back end in one form.",
-    "consistency": "Padding, positions, and importance ratios.",
+    "consistency": "Padding, positions, importance ratios, and reports on them.",
     "experiments": "Recipes, how they are trained, models and prompts by name.",
 }
 ENVIRONMENT = """## Environment variables

@@ -1,6 +1,7 @@
-"""Which extra of the package brings which library, and errors that say so."""
+"""What an installation has: which extra brings which library, errors that say so, and where data and notebooks are."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lazy_loader
@@ -49,3 +50,12 @@ def attach_names(package: str, file: str) -> tuple[Callable[[str], Any], Callabl
             raise
 
     return __getattr__, names, every
+
+
+def packaged(name: str) -> Path:
+    """The folder `data` or `notebooks` of this installation: in the package, where a checkout has links to those at its root.
+
+    >>> (packaged("data") / "claims.json").is_file()
+    True
+    """
+    return (Path(__file__).parent / name).resolve()

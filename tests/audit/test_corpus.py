@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from workbench.audit.report import audit_run
-from workbench.packaged import packaged
+from workbench.extras import packaged
 
 CORPUS = Path(__file__).parent / "corpus"
 MANIFEST = json.loads((CORPUS / "manifest.json").read_text())

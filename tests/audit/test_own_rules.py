@@ -8,8 +8,8 @@ from made_up import EQUAL, MASKED, STOPPED, log
 
 from workbench.audit import absent, audit_run, found, rule, rules_clipping, unknown
 from workbench.audit.check import check
-from workbench.audit.live import Warnings
 from workbench.audit.rules_ends import true_clipping
+from workbench.watch.attach import Warnings
 
 PAGE = (ROOT / "docs/how-to/audit_a_log.md").read_text(encoding="utf-8").partition("\n## Write a rule")[2]
 SICK = ROOT / "data" / "audit" / "masked_stops"

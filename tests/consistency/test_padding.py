@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from workbench.consistency import padding
+from workbench.consistency.logits import cast_copy, map_logits
 from workbench.consistency.padding import check_batch, pad_batch, token_logprobs
+from workbench.consistency.padding_report import padding_report
 from workbench.consistency.positions import backbone, position_ids
-from workbench.diagnostics.logits import cast_copy, map_logits
-from workbench.diagnostics.padding_report import padding_report
 from workbench.errors import ParameterError
 from workbench.experiments.toys.families import FAMILIES, VOCAB
 

@@ -13,6 +13,7 @@ from padding_cases import TEXTS, by_hand, furthest, ones, tiny
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from workbench.consistency.padding import pad_batch, token_logprobs
+from workbench.consistency.padding_report import length_threshold
 from workbench.consistency.positions import (
     backbone,
     derives_positions,
@@ -23,7 +24,6 @@ from workbench.consistency.positions import (
     window,
     with_position_ids,
 )
-from workbench.diagnostics.padding_report import length_threshold
 from workbench.errors import ParameterError
 from workbench.experiments.toys.families import FAMILIES, VOCAB, family_model, random_texts
 

@@ -7,7 +7,7 @@ import numpy as np
 from tensorboard_files import tensorboard_scalars
 from transformers import AutoModelForCausalLM
 
-from workbench.diagnostics.mismatch import mismatch_report
+from workbench.consistency.mismatch import mismatch_report
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.experiments.vllm_server import shared_engine, sharing_engines
 from workbench.generation.sampling import Sampling, VLLMSampler, generate

@@ -7,7 +7,7 @@ from trl_version import HAS_PPO
 
 PPOConfig = PPOTrainer = StockPPO = ppo_config = ppo_trainer = train_ppo = None
 if HAS_PPO:
-    from workbench.lab.batch.late_vllm import import_vllm_late
+    from workbench.lab.late_vllm import import_vllm_late
 
     import_vllm_late()  # as conftest does in its own process: this TRL cannot import a vLLM after 0.27.1
     from trl.experimental.ppo import PPOConfig, ppo_trainer

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
-from workbench.diagnostics import sampler_probe
-from workbench.diagnostics.sampler_probe import SamplerProbe, attach_sampler_probe
+from workbench.watch import sampler_probe
+from workbench.watch.sampler_probe import SamplerProbe, attach_sampler_probe
 
 
 class Scored(SamplerProbe):

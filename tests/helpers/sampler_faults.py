@@ -25,9 +25,7 @@ from peft import LoraConfig
 from tokenizers import normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 
-from workbench.audit.live import attach_watch
 from workbench.audit.report import audit_run
-from workbench.diagnostics.sampler_probe import attach_sampler_probe
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.experiments.train import quiet_libraries
 from workbench.experiments.vllm_server import serve, shared_engine, sharing_engines
@@ -38,6 +36,8 @@ from workbench.training import sync_on_cpu as vllm_sync
 from workbench.training.grpo import GRPOTrainer, RLOOTrainer
 from workbench.training.rewards import length_reward
 from workbench.training.sync_on_cpu import building_on_cpu, install_cpu_sync
+from workbench.watch.attach import attach_watch
+from workbench.watch.sampler_probe import attach_sampler_probe
 
 MODEL = os.environ.get("SAMPLER_FAULTS_MODEL", "starter")
 ROWS = int(os.environ.get("SAMPLER_FAULTS_ROWS", "16"))

@@ -11,12 +11,12 @@ from ppo_parts import needs_ppo
 from trainers import STOCK
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from workbench.audit.live import attach_watch
+from workbench.consistency.logits import cast_copy
 from workbench.consistency.positions import fills_position_ids
-from workbench.diagnostics.logits import cast_copy
 from workbench.experiments.recipes import resolve_model
 from workbench.runs.run import Run
 from workbench.training.rows import is_of_a_step, positions_filled
+from workbench.watch.attach import attach_watch
 
 pytestmark = pytest.mark.slow
 

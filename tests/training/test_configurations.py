@@ -14,13 +14,13 @@ from configuration_table import TABLE, shows, shows_cases
 from peft import LoraConfig
 from trainers import OURS
 
-from workbench.diagnostics.padding_monitor import attach_padding_monitor
 from workbench.errors import ParameterError
 from workbench.experiments.recipes import make_recipe
 from workbench.experiments.toys.search_task import CLOSE
 from workbench.experiments.train import is_finished, train, training_record
 from workbench.generation.stops import StopSpec
 from workbench.runs.run import Run
+from workbench.watch.padding_monitor import attach_padding_monitor
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,6 @@ from configuration_runs import build
 from conftest import ROOT, TRAINS, in_two_processes, until, workbench, write_notebook
 from transformers import AutoTokenizer
 
-from workbench.diagnostics.watch import token_columns
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.generation.stops import StopRule, StopSpec
 from workbench.runs.files import load_metrics, read_json, write_json
@@ -27,6 +26,7 @@ from workbench.training.groups import GroupError, check_groups
 from workbench.training.grpo import GRPOTrainer, RLOOTrainer
 from workbench.training.rewards import length_reward
 from workbench.training.rows import NO_TOKEN, EmptyRow
+from workbench.watch.recorder import token_columns
 
 TIMES = {"elapsed_s", "step_time"}
 

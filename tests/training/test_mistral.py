@@ -11,11 +11,11 @@ from conftest import need
 from datasets import Dataset
 from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
 
-from workbench.audit.live import attach_watch
 from workbench.generation.preflight import check_before_compute
 from workbench.generation.stops import StopRule, StopSpec
 from workbench.runs.run import Run
 from workbench.training.rows import tokenizer_of
+from workbench.watch.attach import attach_watch
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,6 @@ from ppo_parts import needs_ppo, train_ppo
 from trainers import EXACT, RECIPE, WRONG, make
 from transformers import ProcessorMixin
 
-from workbench.diagnostics import padding_monitor
-from workbench.diagnostics.padding_monitor import PaddingMonitor, attach_padding_monitor, prompts_of_all_lengths
 from workbench.errors import ParameterError
 from workbench.experiments.recipes import make_recipe
 from workbench.experiments.train import train
@@ -16,6 +14,8 @@ from workbench.runs.run import Run
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.rewards import length_reward
 from workbench.training.rows import completion_metrics
+from workbench.watch import padding_monitor
+from workbench.watch.padding_monitor import PaddingMonitor, attach_padding_monitor, prompts_of_all_lengths
 
 pytestmark = pytest.mark.slow
 

@@ -7,12 +7,12 @@ import trl
 from datasets import Dataset, IterableDataset
 from transformers import AutoTokenizer
 
-from workbench.audit.live import attach_watch
 from workbench.audit.report import audit_run
 from workbench.experiments.recipes import grpo_config, make_recipe
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.rewards import length_reward
 from workbench.training.updates import has_plain_prompts
+from workbench.watch.attach import attach_watch
 
 pytestmark = pytest.mark.slow
 

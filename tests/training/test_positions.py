@@ -15,13 +15,13 @@ from trainers import EXACT, OURS, RECIPE, STOCK, WRONG, load, make, prompts
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from workbench.consistency.positions import backbone, fills_position_ids, position_ids, with_position_ids
-from workbench.diagnostics.padding_monitor import attach_padding_monitor, trainer_logprobs
 from workbench.errors import ParameterError
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.generation.sampling import Sampling, TransformersSampler, generate
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.rewards import length_reward
 from workbench.training.rows import positions_filled
+from workbench.watch.padding_monitor import attach_padding_monitor, trainer_logprobs
 
 pytestmark = pytest.mark.slow
 

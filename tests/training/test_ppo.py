@@ -13,12 +13,12 @@ from transformers import (
     TrainerCallback,
 )
 
-from workbench.diagnostics.check_step import check_step
 from workbench.errors import ParameterError
 from workbench.experiments.recipes import load_prompts, make_recipe, resolve_model
 from workbench.generation.stops import StopRule, StopSpec
 from workbench.runs.run import Run
 from workbench.training.rewards import length_reward
+from workbench.watch.check_step import check_step
 
 pytestmark = pytest.mark.slow
 

@@ -8,11 +8,11 @@ import trl
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM
 
-from workbench.audit.live import attach_watch
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model
 from workbench.training.grpo import GRPOTrainer
 from workbench.training.rewards import length_reward
 from workbench.training.updates import _lost_updates, count_moved, movable_share, sample_of
+from workbench.watch.attach import attach_watch
 
 LORA = {"peft_config": LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")}
 

@@ -35,7 +35,7 @@ def test_a_newer_one_is_named_in_a_warning(found):
 def test_all_is_imported_at_once_and_where_trl_has_no_ppo_that_says_which_release_to_take():
     # TRL 1.12 cannot import a vLLM after 0.27.1.
     code = """
-from workbench.lab.batch.late_vllm import import_vllm_late
+from workbench.lab.late_vllm import import_vllm_late
 import_vllm_late()
 from workbench import *
 GRPOTrainer, RLOOTrainer
@@ -75,7 +75,7 @@ def test_half_installed_vllm_is_named_when_an_engine_starts(tmp_path, case):
     code = """
 import workbench
 from workbench.errors import MissingDependencyError
-from workbench.lab.batch.late_vllm import import_vllm_late
+from workbench.lab.late_vllm import import_vllm_late
 import_vllm_late()
 workbench.GRPOTrainer
 from trl.generation import vllm_generation

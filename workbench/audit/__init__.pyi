@@ -1,8 +1,7 @@
 # What `workbench.audit` gives, each name loaded when it is first used.
 from .finding import absent, found, unknown
-from .live import attach_watch
 from .report import audit_run
 from .rule import rule
 
 # fmt: off
-__all__ = ["absent", "attach_watch", "audit_run", "found", "rule", "unknown"]
+__all__ = ["absent", "audit_run", "found", "rule", "unknown"]

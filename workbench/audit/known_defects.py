@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ParameterError
+from ..extras import packaged
 from ..logs.settings import STOPS, read_arguments
-from ..packaged import packaged
 
 TRAINERS = ("GRPO", "RLOO", "OnlineDPO", "PPO")
 # What counts where a file does not say; the same in all releases of the table.

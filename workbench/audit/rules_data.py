@@ -7,7 +7,7 @@ import numpy as np
 
 from ..curves.curve import Curve
 from ..curves.documented import Baseline, list_baselines, load_baseline
-from ..curves.verdicts import COPY, same_table
+from ..curves.place import COPY, same_table
 from ..logs.log import Log
 from ..logs.names import canonical
 from .finding import NOTE, PROBLEM, WARNING, Finding, absent, found, unknown

@@ -101,7 +101,7 @@ _CAUSES = {
     "constant": (
         ", from the start",
         "Compare temperature, dtype, weights and chat template of both, and set disable_dropout=True where the model has "
-        "dropout (GPT-2); workbench.diagnostics.mismatch_report separates them.",
+        "dropout (GPT-2); workbench.consistency.mismatch_report separates them.",
     ),
 }
 

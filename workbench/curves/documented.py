@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import ParameterError, did_you_mean
-from ..packaged import packaged
+from ..extras import packaged
 from ..runs.files import jsonable, read_json
 from .curve import Curve
 

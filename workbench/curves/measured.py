@@ -9,7 +9,8 @@ import numpy as np
 
 from ..errors import ParameterError, RunError
 from ..runs.files import files_named, load_metrics, read_json
-from ..runs.run import SET_BY_RUNNER, Run
+from ..runs.parameters import SET_BY_RUNNER
+from ..runs.run import Run
 from .curve import Curve, mean_between, whole_seeds
 from .stats import seed_interval
 

@@ -13,8 +13,8 @@ import pandas as pd
 import torch
 import trl
 
-from ..diagnostics.padding_monitor import attach_padding_monitor
 from ..errors import ParameterError
+from ..generation.preflight import backend_of
 from ..generation.stops import StopSpec
 from ..runs.files import check_links, checkpoints, jsonable, move_aside, read_json
 from ..runs.lock import only_training
@@ -22,6 +22,8 @@ from ..training.grpo import GRPOTrainer, Stops
 from ..training.recording import COMPLETE, Recorder
 from ..training.rewards import describe_reward, unseen_values
 from ..training.rows import is_ppo
+from ..watch.padding_monitor import attach_padding_monitor
+from ..watch.sampler_probe import attach_sampler_probe
 from .recipes import STARTERS, Recipe, common_fields, grpo_config, load_prompts, lora_fields, resolve_model
 
 # What a trainer takes itself; any other option is a field of its TRL config.
@@ -310,6 +312,8 @@ def train(
         made = make_trainer(trainer, recipe, reward_funcs=reward_funcs, record_dir=record_dir, stops=stops, **options)
         if monitor_every:
             attach_padding_monitor(made, every=monitor_every)
+        if backend_of(made.args) == "vllm":  # to a server the probe is attached by hand
+            attach_sampler_probe(made)
         open_folder(record_dir, record, same_reward)
         made.recorder.trainer = None  # the recipe says it in full
         made.accelerator.wait_for_everyone()  # before any process looks for a checkpoint

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from ..diagnostics.step_file import SavedStep, files_of, load_step
-from ..diagnostics.step_file import replay as stages_of
-from ..diagnostics.step_report import StepReport
 from ..errors import ParameterError
+from ..replay.file import SavedStep, files_of, load_step
+from ..replay.file import replay as stages_of
+from ..replay.report import StepReport
 from ..runs.files import jsonable
 from ..runs.text import one_line, printable
 

@@ -6,7 +6,7 @@ import html
 import json
 import re
 
-from ..packaged import packaged
+from ..extras import packaged
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,8 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import ParameterError
-from .run import SET_BY_RUNNER, check_notebook_name
 from .secrets import hide_tokens, looks_like_token, names_secret
+
+SET_BY_RUNNER = ("out_dir", "interactive")  # parameters that say where a notebook runs, not what it does
 
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
@@ -50,6 +51,16 @@ class Parameter:
         words = {"bool": "true or false", "number": "a number", "any": "a number, a text, a list or None"}
         kind = words.get(self.type, self.type)
         return kind if self.low is None else f"{kind} in {self.low:.12g}..{self.high:.12g}"
+
+
+def check_notebook_name(name: str) -> None:
+    """Refuse the name of a notebook, without `.ipynb`, that would put its runs or reports elsewhere or write on a terminal."""
+    page = name.lower().endswith(".html")  # as index.html among the reports
+    if not name or name.startswith(".") or "/" in name or page or not name.isprintable():
+        raise ParameterError(
+            f"notebook {name!r}: its name is also the name of a folder for its runs and reports, so it must not start with a "
+            "dot, end in .html, or hold a slash or a character that cannot be printed; rename it"
+        )
 
 
 def notebook_parameters(path: Path) -> dict[str, Parameter]:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import ParameterError, RunError
-from ..packaged import packaged
+from ..extras import packaged
 from . import lock
 from .completions import read_completions
 from .environment import environment, package_versions
@@ -36,12 +36,12 @@ from .files import (
     remove_unfinished,
     write_json,
 )
+from .parameters import check_notebook_name, check_parameters, notebook_parameters
 from .secrets import hide_tokens, map_text
 
 GOING = ("queued", "running")
 EMBEDDED_MODELS = ("starter", "starter-gpt2", "search")  # built on this machine, no download
 _ID = r"\d{8}-\d{6}(-\d+)?"
-SET_BY_RUNNER = ("out_dir", "interactive")  # parameters that say where a notebook runs, not what it does
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,16 +237,6 @@ def runs_root() -> Path:
     return (here.parent if here.name == "notebooks" else here) / "runs"
 
 
-def check_notebook_name(name: str) -> None:
-    """Refuse the name of a notebook, without `.ipynb`, that would put its runs or reports elsewhere or write on a terminal."""
-    page = name.lower().endswith(".html")  # as index.html among the reports
-    if not name or name.startswith(".") or "/" in name or page or not name.isprintable():
-        raise ParameterError(
-            f"notebook {name!r}: its name is also the name of a folder for its runs and reports, so it must not start with a "
-            "dot, end in .html, or hold a slash or a character that cannot be printed; rename it"
-        )
-
-
 def create_run(notebook: str, params: Mapping, root: Path | None = None, state: str = "queued") -> Run:
     """A fresh folder `<root>/<notebook>/<time>` with `params.json` and `status.json`; of no id that there is.
 
@@ -332,8 +322,6 @@ _OPEN: dict[str, Path] = {}  # notebook -> the run that this kernel opened last
 
 def _check_values(notebook: str, params: Mapping) -> None:
     """Hold the values against the parameters cell of the notebook next to the kernel, else of the shipped one."""
-    from .parameters import check_parameters, notebook_parameters  # it imports this module
-
     files = Path(f"{notebook}.ipynb"), packaged("notebooks") / f"{notebook}.ipynb"
     if file := next((path for path in files if path.is_file()), None):
         known = notebook_parameters(file)

@@ -26,9 +26,11 @@ from ..generation.preflight import backend_of, check_before_compute
 from ..generation.stops import End, StopRule, Stops, StopSpec
 from .engine import EngineRequests, improbable_copies
 from .groups import GroupError, check_groups, identical_groups
+from .recording import attach_recorder, check_record_dir
 from .rewards import distinct, name_of, validated
-from .rows import EmptyRow, EndedRow, RecordsRows, check_record, end_columns, positions_filled, trl_ends
+from .rows import EmptyRow, EndedRow, RecordsRows, end_columns, positions_filled, trl_ends
 from .sync_on_cpu import building_on_cpu, install_cpu_sync
+from .updates import warn_before_training
 
 
 @contextlib.contextmanager
@@ -65,19 +67,12 @@ def with_stop_text(rule: StopRule, rows: Sequence[EndedRow], completions: list, 
 
 
 def finish_trainer(trainer: Any, record_dir: str | Path | None, steps: Any = None, frames: int = 3) -> None:
-    """Seed the sampler, attach its probe and the recorder, and warn, at the user's line: `frames` lie above this one."""
-    if backend_of(trainer.args) == "vllm":  # to a server it has to be attached by hand
-        from ..diagnostics.sampler_probe import attach_sampler_probe  # it looks at trainings; no trainer rests on it
-
-        attach_sampler_probe(trainer)
+    """Seed the sampler, attach the recorder, and warn, at the user's line: `frames` lie above this one."""
+    if backend_of(trainer.args) == "vllm":
         # TRL's engine seeds the whole process alike for every `args.seed`; the ranks of one engine have to draw alike.
         set_seed(trainer.args.seed + trainer.accelerator.process_index // trainer.args.vllm_tensor_parallel_size)
     if record_dir is not None:
-        from .recording import attach_recorder
-
         trainer.recorder = attach_recorder(trainer, record_dir, steps)
-    from .updates import warn_before_training  # no trainer rests on it
-
     warn_before_training(trainer, stacklevel=2 + frames)
 
 
@@ -111,7 +106,7 @@ class _Control(RecordsRows, _Trainer):
         **trl_arguments: Any,
     ):
         spec = StopSpec.of(stops)
-        check_record(record_dir, record_steps)
+        check_record_dir(record_dir, record_steps)
         if (share_generation or generation_seed is not None) and not (args and args.use_vllm):
             raise ParameterError(f"generation_seed={generation_seed}, share_generation={share_generation}: need vLLM")
         if not explicit_positions and isinstance(model, torch.nn.Module) and fills_position_ids(model):

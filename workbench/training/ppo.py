@@ -24,7 +24,8 @@ from ..generation.stops import End, StopRule, Stops, StopSpec
 from ..trl_release import LAST_WITH_PPO
 from .grpo import finish_trainer
 from .ppo_rewards import NotifyingLoader, RewardFunctions, SplitColumnsCollator
-from .rows import add_reward_columns, add_rows, check_record, completion_metrics, end_columns
+from .recording import check_record_dir
+from .rows import add_reward_columns, add_rows, completion_metrics, end_columns
 
 try:
     with mock.patch.dict(os.environ, TRL_EXPERIMENTAL_SILENCE="1"):  # PPO's release is known
@@ -87,7 +88,7 @@ class PPOTrainer(ppo_trainer.PPOTrainer):
         record_dir: str | Path | None = None,
     ):
         spec = StopSpec.of(stops)
-        check_record(record_dir)
+        check_record_dir(record_dir)
         self._functions = _functions(reward_model, reward_funcs, reward_weights)
         if args.stop_token is not None or args.stop_token_id is not None:
             raise ParameterError("stop_token and stop_token_id: leave both unset and give stops=StopSpec(...)")

@@ -4,7 +4,8 @@ import dataclasses
 import os
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,12 +16,18 @@ from transformers import PrinterCallback, TrainerCallback
 from ..consistency.positions import fills_position_ids
 from ..errors import ParameterError, TrainingStopped
 from ..generation.preflight import backend_of
+from ..replay.file import save_step, step_path
 from ..runs.completions import FILE, forget_after
 from ..runs.files import append_rows, open_lines, read_json, write_json
 from ..runs.stop_request import go_on, honour_stop, stop_request
+from .callback import LiveCallback, say
+from .record_step import StepRecord, listen
 from .rewards import describe_reward, unseen_values
 from .rows import AllTrained, eos_ids, is_of_a_step, is_ppo, policy_of, several_turns, tokenizer_of
+from .step_numbers import kind_of, step_of
 from .updates import has_plain_prompts
+
+Steps = int | Collection[int]  # numbers of steps, or N for the first and every N-th
 
 COMPLETE = "complete.json"  # the last file of a checkpoint
 _RECORDED: tuple[str, ...] = ("num_generations", "learning_rate", "seed", "temperature", "beta", "max_steps")
@@ -211,11 +218,60 @@ def _stops(trainer: Any) -> dict:
     return {"stop": strings, "stop_token_ids": sorted(set(eos_ids(trainer)) - known), "min_tokens": least}
 
 
+def check_steps(name: str, steps: Steps) -> None:
+    """Refuse what names no steps."""
+    numbers = steps if isinstance(steps, Collection) and not isinstance(steps, str) else [steps]
+    if not numbers or not all(type(number) is int and number > 0 for number in numbers):
+        raise ParameterError(
+            f"{name}={steps!r}: expected step numbers from 1 on, or N for the first step and every N-th"
+        )
+
+
+def is_due(step: int, steps: Steps) -> bool:
+    """Whether a step is one of `steps`: numbers, or N for the first and every N-th.
+
+    Example:
+        >>> [step for step in range(1, 8) if is_due(step, 3)], is_due(2, [2, 9])
+        ([1, 3, 6], True)
+    """
+    return step == 1 or step % steps == 0 if isinstance(steps, int) else step in steps
+
+
+class StepRecorder(LiveCallback):
+    """Keeps what the loss consumed of some steps, each in a file of the record; each process its own rows."""
+
+    name = "recorder of steps"
+
+    def __init__(self, trainer: Any, record_dir: str | Path, steps: Steps):
+        check_steps("record_steps", steps)
+        super().__init__(trainer)
+        self._kind, self._folder, self._steps = kind_of(trainer), Path(record_dir), steps
+        self._record = StepRecord(losses=False)
+        self._hooks = [listen(trainer, self._record, self.guarded)]
+        trainer.add_callback(self)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any):
+        self._record.stale, self._record.micro_batches = True, []
+        self._record.losses = is_due(state.global_step + 1, self._steps)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any):
+        if self._record.losses:
+            self.guarded(self._write, state.global_step)
+        self._record.losses = False
+
+    def _write(self, number: int) -> None:
+        trainer, record = self._trainer, self._record
+        record.metrics = {name: list(values) for name, values in trainer._metrics["train"].items()}
+        versions = {name: version(name) for name in ("trl", "transformers", "torch")}
+        path = step_path(self._folder, number, trainer.accelerator.process_index)
+        step = step_of(trainer, self._kind, record)
+        size = save_step(path, number, step, tokenizer_of(trainer).decode, versions)
+        say(f"step {number} is kept: {path} ({size / 1000:.0f} KB); see it with `workbench replay {path}`")
+
+
 def check_record_dir(record_dir: str | Path | None, record_steps: Any = None) -> None:
     """Refuse a folder that cannot be made or written, or that holds files of somebody else which a record would replace."""
     if record_steps is not None:
-        from ..diagnostics.step_callbacks import check_steps  # it looks at trainings; no trainer rests on it
-
         check_steps("record_steps", record_steps)
         if record_dir is None:
             raise ParameterError(f"record_steps={record_steps}: steps are saved in record_dir; set it too")
@@ -245,8 +301,6 @@ def attach_recorder(trainer: Any, record_dir: str | Path, record_steps: Any = No
     """Attach a recorder in place of transformers' printer of raw logs; it also keeps single steps whole for a replay."""
     recorder = RunRecorder(record_dir, trainer)
     if record_steps is not None:
-        from ..diagnostics.step_callbacks import StepRecorder  # it looks at trainings; no trainer rests on it
-
         StepRecorder(trainer, record_dir, record_steps)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(recorder)

@@ -15,6 +15,7 @@ import torch
 from trl.trainer.utils import get_callable_name
 
 from ..errors import ParameterError
+from .fingerprint import fingerprint
 from .groups import shorten
 from .rows import text_of
 
@@ -60,8 +61,6 @@ def describe_reward(reward: Any) -> dict:
         >>> describe_reward(length_reward(20))["highest"]
         0.0
     """
-    from ..runs.fingerprint import fingerprint  # a trainer that records nothing does not need it
-
     unknown: dict = {"arguments": {}, "unit": None, "lowest": None, "highest": None}
     name = getattr(reward, "__name__", None) or getattr(reward, "name_or_path", None) or type(reward).__name__
     if isinstance(reward, str | torch.nn.Module):

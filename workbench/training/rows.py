@@ -3,7 +3,6 @@
 import contextlib
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -116,14 +115,6 @@ def trl_ends(trainer: Any) -> set[int | None]:
     """The ids that, as a row's last, end it for stock TRL: before 1.14.2 of several EOS ids the tokenizer's alone."""
     tokenizer = tokenizer_of(trainer)
     return {*(getattr(trainer, "eos_token_ids", None) or [tokenizer.eos_token_id]), tokenizer.pad_token_id}
-
-
-def check_record(record_dir: str | Path | None, record_steps: Any = None) -> None:
-    """Check what is to be recorded, and where, before anything is built."""
-    if record_dir is not None or record_steps is not None:
-        from .recording import check_record_dir
-
-        check_record_dir(record_dir, record_steps)
 
 
 @contextlib.contextmanager

@@ -10,9 +10,9 @@ import trl
 from conftest import ROOT
 from step_cases import BASE, length
 
-from workbench.diagnostics.check_step import check_step
 from workbench.experiments.instruments.one_step import OldDivisorGRPOTrainer, draw_tokens
 from workbench.experiments.recipes import load_prompts, resolve_model
+from workbench.watch.check_step import check_step
 
 
 def trainer_of(folder, cls=trl.GRPOTrainer, **fields):

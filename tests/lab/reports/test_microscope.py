@@ -272,9 +272,9 @@ def test_the_report_command_takes_the_output_of_stock_trl(tmp_path, capsys):
 @pytest.mark.slow
 def test_tokens_that_a_watched_training_records_are_those_of_its_texts(starter_folder, tmp_path):
     from workbench import length_reward, make_recipe
-    from workbench.diagnostics.watch import Watch
     from workbench.experiments.train import make_trainer
     from workbench.training.grpo import GRPOTrainer
+    from workbench.watch.recorder import Watch
 
     recipe = make_recipe("starter", max_steps=1)
     trainer = make_trainer(GRPOTrainer, recipe, reward_funcs=length_reward(20), record_dir=tmp_path / "own")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from IPython.display import HTML
 
-from ...packaged import packaged
+from ...extras import packaged
 from ...runs.files import read_json
 from ...runs.results import NOT_RUN, Result, results_of
 from ...runs.text import html_table

@@ -9,9 +9,9 @@ from unittest import mock
 
 import torch
 
-from ...diagnostics.sampler_probe import attach_sampler_probe
 from ...training.engine import generation_of, hook_sync
 from ...training.sync_on_cpu import reload_colocated
+from ...watch.sampler_probe import attach_sampler_probe
 from ..arms import ObservedGRPOTrainer
 from ..vllm_server import shared_engine
 

@@ -27,10 +27,10 @@ from ...runs.parameters import check_parameters, notebook_parameters
 from ...runs.run import Run, record_execution, set_status, take_run
 from ...runs.secrets import hide_tokens, map_text, stream_hider
 from ...runs.stop_request import clear_stop, interruptible
+from ..late_vllm import IMPORT_VLLM_LATE
 from .code import check_unchanged, code_of, digest_of
 from .display import Display
 from .gpus import hold
-from .late_vllm import IMPORT_VLLM_LATE
 from .notebooks import find_notebook
 
 _MOST_PRINTED = 1_000_000  # characters of a cell that its notebook keeps; a report shows 20,000 of an output

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from ...errors import ParameterError, RunError
-from ...packaged import packaged
-from ...runs.run import check_notebook_name
+from ...extras import packaged
+from ...runs.parameters import check_notebook_name
 
 
 def list_notebooks() -> dict[str, Path]:

@@ -19,11 +19,10 @@ from pathlib import Path
 
 from ...errors import ParameterError, RunError
 from ...runs import lock
-from ...runs.parameters import COMPUTED, Parameter, check_parameters, notebook_parameters
+from ...runs.parameters import COMPUTED, SET_BY_RUNNER, Parameter, check_parameters, notebook_parameters
 from ...runs.run import (
     EMBEDDED_MODELS,
     GOING,
-    SET_BY_RUNNER,
     Run,
     age_order,
     create_run,

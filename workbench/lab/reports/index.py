@@ -10,8 +10,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ...errors import WorkbenchError
+from ...runs.parameters import SET_BY_RUNNER, check_notebook_name
 from ...runs.results import Result, count_verdicts, results_of
-from ...runs.run import SET_BY_RUNNER, Run, check_notebook_name
+from ...runs.run import Run
 from ...runs.summary import RunSummary, duration_text
 from . import facts
 from .clean import clean_html

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ...errors import RunError
-from ...packaged import packaged
+from ...extras import packaged
 from ...runs.parameters import repeat_command
 from ...runs.results import count_verdicts, results_of
 from ...runs.run import Run

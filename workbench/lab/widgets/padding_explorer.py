@@ -66,8 +66,8 @@ def show_padding(
 
     The caption starts with the kind that `padding_report` gives, of more layouts than the figure shows, so without its numbers.
     """
-    from ...diagnostics.logits import cast_copy
-    from ...diagnostics.padding_report import padding_report
+    from ...consistency.logits import cast_copy
+    from ...consistency.padding_report import padding_report
 
     if dtype not in DTYPES:
         raise ParameterError(f"dtype={dtype!r}: expected one of {', '.join(DTYPES)}")

@@ -1,0 +1,163 @@
+"""`check_step` on real trainers: nothing is said of healthy ones, and each fault is found at its stage."""
+
+import numpy as np
+import pytest
+import torch
+import trl
+from step_cases import FAULTS, HEALTHY, PROMPTS, length, make, of_prompt
+
+from workbench import attach_watch
+from workbench.errors import ParameterError
+from workbench.watch.check_step import check_step
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_step_has_no_difference(name, tmp_path):
+    report = check_step(make(tmp_path, **HEALTHY[name]))
+    assert [stage.name for stage in report.stages if stage.verdict in ("different", "cannot tell")] == [], report
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_at_its_stage(name, tmp_path):
+    options, stage, cause = FAULTS[name]
+    if callable(options.get("model")):
+        options = options | {"model": options["model"]()}
+    first = check_step(make(tmp_path, **options)).first
+    assert first is not None and first.name == stage and cause in first.cause, first
+
+
+def test_a_reward_of_the_prompt_alone_gives_no_gradient(tmp_path):
+    report = check_step(make(tmp_path, funcs=[of_prompt]))
+    assert report.first is None
+    assert (report["gradient"].verdict, report["gradient"].cause) == (
+        "cannot tell",
+        "no row of this batch has an advantage",
+    )
+
+
+@pytest.mark.parametrize("scale", [2.0**16, 2.0**127])
+def test_gradients_of_a_scaled_loss_are_unscaled(scale, tmp_path):
+    trainer = make(tmp_path)  # fp16 itself needs a GPU; the scaler, which is what multiplies the loss, does not
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    report = check_step(trainer)
+    assert report.first is None and trainer.accelerator.scaler.get_scale() == scale
+    if scale < 1e6:
+        assert report["gradient"].verdict == report["update"].verdict == "same", report
+    else:
+        for name in ("gradient", "update"):
+            assert report[name].verdict == "cannot tell" and "overflow" in report[name].cause
+
+
+class InfiniteGradient(trl.GRPOTrainer):
+    def training_step(self, model, *args):
+        loss = super().training_step(model, *args)
+        next(model.parameters()).grad[0, 0] = torch.inf
+        return loss
+
+
+def test_a_gradient_that_is_not_finite_is_different(tmp_path):
+    first = check_step(make(tmp_path, cls=InfiniteGradient)).first
+    assert (first.name, first.cause) == ("gradient", "a gradient is not finite")
+
+
+def test_few_trained_parameters_are_counted(tmp_path):
+    trainer = make(tmp_path)
+    for name, parameter in trainer.model.named_parameters():
+        parameter.requires_grad_(name.endswith("k_proj.bias"))
+    assert "only 128 of 656,512 parameters train" in check_step(trainer)["gradient"].cause
+
+
+def state_of(trainer) -> list:
+    weights = [p.detach().clone() for p in trainer.model.parameters()]
+    return [*weights, torch.random.get_rng_state(), torch.tensor(np.random.get_state()[1].astype(int))]
+
+
+def test_a_check_leaves_the_trainer_as_it_was(tmp_path):
+    trainer, other = make(tmp_path / "a"), make(tmp_path / "b")
+    before, attributes = state_of(trainer), dict(vars(trainer))
+    check_step(trainer)
+    assert all(map(torch.equal, before, state_of(trainer)))
+    assert vars(trainer) == attributes and all(p.grad is None for p in trainer.model.parameters())
+    for each in (trainer, other):
+        torch.manual_seed(0)
+        each.args.max_steps = 2
+        each.train()
+    assert all(map(torch.equal, trainer.model.parameters(), other.model.parameters()))
+
+
+def broken_reward(**_):
+    raise ZeroDivisionError("in the reward")
+
+
+class BrokenSampler(trl.GRPOTrainer):
+    def _generate_single_turn(self, *_, **__):
+        raise RuntimeError("in the sampler")
+
+
+class BrokenLoss(trl.GRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        super()._compute_loss(model, inputs).backward()
+        raise RuntimeError("in the loss")
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"funcs": [broken_reward]}, "in the reward"),
+        ({"cls": BrokenSampler}, "in the sampler"),
+        ({"cls": BrokenLoss}, "in the loss"),
+    ],
+)
+def test_a_check_changes_nothing_when_the_step_raises(options, said, tmp_path):
+    trainer = make(tmp_path, **options)
+    before, attributes = state_of(trainer), dict(vars(trainer))
+    with pytest.raises((ZeroDivisionError, RuntimeError), match=said):
+        check_step(trainer)
+    assert all(p.grad is None for p in trainer.model.parameters())
+    assert all(map(torch.equal, before, state_of(trainer))) and vars(trainer) == attributes
+
+
+def test_what_cannot_be_checked_is_refused(tmp_path):
+    with pytest.raises(ParameterError, match="str is no GRPOTrainer, RLOOTrainer or PPOTrainer"):
+        check_step("trainer")
+    with pytest.raises(ParameterError, match="SFTTrainer is no GRPOTrainer, RLOOTrainer or PPOTrainer"):
+        check_step(trl.SFTTrainer.__new__(trl.SFTTrainer))
+    trainer = make(tmp_path)
+    trainer.train_dataset = None
+    with pytest.raises(ParameterError, match="the trainer has no train_dataset"):
+        check_step(trainer)
+    rows = [{"prompt": prompt} for prompt in PROMPTS[:2] for _ in range(4)]
+    for batch in ([], rows[:7]):
+        with pytest.raises(
+            ParameterError, match=rf"batch has {len(batch)} rows, expected 4 \(num_generations\) for each"
+        ):
+            check_step(trainer, batch=batch)
+    assert check_step(trainer, batch=rows).first is None
+
+
+def test_rewards_that_are_coroutines_are_called_as_they_are(tmp_path):
+    async def asked(completions, **_):
+        return [float(len(text)) for text in completions]
+
+    rewards = check_step(make(tmp_path, funcs=[asked, length]))["rewards"]
+    assert rewards.verdict == "cannot tell" and "asynchronous" in rewards.cause
+
+
+def test_a_watched_trainer_records_nothing_of_a_check(tmp_path):
+    trainer = make(tmp_path / "out", max_steps=1)
+    watch = attach_watch(trainer, tmp_path / "record")
+    assert check_step(trainer).first is None
+    trainer.train()
+    assert watch.on and len((tmp_path / "record/completions.jsonl").read_text().splitlines()) == 8
+
+
+def test_tokens_and_page_show_each_token(tmp_path):
+    report = check_step(make(tmp_path, funcs=[length]))
+    tables = [report.tokens(row) for row in range(len(report.rows))]
+    assert sum(table["gradient"].abs().sum() for table in tables) == pytest.approx(1)
+    assert (tables[0]["logp"] - tables[0]["logp_alone"]).abs().max() < 1e-4
+    page = report._repr_html_()
+    assert page.count("<span") == sum(map(len, tables)) and "log-probs" in page
+    assert list(report.table().columns) == ["stage", "verdict", "cause", "largest", "where"]

@@ -1,0 +1,191 @@
+"""A step in a file: what its loss consumed, for a replay without the model and for a bug report."""
+
+import dataclasses
+import gzip
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import ParameterError, RunError
+from ..runs.completions import STEPS
+from ..runs.files import ASIDE, jsonable, open_plain, whole_file
+from ..runs.secrets import hide_tokens, map_text
+from .grpo_math import LossRow
+from .report import StepReport
+from .stages import check_metrics, checked_rows, losses_of, stages_of_loss, stages_of_rows
+from .step import MicroRows, SampledRow, Step, Turn
+
+_FORMAT = 1
+_LARGEST = 500_000_000  # bytes of a file, unpacked
+_NAME = re.compile(r"step-(\d+)(?:\.rank\d+)?\.json\.gz")
+_HIDDEN = -1  # in place of each token id, where a text of the step holds a secret
+# Settings that are text and no path, host or credential; numbers and flags are all kept.
+_TEXTS: tuple[str, ...] = (
+    "loss_type",
+    "importance_sampling_level",
+    "scale_rewards",
+    "multi_objective_aggregation",
+    "optim",
+    "vllm_mode",
+)
+_TEXTS += ("vllm_importance_sampling_mode", "lr_scheduler_type")
+
+
+@dataclass(frozen=True)
+class SavedStep:
+    """A step as its file has it."""
+
+    number: int
+    versions: dict[str, str]
+    vocabulary: dict[int, str]  # the text of each token id in it
+    step: Step
+    size: int  # bytes of the file
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(self.vocabulary.get(token, "[hidden]") for token in ids)
+
+
+def step_path(record_dir: Path, number: int, rank: int = 0) -> Path:
+    """Where a record keeps a step of a process."""
+    return record_dir / STEPS / f"step-{number:06d}{f'.rank{rank}' if rank else ''}.json.gz"
+
+
+def save_step(
+    path: Path, number: int, step: Step, decode: Callable[[list[int]], str], versions: Mapping[str, str]
+) -> int:
+    """Write a step to a file, whole or not at all, without secrets; returns its size in bytes.
+
+    Of a step with a secret in a text no token id is kept, since ids are text too.
+    """
+    used = dataclasses.asdict(dataclasses.replace(step, settings=_plain_settings(step.settings)))
+    texts = [row.prompt_ids + row.ids for row in step.rows] + [turn.prompt_ids + turn.ids for turn in step.turns or ()]
+    vocabulary = {token: decode([token]) for token in sorted({token for ids in texts for token in ids})}
+    if any(hide_tokens(text) != text for text in map(decode, texts)):
+        vocabulary, used["turns"] = {}, None
+        for part in (*used["rows"], *used["micro_batches"]):
+            for name in ("prompt_ids", "ids"):
+                part[name] = _hidden(part[name])
+    used["prompts"] = map_text(json.loads(json.dumps(jsonable(step.prompts), default=str)), hide_tokens)
+    content = {"format": _FORMAT, "number": number, "versions": dict(versions), "vocabulary": vocabulary, "step": used}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8") as file:
+        json.dump(jsonable(content), file, allow_nan=False, ensure_ascii=False)
+    return path.stat().st_size
+
+
+def _plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {}
+    for name, value in settings.items():
+        several = value if isinstance(value, list | tuple) else [value]
+        if name in _TEXTS or all(each is None or isinstance(each, bool | int | float) for each in several):
+            kept[name] = value
+    options = jsonable(settings.get("generation_kwargs") or {})
+    return kept | {"generation_kwargs": map_text(json.loads(json.dumps(options, default=str)), hide_tokens)}
+
+
+def _hidden(ids: list) -> list:
+    return [_hidden(each) if isinstance(each, list) else _HIDDEN for each in ids]
+
+
+def load_step(path: str | os.PathLike) -> SavedStep:
+    """Read a step that a training has kept.
+
+    Raises:
+        RunError: a file that is none of these, damaged, or of a newer workbench.
+    """
+    path = Path(path)
+    try:
+        with open_plain(path) as opened, gzip.open(opened) as file:
+            data = file.read(_LARGEST + 1)
+        if len(data) > _LARGEST:
+            raise RunError(
+                f"{path}: larger than {_LARGEST / 1e6:.0f} MB unpacked; no training keeps that much of a step"
+            )
+        content = json.loads(data)
+        if content["format"] > _FORMAT:
+            raise RunError(f"{path}: a newer workbench wrote it (format {content['format']}, this one reads {_FORMAT})")
+        vocabulary = {int(token): text for token, text in content["vocabulary"].items()}
+        return SavedStep(
+            content["number"], content["versions"], vocabulary, _step_from(content["step"]), path.stat().st_size
+        )
+    except FileNotFoundError:
+        raise RunError(f"{path}: no such file") from None
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{path}: this file holds no recorded step, or is damaged ({error!r})") from None
+
+
+def _step_from(content: dict) -> Step:
+    arrays = {name: [_array(table) for table in content[name]] for name in ("rewards", "advantages")}
+    rows = [SampledRow(**row | {name: _array(row[name]) for name in ("own", "mask")}) for row in content["rows"]]
+    turns = content["turns"] and [Turn(**turn) for turn in content["turns"]]
+    arrays |= {"returned": _array(content["returned"])}
+    micro_batches = [MicroRows(**m | {"rows": [*map(_loss_row, m["rows"])]}) for m in content["micro_batches"]]
+    return Step(**content | arrays | {"rows": rows, "turns": turns, "micro_batches": micro_batches})
+
+
+def _loss_row(content: dict) -> LossRow:
+    return LossRow(**{name: _array(value) if isinstance(value, list) else value for name, value in content.items()})
+
+
+def _array(values: Any) -> Any:
+    """Numbers of a file, in which null stands for what is not finite."""
+    return None if values is None else np.array(values, dtype=float)
+
+
+def replay_step(path: str | os.PathLike) -> StepReport:
+    """Compute the stages of a recorded step again, except those that need a model.
+
+    Args:
+        path: a file that a training with `record_steps` has kept, such as `RUN/steps/step-000050.json.gz`.
+
+    Returns:
+        As `check_step` does, with the stages `ends`, `turns`, `mask`, `rewards`, `advantages`, `ratios`, `correction`, `loss`
+        and `metrics`.
+
+    Raises:
+        RunError: the file does not exist, or holds no recorded step.
+    """
+    return replay(load_step(path))
+
+
+def replay(saved: SavedStep) -> StepReport:
+    step = saved.step
+    losses = losses_of(step)
+    stages = [*stages_of_rows(step, saved.decode), *stages_of_loss(step, losses), check_metrics(step)]
+    return StepReport([stage for stage in stages if stage], checked_rows(step, losses, saved.decode))
+
+
+def saved_steps(folder: Path) -> dict[int, list[Path]]:
+    """The recorded steps of the trainings in a folder and below it, each with its files: one of each process."""
+    found: dict[int, list[Path]] = {}
+    for inner, below, names in os.walk(folder):
+        below[:] = sorted(name for name in below if not name.startswith(ASIDE))
+        for name in sorted(names):
+            if (match := _NAME.fullmatch(name)) and Path(inner).name == STEPS:
+                found.setdefault(int(match[1]), []).append(Path(inner) / name)
+    return dict(sorted(found.items()))
+
+
+def files_of(folder: Path, number: int | None) -> list[Path]:
+    """The files of a step of the trainings in a folder.
+
+    Raises:
+        RunError: no step is recorded, or not this one.
+        ParameterError: there are several, and none is named.
+    """
+    steps = saved_steps(folder)
+    if not steps:
+        how = "give record_steps=[1, 50] to GRPOTrainer, RLOOTrainer, train or attach_watch, and train again"
+        raise RunError(f"{folder}: no step is recorded; {how}")
+    recorded = ", ".join(map(str, [*steps][:20])) + ", ..." * (len(steps) > 20)
+    if number is None and len(steps) > 1:
+        raise ParameterError(f"{folder}: several steps are recorded; name one with --step: {recorded}")
+    if number is not None and number not in steps:
+        raise RunError(f"{folder}: step {number} is not recorded; recorded: {recorded}")
+    return next(iter(steps.values())) if number is None else steps[number]

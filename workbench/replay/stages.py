@@ -1,0 +1,331 @@
+"""The stages of a step that need no model: each computed again from the stage before it, and compared with what was used."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .grpo_math import (
+    Loss,
+    group_advantages,
+    grpo_loss,
+    leave_one_out_advantages,
+    loss_mask,
+    normalized_advantages,
+    rloo_loss,
+    row_rewards,
+    sampler_correction,
+)
+from .report import CheckedRow, Stage
+from .step import SampledRow, Step, Turn, all_loss_rows
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Up to where a difference is rounding, for a trainer that computes in one dtype."""
+
+    mean: float  # of log-probs, nats a token
+    largest: float
+    cosine: float  # of gradients, at least
+    norm: float  # their ratio of norms, from 1
+    value: float  # of losses, advantages and weights, relative to their size
+
+
+TOLERANCES = {
+    "float32": Tolerance(mean=1e-4, largest=0.01, cosine=0.9999, norm=0.005, value=1e-4),
+    "bfloat16": Tolerance(mean=0.05, largest=1.0, cosine=0.95, norm=0.1, value=0.02),
+    "float16": Tolerance(mean=0.01, largest=0.3, cosine=0.99, norm=0.05, value=0.005),
+}
+SAME = 1e-5  # below this numbers are the same in fp32
+
+
+def tolerance_of(step: Step) -> Tolerance:
+    return TOLERANCES.get(step.dtype, TOLERANCES["float32"])
+
+
+def check_ends(step: Step, decode: Callable[[list[int]], str]) -> Stage:
+    """Whether the rows that TRL counts as cut are those that were, and no token stands behind an end."""
+    rows = step.rows
+    wrong = [i for i, row in enumerate(rows) if row.ended is not None and row.ended == row.cut_for_trl]
+    if missed := [rows[i] for i in wrong if rows[i].ended]:
+        last = Counter(row.ids[row.end - 1] for row in missed).most_common(3)
+        tokens = ", ".join(f"{decode([token])!r} (id {token})" for token, _ in last)
+        cause = f"{len(missed)} of {len(rows)} rows stopped at {tokens} and count as truncated: "
+        cause += "TRL takes only EOS and pad for an end"
+        return Stage("ends", "different", cause, len(wrong) / len(rows), places(wrong))
+    if wrong:
+        cause = f"{len(wrong)} of {len(rows)} completions were truncated, but count as ended: their last token is EOS or pad"
+        return Stage("ends", "different", cause, len(wrong) / len(rows), places(wrong))
+    if behind := [i for i, row in enumerate(rows) if row.end < len(row.ids)]:
+        most = max(len(rows[i].ids) - rows[i].end for i in behind)
+        cause = f"{len(behind)} rows keep up to {most} tokens behind their end, which the loss then trains"
+        return Stage("ends", "different", cause, float(most), places(behind))
+    if unknown := sum(row.ended is None for row in rows):
+        return Stage("ends", "cannot tell", f"{unknown} completions ended before the limit, and nothing says why")
+    ended = sum(bool(row.ended) for row in rows)
+    return Stage(
+        "ends", "same", f"{ended} of {len(rows)} rows ended{', the others were truncated' * (ended < len(rows))}"
+    )
+
+
+def sampled_tokens(turns: Sequence[Turn] | None, row: SampledRow) -> np.ndarray:
+    """(T,), 1 for the tokens of a row that were sampled where they stand: behind the same tokens."""
+    if not turns:
+        return np.ones(len(row.ids))
+    whole, first, found = row.prompt_ids + row.ids, len(row.prompt_ids), np.zeros(len(row.ids))
+    for turn in turns:
+        start, end = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.ids)
+        if turn.prompt_ids == whole[:start] and whole[start:end] == turn.ids[: len(whole) - start]:
+            found[max(start - first, 0) : max(end - first, 0)] = 1
+    return found
+
+
+def check_turns(step: Step) -> Stage | None:
+    """Whether the tokens in the loss are those that were sampled, where they stand; None where each row is one turn.
+
+    A turn that continues the tokens before it is found in its row with its prompt. One that was decoded and encoded again is
+    not, and leaves tokens in the loss that nobody sampled there.
+    """
+    if step.turns is None:
+        return None
+    if not step.turns:
+        return Stage("turns", "cannot tell", "the rollout function samples in a way that check_step does not see")
+    rows, foreign, unused = [], 0, 0
+    for i, row in enumerate(step.rows):
+        sampled = sampled_tokens(step.turns, row)
+        wrong = int(((row.own > 0) & (sampled == 0)).sum())
+        foreign, unused = foreign + wrong, unused + int(((row.own == 0) & (sampled > 0)).sum())
+        rows += [i] * bool(wrong)
+    if foreign:
+        cause = (
+            f"{foreign} tokens in {len(rows)} of {len(step.rows)} rows count in the loss, but were not sampled there: "
+        )
+        cause += "a turn was decoded and encoded again, a turn is of another row, or a tool wrote these tokens"
+        return Stage("turns", "different", cause, float(foreign), places(rows))
+    said = f"{unused} sampled tokens are left out of the loss"
+    if unused and step.settings.get("rollout_func"):
+        return Stage("turns", "cannot tell", f"{said}: does the rollout function intend this?", float(unused))
+    if unused:
+        return Stage("turns", "different", f"{said}: the mask of a turn is not as long as its tokens", float(unused))
+    return Stage("turns", "same", f"{len(step.turns)} turns are in {len(step.rows)} rows as they were sampled")
+
+
+def check_mask(step: Step) -> Stage:
+    """Whether the tokens in the loss are those that ends, tools and `mask_truncated_completions` leave."""
+    wrong, tokens = [], 0
+    for i, row in enumerate(step.rows):
+        ended = (not row.cut_for_trl) if row.ended is None else row.ended
+        expected = loss_mask(len(row.ids), ended, step.settings.get("mask_truncated_completions", False), row.own)
+        expected[row.end :] = 0
+        used, behind = row.mask[: len(row.ids)], row.mask[len(row.ids) :]
+        if behind.any() or (used != expected).any():
+            wrong.append(i)
+            tokens += int((used != expected).sum())
+    if not wrong:
+        return Stage("mask", "same", f"{int(sum(row.mask.sum() for row in step.rows))} tokens count")
+    cause = f"{len(wrong)} of {len(step.rows)} rows have a mask that does not follow from their ends and tools"
+    if out := [i for i in wrong if not step.rows[i].mask.any()]:
+        cause = f"{len(out)} of {len(step.rows)} completions ended, but are left out of the loss: "
+        cause += "mask_truncated_completions counts them as truncated"
+    return Stage("mask", "different", cause, float(tokens), places(wrong))
+
+
+def check_rewards(step: Step) -> Stage:
+    """Whether groups are of one prompt, and each row has what the functions returned for it."""
+    size, prompts = step.num_generations, step.prompts
+    if len(prompts) % size == 0:
+        groups = [prompts[start : start + size] for start in range(0, len(prompts), size)]
+        if mixed := [g for g, group in enumerate(groups) if any(prompt != group[0] for prompt in group)]:
+            cause = f"groups {mixed[:5]} hold several prompts: rewards are compared across prompts"
+            return Stage("rewards", "different", cause, where=f"{len(mixed)} groups")
+    if step.returned is None or step.processes > 1:
+        cause = "a reward model or an asynchronous function scores, or several processes do"
+        return Stage("rewards", "cannot tell", cause)
+    used = np.concatenate(step.rewards)
+    wrong = ~np.isclose(used, step.returned, rtol=1e-5, atol=1e-6, equal_nan=True)
+    if not wrong.any():
+        return Stage("rewards", "same", f"{used.shape[1]} functions, {len(used)} rows")
+    rows = np.flatnonzero(wrong.any(axis=1))
+    cause = f"{len(rows)} of {len(used)} rows have another reward than the functions returned for them"
+    for shift, neighbour in ((1, "before"), (-1, "after")):
+        if np.allclose(np.roll(step.returned, shift, axis=0)[1:-1], used[1:-1], equal_nan=True):
+            cause += f": each has that of the row {neighbour} it"
+    return Stage("rewards", "different", cause, float(np.nanmax(np.abs(used - step.returned))), places(rows))
+
+
+def check_advantages(step: Step, kl: np.ndarray | None = None) -> Stage:
+    """Whether advantages follow from the rewards.
+
+    Args:
+        kl: (N,), of each row from the reference, which RLOO with `beta` takes off its reward; None: not known.
+    """
+    if step.kind == "RLOO" and step.settings["beta"] and (kl is None or step.processes > 1):
+        return Stage("advantages", "cannot tell", "the KL penalty in the reward is not known here")
+    expected = []
+    for table, used in zip(step.rewards, step.advantages, strict=True):
+        start = step.rank * len(used)
+        expected.append(_advantages(step, table, kl)[start : start + len(used)])
+    cause = "the definition gives other advantages for these rewards"
+    return compared("advantages", step, np.concatenate(step.advantages), np.concatenate(expected), cause)
+
+
+def _advantages(step: Step, table: np.ndarray, kl: np.ndarray | None) -> np.ndarray:
+    s, size = step.settings, step.num_generations
+    if s.get("multi_objective_aggregation") == "normalize_then_sum":
+        return normalized_advantages(table, size, s["reward_weights"])
+    rewards = row_rewards(table, s["reward_weights"])
+    if step.kind == "GRPO":
+        return group_advantages(rewards, size, s["scale_rewards"])
+    if s["reward_clip_range"]:
+        rewards = np.clip(rewards, *s["reward_clip_range"])
+    if s["beta"]:
+        rewards = rewards - s["beta"] * kl
+    return leave_one_out_advantages(rewards, size, s["normalize_advantages"])
+
+
+def check_correction(step: Step) -> Stage | None:
+    """Whether the weights of a sampler that is not quite the policy follow from the log-probs; None without them."""
+    rows = [r for r in all_loss_rows(step) if r.correction is not None and r.sampled_logps is not None and len(r.mask)]
+    if not rows:
+        return None
+    mode = step.settings["vllm_importance_sampling_mode"]
+    low, high = (step.settings.get(f"vllm_importance_sampling_clip_{end}") for end in ("min", "max"))
+    expected = [sampler_correction(r.old_logps, r.sampled_logps, r.mask, mode, low, high) for r in rows]
+    used = [r.correction[: len(e)] for r, e in zip(rows, expected, strict=True)]
+    cause = f"{mode} gives other weights for these log-probs"
+    return compared("correction", step, np.concatenate(used), np.concatenate(expected), cause)
+
+
+def losses_of(step: Step) -> list[Loss | None]:
+    """What each micro-batch's rows give by the definition; None where the trainer computes its loss elsewhere."""
+    accumulation = step.settings["gradient_accumulation_steps"]
+    window = step.settings.get("steps_per_generation", accumulation)
+    share = 1 / (step.processes * window)
+    counted = _counted_tokens(step, accumulation, window)
+    found: list[Loss | None] = []
+    for number, micro in enumerate(step.micro_batches):
+        if any(row.logps is None for row in micro.rows):
+            found.append(None)
+        elif step.kind == "RLOO":
+            found.append(rloo_loss(micro.rows, step.settings["epsilon"]))
+        else:
+            items = counted[number // window] if counted else micro.items
+            found.append(grpo_loss(micro.rows, step.loss_settings(), accumulation, items, share))
+    return found
+
+
+def _counted_tokens(step: Step, accumulation: int, window: int) -> list[float]:
+    """Tokens in the loss of each generation of an update, counted again; none where this process has only a part of them."""
+    if step.processes > 1 or len(step.advantages) != max(1, accumulation / window):
+        return []
+    tokens = np.array([row.mask.sum() for row in step.rows])
+    return [float(part.sum()) for part in np.split(tokens, np.cumsum([len(a) for a in step.advantages])[:-1])]
+
+
+def check_ratios(step: Step) -> Stage | None:
+    """Whether the log-probs of the first update are those of the sampling policy; None where the loss has no older ones.
+
+    Without an update in between every ratio is 1, up to rounding.
+    """
+    rows = [r for r in all_loss_rows(step) if r.old_logps is not None and r.logps is not None and len(r.mask)]
+    if not rows:
+        return None
+    differences = np.concatenate([r.logps - r.old_logps for r in rows])
+    said = f"ratios of {math.exp(differences.min()):.4g} to {math.exp(differences.max()):.4g}"
+    s, limits = step.settings, tolerance_of(step)
+    moved = s.get("num_iterations", 1) > 1 or s.get("steps_per_generation", 1) > s["gradient_accumulation_steps"]
+    mean, largest = float(np.abs(differences).mean()), float(np.abs(differences).max())
+    if moved or (mean <= limits.mean and largest <= limits.largest):
+        return Stage("ratios", "same" if moved or largest <= 2 * SAME else "rounding", said, largest)
+    cause = f"{said}, but no update lies between the two scorings of a row: the trainer scores it in two ways"
+    return Stage("ratios", "different", cause, largest)
+
+
+def check_loss(step: Step, losses: Sequence[Loss | None]) -> Stage:
+    """Whether each micro-batch's loss is that of its rows."""
+    known = [loss for loss in losses if loss is not None]
+    if not known or len(known) < len(losses):
+        return Stage("loss", "cannot tell", "the trainer computes its loss elsewhere (Liger, or a method of its own)")
+    used, expected = np.array([micro.loss for micro in step.micro_batches]), np.array([loss.value for loss in known])
+    cause = f"loss_type {step.settings.get('loss_type', 'rloo')!r} gives another loss for these rows"
+    if expected.any():  # losses near 0 say nothing of a factor
+        times = float(used @ expected / (expected @ expected))
+        if np.abs(used - times * expected).max() < 1e-3 * np.abs(times * expected).max():
+            cause += f": {times:.3g} times as much"
+    size = max(float(np.abs(slopes).sum()) for loss in known for slopes in loss.slopes)
+    return compared("loss", step, used, expected, cause, max(size, 1e-9))
+
+
+def check_metrics(step: Step) -> Stage | None:
+    """Whether what is logged of rewards and ends is so; None where other processes have a part in it."""
+    if step.processes > 1 or len(step.rewards) != 1:
+        return None
+    rewards = row_rewards(step.rewards[0], step.settings["reward_weights"])
+    expected = {"reward": float(np.nanmean(rewards))}
+    limits = step.settings["reward_clip_range"] if step.kind == "RLOO" else None
+    if step.kind == "GRPO" or not step.settings["beta"]:  # else groups are compared with the KL penalty in the rewards
+        groups = (np.clip(rewards, *limits) if limits else rewards).reshape(-1, step.num_generations)
+        expected["frac_reward_zero_std"] = float((np.nanstd(groups, axis=1) < 1e-6).mean())
+    if all(row.ended is not None for row in step.rows):
+        expected["completions/clipped_ratio"] = float(np.mean([not row.ended for row in step.rows]))
+    return of_logged(step.metrics, expected)
+
+
+def of_logged(metrics: Mapping[str, float], expected: Mapping[str, float]) -> Stage:
+    """Whether the numbers that are expected are those that were logged."""
+    logged = {name: float(metrics[name]) for name in expected if name in metrics}
+    wrong = {name: value for name, value in logged.items() if abs(value - expected[name]) > 1e-4 * max(1, abs(value))}
+    if not wrong:
+        return Stage("metrics", "same", ", ".join(f"{name} {value:.3g}" for name, value in logged.items()))
+    said = "; ".join(f"{name} is logged as {value:.3g}, but is {expected[name]:.3g}" for name, value in wrong.items())
+    return Stage("metrics", "different", said, max(abs(value - expected[name]) for name, value in wrong.items()))
+
+
+def stages_of_rows(step: Step, decode: Callable[[list[int]], str], kl: np.ndarray | None = None) -> list[Stage | None]:
+    """The stages from the sampled tokens to the advantages; `kl` as `check_advantages` takes it."""
+    ends, turns, mask = check_ends(step, decode), check_turns(step), check_mask(step)
+    return [ends, turns, mask, check_rewards(step), check_advantages(step, kl)]
+
+
+def stages_of_loss(step: Step, losses: Sequence[Loss | None]) -> tuple[Stage | None, Stage | None, Stage]:
+    """The stages from the ratios to the loss, which is the last."""
+    return check_ratios(step), check_correction(step), check_loss(step, losses)
+
+
+def compared(
+    name: str, step: Step, used: np.ndarray, expected: np.ndarray, cause: str, size: float | None = None
+) -> Stage:
+    """A stage of numbers that are computed in fp32, whatever the model computes in."""
+    if not np.isfinite(used).all():
+        return Stage(name, "different", "a number is not finite", math.inf)
+    scale = max(1.0, float(np.abs(expected).max(initial=0.0))) if size is None else size
+    difference, allowed = np.abs(used - expected), tolerance_of(step).value * scale
+    largest = float(difference.max(initial=0.0))
+    if largest <= allowed:
+        return Stage(name, "same" if largest <= SAME * scale else "rounding", "", largest)
+    return Stage(name, "different", cause, largest, places(np.flatnonzero(difference > allowed)))
+
+
+def places(rows: Sequence[int] | np.ndarray) -> str:
+    """The first of many rows, in words."""
+    return f"rows {', '.join(str(i) for i in list(rows)[:5])}" + (", ..." if len(rows) > 5 else "")
+
+
+def checked_rows(
+    step: Step,
+    losses: Sequence[Loss | None],
+    decode: Callable[[list[int]], str],
+    alone: Callable[[list[int], list[int]], np.ndarray] = lambda prompt, ids: np.full(len(ids), np.nan),
+) -> list[CheckedRow]:
+    """The completions of a step, for its report; `alone` gives the log-probs of one alone."""
+    found = []
+    for micro, loss in zip(step.micro_batches, losses, strict=True):
+        for i, (row, prompt, ids) in enumerate(zip(micro.rows, micro.prompt_ids, micro.ids, strict=True)):
+            if row.logps is None or loss is None:
+                continue
+            texts, ratios = [decode([token]) for token in ids], np.broadcast_to(loss.ratios[i], len(ids))
+            numbers = row.mask, row.advantage, row.logps, alone(prompt, ids), ratios, loss.slopes[i]
+            found.append(CheckedRow(prompt, ids, texts, *numbers))
+    return found

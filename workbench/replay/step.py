@@ -1,0 +1,105 @@
+"""One training step as plain numbers: what a trainer used at each stage, without padding, tensors or the trainer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from .grpo_math import LossRow, LossSettings
+
+_SAMPLER = ("top_p", "top_k", "min_p", "repetition_penalty")  # of the config; generation_kwargs may hold more
+
+
+@dataclass(frozen=True)
+class SampledRow:
+    """A sampled completion of T tokens, and what was made of it."""
+
+    prompt_ids: list[int]
+    ids: list[int]
+    own: np.ndarray  # (T,), 0 for tokens of tools
+    ended: bool | None  # by itself; None: not known
+    end: int  # tokens up to its end
+    cut_for_trl: bool
+    mask: np.ndarray  # (T,) or longer, of the tokens that the loss takes
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One answer of the sampler: what it was asked, and what it sampled."""
+
+    prompt_ids: list[int]
+    ids: list[int]
+
+
+@dataclass(frozen=True)
+class MicroRows:
+    """The rows of one micro-batch, as its loss took them."""
+
+    rows: list[LossRow]
+    prompt_ids: list[list[int]]
+    ids: list[list[int]]
+    items: float | None  # tokens in the loss of the whole generation batch, as the trainer counts them
+    loss: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one process's trainer used in one update. N rows were sampled, in the order of `rows`."""
+
+    kind: str  # GRPO or RLOO
+    dtype: str  # that it computes in
+    processes: int
+    rank: int
+    settings: dict[str, Any]  # fields of the TRL config
+    rows: list[SampledRow]
+    prompts: list[Any]  # N, as the data set has them
+    rewards: list[np.ndarray]  # of each generation (N of all processes, F)
+    returned: np.ndarray | None  # (N, F), what the functions returned; None: not known
+    advantages: list[np.ndarray]  # of each generation, of this process
+    micro_batches: list[MicroRows]
+    turns: list[Turn] | None = None  # None: each row is one turn
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def num_generations(self) -> int:
+        return self.settings["num_generations"]
+
+    def loss_settings(self) -> LossSettings:
+        """The part of the settings that the loss depends on."""
+        names = {f.name for f in fields(LossSettings)}
+        return LossSettings(**{name: value for name, value in self.settings.items() if name in names})
+
+    def sampler_options(self) -> list[str]:
+        """Settings with which a sampler draws from another distribution than the one that is scored, as `name=value`."""
+        neutral: dict[str, tuple] = {"top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0,), "repetition_penalty": (1.0,)}
+        neutral |= {"temperature": (self.settings.get("temperature"),), "do_sample": (True,), "typical_p": (1.0,)}
+        neutral |= {"presence_penalty": (0.0,), "frequency_penalty": (0.0,), "no_repeat_ngram_size": (0,)}
+        neutral |= {"epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,), "bad_words": (), "logit_bias": ()}
+        used = {name: self.settings.get(name) for name in _SAMPLER} | dict(self.settings.get("generation_kwargs") or {})
+        return [f"{n}={v}" for n, v in used.items() if n in neutral and v is not None and v not in neutral[n]]
+
+
+def returned_rewards(calls: Sequence[list], counts: Sequence[int], functions: int) -> np.ndarray | None:
+    """What reward functions returned, (N, F), from their calls: generation by generation, function by function.
+
+    Example:
+        >>> returned_rewards([[1.0, 2.0], [0.5, None]], counts=[2], functions=2)
+        array([[1. , 0.5],
+               [2. , nan]])
+    """
+    if len(calls) != functions * len(counts):
+        return None
+    tables = []
+    for number, count in enumerate(counts):
+        own = calls[number * functions : (number + 1) * functions]
+        if any(len(call) != count for call in own):
+            return None
+        tables.append(np.array([[np.nan if x is None else float(x) for x in call] for call in own]).T)
+    return np.concatenate(tables)
+
+
+def all_loss_rows(step: Step) -> Iterator[LossRow]:
+    """The rows of all micro-batches, in the order in which the loss took them."""
+    for micro in step.micro_batches:
+        yield from micro.rows

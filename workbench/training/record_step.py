@@ -1,0 +1,345 @@
+"""One update of a user's own trainer, run and taken down stage by stage; the trainer is afterwards as it was."""
+
+import contextlib
+import copy
+import functools
+import inspect
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from ..errors import ParameterError, RunError
+from .engine import finish_reasons, hook, hook_requests, unhook
+from .rows import eos_ids, policy_of, tokenizer_of
+from .updates import count_moved
+
+
+@dataclass
+class MicroBatch:
+    """What one call of the loss took and gave. Tensors (B, P + T) or (B, T) as TRL padded them."""
+
+    inputs: Mapping[str, Any]
+    logps: torch.Tensor | None = None  # (B, T), without gradients
+    entropies: torch.Tensor | None = None
+    loss: float = float("nan")
+
+
+@dataclass
+class StepRecord:
+    """What a trainer used at each stage of one update, of this process."""
+
+    inputs: list[dict] = field(default_factory=list)  # N rows of the data set, of each generation
+    generated: list[tuple] = field(default_factory=list)  # what `_generate` returned, of each generation
+    turns: list[tuple[list, list]] = field(
+        default_factory=list
+    )  # prompt ids and completion ids of each call of the sampler
+    finish_reasons: list[str] = field(default_factory=list)  # N of the engine, where it says them
+    scored: list[list] = field(default_factory=list)  # what each reward function returned, call by call
+    rewards: list[torch.Tensor] = field(default_factory=list)  # (N, F), over all processes
+    outputs: list[Mapping[str, Any]] = field(default_factory=list)  # of each generation, as the loss will get it
+    micro_batches: list[MicroBatch] = field(default_factory=list)
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # on their device, before clipping
+    with_gradient: int = 0  # elements
+    moved: int = 0  # of these, by the optimizer
+    learning_rate: float = 0.0  # of the update
+    averaged: bool = False  # gradients are the mean over the processes
+    problem: str = ""  # why there is no update
+    open: bool = False  # in a generation of the training
+    stale: bool = False  # the generation is one of an earlier update, and the next one replaces it
+    losses: bool = True  # take down losses too
+
+    def forget_generation(self) -> None:
+        for part in (
+            self.inputs,
+            self.generated,
+            self.turns,
+            self.finish_reasons,
+            self.scored,
+            self.rewards,
+            self.outputs,
+        ):
+            part.clear()
+        self.stale = False
+
+
+def record_step(trainer: Any, batch: list[dict] | None = None) -> StepRecord:
+    """Run one update of a trainer on its first batch and leave weights, random state, metrics and record as they were.
+
+    Raises:
+        RunError: vLLM that does not sample, as one that is closed.
+        ParameterError: a trainer without data; a batch that is no whole number of groups.
+        Exception: whatever the training itself would raise, as from a reward function.
+    """
+    record = StepRecord()
+    size = trainer.num_generations
+    if batch is not None and (not batch or len(batch) * trainer.accelerator.num_processes % size):
+        raise ParameterError(
+            f"check_step: batch has {len(batch)} rows, expected {size} (num_generations) for each prompt"
+        )
+    with _as_it_was(trainer), contextlib.ExitStack() as stack:
+        stack.callback(listen(trainer, record))
+        batches = _batches(trainer, batch)
+        steps = trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+        model = trainer.model_wrapped
+        record.averaged = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+        model.train()
+        model.zero_grad(set_to_none=True)
+        for _ in range(steps):
+            with trainer.accelerator.autocast():
+                try:
+                    trainer.training_step(model, next(batches), None)
+                except Exception as error:
+                    if trainer.args.use_vllm and record.open and len(record.generated) == len(record.outputs):
+                        raise RunError(
+                            f"check_step: vLLM does not sample ({error!r}): is its engine closed?"
+                        ) from error
+                    raise
+        record.metrics = {name: list(values) for name, values in trainer._metrics["train"].items()}
+        policy = policy_of(trainer)
+        record.problem = _unscale(trainer.accelerator.scaler, policy)
+        record.gradients = {n: p.grad.detach().clone() for n, p in policy.named_parameters() if p.grad is not None}
+        _update(trainer, policy, record)
+    return record
+
+
+def _batches(trainer: Any, batch: list[dict] | None) -> Iterator:
+    if batch is not None:
+        while True:
+            yield batch
+    if trainer.train_dataset is None:
+        raise ParameterError(
+            "check_step: the trainer has no train_dataset; give rows with batch=[{'prompt': ...}, ...]"
+        )
+    while True:
+        yield from trainer.get_train_dataloader()
+
+
+def _unscale(scaler: Any, policy: Any) -> str:
+    """Divide gradients by the loss scale of fp16, in place; why the scaler leaves the update out, where it does."""
+    if scaler is None or not scaler.is_enabled():
+        return ""
+    scale, gradients = scaler.get_scale(), [p.grad for p in policy.parameters() if p.grad is not None]
+    for gradient in gradients:
+        gradient.div_(scale)
+    if all(bool(gradient.isfinite().all()) for gradient in gradients):
+        return ""
+    return f"gradients overflow at a loss scale of {scale:g}: the scaler leaves this update out and lowers its scale"
+
+
+def _update(trainer: Any, policy: Any, record: StepRecord) -> None:
+    """One step of the optimizer; how many of the elements with a gradient it moves, in the weights' own dtype."""
+    if record.problem:
+        return
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        record.problem = "weights that DeepSpeed or FSDP holds in parts"
+        return
+    trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    before = {name: p.detach().clone() for name, p in trained.items()}
+    optimizer = trainer.optimizer or trainer.create_optimizer()
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's passes over steps between micro-batches
+    record.learning_rate = max(group["lr"] for group in optimizer.param_groups)
+    state = copy.deepcopy(optimizer.state_dict())
+    try:
+        if trainer.args.max_grad_norm:
+            torch.nn.utils.clip_grad_norm_(trained.values(), trainer.args.max_grad_norm)
+        optimizer.step()
+        names = record.gradients.keys() & trained.keys()
+        sides = ([of[name] for name in names] for of in (before, trained, record.gradients))
+        record.with_gradient, record.moved = count_moved(*sides).tolist()
+    finally:
+        with torch.no_grad():
+            for name, parameter in trained.items():
+                parameter.copy_(before[name])
+        optimizer.load_state_dict(state)
+
+
+@contextlib.contextmanager
+def _as_it_was(trainer: Any):
+    """Restore what a step of GRPO or RLOO changes, which starts with no sample and no metric of an earlier one."""
+    with restored(trainer):
+        trainer._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
+        trainer._logs = copy.deepcopy(trainer._logs)
+        trainer._buffered_inputs, trainer._step = None, 0
+        yield
+
+
+@contextlib.contextmanager
+def restored(trainer: Any):
+    """Restore what a step changes: attributes of the trainer, gradients, modes and random states; nothing is recorded."""
+    model = trainer.model
+    attributes = dict(vars(trainer))
+    modes = [(module, module.training) for module in model.modules()]
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    trainer.state, trainer.recorder = copy.deepcopy(trainer.state), None
+    for name in attributes:  # of a watch, which records the training
+        unhook(trainer, name)
+    engine = getattr(trainer, "engine", None)  # ours counts requests, for their seeds
+    counts = dict(vars(engine)) if engine is not None else {}
+    try:
+        yield
+    finally:
+        vars(trainer).clear()
+        vars(trainer).update(attributes)
+        if engine is not None:
+            vars(engine).update(counts)
+        for name, parameter in model.named_parameters():
+            parameter.grad = gradients[name]
+        for module, training in modes:
+            module.training = training
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.random.set_rng_state(states[2])
+        if on_gpus is not None:
+            torch.cuda.set_rng_state_all(on_gpus)
+
+
+def listen(trainer: Any, record: StepRecord, guarded: Callable = lambda note, *args: note(*args)) -> Callable[[], None]:
+    """Take down what goes through a trainer's own methods, each of which runs as it is; returns what ends it.
+
+    Evaluations are passed over, and the losses of a record that has `losses=False`. `guarded` calls what takes notes.
+    """
+    scored: list[tuple] = []  # log-probs and entropies, for the loss that is open
+
+    def note_loss(loss: Any, inputs: Any) -> None:
+        logps, entropies = scored[-1] if scored else (None, None)
+        record.micro_batches.append(MicroBatch(dict(inputs), logps, entropies, float(loss.detach())))
+
+    def around_loss(original: Callable, model: Any, inputs: Any):
+        scored.clear()
+        loss = original(model, inputs)
+        if record.losses and trainer.model.training:
+            guarded(note_loss, loss, inputs)
+        return loss
+
+    def around_generation(original: Callable, inputs: Any):
+        record.open = trainer.model.training
+        asked.clear()
+        if record.open and record.stale:
+            record.forget_generation()
+        result = original(inputs)
+        if record.open:
+            record.inputs.extend(inputs)
+            record.outputs.append(result)
+        record.open = False
+        return result
+
+    def around_scoring(original: Callable, *args: Any, **kwargs: Any):
+        result = original(*args, **kwargs)
+        if kwargs.get("compute_entropy") and record.losses:  # the scoring of samples asks for no entropies
+            scored.append((result[0].detach(), result[1].detach()))
+        return result
+
+    def around_rewards(original: Callable, *args: Any, **kwargs: Any):
+        if not record.open:
+            return original(*args, **kwargs)
+        with mock.patch.object(trainer, "reward_funcs", [_heard(each, record) for each in trainer.reward_funcs]):
+            result = original(*args, **kwargs)
+        record.rewards.append(result.detach().clone())
+        return result
+
+    def around_generate(original: Callable, *args: Any, **kwargs: Any):
+        policy = policy_of(trainer)
+        off = hook(policy, "generate", around_policy) if hasattr(policy, "generate") else lambda: None
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            off()
+        if record.open:
+            record.generated.append(tuple(result))
+        return result
+
+    def note_turn(prompts: Any, completions: Any) -> None:  # copied: TRL's loop of tools writes into its lists
+        record.turns.append(([list(ids) for ids in prompts], [list(ids[:]) for ids in completions]))
+
+    def around_turn(original: Callable, prompt_ids: Any, *args: Any, **kwargs: Any):
+        asked.clear()
+        result = original(prompt_ids, *args, **kwargs)
+        rows = result[0] if isinstance(result, tuple) else result
+        if record.open and len(asked) == len(rows):  # a row that is shorter or longer is a matter of its end
+            pairs = [(p, row if _agree(ids, row) else ids) for (p, ids), row in zip(asked, rows, strict=True)]
+            guarded(note_turn, *zip(*pairs, strict=True))
+        elif record.open:
+            guarded(note_turn, prompt_ids, rows)
+        return result
+
+    def note_answer(pairs: list[tuple]) -> None:
+        asked.extend(pairs)
+        if rolls:
+            note_turn(*zip(*pairs, strict=True))
+
+    def around_policy(original: Callable, *args: Any, **kwargs: Any):
+        output = original(*args, **kwargs)
+        ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+        if record.open and ids is not None:
+            guarded(lambda: note_answer(_unpadded(trainer, output, ids, kwargs.get("attention_mask"))))
+        return output
+
+    def around_requests(original: Callable, *args: Any, **kwargs: Any):
+        answer = original(*args, **kwargs)
+        if record.open:
+            guarded(lambda: record.finish_reasons.extend(finish_reasons(answer)))  # TRL drops them
+            if not isinstance(answer, dict):
+                guarded(lambda: note_answer([(o.prompt_token_ids, x.token_ids) for o in answer for x in o.outputs]))
+        return answer
+
+    asked: list[tuple] = []  # what policy or engine were asked in this turn, and what they sampled
+    rolls = getattr(trainer, "rollout_func", None) is not None  # it samples by itself, with the policy or the engine
+
+    around: dict[str, Callable] = {"_compute_loss": around_loss, "_generate_and_score_completions": around_generation}
+    around |= {"_get_per_token_logps_and_entropies": around_scoring, "_calculate_rewards": around_rewards}
+    around |= {"_generate": around_generate, "_generate_single_turn": around_turn}
+    hooks = [hook(trainer, name, each) for name, each in around.items() if hasattr(trainer, name)]
+    if getattr(trainer, "vllm_generation", None) is not None:
+        hooks.append(hook_requests(trainer.vllm_generation, around_requests))
+
+    def off() -> None:
+        for each in hooks:
+            each()
+
+    return off
+
+
+def _unpadded(trainer: Any, output: Any, input_ids: Any, attention_mask: Any) -> list[tuple]:
+    """Prompt ids and completion ids of a call of transformers' `generate`, without what stands behind an end."""
+    copies, length = len(output) // len(input_ids), input_ids.shape[1]
+    there = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    prompts = [ids[mask.bool()].tolist() for ids, mask in zip(input_ids, there, strict=True) for _ in range(copies)]
+    stops, pad = set(eos_ids(trainer)), tokenizer_of(trainer).pad_token_id
+    completions = []
+    for ids in output[:, length:].tolist():
+        end = next((i for i, token in enumerate(ids) if token in stops or token == pad), len(ids))
+        completions.append(ids[: end + 1] if end < len(ids) and ids[end] in stops else ids[:end])
+    return [*zip(prompts, completions, strict=True)]
+
+
+def _agree(ids: Any, row: Any) -> bool:
+    """Whether one of two begins with the other."""
+    length = min(len(ids), len(row))
+    return list(ids[:length]) == list(row[:length])
+
+
+def _heard(function: Any, record: StepRecord) -> Any:
+    """A reward function that notes what it returns; a reward model and a coroutine, which TRL calls otherwise, as they are."""
+    if isinstance(function, torch.nn.Module) or not callable(function) or _is_coroutine(function):
+        return function
+
+    @functools.wraps(function, updated=())
+    def scored(*args: Any, **kwargs: Any):
+        result = function(*args, **kwargs)
+        record.scored.append(list(result) if isinstance(result, (list, tuple)) else [])
+        return result
+
+    return scored
+
+
+def _is_coroutine(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

@@ -1,0 +1,126 @@
+"""What a trainer used in one update, as plain numbers: a `StepRecord` without its padding."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import ParameterError
+from ..replay.grpo_math import LossRow
+from ..replay.stages import sampled_tokens
+from ..replay.step import MicroRows, SampledRow, Step, Turn, returned_rewards
+from .record_step import MicroBatch, StepRecord
+from .rows import eos_ids, policy_of, trl_ends
+
+
+def kind_of(trainer: Any) -> str:
+    """GRPO or RLOO; raises for any other trainer."""
+    for base in type(trainer).__mro__:
+        if base.__module__ in ("trl.trainer.grpo_trainer", "trl.trainer.rloo_trainer"):
+            return "RLOO" if "rloo" in base.__module__ else "GRPO"
+    raise ParameterError(
+        f"check_step: {type(trainer).__name__} is no GRPOTrainer or RLOOTrainer of TRL, the two that it can check"
+    )
+
+
+def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
+    """What a trainer used, as plain numbers."""
+    args, outputs = trainer.args, record.outputs
+    weights = str(next(policy_of(trainer).parameters()).dtype).removeprefix("torch.")
+    settings = vars(args) | {
+        "num_generations": trainer.num_generations,
+        "reward_weights": trainer.reward_weights.tolist(),
+        "temperature": trainer.temperature,
+        "gradient_accumulation_steps": len(record.micro_batches),  # fewer at the end of an epoch
+        "rollout_func": getattr(trainer, "rollout_func", None) is not None,
+    }
+    rows = list(_sampled_rows(trainer, record))
+    return Step(
+        kind=kind,
+        dtype="bfloat16" if args.bf16 else "float16" if args.fp16 else weights,
+        processes=trainer.accelerator.num_processes,
+        rank=trainer.accelerator.process_index,
+        settings=settings,
+        rows=rows,
+        prompts=[row.get("prompt", row) for row in record.inputs],
+        rewards=[table.double().numpy(force=True) for table in record.rewards],
+        returned=returned_rewards(record.scored, list(map(len, record.rewards)), len(trainer.reward_funcs)),
+        advantages=[output["advantages"].double().numpy(force=True) for output in outputs],
+        micro_batches=[_micro_rows(micro) for micro in record.micro_batches],
+        turns=_turns(trainer, record, rows),
+        metrics={name: values[-1] for name, values in record.metrics.items() if values},
+    )
+
+
+def _sampled_rows(trainer: Any, record: StepRecord) -> Iterator[SampledRow]:
+    stops, ends_for_trl = set(eos_ids(trainer)), trl_ends(trainer)
+    options = trainer.args.generation_kwargs or {}
+    limit = min(trainer.max_completion_length or math.inf, options.get("max_new_tokens", math.inf))
+    made = list(_generated(record))
+    masks = [mask for output in record.outputs for mask in _masks(output)]
+    known = record.finish_reasons if len(record.finish_reasons) == len(made) else None
+    for number, ((prompt, row, own), mask) in enumerate(zip(made, masks, strict=True)):
+        ids, ended = list(row[:]), None
+        own, end = np.ones(len(ids)) if own is None else np.asarray(own, dtype=float), len(ids)
+        if getattr(row, "end", None) is not None:  # a trainer of ours, which knows
+            ended = row.end.finish_reason == "stop"
+        elif known:
+            ended = known[number] == "stop"
+        elif not own.all():  # of several turns the last one's end counts
+            last = own[-1] and ids[-1] in stops
+            ended = True if last else False if len(ids) >= limit else None
+        elif (place := next((i for i, token in enumerate(ids) if token in stops), None)) is not None:
+            ended, end = True, place + 1
+        elif len(ids) >= limit:
+            ended = False
+        yield SampledRow(list(prompt), ids, own, ended, end, bool(ids) and row[-1] not in ends_for_trl, mask)
+
+
+def _turns(trainer: Any, record: StepRecord, rows: Sequence[SampledRow]) -> list[Turn] | None:
+    """What was sampled turn by turn; None where each row is one turn of TRL's, as it was sampled."""
+    turns = [Turn(*pair) for prompts, completions in record.turns for pair in zip(prompts, completions, strict=True)]
+    if getattr(trainer, "rollout_func", None) is not None or len(record.turns) > len(record.generated):
+        return turns
+    # An engine writes out the placeholder of an image, so its prompts are not those of the rows.
+    images = any("image" in row or "images" in row for row in record.inputs)
+    return None if images or all(sampled_tokens(turns, row).all() for row in rows) else turns
+
+
+def _generated(record: StepRecord) -> Iterator[tuple]:
+    for made in record.generated:
+        masks = made[2] if len(made) > 3 and made[2] is not None else [None] * len(made[1])  # RLOO has no tools
+        yield from zip(made[0], made[1], masks, strict=True)
+
+
+def _masks(output: Any) -> list[np.ndarray]:
+    mask = output["completion_mask"] * output["tool_mask"] if "tool_mask" in output else output["completion_mask"]
+    return [row.double().numpy(force=True) for row in mask]
+
+
+def _micro_rows(micro: MicroBatch) -> MicroRows:
+    """The rows of a micro-batch without their padding; a row that is masked whole has no token."""
+    inputs, found = micro.inputs, MicroRows([], [], [], None, micro.loss)
+    for i, there in enumerate(inputs["completion_mask"].bool()):
+        row = {name: _part(inputs.get(key), i, there) for name, key in _OF_A_ROW.items()}
+        mask = there if inputs.get("tool_mask") is None else there & inputs["tool_mask"][i].bool()
+        row |= {"logps": _part(micro.logps, i, there), "entropies": _part(micro.entropies, i, there)}
+        row |= {"mask": mask[there].double().numpy(force=True), "advantage": float(inputs["advantages"][i])}
+        found.rows.append(LossRow(**row))
+        found.prompt_ids.append(inputs["prompt_ids"][i][inputs["prompt_mask"][i].bool()].tolist())
+        found.ids.append(inputs["completion_ids"][i][there].tolist())
+    items = inputs.get("num_items_in_batch")
+    return MicroRows(found.rows, found.prompt_ids, found.ids, None if items is None else float(items), micro.loss)
+
+
+_OF_A_ROW = {"old_logps": "old_per_token_logps", "ref_logps": "ref_per_token_logps"}
+_OF_A_ROW |= {"sampled_logps": "sampling_per_token_logps", "correction": "importance_sampling_ratio"}
+
+
+def _part(table: Any, row: int, there: torch.Tensor) -> Any:
+    """A row of a table (B, T) without its padding, or of one with a value for each row (B, 1)."""
+    if table is None:
+        return None
+    one_value = table.shape[1] == 1 and len(there) > 1
+    return (table[row] if one_value else table[row][there]).double().numpy(force=True)

@@ -1,0 +1,183 @@
+"""The audit while a training runs: `attach_watch` records anybody's trainer and warns at the step where a rule fires."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from accelerate.utils import gather_object
+
+from ..audit.check import check, checked
+from ..audit.finding import FOUND, NOTE, Finding
+from ..audit.rule import Rule
+from ..logs.completions import completions_table
+from ..logs.log import Log
+from ..logs.names import steps_table
+from ..logs.settings import facts_of
+from ..replay.report import StepReport
+from ..training.callback import LiveCallback, attach_first, say
+from ..training.engine import hook
+from ..training.recording import StepRecorder, Steps, check_record_dir, check_steps, is_due
+from ..training.step_numbers import kind_of
+from .check_step import check_step
+from .recorder import Watch, check_watchable
+from .sampler_probe import attach_sampler_probe
+from .update_share import UpdateShare
+
+# Rules that are not `at_once` judge a course or a share: they are asked from `_SOON` steps on, ever more seldom, and reported
+# when they were found twice in a row, since a rule that is asked at each of 1,000 steps is wrong at one of them.
+_SOON, _GROWTH = 20, 1.25
+
+
+class Warnings:
+    """Asks the rules of the audit about a run so far, and words what is new; `reported` are the findings by rule."""
+
+    def __init__(self, folder: Path, rules: Sequence[Rule] = ()):
+        self.reported: dict[str, Finding] = {}
+        self._folder, self._facts, self._own = folder, dict[str, Any](), checked(rules)
+        self._next, self._before = _SOON, frozenset[str]()
+
+    def __call__(self, lines: Sequence[dict], completions: pd.DataFrame) -> list[str]:
+        """Lines to print, one a rule that is found for the first time, of what was logged a step and of the completions."""
+        if not lines:
+            return []
+        if not self._facts:
+            self._facts = facts_of(self._folder)[0]
+        steps, order, damage = steps_table(pd.DataFrame(lines), str(self._folder))
+        rows = completions_table(completions) if len(completions) else None
+        log = Log(str(self._folder), "live", steps, order, rows, self._facts, tuple(damage))
+        found = {f.rule: f for f in check(log, self._own) if f.verdict == FOUND and f.severity != NOTE}
+        certain = {f.rule for f in found.values() if f.by.at_once}
+        if len(steps) >= self._next:
+            certain |= found.keys() & self._before
+            self._next, self._before = int(len(steps) * _GROWTH), frozenset(found)
+        new = {rule: f for rule, f in found.items() if rule in certain and rule not in self.reported}
+        self.reported |= new
+        said = [f for f in new.values() if f.follows_from not in self.reported]
+        step = int(steps["step"].iloc[-1])
+        return [f"step {step}: {f.rule}: {f.says} Do: {f.advice} More: {f.more}" for f in said]
+
+
+def raise_alerts(trainer, lines: Sequence[str]) -> None:
+    """The lines as alerts of W&B and Trackio, where the trainer reports there; an alert that fails is dropped."""
+    for name in {"wandb", "trackio"} & set(trainer.args.report_to or ()):
+        tracker = sys.modules.get(name)  # transformers has imported it
+        if tracker is None:
+            continue
+        for line in lines:
+            with contextlib.suppress(Exception):  # of a network, or of a run that is closed
+                title = f"workbench: {line.split(': ')[1]}"
+                tracker.alert(title=title, text=line, level=tracker.AlertLevel.WARN)
+
+
+class StepCheck(LiveCallback):
+    """Runs `check_step` before the first and every N-th step, on the batch that is about to be trained.
+
+    Weights, optimizer and random state are afterwards as they were: the training is the same with and without. `reports` are
+    by step. The first difference of each stage goes to `tell`, once.
+    """
+
+    name = "check of steps"
+
+    def __init__(self, trainer: Any, every: int, tell: Callable[[str], None] = say):
+        check_steps("check_every", every)
+        super().__init__(trainer, every)
+        kind_of(trainer)
+        self.reports: dict[int, StepReport] = {}
+        self._tell, self._told = tell, set[str]()
+        self._batch: Any = None
+        self._hooks = [hook(trainer, "get_batch_samples", self._around_batches)]
+        trainer.add_callback(self)
+
+    def _around_batches(self, original: Callable, *args: Any, **kwargs: Any):
+        result = original(*args, **kwargs)
+        self._batch = result[0][0] if result[0] else None
+        return result
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any):
+        step, accelerator = state.global_step + 1, self._trainer.accelerator
+        if self._batch is None or not is_due(step, self._every or 1):
+            return
+        if accelerator.num_processes > 1:  # they sample and score together, or none does
+            self.on = all(gather_object([self.on]))
+        self.guarded(self._check, step, accelerator.process_index)
+
+    def _check(self, step: int, process: int) -> None:
+        report = self.reports[step] = check_step(self._trainer, batch=self._batch)
+        if report.first is not None and report.first.name not in self._told:
+            self._told.add(report.first.name)
+            where = f"step {step}" + f", process {process}" * (self._trainer.accelerator.num_processes > 1)
+            advice = (
+                "look at `check_step(trainer)` (from workbench import check_step). More: docs/how-to/check_a_step.md"
+            )
+            self._tell(f"{where}: step-check: {report.first.name} is different: {report.first.cause}. Do: {advice}")
+
+
+def attach_watch(
+    trainer,
+    record_dir: str | os.PathLike | None = None,
+    *,
+    every: int | None = None,
+    tokens: bool = True,
+    rules: Sequence[Rule] = (),
+    record_steps: Steps | None = None,
+    check_every: int | None = None,
+) -> Watch | None:
+    """Record the run of a TRL trainer for `workbench audit`, and print a warning at the step where a rule finds something.
+
+    The watch changes no number of the run. An error in the watch is printed once and ends the watch, never the training. If
+    the trainer reports to W&B or Trackio, each warning is an alert there. The environment variable `WORKBENCH_WATCH=0`
+    switches the watch off; no code has to change. If vLLM runs in the trainer's process, the watch also calls
+    `attach_sampler_probe`, which logs `sampler/*` and warns if the engine does not sample from the trained policy. The watch
+    logs `update/moved`, the share of the weights that an optimizer step changes (`workbench.watch.UpdateShare`).
+
+    Args:
+        trainer: TRL's GRPOTrainer or RLOOTrainer, or a subclass of one; attach the watch before `train()`.
+        record_dir: folder of the record; default `_watch` in the trainer's `output_dir`. A push to the hub leaves it out.
+        every: number of steps from one check of the rules to the next; default 1, more where checks would take over 1% of the
+            time.
+        tokens: record ids and log-probs of all tokens too (`tokens/`, about 12 bytes a token before compression).
+        rules: your own rules, made by `workbench.audit.rule`, in addition to the built-in ones.
+        record_steps: steps whose loss inputs are kept in files for `workbench replay`: step numbers, or N for the first step
+            and every N-th.
+        check_every: run `check_step` at the first and every N-th step, and print the first stage that differs. Such a step
+            takes twice as long or more, and reward functions are called once more.
+
+    Returns:
+        The watch; its `detach()` ends it. None if `WORKBENCH_WATCH=0`.
+
+    Raises:
+        ParameterError: another trainer, `every` or `check_every` below 1, `record_steps` that name no step, a `record_dir` that
+            is a file, or a rule with the name of another.
+    """
+    if os.environ.get("WORKBENCH_WATCH") == "0":
+        return None
+    check_watchable(trainer)
+    folder = Path(trainer.args.output_dir) / "_watch" if record_dir is None else Path(record_dir)
+    check_record_dir(folder)
+    for name, steps in (("record_steps", record_steps), ("check_every", check_every)):
+        if steps is not None:
+            check_steps(name, steps)
+    warnings = Warnings(folder, rules)
+
+    def look(lines: Sequence[dict], completions: pd.DataFrame) -> list[str]:
+        said = warnings(lines, completions)
+        raise_alerts(trainer, said)
+        return said
+
+    def tell(line: str) -> None:
+        say(line)
+        raise_alerts(trainer, [line])
+
+    watch = Watch(trainer, folder, look, tokens=tokens, every=every)
+    attach_first(trainer, UpdateShare(every))
+    if trainer.args.use_vllm and trainer.args.vllm_mode == "colocate":
+        attach_sampler_probe(trainer)
+    if record_steps is not None:
+        StepRecorder(trainer, folder, record_steps)
+    if check_every is not None:
+        StepCheck(trainer, check_every, tell)
+    return watch

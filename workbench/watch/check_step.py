@@ -1,0 +1,35 @@
+"""One training step, checked: every stage again, from the stage before it, and the first that differs."""
+
+from typing import Any
+
+from ..replay.report import StepReport
+from ..training.record_step import record_step
+from ..training.step_numbers import kind_of, step_of
+from .judge import Judge
+
+
+def check_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
+    """Run one step of a trainer and compute each of its stages again.
+
+    The step runs on the trainer's own data, with its own sampler and reward functions. Weights, optimizer, random state,
+    metrics and record are the same afterwards; only the reward functions are called once more. The check needs the memory of
+    a training step, or, if that is more, of twice the trained weights, their gradients and the optimizer's state.
+
+    Args:
+        trainer: TRL's `GRPOTrainer` or `RLOOTrainer`, the workbench's, or a subclass; before or after training.
+        batch: rows of the data set: as many as one generation takes. Default: the first batch of the trainer's own data.
+
+    Returns:
+        `report.first` is the first stage that differs, or None; `report.tokens(i)` has the tokens of a completion. The stages:
+        `sampling` (do the tokens come from the scored policy), `ends`, `turns`, `mask`, `rewards`, `advantages`, `log-probs`
+        (each row alone, unpadded), `reference`, `mismatch` (the log-probs that vLLM or a rollout function gives), `ratios`,
+        `correction`, `loss`, `gradient`, `update`, `metrics`. Their verdicts: `same`, `rounding`, `different`, `cannot tell`.
+
+    Raises:
+        RunError: vLLM does not sample, for example because its engine is closed.
+        ParameterError: another trainer, one without data, or a batch that is no whole number of groups.
+        Exception: any error of the step itself, for example in a reward function; the trainer is then unchanged, too.
+    """
+    kind = kind_of(trainer)
+    record = record_step(trainer, batch)
+    return Judge(trainer, step_of(trainer, kind, record), record).report()

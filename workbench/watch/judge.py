@@ -1,0 +1,367 @@
+"""The stages of a step that need its model, each computed again from the stage before it."""
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..consistency.logits import without_autocast
+from ..consistency.padding import evaluating, logits_of, model_inputs
+from ..replay.grpo_math import LossRow
+from ..replay.report import Stage, StepReport
+from ..replay.stages import (
+    SAME,
+    check_metrics,
+    checked_rows,
+    losses_of,
+    sampled_tokens,
+    stages_of_loss,
+    stages_of_rows,
+    tolerance_of,
+)
+from ..replay.step import Step
+from ..training.record_step import StepRecord
+from ..training.rows import policy_of, tokenizer_of
+from ..training.updates import LEAST_MOVED
+
+_FAR = 5.0  # standard errors, beyond which tokens were not sampled from what is scored
+_NEAR, _NOT_NEAR = 0.05, 0.5  # nats a token between sampler and trainer: as of bf16; more than any precision gives
+_COPIES = -30.0  # log-probability below which equal completions of a group are no chance
+_FEW = 1e-3  # share of trained parameters below which a model without an adapter is asked about
+_PADDING = ": padding moves them (positions without position_ids, or attention to pads)"
+
+
+@dataclass
+class _Alone:
+    """A completion scored alone, unpadded: arrays (T,)."""
+
+    logps: np.ndarray
+    entropies: np.ndarray
+    variances: np.ndarray  # of the surprise of a token drawn there
+
+
+class Judge:
+    """The stages of a step, with the model."""
+
+    temperature: float
+
+    def __init__(self, trainer: Any, step: Step, record: StepRecord):
+        self.trainer, self.step, self.record = trainer, step, record
+        self.policy, self.tokenizer, self.temperature = policy_of(trainer), tokenizer_of(trainer), trainer.temperature
+        self.losses = losses_of(step)
+        self.alone: dict[tuple, _Alone] = {}  # by prompt and completion
+        self.gradients = self._score_and_differentiate()
+        with evaluating(self.policy), without_autocast(self.policy):  # rows that the loss leaves out were sampled too
+            for row in step.rows:
+                if row.ids and text_key(row.prompt_ids, row.ids) not in self.alone:
+                    self.alone[text_key(row.prompt_ids, row.ids)] = self._score(self.policy, row.prompt_ids, row.ids)
+
+    def report(self) -> StepReport:
+        step = self.step
+        of_loss = stages_of_loss(step, self.losses)
+        stages = [self.sampling(), *stages_of_rows(step, self.tokenizer.decode, self._reference_kl())]
+        stages += [
+            self.logprobs(),
+            self.reference(),
+            self.mismatch(),
+            *of_loss,
+            self.gradient(of_loss[-1]),
+            self.update(),
+            check_metrics(step),
+        ]
+        return StepReport(
+            [stage for stage in stages if stage],
+            checked_rows(step, self.losses, self.tokenizer.decode, self._logps_alone),
+        )
+
+    def _logps_alone(self, prompt: list[int], ids: list[int]) -> np.ndarray:
+        return self.alone[text_key(prompt, ids)].logps if ids else np.zeros(0)
+
+    def _score_and_differentiate(self) -> dict[str, torch.Tensor]:
+        """Score each row of each micro-batch alone; the gradient is that of their slopes."""
+        scale = 1 / self.step.settings["gradient_accumulation_steps"] if self.step.kind == "RLOO" else 1.0
+        with own_gradients(self.policy) as gradients:
+            for micro, loss in zip(self.step.micro_batches, self.losses, strict=True):
+                for i, (prompt, ids) in enumerate(zip(micro.prompt_ids, micro.ids, strict=True)):
+                    if ids and loss is not None:
+                        by_entropy = loss.entropy_slopes[i] if loss.entropy_slopes else None
+                        slopes = loss.slopes[i] * scale, by_entropy
+                        self.alone[text_key(prompt, ids)] = self._score(self.policy, prompt, ids, slopes)
+            if self.record.averaged:
+                for parameter in (p for p in self.policy.parameters() if p.requires_grad):
+                    parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                    torch.distributed.all_reduce(parameter.grad)
+                    parameter.grad /= self.step.processes
+        return gradients
+
+    def _score(self, model: Any, prompt: list[int], ids: list[int], slopes: tuple | None = None) -> _Alone:
+        """Score a completion alone; with slopes by its log-probs and entropies add to the model's gradients."""
+        device = next(model.parameters()).device
+        tokens = torch.tensor([prompt + ids], device=device)
+        inputs = model_inputs(model, {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}, "explicit")
+        with torch.set_grad_enabled(slopes is not None):
+            logits = logits_of(model, inputs)[0, len(prompt) - 1 : -1].float() / self.temperature
+            table = logits.log_softmax(-1)
+            logps = table.gather(1, tokens[0, len(prompt) :, None])[:, 0]
+            probs = table.exp()
+            entropies = -(probs * table).sum(-1)
+            if slopes is not None and logits.requires_grad:
+                total = (logps * torch.tensor(slopes[0], device=device)).sum()
+                if slopes[1] is not None:
+                    total = total + (entropies * torch.tensor(slopes[1], device=device)).sum()
+                total.backward()
+        variances = (probs * (table + entropies[:, None]) ** 2).sum(-1)
+        return _Alone(*(x.detach().double().numpy(force=True) for x in (logps, entropies, variances)))
+
+    def _scored(self) -> Iterator[tuple[LossRow, list[int], list[int], _Alone]]:
+        """The rows in the loss that have tokens, and each alone."""
+        for micro in self.step.micro_batches:
+            for row, prompt, ids in zip(micro.rows, micro.prompt_ids, micro.ids, strict=True):
+                if (alone := self.alone.get(text_key(prompt, ids))) and row.logps is not None:
+                    yield row, prompt, ids, alone
+
+    def sampling(self) -> Stage:
+        """Whether the tokens were sampled from what is scored.
+
+        Then the surprise of a token is the entropy in the mean: the sum of the differences has mean 0 and a variance that the
+        logits give.
+        """
+        excess, variance, count = 0.0, 0.0, 0
+        for row in self.step.rows:
+            if row.ids:
+                alone = self.alone[text_key(row.prompt_ids, row.ids)]
+                own = row.own * (np.arange(len(row.ids)) < row.end) * sampled_tokens(self.step.turns, row)
+                excess += float(((-alone.logps - alone.entropies) * own).sum())
+                variance += float((alone.variances * own).sum())
+                count += int(own.sum())
+        if not variance:
+            return Stage("sampling", "cannot tell", "no token was sampled here, or each was certain")
+        if copies := self._improbable_copies():
+            size = self.step.num_generations
+            cause = f"{copies} groups hold one completion {size} times, far beyond chance: {self._seed_cause()}"
+            return Stage("sampling", "different", cause, where=f"{copies} groups")
+        errors, options = excess / math.sqrt(variance), ", ".join(self.step.sampler_options())
+        numbers = abs(excess) / count, f"{count} tokens"
+        if abs(errors) > _FAR:
+            kind = "likelier" if errors < 0 else "less likely"
+            cause = (
+                f"the sampled tokens are {kind} than their scored distribution gives ({errors:+.1f} standard errors): "
+            )
+            return Stage(
+                "sampling", "different", cause + (options or "the sampler is not the policy that is scored"), *numbers
+            )
+        if options:
+            cause = (
+                f"{options}: samples another distribution than the one that is scored; {count} tokens do not show it"
+            )
+            return Stage("sampling", "cannot tell", cause, *numbers)
+        return Stage("sampling", "same", f"{count} tokens, {errors:+.1f} standard errors", *numbers)
+
+    def _improbable_copies(self) -> int:
+        size, found = self.step.num_generations, 0
+        keys = [text_key(row.prompt_ids, row.ids) for row in self.step.rows if row.ids]
+        for start in range(0, len(keys) - size + 1, size):
+            group = keys[start : start + size]
+            found += len(set(group)) == 1 and (size - 1) * float(self.alone[group[0]].logps.sum()) < _COPIES
+        return found
+
+    def _seed_cause(self) -> str:
+        seed = (self.step.settings.get("generation_kwargs") or {}).get("seed")
+        return (
+            "one random stream for all" if seed is None else f"generation_kwargs has seed={seed}, which every copy gets"
+        )
+
+    def logprobs(self) -> Stage:
+        """Whether the trainer's log-probs are those of each row alone."""
+        rows = list(self._scored())
+        if not rows:
+            return Stage("log-probs", "cannot tell", "no token is in the loss")
+        used, alone = (np.concatenate(part) for part in ([r.logps for r, *_ in rows], [a.logps for *_, a in rows]))
+        return self._close("log-probs", used, alone, "a row alone, without padding, has other log-probs", self._why)
+
+    def _why(self, alone: np.ndarray) -> str:
+        """What makes the trainer's log-probs others than those of rows alone: its own once more, without dropout."""
+        micro_batches = self.record.micro_batches
+        padded = any(not micro.inputs["prompt_mask"].all() for micro in micro_batches)
+        if not any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in self.policy.modules()):
+            return _PADDING if padded else ""
+        still, model = [], self.trainer.model
+        with torch.no_grad(), evaluating(model), self.trainer.accelerator.autocast():
+            for micro in micro_batches:
+                parts = [
+                    [micro.inputs[f"{part}_{kind}"] for part in ("prompt", "completion")] for kind in ("ids", "mask")
+                ]
+                ids, mask = (torch.cat(part, dim=1) for part in parts)
+                there = micro.inputs["completion_mask"].bool()
+                logps = self.trainer._get_per_token_logps_and_entropies(model, ids, mask, there.shape[1])[0]
+                still.append(logps[there].double().numpy(force=True))
+        if float(np.abs(np.concatenate(still) - alone).mean()) <= tolerance_of(self.step).mean:
+            return ": the model has dropout, which is on while it trains (disable_dropout=True)"
+        return _PADDING + ", and dropout is on"
+
+    def reference(self) -> Stage | None:
+        """Whether the reference's log-probs are those of each row alone; None without a reference in the loss."""
+        rows = [(row, prompt, ids) for row, prompt, ids, _ in self._scored() if row.ref_logps is not None]
+        if not rows:
+            return None
+        alone = self._by_reference([(prompt, ids) for _, prompt, ids in rows])
+        if alone is None:
+            return Stage("reference", "cannot tell", "the reference is an adapter of its own")
+        used = np.concatenate([row.ref_logps for row, *_ in rows])
+        return self._close("reference", used, np.concatenate(alone), "the reference gives a row alone other log-probs")
+
+    def mismatch(self) -> Stage | None:
+        """Whether the sampler's log-probs are near those of each row alone; None without them."""
+        pairs = [
+            (row.sampled_logps[kept], alone.logps[kept])
+            for row, *_, alone in self._scored()
+            if row.sampled_logps is not None and (kept := (row.mask > 0) & np.isfinite(row.sampled_logps)).any()
+        ]
+        if not pairs:
+            return None
+        sampled, alone = (np.concatenate(part) for part in zip(*pairs, strict=True))
+        mean, largest = float(np.abs(sampled - alone).mean()), float(np.abs(sampled - alone).max())
+        said, numbers = f"mean {mean:.2g} nats", (largest, f"{len(alone)} tokens")
+        if mean <= _NEAR:
+            return Stage("mismatch", "same" if largest <= 2 * SAME else "rounding", said, *numbers)
+        if mean <= min(_NOT_NEAR, -float(alone.mean()) / 2):  # numbers of other tokens are off by about the surprise
+            cause = "the sampler has lower precision or older weights, or its log-probs are at wrong places"
+            return Stage("mismatch", "cannot tell", f"{said}: {cause}", *numbers)
+        options = ", ".join(self.step.sampler_options()) or "they are at wrong places, or come from other weights"
+        cause = f"the sampler's log-probs are not those of these tokens: {options}: {said}"
+        return Stage("mismatch", "different", cause, *numbers)
+
+    def _by_reference(self, texts: Sequence[tuple[list[int], list[int]]]) -> list[np.ndarray] | None:
+        """Log-probs of completions by the reference: a model, or what lies below the policy's adapter; None: not known."""
+        model = getattr(self.trainer, "ref_model", None)
+        below: Any = contextlib.nullcontext()
+        if model is None:
+            if "ref" in getattr(self.policy, "peft_config", {"ref": None}):
+                return None
+            model, below = self.policy, self.policy.disable_adapter()
+        with below, evaluating(model), without_autocast(model):
+            return [self._score(model, prompt, ids).logps for prompt, ids in texts]
+
+    def _reference_kl(self) -> np.ndarray | None:
+        """(N,) of the sampled rows that RLOO takes off their rewards, None where that is not so or not known."""
+        if self.step.kind != "RLOO" or not self.step.settings["beta"]:
+            return None
+        rows = self.step.rows
+        ref = self._by_reference([(row.prompt_ids, row.ids) for row in rows])
+        if ref is None:
+            return None
+        alone = [self.alone[text_key(row.prompt_ids, row.ids)].logps for row in rows]
+        masks = [row.mask[: len(row.ids)] for row in rows]
+        return np.array([((a - r) * mask).sum() for a, r, mask in zip(alone, ref, masks, strict=True)])
+
+    def gradient(self, loss: Stage) -> Stage:
+        """Whether the gradient is that of the loss, by parameter."""
+        if loss.verdict == "cannot tell":
+            return Stage("gradient", "cannot tell", "no loss to differentiate")
+        used, expected = self.record.gradients, self.gradients
+        names = sorted(used.keys() | expected.keys())
+        dot, expected_square, used_square = _products([(expected.get(name), used.get(name)) for name in names])
+        if not math.isfinite(used_square) and self.record.problem:
+            return Stage("gradient", "cannot tell", self.record.problem)
+        if not math.isfinite(used_square):
+            return Stage("gradient", "different", "a gradient is not finite", math.inf)
+        if not used_square and not expected_square:
+            return Stage("gradient", "cannot tell", "no row of this batch has an advantage")
+        if not used_square or not expected_square:
+            cause = "there is one, but the loss gives none" if used_square else "there is none, but the loss gives one"
+            return Stage("gradient", "different", cause, 1.0)
+        cosine, ratio = dot / math.sqrt(expected_square * used_square), math.sqrt(used_square / expected_square)
+        said, limits = f"cosine {cosine:.5f}, norm {ratio:.4g} times what the loss gives", tolerance_of(self.step)
+        if cosine < limits.cosine or abs(ratio - 1) > limits.norm:
+            worst = sorted(names, key=lambda name: _cosine(expected.get(name), used.get(name)))[:2]
+            return Stage(
+                "gradient", "different", f"{said}; worst in {', '.join(worst)}", max(1 - cosine, abs(ratio - 1))
+            )
+        total = sum(p.numel() for p in self.policy.parameters())
+        count = sum(p.numel() for p in self.policy.parameters() if p.requires_grad)
+        if count < _FEW * total and not hasattr(self.policy, "peft_config"):
+            cause = f"{said}; only {count:,} of {total:,} parameters train, and there is no adapter"
+            return Stage("gradient", "cannot tell", cause, 1 - cosine)
+        verdict = "same" if 1 - cosine < SAME and abs(ratio - 1) < SAME else "rounding"
+        return Stage("gradient", verdict, f"{said}; {count / total:.2%} of the parameters train", 1 - cosine)
+
+    def update(self) -> Stage:
+        """Whether the optimizer moves the weights, in their dtype."""
+        if self.record.problem:
+            return Stage("update", "cannot tell", self.record.problem)
+        gradients, settings = self.record.gradients.values(), self.step.settings
+        if not self.record.learning_rate:
+            return Stage("update", "cannot tell", "the learning rate of this step is 0, as at the start of a warmup")
+        if not self.record.with_gradient:
+            return Stage("update", "cannot tell", "nothing has a gradient")
+        share = self.record.moved / self.record.with_gradient
+        said = f"the optimizer moves {share:.2%} of the elements that have a gradient, "
+        said += f"at a learning rate of {self.record.learning_rate:g}"
+        if share >= LEAST_MOVED:
+            return Stage("update", "same", said, share)
+        norm, limit = (
+            math.sqrt(sum(float((gradient.double() ** 2).sum()) for gradient in gradients)),
+            settings["max_grad_norm"],
+        )
+        weights = str(next(p.dtype for p in self.policy.parameters() if p.requires_grad)).removeprefix("torch.")
+        cause = f"the rounding of {weights} weights loses the other updates"
+        if limit and norm > 1000 * limit:
+            cause = f"max_grad_norm={limit:g} cuts a gradient of norm {norm:.3g}"
+        return Stage("update", "different", f"{said}; {cause}", share)
+
+    def _close(
+        self,
+        name: str,
+        used: np.ndarray,
+        alone: np.ndarray,
+        cause: str,
+        why: Any = lambda alone: "",
+    ) -> Stage:
+        """A stage of log-probs, within the rounding of the dtype."""
+        where, limits = f"{len(used)} tokens", tolerance_of(self.step)
+        if not np.isfinite(used).all():
+            return Stage(name, "different", "a number is not finite", math.inf, where)
+        difference = np.abs(used - alone)
+        mean, largest = float(difference.mean()), float(difference.max())
+        if mean <= limits.mean and largest <= limits.largest:
+            verdict = "same" if largest <= 2 * SAME else "rounding"
+            return Stage(name, verdict, f"mean {mean:.1e} nats, {self.step.dtype}", largest, where)
+        return Stage(name, "different", f"{cause}{why(alone)}: mean {mean:.2g} nats, {self.step.dtype}", largest, where)
+
+
+@contextlib.contextmanager
+def own_gradients(model: Any) -> Iterator[dict[str, torch.Tensor]]:
+    """Inside the block a model in evaluation has no gradients; the dict has those made there afterwards, the model its own."""
+    was, made = {parameter: parameter.grad for parameter in model.parameters()}, dict[str, torch.Tensor]()
+    try:
+        for parameter in was:
+            parameter.grad = None
+        with evaluating(model), without_autocast(model):
+            yield made
+        made |= {name: p.grad for name, p in model.named_parameters() if p.requires_grad and p.grad is not None}
+    finally:
+        for parameter, gradient in was.items():
+            parameter.grad = gradient
+
+
+def text_key(prompt: list[int], ids: list[int]) -> tuple:
+    return tuple(prompt), tuple(ids)
+
+
+def _products(pairs: Sequence[tuple]) -> tuple[float, float, float]:
+    """Of pairs of gradients, of which either may be None: the product of both, and the square of each."""
+    dot = first = second = 0.0
+    for a, b in pairs:
+        first += 0.0 if a is None else float((a.double() ** 2).sum())
+        second += 0.0 if b is None else float((b.double() ** 2).sum())
+        dot += 0.0 if a is None or b is None else float((a.double() * b.double()).sum())
+    return dot, first, second
+
+
+def _cosine(a: Any, b: Any) -> float:
+    dot, first, second = _products([(a, b)])
+    return dot / math.sqrt(first * second) if first and second else float(not first and not second)

@@ -1,0 +1,299 @@
+"""Watches anybody's GRPO or RLOO trainer while it trains: records its run into a folder, and changes nothing of it.
+
+Read-only: it uses values that TRL has already computed, draws no random number and communicates with no other process.
+"""
+
+import contextlib
+import time
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import trl
+
+from ..errors import ParameterError
+from ..generation.preflight import backend_of, check_generation_kwargs
+from ..runs.completions import TOKENS, save_tokens
+from ..runs.files import json_lines, write_text
+from ..training.callback import LiveCallback, say
+from ..training.engine import finish_reasons, hook, hook_requests
+from ..training.recording import Recorder
+from ..training.rows import (
+    EndedRow,
+    add_reward_columns,
+    complete_columns,
+    end_columns,
+    eos_ids,
+    function_column,
+    is_of_a_step,
+    several_turns,
+    text_of,
+    tokenizer_of,
+    trl_ends,
+    weighted_sums,
+)
+from ..training.updates import warn_before_training
+
+_KEPT = 2000  # rows from the start, and as many from the end, that the rules see
+
+
+Generation = tuple[int, dict[str, list]]  # a step, and column -> values of the rows that were generated for it
+
+
+class Watch(LiveCallback):
+    """Records a stock trainer's run into a folder, from what TRL has computed; it changes no number of the run.
+
+    Writing and calling `look` are put off while they would take more than 1% of the training's time; where a step takes
+    seconds they happen at every step.
+
+    Args:
+        look: called with the lines logged so far and the completions of the first and the last steps; the lines that it
+            returns are printed.
+        tokens: also record ids and log-probs of tokens, of this process's rows, into `tokens/`.
+        every: steps between two calls, whatever they cost; None as above.
+    """
+
+    name = "watch"
+
+    def __init__(
+        self,
+        trainer: Any,
+        record_dir: Path,
+        look: Callable[[list[dict], pd.DataFrame], Sequence[str]],
+        *,
+        tokens: bool = True,
+        every: int | None = None,
+    ):
+        super().__init__(trainer, every)
+        self.recorder = Recorder(record_dir, "workbench" if hasattr(trainer, "stop_rule") else "watched")
+        self.on = bool(trainer.accelerator.is_main_process)
+        self.lines: list[dict] = []
+        self._look, self._tokens = look, tokens
+        self._rows: list[Generation] = []  # not written yet
+        self._token_rows: list[Generation] = []
+        self._first: list[Generation] = []
+        self._last: deque[Generation] = deque()
+        self._look_s, self._loaded = 0.0, False
+        self._reasons: list[str] = []  # the engine's, of this generation
+        self._generated: tuple = ()
+        self._extra: Counter[str] = Counter()  # values that reward functions logged of this generation, by column
+        if self.on:
+            self.guarded(self._install_hooks)
+            self.guarded(self._check_settings)
+            trainer.add_callback(self)
+
+    def detach(self) -> None:
+        """Watch no more; what was recorded stays."""
+        self.guarded(self._flush)
+        super().detach()
+        self._close()
+
+    def _close(self) -> None:
+        with contextlib.suppress(OSError):  # of a full disk, which was said at the line that did not fit
+            self.recorder.close()
+
+    def _install_hooks(self) -> None:
+        self._hooks = [
+            hook(self._trainer, "_generate", self._on_generate),
+            hook(self._trainer, "_generate_and_score_completions", self._on_scored),
+            hook(self._trainer, "_log_completion_extra", self._on_extra),
+        ]
+        if self._trainer.use_vllm:
+            self._hooks.append(hook_requests(self._trainer.vllm_generation, self._on_engine))
+
+    def _check_settings(self) -> None:
+        """Warn of what TRL ignores without an error; a trainer of ours has said it."""
+        if hasattr(self._trainer, "stop_rule"):
+            return
+        warn_before_training(self._trainer, stacklevel=6)  # at `attach_watch`
+        try:
+            check_generation_kwargs(self._trainer.args.generation_kwargs or {}, backend_of(self._trainer.args))
+        except ParameterError as error:
+            warnings.warn(f"{error}. It is ignored, without an error.", stacklevel=5)
+
+    def _on_engine(self, original: Callable, *args: Any, **kwargs: Any):
+        answer = original(*args, **kwargs)
+        self.guarded(lambda: self._reasons.extend(finish_reasons(answer)))
+        return answer
+
+    def _on_generate(self, original: Callable, *args: Any, **kwargs: Any):
+        self._reasons, self._extra = [], Counter()
+        self._generated = original(*args, **kwargs)
+        return self._generated
+
+    def _on_extra(self, original: Callable, column: str, values: Sequence):
+        values = list(values)
+        self._extra[column] += len(values)
+        return original(column, values)
+
+    def _on_scored(self, original: Callable, *args: Any, **kwargs: Any):
+        scored = original(*args, **kwargs)
+        if self._trainer.model.training:  # an evaluation is not recorded
+            self.guarded(self._keep, scored)
+        self._generated = ()
+        return scored
+
+    def _keep(self, scored: dict) -> None:
+        """The rows of one generation, of all processes as TRL gathered them."""
+        trainer, step = self._trainer, self._trainer.state.global_step + 1
+        prompt_ids, completion_ids = ([list(ids) for ids in rows] for rows in self._generated[:2])
+        count, ends = len(trainer._logs["prompt"]), dict[str, list]()
+        if len(completion_ids) == count:  # else other processes have rows whose ids are not known here
+            ends = self._end_columns(completion_ids, self._generated[2] if len(self._generated) > 3 else None)
+        processes = trainer.accelerator.num_processes
+        generation = step, logged_rows(trainer, ends, {name: n * processes for name, n in self._extra.items()})
+        self._rows.append(generation)
+        if len(self._first) * count < _KEPT:
+            self._first.append(generation)
+        else:
+            self._last.append(generation)
+            if (len(self._last) - 1) * count >= _KEPT:
+                self._last.popleft()
+        if self._tokens:
+            rows = token_columns(trainer, prompt_ids, completion_ids)
+            self._token_rows.append((step, rows | _logprobs(scored, [len(ids) for ids in completion_ids])))
+
+    def _end_columns(self, rows: list[list[int]], own: Sequence | None) -> dict[str, list]:
+        """What is known of each row's end; of tools and rollout functions only what TRL takes it for."""
+        tokenizer, stopped = tokenizer_of(self._trainer), None
+        if not several_turns(self._trainer):
+            limit, stops = limit_of(self._trainer.args, rows), set(eos_ids(self._trainer))
+            if limit is not None:
+                stopped = [has_stopped(ids, limit, stops, tokenizer.pad_token_id) for ids in rows]
+            if len(self._reasons) == len(rows):
+                stopped = [reason != "length" for reason in self._reasons]
+        if own_ends := [row.end.finish_reason == "stop" for row in self._generated[1] if isinstance(row, EndedRow)]:
+            stopped = own_ends  # of a workbench trainer, which knows
+        own_tokens = None if own is None else [sum(mask) for mask in own]
+        return end_columns(rows, stopped, trl_ends(self._trainer), completion_tokens=own_tokens)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any):
+        self._began, self.seconds = time.monotonic(), 0.0
+        self.guarded(self._start, state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any):
+        if logs and is_of_a_step(logs):
+            self.guarded(lambda: self.lines.append(self.recorder.log(state.global_step, logs)))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any):
+        step = state.global_step
+        if step and (self.affordable(self._look_s) if self._every is None else step % self._every == 0):
+            before = self.seconds
+            self.guarded(self._write_and_look)
+            self._look_s = self.seconds - before
+            if not self._loaded:  # the first time loads libraries, which no later one does
+                self._loaded, self.seconds, self._look_s = True, 0.0, 0.0
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any):
+        self.guarded(self._write_and_look)
+        self._close()
+
+    def _start(self, step: int) -> None:
+        record = self.recorder
+        record.begin(step)
+        (record.record_dir / TOKENS).mkdir(exist_ok=True)
+        self.lines = [row for _, row in json_lines(record.record_dir / "metrics.jsonl")]
+        record.describe_trainer(self._trainer)
+        if self._tokens and (fast := getattr(tokenizer_of(self._trainer), "backend_tokenizer", None)) is not None:
+            write_text(record.record_dir / TOKENS / "tokenizer.json", fast.to_str())  # to show ids as texts
+        say(f"watching, recorded in {record.record_dir}")
+
+    def _write_and_look(self) -> None:
+        self._flush()
+        if self.lines:
+            for line in self._look(self.lines, _table([*self._first, *self._last])):
+                say(line)
+
+    def _flush(self) -> None:
+        for step, rows in self._rows:
+            self.recorder.add_completions(step, rows)
+        if self._token_rows:
+            steps = [step for step, _ in self._token_rows]
+            save_tokens(self.recorder.record_dir, steps[0], steps[-1], _table(self._token_rows))
+        self._rows, self._token_rows = [], []
+
+
+def check_watchable(trainer: Any) -> None:
+    """Refuse what is no trainer of a kind that can be watched."""
+    if not isinstance(trainer, trl.GRPOTrainer | trl.RLOOTrainer):
+        raise ParameterError(f"trainer={type(trainer).__name__}: expected TRL's GRPOTrainer or RLOOTrainer, or a child")
+
+
+def _table(made: Sequence[Generation]) -> pd.DataFrame:
+    """All rows as one table; a column that a generation lacks is None there."""
+    names = dict.fromkeys(name for _, rows in made for name in rows)
+    columns: dict[str, list] = {"step": [], **{name: [] for name in names}}
+    for step, rows in made:
+        count = len(next(iter(rows.values())))
+        columns["step"] += [step] * count
+        for name in names:
+            columns[name] += rows.get(name) or [None] * count
+    return pd.DataFrame(columns)
+
+
+def limit_of(args: Any, rows: Sequence[Sequence[int]]) -> int | None:
+    """The length at which transformers' `generate` cut these rows, as `generation_kwargs` may say; None where it is not known.
+
+    Where time is the limit the longest rows were cut, unless a stop string ended them.
+    """
+    options = args.generation_kwargs or {}
+    limit = options.get("max_new_tokens", args.max_completion_length)
+    if limit is None or "max_time" in options:
+        return None if options.get("stop_strings") else max(map(len, rows))
+    return limit
+
+
+def logged_rows(trainer: Any, ends: dict[str, list], extra: Mapping[str, int]) -> dict[str, list]:
+    """The rows of a trainer's last generation, as TRL's GRPO or RLOO gathered them over all processes.
+
+    Args:
+        trainer: stock, so that nothing of ours has noted its rows.
+        ends: columns of `end_columns`, one value for each row.
+        extra: how many values reward functions logged of this generation, by column; TRL keeps those of earlier ones too.
+    """
+    logs = trainer._logs
+    logged = {function_column(name): list(logs["extra"][name])[-count:] for name, count in extra.items() if count}
+    columns = {name: [text_of(value) for value in logs[name]] for name in ("prompt", "completion")}
+    columns = complete_columns(logged, len(logs["prompt"])) | columns | ends
+    rewards = {name: list(values) for name, values in logs["rewards"].items()}
+    own = {"reward": weighted_sums(trainer, rewards), "advantage": list(logs["advantages"])}
+    return add_reward_columns(columns | own, rewards)
+
+
+def has_stopped(ids: Sequence[int], limit: int, stops: set[int], pad: int) -> bool:
+    """Whether a row that transformers' `generate` sampled stopped: pads follow one that ended before others.
+
+    Example:
+        >>> [has_stopped(ids, 4, {7}, 0) for ids in ([5, 6, 5, 6], [5, 6, 5, 7], [5, 9, 0, 0], [5, 9])]
+        [False, True, True, True]
+    """
+    return len(ids) < limit or ids[-1] == pad or ids[-1] in stops
+
+
+def token_columns(trainer: Any, prompt_ids: list, completion_ids: list) -> dict[str, list]:
+    """The ids of B rows; of a workbench trainer also `sampled_ids`, with what follows each end."""
+    columns = {"row": list(range(len(completion_ids))), "prompt_ids": prompt_ids, "completion_ids": completion_ids}
+    sampled = getattr(trainer, "sampled_ids", ())
+    return columns | ({"sampled_ids": list(sampled)} if len(sampled) == len(completion_ids) else {})
+
+
+def _logprobs(scored: dict, lengths: Sequence[int]) -> dict[str, list]:
+    """Log-probs of each row's tokens under sampler and scorer, where the trainer has them: B rows of float32.
+
+    Of a row that is left out of the loss the scorer has none: TRL hides it from the attention too.
+    """
+    found: dict[str, list] = {}
+    seen = scored["completion_mask"].any(dim=1).tolist()
+    scorer_lengths = [length * sees for length, sees in zip(lengths, seen, strict=True)]
+    for column, name, known in (
+        ("sampler_logprobs", "sampling_per_token_logps", lengths),
+        ("scorer_logprobs", "old_per_token_logps", scorer_lengths),
+    ):
+        if scored.get(name) is not None:
+            table = scored[name].float().numpy(force=True)
+            found[column] = [np.array(row[:length]) for row, length in zip(table, known, strict=True)]
+    return found
