@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.record import about, made_with, measured, parser, table, use_one_thread
+from tools.record import about, made_with, measured, parser, table, use_one_thread
 from workbench.consistency.padding import pad_batch
 from workbench.experiments.instruments.attribution import attribute_mismatch
 from workbench.experiments.recipes import load_prompts, resolve_model

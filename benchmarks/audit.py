@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.record import ROOT, made_with, measured, parser, publish, table
+from tools.record import ROOT, made_with, measured, parser, publish, table
 from workbench.audit.report import audit_run
 
 CORPUS = ROOT / "tests" / "audit" / "corpus"

@@ -23,7 +23,7 @@ from peft import LoraConfig
 from transformers import set_seed
 
 from benchmarks.false_alarms import few_letters
-from benchmarks.record import ROOT, about, made_with, measured, parser, run_main, table, use_one_thread
+from tools.record import ROOT, about, made_with, measured, parser, run_main, table, use_one_thread
 from workbench.consistency.ratios import MODES
 from workbench.curves.stats import share_interval
 from workbench.experiments.recipes import load_prompts, resolve_model

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from scipy import stats
 
-from benchmarks.record import ROOT, about, made_with, measured, parser, publish
 from tools.make_toys import make_model, one_thread
+from tools.record import ROOT, about, made_with, measured, parser, publish
 from workbench.curves.compare import DIFFERENT, INCONCLUSIVE, PARTS, SAME, another_seed
 from workbench.curves.curve import Curve
 from workbench.curves.documented import Baseline, as_text, list_baselines, load_baseline, stored

@@ -40,7 +40,7 @@ from transformers import (
     TrainerCallback,
 )
 
-from benchmarks.record import about, parser, run_main, use_one_thread
+from tools.record import about, parser, run_main, use_one_thread
 from workbench.errors import MissingDependencyError
 from workbench.experiments.recipes import grpo_config, load_prompts, lora_fields, make_recipe, resolve_model
 from workbench.experiments.train import ppo_config, random_heads

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmarks.record import ROOT, run_main
+from tools.record import ROOT, run_main
 from workbench.curves.documented import as_text, load_baseline, load_sources
 from workbench.errors import ParameterError, RunError
 from workbench.logs.formats import runs_in

@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from benchmarks.record import table
+from tools.record import table
 from workbench.curves.curve import Curve
 from workbench.curves.documented import Baseline, list_baselines, load_baseline, load_sources
 from workbench.curves.place import RISES, trend

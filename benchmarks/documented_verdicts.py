@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.documented import thinned
 from benchmarks.error_rates import noise
-from benchmarks.record import made_with, measured, parser, publish, table
+from tools.record import made_with, measured, parser, publish, table
 from workbench.curves import place as v
 from workbench.curves.curve import Curve
 

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 from scipy.signal import lfilter
 
-from benchmarks.record import made_with, measured, parser, publish, table
+from tools.record import made_with, measured, parser, publish, table
 from workbench.curves.compare import DIFFERENT, INCONCLUSIVE, SAME, another_seed
 from workbench.curves.curve import Curve
 from workbench.curves.stats import change_interval, iqm, seed_interval, share_interval

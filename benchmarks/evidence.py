@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks import dose
-from benchmarks.record import ROOT, made_with, measured, table
+from tools.record import ROOT, made_with, measured, table
 from workbench.curves.documented import Baseline, list_baselines, load_baseline
 from workbench.curves.figures import DescribedFigure
 from workbench.curves.stats import seed_interval

@@ -33,7 +33,7 @@ import trl
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 
-from benchmarks.record import about, made_with, measured, parser, run_main, table, use_one_thread
+from tools.record import about, made_with, measured, parser, run_main, table, use_one_thread
 from workbench.audit.report import audit_run
 from workbench.curves.stats import share_interval
 from workbench.experiments.recipes import grpo_config, load_prompts, make_recipe, resolve_model

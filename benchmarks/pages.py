@@ -21,7 +21,7 @@ from benchmarks import (
     rule_rates,
     trl_tests,
 )
-from benchmarks.record import ROOT, made_with, measured, table
+from tools.record import ROOT, made_with, measured, table
 from workbench.runs.files import write_text
 
 DOCS = ROOT / "docs"

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.record import made_with, measured, parser, publish, table
+from tools.record import made_with, measured, parser, publish, table
 from workbench.audit.finding import FOUND
 from workbench.audit.report import audit_run
 from workbench.errors import WorkbenchError

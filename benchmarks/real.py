@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmarks.record import ROOT, made_with, run_main
+from tools.record import ROOT, made_with, run_main
 from workbench.curves.curve import Curve
 from workbench.curves.documented import as_text, stored
 from workbench.errors import RunError

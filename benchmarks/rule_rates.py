@@ -14,7 +14,7 @@ import pandas as pd
 
 from benchmarks.audit import CORPUS
 from benchmarks.false_alarms import rate
-from benchmarks.record import made_with, measured, parser, publish, table
+from tools.record import made_with, measured, parser, publish, table
 from workbench.audit.finding import FOUND
 from workbench.audit.report import audit_run
 from workbench.audit.rules_data import reward_parts

@@ -22,7 +22,7 @@ trl_release.OLDEST = "1.0.0"  # before anything of the library is imported
 
 import torch  # noqa: E402
 
-from benchmarks.record import parser  # noqa: E402
+from tools.record import parser  # noqa: E402
 
 PROMPTS = ["Write a word", "The sum of the numbers is a long story", "One", "Python is a language that"]
 STOPS = [265, 70, 77, 86, 10, 14]  # common tokens of the starter

@@ -22,7 +22,7 @@ from xml.etree import ElementTree
 
 import trl
 
-from benchmarks.record import ROOT, parser, publish, run_main, table
+from tools.record import ROOT, parser, publish, run_main, table
 from workbench.errors import RunError
 
 FILES = "test_rloo_trainer", "test_grpo_trainer"

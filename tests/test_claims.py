@@ -6,9 +6,8 @@ from conftest import ROOT, write_notebook, write_run
 from tools import claims
 from tools.claims import BEGIN, END, Row, as_markdown, claims_sheet, run_command, write_sheet
 from workbench.errors import ParameterError
-from workbench.runs.claims import Claim, claim_titles, load_claims
 from workbench.runs.files import write_json
-from workbench.runs.results import Result, save_result
+from workbench.runs.results import Claim, Result, claim_titles, load_claims, save_result
 from workbench.runs.run import list_runs
 
 RECORDED = ROOT / "tests" / "data" / "claims" / "recorded"

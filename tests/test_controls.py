@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import controls
 from benchmarks.controls import as_judged
-from benchmarks.record import measured
+from tools.record import measured
 from workbench.curves.compare import SAME, another_seed
 from workbench.curves.documented import load_baseline
 from workbench.experiments.toys.starter import SHIPPED

@@ -87,7 +87,6 @@ SUBJECTS: dict[str, Callable[[], float]] = {
     r"TRL 1\.\d+ to {n}": lambda: minor(NEWEST),
     r"Python {n} or newer": lambda: found_in("pyproject.toml", r'requires-python = ">=([\d.]+)"'),
     r"has {n} names\b": top_names,
-    r"at most {n} lines: stops": lambda: found_in("tests/test_package.py", r"LIBRARY_LINES = (\d+)"),
     r"{n} small real runs": lambda: len(CORPUS),
     r"documented numbers \({n} steps": lambda: found_in("notebooks/05_grpo_docs_example.ipynb", r"documented (\d+)\)"),
     r"TRL logged that {n}% of its": logged_as_truncated,

@@ -171,7 +171,7 @@ OPENED_THERE = {  # file -> what it opens
     "runs/completions.py": "those of completions, through runs/files.py",
     "runs/lock.py": "the lock, which holds nothing",
     "runs/environment.py": "/proc",
-    "runs/claims.py": "the published claims, of this installation",
+    "runs/results.py": "the published claims, of this installation",
     "runs/parameters.py": "the notebook that the user names",
     "lab/batch/notebooks.py": "the notebook that the user names",
     "lab/batch/code.py": "that notebook, and the user's own modules",

@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT
 
 from benchmarks import pages as measured_pages
-from benchmarks.record import MEASURED, made_with
+from tools.record import MEASURED, made_with
 
 DOCS = ROOT / "docs"
 

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.record import made_with, table
+from tools.record import made_with, table
 from workbench.errors import ParameterError
 from workbench.lab.batch.notebooks import find_notebook
-from workbench.runs.claims import Claim, claim_titles, load_claims
 from workbench.runs.files import write_text
 from workbench.runs.parameters import notebook_parameters, repeat_command
-from workbench.runs.results import results_of
+from workbench.runs.results import Claim, claim_titles, load_claims, results_of
 from workbench.runs.run import Run, check_readable, list_runs
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "claims.md"

@@ -3,9 +3,8 @@
 import html
 from collections.abc import Callable
 
-from workbench.lab.reports.clean import bare_png, clean_html
+from workbench.lab.reports.clean import bare_png, clean_html, hide_in_svg
 from workbench.lab.reports.outputs import joined_streams, terminal_text, text_of
-from workbench.lab.reports.svg import hide_in_svg
 from workbench.runs.secrets import map_text
 
 

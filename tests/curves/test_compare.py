@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.error_rates import CASES, NOISES, verdicts
-from benchmarks.record import measured
+from tools.record import measured
 from workbench.curves.compare import another_seed, documented_verdicts
 from workbench.curves.curve import Curve
 from workbench.curves.documented import list_baselines, load_baseline

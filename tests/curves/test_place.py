@@ -7,7 +7,7 @@ import numpy as np
 
 from benchmarks.documented import thinned
 from benchmarks.error_rates import noise
-from benchmarks.record import measured
+from tools.record import measured
 from workbench.curves import place as v
 from workbench.curves.curve import Curve
 from workbench.curves.documented import list_baselines, load_baseline, load_sources

@@ -15,8 +15,7 @@ from report_samples import HOSTILE
 from workbench.errors import RunError
 from workbench.lab.reports import build_index, build_report
 from workbench.lab.reports.microscope import microscope_data, write_microscope
-from workbench.lab.reports.token_marks import tokens_of
-from workbench.lab.reports.trainings import read_trainings, training_of
+from workbench.lab.reports.trainings import read_trainings, tokens_of, training_of
 from workbench.runs.completions import append_table, save_tokens
 from workbench.runs.files import write_json
 from workbench.runs.secrets import hide_tokens

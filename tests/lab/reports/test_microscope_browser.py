@@ -10,8 +10,7 @@ from report_samples import HOSTILE, UNSEEN
 
 from workbench.lab.reports import build_report
 from workbench.lab.reports.microscope import write_microscope
-from workbench.lab.reports.token_marks import Tokens
-from workbench.lab.reports.trainings import training_of
+from workbench.lab.reports.trainings import Tokens, training_of
 from workbench.runs.files import write_json
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,8 @@ from report_samples import METRICS, RESULT, UNSEEN, Elements, order, result_row,
 
 from workbench.lab.reports import build_report, default_folder
 from workbench.lab.reports.page import hider, render, write_page
-from workbench.runs.claims import load_claims
 from workbench.runs.files import write_json
+from workbench.runs.results import load_claims
 from workbench.runs.run import set_status
 
 TAGS = re.compile(r"<(script|iframe|object|embed|link|base|form|svg|math|input)\b", re.I)

@@ -3,8 +3,8 @@ import io
 import pytest
 from matplotlib.figure import Figure
 
+from workbench.lab.reports.clean import hide_in_svg
 from workbench.lab.reports.redact import Redactor
-from workbench.lab.reports.svg import hide_in_svg
 from workbench.runs.secrets import hide_tokens
 
 

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from markupsafe import Markup
 
 from ...errors import RunError
-from ...runs.claims import load_claims
 from ...runs.completions import ends_of_completions
 from ...runs.files import last_metrics, read_json, read_tail
-from ...runs.results import results_of
+from ...runs.results import load_claims, results_of
 from ...runs.run import GOING, Run
 from ...runs.secrets import map_text
 from ...runs.summary import duration, duration_text
