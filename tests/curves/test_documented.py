@@ -5,6 +5,7 @@ import pytest
 from conftest import ROOT
 
 from benchmarks import documented as the_set
+from tools import first_values
 from workbench.curves.documented import list_baselines, load_baseline, load_sources
 from workbench.errors import ParameterError, RunError
 
@@ -212,3 +213,7 @@ def test_a_command_adds_a_run_from_a_log_and_refuses_a_name_that_is_taken(tmp_pa
     assert row["sha256"] == the_set.sha256(log) and row["taken"] == "reward"
     with pytest.raises(ParameterError, match=r"name='mine': .* is there; give another name"):
         the_set.main()
+
+
+def test_the_first_values_of_all_runs_are_up_to_date():
+    assert first_values.PATH.read_text() == first_values.text(), "written by `python -m tools.first_values`"

@@ -10,7 +10,7 @@ from benchmarks.error_rates import noise
 from tools.record import measured
 from workbench.curves import place as v
 from workbench.curves.curve import Curve
-from workbench.curves.documented import list_baselines, load_baseline, load_sources
+from workbench.curves.documented import beginnings, list_baselines, load_baseline, load_sources
 
 STEPS = np.arange(1, 61)
 
@@ -146,3 +146,17 @@ def test_an_early_jump_is_seen():
 def test_an_open_verdict_says_what_would_have_shown():
     found = v.trend(curve(np.random.default_rng(1).normal(size=60)))
     assert found.word == v.UNCLEAR and "would show in 80% of such runs" in found.why
+
+
+def test_no_documented_curve_is_ruled_out_by_its_beginning():
+    rows = [(b, load_baseline(b.run).curve(b.metric)) for b in beginnings()]
+    assert len(rows) > 250
+    assert all(v.may_be_same(whole, beginning) for beginning, whole in rows)
+
+
+def test_a_beginning_rules_out_most_other_curves():
+    rows = [(b, load_baseline(b.run).curve(b.metric)) for b in beginnings() if b.metric == "reward"]
+    left = [(b.run, one.label) for b, _ in rows for _, one in rows if v.may_be_same(one, b)]
+    copies = {(b.run, one.label) for b, whole in rows for _, one in rows if v.same_table(one, whole).word == v.COPY}
+    assert copies <= set(left)
+    assert len(left) < 0.1 * len(rows) ** 2

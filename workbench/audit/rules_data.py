@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from ..curves.curve import Curve
-from ..curves.documented import Baseline, list_baselines, load_baseline
-from ..curves.place import COPY, same_table
+from ..curves.documented import Beginning, beginnings, load_baseline
+from ..curves.place import COPY, may_be_same, same_table
 from ..logs.log import Log
 from ..logs.names import canonical
 from .finding import NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
@@ -140,35 +140,44 @@ def reward_scale(log: Log) -> Finding:
 def documented_run(log: Log) -> Finding:
     """Whether the numbers equal those of a published run: a note, since this log is that run, or a copy of its log.
 
-    How: `curves.verdicts.same_table` of the log and of each curve in `data/baselines`, over the same steps: at least 10
+    How: `curves.place.same_table` of the log and of each curve in `data/baselines`, over the same steps: at least 10
     points agree in three digits and have at least 5 different values, because a reward stuck at 0 is the same in every run.
     Wrong where: a run was repeated with the same seed and software, and gave the same numbers.
     """
     steps = log.steps["step"].to_numpy()
     for column, published in _published().items():
-        values, last = log.logged(column), max(documented.stretches[1][-1] for *_, documented in published)
+        values, last = log.logged(column), max(beginning.last for beginning in published)
         if values is None or steps[0] > last:
             continue
         own = Curve(log.name, steps[steps <= last], values[steps <= last], "")
-        for baseline, metric, documented in published:
-            if (alike := same_table(own, documented)).word == COPY:
+        for beginning in published:
+            if not may_be_same(own, beginning):
+                continue
+            baseline = load_baseline(beginning.run)
+            alike = same_table(own, baseline.curve(beginning.metric))
+            if alike.word == COPY:
                 return found(
                     NOTE,
                     f"This is a documented run: {baseline.title} ({baseline.source}).",
                     f"Compare other runs with it: --baseline {baseline.name}.",
-                    evidence={"name": baseline.name, "metric": metric, "agreement": alike.why},
+                    evidence={"name": baseline.name, "metric": beginning.metric, "agreement": alike.why},
                 )
     return absent("No published run has these numbers.")
 
 
 @cache
-def _published() -> dict[str, list[tuple[Baseline, str, Curve]]]:
-    """Name of a metric in logs -> the documented runs that have it, each with its own name for it and its curve."""
-    found: dict[str, list[tuple[Baseline, str, Curve]]] = {}
-    for baseline in map(load_baseline, list_baselines()):
-        for metric, column in canonical(baseline.curves).items():
-            found.setdefault(column, []).append((baseline, metric, baseline.curve(metric)))
-    return found
+def _published() -> dict[str, list[Beginning]]:
+    """Name of a metric in logs -> the beginnings of the documented curves of it."""
+    by_column: dict[str, list[Beginning]] = {}
+    by_run: dict[str, list[Beginning]] = {}
+    for beginning in beginnings():
+        by_run.setdefault(beginning.run, []).append(beginning)
+    for curves in by_run.values():
+        columns = canonical(beginning.metric for beginning in curves)
+        for beginning in curves:
+            if beginning.metric in columns:
+                by_column.setdefault(columns[beginning.metric], []).append(beginning)
+    return by_column
 
 
 @rule(needs=COMPLETIONS)

@@ -84,10 +84,15 @@ def _known(complaint: str, name: str, known: dict):
     )
 
 
+def _own_folders() -> list[Path]:
+    folder = os.environ.get("WORKBENCH_BASELINES")
+    return [Path(folder)] if folder else []
+
+
 def _files() -> dict[str, Path]:
     """Name -> file; those of `$WORKBENCH_BASELINES` stand for bundled ones of the same name."""
-    folders = [packaged("data") / "baselines", os.environ.get("WORKBENCH_BASELINES")]
-    files = {p.stem: p for folder in folders if folder for p in Path(folder).glob("*.json")}
+    folders = [packaged("data") / "baselines", *_own_folders()]
+    files = {p.stem: p for folder in folders for p in folder.glob("*.json")}
     return dict(sorted(files.items()))
 
 
@@ -134,6 +139,52 @@ def _check_units(path: Path, value: dict) -> None:
         raise ParameterError(
             f"{path}: curve 'reward' has unit={drawn!r}, the reward itself {reward!r}; expected one unit"
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Beginning:
+    """The first points of a documented curve, by which most logs are told from it without opening its file."""
+
+    run: str
+    metric: str  # as the run's own log calls it
+    first: Curve
+    last: float  # step up to which the whole curve reaches
+    spread: float  # between the largest and the smallest value of the whole curve
+
+
+BEGINNING = 16  # points
+
+
+def beginning_of(run: str, metric: str, curve: Curve) -> dict:
+    """The row of a curve in `first_values.json`."""
+    about = {
+        "run": run,
+        "metric": metric,
+        "last": float(curve.stretches[1][-1]),
+        "spread": float(np.ptp(curve.y[np.isfinite(curve.y)])),
+    }
+    points = [curve.x[:BEGINNING].tolist(), curve.y[:BEGINNING].tolist()]
+    return about | {"at": curve.at, "span": curve.span, "points": points}
+
+
+def beginnings() -> list[Beginning]:
+    """The beginnings of all documented curves: those of this installation from one file, others from their own files.
+
+    `python -m tools.first_values` writes that file. Without it an audit would open every documented run.
+    """
+    rows = read_json(packaged("data") / "first_values.json", [])
+    stored_there = {row["run"] for row in rows}
+    own = [path.stem for folder in _own_folders() for path in folder.glob("*.json")]
+    rows = [row for row in rows if row["run"] not in own]
+    for name in sorted({*own, *(_files().keys() - stored_there)}):
+        baseline = load_baseline(name)
+        rows += [beginning_of(name, metric, baseline.curve(metric)) for metric in baseline.curves]
+    curves = []
+    for row in rows:
+        x, y = (np.array(part, float) for part in row["points"])  # null becomes NaN
+        first = Curve(row["run"], x, y, "", at=row["at"], span=row["span"])
+        curves.append(Beginning(row["run"], row["metric"], first, row["last"], row["spread"]))
+    return curves
 
 
 def as_baselines(runs: Iterable[Baseline | str]) -> list[Baseline]:

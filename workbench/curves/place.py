@@ -16,7 +16,7 @@ from ..logs.read import read_logs
 from ..runs.files import files_named
 from ..runs.run import Run
 from .curve import Curve, mean_between, on_common_stretches, why_incomparable
-from .documented import Baseline
+from .documented import Baseline, Beginning
 from .measured import run_curve
 from .stats import POWER, SHORT, change_interval, ends
 
@@ -32,6 +32,7 @@ ALIKE = 10  # points that two tables share, to be one
 DISTINCT = 5  # values among them: a reward that is stuck is alike in every run
 WINDOW = 20  # steps at the end whose mean is a run's result
 PEOPLE = 3  # runs, for a spread
+FAR = 1e-2  # of the scatter of the values: a point that is farther away is of another table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,22 +101,36 @@ def same_table(one: Curve, other: Curve) -> Verdict:
         >>> same_table(fine, coarse).word, same_table(fine, Curve("b", range(1, 61), -y, "points")).word
         ('same table', 'another table')
     """
-    ends = min(one.stretches[1][-1], other.stretches[1][-1])
-    coarse, fine = sorted((one, other), key=lambda curve: (curve.stretches[1] <= ends).sum())
+    mine, theirs = common_points(one, other)
+    distinct = len(np.unique(np.round(mine, 6)))
+    if len(mine) < ALIKE or distinct < DISTINCT:
+        need = f"{ALIKE} points with {DISTINCT} values are needed"
+        return Verdict(UNCLEAR, f"{len(mine)} points in common with {distinct} values; {need}")
+    away, scatter = np.abs(mine - theirs), mine.std()
+    alike = (away <= np.clip(1e-3 * np.abs(mine), 1e-3 * scatter, FAR * scatter)).all()
+    word = COPY if alike else OTHER
+    return Verdict(word, f"{len(mine)} points differ by at most {away.max():.2g}", float(away.max()))
+
+
+def common_points(one: Curve, other: Curve) -> tuple[np.ndarray, np.ndarray]:
+    """The points that two curves share, (N,) each: those of the coarser one, and the means of the finer one over them."""
+    end = min(one.stretches[1][-1], other.stretches[1][-1])
+    coarse, fine = sorted((one, other), key=lambda curve: (curve.stretches[1] <= end).sum())
     low, high = coarse.stretches
     start, width, (_, values) = on_common_stretches([coarse, fine])
     point = np.searchsorted(high, start + width / 2)
     covered, total = (np.bincount(point, parts, minlength=len(low)) for parts in (width, width * values))
     whole = (covered > 0.99 * (high - low)) & np.isfinite(coarse.y) & np.isfinite(total)
     mine, theirs = coarse.y[whole], total[whole] / covered[whole]
-    distinct = len(np.unique(np.round(mine, 6)))
-    if len(mine) < ALIKE or distinct < DISTINCT:
-        need = f"{ALIKE} points with {DISTINCT} values are needed"
-        return Verdict(UNCLEAR, f"{len(mine)} points in common with {distinct} values; {need}")
-    away, scatter = np.abs(mine - theirs), mine.std()
-    alike = (away <= np.clip(1e-3 * np.abs(mine), 1e-3 * scatter, 1e-2 * scatter)).all()
-    word = COPY if alike else OTHER
-    return Verdict(word, f"{len(mine)} points differ by at most {away.max():.2g}", float(away.max()))
+    return mine, theirs
+
+
+def may_be_same(one: Curve, beginning: Beginning) -> bool:
+    """False where the first points of a documented curve show that `one` is another table."""
+    mine, theirs = common_points(one, beginning.first)
+    finite = one.y[np.isfinite(one.y)]
+    scatter = max(float(np.ptp(finite)) if len(finite) else 0.0, beginning.spread)
+    return bool((np.abs(mine - theirs) <= FAR * scatter).all())  # the scatter of means is at most the spread
 
 
 def result_at(curve: Curve, end: float) -> float:
