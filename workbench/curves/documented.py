@@ -143,7 +143,7 @@ def _check_units(path: Path, value: dict) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Beginning:
-    """The first points of a documented curve, by which most logs are told from it without opening its file."""
+    """The first points of a documented curve, with which most audits need not open its file."""
 
     run: str
     metric: str  # as the run's own log calls it

@@ -10,6 +10,7 @@ Any cell that papermill takes will do. Of a literal the type is checked, and wha
 import ast
 import dataclasses
 import difflib
+import functools
 import json
 import keyword
 import math
@@ -94,12 +95,18 @@ def parse_parameters(source: str) -> dict[str, Parameter]:
         >>> parse_parameters("steps: int = 80  # optimizer steps; 1..100")["steps"].expected
         'int in 1..100'
     """
+    return dict(_parsed(source))
+
+
+@functools.lru_cache(maxsize=64)  # a sweep asks four times for the parameters of its notebook
+def _parsed(source: str) -> Mapping[str, Parameter]:
     lines, nodes = source.split("\n"), parse_cell(source)[0].body
     found: dict[str, Parameter] = {}
     for node in nodes:
         line = lines[(node.end_lineno or 1) - 1]
         for constant in ast.walk(node):
-            _refuse_token("a default", getattr(constant, "value", None))
+            if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
+                _refuse_token("a default", constant.value)
         try:
             if parameter := _parameter(node, line):
                 if parameter.default != COMPUTED:
