@@ -1,13 +1,18 @@
 """Another release of TRL in one process: the notebook on PPO."""
 
+import json
 import subprocess
 import sys
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
-from workbench import use_trl
+from workbench import trl_release, use_trl
 from workbench.errors import MissingDependencyError
-from workbench.trl_release import LAST_WITH_PPO
+from workbench.trl_release import LAST_WITH_PPO, NEWEST, OLDEST, OVERRIDDEN, changed_here, changed_methods, check_trl
 
 
 def in_a_process(code: str) -> str:
@@ -43,3 +48,37 @@ def test_where_another_release_is_imported_already_it_says_to_restart(tmp_path):
 def test_ppo_is_imported_in_a_plain_script_whatever_vllm_is_there():
     code = f"from workbench import use_trl; use_trl('{LAST_WITH_PPO}')\nfrom workbench import PPOTrainer; print(PPOTrainer)"
     assert in_a_process(code).split() == ["<class", "'workbench.training.ppo.PPOTrainer'>"]
+
+
+def edited_trl(folder: Path, before: str, after: str) -> Path:
+    """A copy of the two trainers of the installed TRL, in which one text is another."""
+    (folder / "trainer").mkdir()
+    for name in ("grpo_trainer.py", "rloo_trainer.py"):
+        source = (Path(find_spec("trl").origin).parent / "trainer" / name).read_text()
+        (folder / "trainer" / name).write_text(source.replace(before, after))
+    return folder
+
+
+def test_the_installed_trl_has_the_methods_that_were_tested():
+    assert changed_here() == []
+
+
+def test_a_changed_method_is_named_and_no_other(tmp_path):
+    folder = edited_trl(tmp_path, "    def _calculate_rewards(self,", "    def _calculate_rewards(this,")
+    names = ["GRPOTrainer._calculate_rewards", "RLOOTrainer._calculate_rewards"]
+    assert changed_methods(folder, version("trl")) == names
+    assert set(names) <= set(changed_methods(folder, "9.9.9"))
+
+
+def test_the_warning_of_an_untested_release_names_the_changes(tmp_path, monkeypatch):
+    folder = edited_trl(tmp_path, "    def _generate(self,", "    def _generate(this,")
+    monkeypatch.setattr(trl_release, "changed_here", lambda: changed_methods(folder, NEWEST))
+    with pytest.warns(UserWarning, match=r"changed since: GRPOTrainer\._generate"):
+        check_trl("1.99.0")
+
+
+def test_each_tested_release_has_its_hashes():
+    stored = json.loads((ROOT / "data" / "trl_methods.json").read_text())
+    assert {OLDEST, NEWEST} <= stored.keys()
+    for names in stored.values():
+        assert {name.rpartition(".")[2] for name in names} == set(OVERRIDDEN)

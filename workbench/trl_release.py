@@ -1,16 +1,33 @@
 """Which releases of TRL the workbench takes, and another one for one notebook: TRL is pure Python, a folder on the path."""
 
+import ast
+import hashlib
+import json
 import os
 import sys
 import warnings
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from .errors import MissingDependencyError, ParameterError
-from .extras import install
+from .extras import install, packaged
 
 OLDEST, NEWEST = "1.12.0", "1.16.0"  # the tests run on both; `make lanes` runs some on the releases between
 LAST_WITH_PPO = "1.12.0"
+# TRL's methods that the trainers override: what these do, and in which order TRL calls them, is what the trainers rest on.
+OVERRIDDEN = (
+    "__init__",
+    "compute_loss",
+    "_calculate_rewards",
+    "_generate",
+    "_generate_and_score_completions",
+    "_generate_single_turn",
+    "_get_per_token_logps_and_entropies",
+    "_log_completion_extra",
+    "_tool_call_loop",
+)
+_TRAINERS = {"GRPOTrainer": "grpo_trainer.py", "RLOOTrainer": "rloo_trainer.py"}
 
 
 def use_trl(release: str) -> None:
@@ -53,6 +70,45 @@ def _version() -> str:
         return ""
 
 
+def method_hashes(trl: Path) -> dict[str, str]:
+    """`GRPOTrainer._generate` -> a hash of its source, of each method of a TRL that the trainers override.
+
+    Args:
+        trl: the folder of the package; nothing of it is imported.
+    """
+    hashes = {}
+    for trainer, file in _TRAINERS.items():
+        source = (trl / "trainer" / file).read_text(encoding="utf-8")
+        lines = source.splitlines()
+        classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == trainer]
+        for node in [node for body in classes for node in body.body]:
+            if isinstance(node, ast.FunctionDef) and node.name in OVERRIDDEN:
+                text = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+                hashes[f"{trainer}.{node.name}"] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashes
+
+
+def changed_methods(trl: Path, release: str) -> list[str]:
+    """The overridden methods of an installed TRL that are not those of the release as it was tested.
+
+    An untested release is compared with the newest tested one. `python -m tools.trl_methods` writes the hashes of a release.
+    """
+    tested = json.loads((packaged("data") / "trl_methods.json").read_text(encoding="utf-8"))
+    expected, here = tested.get(release, tested[NEWEST]), method_hashes(trl)
+    return sorted(name for name in expected.keys() | here.keys() if expected.get(name) != here.get(name))
+
+
+def changed_here() -> list[str]:
+    """`changed_methods` of the TRL that would be imported; none without one."""
+    spec = find_spec("trl")
+    if spec is None or not spec.origin:
+        return []
+    folder = Path(spec.origin).parent
+    if not all((folder / "trainer" / file).is_file() for file in _TRAINERS.values()):
+        return []
+    return changed_methods(folder, _version())
+
+
 def check_trl(found: str = "") -> None:
     """Raise for a TRL that is too old, and warn of one that is newer than the tests; empty for the installed one.
 
@@ -70,9 +126,13 @@ def check_trl(found: str = "") -> None:
             f'trl {found}: the workbench needs {OLDEST} to {NEWEST}; run: pip install "trl>={OLDEST[:-2]},<{above}"'
         )
     if _minor(found) > _minor(NEWEST):
+        changed = changed_here()
+        what = (
+            f"changed since: {', '.join(changed)}" if changed else "the methods that the trainers override are the same"
+        )
         warnings.warn(
-            f"trl {found} is newer than {NEWEST}, the newest release that the tests run on: private parts of TRL may have "
-            "changed. Before you trust a run, check that its `completions/clipped_ratio` and `stops/clipped_ratio` agree",
+            f"trl {found} is newer than {NEWEST}, the newest release that the tests run on; {what}. Before you trust a run, "
+            "check that its `completions/clipped_ratio` and `stops/clipped_ratio` agree",
             stacklevel=3,
         )
 

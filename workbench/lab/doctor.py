@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from packaging.requirements import Requirement
 
 from ..extras import EXTRAS, install
+from ..trl_release import changed_here
 
 NAME = "trl-workbench"
 
@@ -25,7 +26,8 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Every finding about this environment; nothing is changed and no network is used."""
-    return [_python(), *_requirements(), _gpu(), _program("slurm", "sbatch"), _program("chromium", "chromium")]
+    programs = [_program("slurm", "sbatch"), _program("chromium", "chromium")]
+    return [_python(), *_requirements(), *_methods_of_trl(), _gpu(), *programs]
 
 
 def _python() -> Finding:
@@ -68,6 +70,15 @@ def _installed(name: str) -> str:
         with contextlib.suppress(PackageNotFoundError):
             return version(own)
     return ""
+
+
+def _methods_of_trl() -> list[Finding]:
+    """A warning where TRL's methods that the trainers override are not those of a tested release."""
+    changed = changed_here() if _installed("trl") else []
+    if not changed:
+        return []
+    detail = f"differ from those that the tests run on: {', '.join(changed)}"
+    return [Finding("warning", "trl's methods", f"{detail}; the trainers override them")]
 
 
 def _gpu() -> Finding:
