@@ -10,6 +10,7 @@ import pytest
 from conftest import NOTEBOOKS, ROOT, call, need, workbench, write_notebook, write_run
 
 from workbench import cli
+from workbench.audit import report
 from workbench.lab.batch.notebooks import find_notebook, list_notebooks
 from workbench.runs.run import list_runs
 
@@ -75,6 +76,19 @@ def test_a_folder_that_is_no_run_gives_one_line_and_exit_code_2(capsys, tmp_path
     code, _, err = call(capsys, "report", tmp_path)
     why = "no completions are recorded in it; TRL records them with log_completions=True"
     assert (code, err) == (2, f"workbench: {tmp_path}: not a run folder (it has no params.json), and {why}\n")
+
+
+def test_an_error_of_our_own_ends_with_3_and_says_what_to_do(capsys, monkeypatch, tmp_path):
+    def broken(*_, **__):
+        raise ValueError("too many values\nHF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz12345678")
+
+    monkeypatch.setattr(report, "audit_run", broken)
+    code, out, err = call(capsys, "audit", tmp_path)
+    assert (code, out) == (3, "")
+    assert "Traceback (most recent call last)" in err and "hf_abc" not in err
+    last = err.splitlines()[-1]
+    assert last.startswith("workbench: an error of the workbench itself (ValueError: too many values")
+    assert last.endswith("Report it with the lines above and what `workbench doctor` prints")
 
 
 def test_an_access_token_in_an_option_that_is_not_there_is_not_repeated(capsys):
@@ -186,7 +200,7 @@ def test_runs_go_on_to_their_end_after_a_closed_pipe(much, tmp_path, command):
 
 
 @pytest.mark.parametrize(
-    ("rest", "code", "says"), [("> /dev/full", 1, "workbench: [Errno 28] No space left on device; "), (">&-", 0, "")]
+    ("rest", "code", "says"), [("> /dev/full", 3, "workbench: [Errno 28] No space left on device; "), (">&-", 0, "")]
 )
 def test_output_to_a_full_disk_is_an_error_and_a_closed_one_none(much, rest, code, says):
     for runs in ("runs", "few"):  # more than a buffer holds, and less

@@ -79,7 +79,7 @@ def test_full_disk_interrupts_a_run_that_resumes_later(tmp_path):
     try:
         notebook = write_notebook(tmp_path / "hand_made.ipynb", FILL.format(filled=str(tmp_path / "filled")))
         process = workbench("run", notebook, "-q", "--runs-dir", disk / "runs")
-        assert process.returncode == 1 and "Traceback" not in process.stderr
+        assert process.returncode == 3 and "Traceback" not in process.stderr
         assert "No space left on device; free some space, then continue a run with" in process.stderr
         assert only_run(disk / "runs").status["state"] == "interrupted"
         (big,) = disk.rglob("big")

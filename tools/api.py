@@ -208,7 +208,8 @@ def cli_page() -> str:
     (commands,) = [a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction)]
     lines = ["# Command line\n", WRITTEN.replace("docstrings", "the commands' own help")]
     lines += [
-        "Exit codes: 0 success, 1 a run failed or something was found (each says what), 2 wrong input, 130 interrupted.\n"
+        "Exit codes: 0 success, 1 a run failed or something was found (each says what), 2 wrong input, 3 the command could "
+        "not\nfinish (a full disk, an error of the workbench itself), 130 interrupted.\n"
     ]
     for name, parser in commands.choices.items():
         example = (parser.epilog or "").removeprefix("Example: ")

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,11 +16,13 @@ from .runs.parameters import notebook_parameters, parse_assignments
 from .runs.run import Run, check_readable, list_runs, load_run, runs_root, what_is_unknown
 from .runs.secrets import hide_tokens
 from .runs.summary import RunSummary, unreadable
-from .runs.text import one_line
+from .runs.text import one_line, printable
+
+UNFINISHED = 3  # exit code; 1 says that something was found
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parse, dispatch, and turn the workbench's own errors into one line and exit code 2."""
+    """Parse, dispatch, and turn errors into a line: exit code 2 for wrong input, 3 where the command could not finish."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal of latin-1 shows the rest as escapes
@@ -43,10 +46,16 @@ def main(argv: list[str] | None = None) -> int:
         full = error.errno == errno.ENOSPC
         advice = "; free some space, then continue a run with `workbench run NOTEBOOK --resume RUN`" if full else ""
         print(f"workbench: {one_line(str(error))}{advice}", file=sys.stderr)
-        return 1
+        return UNFINISHED
     except KeyboardInterrupt:
         print("workbench: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        print(printable(hide_tokens(traceback.format_exc())), end="", file=sys.stderr)
+        says = one_line(hide_tokens(f"{type(error).__name__}: {error}"))
+        advice = "Report it with the lines above and what `workbench doctor` prints"
+        print(f"workbench: an error of the workbench itself ({says}). {advice}", file=sys.stderr)
+        return UNFINISHED
     finally:
         _drop_unwritable()
 
@@ -484,7 +493,8 @@ def _audit(args) -> int:
     """Find out from the log of any RL training what is wrong with it, why, and how to fix it.
 
     It also says what the log cannot show. In a folder it reads all runs and logs, but none in hidden folders or among
-    installed packages. Exit code 0: no problem, 1: problems, 2: unusable input.
+    installed packages. Exit code 0: no problem, 1: problems, 2: unusable input,
+    3: the audit could not finish.
 
     Example: workbench audit outputs/checkpoint-500 --stop '</answer>'
     """
@@ -498,7 +508,8 @@ def _replay(args) -> int:
     """Compute a recorded step again, stage by stage, and name the first that differs; it needs no model and no GPU.
 
     A training with `record_steps` keeps each of these steps in a file, which you can attach to a bug report. Secrets in it
-    are hidden; it holds the prompts and completions of the run. Exit code 0: no stage differs, 1: one does, 2: unusable input.
+    are hidden; it holds the prompts and completions of the run. Exit code 0: no stage differs, 1: one does, 2: unusable input,
+    3: the replay could not finish.
 
     Example: workbench replay last --step 50
     """
