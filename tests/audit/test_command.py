@@ -166,6 +166,16 @@ def test_all_runs_below_a_folder_are_audited_each_once(capsys, tmp_path):
     assert (sorted(names), err) == (["a/trained", "b/c/other.jsonl", "loose.jsonl", "recorded"], "")
 
 
+def test_two_runs_in_one_metrics_file_are_both_audited(capsys, tmp_path):
+    rows = [{"run": name, **row} for name, masked in (("sick", True), ("well", False)) for row in logged(masked=masked)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, err = audit(capsys, tmp_path, "--brief")
+    places = [line.removeprefix(f"{tmp_path}/") for line in out.splitlines()]
+    assert (code, err) == (1, "")
+    assert places[0].startswith("metrics.jsonl: run sick: problem masked-stops")
+    assert places[1].startswith("metrics.jsonl: run well: warning")
+
+
 def test_a_folder_of_the_repository_is_read_with_its_folders(capsys):
     _, out, _ = audit(capsys, ROOT / "data" / "audit", "--brief")
     names = {line.removeprefix(f"{ROOT / 'data' / 'audit'}/").partition(":")[0] for line in out.splitlines()}

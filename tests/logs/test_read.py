@@ -175,6 +175,39 @@ def test_a_run_that_has_not_logged_yet_does_not_hide_the_others(tmp_path):
     assert one(tmp_path / "a").kind == "trainer_state.json"
 
 
+def write_lines(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_all_runs_of_one_metrics_file_are_read(tmp_path):
+    rows = [{"run": run, "step": step, **LINE} for run in "ab" for step in (1, 2, 3)]
+    path = write_lines(tmp_path / "both" / "metrics.jsonl", rows)
+    (path.parent / "completions.jsonl").write_text('{"step": 1, "prompt": "p", "completion": "c", "reward": 1.0}\n')
+    names = [f"{path}: run a", f"{path}: run b"]
+    for place in (path.parent, tmp_path, path):
+        logs = read_logs(place)
+        assert [log.name for log in logs] == names
+        assert all(log.steps["step"].tolist() == [1, 2, 3] and log.completions is None for log in logs)
+    (note,) = read_logs(path.parent)[0].notes
+    assert note.startswith("the completions of this folder are left out: they do not say which of the 2 runs")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "log.jsonl"])
+def test_lines_of_evaluations_and_samples_are_no_runs(tmp_path, name):
+    rows = [{"type": "train", "step": step, **LINE} for step in range(1, 11)]
+    rows += [{"type": "eval", "step": step, "reward": 0.9} for step in (5, 10)]
+    rows += [{"type": "sample_rollout", "step": 5, "prompt": "p", "response": "r"}] * 2
+    rows += [{"type": "config", "step": 0, "seed": 1}]
+    write_lines(tmp_path / name, rows)
+    log = one(tmp_path)
+    assert (log.steps["step"].tolist(), log.order) == (list(range(1, 11)), tuple(range(1, 11)))
+    assert set(log.steps["reward"]) == {LINE["reward"]} and ": type" not in log.name
+    others = "type eval, type sample_rollout, type config"
+    assert log.notes == (f"lines with {others} are left out: they are no steps of a training",)
+
+
 def test_every_name_of_a_metric_stands_once_in_the_table():
     spellings = [spelling for known in NAMES.values() for spelling in known]
     assert len(spellings) == len(set(spellings))

@@ -21,6 +21,9 @@ from .settings import of_sources
 
 _LARGEST = {"CSV": 512_000_000, "JSON": 100_000_000}  # bytes
 SUMMARY = "wandb-summary.json"
+# Columns that say what a line is, not which run; and the first word of what is no step of a training.
+_KIND_NAMES = ["type", "kind", "split", "mode", "phase", "stage", "event"]
+_OTHER_KINDS = ["eval", "evaluation", "evaluate", "val", "valid", "validation", "test", "sample", "samples"]
 _PATIENCE = 1_000  # lines of JSON without a metric of reinforcement learning, then the file is data and no log
 
 
@@ -103,14 +106,36 @@ def _split(found: Found) -> list[Found]:
         and 1 < table[c].nunique(dropna=False) <= len(table) // 2
     ]
     for chosen in (*([c] for c in labels), labels):
-        groups = list(numbers.groupby([table[c] for c in chosen], sort=False, dropna=False)) if chosen else []
-        if groups and all(g.dropna().is_monotonic_increasing and g.dropna().is_unique for _, g in groups):
-            words = [", ".join(f"{c} {v}" for c, v in zip(chosen, value, strict=True)) for value, _ in groups]
+        groups = list(table.groupby([table[c] for c in chosen], sort=False, dropna=False)) if chosen else []
+        trained = [(values, part) for values, part in groups if _is_of_training(part, chosen, values)] or groups
+        orders = [numbers.loc[part.index].dropna() for _, part in trained]
+        if groups and all(order.is_monotonic_increasing and order.is_unique for order in orders):
+            names_of_trained = {values for values, _ in trained}
+            left_out = [_words(chosen, values) for values, _ in groups if values not in names_of_trained]
+            about = f"lines with {', '.join(left_out)} are left out: they are no steps of a training"
+            notes = [about] if left_out else []
+            several = len(trained) > 1
             return [
-                found._replace(table=table.loc[g.index], label=", ".join(filter(None, (found.label, w))))
-                for w, (_, g) in zip(words, groups, strict=True)
+                found._replace(
+                    table=part,
+                    label=", ".join(filter(None, (found.label, _words(chosen, values) if several else ""))),
+                    notes=[*found.notes, *notes],
+                )
+                for values, part in trained
             ]
     return [found]
+
+
+def _words(columns: list, values: tuple) -> str:
+    return ", ".join(f"{column} {value}" for column, value in zip(columns, values, strict=True))
+
+
+def _is_of_training(part: pd.DataFrame, columns: list, values: tuple) -> bool:
+    """Whether lines that columns set apart hold metrics of a training, and are not named evaluations or samples."""
+    for column, value in zip(columns, values, strict=True):
+        if plain(column) in _KIND_NAMES and plain(value).partition("_")[0] in _OTHER_KINDS:
+            return False
+    return of_reinforcement_learning(str(column) for column in part if part[column].notna().any())
 
 
 # --- JSON -----------------------------------------------------------------------------------------------------------

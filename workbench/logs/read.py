@@ -87,11 +87,11 @@ def _folder(folder: Path, given: Path) -> list[Log]:
     recorded = [inner for inner, names in places if "metrics.jsonl" in names and _has_bytes(inner / "metrics.jsonl")]
     state = last_trainer_state(folder)
     if recorded and (state is not None or folder in recorded):
-        return [_own_run(inner, folder) for inner in recorded]
+        return [log for inner in recorded for log in _own_runs(inner, folder)]
     if state is not None:
         return _trl_folder(folder, state)
     refused: dict[str, RunError] = {}
-    found = [_own_run(inner, folder) for inner in recorded]
+    found = [log for inner in recorded for log in _own_runs(inner, folder)]
     known = set(recorded)
     for inner, _ in places:
         if (state := last_trainer_state(inner)) is not None and not _related(inner, known):
@@ -161,13 +161,19 @@ def _plain_files(folder: Path, patterns: Sequence[str]) -> list[Path]:
     return list(dict.fromkeys(inside))[:_MOST_FILES]
 
 
-def _own_run(folder: Path, top: Path) -> Log:
+def _own_runs(folder: Path, top: Path) -> list[Log]:
+    """The run that a folder is; several where other programs wrote them into one `metrics.jsonl`."""
     path = folder / "metrics.jsonl"
-    (run,) = runs_in(path, str(path))
+    runs = [run._replace(kind="metrics.jsonl") for run in runs_in(path, str(path))]
     facts, more = facts_of(folder)
     recorded, broken = read_completions(folder)
-    name = str(folder.relative_to(top))
-    return _log(run._replace(kind="metrics.jsonl"), path, name, facts, recorded, [*more, *broken])
+    damage = [*more, *broken]
+    if len(runs) == 1:
+        return [_log(runs[0], path, str(folder.relative_to(top)), facts, recorded, damage)]
+    unclear = f"the completions of this folder are left out: they do not say which of the {len(runs)} runs they are of"
+    notes = [unclear] if len(recorded) else []
+    name = str(path.relative_to(top))
+    return [_log(run._replace(notes=[*run.notes, *notes]), path, name, facts, damage=damage) for run in runs]
 
 
 def _trl_folder(folder: Path, state: Path) -> list[Log]:
