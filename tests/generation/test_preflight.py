@@ -20,8 +20,10 @@ from workbench.generation.stops import StopSpec
 @pytest.mark.parametrize(
     ("backend", "name", "hint"),
     [
-        ("transformers", "stop", "stop_strings"),
-        ("transformers", "stop_token_ids", "eos_token_id"),
+        ("transformers", "stop", "stops=1"),
+        ("transformers", "stop_token_ids", "stops=1"),
+        ("transformers", "stop_string", "stops=1"),
+        ("transformers", "min_tokens", "min_new_tokens"),
         ("transformers", "temprature", "temperature"),
         ("vllm", "stop_strings", "'stop'"),
         ("vllm", "eos_token_id", "stop_token_ids"),

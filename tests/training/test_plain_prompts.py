@@ -1,5 +1,7 @@
 """Prompts that are plain strings, on a model with a chat template: TRL applies none to them and says nothing."""
 
+import ast
+import re
 import warnings
 
 import pytest
@@ -9,7 +11,8 @@ from transformers import AutoTokenizer
 
 from workbench.audit.report import audit_run
 from workbench.experiments.recipes import grpo_config, make_recipe
-from workbench.training.grpo import GRPOTrainer
+from workbench.generation.stops import StopSpec
+from workbench.training.grpo import GRPOTrainer, RLOOTrainer
 from workbench.training.rewards import length_reward
 from workbench.training.updates import has_plain_prompts
 from workbench.watch.attach import attach_watch
@@ -27,13 +30,16 @@ def prompts(prompt):
     return Dataset.from_list([{"prompt": prompt}] * 4)
 
 
-def make(cls, folder, starter_folder, prompt=PLAIN, **options):
+def make(cls, folder, starter_folder, prompt=PLAIN, stops=None, **options):
     """A trainer on the starter with an instruct model's template; its TRL argument names come last."""
     tokenizer = AutoTokenizer.from_pretrained(starter_folder, padding_side="left")
     tokenizer.chat_template = TURNS.replace("END", tokenizer.eos_token)
-    args = grpo_config(RECIPE, folder, **options)
-    data = prompts(prompt)
-    return cls(str(starter_folder), length_reward(), args, train_dataset=data, processing_class=tokenizer)
+    config = trl.RLOOConfig if issubclass(cls, trl.RLOOTrainer) else trl.GRPOConfig
+    args = grpo_config(RECIPE, folder, config, **options)
+    about = {"train_dataset": prompts(prompt), "processing_class": tokenizer}
+    if stops is not None:
+        about["stops"] = stops
+    return cls(str(starter_folder), length_reward(), args, **about)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +89,19 @@ def test_stock_trl_says_nothing_of_plain_prompts_the_watch_does(tmp_path, starte
     assert any("Write prompts as messages" in finding.advice for finding in run.findings)
 
 
-def test_watch_names_an_option_that_transformers_ignores(tmp_path, starter_folder):
-    trainer = make(trl.GRPOTrainer, tmp_path, starter_folder, MESSAGES, generation_kwargs={"stop": ["a"]})
-    with pytest.warns(UserWarning, match="'stop': unknown to transformers; did you mean 'stop_strings'.* is ignored"):
+@pytest.mark.parametrize(
+    "own, option",
+    [(GRPOTrainer, {"stop": ["a", "e"]}), (RLOOTrainer, {"stop_token_ids": [70, 71]})],
+    ids=["GRPO", "RLOO"],
+)
+def test_a_step_trains_with_what_the_watch_says_of_a_stop(tmp_path, starter_folder, own, option):
+    ((name, stops),) = option.items()
+    trainer = make(getattr(trl, own.__name__), tmp_path, starter_folder, MESSAGES, generation_kwargs=option)
+    with pytest.warns(UserWarning, match=f"'{name}': unknown to transformers.* ignore") as said:
         attach_watch(trainer)
+    (hint,) = [str(one.message) for one in said if name in str(one.message)]
+    match = re.search(r"use GRPOTrainer or RLOOTrainer of workbench with stops=(\[.*?\])", hint)
+    assert match, hint
+    trainer = make(own, tmp_path / "own", starter_folder, MESSAGES, stops=ast.literal_eval(match[1]))
+    trainer.train()
+    assert trainer.state.global_step == 1 and StopSpec.of(stops) == trainer.stop_rule.spec

@@ -29,20 +29,23 @@ def check_generation_kwargs(options: Mapping, backend: str) -> None:
     """Raise for an option that the back end does not know, with the right or nearest name.
 
     A vLLM server ignores names that it does not know, and transformers ignores vLLM's: every row would run to the length
-    limit, without an error.
+    limit, without an error. For stops on transformers it is `stops=` of the workbench's trainers: in TRL `stop_strings` is an
+    error there, and with `eos_token_id` it trains on pads.
 
     Example:
         >>> check_generation_kwargs({"top_k": 5}, "transformers")
-        >>> check_generation_kwargs({"stop": ["."]}, "transformers")
+        >>> check_generation_kwargs({"top_kk": 5}, "transformers")
         Traceback (most recent call last):
-        workbench.errors.ParameterError: generation_kwargs 'stop': unknown to transformers; did you mean 'stop_strings'?
+        workbench.errors.ParameterError: generation_kwargs 'top_kk': unknown to transformers; did you mean 'top_k'?
     """
     known = _known_options(backend)
     right = {v: t for t, v in _VLLM_NAMES.items()} if backend == "transformers" else _VLLM_NAMES
-    for name in options:
+    for name, value in options.items():
         if name not in known:
             near = [right[name]] if name in right else difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
+            if backend == "transformers" and near and near[0] in ("stop_strings", "eos_token_id"):
+                hint = f"; leave it out and use GRPOTrainer or RLOOTrainer of workbench with stops={value!r}"
             raise ParameterError(f"generation_kwargs {name!r}: unknown to {backend}{hint}")
 
 

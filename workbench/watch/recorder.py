@@ -113,7 +113,7 @@ class Watch(LiveCallback):
         try:
             check_generation_kwargs(self._trainer.args.generation_kwargs or {}, backend_of(self._trainer.args))
         except ParameterError as error:
-            warnings.warn(f"{error}. It is ignored, without an error.", stacklevel=5)
+            warnings.warn(f"{error}. TRL ignores the option, without an error.", stacklevel=5)
 
     def _on_engine(self, original: Callable, *args: Any, **kwargs: Any):
         answer = original(*args, **kwargs)
