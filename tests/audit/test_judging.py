@@ -130,7 +130,7 @@ def test_an_entropy_that_is_never_computed_is_no_problem(tmp_path):
     lines = [{"step": n, "reward": n / 20, "loss": 0.1, "entropy": float("nan")} for n in range(20)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (log_,) = read_logs(tmp_path / "a.jsonl")
-    assert (log_damage(log_).severity, log_damage(log_).cause) == ("warning", "unreadable")
+    assert (log_damage(log_).severity, log_damage(log_).cause) == ("warning", "not-finite")
 
 
 def test_a_centred_reward_of_1e_7_is_not_taken_for_a_flat_one():

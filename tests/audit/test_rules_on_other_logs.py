@@ -101,6 +101,48 @@ def test_losses_that_are_no_numbers_from_the_first_step_on_are_a_problem(tmp_pat
     assert found.says.startswith("grad_norm is no finite number in any step; loss is no finite number in any step")
 
 
+def verl_lines(**lost):
+    """60 steps of PPO as verl prints them, with metrics that are no number in their last steps."""
+    steps = []
+    for n in range(60):
+        logged = {"critic/score/mean": n / 60, "actor/grad_norm": 0.3, "critic/vf_loss": 0.1, "critic/grad_norm": 0.2}
+        logged |= {"actor/explained": 0.5, "critic/kl": 0.01}
+        logged |= {name.replace("__", "/"): float("nan") for name, count in lost.items() if n >= 60 - count}
+        steps.append(" - ".join([f"step:{n + 1}", *(f"{name}:{value}" for name, value in logged.items())]))
+    return "\n".join(steps)
+
+
+def lines_as_json(text):
+    rows = [dict(part.rsplit(":", 1) for part in line.split(" - ")) for line in text.splitlines()]
+    return "\n".join(json.dumps({name: float(value) for name, value in row.items()}) for row in rows)
+
+
+@pytest.mark.parametrize("suffix", ["log", "jsonl"])
+@pytest.mark.parametrize(
+    "name, count, severity",
+    [
+        ("critic__vf_loss", 60, "problem"),
+        ("critic__grad_norm", 60, "problem"),
+        ("critic__grad_norm", 45, "problem"),
+        ("critic__kl", 60, "warning"),
+        ("actor__explained", 60, "note"),
+        ("actor__explained", 45, "note"),
+        ("actor__explained", 5, ""),
+    ],
+)
+def test_a_series_that_is_no_number_in_most_steps_is_named(tmp_path, suffix, name, count, severity):
+    text = verl_lines(**{name: count})
+    (tmp_path / f"a.{suffix}").write_text(text if suffix == "log" else lines_as_json(text))
+    finding = log_damage(read(tmp_path / f"a.{suffix}"))
+    if not severity:
+        assert finding.verdict == "not found"
+        return
+    steps = "any step" if count == 60 else "45 of 60 steps"
+    said = "kl" if "kl" in name else name.replace("__", "/")
+    assert (finding.severity, finding.cause) == (severity, "not-finite")
+    assert finding.says.startswith(f"{said} is no finite number in {steps}")
+
+
 # --- the share of equal groups where it is of the batch ------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """Rules about the log itself and the rows in it: damage, groups of one prompt, repeated prompts, rewards that are missing."""
 
+import re
 from functools import cache
 from typing import Any
 
@@ -9,12 +10,15 @@ from ..curves.curve import Curve
 from ..curves.documented import Beginning, beginnings, load_baseline
 from ..curves.place import COPY, may_be_same, same_table
 from ..logs.log import Log
-from ..logs.names import canonical
+from ..logs.names import canonical, plain
 from .finding import NOTE, PROBLEM, WARNING, Finding, absent, found, unknown
 from .rule import BASELINE, COMPLETIONS, REWARDS, rule
 from .trends import LEAST, change, reward_of
 
 _PARTS = f"Log the mean of each of several reward functions over {LEAST} steps or more, as TRL does."
+_NEVER = " is no finite number in "  # between a metric and the steps, in the damage of a log
+_VITAL = re.compile(r"(?:^|_)(?:grad_norm|(?:actor|critic|policy|value|pg|vf)_loss)$")
+_MOST_NAMED = 5
 _OFTEN = 0.05  # share of steps; fp16 skips a step now and then
 
 
@@ -22,7 +26,9 @@ _OFTEN = 0.05  # share of steps; fp16 skips a step now and then
 def log_damage(log: Log) -> Finding:
     """Whether steps are missing, twice or out of order, two runs share the file, or something could not be read.
 
-    How: step numbers, or epochs where a console log has none; metrics that stop being numbers.
+    How: step numbers, or epochs where a console log has none; metrics that stop being numbers, or are no numbers in most steps.
+    That is a problem where they are losses, gradients or rewards. Of another metric it is a warning, or a note where its name
+    is not known. A CSV, a notebook's table and TensorBoard events do not show whether a number is missing or was NaN.
     Wrong where: a log was thinned on purpose at uneven distances: its steps count as missing.
     """
     order = np.array(log.order)
@@ -45,14 +51,24 @@ def log_damage(log: Log) -> Finding:
         says = f"{name} is no finite number in {lost[name].mean():.0%} of the steps: the weights may be lost from there on."
         advice = "Go back to a checkpoint before the first of these steps; lower the learning rate, or train in bf16 or fp32."
         return _damaged(log, PROBLEM, "not-finite", says, advice, steps=log.at(lost[name]))
-    never = [d for d in log.damage if "is no finite number in" in d]
-    if any(d.startswith(("loss", "grad_norm", "reward")) for d in never):  # an engine may not compute the others
-        says = f"{'; '.join(never)}: the weights were lost before the first step ended, or the metric is wrong."
+    never = [d for d in broken if _NEVER in d]
+    vital = [d for d in never if _is_vital(d.partition(_NEVER)[0])]
+    if vital:  # an engine may not compute the others
+        others = [d for d in never if d not in vital]
+        from_the_start = any(d.endswith("any step") for d in vital)
+        when = "were lost before the first step ended" if from_the_start else "may be lost"
+        says = f"{_joined([*vital, *others])}: the weights {when}, or the metric is wrong."
         advice = "Compute one loss by hand in fp32; lower the learning rate, or train in bf16 or fp32."
         return _damaged(log, PROBLEM, "not-finite", says, advice)
+    broken = [d for d in broken if d not in never]
     wrong = [f"{twice} steps are in the log twice; the audit uses the last line of each"] * bool(twice)
     wrong += [f"steps are out of order at {len(back)} places"] * bool(len(back))
     wrong += [f"steps are missing after {', '.join(map(str, gaps[:5]))}"] * bool(gaps) + broken
+    if not wrong and never:
+        known = any(canonical([d.partition(_NEVER)[0]]) for d in never)
+        advice = "Look at how this metric is computed: a mean of nothing and a division by 0 are no numbers either."
+        return _damaged(log, WARNING if known else NOTE, "not-finite", f"{_joined(never)}.", advice)
+    wrong += never
     if not wrong:
         return absent("; ".join((*counted, *log.notes)) or "Every step is there once and in order.")
     if any(text.startswith("reward is infinite") for text in broken):
@@ -63,6 +79,17 @@ def log_damage(log: Log) -> Finding:
     if any("is no number" in text for text in broken):
         advice += " A gradient that overflowed is often written as null."
     return _damaged(log, WARNING, cause, "; ".join(wrong) + ".", advice)
+
+
+def _is_vital(name: str) -> bool:
+    """True for a loss of the actor or critic, a gradient or a reward, which are numbers unless weights or rewards are none."""
+    known = canonical([name]).get(name)
+    return known in ("loss", "grad_norm", "reward", "value_loss") or bool(_VITAL.search(plain(name)))
+
+
+def _joined(sentences: list[str]) -> str:
+    more = f"; and {len(sentences) - _MOST_NAMED} metrics more" if len(sentences) > _MOST_NAMED else ""
+    return "; ".join(sentences[:_MOST_NAMED]) + more
 
 
 def _not_a_number(log: Log, name: str) -> np.ndarray:

@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
@@ -83,11 +84,16 @@ def steps_of(rows: Iterable[dict]) -> pd.DataFrame:
     """
     parts: list[pd.DataFrame] = []
     rows, logged = iter(rows), dict[str, list]()
+    finite, lost = Counter[str](), Counter[str]()
     while block := list(islice(rows, _ROWS)):
         kinds = [_kind(tuple(row)) for row in block]
         wanted = "step" if parts or "step" in kinds else "evaluation"
         kept = [row for row, kind in zip(block, kinds, strict=True) if kind == wanted]
         table = pd.DataFrame(kept)
+        for row in kept:
+            for column, value in row.items():
+                if isinstance(value, int | float):
+                    (finite if _is_finite(value) else lost)[column] += 1
         for column, name in canonical(map(str, table.columns)).items():
             if name in _NUMBERS and not any(map(_is_finite, values := logged.setdefault(name, []))):
                 values.extend(row[column] for row in kept if column in row)
@@ -95,7 +101,7 @@ def steps_of(rows: Iterable[dict]) -> pd.DataFrame:
             whole = len(block) < _ROWS and not parts
             parts.append(table if whole else table[[c for c in table if _is_kept(table[c])]])
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-    table.attrs["lost"] = _lost(logged)
+    table.attrs["lost"] = _lost(logged) + _lost_series(lost, finite + lost)
     return table
 
 
@@ -108,7 +114,7 @@ class Rows:
     """The steps that a console log shows, 8 bytes a number; columns that nobody asks for are left out."""
 
     def __init__(self) -> None:
-        self._parts: dict[tuple[str, ...], tuple[list[int], array, array]] = {}
+        self._parts: dict[tuple[str, ...], tuple[list[int], array, array, Counter[str]]] = {}
         self.count = 0
 
     def add(self, row: Mapping[str, float]) -> None:
@@ -117,12 +123,14 @@ class Rows:
         if (part := self._parts.get(names)) is None:
             if len(self._parts) >= _MOST_KINDS:
                 return
-            part = ([i for i, name in enumerate(names) if is_asked_for(name)], array("l"), array("d"))
+            part = ([i for i, name in enumerate(names) if is_asked_for(name)], array("l"), array("d"), Counter())
             self._parts[names] = part
-        chosen, at, numbers = part
+        chosen, at, numbers, lost = part
         if not chosen:
             return
         values = list(row.values())
+        if not math.isfinite(sum(values)):
+            lost.update(name for name, value in row.items() if not math.isfinite(value))
         at.append(self.count)
         numbers.extend([values[i] for i in chosen])
         self.count += 1
@@ -141,12 +149,15 @@ class Rows:
             kept = {names: part for names, part in kept.items() if wanted(names)} or kept
         parts = [
             pd.DataFrame(np.frombuffer(numbers).reshape(len(at), -1), index=at, columns=[names[i] for i in chosen])
-            for names, (chosen, at, numbers) in kept.items()
+            for names, (chosen, at, numbers, _) in kept.items()
         ]
         table = _joined(parts)
         known = canonical(table.columns)
         logged = {name: [p[column] for p in parts if column in p] for column, name in known.items() if name in _NUMBERS}
+        lost = sum((part[3] for part in kept.values()), Counter[str]())
+        counts = Counter({name: sum(len(part[1]) for names, part in kept.items() if name in names) for name in lost})
         table.attrs["lost"] = _lost({name: pd.concat(several).sort_index() for name, several in logged.items()})
+        table.attrs["lost"] += _lost_series(lost, counts)
         return table
 
 
@@ -175,6 +186,19 @@ def _lost(values: Mapping[str, Sequence]) -> list[str]:
         elif count >= _WARM_UP:  # fp16 finds its scale in fewer
             gone.append(f"{name} is no finite number in the first {count} steps")
     return gone
+
+
+def _lost_series(lost: Mapping[str, int], logged: Mapping[str, int]) -> list[str]:
+    """A sentence for each other series, under the log's own name, that is no finite number in most steps that have it."""
+    asked = canonical(logged)
+    sentences = []
+    for name, count in sorted(lost.items()):
+        whole = logged[name]
+        if asked.get(name) in _NUMBERS or whole < 2 or count <= whole / 2:
+            continue
+        steps = "any step" if count == whole else f"{count} of {whole} steps"
+        sentences.append(f"{name} is no finite number in {steps}")
+    return sentences
 
 
 def _is_finite(value) -> bool:
