@@ -95,12 +95,13 @@ def llama2_like(folder: Path) -> None:
 # --- turns: the search model as one that calls tools, in TRL's own loop ----------------------------------------------
 
 TWO_TURNS = {"max_completion_length": 40, "max_tool_calling_iterations": 1, "mask_truncated_completions": True}
-# A line of its own for the answer: the tokenizer would join the end of a call and a letter.
+# A line of its own for the answer: the tokenizer would join the end of a call and a letter. Calls stand as the model writes
+# them; TRL asks for name and arguments of any other.
 _TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'tool' %}{{ '\n' }}{% endif %}{{ m['content'] }}"
-    "{% for call in m['tool_calls'] or [] %}<search>{{ call['function']['name'] }} "
-    "{{ call['function']['arguments'] | tojson }}</search>{% endfor %}"
-    "{% if m['role'] != 'assistant' %}{{ '\n' }}{% endif %}{% endfor %}"
+    "{% for call in m['tool_calls'] or [] %}{% set given = call['function']['arguments'] %}"
+    "<search>{{ given['query'] or call['function']['name'] ~ ' ' ~ (given | tojson) }}</search>{% endfor %}"
+    "{% if m['role'] == 'assistant' %}END{% else %}{{ '\n' }}{% endif %}{% endfor %}"
 )
 _FUNCTION = {"name": "search", "arguments": {"query": "{content}"}}
 _PARSED = {
@@ -112,10 +113,14 @@ _PARSED = {
 }  # fmt: skip
 
 
-def chat_tokenizer(calls: bool = True):
-    """The search model's tokenizer with a chat template; with `calls` it parses them out of what the model writes."""
+def chat_tokenizer(calls: bool = True, turn_end: str = ""):
+    """The search model's tokenizer with a chat template; with `calls` it parses them out of what the model writes.
+
+    Args:
+        turn_end: what the template puts behind what the assistant writes: nothing, or EOS as ChatML, Qwen and Llama 3 do.
+    """
     tokenizer = search_tokenizer()
-    tokenizer.chat_template = _TEMPLATE
+    tokenizer.chat_template = _TEMPLATE.replace("END", turn_end)
     if calls:
         tokenizer.response_template = _PARSED
     return tokenizer
@@ -202,15 +207,15 @@ def ended(ids: list[int]) -> bool:
     return CLOSE in text or text.endswith(EOS)
 
 
-def calling() -> dict:
-    """What `build` needs for tools."""
-    return {"tokenizer": chat_tokenizer(), "data": chats(), "tools": [search]}
+def calling(**options) -> dict:
+    """What `build` needs for tools; the options are those of `chat_tokenizer`."""
+    return {"tokenizer": chat_tokenizer(**options), "data": chats(), "tools": [search]}
 
 
-def in_library(factory=Library) -> dict:
+def in_library(factory=Library, **options) -> dict:
     """What `build` needs for an environment that owns its prompts and rewards."""
     data = Dataset.from_list([{"topic": topic, "environment": "library"} for topic in TOPICS])
-    return {"tokenizer": chat_tokenizer(), "data": data, "environment_factory": factory, "rewards": None}
+    return {"tokenizer": chat_tokenizer(**options), "data": data, "environment_factory": factory, "rewards": None}
 
 
 # --- images: vision-language models around the search model, with processors made here -------------------------------

@@ -4,22 +4,26 @@ What each shows goes to `docs/evidence/what_is_tested.md`, which test_what_is_te
 """
 
 import re
+import shutil
 
 import configuration_models as models
 import configuration_runs as runs
 import pytest
 from configuration_models import calling, ended, tokenizer, turns
-from configuration_runs import BATCH, LIMIT, POLICY, STEPS, STOP, TELL, build, reward, watched
+from configuration_runs import BATCH, LIMIT, POLICY, STEPS, STOP, TELL, apart, assert_equal, build, reward, watched
 from configuration_table import TABLE, shows, shows_cases
 from peft import LoraConfig
+from samples import until_seen
 from trainers import OURS
 
 from workbench.errors import ParameterError
 from workbench.experiments.recipes import make_recipe
 from workbench.experiments.toys.search_task import CLOSE
+from workbench.experiments.toys.starter import EOS
 from workbench.experiments.train import is_finished, train, training_record
 from workbench.generation.stops import StopSpec
 from workbench.runs.run import Run
+from workbench.training.rows import tokenizer_of
 from workbench.watch.padding_monitor import attach_padding_monitor
 
 pytestmark = pytest.mark.slow
@@ -128,6 +132,69 @@ def test_both_turns_end_at_the_stop(case, kind, tmp_path):
     fields, own = case.options()
     own |= {"stops": CLOSED, "record_dir": tmp_path, "explicit_positions": True}
     runs.assert_turns(watched("ours", kind, TELL[kind] | fields, **own))
+
+
+class Contexts:
+    """The ids that a trainer samples later turns from, its whole rows, and the tokens of each that the policy wrote."""
+
+    def __init__(self, trainer):
+        self.later, self.rows, self.own, self.conversations = [], [], [], []
+        self._trainer, self._turn, self._generated = trainer, trainer._generate_single_turn, trainer._generate
+        trainer._generate_single_turn, trainer._generate = self._noting_contexts, self._noting_rows
+
+    def _noting_contexts(self, prompt_ids, *args, **kwargs):
+        self._contexts.append([tokenizer().decode(ids) for ids in prompt_ids])
+        return self._turn(prompt_ids, *args, **kwargs)
+
+    def _noting_rows(self, prompts):
+        self._contexts: list[list[str]] = []
+        generated = self._generated(prompts)
+        self.later += [text for texts in self._contexts[1:] for text in texts]
+        _, rows, masks, completions, *_ = generated
+        for ids, mask in zip(rows, masks, strict=True):
+            self.rows.append(list(ids))
+            self.own.append([token for token, own in zip(ids, mask, strict=True) if own])
+        self.conversations += [[*prompt, *turns] for prompt, turns in zip(prompts, completions, strict=True)]
+        return generated
+
+    def rendered(self) -> list[str]:
+        """What the chat template makes of each conversation up to each of its tool's answers."""
+        template, texts = tokenizer_of(self._trainer).apply_chat_template, []
+        for conversation in self.conversations:
+            answers = [n for n, message in enumerate(conversation, 1) if message["role"] == "tool"]
+            texts += [template(conversation[:n], tokenize=False) for n in answers]
+        return texts
+
+
+@pytest.mark.parametrize("make", [models.calling, models.in_library])
+@pytest.mark.parametrize("turn_end", [EOS, ""], ids=["closed by EOS", "not closed"])
+@shows("tools", says="later turns see the conversation as the chat template renders it, where a stop ended a call too")
+def test_later_turns_see_the_conversation_as_rendered(kind, turn_end, make, tmp_path):
+    fields = models.TWO_TURNS | {"max_completion_length": 60, "max_tool_calling_iterations": 2}
+
+    def train(seed: int):
+        shutil.rmtree(tmp_path, ignore_errors=True)
+        own = make(turn_end=turn_end) | {"stops": CLOSED, "record_dir": tmp_path}
+        trainer = build("ours", "GRPO", fields | {"seed": seed}, **own)
+        return Contexts(trainer), runs.Watched(trainer, tmp_path).train()
+
+    contexts, got = until_seen(train, lambda made: any(CLOSE in text for text in made[0].later))
+    assert sorted(contexts.later) == sorted(contexts.rendered())
+    stopped = [ended(row) for row in contexts.rows]
+    assert got.trained == [own if stop else [] for own, stop in zip(contexts.own, stopped, strict=True)]
+    assert not any(f"{CLOSE}{EOS}" in tokenizer().decode(own) for own in contexts.own)
+    assert got.rows["completion_tokens"].tolist() == [len(own) for own in contexts.own]
+    texts = [tokenizer().decode(row, skip_special_tokens=True) for row in contexts.rows]
+    assert got.rows["completion"].tolist() == texts
+    assert got.rows["finish_reason"].tolist() == ["stop" if stop else "length" for stop in stopped]
+
+
+@pytest.mark.parametrize("make", [models.calling, models.in_library])
+@shows("tools", says="without stops it trains as stock does where the template closes turns with EOS")
+def test_turns_that_eos_closes_train_as_in_stock(kind, make):
+    own = make(turn_end=EOS)
+    stock, ours = (watched(who, kind, models.TWO_TURNS, **own) for who in ("stock", "ours"))
+    assert_equal(apart(stock, ours))
 
 
 @pytest.mark.parametrize("limit, of_turns", [(14, 2), (8, 1)], ids=["second turn cut", "no room for one"])

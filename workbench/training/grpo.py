@@ -2,8 +2,8 @@
 
 TRL decides whether a completion was truncated from `ids[-1]` alone: anything but the tokenizer's one EOS or pad counts as
 truncated. Two things fix all of it: each row is cut at its real end, and the row that TRL inspects answers `[-1]` with EOS
-exactly when it really stopped (`EndedRow`). Every reader unmasks with `ids[:]`. Once TRL takes finish reasons from its sampler
-(`repros/patches`), `EndedRow` can go.
+exactly when it really stopped (`EndedRow`). Every reader unmasks with `ids[:]`, and
+`EndedRow` can go once TRL takes finish reasons from its sampler (`repros/patches`).
 """
 
 import contextlib
@@ -169,10 +169,33 @@ class _Control(RecordsRows, _Trainer):
             logprobs = [row[: len(kept)] for row, kept in zip(logprobs, cut, strict=True)]
         return cut, logprobs
 
-    def _tool_call_loop(self, *args: Any, **kwargs: Any):
-        mask, completions, completion_ids, *rest = super()._tool_call_loop(*args, **kwargs)
+    def _tool_call_loop(self, prompts: list, prompt_ids: list, rows: list, completions: list, *rest: Any):
+        suffix_ids = self._get_tool_suffix_ids
+
+        def closed(tool_messages: list) -> list[int]:
+            # TRL writes into `rows` and `completions`, so they hold the turns so far, each answer in its own row.
+            row = next(ids for ids, turns in zip(rows, completions, strict=True) if turns[-1] is tool_messages[-1])
+            return self._turn_end(row, tool_messages[0]["name"]) + suffix_ids(tool_messages)
+
+        with mock.patch.object(self, "_get_tool_suffix_ids", closed):
+            mask, texts, ids, *others = super()._tool_call_loop(prompts, prompt_ids, rows, completions, *rest)
         self.sampled_ids = ()
-        return mask, completions, [self._ended(ids) for ids in completion_ids], *rest
+        return mask, texts, [self._ended(row) for row in ids], *others
+
+    def _turn_end(self, row: Sequence[int], tool: str) -> list[int]:
+        """EOS where a turn that calls a tool stopped at something else, and the chat template closes such turns with EOS.
+
+        TRL's suffix begins behind the template's EOS, and counts on the policy to have written it.
+        """
+        (ended,) = self._all_ended([row])
+        if ended.end.finish_reason != "stop" or ended[:][-1] in self.stop_rule.eos_ids:
+            return []
+        call = {"type": "function", "function": {"name": tool, "arguments": {}}}
+        turns = [{"role": "user", "content": "dummy"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        turns = trl.prepare_multimodal_messages(turns) if self._is_vlm else turns
+        options = {"tokenize": False, "chat_template": self.chat_template, **self.chat_template_kwargs}
+        text, eos = self.processing_class.apply_chat_template(turns, **options), self._tokenizer.eos_token
+        return [self._tokenizer.eos_token_id] if eos and text.rstrip().endswith(eos) else []
 
     def _ended(self, ids: Sequence[int], end: End | None = None) -> EndedRow:
         """A row up to its end; without one its last token says whether it stopped."""
