@@ -222,3 +222,35 @@ def test_watch_takes_the_ends_that_our_trainer_knows(tmp_path):
     records = (Run(recorder.record_dir).completions for recorder in (trainer.recorder, watch.recorder))
     own, watched = (rows["finish_reason"].tolist() for rows in records)
     assert watched == own and "stop" in own
+
+
+def test_watch_knows_ends_of_rows_that_a_child_replaced(tmp_path):
+    class Replacing(GRPOTrainer):
+        def _generate(self, prompts):
+            first, rows, *rest = super()._generate(prompts)
+            return first, [list(rows[0])[:2], *rows[1:]], *rest
+
+    args = grpo_config(RECIPE, tmp_path, max_steps=2, save_strategy="no")
+    given = {"train_dataset": load_prompts("starter").select(range(8)), "stops": ["e"], "record_dir": tmp_path / "run"}
+    trainer = Replacing(resolve_model("starter"), length_reward(), args, **given)
+    watch = attach_watch(trainer, every=1)
+    trainer.train()
+    assert watch.on
+    own, watched = (Run(recorder.record_dir).completions for recorder in (trainer.recorder, watch.recorder))
+    assert watched["finish_reason"].tolist() == own["finish_reason"].tolist()
+    assert set(own["finish_reason"]) == {"stop", "length"}
+
+
+@pytest.mark.parametrize("method", ["_generate", "_generate_single_turn"])
+def test_ends_of_rows_that_a_stock_child_makes_are_not_known(method):
+    def short(self, *args, **kwargs):
+        made = getattr(trl.GRPOTrainer, method)(self, *args, **kwargs)
+        cut = [[row[:2] for row in part] if n == (method == "_generate") else part for n, part in enumerate(made)]
+        return tuple(cut)
+
+    trainer = stock(type("Short", (trl.GRPOTrainer,), {method: short}), max_steps=2)
+    watch = attach_watch(trainer, every=1)
+    trainer.train()
+    made = Run(watch.recorder.record_dir).completions
+    assert watch.on and len(made) == 8
+    assert "finish_reason" not in made and "length" in set(made["trl_finish_reason"])

@@ -23,7 +23,6 @@ from ..training.callback import LiveCallback, say
 from ..training.engine import finish_reasons, hook, hook_requests
 from ..training.recording import Recorder
 from ..training.rows import (
-    EndedRow,
     add_reward_columns,
     complete_columns,
     end_columns,
@@ -158,18 +157,20 @@ class Watch(LiveCallback):
             self._token_rows.append((step, rows | _logprobs(scored, [len(ids) for ids in completion_ids])))
 
     def _end_columns(self, rows: list[list[int]], own: Sequence | None) -> dict[str, list]:
-        """What is known of each row's end; of tools and rollout functions only what TRL takes it for."""
-        tokenizer, stopped = tokenizer_of(self._trainer), None
-        if not several_turns(self._trainer):
-            limit, stops = limit_of(self._trainer.args, rows), set(eos_ids(self._trainer))
-            if limit is not None:
-                stopped = [has_stopped(ids, limit, stops, tokenizer.pad_token_id) for ids in rows]
+        """What is known of each row's end; of rows that TRL did not sample in one turn, only what TRL takes it for."""
+        trainer, stopped = self._trainer, None
+        if (
+            getattr(trainer, "stop_rule", None) is not None
+        ):  # a workbench trainer knows, of rows that a child replaced too
+            stopped = [row.end.finish_reason == "stop" for row in trainer._all_ended(self._generated[1])]
+        elif samples_as_trl(trainer):
+            limit, stops, pad = limit_of(trainer.args, rows), set(eos_ids(trainer)), tokenizer_of(trainer).pad_token_id
             if len(self._reasons) == len(rows):
                 stopped = [reason != "length" for reason in self._reasons]
-        if own_ends := [row.end.finish_reason == "stop" for row in self._generated[1] if isinstance(row, EndedRow)]:
-            stopped = own_ends  # of a workbench trainer, which knows
+            elif limit is not None:
+                stopped = [has_stopped(ids, limit, stops, pad) for ids in rows]
         own_tokens = None if own is None else [sum(mask) for mask in own]
-        return end_columns(rows, stopped, trl_ends(self._trainer), completion_tokens=own_tokens)
+        return end_columns(rows, stopped, trl_ends(trainer), completion_tokens=own_tokens)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any):
         self._began, self.seconds = time.monotonic(), 0.0
@@ -262,6 +263,13 @@ def logged_rows(trainer: Any, ends: dict[str, list], extra: Mapping[str, int]) -
     rewards = {name: list(values) for name, values in logs["rewards"].items()}
     own = {"reward": weighted_sums(trainer, rewards), "advantage": list(logs["advantages"])}
     return add_reward_columns(columns | own, rewards)
+
+
+def samples_as_trl(trainer: Any) -> bool:
+    """Whether rows come from TRL's own sampling in one turn: of a child's own, lengths do not say how they ended."""
+    base = trl.RLOOTrainer if isinstance(trainer, trl.RLOOTrainer) else trl.GRPOTrainer
+    methods = ("_generate", "_generate_single_turn")
+    return not several_turns(trainer) and all(getattr(type(trainer), name) is getattr(base, name) for name in methods)
 
 
 def has_stopped(ids: Sequence[int], limit: int, stops: set[int], pad: int) -> bool:
