@@ -131,8 +131,8 @@ def check_trl(found: str = "") -> None:
             f"changed since: {', '.join(changed)}" if changed else "the methods that the trainers override are the same"
         )
         warnings.warn(
-            f"trl {found} is newer than {NEWEST}, the newest release that the tests run on; {what}. Before you trust a run, "
-            "check that its `completions/clipped_ratio` and `stops/clipped_ratio` agree",
+            f"trl {found} is newer than {NEWEST}, the newest release that the tests run on; {what}. The trainers raise if it "
+            "reads in another way where completions end",
             stacklevel=3,
         )
 

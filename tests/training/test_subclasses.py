@@ -1,7 +1,10 @@
 """Users' subclasses that override TRL's own methods train on ours as on stock TRL, and the record holds what was scored."""
 
 import functools
+import inspect
 import math
+import sys
+import textwrap
 from unittest import mock
 
 import pytest
@@ -17,6 +20,7 @@ from workbench.experiments.recipes import load_prompts, resolve_model
 from workbench.generation.stops import StopSpec
 from workbench.runs.run import Run
 from workbench.training.ppo_rewards import NotifyingLoader
+from workbench.training.rows import EndError
 
 pytestmark = pytest.mark.slow
 
@@ -111,6 +115,55 @@ def test_rows_that_a_subclass_cuts_are_recorded_cut(tmp_path):
     built(Cut, rewards=noting, record_dir=tmp_path).train()
     rows = Run(tmp_path).completions
     assert rows["completion"].tolist() == seen and set(rows["completion_tokens"]) <= set(range(1, SHORT + 1))
+
+
+def reads_otherwise(base, monkeypatch) -> None:
+    """Let TRL's own counting take a row's last id out of a copy, as a release to come may do."""
+    source = textwrap.dedent(inspect.getsource(base._generate))
+    changed = source.replace("ids[-1] not in eos_and_pad", "list(ids)[-1] not in eos_and_pad")
+    assert changed != source
+    made: dict = {}
+    exec(changed, vars(sys.modules[base.__module__]), made)
+    monkeypatch.setattr(base, "_generate", made["_generate"])
+
+
+@BOTH
+def test_a_trl_that_reads_last_ids_otherwise_is_refused(kind, monkeypatch):
+    trainer = built(OURS[kind], kind, stops=["e"])
+    reads_otherwise(STOCK[kind], monkeypatch)
+    with pytest.raises(EndError, match=r"trl .* counts .* of the completions as cut, by their ends it is 0"):
+        trainer.train()
+
+
+@BOTH
+def test_rows_changed_between_trl_and_ours_are_refused(kind):
+    class Longer(STOCK[kind]):
+        def _generate(self, prompts):
+            first, rows, *rest = super()._generate(prompts)
+            return first, [[*row, 5] for row in rows], *rest
+
+    class Between(OURS[kind], Longer):
+        pass
+
+    with pytest.raises(EndError, match="change rows in a child of this trainer"):
+        built(Between, kind).train()
+
+
+@BOTH
+def test_trl_without_a_count_of_its_own_trains(kind):
+    class Silent(STOCK[kind]):
+        def _generate(self, prompts):
+            generated = super()._generate(prompts)
+            for metrics in self._metrics.values():
+                metrics.pop("completions/clipped_ratio", None)
+            return generated
+
+    class Between(OURS[kind], Silent):
+        pass
+
+    trainer = built(Between, kind)
+    trainer.train()
+    assert trainer.state.global_step > 0
 
 
 def test_a_rollout_function_that_comes_late_trains():

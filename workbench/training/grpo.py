@@ -2,8 +2,8 @@
 
 TRL decides whether a completion was truncated from `ids[-1]` alone: anything but the tokenizer's one EOS or pad counts as
 truncated. Two things fix all of it: each row is cut at its real end, and the row that TRL inspects answers `[-1]` with EOS
-exactly when it really stopped (`EndedRow`). Every reader unmasks with `ids[:]`, and
-`EndedRow` can go once TRL takes finish reasons from its sampler (`repros/patches`).
+exactly when it really stopped (`EndedRow`). Every reader unmasks with `ids[:]`, and `_check_reading` raises if TRL reads
+otherwise. Once TRL takes finish reasons from its sampler (`repros/patches`), `EndedRow` can go.
 """
 
 import contextlib
@@ -24,13 +24,16 @@ from ..consistency.ratios import RatioReport
 from ..errors import ParameterError
 from ..generation.preflight import backend_of, check_before_compute
 from ..generation.stops import End, StopRule, Stops, StopSpec
+from ..trl_release import NEWEST, OLDEST
 from .engine import EngineRequests, improbable_copies
 from .groups import GroupError, check_groups, identical_groups
 from .recording import attach_recorder, check_record_dir
 from .rewards import distinct, name_of, validated
-from .rows import EmptyRow, EndedRow, RecordsRows, end_columns, positions_filled, trl_ends
+from .rows import EmptyRow, EndedRow, EndError, RecordsRows, end_columns, positions_filled, trl_ends
 from .sync_on_cpu import building_on_cpu, install_cpu_sync
 from .updates import warn_before_training
+
+TRL_CUT = "completions/clipped_ratio"  # TRL's metric, of each generation
 
 
 @contextlib.contextmanager
@@ -204,9 +207,13 @@ class _Control(RecordsRows, _Trainer):
 
     def _generate(self, prompts: list):
         self.sampled_ids = ()
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        before = len(metrics.get(TRL_CUT, ()))
         generated = list(super()._generate(prompts))
         if self.stop_rule is None:
             return tuple(generated)
+        if counted := metrics.get(TRL_CUT, ())[before:]:
+            self._check_reading(generated[1], counted[-1])
         generated[1] = self._all_ended(generated[1])  # a subclass or a late rollout function gives plain rows
         text_index = 2 if len(generated) == 3 else 3  # RLOO returns three values, GRPO eight
         own_tokens = None if text_index == 2 else generated[2]
@@ -216,6 +223,20 @@ class _Control(RecordsRows, _Trainer):
         self._log_groups([row[:] for row in generated[1]])
         generated[1] = [row if len(row) else EmptyRow() for row in generated[1]]
         return tuple(generated)
+
+    def _check_reading(self, rows: Sequence, trl_cut: float) -> None:
+        """Raise where the share of rows that TRL has counted as cut is not that of their ends: `EndedRow` rests on `[-1]`."""
+        ids = list(trl_ends(self))
+        cut = [row.end.finish_reason != "stop" if isinstance(row, EndedRow) else row[-1] not in ids for row in rows]
+        cut = gather_object(cut)
+        share = sum(cut) / len(cut)
+        if abs(trl_cut - share) > 0.5 / len(cut):
+            raise EndError(
+                f"{TRL_CUT}: trl {trl.__version__} counts {trl_cut:.3g} of the completions as cut, by their ends it is "
+                f"{share:.3g}. It does not read the last id of a row as row[-1], or a class between this trainer and TRL's has "
+                f"changed the rows; masks and metrics would be wrong. Train with TRL {OLDEST} to {NEWEST}, and change rows in "
+                "a child of this trainer"
+            )
 
     def _note_ends(self, rows: Sequence[EndedRow], completions: list, own_tokens: Any) -> None:
         """Where each row of this process ended, and its text, for the record and the metrics."""

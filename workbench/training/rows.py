@@ -12,6 +12,7 @@ from accelerate.utils import gather_object
 from transformers.trainer_utils import TrainOutput
 
 from ..consistency.positions import fills_position_ids, with_position_ids
+from ..errors import RunError
 from ..generation.stops import End, tokenizer_in
 
 NO_TOKEN = -1
@@ -38,6 +39,10 @@ class EndedRow(list):
 
     def __getitem__(self, index: Any):
         return self._last if index == -1 else super().__getitem__(index)
+
+
+class EndError(RunError):
+    """TRL does not read where rows end as `EndedRow` shows it."""
 
 
 class EmptyRow(np.ndarray):
