@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 from conftest import ROOT
 
-from benchmarks import dose, evidence, real, record, trl_tests
+from benchmarks import dose, evidence, real, trl_tests
+from tools import record
 from workbench.curves.documented import load_baseline
 from workbench.errors import RunError
 from workbench.experiments.recipes import make_recipe
