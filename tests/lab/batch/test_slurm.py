@@ -168,6 +168,12 @@ def test_script_has_no_line_for_what_nobody_asked(tmp_path):
     assert "#SBATCH --mem=64G" in script(tmp_path, mem="64")
 
 
+def test_percent_in_the_folder_is_no_number_of_a_job(tmp_path):
+    """Slurm would put its own numbers for `%j`, and the folder of the log would not exist."""
+    assert f"#SBATCH --output='{tmp_path}/r 50%%j/%j.log'" in script(tmp_path / "r 50%j")
+    assert f"#SBATCH --output={tmp_path}/%%A/%A_%a.log" in script(tmp_path / "%A", 2)
+
+
 def test_script_quotes_the_notebook_name(tmp_path):
     lines = script(tmp_path, notebook="$(touch PWNED); `touch PWNED` 'a' #")
     assert [line.startswith("#SBATCH --job-name='") for line in lines if "PWNED" in line] == [True]
@@ -391,7 +397,8 @@ def test_forgotten_job_is_said_to_be(cluster, tmp_path):
 def test_command_line_runs_a_sweep_by_a_users_template(cluster, tmp_path):
     cell = "import os\nassert os.environ['FROM_SETUP'] + os.environ['FROM_TEMPLATE'] == '12'"
     path = write_notebook(tmp_path / "by_hand.ipynb", cell)
-    sweep = ["sweep", path, "-p", "seed=0,1", "--runs-dir", tmp_path / "runs", "--executor", "slurm", "--mem", "1"]
+    root = tmp_path / "runs 50%j"
+    sweep = ["sweep", path, "-p", "seed=0,1", "--runs-dir", root, "--executor", "slurm", "--mem", "1"]
     printed = workbench(*sweep, "--print-template").stdout
     assert printed == DEFAULT
     own = printed.replace("{{ setup }}", "{{ setup }}\nexport FROM_TEMPLATE=2")
@@ -400,7 +407,8 @@ def test_command_line_runs_a_sweep_by_a_users_template(cluster, tmp_path):
     process = workbench(*sweep, "--out", tmp_path / "reports")
     assert process.returncode == 0, process.stderr
     assert "2 of 2 runs are done" in process.stdout
-    assert len(list_runs(tmp_path / "runs")) == 2
+    assert len(list_runs(root)) == 2
+    assert all(Path(run.status["owner"]["log"]).is_file() for run in list_runs(root))
 
 
 SCRIPT = ROOT / "examples" / "several_nodes.sbatch"

@@ -153,6 +153,7 @@ def _values(notebook: Path, count: int, options: SlurmOptions, folder: Path) -> 
     """Return what stands for each placeholder, "" where its line is left out."""
     extra = [f"#SBATCH --{name}" + (f"={shlex.quote(value)}" if value else "") for name, value in options.extra.items()]
     own_mem = {"mem-per-cpu", "mem-per-gpu"} & options.extra.keys()  # Slurm takes one of the three
+    escaped = str(folder).replace("%", "%%")  # sbatch puts numbers of the job for `%j` and the like
     node = f"-u -m workbench.lab.batch.node {shlex.quote(str(folder))} ${{SLURM_ARRAY_TASK_ID:-0}}"
     return {
         "job_name": shlex.quote(notebook.stem),
@@ -162,7 +163,7 @@ def _values(notebook: Path, count: int, options: SlurmOptions, folder: Path) -> 
         "mem": "" if own_mem else options.mem + "G" * options.mem.isdigit(),
         "gpus": "" if str(options.gpus) == "0" else str(options.gpus),
         "array": f"0-{count - 1}%{min(count, options.parallel or count)}" if count > 1 else "",
-        "log": shlex.quote(f"{folder}/{'%A_%a' if count > 1 else '%j'}.log"),
+        "log": shlex.quote(f"{escaped}/{'%A_%a' if count > 1 else '%j'}.log"),
         "notice": str(min(300, options.time * 15 or 300)),  # seconds; Slurm gives it up to 60 s earlier still
         "sbatch": "\n".join(extra),
         "setup": "\n".join(options.setup),
