@@ -143,3 +143,55 @@ def test_a_name_and_its_value_in_two_pieces_are_hidden(pieces):
 def test_pieces_without_a_secret_stay_as_they_are(pieces):
     hide = stream_hider()
     assert [hide(piece) for piece in pieces] == pieces
+
+
+KEY_LINES = [f"MIIE{n}" + "Ab1xY2Ab1xY2" * 5 for n in range(8)] + ["0a1b2c3d0a1b2c3d=="]
+KEY = ["-----BEGIN RSA PRIVATE KEY-----", *KEY_LINES, "-----END RSA PRIVATE KEY-----"]
+ENCRYPTED = [KEY[0], "Proc-Type: 4,ENCRYPTED", "DEK-Info: AES-128-CBC,0A1B", "", *KEY[1:]]
+PGP = [
+    "-----BEGIN PGP PRIVATE KEY BLOCK-----",
+    "Version: 2",
+    "",
+    *KEY_LINES,
+    "=aB1x",
+    "-----END PGP PRIVATE KEY BLOCK-----",
+]
+
+
+@pytest.mark.parametrize("key", [KEY, ENCRYPTED, PGP])
+@pytest.mark.parametrize("prefix", ["", "INFO:root:", "12:00 [INFO] a.py:3 - "])
+def test_a_key_that_comes_line_by_line_is_hidden(key, prefix):
+    lines = [f"{prefix}{line}\n" for line in ["before", *key, "behind (it)", "the last"]]
+    hide = stream_hider()
+    shown = "".join(map(hide, lines))
+    assert shown == f"{prefix}before\n{prefix}[token]\n{prefix}behind (it)\n{prefix}the last\n"
+    assert "".join(map(stream_hider(), ["".join(lines)])) == shown
+
+
+def test_a_key_in_pieces_of_any_size_is_hidden():
+    text = "\n".join(["before", *KEY, "behind"])
+    begun = text.index("MIIE")
+    for size in (1, 7, 100, len(text)):
+        pieces = [text[:begun], *(text[n : n + size] for n in range(begun, len(text), size))]
+        assert "".join(map(stream_hider(), pieces)) == "before\n[token]\nbehind"
+
+
+@pytest.mark.parametrize("lines", [KEY[:-1], KEY[:4], KEY[:3] + KEY[:4]])
+def test_a_key_without_an_end_hides_one_line_behind_it(lines):
+    hide = stream_hider()
+    shown = "".join(hide(f"{line}\n") for line in [*lines, "step 1 (of 3)", "step 2 (of 3)", "step 3 (of 3)"])
+    assert "MIIE" not in shown
+    assert shown.endswith("[token]\nstep 2 (of 3)\nstep 3 (of 3)\n")
+
+
+def test_words_about_a_key_hide_the_rest_of_their_line_only():
+    lines = ["expected -----BEGIN PRIVATE KEY----- in the file\n", "step 1\n", "step 2\n"]
+    hide = stream_hider()
+    assert "".join(map(hide, lines)) == "expected [token]\nstep 1\nstep 2\n"
+
+
+def test_what_is_hidden_of_a_key_has_a_limit():
+    hide = stream_hider()
+    shown = [hide(f"{line}\n") for line in [KEY[0], *(f"{n:064d}" for n in range(1000))]]
+    assert 19_000 < 65 * shown.count("") < 21_000
+    assert shown[-1] == f"{999:064d}\n"

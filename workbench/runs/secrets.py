@@ -238,8 +238,18 @@ def _is_of_secret(value: dict) -> bool:
     return value.get("_model_name") == "PasswordModel" or any(isinstance(s, str) and names_secret(s) for s in said)
 
 
+# A private key that comes line by line. A logger may put its prefix before each line.
+_KEY_BEGIN = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_KEY_END = re.compile(r"-----END [A-Z0-9 ]{0,40}-----")
+_HALF_END = re.compile(r"-----END[A-Z0-9 ]{0,41}-{0,4}\Z")
+_LONGEST_KEY = 20_000  # characters, as in `_FORMS`
+_KEY_LINE = re.compile(r"[A-Za-z0-9+/=]{16,}(?:\\n|[\s\"',)\]]){0,9}\Z|\A\s*[A-Za-z0-9+/=]{1,80}\s*\Z")
+# Other lines of a key: empty ones, its headers, and the checksum of PGP.
+_KEY_HEADER = re.compile(r"\A\s*\Z|(?:Proc-Type|DEK-Info|Version|Comment|Hash|Charset): |(?<![\w=])=[\w+/]{4}\s*\Z")
+
+
 def stream_hider() -> Callable[[str], str]:
-    """`hide_tokens` for a text that comes in pieces: a secret's name may stand at the end of the piece before.
+    """`hide_tokens` for a text that comes in pieces: a secret's name, or the begin of a key, may stand in a piece before.
 
     Example:
         >>> hide = stream_hider()
@@ -247,12 +257,55 @@ def stream_hider() -> Callable[[str], str]:
         ('HF_TOKEN=', '[token]\\n')
     """
     before = ""
+    shown = ""  # of `before`
 
     def hide(piece: str) -> str:
-        nonlocal before
-        shown, whole = hide_tokens(before), hide_tokens(before + piece)
-        before = "\n".join((before + piece).rsplit("\n", 2)[-2:])[-500:]  # the last two lines
+        nonlocal before, shown
+        text = before + piece
+        closed, key_at = _close_keys(text)
+        whole = hide_tokens(closed)
         different = (n for n, (a, b) in enumerate(zip(shown, whole, strict=False)) if a != b)
-        return whole[len(shown) if whole.startswith(shown) else next(different, len(whole)) :]
+        start = len(shown) if whole.startswith(shown) else next(different, len(whole))
+        last_lines = "\n".join(text.rsplit("\n", 2)[-2:])[-500:]
+        before = last_lines if key_at is None else text[key_at:]
+        shown = hide_tokens(_close_keys(before)[0])
+        return whole[start:]
 
     return hide
+
+
+def _close_keys(text: str) -> tuple[str, int | None]:
+    """`text` with an end put to each private key that has none, and where a key begins that the next piece may go on with."""
+    parts = []
+    position = 0
+    while begin := _KEY_BEGIN.search(text, position):
+        body = text[begin.end() : begin.end() + _LONGEST_KEY]
+        if other := _KEY_BEGIN.search(body):
+            body = body[: other.start()]
+        if end := _KEY_END.search(body):
+            stop = begin.end() + end.end()
+            parts.append(text[position:stop])
+        else:
+            length = _key_length(body)
+            stop = begin.end() + length
+            parts += [text[position : begin.end()], _HALF_END.sub("", body[:length]), "-----END PRIVATE KEY-----"]
+            if stop == len(text):
+                return "".join(parts), begin.start()
+        position = stop
+    return "".join([*parts, text[position:]]), None
+
+
+def _key_length(body: str) -> int:
+    """How many characters are of a key that has begun: all up to the second line in a row that no key has."""
+    length = 0
+    others = 0
+    *lines, unfinished = body.split("\n")
+    for line in lines:
+        if _KEY_LINE.search(line):
+            others = 0
+        elif not _KEY_HEADER.search(line):
+            others += 1
+        if others == 2:
+            return length - 1
+        length += len(line) + 1
+    return length + len(unfinished)

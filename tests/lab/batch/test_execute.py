@@ -381,3 +381,30 @@ def test_files_of_the_notebook_s_own_form_leave_a_page(notebook, tmp_path):
     assert process.returncode == 1 and "Traceback" not in process.stderr
     assert "headline='best': expected an object" in run.status["error"] and run.status["state"] == "failed"
     assert "headline=" in (run.path / "report.html").read_text() and (run.path / "executed.ipynb").is_file()
+
+
+PRINT_KEYS = """\
+import logging, sys
+lines = [f"MIIE{n}" + "AbCdEfGh" * 7 for n in range(8)]
+key = ["-----BEGIN " + "PRIVATE KEY-----", *lines, "-----END PRIVATE KEY-----", "shown behind it"]
+for line in key:
+    print(line, flush=True)
+logging.basicConfig(level="INFO", format="%(asctime)s [%(levelname)s] %(message)s")
+for line in key:
+    logging.info(line)
+print("\\n".join(key))"""
+
+
+@pytest.mark.slow
+def test_a_private_key_is_in_no_file_however_it_is_printed(notebook, tmp_path):
+    done = workbench("run", notebook(PRINT_KEYS), "--runs-dir", tmp_path / "runs")
+    assert done.returncode == 0, done.stderr
+    (run,) = list_runs(tmp_path / "runs")
+    redacted = workbench("report", run.path, "--redact", "--out", tmp_path / "copies")
+    assert redacted.returncode == 0, redacted.stderr
+    (copy,) = (tmp_path / "copies" / run.notebook).glob("*.html")
+    paths = [copy, *(run.path / name for name in ("log.txt", "executed.ipynb", "report.html"))]
+    texts = {path.name: path.read_text() for path in paths}
+    assert [name for name, text in texts.items() if "AbCdEfGh" * 2 in text] == []  # the cell's own code has it once
+    assert texts["log.txt"].count("shown behind it") == 3
+    assert all(text.count("shown behind it") >= 4 for name, text in texts.items() if name != "log.txt")
