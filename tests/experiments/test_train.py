@@ -50,6 +50,7 @@ def test_an_incomplete_checkpoint_is_passed_over(tmp_path):
 def test_a_folder_of_another_training_is_moved_aside_by_name_and_that_of_the_same_is_kept(tmp_path, capsys):
     open_folder(tmp_path, RECORD)
     (tmp_path / "checkpoints" / "checkpoint-2").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "checkpoint-2" / "complete.json").write_text("{}")
     record_a_step(tmp_path)
     older = {name: value for name, value in RECORD["recipe"].items() if name != "save_steps"}
     logged = RECORD | {"recipe": older, "overrides": {"logging_steps": 5, "report_to": "wandb"}}
@@ -73,6 +74,21 @@ def test_a_training_that_begins_anew_keeps_the_record_of_the_former_one(tmp_path
     assert "holds the record of a training, and a new one begins; it is now in replaced-2" in capsys.readouterr().err
     (aside,) = tmp_path.glob("replaced-*")
     assert sorted(path.name for path in aside.iterdir()) == ["completions.jsonl", "metrics.jsonl"]
+
+
+@pytest.mark.parametrize("incomplete", [False, True])
+def test_training_begun_anew_keeps_its_settings(tmp_path, capsys, incomplete):
+    """Of a run that was killed before its first checkpoint was complete."""
+    open_folder(tmp_path, RECORD)
+    record_a_step(tmp_path)
+    if incomplete:
+        (tmp_path / "checkpoints" / "checkpoint-1").mkdir(parents=True)
+    open_folder(tmp_path, RECORD)
+    RunRecorder(tmp_path).begin(0)
+    assert read_json(tmp_path / "recipe.json", {}) == RECORD | {"source": "workbench"}
+    assert "holds the record of a training, and a new one begins" in capsys.readouterr().err
+    (aside,) = tmp_path.glob("replaced-*")
+    assert sorted(path.name for path in aside.iterdir()) == ["completions.jsonl", "metrics.jsonl", "recipe.json"]
 
 
 LINKS = ("checkpoints", "tokens", "policy", "checkpoints/checkpoint-3", "checkpoints/README.md", "arms/checkpoints")

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import json
 import os
 import random
 import signal
@@ -17,6 +18,7 @@ from conftest import ROOT, write_notebook
 from filelock import FileLock, Timeout
 
 from workbench.lab.batch import slurm_state
+from workbench.runs.files import read_json
 from workbench.runs.run import GOING, Run, list_runs
 
 RUNS, MORE, STEPS, ROWS = 8, 4, 6, 8
@@ -280,6 +282,13 @@ def _of_run(run: Run) -> list[str]:
         found.append(f"{run.id}: steps {steps}")
     if rows.to_dict() != dict.fromkeys(range(1, STEPS + 1), ROWS):
         found.append(f"{run.id}: completions {rows.to_dict()}")
+    settings = read_json(run.path / "recipe.json", {}).get("recipe", {})
+    if (settings.get("seed"), settings.get("max_steps")) != (run.params["seed"], STEPS):
+        found.append(f"{run.id}: settings {settings}")
+    cells = json.loads((run.path / "executed.ipynb").read_text())["cells"]
+    states = {cell["metadata"]["papermill"]["status"] for cell in cells if cell["cell_type"] == "code"}
+    if states != {"completed"}:
+        found.append(f"{run.id}: cells {states}")
     if run.result["headline"] is None:
         found.append(f"{run.id}: no result")
     return found

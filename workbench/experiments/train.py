@@ -16,6 +16,7 @@ import trl
 from ..errors import ParameterError
 from ..generation.preflight import backend_of
 from ..generation.stops import StopSpec
+from ..runs.completions import forget_after
 from ..runs.files import check_links, checkpoints, jsonable, move_aside, read_json
 from ..runs.lock import only_training
 from ..training.grpo import GRPOTrainer, Stops
@@ -145,7 +146,11 @@ def check_reward(record_dir: Path, record: dict, same_reward: bool) -> None:
 
 
 def open_folder(record_dir: Path, record: dict, same_reward: bool = False) -> None:
-    """Bind a training folder to one record; what it holds of another training is moved aside, and the difference printed."""
+    """Bind a training folder to one record.
+
+    What the folder holds of another training is moved aside, and the difference printed. What it holds of this one is moved
+    aside if there is no checkpoint to go on from.
+    """
     if int(os.environ.get("RANK", "0")) > 0:
         return  # of several processes the first one does it
     check_links(record_dir)
@@ -158,6 +163,8 @@ def open_folder(record_dir: Path, record: dict, same_reward: bool = False) -> No
             (*held, "tokens", "steps", "checkpoints", "policy"),
             f"holds another training ({'; '.join(different)})",
         )
+    if last_checkpoint(record_dir / "checkpoints") is None:
+        forget_after(record_dir, 0)  # before the recipe is written, which would be moved too
     Recorder(record_dir).describe(record)
 
 
