@@ -30,6 +30,7 @@ def killing(source, target, **how):
 if any("ipykernel" in word for word in sys.orig_argv):
     os.replace = killing
 """
+TIMES = ["elapsed_s", "step_time", "eps"]  # the last are the episodes of PPO in a second
 AFTER_A_STEP = "progress.json", 3  # the second step is trained, and the first one is logged
 CHECKPOINT = "complete.json", 1
 
@@ -126,8 +127,7 @@ def outcome(run: Run) -> dict:
     """What does not depend on time: settings and rows of each training, and the verdicts."""
     made: dict = {"verdicts": [(one["says"], one["holds"]) for one in run.result["results"]]}
     for name, training in trainings(run).items():
-        metrics = training.metrics
-        metrics = metrics.drop(columns=[c for c in metrics if "time" in c or "elapsed" in c or "per_second" in c])
+        metrics = training.metrics.drop(columns=TIMES, errors="ignore")
         recipe = read_json(training.path / "recipe.json", {})
         made[name] = {"settings": recipe, "metrics": metrics.to_csv(), "completions": training.completions.to_csv()}
     return made
