@@ -16,15 +16,17 @@ from ..errors import ParameterError, RunError
 from ..runs.completions import STEPS
 from ..runs.files import ASIDE, jsonable, open_plain, whole_file
 from ..runs.secrets import hide_tokens, map_text
+from .batches import check_batches
 from .grpo_math import LossRow
 from .report import StepReport
-from .stages import check_metrics, checked_rows, losses_of, stages_of_loss, stages_of_rows
+from .stages import check_metrics, checked_rows, losses_of, stages_of_loss, stages_of_rows, with_deviations
 from .step import MicroRows, SampledRow, Step, Turn
 
-_FORMAT = 1
+_FORMAT = 2
 _LARGEST = 500_000_000  # bytes of a file, unpacked
 _NAME = re.compile(r"step-(\d+)(?:\.rank\d+)?\.json\.gz")
 _HIDDEN = -1  # in place of each token id, where a text of the step holds a secret
+_ARRAYS = ("own", "mask", "old_logps", "ref_logps", "sampled_logps", "correction")  # of a sampled row
 # Settings that are text and no path, host or credential; numbers and flags are all kept.
 _TEXTS: tuple[str, ...] = (
     "loss_type",
@@ -69,7 +71,7 @@ def save_step(
     if any(hide_tokens(text) != text for text in map(decode, texts)):
         vocabulary, used["turns"] = {}, None
         for part in (*used["rows"], *used["micro_batches"]):
-            for name in ("prompt_ids", "ids"):
+            for name in {"prompt_ids", "ids", "completion_ids"} & part.keys():
                 part[name] = _hidden(part[name])
     used["prompts"] = map_text(json.loads(json.dumps(jsonable(step.prompts), default=str)), hide_tokens)
     content = {"format": _FORMAT, "number": number, "versions": dict(versions), "vocabulary": vocabulary, "step": used}
@@ -122,11 +124,20 @@ def load_step(path: str | os.PathLike) -> SavedStep:
 
 def _step_from(content: dict) -> Step:
     arrays = {name: [_array(table) for table in content[name]] for name in ("rewards", "advantages")}
-    rows = [SampledRow(**row | {name: _array(row[name]) for name in ("own", "mask")}) for row in content["rows"]]
+    rows = [
+        SampledRow(**{name: _array(row[name]) if name in _ARRAYS else row[name] for name in row})
+        for row in content["rows"]
+    ]
     turns = content["turns"] and [Turn(**turn) for turn in content["turns"]]
     arrays |= {"returned": _array(content["returned"])}
-    micro_batches = [MicroRows(**m | {"rows": [*map(_loss_row, m["rows"])]}) for m in content["micro_batches"]]
+    micro_batches = [_micro_rows(micro) for micro in content["micro_batches"]]
     return Step(**content | arrays | {"rows": rows, "turns": turns, "micro_batches": micro_batches})
+
+
+def _micro_rows(content: dict) -> MicroRows:
+    masks = content.get("completion_mask")
+    arrays = {"completion_mask": None if masks is None else [_array(mask) for mask in masks]}
+    return MicroRows(**content | arrays | {"rows": [*map(_loss_row, content["rows"])]})
 
 
 def _loss_row(content: dict) -> LossRow:
@@ -145,8 +156,8 @@ def replay_step(path: str | os.PathLike) -> StepReport:
         path: a file that a training with `record_steps` has kept, such as `RUN/steps/step-000050.json.gz`.
 
     Returns:
-        As `check_step` does, with the stages `ends`, `turns`, `mask`, `rewards`, `advantages`, `ratios`, `correction`, `loss`
-        and `metrics`.
+        As `check_step` does, with the stages `ends`, `turns`, `mask`, `rewards`, `advantages`, `batches`, `ratios`,
+        `correction`, `loss` and `metrics`.
 
     Raises:
         RunError: the file does not exist, or holds no recorded step.
@@ -157,8 +168,9 @@ def replay_step(path: str | os.PathLike) -> StepReport:
 def replay(saved: SavedStep) -> StepReport:
     step = saved.step
     losses = losses_of(step)
-    stages = [*stages_of_rows(step, saved.decode), *stages_of_loss(step, losses), check_metrics(step)]
-    return StepReport([stage for stage in stages if stage], checked_rows(step, losses, saved.decode))
+    stages = [*stages_of_rows(step, saved.decode), check_batches(step)]
+    stages += [*stages_of_loss(step, losses), check_metrics(step)]
+    return StepReport(with_deviations(step, stages), checked_rows(step, losses, saved.decode))
 
 
 def saved_steps(folder: Path) -> dict[int, list[Path]]:

@@ -217,9 +217,10 @@ class LossRow:
     """One completion as the loss takes it: arrays of shape (T,), `correction` (T,) or (1,)."""
 
     logps: Row
-    advantage: float
+    advantage: Any  # a number, or (T,) where each token has its own
     mask: Row
     old_logps: Any = None  # by default the log-probs themselves: no update since the sampling
+    old_sum: float | None = None  # for RLOO, which keeps the sum over the mask alone
     ref_logps: Any = None  # for beta
     sampled_logps: Any = None
     correction: Any = None
@@ -368,7 +369,7 @@ def _surrogate(row: LossRow, ratio: Row, difference: Row, s: LossSettings, high:
         weight = _vespo_weight(row, difference, s) * a
         return -weight * row.logps, none, -weight * np.ones_like(row.logps)
     if s.loss_type == "sapo":
-        temperature = s.sapo_temperature_pos if a > 0 else s.sapo_temperature_neg
+        temperature = np.where(np.asarray(a) > 0, s.sapo_temperature_pos, s.sapo_temperature_neg)
         soft = 1 / (1 + np.exp(-temperature * (ratio - 1)))
         return -soft * 4 / temperature * a, -4 * soft * (1 - soft) * ratio * a, none
     return *clipped(ratio, a, s.epsilon, high, s.delta), none
@@ -385,17 +386,21 @@ def clipped(ratio: Row, advantage: Any, low: float, high: float, delta: float | 
     return -np.minimum(plain, clipped), np.where(moves, -ratio * advantage, 0.0)
 
 
-def _vespo_weight(row: LossRow, difference: Row, s: LossSettings) -> float:
-    """The gamma weight of a sequence: `exp(lambda) * w**k * exp(-lambda * w)`, w the product of its ratios."""
+def _vespo_weight(row: LossRow, difference: Row, s: LossSettings) -> Any:
+    """The gamma weight of a sequence: `exp(lambda) * w**k * exp(-lambda * w)`, w the product of its ratios.
+
+    A number, or (T,) where each token has an advantage of its own, whose sign chooses k and lambda.
+    """
     floor = np.log(1e-8)
     log_w = (np.clip(difference, -20, 20) * row.mask).sum()
     if row.correction is not None:
         with np.errstate(divide="ignore"):
             log_w += np.clip(np.log(row.correction), floor, 20).sum()
     log_w = np.clip(log_w, floor, 20)
-    k, scale = (s.vespo_k_pos, s.vespo_lambda_pos) if row.advantage >= 0 else (s.vespo_k_neg, s.vespo_lambda_neg)
-    scale = max(scale, 1e-4)
-    return float(np.exp(scale + k * log_w - scale * np.exp(log_w)))
+    positive = np.asarray(row.advantage) >= 0
+    k = np.where(positive, s.vespo_k_pos, s.vespo_k_neg)
+    scale = np.maximum(np.where(positive, s.vespo_lambda_pos, s.vespo_lambda_neg), 1e-4)
+    return np.exp(scale + k * log_w - scale * np.exp(log_w))
 
 
 def _high_entropy(rows: Sequence[LossRow], quantile: float) -> list[Row]:
@@ -409,10 +414,10 @@ def _high_entropy(rows: Sequence[LossRow], quantile: float) -> list[Row]:
     return [((row.entropies * row.mask >= threshold) & (row.mask > 0)).astype(float) for row in rows]
 
 
-def _on_policy(row: LossRow, old: Row, threshold: float | None) -> float:
+def _on_policy(row: LossRow, old: Row, threshold: float | None) -> Any:
     """0 for a row of negative advantage that the policy has moved away from (DeepSeek-V3.2's sequence mask)."""
-    if threshold is None or row.advantage >= 0:
+    if threshold is None:
         return 1.0
     sampled = old if row.sampled_logps is None else row.sampled_logps
     drift = (np.nan_to_num(sampled - row.logps, nan=0.0) * row.mask).sum() / max(float(row.mask.sum()), 1.0)
-    return float(drift <= threshold)
+    return np.where(np.asarray(row.advantage) >= 0, 1.0, float(drift <= threshold))

@@ -31,7 +31,7 @@ class CheckedRow:
     completion_ids: list[int]
     texts: list[str]  # of each token
     mask: np.ndarray
-    advantage: float
+    advantage: Any  # a number, or (T,)
     logps: np.ndarray  # the trainer's
     alone: np.ndarray  # of the row alone, without padding
     ratios: np.ndarray
@@ -103,7 +103,9 @@ class StepReport:
             style = f"background: rgba({colour}, {min(abs(share) / strongest, 1) * 0.6:.2f})"
             style += "" if mask else "; text-decoration: line-through; color: #888"
             spans.append(f'<span style="{style}" title="{share:+.2%} of the gradient">{html.escape(token)}</span>')
-        head = f"Completion {row}, advantage {self.rows[row].advantage:+.2f}"
+        advantages = np.atleast_1d(self.rows[row].advantage)
+        head = f"Completion {row}, advantage {advantages.mean() if len(advantages) else 0.0:+.2f}"
+        head += " in the mean of its tokens" if len(advantages) > 1 else ""
         return f'<p>{head}<br><code style="white-space: pre-wrap">{"".join(spans)}</code></p>'
 
 

@@ -1,5 +1,6 @@
 """The stages of a step that need no model: each computed again from the stage before it, and compared with what was used."""
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,35 @@ TOLERANCES = {
     "float16": Tolerance(mean=0.01, largest=0.3, cosine=0.99, norm=0.05, value=0.005),
 }
 SAME = 1e-5  # below this numbers are the same in fp32
+# Settings that a trainer copies from its args, and the stage that each decides.
+SETTING_STAGES = {
+    "temperature": "sampling",
+    "top_p": "sampling",
+    "top_k": "sampling",
+    "min_p": "sampling",
+    "repetition_penalty": "sampling",
+    "max_completion_length": "ends",
+    "mask_truncated_completions": "mask",
+    "num_generations": "rewards",
+    "reward_weights": "rewards",
+    "scale_rewards": "advantages",
+    "multi_objective_aggregation": "advantages",
+    "normalize_advantages": "advantages",
+    "reward_clip_range": "advantages",
+    "num_iterations": "batches",
+    "vllm_importance_sampling_correction": "loss",
+    "vllm_importance_sampling_mode": "loss",
+    "vllm_importance_sampling_clip_min": "loss",
+    "vllm_importance_sampling_clip_max": "loss",
+    "beta": "loss",
+    "epsilon": "loss",
+    "epsilon_high": "loss",
+    "loss_type": "loss",
+    "importance_sampling_level": "loss",
+    "off_policy_mask_threshold": "loss",
+    "top_entropy_quantile": "loss",
+    "entropy_coef": "loss",
+}
 
 
 def tolerance_of(step: Step) -> Tolerance:
@@ -143,6 +173,8 @@ def check_rewards(step: Step) -> Stage:
     if step.returned is None or step.processes > 1:
         cause = "a reward model or an asynchronous function scores, or several processes do"
         return Stage("rewards", "cannot tell", cause)
+    if not step.rewards:
+        return Stage("rewards", "cannot tell", "no rewards of this step were taken down")
     used = np.concatenate(step.rewards)
     wrong = ~np.isclose(used, step.returned, rtol=1e-5, atol=1e-6, equal_nan=True)
     if not wrong.any():
@@ -163,12 +195,33 @@ def check_advantages(step: Step, kl: np.ndarray | None = None) -> Stage:
     """
     if step.kind == "RLOO" and step.settings["beta"] and (kl is None or step.processes > 1):
         return Stage("advantages", "cannot tell", "the KL penalty in the reward is not known here")
+    if uneven := [len(table) for table in step.rewards if len(table) % step.num_generations]:
+        cause = f"{uneven[0]} rows are no whole number of groups of {step.num_generations} (num_generations)"
+        return Stage("advantages", "cannot tell", cause)
+    used = _one_a_row(step)
+    if used is None:
+        cause = "the trainer gives each token an advantage of its own, and the definition gives one to each completion"
+        return Stage("advantages", "cannot tell", cause)
     expected = []
-    for table, used in zip(step.rewards, step.advantages, strict=True):
-        start = step.rank * len(used)
-        expected.append(_advantages(step, table, kl)[start : start + len(used)])
+    for table, own in zip(step.rewards, step.advantages, strict=True):
+        start = step.rank * len(own)
+        expected.append(_advantages(step, table, kl)[start : start + len(own)])
     cause = "the definition gives other advantages for these rewards"
-    return compared("advantages", step, np.concatenate(step.advantages), np.concatenate(expected), cause)
+    return compared("advantages", step, used, np.concatenate(expected), cause)
+
+
+def _one_a_row(step: Step) -> np.ndarray | None:
+    """(N,) of the sampled rows, None where the tokens of a row have different ones."""
+    if all(table.ndim == 1 for table in step.advantages):
+        return np.concatenate(step.advantages)
+    values = []
+    tokens = (each for table in step.advantages for each in table)
+    for advantages, row in zip(tokens, step.rows, strict=True):
+        counted = advantages[row.mask[: len(advantages)] > 0]
+        if len(counted) and not np.array_equal(counted, np.full(len(counted), counted[0]), equal_nan=True):
+            return None
+        values.append(counted[0] if len(counted) else advantages[0])
+    return np.array(values)
 
 
 def _advantages(step: Step, table: np.ndarray, kl: np.ndarray | None) -> np.ndarray:
@@ -212,7 +265,10 @@ def losses_of(step: Step) -> list[Loss | None]:
             found.append(rloo_loss(micro.rows, step.settings["epsilon"]))
         else:
             items = counted[number // window] if counted else micro.items
-            found.append(grpo_loss(micro.rows, step.loss_settings(), accumulation, items, share))
+            settings = step.loss_settings()
+            if micro.entropy_coef is not None:
+                settings = dataclasses.replace(settings, entropy_coef=micro.entropy_coef)
+            found.append(grpo_loss(micro.rows, settings, accumulation, items, share))
     return found
 
 
@@ -265,9 +321,12 @@ def check_metrics(step: Step) -> Stage | None:
     rewards = row_rewards(step.rewards[0], step.settings["reward_weights"])
     expected = {"reward": float(np.nanmean(rewards))}
     limits = step.settings["reward_clip_range"] if step.kind == "RLOO" else None
-    if step.kind == "GRPO" or not step.settings["beta"]:  # else groups are compared with the KL penalty in the rewards
+    # RLOO compares groups with the KL penalty in the rewards.
+    penalized = step.kind == "RLOO" and step.settings["beta"]
+    if not penalized and len(rewards) % step.num_generations == 0:
         groups = (np.clip(rewards, *limits) if limits else rewards).reshape(-1, step.num_generations)
-        expected["frac_reward_zero_std"] = float((np.nanstd(groups, axis=1) < 1e-6).mean())
+        if ((~np.isnan(groups)).sum(axis=1) > 1).all():  # one value has no standard deviation
+            expected["frac_reward_zero_std"] = float((np.nanstd(groups, axis=1) < 1e-6).mean())
     if all(row.ended is not None for row in step.rows):
         expected["completions/clipped_ratio"] = float(np.mean([not row.ended for row in step.rows]))
     return of_logged(step.metrics, expected)
@@ -292,6 +351,30 @@ def stages_of_rows(step: Step, decode: Callable[[list[int]], str], kl: np.ndarra
 def stages_of_loss(step: Step, losses: Sequence[Loss | None]) -> tuple[Stage | None, Stage | None, Stage]:
     """The stages from the ratios to the loss, which is the last."""
     return check_ratios(step), check_correction(step), check_loss(step, losses)
+
+
+def with_deviations(step: Step, stages: Sequence[Stage | None]) -> list[Stage]:
+    """Name the settings that the trainer does not take from its args, each at the stage that it decides.
+
+    Before the first update the trainer was made so, which is a difference. Later a callback may have changed it.
+    """
+    said: dict[str, list[str]] = {}
+    for name, (of_args, of_trainer) in step.deviations.items():
+        stage = "advantages" if name == "beta" and step.kind == "RLOO" else SETTING_STAGES[name]
+        said.setdefault(stage, []).append(f"args.{name} is {of_args}, the trainer has {of_trainer}")
+    present = [stage for stage in stages if stage]
+    for name in said.keys() - {stage.name for stage in present}:
+        present.insert(0, Stage(name, "cannot tell"))  # a kept step has no `sampling`
+    return [_deviating(step, stage, said[stage.name]) if stage.name in said else stage for stage in present]
+
+
+def _deviating(step: Step, stage: Stage, causes: Sequence[str]) -> Stage:
+    cause = ", ".join(causes)
+    if step.begun:
+        cause += " (a callback may have changed it)"
+    cause = "; ".join(part for part in (cause, stage.cause) if part)
+    verdict = "different" if stage.verdict == "different" or not step.begun else "cannot tell"
+    return dataclasses.replace(stage, verdict=verdict, cause=cause)
 
 
 def compared(

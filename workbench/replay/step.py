@@ -22,6 +22,12 @@ class SampledRow:
     end: int  # tokens up to its end
     cut_for_trl: bool
     mask: np.ndarray  # (T,) or longer, of the tokens that the loss takes
+    # As scored behind the generation, for the loss; None where it has none.
+    old_logps: np.ndarray | None = None  # (T,)
+    old_sum: float | None = None  # RLOO keeps the sum over the mask alone
+    ref_logps: np.ndarray | None = None  # (T,)
+    sampled_logps: np.ndarray | None = None  # (T,), the sampler's own
+    correction: np.ndarray | None = None  # (T,) or (1,)
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,11 @@ class MicroRows:
     ids: list[list[int]]
     items: float | None  # tokens in the loss of the whole generation batch, as the trainer counts them
     loss: float
+    # None in a file of an older workbench.
+    completion_ids: list[list[int]] | None = None  # whole, without the padding: `ids` are those in the mask
+    completion_mask: list[np.ndarray] | None = None  # of each row, as long as its `completion_ids`
+    generation: int | None = None  # whose rows they are, from 0; -1: of one that nobody took down
+    entropy_coef: float | None = None  # that the trainer adapts; None: the setting's
 
 
 @dataclass(frozen=True)
@@ -56,10 +67,14 @@ class Step:
     prompts: list[Any]  # N, as the data set has them
     rewards: list[np.ndarray]  # of each generation (N of all processes, F)
     returned: np.ndarray | None  # (N, F), what the functions returned; None: not known
-    advantages: list[np.ndarray]  # of each generation, of this process
+    advantages: list[np.ndarray]  # of each generation, of this process: (N,), or (N, T) where each token has its own
     micro_batches: list[MicroRows]
     turns: list[Turn] | None = None  # None: each row is one turn
     metrics: Mapping[str, float] = field(default_factory=dict)
+    pad_token_id: int | None = None
+    # Settings of which the trainer has another value than its args: name -> (value in args, value of the trainer).
+    deviations: Mapping[str, Any] = field(default_factory=dict)
+    begun: bool = False  # the trainer has trained before, so that a callback may have changed such a setting
 
     @property
     def num_generations(self) -> int:

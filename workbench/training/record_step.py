@@ -6,7 +6,7 @@ import functools
 import inspect
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -28,6 +28,8 @@ class MicroBatch:
     logps: torch.Tensor | None = None  # (B, T), without gradients
     entropies: torch.Tensor | None = None
     loss: float = float("nan")
+    generation: int = -1  # whose rows they are, of those taken down
+    entropy_coef: float | None = None  # that the trainer adapts and this loss took
 
 
 @dataclass
@@ -209,26 +211,31 @@ def listen(trainer: Any, record: StepRecord, guarded: Callable = lambda note, *a
     """
     scored: list[tuple] = []  # log-probs and entropies, for the loss that is open
 
-    def note_loss(loss: Any, inputs: Any) -> None:
+    def note_loss(loss: Any, inputs: Any, coefficient: float | None) -> None:
         logps, entropies = scored[-1] if scored else (None, None)
-        record.micro_batches.append(MicroBatch(dict(inputs), logps, entropies, float(loss.detach())))
+        generation = len(record.outputs) - 1
+        taken = MicroBatch(_copied(inputs), logps, entropies, float(loss.detach()), generation, coefficient)
+        record.micro_batches.append(taken)
 
     def around_loss(original: Callable, model: Any, inputs: Any):
         scored.clear()
+        coefficient = _adapted_coefficient(trainer)  # the loss moves it on
         loss = original(model, inputs)
         if record.losses and trainer.model.training:
-            guarded(note_loss, loss, inputs)
+            guarded(note_loss, loss, inputs, coefficient)
         return loss
 
     def around_generation(original: Callable, inputs: Any):
         record.open = trainer.model.training
         asked.clear()
         if record.open and record.stale:
-            record.forget_generation()
+            if not record.micro_batches:  # else this step has begun with rows of the generation before
+                record.forget_generation()
+            record.stale = False
         result = original(inputs)
         if record.open:
             record.inputs.extend(inputs)
-            record.outputs.append(result)
+            record.outputs.append(_copied(result))
         record.open = False
         return result
 
@@ -327,6 +334,22 @@ def _agree(ids: Any, row: Any) -> bool:
     return list(ids[:length]) == list(row[:length])
 
 
+def _copied(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """What a generation gives or a loss takes, as it is now: a trainer may later write into its tables."""
+    return {
+        name: x.clone() if torch.is_tensor(x) and x.dim() < 3 and not name.startswith("pixel") else x
+        for name, x in tables.items()
+    }
+
+
+def _adapted_coefficient(trainer: Any) -> float | None:
+    """The coefficient of the entropy that the coming loss applies, where TRL adapts it; None where it is the setting."""
+    if not getattr(trainer, "use_adaptive_entropy", False):
+        return None
+    low = trainer._last_world_entropy <= trainer.args.entropy_target
+    return float(trainer.entropy_coef) if low else 0.0
+
+
 def _heard(function: Any, record: StepRecord) -> Any:
     """A reward function that notes what it returns; a reward model and a coroutine, which TRL calls otherwise, as they are."""
     if isinstance(function, torch.nn.Module) or not callable(function) or _is_coroutine(function):
@@ -335,7 +358,9 @@ def _heard(function: Any, record: StepRecord) -> Any:
     @functools.wraps(function, updated=())
     def scored(*args: Any, **kwargs: Any):
         result = function(*args, **kwargs)
-        record.scored.append(list(result) if isinstance(result, (list, tuple)) else [])
+        if isinstance(result, Iterator):  # it can be read once
+            result = list(result)
+        record.scored.append(list(result) if isinstance(result, Iterable) else [])
         return result
 
     return scored

@@ -9,10 +9,10 @@ import torch
 
 from ..errors import ParameterError
 from ..replay.grpo_math import LossRow
-from ..replay.stages import sampled_tokens
+from ..replay.stages import SETTING_STAGES, sampled_tokens
 from ..replay.step import MicroRows, SampledRow, Step, Turn, returned_rewards
 from .record_step import MicroBatch, StepRecord
-from .rows import eos_ids, policy_of, trl_ends
+from .rows import eos_ids, policy_of, tokenizer_of, trl_ends
 
 
 def kind_of(trainer: Any) -> str:
@@ -29,13 +29,14 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
     """What a trainer used, as plain numbers."""
     args, outputs = trainer.args, record.outputs
     weights = str(next(policy_of(trainer).parameters()).dtype).removeprefix("torch.")
+    deviations, begun = deviations_of(trainer), trainer.state.global_step > 0
     settings = vars(args) | {
-        "num_generations": trainer.num_generations,
-        "reward_weights": trainer.reward_weights.tolist(),
-        "temperature": trainer.temperature,
+        "reward_weights": _weights_of_args(trainer),
         "gradient_accumulation_steps": len(record.micro_batches),  # fewer at the end of an epoch
         "rollout_func": getattr(trainer, "rollout_func", None) is not None,
     }
+    if begun:  # a callback may have changed the trainer, which then does what it should
+        settings |= {name: of_trainer for name, (_, of_trainer) in deviations.items()}
     rows = list(_sampled_rows(trainer, record))
     return Step(
         kind=kind,
@@ -48,10 +49,48 @@ def step_of(trainer: Any, kind: str, record: StepRecord) -> Step:
         rewards=[table.double().numpy(force=True) for table in record.rewards],
         returned=returned_rewards(record.scored, list(map(len, record.rewards)), len(trainer.reward_funcs)),
         advantages=[output["advantages"].double().numpy(force=True) for output in outputs],
-        micro_batches=[_micro_rows(micro) for micro in record.micro_batches],
+        micro_batches=[_micro_rows(micro, tokenizer_of(trainer).pad_token_id) for micro in record.micro_batches],
         turns=_turns(trainer, record, rows),
         metrics={name: values[-1] for name, values in record.metrics.items() if values},
+        pad_token_id=tokenizer_of(trainer).pad_token_id,
+        deviations=deviations,
+        begun=begun,
     )
+
+
+def deviations_of(trainer: Any) -> dict[str, tuple[Any, Any]]:
+    """The settings of which a trainer has another value than its args: name -> (of args, of the trainer)."""
+    args, deviations = trainer.args, {}
+    for name in SETTING_STAGES:
+        attribute = {"epsilon": "epsilon_low"}.get(name, name)
+        if not hasattr(args, name) or not hasattr(trainer, attribute):
+            continue  # another release, or RLOO
+        if name == "entropy_coef" and getattr(trainer, "use_adaptive_entropy", False):
+            continue  # TRL moves it from update to update
+        if name.startswith("vllm") and not args.use_vllm:
+            continue
+        of_args, of_trainer = getattr(args, name), getattr(trainer, attribute)
+        if name == "reward_weights":
+            of_args, of_trainer = _weights_of_args(trainer), of_trainer.tolist()
+        elif name == "epsilon_high" and of_args is None:
+            of_args = args.epsilon
+        if not _equal(of_args, of_trainer):
+            deviations[name] = of_args, of_trainer
+    return deviations
+
+
+def _weights_of_args(trainer: Any) -> list[float]:
+    """(F,), 1 each by default; TRL gives 1 to a reward that an environment brings along."""
+    functions = len(trainer.reward_funcs)
+    weights = list(trainer.args.reward_weights or [])
+    return weights + [1.0] * (functions - len(weights))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(_equal(*pair) for pair in zip(a, b, strict=True))
+    numbers = all(isinstance(x, int | float) for x in (a, b))
+    return math.isclose(a, b, rel_tol=1e-6) if numbers else bool(a == b)
 
 
 def _sampled_rows(trainer: Any, record: StepRecord) -> Iterator[SampledRow]:
@@ -60,8 +99,9 @@ def _sampled_rows(trainer: Any, record: StepRecord) -> Iterator[SampledRow]:
     limit = min(trainer.max_completion_length or math.inf, options.get("max_new_tokens", math.inf))
     made = list(_generated(record))
     masks = [mask for output in record.outputs for mask in _masks(output)]
+    scored = [(output, i) for output in record.outputs for i in range(len(output["completion_ids"]))]
     known = record.finish_reasons if len(record.finish_reasons) == len(made) else None
-    for number, ((prompt, row, own), mask) in enumerate(zip(made, masks, strict=True)):
+    for number, ((prompt, row, own), mask, (output, index)) in enumerate(zip(made, masks, scored, strict=True)):
         ids, ended = list(row[:]), None
         own, end = np.ones(len(ids)) if own is None else np.asarray(own, dtype=float), len(ids)
         if getattr(row, "end", None) is not None:  # a trainer of ours, which knows
@@ -75,7 +115,12 @@ def _sampled_rows(trainer: Any, record: StepRecord) -> Iterator[SampledRow]:
             ended, end = True, place + 1
         elif len(ids) >= limit:
             ended = False
-        yield SampledRow(list(prompt), ids, own, ended, end, bool(ids) and row[-1] not in ends_for_trl, mask)
+        cut_for_trl = bool(ids) and row[-1] not in ends_for_trl
+        width, device = output["completion_ids"].shape[1], output["completion_ids"].device
+        there = torch.arange(width, device=device) < len(ids)
+        parts = {name: _part(output.get(key), index, there) for name, key in _OF_A_ROW.items()}
+        parts["old_sum"] = _old_sum(output, index)
+        yield SampledRow(list(prompt), ids, own, ended, end, cut_for_trl, mask, **parts)
 
 
 def _turns(trainer: Any, record: StepRecord, rows: Sequence[SampledRow]) -> list[Turn] | None:
@@ -99,19 +144,45 @@ def _masks(output: Any) -> list[np.ndarray]:
     return [row.double().numpy(force=True) for row in mask]
 
 
-def _micro_rows(micro: MicroBatch) -> MicroRows:
-    """The rows of a micro-batch without their padding; a row that is masked whole has no token."""
+def _micro_rows(micro: MicroBatch, pad: int | None) -> MicroRows:
+    """The rows of a micro-batch without their padding; of a row that is masked whole `completion_ids` has the tokens alone."""
     inputs, found = micro.inputs, MicroRows([], [], [], None, micro.loss)
+    whole_ids: list[list[int]] = []
+    whole_masks: list[np.ndarray] = []
     for i, there in enumerate(inputs["completion_mask"].bool()):
         row = {name: _part(inputs.get(key), i, there) for name, key in _OF_A_ROW.items()}
         mask = there if inputs.get("tool_mask") is None else there & inputs["tool_mask"][i].bool()
         row |= {"logps": _part(micro.logps, i, there), "entropies": _part(micro.entropies, i, there)}
-        row |= {"mask": mask[there].double().numpy(force=True), "advantage": float(inputs["advantages"][i])}
+        row |= {"mask": mask[there].double().numpy(force=True), "advantage": _advantage(inputs["advantages"][i], there)}
+        row["old_sum"] = _old_sum(inputs, i)
         found.rows.append(LossRow(**row))
         found.prompt_ids.append(inputs["prompt_ids"][i][inputs["prompt_mask"][i].bool()].tolist())
         found.ids.append(inputs["completion_ids"][i][there].tolist())
+        kept = torch.nonzero(there | (inputs["completion_ids"][i] != pad))
+        length = int(kept.max()) + 1 if len(kept) else 0
+        whole_ids.append(inputs["completion_ids"][i][:length].tolist())
+        whole_masks.append(there[:length].double().numpy(force=True))
     items = inputs.get("num_items_in_batch")
-    return MicroRows(found.rows, found.prompt_ids, found.ids, None if items is None else float(items), micro.loss)
+    return MicroRows(
+        found.rows,
+        found.prompt_ids,
+        found.ids,
+        None if items is None else float(items),
+        micro.loss,
+        completion_ids=whole_ids,
+        completion_mask=whole_masks,
+        generation=micro.generation,
+        entropy_coef=micro.entropy_coef,
+    )
+
+
+def _advantage(value: torch.Tensor, there: torch.Tensor) -> Any:
+    """A row's advantage: a number, or one for each of its tokens, which TRL's loss takes from a subclass."""
+    return float(value) if value.dim() == 0 else _part(value[None], 0, there)
+
+
+def _old_sum(table: Any, row: int) -> float | None:
+    return None if table.get("old_logps") is None else float(table["old_logps"][row])
 
 
 _OF_A_ROW = {"old_logps": "old_per_token_logps", "ref_logps": "ref_per_token_logps"}

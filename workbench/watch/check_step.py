@@ -21,9 +21,11 @@ def check_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
 
     Returns:
         `report.first` is the first stage that differs, or None; `report.tokens(i)` has the tokens of a completion. The stages:
-        `sampling` (do the tokens come from the scored policy), `ends`, `turns`, `mask`, `rewards`, `advantages`, `log-probs`
-        (each row alone, unpadded), `reference`, `mismatch` (the log-probs that vLLM or a rollout function gives), `ratios`,
-        `correction`, `loss`, `gradient`, `update`, `metrics`. Their verdicts: `same`, `rounding`, `different`, `cannot tell`.
+        `sampling` (do the tokens come from the scored policy), `ends`, `turns`, `mask`, `rewards`, `advantages`, `batches`
+        (the loss takes the rows as they were generated), `log-probs` (each row alone, unpadded), `reference`, `mismatch` (the
+        log-probs that vLLM or a rollout function gives), `ratios`, `correction`, `loss`, `gradient`, `update`, `metrics`.
+        Their verdicts: `same`, `rounding`, `different`, `cannot tell`. A setting of the trainer that is not what its `args`
+        say is named at the stage that it decides.
 
     Raises:
         RunError: vLLM does not sample, for example because its engine is closed.

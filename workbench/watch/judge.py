@@ -11,6 +11,7 @@ import torch
 
 from ..consistency.logits import without_autocast
 from ..consistency.padding import evaluating, logits_of, model_inputs
+from ..replay.batches import check_batches
 from ..replay.grpo_math import LossRow
 from ..replay.report import Stage, StepReport
 from ..replay.stages import (
@@ -22,6 +23,7 @@ from ..replay.stages import (
     stages_of_loss,
     stages_of_rows,
     tolerance_of,
+    with_deviations,
 )
 from ..replay.step import Step
 from ..training.record_step import StepRecord
@@ -51,7 +53,8 @@ class Judge:
 
     def __init__(self, trainer: Any, step: Step, record: StepRecord):
         self.trainer, self.step, self.record = trainer, step, record
-        self.policy, self.tokenizer, self.temperature = policy_of(trainer), tokenizer_of(trainer), trainer.temperature
+        self.policy, self.tokenizer = policy_of(trainer), tokenizer_of(trainer)
+        self.temperature = step.settings["temperature"]
         self.losses = losses_of(step)
         self.alone: dict[tuple, _Alone] = {}  # by prompt and completion
         self.gradients = self._score_and_differentiate()
@@ -65,6 +68,7 @@ class Judge:
         of_loss = stages_of_loss(step, self.losses)
         stages = [self.sampling(), *stages_of_rows(step, self.tokenizer.decode, self._reference_kl())]
         stages += [
+            check_batches(step),
             self.logprobs(),
             self.reference(),
             self.mismatch(),
@@ -74,7 +78,7 @@ class Judge:
             check_metrics(step),
         ]
         return StepReport(
-            [stage for stage in stages if stage],
+            with_deviations(step, stages),
             checked_rows(step, self.losses, self.tokenizer.decode, self._logps_alone),
         )
 

@@ -1,0 +1,360 @@
+"""The seam between generation and loss: rows that the loss takes otherwise than they were generated are named."""
+
+import gzip
+import json
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+import trl
+from step_cases import make
+
+from workbench.replay.file import load_step, replay_step
+from workbench.training.recording import StepRecorder
+from workbench.watch.check_step import check_step
+
+pytestmark = pytest.mark.slow
+
+
+class Seam(trl.GRPOTrainer):
+    """Changes what the loss gets behind TRL's shuffle and split."""
+
+    def _prepare_inputs(self, batch):
+        return self.changed(dict(super()._prepare_inputs(batch)))
+
+
+class NegatedAdvantages(Seam):
+    def changed(self, inputs):
+        return inputs | {"advantages": -inputs["advantages"]}
+
+
+class NegatedInPlace(Seam):
+    def changed(self, inputs):
+        inputs["advantages"].neg_()
+        return inputs
+
+
+class RolledAdvantages(Seam):
+    def changed(self, inputs):
+        return inputs | {"advantages": inputs["advantages"].roll(1)}
+
+
+class RowsApart(trl.GRPOTrainer):
+    """Shuffles the advantages apart from their rows."""
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        self.order = torch.arange(len(output["advantages"])).flip(0)
+        return output
+
+    def _prepare_inputs(self, batch):
+        generates = self._step % (self.args.steps_per_generation * self.num_iterations) == 0
+        inputs = super()._prepare_inputs(batch)
+        if generates:
+            inputs["advantages"] = inputs["advantages"][self.order]
+        return inputs
+
+
+class LastTokenLost(Seam):
+    def changed(self, inputs):
+        mask = inputs["completion_mask"].clone()
+        mask[torch.arange(len(mask)), mask.sum(1) - 1] = 0
+        return inputs | {"completion_mask": mask}
+
+
+class RowMasked(Seam):
+    def changed(self, inputs):
+        mask = inputs["completion_mask"].clone()
+        mask[0] = 0
+        return inputs | {"completion_mask": mask}
+
+
+class OtherPrompt(Seam):
+    def changed(self, inputs):
+        return inputs | {name: inputs[name].roll(1, 0) for name in ("prompt_ids", "prompt_mask")}
+
+
+class PromptCut(Seam):
+    def changed(self, inputs):
+        mask = inputs["prompt_mask"].clone()
+        mask[torch.arange(len(mask)), mask.argmax(1)] = 0
+        return inputs | {"prompt_mask": mask}
+
+
+class PromptReplaced(trl.GRPOTrainer):
+    """The prompt that is scored is not the one that was sampled with."""
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        return output | {"prompt_ids": torch.where(output["prompt_mask"] > 0, 70, output["prompt_ids"])}
+
+
+class TokenReplaced(Seam):
+    def changed(self, inputs):
+        ids = inputs["completion_ids"].clone()
+        ids[0, 2] = (ids[0, 2] + 1) % 300
+        return inputs | {"completion_ids": ids}
+
+
+class RowTwice(Seam):
+    def changed(self, inputs):
+        order = torch.arange(len(inputs["advantages"]))
+        order[-1] = 0
+        return {name: x[order] if torch.is_tensor(x) and x.dim() else x for name, x in inputs.items()}
+
+
+class RowLeftOut(Seam):
+    def changed(self, inputs):
+        return {name: x[1:] if torch.is_tensor(x) and x.dim() else x for name, x in inputs.items()}
+
+
+class OldLogpsOff(Seam):
+    def changed(self, inputs):
+        return inputs | {"old_per_token_logps": inputs["old_per_token_logps"] - 1}
+
+
+class ReferenceOff(Seam):
+    def changed(self, inputs):
+        return inputs | {"ref_per_token_logps": inputs["ref_per_token_logps"].roll(1, 0)}
+
+
+class OldSumsOff(trl.RLOOTrainer):
+    def _prepare_inputs(self, batch):
+        inputs = dict(super()._prepare_inputs(batch))
+        return inputs | {"old_logps": inputs["old_logps"] - 1}
+
+
+FAULTS = {
+    "negated": ({"cls": NegatedAdvantages}, "these advantages are -1 times those of the generation"),
+    "negated in place": ({"cls": NegatedInPlace}, "are -1 times"),
+    "rolled": ({"cls": RolledAdvantages}, "of 8 rows of the loss are not as they were generated (advantage"),
+    "apart": ({"cls": RowsApart}, "(advantage"),
+    "last token": ({"cls": LastTokenLost}, "(mask 8)"),
+    "masked row": ({"cls": RowMasked}, "row 0: mask of 0 tokens instead of"),
+    "other prompt": ({"cls": OtherPrompt}, "is not the one it was sampled with"),
+    "prompt cut": ({"cls": PromptCut}, "is not the one it was sampled with"),
+    "prompt replaced": ({"cls": PromptReplaced}, "(prompt 8)"),
+    "token": ({"cls": TokenReplaced}, "in the first 2 alone"),
+    "row twice": ({"cls": RowTwice}, "row 7: is there more often than it was generated; 1 generated rows are in no"),
+    "left out": ({"cls": RowLeftOut}, "1 generated rows are in no micro-batch"),
+    "old log-probs": ({"cls": OldLogpsOff, "num_iterations": 2}, "(old log-probs 8)"),
+    "reference": ({"cls": ReferenceOff, "beta": 0.1}, "reference log-probs"),
+    "old sums": ({"cls": OldSumsOff}, "(old log-probs 8)"),
+    "of two micro-batches": ({"cls": RolledAdvantages, "gradient_accumulation_steps": 2}, "of 16 rows of the loss"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_row_that_the_loss_takes_otherwise_is_named(name, tmp_path):
+    options, cause = FAULTS[name]
+    first = check_step(make(tmp_path, **options)).first
+    assert first is not None and first.name == "batches" and cause in first.cause, first
+
+
+def kept(folder, steps=(1, 2), **options):
+    trainer = make(folder / "out", max_steps=max(steps), **options)
+    recorder = StepRecorder(trainer, folder, list(steps))
+    trainer.train()
+    assert recorder.on
+    return [folder / f"steps/step-{number:06d}.json.gz" for number in steps]
+
+
+@pytest.mark.parametrize("name", ["negated", "last token", "other prompt", "row twice", "old log-probs", "old sums"])
+def test_a_seam_of_a_kept_step_is_named(name, tmp_path):
+    options, cause = FAULTS[name]
+    for path in kept(tmp_path, **options):
+        first = replay_step(path).first
+        assert first is not None and first.name == "batches" and cause in first.cause, first
+
+
+def same_lengths(completions, **_):
+    return [float(number) for number in range(len(completions))]
+
+
+class Copies(trl.GRPOTrainer):
+    """Two equal completions in each group, which have different rewards."""
+
+    def _generate_single_turn(self, *args, **kwargs):
+        ids, *rest = super()._generate_single_turn(*args, **kwargs)
+        return [list(ids[n - n % 2]) for n in range(len(ids))], *rest
+
+
+LAYOUTS = {
+    "half of a generation": {"steps_per_generation": 4, "per_device_train_batch_size": 4},
+    "two batches an update": {"steps_per_generation": 1, "gradient_accumulation_steps": 2},
+    "a batch twice an update": {"steps_per_generation": 1, "num_iterations": 2, "gradient_accumulation_steps": 2},
+    "an update over two batches": {"steps_per_generation": 3, "gradient_accumulation_steps": 2, "num_iterations": 2},
+    "copies": {"cls": Copies, "funcs": [same_lengths]},
+    "masked whole": {"mask_truncated_completions": True, "max_completion_length": 4},
+    "padded to a multiple": {"pad_to_multiple_of": 8, "beta": 0.1, "num_iterations": 2},
+    "RLOO": {"cls": trl.RLOOTrainer, "num_iterations": 2, "steps_per_generation": 2},
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_rows_in_every_layout_are_as_they_were_generated(name, tmp_path):
+    report = check_step(make(tmp_path / "a", **LAYOUTS[name]))
+    assert report["batches"].verdict == "same", report
+    for path in kept(tmp_path / "b", steps=(1, 2, 3, 4), **LAYOUTS[name]):
+        assert replay_step(path)["batches"].verdict == "same", (path, replay_step(path))
+
+
+def test_copies_that_change_places_are_a_multiset(tmp_path):
+    class Swapped(Copies):
+        def _prepare_inputs(self, batch):
+            inputs = super()._prepare_inputs(batch)
+            return {name: x.flip(0) if torch.is_tensor(x) and x.dim() else x for name, x in inputs.items()}
+
+    assert check_step(make(tmp_path, cls=Swapped, funcs=[same_lengths]))["batches"].verdict == "same"
+
+
+def test_a_file_without_whole_rows_cannot_be_told(tmp_path):
+    (path,) = kept(tmp_path, steps=[1])
+    content = json.loads(gzip.decompress(path.read_bytes()))
+    new_in_step, new_in_row = ("pad_token_id", "deviations", "begun"), ("old_logps", "old_sum", "ref_logps")
+    for name in new_in_step:
+        del content["step"][name]
+    for row in content["step"]["rows"]:
+        for name in (*new_in_row, "sampled_logps", "correction"):
+            del row[name]
+    for micro in content["step"]["micro_batches"]:
+        for name in ("completion_ids", "completion_mask", "generation", "entropy_coef"):
+            del micro[name]
+    path.write_bytes(gzip.compress(json.dumps(content | {"format": 1}).encode()))
+    batches = replay_step(path)["batches"]
+    assert batches.verdict == "cannot tell" and "the file is of an older workbench" in batches.cause
+    assert replay_step(path).first is None
+
+
+# --- settings that the trainer does not take from its args -----------------------------------------------------------
+
+
+class OtherSettings(trl.GRPOTrainer):
+    other: ClassVar[dict] = {}
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        vars(self).update(self.other)
+
+
+SETTINGS = {
+    "reward_weights": ([0.1, 5.0], {"reward_weights": torch.ones(2)}, "rewards"),
+    "num_generations": (4, {"num_generations": 2}, "rewards"),
+    "temperature": (0.7, {"temperature": 1.0}, "sampling"),
+    "scale_rewards": ("none", {"scale_rewards": "group"}, "advantages"),
+    "epsilon_high": (None, {"epsilon_high": 0.4}, "loss"),
+    "loss_type": ("grpo", {"loss_type": "bnpo"}, "loss"),
+    "mask_truncated_completions": (True, {"mask_truncated_completions": False}, "mask"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_that_the_trainer_ignores_is_named(name, tmp_path):
+    value, other, stage = SETTINGS[name]
+    cls = type("Ignoring", (OtherSettings,), {"other": other})
+    trainer = make(tmp_path, cls=cls, **{name: value})
+    report = check_step(trainer)
+    of_args = trainer.args.epsilon if name == "epsilon_high" else value
+    assert report[stage].verdict == "different", report
+    assert report[stage].cause.startswith(f"args.{name} is {of_args}, the trainer has "), report
+    assert report.first is not None and report.first.name == stage
+
+
+def test_a_setting_that_a_callback_changes_is_no_fault(tmp_path):
+    trainer = make(tmp_path, beta=0.1, max_steps=1)
+    trainer.train()
+    trainer.beta = 0.05
+    report = check_step(trainer)
+    assert report.first is None and report["loss"].verdict == "cannot tell"
+    assert report["loss"].cause.startswith("args.beta is 0.1, the trainer has 0.05 (a callback may have changed it)")
+
+
+def test_settings_of_a_kept_step_are_compared(tmp_path):
+    cls = type("Ignoring", (OtherSettings,), {"other": {"reward_weights": torch.ones(2)}})
+    (path,) = kept(tmp_path, steps=[1], cls=cls, reward_weights=[0.1, 5.0])
+    rewards = replay_step(path)["rewards"]
+    assert (
+        rewards.verdict == "cannot tell"
+        and "args.reward_weights is [0.1, 5.0], the trainer has [1.0, 1.0]" in rewards.cause
+    )
+
+
+# --- healthy settings ------------------------------------------------------------------------------------------------
+
+
+class OfEachToken(trl.GRPOTrainer):
+    """Advantages of shape (B, T), for which TRL's loss leaves room."""
+
+    by_token = staticmethod(lambda advantages, mask: advantages * torch.ones_like(mask))
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        advantages = self.by_token(output["advantages"][:, None], output["completion_mask"])
+        return output | {"advantages": advantages}
+
+
+class Discounted(OfEachToken):
+    by_token = staticmethod(lambda advantages, mask: advantages * 0.9 ** (mask.cumsum(1) - 3) - 0.1)
+
+
+LOSSES = [{"loss_type": name} for name in ("dapo", "sapo", "cispo", "vespo", "grpo")]
+LOSSES += [{"importance_sampling_level": "sequence", "num_iterations": 2}, {"off_policy_mask_threshold": 0.1}]
+
+
+@pytest.mark.parametrize("fields", LOSSES, ids=lambda fields: "-".join(map(str, fields.values())))
+def test_an_advantage_for_each_token_is_checked(fields, tmp_path):
+    report = check_step(make(tmp_path, cls=Discounted, beta=0.05, **fields))
+    assert report.first is None and report["batches"].verdict == "same", report
+    assert report["loss"].verdict == report["gradient"].verdict == "same", report
+    assert "each token an advantage of its own" in report["advantages"].cause
+    assert "in the mean of its tokens" in report._repr_html_()
+
+
+def test_equal_advantages_of_all_tokens_are_the_rows(tmp_path):
+    assert check_step(make(tmp_path / "a", cls=OfEachToken))["advantages"].verdict == "same"
+    (path,) = kept(tmp_path / "b", steps=[1], cls=OfEachToken)
+    assert load_step(path).step.advantages[0].ndim == 2 and replay_step(path).first is None
+
+
+def as_array(completions, **_):
+    return np.array([len(text) / 10 for text in completions])
+
+
+def as_tensor(completions, **_):
+    return torch.tensor([len(text) / 10 for text in completions])
+
+
+def as_iterator(completions, **_):
+    return (len(text) / 10 for text in completions)
+
+
+def test_rewards_in_any_sequence_are_read(tmp_path):
+    report = check_step(make(tmp_path, funcs=[as_array, as_tensor, as_iterator]))
+    assert report["rewards"].verdict == "same", report
+
+
+def one_judged(completions, **_):
+    return [1.0 if number % 4 == 0 else None for number in range(len(completions))]
+
+
+def test_a_group_with_one_judged_row_is_no_difference(tmp_path):
+    report = check_step(make(tmp_path, funcs=[one_judged]))
+    assert report.first is None and "frac_reward_zero_std" not in report["metrics"].cause, report
+
+
+@pytest.mark.parametrize("last", [float("inf"), 0.5])
+def test_an_entropy_coefficient_that_adapts_is_modelled(last, tmp_path):
+    fields = {
+        "use_adaptive_entropy": True,
+        "entropy_coef": 0.01,
+        "entropy_target": 1.0,
+        "gradient_accumulation_steps": 2,
+    }
+    trainer = make(tmp_path / "a", **fields)
+    trainer._last_world_entropy = last
+    report = check_step(trainer)
+    assert report.first is None and report["loss"].verdict == "same", report
+    for path in kept(tmp_path / "b", steps=(1, 2, 3), **fields | {"entropy_target": 8.0}):
+        assert replay_step(path)["loss"].verdict == "same", replay_step(path)
+    assert load_step(path).step.micro_batches[0].entropy_coef > 0
