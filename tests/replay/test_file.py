@@ -23,7 +23,7 @@ from workbench.watch.attach import StepCheck
 
 pytestmark = pytest.mark.slow
 
-WITHOUT_A_MODEL = ("ends", "mask", "rewards", "advantages", "loss", "metrics")
+WITHOUT_A_MODEL = ("ends", "mask", "rewards", "advantages", "batches", "loss", "metrics")
 
 
 def kept(folder, steps=(1, 2, 3), **options):

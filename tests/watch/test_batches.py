@@ -334,6 +334,11 @@ def test_rewards_in_any_sequence_are_read(tmp_path):
     assert report["rewards"].verdict == "same", report
 
 
+def test_one_call_shows_rewards_of_equal_completions(tmp_path):
+    rewards = check_step(make(tmp_path, cls=Copies, funcs=[same_lengths]))["rewards"]
+    assert rewards.verdict == "cannot tell" and rewards.cause.endswith("a function is random or mixes up rows")
+
+
 def one_judged(completions, **_):
     return [1.0 if number % 4 == 0 else None for number in range(len(completions))]
 

@@ -178,13 +178,33 @@ def check_rewards(step: Step) -> Stage:
     used = np.concatenate(step.rewards)
     wrong = ~np.isclose(used, step.returned, rtol=1e-5, atol=1e-6, equal_nan=True)
     if not wrong.any():
-        return Stage("rewards", "same", f"{used.shape[1]} functions, {len(used)} rows")
+        said = f"{used.shape[1]} functions, {len(used)} rows"
+        if unlike := _copies_with_other_rewards(step, used):
+            said += ": equal completions of one group have different rewards, so a function is random or mixes up rows"
+            return Stage("rewards", "cannot tell", said, where=places(unlike))
+        return Stage("rewards", "same", said)
     rows = np.flatnonzero(wrong.any(axis=1))
     cause = f"{len(rows)} of {len(used)} rows have another reward than the functions returned for them"
     for shift, neighbour in ((1, "before"), (-1, "after")):
         if np.allclose(np.roll(step.returned, shift, axis=0)[1:-1], used[1:-1], equal_nan=True):
             cause += f": each has that of the row {neighbour} it"
     return Stage("rewards", "different", cause, float(np.nanmax(np.abs(used - step.returned))), places(rows))
+
+
+def _copies_with_other_rewards(step: Step, rewards: np.ndarray) -> list[int]:
+    """The rows whose tokens are those of an earlier row of their group, but not the rewards.
+
+    One call of a reward function shows no more of whether its rewards belong to their rows.
+    """
+    first: dict[tuple, int] = {}
+    rows = []
+    for i, row in enumerate(step.rows):
+        if any(token < 0 for token in row.ids):
+            continue  # a file hides the tokens of a step that has a secret
+        other = first.setdefault((i // step.num_generations, *row.prompt_ids, None, *row.ids), i)
+        if not np.allclose(rewards[i], rewards[other], equal_nan=True):
+            rows.append(i)
+    return rows
 
 
 def check_advantages(step: Step, kl: np.ndarray | None = None) -> Stage:
