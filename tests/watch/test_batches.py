@@ -10,6 +10,7 @@ import torch
 import trl
 from step_cases import make
 
+from workbench.errors import ParameterError
 from workbench.replay.file import load_step, replay_step
 from workbench.training.recording import StepRecorder
 from workbench.watch.check_step import check_step
@@ -184,7 +185,11 @@ LAYOUTS = {
     "half of a generation": {"steps_per_generation": 4, "per_device_train_batch_size": 4},
     "two batches an update": {"steps_per_generation": 1, "gradient_accumulation_steps": 2},
     "a batch twice an update": {"steps_per_generation": 1, "num_iterations": 2, "gradient_accumulation_steps": 2},
-    "an update over two batches": {"steps_per_generation": 3, "gradient_accumulation_steps": 2, "num_iterations": 2},
+    "an update over two batches": {
+        "per_device_train_batch_size": 4,
+        "steps_per_generation": 3,
+        "gradient_accumulation_steps": 2,
+    },
     "copies": {"cls": Copies, "funcs": [same_lengths]},
     "masked whole": {"mask_truncated_completions": True, "max_completion_length": 4},
     "padded to a multiple": {"pad_to_multiple_of": 8, "beta": 0.1, "num_iterations": 2},
@@ -198,6 +203,11 @@ def test_rows_in_every_layout_are_as_they_were_generated(name, tmp_path):
     assert report["batches"].verdict == "same", report
     for path in kept(tmp_path / "b", steps=(1, 2, 3, 4), **LAYOUTS[name]):
         assert replay_step(path)["batches"].verdict == "same", (path, replay_step(path))
+
+
+def test_a_data_set_below_one_generation_is_refused(tmp_path):
+    with pytest.raises(ParameterError, match="train_dataset has fewer prompts than one generation takes"):
+        check_step(make(tmp_path, steps_per_generation=3))
 
 
 def test_copies_that_change_places_are_a_multiset(tmp_path):

@@ -120,7 +120,14 @@ def _batches(trainer: Any, batch: list[dict] | None) -> Iterator:
             "check_step: the trainer has no train_dataset; give rows with batch=[{'prompt': ...}, ...]"
         )
     while True:
-        yield from trainer.get_train_dataloader()
+        empty = True
+        for each in trainer.get_train_dataloader():
+            empty = False
+            yield each
+        if empty:
+            raise ParameterError(
+                "check_step: train_dataset has fewer prompts than one generation takes; give more rows"
+            )
 
 
 def _unscale(scaler: Any, policy: Any) -> str:
