@@ -220,11 +220,11 @@ class LossRow:
     advantage: Any  # a number, or (T,) where each token has its own
     mask: Row
     old_logps: Any = None  # by default the log-probs themselves: no update since the sampling
-    old_sum: float | None = None  # for RLOO, which keeps the sum over the mask alone
     ref_logps: Any = None  # for beta
     sampled_logps: Any = None
     correction: Any = None
     entropies: Any = None  # for top_entropy_quantile and entropy_coef
+    old_sum: float | None = None  # for RLOO, which keeps the sum over the mask alone
 
 
 @dataclass(frozen=True)
