@@ -16,8 +16,9 @@ import torch
 
 from ..errors import ParameterError, RunError
 from .engine import finish_reasons, hook, hook_requests, unhook
+from .optimizer_step import OptimizerStep, step_and_undo
 from .rows import eos_ids, policy_of, tokenizer_of
-from .updates import count_moved
+from .snapshot import modules_restored
 
 
 @dataclass
@@ -48,9 +49,7 @@ class StepRecord:
     micro_batches: list[MicroBatch] = field(default_factory=list)
     metrics: dict[str, list[float]] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # on their device, before clipping
-    with_gradient: int = 0  # elements
-    moved: int = 0  # of these, by the optimizer
-    learning_rate: float = 0.0  # of the update
+    update: OptimizerStep | None = None  # None where there is a problem
     averaged: bool = False  # gradients are the mean over the processes
     problem: str = ""  # why there is no update
     open: bool = False  # in a generation of the training
@@ -107,7 +106,10 @@ def record_step(trainer: Any, batch: list[dict] | None = None) -> StepRecord:
         policy = policy_of(trainer)
         record.problem = _unscale(trainer.accelerator.scaler, policy)
         record.gradients = {n: p.grad.detach().clone() for n, p in policy.named_parameters() if p.grad is not None}
-        _update(trainer, policy, record)
+        if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+            record.problem = record.problem or "weights that DeepSpeed or FSDP holds in parts"
+        if not record.problem:
+            record.update = step_and_undo(trainer, policy, record.gradients)
     return record
 
 
@@ -142,33 +144,6 @@ def _unscale(scaler: Any, policy: Any) -> str:
     return f"gradients overflow at a loss scale of {scale:g}: the scaler leaves this update out and lowers its scale"
 
 
-def _update(trainer: Any, policy: Any, record: StepRecord) -> None:
-    """One step of the optimizer; how many of the elements with a gradient it moves, in the weights' own dtype."""
-    if record.problem:
-        return
-    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        record.problem = "weights that DeepSpeed or FSDP holds in parts"
-        return
-    trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
-    before = {name: p.detach().clone() for name, p in trained.items()}
-    optimizer = trainer.optimizer or trainer.create_optimizer()
-    optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's passes over steps between micro-batches
-    record.learning_rate = max(group["lr"] for group in optimizer.param_groups)
-    state = copy.deepcopy(optimizer.state_dict())
-    try:
-        if trainer.args.max_grad_norm:
-            torch.nn.utils.clip_grad_norm_(trained.values(), trainer.args.max_grad_norm)
-        optimizer.step()
-        names = record.gradients.keys() & trained.keys()
-        sides = ([of[name] for name in names] for of in (before, trained, record.gradients))
-        record.with_gradient, record.moved = count_moved(*sides).tolist()
-    finally:
-        with torch.no_grad():
-            for name, parameter in trained.items():
-                parameter.copy_(before[name])
-        optimizer.load_state_dict(state)
-
-
 @contextlib.contextmanager
 def _as_it_was(trainer: Any):
     """Restore what a step of GRPO or RLOO changes, which starts with no sample and no metric of an earlier one."""
@@ -181,10 +156,9 @@ def _as_it_was(trainer: Any):
 
 @contextlib.contextmanager
 def restored(trainer: Any):
-    """Restore what a step changes: attributes of the trainer, gradients, modes and random states; nothing is recorded."""
+    """Restore what a step changes: attributes of the trainer and of modules, gradients, random states; nothing is recorded."""
     model = trainer.model
     attributes = dict(vars(trainer))
-    modes = [(module, module.training) for module in model.modules()]
     gradients = {name: p.grad for name, p in model.named_parameters()}
     states = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
     on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
@@ -194,7 +168,8 @@ def restored(trainer: Any):
     engine = getattr(trainer, "engine", None)  # ours counts requests, for their seeds
     counts = dict(vars(engine)) if engine is not None else {}
     try:
-        yield
+        with modules_restored(trainer):
+            yield
     finally:
         vars(trainer).clear()
         vars(trainer).update(attributes)
@@ -202,8 +177,6 @@ def restored(trainer: Any):
             vars(engine).update(counts)
         for name, parameter in model.named_parameters():
             parameter.grad = gradients[name]
-        for module, training in modes:
-            module.training = training
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.random.set_rng_state(states[2])

@@ -4,6 +4,7 @@ from typing import Any
 
 from ..replay.report import StepReport
 from ..training.record_step import record_step
+from ..training.snapshot import modules_restored
 from ..training.step_numbers import kind_of, step_of
 from .judge import Judge
 
@@ -11,9 +12,16 @@ from .judge import Judge
 def check_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
     """Run one step of a trainer and compute each of its stages again.
 
-    The step runs on the trainer's own data, with its own sampler and reward functions. Weights, optimizer, random state,
-    metrics and record are the same afterwards; only the reward functions are called once more. The check needs the memory of
-    a training step, or, if that is more, of twice the trained weights, their gradients and the optimizer's state.
+    The step runs on the trainer's own data, with its own sampler and reward functions. Afterwards these are the same, bit for
+    bit: weights, buffers and modes of the models, the optimizer's state and its attributes, scheduler, random states, the
+    place in the data, metrics and record. So a training with checks is the training without.
+
+    The check cannot put back what it does not know: a list or an average that a subclass changes in place in a method of
+    its own (`training_step`), what a reward function keeps or writes (each is called once more), objects inside the optimizer
+    that are no tensor, number or container, and a data set that can be read only once.
+
+    The check needs the memory of a training step and of a second gradient; copies of the trained weights and of the
+    optimizer's state lie in the host's memory.
 
     Args:
         trainer: TRL's `GRPOTrainer` or `RLOOTrainer`, the workbench's, or a subclass; before or after training.
@@ -34,4 +42,5 @@ def check_step(trainer: Any, batch: list[dict] | None = None) -> StepReport:
     """
     kind = kind_of(trainer)
     record = record_step(trainer, batch)
-    return Judge(trainer, step_of(trainer, kind, record), record).report()
+    with modules_restored(trainer):  # the models score each row once more
+        return Judge(trainer, step_of(trainer, kind, record), record).report()

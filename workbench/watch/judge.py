@@ -28,7 +28,7 @@ from ..replay.stages import (
 from ..replay.step import Step
 from ..training.record_step import StepRecord
 from ..training.rows import policy_of, tokenizer_of
-from ..training.updates import LEAST_MOVED
+from .update_stage import update_stage
 
 _FAR = 5.0  # standard errors, beyond which tokens were not sampled from what is scored
 _NEAR, _NOT_NEAR = 0.05, 0.5  # nats a token between sampler and trainer: as of bf16; more than any precision gives
@@ -74,7 +74,7 @@ class Judge:
             self.mismatch(),
             *of_loss,
             self.gradient(of_loss[-1]),
-            self.update(),
+            update_stage(self.record, self.policy, self.trainer.args, self.trainer.state),
             check_metrics(step),
         ]
         return StepReport(
@@ -292,30 +292,6 @@ class Judge:
             return Stage("gradient", "cannot tell", cause, 1 - cosine)
         verdict = "same" if 1 - cosine < SAME and abs(ratio - 1) < SAME else "rounding"
         return Stage("gradient", verdict, f"{said}; {count / total:.2%} of the parameters train", 1 - cosine)
-
-    def update(self) -> Stage:
-        """Whether the optimizer moves the weights, in their dtype."""
-        if self.record.problem:
-            return Stage("update", "cannot tell", self.record.problem)
-        gradients, settings = self.record.gradients.values(), self.step.settings
-        if not self.record.learning_rate:
-            return Stage("update", "cannot tell", "the learning rate of this step is 0, as at the start of a warmup")
-        if not self.record.with_gradient:
-            return Stage("update", "cannot tell", "nothing has a gradient")
-        share = self.record.moved / self.record.with_gradient
-        said = f"the optimizer moves {share:.2%} of the elements that have a gradient, "
-        said += f"at a learning rate of {self.record.learning_rate:g}"
-        if share >= LEAST_MOVED:
-            return Stage("update", "same", said, share)
-        norm, limit = (
-            math.sqrt(sum(float((gradient.double() ** 2).sum()) for gradient in gradients)),
-            settings["max_grad_norm"],
-        )
-        weights = str(next(p.dtype for p in self.policy.parameters() if p.requires_grad)).removeprefix("torch.")
-        cause = f"the rounding of {weights} weights loses the other updates"
-        if limit and norm > 1000 * limit:
-            cause = f"max_grad_norm={limit:g} cuts a gradient of norm {norm:.3g}"
-        return Stage("update", "different", f"{said}; {cause}", share)
 
     def _close(
         self,

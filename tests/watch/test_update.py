@@ -1,0 +1,240 @@
+"""The stage `update` on real trainers: each fault of an optimizer is named, and healthy ones are not."""
+
+import re
+
+import pytest
+import torch
+import trl
+from step_cases import in_bf16, make
+from transformers import TrainerCallback
+from transformers.trainer_pt_utils import get_parameter_names
+
+from workbench import attach_watch, check_step
+from workbench.watch.attach import StepCheck
+
+pytestmark = pytest.mark.slow
+
+
+def update_of(folder, **options):
+    return check_step(make(folder, **options))["update"]
+
+
+def with_optimizer(change, **fields):
+    """A GRPOTrainer whose optimizer is changed after transformers made it."""
+
+    class Changed(trl.GRPOTrainer):
+        def create_optimizer(self, *args, **kwargs):
+            optimizer = super().create_optimizer(*args, **kwargs)
+            change(optimizer, self.model)
+            return optimizer
+
+    return {"cls": Changed} | fields
+
+
+def without_mlp(optimizer, model):
+    mlp = {id(p) for name, p in model.named_parameters() if ".mlp." in name}
+    for group in optimizer.param_groups:
+        group["params"] = [p for p in group["params"] if id(p) not in mlp]
+
+
+def setting(index, **values):
+    def change(optimizer, model):
+        for group in optimizer.param_groups[index]:
+            group.update(values)
+
+    return change
+
+
+def negated(optimizer, model):
+    def negate(*_):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.neg_()
+
+    optimizer.register_step_pre_hook(negate)
+
+
+def twice(optimizer, model):
+    step = optimizer.step
+    optimizer.step = lambda *args, **kwargs: (step(), step())[0]
+
+
+def one_bias_left(optimizer, model):
+    step, bias = optimizer.step, model.model.layers[0].self_attn.q_proj.bias
+
+    def without_bias(*_, **__):
+        before = bias.detach().clone()
+        step()
+        bias.data.copy_(before)
+
+    optimizer.step = without_bias
+
+
+class Unclipped(trl.GRPOTrainer):
+    def _clip_grad_norm(self, model):
+        return torch.tensor(1.0)
+
+
+class Climber(torch.optim.AdamW):
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["maximize"] = True
+        super().step()
+        for group in self.param_groups:
+            group["maximize"] = False
+
+
+def of_another_model():
+    return torch.optim.AdamW(in_bf16().parameters(), lr=1e-5)
+
+
+ALL, SECOND = slice(None), slice(1, 2)
+FAULTS = {
+    "group missing": (with_optimizer(without_mlp), r"no group of the optimizer holds \d+ parameters \(.*\.mlp\."),
+    "maximize": (with_optimizer(setting(ALL, maximize=True)), "AdamW climbs the loss: maximize=True"),
+    "maximize, one group": (with_optimizer(setting(SECOND, maximize=True)), r"of the group of \d+ parameters"),
+    "gradient negated": (with_optimizer(negated), "not the step of AdamW, but -1 times that: it climbs"),
+    "gradient negated, SGD": (with_optimizer(negated, optim="sgd"), "not the step of SGD, but -1 times that"),
+    "gradient negated, Adafactor": (with_optimizer(negated, optim="adafactor"), "not the step of Adafactor, but -1"),
+    "two steps": (with_optimizer(twice), "not the step of AdamW, but 2 times that"),
+    "a bias is left": (with_optimizer(one_bias_left), r"128 of \S+ elements .* most in .*layers\.0.*q_proj\.bias"),
+    "decay": (with_optimizer(setting(ALL, weight_decay=300.0)), "weight_decay is 300.0, args give 0.0"),
+    "decay of norms": (with_optimizer(setting(SECOND, weight_decay=0.1)), "0.1 in a group where args give 0"),
+    "rate": (with_optimizer(setting(ALL, lr=1e-9)), "learning_rate is 1e-09, args give 1e-05"),
+    "betas": (with_optimizer(setting(ALL, betas=(0.9, 0.9))), r"\(adam_beta1, adam_beta2\) is \(0.9, 0.9\), args"),
+    "eps": (with_optimizer(setting(ALL, eps=1e-2)), "adam_epsilon is 0.01, args give 1e-08"),
+    "clipped away": ({"max_grad_norm": 1e-9}, "max_grad_norm=1e-09 cuts a gradient of norm"),
+    "clipped away, SGD": ({"max_grad_norm": 1e-9, "optim": "sgd"}, "max_grad_norm=1e-09 cuts a gradient of norm"),
+    "not clipped": ({"cls": Unclipped, "max_grad_norm": 0.01}, "after clipping, max_grad_norm=0.01 gives 0.01"),
+    "lost to bf16": ({"model": in_bf16, "learning_rate": 1e-6}, "the rounding of bfloat16 weights loses"),
+    "another model": ({"optimizer": of_another_model}, "none of the optimizer's parameters is the model's"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_the_update_is_named(name, tmp_path):
+    options, cause = dict(FAULTS[name][0]), FAULTS[name][1]
+    if "optimizer" in options:
+        options["more"] = {"optimizers": (options.pop("optimizer")(), None)}
+    if callable(options.get("model")):
+        options["model"] = options["model"]()
+    update = update_of(tmp_path, **options)
+    assert update.verdict == "different", update
+    assert re.search(cause, update.cause), update
+
+
+def own(make_optimizer, model):
+    return {"model": model, "more": {"optimizers": (make_optimizer(model), None)}}
+
+
+def groups_of(model):
+    """Two groups as transformers makes them."""
+    decayed = set(get_parameter_names(model, [torch.nn.LayerNorm], ["bias", "norm"]))
+    named = list(model.named_parameters())
+    return [
+        {"params": [p for n, p in named if n in decayed], "weight_decay": 0.1},
+        {"params": [p for n, p in named if n not in decayed], "weight_decay": 0.0},
+    ]
+
+
+def test_an_own_climbing_optimizer_is_named(tmp_path):
+    update = update_of(tmp_path, **own(lambda model: Climber(model.parameters(), lr=1e-5), policy()))
+    assert (update.verdict, update.cause.split(":")[0]) == ("different", "Climber climbs the loss"), update
+
+
+def policy(dtype=torch.float32):
+    return in_bf16().to(dtype)
+
+
+def test_an_own_optimizer_is_not_compared_with_the_config(tmp_path):
+    update = update_of(tmp_path, **own(lambda model: torch.optim.AdamW(groups_of(model), lr=3e-4), policy()))
+    assert update.verdict == "same" and "since you made it" in update.cause, update
+
+
+def test_another_optimizer_is_not_computed(tmp_path):
+    update = update_of(tmp_path, optim="rmsprop")
+    assert update.verdict == "cannot tell" and "RMSprop" in update.cause, update
+
+
+HEALTHY = {
+    "AdamW": {"weight_decay": 0.1, "adam_beta2": 0.95},
+    "AdamW, not fused": {"optim": "adamw_torch", "max_grad_norm": 0.01},
+    "SGD": {"optim": "sgd", "max_grad_norm": 0.0},
+    "Adafactor": {"optim": "adafactor"},
+    "AdamW, bf16": {"model": in_bf16, "learning_rate": 1e-3, "weight_decay": 0.1},
+    "Adafactor, bf16": {"model": in_bf16, "learning_rate": 1e-3, "optim": "adafactor"},
+    "warmup": {"warmup_steps": 3, "lr_scheduler_type": "cosine"},
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_update_is_the_same_at_each_step(name, tmp_path):
+    options = dict(HEALTHY[name])
+    if callable(options.get("model")):
+        options["model"] = options["model"]()
+    trainer = make(tmp_path, max_steps=4, disable_tqdm=True, **options)
+    assert check_step(trainer)["update"].verdict == "same"
+    check = StepCheck(trainer, 1)
+    trainer.train()
+    updates = [report["update"] for report in check.reports.values()]
+    expected = ["cannot tell"] * (name == "warmup") + ["same"] * 4  # the first rate of a warmup is 0
+    assert [update.verdict for update in updates] == expected[:4], updates
+    if name == "warmup":
+        assert "lr_scheduler_type='cosine', at the start of a warmup of 3 steps" in updates[0].cause
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"momentum": 0.9, "nesterov": True},
+        {"momentum": 0.9, "dampening": 0.5, "weight_decay": 1e-3},
+    ],
+)
+def test_an_own_sgd_is_computed_with_its_momentum(options, tmp_path):
+    given = own(lambda model: torch.optim.SGD(model.parameters(), lr=1e-2, **options), policy())
+    trainer = make(tmp_path, max_steps=3, **given)
+    check = StepCheck(trainer, 1)
+    trainer.train()
+    assert [report["update"].verdict for report in check.reports.values()] == ["same"] * 3
+
+
+class Rate(TrainerCallback):
+    def on_step_begin(self, args, state, control, *, optimizer, **_):
+        for group in optimizer.param_groups:
+            group["lr"] = 3e-4
+
+
+def test_a_rate_that_is_not_the_schedules_is_named(tmp_path):
+    trainer = make(tmp_path, max_steps=1)
+    trainer.add_callback(Rate())
+    check = StepCheck(trainer, 1)
+    trainer.train()
+    update = check.reports[1]["update"]
+    assert "the learning rate is 0.0003, the scheduler gives 1e-05" in update.cause, update
+
+
+def test_a_constant_rate_of_0_is_said_with_its_schedule(tmp_path):
+    update = update_of(tmp_path, learning_rate=0.0, lr_scheduler_type="constant")
+    assert update.verdict == "cannot tell"
+    assert update.cause.endswith("is 0: learning_rate=0, lr_scheduler_type='constant'"), update
+
+
+def test_weight_decay_that_dominates_is_said(tmp_path):
+    update = update_of(tmp_path, weight_decay=3000.0)
+    assert update.verdict == "cannot tell" and "% of the step is weight decay (weight_decay=3000)" in update.cause
+
+
+def test_the_share_of_parameters_that_train_is_said(tmp_path):
+    trainer = make(tmp_path)
+    for name, parameter in trainer.model.named_parameters():
+        parameter.requires_grad_(".layers.0." not in name)
+    update = check_step(trainer)["update"]
+    assert update.verdict == "same" and "% of the parameters train" in update.cause, update
+
+
+def test_a_watch_prints_a_fault_of_the_update_once(tmp_path, capsys):
+    trainer = make(tmp_path, max_steps=2, **with_optimizer(setting(ALL, maximize=True)))
+    attach_watch(trainer, tmp_path / "record", check_every=1)
+    trainer.train()
+    assert capsys.readouterr().err.count("step-check: update is different: AdamW climbs the loss") == 1

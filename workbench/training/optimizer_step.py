@@ -1,0 +1,340 @@
+"""One step of a trainer's optimizer: taken, compared with what the optimizer's definition gives, and undone."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import Adafactor
+
+from ..replay.optimizers import adafactor_step, adam_step, clip_factor, sgd_step
+from .snapshot import Snapshot, host_copy
+from .updates import count_moved
+
+MUCH_CLIPPED = 1000.0  # times the limit: a gradient of which clipping leaves next to nothing
+_ULPS = 2.0  # one rounding after weight decay, one after the step
+_LEAST_RELATIVE = 1e-4  # of a step: the norm of a gradient of 10^8 elements is that inexact in fp32
+_ROUNDINGS = 4.0  # of the coarsest dtype among weights, gradient and state, in a step
+_PART = 2**22  # elements that are computed at a time, where each is computed from itself alone
+
+_ADAM = ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay")
+_SGD = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
+_ADAFACTOR = ("lr", "eps", "clip_threshold", "decay_rate", "beta1", "weight_decay")
+_ADAFACTOR += ("scale_parameter", "relative_step", "warmup_init")
+# Of subclasses nobody knows what they changed, so the class itself is looked up.
+_RULES: dict[type, tuple[Callable, tuple[str, ...]]] = {
+    torch.optim.AdamW: (adam_step, _ADAM),
+    torch.optim.Adam: (adam_step, _ADAM),
+    torch.optim.SGD: (sgd_step, _SGD),
+    Adafactor: (adafactor_step, _ADAFACTOR),
+}
+_ARGUMENTS = {"lr": "learning_rate", "betas": "(adam_beta1, adam_beta2)", "eps": "adam_epsilon"}
+
+
+@dataclass
+class GroupStep:
+    """One parameter group of the optimizer, of which the model has parameters with a gradient."""
+
+    names: list[str]
+    maximize: bool
+    weight_decay: float
+    slope: float = 0.0  # the sum of gradient times step: below 0 where the loss falls
+
+
+@dataclass
+class OptimizerStep:
+    """What one step of the optimizer made of the model's weights, and how far it is from the definition."""
+
+    optimizer: str  # its class
+    is_new: bool  # made for this step, since the trainer has not made its own yet
+    learning_rate: float | None  # the largest of the groups; None: the optimizer sets it
+    with_gradient: int = 0  # elements
+    moved: int = 0  # of these, in the weights' own dtype
+    holds_any: bool = True  # a parameter of the model
+    without_group: list[str] = field(default_factory=list)  # parameters with a gradient
+    groups: list[GroupStep] = field(default_factory=list)
+    is_own: bool = False  # the user's, of which the config says nothing
+    unlike_args: list[str] = field(default_factory=list)  # its settings that are not those of the config
+    norm: float = 0.0  # of the gradient, before clipping
+    expected_norm: float = 0.0  # after clipping
+    clipped_norm: float = 0.0  # after the trainer's own clipping
+    is_computed: bool = False  # the rest is known
+    elements: int = 0
+    wrong: int = 0  # elements that are further away than rounding
+    worst: str = ""  # the parameter with most of these
+    finite: bool = True
+    times: float = 1.0  # the step, along the expected one
+    decay_share: float = 0.0  # of the step that weight decay is, 0 to 1
+    kept_by_clipping: float = 1.0  # how long the step is, of one without clipping; only known where much is clipped
+
+
+def step_and_undo(trainer: Any, policy: Any, gradients: Mapping[str, torch.Tensor]) -> OptimizerStep:
+    """Take the step and undo it; `gradients` by parameter, before clipping. Weights and state are copied to the host."""
+    trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    is_new = trainer.optimizer is None
+    outer = trainer.create_optimizer() if is_new else trainer.optimizer
+    optimizer = getattr(outer, "optimizer", outer)  # accelerate's passes over steps between micro-batches
+    weights = {name: host_copy(p) for name, p in trained.items()}
+    snapshot = Snapshot([vars(outer), vars(optimizer)], others=trained.values())
+    states = {name: dict(optimizer.state.get(p, {})) for name, p in trained.items()}
+    step = _described(trainer, optimizer, trained, gradients, is_new)
+    options = {id(p): dict(group) for group in optimizer.param_groups for p in group["params"]}
+    try:
+        _clip(trainer, policy)
+        step.clipped_norm = _norm(p.grad for p in trained.values() if p.grad is not None)
+        optimizer.step()
+        names = [name for name in gradients if name in trained]
+        if type(optimizer) in _RULES and step.holds_any:
+            step.is_computed = True
+            _compare(step, type(optimizer), names, trained, weights, gradients, states, options, snapshot)
+        _count(step, names, trained, weights, gradients)
+    finally:
+        with torch.no_grad():
+            for name, parameter in trained.items():
+                parameter.copy_(weights[name])
+        snapshot.restore()
+    return step
+
+
+def _described(
+    trainer: Any, optimizer: Any, trained: Mapping[str, Any], gradients: Mapping[str, torch.Tensor], is_new: bool
+) -> OptimizerStep:
+    """What is known before the step."""
+    rates = [float(group["lr"]) for group in optimizer.param_groups if group.get("lr") is not None]
+    step = OptimizerStep(type(optimizer).__name__, is_new, max(rates, default=None))
+    names = {id(p): name for name, p in trained.items()}
+    grouped = [[names[id(p)] for p in group["params"] if id(p) in names] for group in optimizer.param_groups]
+    step.holds_any = any(grouped)
+    held = {name for group in grouped for name in group}
+    step.without_group = [name for name in gradients if name in trained and name not in held]
+    for group, members in zip(optimizer.param_groups, grouped, strict=True):
+        with_gradient = [name for name in members if name in gradients]
+        if with_gradient:
+            decay = float(group.get("weight_decay") or 0.0)
+            step.groups.append(GroupStep(with_gradient, bool(group.get("maximize")), decay))
+    step.norm = _norm(gradients.values())
+    step.expected_norm = step.norm * clip_factor(step.norm, trainer.args.max_grad_norm)
+    step.is_own = not _is_made_by_transformers(trainer, optimizer, is_new)
+    if not step.is_own:
+        step.unlike_args = _settings_unlike_args(trainer, optimizer)
+    return step
+
+
+def _is_made_by_transformers(trainer: Any, optimizer: Any, is_new: bool) -> bool:
+    """Whether class and groups are those that transformers makes from the config."""
+    passed = not is_new and trainer.optimizer is optimizer  # one that transformers made is wrapped by accelerate
+    if passed or getattr(trainer, "optimizer_cls_and_kwargs", None) is not None:
+        return False
+    decayed = set(trainer.get_decay_parameter_names(trainer.model))
+    names = {id(p): name for name, p in trainer.model.named_parameters()}
+    groups = [{names.get(id(p)) for p in group["params"]} for group in optimizer.param_groups]
+    expected_class = trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)[0]
+    return (
+        type(optimizer) is expected_class
+        and len(groups) == 2
+        and groups[0] <= decayed
+        and groups[1] <= set(names.values()) - decayed
+    )
+
+
+def _settings_unlike_args(trainer: Any, optimizer: Any) -> list[str]:
+    """The settings of an optimizer that transformers made which are not those that the config gives, in words."""
+    expected = trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)[1]
+    scheduler = trainer.lr_scheduler
+    unlike = []
+    for number, group in enumerate(optimizer.param_groups):
+        settings = dict(expected) | {"weight_decay": 0.0 if number else trainer.args.weight_decay}
+        if scheduler is not None and "initial_lr" in group:
+            settings["initial_lr"] = settings.pop("lr")
+            settings["lr"] = scheduler.get_last_lr()[number]
+        for name, value in settings.items():
+            if name in group and not _is_equal(group[name], value):
+                unlike.append(_unlike(name, group[name], value, "initial_lr" in settings))
+    return list(dict.fromkeys(unlike))
+
+
+def _unlike(name: str, used: Any, expected: Any, is_scheduled: bool) -> str:
+    if name == "lr" and is_scheduled:
+        return f"the learning rate is {float(used):g}, the scheduler gives {float(expected):g}"
+    if name == "initial_lr":
+        return (
+            f"the scheduler starts from a learning rate of {float(used):g}, args.learning_rate is {float(expected):g}"
+        )
+    if name == "weight_decay" and not expected:
+        return f"weight_decay is {used:g} in a group where args give 0"
+    return f"{_ARGUMENTS.get(name, name)} is {used}, args give {expected}"
+
+
+def _is_equal(used: Any, expected: Any) -> bool:
+    if isinstance(used, torch.Tensor):
+        used = used.tolist()
+    if isinstance(used, tuple | list):
+        return tuple(used) == tuple(expected)
+    if isinstance(used, float) and isinstance(expected, float | int):
+        return math.isclose(used, expected, rel_tol=1e-6)
+    return used == expected
+
+
+def _clip(trainer: Any, policy: Any) -> None:
+    """Clip the gradients by the trainer's own method; with a scaler by torch's, since the gradients are unscaled already."""
+    limit, scaler = trainer.args.max_grad_norm, trainer.accelerator.scaler
+    if not limit or limit < 0:
+        return
+    if scaler is not None and scaler.is_enabled():
+        torch.nn.utils.clip_grad_norm_([p for p in policy.parameters() if p.requires_grad], limit)
+    elif hasattr(trainer, "_clip_grad_norm"):  # since transformers 5
+        trainer._clip_grad_norm(policy)
+    else:
+        trainer.accelerator.clip_grad_norm_(policy.parameters(), limit)
+
+
+def _norm(tensors: Any) -> float:
+    return math.sqrt(sum(float(torch.linalg.vector_norm(tensor, dtype=_exact(tensor))) ** 2 for tensor in tensors))
+
+
+def _exact(tensor: torch.Tensor) -> torch.dtype:
+    return torch.float32 if tensor.device.type == "mps" else torch.float64  # which Apple's GPUs lack
+
+
+def _count(
+    step: OptimizerStep,
+    names: list[str],
+    trained: Mapping[str, Any],
+    weights: Mapping[str, torch.Tensor],
+    gradients: Mapping[str, torch.Tensor],
+) -> None:
+    """Count moved elements, and sum gradient times step by group."""
+    slopes = {}
+    for name in names:
+        after, gradient = trained[name].detach(), gradients[name]
+        before = weights[name].to(after.device)
+        with_gradient, moved = count_moved([before], [after], [gradient]).tolist()
+        step.with_gradient += with_gradient
+        step.moved += moved
+        slopes[name] = float(((after.float() - before.float()) * gradient.float()).sum())
+    for group in step.groups:
+        group.slope = math.fsum(slopes[name] for name in group.names)
+
+
+def _compare(
+    step: OptimizerStep,
+    kind: type,
+    names: list[str],
+    trained: Mapping[str, Any],
+    weights: Mapping[str, torch.Tensor],
+    gradients: Mapping[str, torch.Tensor],
+    states: Mapping[str, dict],
+    options: Mapping[int, dict],
+    snapshot: Snapshot,
+) -> None:
+    """Compute the step of each parameter in float64 and compare."""
+    sums, most_wrong = _Sums(), 0
+    rule, option_names = _RULES[kind]
+    factor = step.expected_norm / step.norm if step.norm else 1.0
+    is_much_clipped = factor * MUCH_CLIPPED < 1
+    for name in names:
+        parameter = trained[name]
+        if id(parameter) not in options:
+            continue
+        given = {option: options[id(parameter)][option] for option in option_names}
+        given["lr"] = None if given["lr"] is None else float(given["lr"])
+        state = {key: snapshot.copy_of(value) for key, value in states[name].items()}
+        whole = {"weight": weights[name], "gradient": gradients[name], "after": parameter.detach()} | state
+        relative = max(_LEAST_RELATIVE, _ROUNDINGS * _coarsest(whole.values()))
+        wrong = 0
+        for part in _parts(whole, parameter, kind is not Adafactor):
+            wrong += sums.add(part, rule, given, factor, relative, parameter.dtype, is_much_clipped)
+        step.elements += parameter.numel()
+        step.wrong += wrong
+        if wrong > most_wrong:
+            most_wrong, step.worst = wrong, name
+    step.finite = math.isfinite(sums.product) and math.isfinite(sums.expected)
+    if sums.expected and step.finite:
+        step.times = sums.product / sums.expected
+    if sums.decay:
+        step.decay_share = math.sqrt(sums.decay) / (math.sqrt(sums.decay) + math.sqrt(sums.rest))
+    if sums.unclipped:
+        step.kept_by_clipping = math.sqrt(sums.rest / sums.unclipped)
+
+
+def _coarsest(values: Any) -> float:
+    """The largest rounding of the dtypes of tensors of floats."""
+    return max(torch.finfo(v.dtype).eps for v in values if isinstance(v, torch.Tensor) and v.is_floating_point())
+
+
+def _parts(whole: dict[str, Any], parameter: Any, is_elementwise: bool) -> Iterator[dict[str, Any]]:
+    """Weights, gradient and state of a parameter in float64, on its device, piece by piece."""
+    exact, shape, device = _exact(parameter), parameter.shape, parameter.device
+    size = _PART if is_elementwise else max(1, parameter.numel())
+    for start in range(0, parameter.numel(), size):
+        part = {}
+        for name, value in whole.items():
+            if not isinstance(value, torch.Tensor):
+                part[name] = value
+            elif name == "step":
+                part[name] = float(value)
+            elif is_elementwise and value.shape == shape:
+                part[name] = value.reshape(-1)[start : start + size].to(device).to(exact)
+            else:
+                part[name] = value.to(device).to(exact)
+        yield part
+
+
+@dataclass
+class _Sums:
+    """Sums of squares over all elements: of steps and their parts."""
+
+    expected: float = 0.0
+    product: float = 0.0  # of the step with the expected one
+    decay: float = 0.0
+    rest: float = 0.0  # the expected step without weight decay
+    unclipped: float = 0.0  # the same without clipping
+
+    def add(
+        self,
+        part: dict[str, Any],
+        rule: Callable,
+        options: dict[str, Any],
+        factor: float,
+        relative: float,
+        dtype: torch.dtype,
+        is_much_clipped: bool,
+    ) -> int:
+        """Add a piece of a parameter; the number of its elements that are further away than rounding."""
+        state = {name: v for name, v in part.items() if name not in ("weight", "gradient", "after") and v is not None}
+        weight, gradient, after = part["weight"], part["gradient"] * factor, part["after"]
+        expected = rule(weight, gradient, state, **options)[0]
+        # A step of magnitudes alone: how large the terms are whose sum is rounded, which may cancel in the step itself.
+        magnitudes = {name: abs(value) for name, value in state.items()}
+        climbing = {"maximize": False} if "maximize" in options else {}
+        size = (weight.abs() - rule(weight.abs(), gradient.abs(), magnitudes, **(options | climbing))[0]).abs()
+        spacing = torch.maximum(_spacing(weight, dtype), _spacing(expected, dtype))
+        distance = (after - expected.to(dtype).to(expected.dtype)).abs()
+        self.expected += _square(expected - weight)
+        self.product += float(((after - weight) * (expected - weight)).sum())
+        rest = expected
+        if options["weight_decay"]:
+            rest = rule(weight, gradient, state, **(options | {"weight_decay": 0.0}))[0]
+            self.decay += _square(expected - rest)
+        self.rest += _square(rest - weight)
+        if is_much_clipped:
+            unclipped = rule(weight, part["gradient"], state, **(options | {"weight_decay": 0.0}))[0]
+            self.unclipped += _square(unclipped - weight)
+        return int((~(distance <= _ULPS * spacing + relative * size)).sum())
+
+
+def _square(values: torch.Tensor) -> float:
+    return float((values**2).sum())
+
+
+def _spacing(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """How far neighbours of numbers in a dtype are apart, at least at the smallest normal number.
+
+    Example:
+        >>> _spacing(torch.tensor([1.0, 3.0, -0.3], dtype=torch.float64), torch.bfloat16).tolist()
+        [0.0078125, 0.015625, 0.001953125]
+    """
+    limits = torch.finfo(dtype)
+    exponents = torch.frexp(values.abs().clamp(min=limits.tiny))[1]
+    return torch.ldexp(torch.full_like(values, limits.eps), exponents - 1)
