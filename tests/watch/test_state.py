@@ -73,8 +73,10 @@ def own(kind, model, lr):
     return {"model": model, "more": {"optimizers": (kind(model.parameters(), lr=lr), None)}}
 
 
-def iterable():
-    return Dataset.from_dict({"prompt": PROMPTS * 4}).to_iterable_dataset()
+class OnIterable(trl.GRPOTrainer):
+    def __init__(self, *args, train_dataset, **kwargs):
+        data = Dataset.from_dict({"prompt": PROMPTS * 4}).to_iterable_dataset()
+        super().__init__(*args, train_dataset=data, **kwargs)
 
 
 CASES = {
@@ -92,7 +94,7 @@ CASES = {
         "learning_rate": 1e-3,
     },
     "dropout": lambda: {"model": "starter-gpt2", "learning_rate": 1e-3},
-    "iterable data": lambda: {"data": iterable()},
+    "iterable data": lambda: {"cls": OnIterable, "accelerator_config": {"dispatch_batches": False}},
     "RLOO": lambda: {"cls": trl.RLOOTrainer, "beta": 0.1},
 }
 
@@ -100,21 +102,14 @@ CASES = {
 def trainer_of(folder, name, prompts):
     """A trainer of a case; its reward function notes the prompts that it is called with."""
 
-    def noting(prompts_of_call, completions):
-        prompts.append(list(prompts_of_call))
+    def reward(completions, **columns):
+        prompts.append(columns["prompts"])
         return length(completions)
-
-    def reward(prompts, completions, **_):
-        return noting(prompts, completions)
 
     torch.manual_seed(1)
     options = CASES[name]()
-    data = options.pop("data", None)
     schedule = {"max_steps": STEPS, "lr_scheduler_type": "cosine", "disable_tqdm": True}
-    trainer = make(folder, funcs=[reward], **(schedule | options))
-    if data is not None:
-        trainer.train_dataset = data
-    return trainer
+    return make(folder, funcs=[reward], **(schedule | options))
 
 
 def copied(value):

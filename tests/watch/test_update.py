@@ -95,12 +95,21 @@ FAULTS = {
     "maximize": (with_optimizer(setting(ALL, maximize=True)), "AdamW climbs the loss: maximize=True"),
     "maximize, one group": (with_optimizer(setting(SECOND, maximize=True)), r"of the group of \d+ parameters"),
     "gradient negated": (with_optimizer(negated), "not the step of AdamW, but -1 times that: it climbs"),
-    "gradient negated, SGD": (with_optimizer(negated, optim="sgd"), "not the step of SGD, but -1 times that"),
+    "gradient negated, SGD": (
+        with_optimizer(negated, optim="sgd", learning_rate=1.0),
+        "not the step of SGD, but -1 times that",
+    ),
     "gradient negated, Adafactor": (with_optimizer(negated, optim="adafactor"), "not the step of Adafactor, but -1"),
     "two steps": (with_optimizer(twice), "not the step of AdamW, but 2 times that"),
     "a bias is left": (with_optimizer(one_bias_left), r"128 of \S+ elements .* most in .*layers\.0.*q_proj\.bias"),
-    "decay": (with_optimizer(setting(ALL, weight_decay=300.0)), "weight_decay is 300.0, args give 0.0"),
-    "decay of norms": (with_optimizer(setting(SECOND, weight_decay=0.1)), "0.1 in a group where args give 0"),
+    "decay": (
+        with_optimizer(setting(ALL, weight_decay=300.0)),
+        "300.0, args give 0.0; weight_decay is 300 for biases",
+    ),
+    "decay of norms": (
+        with_optimizer(setting(SECOND, weight_decay=0.1)),
+        "weight_decay is 0.1 for biases and norms, which",
+    ),
     "rate": (with_optimizer(setting(ALL, lr=1e-9)), "learning_rate is 1e-09, args give 1e-05"),
     "betas": (with_optimizer(setting(ALL, betas=(0.9, 0.9))), r"\(adam_beta1, adam_beta2\) is \(0.9, 0.9\), args"),
     "eps": (with_optimizer(setting(ALL, eps=1e-2)), "adam_epsilon is 0.01, args give 1e-08"),
@@ -139,8 +148,12 @@ def groups_of(model):
 
 
 def test_an_own_climbing_optimizer_is_named(tmp_path):
-    update = update_of(tmp_path, **own(lambda model: Climber(model.parameters(), lr=1e-5), policy()))
+    options = {"lr": 1e-5, "weight_decay": 0.0}
+    update = update_of(tmp_path, **own(lambda model: Climber(model.parameters(), **options), policy()))
     assert (update.verdict, update.cause.split(":")[0]) == ("different", "Climber climbs the loss"), update
+    options["weight_decay"] = 0.01
+    update = update_of(tmp_path, **own(lambda model: Climber(model.parameters(), **options), policy()))
+    assert update.verdict == "cannot tell" and "it goes along the gradient, which" in update.cause, update
 
 
 def policy(dtype=torch.float32):
@@ -160,7 +173,7 @@ def test_another_optimizer_is_not_computed(tmp_path):
 HEALTHY = {
     "AdamW": {"weight_decay": 0.1, "adam_beta2": 0.95},
     "AdamW, not fused": {"optim": "adamw_torch", "max_grad_norm": 0.01},
-    "SGD": {"optim": "sgd", "max_grad_norm": 0.0},
+    "SGD": {"optim": "sgd", "max_grad_norm": 0.0, "learning_rate": 0.1},
     "Adafactor": {"optim": "adafactor"},
     "AdamW, bf16": {"model": in_bf16, "learning_rate": 1e-3, "weight_decay": 0.1},
     "Adafactor, bf16": {"model": in_bf16, "learning_rate": 1e-3, "optim": "adafactor"},

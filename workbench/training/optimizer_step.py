@@ -48,6 +48,7 @@ class OptimizerStep:
 
     optimizer: str  # its class
     is_new: bool  # made for this step, since the trainer has not made its own yet
+    is_first: bool  # no parameter has a state yet
     learning_rate: float | None  # the largest of the groups; None: the optimizer sets it
     with_gradient: int = 0  # elements
     moved: int = 0  # of these, in the weights' own dtype
@@ -102,7 +103,7 @@ def _described(
 ) -> OptimizerStep:
     """What is known before the step."""
     rates = [float(group["lr"]) for group in optimizer.param_groups if group.get("lr") is not None]
-    step = OptimizerStep(type(optimizer).__name__, is_new, max(rates, default=None))
+    step = OptimizerStep(type(optimizer).__name__, is_new, not optimizer.state, max(rates, default=None))
     names = {id(p): name for name, p in trained.items()}
     grouped = [[names[id(p)] for p in group["params"] if id(p) in names] for group in optimizer.param_groups]
     step.holds_any = any(grouped)
@@ -150,19 +151,19 @@ def _settings_unlike_args(trainer: Any, optimizer: Any) -> list[str]:
             settings["lr"] = scheduler.get_last_lr()[number]
         for name, value in settings.items():
             if name in group and not _is_equal(group[name], value):
-                unlike.append(_unlike(name, group[name], value, "initial_lr" in settings))
+                unlike.append(_unlike(name, group[name], value, number, "initial_lr" in settings))
     return list(dict.fromkeys(unlike))
 
 
-def _unlike(name: str, used: Any, expected: Any, is_scheduled: bool) -> str:
+def _unlike(name: str, used: Any, expected: Any, number: int, is_scheduled: bool) -> str:
     if name == "lr" and is_scheduled:
         return f"the learning rate is {float(used):g}, the scheduler gives {float(expected):g}"
     if name == "initial_lr":
         return (
             f"the scheduler starts from a learning rate of {float(used):g}, args.learning_rate is {float(expected):g}"
         )
-    if name == "weight_decay" and not expected:
-        return f"weight_decay is {used:g} in a group where args give 0"
+    if name == "weight_decay" and number:
+        return f"weight_decay is {used:g} for biases and norms, which transformers leaves out"
     return f"{_ARGUMENTS.get(name, name)} is {used}, args give {expected}"
 
 

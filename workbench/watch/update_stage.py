@@ -34,6 +34,8 @@ def update_stage(record: StepRecord, policy: Any, args: Any, state: Any) -> Stag
         return Stage("update", "different", f"{said}; {fault}", share)
     if not step.is_computed:
         cause = f"{said}; its step is not computed again: check_step knows AdamW, Adam, SGD and transformers' Adafactor"
+        if any(group.slope > 0 for group in step.groups):
+            cause += "; it goes along the gradient, which a momentum or weight decay can explain"
         return Stage("update", "cannot tell", cause, share)
     if step.decay_share > _DOMINATES:
         decay = max(group.weight_decay for group in step.groups)
@@ -64,7 +66,7 @@ def _fault_of_groups(step: OptimizerStep) -> str:
         if group.maximize:
             return f"{step.optimizer} climbs the loss: maximize=True {_of(group, step.groups)}"
         # Only a first step without decay must go down: later ones may go on along an average of earlier gradients.
-        if step.is_new and not step.is_computed and group.slope > 0 and not group.weight_decay:
+        if step.is_first and not step.is_computed and group.slope > 0 and not group.weight_decay:
             return f"{step.optimizer} climbs the loss: it steps along the gradient {_of(group, step.groups)}"
     return ""
 
