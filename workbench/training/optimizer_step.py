@@ -20,7 +20,7 @@ _PART = 2**22  # elements that are computed at a time, where each is computed fr
 
 _ADAM = ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay")
 _SGD = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
-_ADAFACTOR = ("lr", "eps", "clip_threshold", "decay_rate", "beta1", "weight_decay")
+_ADAFACTOR: tuple[str, ...] = ("lr", "eps", "clip_threshold", "decay_rate", "beta1", "weight_decay")
 _ADAFACTOR += ("scale_parameter", "relative_step", "warmup_init")
 # Of subclasses nobody knows what they changed, so the class itself is looked up.
 _RULES: dict[type, tuple[Callable, tuple[str, ...]]] = {

@@ -85,7 +85,7 @@ def record_step(trainer: Any, batch: list[dict] | None = None) -> StepRecord:
             f"check_step: batch has {len(batch)} rows, expected {size} (num_generations) for each prompt"
         )
     with _as_it_was(trainer), contextlib.ExitStack() as stack:
-        stack.callback(listen(trainer, record))
+        stack.callback(StepListener(trainer, record).off)
         batches = _batches(trainer, batch)
         steps = trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
         model = trainer.model_wrapped
@@ -184,30 +184,53 @@ def restored(trainer: Any):
             torch.cuda.set_rng_state_all(on_gpus)
 
 
-def listen(trainer: Any, record: StepRecord, guarded: Callable = lambda note, *args: note(*args)) -> Callable[[], None]:
-    """Take down what goes through a trainer's own methods, each of which runs as it is; returns what ends it.
+class StepListener:
+    """Takes down what goes through a trainer's own methods, each of which runs as it is, until `off` is called.
 
     Evaluations are passed over, and the losses of a record that has `losses=False`. `guarded` calls what takes notes.
     """
-    scored: list[tuple] = []  # log-probs and entropies, for the loss that is open
 
-    def note_loss(loss: Any, inputs: Any, coefficient: float | None) -> None:
-        logps, entropies = scored[-1] if scored else (None, None)
-        generation = len(record.outputs) - 1
-        taken = MicroBatch(_copied(inputs), logps, entropies, float(loss.detach()), generation, coefficient)
-        record.micro_batches.append(taken)
+    def __init__(self, trainer: Any, record: StepRecord, guarded: Callable = lambda note, *args: note(*args)):
+        self._trainer, self._record, self._guarded = trainer, record, guarded
+        self._scored: list[tuple] = []  # log-probs and entropies, for the loss that is open
+        self._asked: list[tuple] = []  # what policy or engine were asked in this turn, and what they sampled
+        # A rollout function samples by itself, with the policy or the engine.
+        self._rolls = getattr(trainer, "rollout_func", None) is not None
+        around: dict[str, Callable] = {
+            "_compute_loss": self._around_loss,
+            "_generate_and_score_completions": self._around_generation,
+            "_get_per_token_logps_and_entropies": self._around_scoring,
+            "_calculate_rewards": self._around_rewards,
+            "_generate": self._around_generate,
+            "_generate_single_turn": self._around_turn,
+        }
+        self._hooks = [hook(trainer, name, each) for name, each in around.items() if hasattr(trainer, name)]
+        if getattr(trainer, "vllm_generation", None) is not None:
+            self._hooks.append(hook_requests(trainer.vllm_generation, self._around_requests))
 
-    def around_loss(original: Callable, model: Any, inputs: Any):
-        scored.clear()
-        coefficient = _adapted_coefficient(trainer)  # the loss moves it on
+    def off(self) -> None:
+        """Listen no more."""
+        for each in self._hooks:
+            each()
+
+    def _around_loss(self, original: Callable, model: Any, inputs: Any):
+        self._scored.clear()
+        coefficient = _adapted_coefficient(self._trainer)  # the loss moves it on
         loss = original(model, inputs)
-        if record.losses and trainer.model.training:
-            guarded(note_loss, loss, inputs, coefficient)
+        if self._record.losses and self._trainer.model.training:
+            self._guarded(self._note_loss, loss, inputs, coefficient)
         return loss
 
-    def around_generation(original: Callable, inputs: Any):
-        record.open = trainer.model.training
-        asked.clear()
+    def _note_loss(self, loss: Any, inputs: Any, coefficient: float | None) -> None:
+        logps, entropies = self._scored[-1] if self._scored else (None, None)
+        generation = len(self._record.outputs) - 1
+        taken = MicroBatch(_copied(inputs), logps, entropies, float(loss.detach()), generation, coefficient)
+        self._record.micro_batches.append(taken)
+
+    def _around_generation(self, original: Callable, inputs: Any):
+        record = self._record
+        record.open = self._trainer.model.training
+        self._asked.clear()
         if record.open and record.stale:
             if not record.micro_batches:  # else this step has begun with rows of the generation before
                 record.forget_generation()
@@ -219,13 +242,14 @@ def listen(trainer: Any, record: StepRecord, guarded: Callable = lambda note, *a
         record.open = False
         return result
 
-    def around_scoring(original: Callable, *args: Any, **kwargs: Any):
+    def _around_scoring(self, original: Callable, *args: Any, **kwargs: Any):
         result = original(*args, **kwargs)
-        if kwargs.get("compute_entropy") and record.losses:  # the scoring of samples asks for no entropies
-            scored.append((result[0].detach(), result[1].detach()))
+        if kwargs.get("compute_entropy") and self._record.losses:  # the scoring of samples asks for no entropies
+            self._scored.append((result[0].detach(), result[1].detach()))
         return result
 
-    def around_rewards(original: Callable, *args: Any, **kwargs: Any):
+    def _around_rewards(self, original: Callable, *args: Any, **kwargs: Any):
+        trainer, record = self._trainer, self._record
         if not record.open:
             return original(*args, **kwargs)
         with mock.patch.object(trainer, "reward_funcs", [_heard(each, record) for each in trainer.reward_funcs]):
@@ -233,66 +257,62 @@ def listen(trainer: Any, record: StepRecord, guarded: Callable = lambda note, *a
         record.rewards.append(result.detach().clone())
         return result
 
-    def around_generate(original: Callable, *args: Any, **kwargs: Any):
-        policy = policy_of(trainer)
-        off = hook(policy, "generate", around_policy) if hasattr(policy, "generate") else lambda: None
+    def _around_generate(self, original: Callable, *args: Any, **kwargs: Any):
+        policy = policy_of(self._trainer)
+        off = hook(policy, "generate", self._around_policy) if hasattr(policy, "generate") else lambda: None
         try:
             result = original(*args, **kwargs)
         finally:
             off()
-        if record.open:
-            record.generated.append(tuple(result))
+        if self._record.open:
+            self._record.generated.append(tuple(result))
         return result
 
-    def note_turn(prompts: Any, completions: Any) -> None:  # copied: TRL's loop of tools writes into its lists
-        record.turns.append(([list(ids) for ids in prompts], [list(ids[:]) for ids in completions]))
-
-    def around_turn(original: Callable, prompt_ids: Any, *args: Any, **kwargs: Any):
-        asked.clear()
+    def _around_turn(self, original: Callable, prompt_ids: Any, *args: Any, **kwargs: Any):
+        self._asked.clear()
         result = original(prompt_ids, *args, **kwargs)
         rows = result[0] if isinstance(result, tuple) else result
-        if record.open and len(asked) == len(rows):  # a row that is shorter or longer is a matter of its end
-            pairs = [(p, row if _agree(ids, row) else ids) for (p, ids), row in zip(asked, rows, strict=True)]
-            guarded(note_turn, *zip(*pairs, strict=True))
-        elif record.open:
-            guarded(note_turn, prompt_ids, rows)
+        if not self._record.open:
+            return result
+        if len(self._asked) == len(rows):  # a row that is shorter or longer is a matter of its end
+            pairs = [(p, row if _agree(ids, row) else ids) for (p, ids), row in zip(self._asked, rows, strict=True)]
+            self._guarded(self._note_turn, *zip(*pairs, strict=True))
+        else:
+            self._guarded(self._note_turn, prompt_ids, rows)
         return result
 
-    def note_answer(pairs: list[tuple]) -> None:
-        asked.extend(pairs)
-        if rolls:
-            note_turn(*zip(*pairs, strict=True))
+    def _note_turn(self, prompts: Any, completions: Any) -> None:
+        """Note copies: TRL's loop of tools writes into its lists."""
+        self._record.turns.append(([list(ids) for ids in prompts], [list(ids[:]) for ids in completions]))
 
-    def around_policy(original: Callable, *args: Any, **kwargs: Any):
+    def _note_answer(self, pairs: list[tuple]) -> None:
+        self._asked.extend(pairs)
+        if self._rolls:
+            self._note_turn(*zip(*pairs, strict=True))
+
+    def _around_policy(self, original: Callable, *args: Any, **kwargs: Any):
         output = original(*args, **kwargs)
         ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
-        if record.open and ids is not None:
-            guarded(lambda: note_answer(_unpadded(trainer, output, ids, kwargs.get("attention_mask"))))
+        if self._record.open and ids is not None:
+            self._guarded(self._note_sampled, output, ids, kwargs.get("attention_mask"))
         return output
 
-    def around_requests(original: Callable, *args: Any, **kwargs: Any):
+    def _note_sampled(self, output: Any, input_ids: Any, attention_mask: Any) -> None:
+        self._note_answer(_unpadded(self._trainer, output, input_ids, attention_mask))
+
+    def _around_requests(self, original: Callable, *args: Any, **kwargs: Any):
         answer = original(*args, **kwargs)
-        if record.open:
-            guarded(lambda: record.finish_reasons.extend(finish_reasons(answer)))  # TRL drops them
+        if self._record.open:
+            self._guarded(self._note_reasons, answer)  # TRL drops them
             if not isinstance(answer, dict):
-                guarded(lambda: note_answer([(o.prompt_token_ids, x.token_ids) for o in answer for x in o.outputs]))
+                self._guarded(self._note_requests, answer)
         return answer
 
-    asked: list[tuple] = []  # what policy or engine were asked in this turn, and what they sampled
-    rolls = getattr(trainer, "rollout_func", None) is not None  # it samples by itself, with the policy or the engine
+    def _note_reasons(self, answer: Any) -> None:
+        self._record.finish_reasons.extend(finish_reasons(answer))
 
-    around: dict[str, Callable] = {"_compute_loss": around_loss, "_generate_and_score_completions": around_generation}
-    around |= {"_get_per_token_logps_and_entropies": around_scoring, "_calculate_rewards": around_rewards}
-    around |= {"_generate": around_generate, "_generate_single_turn": around_turn}
-    hooks = [hook(trainer, name, each) for name, each in around.items() if hasattr(trainer, name)]
-    if getattr(trainer, "vllm_generation", None) is not None:
-        hooks.append(hook_requests(trainer.vllm_generation, around_requests))
-
-    def off() -> None:
-        for each in hooks:
-            each()
-
-    return off
+    def _note_requests(self, answer: Any) -> None:
+        self._note_answer([(request.prompt_token_ids, x.token_ids) for request in answer for x in request.outputs])
 
 
 def _unpadded(trainer: Any, output: Any, input_ids: Any, attention_mask: Any) -> list[tuple]:

@@ -21,7 +21,7 @@ from ..runs.completions import FILE, forget_after
 from ..runs.files import append_rows, open_lines, read_json, write_json
 from ..runs.stop_request import go_on, honour_stop, stop_request
 from .callback import LiveCallback, say
-from .record_step import StepRecord, listen
+from .record_step import StepListener, StepRecord
 from .rewards import describe_reward, unseen_values
 from .rows import AllTrained, eos_ids, is_of_a_step, is_ppo, policy_of, several_turns, tokenizer_of
 from .step_numbers import kind_of, step_of
@@ -247,7 +247,7 @@ class StepRecorder(LiveCallback):
         super().__init__(trainer)
         self._kind, self._folder, self._steps = kind_of(trainer), Path(record_dir), steps
         self._record = StepRecord(losses=False)
-        self._hooks = [listen(trainer, self._record, self.guarded)]
+        self._hooks = [StepListener(trainer, self._record, self.guarded).off]
         trainer.add_callback(self)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any):
