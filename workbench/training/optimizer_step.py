@@ -16,7 +16,8 @@ MUCH_CLIPPED = 1000.0  # times the limit: a gradient of which clipping leaves ne
 _ULPS = 2.0  # one rounding after weight decay, one after the step
 _LEAST_RELATIVE = 1e-4  # of a step: the norm of a gradient of 10^8 elements is that inexact in fp32
 _ROUNDINGS = 4.0  # of the coarsest dtype among weights, gradient and state, in a step
-_PART = 2**22  # elements that are computed at a time, where each is computed from itself alone
+_PART = 2**23  # elements that are computed at a time, where each is computed from itself alone
+_PART_ON_CPU = 2**17  # which its cache holds
 
 _ADAM = ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay")
 _SGD = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
@@ -231,21 +232,25 @@ def _compare(
 ) -> None:
     """Compute the step of each parameter in float64 and compare."""
     sums, most_wrong = _Sums(), 0
-    rule, option_names = _RULES[kind]
+    function, option_names = _RULES[kind]
     factor = step.expected_norm / step.norm if step.norm else 1.0
     is_much_clipped = factor * MUCH_CLIPPED < 1
     for name in names:
         parameter = trained[name]
         if id(parameter) not in options:
             continue
-        given = {option: options[id(parameter)][option] for option in option_names}
-        given["lr"] = None if given["lr"] is None else float(given["lr"])
+        chosen = {option: options[id(parameter)][option] for option in option_names}
+        chosen["lr"] = None if chosen["lr"] is None else float(chosen["lr"])
         state = {key: snapshot.copy_of(value) for key, value in states[name].items()}
         whole = {"weight": weights[name], "gradient": gradients[name], "after": parameter.detach()} | state
         relative = max(_LEAST_RELATIVE, _ROUNDINGS * _coarsest(whole.values()))
-        wrong = 0
-        for part in _parts(whole, parameter, kind is not Adafactor):
-            wrong += sums.add(part, rule, given, factor, relative, parameter.dtype, is_much_clipped)
+        rule, wrong = _Rule(function, chosen, factor, parameter.dtype, relative), 0
+        for number, part in enumerate(_parts(whole, parameter, kind is not Adafactor)):
+            expected = rule.expected(part)
+            wrong += rule.count_wrong(part, expected)
+            sums.add(part, expected)
+            if number == 0:
+                sums.add_parts(part, expected, rule, is_much_clipped)
         step.elements += parameter.numel()
         step.wrong += wrong
         if wrong > most_wrong:
@@ -267,62 +272,76 @@ def _coarsest(values: Any) -> float:
 def _parts(whole: dict[str, Any], parameter: Any, is_elementwise: bool) -> Iterator[dict[str, Any]]:
     """Weights, gradient and state of a parameter in float64, on its device, piece by piece."""
     exact, shape, device = _exact(parameter), parameter.shape, parameter.device
-    size = _PART if is_elementwise else max(1, parameter.numel())
+    part = _PART_ON_CPU if device.type == "cpu" else _PART
+    size = part if is_elementwise else max(1, parameter.numel())
     for start in range(0, parameter.numel(), size):
-        part = {}
+        values = {}
         for name, value in whole.items():
             if not isinstance(value, torch.Tensor):
-                part[name] = value
+                values[name] = value
             elif name == "step":
-                part[name] = float(value)
+                values[name] = float(value)
             elif is_elementwise and value.shape == shape:
-                part[name] = value.reshape(-1)[start : start + size].to(device).to(exact)
+                values[name] = value.reshape(-1)[start : start + size].to(device).to(exact)
             else:
-                part[name] = value.to(device).to(exact)
-        yield part
+                values[name] = value.to(device).to(exact)
+        yield values
+
+
+@dataclass
+class _Rule:
+    """How one parameter is stepped."""
+
+    function: Callable
+    options: dict[str, Any]
+    factor: float  # of clipping
+    dtype: torch.dtype  # of the weights
+    relative: float  # the rounding of a step
+
+    def expected(self, part: Mapping[str, Any], *, is_clipped: bool = True, **options: Any) -> torch.Tensor:
+        """The weights after the step; `options` replace those of the group."""
+        state = {name: v for name, v in part.items() if name not in ("weight", "gradient", "after") and v is not None}
+        gradient = part["gradient"] * self.factor if is_clipped else part["gradient"]
+        return self.function(part["weight"], gradient, state, **(self.options | options))[0]
+
+    def count_wrong(self, part: Mapping[str, Any], expected: torch.Tensor) -> int:
+        """How many elements are further away from the expected ones than rounding."""
+        distance = (part["after"] - expected.to(self.dtype).to(expected.dtype)).abs()
+        allowed = _ULPS * _spacing(torch.maximum(part["weight"].abs(), expected.abs()), self.dtype)
+        allowed += self.relative * (expected - part["weight"]).abs()
+        if not bool((wrong := ~(distance <= allowed)).any()):
+            return 0
+        # The terms of a step may cancel: its rounding is that of their magnitudes.
+        magnitudes = {name: value if value is None else abs(value) for name, value in part.items()}
+        climbing = {"maximize": False} if "maximize" in self.options else {}
+        size = (magnitudes["weight"] - self.expected(magnitudes, **climbing)).abs()
+        return int((wrong & ~(distance <= allowed + self.relative * size)).sum())
 
 
 @dataclass
 class _Sums:
-    """Sums of squares over all elements: of steps and their parts."""
+    """Sums of squares, and of products, of steps and their parts."""
 
     expected: float = 0.0
     product: float = 0.0  # of the step with the expected one
-    decay: float = 0.0
+    decay: float = 0.0  # this and the rest of a sample, the first piece of each parameter
     rest: float = 0.0  # the expected step without weight decay
     unclipped: float = 0.0  # the same without clipping
 
-    def add(
-        self,
-        part: dict[str, Any],
-        rule: Callable,
-        options: dict[str, Any],
-        factor: float,
-        relative: float,
-        dtype: torch.dtype,
-        is_much_clipped: bool,
-    ) -> int:
-        """Add a piece of a parameter; the number of its elements that are further away than rounding."""
-        state = {name: v for name, v in part.items() if name not in ("weight", "gradient", "after") and v is not None}
-        weight, gradient, after = part["weight"], part["gradient"] * factor, part["after"]
-        expected = rule(weight, gradient, state, **options)[0]
-        # A step of magnitudes alone: how large the terms are whose sum is rounded, which may cancel in the step itself.
-        magnitudes = {name: abs(value) for name, value in state.items()}
-        climbing = {"maximize": False} if "maximize" in options else {}
-        size = (weight.abs() - rule(weight.abs(), gradient.abs(), magnitudes, **(options | climbing))[0]).abs()
-        spacing = torch.maximum(_spacing(weight, dtype), _spacing(expected, dtype))
-        distance = (after - expected.to(dtype).to(expected.dtype)).abs()
-        self.expected += _square(expected - weight)
-        self.product += float(((after - weight) * (expected - weight)).sum())
-        rest = expected
-        if options["weight_decay"]:
-            rest = rule(weight, gradient, state, **(options | {"weight_decay": 0.0}))[0]
-            self.decay += _square(expected - rest)
-        self.rest += _square(rest - weight)
+    def add(self, part: Mapping[str, Any], expected: torch.Tensor) -> None:
+        """Add a piece of a parameter."""
+        step = expected - part["weight"]
+        self.expected += _square(step)
+        self.product += float(((part["after"] - part["weight"]) * step).sum())
+
+    def add_parts(self, part: Mapping[str, Any], expected: torch.Tensor, rule: _Rule, is_much_clipped: bool) -> None:
+        """Add what weight decay and clipping make of the step."""
+        rest = rule.expected(part, weight_decay=0.0) if rule.options["weight_decay"] else expected
+        self.decay += _square(expected - rest)
+        self.rest += _square(rest - part["weight"])
         if is_much_clipped:
-            unclipped = rule(weight, part["gradient"], state, **(options | {"weight_decay": 0.0}))[0]
-            self.unclipped += _square(unclipped - weight)
-        return int((~(distance <= _ULPS * spacing + relative * size)).sum())
+            unclipped = rule.expected(part, is_clipped=False, weight_decay=0.0)
+            self.unclipped += _square(unclipped - part["weight"])
 
 
 def _square(values: torch.Tensor) -> float:
