@@ -117,7 +117,8 @@ def copied(value):
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
-        return [copied(each) for each in value.values()]
+        numbered = enumerate(value.items())  # of the optimizer's state: its keys are parameters
+        return {name if isinstance(name, str) else str(i): copied(each) for i, (name, each) in numbered}
     if isinstance(value, list | tuple):
         return [copied(each) for each in value]
     return value if isinstance(value, int | float | str | bool) else None
@@ -150,7 +151,11 @@ def differences(first, second, path="") -> list[str]:
         return [] if same else [path]
     if isinstance(first, np.ndarray):
         return [] if np.array_equal(first, second) else [path]
+    if type(first) is not type(second):
+        return [path]
     if isinstance(first, dict):
+        if first.keys() != second.keys():
+            return [path]
         return [x for name in first for x in differences(first[name], second[name], f"{path}{name} ")]
     if isinstance(first, list | tuple):
         if len(first) != len(second):
